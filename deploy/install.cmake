@@ -1,13 +1,13 @@
 # cmake --install build/cpu [--prefix /usr/local] [--component server|clients|dev|docs|model]
 # cpack --config build/cpu/CPackConfig.cmake      # the same as Debian packages
 
-# The programs lie beside the module they load; links bring them into the PATH.
+# Programs are installed beside the module that they load; links put them into the PATH.
 set(OVQ_SERVER_PROGRAMS ovq-server ovq-inspect)
 set(OVQ_CLIENT_PROGRAMS ovq-chat ovq-load ovq-admin)
 file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/links")
 function(ovq_install_programs component)
   install(TARGETS ${ARGN} RUNTIME DESTINATION lib/ovq-server COMPONENT ${component})
-  # cuBLASLt may lie there, too.
+  # The folder may contain cuBLASLt, too.
   set_target_properties(${ARGN} PROPERTIES INSTALL_RPATH "$<$<BOOL:${WITH_CUDA}>:$ORIGIN>")
   foreach(program ${ARGN})
     set(LINK "${CMAKE_BINARY_DIR}/links/${program}")
@@ -19,8 +19,8 @@ ovq_install_programs(server ${OVQ_SERVER_PROGRAMS})
 ovq_install_programs(clients ${OVQ_CLIENT_PROGRAMS})
 install(TARGETS ovq_pieces LIBRARY DESTINATION lib/ovq-server COMPONENT server)
 
-# Files that name paths of /usr/local get those of the prefix. Below /usr the configuration is in
-# /etc, where it belongs; elsewhere whoever installs copies it there.
+# Replaces /usr/local by the prefix in files that contain paths. Below the prefix /usr the
+# configuration is installed in /etc; for other prefixes users copy it there.
 install(CODE "set(UNITS \"${PROJECT_SOURCE_DIR}/deploy/systemd\")" COMPONENT server)
 install(CODE [[
   function(ovq_with_prefix from to)
@@ -45,7 +45,8 @@ install(DIRECTORY models/python-bytes DESTINATION share/ovq-server/models
         COMPONENT model EXCLUDE_FROM_ALL)
 install(DIRECTORY proto/ovq DESTINATION include COMPONENT dev FILES_MATCHING PATTERN "*.proto")
 
-# The documentation keeps its folders, and has what it links to, so that its links hold.
+# The documentation keeps its folders and includes the files that it links to, so that its links
+# work.
 set(DOC share/doc/ovq-server)
 install(FILES README.md LICENSE DESTINATION ${DOC} COMPONENT docs)
 install(DIRECTORY docs DESTINATION ${DOC} COMPONENT docs)
@@ -79,7 +80,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_NAME ovq-server-dev)
 set(CPACK_DEBIAN_DOCS_PACKAGE_NAME ovq-server-doc)
 set(CPACK_DEBIAN_SERVER_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_CLIENTS_PACKAGE_SHLIBDEPS ON)
-# The first is loaded, not linked (model/tokenizers/regex.cc); the others make its user.
+# libonig5 is loaded, not linked (model/tokenizers/regex.cc); the others create the server's user.
 set(CPACK_DEBIAN_SERVER_PACKAGE_DEPENDS "libonig5, systemd-standalone-sysusers | systemd")
 set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS "ovq-clients, systemd")
 set(CPACK_DEBIAN_SERVER_PACKAGE_SUGGESTS "ovq-server-doc, haproxy, prometheus")

@@ -45,8 +45,8 @@ echo "install_packages: installing ${missing[*]}"
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends "${missing[@]}"
 
-# These packages start a service, which nobody asked for here: tests start their own. One that was
-# there before is not touched.
+# These packages start services that are not wanted here, because tests start their own. Services
+# that were installed before are not touched.
 for service in haproxy prometheus; do
   if [[ " ${missing[*]} " == *" $service "* ]] && [ -d /run/systemd/system ]; then
     "${as_root[@]}" systemctl disable --now "$service.service"

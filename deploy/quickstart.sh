@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a clone to a streamed answer: installs what is missing, builds, starts a server with the
-# model that ships with the source, asks it one question and stops it.
+# model that ships with the source, asks one question and stops the server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -27,15 +27,16 @@ namespace {
 
 std::string Lower(const char* name) { return absl::AsciiStrToLower(name); }
 
-// "/models/tiny/" and "/models/tiny" are both "tiny".
+// Returns the last component of a path: "/models/tiny/" and "/models/tiny" are both "tiny".
 std::string FolderName(const std::string& folder) {
   std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
   return path.filename().string();
 }
 
-// What the largest step takes beside the states: its logits and activations, twice because scratch
-// grows by doubling, and the parts of split attention, the sampler's scratch and recorded graphs.
+// Returns the bytes that the largest batch takes beside the states: its logits and activations,
+// twice because scratch grows by doubling, and the partial results of split attention, the
+// sampler's scratch and recorded graphs.
 size_t BatchScratchBytes(const ModelConfig& config, const Options& options) {
   int64_t d_ff = 0;
   for (const LayerSpec& layer : config.layers) d_ff = std::max(d_ff, layer.feed_forward.width);
@@ -44,8 +45,8 @@ size_t BatchScratchBytes(const ModelConfig& config, const Options& options) {
          (size_t{512} << 20);
 }
 
-// On a GPU the scratch memory of a step is there before the first one: later somebody else may have
-// taken it. Half of a step's bytes, so that it may still double.
+// On a GPU, reserves scratch memory before the first batch: later other processes may have taken
+// it. Half of a batch's bytes, so that it may still double.
 absl::Status ReserveScratch(const Options& options, const ModelConfig& config,
                             DeviceContext& context) {
   if (context.device() != Device::kCuda) return absl::OkStatus();
@@ -55,7 +56,7 @@ absl::Status ReserveScratch(const Options& options, const ModelConfig& config,
       }));
 }
 
-// What the states of a model are kept in: --state-dtype, or as the checkpoint is.
+// Returns the element type of session states: --state-dtype, or by default the checkpoint's.
 DType StateDType(const Options& options, const ModelConfig& config) {
   return options.state_dtype.value_or(config.weights_dtype == DType::kBF16 ? DType::kBF16
                                                                            : DType::kF32);
@@ -73,13 +74,13 @@ absl::StatusOr<StateLayout> PlanLayout(const Options& options, const ModelConfig
   return layout;
 }
 
-// A session whose last position is known reserves its size there, any other its cap.
+// A session with a known last position reserves its size at that position, any other its cap.
 struct Row {
   int64_t slot_cap;
   std::string tokens;
   size_t bytes;
   std::string full_kv_bytes;
-  std::string live_slots;  // of a layer with a cap
+  std::string live_slots;  // of one layer with a cap
 };
 
 std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
@@ -111,7 +112,7 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
   return rows;
 }
 
-// The layers whose states are not of that type, a line for each kind of layers.
+// Returns one line for each kind of layers whose states are not of type `dtype`.
 std::string OtherTypes(const StateLayout& layout, DType dtype) {
   std::map<std::string, DType> others;
   for (const MixerState& state : layout.mixers()) {
@@ -128,7 +129,7 @@ std::string OtherTypes(const StateLayout& layout, DType dtype) {
   return text;
 }
 
-// What most of the weights are held as.
+// Returns the name of the type of most weights.
 std::string WeightsName(const LanguageModel& model) {
   return model.weights() == WeightType::kInt8 ? "int8" : Lower(DTypeName(model.compute_dtype()));
 }
@@ -219,9 +220,9 @@ absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfi
                                         DeviceContext& context) {
   std::optional<GpuInfo> gpu = context.Gpu();
   if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
-  // A GPU does not swap: what was promised and is not there would end the server later.
+  // A GPU does not swap: promising memory that it does not have would end the server later.
   const size_t step = BatchScratchBytes(config, options);
-  gpu->free_bytes += context.scratch().capacity_bytes();  // a part of what a step takes
+  gpu->free_bytes += context.scratch().capacity_bytes();  // part of a batch's scratch memory
   const size_t room = gpu->free_bytes - std::min(step, gpu->free_bytes);
   const size_t bytes = options.state_memory_bytes.value_or(std::min(gpu->free_bytes / 2, room));
   if (bytes > room || room == 0) {
@@ -313,7 +314,7 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   RETURN_IF_ERROR(ChatFormat::Load(options.model).status());
   std::string text;
   for (const Setting& setting : line.settings) {
-    // A file for --config: what nobody has said stays a comment.
+    // Formats a file for --config, in which options with default values are comments.
     const bool said = setting.origin != kDefaultOrigin;
     absl::StrAppend(&text,
                     said ? absl::StrCat("# ", setting.origin, "\n") : "# default: ", setting.name,

@@ -1,5 +1,5 @@
-// From options to a loaded model and the sizes of what it serves, and what the program prints
-// without serving: how many sessions fit, and whether its options are right.
+// Loads the model that the options name, sizes the memory of the server, and implements --plan and
+// --check-config, which print without serving.
 #pragma once
 
 #include <memory>
@@ -16,45 +16,45 @@
 
 namespace ovq {
 
-// What must outlive the server, in the order of making.
+// Objects that must outlive the server, in the order of their creation.
 struct Loaded {
   std::unique_ptr<DeviceContext> context;
-  std::vector<std::unique_ptr<LanguageModel>> models;  // one for each of --memory
+  std::vector<std::unique_ptr<LanguageModel>> models;  // one for each value of --memory
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatFormat> chat_format;  // null: the folder has no chat template
 };
 
-// Errors name the flag or the file.
+// Loads everything. Errors name the flag or the file.
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log);
 
 ModelDescription Describe(const Loaded& loaded, const Options& options);
 
-// `loaded` outlives what is returned.
+// `loaded` must outlive the result.
 EngineModel ToEngineModel(const Loaded& loaded, const Options& options);
 
-// With the weights loaded: what is free now is the states' and the steps'.
+// Returns the bytes for session states. Call it once the weights are loaded: the memory that is
+// free then is for states and batches.
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
                                         DeviceContext& context);
 
-// What copies of states may take of the host's memory beside the states.
+// Limits of host memory for copies of states, beside the states themselves.
 struct CopyMemory {
   size_t checkpoints, prefixes;  // bytes
 };
 CopyMemory CopyMemoryFor(const Options& options, size_t state_memory);
 
-// The model and how many sessions fit.
+// Logs the model and how many sessions fit.
 void LogSummary(const LanguageModel& model, const ModelDescription& description,
                 const EngineModel& served, const EngineOptions& options, Log& log);
 
-// --plan: for each of --memory a line for each cap and length with the bytes that the server
-// reserves for such a session, how many of them --state-memory has room for, and how many are
-// admitted at once (at most
-// --max-sessions). From the config alone: needs neither weights nor a GPU. ParseCommandLine has
-// checked that --state-memory is given.
+// Implements --plan: returns, for each value of --memory, one line for each cap and length with the
+// bytes that the server reserves for such a session, how many of them fit in --state-memory, and
+// how many are admitted at once (at most --max-sessions). Reads only the config: needs neither
+// weights nor a GPU. ParseCommandLine has checked that --state-memory is given.
 absl::StatusOr<std::string> PlanText(const Options& options);
 
-// --check-config: every option with its value and origin, after a look at everything that a start
-// reads but the weights' values. The first thing wrong is the error.
+// Implements --check-config: returns every option with its value and origin, after checking
+// everything that a start reads except the weights' values. Returns the first error.
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// ovq-server: wiring, signals and drain.
+// ovq-server: creates and connects the parts, handles signals and drains.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -46,9 +46,10 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // for connections without calls
+constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // time to close connections without
+                                                              // calls
 
-// Health first, so that balancers stop sending calls; then running streams get their time.
+// Health changes first, so that balancers stop sending calls; then running streams get time to end.
 void Drain(const Options& options, Engine& engine, ServiceContext& services, Readiness& readiness,
            GrpcServer& server, HttpFront* http, Log& log) {
   readiness.SetDraining();
@@ -59,15 +60,15 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
   if (!engine.Drain(options.drain_timeout)) {
     log.Warning("drain: time is up, open requests were ended");
   }
-  // The last answers are on their way to clients that read; this bounds those that do not.
+  // The last answers are on their way; this bounds the time for clients that do not read.
   services.AwaitCalls(std::max(deadline, absl::Now() + absl::Seconds(1)));
-  // What is left are connections. The library waits for each to answer a ping, 20 s for one whose
-  // client is idle and does not look at it, unless this time is shorter.
+  // Only connections are left. Without this limit gRPC waits for each to answer a ping: 20 s for
+  // one whose client is idle and not reading.
   server.Shutdown(absl::Now() + kGoodbye);
   if (http != nullptr) http->Shutdown();
 }
 
-// Null without --session-dir. The sessions that were there are the engine's from then on.
+// Opens --session-dir; null without it. The engine adopts the sessions found there.
 absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
     const Options& options, Metrics& metrics, SessionFolder::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
@@ -104,7 +105,7 @@ void AdoptSessions(const Options& options, SessionFolder::RecoveredSessions foun
 
 constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
 
-// Before the weights, which take longer.
+// Loads tokens and TLS files before the weights, which take longer.
 absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options, Log& log) {
   const SecurityFiles& files = options.security;
   for (const std::string& address :
@@ -121,7 +122,7 @@ std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
-// Null without --admin-listen.
+// Starts the admin service; null without --admin-listen.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, ListenOptions listen,
                                                        ServiceContext& services,
                                                        Shutdown& shutdown) {
@@ -140,7 +141,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
   return admin;
 }
 
-// Null without --http-listen. What holds for gRPC's connections holds for these.
+// Starts the HTTP front with the limits of gRPC's connections; null without --http-listen.
 absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
                                                      const ListenOptions& listen,
                                                      ServiceContext& services) {
@@ -159,7 +160,7 @@ absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
   return front;
 }
 
-// From the first call to the end of the drain.
+// Serves from the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
                         ServiceContext& services, Shutdown& shutdown,
                         std::optional<ShutdownDeadline>& end) {
@@ -167,7 +168,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   listen.tls = security.tls();
   ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server,
                    GrpcServer::Start(listen, ClientServices(services)));
-  // Admin calls may drain at once: the waiter must be serving.
+  // An admin call may drain at once, so signals must be handled as while serving.
   shutdown.Serve();
   ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> admin,
                    StartAdmin(options, listen, services, shutdown));
@@ -192,7 +193,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
              readiness.SetHanging(false);
              log.Info("the step that took too long has ended");
            }});
-  // Whoever waits for this line finds the addresses above in the log.
+  // Flushes the log first, so that a reader of the line below finds the addresses in it.
   log.Flush(kLogFlushTimeout);
   notifier.Ready();
   std::printf("listening on %s\n", WithPort(listen.address, (server)->port()).c_str());
@@ -204,15 +205,15 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   return absl::OkStatus();
 }
 
-// This thread and all that it begins from here on, the gRPC library's, too: where calls come faster
-// than they can be read, answers go on.
+// Lowers the priority of this thread and of all that it starts from here on, gRPC's included, so
+// that answers continue while calls come in faster than they can be read.
 void ReserveProcessorsForEngine() {
   constexpr int kNice = 3;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }
 
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
-  std::optional<ShutdownDeadline> end;  // the last to go
+  std::optional<ShutdownDeadline> end;  // destroyed last
   ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
   ASSIGN_OR_RETURN(Loaded loaded, LoadAll(options, log));
   const LanguageModel& model = *loaded.models.front();
@@ -273,14 +274,14 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   return status;
 }
 
-// The exit status.
+// Prints the text, or logs the error; returns the exit status.
 int Print(const absl::StatusOr<std::string>& text, Log& log, int failed = kExitFailed) {
   if (text.ok()) std::fputs(text->c_str(), stdout);
   if (!text.ok()) log.Error(text.status());
   return text.ok() ? 0 : failed;
 }
 
-// --hash-token: reads stdin, prints the digest.
+// Implements --hash-token: reads a token from stdin and prints its digest.
 int PrintTokenHash(Log& log) {
   std::string input(8192, '\0');
   input.resize(std::fread(input.data(), 1, input.size(), stdin));
@@ -289,8 +290,8 @@ int PrintTokenHash(Log& log) {
   return Print(hash, log, kExitUsage);
 }
 
-// Every connection is an open file, and the gRPC library takes no more connections, ever, once it
-// could not open one.
+// Every connection is an open file, and gRPC stops accepting connections for good once it could not
+// open one.
 void RaiseFileLimit(Log& log) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -300,8 +301,8 @@ void RaiseFileLimit(Log& log) {
   }
 }
 
-// Else the C library keeps what large messages took, in an arena for each thread that met one: it
-// takes a large allocation that ends as a sign that the next ones had better come from there.
+// Fixes the malloc threshold: otherwise glibc raises it when a large allocation is freed, and then
+// keeps the memory of large messages in an arena for each thread that met one.
 void ReturnLargeAllocations() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
@@ -311,7 +312,7 @@ void ReturnLargeAllocations() {
 int Run(const std::vector<std::string>& args) {
   HoldStandardFiles();
   EndWhenOutOfMemory();
-  signal(SIGPIPE, SIG_IGN);  // whoever reads what this program writes may go
+  signal(SIGPIPE, SIG_IGN);  // readers of this program's output may close it
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(args, [](const std::string& name) -> std::optional<std::string> {
         const char* value = std::getenv(name.c_str());
@@ -319,7 +320,7 @@ int Run(const std::vector<std::string>& args) {
         return value;
       });
   if (!line.ok()) {
-    // The options that say how lines look may be what is wrong.
+    // The log options may be invalid themselves, so this error uses the defaults.
     Log({}).Error(line.status());
     return kExitUsage;
   }
@@ -350,11 +351,11 @@ int Run(const std::vector<std::string>& args) {
   return 0;
 }
 
-// Signals that ask for nothing at a start would end it until Shutdown takes them; the initializers
-// of some seventy libraries run before, and this before those. Itself, so early, it calls the
-// kernel alone, and no sanitizer watches it.
+// Blocks signals that would end the process before Shutdown handles them. It runs before the
+// initializers of some seventy libraries, so early that it calls the kernel directly and no
+// sanitizer can instrument it.
 [[gnu::no_sanitize("address", "undefined")]] void HoldSignals(int, char**, char**) {
-  unsigned long signals = 0;  // as the kernel has it
+  unsigned long signals = 0;  // a signal set in the kernel's format
   for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) signals |= 1ul << (signal - 1);
   syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signals, nullptr, sizeof(signals));
 }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
-// An address, or '' for none.
+// Accepts an address, or '' for none.
 FlagValue OptionalAddress(std::string& to) {
   FlagValue value = Address(to, 0);
   value.set = [&to, address = value.set](std::string_view text) {
@@ -253,7 +253,7 @@ Flags Declare(CommandLine& line) {
   return flags;
 }
 
-// What the options that protect the server say together.
+// Checks the security options against each other.
 absl::Status CheckSecurity(const Options& options) {
   if (options.security.tls.cert.empty() != options.security.tls.key.empty()) {
     return absl::InvalidArgumentError(

@@ -1,4 +1,4 @@
-// Command line, environment and configuration file of ovq-server.
+// Defines the command line, environment and configuration file of ovq-server.
 #pragma once
 
 #include <cstdint>
@@ -26,29 +26,30 @@
 namespace ovq {
 
 struct Options {
-  std::string model;  // folder
+  std::string model;  // path of the model folder
   ListenOptions listen = {.address = "127.0.0.1:50051"};
-  HttpOptions http;                                // its address is empty: no HTTP
+  HttpOptions http;                                // an empty address disables HTTP
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   Device device = Device::kCpu;
-  int threads = 0;                                // 0: what the process may use
-  std::optional<size_t> state_memory_bytes;       // default: half of what is free after the weights
+  int threads = 0;                                // 0: all processors that the process may use
+  std::optional<size_t> state_memory_bytes;       // default: half of the memory that is free after
+                                                  // the weights are loaded
   std::optional<size_t> checkpoint_memory_bytes;  // default: an eighth of the state memory
-  std::optional<size_t> prefix_memory_bytes;      // likewise
-  bool insecure_listen = false;                   // beyond loopback without tokens, too
-  std::optional<size_t> request_memory_bytes;     // default: an eighth of the machine's
-  EngineOptions engine;                           // all but these cache_policies
-  std::string session_dir;                        // empty: sessions are in memory alone
+  std::optional<size_t> prefix_memory_bytes;      // default: an eighth of the state memory
+  bool insecure_listen = false;                   // allow listening beyond loopback without tokens
+  std::optional<size_t> request_memory_bytes;     // default: an eighth of the machine's memory
+  EngineOptions engine;                           // all fields except those from cache_policies
+  std::string session_dir;                        // empty: sessions are kept in memory only
   bool session_sync_always = true;
   std::vector<CachePolicy> cache_policies = {
-      CachePolicy::kAsTrained};        // of sessions; the first by default
+      CachePolicy::kAsTrained};        // offered to sessions; the first is the default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
-  std::optional<DType> compute_dtype;  // default: the same
+  std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   WeightType weights = WeightType::kAsComputed;
-  int64_t max_context = 1 << 20;  // positions of models with full-attention layers
+  int64_t max_context = 1 << 20;  // most positions of models with full-attention layers
   absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
-  absl::Duration step_timeout = absl::Seconds(60);  // 0: none
+  absl::Duration step_timeout = absl::Seconds(60);  // 0: no limit
 
   LogOptions log;
   LogRequests log_requests = LogRequests::kAll;
@@ -57,7 +58,7 @@ struct Options {
   SecurityFiles security;
   std::string admin_listen;  // address; empty: no admin service
 
-  // --plan only.
+  // The fields below are for --plan only.
   std::vector<int64_t> plan_slot_caps;  // empty: the model's default cap
   std::vector<int64_t> plan_tokens = {1 << 10, 1 << 15, 1 << 20};
 };
@@ -72,8 +73,9 @@ struct CommandLine {
   std::vector<Setting> settings;  // every option, in the order of --help
 };
 
-// Flags win over the environment, that over the file named by --config, that over the defaults.
-// args: without the program's name. InvalidArgument names the culprit and what was expected.
+// Parses the options. Flags override the environment, which overrides the file named by --config,
+// which overrides the defaults. `args` excludes the program's name. InvalidArgument names the
+// source and what was expected.
 absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
                                              const EnvLookup& env);
 std::string HelpText();

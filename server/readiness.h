@@ -1,4 +1,4 @@
-// Whether calls are welcome.
+// Defines Readiness, which decides and publishes whether the server accepts calls.
 #pragma once
 
 #include <mutex>
@@ -9,10 +9,11 @@
 
 namespace ovq {
 
-// What health checks, balancers and the metric of readiness hear. Any thread.
+// Publishes readiness to health checks and metrics: the server is ready unless it hangs or drains.
+// Thread-safe.
 class Readiness {
  public:
-  // http: null without one.
+  // `http` is null if there is no HTTP front.
   Readiness(Metrics& metrics, GrpcServer& server, HttpFront* http)
       : metrics_(metrics), server_(server), http_(http) {
     Publish();
@@ -40,7 +41,7 @@ class Readiness {
   Metrics& metrics_;
   GrpcServer& server_;
   HttpFront* const http_;
-  std::mutex mutex_;  // guards the rest
+  std::mutex mutex_;  // guards the members below
   bool hanging_ = false, draining_ = false;
 };
 

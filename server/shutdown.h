@@ -1,4 +1,4 @@
-// What signals ask of the server.
+// Defines Shutdown, which handles the server's signals.
 #pragma once
 
 #include <signal.h>
@@ -19,23 +19,24 @@
 namespace ovq {
 
 inline constexpr absl::Duration kLogFlushTimeout =
-    absl::Seconds(1);  // for the log, where the program ends
+    absl::Seconds(1);  // longest wait for the log when the process ends
 
-// What SIGTERM and SIGINT ask for, and SIGHUP; SIGUSR1 and SIGUSR2 ask for nothing. Make it before
-// any other thread that takes signals (the log's takes none).
+// Handles SIGTERM and SIGINT (drain, then exit) and SIGHUP (reload); SIGUSR1 and SIGUSR2 have no
+// effect. Create it before any other thread that could receive signals (the log's thread blocks
+// them).
 class Shutdown {
  public:
   explicit Shutdown(Log& log)
       : log_(log), waiter_(Blocked(), [this](int signal) { OnSignal(signal); }) {}
-  // From now on the first signal asks for a drain; before, it ends the process.
+  // After this call the first signal starts a drain; before, it ends the process.
   void Serve() { serving_ = true; }
-  // What SIGHUP does from now on; nothing before, and with an empty one.
+  // Sets the function that SIGHUP calls; none (the default) ignores the signal.
   void OnHangUp(std::function<void()> reload) {
     std::lock_guard lock(mutex_);
     reload_ = std::move(reload);
   }
   void WaitForFirst() { first_.WaitForNotification(); }
-  // Like the first signal; has no effect after it. Any thread, while serving.
+  // Acts like the first signal; without effect after it. Callable on any thread while serving.
   void Drain() {
     if (!draining_.exchange(true)) first_.Notify();
   }
@@ -66,9 +67,9 @@ class Shutdown {
   std::atomic<bool> serving_{false};
   std::atomic<bool> draining_{false};
   absl::Notification first_;
-  std::mutex mutex_;  // guards the next
+  std::mutex mutex_;  // guards the next member
   std::function<void()> reload_;
-  const SignalWaiter waiter_;  // the last: its thread uses the others
+  const SignalWaiter waiter_;  // last, because its thread uses the other members
 };
 
 }  // namespace ovq

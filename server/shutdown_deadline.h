@@ -1,4 +1,4 @@
-// An end of the process that nothing holds up.
+// Defines ShutdownDeadline, a bound on the time that the end of the process takes.
 #pragma once
 
 #include <unistd.h>
@@ -13,10 +13,11 @@
 
 namespace ovq {
 
-// Ends the process if it is still there after `time`: a step that hangs holds up the end for ever.
+// Ends the process if it still runs after `time`: a batch that hangs would block the normal end for
+// ever.
 class ShutdownDeadline {
  public:
-  // time: that the drain may take.
+  // `time` is the longest time that a drain may take.
   ShutdownDeadline(absl::Duration time, Log& log)
       : thread_([this, time, &log] {
           if (ended_.WaitForNotificationWithTimeout(time + kMargin)) return;

@@ -11,7 +11,7 @@ namespace {
 absl::Duration CheckInterval(absl::Duration timeout, const ServiceNotifier& notifier) {
   absl::Duration interval = absl::Seconds(1);
   if (timeout > absl::ZeroDuration()) interval = std::min(interval, timeout / 4);
-  // systemd asks for half of its time at least.
+  // systemd recommends notifying at half of its interval or more often.
   if (notifier.watchdog()) interval = std::min(interval, *notifier.watchdog() / 3);
   return std::max(interval, absl::Milliseconds(10));
 }

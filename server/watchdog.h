@@ -1,5 +1,5 @@
-// Looks whether the engine stands still, and says so where balancers, operators and the service
-// manager look.
+// Defines the watchdog, which detects a hanging engine and reports it to balancers, operators and
+// the service manager.
 #pragma once
 
 #include <cstdint>
@@ -15,29 +15,29 @@
 
 namespace ovq {
 
-// Whether one step after another ends in time. Not thread-safe.
+// Decides whether batches end in time. Not thread-safe.
 class HangDetector {
  public:
-  explicit HangDetector(absl::Duration timeout) : timeout_(timeout) {}  // 0: any time will do
+  explicit HangDetector(absl::Duration timeout) : timeout_(timeout) {}  // 0: no limit
 
   enum class Verdict : uint8_t { kGood, kHangs, kHangsStill, kEnded };
-  // kHangs once for a step that takes longer than the timeout, kEnded once when it is over.
+  // Returns kHangs once for a batch that takes longer than the timeout, kHangsStill while it goes
+  // on and kEnded once when it is over.
   Verdict Check(const std::optional<IterationInProgress>& step, SteadyTime now);
 
  private:
   absl::Duration timeout_;
-  int64_t hanging_ = 0;  // the number of the step that hangs; 0: none
+  int64_t hanging_ = 0;  // number of the batch that hangs; 0: none
 };
 
 class Watchdog {
  public:
   struct Reports {
     std::function<void(const IterationInProgress&, absl::Duration)> hangs;
-    std::function<void()> ended;  // the step that hung
+    std::function<void()> ended;  // called when the hanging batch ends
   };
-  // On a thread of its own from here to the end. `notifier` hears of a server that is alive as
-  // often as it wants to, but not while a step hangs. `step` and the reports are used by that
-  // thread.
+  // Runs on its own thread until it is destroyed. Notifies `notifier` as often as that requires,
+  // but not while a batch hangs. `step` and the reports are called on that thread.
   Watchdog(absl::Duration timeout, const ServiceNotifier& notifier,
            std::function<std::optional<IterationInProgress>()> step, Reports reports);
   ~Watchdog();

@@ -1,5 +1,5 @@
-// Fixtures of tests that run on each device, and on a CPU with each of its instruction sets. Where
-// a device cannot be used, its tests skip and say why.
+// Fixtures for tests that run on each device, and on a CPU with each of its instruction sets. If a
+// device cannot be used, its tests skip and say why.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace ovq::test {
 
-// Parameters: of TestDevices().
+// Its parameters are TestDevices().
 class DeviceTest : public testing::TestWithParam<Device> {
  protected:
   void SetUp() override {
@@ -21,7 +21,7 @@ class DeviceTest : public testing::TestWithParam<Device> {
     if (!why_not.empty()) GTEST_SKIP() << why_not;
     context_ = MakeContext(GetParam());
   }
-  std::unique_ptr<DeviceContext> context_;  // of one thread
+  std::unique_ptr<DeviceContext> context_;  // with one thread
 };
 inline std::string NameOfDevice(const testing::TestParamInfo<Device>& info) {
   return DeviceName(info.param);
@@ -34,9 +34,9 @@ inline std::vector<Device> DevicesButReference() {
 
 struct Target {
   Device device;
-  int64_t instructions;  // of Highway, kCpu only
+  int64_t instructions;  // a Highway target; kCpu only
 };
-// All but the reference.
+// Returns all targets except the reference.
 inline std::vector<Target> Targets() {
   std::vector<Target> targets;
   for (int64_t target : HighwayTargets()) targets.push_back({Device::kCpu, target});
@@ -50,8 +50,8 @@ inline std::string TargetName(const testing::TestParamInfo<Target>& info) {
                                            : DeviceName(info.param.device);
 }
 
-// Parameters: of Targets(). The reference is one context; what is tested runs in another, with two
-// threads.
+// Its parameters are Targets(). The reference has a context of its own; the tested device runs in
+// another, with two threads.
 class TargetTest : public testing::TestWithParam<Target> {
  protected:
   void SetUp() override {

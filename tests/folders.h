@@ -1,13 +1,13 @@
-// Where the files of tests lie.
+// Paths of the tests' data files.
 #pragma once
 
 #include <string>
 
 namespace ovq::test {
 
-// tests/golden of the checkout, or the environment's OVQ_GOLDEN_DIR where the program runs on
-// another machine than it was built on.
+// GoldenFolder returns tests/golden of the checkout, or the environment variable OVQ_GOLDEN_DIR if
+// the tests run on another machine than they were built on.
 std::string GoldenFolder();
-std::string ModelsFolder();  // models of the checkout
+std::string ModelsFolder();  // the checkout's models
 
 }  // namespace ovq::test

@@ -79,7 +79,7 @@ void AssertClose(std::span<const float> actual, std::span<const float> expected,
   double worst = 0;
   size_t where = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
-    if (actual[i] == expected[i]) continue;  // equal infinities too
+    if (actual[i] == expected[i]) continue;  // infinities may be equal, too
     const double error = std::abs(double{actual[i]} - expected[i]);
     double ratio = error / tolerance(i);
     if (!(ratio >= 0)) ratio = std::numeric_limits<double>::infinity();

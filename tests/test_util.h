@@ -1,5 +1,5 @@
-// What the kernels' tests share: seeded data, buffers that notice writes outside them, comparison
-// with a derived tolerance, and a choice of instruction set.
+// Utilities of the kernels' tests: seeded data, buffers that detect writes outside their bounds,
+// comparison with a derived tolerance, and a choice of instruction set.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,21 +24,22 @@ inline constexpr double kRoundBF16 = 0x1p-9;
 
 std::unique_ptr<DeviceContext> MakeContext(Device device, int n_threads = 1);
 
-// ref and cpu, and cuda where the kernels were built with it. Where there is no GPU, a test of cuda
-// skips and says why.
+// Returns ref, cpu, and cuda if the kernels were built with it. Tests on cuda skip without a GPU
+// and say why.
 std::vector<Device> TestDevices();
-// "" if the device can be used, else why not.
+// Returns "" if the device can be used, else the reason why not.
 std::string WhyNoDevice(Device device);
-// The reference, the host executor and sanitized programs take many times as long: there a test
-// that repeats the same code with many lengths, splits or companies takes fewer of them.
+// True for the reference, the host executor and sanitized programs, which take many times as long:
+// tests that repeat the same code with many lengths, splits or batch compositions use fewer of
+// them.
 bool IsSlow(Device device);
 
-// Normally distributed, the same for the same seed on every machine.
+// Returns normally distributed numbers, the same for a seed on every machine.
 std::vector<float> RandomNormal(size_t n, uint64_t seed);
-std::vector<BF16> Rounded(std::span<const float> x);  // to nearest
+std::vector<BF16> Rounded(std::span<const float> x);  // rounds to nearest
 std::vector<float> Widened(std::span<const BF16> x);  // exact
 
-// Elements of all-ones bytes (NaN in every float type) between two guard zones.
+// A buffer of all-ones bytes (NaN in every float type) between two guard zones.
 template <class T>
 class GuardedBuffer {
  public:
@@ -95,11 +96,11 @@ TensorView MakeView(std::vector<T>& values, Shape shape) {
   return {values.data(), kDTypeFor<T>, shape};
 }
 
-// Elements in a device's memory between two guard zones.
+// An array in a device's memory between two guard zones.
 template <class T>
 class DeviceArray {
  public:
-  // n elements of all-ones bytes (NaN in every float type).
+  // Makes n elements of all-ones bytes (NaN in every float type).
   DeviceArray(DeviceContext& context, size_t n) : DeviceArray(context, n, nullptr) {}
   DeviceArray(DeviceContext& context, std::span<const T> values)
       : DeviceArray(context, values.size(), values.data()) {}
@@ -110,7 +111,7 @@ class DeviceArray {
     EXPECT_EQ(static_cast<size_t>(shape.elements()), n_);
     return {data(), kDTypeFor<T>, shape};
   }
-  // The elements after all work so far, which has left the guard zones alone.
+  // Waits for all work so far, checks the guard zones and returns the elements.
   std::vector<T> Read() const {
     std::vector<T> all(n_ + 2 * kGuard);
     context_.CopyToHost(all.data(), memory_.as<void>(), all.size() * sizeof(T));
@@ -138,22 +139,22 @@ class DeviceArray {
   Buffer memory_;
 };
 
-// |actual - expected| <= tolerance(i) for every element; reports the worst one, measured in
+// Asserts |actual - expected| <= tolerance(i) for every element; reports the worst one, measured in
 // tolerances. NaN never passes.
 void AssertClose(std::span<const float> actual, std::span<const float> expected,
                  const std::function<double(size_t)>& tolerance, const std::string& what);
 void AssertClose(std::span<const float> actual, std::span<const float> expected, double tolerance,
                  const std::string& what);
 
-// Same bits; reports the first element that differs.
+// Asserts equal bits; reports the first element that differs.
 void AssertSameBits(std::span<const float> actual, std::span<const float> expected,
                     const std::string& what);
 
-// The instruction sets that the kernels were compiled for and this machine runs.
+// Returns the instruction sets that the kernels were compiled for and this machine has.
 std::vector<int64_t> HighwayTargets();
 std::string HighwayTargetName(int64_t target);
 
-// Kernels run on `target` while this lives.
+// Makes kernels run on `target` while it exists.
 class ScopedHighwayTarget {
  public:
   explicit ScopedHighwayTarget(int64_t target);

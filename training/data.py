@@ -1,10 +1,9 @@
-"""The corpus: the Python standard library's own sources, as bytes.
+"""The corpus: the sources of the Python standard library, as bytes.
 
-Token ids are byte values; 256 begins a document and every context, 257 ends a document. There are
-two forms of it: Corpus, a stream of files, which the shipped model learned from, and Documents,
-whole packages and large modules, for long contexts that stay on one subject. Run this file to see
-what is in them, what is held out and their fingerprints.
-"""
+Token ids are byte values; 256 begins a document and every context, 257 ends a document. Corpus is a
+stream of files, on which the shipped model was trained. Documents holds whole packages and large
+modules, for long contexts that stay on one subject. Run this file to list the documents, those held
+out, and their fingerprints."""
 
 import argparse
 import hashlib
@@ -16,31 +15,31 @@ import numpy as np
 BOS, EOS = 256, 257
 VOCAB_SIZE = 258
 DEFAULT_ROOT = "/usr/lib/python3.11"
-# Whole modules and packages that training never sees: of Corpus, and of Documents.
+# Modules and packages that are held out from training, for Corpus and for Documents.
 HELD_OUT = ("argparse.py", "http", "statistics.py", "tarfile.py")
 HELD_OUT_DOCUMENTS = (*HELD_OUT, "json", "unittest")
-# Smaller modules and packages are no training documents.
+# Smaller modules and packages are left out of the training documents.
 MIN_DOCUMENT_BYTES = 16384
-# Not part of libpython3.11-minimal and libpython3.11-stdlib, which every Debian 12 machine with
-# python3 has, or not hand-written: `encodings` is generated tables, `test` the regression tests.
+# Packages that are generated (`encodings`), regression tests (`test`), or not part of
+# libpython3.11-minimal and libpython3.11-stdlib, which every Debian 12 machine with python3 has.
 EXCLUDED = ("__pycache__", "dist-packages", "site-packages", "lib-dynload", "distutils",
             "encodings", "ensurepip", "idlelib", "lib2to3", "test", "tkinter", "turtledemo")
 EXCLUDED_PREFIXES = ("_sysconfigdata", "config-")
 
 
 class DataError(ValueError):
-    """The corpus is not where it should be."""
+    """The corpus was not found."""
 
 
 def corpus_files(root):
-    """Sorted paths, relative to root, of the corpus' files."""
+    """Returns the sorted paths of the corpus's files, relative to root."""
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in EXCLUDED
                          and not name.startswith(EXCLUDED_PREFIXES)]
         for name in names:
             path = os.path.join(folder, name)
-            # links lead out of the library (sitecustomize.py to /etc)
+            # links lead out of the library (such as sitecustomize.py to /etc)
             if name.endswith(".py") and not name.startswith(EXCLUDED_PREFIXES) \
                     and not os.path.islink(path):
                 found.append(os.path.relpath(path, root))
@@ -48,7 +47,7 @@ def corpus_files(root):
 
 
 def _read_library(root):
-    """{module or package: {path: content}}, both in path order."""
+    """Returns {module or package: {path: content}}, both in path order."""
     library = {}
     for path in corpus_files(root):
         with open(os.path.join(root, path), "rb") as file:
@@ -57,7 +56,7 @@ def _read_library(root):
 
 
 def _split_library(root, held_out):
-    """(train, held out), each like _read_library's."""
+    """Returns (train, held out), each in _read_library's form."""
     library = _read_library(root)
     for name in held_out:
         if name not in library:
@@ -69,7 +68,7 @@ def _split_library(root, held_out):
 
 
 def _stream(contents):
-    """bos, bytes, eos for each of the given byte strings, as uint16 [n_tokens]."""
+    """Returns bos, bytes, eos for each of the given byte strings, as uint16 [n_tokens]."""
     parts = []
     for content in contents:
         parts += ([BOS], np.frombuffer(content, np.uint8), [EOS])
@@ -79,8 +78,7 @@ def _stream(contents):
 class Corpus:
     """Token streams: train [n_tokens] and held_out {module or package: [n_tokens]}, uint16.
 
-    A document is a file; files stand in path order, so a package's files follow each other.
-    """
+    A document is a file; files are in path order, so a package's files are adjacent."""
 
     def __init__(self, root=DEFAULT_ROOT):
         train, held_out = _split_library(root, HELD_OUT)
@@ -98,12 +96,12 @@ class Corpus:
         return WindowSampler(self.train, seed)
 
     def held_out_sample(self, length, count):
-        """Like spread_contexts; contexts also reach from one held-out file into the next."""
+        """Like spread_contexts, but contexts also reach from one held-out file into the next."""
         return spread_contexts([np.concatenate(list(self.held_out.values()))], length, count)
 
 
 def _document(files):
-    """bos, then every file's content after a comment that tells its path, then eos."""
+    """Returns bos, then every file's content after a comment with its path, then eos."""
     return _stream([b"".join(b"# " + path.encode() + b"\n" + content
                              for path, content in files.items())])
 
@@ -112,12 +110,11 @@ class Documents:
     """Long documents: train and held_out, each {module or package: [n_tokens]}, uint16.
 
     A document is a package with all its files in path order, or a module that is one file. Every
-    one that is trained on has at least MIN_DOCUMENT_BYTES, so that contexts of up to that length
-    come from the same documents whatever their length; the paper's section 8.6 filters its books
-    by the same length. In Debian 12's library that keeps 100 of 187 modules and packages, but 92%
-    of their bytes, with a median of 37,000 bytes a document. The six that are held out (see
-    HELD_OUT_DOCUMENTS: those of Corpus and two packages more) have 48,000 to 250,000 bytes each.
-    """
+    training document has at least MIN_DOCUMENT_BYTES, so that contexts of up to that length come
+    from the same documents whatever their length; the paper's section 8.6 filters its books by the
+    same length. In Debian 12's library that keeps 100 of 187 modules and packages, but 92% of their
+    bytes, with a median of 37,000 bytes a document. The six held-out documents (HELD_OUT_DOCUMENTS:
+    Corpus's four and two packages more) have 48,000 to 250,000 bytes each."""
 
     def __init__(self, root=DEFAULT_ROOT):
         train, held_out = _split_library(root, HELD_OUT_DOCUMENTS)
@@ -141,19 +138,20 @@ class Documents:
 
 
 def n_bytes(stream):
-    """Tokens that are no document marks."""
+    """Returns the number of tokens that are not document marks."""
     return int(np.count_nonzero(stream < 256))
 
 
 def context(stream, begin, length):
-    """(inputs, targets), each [length]: bos starts every context, as it starts every session."""
+    """Returns (inputs, targets), each [length]; bos starts every context, as it starts every
+    session."""
     targets = stream[begin:begin + length].astype(np.int64)
     return np.concatenate(([BOS], targets[:-1])), targets
 
 
 def spread_contexts(streams, length, count):
-    """(inputs, targets), each [count, length]: contexts within streams, spread evenly over them."""
-    # a context's own bos stands for the first token of a stream
+    """Returns (inputs, targets), each [count, length]: contexts spread evenly over the streams."""
+    # a context's own bos replaces the first token of a stream
     ends = np.cumsum([max(0, len(stream) - length) for stream in streams])
     if not ends[-1]:
         raise DataError(f"context length {length} does not fit {max(map(len, streams))} tokens")
@@ -168,13 +166,12 @@ class WindowSampler:
     """Batches of training contexts; every epoch covers the stream once, in random order.
 
     An epoch cuts the stream into contexts at a random shift. A change of the length starts a new
-    epoch. The order depends on (seed, epoch) alone, so three integers resume it.
-    """
+    epoch. The order depends only on (seed, epoch), so three integers suffice to resume."""
 
     def __init__(self, stream, seed):
         self.stream, self.seed = stream, seed
         self.epoch, self.cursor, self.length = -1, 0, 0
-        self.order = np.empty(0, np.int64)  # [n_windows] first tokens
+        self.order = np.empty(0, np.int64)  # [n_windows] index of each context's first token
 
     def _start_epoch(self, epoch, length):
         if length >= len(self.stream):
@@ -186,7 +183,7 @@ class WindowSampler:
             np.arange(shift, len(self.stream) - length + 1, length))
 
     def next(self, length, batch):
-        """(inputs, targets), each int64 [batch, length]."""
+        """Returns (inputs, targets), each int64 [batch, length]."""
         if length != self.length:
             self._start_epoch(self.epoch + 1, length)
         rows = []
@@ -207,20 +204,19 @@ class WindowSampler:
 
 
 class DocumentSampler:
-    """Batches of training contexts, each within one document, at random places.
+    """Batches of training contexts, each from one document, at random places.
 
-    A document is drawn in proportion to its tokens, from those that are long enough, then the
-    place in it uniformly. So every document's tokens are read equally often; within a document,
-    those within a context's length of its ends less often than the others. A batch depends on
-    (seed, its number) and the length alone, so one integer resumes it.
-    """
+    Draws a document that is long enough, in proportion to its tokens, then a uniform place in it.
+    So all documents' tokens are read equally often; within a document, tokens within a context's
+    length of its ends are read less often. A batch depends only on the seed, its number and the
+    length, so one integer suffices to resume."""
 
     def __init__(self, documents, seed):
         self.documents, self.seed, self.n_batches = list(documents.values()), seed, 0
 
     def next(self, length, batch):
-        """(inputs, targets), each int64 [batch, length]."""
-        # a context's own bos stands for the document's
+        """Returns (inputs, targets), each int64 [batch, length]."""
+        # a context's own bos replaces the document's
         sizes = np.array([len(document) - 1 for document in self.documents])
         if length > sizes.max():
             raise DataError(f"context length {length} does not fit any document: the longest has "

@@ -1,8 +1,7 @@
 """Held-out bits per byte of a native model folder, by context length and dictionary size.
 
-Every context length reads exactly the same held-out bytes: each held-out module or package is cut
-to a whole number of the longest contexts, and shorter contexts cut those further.
-"""
+All context lengths read exactly the same held-out bytes: each held-out module or package is cut to
+a whole number of the longest contexts, and shorter contexts divide those."""
 
 import argparse
 import concurrent.futures
@@ -19,7 +18,7 @@ from ovq.measure import bits_per_byte, token_bits
 from ovq.model import DTYPES, load_model
 from plots import plot_context_lengths, require
 
-# Tokens in one forward pass; a longer context is a pass of its own.
+# Tokens in one forward pass; a longer context gets a pass of its own.
 _PASS_TOKENS = 4096
 
 
@@ -52,10 +51,10 @@ def parse_args():
 
 
 def held_out_contexts(corpus, length, longest, per_module):
-    """(inputs, targets) [n_contexts, length] over the same bytes for every length."""
+    """Returns (inputs, targets) [n_contexts, length] over the same bytes for every length."""
     pairs = []
     for stream in corpus.held_out.values():
-        stream = stream[1:]  # the context's own bos stands for the first
+        stream = stream[1:]  # the context's own bos replaces the first token
         n_longest = len(stream) // longest
         end = longest * (min(n_longest, per_module) if per_module else n_longest)
         pairs += [context(stream, begin, length) for begin in range(0, end, length)]
@@ -65,7 +64,7 @@ def held_out_contexts(corpus, length, longest, per_module):
 
 
 def measure(model, inputs, targets, max_centroids, workers):
-    """Bits of every target, [n_contexts, length]."""
+    """Returns the bits of every target, [n_contexts, length]."""
     rows = max(1, _PASS_TOKENS // inputs.shape[1])
     passes = workers.map(lambda i: token_bits(model, inputs[i:i + rows], targets[i:i + rows],
                                               max_centroids), range(0, len(inputs), rows))
@@ -73,7 +72,7 @@ def measure(model, inputs, targets, max_centroids, workers):
 
 
 def evaluate(model, contexts, sizes, workers):
-    """{size: [bits per byte by length]} of {length: (inputs, targets)}."""
+    """Maps {length: (inputs, targets)} to {size: [bits per byte by length]}."""
     table = {size: [] for size in sizes}
     for length, (inputs, targets) in contexts.items():
         for size in sizes:

@@ -1,7 +1,6 @@
 """Writes a training checkpoint as a native model folder: config.json and model.safetensors.
 
-A task.json tells score.py what the model was trained on, if its recipe names a task.
-"""
+If the recipe names a task, a task.json tells score.py which task the model was trained on."""
 
 import argparse
 import dataclasses
@@ -24,7 +23,7 @@ def _write_json(path, value):
 
 
 def export(checkpoint, out, dtype, overwrite):
-    """Every weight in the one dtype; returns the size of model.safetensors in bytes."""
+    """Writes every weight as dtype; returns the size of model.safetensors in bytes."""
     config_path = os.path.join(out, "config.json")
     weights_path = os.path.join(out, "model.safetensors")
     task_path = os.path.join(out, "task.json")
@@ -42,7 +41,7 @@ def export(checkpoint, out, dtype, overwrite):
     if saved.get("task"):
         _write_json(task_path, {"task": saved["task"]})
     elif os.path.exists(task_path):
-        os.remove(task_path)  # of the model that this one replaces
+        os.remove(task_path)  # left by the model that this one replaces
     _write_json(config_path, config_to_dict(config))
     return os.path.getsize(weights_path)
 

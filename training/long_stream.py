@@ -1,15 +1,17 @@
-"""What a recall model still answers after a million tokens, by when it was told, as CSV.
+"""Recall of a model in streams of up to a million tokens, by the position of the facts, as CSV.
 
-One stream of K -> V | pairs, read by sessions of a server in parts. --pairs of them are said at its
-start, as many in the middle of every prefix of --marks and as many at its end; all else is filler:
+One stream of K -> V | pairs, which sessions of a server process in parts. --pairs queried pairs are
+placed at its start, as many in the middle of every prefix of --marks and as many at its end; all
+else is filler:
 
-    repeated  pairs of a pool of --pool, drawn again and again: the distinct pairs of the stream are few
-    fresh     a new random pair every time: there are as many distinct pairs as the stream has
+    repeated  pairs drawn repeatedly from a pool of --pool: the stream has few distinct pairs
+    fresh     a new random pair every time: all pairs of the stream are distinct
 
-At every mark a session that has read so far is asked for all that was said, in random order, and
-completes the values greedily. It is deleted then, so that no answer reaches a later mark: every
-mark has a session of its own. A row of the CSV has the share of the values' tokens that are right, of the pairs
-said from token `said` on, and its standard error over pairs; tokens_per_second is of reading alone.
+At every mark a session that has processed the stream so far is queried for all of these pairs, in
+random order, and completes the values greedily. Then it is deleted, so that no answer affects a
+later mark: every mark has a session of its own. A row of the CSV has the share of correct tokens in
+the values of the pairs from token `said` on, and its standard error over pairs; tokens_per_second
+measures the prefill of the stream only.
 """
 
 import argparse
@@ -55,7 +57,7 @@ def parse_args(arguments):
 
 
 def places(marks, n_pairs):
-    """Numbers of the pairs from which on n_pairs are said; marks in pairs."""
+    """Returns the indices at which n_pairs pairs each are placed; marks are in pairs."""
     found = sorted({0, *(place for mark in marks for place in (mark // 2, mark - n_pairs))})
     if any(after - before < n_pairs for before, after in zip(found, found[1:])):
         raise ValueError(f"--marks: too close together for {n_pairs} pairs each")
@@ -63,7 +65,8 @@ def places(marks, n_pairs):
 
 
 def make_stream(task, args, random):
-    """(pairs [n, pair_tokens], places): what a session reads and where it is told what is asked."""
+    """Returns (pairs [n, pair_tokens], places): the stream, and where the queried pairs are in it.
+    """
     marks = [mark // task.pair_tokens for mark in args.marks]
     said, n_pairs = places(marks, args.pairs), max(marks)
     n_told = len(said) * args.pairs
@@ -83,11 +86,11 @@ def make_stream(task, args, random):
 
 
 class Reader:
-    """A session that reads token ids and answers greedily; ends with its `with`."""
+    """A server session that reads token ids and answers greedily; `with` deletes it."""
 
     def __init__(self, client, memory, max_centroids):
         self._client = client
-        if memory == "exact":  # which has no rows to count
+        if memory == "exact":  # exact memory has no slots to count
             max_centroids = None
         self._id = client.create_session(memory=memory, max_centroids=max_centroids).session_id
 
@@ -98,7 +101,7 @@ class Reader:
         self._client.delete_session(self._id)
 
     def read(self, tokens, n_answer=0):
-        """(the n_answer tokens that follow, Usage then)."""
+        """Returns (the n_answer tokens that follow, the usage)."""
         _, *chunks, finished = self._client.generate(
             tokens.tolist(), session_id=self._id, max_tokens=n_answer, temperature=0,
             ignore_eos=True)
@@ -106,7 +109,7 @@ class Reader:
 
 
 def ask(reader, task, pairs, random):
-    """Share of every pair's value that comes back, [n_pairs]."""
+    """Returns the share of every pair's value that was recalled, [n_pairs]."""
     right, arrow = np.zeros(len(pairs)), task.key_tokens
     before = np.array([task.n_symbols + 2])  # `?`, then the `|` that ends each answer
     for i in random.permutation(len(pairs)):
@@ -117,7 +120,7 @@ def ask(reader, task, pairs, random):
 
 
 def examine(client, task, stream, said, mark, memory, args):
-    """The rows of one mark, in tokens."""
+    """Returns the CSV rows of one mark; positions are in tokens."""
     n_read = mark // task.pair_tokens
     tokens = stream[:n_read].ravel()
     with Reader(client, memory, args.centroids) as reader:
@@ -174,7 +177,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    # ended by a signal, it still ends the server that it started
+    # turns SIGTERM into an exception, so that the server that this program started is ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()

@@ -1,19 +1,21 @@
-"""Muon: the step of a matrix is its momentum with all singular values made equal.
+"""Muon: updates a matrix by its momentum with all singular values made equal.
 
-K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the scale of a step,
-by which matrices need no rate of their own, is that of "Muon is scalable for LLM training" (arXiv 2502.16982).
-"""
+K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). The scale of an
+update, which lets matrices share AdamW's learning rate, is that of "Muon is scalable for LLM
+training" (arXiv 2502.16982)."""
 
 import torch
 
 _MOMENTUM = 0.95
-_STEP_RMS = 0.2  # of an element of a step, about that of AdamW's
+_STEP_RMS = 0.2  # root mean square of an update's elements, about that of AdamW
 _ITERATIONS = 5
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that takes singular values near 1
+# of the quintic iteration that moves singular values towards 1
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(matrices):
-    """U V^T of each of matrices [n, rows, columns] = U S V^T, its singular values between 0.7 and 1.2."""
+    """For matrices [n, rows, columns] = U S V^T returns U V^T, with singular values in 0.7 to 1.2.
+    """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
     x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
@@ -25,14 +27,14 @@ def orthogonal(matrices):
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but for the matrices in groups whose `orthogonal` is true."""
+    """AdamW, except for matrices in groups whose `orthogonal` is true."""
 
     def __init__(self, groups, **options):
         super().__init__(groups, **options)
         for group in self.param_groups:
             group.setdefault("orthogonal", False)
 
-    def __setstate__(self, state):  # AdamW's own asks every parameter for AdamW's state
+    def __setstate__(self, state):  # AdamW's own expects AdamW's state of every parameter
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
@@ -46,7 +48,7 @@ class Muon(torch.optim.AdamW):
                 self._step_matrices(group)
 
     def _step_matrices(self, group):
-        by_shape = {}  # of one shape together: they are small
+        by_shape = {}  # matrices of one shape are batched, because they are small
         for parameter in group["params"]:
             if parameter.grad is not None:
                 by_shape.setdefault(parameter.shape, []).append(parameter)

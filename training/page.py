@@ -21,7 +21,7 @@ _MARK_FORM = re.compile(r"(\w+), (~?)(\d+) min$")
 
 
 class PageError(ValueError):
-    """The page, or a part of it that was asked for, is not as it should be."""
+    """The page, or a part that was asked for, is invalid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Part:
 
     @property
     def stamp(self):
-        """The file's name that says that these commands came to their end."""
+        """Name of the file that records that these commands have succeeded."""
         return hashlib.sha256(self.script.encode()).hexdigest()[:16]
 
 
 def _indented(lines, begin):
-    """The first block of indented lines from lines[begin] on, without the indent."""
+    """Returns the first block of indented lines from lines[begin] on, without the indent."""
     while begin < len(lines) and not lines[begin].strip():
         begin += 1
     block = []
@@ -88,7 +88,7 @@ def read_parts(scale, only=(), pages=PAGES):
 
 
 def describe(found, out):
-    """A line for each part, and the time of all."""
+    """Prints one line for each part, and the total time."""
     for part in found:
         done = "done" if os.path.exists(os.path.join(out, part.stamp)) else ""
         yield f"{'~' if part.reckoned else ''}{part.minutes}".rjust(5) + f" min  {part.scale:8s}  {done:4s}  {part.name}"
@@ -97,7 +97,8 @@ def describe(found, out):
 
 
 def run_all(found, out, folder=_FOLDER):
-    """Runs what is not done yet. out: folder of stamps and logs. Raises PageError at the first failure."""
+    """Runs the parts that are not done yet. out: folder of stamps and logs. Raises PageError at the
+    first failure."""
     os.makedirs(out, exist_ok=True)
     os.makedirs(os.path.join(folder, "runs"), exist_ok=True)
     for i, part in enumerate(found):

@@ -1,10 +1,10 @@
-"""Compares two scores of the same sequences, sequence by sequence: the difference and how sure it is.
+"""Compares two scores of the same sequences, sequence by sequence: the difference and its standard
+error.
 
-Texts differ much more from each other than models do, so the error of one score says little of a
-difference. Takes two files that `score.py --each` wrote for the same lengths, sequences and seed, and
-prints for each length and group of tokens both scores, the first less the second, and the standard error
-of that over sequences.
-"""
+Texts differ much more from each other than models do, so the error of one score says little about a
+difference. Takes two files that `score.py --each` wrote for the same lengths, sequences and seed.
+Prints, for each length and group of tokens, both scores, the first minus the second, and the
+standard error of that over sequences."""
 
 import argparse
 import csv
@@ -16,7 +16,8 @@ from scoring import EACH_COLUMNS, mean_and_error
 
 
 def read_each(path, centroids):
-    """{(length, group or ""): {sequence: (scored, sum)}} of the rows of one dictionary size."""
+    """Returns {(length, group or ""): {sequence: (scored, sum)}} of the rows of one dictionary
+    size."""
     with open(path, encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != EACH_COLUMNS:
@@ -37,8 +38,7 @@ def read_each(path, centroids):
 def compare(first, second):
     """Yields (length, group, sequences, score, score, difference, error or None).
 
-    Raises ValueError where both have a length and group, but other sequences or other scored tokens.
-    """
+    Raises ValueError if both have a length and group, but different sequences or scored tokens."""
     both = sorted(first.keys() & second.keys(), key=lambda key: (key[0], int(key[1] or 0)))
     if not both:
         raise ValueError("the two files have no length in common")

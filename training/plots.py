@@ -8,7 +8,7 @@ try:
 except ImportError:
     pyplot = None
 else:
-    matplotlib.use("Agg")  # no display where models are trained
+    matplotlib.use("Agg")  # machines that train have no display
     from matplotlib import pyplot
 
 MISSING = "matplotlib is not installed (package python3-matplotlib)"
@@ -19,7 +19,7 @@ def available():
 
 
 def require():
-    """Ends a program that cannot do without charts."""
+    """Ends a program that requires charts."""
     if not available():
         sys.exit(f"{MISSING}: this program draws charts")
 
@@ -31,7 +31,8 @@ def _save(figure, path):
 
 
 def plot_learning_curve(path, train, held_out, metric):
-    """train: [(tokens, bits per token)], held_out: [(tokens, metric)]; an axis for each."""
+    """Draws train [(tokens, bits per token)] and held_out [(tokens, metric)], each with an axis of
+    its own."""
     figure, axes = pyplot.subplots(figsize=(7, 4))
     axes.plot([t / 1e6 for t, _ in train], [b for _, b in train], linewidth=0.8, color="tab:blue")
     axes.set_xlabel("million tokens seen")
@@ -47,7 +48,7 @@ def plot_learning_curve(path, train, held_out, metric):
 
 
 def plot_context_lengths(path, table):
-    """table: {max_centroids: [(context length, bits per byte)]}."""
+    """Draws table: {max_centroids: [(context length, bits per byte)]}."""
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for max_centroids, points in table.items():
         axes.plot([n for n, _ in points], [b for _, b in points], marker="o",
@@ -62,7 +63,8 @@ def plot_context_lengths(path, table):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """points: [(x, y, standard error, the ways (down, up) to a range's ends, or None)]; centroids: "512", "0.3x" or None."""
+    """points: [(x, y, standard error, the distances (down, up) to a range's ends, or None)];
+    centroids: "512", "0.3x" or None."""
     label: str
     mixer: str
     centroids: str | None
@@ -72,7 +74,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Lines over one pair of axes; mark: an x that gets a vertical line."""
+    """Lines over one pair of axes; mark: x of a vertical line."""
     title: str
     x_label: str
     y_label: str
@@ -90,12 +92,13 @@ _MIXER_STYLES = {"full": {"color": "black", "marker": "s"}, "vq": {"color": "red
                  "tvq": {"color": "tab:red", "marker": ">"}}
 _ABLATION_STYLES = ("--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 _MAX_COLUMNS = 3
-_LETTER_WIDTH, _HANDLE_WIDTH, _LEGEND_ROW = 0.06, 0.55, 0.18  # of a legend's entry, in inches
+_LETTER_WIDTH, _HANDLE_WIDTH, _LEGEND_ROW = 0.06, 0.55, 0.18  # sizes of a legend's entry, in inches
 
 
 def _styles(lines):
-    """{label: style}: baselines black and red, dictionaries, also of full attention, in viridis by size."""
-    def size(centroids):  # ratios above all numbers
+    """Returns {label: style}: baselines black and red, dictionaries in viridis by size, with full
+    attention, too."""
+    def size(centroids):  # ratios come after all numbers
         ratio = centroids.endswith("x")
         return ratio, float(centroids[:-1] if ratio else centroids)
 
@@ -107,7 +110,7 @@ def _styles(lines):
         if line.ablation != "none":
             style["linestyle"] = _ABLATION_STYLES[ablations.index(line.ablation) % len(_ABLATION_STYLES)]
         if line.centroids:
-            # the end of the map is a yellow that is hard to see on white
+            # yellow, the map's end, is hard to see on white
             shade = 0.85 * sizes.index(line.centroids) / max(1, len(sizes) - 1)
             style["color"] = pyplot.get_cmap("viridis")(shade)
         styles[line.label] = style
@@ -149,7 +152,7 @@ def _draw_panel(axes, panel, styles):
 
 
 def plot_panels(path, panels):
-    """Panels side by side, up to three in a row, with one legend under them all."""
+    """Draws panels side by side, up to three in a row, with one legend below."""
     n_rows = -(-len(panels) // _MAX_COLUMNS)
     n_columns = -(-len(panels) // n_rows)
     styles = _styles([line for panel in panels for line in panel.lines])
@@ -168,7 +171,7 @@ def plot_panels(path, panels):
             handles.setdefault(label, handle)
     figure.legend(handles.values(), handles.keys(), loc="lower center",
                   ncol=n_legend_columns, fontsize=8, frameon=False)
-    # the legend's strip at the bottom is no panel's
+    # leaves the strip at the bottom to the legend
     figure.tight_layout(rect=(0, (_LEGEND_ROW * n_legend_rows + 0.1) / height, 1, 1))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

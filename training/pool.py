@@ -1,19 +1,19 @@
-"""What a common pool of rows would give: closest pairs merging in whichever head they are closest.
+"""Accuracy with a common pool of rows: closest pairs merge in whichever head they are closest.
 
-A bounded head's rows are a fixed share of a session's (ovq.shares). Here the heads of all layers that read
-the whole context have one number of rows between them: when a chunk has passed all layers, its tokens have
-become rows of every head, and the closest pair of any head merges until as many rows are left as shares of
---rows would leave. No server has that; a sequence goes through the PyTorch reference chunk by chunk, in
-float32. Prints for every kind of memory the accuracy on the model's task, and how many rows a head has come
-to hold.
+A bounded head's rows are a fixed share of a session's (ovq.shares). Here the heads of all layers
+that read the whole context share one total number of rows: after each chunk, its tokens have become
+rows of every head, and the closest pair of any head merges until as many rows are left as shares of
+--rows would leave. No server implements that; the PyTorch reference runs a sequence chunk by chunk,
+in float32. Prints for every kind of memory the accuracy on the model's task, and the final number of
+rows in a head.
 
     exact    full attention
-    equal    --rows a head
-    shares   those of the folder's ovq.shares
-    pool     --rows a head in the mean; --scale weighs a layer's distances
+    equal    --rows for each head
+    shares   the shares in the folder's ovq.shares
+    pool     --rows for each head on average; --scale weights a layer's distances
 
-Distances are the rule's (closest_pair.py) but for V, the mean |value|^2 of a head's first tokens, which stays.
-Pairs merge when a chunk has passed.
+Distances are the rule's (closest_pair.py) except for V, which stays the mean |value|^2 of a head's
+first tokens. Pairs merge after a chunk.
 """
 
 import argparse
@@ -42,16 +42,16 @@ class HeadRows:
         self.keys, self.values = np.zeros((0, head_dim)), np.zeros((0, value_head_dim))
         self.counts, self.distances = np.zeros(0), np.zeros((0, 0))
         self._value_weight, self._n_sized = value_weight, n_sized
-        self._scale = None  # of values in a distance
+        self._scale = None  # factor of values in a distance
 
     def _apart(self, keys, values):
-        """Squared distances of these from all rows."""
+        """Returns squared distances between these keys and values and all rows."""
         def squared(a, b):
             return np.maximum(0, np.square(a).sum(-1)[:, None] + np.square(b).sum(-1) - 2 * a @ b.T)
         return squared(keys, self.keys) + self._scale * squared(values, self.values)
 
     def append(self, keys, values):
-        """Tokens become rows. Distances are first taken when they have a scale."""
+        """Makes rows of tokens. Distances are computed once they have a scale."""
         n = len(self.keys)
         self.keys, self.values = np.concatenate((self.keys, keys)), np.concatenate((self.values, values))
         self.counts = np.concatenate((self.counts, np.ones(len(keys))))
@@ -67,10 +67,9 @@ class HeadRows:
         self.distances = whole
 
     def merges(self):
-        """Generator: the least distance, then, each time it is asked again, that after one more merge.
+        """Yields the least distance, then, after each further merge, the next one.
 
-        A row that is gone keeps its place until the generator is closed.
-        """
+        A merged row keeps its place until the generator is closed."""
         closest, nearest = self.distances.min(1), self.distances.argmin(1)
         alive = np.ones(len(self.keys), bool)
         try:
@@ -100,7 +99,7 @@ class HeadRows:
 
 
 def merge_closest(heads, scales, n_rows):
-    """Pairs of whichever head has the closest one, until heads have n_rows rows between them."""
+    """Merges the closest pair of any head until the heads have n_rows rows together."""
     over = sum(len(head.keys) for head in heads) - n_rows
     if over <= 0:
         return
@@ -115,10 +114,11 @@ def merge_closest(heads, scales, n_rows):
 
 
 class Reader:
-    """A model that reads one sequence chunk by chunk; its layers are sliding ones and such with rows."""
+    """Runs a model on one sequence chunk by chunk; its layers are sliding ones and ones with rows.
+    """
 
     def __init__(self, model, memory, n_rows, chunk_len, scales=None):
-        """scales: of the distances of each layer that has rows."""
+        """scales: factors of the distances in each layer that has rows."""
         config = model.config
         self._model, self._memory, self._chunk_len = model, memory, chunk_len
         self._bounded = [i for i, kind in enumerate(config.layer_types) if kind in DICTIONARY_LAYER_TYPES]
@@ -132,12 +132,13 @@ class Reader:
             self._scales += [scale] * n_heads
 
     def _read(self, rows, q, k, v):
-        """Of one head: a chunk's queries, keys and values; what they read of its rows and themselves."""
+        """For one head: attention of a chunk's queries over the head's rows and the chunk's keys
+        and values."""
         old = torch.from_numpy(np.concatenate((rows.keys, rows.values), -1)).float()[None, None]
         return read_chunk(q, k, v, old, torch.from_numpy(rows.counts)[None, None])
 
     def _mix(self, i, q, k, v, window):
-        """window: keys and values of sliding layers so far, which it extends."""
+        """window: keys and values of sliding layers so far, which this extends."""
         kind = self._model.config.layer_types[i]
         if kind in DICTIONARY_LAYER_TYPES:
             return torch.cat([self._read(rows, *(x[:, h:h + 1] for x in (q, k, v)))
@@ -167,7 +168,7 @@ class Reader:
 
     @torch.no_grad()
     def logits(self, tokens):
-        """[n_tokens, vocab] of tokens [n_tokens]."""
+        """Returns logits [n_tokens, vocab] of tokens [n_tokens]."""
         config, network = self._model.config, self._model.model
         tables = mixers.rope_tables(len(tokens), config.head_dim, config.rope_theta, tokens.device)
         window, outs = {}, []
@@ -192,7 +193,8 @@ class Reader:
 
 
 def make_parser(description, rows, sequences):
-    """Flags of a program that has a Reader read sequences; the numbers are their defaults."""
+    """Makes a parser with the flags of programs that use a Reader; the numbers are their defaults.
+    """
     parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -208,7 +210,7 @@ def make_parser(description, rows, sequences):
 
 
 def listed_of(parser, flag, names):
-    """A flag whose value is some of names, in turn; by default all."""
+    """Adds a flag whose value is a list of some of the names; by default all."""
     def some(text):
         if unknown := set(wanted := score.listed(str)(text)) - set(names):
             raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not of {', '.join(names)}")

@@ -1,4 +1,5 @@
-"""What gives a model's predictions on a sequence: an ovq-server over gRPC, or the reference."""
+"""Sources of a model's predictions on a sequence: an ovq-server over gRPC, or the PyTorch
+reference."""
 
 import contextlib
 import dataclasses
@@ -13,7 +14,7 @@ import threading
 import numpy as np
 
 _CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "clients", "python")
-# A server reads its weights before it listens: a large model from a slow disk takes minutes.
+# A server loads its weights before it listens: a large model on a slow disk takes minutes.
 _START_SECONDS = 600
 _END_SECONDS = 30
 
@@ -24,20 +25,20 @@ class PredictionError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """Of every token of a sequence but the first, from those before it; each [n_tokens - 1].
+    """Predictions of every token of a sequence but the first, from those before it; each [n_tokens
+    - 1].
 
-    top_ids int64: the likeliest token (ties: the lowest id). top_logprobs: its log-probability.
-    logprobs: that of the token that stands there. Natural logarithms.
-    """
+    top_ids int64: the most probable token (ties: the lowest id). top_logprobs: its log-probability.
+    logprobs: the actual token's log-probability. Natural logarithms."""
     top_ids: np.ndarray
     top_logprobs: np.ndarray
     logprobs: np.ndarray
 
 
 class ServedPredictor:
-    """One Score call a sequence; any number of threads.
+    """Makes one Score call for each sequence; thread-safe.
 
-    client: a Client of clients/python, whose calls raise client_error. timeout: seconds of a call.
+    client: a Client of clients/python, whose calls raise client_error. timeout: seconds for a call.
     """
 
     backend = "server"
@@ -61,17 +62,19 @@ class ServedPredictor:
             return self._client.tokenize(text, add_bos=add_bos)
 
     def predict(self, tokens, max_centroids, memory=None):
-        """tokens [n_tokens]; max_centroids None: the model's; memory None: the server's first."""
+        """Predicts tokens [n_tokens]; max_centroids None: the model's; memory None: the server's
+        first."""
         with self._prediction_errors():
             score = self._client.score(tokens.tolist(), memory=memory, max_centroids=max_centroids,
                                        top_logprobs=1, timeout=self._timeout)
-        tops = score.top[:-1]  # the last one follows the sequence
+        tops = score.top[:-1]  # the last one predicts the token after the sequence
         return Predictions(np.array([top.token_ids[0] for top in tops]),
                            np.array([top.logprobs[0] for top in tops]),
                            np.array(score.logprobs))
 
     def state_bytes(self, n_tokens, max_centroids):
-        """(bytes of a session's state at that position, bytes full attention would hold)."""
+        """Returns (bytes of a session's state at that position, bytes that full attention would
+        hold)."""
         with self._prediction_errors():
             size, = self._client.model_info([n_tokens], max_centroids=max_centroids).state_sizes
         return size.state_bytes, size.full_kv_cache_bytes
@@ -83,7 +86,7 @@ class ReferencePredictor:
     backend = "reference"
 
     def __init__(self, folder, ablation="none", memory=None):
-        # only here: a served model is scored without torch
+        # imported here, so that served models are scored without torch
         import torch
         from ovq.model import load_model
         self._torch = torch
@@ -96,20 +99,22 @@ class ReferencePredictor:
         with torch.no_grad():
             logits = self._model(torch.from_numpy(tokens[None, :-1]), max_centroids)[0]
             logprobs = logits.log_softmax(-1)
-            # of logits: float32 probabilities of two tokens may be equal where these are not
+            # argmax of the logits: two tokens' float32 probabilities may be equal when their logits
+            # are not
             top_ids = logits.argmax(-1)
         at = np.arange(len(tokens) - 1)
         logprobs = logprobs.numpy()
         return Predictions(top_ids.numpy(), logprobs[at, top_ids.numpy()], logprobs[at, tokens[1:]])
 
     def state_bytes(self, n_tokens, max_centroids):
-        """A server's business."""
+        """Not available: only a server knows it."""
         return None, None
 
 
 @contextlib.contextmanager
 def client_of(address):
-    """(a Client of clients/python of a running server, what its calls raise)."""
+    """Returns (a Client of clients/python for a running server, the exception that its calls
+    raise)."""
     sys.path.append(_CLIENT)
     try:
         from ovq_client import Client, OvqError
@@ -122,13 +127,14 @@ def client_of(address):
 
 @contextlib.contextmanager
 def connected(address, timeout):
-    """A ServedPredictor of a running server."""
+    """Returns a ServedPredictor for a running server."""
     with client_of(address) as (client, client_error):
         yield ServedPredictor(client, client_error, timeout)
 
 
 def _await_address(process, log):
-    """What the server says it listens on; an error with the end of its log if it never does."""
+    """Returns the address on which the server listens; raises an error with the end of its log if
+    it never does."""
     overdue = threading.Timer(_START_SECONDS, process.kill)
     overdue.start()
     line = process.stdout.readline()
@@ -144,7 +150,7 @@ def _await_address(process, log):
 
 @contextlib.contextmanager
 def started_server(binary, model, flags=()):
-    """Serves a model folder on free ports of this machine; gives the address."""
+    """Serves a model folder on free ports of this machine; yields the address."""
     command = [binary, "--model", model, "--listen", "127.0.0.1:0", "--metrics-address", "", *flags]
     with tempfile.TemporaryFile("w+") as log, \
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
@@ -159,10 +165,11 @@ def started_server(binary, model, flags=()):
 
 
 def server_flags(plan, extra):
-    """Limits that the plan's sequences need; `extra`, a command line's rest, wins over them."""
+    """Returns flags for the limits that the plan's sequences need; `extra`, the rest of a command
+    line, overrides them."""
     longest = max(job.n_tokens for job in plan)
     centroids = max(job.max_centroids or 0 for job in plan)
     flags = ["--max-prompt-tokens", str(longest), "--max-context", str(longest)]
-    if centroids > 65536:  # the server's default; a lower one would lower the model's own
+    if centroids > 65536:  # the server's default; a lower flag would lower the model's own
         flags += ["--max-centroids", str(centroids)]
     return [*flags, *shlex.split(extra)]

@@ -1,8 +1,8 @@
-"""Writes a native model as projects that trained such models publish theirs: config.json and
-model.safetensors with their fields and names.
+"""Converts a native model to the formats of published projects: config.json and model.safetensors
+with their fields and names.
 
-With --fixtures, makes the folders of tests/golden/fla instead: a small random model in every
-format, beside it token ids and the logits that the reference computes for them in float64.
+With --fixtures, writes the folders of tests/golden/fla instead: a small random model in every
+format, with token ids and the reference's logits for them in float64.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _MAMBA_NAMES = {"model.embed_tokens.": "backbone.embeddings.", "model.layers.": 
                 "model.norm.": "backbone.norm_f.", ".input_layernorm.": ".norm.",
                 ".self_attn.": ".mixer."}
 _STATE_SPACES_NAMES = {**_MAMBA_NAMES, "model.embed_tokens.": "backbone.embedding."}
-# What the projects' trainers write and no result depends on.
+# Fields that the projects' trainers write and that do not affect results.
 _FLA_TRAINING = {"fuse_norm": True, "fuse_cross_entropy": True, "fuse_linear_cross_entropy": False,
                  "use_l2warp": False, "initializer_range": 0.02, "use_cache": True,
                  "transformers_version": "4.51.3"}
@@ -50,7 +50,7 @@ def _one_width(config):
 
 
 def fla_width(d_model, hidden_ratio):
-    """The MLP's width where a config of flash-linear-attention has none."""
+    """Returns the MLP's width that flash-linear-attention uses if a config has none."""
     return 256 * math.ceil(int(d_model * hidden_ratio * 2 / 3) / 256)
 
 
@@ -102,7 +102,7 @@ def _mamba2_sizes(config):
 
 
 def _dt_limit(mamba):
-    """With the infinity that json writes as a bare word, as the projects' own files have it."""
+    """Uses infinity, which json writes as a bare word, like the projects' own files."""
     low, high = mamba.dt_limit or [0.0, None]
     return [low, math.inf if high is None else high]
 
@@ -130,7 +130,7 @@ def fla_mamba2(config):
 
 
 def hf_mamba2(config):
-    """transformers' Mamba2ForCausalLM, which has neither groups in its norm nor a wide D."""
+    """transformers' Mamba2ForCausalLM, which supports neither groups in its norm nor a wide D."""
     mamba, expand = _mamba2_sizes(config)
     if mamba.n_groups != 1 or mamba.D_has_hdim:
         raise ValueError("mamba2: transformers computes no n_groups but 1 as others do, and has no "
@@ -163,7 +163,7 @@ def state_spaces_mamba2(config):
             "pad_vocab_size_multiple": 16, "tie_embeddings": True}
 
 
-# format -> (its config.json of a Config, its names for the native prefixes)
+# format -> (function from a Config to its config.json, its names for the native prefixes)
 FORMATS = {"fla-gated_deltanet": (fla_gated_deltanet, _FLA_NAMES),
            "fla-mesa_net": (fla_mesa_net, _FLA_NAMES), "fla-mamba2": (fla_mamba2, _MAMBA_NAMES),
            "hf-mamba2": (hf_mamba2, _MAMBA_NAMES),
@@ -177,10 +177,9 @@ def renamed(name, names):
 
 
 def write_published(model, name, out, fields=None, tensors=None):
-    """A model in a format's words, and further fields and tensors of its files, if given.
+    """Writes a model in a format, with additional fields and tensors, if given.
 
-    Tied heads have no tensor but in state-spaces' own files.
-    """
+    Tied heads have a tensor in state-spaces' own files only."""
     make_config, names = FORMATS[name]
     raw = {**make_config(model.config), **(fields or {})}
     tensors = {renamed(ours, names): tensor
@@ -195,16 +194,17 @@ def write_published(model, name, out, fields=None, tensors=None):
 
 
 def _fixture(layer_type, section, **changes):
-    """The parsed config.json of a small model with one layer type."""
+    """Returns the parsed config.json of a small model with one layer type."""
     return {"model_type": "ovq_hybrid", "vocab_size": 101, "hidden_size": 48,
             "num_hidden_layers": 2, "intermediate_size": 0, "layer_types": [layer_type] * 2,
             **section, **changes}
 
 
-# format -> (config.json, fields that only the published file has, tensors likewise, by shape, a
-# seed). Seeds are those of 24 that float32 comes nearest to float64 with: one model in twenty is far off.
+# format -> (config.json, fields that only the published file has, likewise tensors, by shape, a
+# seed). Seeds are those, out of 24, with which float32 comes nearest to float64: one model in
+# twenty is far off.
 FIXTURES = {
-    # its MLP's width comes from hidden_ratio; files older than March 2025 have an unused D
+    # the MLP's width is computed from hidden_ratio; files older than March 2025 have an unused D
     "fla-gated_deltanet": (_fixture("gated_delta_net", {"gdn": {
         "num_heads": 2, "num_v_heads": 4, "head_dim": 16, "value_head_dim": 24, "conv_size": 4,
         "allow_neg_eigval": True}}, intermediate_size=256, rms_norm_eps=1e-6), {},
@@ -218,7 +218,7 @@ FIXTURES = {
     "hf-mamba2": (_fixture("mamba2", {"mamba2": {
         "num_heads": 6, "head_dim": 16, "state_size": 24, "dt_limit": [0.01, 0.5]}},
         tie_word_embeddings=True), {}, {}, 18),
-    # 101 tokens, whose embedding is filled up to a multiple of 16
+    # 101 tokens, whose embedding is padded to a multiple of 16
     "state-spaces-mamba2": (_fixture("mamba2", {"mamba2": {
         "num_heads": 6, "head_dim": 16, "state_size": 32}}, vocab_size=112,
         tie_word_embeddings=True), {"vocab_size": 101}, {}, 19),
@@ -228,8 +228,8 @@ _FIXTURE_LENGTHS = (1, 7, 65, 150)
 
 @torch.no_grad()
 def randomize(model, seed):
-    """Random weights under which no part of the model is without effect on the logits."""
-    random = np.random.default_rng(seed)  # the same numbers everywhere
+    """Sets random weights with which every part of the model affects the logits."""
+    random = np.random.default_rng(seed)  # numpy gives the same numbers on every machine
 
     def normal(parameter, mean, std):
         parameter.copy_(mean + std * torch.from_numpy(random.standard_normal(parameter.shape)))
@@ -254,7 +254,7 @@ def randomize(model, seed):
 
 @torch.no_grad()
 def write_fixture(name, out):
-    """A folder of tests/golden/fla."""
+    """Writes a folder of tests/golden/fla."""
     raw, fields, shapes, seed = FIXTURES[name]
     model = OvqModel(config_from_dict(raw))
     randomize(model, seed)

@@ -1,8 +1,8 @@
-"""Draws scores of score.py and writes them as markdown: one figure, one table per task.
+"""Draws scores of score.py and writes them as markdown: one figure, one table for each task.
 
 Recall tasks get a panel of accuracy by length, in-context learning one of accuracy by examples
-seen, byte models one of bits per byte by position; the last panel is a session's memory by length.
-"""
+seen, byte models one of bits per byte by position; the last panel shows a session's memory by
+length."""
 
 import argparse
 import collections
@@ -13,15 +13,15 @@ import sys
 
 from plots import Line, Panel, plot_panels, require
 
-# Numbers of examples that fewer scored tokens than this share of the most have seen are left out
-# of the figure: few functions are asked that often.
+# The figure leaves out numbers of examples with fewer scored tokens than this share of the largest:
+# few functions are queried that often.
 _LEAST_GROUP_SHARE = 0.1
 _GROUP_LABELS = {"seen": "examples of the function seen", "position": "position in bytes"}
 _MIXER_ORDER = ("full", "vq", "ovq", "closest-pair", "kvm", "gdn", "mamba2", "mesa", "lattice", "tvq", "sliding")
 
 
 def read_rows(paths):
-    """The CSVs' rows, numbers parsed; empty cells are None."""
+    """Reads the CSVs' rows and parses numbers; empty cells are None."""
     rows = []
     for path in paths:
         with open(path, encoding="utf-8", newline="") as file:
@@ -47,7 +47,8 @@ def _value(name, text):
 
 
 def _group_of(row):
-    """The column that makes the row one of a group of tokens, None: it is of all scored ones."""
+    """Returns the column by which the row belongs to a group of tokens; None: it covers all scored
+    ones."""
     return next((name for name in _GROUP_LABELS if row[name] is not None), None)
 
 
@@ -62,8 +63,7 @@ def _metric(rows):
 def add_labels(rows):
     """Gives each row the `label` of its line in the figure: mixer, ablation and centroids.
 
-    Where one task has several models or backends of a label, these are named too.
-    """
+    If one task has several models or backends with a label, the label names them, too."""
     sources = collections.defaultdict(set)
     for row in rows:
         row["label"] = _label(row)
@@ -83,8 +83,8 @@ def _label(row):
 
 
 def merge_seeds(rows):
-    """A row in place of those that differ in their model only, with labels: the median of what is measured
-    and, of several, `range`, the least and the most of it, in place of the error within one."""
+    """Merges rows, with labels, that differ only in their model: the median of the measurements
+    and, for several, `range` (minimum and maximum) in place of the error within one."""
     same = collections.defaultdict(list)
     for row in rows:
         same[tuple(row[name] for name in ("task", "backend", "length", *_GROUP_LABELS)), _label(row)].append(row)
@@ -100,13 +100,13 @@ def merge_seeds(rows):
 
 def _row_order(row):
     centroids = row["centroids"] or "0"
-    ratio = centroids.endswith("x")  # after all numbers
+    ratio = centroids.endswith("x")  # ratios come after all numbers
     return (_MIXER_ORDER.index(row["mixer"]), row["ablation"] != "none", row["ablation"], ratio,
             float(centroids[:-1] if ratio else centroids), row["label"], row["length"])
 
 
 def group_rows(rows):
-    """{label: its rows by length}, labels in the order of the legend."""
+    """Returns {label: its rows by length}, with labels in the order of the legend."""
     groups = collections.defaultdict(list)
     for row in sorted(rows, key=_row_order):
         groups[row["label"]].append(row)
@@ -119,14 +119,15 @@ def _line(group, points):
 
 
 def _spread(row, column):
-    """Of a point in a figure: the standard error, or the ways down and up to the ends of the seeds' range."""
+    """Returns the spread of a point in a figure: the standard error, or the distances down and up
+    to the ends of the seeds' range."""
     if "range" not in row:
         return row["error"]
     return row[column] - row["range"][0], row["range"][1] - row[column]
 
 
 def length_lines(rows, column):
-    """Lines of a column of whole rows by length, with how far what is measured scatters."""
+    """Returns lines of a column by length, for rows that cover all tokens, with the spread."""
     lines = []
     for group in group_rows(_whole(rows)).values():
         points = [(row["tokens"], row[column], None if column == "state_bytes" else _spread(row, column))
@@ -137,7 +138,7 @@ def length_lines(rows, column):
 
 
 def group_lines(rows, column, length):
-    """Lines by a column of groups, such as the examples seen before, at one length."""
+    """Returns lines by a column of groups, such as the examples seen before, at one length."""
     lines = []
     chosen = [row for row in rows if row[column] is not None and row["length"] == length]
     for group in group_rows(chosen).values():
@@ -150,7 +151,7 @@ def group_lines(rows, column, length):
 
 
 def memory_lines(rows):
-    """State bytes by length, and those of full attention in every layer."""
+    """Returns a session's state bytes by length, and those of full attention in every layer."""
     lines = length_lines(rows, "state_bytes")
     full = {row["tokens"]: row["full_kv_cache_bytes"] for row in rows
             if row["full_kv_cache_bytes"] is not None}
@@ -161,13 +162,14 @@ def memory_lines(rows):
 
 
 def by_task(rows):
-    """[(task, its rows)] in order of appearance."""
+    """Returns [(task, its rows)] in order of appearance."""
     return [(task, [row for row in rows if row["task"] == task])
             for task in dict.fromkeys(row["task"] for row in rows)]
 
 
 def make_panels(rows, group_length, trained_length):
-    """A panel for each task, one for the memory: that of the first task, if their models differ."""
+    """Returns a panel for each task, and one for the memory: that of the first task, if their
+    models differ."""
     panels, tasks = [], by_task(rows)
     for task, own in tasks:
         lengths = {row["length"]: _group_of(row) for row in own if _group_of(row)}
@@ -192,7 +194,8 @@ def make_panels(rows, group_length, trained_length):
 
 
 def _table(rows, cell):
-    """Markdown: a row a label, a column a length; cell gives the text of a row of the CSV."""
+    """Returns a markdown table: one row for each label, one column for each length; cell formats a
+    row of the CSV."""
     lengths = sorted({row["length"] for row in rows})
     lines = ["| | " + " | ".join(map(str, lengths)) + " |", "|---" + "|---:" * len(lengths) + "|"]
     for label, group in group_rows(rows).items():
@@ -215,7 +218,7 @@ def _bytes_cell(row):
 
 
 def markdown(rows):
-    """The tables of every task: what is measured, then bytes of a session's state."""
+    """Returns the tables of every task: the measurements, then bytes of a session's state."""
     parts = []
     for task, own in by_task(_whole(rows)):
         name = "Accuracy in %" if _metric(own) == "accuracy" else "Bits per byte"
@@ -230,7 +233,8 @@ def markdown(rows):
 
 
 def report(paths, out, group_length=None, trained_length=None, seeds=False):
-    """Writes OUT.png and OUT.md of the CSVs; returns both paths. seeds: models are runs of one recipe."""
+    """Writes OUT.png and OUT.md from the CSVs; returns both paths. seeds: models are runs of one
+    recipe."""
     rows = read_rows(paths)
     if seeds:
         rows = merge_seeds(rows)

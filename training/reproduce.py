@@ -1,9 +1,9 @@
-"""Trains, serves and scores the models of a recipe: from nothing to the figure with one command.
+"""Trains, serves and scores the models of a recipe: one command from scratch to the figure.
 
-For each mixer, in --out: MIXER/ is the run of train.py, with its log, RECIPE-MIXER/ the model
-folder, MIXER.csv its scores; scores.png and scores.md have them all. Training of vq starts from the
-trained full. What is there already is kept: an interrupted run continues, a finished one is not
-repeated. Remove a CSV to score again.
+For each mixer, --out contains: MIXER/, the run of train.py with its log; RECIPE-MIXER/, the model
+folder; and MIXER.csv, its scores. scores.png and scores.md show all scores. The training of vq
+starts from the trained full. Existing results are kept: an interrupted run continues, a finished one
+is not repeated. Remove a CSV to score again.
 
 With --all instead of a recipe: every table and figure of docs/results.md and its log, by the commands that stand
 there, part after part; what came to its end before is not repeated. --list says what there is and how
@@ -32,7 +32,7 @@ from train import CHECKPOINT, load_recipe
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SERVER = os.path.join(os.path.dirname(_FOLDER), "build", "cpu", "bin", "ovq-server")
-# README.md, "The model in models/python-bytes", tells why.
+# The reason is in README.md, "The model in models/python-bytes".
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0",
                 "MALLOC_TRIM_THRESHOLD_": "100000000000",
                 "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -40,7 +40,7 @@ _PROGRESS_SECONDS = 60
 
 
 class ReproduceError(RuntimeError):
-    """A step failed."""
+    """A part of the run failed."""
 
 
 def parse_args():
@@ -84,7 +84,7 @@ def parse_args():
 
 
 def keep_recipe(recipe, out):
-    """Remembers in --out what its models are trained on; another recipe needs another folder."""
+    """Stores the recipe in --out; another recipe needs another folder."""
     trained = {name: part for name, part in recipe.items() if name != "score"}
     path = os.path.join(out, "recipe.json")
     if os.path.exists(path):
@@ -99,7 +99,7 @@ def keep_recipe(recipe, out):
 
 
 def finished(checkpoint):
-    """Whether a run has come to its end."""
+    """True if a run is complete."""
     if not os.path.exists(checkpoint):
         return False
     saved = torch.load(checkpoint, map_location="cpu")
@@ -108,7 +108,7 @@ def finished(checkpoint):
 
 
 class Training:
-    """One train.py as a process of its own, its output in a log."""
+    """One train.py in a process of its own, with its output in a log."""
 
     def __init__(self, args, mixer, alone):
         self.mixer = mixer
@@ -132,7 +132,7 @@ class Training:
             return (file.read().splitlines() or ["starting"])[-1]
 
     def ended(self):
-        """Whether it has; an error if it failed."""
+        """True if the process has ended; raises an error if it failed."""
         code = self.process.poll()
         if code:
             raise ReproduceError(f"training {self.mixer} failed, see {self.log}: "
@@ -146,7 +146,7 @@ def can_start(mixer, trained):
 
 
 def train_all(args):
-    """As many runs at once as there are cores, but two at most; a GPU has one at a time."""
+    """Trains as many models at once as there are cores, but at most two; on a GPU one at a time."""
     trained = {mixer for mixer in MIXER_NAMES
                if finished(os.path.join(args.out, mixer, CHECKPOINT))}
     waiting = [mixer for mixer in args.mixers if mixer not in trained]
@@ -176,13 +176,13 @@ def train_all(args):
 
 
 def paths_of(args, mixer):
-    """(model folder, CSV) of a mixer."""
+    """Returns (model folder, CSV) of a mixer."""
     name = os.path.splitext(os.path.basename(args.recipe))[0]
     return (os.path.join(args.out, f"{name}-{mixer}"), os.path.join(args.out, f"{mixer}.csv"))
 
 
 def score_arguments(args, recipe, mixer):
-    """The command line of score.py."""
+    """Returns the arguments of score.py."""
     model, csv = paths_of(args, mixer)
     arguments = ["--model", model, "--server", args.server, f"--server-args={args.server_args}",
                  "--data-root", args.data_root, "--out", csv]
@@ -216,7 +216,7 @@ def main():
             page.run_all(parts, args.out)
         return
     recipe = load_recipe(args.recipe)
-    # a wrong option shows now, not after the training
+    # reports invalid options now, not after the training
     score.parse_args(score_arguments(args, recipe, args.mixers[0]))
     keep_recipe(recipe, args.out)
     train_all(args)
@@ -227,7 +227,7 @@ def main():
 
 
 if __name__ == "__main__":
-    # ended by a signal, it still ends the processes that it started
+    # turns SIGTERM into an exception, so that the processes that this one started are ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()

@@ -1,12 +1,11 @@
-"""Writes a model folder whose layers' matrices are what int4 in groups would keep of them.
+"""Writes a model folder with matrices rounded to int4 in groups, to measure the loss of accuracy.
 
-Each row of a matrix is cut into groups of --group weights, and each group rounded to whole numbers
-times a scale of its own: symmetric ones from -7 to 7, the largest weight being 7 scales, or with
---asymmetric 0 to 15 above the group's smallest weight. The folder holds what that comes to, in the
-dtype it had, so every server reads it: score.py says what int4 would cost in answers before there is
-a kernel for it. The embedding, a head of its own, and matrices of fewer than 64 rows stay as they are,
-which is to int4's good.
-"""
+Each row of a matrix is cut into groups of --group weights, and each group rounded to integers times
+a scale of its own: symmetric from -7 to 7, the largest weight being 7 scales, or with --asymmetric
+0 to 15 above the group's smallest weight. The folder holds the rounded values in the original
+dtype, so every server loads it: score.py can measure the cost of int4 before there is a kernel for
+it. The embedding, a separate head, and matrices of fewer than 64 rows stay unchanged, which favours
+int4."""
 
 import argparse
 import os
@@ -18,11 +17,12 @@ import torch
 from ovq.safetensors_io import SafetensorsError, load_safetensors, save_safetensors
 
 _LEAST_ROWS = 64
-_KEPT = ("README.md", "model.safetensors")  # of the folder, not copied
+_KEPT = ("README.md", "model.safetensors")  # files of the folder that are not copied
 
 
 def rounded(weights, group, asymmetric=False):
-    """The matrix as int4 in groups of its rows' weights; the last group of a row may be shorter."""
+    """Rounds a matrix to int4 in groups of its rows' weights; the last group of a row may be
+    shorter."""
     parts = []
     for part in weights.float().split(group, dim=1):
         if asymmetric:
@@ -41,7 +41,7 @@ def is_rounded(name, tensor):
 
 
 def write_rounded(model, out, group, asymmetric=False):
-    """Returns how many of the model's weights are rounded, and how many it has."""
+    """Returns the number of the model's weights that are rounded, and the total number."""
     tensors = load_safetensors(os.path.join(model, "model.safetensors"))
     chosen = [name for name, tensor in tensors.items() if is_rounded(name, tensor)]
     total = sum(tensor.numel() for tensor in tensors.values())

@@ -1,7 +1,7 @@
 """Continues a text with a native byte-level model.
 
-This is the reference: it runs the whole text again for every new byte. The server keeps a state.
-"""
+This is the reference: it processes the whole text again for every new byte. The server keeps a
+state."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def next_token(logits, temperature, generator):
 
 @torch.no_grad()
 def complete(model, prompt, n_tokens, temperature, seed):
-    """The bytes that follow prompt, up to n_tokens or the end of the document."""
+    """Returns the bytes that follow prompt, up to n_tokens or the end of the document."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
     tokens = [config.bos_token_id] if config.bos_token_id >= 0 else []
     tokens += [byte + config.tokenizer_byte_offset for byte in prompt]

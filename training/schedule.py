@@ -1,18 +1,19 @@
-"""What the trainer does at which fraction of the run: learning rate and context length."""
+"""The trainer's schedules over a run: learning rate and context length."""
 
 import dataclasses
 import math
 
 import numpy as np
 
-MIN_LR_SHARE = 0.05  # of the peak, at the end of the cosine
-# Mixed lengths differ by multiples of this: oneDNN compiles its products anew for every shape, which
-# takes longer than to compute them, and keeps them for when a shape returns.
+MIN_LR_SHARE = 0.05  # share of the peak at the end of the cosine
+# Mixed lengths differ by multiples of this: oneDNN compiles its products for every new shape, which
+# takes longer than computing them, and caches them for later use.
 LENGTH_STEP = 256
 
 
 def learning_rate(peak, progress, step, warmup_steps):
-    """Linear warm-up over steps, then a cosine over progress (0 at the start, 1 at the end)."""
+    """Linear warm-up over optimizer steps, then a cosine over progress (0 at the start, 1 at the
+    end)."""
     cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
     return peak * min(1.0, (step + 1) / warmup_steps) * (
         MIN_LR_SHARE + (1 - MIN_LR_SHARE) * cosine)
@@ -20,18 +21,19 @@ def learning_rate(peak, progress, step, warmup_steps):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Contexts of `length` tokens until the run's share `end`; max_centroids None: the config's.
+    """Contexts of `length` tokens until the share `end` of the run; max_centroids None: the
+    config's.
 
-    shortest: with it, every step draws its contexts' length: `length` or a multiple of LENGTH_STEP
-    less, but not below shortest.
-    """
+    shortest: if set, every optimizer step draws its context length: `length` or a multiple of
+    LENGTH_STEP less, but not below shortest."""
     length: int
     end: float
     max_centroids: int | None = None
     shortest: int | None = None
 
     def length_at(self, seed, step):
-        """The contexts' length in a step: a step has one draw, also in a resumed run."""
+        """Returns the context length of a step: one draw for each step, the same in a resumed run.
+        """
         if self.shortest is None:
             return self.length
         random = np.random.default_rng((seed, step, self.length))
@@ -55,7 +57,7 @@ def _parse_phase(entry, begin):
 
 
 def parse_phases(text):
-    """"512:0.6,500-2048:0.4:256" -> two Phases that end at 0.6 and 1."""
+    """Parses "512:0.6,500-2048:0.4:256": two Phases that end at 0.6 and 1."""
     phases = []
     for entry in text.split(","):
         phases.append(_parse_phase(entry, phases[-1].end if phases else 0.0))

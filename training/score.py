@@ -1,19 +1,20 @@
 """Scores a model on its task through a server, by length and dictionary size, as CSV.
 
 The sequences come from the task in the model folder's task.json (export.py writes it) and a seed
-that training never draws from; a byte model is scored on held-out documents. Every model is given
-the same sequences. The server computes all predictions; --backend reference computes the same rows
-with the PyTorch reference.
+that training never uses; a byte model is scored on held-out documents. Every model gets the same
+sequences. The server computes all predictions; --backend reference computes the same rows with the
+PyTorch reference.
 
-The CSV has a row per length and max_centroids with the accuracy or the bits per byte, `seen` and
-`position` being empty. KVM, whose table grows by the model's own law, has a row per length, and its
-law's N as `centroids`, if it has one. More rows tell in-context learning by the number of examples
-of the same function `seen` before, and bits per byte by `position`: those after half of it (the
-first: from the start) up to it. `length` and `centroids` are what was asked for, `tokens` and
-`max_centroids` what that means. `error` is the standard error over sequences: tokens of one
-sequence are right or wrong together. `agreement`, with --check-reference, is the share of the
-`checked` scored tokens that the reference predicts alike, `logprob_difference` the largest one of
-their log-probabilities; with --check-server-args both compare with a second server with other flags.
+The CSV has one row for each length and max_centroids with the accuracy or the bits per byte; `seen`
+and `position` are empty. For KVM, whose table grows by the model's own law, it has one row for each
+length, with its law's N as `centroids`, if it has one. Further rows give the accuracy of in-context
+learning by the number of examples of the same function `seen` before, and bits per byte by
+`position`: positions after half of it (the first: from the start) up to it. `length` and `centroids`
+are the requested values, `tokens` and `max_centroids` the resulting ones. `error` is the standard
+error over sequences, because tokens of one sequence are right or wrong together. `agreement`, with
+--check-reference, is the share of the `checked` scored tokens that the reference predicts alike,
+`logprob_difference` the largest difference of their log-probabilities; with --check-server-args both
+compare with a second server with other flags.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def positive(text):
 def listed(parse):
     def parse_all(text):
         return [parse(entry) for entry in text.split(",")]
-    parse_all.__name__ = "list"  # argparse names it in errors
+    parse_all.__name__ = "list"  # the name in argparse's errors
     return parse_all
 
 
@@ -131,7 +132,8 @@ def parse_args(arguments):
 
 
 def with_config(folder, changes):
-    """(a temporary folder, the model in it with fields of its config.json changed, what has changed)."""
+    """Returns (a temporary folder, the model in it with changed fields of config.json, the
+    changes)."""
     config = read_json_object(os.path.join(folder, "config.json"))
     said = []
     for name, value in changes.items():
@@ -153,7 +155,8 @@ def with_config(folder, changes):
 
 
 def make_exam(args):
-    """(exam, label) of the model's task with --task's changes; the label names what they change."""
+    """Returns (exam, label) of the model's task with --task's changes; the label names the changes.
+    """
     changes, fields = args.task, read_fields(args.model) if args.model else {}
     if "name" not in {**fields, **changes}:
         raise ValueError(f"{args.model}: no task.json: export.py writes it, or pass --task "
@@ -167,7 +170,8 @@ def make_exam(args):
 
 
 class Progress:
-    """Says what is scored and when the rest will be: a line a row and every ten seconds."""
+    """Prints what is being scored and the remaining time: one line for each row and every ten
+    seconds."""
 
     def __init__(self, plan):
         self._total = sum(job.n_tokens * job.n_sequences for job in plan)
@@ -187,7 +191,7 @@ class Progress:
 
 
 def predict_all(predictor, job, tokens, pool, progress):
-    """Predictions of every sequence of tokens [n_sequences, n_tokens]."""
+    """Returns predictions of every sequence in tokens [n_sequences, n_tokens]."""
     futures = [pool.submit(predictor.predict, row, job.max_centroids) for row in tokens]
     try:
         for n_done, future in enumerate(concurrent.futures.as_completed(futures), 1):
@@ -195,14 +199,15 @@ def predict_all(predictor, job, tokens, pool, progress):
             progress.advance(job, n_done)
     except PredictionError as error:
         raise PredictionError(f"{job}: {error}") from error
-    finally:  # after an error or an interrupt nobody waits for the others
+    finally:  # after an error or an interrupt, pending predictions are cancelled
         for future in futures:
             future.cancel()
     return [future.result() for future in futures]
 
 
 class Scorer:
-    """Scores jobs; n_checked, n_agreed: scored tokens the reference predicted, and predicted so."""
+    """Scores jobs. n_checked, n_agreed: scored tokens that the reference predicted, and those
+    predicted alike."""
 
     def __init__(self, exam, predictor, reference, n_check):
         self._exam, self._predictor = exam, predictor
@@ -221,7 +226,7 @@ class Scorer:
             f"in the median sequence within {statistics.median(largest):.3g}"
 
     def score(self, job, pool, progress):
-        """The job's rows."""
+        """Returns the job's rows."""
         made = self._exam.sequences(job.length, job.n_sequences)
         started = time.monotonic()
         predictions = predict_all(self._predictor, job, made.tokens, pool, progress)
@@ -240,7 +245,7 @@ class Scorer:
 
 
 def write_csv(path, rows, columns=COLUMNS):
-    """Complete or not at all."""
+    """Writes a CSV atomically."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path + ".partial", "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -257,7 +262,7 @@ def run(args, stack):
         stack.enter_context(parent)
         ablation = changed if ablation == "none" else f"{ablation} {changed}"
     exam, label = make_exam(args)
-    # the first, so that it ends the last: ending the server ends the calls that it waits for
+    # enters first, so that it ends last: ending the server ends the calls for which the pool waits
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))
     if args.address:
         predictor = stack.enter_context(connected(args.address, args.timeout))
@@ -312,7 +317,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    # ended by a signal, it still ends the server that it started
+    # turns SIGTERM into an exception, so that the server that this program started is ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())

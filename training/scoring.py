@@ -1,4 +1,4 @@
-"""What score.py scores and how its rows come about: sequences, plan, statistics."""
+"""Sequences, plan and statistics of score.py, and the rows that it writes."""
 
 import dataclasses
 import fractions
@@ -15,30 +15,30 @@ COLUMNS = ("model", "mixer", "ablation", "backend", "task", "length", "tokens", 
            "max_centroids", "live_centroids", "state_bytes", "full_kv_cache_bytes", "sequences",
            "scored", "seen", "position", "accuracy", "bits_per_byte", "error", "seconds",
            "tokens_per_second", "checked", "agreement", "logprob_difference")
-# Of every single sequence: how many scored tokens of the group it has, and the sum of their values.
+# Columns for every single sequence: the number of its scored tokens in the group, and the sum of
+# their values.
 EACH_COLUMNS = ("length", "centroids", "seen", "position", "sequence", "scored", "sum")
 LEAST_SEQUENCES = 4
 _FIRST_POSITIONS = 128
 
 
 def mixer_of(layer_types):
-    """What a model is called after: the mixer that reads its whole context."""
+    """Returns the mixer after which a model is named: the one that reads its whole context."""
     return next((name for name, kind in MIXER_NAMES.items() if kind in layer_types), "sliding")
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLaw:
-    """How many rows dictionaries come to have: eq. 17 or, by closest pairs, as many as there may be.
+    """Number of rows in a dictionary: eq. 17 or, by closest pairs, as many as allowed.
 
-    shares: of max_centroids, of every layer that has one, or of its heads; rows are those of their mean.
-    blind_growth: as the ablation linear_growth_blind has them.
-    """
+    shares: of max_centroids, for every layer that has one, or for its heads; the number is their
+    mean. blind_growth: growth of the ablation linear_growth_blind."""
     closest_pair: bool = False
     shares: tuple = (1.0,)
     blind_growth: bool = False
 
     def live(self, n_tokens, max_centroids):
-        """At the end of a sequence."""
+        """Returns the rows at the end of a sequence."""
         def rows(share):
             size = share_of(max_centroids, share)
             if self.blind_growth:
@@ -49,11 +49,12 @@ class RowLaw:
         return math.floor(sum(layers) / len(layers))
 
     def max_centroids(self, spec, n_tokens):
-        """Of "512" or "0.3x": the most that leaves at most 0.3 live ones a token."""
+        """Parses "512" or "0.3x": the latter is the largest cap that leaves at most 0.3 live rows
+        for each token."""
         if not spec.endswith("x"):
             return int(spec)
         allowed = math.floor(fractions.Fraction(spec[:-1]) * n_tokens)
-        # which leaves n_tokens - 1, or all
+        # large enough to leave n_tokens - 1, or all
         enough = max(n_tokens ** 2, LONGEST_SEQUENCE if self.blind_growth else 0)
         few, many = 2, int(enough / min(map(min, map(as_heads, self.shares)))) + 1
         if self.live(n_tokens, many) <= allowed:
@@ -67,13 +68,13 @@ class RowLaw:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A row to be: n_sequences of n_tokens each, made for `length`, at max_centroids."""
+    """A planned row: n_sequences of n_tokens each, made for `length`, at max_centroids."""
     length: int
     n_tokens: int
     n_sequences: int
     centroids: str | None
     max_centroids: int | None
-    law: RowLaw = RowLaw()  # how max_centroids bounds them
+    law: RowLaw = RowLaw()  # number of rows for max_centroids
 
     def __str__(self):
         at = "" if self.max_centroids is None else f", {self.max_centroids} centroids"
@@ -83,8 +84,7 @@ class Job:
 class TaskExam:
     """Sequences of a task of tasks.py: the accuracy of its scored tokens, also by examples seen.
 
-    least_scored: scored tokens for every group, on average, that are enough by default.
-    """
+    least_scored: default for the least average number of scored tokens in every group."""
 
     metric, group, least_scored = "accuracy", "seen", 384
 
@@ -92,21 +92,22 @@ class TaskExam:
         self._task, self._seed = make_task(fields), seed
 
     def sequences(self, length, count):
-        """The same for every model: they depend on the task, the arguments and the seed alone."""
-        # A spawned stream is never that of a plain (seed, batch), which training draws from.
+        """Returns the same sequences for every model: they depend only on the task, the arguments
+        and the seed."""
+        # A spawned stream never equals that of a plain (seed, batch), which training uses.
         stream = np.random.SeedSequence(self._seed, spawn_key=(length,))
         return self._task.sequences(length, count, np.random.default_rng(stream))
 
     def values(self, made, predictions):
-        """Whether each token but the first is the likeliest, [n_sequences, n_tokens - 1]."""
+        """Returns whether each token but the first is the most probable, [n_sequences, n_tokens -
+        1]."""
         return np.stack([one.top_ids for one in predictions]) == made.tokens[:, 1:]
 
 
 class DocumentExam:
     """Held-out documents of the byte corpus: bits per byte, also by position in the context.
 
-    name: the corpus that was trained on; python_files has fewer held-out modules.
-    """
+    name: the corpus of the training; python_files has fewer held-out modules."""
 
     metric, group, least_scored = "bits_per_byte", "position", 1 << 15
     names = ("python_files", "python_documents")
@@ -117,8 +118,9 @@ class DocumentExam:
         self._streams = [held_out[name] for name in names]
 
     def sequences(self, length, count):
-        """bos and length - 1 tokens, spread over the documents. A byte's group is the smallest
-        power of two, from 128 on, that its position does not exceed (bos: position 0)."""
+        """Returns contexts of bos and length - 1 tokens, spread over the documents. A byte's group
+        is the smallest power of two, from 128 on, that its position does not exceed (bos: position
+        0)."""
         inputs, targets = spread_contexts(self._streams, length - 1, count)
         tokens = np.concatenate((inputs, targets[:, -1:]), axis=1)
         scored = tokens < BOS  # document marks are no bytes
@@ -126,12 +128,13 @@ class DocumentExam:
         return Sequences(tokens, scored, ends * scored)
 
     def values(self, made, predictions):
-        """Bits of each token but the first, [n_sequences, n_tokens - 1]."""
+        """Returns the bits of each token but the first, [n_sequences, n_tokens - 1]."""
         return -np.stack([one.logprobs for one in predictions]).astype(np.float64) / math.log(2)
 
 
 def make_plan(exam, lengths, specs, n_sequences, law=RowLaw()):
-    """Jobs by length, for each spec of the centroids ([None]: models that no call gives a size)."""
+    """Returns jobs by length, for each spec of the centroids ([None]: models whose size a call
+    cannot set)."""
     plan = []
     for length in sorted(lengths):
         one = exam.sequences(length, 1)
@@ -145,11 +148,11 @@ def make_plan(exam, lengths, specs, n_sequences, law=RowLaw()):
 
 
 def mean_and_error(sums, counts):
-    """sum(sums) / sum(counts) over sequences and its standard error (None for one sequence).
+    """Returns sum(sums) / sum(counts) over sequences and its standard error (None for one
+    sequence).
 
     sums, counts: [n_sequences]. With equal counts the error is that of the mean of the sequences'
-    means.
-    """
+    means."""
     n = len(counts)
     mean = sums.sum() / counts.sum()
     if n < 2:
@@ -159,16 +162,17 @@ def mean_and_error(sums, counts):
 
 
 def mean_text(values, digits, unit=""):
-    """The mean of a value a sequence, with its standard error where there is one: "91.8 +- 0.7%"."""
+    """Returns the mean of one value for each sequence, with its standard error if there is one:
+    "91.8 +- 0.7%"."""
     mean, error = mean_and_error(np.asarray(values), np.ones(len(values)))
     return f"{mean:.{digits}f}{'' if error is None else f' +- {error:.{digits}f}'}{unit}"
 
 
 def grouped_sums(values, scored, groups):
-    """[(group or None, counts, sums)] of values, scored, groups [n_sequences, n]; both [n_sequences].
+    """Returns [(group or None, counts, sums)] from values, scored, groups [n_sequences, n]; both
+    [n_sequences].
 
-    The first is of all scored tokens; one of each group follows, if any is not 0.
-    """
+    The first entry is for all scored tokens; one for each group follows, if any is not 0."""
     parts = [(None, scored)]
     if groups.any():
         parts += [(int(group), scored & (groups == group)) for group in np.unique(groups[scored])]
@@ -177,13 +181,13 @@ def grouped_sums(values, scored, groups):
 
 
 def grouped_means(values, scored, groups):
-    """[(group or None, scored tokens, mean, error)], likewise."""
+    """Returns [(group or None, scored tokens, mean, error)], in the order of grouped_sums."""
     return [(group, int(counts.sum()), *mean_and_error(sums[counts > 0], counts[counts > 0]))
             for group, counts, sums in grouped_sums(values, scored, groups)]
 
 
 def score_job(exam, job, made, predictions, seconds):
-    """The job's rows as dictionaries, and those of its single sequences (EACH_COLUMNS)."""
+    """Returns the job's rows as dictionaries, and those of its single sequences (EACH_COLUMNS)."""
     row = {"length": job.length, "tokens": job.n_tokens, "centroids": job.centroids,
            "max_centroids": job.max_centroids, "sequences": job.n_sequences}
     if job.max_centroids:

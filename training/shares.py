@@ -1,21 +1,22 @@
-"""Measures how a model's layers, or their heads, should share a session's rows, and writes ovq.shares.
+"""Measures how a model's layers, or their heads, should share a session's rows, and writes
+ovq.shares.
 
-Layers need rows unequally: while one answers from a handful, another loses something with every row it
-does not get. A server reads the sequences, one layer bounded to a share of --centroids and all others
-to a thousand times as many rows, for a ladder of shares. What more that costs, in bits per scored
-token, than all layers bounded like the others is the layer's own curve. The shares are those whose
-costs have the smallest sum, in steps of 1/16. Prints the curves, and what other sequences cost with
-equal shares and with these; --write changes the folder's config.json.
+Layers need rows unequally: some need only a handful, others lose accuracy with every row removed.
+For a ladder of shares, a server runs the sequences with one layer bounded to a share of --centroids
+and all others to a thousand times as many rows. A layer's curve is the cost of that, in bits per
+scored token, beyond the cost with all layers bounded like the others. The chosen shares, in steps of
+1/16, have the smallest sum of costs. Prints the curves, and the cost on other sequences with equal
+shares and with these; --write changes the folder's config.json.
 
-With --heads every key/value head is taken for what a layer is here, and has a curve of its own.
+With --heads every key/value head is treated like a layer here, and has a curve of its own.
 
-Any folder that ovq-server loads will do. It is served with one changed config.json after the other,
-once for each layer and twice more, and reads --text, or else the task of its task.json.
+Works with any folder that ovq-server loads. The folder is served with modified config.json files,
+once for each layer and twice more, on --text, or else the task of its task.json.
 
-By closest pairs so many rows are exact to the bit. By the paper's rule t tokens have
-floor(t M / (t + M)) of them: with two layers and 256 centroids M is 32,752 at the least share and
-1,048,064 at the largest, for 1,927 and 2,044 rows of 2,048 tokens. That is in both terms of the
-difference, so a curve has only what it changes in the worth of one layer's rows.
+With closest pairs, that many rows are exact to the bit. With the paper's rule t tokens have
+floor(t M / (t + M)) rows: with two layers and 256 centroids M is 32,752 at the least share and
+1,048,064 at the largest, which gives 1,927 and 2,044 rows for 2,048 tokens. Both terms of the
+difference include that, so a curve contains only its effect on the value of one layer's rows.
 """
 
 import argparse
@@ -35,10 +36,10 @@ from predictors import PredictionError, connected, server_flags, started_server
 from scoring import Job
 from tasks import Sequences, TaskError, json_fields
 
-_STEPS = 16  # of a share
-_LEAST_SHARE, _MOST_ROWS = 1 / 1024, 1 << 24  # that a server takes
-ROW_LAYERS = ("ovq_attention", "closest_pair_attention")  # of which ovq.shares speaks
-# of the server, and how a call to it reads a sequence exactly
+_STEPS = 16  # steps of a share
+_LEAST_SHARE, _MOST_ROWS = 1 / 1024, 1 << 24  # limits of the server
+ROW_LAYERS = ("ovq_attention", "closest_pair_attention")  # layer types to which ovq.shares applies
+# the server's variants, and the arguments of a call that reads a sequence exactly
 MEMORIES = {"paper": ("paper,exact", {"memory": "exact"}),
             **{rule: (rule, {"max_centroids": _MOST_ROWS})
                for rule in ("closest-pair", "closest-pair-all")}}
@@ -69,23 +70,25 @@ def parse_args(arguments):
 
 
 def ladder(n):
-    """Shares that are tried: powers of two, and all there is for one of n layers or heads."""
+    """Returns the shares to try: powers of two, and the whole for one of n layers or heads."""
     return sorted({2.0 ** -i for i in range(5)} | {2.0 ** i for i in range(n.bit_length())
                                                    if 2 ** i < n} | {float(n)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """How one of n is bounded alone by the shares of a config.json and a call's max_centroids.
+    """Bounds one of n layers or heads alone, by the shares of a config.json and a call's
+    max_centroids.
 
-    n: layers, or heads of all layers. own, other: the shares of the bounded one and of each other.
-    """
+    n: layers, or heads of all layers. own, other: the shares of the bounded one and of each other
+    one."""
     n: int
     own: float
 
     @classmethod
     def of(cls, n, max_centroids):
-        """With the least share with which the others do not exceed what a server takes."""
+        """Makes a trial with the least share for which the others do not exceed the server's limit.
+        """
         widest = n * max_centroids
         return cls(n, max(_LEAST_SHARE, widest * n / (n - 1) / _MOST_ROWS))
 
@@ -97,16 +100,16 @@ class Trial:
         return [self.own if i == bounded else self.other for i in range(self.n)]
 
     def max_centroids(self, rows):
-        """Of a call, so that the bounded one's cap is `rows`."""
+        """Returns a call's max_centroids with which the bounded one's cap is `rows`."""
         return round(rows / self.own)
 
     def other_rows(self, rows):
-        """Each other's cap then."""
+        """Returns the cap of each other one in that case."""
         return round(self.other * self.max_centroids(rows))
 
 
 def by_layer(shares, n_heads):
-    """ovq.shares: an entry for each layer, of several heads a list."""
+    """Formats ovq.shares: one entry for each layer, a list for several heads."""
     if n_heads == 1:
         return shares
     return [shares[i:i + n_heads] for i in range(0, len(shares), n_heads)]
@@ -114,7 +117,7 @@ def by_layer(shares, n_heads):
 
 @contextlib.contextmanager
 def served(args, shares):
-    """A predictor of the model with these shares, by_layer(); None: equal ones."""
+    """Yields a predictor of the model with these shares, by_layer(); None: equal ones."""
     parent, folder, _ = score.with_config(args.model, {"ovq": {"shares": shares}})
     limits = Job(args.length, args.length, args.sequences, None, _MOST_ROWS)
     flags = server_flags([limits], f"--memory {MEMORIES[args.memory][0]} {args.server_args}")
@@ -124,8 +127,8 @@ def served(args, shares):
 
 
 def text_sequences(predictor, path, length, count):
-    """Each what a tokenizer puts before a text, which is not scored, and tokens from one of `count`
-    equal parts of the file's."""
+    """Returns sequences that begin with the tokenizer's prefix, which is not scored; their tokens
+    are from one each of `count` equal parts of the file."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     start = predictor.tokenize("", add_bos=True)
@@ -141,7 +144,7 @@ def text_sequences(predictor, path, length, count):
 
 
 def make_sequences(args, predictor):
-    """(sequences to measure on, as many others, what they are)."""
+    """Returns (sequences to measure on, as many others, a description)."""
     count = 2 * args.sequences
     if args.text:
         made, label = (text_sequences(predictor, args.text, args.length, count),
@@ -153,22 +156,22 @@ def make_sequences(args, predictor):
 
 
 def bits_per_token(predictor, made, max_centroids=None, memory=None):
-    """Of the scored tokens."""
+    """Returns bits per scored token."""
     logprobs = [predictor.predict(tokens, max_centroids, memory).logprobs[scored[1:]]
                 for tokens, scored in zip(made.tokens, made.scored)]
     return -np.concatenate(logprobs).astype(np.float64).mean() / np.log(2)
 
 
 def best_shares(curves):
-    """Shares in steps of 1 / _STEPS, 1 in the mean, whose bits have the least sum.
+    """Returns shares in steps of 1 / _STEPS, with mean 1, whose bits have the least sum.
 
-    Between the shares that were measured a curve is a line over the logarithm, and no curve rises:
-    what more rows seem to cost is chance.
-    """
+    A curve is interpolated linearly over the logarithm of the share and made non-increasing: an
+    apparent cost of more rows is chance."""
     n_steps = _STEPS * len(curves)
     shares = np.arange(1, n_steps + 1) / _STEPS
     best, choices = np.array([0.0] + [np.inf] * n_steps), []
-    for curve in curves:  # best[n]: of the curves so far, with n steps between them
+    # best[n]: the best choice for the curves so far, with n steps between them
+    for curve in curves:
         known = np.array(sorted(curve.items()))
         bits = np.interp(np.log(shares), np.log(known[:, 0]), np.minimum.accumulate(known[:, 1]))
         sums = np.full((n_steps + 1, n_steps), np.inf)
@@ -184,7 +187,7 @@ def best_shares(curves):
 
 
 def write_shares(folder, shares):
-    """Replaces config.json in one rename."""
+    """Replaces config.json atomically."""
     path = os.path.join(folder, "config.json")
     with open(path, encoding="utf-8") as file:
         config = json.load(file)
@@ -195,7 +198,7 @@ def write_shares(folder, shares):
 
 
 def measure(args):
-    """Shares, having printed how they come about."""
+    """Measures the curves, prints them, and returns the shares."""
     with served(args, None) as predictor:
         layers = [i for i, kind in enumerate(predictor.info().layer_types) if kind in ROW_LAYERS]
         bounded = [(layer, head) for layer in layers for head in range(args.heads)]
@@ -240,7 +243,7 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    # ended by a signal, it still ends the server that it started
+    # turns SIGTERM into an exception, so that the server that this program started is ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main(sys.argv[1:])

@@ -1,26 +1,24 @@
-"""What the trainer learns from, and how it measures progress: the byte corpus, or a task.
+"""Sources of training data and of progress measurements: the byte corpus, or a task.
 
-A source gives batches (inputs, targets, weights), each [contexts, length], weights being each
-target's share of the loss; where a context is shorter, targets are NO_TARGET and weights 0. Its state is a few integers, so that a resumed run sees what an unbroken
-one would have seen.
-"""
+A source gives batches (inputs, targets, weights), each [contexts, length]; weights are each
+target's share of the loss. In shorter contexts, targets are NO_TARGET and weights 0. The state is a
+few integers, so that a resumed run sees what an unbroken one would have seen."""
 
 import numpy as np
 import torch
 
 from ovq.measure import bits_per_byte, token_bits
 
-# Task sequences that progress is measured on come from this seed, training ones from pairs of
-# numbers below 2^32, which numpy joins to one number below 2^64: it must be above those.
+# Seed of the task sequences on which progress is measured. Training sequences are seeded by pairs
+# of numbers below 2^32, which numpy joins to one number below 2^64: this seed must be above those.
 HELD_OUT_SEED = 1 << 64
-NO_TARGET = -100  # what PyTorch's cross entropy passes over
+NO_TARGET = -100  # the target that PyTorch's cross entropy ignores
 
 
 class CorpusSource:
     """The standard library's bytes; progress in bits per byte of held-out modules.
 
-    corpus: Corpus or Documents. Progress is measured on contexts of held_out_length.
-    """
+    corpus: Corpus or Documents. Progress is measured on contexts of held_out_length."""
 
     metric = "held_out_bpb"
     _SAMPLE_TOKENS = 32768
@@ -32,15 +30,16 @@ class CorpusSource:
                                               max(1, self._SAMPLE_TOKENS // held_out_length))
 
     def check(self, length):
-        """Raises what next would raise for contexts of this length."""
+        """Raises the error that next would raise for contexts of this length."""
         self._corpus.sampler(0).next(length, 1)
 
-    def next(self, length, batch, progress):  # the corpus is the same all along
+    def next(self, length, batch, progress):  # the corpus does not change during a run
         inputs, targets = self._sampler.next(length, batch)
         return inputs, targets, np.ones(targets.shape, np.float32)
 
     def measure(self, model, workers):
-        """A few contexts at a time: all of them at once would need the memory of four steps."""
+        """Measures a few contexts at a time: all of them at once would need four times a training
+        step's memory."""
         inputs, targets = self._sample
         bits = workers.map(lambda i: token_bits(model, inputs[i:i + 4], targets[i:i + 4]),
                            range(0, len(inputs), 4))
@@ -54,14 +53,13 @@ class CorpusSource:
 
 
 class TaskSource:
-    """Fresh sequences of a task; progress in the share of scored tokens predicted right.
+    """Fresh sequences of a task; progress is the share of scored tokens predicted right.
 
-    variety: what training sequences have more of than the task, see its for_training; None:
-    nothing. widen: the share of the run over which the task goes from its easiest to itself,
-    see its narrowed; None: it is itself from the start. unscored_weight: the share in the loss of a
-    token that is not scored; a scored one has 1. Progress is measured on the task as it is, at
-    held_out_length.
-    """
+    variety: field of which training sequences have more than the task, see its for_training; None:
+    none. widen: the share of the run over which the task grows from its easiest form to its full
+    one, see its narrowed; None: it has its full form from the start. unscored_weight: weight in the
+    loss of a token that is not scored; scored ones have 1. Progress is measured on the full task,
+    at held_out_length."""
 
     metric = "held_out_accuracy"
     _SAMPLE_CONTEXTS = 32
@@ -82,7 +80,7 @@ class TaskSource:
         return task.sequences(length, batch, random)
 
     def check(self, length):
-        """Raises what next would raise for contexts of this length."""
+        """Raises the error that next would raise for contexts of this length."""
         for seed in range(self._CHECKED):
             self._make(length, 1, 1.0, np.random.default_rng(seed))
 
@@ -91,7 +89,7 @@ class TaskSource:
         made = self._make(length, batch, progress, random)
         self._n_batches += 1
         weights = np.where(made.scored, 1.0, self._unscored_weight).astype(np.float32)
-        # Of one shape whatever the sequences' sizes: see LENGTH_STEP. No token sees what follows it.
+        # One shape whatever the sequences' sizes: see LENGTH_STEP. No token sees a later one.
         fill = ((0, 0), (0, length - made.tokens.shape[1]))
         return (np.pad(made.tokens[:, :-1], fill),
                 np.pad(made.tokens[:, 1:], fill, constant_values=NO_TARGET),
@@ -112,7 +110,8 @@ class TaskSource:
 
 @torch.no_grad()
 def predicted_right(model, tokens, scored, max_centroids=None):
-    """Of every scored token [batch, length], in row order: is it the likeliest? [n_scored] bool"""
+    """Returns, for every scored token of [batch, length], in row order, whether it is the most
+    probable: [n_scored] bool."""
     device = next(model.parameters()).device
     logits = model(torch.from_numpy(tokens[:, :-1]).to(device), max_centroids)
     likeliest = logits.argmax(-1).cpu().numpy()

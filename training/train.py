@@ -1,10 +1,9 @@
-"""Trains the model of a recipe on its task or corpus; checkpoints, resumes, draws its curve.
+"""Trains the model of a recipe on its task or corpus; writes checkpoints, resumes, draws the curve.
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
 tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
 corpus (without it: python_files), `training` values for the options below, `score` values for those
-of score.py, which reproduce.py passes on. An option given on the command line wins.
-"""
+of score.py, which reproduce.py passes on. Options on the command line override the recipe's."""
 
 import argparse
 import concurrent.futures
@@ -32,9 +31,9 @@ from tasks import TaskError, json_fields, make_task, read_fields
 
 CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
-_TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # a row a token
+_TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # one row for each token
 CORPORA = {"python_files": Corpus, "python_documents": Documents}
-# A row of the history every --log-steps; held_out (what it is, the source says) every --eval-steps.
+# The history has a row every --log-steps; held_out (the source defines it) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
                  "train_bits_per_token", "held_out")
 
@@ -113,7 +112,7 @@ def make_parser():
 
 
 def parse_args():
-    """(args, recipe), the recipe's training section being the options' defaults."""
+    """Returns (args, recipe); the recipe's training section sets the options' defaults."""
     parser = make_parser()
     known = vars(parser.parse_known_args()[0])
     path = known["recipe"]
@@ -122,7 +121,8 @@ def parse_args():
     for name in defaults:
         if name in ("recipe", "run", "resume", "task") or name not in known:
             raise ValueError(f"{path}: training: {name!r} is no option of train.py")
-    # before the command line's own, so that those win and both are checked alike
+    # put before the command line's own flags, so that those override them and both are checked
+    # alike
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
              for name, value in defaults.items() if value is not False]
     args = parser.parse_args(flags + sys.argv[1:])
@@ -135,7 +135,8 @@ def parse_args():
 
 
 def fast_dtype(device):
-    """What matrices are multiplied in fast: without AVX-512 oneDNN has no bfloat16 on a CPU."""
+    """Returns the fast dtype of matrix products: without AVX-512 oneDNN has no bfloat16 on a CPU.
+    """
     if device == "cpu":
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return "bfloat16" if "avx512bw" in file.read() else "float32"
@@ -146,9 +147,9 @@ def make_config(recipe, mixer, token_shift=False):
     raw = dict(recipe["config"])
     if token_shift:
         raw["token_shift"] = True
-    if mixer == "closest_pair_attention":  # a server's name for OVQ's layers with this update
+    if mixer == "closest_pair_attention":  # the server's name for OVQ's layers with this update
         raw["ovq"] = {**raw.get("ovq", {}), "update": "closest-pair"}
-    elif mixer and "layer_types" in raw:  # without them config_from_dict says what is missing
+    elif mixer and "layer_types" in raw:  # if they are missing, config_from_dict reports the error
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
     return config_from_dict(raw)
@@ -174,10 +175,11 @@ def make_source(recipe, args, config):
 
 
 def token_rows(table, old, new, random):
-    """An embedding of FunctionTask `old`'s tokens as one of `new`'s, which may have more or fewer of a kind.
+    """Converts an embedding of FunctionTask `old`'s tokens to `new`'s, which may have more or fewer
+    of each kind.
 
-    Tokens of both keep their rows. The others are drawn as the rows of their kind are spread, channel
-    by channel. table: [old.vocab_size, width]; random: a torch.Generator of the CPU.
+    Tokens of both keep their rows. The others are drawn from the distribution of the rows of their
+    kind, channel by channel. table: [old.vocab_size, width]; random: a torch.Generator of the CPU.
     """
     rows, begin = [], 0
     for kind, n_old in old.tokens_by_kind.items():
@@ -192,11 +194,10 @@ def token_rows(table, old, new, random):
 
 
 def load_initial(model, args, task):
-    """Weights of --init; returns whether they lack the codebooks that this model has.
+    """Loads the weights of --init; returns True if they lack the codebooks that this model has.
 
-    task: its fields. Token shifts that the weights lack begin where this model's do, at none. Functions
-    of other sizes than theirs have the tokens of theirs (token_rows).
-    """
+    task: its fields. Token shifts that the weights lack keep this model's initial value, no shift.
+    If the sizes of functions differ, tokens are converted by token_rows."""
     mixer = {kind: name for name, kind in MIXER_NAMES.items()}[args.mixer or "ovq_attention"]
     path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
     own = model.state_dict()
@@ -220,10 +221,10 @@ def load_initial(model, args, task):
 
 
 def make_optimizer(model, args):
-    """Weight decay on matrices only; beta, whose natural scale is 8, learns faster.
+    """Makes the optimizer: weight decay on matrices only; beta, whose natural scale is 8, learns
+    faster.
 
-    Codes and Lattice's first slots are places, not weights.
-    """
+    Codes and Lattice's first slots are positions, not weights, so they do not decay."""
     matrices, tables, others, betas = [], [], [], []
     for name, parameter in model.named_parameters():
         if name.endswith("beta"):
@@ -243,7 +244,7 @@ def make_optimizer(model, args):
 
 
 class Trainer:
-    """One run: its model, its place in the data and the schedule, its history."""
+    """One run: its model, its position in the data and the schedule, and its history."""
 
     def __init__(self, args, recipe):
         self.args, self.phases, self.task = args, parse_phases(args.phases), recipe.get("task")
@@ -253,7 +254,7 @@ class Trainer:
         self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
                               args.recompute_chunks).to(args.device)
         self.source = make_source(recipe, args, self.config)
-        for phase in self.phases:  # now and not when it begins
+        for phase in self.phases:  # checked now and not when the phase begins
             self.source.check(phase.shortest or phase.length)
             self.source.check(phase.length)
         if args.init and load_initial(self.model, args, self.task):
@@ -269,7 +270,7 @@ class Trainer:
         return self.step / self.args.steps
 
     def _batch(self, length):
-        """The next step's (inputs, targets, weights), each [contexts, length]."""
+        """Returns the next step's (inputs, targets, weights), each [contexts, length]."""
         n_contexts = max(self.args.workers, self.args.batch_tokens // length)
         return [torch.from_numpy(side).to(self.args.device)
                 for side in self.source.next(length, n_contexts, self.progress)]
@@ -283,11 +284,10 @@ class Trainer:
         return loss.item()
 
     def _all_gradients(self, inputs, targets, weights, max_centroids):
-        """Workers take a share of the contexts each and meet once a step.
+        """Each worker computes a share of the contexts, and they synchronize once for each step.
 
-        On a shared machine this is several times faster than threads inside each operation,
-        which wait for one another some thousand times a step.
-        """
+        On a shared machine this is several times faster than threads inside each operation, which
+        wait for one another some thousand times in a step."""
         shares = zip(*(side.chunk(self.args.workers)
                        for side in (inputs, targets, weights / weights.sum())))
         losses = [self.workers.submit(self._accumulate, *share, max_centroids)
@@ -311,7 +311,7 @@ class Trainer:
         return bits
 
     def save(self):
-        """Replaces the checkpoint in one rename: a crash leaves the old one or the new one."""
+        """Replaces the checkpoint atomically: after a crash the old or the new one exists."""
         path = os.path.join(self.args.run, CHECKPOINT)
         torch.save({"config": config_to_dict(self.config), "model": self.model.state_dict(),
                     "optimizer": self.optimizer.state_dict(), "source": self.source.state(),
@@ -356,7 +356,7 @@ class Trainer:
                 self.source.metric)
 
     def report(self, bits, tokens_per_second):
-        """A history row and a line of progress; every --eval-steps with the held-out sample."""
+        """Adds a history row and prints progress; every --eval-steps with the held-out sample."""
         due = self.step % self.args.eval_steps < self.args.log_steps or self.progress >= 1
         held_out = self.source.measure(self.model, self.workers) if due else None
         phase = phase_at(self.phases, min(self.progress, 1 - 1e-9))
@@ -370,7 +370,7 @@ class Trainer:
               f"{self.tokens / 1e6:.2f}M tokens  {eta:.0f} min left{text}", flush=True)
 
     def first_sign(self, seconds):
-        """A line soon after the start, as the first report may be minutes away."""
+        """Prints a line soon after the start, as the first report may be minutes away."""
         left = self.seconds * (1 / self.progress - 1) / 60 if self.progress > 0 else math.inf
         print(f"step {self.step} after {seconds:.0f} s, about {left:.0f} min left; a line every "
               f"{self.args.log_steps} steps", flush=True)

@@ -1,18 +1,18 @@
-"""What of the closest-pair rule matters: its other forms, each read through the same model.
+"""Compares variants of the closest-pair rule, each applied to the same model.
 
-A sequence goes through the PyTorch reference chunk by chunk, in float32 (pool.py); heads decide in
-float64, with all distances at hand. When a chunk has passed, pairs of rows merge until a head has its
-share of --rows. Prints for every variant the accuracy on the model's task, or bits per byte of
-documents, and how far that is from the rule on the same sequences:
+A sequence is run by the PyTorch reference chunk by chunk, in float32 (pool.py); heads choose merges
+in float64, from all distances. After each chunk, pairs of rows merge until a head has its share of
+--rows. Prints for every variant the accuracy on the model's task, or bits per byte of documents, and
+the difference to the rule on the same sequences:
 
     rule         the closest pair, one after another, by |k - k|^2 + w / V |v - v|^2
     rounds       disjoint pairs, the closest first; a row merges again when no disjoint pair is left
-    ward         distances times c_i c_j / (c_i + c_j): what a merge adds to the sum of squares (Ward)
-    average      distances between the tokens of two rows, in the mean: both rows' variances are added
-    spread       keys and values each in units of their variance, in place of values by their size
+    ward         distances times c_i c_j / (c_i + c_j), a merge's increase of the sum of squares (Ward)
+    average      mean distances between the tokens of two rows: adds both rows' variances
+    spread       keys and values each in units of their variance, instead of values by their size
     sizes        distances times the mean |value|^2 of both rows over V
-    attention    distances times (0.3 / N + a_i + a_j)^0.5, a being the part of the attention that a row
-                 was given, averaged over chunks with 0.9 for the past, and summed in merges
+    attention    distances times (0.3 / N + a_i + a_j)^0.5; a is the share of the attention that a row
+                 received, averaged over chunks with 0.9 for the past, and summed in merges
     variance     the rule, read with |q|^2 s^2 / (2 d) added to scores, s^2 the variance of a row's keys
 """
 
@@ -30,29 +30,30 @@ from scoring import DocumentExam, mean_text
 from tasks import TaskError
 
 VARIANTS = ("rule", "rounds", "ward", "average", "spread", "sizes", "attention", "variance")
-_PAST = 0.9  # of the attention that a row was given, beside a chunk's own
+_PAST = 0.9  # decay of the attention that a row has received, with each chunk
 _POWER, _LEAST = 0.5, 0.3
 
 
 def squared_distances(a, b):
-    """[len(a), len(b)]"""
+    """Returns squared distances [len(a), len(b)]."""
     return np.maximum(0, np.square(a).sum(-1)[:, None] + np.square(b).sum(-1) - 2 * a @ b.T)
 
 
 class VariantRows:
     """One head: keys [n, d], values [n, dv], counts [n] in float64.
 
-    n_sized: of how many tokens V and the variances are taken.
-    """
+    n_sized: number of tokens after which V and the variances are computed."""
 
     def __init__(self, variant, cap, value_weight, n_sized):
         self._variant, self._cap, self._value_weight, self._n_sized = variant, cap, value_weight, n_sized
         self._scale = None
         self.keys = self.values = self.counts = self._key_variances = self._variances = None
-        self._given = self._new_given = None  # attention: to rows, and to the chunk that was read last
+        # attention: received by the rows, and by the chunk that was read last
+        self._given = self._new_given = None
 
     def read(self, q, k, v):
-        """q [rows, d], row r at token r % n of the chunk's n, k [n, d], v [n, dv]: [rows, dv]"""
+        """q [rows, d], row r at token r % n of the chunk's n, k [n, d], v [n, dv]: returns [rows,
+        dv]."""
         n_old, n = 0 if self.keys is None else len(self.keys), len(k)
         old = self.keys, self.values
         keys, values = (np.concatenate((a, b)) for a, b in zip(old, (k, v))) if n_old else (k, v)
@@ -72,7 +73,7 @@ class VariantRows:
         return p @ values
 
     def append(self, k, v):
-        """A whole chunk has passed."""
+        """Appends a whole chunk."""
         zeros, given = np.zeros(len(k)), (1 - _PAST) * self._new_given
         new = k, v, np.ones(len(k)), zeros, zeros, given
         names = "keys", "values", "counts", "_key_variances", "_variances", "_given"
@@ -90,7 +91,7 @@ class VariantRows:
                 setattr(self, name, getattr(self, name)[alive])
 
     def _costs(self, i, points):
-        """[len(i), n] of merging rows i with every row."""
+        """Returns the costs [len(i), n] of merging rows i with every row."""
         costs = squared_distances(points[i], points)
         if self._variant == "average":
             costs += self._variances[i, None] + self._variances
@@ -146,7 +147,7 @@ class VariantRows:
             costs[~alive], costs[:, ~alive] = np.inf, np.inf
             costs[np.tril_indices(n)] = np.inf
             free = alive.copy()
-            # enough: every merge takes two rows, of which no other pair has either
+            # enough: every merge uses two rows, and no two of these pairs share a row
             order = np.argsort(costs, axis=None)[:n_merges * n]
             for i, j in zip(*np.unravel_index(order, costs.shape)):
                 if free[i] and free[j] and n_merges and costs[i, j] < np.inf:
@@ -176,7 +177,8 @@ class VariantReader(Reader):
 
 
 def measured(logits, tokens, scored, of_documents):
-    """Of the scored tokens but the first: how many were likeliest, or the bits of all."""
+    """Returns, over the scored tokens but the first, the number that were most probable, or the
+    bits."""
     targets = torch.from_numpy(tokens[1:])
     if not of_documents:
         return (logits.argmax(-1) == targets).numpy()[scored[1:]].mean()

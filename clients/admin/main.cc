@@ -1,4 +1,5 @@
-// ovq-admin: what runs on servers, over all tenants, for those who run them (ovq.v1.AdminService).
+// ovq-admin: shows and ends the sessions and calls of all tenants on one or more servers, for their
+// operators (ovq.v1.AdminService).
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ constexpr char kServers[] = "HOST:PORT[,HOST:PORT...] with ports from 1 to 65535
 
 struct AdminOptions {
   std::vector<std::string> servers = {"127.0.0.1:50052"};
-  ConnectOptions connect;  // but for the server
+  ConnectOptions connect;  // all options but the server's address
   absl::Duration timeout = absl::Seconds(10);
   bool json = false;
   std::string command, session_id;
@@ -159,7 +160,7 @@ void PrintSession(const v1::TenantSession& entry) {
               session.hibernated() ? " on disk" : "");
 }
 
-// A server that is asked.
+// One server that commands are sent to.
 class Server {
  public:
   Server(const AdminOptions& options, const std::string& address, const Connection& connection)
@@ -168,7 +169,7 @@ class Server {
         connection_(connection),
         stub_(v1::AdminService::NewStub(connection.channel)) {}
 
-  // Does the command; what went wrong.
+  // Runs the command and returns the call's status.
   grpc::Status Do() const {
     if (options_.command == "status") return Status();
     if (options_.command == "sessions") return Sessions();
@@ -243,7 +244,7 @@ class Server {
   const std::unique_ptr<v1::AdminService::Stub> stub_;
 };
 
-// All servers are asked, also behind one that fails.
+// Sends the command to every server, even after one of them fails; returns the exit status.
 int Run(const AdminOptions& options) {
   int failed = 0, missing = 0;
   for (const std::string& address : options.servers) {
@@ -255,7 +256,7 @@ int Run(const AdminOptions& options) {
     }
     const grpc::Status status = Server(options, address, *connection).Do();
     if (status.ok()) continue;
-    // One server has a session, the others do not.
+    // A session lies on one server only, so the others may answer NOT_FOUND.
     if (options.command == "delete" && status.error_code() == grpc::NOT_FOUND &&
         ++missing < static_cast<int>(options.servers.size())) {
       continue;

@@ -15,12 +15,13 @@ namespace {
 
 constexpr size_t kMaxCredentialBytes = size_t{4} << 20;
 
-// The file that the flag names, "" for none, if `good` is true of what it holds.
+// Returns the content of the file that the flag names, if `good` accepts it; "" if no file is
+// named.
 absl::Status Read(const char* flag, const std::string& path, const char* expected,
                   bool (*good)(const std::string&), std::string& text) {
   if (path.empty()) return absl::OkStatus();
   absl::StatusOr<std::string> read = ReadFileOrPipe(path, kMaxCredentialBytes);
-  if (!read.ok()) {  // its message begins with the path
+  if (!read.ok()) {  // The message begins with the path.
     return absl::InvalidArgumentError(absl::StrCat(flag, ": ", read.status().message()));
   }
   if (!good(*read)) {
@@ -36,7 +37,7 @@ std::string FirstLine(const std::string& text) {
   return text.substr(0, text.find_first_of("\r\n"));
 }
 
-// What the words of gRPC 1.51 mean for somebody who gives flags; empty for what none would change.
+// Translates error texts of gRPC 1.51 into advice about flags; empty if no flag would help.
 std::string Hint(const grpc::Status& status, const ConnectOptions& options) {
   const std::string& message = status.error_message();
   const auto says = [&message](absl::string_view text) { return absl::StrContains(message, text); };
@@ -55,9 +56,9 @@ std::string Hint(const grpc::Status& status, const ConnectOptions& options) {
   }
   if (says("wrong version number"))
     return "the server does not speak TLS: leave --tls-ca and --tls-cert out";
-  // The name in the address is not in the certificate.
+  // The server's certificate lacks the name in the address.
   if (says("Peer name")) return "--server: expected a name that is in the server's certificate";
-  // A server that asks for TLS or for a certificate ends the connection without a word.
+  // A server that requires TLS or a client certificate just closes the connection.
   if (!says("failed to connect") || !says("Socket closed")) return "";
   if (!options.secure())
     return "it ended a connection without TLS: if it asks for TLS, --tls-ca is missing";
@@ -68,7 +69,8 @@ std::string Hint(const grpc::Status& status, const ConnectOptions& options) {
   return absl::StrCat("it does not take the certificate in ", options.tls_cert, " (--tls-cert)");
 }
 
-// What metadata may hold: gRPC ends the program of a caller that passes more.
+// True if the token's characters are allowed in metadata: gRPC aborts the calling process
+// otherwise.
 bool HasToken(const std::string& text) {
   const std::string token = FirstLine(text);
   return !token.empty() && std::ranges::all_of(token, absl::ascii_isgraph);
@@ -77,7 +79,7 @@ bool HasToken(const std::string& text) {
 }  // namespace
 
 absl::Status ToStatus(const grpc::Status& status) {
-  // The codes have the same numbers.
+  // gRPC and absl number the codes alike.
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
@@ -108,8 +110,7 @@ std::string SessionKeyFromId(std::string_view session_id) {
   const size_t end = session_id.find('.');
   if (end == std::string_view::npos) return "";
   const std::string_view key = session_id.substr(0, end);
-  // The id may be a user's typing: gRPC ends the program of a caller that passes what metadata may
-  // not hold.
+  // Users may type the id: gRPC aborts the process if metadata has characters that are not allowed.
   const bool valid = std::all_of(key.begin(), key.end(), [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '-' || c == '_';
   });
@@ -117,7 +118,7 @@ std::string SessionKeyFromId(std::string_view session_id) {
 }
 
 absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket) {
-  // What the library would say on stderr of a failed handshake is in the status of the call, too.
+  // Silences the library's stderr lines about failed handshakes: the call's status says the same.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   grpc::SslCredentialsOptions tls;
   std::string token;
@@ -130,10 +131,10 @@ absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socke
     if (!status.ok()) return status;
   }
   grpc::ChannelArguments arguments;
-  // A long prompt is absorbed without a byte on the wire: pings keep middle boxes from closing it.
+  // A long prompt is prefilled without a byte on the wire: pings keep middle boxes from closing it.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
   arguments.SetMaxReceiveMessageSize(-1);
-  // A server that restarts is found again soon.
+  // Reconnects quickly after the server has restarted.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   if (own_socket) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   Connection connection;

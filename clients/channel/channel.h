@@ -1,4 +1,4 @@
-// How a client connects: plain text or TLS, with a token or without.
+// Connects the C++ clients to a server: plain text or TLS, with or without a token.
 #pragma once
 
 #include <google/protobuf/duration.pb.h>
@@ -14,27 +14,30 @@
 namespace ovq {
 
 absl::Status ToStatus(const grpc::Status& status);
-// The same for people: where the status shows what is wrong with how the server was called, its
-// message ends with the flag that is missing or wrong.
+// Converts a gRPC status to one for users: if the error shows a missing or wrong connection flag,
+// the message ends with that flag.
 absl::Status Explained(const grpc::Status& status, const ConnectOptions& options);
 double Seconds(const google::protobuf::Duration& duration);
 
 struct Connection {
-  ConnectOptions options;  // that it was made by
+  ConnectOptions options;  // the options that the connection was made with
   std::shared_ptr<grpc::Channel> channel;
-  std::string authorization;  // the metadata of that name; empty: none
+  std::string authorization;  // value of the `authorization` metadata; empty: none is sent
 
-  // To be called once for every call. The session's key may be empty.
+  // Adds the connection's metadata to a call; call it exactly once for each context. The session's
+  // key may be empty.
   void Authorize(grpc::ClientContext& context, const std::string& session_key = "") const;
 };
 
-// Metadata `ovq-session`: what has the same key reaches the same server through a balancer. A new
-// session is made with a new key, which then begins the session's id, "KEY.RANDOM".
+// Keys for the metadata field `ovq-session`: a balancer sends calls with equal keys to the same
+// server. A new session is created with a new key, which then begins the session's id,
+// "KEY.RANDOM".
 std::string NewSessionKey();
-std::string SessionKeyFromId(std::string_view session_id);  // empty for one that was made without
+std::string SessionKeyFromId(std::string_view session_id);  // empty if the id has no key
 
-// Reads the files; connects with the first call, on a socket of its own or on one that it shares
-// with the process's other channels to the server. Errors name the flag and the file.
+// Reads the TLS and token files and creates a channel, which connects with its first call. With
+// `own_socket` the channel has a socket of its own, else it shares one with the process's other
+// channels to the same server. Errors name the flag and the file.
 absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket = false);
 
 }  // namespace ovq

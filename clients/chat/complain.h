@@ -1,4 +1,4 @@
-// How ovq-chat says what went wrong: a line on stderr that begins with its name.
+// Error messages of ovq-chat: lines on stderr that begin with the program's name.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -12,10 +12,10 @@ namespace ovq {
 
 inline constexpr std::string_view kChat = "ovq-chat";
 
-// What names a call that has ended in the server's log; empty if no server answered.
+// Returns the id that the server's log has for a finished call; empty if no server answered.
 std::string FindRequestId(const grpc::ClientContext& context);
 
-// The exit status of a program that ends for it.
+// Complain prints an error and returns the program's exit status.
 int Complain(std::string_view message);
 int Complain(const Connection& connection, const grpc::Status& status,
              const std::string& request_id);

@@ -17,7 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Far below the 4 MiB that a gRPC server takes in one message.
+// Largest part of a prompt that one message carries, far below the 4 MiB that a gRPC server
+// accepts.
 constexpr size_t kMaxPartBytes = size_t{64} << 10;
 
 double SecondsSince(Clock::time_point time) {
@@ -34,14 +35,15 @@ void PrintFlushed(std::FILE* file, std::string_view text) {
   std::fflush(file);
 }
 
-// Parts of at most kMaxPartBytes that add up to the text, none ending within a character. A part
-// ends after the last line end of its last quarter if there is one, so that few tokens are cut in
-// two. One empty part for an empty text.
+// Splits the text into parts of at most kMaxPartBytes, never inside a character. A part ends after
+// the last newline of its last quarter if there is one, so that few tokens are cut in two. An empty
+// text gives one empty part.
 std::vector<std::string_view> SplitPrompt(std::string_view text) {
   std::vector<std::string_view> parts;
   while (text.size() > kMaxPartBytes) {
     size_t cut = kMaxPartBytes;
-    while ((static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;  // a continuation
+    // a UTF-8 continuation byte
+    while ((static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;
     const size_t line_end = text.substr(0, cut).rfind('\n');
     if (line_end != std::string_view::npos && line_end + 1 >= kMaxPartBytes - kMaxPartBytes / 4) {
       cut = line_end + 1;
@@ -61,9 +63,10 @@ struct Conversation::TurnStats {
   Clock::time_point asked = Clock::now();
   v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
   uint64_t prompt_tokens = 0, generated_tokens = 0;
-  uint64_t drafted_tokens = 0, accepted_tokens = 0;  // of speculation
+  uint64_t drafted_tokens = 0, accepted_tokens = 0;  // from speculation
   double prefill_seconds = 0, decode_seconds = 0;
-  std::optional<double> first_token_seconds;  // as seen here, from the question's first byte
+  std::optional<double> first_token_seconds;  // as the client measures it, from the first byte of
+                                              // the question
   uint64_t state_bytes = 0;
 
   // "[prompt 12 tokens, 850.1 tokens/s | generated ... | position 46 | length]"
@@ -71,7 +74,7 @@ struct Conversation::TurnStats {
     const std::string first = first_token_seconds
                                   ? absl::StrFormat("%.0f ms", *first_token_seconds * 1e3)
                                   : std::string("-");
-    // The first token is drawn from the prompt's last row: decoding begins with the second.
+    // The first token is sampled from the prompt's last logits: decoding begins with the second.
     const uint64_t decoded = generated_tokens > 0 ? generated_tokens - 1 : 0;
     const std::string guessed = drafted_tokens > 0 ? absl::StrCat(" (", accepted_tokens, " of ",
                                                                   drafted_tokens, " guessed)")
@@ -152,9 +155,10 @@ bool Conversation::Send(const v1::ChatRequest& request) {
   return sent;
 }
 
-// Never waits: while a Send is stuck, the cancel follows it.
+// Never blocks: if another thread holds the lock in a stuck Send, that thread sends the cancel
+// afterwards.
 void Conversation::SendWaitingCancel() {
-  // Who holds the lock calls this once it has let go.
+  // The holder of the lock calls this function after it has released the lock.
   const std::unique_lock lock(write_mutex_, std::try_to_lock);
   if (!lock || !cancel_waiting_.exchange(false)) return;
   v1::ChatRequest request;
@@ -261,10 +265,11 @@ void Conversation::PrintChunk(const v1::TokenChunk& chunk) {
 }
 
 void Conversation::Report(const TurnStats& stats) {
-  // One answer goes byte for byte into a file or pipe; answers of a conversation end a line.
+  // A single answer is written byte for byte to a file or pipe; an answer in a conversation ends
+  // with a newline.
   const bool end_line = stdout_is_terminal_ || options_.interactive;
   if (end_line && last_byte_ != '\n') PrintFlushed(stdout, "\n");
-  // On a terminal an empty line parts two turns.
+  // On a terminal, an empty line separates turns.
   const char* const gap = screen_.terminal && options_.interactive ? "\n\n" : "\n";
   screen_.Show(absl::StrCat(token_list_, screen_.Dim(stats.Text(position_)), gap));
 }

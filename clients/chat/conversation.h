@@ -1,4 +1,4 @@
-// One conversation, which is one Chat call: sends questions, streams their answers to stdout,
+// Defines Conversation: one Chat call that sends questions, streams the answers to stdout and
 // reports on stderr.
 #pragma once
 
@@ -19,30 +19,34 @@
 
 namespace ovq {
 
-// All methods but OnInterrupt belong to one thread.
+// All methods except OnInterrupt must be called on one thread.
 class Conversation {
  public:
-  // The options may change between two questions.
+  // `options` may change between two questions.
   Conversation(const Connection& connection, const ChatOptions& options, const Screen& screen);
 
-  // Both: false when the call has ended; Close tells why.
+  // Open starts the call and Ask runs one turn. Both return false when the call has ended; Close
+  // then gives the reason.
   bool Open();
   bool Ask(std::string_view question);
-  // Where the session stood before the last question, if one was asked. DropLastQuestion: it is
-  // there again.
+  // PositionBeforeLastQuestion returns the session's position before the last question, if there
+  // was one. DropLastQuestion undoes the question locally, after the session was rewound to that
+  // position.
   std::optional<uint64_t> PositionBeforeLastQuestion() const;
   void DropLastQuestion();
-  const v1::Session& session() const { return session_; }  // as it was opened
+  // The session as the server described it when the call opened.
+  const v1::Session& session() const { return session_; }
 
-  // Ctrl-C: cancels a running turn. True if none was, or it was cancelled before: the call is
-  // ended.
+  // Handles Ctrl-C: cancels a running turn. Returns true if no turn was running or it was already
+  // cancelled: then the call is ended.
   bool OnInterrupt();
-  // Some turn was cancelled, or the call ended, by OnInterrupt.
+  // True if OnInterrupt has cancelled a turn or ended the call.
   bool interrupted() const { return interrupted_; }
 
-  // Says that no turn follows, reads what is left and returns how the call ended. Call once, last.
+  // Half-closes the call, reads the remaining messages and returns the call's final status. Call it
+  // once, last.
   grpc::Status Close();
-  std::string RequestId() const;  // after Close
+  std::string RequestId() const;  // valid after Close
 
  private:
   enum class Phase { kIdle, kAnswering, kCancelling, kQuit };
@@ -52,10 +56,10 @@ class Conversation {
   void EndTurn();
   bool Send(const v1::ChatRequest& request);
   void SendWaitingCancel();
-  // The conversation so far with one more question.
+  // Sends the whole conversation so far with one more question (--messages).
   bool SendMessages(std::string_view question);
   bool SendPart(std::string_view part, bool more);
-  // Sends all parts but the last. False when the call or the turn has ended with them.
+  // Sends all parts but the last. Returns false if the call or the turn ended meanwhile.
   bool SendLeadingParts(const std::vector<std::string_view>& parts, TurnStats& stats);
   bool StreamAnswer(TurnStats& stats);
   void PrintChunk(const v1::TokenChunk& chunk);
@@ -67,23 +71,24 @@ class Conversation {
   const std::unique_ptr<v1::InferenceService::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ChatRequest, v1::ChatResponse>> call_;
-  std::mutex write_mutex_;  // gRPC allows one write at a time beside one read
+  std::mutex write_mutex_;  // gRPC allows one write at a time, concurrent with one read
   std::atomic<bool> cancel_waiting_ = false;
 
   v1::Session session_;
-  v1::Conversation messages_;  // --messages: what the session holds, in answer_ its last answer
+  v1::Conversation messages_;  // with --messages: the messages that the session holds; `answer_` is
+                               // the last answer
   std::string answer_;
   uint64_t position_ = 0;
   struct Question {
-    uint64_t position;  // before the question
-    int n_messages;     // of messages_
+    uint64_t position;  // the session's position before the question
+    int n_messages;     // number of entries of messages_
     std::string answer;
   };
   std::vector<Question> questions_;
   bool call_ended_ = false;
-  char last_byte_ = 0;      // of the answer
-  std::string token_list_;  // --logprobs
-  std::mutex phase_mutex_;  // for who changes the phase and acts on it
+  char last_byte_ = 0;      // last byte of the answer so far
+  std::string token_list_;  // output of --logprobs
+  std::mutex phase_mutex_;  // held while the phase is changed and acted upon
   std::atomic<Phase> phase_ = Phase::kIdle;
   std::atomic<bool> interrupted_ = false;
 };

@@ -21,8 +21,8 @@ std::string Millions(uint64_t parameters) {
   return absl::StrFormat("%.1fM parameters", static_cast<double>(parameters) / 1e6);
 }
 
-// What the server says against the settings, empty if nothing: a turn with wrong ones would end the
-// call, and with it a session that is not kept. An empty answer is asked for.
+// Validates the turn's settings on the server with a request for an empty answer; returns the
+// error, empty if none. An invalid turn would end the call and lose a session that is not kept.
 std::string Fault(const Connection& connection, const v1::ChatTurn& turn) {
   v1::GenerateRequest request;
   *request.mutable_sampling() = turn.sampling();
@@ -134,7 +134,7 @@ bool Dialogue::End() {
   const bool was_open = std::exchange(open_, false);
   const grpc::Status status = conversation_->Close();
   aborted_ = conversation_->interrupted() && status.error_code() == grpc::CANCELLED;
-  // All answers are there: a server that drains, or went, after them is nobody's concern.
+  // All answers have arrived, so a server that drains or has gone away is not an error.
   const bool gone = was_open && whole_ && status.error_code() == grpc::UNAVAILABLE;
   if (status.ok() || aborted_ || gone) return true;
   Complain(connection_, status, conversation_->RequestId());

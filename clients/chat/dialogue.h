@@ -1,4 +1,5 @@
-// A conversation of several turns with somebody: questions, and commands that begin with a slash.
+// Defines Dialogue: an interactive conversation of several turns, with questions and slash
+// commands.
 #pragma once
 
 #include <memory>
@@ -13,16 +14,16 @@
 
 namespace ovq {
 
-// All methods but OnInterrupt belong to one thread.
+// All methods except OnInterrupt must be called on one thread.
 class Dialogue {
  public:
-  // /set changes the options' turn.
+  // The /set command changes `options.turn`.
   Dialogue(const Connection& connection, ChatOptions& options, const Screen& screen, Input& input);
 
-  // Until it is over; the exit status. What went wrong has been told.
+  // Runs until the dialogue ends and returns the exit status. Errors have been printed by then.
   int Run();
 
-  // SIGINT: cancels the running answer; ends the dialogue if none runs.
+  // Handles SIGINT: cancels the running answer, or ends the dialogue if none runs.
   void OnInterrupt();
 
  private:
@@ -30,9 +31,9 @@ class Dialogue {
   static const Command kCommands[];
 
   bool Greet();
-  // A new conversation in place of the one that is there. False: told why.
+  // Starts a new conversation in place of the current one. Returns false after printing the error.
   bool Begin();
-  // Of the conversation that is there. False: told why.
+  // Ends the current conversation. Returns false after printing the error.
   bool End();
   void ReadTurns();
   void Do(std::string_view line);
@@ -54,13 +55,13 @@ class Dialogue {
   const Screen& screen_;
   Input& input_;
   const Sessions sessions_;
-  v1::ModelInfo model_;  // as Greet was told
-  std::mutex mutex_;     // guards the pointer for OnInterrupt
+  v1::ModelInfo model_;  // as the server described it to Greet
+  std::mutex mutex_;     // lets OnInterrupt read the pointer
   std::unique_ptr<Conversation> conversation_;
-  bool open_ = false;     // the conversation has begun, and End was not called
-  bool aborted_ = false;  // OnInterrupt ended its call
-  bool over_ = false;     // no turn follows
-  bool whole_ = true;     // no call has ended by itself
+  bool open_ = false;     // the conversation has begun and End was not called
+  bool aborted_ = false;  // OnInterrupt ended the conversation's call
+  bool over_ = false;     // no further turn follows
+  bool whole_ = true;     // no call has ended on its own
 };
 
 }  // namespace ovq

@@ -23,10 +23,10 @@ namespace ovq {
 namespace {
 
 constexpr int kHistoryLines = 1000;
-// Terminals that know it put these around what is pasted (xterm's "bracketed paste").
+// Terminals with xterm's "bracketed paste" mode put these around pasted text.
 constexpr std::string_view kPastesOn = "\033[?2004h", kPastesOff = "\033[?2004l";
 constexpr std::wstring_view kPasteEnd = L"\033[201~";
-// libedit takes what stands between two of these for codes that move no cursor.
+// libedit treats text between two of these characters as codes that don't move the cursor.
 constexpr char kCodes = '\1';
 
 void Write(std::string_view text) {
@@ -34,7 +34,7 @@ void Write(std::string_view text) {
   std::fflush(stderr);
 }
 
-// Line ends as they are in files, without characters that steer a terminal.
+// Converts line ends to newlines and drops control characters.
 std::wstring CleanPaste(std::wstring_view text) {
   std::wstring clean;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -48,7 +48,8 @@ std::wstring CleanPaste(std::wstring_view text) {
   return clean;
 }
 
-// Rows that text takes above the one where it ends, behind a prompt of that many columns.
+// Returns the number of terminal rows that the text takes above the row where it ends, after a
+// prompt of `prompt_width` columns.
 int RowsBefore(int prompt_width, std::wstring_view text, int columns) {
   int rows = prompt_width / columns, column = prompt_width % columns;
   for (const wchar_t c : text) {
@@ -69,7 +70,7 @@ LineEditor::LineEditor(std::string history_file, bool colored)
     : history_file_(std::move(history_file)),
       colored_(colored),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  // Texts are UTF-8 here, whatever the environment's locale.
+  // Text is UTF-8 here, whatever locale the environment sets.
   std::setlocale(LC_CTYPE, "C.UTF-8");
   tcgetattr(STDIN_FILENO, &before_);
   edit_ = el_init("ovq-chat", stdin, stderr, stderr);
@@ -83,7 +84,7 @@ LineEditor::LineEditor(std::string history_file, bool colored)
   el_set(edit_, EL_PROMPT_ESC, &Prompt, kCodes);
   el_set(edit_, EL_HIST, &::history, history_);
   el_set(edit_, EL_EDITOR, "emacs");
-  el_source(edit_, nullptr);  // ~/.editrc, where it is
+  el_source(edit_, nullptr);  // reads ~/.editrc if it exists
   BindKeys();
   HideTyping();
 }
@@ -96,7 +97,7 @@ LineEditor::~LineEditor() {
 }
 
 void LineEditor::BindKeys() {
-  // Keys, not signals, while a line is typed.
+  // While a line is typed, Ctrl-C and Ctrl-Z are keys and raise no signals.
   el_set(edit_, EL_SETTY, "-d", "-isig", nullptr);
   const auto bind = [this](const char* name, const char* help,
                            unsigned char (*function)(editline*, int),
@@ -120,7 +121,7 @@ void LineEditor::BindKeys() {
 
 std::optional<std::string> LineEditor::Next(const std::string& prompt) {
   const std::string codes(1, kCodes);
-  prompt_width_ = static_cast<int>(prompt.size());  // of ASCII
+  prompt_width_ = static_cast<int>(prompt.size());  // the prompt is ASCII
   prompt_ = colored_ ? codes + "\033[1m" + codes + prompt + codes + "\033[0m" + codes : prompt;
   while (!stop_) {
     interrupt_ = false;
@@ -152,7 +153,7 @@ void LineEditor::Remember(const std::string& line) {
   HistEvent event;
   ::history(history_, &event, H_ENTER, line.c_str());
   if (history_file_.empty()) return;
-  std::error_code error;  // where it cannot be kept, it is in this run alone
+  std::error_code error;  // if the file cannot be written, the history lasts for this run only
   std::filesystem::create_directories(std::filesystem::path(history_file_).parent_path(), error);
   ::history(history_, &event, H_SAVE, history_file_.c_str());
 }
@@ -160,7 +161,7 @@ void LineEditor::Remember(const std::string& line) {
 void LineEditor::HideTyping() {
   termios quiet = before_;
   quiet.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-  quiet.c_lflag |= NOFLSH;  // Ctrl-C takes nothing back that was typed
+  quiet.c_lflag |= NOFLSH;  // Ctrl-C does not discard typed input
   tcsetattr(STDIN_FILENO, TCSADRAIN, &quiet);
 }
 
@@ -214,7 +215,7 @@ unsigned char LineEditor::OnPaste(editline* edit, int) {
 unsigned char LineEditor::OnSuspend(editline* edit, int) {
   LineEditor& self = FromEditline(edit);
   self.Restore();
-  kill(0, SIGTSTP);  // as the terminal would; goes on here after SIGCONT
+  kill(0, SIGTSTP);  // suspends the process as the terminal would; continues here after SIGCONT
   el_set(edit, EL_PREP_TERM, 1);
   Write(kPastesOn);
   return CC_REDISPLAY;
@@ -229,8 +230,8 @@ int LineEditor::ReadChar(editline* edit, wchar_t* out) {
   return 1;
 }
 
-// Terminals have laid the lines out anew when the program hears of it: the cursor goes back to
-// where the prompt begins now, and all is written again.
+// After a resize the terminal has already reflowed the lines: moves the cursor to the prompt's new
+// position and redraws everything.
 void LineEditor::Redraw() {
   winsize size = {};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
@@ -249,7 +250,7 @@ bool LineEditor::ConsumeChar(wchar_t& out) {
     const size_t length =
         std::mbrtowc(&out, bytes_.data() + consumed_, bytes_.size() - consumed_, &state);
     if (length == static_cast<size_t>(-2)) return false;
-    if (length == 0) {  // NUL, which no line holds
+    if (length == 0) {  // a NUL, which no line contains
       ++consumed_;
       continue;
     }
@@ -281,7 +282,7 @@ bool LineEditor::ReadBytes() {
 std::string DefaultHistoryFile() {
   const auto folder = [](const char* name, const char* below) -> std::string {
     const char* const value = std::getenv(name);
-    if (value == nullptr || *value != '/') return "";  // relative ones do not count, says XDG
+    if (value == nullptr || *value != '/') return "";  // XDG says that relative paths are ignored
     return std::string(value) + below;
   };
   std::string state = folder("XDG_STATE_HOME", "");

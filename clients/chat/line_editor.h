@@ -1,5 +1,5 @@
-// Turns as a person types them on a terminal: lines that can be edited, a history, pastes that
-// arrive whole. The editing is libedit's, with its keys and ~/.editrc.
+// Reads turns that a person types on a terminal: editable lines, a history, and pastes that arrive
+// whole. Editing, keys and ~/.editrc are libedit's.
 #pragma once
 
 #include <termios.h>
@@ -15,24 +15,23 @@ struct history;
 
 namespace ovq {
 
-// At most one, on stdin and stderr. Between two calls of Next the terminal shows nothing of what is
-// typed, and the next one reads it; Ctrl-C is SIGINT then.
+// Owns stdin and stderr; a process has at most one. Between calls of Next the terminal echoes
+// nothing; the next call reads what was typed meanwhile, and Ctrl-C raises SIGINT.
 class LineEditor final : public Input {
  public:
-  // What was typed is kept in the file for later runs, readable for its owner only; "": it is not.
-  // colored: prompts are shown in bold.
+  // Appends typed turns to `history_file`, readable by its owner only, for later runs; "" keeps
+  // none. `colored` shows prompts in bold.
   LineEditor(std::string history_file, bool colored);
   ~LineEditor() override;
   LineEditor(const LineEditor&) = delete;
   LineEditor& operator=(const LineEditor&) = delete;
 
-  // A turn has several lines if a block was pasted or Alt-Enter typed. Ctrl-C drops what is typed;
-  // twice in a row without any, it is the end of input.
-  // The prompt is ASCII.
+  // Returns the next turn. It has several lines if a block was pasted or Alt-Enter typed. Ctrl-C
+  // drops the typed text; two in a row without text end the input. The prompt is ASCII.
   std::optional<std::string> Next(const std::string& prompt) override;
   bool interrupted() const override { return interrupts_ > 1; }
 
-  // Any thread. The terminal is as it was before this object was made.
+  // Restores the terminal's original settings. Callable on any thread.
   void Stop() override;
   void Resized();
   void Restore();
@@ -40,7 +39,7 @@ class LineEditor final : public Input {
  private:
   static LineEditor& FromEditline(editline* edit);
   static char* Prompt(editline* edit);
-  // Functions that keys are bound to.
+  // Handlers of the bound keys.
   static unsigned char OnInterrupt(editline* edit, int key);
   static unsigned char OnNewline(editline* edit, int key);
   static unsigned char OnPaste(editline* edit, int key);
@@ -49,9 +48,9 @@ class LineEditor final : public Input {
 
   void BindKeys();
   void Redraw();
-  // The next character of what was read; false: more bytes are needed.
+  // Decodes the next character of the bytes read; returns false if more bytes are needed.
   bool ConsumeChar(wchar_t& out);
-  // False at the end of input and after Stop.
+  // Returns false at the end of input and after Stop.
   bool ReadBytes();
   void Remember(const std::string& line);
   void HideTyping();
@@ -65,14 +64,14 @@ class LineEditor final : public Input {
   struct history* history_;
   std::string prompt_;
   int prompt_width_ = 0;
-  std::string bytes_;  // read, from consumed_ on not yet taken
+  std::string bytes_;  // bytes read; those from consumed_ on are not yet decoded
   size_t consumed_ = 0;
-  bool interrupt_ = false;  // of the line that is being typed
-  int interrupts_ = 0;      // in a row, without a line between
+  bool interrupt_ = false;  // Ctrl-C ended the current line
+  int interrupts_ = 0;      // consecutive Ctrl-C without text
 };
 
-// Where the history is kept: $XDG_STATE_HOME/ovq-chat/history, by default below ~/.local/state;
-// "" if there is no such place.
+// Returns the path of the history file: $XDG_STATE_HOME/ovq-chat/history, by default below
+// ~/.local/state; "" if neither exists.
 std::string DefaultHistoryFile();
 
 }  // namespace ovq

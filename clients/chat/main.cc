@@ -1,4 +1,4 @@
-// ovq-chat: talks to an ovq-server from a terminal or a script.
+// ovq-chat: a client that talks to an ovq-server from a terminal or a script.
 #include <signal.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr size_t kMaxQuestionBytes = size_t{1} << 30;
 
-// One question, one answer.
+// Asks one question, prints the answer and returns the exit status.
 int AskOnce(const Connection& connection, const ChatOptions& options, const Screen& screen,
             const std::string& question) {
   Conversation conversation(connection, options, screen);
@@ -41,7 +41,7 @@ int AskOnce(const Connection& connection, const ChatOptions& options, const Scre
   }
   const grpc::Status status = conversation.Close();
   const bool aborted = conversation.interrupted() && status.error_code() == grpc::CANCELLED;
-  // The answer is there: a server that drains, or went, after it is nobody's concern.
+  // The answer has arrived, so a server that drains or has gone away is not an error.
   const bool gone = whole && status.error_code() == grpc::UNAVAILABLE;
   if (!status.ok() && !aborted && !gone)
     return Complain(connection, status, conversation.RequestId());
@@ -57,7 +57,7 @@ int ConverseOnTerminal(const Connection& connection, ChatOptions& options, const
       dialogue.OnInterrupt();
     } else if (signal == SIGWINCH) {
       editor.Resized();
-    } else {  // the terminal must not stay as it is now
+    } else {  // restores the terminal before the process ends
       editor.Restore();
       _exit(128 + signal);
     }
@@ -73,7 +73,7 @@ int Converse(const Connection& connection, ChatOptions& options, const Screen& s
   return dialogue.Run();
 }
 
-// What --prompt, --file or a pipe brings; none for a conversation.
+// Returns the question from --prompt, --file or a pipe; nullopt for an interactive conversation.
 absl::StatusOr<std::optional<std::string>> ReadQuestion(const ChatOptions& options) {
   absl::StatusOr<std::string> text;
   if (options.file) {

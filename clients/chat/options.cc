@@ -9,7 +9,7 @@
 namespace ovq {
 namespace {
 
-constexpr int64_t kMaxSeconds = 315'576'000'000;  // of a protobuf Duration
+constexpr int64_t kMaxSeconds = 315'576'000'000;  // upper bound of a protobuf Duration
 
 void AddConversation(Flags& flags, ChatOptions& o) {
   AddConnection(flags, o.connect);

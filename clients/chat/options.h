@@ -1,4 +1,4 @@
-// Command line of ovq-chat.
+// Defines the command line of ovq-chat.
 #pragma once
 
 #include <optional>
@@ -15,19 +15,21 @@ namespace ovq {
 struct ChatOptions {
   ConnectOptions connect;
   v1::ChatOpen open;
-  v1::ChatTurn turn;                  // of every turn, without its prompt
-  std::optional<std::string> prompt;  // --prompt
-  std::optional<std::string> file;    // --file
+  v1::ChatTurn turn;                  // settings of every turn; no prompt
+  std::optional<std::string> prompt;  // value of --prompt
+  std::optional<std::string> file;    // value of --file
   bool messages = false;              // questions go through the model's chat template
-  bool as_text = false;               // they do not, whatever the model has
-  std::optional<std::string> system;  // before the first of them
-  bool interactive = false;           // asked for, whatever stdin is
-  std::string history_file;           // of what is typed on a terminal; "": none
-  InfoRequest info_request = InfoRequest::kNothing;  // in place of a conversation
+  bool as_text = false;               // questions go in as plain text even if the model has a chat
+                                      // template
+  std::optional<std::string> system;  // system message before the first question
+  bool interactive = false;           // converse even if stdin is not a terminal
+  std::string history_file;           // history of typed turns; "": none is kept
+  InfoRequest info_request = InfoRequest::kNothing;  // --help or --version: printed in place of a
+                                                     // conversation
 };
 
-// args: without the program's name; the environment's OVQ_SERVER is read as well. InvalidArgument
-// names the flag and what was expected.
+// Parses `args` (without the program's name) and the environment variable OVQ_SERVER.
+// InvalidArgument names the flag and what was expected.
 absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args);
 
 std::string HelpText();

@@ -15,7 +15,7 @@ namespace {
 
 using Stub = v1::SessionService::Stub;
 
-// A call of SessionService; id: of the session it is about, or "".
+// State of one SessionService call; `id` is the session's, or "".
 struct SessionCall {
   SessionCall(const Connection& connection, const std::string& id)
       : stub(v1::SessionService::NewStub(connection.channel)) {
@@ -26,14 +26,14 @@ struct SessionCall {
   grpc::ClientContext context;
 };
 
-// Null, and it has said why, if that fails.
+// Opens a file; returns null after printing the error.
 std::FILE* OpenFile(const std::string& path, const char* mode) {
   std::FILE* file = std::fopen(path.c_str(), mode);
   if (file == nullptr) Complain(absl::StrCat(path, ": ", std::strerror(errno)));
   return file;
 }
 
-// Calls a method for a session, and says why if that fails.
+// Calls a method for a session; prints the error if the call fails.
 template <class Request, class Response>
 bool CallFor(const Connection& connection, const std::string& id,
              grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),

@@ -1,5 +1,5 @@
-// What a conversation does with sessions beside talking: calls of SessionService. Each tells on
-// stderr what came of it, or what went wrong.
+// Session commands of a conversation, as calls of SessionService. Each prints its result or error
+// to stderr.
 #pragma once
 
 #include <optional>
@@ -14,13 +14,13 @@ class Sessions {
   explicit Sessions(const Connection& connection) : connection_(connection) {}
 
   void Show(const std::string& id) const;
-  // A copy, whose id it prints.
+  // Copies the session and prints the copy's id.
   void Fork(const std::string& id) const;
-  // True if the session is back at the position.
+  // Returns true if the session is back at the position.
   bool Rewind(const std::string& id, uint64_t position) const;
-  // Into a new file, which does not stay if the call fails.
+  // Exports the session to a new file, which is removed if the call fails.
   void Save(const std::string& id, const std::string& path) const;
-  // Makes a session of a file and prints its id.
+  // Creates a session from a file and prints its id.
   void Load(const std::string& path) const;
 
  private:

@@ -13,7 +13,8 @@
 namespace ovq {
 namespace {
 
-// The field that a setting is, in one of the turn's messages; null for both if there is none.
+// The field that holds a setting and its message within the turn; both null if no setting has the
+// name.
 struct SettingField {
   google::protobuf::Message* message = nullptr;
   const google::protobuf::FieldDescriptor* field = nullptr;

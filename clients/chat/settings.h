@@ -1,4 +1,4 @@
-// How answers are made: flags of the command line, and what a conversation can change while it
+// Generation settings of ovq-chat: command line flags, and the /set command while a conversation
 // runs.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace ovq {
 
-// Into the turn, without its prompt. Ranges are the server's business: it names the field and the
-// range in its error.
+// Adds the flags, which write into the turn. The server checks ranges: its errors name field and
+// range.
 void AddSettings(Flags& flags, v1::ChatTurn& turn);
 
-// "default" takes a value back, and all texts of `stop`; what is a switch on the command line takes
-// yes or default. InvalidArgument says what was expected.
+// Changes one setting. "default" resets it, and removes all texts of `stop`; flags without a value
+// take yes or default. InvalidArgument says what was expected.
 absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const std::string& value);
-// A line for each.
+// Returns one line for each setting.
 std::string SettingsText(v1::ChatTurn& turn);
 
 }  // namespace ovq

@@ -16,7 +16,7 @@
 namespace ovq {
 namespace {
 
-// An escape sequence of ECMA-48 (SGR) before the text, and back to normal behind it.
+// Wraps the text in an ECMA-48 escape sequence (SGR) and a reset.
 std::string Styled(bool color, std::string_view style, std::string_view text) {
   std::string styled(text);
   if (color) styled = "\033[" + std::string(style) + "m" + styled + "\033[0m";
@@ -50,7 +50,7 @@ std::optional<std::string> LineReader::Next(const std::string& prompt) {
   }
 }
 
-// It fails only when the counter is full, and then it is raised already.
+// The write fails only if the counter is full, and then Stop was called already.
 void LineReader::Stop() { eventfd_write(stop_fd_, 1); }
 
 Screen Screen::OfThisProcess() {

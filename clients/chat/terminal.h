@@ -1,4 +1,4 @@
-// What a conversation needs of the terminal: turns that come from it, text that is safe on it.
+// Terminal input and output of ovq-chat: reads turns, and makes text safe to print.
 #pragma once
 
 #include <optional>
@@ -7,19 +7,19 @@
 
 namespace ovq {
 
-// Where the turns of a conversation come from. Next is for one thread, Stop for any.
+// A source of a conversation's turns. Next is called on one thread, Stop on any.
 class Input {
  public:
   virtual ~Input() = default;
 
-  // The next turn, without the newline that ends it; nullopt at the end of input and after Stop.
+  // Returns the next turn without its final newline; nullopt at the end of input and after Stop.
   virtual std::optional<std::string> Next(const std::string& prompt) = 0;
   virtual void Stop() = 0;
-  // The end was asked for by Ctrl-C.
+  // True if Ctrl-C ended the input.
   virtual bool interrupted() const { return false; }
 };
 
-// A turn for each line of stdin, whatever that is; prompts go to stderr.
+// Reads one turn for each line of stdin, terminal or not; prompts go to stderr.
 class LineReader final : public Input {
  public:
   LineReader();
@@ -36,9 +36,9 @@ class LineReader final : public Input {
   bool ended_ = false;
 };
 
-// How text beside the answers looks on stderr.
+// How stderr shows text other than the answers.
 struct Screen {
-  bool terminal = false;  // somebody sits at it: a banner, roles, lines between turns
+  bool terminal = false;  // interactive: show a banner, roles and empty lines between turns
   bool color = false;
 
   static Screen OfThisProcess();
@@ -46,12 +46,13 @@ struct Screen {
   std::string Dim(std::string_view text) const;
   std::string Bold(std::string_view text) const;
   std::string Red(std::string_view text) const;
-  void Show(std::string_view text) const;  // on stderr, at once
+  void Show(std::string_view text) const;  // writes to stderr and flushes
 };
 
-std::string HumanBytes(double bytes);  // "1.3 MiB"
+std::string HumanBytes(double bytes);  // formats a size, such as "1.3 MiB"
 
-// Control characters other than newline and tab as ^X, so that an answer cannot steer a terminal.
+// Shows control characters other than newline and tab as ^X, so that an answer cannot control the
+// terminal.
 std::string Printable(std::string_view text);
 
 }  // namespace ovq

@@ -26,7 +26,7 @@ void AddCredentials(Flags& flags, ConnectOptions& options) {
 }
 
 absl::Status CheckConnection(const ConnectOptions& options) {
-  // The flag's value has been checked, so this one is the environment's.
+  // Flag values are checked while flags are parsed, so an invalid address is OVQ_SERVER's.
   std::string server;
   if (const absl::Status status = Address(server, 1).set(options.server); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("OVQ_SERVER: ", status.message()));

@@ -1,4 +1,4 @@
-// How a client reaches its server, as every program is told.
+// Defines the options by which every client program reaches its server.
 #pragma once
 
 #include <string>
@@ -10,20 +10,21 @@ namespace ovq {
 
 struct ConnectOptions {
   std::string server = "127.0.0.1:50051";
-  // Paths of PEM files. TLS is used where tls_ca or tls_cert is given; without tls_ca the server's
-  // certificate is checked against the system's authorities.
+  // Paths of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca the server's
+  // certificate is verified against the system's authorities.
   std::string tls_ca, tls_cert, tls_key;
-  std::string token_file;  // its first line is the token
+  std::string token_file;  // the first line of this file is the token
 
   bool secure() const { return !tls_ca.empty() || !tls_cert.empty(); }
 };
 
-// --server, whose default is the environment's OVQ_SERVER where that is set, and the credentials.
+// Adds --server (default: the environment variable OVQ_SERVER, if set) and the credential flags.
 void AddConnection(Flags& flags, ConnectOptions& options);
-// Of all that Read of the flags has set.
+// Checks all of these options after the flags were parsed.
 absl::Status CheckConnection(const ConnectOptions& options);
 
-// --tls-ca, --tls-cert, --tls-key, --token-file alone, and their check.
+// AddCredentials adds only --tls-ca, --tls-cert, --tls-key and --token-file; CheckCredentials
+// checks them.
 void AddCredentials(Flags& flags, ConnectOptions& options);
 absl::Status CheckCredentials(const ConnectOptions& options);
 

@@ -1,4 +1,4 @@
-// What the client programs have in common: how they end, --help, --version.
+// Shared by the client programs: exit codes, --help and --version.
 #pragma once
 
 #include <string_view>
@@ -9,15 +9,15 @@ namespace ovq {
 
 inline constexpr int kExitError = 1;
 inline constexpr int kExitUsage = 2;
-inline constexpr int kExitInterrupted = 130;  // as shells report SIGINT
+inline constexpr int kExitInterrupted = 130;  // the exit status by which shells report SIGINT
 
-// "PROGRAM: MESSAGE" on stderr; the code, for whoever ends with it.
+// Prints "PROGRAM: MESSAGE" to stderr and returns `code`, the exit status.
 int Fail(std::string_view program, int code, std::string_view message);
 
-// What was asked for in place of the program's work.
+// Information that the user asked for in place of the program's work.
 enum class InfoRequest { kNothing, kHelp, kVersion };
 void AddHelpAndVersion(Flags& flags, InfoRequest& info_request);
-// Does it: the usage is the text of --help, the version's line begins with the program's name.
+// Prints the information: the help text, or the version after the program's name.
 void PrintInfo(InfoRequest info_request, std::string_view program, std::string_view help);
 
 }  // namespace ovq

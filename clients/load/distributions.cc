@@ -23,7 +23,7 @@ uint64_t Mix(uint64_t z) {
 
 constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15u;
 
-// "A-B" with 1 <= A <= B <= limit.
+// Parses "A-B" with 1 <= A <= B <= limit.
 std::optional<std::pair<int64_t, int64_t>> ParseRange(const std::string& text, int64_t limit) {
   const std::pair<std::string, std::string> ends = absl::StrSplit(text, absl::MaxSplits('-', 1));
   const auto low = ParseNumber<int64_t>(ends.first, 1, limit);
@@ -42,7 +42,7 @@ uint64_t Random::Next() { return Mix(state_ += kGoldenGamma); }
 double Random::Unit() { return (static_cast<double>(Next() >> 12) + 0.5) * 0x1p-52; }
 
 uint64_t Random::Below(uint64_t n) {
-  // The high half of a 128-bit product; its bias is below n / 2^64.
+  // Takes the high half of a 128-bit product; the bias is below n / 2^64.
   __extension__ using Wide = unsigned __int128;
   return static_cast<uint64_t>((Wide{Next()} * n) >> 64);
 }
@@ -54,8 +54,8 @@ double Random::Normal() {
 
 double Random::Exponential() { return -std::log(Unit()); }
 
-// Marsaglia and Tsang, "A simple method for generating gamma variables" (2000); below 1 by their
-// note: Gamma(a) = Gamma(a + 1) U^(1/a).
+// Marsaglia and Tsang, "A simple method for generating gamma variables" (2000); shapes below 1
+// follow their note: Gamma(a) = Gamma(a + 1) U^(1/a).
 double Random::Gamma(double shape) {
   if (shape < 1) {
     const double boost = std::pow(Unit(), 1 / shape);
@@ -63,7 +63,7 @@ double Random::Gamma(double shape) {
   }
   const double d = shape - 1.0 / 3;
   const double c = 1 / std::sqrt(9 * d);
-  while (true) {  // rejects fewer than one in twenty
+  while (true) {  // rejects fewer than one draw in twenty
     const double x = Normal();
     const double cube = (1 + c * x) * (1 + c * x) * (1 + c * x);
     if (cube <= 0) continue;

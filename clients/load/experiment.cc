@@ -14,8 +14,8 @@
 namespace ovq::load {
 namespace {
 
-constexpr int64_t kMaxWarmupUsers = 8;  // of an open loop
-// Conversations of a part (a level, the warm-up) have indices, and so prompts, of their own.
+constexpr int64_t kMaxWarmupUsers = 8;  // for an open loop
+// Each part (a level, the warm-up) has conversation indices of its own, and so prompts of its own.
 constexpr int64_t kPartStride = int64_t{1} << 24;
 constexpr int64_t kWarmupPart = 127;  // there are at most 100 levels
 
@@ -23,21 +23,22 @@ constexpr double kTerminalInterval_s = 0.5;
 constexpr double kPlainInterval_s = 5;
 constexpr char kEraseLine[] = "\r\033[K";
 
-// How a run goes, on stderr: one live line on a terminal, elsewhere a line every few seconds.
+// Prints a run's progress to stderr: one live line on a terminal, elsewhere a line every few
+// seconds.
 class ProgressPrinter {
  public:
   ProgressPrinter(std::string name, bool quiet) : name_(std::move(name)), quiet_(quiet) {}
   ~ProgressPrinter() {
     if (line_is_open_) std::fputs(kEraseLine, stderr);
   }
-  // "load: 12.0 s: 340 completed, 0 failed, 16 in flight, 5.6 requests/s, 1204.0 tokens/s"; the
-  // speeds are those since the line before.
+  // Prints "load: 12.0 s: 340 completed, 0 failed, 16 in flight, 5.6 requests/s, 1204.0 tokens/s";
+  // speeds are averages since the previous line.
   void Update(const Progress& now) {
     if (before_.tokens < 0) before_.tokens = now.tokens;
     const double seconds = now.elapsed_s - before_.elapsed_s;
     if (quiet_ || seconds < (terminal_ ? kTerminalInterval_s : kPlainInterval_s)) return;
     const auto speed = [&](int64_t n) { return static_cast<double>(n) / seconds; };
-    // On a terminal the next update takes its place.
+    // On a terminal the next update overwrites this line.
     absl::FPrintF(stderr,
                   "%s%s: %.1f s: %d completed, %d failed, %d in flight, %.1f requests/s, %.1f "
                   "tokens/s%s",
@@ -51,7 +52,7 @@ class ProgressPrinter {
  private:
   const std::string name_;
   const bool quiet_, terminal_ = isatty(STDERR_FILENO) != 0;
-  Progress before_ = {.tokens = -1};  // unknown before the first update
+  Progress before_ = {.tokens = -1};  // no update yet
   bool line_is_open_ = false;
 };
 
@@ -72,7 +73,7 @@ RunPlan MakeRunPlan(const Options& options, double load) {
   return plan;
 }
 
-// What all runs of an experiment have in common.
+// Inputs shared by all runs of an experiment.
 struct Experiment {
   const Options& options;
   const PromptMaker& prompts;
@@ -97,7 +98,7 @@ struct Experiment {
         options.open_loop() ? std::min(kMaxWarmupUsers, options.most_in_flight()) : options.users();
     WorkloadOptions work = options.work;
     work.max_requests = options.warmup;
-    for (TraceEntry& entry : work.trace) {  // its lengths, at once
+    for (TraceEntry& entry : work.trace) {  // a trace's lengths, all arriving at once
       entry.at_s = 0;
       entry.session.clear();
     }
@@ -142,7 +143,7 @@ void RunExperiment(const PromptMaker& prompts, const Calls& calls,
     result.levels.push_back(experiment.RunLevel("load", options.trace.empty() ? first : 0, 0));
     return;
   }
-  // The table grows on stderr; stdout gets it once, whole.
+  // The table grows line by line on stderr; stdout gets it once, complete.
   const auto tell = [&](const std::string& line) {
     if (!options.output.quiet) std::fputs(line.c_str(), stderr);
   };
@@ -152,7 +153,7 @@ void RunExperiment(const PromptMaker& prompts, const Calls& calls,
     const std::string name = absl::StrFormat(options.rate ? "%g requests/s" : "%g users", load);
     const auto part = static_cast<int64_t>(result.levels.size());
     Level& level = result.levels.emplace_back(experiment.RunLevel(name, load, part));
-    // A run that was cut short says nothing about saturation.
+    // An interrupted run says nothing about saturation.
     if (!level.run.interrupted) level.verdict = sweep.Add(level.report);
     if (part == 0) tell(SweepHeader(options));
     tell(SweepLine(level));

@@ -1,4 +1,4 @@
-// The runs that the options ask for: a warm-up, then one run or the levels of a sweep.
+// Runs what the options ask for: a warm-up, then one run or the levels of a sweep.
 #pragma once
 
 #include <atomic>
@@ -12,11 +12,11 @@
 
 namespace ovq::load {
 
-// InvalidArgument if a prompt may be longer than the server takes.
+// Returns InvalidArgument if a prompt may be longer than the server accepts.
 absl::Status CheckPromptLengths(const Options& options, uint64_t max_prompt_tokens);
 
-// Runs what result.options ask for; the levels, and of a sweep the best, go into the result. What
-// goes on is told on stderr. interrupts: as Runner's.
+// Runs the experiment of `result.options`; adds its levels, and the best level of a sweep, to
+// `result`. Progress goes to stderr. `interrupts` is as for Runner.
 void RunExperiment(const PromptMaker& prompts, const Calls& calls,
                    const std::atomic<int>& interrupts, Result& result);
 

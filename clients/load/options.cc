@@ -131,7 +131,7 @@ Flags Declare(Options& options) {
   return flags;
 }
 
-// What flags say together; the first that is wrong counts.
+// Checks the flags against each other; reports the first error.
 absl::Status CheckTogether(const Options& o, const Flags& flags) {
   const bool traced = !o.trace.empty();
   absl::Status status = CheckConnection(o.connect);

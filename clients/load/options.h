@@ -1,4 +1,4 @@
-// Command line of ovq-load.
+// Defines the command line of ovq-load.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace ovq::load {
 
 struct OutputOptions {
-  std::string json, csv, html;  // files; empty: none
+  std::string json, csv, html;  // paths of report files; empty: none
   bool detailed = false;
   bool quiet = false;
 };
@@ -30,12 +30,13 @@ struct Options {
   ConnectOptions connect;
   int connections = 1;
 
-  // Closed loop without a rate or a trace.
-  std::optional<int64_t> concurrency;  // closed loop: users, default 1; else: most in flight
+  // The load is a closed loop if neither a rate nor a trace is given.
+  std::optional<int64_t> concurrency;  // closed loop: users, default 1; otherwise: the most
+                                       // requests in flight
   std::optional<double> rate;
-  std::string trace;  // a file
-  RunPlan plan;       // without what follows from other options and from a sweep
-  std::optional<absl::Duration> duration;  // default 60 s; of a trace, its last time and a minute
+  std::string trace;  // path of a trace
+  RunPlan plan;       // without the fields that other options and a sweep determine
+  std::optional<absl::Duration> duration;  // default 60 s; for a trace, its last time and a minute
   SweepOptions sweep;
   int64_t warmup = 0;
 
@@ -48,15 +49,15 @@ struct Options {
   std::optional<Goodput> goodput;
   OutputOptions output;
   bool allow_errors = false;
-  std::vector<Setting> settings;  // of all flags with a value, as the reports show them
-  InfoRequest info_request = InfoRequest::kNothing;  // in place of a run
+  std::vector<Setting> settings;  // every flag that has a value, as the reports show it
+  InfoRequest info_request = InfoRequest::kNothing;  // --help or --version
 
   bool open_loop() const { return rate.has_value() || !trace.empty(); }
-  int64_t users() const { return concurrency.value_or(1); }              // closed loop
-  int64_t most_in_flight() const { return concurrency.value_or(4096); }  // open loop
+  int64_t users() const { return concurrency.value_or(1); }              // for a closed loop
+  int64_t most_in_flight() const { return concurrency.value_or(4096); }  // for an open loop
 };
 
-// args: without the program's name. InvalidArgument names the flag and what was expected.
+// Parses `args` (without the program's name). InvalidArgument names the flag and what was expected.
 absl::StatusOr<Options> ParseOptions(std::span<const std::string> args);
 
 std::string HelpText();

@@ -1,4 +1,4 @@
-// What is known of the calls of a run once they have ended.
+// Records of the calls of a run, made when they end.
 #pragma once
 
 #include <chrono>
@@ -16,13 +16,13 @@ inline double SecondsBetween(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-// One message with tokens.
+// Arrival of one message with tokens.
 struct Arrival {
   Clock::time_point at;
   uint32_t tokens = 0;
 };
 
-// The server's own figures, from the message that ends an answer.
+// Usage figures that the server reports in an answer's last message.
 struct ServerUsage {
   int64_t prompt_tokens = 0;
   int64_t generated_tokens = 0;
@@ -31,11 +31,11 @@ struct ServerUsage {
   double queue_s = 0, prefill_s = 0, decode_s = 0;
 };
 
-// A Generate call as the connection saw it.
+// Outcome of a Generate call as the connection saw it.
 struct Outcome {
   absl::Status status;
-  Clock::time_point sent;   // the call was started
-  Clock::time_point ended;  // its status came
+  Clock::time_point sent;   // when the call was started
+  Clock::time_point ended;  // when its status arrived
   std::vector<Arrival> arrivals = {};
   ServerUsage usage = {};  // zeros if the call failed
 
@@ -49,11 +49,10 @@ struct Outcome {
 struct Record {
   int64_t conversation = 0;
   int64_t turn = 0;
-  int64_t input_tokens = 0;  // asked for; what was prefilled is in the usage
-  // Latencies count from here: when the schedule wanted the request sent (open loop), or when it
-  // was (closed loop).
+  int64_t input_tokens = 0;  // tokens requested; `usage` has those prefilled
+  // Latencies count from here: open loop, when the request was due; closed loop, when it was sent.
   Clock::time_point start;
-  double send_delay_s = 0;  // from when it was due to when this client acted on it
+  double send_delay_s = 0;  // from when it was due to when this client sent it
   Outcome outcome;
   bool cut_off = false;  // cancelled because the run was over: neither completed nor failed
 
@@ -71,12 +70,13 @@ struct ErrorCount {
 };
 
 struct RunResult {
-  std::vector<Record> records = {};    // in the order of their ends
-  int64_t unsent = 0;                  // were due before the end of the run, yet never sent
+  std::vector<Record> records = {};    // ordered by their ends
+  int64_t unsent = 0;                  // due before the end of the run but never sent
   int64_t abandoned = 0;               // later turns of conversations that failed
-  int64_t outlasted = 0;               // calls of sessions that began again when a server was back
-  std::vector<double> create_ms = {};  // of every CreateSession that succeeded
-  ErrorCount delete_errors = {};       // of DeleteSession
+  int64_t outlasted = 0;               // session calls that were repeated once the server was
+                                       // reachable again
+  std::vector<double> create_ms = {};  // of every successful CreateSession
+  ErrorCount delete_errors = {};       // failed DeleteSession calls
   bool interrupted = false;
 };
 

@@ -30,7 +30,7 @@ void AddProblems(std::vector<Cells>& rows, const Level& level) {
   if (run.interrupted) rows.push_back({"interrupted", "yes"});
 }
 
-// Cells of a sweep's table, right-aligned.
+// Joins the cells of a sweep's table, right-aligned.
 std::string SweepText(const Cells& cells) {
   constexpr std::array<int, 10> kWidths = {10, 6, 6, 9, 10, 9, 9, 9, 9, 8};
   std::string line;

@@ -15,7 +15,7 @@ constexpr char kColumns[] =
     "load,conversation,turn,start_s,sent_s,ttft_ms,tpot_ms,max_itl_ms,e2e_ms,input_tokens,"
     "output_tokens,messages,position,state_bytes,queue_ms,prefill_ms,decode_ms,outcome,message\n";
 
-// In quotes that double within; a row stays a line.
+// Quotes a field that is not empty, with inner quotes doubled, and replaces its newlines by spaces.
 std::string Quoted(absl::string_view text) {
   if (text.empty()) return "";
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}, {"\n", " "}}), "\"");

@@ -14,8 +14,8 @@ namespace {
 constexpr int kTimelineBins = 60;
 constexpr size_t kCurvePoints = 300;
 
-// Colours that stay apart in print and for most colour-blind readers (Okabe and Ito), lighter on
-// dark pages.
+// Colours that can be told apart in print and by most colour-blind readers (Okabe and Ito); lighter
+// on dark pages.
 constexpr char kStyle[] = R"(<style>
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --soft: #5b6470;
   --line: #dfe3e8; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #a0568c; }
@@ -45,7 +45,7 @@ std::string DistributionPlot(const char* title, const Summary& figure) {
   Plot plot{.title = title, .x_label = "milliseconds", .y_label = "% of samples at or below"};
   const std::vector<double>& sorted = figure.samples;
   if (!sorted.empty()) {
-    // A long tail would press everything else against the axis.
+    // A logarithmic axis keeps a long tail from pressing everything else against the axis.
     plot.log_x = sorted.front() > 0 && sorted.back() > 20 * figure.p50;
     PlotSeries& curve = plot.series.emplace_back();
     const size_t n = std::min(kCurvePoints, std::max<size_t>(sorted.size(), 2));
@@ -101,7 +101,7 @@ std::string SweepPlots(const Result& result) {
                       draw("Inter-token latency by load", "milliseconds", {gap50, gap99}));
 }
 
-// heading: whether the first row names the columns. best: the row that stands out; 0: none.
+// heading: whether the first row names the columns. best: index of the highlighted row; 0: none.
 std::string Table(const std::vector<Cells>& rows, bool heading, size_t best = 0) {
   std::string out = "<div class=\"wide\"><table>";
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -22,7 +22,7 @@ Json ToJson(const Summary& s) {
           {"p99", s.p99}};
 }
 
-// The keys of `vllm bench serve`, and the maximum.
+// Adds the keys of `vllm bench serve`, and the maximum.
 void AddSummary(Json& out, const std::string& name, const Summary& s) {
   for (const auto& [statistic, value] :
        {std::pair("mean", s.mean), std::pair("median", s.p50), std::pair("std", s.std),
@@ -60,7 +60,7 @@ Json OwnFigures(const Level& level) {
   return out;
 }
 
-// The figures of one run under their `vllm bench serve` names.
+// Adds the figures of one run under their `vllm bench serve` names.
 void AddFigures(Json& out, const Report& r) {
   out["duration"] = r.duration_s;
   out["completed"] = r.completed;
@@ -77,7 +77,7 @@ void AddFigures(Json& out, const Report& r) {
   AddSummary(out, "e2el", r.e2e_ms);
 }
 
-// Lists with an element for every request, in the order of their starts; times in seconds.
+// Adds lists with one element for each request, in the order of their starts; times in seconds.
 void AddDetails(Json& out, const Level& level) {
   std::vector<const Record*> records;
   for (const Record& record : level.run.records) records.push_back(&record);
@@ -130,7 +130,7 @@ std::string JsonReport(const Result& result) {
   own["load"] = DescribeLoad(options, level.load);
   own["command_line"] = result.command_line;
   own["host"] = result.host;
-  own["options"] = Json::object();  // all that have a value; those nobody gave with the default
+  own["options"] = Json::object();  // every option that has a value, defaults included
   for (const Setting& setting : options.settings) own["options"][setting.name] = setting.value;
   own["target"] = options.connect.server;
   own["seed"] = options.work.seed;
@@ -145,7 +145,7 @@ std::string JsonReport(const Result& result) {
     own["best_load"] = result.best ? Json(level.load) : Json(nullptr);
   }
   out["ovq"] = std::move(own);
-  // Messages of errors come from the network: bytes that are no UTF-8 are replaced.
+  // Error messages come from the network: invalid UTF-8 is replaced.
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -66,7 +66,7 @@ void Runner::PrepareUpcoming() {
   upcoming_->plan = *std::move(plan);
   if (plan_.kind == RunPlan::Kind::kRate) upcoming_->due = At(schedule_.Next());
   if (plan_.kind == RunPlan::Kind::kTrace) upcoming_->due = At(*upcoming_->plan.turns[0].due_s);
-  // Made ahead of its time: a long prompt takes a while.
+  // Prepared before it is due, because a long prompt takes a while.
   if (!stopping_) PreparePrompt(*upcoming_);
 }
 
@@ -120,7 +120,7 @@ void Runner::Create(ActivePtr active) {
 void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
                        Clock::time_point sent, Clock::time_point ended) {
   if (!id.ok() && TryLater(active, id.status())) return;
-  // The first request has failed with its session.
+  // A failed CreateSession fails the conversation's first request.
   if (!id.ok()) return OnTurnDone(active, {.status = id.status(), .sent = sent, .ended = ended});
   --in_flight_;
   result_.create_ms.push_back(SecondsBetween(sent, ended) * 1e3);
@@ -138,7 +138,7 @@ void Runner::SendTurn(ActivePtr active) {
                     .session_id = active->session_id,
                     .seed = prompts_.SamplingSeed(active->plan.index, turn)};
   calls_.generate(std::move(spec), [this, active](Outcome outcome) {
-    auto shared = std::make_shared<Outcome>(std::move(outcome));  // a std::function is copied
+    auto shared = std::make_shared<Outcome>(std::move(outcome));  // std::function must be copyable
     Post([this, active, shared] { OnTurnDone(active, std::move(*shared)); });
   });
 }
@@ -165,7 +165,8 @@ void Runner::AskPosition(ActivePtr active) {
   });
 }
 
-// What the server had acknowledged must be there, and of the turn that was under way any part may.
+// The position must cover everything that the server had acknowledged; of the running turn any part
+// may be there.
 void Runner::OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position) {
   if (!position.ok() && TryLater(active, position.status())) return;
   const Turn& turn = active->plan.turns[active->next_turn];
@@ -205,7 +206,7 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
   if (outcome.status.ok()) outcome.status = Follow(*active, outcome.usage);
   const bool ok = outcome.status.ok();
   const Clock::time_point ended = outcome.ended;
-  // A conversation's user also waits for its session.
+  // The user of a conversation also waits while its session is created.
   const bool from_due = !closed_loop() || (active->plan.session && active->next_turn == 0);
   const Clock::time_point start = from_due ? active->due : outcome.sent;
   RecordOutcome(*active, std::move(outcome), start);
@@ -272,7 +273,7 @@ void Runner::StopSending(Clock::time_point now, absl::Duration grace) {
     result_.unsent += active->due <= now;
     EndConversation(active);
   }
-  // In a closed loop nothing is ever due before it is sent.
+  // In a closed loop nothing is due before it is sent.
   while (upcoming_ != nullptr && !closed_loop() && upcoming_->due <= now) {
     ++result_.unsent;
     PrepareUpcoming();
@@ -291,7 +292,7 @@ Clock::time_point Runner::NextWake(Clock::time_point now) const {
   if (upcoming_ != nullptr && (!closed_loop() || users_ < plan_.users)) {
     wake = std::min(wake, closed_loop() ? StartOfUser(users_) : upcoming_->due);
   }
-  // What is due already waits for a call to end, and that wakes.
+  // Requests that are already due wait for a call to end, which wakes the loop.
   return wake > now ? wake : now + kProgressInterval;
 }
 

@@ -1,4 +1,5 @@
-// Sends a workload at its times and keeps what came of it. Knows no gRPC: calls are functions.
+// Defines Runner, which sends a workload at its due times and records the outcomes. It knows no
+// gRPC: calls are passed in as functions.
 #pragma once
 
 #include <atomic>
@@ -25,49 +26,49 @@ namespace ovq::load {
 struct GenerateSpec {
   std::vector<uint32_t> prompt = {};
   int64_t output_tokens = 1;
-  std::string session_id = {};  // empty: one shot
+  std::string session_id = {};  // empty: a single request without a session
   uint64_t seed = 0;
 };
 
-// Started from the runner's thread; each `done` comes once, from any thread, also before the call
-// returns.
+// Called on the runner's thread. Each `done` is called exactly once, on any thread, possibly before
+// the call returns.
 struct Calls {
   std::function<void(GenerateSpec, std::function<void(Outcome)> done)> generate;
   std::function<void(std::function<void(absl::StatusOr<std::string>)> done)> create_session;
-  // Tokens of the session's conversation.
+  // Returns the number of tokens in the session's conversation.
   std::function<void(const std::string& id, std::function<void(absl::StatusOr<int64_t>)> done)>
       get_position;
   std::function<void(const std::string& id, std::function<void(absl::Status)> done)> delete_session;
-  std::function<void()> cancel_all;          // of the calls that run: they end soon
-  std::function<int64_t()> tokens_received;  // by all calls so far
+  std::function<void()> cancel_all;          // makes all running calls end soon
+  std::function<int64_t()> tokens_received;  // tokens received by all calls so far
 };
 
 struct RunPlan {
   enum class Kind : uint8_t { kClosed, kRate, kTrace };
   Kind kind = Kind::kClosed;
-  ArrivalOptions arrivals = {};  // kRate; its ramp is also kClosed's
-  int64_t users = 1;             // kClosed
-  int64_t max_in_flight = 4096;  // kClosed: not below users
+  ArrivalOptions arrivals = {};  // for kRate; kClosed uses its ramp, too
+  int64_t users = 1;             // for kClosed
+  int64_t max_in_flight = 4096;  // for kRate and traces; at least `users` for kClosed
   absl::Duration think_time = absl::ZeroDuration();
-  // Sessions outlive a server that is away for so long: what was under way begins again, and no
-  // session is behind where it was last told to be. 0: whatever fails has failed.
+  // Time for which requests survive an unreachable server: interrupted turns begin again, and no
+  // session may be behind its last acknowledged position. 0: every failure is final.
   absl::Duration outlast = absl::ZeroDuration();
-  absl::Duration duration = absl::Minutes(1);  // nothing starts after this
-  absl::Duration grace = absl::Seconds(30);    // then what runs is cancelled
+  absl::Duration duration = absl::Minutes(1);  // no request starts after this
+  absl::Duration grace = absl::Seconds(30);    // then running calls are cancelled
   absl::Duration interrupted_grace = absl::Seconds(2);
 };
 
 struct Progress {
   double elapsed_s = 0;
   int64_t completed = 0, failed = 0, in_flight = 0;
-  int64_t tokens = 0;  // that came
+  int64_t tokens = 0;  // tokens received
 };
 
-// For one run.
+// Executes one run.
 class Runner {
  public:
-  // interrupts: how often the user has asked to stop. The first stops what is not sent yet, the
-  // second cancels what runs. on_progress is called from Run's thread, several times a second.
+  // `interrupts` counts the user's requests to stop: the first stops sending, the second cancels
+  // running calls. Calls on_progress on Run's thread several times a second.
   Runner(const RunPlan& plan, Workload& workload, const PromptMaker& prompts, const Calls& calls,
          const std::atomic<int>& interrupts, std::function<void(const Progress&)> on_progress);
   RunResult Run();
@@ -77,29 +78,30 @@ class Runner {
     Conversation plan;
     size_t next_turn = 0;
     std::string session_id;
-    Clock::time_point due;                        // of the next turn
-    double send_delay_s = 0;                      // of the next turn
-    std::vector<uint32_t> prompt;                 // of the next turn
-    int64_t position = 0;                         // of the session, as the server has told
-    std::optional<Clock::time_point> away_since;  // the server
+    Clock::time_point due;                        // when the next turn is due
+    double send_delay_s = 0;                      // lateness of the next turn
+    std::vector<uint32_t> prompt;                 // prompt of the next turn
+    int64_t position = 0;                         // the session's last acknowledged position
+    std::optional<Clock::time_point> away_since;  // when the server became unreachable
   };
   using ActivePtr = std::shared_ptr<Active>;
   struct LaterDue {
     bool operator()(const ActivePtr& a, const ActivePtr& b) const { return a->due > b->due; }
   };
 
-  void Post(std::function<void()> event);      // any thread; runs on Run's
-  void HandleEvents(Clock::time_point until);  // waits for the first
+  void Post(std::function<void()> event);      // any thread; the event runs on Run's thread
+  void HandleEvents(Clock::time_point until);  // waits for the first event
 
   void PrepareUpcoming();
   void PreparePrompt(Active& active) const;
   void StartDue(Clock::time_point now);
   void Begin(ActivePtr active, Clock::time_point now);
-  void Send(ActivePtr active);  // what comes next of it
+  void Send(ActivePtr active);  // the conversation's next turn
   void Create(ActivePtr active);
   void AskPosition(ActivePtr active);
   void OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position);
-  // After a call that has failed: true if the server is away, and is tried again.
+  // Called after a failed call: returns true if the server is unreachable and the call is scheduled
+  // again.
   bool TryLater(const ActivePtr& active, const absl::Status& status);
   absl::Status Follow(Active& active, const ServerUsage& usage) const;
   void OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
@@ -128,17 +130,18 @@ class Runner {
   const std::function<void(const Progress&)> on_progress_;
   ArrivalSchedule schedule_;
 
-  std::mutex mutex_;  // guards the next two
+  std::mutex mutex_;  // guards the next two members
   std::condition_variable wake_;
   std::vector<std::function<void()>> events_;
 
-  // Run's thread only.
+  // The members below are used on Run's thread only.
   Clock::time_point begin_, end_;
   ActivePtr upcoming_;  // the next conversation
-  std::priority_queue<ActivePtr, std::vector<ActivePtr>, LaterDue> waiting_;  // for their turns
-  int64_t users_ = 0;          // closed loop: that have begun
-  int64_t conversations_ = 0;  // begun and not ended
-  int64_t in_flight_ = 0;      // Generate and CreateSession calls
+  // conversations ordered by when their next turn is due
+  std::priority_queue<ActivePtr, std::vector<ActivePtr>, LaterDue> waiting_;
+  int64_t users_ = 0;          // closed loop: users that have begun
+  int64_t conversations_ = 0;  // conversations begun and not ended
+  int64_t in_flight_ = 0;      // running Generate and CreateSession calls
   int64_t deleting_ = 0;
   int64_t completed_ = 0, failed_ = 0;
   bool stopping_ = false, cancelled_ = false;

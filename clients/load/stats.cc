@@ -14,10 +14,10 @@ namespace ovq::load {
 namespace {
 
 constexpr double kMs = 1e3;
-constexpr double kLeast = std::numeric_limits<double>::denorm_min();  // above 0
+constexpr double kLeast = std::numeric_limits<double>::denorm_min();  // the least number above 0
 constexpr double kMost = std::numeric_limits<double>::max();
 
-// The largest number of requests that were out at one time.
+// Returns the largest number of requests in flight at one time.
 int64_t MaxInFlight(std::span<const Record> records) {
   std::vector<std::pair<Clock::time_point, int>> events;
   events.reserve(2 * records.size());
@@ -25,7 +25,7 @@ int64_t MaxInFlight(std::span<const Record> records) {
     events.emplace_back(record.outcome.sent, 1);
     events.emplace_back(record.outcome.ended, -1);
   }
-  std::sort(events.begin(), events.end());  // at one instant, ends come before starts
+  std::sort(events.begin(), events.end());  // at equal times, ends sort before starts
   int64_t now = 0, most = 0;
   for (const auto& [at, change] : events) most = std::max(most, now += change);
   return most;
@@ -37,7 +37,7 @@ double FirstToLast(std::span<const Record> records) {
   return SecondsBetween(FirstStart(records), ended(*std::ranges::max_element(records, {}, ended)));
 }
 
-// What a completed request adds to the figures.
+// Adds one completed request to the figures.
 void AddCompleted(const Record& record, const Latencies& latencies, Report& report) {
   const ServerUsage& usage = record.outcome.usage;
   ++report.completed;
@@ -93,7 +93,8 @@ Latencies ComputeLatencies(const Record& record) {
   Clock::time_point previous = outcome.arrivals[0].at;
   bool first = true;
   for (const Arrival& arrival : outcome.arrivals) {
-    // Tokens that came in one message share the wait for it; the first token's wait is the TTFT.
+    // Tokens that came in one message share the wait for it; the wait for the first token is the
+    // TTFT.
     const uint32_t tokens = first ? arrival.tokens - 1 : arrival.tokens;
     const double wait = SecondsBetween(previous, arrival.at) * kMs;
     for (uint32_t i = 0; i < tokens; ++i) result.inter_token.push_back(wait / tokens);
@@ -145,7 +146,7 @@ double Report::good_fraction() const {
 
 Report MakeReport(const RunResult& run, const std::optional<Goodput>& goodput) {
   Report report;
-  std::map<int64_t, double> state_bytes;  // the most, by conversation
+  std::map<int64_t, double> state_bytes;  // the largest state of each conversation
   if (goodput) report.good = 0;
   for (const Record& record : run.records) {
     report.send_delay_ms.samples.push_back(record.send_delay_s * kMs);

@@ -1,4 +1,4 @@
-// From the records of a run to its figures. Everything is computed from all samples: no buckets.
+// Computes the figures of a run from its records, from all samples, without buckets.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace ovq::load {
 
-// Linear between the two nearest ranks, as numpy.percentile. sorted: ascending, not empty.
+// Interpolates linearly between the two nearest ranks, like numpy.percentile. `sorted` is ascending
+// and not empty.
 double Percentile(std::span<const double> sorted, double percent);
 
 struct Summary {
   std::vector<double> samples;        // ascending
-  double mean = 0, std = 0, max = 0;  // std: of the samples as a population
+  double mean = 0, std = 0, max = 0;  // std is the population standard deviation
   double p50 = 0, p90 = 0, p95 = 0, p99 = 0;
 };
 Summary Summarize(std::vector<double> samples);  // all zero without samples
@@ -29,45 +30,47 @@ struct Latencies {
   double ttft = 0;                  // start to first token
   double e2e = 0;                   // start to end
   std::optional<double> tpot;       // (e2e - ttft) / (tokens - 1); none for a single token
-  std::vector<double> inter_token;  // one a token after the first
+  std::vector<double> inter_token;  // one for each token after the first
 };
 Latencies ComputeLatencies(const Record& record);
 
-// Bounds a request must keep to count as good; absent ones do not matter.
+// Latency bounds, in milliseconds, of a good request; absent bounds always hold.
 struct Goodput {
   std::optional<double> ttft_ms, tpot_ms, e2e_ms;
-  // "ttft:200,tpot:50,e2e:5000", milliseconds; any of them.
+  // Parses "ttft:200,tpot:50,e2e:5000" in milliseconds; every part is optional.
   static absl::StatusOr<Goodput> Parse(absl::string_view text);
   bool Good(const Latencies& latencies) const;
 };
 
 struct Report {
-  double duration_s = 0;  // first start to last end
+  double duration_s = 0;  // from the first start to the last end
   int64_t completed = 0, failed = 0, cut_off = 0;
-  int64_t input_tokens = 0, output_tokens = 0;  // of completed requests, as the server counts
-  double request_throughput = 0, output_throughput = 0, total_throughput = 0;  // a second
+  int64_t input_tokens = 0, output_tokens = 0;  // tokens of completed requests, as the server
+                                                // counts them
+  double request_throughput = 0, output_throughput = 0, total_throughput = 0;  // per second
   std::optional<int64_t> good;  // completed requests within --goodput
   Summary ttft_ms, inter_token_ms, tpot_ms, e2e_ms;
-  Summary create_ms;                        // of sessions
-  Summary send_delay_ms;                    // due to sent: this client's own lateness
-  Summary queue_ms, prefill_ms, decode_ms;  // the server's
-  Summary state_bytes;                      // largest of each session, over sessions
+  Summary create_ms;                        // time to create a session
+  Summary send_delay_ms;                    // from due to sent: this client's own lateness
+  Summary queue_ms, prefill_ms, decode_ms;  // measured by the server
+  Summary state_bytes;                      // the largest state of each session
   Summary tokens_per_chunk;
   int64_t max_in_flight = 0;
-  std::map<std::string, ErrorCount> errors;  // by status code
+  std::map<std::string, ErrorCount> errors;  // keyed by status code
 
-  double goodput() const;        // good requests a second
-  double good_fraction() const;  // of all that completed or failed; 1 without --goodput
+  double goodput() const;        // good requests per second
+  double good_fraction() const;  // share of the requests that completed or failed; 1 without
+                                 // --goodput
 };
 
 Report MakeReport(const RunResult& run, const std::optional<Goodput>& goodput);
-// When the first of them started; there is one at least.
+// Returns when the first request started; `records` is not empty.
 Clock::time_point FirstStart(std::span<const Record> records);
 
-// What happened in one stretch of a run.
+// Figures of one time slice of a run.
 struct TimelineBin {
   double begin_s = 0, width_s = 0;
-  int64_t tokens = 0;     // that came
+  int64_t tokens = 0;     // tokens received
   int64_t completed = 0;  // requests that ended
   double in_flight = 0;   // mean number of requests sent and not ended
 };

@@ -14,9 +14,9 @@ constexpr double kWidth = 560, kHeight = 300;
 constexpr double kLeft = 74, kRight = 16, kTop = 34, kBottom = 46;
 constexpr size_t kColours = 4;
 
-// From values to places on the page.
+// Maps values to page coordinates.
 struct Axis {
-  double begin = 0, end = 1;  // on the page
+  double begin = 0, end = 1;  // page coordinates
   bool log = false;
   double low = 0, high = 1;
   std::vector<double> ticks = {};
@@ -28,7 +28,7 @@ struct Axis {
   }
 };
 
-// Values: not empty.
+// `values` is not empty.
 Axis MakeAxis(const std::vector<double>& values, double begin, double end, bool log,
               const std::vector<double>& ticks) {
   const auto [low, high] = std::ranges::minmax(values);
@@ -54,7 +54,7 @@ void DrawLine(std::string& out, const std::string& style, double x1, double x2, 
                         style, x1, x2, y1, y2);
 }
 
-// anchor: the end of the text that lies at x.
+// `anchor` says which end of the text lies at x.
 void DrawText(std::string& out, const char* anchor, double x, double y, const std::string& text) {
   absl::StrAppendFormat(&out,
                         "<text class=\"axis\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">%s</text>\n",
@@ -90,7 +90,7 @@ void DrawSeries(std::string& out, const PlotSeries& series, size_t index, const 
   }
 }
 
-// Names beside their colours, in one row under the title.
+// Draws the series' names beside their colours, in one row under the title.
 void DrawLegend(std::string& out, const Plot& plot) {
   if (plot.series.size() < 2) return;
   double at = kWidth - kRight;

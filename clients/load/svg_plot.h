@@ -1,4 +1,4 @@
-// Line plots as SVG, for a page that brings its own style sheet.
+// Draws line plots as SVG for a page that has the style sheet.
 #pragma once
 
 #include <string>
@@ -16,16 +16,17 @@ struct PlotSeries {
 
 struct Plot {
   std::string title = {}, x_label = {}, y_label = {};
-  std::vector<PlotSeries> series = {};  // at most four are told apart by colour
-  std::vector<double> x_ticks = {};     // ascending, two at least; default round numbers
-  bool log_x = false;                   // needs every x above 0
-  bool markers = false;                 // a dot on every point, with its figures as a tooltip
+  std::vector<PlotSeries> series = {};  // colours distinguish at most four
+  std::vector<double> x_ticks = {};     // ascending, at least two; default: round numbers
+  bool log_x = false;                   // requires every x to be above 0
+  bool markers = false;                 // draws a dot on every point, with its values as a tooltip
 };
 
-// Without points: a plot that says so. Classes: plot, frame, grid, axis, title, s0 to s3.
+// Returns the plot; without points, one that says so. CSS classes: plot, frame, grid, axis, title,
+// s0 to s3.
 std::string RenderSvg(const Plot& plot);
 
-// Round numbers from at most low to at least high, about n of them.
+// Returns about n round numbers from at most `low` to at least `high`.
 std::vector<double> LinearTicks(double low, double high, int n);
 
 std::string EscapeXml(absl::string_view text);

@@ -1,4 +1,4 @@
-// Which loads a sweep tries, and when it has seen enough.
+// Defines Sweep, which chooses the loads to try and decides when to stop.
 #pragma once
 
 #include <optional>
@@ -12,24 +12,24 @@ namespace ovq::load {
 struct SweepOptions {
   bool on = false;
   int max_levels = 10;
-  double factor = 2;       // of one level's load to the next
-  double min_gain = 0.05;  // a level that adds less throughput than this share has saturated
-  absl::Duration min_time = absl::Seconds(2);  // a level that lasts less tells nothing
-  double min_good = 0.99;  // share of good requests that a level must keep, with --goodput
+  double factor = 2;       // ratio between the loads of consecutive levels
+  double min_gain = 0.05;  // a level with a smaller relative gain in throughput is saturated
+  absl::Duration min_time = absl::Seconds(2);  // a shorter level is inconclusive
+  double min_good = 0.99;  // with --goodput: the share of good requests that a level needs
 };
 
 class Sweep {
  public:
-  // Loads are users (whole numbers) or requests a second.
+  // Loads are users (whole numbers) or requests per second.
   Sweep(const SweepOptions& options, double first_load, bool whole)
       : options_(options), whole_(whole), load_(first_load) {}
 
-  double load() const { return load_; }  // of the level to run now
-  // Judges that level: why it is the last one, or nothing if another is to follow. One that is too
-  // short is the last, and cannot be the best.
+  double load() const { return load_; }  // load of the level to run next
+  // Judges the level that ran at load(). Returns the reason why it is the last one, or "" if
+  // another follows. A level that was too short is the last and cannot be the best.
   std::string Add(const Report& report);
-  // The level with the highest output throughput among those that kept --goodput (all without it);
-  // nullopt if none did.
+  // Returns the level with the highest output throughput among those that met --goodput (all
+  // without it); nullopt if none did.
   std::optional<size_t> best() const { return best_; }
 
  private:

@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
-constexpr double kMaxSeconds = 1e10;  // times since 1970 are fine
+constexpr double kMaxSeconds = 1e10;  // large enough for times since 1970
 constexpr size_t kMaxTraceBytes = size_t{1} << 30;
 
 absl::Status Wrong(const char* name, absl::string_view expected, const Json& got) {
@@ -39,7 +39,7 @@ absl::Status SetTime(const Json& line, TraceEntry& entry) {
 
 absl::Status SetLength(const Json& line, const char* name, int64_t& tokens) {
   if (!line.contains(name)) return absl::InvalidArgumentError(absl::StrCat(name, " is missing"));
-  // Read as a double: an integer beyond 64 bits signed must not wrap into the range.
+  // Reads a double: an integer beyond 64 bits signed must not wrap into the range.
   const double value = line[name].is_number_integer() ? line[name].get<double>() : 0;
   tokens = static_cast<int64_t>(std::min(value, kMaxTokens + 1.0));
   if (tokens >= 1 && tokens <= kMaxTokens) return absl::OkStatus();

@@ -9,7 +9,8 @@ namespace ovq::load {
 namespace {
 
 constexpr int64_t kDefaultRequests = 1000;
-// Turns in a conversation stay far below this, so streams of different requests never meet.
+// A conversation has far fewer turns than this, so the random streams of different requests never
+// overlap.
 constexpr uint64_t kTurnStride = uint64_t{1} << 32;
 
 uint64_t RandomStream(int64_t conversation, int64_t turn) {
@@ -18,7 +19,7 @@ uint64_t RandomStream(int64_t conversation, int64_t turn) {
 
 std::vector<Conversation> GroupBySession(std::span<const TraceEntry> trace, double speed) {
   std::vector<Conversation> conversations;
-  std::map<std::string, size_t> place;  // of a session
+  std::map<std::string, size_t> place;  // index of each session's conversation
   for (const TraceEntry& entry : trace) {
     const Turn turn{entry.input_tokens, entry.output_tokens, entry.at_s / speed};
     if (!entry.session.empty()) {
@@ -38,7 +39,7 @@ std::vector<Conversation> GroupBySession(std::span<const TraceEntry> trace, doub
 }  // namespace
 
 Workload::Workload(WorkloadOptions options) : options_(std::move(options)) {
-  // The first requests of the trace, not the first conversations.
+  // The limit counts the trace's requests, not its conversations.
   const auto all = static_cast<int64_t>(options_.trace.size());
   const int64_t n = std::min(all, options_.max_requests.value_or(all));
   traced_ =

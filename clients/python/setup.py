@@ -1,7 +1,7 @@
-"""Puts the descriptors of the proto into what is built; the rest is in pyproject.toml.
+"""Adds the proto's descriptors to the built package; pyproject.toml has the rest.
 
-From the repository protoc makes them. An sdist holds them already, so a wheel of it needs no protoc.
-"""
+In the repository protoc makes the descriptors. An sdist contains them already, so that a wheel
+built from it needs no protoc."""
 
 import importlib.util
 from pathlib import Path
@@ -17,15 +17,15 @@ PACKED = Path("ovq_client") / "descriptors.pb"
 
 def write_descriptors(root):
     if not PROTO.is_dir():
-        return  # an sdist: they are among its files
-    # The file alone, as the package itself wants grpcio.
+        return  # in an sdist they are package files
+    # Loads this file alone, because importing the package requires grpcio.
     spec = importlib.util.spec_from_file_location(
         "_ovq_descriptors", HERE / "ovq_client" / "_descriptors.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     target = Path(root) / PACKED
-    target.unlink(missing_ok=True)  # it may be a link to another
+    target.unlink(missing_ok=True)  # it may be a hard link to another file
     target.write_bytes(module.compile_descriptors(PROTO))
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the Grafana dashboard of ovq-server to stdout; with --write to dashboards/ovq-server.json.
 
-Rows go from what a person on call asks first to what explains it. Panels are a row's width of 24
-units; `targets` are (query, legend) pairs in which SEL stands for the chosen models and servers,
+Rows are ordered from the first questions of a person on call to their explanations. A row is 24 units
+wide; `targets` are (query, legend) pairs in which SEL stands for the chosen models and servers,
 PROC for the chosen servers' processes.
 """
 
@@ -18,14 +18,14 @@ FAULTS = "INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE|DEADLINE_EXCEEDED"
 
 
 def rate(metric, labels="", by=""):
-    """Per-second rate of a counter, added up over all labels but those in `by`."""
+    """Returns the per-second rate of a counter, summed over all labels except those in `by`."""
     selector = ", ".join(filter(None, [SEL, labels]))
     total = f"sum by ({by}) " if by else "sum "
     return f"{total}(rate({metric}{{{selector}}}[$__rate_interval]))"
 
 
 def percentiles(histogram, labels=""):
-    """Percentiles and mean of a histogram over all chosen servers."""
+    """Returns queries for percentiles and mean of a histogram over all chosen servers."""
     targets = [(f"histogram_quantile({q}, {rate(histogram + '_bucket', labels, 'le')})", f"p{q * 100:g}")
                for q in (0.5, 0.9, 0.95, 0.99)]
     mean = f"{rate(histogram + '_sum', labels)} / {rate(histogram + '_count', labels)}"
@@ -33,7 +33,7 @@ def percentiles(histogram, labels=""):
 
 
 def series(title, description, unit, targets, width=8, **options):
-    """A panel of lines over time. Options: stack, min, max."""
+    """Returns a panel of lines over time. Options: stack, min, max."""
     custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 10, "showPoints": "never",
               "spanNulls": False,
               "stacking": {"mode": "normal" if options.get("stack") else "none", "group": "A"}}
@@ -48,7 +48,8 @@ def series(title, description, unit, targets, width=8, **options):
 
 
 def figure(title, description, unit, query, steps):
-    """One number. steps: [(from value, colour), ...], the first for everything below the second."""
+    """Returns a panel with one number. steps: [(from value, colour), ...], the first for everything
+    below the second."""
     thresholds = {"mode": "absolute",
                   "steps": [{"color": colour, "value": value} for value, colour in steps]}
     return {"type": "stat", "title": title, "description": description,
@@ -312,7 +313,7 @@ def variables():
 
 
 def panels():
-    """All panels with ids and places, a row's title before each row."""
+    """Returns all panels with ids and positions, a row's title before each row."""
     placed, y = [], 0
     for title, make in ROWS:
         placed.append({"type": "row", "title": title, "collapsed": False, "panels": [],

@@ -45,7 +45,7 @@ absl::StatusOr<int> AppendToFile(const std::string& path, std::string_view bytes
   absl::Status status = fstat(fd, &before) == 0 ? absl::OkStatus() : LastError(path);
   if (status.ok()) status = WriteAll(fd, bytes, path);
   if (status.ok()) return fd;
-  (void)!ftruncate(fd, before.st_size);  // else what there is of it is torn, and known to be
+  (void)!ftruncate(fd, before.st_size);  // if this fails, the torn end is recognized by its reader
   close(fd);
   return status;
 }

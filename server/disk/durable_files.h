@@ -1,4 +1,4 @@
-// Files that must be on the disk before anybody is told so.
+// Writes files so that they are durable (synced to the disk) before their callers go on.
 #pragma once
 
 #include <sys/types.h>
@@ -11,18 +11,19 @@
 
 namespace ovq {
 
-// errno, of a call about this path.
+// Returns errno of the last call as a status that names the path.
 absl::Status LastError(const std::string& path);
 
 absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path);
-// Appears under its name only once it is whole and on the disk; SyncFolder makes the name last.
+// Writes a file that appears under its name only once it is complete and synced; SyncFolder makes
+// the name durable.
 absl::Status WriteFileAtomically(const std::string& path,
                                  const std::vector<std::string_view>& parts);
-// Of a file that is there, all of it or nothing. The descriptor, for fdatasync; the caller closes
-// it.
+// Appends to an existing file, all of the bytes or none. Returns the descriptor, for fdatasync; the
+// caller closes it.
 absl::StatusOr<int> AppendToFile(const std::string& path, std::string_view bytes);
 absl::Status SyncFolder(const std::string& path);
-absl::Status RemoveFile(const std::string& path);  // OK for one that is not there
+absl::Status RemoveFile(const std::string& path);  // OK if the file does not exist
 absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path);  // sorted
 
 }  // namespace ovq

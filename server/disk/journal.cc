@@ -18,7 +18,7 @@ absl::Status Damaged(const Args&... what) {
   return absl::DataLossError(absl::StrCat("journal: ", what...));
 }
 
-// Reads fields until one is missing.
+// Reads consecutive fields; after one that is missing, all reads fail.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -49,7 +49,7 @@ class Fields {
     values = GetAll<T>(bytes_.substr(0, count * sizeof(T)));
     bytes_.remove_prefix(count * sizeof(T));
   }
-  // Everything was there, and nothing else.
+  // True if no field was missing and no bytes are left.
   bool whole() const { return whole_ && bytes_.empty(); }
 
  private:
@@ -81,7 +81,7 @@ class Writer {
   std::string out;
 };
 
-// The fields in the order of the file, for reading and for writing.
+// Visits the fields in the order of the file, for reading and for writing.
 template <class Mark, class Visit>
 void VisitMark(Mark& mark, const Visit& visit) {
   visit(mark.length);
@@ -117,7 +117,7 @@ void VisitEntry(Entry& entry, const Visit& visit) {
   visit(entry.used_unix_ms);
 }
 
-// A session's last token waits, or all are in the state.
+// True if the pending token, if any, is the last of the tokens.
 bool Fits(const std::vector<int32_t>& tokens, const std::optional<int32_t>& pending) {
   return !pending || tokens.empty() || tokens.back() == *pending;
 }
@@ -154,7 +154,8 @@ absl::Status DecodeEntry(std::string_view payload, int64_t length, JournalEntry&
   return absl::OkStatus();
 }
 
-// Blocks that a crash left unwritten read as zeros.
+// True if the rest is an entry that a crash cut off. Blocks that a crash left unwritten read as
+// zeros.
 bool IsTorn(std::string_view rest) {
   if (rest.size() < kSectionStartBytes) return true;
   std::string_view start = rest.substr(4);

@@ -21,7 +21,7 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kBulkThreads = 2;
 
-// The first error is what counts.
+// Keeps the first error of several.
 void KeepFirstError(absl::Status& status, const absl::Status& other) {
   if (status.ok()) status = other;
 }
@@ -74,7 +74,7 @@ std::string SessionFolder::SnapshotPath(const std::string& id, uint64_t version)
   return absl::StrCat(options_.path, "/", id, "-", version, kSnapshotEnd);
 }
 
-// --- what is asked for ---
+// --- Requests from any thread ---
 
 void SessionFolder::Enqueue(Change change) {
   {
@@ -198,7 +198,7 @@ void SessionFolder::Read(const std::string& id,
   Run([this, begin, id, opened = std::move(opened)] {
     StoredSession stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
     absl::Status status;
-    // A snapshot that takes this one's place meanwhile comes with another journal.
+    // Retries, because a new snapshot may replace the files, and with it the journal, meanwhile.
     for (int attempt = 0; attempt < 3; ++attempt) {
       const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(id), kMaxFileBytes);
       absl::StatusOr<Journal> journal =
@@ -228,7 +228,7 @@ void SessionFolder::ReportRead(const StoredSession& stored, const absl::Status& 
            .status = status});
 }
 
-// --- threads ---
+// --- Threads ---
 
 void SessionFolder::ReportChange(Change& change) const {
   const auto now = SteadyClock::now();
@@ -280,7 +280,7 @@ void SessionFolder::JournalLoop() {
   }
 }
 
-// All that has come goes to the disk together.
+// Writes and syncs all queued changes together.
 void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   bool names = false;
   for (Change& change : changes) {
@@ -300,7 +300,7 @@ void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   const absl::Status synced = names ? SyncFolder(options_.path) : absl::OkStatus();
   for (Change& change : changes) {
     if (change.names) KeepFirstError(change.status, synced);
-    // What stays of it is removed by the next start.
+    // If this fails, the next start removes the file.
     if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
     if (change.ends) locks_->Unlock(change.id);
     ReportChange(change);
@@ -316,7 +316,7 @@ void SessionFolder::SyncLater(bool all) {
   if (!all && now - synced_ < absl::ToChronoNanoseconds(options_.sync_interval)) return;
   for (const std::string& path : std::exchange(unsynced_, {})) {
     const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-    if (fd < 0) continue;  // it was removed, or replaced by one that is on the disk
+    if (fd < 0) continue;  // removed, or replaced by a file that is synced
     const bool synced = fdatasync(fd) == 0;
     const absl::Status status = synced ? absl::OkStatus() : LastError(path);
     close(fd);

@@ -1,6 +1,6 @@
-// Sessions on disk: for each a journal, and the snapshot of its state that the journal goes on
-// from. A session's files fit each other at any moment, wherever a crash or a full disk stops the
-// work. Several servers may use one folder: each session belongs to one of them, or to none.
+// Stores sessions on disk: for each a journal, and a snapshot of its state from which the journal
+// continues. A session's files are consistent at any moment, wherever a crash or a full disk
+// interrupts a write. Several servers may share a folder: at most one of them owns each session.
 #pragma once
 
 #include <chrono>
@@ -25,39 +25,42 @@
 
 namespace ovq {
 
-// What the disk has done.
+// Reports one finished disk operation.
 struct DiskReport {
   const char* kind;  // "append", "create", "snapshot", "remove", "read"
   uint64_t bytes = 0;
-  absl::Duration duration = absl::ZeroDuration();  // from being asked for to being told
+  absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
   absl::Status status = {};
 };
 
 struct SessionFolderOptions {
   std::string path = {};
-  // A change is told once it is on the disk itself; else once the system has it, which has it on
-  // the disk within sync_interval: it then survives the end of the process, but not of the machine.
+  // If set, a change is reported as done once it is synced to the disk. Otherwise it is reported
+  // once the operating system has it, and is synced within sync_interval: such a change survives
+  // the end of the process, but not of the machine.
   bool sync_always = true;
   absl::Duration sync_interval = absl::Seconds(1);
-  absl::Duration ownership_timeout = absl::Seconds(5);  // for another server to answer
+  absl::Duration ownership_timeout = absl::Seconds(5);  // time for another server to release a
+                                                        // session
 };
 
-// A session that was here before.
+// A session found in the folder.
 struct FoundSession {
   JournalHead head;
   uint64_t version = 0;
   SessionMark mark;
 };
 
-// Any thread; what is asked for is done in the order of asking, session by session. Callbacks run
-// on a thread of the folder's, and may ask for more.
+// Thread-safe. Operations on one session run in the order of their calls. Callbacks run on the
+// folder's threads and may call its methods.
 class SessionFolder {
  public:
   using Done = std::function<void(absl::Status)>;
-  // Makes a file's parts on a thread of the folder's, and returns what writing them did.
+  // A MakeFile passes the parts of a file to `write`, on one of the folder's threads, and returns
+  // the status of the write.
   using WriteParts = std::function<absl::Status(const std::vector<std::string_view>& parts)>;
   using MakeFile = std::function<absl::Status(const WriteParts& write)>;
-  // A session's files, to be read on.
+  // A session's opened files, ready to be read.
   struct StoredSession {
     std::string id;
     std::chrono::steady_clock::time_point begin;
@@ -69,60 +72,64 @@ class SessionFolder {
     }
   };
   struct RecoveredSessions {
-    std::vector<FoundSession> sessions;  // by id
-    std::vector<std::string> damaged;    // what is wrong with those that are now under damaged/
-    size_t elsewhere = 0;                // sessions that other servers have
+    std::vector<FoundSession> sessions;  // ordered by id
+    std::vector<std::string> damaged;    // why sessions were moved to damaged/, one text each
+    size_t elsewhere = 0;                // number of sessions that other servers own
   };
   using OwnershipCallback = std::function<void(absl::StatusOr<FoundSession>)>;
 
-  // Makes the folder if it is missing. Errors name the path. `report` is called on the folder's
-  // threads.
+  // Opens the folder; creates it if it is missing. Errors name the path. `report` is called on the
+  // folder's threads.
   static absl::StatusOr<std::unique_ptr<SessionFolder>> Open(
       SessionFolderOptions options, std::function<void(const DiskReport&)> report = {});
-  ~SessionFolder();  // does first what was asked for
+  ~SessionFolder();  // finishes pending operations first
 
-  // Once, before anything else: takes the sessions that no server has. What is damaged is moved to
-  // damaged/, what belongs to no session goes.
+  // Call once, before anything else: acquires the sessions that no server owns, moves damaged ones
+  // to damaged/ and deletes files that belong to no session.
   absl::StatusOr<RecoveredSessions> Recover();
 
-  // Takes a session; asks the server that has it, if one has. NotFound; FailedPrecondition if it is
-  // in use, here or there; Unavailable if the other one does not answer; DataLoss,
-  // and it is in damaged/. All name the session.
+  // Acquires a session, asking the server that owns it, if any, to release it. Errors: NotFound;
+  // FailedPrecondition if the session is in use, here or there; Unavailable if the other server
+  // does not answer; DataLoss if the session is damaged and was moved to damaged/. All name the
+  // session.
   void AcquireOwnership(const std::string& id, OwnershipCallback done);
-  // What others ask for is told from then on: ReleaseOwnership or DeclineTransfer answers; with
-  // neither they ask again.
+  // Sets the function that is called when another server asks for a session of this one. Answer
+  // with ReleaseOwnership or DeclineTransfer; without an answer the other server asks again.
   void SetTransferListener(std::function<void(const std::string& id)> asked);
-  void ReleaseOwnership(const std::string& id);  // nothing of it is on its way: others may take it
-  void DeclineTransfer(const std::string& id);   // it is in use
+  void ReleaseOwnership(const std::string& id);  // requires that no operation on the session is
+                                                 // pending
+  void DeclineTransfer(const std::string& id);   // the session is in use
 
-  // What follows is about sessions that this server has.
+  // The methods below need sessions that this server owns.
 
-  // A new session: empty before the entries, or with a snapshot (head.version > 0).
+  // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
   void Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot, Done done);
-  // After an error the session is on disk as it was before, and needs a Snapshot to go on.
+  // Adds an entry to the session's journal. After an error the session is on disk as it was before,
+  // and needs a Snapshot before the next Append.
   void Append(const std::string& id, JournalEntry entry, Done done);
-  // In place of the one before. head.version: the changes that the snapshot has; the journal goes
-  // on with those after it. Of a session that was removed meanwhile: nothing, which is no error.
+  // Replaces the snapshot and the journal. head.version is the number of changes that the snapshot
+  // includes; the journal continues after them. OK without effect if the session was removed
+  // meanwhile.
   void Snapshot(JournalHead head, MakeFile snapshot, Done done);
   void Remove(const std::string& id, Done done);
-  // Opens its files. `opened` reads on, and so may what it gives to Run; ReportRead says how that
-  // went.
+  // Opens a session's files. `opened` and work that it passes to Run read them; ReportRead then
+  // reports the result.
   void Read(const std::string& id, std::function<void(absl::StatusOr<StoredSession>)> opened);
   void ReportRead(const StoredSession& stored, const absl::Status& status) const;
-  void Run(std::function<void()> work);  // on a thread of the folder's
-  // Into damaged/, with whatever else was asked for it before: it is nobody's then.
+  void Run(std::function<void()> work);  // on one of the folder's threads
+  // Moves the session's files to damaged/ and releases its lock: no server owns it then.
   void Quarantine(const std::string& id);
 
   const std::string& path() const { return options_.path; }
 
-  // Of a session file, and of a journal.
+  // Limit of a session file and of a journal.
   static constexpr size_t kMaxFileBytes = size_t{1} << 40;
   static constexpr const char* kJournalEnd = ".journal";
   static constexpr const char* kSnapshotEnd = ".session";
 
  private:
-  // A change of a journal: work that writes, then, with the changes of others, their way to the
-  // disk, then what may only follow that.
+  // A change of a session's files. CommitChanges calls `write`, syncs the changes of all sessions
+  // together, and then does what must come after the sync.
   struct Change {
     const char* kind;
     std::string id;
@@ -131,17 +138,17 @@ class SessionFolder {
     Done done = {};
     uint64_t bytes = 0;
     absl::Status status = {};
-    int fd = -1;               // to be synced
-    bool names = false;        // of files have changed
-    std::string garbage = {};  // a file that nothing needs from then on
-    bool ends = false;         // the session, which nobody has from then on
+    int fd = -1;               // file to sync
+    bool names = false;        // file names have changed, so the folder must be synced
+    std::string garbage = {};  // file to delete after the sync
+    bool ends = false;         // the session ends: its lock is released after the sync
   };
-  // A session that this server is to have.
+  // A pending AcquireOwnership.
   struct Acquisition {
     std::string id;
     std::chrono::steady_clock::time_point begin;
     OwnershipCallback done;
-    std::chrono::steady_clock::time_point asked = {};  // another server, at last
+    std::chrono::steady_clock::time_point asked = {};  // when another server was last asked
   };
 
   SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
@@ -151,7 +158,8 @@ class SessionFolder {
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
   absl::StatusOr<FoundSession> CheckFiles(const std::string& id) const;
-  // NotFound; AlreadyExists and Unavailable as SessionLocks has them; else it is in damaged/.
+  // Errors: NotFound; AlreadyExists and Unavailable as from SessionLocks; after any other error the
+  // session is in damaged/.
   absl::StatusOr<FoundSession> TryAcquireOwnership(const std::string& id);
   absl::Status RemoveLeftovers(const std::vector<std::string>& names,
                                const std::set<std::string>& taken,
@@ -164,7 +172,7 @@ class SessionFolder {
   void JournalLoop();
   void BulkLoop();
   void TransferLoop();
-  bool TryFinish(Acquisition& call, bool ending);  // if it can be
+  bool TryFinish(Acquisition& call, bool ending);  // true if `call` was completed
   void CommitChanges(std::vector<Change>& changes);
   void SyncLater(bool all);
   void ReportChange(Change& change) const;
@@ -174,7 +182,7 @@ class SessionFolder {
   const std::unique_ptr<TransferRequests> transfer_requests_;
   const std::function<void(const DiskReport&)> report_;
 
-  std::mutex mutex_;  // guards down to transfer_listener_
+  std::mutex mutex_;  // guards the members up to transfer_listener_
   std::condition_variable changed_;
   bool ending_ = false;
   int bulk_running_ = 0;
@@ -183,7 +191,7 @@ class SessionFolder {
   std::vector<Acquisition> acquisitions_;
   std::function<void(const std::string&)> transfer_listener_;
 
-  std::set<std::string> unsynced_;  // paths; of the journals' thread
+  std::set<std::string> unsynced_;  // paths; used by the journal thread only
   std::chrono::steady_clock::time_point synced_;
   std::vector<std::thread> bulk_threads_;
   std::thread journal_thread_;

@@ -1,4 +1,5 @@
-// What of the SessionFolder finds the sessions that were there before.
+// SessionFolder's recovery: finds the sessions of earlier processes and removes what crashes left
+// behind.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,7 +18,7 @@
 namespace ovq {
 namespace {
 
-// Whose snapshot, or half of a file, this is; empty for all others.
+// Returns the id of the session whose snapshot or half-written file this is; empty for other files.
 std::string LeftoverSessionId(const std::string& name) {
   absl::string_view id = name;
   const bool half = absl::ConsumeSuffix(&id, ".part");
@@ -62,7 +63,7 @@ absl::StatusOr<FoundSession> SessionFolder::TryAcquireOwnership(const std::strin
   RETURN_IF_ERROR(locks_->Lock(id));
   absl::StatusOr<FoundSession> found = CheckFiles(id);
   if (found.ok()) return found;
-  if (gone()) {  // it ended while another server had it
+  if (gone()) {  // the session was deleted by a server that owned it meanwhile
     locks_->Unlock(id);
     return not_found;
   }
@@ -111,7 +112,8 @@ absl::StatusOr<SessionFolder::RecoveredSessions> SessionFolder::Recover() {
   return found;
 }
 
-// What a crash has left behind: of sessions that this server has, and of those that are none.
+// Removes files that a crash left behind, of this server's sessions and of sessions without a
+// journal.
 absl::Status SessionFolder::RemoveLeftovers(const std::vector<std::string>& names,
                                             const std::set<std::string>& taken,
                                             const std::set<std::string>& needed) {
@@ -135,7 +137,7 @@ void SessionFolder::Quarantine(const std::string& id) {
     if (name != id + kJournalEnd && !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
       continue;
     }
-    // What cannot be moved is found again by the next start.
+    // If the move fails, the next start finds the file again.
     (void)rename(absl::StrCat(options_.path, "/", name).c_str(),
                  absl::StrCat(options_.path, "/damaged/", name).c_str());
   }

@@ -1,4 +1,4 @@
-// What of the SessionFolder brings sessions from one server to another.
+// SessionFolder's transfers: moves ownership of sessions from one server to another.
 #include <algorithm>
 #include <utility>
 

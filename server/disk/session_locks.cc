@@ -14,7 +14,7 @@
 namespace ovq {
 namespace {
 
-// The system looks through all locks of a file for each new one.
+// Locks are spread over files, because the kernel searches all locks of a file for each new one.
 constexpr size_t kFiles = 64;
 
 struct Place {
@@ -22,7 +22,8 @@ struct Place {
   off_t byte;
 };
 
-// Servers of other builds find the same. Two ids on one byte would take 2^30 sessions and more.
+// The place of a session's lock must be the same in all builds of the server. A collision of two
+// ids takes about 2^30 sessions.
 Place LockPlace(const std::string& id) {
   Sha256 hash;
   hash.Add(id.data(), id.size());

@@ -1,4 +1,4 @@
-// Which of the servers on one session folder has which session.
+// Locks that say which of the servers on a shared session folder owns a session.
 #pragma once
 
 #include <memory>
@@ -11,15 +11,16 @@
 
 namespace ovq {
 
-// Locks of the system (fcntl, F_OFD_SETLK), on bytes of files in the folder: those of a server that
-// ends are free at once, however it ends. Any thread.
+// Kernel locks (fcntl, F_OFD_SETLK) on bytes of files in the folder: the locks of a server that
+// ends are released at once, however it ends. Thread-safe.
 class SessionLocks {
  public:
-  // Makes the folder if it is missing. Errors name the path.
+  // Creates the folder if it is missing. Errors name the path.
   static absl::StatusOr<std::unique_ptr<SessionLocks>> Open(const std::string& folder);
   ~SessionLocks();
 
-  // AlreadyExists: it is locked by this; Unavailable: by another one, of this process or not.
+  // Lock returns AlreadyExists if this object holds the lock, Unavailable if another one does, in
+  // this process or another.
   absl::Status Lock(const std::string& id);
   void Unlock(const std::string& id);
 
@@ -27,7 +28,7 @@ class SessionLocks {
   explicit SessionLocks(std::string folder);
 
   const std::string folder_;
-  std::mutex mutex_;  // guards the rest
+  std::mutex mutex_;  // guards the members below
   std::vector<int> files_;
   std::unordered_set<std::string> locked_;
 };

@@ -1,4 +1,4 @@
-// A session's snapshot while it is read, part by part.
+// Defines SnapshotFile, which reads a session's snapshot part by part.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace ovq {
 
-// Stays what it was when it was opened, also if another takes its place meanwhile.
+// An open snapshot; its content stays the same even if another snapshot replaces the file.
 class SnapshotFile {
  public:
-  // NotFound; errors name the path.
+  // NotFound if there is no such file; errors name the path.
   static absl::StatusOr<std::unique_ptr<SnapshotFile>> Open(const std::string& path);
   ~SnapshotFile();
   SnapshotFile(const SnapshotFile&) = delete;
@@ -21,7 +21,7 @@ class SnapshotFile {
 
   uint64_t bytes() const { return bytes_; }
   uint64_t left() const { return bytes_ - read_; }
-  // The next bytes. DataLoss if the file has fewer.
+  // Reads the next bytes. DataLoss if the file has fewer.
   absl::Status Read(std::span<char> into);
 
  private:

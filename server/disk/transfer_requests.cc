@@ -42,8 +42,8 @@ std::string TransferRequests::FilePath(const std::string& id) const {
   return absl::StrCat(folder_, "/", id);
 }
 
-// Closing a file that was open for writing is what is watched for: a file that is there already
-// says it again. One that cannot be made leaves the session where it is.
+// Watchers see the closing of a file that was open for writing, so a request that exists already is
+// announced again. If the file cannot be created, the session stays with its owner.
 void TransferRequests::RequestTransfer(const std::string& id) {
   const int fd = open(FilePath(id).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
   if (fd >= 0) close(fd);

@@ -1,4 +1,5 @@
-// What servers on one session folder ask of each other: that a session be let go.
+// Requests between servers that share a session folder: a server asks the owner of a session to
+// release it.
 #pragma once
 
 #include <memory>
@@ -10,22 +11,22 @@
 
 namespace ovq {
 
-// A file, named by the session, is an ask: whoever has the session lets it go, or refuses by
+// A request is a file named after the session. The owner releases the session, or declines by
 // removing the file.
 class TransferRequests {
  public:
-  // Makes the folder if it is missing. Errors name the path.
+  // Creates the folder if it is missing. Errors name the path.
   static absl::StatusOr<std::unique_ptr<TransferRequests>> Open(const std::string& folder);
   ~TransferRequests();
 
-  // --- any thread ---
-  void RequestTransfer(const std::string& id);  // once more, if it has been asked for
+  // --- Any thread ---
+  void RequestTransfer(const std::string& id);  // announces again if it was requested already
   bool IsTransferRequested(const std::string& id) const;
-  void Remove(const std::string& id);  // the ask: it is refused, or over
+  void Remove(const std::string& id);  // ends the request: it is declined or over
   void Interrupt();
 
-  // One thread: the sessions that were asked for, by this server too; none after the time or
-  // Interrupt.
+  // Called on one thread only. Waits for requests, this server's own included, and returns their
+  // sessions; returns none after the timeout or Interrupt.
   std::vector<std::string> Wait(absl::Duration timeout);
 
  private:
@@ -33,7 +34,7 @@ class TransferRequests {
   std::string FilePath(const std::string& id) const;
 
   const std::string folder_;
-  const int events_;  // of inotify
+  const int events_;  // inotify descriptor
   const int wake_;
 };
 

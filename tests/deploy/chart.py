@@ -16,7 +16,8 @@ def default_values():
 
 
 def with_changes(values, changes):
-    """`changes` laid over `values`, as Helm does it: objects are merged, all else is replaced."""
+    """Returns `values` with `changes` applied as Helm does it: objects are merged, all else is
+    replaced."""
     merged = copy.deepcopy(values)
     for name, value in changes.items():
         old = merged.get(name)
@@ -25,7 +26,7 @@ def with_changes(values, changes):
 
 
 def render(changes=None, release="ovq-server"):
-    """{file: text} of the chart's templates that give something."""
+    """Renders the chart's templates: {file: text} of those that are not empty."""
     folder = os.path.join(ROOT, CHART, "templates")
     template = Template({name: read(CHART, "templates", name) for name in sorted(os.listdir(folder))})
     context = {"Values": with_changes(default_values(), changes or {}),
@@ -35,6 +36,6 @@ def render(changes=None, release="ovq-server"):
 
 
 def objects_of(texts):
-    """{(kind, name): object} of what `render` gives."""
+    """Parses the texts of `render`: {(kind, name): object}."""
     return {(item["kind"], item["metadata"]["name"]): item for name, text in texts.items()
             if name.endswith(".yaml") for item in yaml.safe_load_all(text)}

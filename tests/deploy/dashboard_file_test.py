@@ -1,4 +1,5 @@
-"""The committed dashboard is what its source makes, and fit to be read by a person on call."""
+"""The committed dashboard equals the output of its generator and follows the rules for readable
+panels."""
 
 import importlib.util
 import json
@@ -33,7 +34,7 @@ class Dashboard(unittest.TestCase):
             self.assertTrue(panel["fieldConfig"]["defaults"]["unit"], panel["title"])
 
     def test_units_follow_the_metrics(self):
-        """Seconds, bytes and ratios are shown as such."""
+        """Seconds, bytes and ratios have units."""
         for panel in self.panels:
             unit = panel["fieldConfig"]["defaults"]["unit"]
             for target in panel["targets"]:

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""The Debian packages in a fresh Debian 12 (debootstrap): installed, started, asked, upgraded, purged.
+"""The Debian packages in a fresh Debian 12 (debootstrap): installs, starts, calls, upgrades and
+purges them.
 
-Makes the packages of a build by CPack, twice with two versions. Needs root, debootstrap and a mirror
-of Debian; says SKIPPED and ends well where it has not got them. Takes minutes, so no test of ctest.
+Makes the packages of a build by CPack, in two versions. Needs root, debootstrap and a Debian mirror;
+without them it prints SKIPPED and succeeds. Takes minutes, so ctest does not run it.
 
 usage: debian_packages.py --build BUILD_FOLDER [--root FOLDER]
-  --root FOLDER  a Debian 12 that is there (debootstrap --variant=minbase bookworm FOLDER), to use a copy of
+  --root FOLDER  an existing Debian 12 (debootstrap --variant=minbase bookworm FOLDER), of which a copy is used
 """
 
 import argparse
@@ -51,11 +52,11 @@ def make_packages(build, folder, version=None):
 
 
 class Root:
-    """A Debian of its own below a folder."""
+    """A Debian system in a folder."""
 
     def __init__(self, folder):
         self.folder = folder
-        # Nothing is started when a package is installed, as in a container.
+        # Prevents the start of services at the installation of packages, as in a container.
         self.write("/usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n", 0o755)
         self.mounted = []
         for kind in ("proc", "dev"):
@@ -91,7 +92,7 @@ class Root:
         self.do("apt-get", "install", "-y", "-q", "--no-install-recommends", *inside)
 
     def start_server(self):
-        """What the unit starts; the process and its address."""
+        """Starts the unit's command; returns the process and its address."""
         unit = self.read("/usr/lib/systemd/system/ovq-server.service")
         (check_command,) = re.findall(r"^ExecStartPre=(.*)$", unit, re.MULTILINE)
         self.do(*check_command.split())

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ read its files with."""
+"""Helpers by which the tests of deploy/ read its files."""
 
 import os
 import re

@@ -1,8 +1,7 @@
 """The part of Go's text/template, with Helm's functions, that the chart in deploy/helm uses.
 
-Strict where Go is lenient: a value that is not there, a function or an action that is not listed here
-is an error. So a chart that this renders has no misspelt values.
-"""
+Strict where Go is lenient: a missing value, or a function or action that is not listed here, is an
+error. So a chart that this renders has no misspelt values."""
 
 import json
 import re
@@ -18,7 +17,7 @@ class TemplateError(Exception):
 
 
 def shown(value):
-    """As an action prints it."""
+    """Formats a value as an action prints it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -49,7 +48,7 @@ FUNCTIONS = {
 
 
 class Template:
-    """Of the files of a chart: {name: text}. Definitions are shared."""
+    """Parses the files of a chart: {name: text}. Definitions are shared."""
 
     def __init__(self, files):
         self._definitions, self._files = {}, {}
@@ -76,7 +75,7 @@ class Template:
         raise TemplateError(f"{self._place}: {what}")
 
     def _block(self, ends):
-        """Nodes up to one of the actions `ends`, which is returned, too."""
+        """Parses nodes up to one of the actions `ends`; returns that action, too."""
         nodes = []
         while True:
             if self._pieces[self._at]:
@@ -134,7 +133,7 @@ class Template:
         return out
 
     def _value(self, text, dot, variables):
-        """Of a pipeline."""
+        """Evaluates a pipeline."""
         tokens, at = [], 0
         while at < len(text.rstrip()):
             match = TOKEN.match(text, at)

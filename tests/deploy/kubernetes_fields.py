@@ -1,4 +1,5 @@
-"""Objects against Kubernetes' published API, as the models of python3-kubernetes (22.6, of 1.22) have it."""
+"""Validates objects against Kubernetes' published API, from the models of python3-kubernetes (22.6,
+of 1.22)."""
 
 import re
 
@@ -6,8 +7,8 @@ SCALARS = {"str": str, "int": int, "bool": bool, "float": (int, float), "object"
 
 
 def faults_of(value, kind, place):
-    """Fields that `kind` has not, that have another type, or that are missing, by place."""
-    from kubernetes.client import models  # takes seconds
+    """Returns the unknown, mistyped and missing fields of an object of `kind`, by path."""
+    from kubernetes.client import models  # imported here because it takes seconds
 
     inner = re.fullmatch(r"(list\[|dict\(str, )(.*)[\])]", kind)
     if inner and inner[1] == "list[":
@@ -27,6 +28,6 @@ def faults_of(value, kind, place):
             faults += faults_of(item, model.openapi_types[names[field]], f"{place}.{field}")
     try:
         model(**{names[field]: item for field, item in value.items() if field in names})
-    except ValueError as error:  # a field that has to be there
+    except ValueError as error:  # a required field
         faults.append(f"{place}: {error}")
     return faults

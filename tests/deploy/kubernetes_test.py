@@ -1,9 +1,10 @@
-"""The chart of deploy/helm, and the manifests of deploy/kubernetes, which are what it gives by default.
+"""Tests of the chart in deploy/helm, and of the manifests in deploy/kubernetes, which are its
+output for the default values.
 
-Rendered by go_template.py, and by Helm where that is at hand, which has to give the same.
+go_template.py renders the chart; if Helm is installed, its output must be the same.
 
 usage: kubernetes_test.py [--write] [unittest arguments]
-  --write  makes the manifests anew
+  --write  writes the manifests
 """
 
 import copy
@@ -33,7 +34,7 @@ HEAD = "# What deploy/helm/ovq-server gives by default; tests/deploy/kubernetes_
 
 
 def manifests():
-    """{file: text} of deploy/kubernetes."""
+    """Returns {file: text} of deploy/kubernetes."""
     texts = render()
     for name, changes in (("monitor.yaml", {"monitor": True}),
                           ("scaling.yaml", {"scaling": {"enabled": True}})):
@@ -61,7 +62,7 @@ class Manifests(unittest.TestCase):
 
 
 class ByDefault(unittest.TestCase):
-    """What must agree in the objects of a release, whatever its values."""
+    """Rules that the objects of a release must follow, whatever its values."""
 
     changes = {}
     release = "ovq-server"
@@ -82,7 +83,7 @@ class ByDefault(unittest.TestCase):
     def test_kubernetes_has_every_field(self):
         faults = [fault for (kind, name), item in self.objects.items() if kind not in ("ServiceMonitor", "ScaledObject")
                   for fault in faults_of(item, "V1" + kind, f"{kind} {name}")]
-        # Of 1.24, younger than the package.
+        # Field of 1.24, newer than the package.
         self.assertEqual([fault for fault in faults if "Probe.grpc: V1Probe has no" not in fault], [])
         wrong = copy.deepcopy(self.objects["StatefulSet", self.release])
         wrong["spec"]["replicas"] = "2"
@@ -127,7 +128,7 @@ class ByDefault(unittest.TestCase):
         self.assertGreater(size(limits["memory"]), size(self.options["state-memory"]) + (1 << 30))
 
     def test_threads_follow_the_limit(self):
-        # --threads is by default what the quota comes to (base/processors.h).
+        # --threads defaults to the processors of the quota (base/processors.h).
         resources = self.container["resources"]
         self.assertEqual(resources["limits"]["cpu"], resources["requests"]["cpu"])
         self.assertNotIn("threads", self.options)
@@ -137,7 +138,8 @@ class ByDefault(unittest.TestCase):
             self.assertNotIn(("ScaledObject", self.release), self.objects)
             self.assertEqual(self.workload["replicas"], self.values["replicas"])
             return
-        self.assertNotIn("replicas", self.workload)  # an upgrade would set them back
+        # an upgrade would reset the number that scaling has chosen
+        self.assertNotIn("replicas", self.workload)
         spec = self.objects["ScaledObject", self.release]["spec"]
         self.assertEqual(spec["scaleTargetRef"], {"kind": "StatefulSet", "name": self.release})
         self.assertLess(spec["minReplicaCount"], spec["maxReplicaCount"])
@@ -172,7 +174,7 @@ class ByDefault(unittest.TestCase):
                   and not set(absent) & set(item["metadata"]["labels"])]
         self.assertEqual([item["metadata"]["name"] for item in chosen], [self.release])
         self.assertIn(spec["endpoints"][0]["port"], [p["name"] for p in chosen[0]["spec"]["ports"]])
-        # Rules and dashboard look for this job.
+        # The job that rules and dashboard select.
         self.assertEqual(chosen[0]["metadata"]["labels"][spec["jobLabel"]], "ovq-server")
 
     def test_only_clients_and_prometheus_reach_the_pods(self):
@@ -199,7 +201,7 @@ class ByDefault(unittest.TestCase):
             if name in mounts:
                 self.assertEqual(os.path.dirname(self.options[option]), mounts[name]["mountPath"])
                 self.assertEqual(mounts[name].get("readOnly", False), name != "sessions")
-        # Tokens come from a secret that has to be there.
+        # Tokens come from a required secret.
         secret = volumes["tenants"]["secret"]
         self.assertFalse(secret.get("optional", False))
         self.assertEqual(secret["secretName"], self.values["tenantsSecret"])

@@ -1,4 +1,5 @@
-"""Unit, image and compose file: what must agree in them and with the rest of the repository."""
+"""Unit, image and compose file are consistent with each other and with the rest of the repository.
+"""
 
 import json
 import os
@@ -19,14 +20,14 @@ from deploy_files import ROOT, port, read, seconds
 
 
 def conf(text):
-    """{name: value} of a configuration file."""
+    """Parses a configuration file: {name: value}."""
     lines = [line.strip() for line in text.splitlines()]
     pairs = [line.split("=", 1) for line in lines if line and not line.startswith("#")]
     return {name.strip(): value.strip() for name, value in pairs}
 
 
 def packages(part):
-    """Of deploy/packages.txt."""
+    """Returns the packages of one part of deploy/packages.txt."""
     text = read("deploy", "packages.txt").split(f"\n# part: {part},")[1].split("\n# part: ")[0]
     return [line for line in text.splitlines()[1:] if line and not line.startswith("#")]
 
@@ -44,7 +45,7 @@ class Systemd(unittest.TestCase):
     def test_systemd_accepts_it(self):
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, "ovq-server")
-            shutil.copy("/bin/true", program)  # it has to exist
+            shutil.copy("/bin/true", program)  # the program must exist
             path = os.path.join(folder, "ovq-server.service")
             with open(path, "w") as file:
                 file.write(self.text.replace("/usr/local/bin/ovq-server", program))
@@ -95,7 +96,8 @@ class Image(unittest.TestCase):
         for target in ("cpu", "cuda"):
             self.assertIn(target, presets)
             self.assertRegex(self.stages[target], rf"^run AS {target}\n(.*\n)*COPY --from=build-{target} ")
-            # The other's build is no part of it: a build for CPUs pulls no toolkit.
+            # A stage does not depend on the other target's build: a build for CPUs pulls no
+            # toolkit.
             other = {"cpu": "cuda", "cuda": "cpu"}[target]
             self.assertNotIn(other, self.stages[target].replace(f"AS {target}", ""))
         self.assertIn("--target cuda", read("docs", "operations.md"))
@@ -139,7 +141,7 @@ class Compose(unittest.TestCase):
         plain, here = (yaml.safe_load(read("deploy", "prometheus", name))
                        for name in ("prometheus.yml", "compose.yml"))
         interval = here["global"]
-        # The same but for where the server is.
+        # The configuration differs only in the server's address.
         command = self.services["server"]["command"]
         metrics = port(command[command.index("--metrics-address") + 1])
         (job,) = [item for item in here["scrape_configs"] if item["job_name"] == "ovq-server"]

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Carries out deploy/docker/Dockerfile without a container engine, and tries what comes out.
+"""Executes deploy/docker/Dockerfile without a container engine, and tests the resulting image.
 
-Every stage that the target needs becomes a root of its own, of Debian's image by debootstrap, of another
-stage by a copy, every RUN a command in it, with a process tree of its own (unshare); the context is what
-git tracks and Dockerfile.dockerignore leaves in. At the end the image's ENTRYPOINT and CMD are started in
-the target's root under the image's user, on free ports of loopback, an answer is streamed by the image's
-ovq-chat, and SIGTERM has to end the server with 0. Needs root, debootstrap, a Debian mirror and about
-5 GB; takes as long as a build does. Layers, networks and limits of a container are not tried.
+Every stage that the target needs becomes a root folder: debootstrap creates Debian's image, a copy
+creates a stage from another one, and every RUN is a command in the root with a process tree of its
+own (unshare). The context is what git tracks and Dockerfile.dockerignore leaves in. At the end the
+image's ENTRYPOINT and CMD are started in the target's root under the image's user, on free ports of
+loopback; the image's ovq-chat streams an answer, and SIGTERM must end the server with 0. Needs root,
+debootstrap, a Debian mirror and about 5 GB; takes as long as a build. Layers, networks and limits of
+a container are not tested.
 
 usage: replay_dockerfile.py --work FOLDER --mirror URL [--suite bookworm] [--base ROOT]
            [--target cpu] [--toolkit FOLDER]
@@ -36,7 +37,7 @@ def read(name):
 
 
 def instructions(text):
-    """[(NAME, rest)] with comments dropped and continued lines joined."""
+    """Parses a Dockerfile: [(NAME, rest)] with comments dropped and continued lines joined."""
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     result = []
     for line in re.sub(r"\\\n", " ", lines).splitlines():
@@ -49,7 +50,7 @@ def instructions(text):
 
 
 def stages_of(listed):
-    """{name: its instructions, FROM first}, and the arguments before the first."""
+    """Returns {name: its instructions, FROM first}, and the arguments before the first stage."""
     stages, arguments = {}, {}
     for name, rest in listed:
         if name == "FROM":
@@ -64,7 +65,7 @@ def stages_of(listed):
 
 
 class Stage:
-    """A root, and what the instructions so far have set."""
+    """A root folder and the settings of the instructions so far."""
 
     def __init__(self, root):
         self.root, self.folder, self.user = root, "/", "0:0"
@@ -81,7 +82,8 @@ class Stage:
         return os.path.join(self.root, os.path.join(self.folder, inside).lstrip("/"))
 
     def inside(self, command, user="0:0"):
-        """The words of a command that runs `command` in this root, as process 1 like an image's."""
+        """Returns the command line that runs `command` in this root, as process 1 like an image's.
+        """
         settings = {**self.arguments, "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                     "DEBIAN_FRONTEND": "noninteractive"}
         uid, gid = user.split(":")
@@ -94,12 +96,12 @@ class Stage:
         subprocess.run(self.inside(command), check=True)
 
     def copy(self, sources, target, inside):
-        """inside: the folder that sources start from."""
+        """inside: the folder to which source paths are relative."""
         into = target.endswith("/") or len(sources) > 1
         for source in sources:
             path = os.path.normpath(os.path.join(inside, source.lstrip("/")))
             place = self.path(target)
-            if os.path.isdir(path):  # a folder's contents, as Docker has it
+            if os.path.isdir(path):  # copies the folder's contents, like Docker
                 shutil.copytree(path, place, symlinks=True, dirs_exist_ok=True)
                 continue
             if into:
@@ -126,7 +128,7 @@ class Replay:
                          follow_symlinks=False)
 
     def begin(self, name, base):
-        """The root that a stage starts from."""
+        """Creates the root that a stage starts from."""
         root = os.path.join(self.args.work, name)
         if base in self.instructions:
             return self.stage(base).copy_to(root)
@@ -145,7 +147,7 @@ class Replay:
         return Stage(root)
 
     def stage(self, name):
-        """Carried out, unless it has been."""
+        """Executes a stage's instructions, unless that was done already."""
         if name not in self.stages:
             (_, base), *rest = self.instructions[name]
             stage = self.begin(name, base)
@@ -175,7 +177,7 @@ class Replay:
 
     def try_image(self):
         image = self.stage(self.args.target)
-        # What whoever runs the image mounts, and its client has.
+        # Mounts and files that the user of the image and its client provide.
         secrets = os.path.join(image.root, "run", "secrets")
         os.makedirs(secrets, exist_ok=True)
         token = os.urandom(32).hex()
@@ -183,7 +185,7 @@ class Replay:
         for name, text in (("ovq-tenants", json.dumps({"tenants": [tenant]})), ("token", token)):
             with open(os.path.join(secrets, name), "w") as file:
                 file.write(text)
-        # Addresses of this machine's loopback instead of the container's own.
+        # Uses this machine's loopback addresses instead of the container's own.
         command = [re.sub(r"^0\.0\.0\.0:\d+$", "127.0.0.1:0", word)
                    for word in image.entrypoint + image.command]
         server = subprocess.Popen(image.inside("exec " + shlex.join(command), image.user),
@@ -198,7 +200,7 @@ class Replay:
             answer = subprocess.run(image.inside(shlex.join(chat), image.user), check=True,
                                     capture_output=True, text=True, timeout=120).stdout
             with open(f"/proc/{server.pid}/task/{server.pid}/children") as file:
-                os.kill(int(file.read()), signal.SIGTERM)  # unshare does not pass it on
+                os.kill(int(file.read()), signal.SIGTERM)  # unshare does not forward the signal
             status = server.wait(60)
         finally:
             server.kill()

@@ -1,6 +1,6 @@
 """Prometheus configuration, rules and their unit tests, with promtool.
 
-Every alert has a section in the runbook, and unit tests that see it fire and see it keep quiet.
+Every alert has a section in the runbook, and unit tests in which it fires and in which it does not.
 """
 
 import concurrent.futures
@@ -42,7 +42,7 @@ def promtool(*arguments):
 
 
 def sections(path):
-    """The anchors of a page's headings."""
+    """Returns the anchors of a page's headings."""
     with open(os.path.join(ROOT, path)) as file:
         headings = re.findall(r"^#+ (.+)$", file.read(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
@@ -89,7 +89,7 @@ class Alerts(unittest.TestCase):
 
 
 class Mutants(unittest.TestCase):
-    """The unit tests fail when an alert never fires, and when it always does."""
+    """The unit tests must fail if an alert never fires, and if it always fires."""
 
     @classmethod
     def setUpClass(cls):
@@ -97,7 +97,7 @@ class Mutants(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
 
     def passes(self, name, expr):
-        """Whether the unit tests of one alert still pass with another expression in its place."""
+        """True if the unit tests of one alert still pass with another expression."""
         folder = tempfile.mkdtemp(dir=self.folder)
         rules = load(ALERTS)
         for group in rules["groups"]:

@@ -13,7 +13,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from haproxy_process import HaproxyProcess  # which knows where the program is
+from haproxy_process import HaproxyProcess  # this module knows the path of the program
 
 try:
     import grpc
@@ -48,7 +48,7 @@ class Affinity(unittest.TestCase):
         lines = "".join(
             f"    server ovq{i + 1} {server.address} proto h2 check inter 200ms fall 1\n"
             for i, server in enumerate(cls.servers))
-        # In the place of the resolver.
+        # Replaces the resolver.
         cls.proxy = HaproxyProcess(
             os.path.join(ROOT, "deploy", "kubernetes", "affinity", "haproxy.cfg"), cls.folder,
             {r"^    server-template .*\n": lines})
@@ -58,7 +58,7 @@ class Affinity(unittest.TestCase):
             grpc.channel_ready_future(channel).result(30)
 
     def call(self, method, request, key=None, address=None):
-        """One call on a connection of its own."""
+        """Makes one call on a new connection."""
         options = [("grpc.use_local_subchannel_pool", 1)]
         metadata = [("ovq-session", key)] if key else None
         with grpc.insecure_channel(address or self.address, options=options) as channel:
@@ -80,7 +80,8 @@ class Affinity(unittest.TestCase):
 
         for key, session in made.items():
             self.assertEqual(get(session, key), session)
-        with self.assertRaises(grpc.RpcError) as caught:  # in turn: one of the two does not know it
+        # calls alternate: one of the two servers does not know the session
+        with self.assertRaises(grpc.RpcError) as caught:
             for _ in range(4):
                 get(made[KEYS[0]])
         self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)

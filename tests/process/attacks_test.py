@@ -1,4 +1,4 @@
-"""Whether one caller can hurt another, in short: four attacks of tests/campaign/hostile.py.
+"""A short test that callers cannot hurt each other: four attacks of tests/campaign/hostile.py.
 
 usage: attacks_test.py --build BUILD_FOLDER
 """
@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import security_util  # noqa: F401  ends, and says so, where what it needs is missing
+import security_util  # noqa: F401  ends the program with a message if a requirement is missing
 
 CAMPAIGN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "campaign", "hostile.py")
 

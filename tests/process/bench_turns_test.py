@@ -1,4 +1,4 @@
-"""tests/bench/bench_turns.py: two servers, two rounds, one table; and what it does not take.
+"""tests/bench/bench_turns.py: two servers, two rounds, one table; and invalid arguments.
 
 usage: bench_turns_test.py --build BUILD_FOLDER [unittest arguments]
 """

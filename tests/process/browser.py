@@ -1,8 +1,6 @@
 """A headless Chromium, driven through the DevTools protocol on a pair of pipes.
 
-It reaches 127.0.0.1 alone, and every request that it tried, every message of a script and every error
-is kept for the tests to look at.
-"""
+It reaches only 127.0.0.1, and records its requests, scripts' messages and errors for the tests."""
 
 import base64
 import itertools
@@ -33,7 +31,7 @@ class Browser:
                  "--disable-background-networking", "--disable-component-update", "--disable-sync",
                  "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--hide-scrollbars",
                  "--force-color-profile=srgb", "--font-render-hinting=none"]
-        # The browser's ends of the pipes have to be its descriptors 3 and 4.
+        # The browser's pipe ends must be its descriptors 3 and 4.
         self._process = subprocess.Popen(
             ["sh", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "sh", PROGRAM, *flags],
             pass_fds=(commands, answers), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -64,7 +62,7 @@ class Browser:
             self._news.notify_all()
 
     def send(self, method, params=None, session=None):
-        """The number that the answer will have."""
+        """Sends a message; returns the number that the answer will have."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params or {}}
         if session:
@@ -87,7 +85,7 @@ class Browser:
         return answer["result"]
 
     def page(self, width=1440, height=900, dark=False, touch=False, context=None):
-        """A tab, with storage of its own or in the context of another one."""
+        """Opens a tab, with storage of its own or in another one's context."""
         context = context or self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", {"url": "about:blank", "browserContextId": context})["targetId"]
         session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
@@ -116,20 +114,20 @@ class Browser:
 
 
 def _is_on_its_way(error):
-    """To another page: what was asked of the old one has no answer."""
+    """True for errors of a page that is being replaced: calls on the old page get no answer."""
     return any(word in str(error).lower() for word in ("context", "navigated"))
 
 
 class Page:
-    """A tab."""
+    """A browser tab."""
 
     def __init__(self, browser, target, session, context):
         self._browser = browser
         self._target = target
         self._session = session
         self._context = context
-        self._answers = {}  # by the end of an address: what it is answered with in the server's place
-        self.requests = []  # addresses that were asked for
+        self._answers = {}  # by the address's ending: answers that replace the server's
+        self.requests = []  # requested addresses
         self.complaints = []  # errors and warnings of scripts and of the browser
 
     def _event(self, method, params):
@@ -163,8 +161,8 @@ class Page:
             {"name": "prefers-reduced-motion", "value": "reduce" if reduced_motion else "no-preference"}]})
 
     def answer(self, end, status=None, body=""):
-        """Requests of addresses that end so get this from now on, and never reach the server; without a
-        status they do again."""
+        """Answers requests whose address ends so without the server from now on; without a status,
+        undoes that."""
         self._answers[end] = status and (status, body)
         self.call("Fetch.enable", {"patterns": [{"urlPattern": f"*{end}"}]})
 
@@ -173,7 +171,7 @@ class Page:
         self.wait("document.readyState === 'complete'")
 
     def run(self, script):
-        """The value of an expression, of what it promises if it is a promise."""
+        """Returns the value of an expression, or of its promise."""
         result = self.call("Runtime.evaluate", {"expression": script, "awaitPromise": True, "returnByValue": True,
                                                 "userGesture": True})
         if "exceptionDetails" in result:
@@ -181,7 +179,7 @@ class Page:
         return result["result"].get("value")
 
     def wait(self, condition, timeout=30):
-        """Until the expression is true, or what stands for it."""
+        """Waits until the expression is true and returns its value."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -208,8 +206,8 @@ class Page:
         self.call("Input.insertText", {"text": text})
 
     def click(self, selector):
-        """As a mouse does it: on what lies there, in view. A page may move while what it asked for comes in: a click
-        that arrives beside the element does nothing, and is tried again."""
+        """Clicks like a mouse: on the topmost element at its position, scrolled into view. A page
+        may move while data arrives: a click that lands beside the element is repeated."""
         end = time.monotonic() + 30
         while True:
             place = self.run(f"""(() => {{
@@ -254,7 +252,7 @@ class Page:
             return False  # the click led to another page
 
     def sibling(self):
-        """Another tab of the same person."""
+        """Opens another tab in the same browser context."""
         return self._browser.page(context=self._context)
 
     def screenshot(self, path):

@@ -1,4 +1,4 @@
-"""A person at ovq-chat: keys, pastes and windows of a terminal (tmux), whose screens are read.
+"""ovq-chat on a terminal (tmux): sends keys and pastes, resizes the window and reads the screen.
 
 usage: chat_terminal_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -25,13 +25,13 @@ HIDDEN_CODES = re.compile(r"\033\[[0-9;]*m")
 
 
 class Terminal:
-    """A program in a window of its own."""
+    """A program in a tmux window."""
 
     def __init__(self, folder, command, columns=140, rows=30, **env):
         socket = os.path.join(tempfile.mkdtemp(dir=folder), "tmux")
         self._tmux = ["tmux", "-S", socket, "-f", "/dev/null"]
         settings = [f"{name}={value}" for name, value in env.items()]
-        # What it exits with stays on the screen.
+        # The exit status stays visible on the screen.
         shell = " ".join(["env", *settings, *command]) + "; echo \"exit status $?\"; sleep 1000"
         self.do("new-session", "-d", "-x", str(columns), "-y", str(rows), shell)
 
@@ -40,7 +40,7 @@ class Terminal:
                               timeout=30, **more)
 
     def type(self, text, *keys):
-        """Characters, then keys by tmux's names."""
+        """Types characters, then keys by tmux's names."""
         if text:
             self.do("send-keys", "-l", text)
         if keys:
@@ -48,15 +48,15 @@ class Terminal:
 
     def paste(self, text):
         self.do("load-buffer", "-", input=text)
-        self.do("paste-buffer", "-p")  # in brackets, if the program has asked for them
+        self.do("paste-buffer", "-p")  # as a bracketed paste, if the program has enabled that
 
     def screen(self, *flags):
-        """Its lines, without the empty ones at the end."""
+        """Returns the screen's lines, without the empty ones at the end."""
         lines = self.do("capture-pane", "-p", *flags).stdout.split("\n")
         return "\n".join(line.rstrip() for line in lines).rstrip("\n")
 
     def wait_for(self, pattern, seconds=20):
-        """Until the end of the screen matches; the match."""
+        """Waits until the end of the screen matches; returns the match."""
         end = time.monotonic() + seconds
         while True:
             screen = self.screen()
@@ -110,7 +110,7 @@ class Person(WithServer):
         terminal.wait_for(r"\[model fake \|(.|\n)*\]\n>")
         terminal.type("/stats", "Enter")
         terminal.wait_for(r"\| position 0 \|(.|\n)*\]\n>")
-        self.assertEqual(self.server.turns, [])  # none has reached the model
+        self.assertEqual(self.server.turns, [])  # no question reached the model
         terminal.type("//usr", "Enter")
         terminal.wait_for(r"> //usr\n4:/usr\n\[prompt 4 tokens(.|\n)*\]\n\n>")
         terminal.type("/quit", "Enter")
@@ -140,7 +140,7 @@ class Person(WithServer):
         self.assertEqual((first.sampling.temperature, first.stop.max_tokens), (0.5, 3))
         self.assertEqual(list(first.stop.stop_strings), ["END"])
         self.assertFalse(second.sampling.HasField("temperature"))
-        # What the server would refuse does not end the conversation.
+        # Settings that the server would refuse do not end the conversation.
         self.server.refuse_sampling = "top_p: expected (0, 1]"
         terminal.type("/set top-p 2", "Enter")
         terminal.wait_for(r"ovq-chat: top_p: expected \(0, 1\]\n>")
@@ -150,7 +150,7 @@ class Person(WithServer):
         terminal.type("abc", "Enter")
         terminal.wait_for(r"\n3:a\n\[(.|\n)*position 6 \| length\]\n\n>")
         self.assertFalse(self.server.turns[2].sampling.HasField("top_p"))
-        self.assertNotIn(first_session, self.server.sessions)  # it ended
+        self.assertNotIn(first_session, self.server.sessions)  # the first session was deleted
 
     def test_editing_and_history(self):
         terminal = self.chat()
@@ -215,7 +215,7 @@ class Person(WithServer):
         terminal.wait_for(r"\n>")
         terminal.type("slow", "Enter")
         terminal.wait_for(r"\n\.+")
-        terminal.type("meanwhile", "C-c")  # what is typed beside an answer is not shown in it
+        terminal.type("meanwhile", "C-c")  # input typed during an answer is not echoed
         shown = terminal.wait_for(r"\n(\.+)\n\[(.|\n)*cancelled\]\n\n> meanwhile")
         self.assertNotIn("meanwhile", terminal.screen().split("cancelled")[0])
         terminal.type("", "C-c")  # drops the line
@@ -245,7 +245,7 @@ class Person(WithServer):
         terminal.type("/quit", "Enter")
         terminal.wait_for(r"exit status 0")
         terminal.type("seen")
-        terminal.wait_for(r"exit status 0\nseen")  # echoed by the terminal again
+        terminal.wait_for(r"exit status 0\nseen")  # the terminal echoes again
 
     def test_colours_only_on_a_terminal(self):
         terminal = self.chat()

@@ -1,5 +1,5 @@
-"""ovq-chat against a fake server, with one question or lines from a file; chat_terminal_test.py has the
-terminal.
+"""ovq-chat with a fake server, with one question or lines from a file; chat_terminal_test.py covers
+the terminal.
 
 usage: chat_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -85,14 +85,15 @@ class ChatOneShot(WithChat):
         second = self.run_chat("--prompt", "def", "--session", session_id)
         self.assertEqual(first.stdout, "3:abc")
         self.assertEqual(second.stdout, "11:def")
-        self.assertRegex(session_id, r"^[0-9a-f]{32}\.")  # its key, sent again with --session
+        # the session's key, sent again with --session
+        self.assertRegex(session_id, r"^[0-9a-f]{32}\.")
         third = self.run_chat("--interactive", "--keep-session", stdin="/stats\n")
         self.assertIn("[session ", third.stderr)
         keys = {name.partition(".")[0] for name in self.server.sessions}
         self.assertEqual(len(keys), 2)
 
     def test_big_prompt_goes_in_parts(self):
-        question = "ä€😀x" * 25000  # 10 bytes each: cuts fall within characters
+        question = "ä€😀x" * 25000  # 10 bytes each: cuts would fall within characters
         run = self.run_chat(stdin=question)
         self.assertEqual(run.stdout, "250000:" + question[-8:])
         turns = self.server.turns
@@ -141,7 +142,7 @@ class ChatInteractive(WithChat):
             run.stderr,
         )
         self.assertEqual(run.stderr.count("TTFT"), 2)
-        self.assertEqual(self.server.sessions, {})  # it ended with the stream
+        self.assertEqual(self.server.sessions, {})  # the session ended with the stream
 
     def test_fork_prints_the_copys_id(self):
         run = self.run_chat("--interactive", "--keep-session", stdin="abc\n/fork\ndef\n")
@@ -221,7 +222,8 @@ class ChatInteractive(WithChat):
         self.assertRegex(line, rb"^\.*\n8:abc\n$")
         while not process.stderr.readline().endswith(b"| stop]\n"):
             pass
-        self.assertEqual(process.stderr.read(2), b"> ")  # the turn is over for the program, too
+        # the program knows that the turn is over, too
+        self.assertEqual(process.stderr.read(2), b"> ")
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         self.assertEqual(process.wait(timeout=30), 130)

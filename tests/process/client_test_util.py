@@ -1,4 +1,4 @@
-"""What the tests of clients share: a fake server, so that no model is needed."""
+"""Shared by the client tests: a fake server, so that no model is needed."""
 
 import atexit
 import functools
@@ -26,7 +26,7 @@ from ovq_client import TokenChunk
 
 @functools.lru_cache(maxsize=None)
 def proto():
-    """The generated modules."""
+    """Returns the generated modules."""
     folder = tempfile.mkdtemp(prefix="ovq_proto_")
     atexit.register(shutil.rmtree, folder)
     return compile_proto(folder)

@@ -1,11 +1,11 @@
-"""What can be computed of how the console looks and is reached: contrasts, the way of the keyboard."""
+"""Computed accessibility checks of the console: contrasts and keyboard navigation."""
 
 import re
 
-# WCAG 2.1: of text (1.4.3), and of what shows a control or a part of a figure (1.4.11).
+# WCAG 2.1 contrast of text (1.4.3), and of controls and parts of figures (1.4.11).
 TEXT, EDGE = 4.5, 3.0
 
-# What stands on what, by the names of colors.css.
+# Foreground and background colours that occur together, by their names in colors.css.
 PAIRS = [
     *[(text, ground, TEXT) for text in ("text", "muted") for ground in ("page", "panel", "raised", "tint", "accent-soft")],
     *[("accent", ground, TEXT) for ground in ("page", "panel", "raised")],
@@ -30,7 +30,7 @@ def contrast(one, two):
 
 
 def poor_colours(css):
-    """The pairs of colors.css that are too close, in either scheme."""
+    """Returns the pairs of colors.css with too little contrast, in either scheme."""
     light, dark = css.split("prefers-color-scheme: dark")
     found = []
     for name, scheme in (("light", light), ("dark", dark)):
@@ -42,7 +42,7 @@ def poor_colours(css):
     return found
 
 
-# Every text that is shown: its colour, and those of the grounds behind it, the nearest first.
+# Collects every visible text: its colour, and those of the backgrounds behind it, nearest first.
 TEXTS = """(() => {
   const found = [];
   for (const element of document.querySelectorAll("body *")) {
@@ -65,7 +65,7 @@ def numbers(css):
 
 
 def poor_contrasts(console):
-    """Texts on the page that are too close to what is behind them, as the browser draws them."""
+    """Returns texts on the page with too little contrast, as the browser renders them."""
     found = []
     texts = console.run(TEXTS)
     assert len(texts) > 20, texts
@@ -79,7 +79,7 @@ def poor_contrasts(console):
     return found
 
 
-# What the keyboard has to come to: one of a group of radio buttons stands for all.
+# Controls that Tab must reach: one of a group of radio buttons stands for all.
 REACHABLE = """(() => {
   window.controls = [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
     .filter((one) => !one.disabled && !one.closest("[inert], dialog:not([open])") &&
@@ -101,7 +101,7 @@ REACHED = """(() => {
 
 
 def unreachable(console):
-    """Controls that Tab does not come to, and those that do not show that it has."""
+    """Returns controls that Tab does not reach, and those without a visible focus."""
     count = console.run(REACHABLE)
     for _ in range(count + 8):
         console.key("Tab")

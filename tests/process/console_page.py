@@ -1,4 +1,4 @@
-"""The console as a person uses it, in a browser, and a connection to its server that can be cut."""
+"""Operates the console in a browser, through a connection to its server that tests can cut."""
 
 import json
 import os
@@ -8,11 +8,11 @@ import time
 
 
 class Cutter:
-    """Passes connections on to the server, until it is told to break them behind so many events."""
+    """Forwards connections to the server; on demand breaks them after a number of events."""
 
     def __init__(self, address):
         self.target = address
-        self.events_left = None  # of a stream; None: any number
+        self.events_left = None  # events left of a stream; None: any number
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "http://127.0.0.1:%d" % self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -32,12 +32,14 @@ class Cutter:
         try:
             while data := source.recv(1 << 16):
                 if answers and self.events_left is not None:
-                    # One read may hold a whole answer of a fast server, so the cut is within the data.
+                    # One read may contain a whole answer of a fast server, so the cut is within the
+                    # data.
                     pieces = data.split(b"data:", self.events_left + 1)
                     if len(pieces) > self.events_left + 1:
                         sink.sendall(b"data:".join(pieces[:-1]))
                         self.events_left = None
-                        time.sleep(0.5)  # what a browser has not read when a connection breaks it drops
+                        # data that the browser has not read when a connection breaks would be lost
+                        time.sleep(0.5)
                         break
                     self.events_left -= len(pieces) - 1
                 sink.sendall(data)
@@ -55,7 +57,7 @@ class Cutter:
 
 
 class ConsolePage:
-    """What a person does on the page, and what they then see."""
+    """Actions of a person on the page, and what the page shows."""
 
     def __init__(self, chromium, address, screenshots=None, width=1440, height=900, touch=False):
         """screenshots: the folder for them, or None."""
@@ -77,7 +79,7 @@ class ConsolePage:
         self.wait("document.querySelector('#send').disabled === false")
 
     def set(self, selector, value):
-        """As typed: into a field that may be in a panel which is closed here."""
+        """Types into a field, which may be in a panel that is closed."""
         self.run(f"""(() => {{
             const field = document.querySelector({json.dumps(selector)});
             field.value = {json.dumps(str(value))};
@@ -93,7 +95,7 @@ class ConsolePage:
         self.page.write(text)
 
     def start(self, text):
-        """Sends, and does not wait."""
+        """Sends a message without waiting for the answer."""
         self.type(text)
         if self.touch:
             self.click("#send")
@@ -105,7 +107,7 @@ class ConsolePage:
         self.after(lambda: self.start(text), turns)
 
     def after(self, action, turns):
-        """Does what makes a new last turn, and waits for its end."""
+        """Runs an action that makes a new last turn, and waits for its end."""
         last = "JSON.parse(sessionStorage.getItem(`ovq.branch.${sessionStorage.getItem('ovq.open')}`))?.turns.at(-1)"
         before = self.run(f"{last}?.id ?? null")
         action()
@@ -120,7 +122,7 @@ class ConsolePage:
         return self.run("document.querySelectorAll('#turns > li .foot').length")
 
     def press(self, label):
-        """The button that is called so, wherever it is."""
+        """Presses the button with this label, wherever it is."""
         self.run(f"""[...document.querySelectorAll("button")].find((one) => !one.disabled && one.checkVisibility() &&
             (one.getAttribute("aria-label") ?? one.textContent) === {json.dumps(label)}).click()""")
 
@@ -134,7 +136,7 @@ class ConsolePage:
         self.page.look(*self.size, dark, self.touch)
 
     def shot(self, name, settled=True):
-        """In both schemes."""
+        """Takes screenshots in both colour schemes."""
         if not self.screenshots:
             return
         if settled:

@@ -1,4 +1,4 @@
-"""The console in a real browser, on a real server: what people do with it, how it looks, what it reaches.
+"""The console in a real browser with a real server: use, appearance and network access.
 
 usage: console_test.py --build BUILD_FOLDER [--screenshots FOLDER] [unittest arguments]
 """
@@ -41,7 +41,7 @@ def serve(model, *flags):
 
 
 def call(address, method, path, body=None, token=None):
-    """The JSON that the server answers with."""
+    """Returns the server's JSON answer."""
     headers = {"Content-Type": "application/json"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
@@ -74,13 +74,13 @@ class ConsoleTest(unittest.TestCase):
         return call(address or self.server.http_address, "GET", f"/sessions/{console.session()}")
 
     def assert_in_step(self, console):
-        """The page and the server agree on how long the session is."""
+        """Asserts that the page and the server agree on the session's length."""
         position = int(self.of_session(console)["position"])
         shown = f"{position:,} token{'' if position == 1 else 's'}"
         console.wait(f"document.querySelector('#figure-length')?.textContent === {json.dumps(shown)}")
 
     def test_a_click_finds_what_has_moved(self):
-        """As the panel's figures come in between the look for the place and the click (Page.click)."""
+        """The panel's figures arrive between finding the position and the click (Page.click)."""
         console = self.console().open()
         console.run("""(() => {
             const find = document.elementFromPoint;
@@ -98,7 +98,7 @@ class ConsoleTest(unittest.TestCase):
     def conversation(self, name, **look):
         console = self.console(**look).open()
         console.shot(f"{name}-1-new")
-        # Pictures have a text that is long enough to see what a bounded memory is for.
+        # Screenshots use a text that is long enough to show the effect of a bounded memory.
         console.sampling(maxTokens=1500 if SCREENSHOTS else 120, temperature=0.5, seed=3)
         console.start("def count_words(text):\n    \"\"\"How often each word occurs.\"\"\"\n")
         console.wait("document.querySelector('#turns .answer .said')?.textContent.length > 20")
@@ -108,7 +108,8 @@ class ConsoleTest(unittest.TestCase):
         first = console.texts()
         self.assert_in_step(console)
 
-        # Back, and the same seed again: the same answer, as the session is the same to the byte.
+        # After a rewind with the same seed the answer is the same, because the session is the same
+        # to the byte.
         console.after(lambda: console.press("Regenerate, turn 2"), 2)
         self.assertEqual(console.texts(), first)
         console.press("Edit, turn 2")
@@ -119,7 +120,7 @@ class ConsoleTest(unittest.TestCase):
         self.assertEqual(console.texts()[0], first[0])
         self.assert_in_step(console)
 
-        # A branch behind the first turn, and back by the switcher.
+        # A branch after the first turn, and back with the switcher.
         trunk, whole = console.session(), console.texts()
         console.press("Branch, turn 1")
         console.wait(f"sessionStorage.getItem('ovq.open') !== {json.dumps(trunk)}")
@@ -138,11 +139,11 @@ class ConsoleTest(unittest.TestCase):
         console.wait(f"sessionStorage.getItem('ovq.open') === {json.dumps(trunk)}")
         self.assertEqual(console.texts(), whole)
         self.assert_in_step(console)
-        # The branches' list and the sessions' have both.
+        # The branches' list and the sessions' list contain both.
         for listed in ("branch", "open"):
             self.assertEqual(console.run(f"[{json.dumps(trunk)}, {json.dumps(branch)}].map((id) => "
                                          f"!!document.querySelector(`[data-key='{listed}-${{id}}']`))"), [True, True])
-        # What is not in view is not wider than the screen either.
+        # Hidden parts must not be wider than the screen either.
         self.assertLessEqual(console.run("document.documentElement.scrollWidth"), console.run("innerWidth"))
         for dark in (True, False):
             console.in_the_dark(dark)
@@ -178,7 +179,7 @@ class ConsoleTest(unittest.TestCase):
         console.settled(1)
         self.assertIn("stopped", console.run("document.querySelector('#turns .foot .note').textContent"))
         self.assert_in_step(console)
-        # A byte is a token here, and the prompt begins with one that is none.
+        # A token is a byte here, and the prompt begins with a token that is none.
         said = len("x = [\n" + console.texts()[0])
         self.assertLessEqual(abs(int(self.of_session(console)["position"]) - said - 1), 3)
         console.sampling(maxTokens=8)
@@ -197,7 +198,7 @@ class ConsoleTest(unittest.TestCase):
         self.assertEqual(console.run("document.querySelectorAll('#turns script, #turns img, #turns b b').length"), 0)
         self.assertEqual(console.run("document.querySelector('#turns').textContent.split('<b>bold</b>').length"), 3)
         self.assertFalse(console.run("document.title").startswith("run"))
-        # Elsewhere, too, where a conversation is named by its first text.
+        # Also on other pages, where the conversation's title is its first text.
         self.assertEqual(console.run("document.querySelectorAll('script:not([src]), img').length"), 0)
 
     def test_the_servers_load(self):
@@ -205,7 +206,7 @@ class ConsoleTest(unittest.TestCase):
         console.sampling(maxTokens=60000, temperature=0)
         console.start("z = [\n")
         figures = "[...document.querySelectorAll('#load dd')].map((one) => one.textContent)"
-        # Two looks at the server give a speed.
+        # Two readings of the server's counters give a speed.
         console.wait(f"{figures}[0] === '1' && parseFloat({figures}[3].replace(',', '')) > 0")
         memory = console.run(f"{figures}[4]")
         self.assertRegex(memory, r"^[\d.]+\s[kM]B of 268\sMB$")
@@ -272,7 +273,8 @@ class ConsoleTest(unittest.TestCase):
         self.forgive(console)
 
     def forgive(self, console):
-        """What the browser itself says of connections and answers that a test made go wrong."""
+        """Drops the browser's own messages about connections and answers that the test has broken.
+        """
         console.page.complaints[:] = [one for one in console.page.complaints if "Failed to load resource" not in one]
 
     def test_a_session_that_is_gone_goes_on_in_a_new_one(self):
@@ -330,7 +332,7 @@ class ConsoleTest(unittest.TestCase):
         self.assertEqual(console.texts(), said)
         console.send("\nimport re\n")
         self.assert_in_step(console)
-        # A tab of the same browser: the session is there, its text is not, and it can go on.
+        # In a new tab the session is listed without its text, and can be continued.
         session = console.session()
         other = console.page.sibling()
         other.open(f"{console.address}/")
@@ -380,7 +382,7 @@ class ConsoleTest(unittest.TestCase):
         console.key("n", browser.ALT)
         console.wait("!document.querySelector('#setup').hidden")
         self.assertEqual(console.run("document.activeElement.id"), "message")
-        # A drawer takes the keyboard, and gives it back.
+        # A drawer takes the focus, and returns it.
         console.page.look(390, 844)
         console.key("m", browser.ALT)
         console.wait("document.activeElement.closest('#details-panel') && document.querySelector('main').inert")
@@ -406,7 +408,7 @@ class ConsoleTest(unittest.TestCase):
         colours = Path(ROOT, "server/http/console/colors.css").read_text()
         style = Path(ROOT, "server/http/console/style.css").read_text()
         self.assertEqual(console_checks.poor_colours(colours), [])
-        # There are none beside those that were looked at.
+        # There are no colours besides those that were checked.
         self.assertEqual(re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[;\s])", style), [])
 
 
@@ -435,7 +437,7 @@ class Template(ConsoleTest):
         self.assert_in_step(console)
         console.after(lambda: console.press("Regenerate, turn 2"), 2)
         self.assertEqual(console.texts(), whole)
-        # All of it in a new session is the same text.
+        # The whole conversation in a new session gives the same text.
         length = int(self.of_session(console)["position"])
         console.shot("wide-messages-2-regenerated")
         old = console.session()
@@ -448,7 +450,7 @@ class Template(ConsoleTest):
         self.assertEqual(int(self.of_session(console)["position"]), length)
         console.send("And of cubes")
         self.assert_in_step(console)
-        # Every turn of it can be gone back to.
+        # Each of its turns can be rewound.
         console.sampling(maxTokens=24, seed=5)
         console.after(lambda: console.press("Regenerate, turn 2"), 2)
         self.assertEqual(console.texts(), whole)
@@ -468,7 +470,7 @@ class Template(ConsoleTest):
 
 
 class Access(ConsoleTest):
-    """Whom the console is for, and how its files come."""
+    """Access control of the console, and the headers of its files."""
 
     TOKEN = "console-0123456789-abcdefghij"
 
@@ -511,7 +513,7 @@ class Access(ConsoleTest):
                 headers = response.headers
             self.assertIn("default-src 'self'", headers["Content-Security-Policy"])
             self.assertEqual(headers["X-Content-Type-Options"], "nosniff")
-            # Asked again at every visit, so that files of two versions never meet.
+            # Files are revalidated at every visit, so that files of two versions are never mixed.
             self.assertEqual(headers["Cache-Control"], "no-cache")
             again = urllib.request.Request(f"{address}/{name}", headers={"If-None-Match": headers["ETag"]})
             with self.assertRaises(urllib.error.HTTPError) as unchanged:
@@ -522,7 +524,7 @@ class Access(ConsoleTest):
         self.assertEqual(missing.exception.code, 404)
 
 
-# Each test in one class.
+# Selects single tests by their name.
 for case in (Template, Access):
     for name in [name for name in vars(ConsoleTest) if name.startswith("test_") and name not in vars(case)]:
         setattr(case, name, None)

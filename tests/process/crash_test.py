@@ -1,5 +1,5 @@
-"""A server is killed at random moments while sessions are talked to: no turn that was answered is lost
-or there twice, and every session goes on as one that nobody disturbed.
+"""Kills a server at random moments while sessions are used: no answered turn is lost or applied
+twice, and every session continues like an undisturbed one.
 
 usage: crash_test.py --build BUILD_FOLDER [--kills N] [--seed N] [--sessions N] [unittest arguments]
 
@@ -39,7 +39,7 @@ FLAGS = ("--threads", "1", "--session-ttl", "1h", "--admission", "overcommit")
 
 
 def answer(client, session_id, turn):
-    """(tokens, position) of a turn."""
+    """Returns (tokens, position) of a turn."""
     tokens, position = [], None
     for event in client.generate(turn["text"], session_id=session_id, max_tokens=turn["n"], seed=turn["seed"],
                                  temperature=1.0, ignore_eos=True, timeout=60):
@@ -53,7 +53,7 @@ def answer(client, session_id, turn):
 
 
 class Talker(threading.Thread):
-    """Talks to one session until the server is gone."""
+    """A thread that runs turns of one session until the server is gone."""
 
     def __init__(self, story, address, rng):
         super().__init__(daemon=True)
@@ -85,12 +85,12 @@ class Talker(threading.Thread):
 
 
 class Story:
-    """What was said to a session, and what it answered."""
+    """A session's inputs, and its answers."""
 
     def __init__(self):
         self.id = None
         self.position = self.start = 0
-        self.open = None  # the turn that has no answer yet
+        self.open = None  # the turn without an answer yet
         self.turns = []
 
     def told(self, position):
@@ -100,12 +100,12 @@ class Story:
         self.position, self.open = position, None
 
     def after_restart(self, client):
-        """The turn without an answer is there as a whole, or not at all."""
+        """Asserts that the turn without an answer was applied as a whole or not at all."""
         if self.id is None:
             return
         session = client.get_session(self.id)
         if self.open is not None and session.position != self.position:
-            self.told(session.position)  # written, but the answer was on its way
+            self.told(session.position)  # the turn was stored, but its answer was lost
         if session.position != self.position:
             raise AssertionError(f"{self.id}: at {session.position}, was told {self.position}")
         if not session.durable:
@@ -113,7 +113,7 @@ class Story:
         self.open = None
 
     def check(self, client):
-        """The same turns in a session that nobody disturbed."""
+        """Compares with the same turns in an undisturbed session."""
         twin = client.create_session("once", max_centroids=16).session_id
         for turn in self.turns + [{"text": "last", "n": 8, "seed": 1}]:
             tokens, _ = answer(client, twin, turn)

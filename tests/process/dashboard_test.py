@@ -47,7 +47,7 @@ TOKEN = "alice-0123456789-abcdefghij"
 
 
 class Load:
-    """Every kind of work the server knows, again and again until it is told to stop."""
+    """Runs every kind of work that the server knows, repeatedly until stopped."""
 
     def __init__(self, address, http, **credentials):
         self._address = address
@@ -66,7 +66,7 @@ class Load:
                 while not self._stop.is_set():
                     (self._answers if number else self._sessions)(client)
                     self.rounds += 1
-        except Exception as error:  # shown by the test
+        except Exception as error:  # the test reports it
             self.error = error
 
     def _answers(self, client):
@@ -92,7 +92,7 @@ class Load:
             list(chat.send("hi", max_tokens=3))
 
     def _opens(self, client, made):
-        """One session more, false if it is refused. At most MAX_SESSIONS in all."""
+        """Opens one more session, at most MAX_SESSIONS in all; returns false if it is refused."""
         assert len(made) <= MAX_SESSIONS
         try:
             made.append(client.create_session())
@@ -130,7 +130,7 @@ def recording_rules():
 
 
 def documented_metrics():
-    """Names in the first column of the table of docs/serving.md."""
+    """Returns the names in the first column of the table in docs/serving.md."""
     with open(os.path.join(ROOT, "docs", "serving.md")) as file:
         section = file.read().split("\n## Metrics\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
@@ -153,7 +153,8 @@ class Observed(unittest.TestCase):
                                    "--tenants", path("tenants.json"),
                                    "--session-dir", path("sessions"),
                                    "--http-listen", "127.0.0.1:0",
-                                   "--trace-collector", "http://127.0.0.1:9/v1/traces")  # nobody is there
+                                   # no collector listens there
+                                   "--trace-collector", "http://127.0.0.1:9/v1/traces")
         cls.addClassCleanup(cls.server.kill)
         with open(path("ca.pem"), "rb") as file:
             http = HttpClient(http_port(cls.server), {"Authorization": f"Bearer {TOKEN}"}, ca=file.name)
@@ -171,7 +172,8 @@ class Observed(unittest.TestCase):
         cls.exposed = {name for name in families if {name, f"{name}_count"} & samples}
 
     def await_data(self, queries, timeout):
-        """Runs queries until each has given a finite number; the names of those that have not."""
+        """Repeats queries until each has returned a finite number; returns the names of those that
+        have not."""
         missing = [(name, quick(expr)) for name, expr in queries]
         deadline = time.monotonic() + timeout
         while missing and time.monotonic() < deadline:
@@ -231,7 +233,7 @@ class Observed(unittest.TestCase):
                       for rule in group["rules"]]
         known = documented_metrics()
         for name, expr in dashboard_queries() + recording_rules() + alerts:
-            # A name with colons is a recorded one; it is awaited above.
+            # A name with colons is a recorded series, which is awaited above.
             for metric in re.findall(r"(?<![\w:])(?:ovq|process)_[a-z_]+(?![\w:])", expr):
                 base = re.sub(r"_(bucket|sum|count)$", "", metric)
                 self.assertTrue({metric, base} & known, f"{name}: {metric}")

@@ -1,4 +1,4 @@
-"""One dialect: flags, --help, --version and exit codes of all programs; and ovq-admin.
+"""Common behaviour of all programs: flags, --help, --version and exit codes; and ovq-admin.
 
 usage: dialect_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -115,7 +115,7 @@ class Admin(unittest.TestCase):
         self.assertEqual(shown.stdout.count("1 session of this server"), 2)
         lines = run("ovq-admin", "sessions", "--json", *self.both).stdout.splitlines()
         self.assertEqual([json.loads(line)["session"]["session_id"] for line in lines], ids)
-        # The server that has it ends it; one that nobody has is an error.
+        # The server that has the session ends it; a session that no server has is an error.
         gone = run("ovq-admin", "delete", ids[1], *self.both)
         self.assertEqual((gone.returncode, gone.stdout), (0, f"{self.addresses[1]} had it\n"))
         missing = run("ovq-admin", "delete", ids[1], *self.both)
@@ -134,7 +134,7 @@ class Admin(unittest.TestCase):
         drained = run("ovq-admin", "drain", "--server", self.addresses[0], *self.both[2:])
         self.assertEqual((drained.returncode, drained.stdout), (0, f"{self.addresses[0]} drains\n"))
         self.assertEqual(self.servers[0].wait(), 0)
-        # One that cannot be reached does not keep the other from being asked.
+        # A server that cannot be reached does not keep the other from being queried.
         rest = run("ovq-admin", "status", *self.both)
         self.assertEqual(rest.returncode, 1)
         self.assertIn(f"{self.addresses[0]}: UNAVAILABLE", rest.stderr)

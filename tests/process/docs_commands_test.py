@@ -1,8 +1,8 @@
-"""Every command of README.md and docs/*.md, read from the files: run, or why not.
+"""Runs every command of README.md and docs/*.md, read from the files, or checks why it is not run.
 
-docs_commands.txt lists what is not run: commands that take too long, of which each flag is looked for
-in the program's --help, and those that need what a test has not (a cluster, a container engine, a
-GPU, a machine of one's own). All others run here, with a server where one is expected.
+docs_commands.txt lists the commands that are not run: those that take too long, whose flags are each
+looked up in the program's --help, and those that need what a test does not have (a cluster, a
+container engine, a GPU, a dedicated machine). All others run here, with a server if one is expected.
 
 usage: docs_commands_test.py --build BUILD_FOLDER [--list] [unittest arguments]
 """
@@ -29,17 +29,17 @@ from ovq_client import Client
 
 BIN = None
 LIST = os.path.join(ROOT, "tests", "process", "docs_commands.txt")
-# How lines of a shell begin; other indented lines are output, files, formulas.
+# Beginnings of shell command lines; other indented lines are output, files, formulas.
 HEAD = re.compile(
     r"(\$ )?(\./|\(?cd |build/|tests/|deploy/|/usr/bin/|ovq-[a-z]+ |python3 |cmake |cpack |kubectl |docker |"
     r"helm |curl |systemctl |apt-get |install -|prometheus |promtool |openssl |printf |token=|echo |tar |"
     r"for |grpcurl |mkdir |export |cp -r )")
-# Loads that end soon.
+# Replacements that shorten loads.
 SHORTER = (("--duration 30s", "--duration 1s"), ("--think-time 1s", "--think-time 1ms"),
            ("--requests 160", "--requests 16"), ("--requests 200", "--requests 20"),
            ("--turns 20 --requests 4000", "--turns 2 --requests 16"),
            ("--sweep --requests 1000000 --duration 5s", "--sweep --sweep-levels 2 --sweep-time 1ms --requests 16"))
-# That end with another code: what `ovq-inspect` tells of a folder with problems.
+# Commands that exit with another code: `ovq-inspect` on a folder with problems.
 CODES = {"ovq-inspect my-model": 1}
 
 
@@ -48,7 +48,7 @@ def files():
 
 
 def blocks(text):
-    """Indented blocks behind an empty line, as lists of lines without the indent."""
+    """Returns indented blocks that follow an empty line, as lists of lines without the indent."""
     found, block = [], []
     for line in [*text.splitlines(), ""]:
         indented = re.match(r"( {4,8})\S", line) or (block and line.startswith("    "))
@@ -62,8 +62,8 @@ def blocks(text):
 
 
 def commands_of(block):
-    """Whole commands: lines that go on behind a backslash, loops and functions are one. Other lines
-    are what a command prints."""
+    """Returns whole commands: continued lines, loops and functions are one. Other lines are output.
+    """
     commands, lines, depth, functions = [], [], 0, set()
     for line in block:
         if not lines:
@@ -75,7 +75,7 @@ def commands_of(block):
         lines.append(line)
         depth += bool(re.match(r"for |\w+\(\) \{", line))
         depth -= line in ("done", "}")
-        # A variable is set for the command behind it.
+        # A variable is set for the command after it.
         if not line.endswith("\\") and depth == 0 and not re.match(r"\w+=\S+$|\w+=\$\(", line):
             commands.append("\n".join(lines))
             lines = []
@@ -83,7 +83,7 @@ def commands_of(block):
 
 
 def documented():
-    """(where, command) of all of them."""
+    """Returns (where, command) of all documented commands."""
     found = []
     for path in files():
         with open(path, encoding="utf-8") as file:
@@ -95,7 +95,7 @@ def documented():
 
 
 def listed():
-    """{beginning: reason}."""
+    """Returns {beginning: reason} of docs_commands.txt."""
     with open(LIST, encoding="utf-8") as file:
         pairs = [line.rstrip("\n").split(": ", 1) for line in file
                  if line.strip() and not line.startswith("#")]
@@ -103,7 +103,7 @@ def listed():
 
 
 def first_of(command):
-    """The first command itself, also in a loop or a function."""
+    """Returns the first command itself, also within a loop or a function."""
     for line in command.removeprefix("$ ").split("\n"):
         if not re.match(r"\s*for |\w+\(\) \{| {8,}recent", line):
             return "\n".join([line.strip(), *command.split("\n")[1:]])
@@ -140,7 +140,7 @@ class Commands(unittest.TestCase):
             session = client.create_session("x" * 1300, keep_tokens=True).session_id
         with Client(cls.guarded.address, token="operator") as client:
             guarded_session = client.create_session().session_id
-        #: What a text has in the place of what is here.
+        # : Names in the documents, and what replaces them here.
         cls.places = (
             (r"10\.0\.0\.1:50052(,10\.0\.0\.2:50052)?", admin), (r"\bdelete ID\b", f"delete {guarded_session}"),
             (r"\bID\b", session), (r"/etc/ovq/", ""), (r"/var/lib/ovq/", f"{cls.folder}/"),
@@ -158,7 +158,7 @@ class Commands(unittest.TestCase):
 
     @classmethod
     def make_files(cls):
-        """What the texts take for given: models, tokens, certificates, a trace."""
+        """Creates what the documents assume: models, tokens, certificates, a trace."""
         path = lambda *names: os.path.join(cls.folder, *names)
         for name in ("granite-4.0-h-350m", "FOLDER"):
             os.symlink(os.path.join(ROOT, "models", "basic-icr-small-full"), path(name))
@@ -179,7 +179,7 @@ class Commands(unittest.TestCase):
                 file.write(json.dumps({"timestamp": 200 * i, "input_length": 20, "output_length": 4}) + "\n")
 
     def help_of(self, program):
-        """What --help of a program or script says; None for one that is not there."""
+        """Returns the --help of a program or script; None if it does not exist."""
         if program not in self.helps:
             path = shutil.which(program, path=self.env["PATH"])
             for folder in ("", "training"):
@@ -192,7 +192,8 @@ class Commands(unittest.TestCase):
             text = None
             if path is not None:
                 with open(path, "rb") as file:
-                    text = file.read().decode(errors="replace")  # flags stand in programs, too
+                    # flags may be used by programs within programs, too
+                    text = file.read().decode(errors="replace")
             self.helps[program] = text
         return self.helps[program]
 
@@ -213,12 +214,13 @@ class Commands(unittest.TestCase):
             return
         if program is None or not os.path.exists(os.path.join(BIN, os.path.basename(program))) and (
                 "bin/bench_" in program or "bin/import_fuzz" in program):
-            return  # of a build without benchmarks
+            return  # not in a build without benchmarks
         if program.startswith("build/"):
             program = os.path.basename(program)
         text = self.help_of(program.removeprefix("./"))
         self.assertIsNotNone(text, f"{program} is not there: {command}")
-        text += "".join(self.help_of(other) or "" for other in programs[1:])  # of a loop
+        # for a loop: the help of all its commands
+        text += "".join(self.help_of(other) or "" for other in programs[1:])
         if not program.startswith(("ovq-", "clients/")) and not program.endswith(".py"):
             return
         for word in words:
@@ -228,17 +230,18 @@ class Commands(unittest.TestCase):
 
     def run_it(self, command):
         plain = command.removeprefix("$ ")
-        if "--tls-ca ca.pem" in plain:  # by the recipe before it
+        if "--tls-ca ca.pem" in plain:  # made by the preceding recipe
             return self.run_with_certificates(plain)
         for long, short in SHORTER:
             plain = plain.replace(long, short)
         for there, here in self.places:
             plain = re.sub(there, here, plain)
-        if "--out NEW" in plain:  # a file that must not be there
+        if "--out NEW" in plain:  # the output must not exist
             self.made += 1
             plain = plain.replace("NEW", f"NEW{self.made}")
         if "ovq-chat" in plain and "--prompt" not in plain and "<" not in plain:
-            plain += " < /dev/null"  # a conversation on a terminal: chat_terminal_test.py
+            # conversations on a terminal are tested in chat_terminal_test.py
+            plain += " < /dev/null"
         server = re.search(r"ovq-server (?!.*--(plan|hash-token|check-config))", plain, re.DOTALL)
         if server or plain.endswith("&"):
             return self.start(plain.rstrip("& \n"))
@@ -262,7 +265,7 @@ class Commands(unittest.TestCase):
         return run
 
     def start(self, command):
-        """What stays: it has to be up, and is ended."""
+        """Starts a command that keeps running; it must come up, and is ended afterwards."""
         process = subprocess.Popen(["bash", "-c", "exec " + command], cwd=self.folder, env=self.env,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    start_new_session=True)
@@ -304,7 +307,8 @@ class Commands(unittest.TestCase):
         self.assertEqual([text for text in texts if not os.path.exists(os.path.join(ROOT, text))], [])
 
     def worth_seeing(self, answer):
-        """No line of blanks, no word over and over: what README shows first has to look like text."""
+        """Asserts that the answer shown first in README looks like text: not blank, no repeated
+        word."""
         words = re.findall(r"\w+", answer)
         self.assertGreater(len(words), 9, repr(answer))
         self.assertNotRegex(answer, r" {40}")

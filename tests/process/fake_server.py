@@ -1,11 +1,13 @@
-"""A small ovq.v1 server for client tests: no model, every answer follows from the prompt.
+"""A small ovq.v1 server for client tests: it has no model, and every answer is a function of the
+prompt.
 
 A token is a byte. The answer to a prompt is "<position>:<last 8 characters of the prompt>", where
-position counts the conversation's bytes before the answer, cut to max_tokens. Prompts with a
-meaning of their own: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT,
-behind the answer to "last" a Chat ends with UNAVAILABLE.
+position counts the conversation's bytes before the answer, cut to max_tokens. Special
+prompts: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT,
+after the answer to "last" a Chat ends with UNAVAILABLE.
 
-A session made with metadata ovq-session has it in its id, and calls that name it must send it.
+The id of a session created with metadata ovq-session contains its value, and calls on the session
+must send it.
 """
 
 import queue
@@ -38,7 +40,7 @@ def compile_proto(folder):
 
 
 class FakeServer:
-    """Serves on a free port of 127.0.0.1 between start() and stop(); keeps what it was sent."""
+    """Serves on a free port of 127.0.0.1 between start() and stop(); records what it receives."""
 
     def __init__(self, pb, pb_grpc):
         self.pb = pb
@@ -47,8 +49,9 @@ class FakeServer:
         self.opens = []  # every ChatOpen
         self.requests = []  # every GenerateRequest
         self.has_chat_template = False
-        self.refusals = []  # times in ms for which the next calls of Generate and Score are refused
-        self.refuse_sampling = None  # what Generate says against its sampling
+        # times in ms with which the next calls of Generate and Score are refused
+        self.refusals = []
+        self.refuse_sampling = None  # if set, Generate refuses its sampling with this text
         self._grpc = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._grpc)
         pb_grpc.add_SessionServiceServicer_to_server(self, self._grpc)
@@ -89,7 +92,7 @@ class FakeServer:
         yield self.pb.ChatResponse(opened=self.pb.ChatOpened(session=session))
         while (request := inbox.get()) is not None:
             if request.WhichOneof("event") == "cancel":
-                continue  # it crossed the end of its turn
+                continue  # the cancel arrived after the end of its turn
             self.turns.append(request.turn)
             if request.turn.more:
                 session.position += len(self._ids(request.turn.prompt))

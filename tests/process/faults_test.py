@@ -1,5 +1,5 @@
-"""What the real ovq-server does when something around it or in it goes wrong: steps that hang,
-clients that never look at their connection, a log that nobody takes.
+"""The real ovq-server under faults: batches that hang, clients that ignore their connection, a log
+that nobody reads.
 
 usage: faults_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -61,7 +61,7 @@ def metric(page, name):
 
 
 def health(channel, timeout=5):
-    """The serving status that a health check sees: 1 serving, 2 not serving."""
+    """Returns the status of a health check: 1 serving, 2 not serving."""
     check = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=bytes,
                                 response_deserializer=lambda answer: answer[-1])
     return check(b"", timeout=timeout)
@@ -76,7 +76,7 @@ def wait_for(condition, seconds=20):
 
 
 class ServiceManager:
-    """The socket of systemd, and what came to it."""
+    """Plays systemd: a notification socket, and the messages that it received."""
 
     def __init__(self):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -91,7 +91,7 @@ class ServiceManager:
         return self.socket.recv(4096).decode()
 
     def drain(self):
-        """All that came until now."""
+        """Returns all messages received so far."""
         self.socket.setblocking(False)
         came = []
         try:
@@ -107,12 +107,12 @@ class ServiceManager:
 
 
 class FrozenEngine:
-    """The engine's thread, stopped as a debugger does it; the others run. It goes on at the end of the
-    block, if there is still something to go on with.
+    """Stops the engine's thread like a debugger does, while the other threads run. The thread
+    continues at the end of the block, if the process still exists.
 
-    stands: raises grpc.RpcError, AssertionError or OSError where the thread was not stopped as a step
-    that hangs is. It may have been stopped while it held a lock of the others', or before a turn had
-    chosen its rows; then it is stopped again, elsewhere, up to five times in all."""
+    stands: raises grpc.RpcError, AssertionError or OSError if the thread was not stopped as in a
+    batch that hangs. It may have stopped while it held a lock that others need, or before an iteration
+    had planned its batch; then it is stopped again, at another point, up to five times in all."""
 
     ATTACH, DETACH, ALL_THREADS = 16, 17, 0x40000000  # of sys/ptrace.h, __WALL of waitpid(2)
 
@@ -125,7 +125,7 @@ class FrozenEngine:
                 with open(f"{tasks}/{tid}/comm") as file:
                     return file.read().strip()
             except OSError:
-                return None  # it has ended meanwhile
+                return None  # the thread has ended meanwhile
         (self.tid,) = (int(tid) for tid in os.listdir(tasks) if name(tid) == "engine")
         self.ptrace = ctypes.CDLL(None, use_errno=True).ptrace
         self.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -142,10 +142,10 @@ class FrozenEngine:
                 self.__exit__()
                 if not tries_left:
                     raise
-                time.sleep(1)  # until all others have seen it go on
+                time.sleep(1)  # time for all others to notice that it continues
 
     def wait_for_end(self):
-        """Without this the process would not end before its debugger."""
+        """Reaps the process: otherwise it would not end before its debugger."""
         os.waitpid(self.tid, self.ALL_THREADS)
 
     def __exit__(self, *_):
@@ -156,7 +156,7 @@ class HangingStep(unittest.TestCase):
     FLAGS = ("--state-memory", "64M", "--threads", "1", "--step-timeout", "1s")
 
     def generate(self, server):
-        """An answer that goes on until the server ends."""
+        """Streams an answer that goes on until the server ends."""
         began = threading.Event()
 
         def run():
@@ -225,7 +225,7 @@ class HangingStep(unittest.TestCase):
 
 
 class IdleClients(unittest.TestCase):
-    # Its thread that would answer pings sleeps, as that of every idle client of this library does.
+    # A client whose thread that would answer pings sleeps, as in every idle client of this library.
     PROGRAM = """
 import grpc, sys, time
 channels = [grpc.insecure_channel(sys.argv[1]) for _ in range(3)]
@@ -257,7 +257,8 @@ time.sleep(100)
 
 class LostLog(unittest.TestCase):
     def serve(self, redirection):
-        """The address and the metrics' URL of a server whose log and standard output go there."""
+        """Starts a server with redirected log and standard output; returns its address and the
+        metrics' URL."""
         ports = []
         for _ in range(2):
             with socket.socket() as free:
@@ -284,7 +285,7 @@ class LostLog(unittest.TestCase):
             with self.subTest(redirection):
                 process, address, url = self.serve(redirection)
                 if fifo in redirection:
-                    os.close(reader)  # from now on writing there raises SIGPIPE
+                    os.close(reader)  # from now on writes to the pipe raise SIGPIPE
                 process.send_signal(signal.SIGPIPE)
                 with Client(address) as client:
                     for _ in range(20):

@@ -29,7 +29,8 @@ class FullSize(unittest.TestCase):
                     capture_output=True, text=True, timeout=120)
                 self.assertEqual(run.returncode, 0, run.stderr)
                 self.assertRegex(run.stdout, r"serving after .* s, resident \d+ MB\n")
-                # The last token waits outside the state; of 74 tokens a block of 64 are rows.
+                # The last token is pending outside the state; of 74 tokens a block of 64 are in the
+                # dictionary.
                 self.assertIn("memory closest-pair-all; prompt of 70 tokens, 5 streamed", run.stdout)
                 self.assertRegex(run.stdout, r"the first \d+\.\d\d s after the server's start, ")
                 self.assertIn(", 32 merged; state ", run.stdout)

@@ -1,4 +1,4 @@
-"""HAProxy with a file of deploy/, in which the test's addresses take the place of the shipped ones."""
+"""Runs HAProxy with a file of deploy/, in which the test's addresses replace the shipped ones."""
 
 import os
 import re
@@ -39,7 +39,7 @@ class HaproxyProcess:
         return f"127.0.0.1:{self.port}"
 
     def admin(self, command):
-        """The answer of the socket that deploy/haproxy/haproxy.cfg opens."""
+        """Returns the answer of the admin socket that deploy/haproxy/haproxy.cfg opens."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
             connection.connect(self.socket)
@@ -50,7 +50,7 @@ class HaproxyProcess:
         return answer.decode()
 
     def status(self, server):
-        """"UP", "DOWN", "DRAIN", ...; with a count after it while checks do not agree."""
+        """Returns "UP", "DOWN", "DRAIN", ...; followed by a count while checks disagree."""
         header, *rows = self.admin("show stat").strip("# \n").splitlines()
         columns = header.split(",")
         for row in rows:
@@ -78,7 +78,8 @@ class HaproxyProcess:
 
 
 def proxy_of_a_pair(folder, first, second, changes={}):
-    """deploy/haproxy/haproxy.cfg with these two addresses and changes; both servers are up."""
+    """Runs deploy/haproxy/haproxy.cfg with these two addresses and changes; returns once both
+    servers are up."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     proxy = HaproxyProcess(os.path.join(root, "deploy", "haproxy", "haproxy.cfg"), folder, {
         r"^    user haproxy\n    group haproxy\n": "",

@@ -1,4 +1,4 @@
-"""Attacks on a server of this machine, each until stdin ends, 60 s at most.
+"""Attacks on a local server; each runs until stdin ends, 60 s at most.
 
 usage: hostile_client.py ATTACK PORT COUNT
 
@@ -25,8 +25,8 @@ REFLECTION = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def reconnecting(port, attack, first=None):
-    """attack(connection) again and again, on a new connection when the server ends the old one;
-    yields what it returns."""
+    """Runs attack(connection) repeatedly, on a new connection when the server ends the old one;
+    yields its results."""
     while True:
         connection = h2.Connection(port, first)
         try:
@@ -39,7 +39,7 @@ def reconnecting(port, attack, first=None):
 
 
 def half_open_streams(port):
-    """Calls of which the headers come, then a byte of a long message from time to time."""
+    """Calls whose headers arrive, followed by single bytes of a long message."""
     connections = [h2.Connection(port) for _ in range(4)]
     streams = []
     for connection in connections:
@@ -48,7 +48,7 @@ def half_open_streams(port):
             connection.send(h2.call(stream, GENERATE))
             streams.append((connection, stream))
     head = struct.pack(">BI", 0, 1 << 20)
-    for i in range(100):  # 50,000 bytes a connection, below its window
+    for i in range(100):  # 50,000 bytes for each connection, below its window
         byte = head[i:i + 1] or b"\0"
         for connection, stream in streams:
             connection.send(h2.frame(h2.DATA, 0, stream, byte))
@@ -62,7 +62,7 @@ def half_open_streams(port):
 
 
 def zero_windows(port):
-    """Answers that nobody takes, but for a byte now and then."""
+    """Answers that are hardly read: a byte now and then."""
     connections = [h2.Connection(port, h2.settings(initial_window_size=0)) for _ in range(4)]
     request = h2.message(bytes.fromhex(os.environ["OVQ_TEST_REQUEST"]))
     for connection in connections:
@@ -80,7 +80,7 @@ def zero_windows(port):
 
 
 def rapid_reset(port):
-    """Calls that are taken back as soon as they are made, at most 5,000 a second."""
+    """Calls that are cancelled as soon as they are made, at most 5,000 a second."""
     cancel = struct.pack(">I", 8)
 
     def attack(connection):
@@ -96,7 +96,7 @@ def rapid_reset(port):
 
 
 def flood(port, data):
-    """Half a million frames a second that ask for an answer each, which is never read."""
+    """Half a million frames a second that require answers, which are never read."""
     while True:
         connection = h2.Connection(port)
         try:
@@ -119,7 +119,7 @@ def all_settings(port):
 
 
 def continuations(port):
-    """Metadata without an end, at most 50 MB a second."""
+    """Endless metadata, at most 50 MB a second."""
     more = h2.frame(h2.CONTINUATION, 0, 1, h2.header("x", "y" * 1000)) * 100
 
     def attack(connection):
@@ -134,7 +134,7 @@ def continuations(port):
 
 
 def big_metadata(port):
-    """Call after call with more than the server takes."""
+    """Calls with more metadata than the server accepts."""
     more = [h2.header(f"big-{i}", "x" * 4000) for i in range(10)]
 
     def attack(connection):
@@ -151,7 +151,7 @@ def big_metadata(port):
 
 
 def bombs(port):
-    """60 MB of zeros in 60 KB, one a connection: what its window takes."""
+    """60 MB of zeros compressed to 60 KB, one for each connection: as much as its window allows."""
     bomb = h2.message(gzip.compress(bytes(60_000_000)), compressed=True)
     assert len(bomb) < h2.CONNECTION_WINDOW
     while True:
@@ -169,7 +169,7 @@ def bombs(port):
 
 
 def slow_handshakes(port):
-    """Connections that send the preface byte by byte, and begin again when they are cut."""
+    """Connections that send the preface byte by byte, and begin again when they are closed."""
     crowd = {}
     while True:
         for i in range(300):
@@ -185,7 +185,7 @@ def slow_handshakes(port):
 
 
 def calling(port, call):
-    """call(channel) from 4 threads; what gRPC's own client lets one do."""
+    """Runs call(channel) from 4 threads, within what gRPC's own client allows."""
     done, failed = collections.deque(), []
 
     def work():
@@ -214,7 +214,7 @@ DESCRIPTORS = b"\x22" + bytes([len(SYMBOL)]) + SYMBOL  # file_containing_symbol 
 
 
 def reflection(port):
-    """Streams of 20 requests each for the descriptors of everything that is served."""
+    """Streams of 20 requests each for the descriptors of all services."""
     def call(channel):
         answers = list(
             channel.stream_stream(f"/{REFLECTION}")(iter([DESCRIPTORS] * 20), timeout=30))
@@ -225,7 +225,7 @@ def reflection(port):
 
 
 def reflection_streams(port):
-    """Thousands at once, which their client keeps open."""
+    """Thousands of streams at once, which the client keeps open."""
     connections = [h2.Connection(port) for _ in range(8)]
     for _ in range(500):
         for connection in connections:
@@ -261,7 +261,8 @@ ATTACKS = {attack.__name__: attack for attack in (
 
 
 def main():
-    os.nice(19)  # as if it came from elsewhere: it takes no processor that the server wants
+    # low priority, as if on another machine: the attack takes no processor from the server
+    os.nice(19)
     rounds = ATTACKS[sys.argv[1]](int(sys.argv[2]))
     done = 0
     end = time.monotonic() + 60
@@ -271,7 +272,7 @@ def main():
     while time.monotonic() < end and not select.select([sys.stdin], [], [], 0)[0]:
         done += next(rounds)
     print(done, flush=True)
-    os._exit(0)  # threads may be waiting for the server
+    os._exit(0)  # threads may be blocked on the server
 
 
 if __name__ == "__main__":

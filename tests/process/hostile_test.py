@@ -1,4 +1,4 @@
-"""The real ovq-server among hostile clients: whatever they do, the others' streams go on.
+"""The real ovq-server among hostile clients: whatever they do, other clients' streams continue.
 
 usage: hostile_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -23,10 +23,10 @@ from security_util import (Case, Stream, closed_by_peer, connect, grpc, info, se
                            wait_for)
 
 ATTACKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hostile_client.py")
-# A stream keeps at least this part of its speed. Not more, because server, victim and attacker share
-# two processors with whatever else runs on the machine, and what the flood costs the server is taken
-# from what draws the victim's tokens. What would be a fault (a lock held, a queue or a thread pool that
-# fills up) stops a stream altogether.
+# Share of its speed that a stream must keep. It is low because server, victim and attacker share
+# two processors with other processes, and the server's work for the flood slows the sampling of the
+# victim's tokens. A real fault (a held lock, a full queue or thread pool) stops a stream
+# altogether.
 KEPT_SPEED = 1 / 5
 BINARY = None
 
@@ -40,17 +40,17 @@ def tearDownModule():
 
 
 def speed(stream, seconds=0.3):
-    """Tokens a second."""
+    """Returns tokens per second."""
     begin, before = time.monotonic(), stream.tokens
     time.sleep(seconds)
     return (stream.tokens - before) / (time.monotonic() - begin)
 
 
 def best_speed(stream, enough=0.0, until=None):
-    """Of two looks: what else runs on the machine slows down, it never speeds up. While none is enough
-    there are more, until this time of the steady clock, or for 10 s: the same stream alone has a
-    quarter of its speed for seconds on virtual processors that have to be woken, and four connections
-    that want answers have their four parts of five until what waits for their readers is full."""
+    """Returns the best of two measurements: other processes only slow a stream down. While none is
+    enough it measures again, until this time of the steady clock, or for 10 s: a stream alone has a
+    quarter of its speed for seconds on virtual processors that must be woken, and four connections
+    that want answers take four fifths until their readers' buffers are full."""
     best = max(speed(stream) for _ in range(2))
     end = until or time.monotonic() + 10
     while best < enough and time.monotonic() < end:
@@ -59,8 +59,8 @@ def best_speed(stream, enough=0.0, until=None):
 
 
 class Attack:
-    """with Attack(name, server, count) as attack: it has done that much and goes on, in a process of
-    its own, until `ends` at least."""
+    """with Attack(name, server, count) as attack: enters once the attack has done that much; it
+    continues in a process of its own, at least until `ends`."""
 
     def __init__(self, name, server, count):
         self.ends = time.monotonic() + 55
@@ -78,7 +78,7 @@ class Attack:
         return self
 
     def stop(self):
-        """What it has done."""
+        """Ends the attack; returns what it has done."""
         done, _ = self._process.communicate(timeout=60)
         return int(done)
 
@@ -91,7 +91,7 @@ class Attack:
 
 
 class Floods(Case):
-    """One server for all of these, and one client's stream that must keep its speed."""
+    """Floods of one server, and one client's stream that must keep its speed."""
 
     @classmethod
     def setUpClass(cls):
@@ -103,7 +103,7 @@ class Floods(Case):
             Stream(cls.stack.enter_context(connect(cls.server.address, tls=False))))
 
     def withstands(self, name, at_least):
-        """at_least: what the attack has done before one looks."""
+        """at_least: how much the attack has done before the measurement."""
         before = best_speed(self.stream)
         with Attack(name, self.server, at_least) as attack:
             during = best_speed(self.stream, before * KEPT_SPEED, attack.ends)
@@ -116,7 +116,7 @@ class Floods(Case):
         self.stream.await_more()
         self.assertGreaterEqual(done, at_least)
         self.assertGreaterEqual(during, before * KEPT_SPEED)
-        # Of calls at this pace. The states of this server are 256 MiB of it.
+        # Memory for calls at this rate; 256 MiB of it are for states.
         self.assertLess(memory, 1 << 30)
         self.assertLess(len(os.listdir(f"/proc/{self.server.process.pid}/task")), 100)
 
@@ -158,7 +158,8 @@ class Floods(Case):
 
 
 class Limits(Case):
-    """What ends a hostile call or connection; one server, and one client's stream that must go on."""
+    """Limits that end hostile calls or connections of one server; one client's stream must
+    continue."""
 
     @classmethod
     def setUpClass(cls):
@@ -202,7 +203,7 @@ class Limits(Case):
             stub = util.rpc.InferenceServiceStub(channel)
             self.assertFails(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: stub.GetModelInfo(
                 util.pb.GetModelInfoRequest(), timeout=10, metadata=(("big", "x" * 40_000),)))
-        # The library ends the connection with the call; another one is not touched.
+        # The library closes the connection with the call; another one is not affected.
         with connect(self.server.address, tls=False) as channel:
             self.assertEqual(info(channel).name, "tiny")
 
@@ -216,12 +217,12 @@ class Limits(Case):
             self.assertIn("TokenizeRequest.text", error.details())
 
     def test_message_that_inflates(self):
-        # 200 MiB of one letter, as some 200 KB on the wire.
+        # 200 MiB of one letter are some 200 KB on the wire.
         data = util.pb.TokenizeRequest(text="a" * (200 << 20)).SerializeToString()
         before = self.server.resident_bytes()
         with connect(self.server.address, tls=False,
                      options=[("grpc.max_send_message_length", -1)]) as channel:
-            info(channel)  # connected: a client that compresses does nothing else
+            info(channel)  # connects first: a client that compresses does nothing else
             error = self.assertFails(
                 grpc.StatusCode.UNIMPLEMENTED,
                 lambda: self.raw(channel, "Tokenize", data, compression=grpc.Compression.Gzip))
@@ -230,7 +231,7 @@ class Limits(Case):
         self.assertLess(peak_bytes(self.server) - before, 100 << 20)
 
     def test_many_idle_connections(self):
-        """10,000 of them, or as many as both processes may have files open."""
+        """10,000 connections, or as many as both processes may have open files."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         count = min(10_000, hard - 500)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 400), hard))
@@ -250,7 +251,7 @@ class Limits(Case):
                 self.assertEqual(info(channel, timeout=20).name, "tiny")
 
     def test_more_connections_than_files(self):
-        """What runs goes on."""
+        """Running calls continue."""
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(serve())
             stream = stack.enter_context(
@@ -265,7 +266,7 @@ class Limits(Case):
 
 @unittest.skipIf(shutil.which("haproxy") is None, "no haproxy; install haproxy")
 class BehindAProxy(Case):
-    """What the library keeps without bounds does not come through."""
+    """Attacks against which the gRPC library has no limits do not pass the proxy."""
 
     def test_floods_of_metadata_and_of_resets(self):
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A real server with an HTTP front, as http_test.py and http_wire_test.py have it."""
+"""Runs a real server with an HTTP front, for http_test.py and http_wire_test.py."""
 
 import argparse
 import os
@@ -10,7 +10,8 @@ import unittest
 from http_client import HttpClient, http_port, write_chat_model
 from server_process import ServerProcess
 
-binary = folder = None  # ovq-server, and where the model and the tests' files lie; set by main
+# path of ovq-server, and the folder of the model and the tests' files; set by main
+binary = folder = None
 
 
 def serve(*flags):
@@ -44,7 +45,7 @@ class HttpCase(unittest.TestCase):
 
 
 def main():
-    """Runs the tests of the program: --build BUILD_FOLDER [unittest arguments]."""
+    """Runs the program's tests: --build BUILD_FOLDER [unittest arguments]."""
     global binary, folder
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)

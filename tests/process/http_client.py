@@ -1,4 +1,4 @@
-"""What the tests of the HTTP front share: a model with a chat template, a client, its streams."""
+"""Shared by the tests of the HTTP front: a model with a chat template, a client and its streams."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ def http_port(server):
 
 
 class HttpClient:
-    """One connection, kept from request to request; with a file of authorities (ca), over TLS."""
+    """One persistent connection; with a file of authorities (ca), over TLS."""
 
     def __init__(self, port, headers=None, timeout=30, ca=None):
         if ca is None:
@@ -35,7 +35,7 @@ class HttpClient:
         self.headers = headers or {}
 
     def send(self, method, path, body=None, headers=None):
-        """The answer, its body not yet read."""
+        """Sends a request; returns the response with its body unread."""
         all_headers = {**self.headers, **(headers or {})}
         if body is not None and not isinstance(body, (bytes, str)):
             body = json.dumps(body)
@@ -45,7 +45,7 @@ class HttpClient:
         return self.connection.getresponse()
 
     def call(self, method, path, body=None, headers=None):
-        """(status, what the JSON says, headers)."""
+        """Returns (status, parsed JSON, headers)."""
         response = self.send(method, path, body, headers)
         text = response.read()
         return response.status, json.loads(text) if text else None, response.headers
@@ -57,14 +57,14 @@ class HttpClient:
         return self.call("POST", path, body, **options)
 
     def stream(self, path, body, **options):
-        """The events of a stream, as JSON, until its end or [DONE], which is left out."""
+        """Yields the events of a stream, as JSON, until its end or [DONE], which is left out."""
         response = self.send("POST", path, body, **options)
         if response.status != 200:
             raise AssertionError((response.status, response.read()))
         return list(events_of(response))
 
     def response(self, body):
-        """A response of /v1/responses that is streamed: the last event has it."""
+        """Streams a response of /v1/responses; returns it from the last event."""
         response = self.send("POST", "/v1/responses", body)
         if response.status != 200:
             raise AssertionError((response.status, response.read()))

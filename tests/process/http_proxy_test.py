@@ -1,4 +1,5 @@
-"""HAProxy with the shipped rule for HTTP: what goes on from a response gets to the server that has it.
+"""HAProxy with the shipped rule for HTTP: requests that continue a response reach the server that
+has it.
 
 usage: http_proxy_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -12,7 +13,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from haproxy_process import HaproxyProcess  # which knows where the program is
+from haproxy_process import HaproxyProcess  # this module knows the path of the program
 
 if shutil.which("haproxy") is None:
     print("SKIPPED: no haproxy; install haproxy")
@@ -46,7 +47,7 @@ class Affinity(unittest.TestCase):
             cls.proxy.await_status(name, "UP")
 
     def call(self, method, path, body=None, port=None):
-        client = HttpClient(port or self.proxy.port)  # a connection of its own
+        client = HttpClient(port or self.proxy.port)  # a new connection
         try:
             return client.call(method, path, body)
         finally:
@@ -64,7 +65,7 @@ class Affinity(unittest.TestCase):
                 for server in self.servers]
         self.assertEqual((sum(held), 0 in held), (8, False), held)
         for first in firsts:
-            # The id stands behind a long text.
+            # The id comes after a long text.
             second = respond(input="x" * 50000, previous_response_id=first)
             third = respond(input="and", previous_response_id=second)
             self.assertEqual(self.call("GET", f"/v1/responses/{third}")[0], 200)

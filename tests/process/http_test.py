@@ -1,4 +1,4 @@
-"""What the HTTP front of a real server answers: OpenAI's API, benchmarks' requests, sessions as JSON.
+"""Answers of a real server's HTTP front: OpenAI's API, benchmarks' requests, sessions as JSON.
 
 usage: http_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -7,7 +7,8 @@ import json
 
 from http_case import HttpCase, main
 
-ASCII = {str(i): -100 for i in range(128, 258)}  # so that an answer can be sent again as it was
+# ASCII only, so that an answer can be sent back unchanged
+ASCII = {str(i): -100 for i in range(128, 258)}
 
 
 def text_of(chunks):
@@ -102,7 +103,7 @@ class OpenAi(HttpCase):
         self.assertEqual(deltas[0], {"role": "assistant", "content": ""})
         self.assertEqual("".join(delta.get("content", "") for delta in deltas), message["content"])
         self.assertEqual({chunk["object"] for chunk in chunks}, {"chat.completion.chunk"})
-        # A conversation that is sent again, with what has come since.
+        # A conversation that is sent again with later messages.
         again = {**body, "messages": messages + [message, {"role": "user", "content": "and?"}]}
         usage = self.http.post("/v1/chat/completions", again)[1]["usage"]
         self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], 512)
@@ -139,7 +140,7 @@ class OpenAi(HttpCase):
                    "messages[0].content")
         self.error(self.http.post("/v1/completions", {"prompt": "x", "model": "gpt"}), 404, "tiny",
                    "model")
-        # Without meaning here.
+        # Fields that are ignored here.
         for field in ("user", "service_tier", "metadata"):
             status, answer, _ = self.http.post("/v1/chat/completions",
                                                {**chat, field: "x", "max_tokens": 1})
@@ -147,12 +148,13 @@ class OpenAi(HttpCase):
 
 
 class Benchmarks(HttpCase):
-    """What load clients send and how they read what comes, after their sources."""
+    """Requests of benchmark clients, and how they read the answers, according to their sources."""
 
     def test_vllm_bench_serve(self):
-        # vllm-project/vllm, vllm/benchmarks/serve.py at 009e6d4a1cd6: the model, if none is named, and
-        # prompts held to this server's tokens (get_first_model_from_server,
-        # _align_prompts_to_server_tokenizer), figures that only vLLM has (fetch_spec_decode_metrics).
+        # vllm-project/vllm, vllm/benchmarks/serve.py at 009e6d4a1cd6: the model, if none is named,
+        # and prompts aligned to this server's tokens (get_first_model_from_server,
+        # _align_prompts_to_server_tokenizer), figures that only vLLM has
+        # (fetch_spec_decode_metrics).
         model = self.http.get("/v1/models")[1]["data"][0]
         self.assertEqual((model["id"], model["root"]), ("tiny", "tiny"))
         tokens = self.http.post("/tokenize", {"model": "tiny", "prompt": "hello",
@@ -164,7 +166,8 @@ class Benchmarks(HttpCase):
         self.assertEqual((response.status, response.read() != b""), (404, True))
         # vllm/benchmarks/lib/endpoint_request_func.py at 02cfb534df56: async_request_openai_completions.
         sampling = {"top_p": 0.9, "top_k": 50, "min_p": 0.01, "temperature": 0.0, "frequency_penalty": 0.0,
-                    "presence_penalty": 0.0, "repetition_penalty": 1.0}  # of --extra-body and its flags
+                    # from --extra-body and its flags
+                    "presence_penalty": 0.0, "repetition_penalty": 1.0}
         payload = {"model": "tiny", "prompt": prompt, "repetition_penalty": 1.0, "max_tokens": 8,
                    "logprobs": None, "stream": True, "stream_options": {"include_usage": True},
                    "ignore_eos": True}
@@ -184,15 +187,15 @@ class Benchmarks(HttpCase):
         self.assertEqual(told["completion_tokens"], 8)
 
     def as_vllm_reads(self, chunks, text):
-        """A chunk has choices, or else the usage."""
+        """A chunk has either choices or the usage."""
         texts = [text(chunk["choices"][0]) for chunk in chunks if chunk.get("choices")]
         self.assertTrue("".join(part or "" for part in texts))
         return [chunk["usage"] for chunk in chunks if not chunk.get("choices")][-1]
 
     def test_guidellm(self):
         # vllm-project/guidellm, src/guidellm/backends/openai/http.py at 03358ed980f4: validate,
-        # available_models; request_handlers.py at 003104ddc722: the bodies (fields that are None are
-        # left out before they are sent) and what of the lines is read.
+        # available_models; request_handlers.py at 003104ddc722: the bodies (fields that are None
+        # are left out before they are sent) and the parts of the lines that are read.
         self.assertEqual(self.http.send("GET", "/health").read(), b"")
         model = self.http.get("/v1/models")[1]["data"][0]["id"]
         common = {"model": model, "stream": True, "ignore_eos": True,
@@ -212,11 +215,11 @@ class Benchmarks(HttpCase):
             usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
             self.assertEqual(usages[-1]["completion_tokens"], 8)
             self.assertGreater(usages[-1]["prompt_tokens"], 8)
-        # As an earlier one (src/guidellm/backend/openai.py at 02554b034615): both limits.
+        # An earlier version (src/guidellm/backend/openai.py at 02554b034615) sends both limits.
         older = {"model": model, "prompt": "hello", "max_tokens": 8, "max_completion_tokens": 8,
                  "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         self.assertEqual(self.http.stream("/v1/completions", older)[-1]["usage"]["completion_tokens"], 8)
-        # Responses, with the history at the server.
+        # Responses whose history the server keeps.
         body = {"model": model, "stream": True, "max_output_tokens": 8, "ignore_eos": True,
                 "instructions": "prefix",
                 "input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]}
@@ -247,7 +250,7 @@ class Responses(HttpCase):
         new = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
         self.assertLess(new, 40)
         self.assertGreater(usage["input_tokens"], 2500)
-        # The same as one that sends all of it again, token by token.
+        # Answers equal, token by token, those to a request with the whole history.
         chat = self.http.post("/v1/chat/completions", {
             "max_tokens": 6, "temperature": 0, "logit_bias": ASCII, "messages": [
                 {"role": "system", "content": "be brief"},
@@ -256,7 +259,7 @@ class Responses(HttpCase):
                 {"role": "user", "content": "more"}]})[1]
         self.assertEqual(self.text(second), chat["choices"][0]["message"]["content"])
         self.assertEqual(usage["input_tokens"], chat["usage"]["prompt_tokens"])
-        # A branch: the first one is as it was. Keys stay, for balancers.
+        # A branch leaves the first conversation unchanged. Keys stay the same, for balancers.
         branch = self.post_response(input="more", previous_response_id=first["id"])
         self.assertEqual(self.text(branch), self.text(second))
         self.assertEqual(branch["id"].split(".")[0], first["id"].split(".")[0])

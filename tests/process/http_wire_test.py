@@ -25,7 +25,7 @@ ALICE, BOB = (f"{name}-0123456789-abcdefghij" for name in ("alice", "bob"))
 
 
 class Wire(HttpCase):
-    """What is sent byte for byte."""
+    """Requests that are sent byte for byte."""
 
     def raw(self, data, half_close=False):
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as peer:
@@ -51,7 +51,7 @@ class Wire(HttpCase):
                    "origin")
         self.assertIn(b" 400 ", self.raw(b"nonsense\r\n\r\n"))
         self.assertIn(b" 400 ", self.raw(b"GET / HTTP/1.1\r\nX: " + b"x" * 20000 + b"\r\n\r\n"))
-        # What a proxy and the server could read as different requests is none.
+        # Requests that a proxy and the server could interpret differently are refused.
         post = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\n")
         for framing in (b"Content-Length: 5\r\nTransfer-Encoding: chunked",
@@ -68,10 +68,11 @@ class Wire(HttpCase):
         try:
             self.assertIn(b" 413 ", self.raw(chunked))
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the answer was sent while the body was still being sent
+            pass  # the answer came while the body was still being sent
 
     def test_one_connection_serves_many(self):
-        for _ in range(25):  # whichever thread is first, its answer or what it waits for
+        # either order of threads: the answer may come first, or the wait for it
+        for _ in range(25):
             self.error(self.http.post("/v1/completions", "{"), 400)
             self.error(self.http.call("PUT", "/v1/completions", {}), 405)
         one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -133,7 +134,7 @@ class Limits(unittest.TestCase):
         with serve("--http-max-connections", "4", "--handshake-timeout", "1s") as server:
             port = http_port(server)
             slow = []
-            for _ in range(6):  # each of whom says nothing, and the first make room
+            for _ in range(6):  # silent connections, of which the oldest are closed
                 slow.append(socket.create_connection(("127.0.0.1", port), timeout=10))
                 time.sleep(0.05)
             newcomer = HttpClient(port)
@@ -255,7 +256,8 @@ class Limits(unittest.TestCase):
             begun = time.monotonic()
             with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
                 try:
-                    while time.monotonic() - begun < 8:  # a byte now and then does not help
+                    # sending a byte now and then does not extend the time
+                    while time.monotonic() - begun < 8:
                         slow.sendall(b"x")
                         slow.settimeout(0.1)
                         try:
@@ -296,7 +298,7 @@ class Limits(unittest.TestCase):
                 for _ in range(5):
                     peers.append(socket.create_connection(("127.0.0.1", port), timeout=10))
                     self.addCleanup(peers[-1].close)
-                    peers[-1].sendall(sent)  # and whose answer is never read
+                    peers[-1].sendall(sent)  # the answer is never read
             watcher = self.client(port)
             while int(watcher.get("/ovq/v1/status")[1].get("requestsRunning", 0)) < 5:
                 time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""ovq-inspect as it is run: its exit status, and that it tells everything that is wrong at once.
+"""ovq-inspect as a program: its exit status, and that it reports all problems at once.
 
 usage: inspect_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -24,7 +24,7 @@ def inspect(*arguments):
 
 
 def read_header(path):
-    """The header of a safetensors file, and its data."""
+    """Returns the header of a safetensors file, and its data."""
     whole = path.read_bytes()
     (size,) = struct.unpack("<Q", whole[:8])
     return json.loads(whole[8:8 + size]), whole[8 + size:]
@@ -76,7 +76,7 @@ class Inspect(unittest.TestCase):
                          ovq={"chunk_size": 32, "max_centroids": 64, "centroids": 5})
         weights = self.folder / "model.safetensors"
         header, data = read_header(weights)
-        del header["model.norm.weight"]  # its data stays: 256 bytes of nobody's
+        del header["model.norm.weight"]  # the data stays: 256 bytes that belong to no tensor
         moved = header.pop("model.layers.1.self_attn.beta")
         header["model.layers.1.self_attn.betta"] = moved
         header["model.layers.0.self_attn.k_proj.weight"]["shape"] = [32, 128]
@@ -166,7 +166,7 @@ class Inspect(unittest.TestCase):
                             for line in lines), lines)
         self.assertTrue(any(line.startswith("three.safetensors: tensor 'lm_head.weight': ends at")
                             for line in lines), lines)
-        # No tensor of the missing file is called missing.
+        # Tensors of a missing file are not reported as missing.
         self.assertFalse([line for line in lines if "is missing" in line], lines)
 
     def test_usage(self):

@@ -1,4 +1,5 @@
-"""What `cmake --install` puts in place, and that the shipped configurations are understood by it.
+"""The result of `cmake --install`, and that the installed server accepts the shipped
+configurations.
 
 usage: install_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -93,19 +94,20 @@ class Installed(unittest.TestCase):
             found = dict(re.findall(r"^\s*(\S+) => (\S+)", run("ldd", path).stdout, re.MULTILINE))
             for library in needed & set(found):
                 owner = run("dpkg", "-S", os.path.realpath(found[library]))
-                if owner.returncode == 0:  # not CUDA's, which no package of Debian brings
+                if owner.returncode == 0:  # except CUDA's, which no Debian package provides
                     used.add(owner.stdout.split(":")[0])
         self.assertGreater(len(used), 8)
         self.assertEqual(sorted(used - known), [])
 
     def accepts(self, *arguments):
-        """All options are known and right: the start fails for the missing model, with 1."""
+        """Asserts that all options are valid: the start fails with 1 because the model is missing.
+        """
         result = run(self.server, *arguments, "--tenants", self.tenants, "--model", "/nonexistent")
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("/nonexistent", result.stderr)
 
     def test_configurations_are_understood(self):
-        # In place of the secret that whoever deploys it brings.
+        # Replaces the secret that a deployment provides.
         self.tenants = os.path.join(self.prefix, "tenants.json")
         with open(self.tenants, "w") as file:
             json.dump({"tenants": [{"name": "a", "token_sha256": ["0" * 64]}]}, file)

@@ -1,4 +1,4 @@
-"""ovq-load against a fake server that wants a certificate and a token.
+"""ovq-load with a fake server that requires a certificate and a token.
 
 usage: load_credentials_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -23,7 +23,8 @@ from load_process import WithLoad
 
 
 class Credentials(WithLoad):
-    """A fake server that wants a client certificate and a token, and packs tokens by threes."""
+    """A fake server that requires a client certificate and a token, and sends tokens in messages of
+    three."""
 
     TOKEN = "secret-of-the-test"
 
@@ -83,7 +84,7 @@ class Credentials(WithLoad):
                                      "--concurrency=3", "--detailed")
         self.assertEqual((report["completed"], report["failed"]), (9, 0))
         self.assertEqual(len(self.service.peers), 3)
-        # Messages of 3, 3 and 1 tokens: two share the first one's wait, four gaps are others'.
+        # Messages of 3, 3 and 1 tokens: two tokens share the first one's wait, four gaps remain.
         self.assertEqual({len(gaps) for gaps in report["itls"]}, {6})
         self.assertAlmostEqual(report["ovq"]["tokens_per_chunk"]["mean"], 7 / 3)
 

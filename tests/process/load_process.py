@@ -1,4 +1,4 @@
-"""Runs of ovq-load, each with a folder of its own."""
+"""Runs ovq-load, each time with a folder of its own."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class WithLoad(unittest.TestCase):
         return [self.binary, *flags]
 
     def run_load(self, address, *flags, expect=0):
-        """(the JSON report, or None; stdout; stderr)."""
+        """Returns (the JSON report, or None; stdout; stderr)."""
         file = self.path("report.json")
         if os.path.exists(file):
             os.remove(file)

@@ -41,7 +41,7 @@ DETAILS = ["input_lens", "output_lens", "ttfts", "itls", "latencies", "start_tim
 
 
 def scrape(server):
-    """Every sample of /metrics by name and labels without the model's."""
+    """Returns every sample of /metrics by name and labels, without the model's label."""
     text = server.metrics()
     samples = {}
     for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
@@ -51,7 +51,7 @@ def scrape(server):
 
 
 class TinyServer(WithLoad):
-    """One server with a tiny model for all of these."""
+    """Tests with one server and a tiny model."""
 
     @classmethod
     def setUpClass(cls):
@@ -98,7 +98,7 @@ class TinyServer(WithLoad):
             self.assertEqual((report["completed"], report["failed"]), (40, 0))
             self.assertTrue(all(5 <= length <= 30 for length in report["input_lens"]))
             gaps = [b - a for a, b in zip(report["start_times"], report["start_times"][1:])]
-            self.assertGreater(max(gaps), 2 * min(gaps))  # not at even times
+            self.assertGreater(max(gaps), 2 * min(gaps))  # not evenly spaced
 
     def test_same_seed_same_load(self):
         first, second = (self.load("--rate=200", "--requests=20", "--seed=5", "--detailed",
@@ -192,7 +192,7 @@ class TinyServer(WithLoad):
         with open(self.path("rows.csv"), encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual(len(rows), 11)
-        for row in rows:  # every turn stands on those before it: a session is one conversation
+        for row in rows:  # every turn continues those before it: a session is one conversation
             self.assertEqual(int(row["position"]), (int(row["turn"]) + 1) * (10 + 4))
 
     def test_prompts_from_a_file(self):
@@ -207,7 +207,7 @@ class TinyServer(WithLoad):
                   "--output-html", page)
         with open(page, encoding="utf-8") as file:
             text = file.read()
-        # The page is written so that it is XML too.
+        # The page is valid XML, too.
         root = xml.etree.ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
         plots = [e for e in root.iter() if e.tag == "{http://www.w3.org/2000/svg}svg"]
         self.assertEqual(len(plots), 3 + 4 + 3)  # sweep, latencies, over time
@@ -284,21 +284,21 @@ class TinyServer(WithLoad):
 
 
 class Agreement(WithLoad):
-    """The client's means against the server's own histograms over the same requests.
+    """The client's means agree with the server's own histograms of the same requests.
 
-    The two differ by what lies between the clocks: sending the prompt and waking up for a message,
+    The two differ by the time between the clocks: sending the prompt and waking up for a message,
     well under a millisecond on an idle machine and a few on a busy one. So the measured times must
     be long: the shipped model on one thread, prompts of 4,096 tokens (hundreds of milliseconds to
-    the first token) and answers of 160 (whose first and last message are late by about the same, and
-    the mean of the gaps is the time between those two over 159). A machine that is busy with other
-    things makes both ends slower, but both by the same.
+    the first token) and answers of 160 (whose first and last messages are delayed about equally; the
+    mean gap is the time between those two divided by 159). A busy machine slows both measurements
+    equally.
     """
 
     def test_means_agree_within_5_percent_and_counts_exactly(self):
         requests, prompt, answer = 10, 4096, 160
         model = os.path.join(ROOT, "models", "python-bytes")
         with ServerProcess(os.path.join(BIN, "ovq-server"), model, "--threads", "1") as server:
-            # Connections, pages and caches are warm before the first scrape.
+            # Warms connections, pages and caches before the first scrape.
             self.run_load(server.address, "--requests=2", "--input-length=256", "--output-length=8")
             before = scrape(server)
             report, table, _ = self.run_load(
@@ -325,7 +325,7 @@ class Agreement(WithLoad):
 
 
 class Restarted(WithLoad):
-    """A server that is killed and started again while sessions are in use."""
+    """A server that is killed and restarted while sessions are in use."""
 
     def setUp(self):
         super().setUp()
@@ -337,7 +337,7 @@ class Restarted(WithLoad):
         return server
 
     def load_over_a_kill(self, *server_flags):
-        """(exit status, the JSON report)"""
+        """Returns (exit status, the JSON report)."""
         server = self.start(0, *server_flags)
         run = subprocess.Popen(
             self.command("--server", server.address, "--concurrency=4", "--turns=20", "--requests=600", "--quiet",

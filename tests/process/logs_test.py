@@ -1,4 +1,5 @@
-"""The log of the real ovq-server: every line, under hostile input, and with a stderr nobody reads.
+"""The log of the real ovq-server: every line, with hostile input, and with a stderr that nobody
+reads.
 
 usage: logs_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -37,7 +38,7 @@ sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
 from ovq_client import Client, OvqError
 
 TOKEN, WRONG_TOKEN = "alice-0123456789-abcdefghij", "mallory-0123456789-abcdefghij"
-SECRET = "zanzibar"  # in whatever a client may say
+SECRET = "zanzibar"  # occurs in everything that a client may send
 SECRET_ID = 987654321
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 BINARY = CHAT = FOLDER = pb = rpc = None
@@ -70,14 +71,15 @@ def serve(*flags):
 
 
 def end(server):
-    """Its log, after it drained."""
+    """Drains the server; returns its log."""
     server.terminate()
     assert server.wait() == 0, server.stderr()
     return server.stderr()
 
 
 def send_bytes(server, data):
-    """What a client that speaks no gRPC says; returns when the server hung up, or after a second."""
+    """Sends bytes that are not gRPC; returns when the server closes the connection, or after a
+    second."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=1) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(data)
@@ -86,7 +88,7 @@ def send_bytes(server, data):
 
 
 class Hostile:
-    """Calls that carry SECRET wherever a client can put something."""
+    """Calls that carry SECRET in every field that a client can set."""
 
     def __init__(self, server):
         self.channel = grpc.insecure_channel(server.address)
@@ -95,7 +97,7 @@ class Hostile:
         self.codes = []
 
     def call(self, method, request, token=TOKEN, metadata=(), timeout=30):
-        """The answers; none where the call failed."""
+        """Returns the answers; none if the call failed."""
         metadata = (*metadata, *((("authorization", f"Bearer {token}"),) if token else ()))
         try:
             result = method(request, timeout=timeout, metadata=metadata)
@@ -107,7 +109,7 @@ class Hostile:
             return []
 
     def prompts(self):
-        """The text of a good answer, after that of many bad requests."""
+        """Sends many invalid requests, then a valid one; returns its text."""
         call, inference = self.call, self.inference
         text = pb.Prompt(text=f"{SECRET} \x00\x1b[2J\n\"}}{{ ä\u2028 " * 20)
         ids = pb.Prompt(token_ids=pb.TokenIds(ids=[1, SECRET_ID]))
@@ -144,7 +146,7 @@ class Hostile:
             call(inference.GetModelInfo, info, metadata=((key, SECRET * 500),))
 
     def raw(self):
-        """Bytes that are no message, or not UTF-8."""
+        """Sends bytes that are no message, or not UTF-8."""
         for data in (SECRET.encode(), b"\x0a\x0a\x0a\x08" + SECRET.encode(),
                      b"\x0a\x04\x0a\x02\xff\xfe", b"\xf8\x06\x01" + SECRET.encode()):
             for name in ("Generate", "Score", "NoSuchMethod" + SECRET):
@@ -156,7 +158,7 @@ class Hostile:
             yield pb.ChatRequest(open=pb.ChatOpen())
             yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text=SECRET),
                                                   stop=pb.StopConditions(max_tokens=3)))
-            # Too early: the first may still run.
+            # Too early: the first turn may still run.
             yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text=SECRET)))
             yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(
                 token_ids=pb.TokenIds(ids=[SECRET_ID]))))
@@ -165,7 +167,7 @@ class Hostile:
 
 class JsonLog(unittest.TestCase):
     def check_lines(self, text):
-        """The lines as objects; each one is as the documentation says."""
+        """Parses the lines as objects and checks each against the documentation."""
         self.assertTrue(text.isascii())
         lines = [json.loads(line) for line in text.splitlines()]
         self.assertEqual(text.count("\n"), len(lines))
@@ -280,7 +282,7 @@ class StuckReader(unittest.TestCase):
                 begun = ""
                 while "metrics on" not in begun or not begun.endswith("\n"):
                     begun += os.read(read_end, 65536).decode()
-                # From now on nobody reads.
+                # From here on nobody reads the pipe.
                 url = re.search(r"metrics on (http://\S+)", begun).group(1)
                 blocked = 0
                 with Client(f"127.0.0.1:{port}") as client:
@@ -304,7 +306,7 @@ class StuckReader(unittest.TestCase):
 
 class ReadingALog(unittest.TestCase):
     def test_what_is_written_meanwhile_overwrites_nothing(self):
-        """Of ServerProcess, on which the tests of all logs rest."""
+        """Tests ServerProcess, on which all log tests depend."""
         busy = path("busy")
         with open(busy, "w", encoding="utf-8") as file:
             file.write("#!/bin/sh\necho first >&2\necho listening on 127.0.0.1:1\n"

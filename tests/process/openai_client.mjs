@@ -1,4 +1,4 @@
-// What users of OpenAI's own package do, against a server: node openai_client.mjs PACKAGE BASE_URL.
+// Uses OpenAI's own package with a server: node openai_client.mjs PACKAGE BASE_URL.
 // Prints a line for each thing that went well; ends with 1 at the first that did not.
 import assert from "node:assert/strict";
 import {pathToFileURL} from "node:url";

@@ -21,7 +21,8 @@ BUILD = None
 
 
 def package_folder(build):
-    """Of the package, which is not of Debian's and which no test fetches; without it the program ends."""
+    """Returns the folder of the package, which is not in Debian and which tests do not download;
+    ends the program without it."""
     folder = os.path.join(build, "npm")
     package = os.path.join(folder, "node_modules", "openai")
     if shutil.which("node") is None or not os.path.isdir(package):

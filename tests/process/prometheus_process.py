@@ -1,4 +1,4 @@
-"""A real Prometheus with the repository's configuration, quickened for tests."""
+"""Runs a real Prometheus with the repository's configuration and shorter intervals."""
 
 import json
 import os
@@ -14,12 +14,12 @@ import yaml
 
 from server_process import ROOT
 
-WINDOW = "4s"  # takes the place of every rate window
+WINDOW = "4s"  # replaces every rate window
 FOLDER = os.path.join(ROOT, "deploy", "prometheus")
 
 
 def quick(expression):
-    """The expression with windows that a test has time for, Grafana's variables put in."""
+    """Shortens the windows of an expression and replaces Grafana's variables."""
     expression = re.sub(r"\$__rate_interval", WINDOW, expression)
     expression = re.sub(r"\$(model|instance)", ".*", expression)
     expression = re.sub(r"\[\d+[smhd]:\d+[smhd]\]", f"[{WINDOW}:1s]", expression)
@@ -78,13 +78,13 @@ class PrometheusProcess:
             raise RuntimeError(f"Prometheus is not ready: {file.read()}")
 
     def get(self, path, **parameters):
-        """The data of an answer of its HTTP API."""
+        """Returns the data of an HTTP API response."""
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=10) as response:
             return json.load(response)["data"]
 
     def query(self, expression):
-        """[(labels, value)] of an instant query."""
+        """Returns [(labels, value)] of an instant query."""
         return [(sample["metric"], float(sample["value"][1]))
                 for sample in self.get("query", query=expression)["result"]]
 

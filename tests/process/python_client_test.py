@@ -42,7 +42,7 @@ class PythonClient(WithServer):
         self.assertEqual(text_of(events), "5:de")
         self.assertEqual(self.client.get_session(session.session_id).position, 9)
         key = session.session_id.partition(".")[0]
-        self.assertRegex(key, r"^[0-9a-f]{32}$")  # the server has seen it with every call
+        self.assertRegex(key, r"^[0-9a-f]{32}$")  # the server has received it with every call
         self.assertNotEqual(self.client.create_session().session_id.partition(".")[0], key)
 
     def test_conversations(self):
@@ -193,14 +193,14 @@ class PythonClient(WithServer):
         self.server.refusals = [50, 50, 50, 50]
         begin = time.monotonic()
         with self.assertRaises(OvqError) as caught:
-            self.client.score("abc")  # three times again
+            self.client.score("abc")  # refused three times
         self.assertEqual(caught.exception.info.retry_after, 0.05)
         self.assertGreaterEqual(time.monotonic() - begin, 0.15)
         self.server.refusals = [100, 100]
         begin = time.monotonic()
         self.assertEqual(text_of(self.client.generate("abc")), "3:abc")
         self.assertGreaterEqual(time.monotonic() - begin, 0.2)
-        # Not where the call's time would be over, nor where nobody wants it.
+        # No retry if it would exceed the call's time, or if retries are disabled.
         self.server.refusals = [60000]
         with self.assertRaises(OvqError):
             list(self.client.generate("abc", timeout=5))

@@ -1,4 +1,4 @@
-"""The Python package as its users get it: sdist and wheel, made and installed without a network.
+"""The Python package as users get it: sdist and wheel, built and installed without a network.
 
 usage: python_package_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -53,7 +53,7 @@ class Package(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="ovq_python_package_")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        # A copy, as setuptools leaves folders beside what it builds.
+        # Builds in a copy, because setuptools leaves folders beside what it builds.
         cls.tree = Path(cls.folder, "tree")
         shutil.copytree(PACKAGE, cls.tree / "clients" / "python",
                         ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
@@ -100,7 +100,7 @@ class Package(unittest.TestCase):
         venv = Path(self.folder, "venv")
         run(sys.executable, "-m", "venv", "--system-site-packages", str(venv))
         python = str(venv / "bin" / "python")
-        # Its dependencies are there, as packages of the system, or this fails.
+        # The dependencies must be installed as system packages.
         env = {"PATH": str(venv / "bin"), "HOME": self.folder}
         run(python, "-m", "pip", "install", "--no-index", "--quiet", str(self.wheel), env=env)
         with ServerProcess(os.path.join(BIN, "ovq-server"),
@@ -153,7 +153,7 @@ class Syntax(unittest.TestCase):
         for path in sorted((PACKAGE / "ovq_client").glob("*.py")):
             with self.subTest(path.name):
                 tree = ast.parse(path.read_text(), feature_version=(3, 9))
-                # Annotations such as `int | None` are not evaluated.
+                # With this import, annotations such as `int | None` are not evaluated.
                 self.assertTrue(any(isinstance(node, ast.ImportFrom) and
                                     node.module == "__future__" for node in tree.body))
                 for node in ast.walk(tree):

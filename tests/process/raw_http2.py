@@ -1,4 +1,4 @@
-"""HTTP/2 frames for clients that behave as no library would let them."""
+"""HTTP/2 frames for clients that break the rules in ways that no library allows."""
 
 import select
 import socket
@@ -8,7 +8,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 INITIAL_WINDOW_SIZE = 4
-CONNECTION_WINDOW = 65535  # of what a client may send before the server says more
+CONNECTION_WINDOW = 65535  # bytes that a client may send before the server allows more
 
 
 def frame(kind, flags, stream, payload=b""):
@@ -23,7 +23,7 @@ def settings(**values):
 
 
 def _string(text):
-    """Not compressed; up to 16 KiB."""
+    """Encodes a string of up to 16 KiB, uncompressed."""
     data = text.encode()
     if len(data) < 127:
         return bytes([len(data)]) + data
@@ -32,11 +32,11 @@ def _string(text):
 
 
 def header(name, value):
-    return b"\0" + _string(name) + _string(value)  # never in the table of either side
+    return b"\0" + _string(name) + _string(value)  # neither side's table gets an entry
 
 
 def call_headers(method, *more):
-    """The block of a gRPC call, method as "package.Service/Name"."""
+    """Returns the header block of a gRPC call; method is "package.Service/Name"."""
     return b"\x83\x86" + b"".join((
         header(":path", f"/{method}"), header(":authority", "ovq"),
         header("content-type", "application/grpc"), header("te", "trailers"), *more))
@@ -51,14 +51,14 @@ def message(data, compressed=False):
 
 
 def data_frames(stream, data, size=16384):
-    """The last one ends the client's side of the stream."""
+    """Returns DATA frames, of which the last ends the client's side of the stream."""
     parts = [data[i:i + size] for i in range(0, len(data), size)]
     return b"".join(frame(DATA, END_STREAM if part is parts[-1] else 0, stream, part)
                     for part in parts)
 
 
 class Connection:
-    """After the preface and SETTINGS; what the server sends is thrown away."""
+    """A connection after the preface and SETTINGS; discards what the server sends."""
 
     def __init__(self, port, first=None):
         self._socket = socket.create_connection(("127.0.0.1", port), 10)
@@ -70,11 +70,11 @@ class Connection:
         return self.next_stream - 2
 
     def send(self, data):
-        """OSError once the server has closed, or takes nothing for 10 s."""
+        """Sends bytes; OSError once the server has closed, or reads nothing for 10 s."""
         self._socket.sendall(data)
 
     def discard(self):
-        """False once the server has closed."""
+        """Discards received bytes; false once the server has closed."""
         try:
             while select.select([self._socket], [], [], 0)[0]:
                 if not self._socket.recv(1 << 16):

@@ -35,7 +35,7 @@ def tearDownModule():
 
 
 def peer_serial(server):
-    """Of the certificate that a new connection is shown."""
+    """Returns the serial number of the certificate that a new connection gets."""
     pem = ssl.get_server_certificate(("127.0.0.1", server.port))
     return subprocess.run(["openssl", "x509", "-noout", "-subject"], input=pem, text=True,
                           check=True, capture_output=True).stdout.strip()
@@ -100,7 +100,7 @@ class Tls(Case):
                 self.assertGreater(metric(server, "ovq_tls_certificate_expiry_timestamp_seconds"),
                                    time.time())
                 reloads = 'ovq_credentials_reloads_total{result="%s",what="tls"}'
-                # A broken file: the old certificate stays.
+                # A broken file keeps the old certificate in use.
                 with open(path("live.pem"), "w") as file:
                     file.write("broken")
                 wait_for(lambda: metric(server, reloads % "error") == 1)
@@ -110,7 +110,7 @@ class Tls(Case):
                     shutil.copy(path(f"renewed.{kind}"), path(f"live.{kind}"))
                 wait_for(lambda: "renewed" in peer_serial(server))
                 self.assertEqual(metric(server, reloads % "ok"), 1)
-                server.process.send_signal(signal.SIGHUP)  # whether they have changed or not
+                server.process.send_signal(signal.SIGHUP)  # reloads even if the files are unchanged
                 wait_for(lambda: metric(server, reloads % "ok") == 2)
                 stream.await_more()
             with connect(server.address) as fresh:
@@ -175,7 +175,7 @@ class Tokens(Case):
                 wait_for(lambda: metric(server, reloads % "error") == 1)
                 self.assertIn("tenant alice: token_sha256: expected", server.stderr())
                 info(channel, BOB)
-                # Bob's is withdrawn, alice gets a limit that the running stream uses up.
+                # Bob's token is withdrawn; alice gets a limit that the running stream uses up.
                 write_tenants(path("live.json"), {"alice": ALICE}, {"alice": {"sessions": 1}})
                 wait_for(lambda: metric(server, reloads % "ok") == 1)
                 self.assertFails(grpc.StatusCode.UNAUTHENTICATED, info, channel, BOB)
@@ -216,7 +216,7 @@ class Rates(Case):
         with serve("--tenants", path("rates.json")) as server:
             ask = [CHAT, "--server", server.address, "--token-file", path("token"), "--interactive",
                    "--max-tokens", "2"]
-            # One request may start at once: the second turn is one too many.
+            # One request may start at once, so the second turn is refused.
             run = subprocess.run(ask, input="first\nsecond\n", capture_output=True, text=True,
                                  timeout=60)
         self.assertEqual(run.returncode, 1)

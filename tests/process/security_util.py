@@ -1,5 +1,5 @@
-"""What the tests of security share: a folder with a model, stubs and certificates, servers,
-connections, and streams that others must not disturb."""
+"""Shared by the security tests: a folder with a model, stubs and certificates, servers,
+connections, and streams that other clients must not disturb."""
 
 import contextlib
 import os
@@ -69,7 +69,7 @@ def secure_flags(server="server"):
 
 @contextlib.contextmanager
 def connect(address, identity=None, tls=True, options=()):
-    # Subchannels are shared between channels with equal arguments; each test wants its own.
+    # Channels with equal arguments share subchannels; each test needs its own.
     options = [("grpc.use_local_subchannel_pool", 1), *options]
     if not tls:
         channel = grpc.insecure_channel(address, options)
@@ -108,7 +108,7 @@ def wait_for(condition, seconds=20):
 
 
 class Stream:
-    """A long answer that is read all the while: others must not disturb it."""
+    """A long answer that is read continuously: other clients must not disturb it."""
 
     def __init__(self, channel, token=None):
         request = pb.GenerateRequest(
@@ -152,7 +152,7 @@ class Case(unittest.TestCase):
 
 
 def closed_by_peer(connection, seconds):
-    """Reads to the end of a connection; false if it does not come."""
+    """Reads to the end of a connection; returns false if it does not come in time."""
     connection.settimeout(seconds)
     try:
         while connection.recv(65536):

@@ -1,4 +1,4 @@
-"""Starts ovq-server on free ports and ends it; stubs generated from the proto."""
+"""Starts ovq-server on free ports and ends it; generates stubs from the proto."""
 
 import importlib
 import os
@@ -16,11 +16,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def load_stubs(folder):
-    """(messages, services) of ovq.v1's inference.proto; those of all its protos are generated into
-    the folder, which is then a place to import from."""
+    """Returns (messages, services) of ovq.v1's inference.proto; generates the stubs of all protos
+    into the folder, from which they can be imported."""
     proto = os.path.join(ROOT, "proto")
     plugin = shutil.which("grpc_python_plugin")
-    # The system's compiler: the one inside Debian 12's grpc_tools knows no proto3 `optional`.
+    # Uses the system's protoc: the one inside Debian 12's grpc_tools does not know proto3
+    # `optional`.
     subprocess.run(["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
                     f"--plugin=protoc-gen-grpc={plugin}", "ovq/v1/inference.proto",
                     "ovq/v1/admin.proto"], check=True)
@@ -57,7 +58,7 @@ class ServerProcess:
         return f"127.0.0.1:{self.port}"
 
     def stderr(self):
-        # The server writes at the file's one offset, which must not move under it.
+        # The server writes at the file's shared offset, which must not move under it.
         file = self._stderr.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
@@ -65,7 +66,7 @@ class ServerProcess:
         return re.search(r"metrics on (http://[^\s\"]+)", self.stderr()).group(1)
 
     def metrics(self):
-        """The page of metrics as it is now."""
+        """Returns the current metrics page."""
         with urllib.request.urlopen(self.metrics_url(), timeout=10) as response:
             return response.read().decode()
 
@@ -94,7 +95,7 @@ class ServerProcess:
 
 
 def run_to_end(binary, *arguments, env=None):
-    """(exit code, stdout, stderr) of a server that should not come up."""
+    """Returns (exit code, stdout, stderr) of a server that is expected not to start."""
     started = time.monotonic()
     result = subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60,
                             env={**os.environ, **(env or {})})

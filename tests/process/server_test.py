@@ -82,7 +82,7 @@ def collect(stub, message):
 
 
 class Serving(unittest.TestCase):
-    """One server for all of these."""
+    """Tests that share one server."""
 
     @classmethod
     def setUpClass(cls):
@@ -145,7 +145,7 @@ class Serving(unittest.TestCase):
         self.assertEqual(finished[0].usage.position, 200010)
 
     def test_memory_does_not_grow_with_the_conversation(self):
-        # Its tokens would take 4 bytes each, and copies of earlier states what they may.
+        # Keeping tokens would take 4 bytes each, and copies of earlier states up to their limit.
         session = self.sessions.CreateSession(pb.CreateSessionRequest(keep_tokens=False))
 
         def absorb():
@@ -179,7 +179,7 @@ class Serving(unittest.TestCase):
         back = rewind(3100)
         self.assertEqual((back.session.position, back.replay_tokens), (3100, replay))
         self.assertEqual(say("and then?", 50), first)
-        rewind(1234)  # amid the prompt: copies are far from there, its tokens are not
+        rewind(1234)  # within the prompt: copies of states are far away, tokens are not
         say("x" * 1766, 100)
         self.assertEqual(say("and then?", 50), first)
         metrics = self.server.metrics()
@@ -293,7 +293,8 @@ class Memories(unittest.TestCase):
 
 class Stopping(unittest.TestCase):
     def start_stream(self, server, channel, max_tokens):
-        """A running stream after its first token, and a list that gets its tokens or its error."""
+        """Starts a stream and waits for its first token; returns it and a list that receives its
+        tokens or its error."""
         stream = rpc.InferenceServiceStub(channel).Generate(request("hi", max_tokens))
         first = threading.Event()
         tokens = []
@@ -329,7 +330,7 @@ class Stopping(unittest.TestCase):
                     [pb.ChatRequest(open=pb.ChatOpen()), pb.ChatRequest(turn=turn)]), timeout=60)
                 responses = [next(stream) for _ in range(3)]  # opened, started, a chunk
                 server.terminate()
-                responses += stream  # no error at its end
+                responses += stream  # ends without an error
                 self.assertTrue(responses[-1].HasField("finished"))
                 self.assertEqual(stream.code(), grpc.StatusCode.OK)
                 self.assertEqual(server.wait(), 0)
@@ -346,7 +347,7 @@ class Stopping(unittest.TestCase):
                 self.assertEqual(server.wait(), 0)
 
     def test_other_signals_change_nothing_before_the_program_begins(self):
-        """From the initializers of its libraries on."""
+        """These signals are handled from before the initializers of its libraries on."""
         if "libasan" in subprocess.run(["ldd", BINARY], capture_output=True, text=True).stdout:
             self.skipTest("a sanitizer wants to be the first of the libraries")
         numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -408,7 +409,7 @@ class Planning(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertIn("\n# OVQ_MAX_QUEUE\nmax-queue = 9\n", out)
         self.assertIn("\n# default: max-sessions = 1024\n", out)
-        # What it prints is a configuration that says the same.
+        # The printed text is a configuration with the same values.
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
             file.write(out)
             file.flush()

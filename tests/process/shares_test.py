@@ -1,4 +1,5 @@
-"""shares.py through the server: layers that are not measured are exact, in native and in published folders.
+"""shares.py through the server: layers that are not measured stay exact, in native and in published
+folders.
 
 usage: shares_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -34,7 +35,8 @@ BIN = None
 
 
 def measured(folder, *arguments):
-    """(exact bits, {layer: {rows: bits lost}}, shares, (exact, equal, shared) of other sequences)."""
+    """Returns (exact bits, {layer: {slots: bits lost}}, shares, (exact, equal, shared) of other
+    sequences)."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         shares.main(["--model", folder, "--server", os.path.join(BIN, "ovq-server"), *arguments])
@@ -68,7 +70,7 @@ class Shares(unittest.TestCase):
             with self.subTest(name), tempfile.TemporaryDirectory() as parent:
                 folder, text = os.path.join(parent, "model"), os.path.join(parent, "text")
                 shutil.copytree(os.path.join(ROOT, "tests", "golden", "published", name), folder)
-                # these models have no tokenizer: an id a letter
+                # these models have no tokenizer: each letter is an id
                 letters = {letter: i + 8 for i, letter in enumerate(string.ascii_letters)}
                 with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as file:
                     json.dump({"model": {"type": "BPE", "vocab": letters, "merges": []}}, file)
@@ -82,7 +84,7 @@ class Shares(unittest.TestCase):
                 for curve in curves.values():
                     self.assertEqual(list(curve), [4, 8, 16, 32, 64, 128])
                     self.assertTrue(any(curve.values()))
-                    if memory != "paper":  # as many rows as tokens
+                    if memory != "paper":  # as many slots as tokens
                         self.assertEqual(curve[128], 0)
                 with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
                     self.assertEqual(json.load(file), {**before, "ovq": {"shares": found}})

@@ -35,7 +35,7 @@ def read(*path):
 
 
 class ShippedModel(unittest.TestCase):
-    """One server for all of these."""
+    """Tests that share one server."""
 
     @classmethod
     def setUpClass(cls):
@@ -46,7 +46,7 @@ class ShippedModel(unittest.TestCase):
         cls.server.kill()
 
     def answer(self, number):
-        """Tokens and log-probabilities of one request of its own."""
+        """Returns tokens and log-probabilities of a separate request."""
         tokens, logprobs = [], []
         with Client(self.server.address) as client:
             for event in client.generate(f"def f{number}(x):\n    return ", max_tokens=60,
@@ -58,13 +58,14 @@ class ShippedModel(unittest.TestCase):
         return tokens, logprobs
 
     def test_knows_python_it_has_not_seen(self):
-        # This project's own Python files are no part of the standard library it was trained on.
+        # This project's own Python files are not part of the standard library on which it was
+        # trained.
         text = "".join(read("training", name) for name in ("train.py", "data.py", "evaluate.py"))
         with Client(self.server.address) as client:
             score = client.score(text)
         bits = -sum(score.logprobs) / math.log(2) / len(score.logprobs)
-        # 2.2 is what the model must beat on held-out modules of the standard library; a broken
-        # layer or a wrong tokenizer costs whole bits.
+        # The model must beat 2.2 bits on held-out modules of the standard library; a broken layer
+        # or a wrong tokenizer costs whole bits.
         self.assertLess(bits, 2.2)
 
     def test_64_streams_at_once_answer_as_one_does(self):
@@ -85,7 +86,7 @@ class ShippedModel(unittest.TestCase):
 
 
 class SentencePiece(unittest.TestCase):
-    """In one process with gRPC: the library's own protobuf must not meet gRPC's."""
+    """In one process with gRPC: the library's own protobuf must not conflict with gRPC's."""
 
     def test_text_goes_through_the_pieces_and_back(self):
         golden = os.path.join(ROOT, "tests", "golden")
@@ -104,7 +105,7 @@ class SentencePiece(unittest.TestCase):
 
 
 class TokenizerJson(unittest.TestCase):
-    """Its regular expressions are a library's that the server loads."""
+    """The server loads a library for its regular expressions."""
 
     def test_text_goes_through_the_file_and_back(self):
         tokens = ["\u0120", "\u010a"] + [chr(c) for c in range(0x21, 0x7f)] + ["th", "the"]

@@ -1,5 +1,4 @@
-"""The shipped model, asked twice: with and without guesses the answers are the same, and come in
-fewer steps.
+"""The shipped model with and without speculation: the answers are the same, in fewer batches.
 
 usage: speculation_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -41,7 +40,7 @@ class Speculating(unittest.TestCase):
         cls.addClassCleanup(cls.server.kill)
 
     def ask(self, speculation, options, turns=2):
-        """All that a conversation's answers say but their times, and their guesses."""
+        """Returns everything in a conversation's answers except times and speculation counts."""
         said, drafted, accepted = [], 0, 0
         with Client(self.server.address) as client:
             session = client.create_session()

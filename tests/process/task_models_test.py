@@ -1,4 +1,5 @@
-"""The shipped models of tasks, served: a larger dictionary knows more, and what docs/results.md says.
+"""The shipped models of tasks, served: larger dictionaries recall more, and the results are those
+of docs/results.md.
 
 usage: task_models_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -28,8 +29,8 @@ import score
 from server_process import ServerProcess
 
 BIN = None
-# Tokens of a sequence are right or wrong together: the errors of docs/results.md are up to 4 points,
-# with as many sequences as here. The bounds below leave three of those or more.
+# Tokens of a sequence are right or wrong together: with this many sequences the errors of
+# docs/results.md are up to 4 points. The bounds below leave three errors or more.
 SEQUENCES = "16"
 
 
@@ -72,7 +73,8 @@ class RecallModels(unittest.TestCase):
         self.assertLess(codebook, 0.9)
 
     def test_closest_pairs_recall_what_the_papers_rule_forgets(self):
-        """As many rows in a model trained with full attention and one trained with that rule."""
+        """Closest pairs in a model trained with full attention recall as much as a model trained
+        with the paper's rule at equal slots."""
         for model in ("basic-icr-small-full", "basic-icr-small-ovq"):
             paper, closest = (accuracies(model, "2048", "256", memory, EQUAL_SHARES)[2048, "256"]
                               for memory in ("paper", "closest-pair"))
@@ -88,7 +90,8 @@ class RecallModels(unittest.TestCase):
             self.assertLess(equal, 0.7, model)
 
     def test_shipped_shares_hold_for_more_queries_than_a_chunk_has_room_for(self):
-        """What is left of the query section once its tokens are rows: 256 tokens, chunks have 64."""
+        """Accuracy on the part of the query section whose tokens are in the dictionary: 256 tokens,
+        chunks have 64."""
         found = accuracies("basic-icr-small-full", "2048", "256", "closest-pair", n_queries=32)
         self.assertGreater(found[2048, "256"], 0.98)
 
@@ -115,13 +118,13 @@ class RecallModels(unittest.TestCase):
 
     def test_positional_recall_is_harder(self):
         found = accuracies("positional-icr-small-ovq", "1024", "0.5x")[1024, "0.5x"]
-        self.assertGreater(found, 0.8)  # one that knows no order has 0.75 at most
+        self.assertGreater(found, 0.8)  # a model that ignores the order has at most 0.75
         self.assertGreater(accuracies("positional-icr-small-full", "1024", "256")[1024, ""], found)
 
 
 class Int8Weights(unittest.TestCase):
     def test_they_predict_nearly_what_the_weights_as_they_are_predict(self):
-        """288 answers, all but a few of which are right: those near a tie may change."""
+        """288 answers, nearly all correct: those near a tie may change."""
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "scores.csv")
             self.assertEqual(score.main(
@@ -150,7 +153,8 @@ class FunctionModels(unittest.TestCase):
     def test_functions_are_learned_from_a_few_examples_as_with_full_attention(self):
         for model, size in (("linear-icl-small-ovq", "128"), ("linear-icl-small-full", "")):
             found = accuracies(model, "2048", "128")
-            self.assertLess(found[2048, size, "0"], 0.6, model)  # nothing tells the first example
+            # nothing determines the first example
+            self.assertLess(found[2048, size, "0"], 0.6, model)
             self.assertGreater(found[2048, size, "2"], 0.96, model)
             self.assertGreater(found[2048, size, "8"], 0.985, model)
 
@@ -172,7 +176,7 @@ class FunctionModels(unittest.TestCase):
 
 class StatesOfOneSize(unittest.TestCase):
     def test_matrices_take_as_many_bytes_wherever_they_are_told(self):
-        # docs/results.md has them
+        # the figures in docs/results.md
         for model, state_bytes in (("basic-icr-small-gdn", 204_800),
                                    ("basic-icr-small-mamba2", 204_800),
                                    ("basic-icr-small-mesa", 270_336)):

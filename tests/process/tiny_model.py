@@ -1,4 +1,4 @@
-"""A small random model folder, written with Python's standard library alone.
+"""A small random model folder, written with Python's standard library only.
 
 usage: tiny_model.py FOLDER
 """

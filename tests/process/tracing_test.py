@@ -29,11 +29,12 @@ sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
 from ovq_client import Client, OvqError
 
 BINARY = None
-# What a span without events and links can have of open-telemetry/opentelemetry-proto: trace.proto at
+# The fields of spans without events and links in open-telemetry/opentelemetry-proto: trace.proto at
 # commit 05e412fb, resource.proto at 1562fa6f, common.proto and collector/trace/v1/trace_service.proto
-# of v1. message: {field: (number, type)}; "*": repeated, "?": of the oneof value. Enumerations are
-# int32, as OTLP's JSON has no names of theirs. In November 2026 a server's spans also went through the
-# classes that @opentelemetry/otlp-transformer 0.52.1 has from the published files, and lost no field.
+# of v1. message: {field: (number, type)}; "*": repeated, "?": member of the oneof value. Enumerations
+# are int32, because OTLP's JSON does not use their names. In November 2026 a server's spans also passed
+# through the classes that @opentelemetry/otlp-transformer 0.52.1 has from the published files, without
+# losing a field.
 SCHEMA = {
     "AnyValue": {"string_value": (1, "?string"), "bool_value": (2, "?bool"),
                  "int_value": (3, "?int64"), "double_value": (4, "?double"),
@@ -84,7 +85,7 @@ def request_class():
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Takes what the schema allows, and nothing else."""
+    """Accepts what the schema allows, and nothing else."""
 
     daemon_threads = True
 
@@ -101,7 +102,7 @@ class Collector(http.server.ThreadingHTTPServer):
                 try:
                     collector.take(self.path, self.headers["Content-Type"], json.loads(body))
                     self.send_response(200)
-                except Exception as error:  # told by the test
+                except Exception as error:  # the test reports it
                     collector.errors.append(repr(error))
                     self.send_response(400)
                 self.send_header("Content-Length", "0")
@@ -117,7 +118,7 @@ class Collector(http.server.ThreadingHTTPServer):
 
     def take(self, path, kind, body):
         assert (path, kind) == ("/v1/traces", "application/json"), (path, kind)
-        # OTLP's JSON has ids in hexadecimal, where protobuf's has base64.
+        # OTLP's JSON has ids in hexadecimal, protobuf's has base64.
         for resource in body["resourceSpans"]:
             for scope in resource["scopeSpans"]:
                 for span in scope["spans"]:
@@ -164,7 +165,7 @@ class Tracing(unittest.TestCase):
         return server
 
     def ended(self, server):
-        """Spans of a server that has ended: it sends what waits."""
+        """Ends the server, which then sends its pending spans; returns them."""
         server.terminate()
         self.assertEqual(server.wait(), 0)
         self.assertEqual(self.collector.errors, [])

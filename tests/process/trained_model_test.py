@@ -1,4 +1,4 @@
-"""From a recipe to the figure: generates, trains, exports, serves and scores tiny models.
+"""The whole path from a recipe to the figure: generates, trains, exports, serves and scores tiny models.
 
 usage: trained_model_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -102,8 +102,8 @@ class TrainedModels(unittest.TestCase):
                   for mixer in ("ovq", "full", "vq")}
         for mixer, curve in losses.items():
             self.assertLess(curve[-1], curve[0], mixer)
-            # vq goes on from the trained full model: its own curve has little left to fall, and
-            # the last bits of a sum decide by how much. All are held against an untrained model.
+            # vq starts from the trained full model: its own curve falls only a little, by an amount
+            # that rounding changes. So all are compared with an untrained model.
             self.assertLess(curve[-1], losses["full"][0] - 0.4, mixer)
 
     def test_memory_is_bounded_but_for_full_attention(self):

@@ -1,4 +1,4 @@
-"""Servers behind the shipped HAProxy configuration are replaced under load, by the commands of
+"""Replaces servers behind the shipped HAProxy configuration under load, by the commands of
 docs/operations.md in their order: one of two, and both of two with one session folder.
 
 usage: upgrade_test.py --build BUILD_FOLDER [unittest arguments]
@@ -17,7 +17,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from haproxy_process import proxy_of_a_pair  # which knows where the program is
+from haproxy_process import proxy_of_a_pair  # this module knows the path of the program
 
 try:
     import grpc
@@ -53,14 +53,14 @@ def wait_for(condition, what, seconds=30):
 
 
 def documented_commands(heading="Behind HAProxy"):
-    """The indented lines of the section under this heading."""
+    """Returns the indented lines of the section under this heading."""
     section = OPERATIONS.split("\n## Stopping and upgrading\n")[1].split("\n## ")[0]
     block = section.split(f"### {heading}\n")[1].split("### ")[0]
     return [line.strip() for line in block.splitlines() if line.startswith("    ")]
 
 
 def tokens_of(events):
-    """(count, Finished) of one answer."""
+    """Returns (count, Finished) of one answer."""
     tokens, finished = 0, None
     for event in events:
         if isinstance(event, TokenChunk):
@@ -71,7 +71,7 @@ def tokens_of(events):
 
 
 class Worker(threading.Thread):
-    """Repeats step() until it is told to stop or step() fails; `done` counts."""
+    """Repeats step() until stopped or until step() fails; `done` counts."""
 
     def __init__(self, client):
         super().__init__(daemon=True)
@@ -108,7 +108,7 @@ class OneShots(Worker):
 
 
 class Turns(Worker):
-    """A session; every turn must go on where the last one ended."""
+    """A session in which every turn must continue where the last one ended."""
 
     def __init__(self, client):
         super().__init__(client)
@@ -131,7 +131,7 @@ class Turns(Worker):
 
 
 class Chats(Worker):
-    """A Chat, the same way; it is opened and closed by the thread that uses it."""
+    """A Chat with the same check; the thread that uses it opens and closes it."""
 
     def __init__(self, client):
         super().__init__(client)
@@ -169,7 +169,7 @@ class Upgrade(unittest.TestCase):
         self.workers = []
 
     def serve(self, flags=(), changes={}):
-        """Two servers and their proxy."""
+        """Starts two servers and their proxy."""
         self.flags = (*FLAGS, *flags)
         self.servers = [self.start_server() for _ in range(2)]
         self.proxy = self.stack.enter_context(
@@ -192,7 +192,7 @@ class Upgrade(unittest.TestCase):
         return worker
 
     def metric(self, server, name):
-        """The sum over its labels."""
+        """Returns the sum over the metric's labels."""
         return sum(float(line.rsplit(" ", 1)[1]) for line in server.metrics().splitlines()
                    if re.match(rf"{name}[{{ ]", line))
 
@@ -200,7 +200,8 @@ class Upgrade(unittest.TestCase):
         return {session.session_id for session in self.connect(server.address).list_sessions()}
 
     def start_on_both(self, make, on_each):
-        """[those on the first server, those on the second]; where one comes to is its key's hash."""
+        """Returns [those on the first server, those on the second]; the hash of its key places
+        each."""
         placed = [[], []]
         for _ in range(100):
             if min(map(len, placed)) >= on_each:
@@ -212,7 +213,8 @@ class Upgrade(unittest.TestCase):
         raise AssertionError(f"one server got all of 100: {placed}")
 
     def run_documented(self, command, last_sessions):
-        """Does what the command line does; `last_sessions` outlive the wait for the sessions."""
+        """Acts according to the command line; `last_sessions` run longer than the wait for the
+        sessions."""
         old = self.servers[0]
         if found := re.search(r'"(set server ovq/ovq1 state \w+)"', command):
             self.assertEqual(self.proxy.admin(found.group(1)).strip(), "")
@@ -241,7 +243,7 @@ class Upgrade(unittest.TestCase):
              "state ready"])
 
         self.run_documented(commands[0], 0)
-        # What it has goes on, what is new goes to the other one.
+        # The draining server keeps its sessions; new ones go to the other server.
         for worker in turns[0] + chats[0]:
             worker.await_more()
         born_meanwhile = [self.start(Turns(self.client)) for _ in range(8)]
@@ -256,14 +258,14 @@ class Upgrade(unittest.TestCase):
             self.assertIsNone(worker.error)
         self.run_documented(commands[1], 1 + 2)
 
-        # The answer that runs when the server is told to stop comes to its end.
+        # The answer that runs when the server is told to stop is completed.
         busy_chat.answer = 2000
         before = busy_chat.done
         busy_chat.await_more(1)
         self.run_documented(commands[2], 0)
         for worker in (patient, idle_chat, busy_chat):
             worker.join(30)
-        # Its last sessions end with it: UNAVAILABLE while it drains, then they are not known.
+        # The server's last sessions end with it: UNAVAILABLE while it drains, then NOT_FOUND.
         self.assertIsInstance(patient.error, OvqError)
         self.assertIn(patient.error.code, (UNAVAILABLE, NOT_FOUND))
         for worker in (idle_chat, busy_chat):
@@ -277,7 +279,7 @@ class Upgrade(unittest.TestCase):
         for command in commands[3:]:
             self.run_documented(command, 0)
         self.proxy.await_status("ovq1", "UP")
-        # Both are used, and nobody's conversation has moved.
+        # Both servers are used, and no conversation has moved.
         self.start_on_both(Turns, 1)
         wait_for(lambda: self.metric(self.servers[0], "ovq_requests_total") > 50, "one-shots")
         for worker in one_shots + turns[1] + chats[1] + born_meanwhile:
@@ -286,7 +288,7 @@ class Upgrade(unittest.TestCase):
             self.assertIsNone(worker.error)
 
     def test_signal_without_notice(self):
-        """New calls go to the other server once the check has failed; those of sessions do not."""
+        """New calls go to the other server once the check has failed; calls of sessions do not."""
         self.serve()
         session = self.start_on_both(Turns, 1)[0][0]
         session.stop()
@@ -304,7 +306,7 @@ class Upgrade(unittest.TestCase):
         self.assertEqual(self.servers[0].wait(), 0)
 
     def test_servers_with_one_folder_are_replaced_under_load(self):
-        """No call fails, no session is lost, and each goes on where it was."""
+        """No call fails, no session is lost, and each continues where it was."""
         commands = documented_commands("Behind HAProxy, with one session folder")
         notice = re.search(r"`--drain-notice (\w+)`", OPERATIONS).group(1)
         self.serve(["--session-dir", os.path.join(self.folder, "sessions"), "--drain-notice", notice],

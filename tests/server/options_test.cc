@@ -27,7 +27,7 @@ absl::StatusOr<CommandLine> Parse(const std::vector<std::string>& args,
   });
 }
 
-// A file that ends with the test.
+// A config file that is deleted at the end of the test.
 class ConfigFile {
  public:
   explicit ConfigFile(const std::string& text)
@@ -174,7 +174,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.trace_collector->host, "c");
   EXPECT_EQ(options.trace_collector->path, "/x");
   for (const Setting& setting : line->settings) {
-    EXPECT_EQ(setting.origin, "--" + setting.name);  // no flag was left out above
+    EXPECT_EQ(setting.origin, "--" + setting.name);  // every flag was tested above
   }
 }
 

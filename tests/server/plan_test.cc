@@ -26,7 +26,7 @@ Options ForModel(const std::string& name) {
   return options;
 }
 
-// The cells of the table below the line of column names, which a sentence follows.
+// Returns the cells of the table, without the column names and the sentence after the table.
 std::vector<std::vector<std::string>> Rows(const std::string& text) {
   std::vector<std::vector<std::string>> rows;
   std::istringstream lines(text.substr(text.find("max_centroids")));
@@ -40,7 +40,7 @@ std::vector<std::vector<std::string>> Rows(const std::string& text) {
   return rows;
 }
 
-// What the layout of the loaded model says, divided by hand.
+// The plan must agree with sizes computed by hand from the loaded model's layout.
 TEST(Plan, IsWhatTheLoadedModelReserves) {
   for (const char* name : {"python-bytes", "basic-icr-small-full", "basic-icr-small-vq"}) {
     Options options = ForModel(name);
@@ -85,7 +85,7 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
   }
 }
 
-// A slot's scale is a byte beside its channels.
+// An int8 slot has a scale, one byte beside its channels.
 TEST(Plan, Int8StatesTakeHalfOfBf16) {
   Options options = ForModel("python-bytes");
   options.plan_tokens = {4096};
@@ -127,7 +127,8 @@ TEST(Plan, CapsAsAsked) {
   EXPECT_LT(std::stol(rows[0][2]), std::stol(rows[2][2]));
 }
 
-// Sizes that no machine has are refused by their fields, or told as they are, but never wrap.
+// Sizes that no machine has are refused with their field's name or reported exactly; they never
+// wrap.
 TEST(Plan, ExtremeSizes) {
   Options options = ForModel("basic-icr-small-full");
   nlohmann::json config = nlohmann::json::parse(test::ReadBytes(options.model + "/config.json"));
@@ -142,7 +143,7 @@ TEST(Plan, ExtremeSizes) {
   options.plan_tokens = {1 << 20};
   const absl::StatusOr<std::string> text = PlanText(options);
   ASSERT_TRUE(text.ok()) << text.status();
-  // Keys and values of float32, or of bfloat16, as the config says.
+  // Keys and values are float32 or bfloat16, according to the config.
   const size_t each = config["torch_dtype"] == "bfloat16" ? 2 : 4;
   EXPECT_EQ(Rows(*text)[1][2], std::to_string((each * 1024 * 4096 * 1024 * 2) << 20));
   EXPECT_EQ(Rows(*text)[1][3], "0");
@@ -154,8 +155,8 @@ TEST(Plan, ExtremeSizes) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("2147483647 tokens"));
 }
 
-// The KVM paper's law for sqrt16: floor(16 sqrt(t)) rows, 2,896 at 32,768 tokens; of its published
-// 120M shape, from the config alone.
+// The KVM paper's law for sqrt16, floor(16 sqrt(t)) slots (2,896 at 32,768 tokens), for its
+// published 120M shape, from the config alone.
 TEST(Plan, RowsOfAKvmCheckpoint) {
   const test::TempFolder folder;
   folder.Write("config.json", bench::KvmPaperConfig({12, 768, 6, 1.0}, "kvm_sqrt16").dump());
@@ -172,9 +173,9 @@ TEST(Plan, RowsOfAKvmCheckpoint) {
               ElementsAre("-", "256", "443", "1000", "1000", "-", "256", "443", "1024", "2896"));
 }
 
-// Bytes of a layer of the OVQ paper's 77M shape by the definitions of its state: matrices and the
+// Bytes of a layer of the OVQ paper's 77M shape, from the definition of its state: matrices and the
 // newest inputs of the convolution, all float32, of one size at every position. Each is a multiple
-// of what a layer's part is rounded to, and eight of them of a page.
+// of the rounding of a layer's part, and eight of them are a multiple of a page.
 TEST(Plan, RecurrentModelsAreOfOneSizeForEver) {
   const struct {
     const char *type, *section;
@@ -222,7 +223,7 @@ TEST(Plan, RecurrentModelsAreOfOneSizeForEver) {
   }
 }
 
-// A GPU's pages are large, so its sessions take more; no GPU is asked.
+// A GPU's pages are large, so its sessions take more memory; the plan needs no GPU.
 TEST(Plan, ForAGpuThatIsNotThere) {
   Options options = ForModel("python-bytes");
   options.device = Device::kCuda;

@@ -1,4 +1,4 @@
-// A whole gRPC server on a fake model, and what a client does with it.
+// Runs a whole gRPC server with a fake model in the test's process, with helpers for its clients.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -23,12 +23,12 @@ struct TestServerOptions {
   FakeModelOptions model = {};
   size_t max_message_bytes = size_t{64} << 20;
   std::function<void(FakeModel&)> setup = {};
-  std::optional<TenantList> tenants = {};  // tokens are asked for
+  std::optional<TenantList> tenants = {};  // if set, calls need a tenant's token
   LogOptions log = {.format = LogFormat::kJson};
   LogRequests log_requests = LogRequests::kAll;
 };
 
-// On a free port of 127.0.0.1. Everything ends with it.
+// A server on a free port of 127.0.0.1; it ends with the object.
 class TestServer {
  public:
   explicit TestServer(TestServerOptions options = {});
@@ -42,11 +42,12 @@ class TestServer {
   ServiceContext& services() { return *services_; }
   GrpcServer& server() { return *server_; }
   TenantRegistry& tenants() { return *tenants_; }
-  // The log so far, up to and including the last line written.
+  // Returns the log up to and including the last line written.
   std::string LogText();
   std::shared_ptr<grpc::Channel> channel() { return channel_; }
-  std::shared_ptr<grpc::Channel> NewChannel() const;  // a connection of its own
-  // The engine's figures once `condition` holds for them; fails the test after 10 s.
+  std::shared_ptr<grpc::Channel> NewChannel() const;  // a new connection
+  // Waits until `condition` holds for the engine's statistics and returns them; fails the test
+  // after 10 s.
   EngineStats WaitForStats(const std::function<bool(const EngineStats&)>& condition);
   std::string NewSession(const v1::CreateSessionRequest& request = {});
 
@@ -64,7 +65,7 @@ class TestServer {
   std::unique_ptr<v1::SessionService::Stub> sessions_;
 };
 
-// What a Generate or one turn of a Chat gave, put together.
+// All messages of a Generate call or of one turn of a Chat call.
 struct Collected {
   v1::Started started;
   std::vector<uint32_t> tokens;
@@ -83,10 +84,10 @@ Collected Generate(v1::InferenceService::Stub& stub, const v1::GenerateRequest& 
 v1::GenerateRequest TextRequest(const std::string& text, uint32_t max_tokens);
 v1::GenerateRequest TokenRequest(const std::vector<uint32_t>& ids, uint32_t max_tokens);
 
-// What the trailing metadata of a failed call tells; fails the test if it tells nothing.
+// Returns the ErrorInfo in the trailing metadata of a failed call; fails the test if there is none.
 v1::ErrorInfo GetErrorInfo(const grpc::Status& status);
 
-// One message of any method of any service, as bytes; what came back is in `answer`.
+// Sends one message, as bytes, to any method of any service and stores the response in `answer`.
 grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                      const std::string& message, std::string& answer);
 
@@ -94,11 +95,11 @@ using ChatStream = grpc::ClientReaderWriter<v1::ChatRequest, v1::ChatResponse>;
 v1::ChatRequest OpenMessage();
 v1::ChatRequest TurnMessage(const std::string& text, uint32_t max_tokens, bool more = false);
 v1::ChatRequest CancelMessage();
-// Reads up to the turn's Finished or PartAbsorbed. False if the stream ended before it.
+// Reads up to the turn's Finished or PartAbsorbed. Returns false if the stream ended before it.
 bool ReadTurn(ChatStream& stream, Collected& turn);
 
 inline constexpr auto kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-// A status with this code whose message contains the text.
+// Matches a status with this code whose message contains the text.
 MATCHER_P2(Fails, code, text, "") {
   *result_listener << "code " << arg.error_code() << ": " << arg.error_message();
   return arg.error_code() == code && arg.error_message().find(text) != std::string::npos;
@@ -108,7 +109,7 @@ MATCHER(Succeeds, "") {
   return arg.ok();
 }
 
-// A unary call with metadata `ovq-tenant`, if a tenant is given.
+// Makes a unary call, with metadata `ovq-tenant` if a tenant is given.
 template <class Response, class Stub, class SampleRequest>
 grpc::Status Call(
     Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const SampleRequest&, Response*),

@@ -1,9 +1,8 @@
-"""The decoder of the KVM paper's published code, as far as its fixtures need: holds kvm.py to it.
+"""The decoder of the KVM paper's published code, as far as its fixtures need it, to verify kvm.py.
 
-Not a loader: it reads the tensors of one model.safetensors and the config.json beside it, and knows
-no block lambdas, skip connections, soft cap, linear value residuals or attention without token
-shift.
-"""
+It is no general loader: it reads one model.safetensors and the config.json beside it, and does not
+support block lambdas, skip connections, soft cap, linear value residuals or attention without token
+shift."""
 
 import json
 import os
@@ -36,19 +35,17 @@ _KNOWN = {"d_head": (None,), "d_qk_head": (None,), "d_v_head": (None,), "logit_s
 
 
 def _shifted(x, share, first):
-    """x [batch, n_tokens, dim] moved by share [dim] towards the token before.
+    """Moves x [batch, n_tokens, dim] by share [dim] towards the previous token.
 
-    first [batch, 1, dim]: what stands before token 0.
-    """
+    first [batch, 1, dim]: the input before token 0."""
     return x + share * (torch.cat((first, x[:, :-1]), dim=1) - x)
 
 
 def _rope(x, theta, partial_dim, rounding):
     """RoPE on pairs (2i, 2i + 1) of the first partial_dim channels, by minus the angle.
 
-    Frequencies, in float32, are from 1 to 1 / theta with both ends included. rounding: what cosines
-    and sines are rounded to.
-    """
+    Frequencies, in float32, range from 1 to 1 / theta, both included. rounding: the type to which
+    cosines and sines are rounded."""
     n_pairs, n_tokens = partial_dim // 2, x.shape[2]
     frequencies = (1 / theta) ** torch.linspace(0, 1, n_pairs)
     angles = torch.arange(n_tokens, dtype=torch.float32)[:, None] * frequencies
@@ -59,11 +56,10 @@ def _rope(x, theta, partial_dim, rounding):
 
 
 class Backbone:
-    """A folder's model: logits of tokens, nothing else, in float32.
+    """A model folder as a function from tokens to logits, in float32.
 
-    rounded: cosines, sines and the values of kvm's rows rounded to bfloat16, as in the published
-    code.
-    """
+    rounded: round cosines, sines and the values of kvm's slots to bfloat16, as the published code
+    does."""
 
     def __init__(self, folder, rounded=False):
         self.rounded = rounded
@@ -89,7 +85,8 @@ class Backbone:
         return every > 0 and layer % every == 0
 
     def _first_values(self, x0, layer):
-        """Values that a layer's are mixed with: those of the first layer of its class, from x0."""
+        """Returns the values that a layer's values are mixed with: those of the first layer of its
+        class, from x0."""
         first = 1 if self.raw["alt_layer_every"] > 0 and not self._is_alternate(layer) else 0
         x = self._norm(x0, f"transformer.h.{first}.ln_attn")
         return self._linear(x, f"transformer.h.{first}.attn.c_v")
@@ -98,12 +95,12 @@ class Backbone:
         return self.raw["alt_token_mixer" if self._is_alternate(layer) else "token_mixer"]
 
     def _mixed(self, v, x, first_values, prefix):
-        """v moved towards first_values by a gate of x."""
+        """Moves v towards first_values by a gate computed from x."""
         gate = self._linear(self._linear(x, f"{prefix}.v_gate1"), f"{prefix}.v_gate2")
         return v + (first_values - v) * torch.sigmoid(self.tensors[f"{prefix}.v_gate0"] + gate)
 
     def _heads(self, x, first_values, layer):
-        """q, k and v, each [batch, heads, n_tokens, dim], before any norm."""
+        """Returns q, k and v, each [batch, heads, n_tokens, dim], before any norm."""
         prefix = f"transformer.h.{layer}.attn"
         q, k, v = (self._linear(x, f"{prefix}.c_{name}") for name in "qkv")
         fields = self._mixer(layer).removesuffix("_bswa")
@@ -174,7 +171,7 @@ class Backbone:
 
     @torch.no_grad()
     def __call__(self, tokens):
-        """Logits [batch, n_tokens, vocab] of tokens [batch, n_tokens]."""
+        """Returns logits [batch, n_tokens, vocab] of tokens [batch, n_tokens]."""
         x0 = self._norm(F.embedding(tokens, self.tensors["transformer.wte.weight"]),
                         "transformer.ln_emb")
         x, scale = x0, self.raw["residual_scale"] or 1.0

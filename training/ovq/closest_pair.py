@@ -1,20 +1,20 @@
-"""Closest-pair dictionaries: every token is a row until the closest rows have to become one.
+"""Closest-pair dictionaries: every token becomes a row, and the closest rows merge as needed.
 
-The rule, exactly (kernels/mixers/closest_pair/README.md): L the chunk length, N the most rows; PairRule
-in config.py has what a model chooses of it.
-A chunk attends to the rows and to its own past in one softmax, as in dictionary.py. While it
-passes, its tokens join the rows as candidates, one after another, and pairs of candidates merge:
-after o of its L tokens as many as leave N rows at its end, but two for each token still to come.
-Merges show at the chunk's end only. A pair's distance is
+The rule, exactly (kernels/mixers/closest_pair/README.md): L is the chunk length, N the most rows;
+PairRule in config.py has the options of a model. A chunk attends to the rows and to its own past in
+one softmax, as in dictionary.py. Meanwhile its tokens join the rows as candidates, one after
+another, and pairs of candidates merge: after o of its L tokens, as many pairs have merged as leave N
+rows at its end, except two for each token still to come. Merges take effect only at the chunk's end.
+A pair's distance is
 
     |key - key|^2 + w K / V |value - value|^2
 
-K is |key|^2, 1 where keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
-Where it is off by more than a factor of two from that of the candidates as a chunk's merges begin,
-theirs is V from then on. Where keys have no norm V / K is measured like V. The closest
-pair becomes its weighted mean, of equally close ones that of the lowest rows.
-What merges is decided in float64, in numpy or, but for models in float64 and where there is a compiler,
-by pairs.cc, and is a constant to gradients; rows are means of the tokens in them, which have gradients.
+K is |key|^2, 1 if keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
+If V differs by more than a factor of two from the mean of the candidates when a chunk's merges
+begin, it becomes that mean. If keys have no norm, V / K is measured like V. The closest pair is
+replaced by its weighted mean; of equally close pairs, that of the lowest rows merges. The choice of
+merges is computed in float64, in numpy or (if there is a compiler and the model is not float64) by
+pairs.cc, and is a constant to gradients; rows are means of their tokens, which have gradients.
 """
 
 import numpy as np
@@ -26,27 +26,27 @@ from ovq.dictionary import read_chunk
 from ovq.mixers import wide
 
 MERGES_PER_TOKEN = 2
-SIZE_CHANGE = 2.0  # V is taken anew where it is off by more than this factor
+SIZE_CHANGE = 2.0  # V is recomputed when it is off by more than this factor
 
 
 def n_rows_at(position, chunk_len, max_rows):
-    """Rows that stand before the token at `position`."""
+    """Returns the number of rows before the token at `position`."""
     return min(position // chunk_len * chunk_len, max_rows)
 
 
 class Candidates:
-    """What may merge while a chunk passes: one head's rows, then its tokens as they join."""
+    """Candidates for merges within a chunk: one head's rows, and its tokens as they join."""
 
     def __init__(self, keys, values, counts, scale):
-        """scale: of values, so that plain squared distances are the rule's."""
+        """scale: factor of values, which makes plain squared distances the rule's distances."""
         self.keys, self.values, self.counts = keys, values, counts
         self.points = np.concatenate((keys, values * scale), -1)
         n = len(keys)
         self.alive = np.zeros(n, bool)
-        # of row i: to rows before it
+        # for row i: its distances to the rows before it
         self.distances = np.full((n, n), np.inf)
         self.closest, self.nearest = np.full(n, np.inf), np.zeros(n, int)
-        self.part_of = np.arange(n)  # where a row went that is no more
+        self.part_of = np.arange(n)  # for a merged row: the row that holds it now
 
     def join(self, i):
         self.alive[i] = True
@@ -68,7 +68,7 @@ class Candidates:
         self.closest[j] = np.inf
 
     def merge_closest(self):
-        """The closest pair's mean takes the place of its lower row."""
+        """Merges the closest pair: their mean replaces the lower row."""
         ties = np.flatnonzero(self.closest == self.closest.min())
         j = min(ties, key=lambda row: (self.nearest[row], row))
         i = self.nearest[j]
@@ -83,11 +83,11 @@ class Candidates:
 
 
 def merge_pairs(keys, values, counts, weight, first, ends, due):
-    """A chunk's merges, in place: of every row, the row that it has merged into, itself if none.
+    """Performs a chunk's merges in place; returns for every row the row it has merged into, itself
+    if none.
 
-    weight: of values in a distance. Rows from `first` to ends[o] have joined after token o of the
-    chunk, and due[o] pairs have merged.
-    """
+    weight: factor of values in a distance. Rows from `first` to ends[o] have joined after token o
+    of the chunk, and due[o] pairs have merged."""
     candidates, done, joined = Candidates(keys, values, counts, np.sqrt(weight)), 0, first
     for end, n_merges in zip(ends, due):
         for row in range(joined, end):
@@ -102,9 +102,8 @@ def merge_pairs(keys, values, counts, weight, first, ends, due):
 class ClosestPairRows:
     """One head's rows: keys [n, d], values [n, dv], counts [n], in float64.
 
-    key_size: K, or None to measure it. merge: merge_pairs or what does the same. The rows are in the
-    order of their oldest tokens.
-    """
+    key_size: K, or None to measure it. merge: merge_pairs or an equivalent. The rows are ordered by
+    their oldest tokens."""
 
     def __init__(self, head_dim, value_head_dim, max_rows, key_size=1.0, rule=PairRule(),
                  merge=merge_pairs):
@@ -113,10 +112,10 @@ class ClosestPairRows:
         self.merge = merge
         self.key_size, self.rule = key_size, rule
         self.n_tokens = 0
-        self.size = None  # V / K, once more than half of max_rows tokens have passed
+        self.size = None  # V / K, known once more than half of max_rows tokens have passed
 
     def _size(self, rows):
-        """V / K of these rows."""
+        """Computes V / K from these rows."""
         values = float(np.square(self.values[rows]).sum(-1).mean())
         if self.key_size is not None:
             return values / self.key_size
@@ -124,10 +123,9 @@ class ClosestPairRows:
         return values / keys if keys > 0 else 0.0
 
     def append(self, keys, values, merges_per_token=MERGES_PER_TOKEN):
-        """A whole chunk has passed: keys [L, d], values [L, dv].
+        """Appends a whole chunk: keys [L, d], values [L, dv].
 
-        Returns where the rows before it and then its tokens have gone: [n + L], each a row.
-        """
+        Returns the new row of each row before it and then of each of its tokens: [n + L]."""
         n, chunk_len = len(self.keys), len(keys)
         n_merges, n_sized = max(0, n + chunk_len - self.max_rows), self.max_rows // 2 + 1
         self.keys, self.values = np.concatenate((self.keys, keys)), np.concatenate(
@@ -138,7 +136,8 @@ class ClosestPairRows:
         self.n_tokens += chunk_len
         if n_merges == 0:
             return np.arange(n + chunk_len)
-        # The candidates after o + 1 tokens of the chunk; the newest tokens, not among them, are the last rows.
+        # ends has the candidates after o + 1 tokens of the chunk; the newest tokens, which are no
+        # candidates, are the last rows.
         pinned, recent = self.rule.pinned(self.max_rows), self.rule.recent(self.max_rows)
         tokens = np.arange(1, chunk_len + 1)
         ends = n + tokens - np.maximum(recent, self.max_rows - self.n_tokens + chunk_len - tokens)
@@ -156,7 +155,7 @@ class ClosestPairRows:
 
 
 def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=PairRule()):
-    """Shapes as in mixers.py; key_size as ClosestPairRows has it."""
+    """Closest-pair attention. Shapes as in mixers.py; key_size as in ClosestPairRows."""
     batch, n_heads, n_tokens, head_dim = k.shape
     plain = k.dtype == torch.float64 or k.device.type != "cpu" or fused.compiled() is None
     merge = merge_pairs if plain else fused.merge_pairs
@@ -178,7 +177,7 @@ def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=Pair
                           for head, key, value in zip(heads, own_k.flatten(0, 1), own_v.flatten(0, 1))])
         counts = stacked([head.counts for head in heads])
         parts = torch.cat((sums, torch.cat((wide(own_k), wide(own_v)), -1)), 2)
-        # rows of all heads below each other: whole rows are added up faster than single numbers
+        # rows of all heads are stacked: adding whole rows is faster than adding single numbers
         firsts = torch.arange(batch * n_heads, device=k.device) * counts.shape[-1]
         index = row_of.flatten(0, 1) + firsts.unsqueeze(-1)
         sums = parts.new_zeros(counts.numel(), parts.shape[-1])

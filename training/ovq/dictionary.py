@@ -1,10 +1,9 @@
 """OVQ attention: a dictionary of key and value means that is learned while attending.
 
-Shapes as in mixers.py. The dictionary's rows hold a key mean and a value mean side by side:
-rows [batch, n_kv_heads, n_centroids, head_dim + value_head_dim], counts [batch, n_kv_heads,
-n_centroids]. Which key goes to which row is decided without gradients; the means are ordinary
-weighted sums of keys and values, so gradients flow through every update (no straight-through).
-"""
+Shapes as in mixers.py. A row of the dictionary (a slot) is a key mean beside a value mean: rows
+[batch, n_kv_heads, n_centroids, head_dim + value_head_dim], counts [batch, n_kv_heads,
+n_centroids]. The assignment of keys to rows is computed without gradients; the means are ordinary
+weighted sums of keys and values, so gradients flow through every update (no straight-through)."""
 
 import torch
 import torch.nn.functional as F
@@ -13,44 +12,47 @@ from torch.utils.checkpoint import checkpoint
 from ovq.config import OvqRules
 from ovq.mixers import attend, ranges_up_to, wide
 
-# The paper's section 4.4: one rule of the dictionary replaced by a plainer one.
+# Ablations of the paper's section 4.4: each replaces one rule of the dictionary by a plainer one.
 ABLATIONS = ("none", "random_assignment", "linear_growth", "linear_growth_blind", "constant_rate")
 _CONSTANT_RATE = 0.25
-# Tokens over which linear_growth_blind spreads its centroids: 16 times the longest training contexts of
-# the recipe that is ablated, as the 64k tokens that the paper reads are of its 4k.
+# Number of tokens over which linear_growth_blind spreads its centroids: 16 times the longest
+# training contexts of the ablated recipe, like the paper's 64k tokens for its 4k.
 LONGEST_SEQUENCE = 16384
 
 
 def n_centroids_at(position, max_centroids):
-    """Eq. 17 in integers: live centroids before the token at `position`."""
+    """Eq. 17 in integers: returns the live centroids before the token at `position`."""
     return position * max_centroids // (position + max_centroids)
 
 
 def n_centroids_blind(position, max_centroids):
-    """The same of linear_growth_blind: all of max_centroids after LONGEST_SEQUENCE tokens."""
+    """Like n_centroids_at, for linear_growth_blind: all of max_centroids after LONGEST_SEQUENCE
+    tokens."""
     return max(1, min(position, max_centroids, position * max_centroids // LONGEST_SEQUENCE))
 
 
 def _n_centroids(position, n_tokens, max_centroids, rules, ablation):
     if rules.min_state_size:
         return min(position, max_centroids)
-    if ablation == "linear_growth_blind":  # at one rate in sequences of every length
+    if ablation == "linear_growth_blind":  # grows at one rate for all lengths of sequences
         return n_centroids_blind(position, max_centroids)
-    if ablation == "linear_growth":  # as many in the end, every chunk bringing its share
+    # reaches the same final number; every chunk adds an equal share
+    if ablation == "linear_growth":
         return max(1, position * n_centroids_at(n_tokens, max_centroids) // n_tokens)
     return n_centroids_at(position, max_centroids)
 
 
 def _novelty(keys, similarity, ablation):
-    """The keys with the lowest become centroids: similarity, or something unrelated to it."""
+    """Returns scores of which the lowest become centroids: the similarity, or unrelated numbers."""
     if ablation != "random_assignment":
         return similarity
-    # low digits of a sum of the key's channels: random, yet the same when computed again
+    # low digits of a sum of the key's channels: random, but reproducible
     return (wide(keys).sum(-1) * 4096).frac().abs()
 
 
 def _first_assignment(keys, n_new, ablation):
-    """Chunk 0: all to centroid 0, but the n_new-1 keys least like key 0 start their own."""
+    """Assigns chunk 0: all keys to centroid 0, except the n_new-1 least like key 0, which start
+    their own."""
     similarity = torch.matmul(keys, keys[..., 0, :].unsqueeze(-1)).squeeze(-1)
     similarity = _novelty(keys, similarity, ablation)
     similarity[..., 0] = float("inf")  # key 0 itself is never chosen
@@ -62,11 +64,10 @@ def _first_assignment(keys, n_new, ablation):
 
 @torch.no_grad()
 def assign_chunk(keys, centroids, n_new, ablation="none"):
-    """Row of every key of a chunk: [batch, n_kv_heads, chunk_len].
+    """Assigns every key of a chunk to a row: [batch, n_kv_heads, chunk_len].
 
-    The n_new keys least similar to their nearest old centroid become new centroids in ascending
-    order of that similarity; the others merge into that centroid. Ties go to the lower index.
-    """
+    The n_new keys least similar to their nearest old centroid become new centroids, in ascending
+    order of that similarity; the others merge into that centroid. Ties go to the lower index."""
     n_old = centroids.shape[-2]
     if n_old == 0:
         return _first_assignment(keys, n_new, ablation)
@@ -80,15 +81,14 @@ def assign_chunk(keys, centroids, n_new, ablation="none"):
 def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none", n_kept=0):
     """Eq. 19 over a chunk: row += sum (key - row_old) / count_new over the keys assigned to it.
 
-    n_kept: of the last channels nothing is subtracted: row += sum key / count_new.
-    """
+    n_kept: number of last channels from which nothing is subtracted: row += sum key / count_new."""
     batch, n_heads, _, width = rows.shape
     rows = torch.cat((rows, rows.new_zeros(batch, n_heads, n_new, width)), dim=2)
     old = torch.cat((counts, counts.new_zeros(batch, n_heads, n_new)), dim=2)
     counts = old.scatter_add(2, assignment, torch.ones_like(assignment))
     rates = counts.to(rows.dtype).reciprocal()
     if ablation == "constant_rate":
-        # in place of 1/count, for rows that exist; never past the mean of a chunk's keys
+        # replaces 1/count for existing rows; never moves past the mean of a chunk's keys
         assigned = (counts - old).clamp(min=1).to(rows.dtype)
         rates = torch.where(old > 0, assigned.reciprocal().clamp(max=_CONSTANT_RATE), rates)
     kept = (1 - (counts - old) * rates).unsqueeze(-1)
@@ -101,7 +101,7 @@ def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none", n
 
 
 def read_chunk(q, k, v, rows, counts, weighs_counts=True):
-    """One softmax over the rows, weighed by their counts, and the chunk's own keys (eq. 15)."""
+    """One softmax over the rows, weighted by their counts, and the chunk's own keys (eq. 15)."""
     group, n_tokens, head_dim = q.shape[2:]
     old_keys, old_values = rows.to(k.dtype).split((head_dim, v.shape[-1]), dim=-1)
     keys = torch.cat((old_keys, k), dim=2)
@@ -109,12 +109,13 @@ def read_chunk(q, k, v, rows, counts, weighs_counts=True):
     # ln(count) for centroids, 0 for the chunk's own keys
     bias = F.pad(counts.to(rows.dtype).log(), (0, n_tokens)) if weighs_counts else None
     ranges = ranges_up_to(rows.shape[2] + 1, n_tokens, q.device).repeat(1, group)
-    # the group's queries read the same keys: one product for all of them
+    # queries of a group read the same keys: one product serves all
     return attend(q.flatten(2, 3), keys, values, ranges, bias).unflatten(2, (group, n_tokens))
 
 
 def _predicted(k, rows, counts, rules, key_scales):
-    """What keys [batch, n_kv_heads, n, head_dim], as queries, read of the rows alone; 0 of none."""
+    """Predicts the values of keys [batch, n_kv_heads, n, head_dim] from the rows alone; 0 without
+    rows."""
     keys, values = rows.split((k.shape[-1], rows.shape[-1] - k.shape[-1]), dim=-1)
     if rows.shape[2] == 0:
         return values.new_zeros(*k.shape[:-1], values.shape[-1])
@@ -132,7 +133,7 @@ def _normalized(rows, head_dim, rules):
 
 
 def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales):
-    """A chunk attends, then updates the dictionary: (out, rows, counts)."""
+    """One chunk attends, then updates the dictionary; returns (out, rows, counts)."""
     out = read_chunk(q, k, v, rows, counts, not rules.counts_for_rates_only)
     keys, values, head_dim = wide(k), wide(v), k.shape[-1]
     assignment = assign_chunk(keys, rows[..., :head_dim], n_new, ablation)
@@ -145,10 +146,10 @@ def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales):
 
 def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_chunks=False,
                   rules=OvqRules(), key_scales=None):
-    """The chunk loop. ablation: one of ABLATIONS.
+    """Runs OVQ attention chunk by chunk. ablation: one of ABLATIONS.
 
     recompute_chunks: keep only the dictionaries between the chunks for the backward pass.
-    key_scales: [n_kv_heads], what makes a key a query, for rules.delta_rule.
+    key_scales: [n_kv_heads], factors that make a query of a key, for rules.delta_rule.
     """
     batch, n_heads, n_tokens, head_dim = k.shape
     rows = wide(k).new_zeros(batch, n_heads, 0, head_dim + v.shape[-1])
@@ -157,7 +158,7 @@ def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_
     # split, not slices: the gradient of a slice is a tensor of the whole's size
     for chunk in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
         end += chunk[1].shape[2]
-        if end == n_tokens:  # an update that no later token reads is not worth its time
+        if end == n_tokens:  # no later token reads this update, so it is skipped
             outs.append(read_chunk(*chunk, rows, counts, not rules.counts_for_rates_only))
             break
         n_new = _n_centroids(end, n_tokens, max_centroids, rules, ablation) - rows.shape[2]

@@ -1,8 +1,8 @@
-// The decoder's elementwise steps, several in one pass over memory, forward and backward.
+// The decoder's elementwise operations, several in one pass over memory, forward and backward.
 //
-// T is the dtype of the matrix products, A that of sums and of the residual stream: bfloat16 or float
-// with float in training, double with double in the tests, which hold these to finite differences.
-// All arrays are dense and row-major. fused.py has the shapes.
+// T is the dtype of the matrix products, A that of sums and of the residual stream: bfloat16 or
+// float with float in training, double with double in the tests, which compare with finite
+// differences. All arrays are dense and row-major. fused.py has the shapes.
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@ inline float Wide(Bfloat16 x) {
 inline float Wide(float x) { return x; }
 inline double Wide(double x) { return x; }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline void Store(float value, Bfloat16* out) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -34,7 +34,7 @@ inline void Store(float value, Bfloat16* out) {
 inline void Store(float value, float* out) { *out = value; }
 inline void Store(double value, double* out) { *out = value; }
 
-// To a few units in the last place, in operations that vectors have; at least e^-87.
+// e^x to a few units in the last place, in vectorizable operations; at least e^-87.
 inline float Exp(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);
   const float n = std::nearbyint(x * 1.44269504f);
@@ -60,7 +60,7 @@ void RmsNormForward(const A* x, const A* weight, int64_t n, int64_t dim, double 
   }
 }
 
-// weight_grad [dim] is added to.
+// Adds to weight_grad [dim].
 template <class T, class A>
 void RmsNormBackward(const T* grad, const A* x, const A* weight, const A* scale, int64_t n,
                      int64_t dim, A* x_grad, A* weight_grad) {
@@ -81,7 +81,7 @@ void RmsNormBackward(const T* grad, const A* x, const A* weight, const A* scale,
 
 struct Heads {
   int64_t batch, n_tokens, n_heads, dim;
-  int64_t stride;  // from a token's row of x to the next one's
+  int64_t stride;  // distance between the x rows of consecutive tokens
 };
 
 constexpr double kUnitNormEps = 1e-6;
@@ -116,7 +116,7 @@ void UnitHeadsForward(const Heads& s, const T* x, const A* beta, const A* cosine
   }
 }
 
-// x_grad has x's layout; beta_grad [heads], if not null, is added to.
+// x_grad has x's layout; adds to beta_grad [heads] if it is not null.
 template <class T, class A>
 void UnitHeadsBackward(const Heads& s, const T* grad, const T* x, const A* beta, const A* cosines,
                        const A* sines, T* x_grad, A* beta_grad) {
@@ -181,9 +181,8 @@ void GateBackward(const T* grad, const T* x, int64_t n, int64_t dim, T* x_grad) 
   }
 }
 
-// Row r of each of the matrices x [n_matrices, n_rows, n_columns] in place: the softmax of its
-// columns begins[r]..ends[r]-1, to which bias [n_matrices, n_columns] is added (null: 0), and 0
-// elsewhere.
+// For row r of each of the matrices x [n_matrices, n_rows, n_columns], in place: the softmax of its
+// columns begins[r]..ends[r]-1 plus bias [n_matrices, n_columns] (null: 0), and 0 elsewhere.
 template <class T, class A>
 void SoftmaxForward(T* x, int64_t n_matrices, int64_t n_rows, int64_t n_columns,
                     const int32_t* begins, const int32_t* ends, const A* bias) {
@@ -206,7 +205,7 @@ void SoftmaxForward(T* x, int64_t n_matrices, int64_t n_rows, int64_t n_columns,
   }
 }
 
-// y: what SoftmaxForward made.
+// y is SoftmaxForward's result.
 template <class T, class A>
 void SoftmaxBackward(const T* grad, const T* y, int64_t n_matrices, int64_t n_rows,
                      int64_t n_columns, const int32_t* begins, const int32_t* ends, T* x_grad) {
@@ -226,7 +225,7 @@ void SoftmaxBackward(const T* grad, const T* y, int64_t n_matrices, int64_t n_ro
 
 }  // namespace
 
-// One C function per step and dtype: rms_norm_forward_bfloat16, ...
+// One C function for each operation and dtype: rms_norm_forward_bfloat16, ...
 #define EXPORT(T, A, suffix)                                                                      \
   extern "C" {                                                                                    \
   void rms_norm_forward_##suffix(const A* x, const A* weight, int64_t n, int64_t dim, double eps, \

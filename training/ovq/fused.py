@@ -1,10 +1,9 @@
-"""The decoder's elementwise steps as C++ (fused.cc), for training on a CPU.
+"""The decoder's elementwise operations as C++ (fused.cc), for training on a CPU.
 
 oneDNN's bfloat16 products are so fast that PyTorch's many passes over memory between them take most
-of a step's time, and in float32 they take two thirds of it. Each Function here does what plain operations do elsewhere in this package, in one
-pass forward and one backward. tests/test_fused.py holds them to those operations, and their
-gradients, in float64, to finite differences.
-"""
+of a training step's time; in float32 they take two thirds of it. Each Function here replaces plain
+operations elsewhere in this package by one pass forward and one backward. tests/test_fused.py
+compares results with those operations, and gradients, in float64, with finite differences."""
 
 import ctypes
 import functools
@@ -19,13 +18,13 @@ from torch.autograd import Function
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SOURCES = ("fused.cc", "solve.cc", "pairs.cc")
-# Fast arithmetic when compiled, not when linked: that would have every thread flush denormals.
+# Fast arithmetic applies to compiling only: linked with it, every thread would flush denormals.
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
 
 
 @functools.lru_cache(maxsize=None)
 def compiled():
-    """The C++ sources as a library, compiled for this machine; None without a compiler."""
+    """Compiles the C++ sources for this machine and loads them; None without a compiler."""
     compiler = os.environ.get("CXX", "c++")
     with tempfile.TemporaryDirectory() as folder:
         linked = os.path.join(folder, "fused.so")
@@ -42,16 +41,17 @@ def compiled():
 
 
 def usable(x, dtype):
-    """Whether the Functions do the steps from or to matrix products in dtype on x's device.
+    """True if the Functions can replace operations around products in dtype on x's device.
 
-    In float32 only where gradients are wanted: without them it is the reference, in plain operations.
-    """
+    In float32 only if gradients are needed: without them, float32 is the reference, in plain
+    operations."""
     fits = dtype == torch.bfloat16 or dtype == torch.float32 and torch.is_grad_enabled()
     return fits and x.device.type == "cpu" and compiled() is not None
 
 
 def _call(name, dtype, *arguments):
-    """A function of the library: tensors by their address, None as null, numbers as they are."""
+    """Calls a function of the library: tensors become addresses, None null; numbers are unchanged.
+    """
     suffix = str(dtype).removeprefix("torch.")
     converted = []
     for argument in arguments:
@@ -87,11 +87,10 @@ class RmsNorm(Function):
 
 
 class SplitHeads(Function):
-    """q, k and v, each [batch, heads, n_tokens, dim], of their joint product.
+    """Splits a joint product into q, k and v, each [batch, heads, n_tokens, dim].
 
     qkv [batch, n_tokens, n_heads * head_dim + n_kv_heads * (head_dim + value_dim)]. q is unit norm
-    times beta [n_heads], k unit norm; with rope, the tables of rope_tables, both are rotated.
-    """
+    times beta [n_heads], k unit norm; with rope, the tables of rope_tables, both are rotated."""
 
     @staticmethod
     def forward(ctx, qkv, beta, rope, n_kv_heads, head_dim):
@@ -128,7 +127,7 @@ class SplitHeads(Function):
 
 
 class Gate(Function):
-    """silu(gate) * up of their joint product [..., 2 * dim]."""
+    """silu(gate) * up from their joint product [..., 2 * dim]."""
 
     @staticmethod
     def forward(ctx, x):
@@ -150,9 +149,9 @@ class Gate(Function):
 class Softmax(Function):
     """Softmax of scores [..., *rows, n_columns] in place, each row over a range of its columns.
 
-    ranges: int32 [2, *rows], first column and the one past the last, never empty; elsewhere the
-    result is 0. bias, if not None, [..., n_columns] joins all of these rows; without gradient.
-    """
+    ranges: int32 [2, *rows], first column and the one past the last, never empty; the result is 0
+    elsewhere. bias, if not None, [..., n_columns] is added to each of these rows; it gets no
+    gradient."""
 
     @staticmethod
     def forward(ctx, scores, ranges, bias):
@@ -177,12 +176,12 @@ class Softmax(Function):
         return scores_grad, None, None
 
 
-# Lanes of the widest vector of solve.cc, whose sizes must be multiples of them.
+# Lanes of the widest vector in solve.cc; its sizes must be multiples of this.
 SOLVE_LANES = 16
 
 
 def mesa_solve(q, operands, n_steps, damping):
-    """mesa_net.py's conjugate_gradients of key_products, without gradients; by solve.cc."""
+    """mesa_net.py's conjugate_gradients of key_products, without gradients, in solve.cc."""
     u = torch.empty_like(q)
     n_chunks, chunk_len, dim = q.shape
     _call("mesa_solve", q.dtype, q, *operands, n_chunks, chunk_len, dim, n_steps, damping, u)
@@ -190,7 +189,7 @@ def mesa_solve(q, operands, n_steps, damping):
 
 
 def merge_pairs(keys, values, counts, weight, first, ends, due):
-    """closest_pair.py's merge_pairs, by pairs.cc."""
+    """closest_pair.py's merge_pairs, in pairs.cc."""
     rows, part_of = np.concatenate((keys, values), -1), np.empty(len(keys), np.int64)
     ends, due = (np.ascontiguousarray(x, np.int64) for x in (ends, due))
     rows_, counts, ends, due, part_of_ = map(torch.from_numpy, (rows, counts, ends, due, part_of))

@@ -1,9 +1,8 @@
-"""Decoders of published hybrids, as far as their goldens need: what the server's are held to.
+"""Decoders of published hybrids, as far as their goldens need; the server's are compared with them.
 
-Not a loader: a hybrid reads the tensors of one model.safetensors and the config.json beside it, of Granite
-4.0 H (granitemoehybrid, dense) or of Qwen3.5's text (qwen3_5_text), with the fields that tests/golden/published
-has of them. Its softmax layers are read through closest pairs where max_rows is given.
-"""
+It is no general loader: a hybrid reads one model.safetensors and the config.json beside it, of
+Granite 4.0 H (granitemoehybrid, dense) or of Qwen3.5's text model (qwen3_5_text), with the fields
+that occur in tests/golden/published. Its softmax layers use closest pairs if max_rows is given."""
 
 import json
 import os
@@ -20,16 +19,15 @@ from ovq.mamba2 import selective_scan
 from ovq.mixers import full_attention, rope_tables, rotate_half
 from ovq.safetensors_io import load_safetensors
 
-CHUNK_LEN = 64  # of closest pairs in layers that were trained without chunks
-# What the server gives published models that have no layer with a window.
+CHUNK_LEN = 64  # for closest pairs in layers that were trained without chunks
+# The server's rule for published models that have no layer with a window.
 RULE = PairRule(pinned_tokens=4, recent_tokens=256)
 
 
 class Hybrid:
-    """What both families share; a family has names, a norm and mixers of its own.
+    """Shared part of both families; subclasses add tensor names, a norm and mixers.
 
-    max_rows: N of the softmax layers' closest pairs, or None: every token is kept.
-    """
+    max_rows: N of the softmax layers' closest pairs, or None: every token is kept."""
 
     def __init__(self, folder, max_rows=None, dtype=torch.float64):
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
@@ -45,13 +43,14 @@ class Hybrid:
         return F.linear(x, self.tensor(layer, f"{name}.weight"))
 
     def convolved(self, x, layer, name, bias=None):
-        """silu of the causal, depthwise convolution of x [batch, n_tokens, channels]."""
+        """Returns silu of the causal, depthwise convolution of x [batch, n_tokens, channels]."""
         taps = self.tensor(layer, f"{name}.weight")
         padded = F.pad(x, (0, 0, taps.shape[-1] - 1, 0)).transpose(1, 2)
         return F.silu(F.conv1d(padded, taps, bias, groups=x.shape[-1])).transpose(1, 2)
 
     def attended(self, q, k, v, key_size):
-        """q, k, v [batch, heads, n_tokens, dim], q with the score's scale; see ClosestPairRows."""
+        """Attention of q, k, v [batch, heads, n_tokens, dim]; q includes the score's scale;
+        key_size is ClosestPairRows'."""
         q = q.unflatten(1, (k.shape[1], -1))
         if self.max_rows is None:
             out = full_attention(q, k, v)
@@ -61,7 +60,7 @@ class Hybrid:
 
     @torch.no_grad()
     def __call__(self, tokens):
-        """Logits [batch, n_tokens, vocab] of tokens [batch, n_tokens]."""
+        """Returns logits [batch, n_tokens, vocab] of tokens [batch, n_tokens]."""
         x = F.embedding(tokens, self.tensors["model.embed_tokens.weight"]) * self.embedding_scale
         for layer, kind in enumerate(self.raw.layer_types):
             y = self.norm(x, self.tensor(layer, "input_layernorm.weight"))
@@ -118,7 +117,7 @@ class Granite(Hybrid):
 
 
 class Qwen(Hybrid):
-    """Gated delta nets and gated attention with RoPE of a part of the channels; norms of 1 + w."""
+    """Gated delta nets and gated attention with partial RoPE; norms scale by 1 + w."""
 
     embedding_scale = residual_scale = logit_scale = 1
 
@@ -130,7 +129,7 @@ class Qwen(Hybrid):
         return self.linear(F.silu(gate) * up, layer, "mlp.down_proj")
 
     def turned(self, x):
-        """RoPE of x [batch, n_tokens, heads, dim]."""
+        """Applies RoPE to x [batch, n_tokens, heads, dim]."""
         rope = self.raw.rope_parameters
         dims = int(x.shape[-1] * rope["partial_rotary_factor"])
         tables = rope_tables(x.shape[1], dims, rope["rope_theta"], x.device)

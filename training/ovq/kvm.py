@@ -1,14 +1,13 @@
 """KVM attention: a block sliding window and a growing table of merged keys in one softmax.
 
-"Key-Value Means" (KVM), with what its published code does. Positions count from 0, in chunks of
-chunk_len. A query reads its own chunk up to itself and the n_bswa_chunks - 1 chunks before; what
-overflows from this window becomes rows of the table or is merged into its most similar row.
-Which token goes where is decided without gradients; rows are sums of tokens, so gradients reach
-every token that was ever merged.
+"Key-Value Means" (KVM), including the behaviour of its published code. Positions count from 0, in
+chunks of chunk_len. A query reads its own chunk up to itself and the n_bswa_chunks - 1 chunks
+before. Tokens that leave this window become rows (slots) of the table or are merged into their most
+similar row. The assignment is computed without gradients; rows are sums of tokens, so gradients
+reach every token that was ever merged.
 
 Shapes as in mixers.py with n_kv_heads = n_heads and group = 1. A row has a key [head_dim], a value
-[value_head_dim], of which only the direction counts, and a length, which scales that direction.
-"""
+[value_head_dim], of which only the direction counts, and a length, which scales that direction."""
 
 import typing
 
@@ -21,11 +20,11 @@ _NORM_EPS = 1e-5
 
 
 class Weights(typing.NamedTuple):
-    """Parameters of the mixer, without those that make the gates."""
+    """Parameters of the mixer, except those of the gates."""
 
-    norm_weight: torch.Tensor  # [head_dim], as norm_bias: a LayerNorm of the table's keys
+    norm_weight: torch.Tensor  # [head_dim], like norm_bias: a LayerNorm of the table's keys
     norm_bias: torch.Tensor
-    window_temp: typing.Optional[torch.Tensor] = None  # [n_heads], on keys; None: 1
+    window_temp: typing.Optional[torch.Tensor] = None  # [n_heads], factor of keys; None: 1
     row_temp: typing.Optional[torch.Tensor] = None
 
     def norm(self, keys):
@@ -43,26 +42,26 @@ class Rows(typing.NamedTuple):
 
 
 class Tokens(typing.NamedTuple):
-    """Tokens of a chunk as the table takes them: [batch, n_heads, n_tokens, dim]."""
+    """Tokens of a chunk, prepared for the table: [batch, n_heads, n_tokens, dim]."""
 
-    keys: torch.Tensor  # without masked channels, normed
+    keys: torch.Tensor  # normalized, without the masked channels
     values: torch.Tensor
     gated_keys: torch.Tensor
     gated_values: torch.Tensor
 
     def gather(self, index):
-        """The tokens at index [batch, n_heads, n]."""
+        """Selects the tokens at index [batch, n_heads, n]."""
         return Tokens(*(x.gather(2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
                         for x in self))
 
 
 def token_gates(scores):
-    """How much of a token a row takes, from key_weighting's products."""
+    """Returns how much of a token a row receives, from key_weighting's products."""
     return 1 + F.elu(scores)
 
 
 def n_rows_at(position, n_rows, settings, max_rows):
-    """Rows that the chunk which begins at `position` reads, of n_rows that the one before did."""
+    """Returns the rows that the chunk at `position` reads; the previous chunk read n_rows."""
     target = settings.budget(position)
     return max(min(target, settings.chunk_len * settings.n_max_d_chunks, max_rows), n_rows)
 
@@ -81,10 +80,9 @@ def _appended(tokens, gated, settings):
 
 @torch.no_grad()
 def split_tokens(tokens, rows, n_new, weights):
-    """Which tokens become rows, and which are merged: indices, each in order of position.
+    """Splits tokens into new rows and merged ones: indices, each in order of position.
 
-    The n_new tokens least similar to their most similar row become rows.
-    """
+    The n_new tokens least similar to their most similar row become rows."""
     similarity = torch.matmul(tokens.keys, weights.norm(rows.keys).transpose(-1, -2)).amax(-1)
     order = similarity.sort(dim=-1, stable=True).indices
     return order[..., :n_new].sort(-1).values, order[..., n_new:].sort(-1).values
@@ -92,10 +90,9 @@ def split_tokens(tokens, rows, n_new, weights):
 
 @torch.no_grad()
 def route(tokens, rows, weights, sink_len):
-    """The row that each token is merged into: [batch, n_heads, n_tokens].
+    """Returns the row that each token is merged into: [batch, n_heads, n_tokens].
 
-    No token goes to a sink, but where a cap leaves no other row the last one is none.
-    """
+    No token is merged into a sink; if a cap leaves no other row, the last one is not a sink."""
     sink_len = min(sink_len, rows.keys.shape[2] - 1)
     keys = weights.norm(rows.keys[:, :, sink_len:])
     return torch.matmul(tokens.gated_keys, keys.transpose(-1, -2)).argmax(-1) + sink_len
@@ -106,19 +103,19 @@ def _merge(tokens, rows, weights, settings):
     keys, values = (
         old.scatter_add(2, index.expand_as(new), new) for old, new in
         ((rows.keys, tokens.gated_keys), (rows.values, tokens.gated_values)))
-    # Without lengths the published code counts a merge for every row: its reduction, over the
-    # wrong axis, only broadcasts while a whole chunk is merged into as many rows.
+    # Without lengths the published code counts a merge for every row: its reduction, over the wrong
+    # axis, only broadcasts while a whole chunk is merged into as many rows.
     lengths = rows.lengths if settings.use_vlens else rows.lengths + 1
     return Rows(keys, values, lengths)
 
 
 def _first_rows(tokens, weights, settings, max_rows):
-    """The table after the first chunk: a row a token, as far as max_rows allows."""
+    """Builds the table after the first chunk: one row for each token, as far as max_rows allows."""
     chunk_len = tokens.keys.shape[2]
     n_rows = min(chunk_len, max_rows)
     first = Tokens(*(x[:, :, :n_rows] for x in tokens))
     if settings.apply_merge_gate_to_initial_state:
-        # the lengths, unlike those of appended rows, are of the values before the gate
+        # unlike appended rows', these lengths are computed from the values before the gate
         rows = Rows(first.gated_keys, first.gated_values,
                     _new_rows(first.keys, first.values, settings).lengths)
     else:
@@ -129,7 +126,7 @@ def _first_rows(tokens, weights, settings, max_rows):
 
 
 def _updated(tokens, rows, n_new, weights, settings):
-    """The table after a chunk has overflowed into it."""
+    """Returns the table after the tokens of a chunk have entered it."""
     n_tokens, gated = tokens.keys.shape[2], settings.apply_merge_gate_to_appends
     if n_new == n_tokens:
         return rows.concat(_appended(tokens, gated, settings))
@@ -159,7 +156,7 @@ def _read(q, keys, values, rows, weights, settings):
 
 
 def _tokens_of_chunks(k, v, gates, weights, settings):
-    """What the table takes of every chunk."""
+    """Prepares the tokens of every chunk for the table."""
     masked = settings.masked_dims
     keys, values = weights.norm(F.pad(wide(k[..., masked:]), (masked, 0))), wide(v)
     gates = gates.unsqueeze(-1) if gates is not None else 1
@@ -171,10 +168,9 @@ def _tokens_of_chunks(k, v, gates, weights, settings):
 
 
 def kvm_attention(q, k, v, gates, weights, settings, max_rows=None):
-    """q, k and v as in mixers.py; gates [batch, n_heads, n_tokens], or None where none is used.
+    """q, k and v as in mixers.py; gates [batch, n_heads, n_tokens], or None if there are none.
 
-    settings: a KvmConfig. max_rows: a session's cap on the table's rows; None: the config's.
-    """
+    settings: a KvmConfig. max_rows: a session's cap on the table's rows; None: the config's."""
     max_rows = settings.max_centroids if max_rows is None else max_rows
     chunk_len, n_window = settings.chunk_len, settings.n_bswa_chunks
     taken = _tokens_of_chunks(k, v, gates, weights, settings)

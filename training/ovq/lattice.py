@@ -1,8 +1,7 @@
 """Lattice: "Learning to Efficiently Compress the Memory" (Karami and Mirrokni 2025).
 
-A memory of slots, written by the gradient of one of the paper's losses, of which only the part
-orthogonal to a slot is used. Equation numbers are the paper's; rows are its columns.
-"""
+A memory of slots, updated by the gradient of one of the paper's losses; only the part orthogonal to
+a slot is used. Equation numbers are the paper's; rows are its columns."""
 
 import math
 
@@ -14,17 +13,16 @@ from ovq.layers import (Projection, ShortConvolution, Weight, decay_parameters, 
 
 
 def unit_slots(slots):
-    """Slots [..., value_head_dim] at length 1, without an epsilon."""
+    """Normalizes slots [..., value_head_dim] to length 1, without an epsilon."""
     return slots / slots.norm(dim=-1, keepdim=True)
 
 
 def slot_step(slots, k, v, objective, normalized):
-    """What a write with rate 1 adds to every slot: -1 times the loss's gradient, without its 2.
+    """Returns the update of every slot at rate 1: minus the loss's gradient, without its factor 2.
 
     slots [..., num_slots, value_head_dim], k [..., num_slots], v [..., value_head_dim]. objective:
-    "dec" |phi(S) k - v|^2 (eq. 6), "enc" |phi(S)^T v - k|^2 (eq. 9) or "sim" -<phi(S)^T v, k>
-    (eq. 11), phi bringing slots to length 1. normalized: they have it already.
-    """
+    "dec" |phi(S) k - v|^2 (eq. 6), "enc" |phi(S)^T v - k|^2 (eq. 9) or "sim" -<phi(S)^T v, k> (eq.
+    11); phi normalizes slots to length 1. normalized: they have length 1 already."""
     length = 1 if normalized else slots.norm(dim=-1, keepdim=True)
     phi, k, target = slots / length, k.unsqueeze(-1), v.unsqueeze(-2)
     if objective == "dec":
@@ -36,17 +34,17 @@ def slot_step(slots, k, v, objective, normalized):
 
 
 def _shrunk(slots, threshold):
-    """Elements moved towards 0 by a threshold, at most to 0 (eq. 18)."""
+    """Moves elements towards 0 by a threshold, at most to 0 (eq. 18)."""
     return slots.sign() * (slots.abs() - threshold).clamp_min(0)
 
 
 def lattice_memory(q, k, v, rate, forget, slots, section):
-    """What queries read after every token's write, [batch, n_heads, n_tokens, value_head_dim].
+    """Returns the queries' results after every token's update, [batch, n_heads, n_tokens,
+    value_head_dim].
 
     q, k [batch, n_heads, n_tokens, num_slots], v [..., value_head_dim], rate [batch, n_heads,
-    n_tokens]; forget alike, the rate of forgetting, or None; slots [n_heads, num_slots,
-    value_head_dim], the first ones.
-    """
+    n_tokens]; forget likewise, the rate of forgetting, or None; slots [n_heads, num_slots,
+    value_head_dim], the initial ones."""
     slots = unit_slots(slots).expand(len(q), *slots.shape)
     rate = rate[..., None, None]
     decay = threshold = None
@@ -61,7 +59,7 @@ def lattice_memory(q, k, v, rate, forget, slots, section):
         written = (slots if decay is None else decay[:, :, t] * slots) + rate[:, :, t] * step
         if threshold is not None:
             written = _shrunk(written, threshold[:, :, t])
-        # a slot of zeros would have no direction any more: it stays as it was
+        # a slot of zeros has no direction, so it is not updated
         empty = (written == 0).all(-1, keepdim=True)
         written = torch.where(empty, slots, written)
         slots = unit_slots(written) if section.normalized_projection else written
@@ -70,7 +68,7 @@ def lattice_memory(q, k, v, rate, forget, slots, section):
 
 
 def _first_slots(section):
-    """Slots to start training with: orthonormal, as far as there is room for."""
+    """Returns initial slots for training: orthonormal, as far as dimensions allow."""
     shape = section.num_heads, section.num_slots, section.value_head_dim
     if section.num_slots > section.value_head_dim:
         return unit_slots(torch.randn(shape))

@@ -1,8 +1,7 @@
-"""Mamba-2: "Transformers are SSMs" (Dao and Gu 2024), in the chunk form of its section 6.
+"""Mamba-2: "Transformers are SSMs" (Dao and Gu 2024), in the chunked form of its section 6.
 
-A layer as the published code has it: one projection for everything, one short convolution over
-inputs, B and C, a gated norm in groups.
-"""
+The layer is the published code's: one projection for everything, one short convolution over inputs,
+B and C, a gated norm in groups."""
 
 import torch
 from torch import nn
@@ -17,11 +16,10 @@ _CHUNK_LEN = 64
 
 
 def selective_scan(x, b, c, log_decay):
-    """What c reads after S <- exp(log_decay) S + x b^T, from zero.
+    """Returns S c after S <- exp(log_decay) S + x b^T, with S = 0 at the start.
 
-    x [batch, n_heads, n_tokens, head_dim]; b and c [batch, n_groups, n_tokens, state_size], a group
-    for as many heads each; log_decay [batch, n_heads, n_tokens].
-    """
+    x [batch, n_heads, n_tokens, head_dim]; b and c [batch, n_groups, n_tokens, state_size], each
+    group shared by equally many heads; log_decay [batch, n_heads, n_tokens]."""
     n_tokens, n_shared = x.shape[2], x.shape[1] // b.shape[1]
     x, b, c, log_decay = (in_chunks(y, _CHUNK_LEN) for y in (x, b, c, log_decay))
     sums = log_decay.cumsum(-1)
@@ -52,7 +50,7 @@ class Mamba2(nn.Module):
                                    bias)
 
     def _gated(self, y, z):
-        """The norm of y [batch, n_tokens, inner] in groups, gated by z before or after it."""
+        """Norm of y [batch, n_tokens, inner] in groups, gated by z before or after it."""
         gate = F.silu(z)
         if not self.section.rmsnorm:
             return y * gate

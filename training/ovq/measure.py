@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 @torch.no_grad()
 def token_bits(model, inputs, targets, max_centroids=None):
-    """-log2 of each target's probability, float32 [batch, n_tokens]."""
+    """Returns -log2 of each target's probability, float32 [batch, n_tokens]."""
     device = next(model.parameters()).device
     logits = model(torch.from_numpy(inputs).to(device), max_centroids)
     targets = torch.from_numpy(targets).to(device)
@@ -18,5 +18,5 @@ def token_bits(model, inputs, targets, max_centroids=None):
 
 
 def bits_per_byte(bits, targets):
-    """All bits, those of document marks too, over the number of bytes."""
+    """Returns all bits, document marks' included, divided by the number of bytes."""
     return float(np.sum(bits, dtype=np.float64)) / int(np.count_nonzero(targets < 256))

@@ -1,14 +1,14 @@
-"""Bounded memories beside OVQ's dictionary, as read-outs of a model trained without them: baselines.
+"""Bounded memories other than OVQ's dictionary, applied to a model trained without them: baselines.
 
-Each holds rows of a key, a value and a count, at most max_rows of them a head. As with OVQ, a chunk
-attends to the rows and to its own past in one softmax, ln(count) being added to a row's score; then
-its tokens become rows of count 1, and where these are too many the memory shrinks. Up to max_rows
+Each holds rows of a key, a value and a count, at most max_rows for each head. As with OVQ, a chunk
+attends to the rows and to its own past in one softmax, with ln(count) added to a row's score; then
+its tokens become rows of count 1, and rows are removed while they are too many. Up to max_rows
 tokens it is full attention. Shapes as in dictionary.py; for evaluation, without gradients.
 
-    window        the oldest rows go
-    sinks         the same, but for the first four, which stay (StreamingLLM, Xiao et al. 2023)
-    keydiff       the rows whose keys are most like the mean key go (KeyDiff, Park et al. 2025)
-    closest_pair  the two closest rows become their mean, again and again: closest_pair.py
+    window        removes the oldest rows
+    sinks         like window, but keeps the first four (StreamingLLM, Xiao et al. 2023)
+    keydiff       removes the rows whose keys are most like the mean key (KeyDiff, Park et al. 2025)
+    closest_pair  merges the two closest rows to their mean, repeatedly: closest_pair.py
 """
 
 import torch
@@ -31,7 +31,7 @@ def _drop_oldest_but_sinks(keys, values, counts, max_rows):
 
 
 def _drop_most_usual(keys, values, counts, max_rows):
-    """Keys are unit norm: their cosines with the mean key go as their products with it."""
+    """Keys are unit norm: cosines with the mean key are ordered like products with it."""
     similarity = torch.matmul(keys, keys.mean(dim=2).unsqueeze(-1)).squeeze(-1)
     kept = similarity.sort(dim=-1, stable=True).indices[..., :max_rows].sort(dim=-1).values
     index = kept.unsqueeze(-1)
@@ -45,7 +45,7 @@ MEMORIES = (*_SHRINK, "closest_pair")
 
 @torch.no_grad()
 def bounded_attention(q, k, v, chunk_len, max_rows, memory):
-    """Causal attention whose past beyond the own chunk is a memory of MEMORIES."""
+    """Causal attention in which one of MEMORIES replaces the past before the own chunk."""
     if memory == "closest_pair":
         return closest_pair_attention(q, k, v, chunk_len, max_rows)
     keys, values = (wide(x[:, :, :0]) for x in (k, v))

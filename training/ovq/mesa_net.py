@@ -1,8 +1,7 @@
 """MesaNet: "Locally Optimal Test-Time Training" (von Oswald et al. 2025).
 
-A layer as flash-linear-attention's MesaNet has it: its query is first solved against the sum of
-decayed key products, by a fixed number of conjugate gradient steps from zero.
-"""
+The layer is flash-linear-attention's MesaNet: a query is first solved against the sum of decayed
+key products, by a fixed number of conjugate gradient iterations from zero."""
 
 import math
 
@@ -17,24 +16,23 @@ from ovq.layers import (Projection, ShortConvolution, Weight, half_lives, rms_no
 from ovq.mixers import wide
 
 _CHUNK_LEN = 32
-_DAMPING = 1e-5  # of the published iteration: part of the model, not a guard of this code
-# Chunks that the iteration treats at once, so that their vectors stay in the processor's cache.
+_DAMPING = 1e-5  # a constant of the published iteration: part of the model
+# Chunks that the iteration treats together, so that their vectors stay in the processor's cache.
 _BLOCK_CHUNKS = 16
 
 
 def key_products(p, keys, weights, states, grown, ridge):
-    """Each row of p [n, chunk_len, d] times its own matrix of decayed key products.
+    """Multiplies each row of p [n, chunk_len, d] by its own matrix of decayed key products.
 
-    Row i's matrix is grown_i state + sum_j weights_ij k_j k_j^T + diag(ridge), with keys
-    [n, chunk_len, d], weights [n, chunk_len, chunk_len], states [n, d, d], grown [n, chunk_len, 1]
-    and ridge [n, 1, d].
-    """
+    Row i's matrix is grown_i state + sum_j weights_ij k_j k_j^T + diag(ridge), with keys [n,
+    chunk_len, d], weights [n, chunk_len, chunk_len], states [n, d, d], grown [n, chunk_len, 1] and
+    ridge [n, 1, d]."""
     inside = torch.matmul(torch.matmul(p, keys.transpose(1, 2)) * weights, keys)
     return torch.matmul(p, states) * grown + inside + ridge * p
 
 
 def conjugate_gradients(q, operator, n_steps):
-    """n_steps of the published iteration towards operator(u) = q, row by row, from u = 0."""
+    """Runs n_steps of the published iteration towards operator(u) = q, row by row, from u = 0."""
     u, r, p = torch.zeros_like(q), q, q
     error = r.square().sum(-1, keepdim=True)
     for _ in range(n_steps):
@@ -58,12 +56,11 @@ def _solve(q, operands, n_steps, compiled):
 
 
 class MesaSolve(torch.autograd.Function):
-    """u with key_products(u, *operands) ~ q, with the gradient of the exact solution.
+    """Returns u with key_products(u, *operands) ~ q, with the gradient of the exact solution.
 
-    The gradient of u = M^-1 q: w = M^-1 (du) goes to q, and -w to M u at a fixed u (implicit
-    differentiation, as in the published kernels); w comes from the same iteration. compiled:
-    whether solve.cc does it, where it can.
-    """
+    The gradient of u = M^-1 q: with w = M^-1 (du), q gets w and M u at a fixed u gets -w (implicit
+    differentiation, as in the published kernels); w comes from the same iteration. compiled: use
+    solve.cc if possible."""
 
     @staticmethod
     def forward(ctx, q, n_steps, compiled, *operands):
@@ -75,7 +72,8 @@ class MesaSolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         u, *operands = ctx.saved_tensors
-        # the iteration damps by what is small against unit queries: it is given unit rows
+        # the iteration's damping is small relative to unit queries, so the rows are normalized
+        # first
         scale = grad.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         w = _solve(grad / scale, operands, ctx.n_steps, ctx.compiled) * scale
         with torch.enable_grad():
@@ -86,17 +84,17 @@ class MesaSolve(torch.autograd.Function):
 
 
 def mesa_attention(q, k, v, beta, log_gamma, ridge, n_steps, compiled=False):
-    """B^T u, u ~ (A + diag(ridge))^-1 q; A <- gamma A + beta k k^T, B <- gamma B + beta k v^T.
+    """Returns B^T u, u ~ (A + diag(ridge))^-1 q; A <- gamma A + beta k k^T, B <- gamma B + beta k
+    v^T.
 
     q, k, v [batch, n_heads, n_tokens, head_dim], beta and log_gamma [batch, n_heads, n_tokens],
-    ridge [n_heads, head_dim]. compiled: see MesaSolve.
-    """
+    ridge [n_heads, head_dim]. compiled: see MesaSolve."""
     n_tokens = q.shape[2]
     q, k, v, beta, log_gamma = (in_chunks(x, _CHUNK_LEN) for x in (q, k, v, beta, log_gamma))
     sums = log_gamma.cumsum(-1)
     end = sums[..., -1:]
     weights = decays_between(sums) * beta.unsqueeze(-2)
-    late = ((end - sums).exp() * beta).unsqueeze(-1) * k  # what the chunk's end has of its keys
+    late = ((end - sums).exp() * beta).unsqueeze(-1) * k  # the chunk's keys, decayed to its end
     added = torch.matmul(late.transpose(-1, -2), torch.cat((k, v), -1))
     products, readouts = states_before(added, end.squeeze(-1)).split(
         (k.shape[-1], v.shape[-1]), dim=-1)
@@ -109,7 +107,7 @@ def mesa_attention(q, k, v, beta, log_gamma, ridge, n_steps, compiled=False):
 
 
 def _gamma_bias(n_heads):
-    """Biases of a_proj that give heads their half lives."""
+    """Returns biases of a_proj that give heads their half lives."""
     gamma = 0.5 ** (1 / half_lives(n_heads).double())
     return torch.log(gamma / (1 - gamma)).float()
 
@@ -124,7 +122,7 @@ class MesaNet(nn.Module):
         self.a_proj = Projection(d_model, n_heads, std, bias=0)
         self.a_proj.bias = nn.Parameter(_gamma_bias(n_heads))
         self.b_proj = Projection(d_model, n_heads, std, bias=0)
-        # ridges of 1 at the start, or a little above a lower bound that leaves no room for it
+        # ridges start at 1, or slightly above a lower bound that leaves no room for 1
         start = max(1 - section.lambda_lower_bound, 0.01)
         self.lambda_params = nn.Parameter(torch.full((dim,), math.log(math.expm1(start))))
         self.q_conv1d, self.k_conv1d = (

@@ -22,13 +22,13 @@ from ovq.transformer_vq import TransformerVq
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-# Layer types that have a module of their own, made of the config and its section.
+# Layer types with a module of their own, constructed from the config and its section.
 MIXERS = {"gated_delta_net": GatedDeltaNet, "mamba2": Mamba2, "mesa_net": MesaNet,
           "lattice": Lattice, "transformer_vq": TransformerVq}
 
 
 class Attention(nn.Module):
-    """Projections around one of the mixers; the training options are OvqModel's."""
+    """Projections around one of the mixers; its options for training are OvqModel's."""
 
     def __init__(self, config, layer_type, shares, ablation, recompute_chunks):
         super().__init__()
@@ -44,7 +44,8 @@ class Attention(nn.Module):
         self.v_proj = Projection(d_model, n_kv_heads * config.value_head_dim, std)
         self.o_proj = Projection(n_heads * config.value_head_dim, d_model, out_std)
         self.beta = nn.Parameter(torch.full((n_heads,), 8.0))
-        if config.token_shift:  # from none, so that weights without it can be trained on
+        # starts at no shift, so that weights without it can be trained further
+        if config.token_shift:
             for name, projection in (("q", self.q_proj), ("k", self.k_proj), ("v", self.v_proj)):
                 self.register_parameter(f"{name}_shift",
                                         nn.Parameter(torch.zeros(len(projection.weight))))
@@ -52,7 +53,7 @@ class Attention(nn.Module):
             self.codebook = nn.Parameter(mixers.unit_norm(
                 torch.randn(n_kv_heads, config.codebook_size, config.head_dim)))
         if layer_type == "kvm_attention":
-            # rows' keys begin with the window's norm, 1, and nothing is gated yet
+            # the table's key norm starts at the window's norm, 1, and the gates start open
             self.ln_s_k = nn.LayerNorm(config.head_dim)
             nn.init.constant_(self.ln_s_k.weight, config.head_dim ** -0.5)
             if config.kvm.has_gates:
@@ -62,10 +63,9 @@ class Attention(nn.Module):
                 self.state_head_temp = nn.Parameter(torch.ones(n_heads))
 
     def _heads(self, x, rope):
-        """q, k and v, each [batch, heads, n_tokens, dim].
+        """Returns q, k and v, each [batch, heads, n_tokens, dim].
 
-        Unit norm times beta for queries, unit norm for keys, RoPE on sliding layers.
-        """
+        Queries have unit norm times beta, keys unit norm; sliding layers apply RoPE."""
         head_dim, n_kv_heads = self.config.head_dim, self.config.num_key_value_heads
         rope = rope if self.layer_type == "sliding_attention" else None
         qkv = joint_product(x, self.q_proj, self.k_proj, self.v_proj)
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         sizes = (len(self.beta) * head_dim, n_kv_heads * head_dim, n_kv_heads * v_dim)
         q, k, v = (part.unflatten(-1, (-1, dim)) for part, dim in zip(
             qkv.split(sizes, dim=-1), (head_dim, head_dim, v_dim)))
-        # the heads move outside only after these steps, which are much slower on strided memory
+        # heads become the second dimension last: these operations are much slower on strided memory
         q = mixers.unit_norm(mixers.wide(q), self.beta[:, None])
         k = mixers.unit_norm(mixers.wide(k))
         if rope:
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         return tuple(part.to(x.dtype).transpose(1, 2) for part in (q, k, v))
 
     def keys(self, x):
-        """k before its norm, [batch, n_tokens, channels]."""
+        """Returns k before its norm, [batch, n_tokens, channels]."""
         keys = self.k_proj(x)
         return shift_tokens(keys, self.k_shift) if self.config.token_shift else keys
 
@@ -154,8 +154,7 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """h = x + mixer(norm(x)); out = h + mlp(norm(h)), on a residual in the weights' dtype.
 
-    Where the layer has no MLP, h is all.
-    """
+    If the layer has no MLP, out = h."""
 
     def __init__(self, config, i, *training_options):
         super().__init__()
@@ -181,7 +180,7 @@ class Layer(nn.Module):
 
 
 class PositionTable(nn.Module):
-    """A weight times sines and cosines of the position, added to the embedding."""
+    """Adds sines and cosines of the position, times a weight, to the embedding."""
 
     def __init__(self):
         super().__init__()
@@ -189,7 +188,7 @@ class PositionTable(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Everything under the tensor prefix `model.`."""
+    """The modules under the tensor prefix `model.`."""
 
     def __init__(self, config, *training_options):
         super().__init__()
@@ -204,7 +203,7 @@ class Backbone(nn.Module):
 
 
 class Head(nn.Module):
-    """What stands under `lm_head.`: no weight of its own where the embedding's is used."""
+    """The modules under `lm_head.`; no weight of its own if it is tied to the embedding's."""
 
     def __init__(self, config):
         super().__init__()
@@ -218,9 +217,8 @@ class Head(nn.Module):
 class OvqModel(nn.Module):
     """The decoder; its state_dict has exactly the tensor names of the native format.
 
-    ablation, recompute_chunks: see ovq_attention. No config.json has them: a served model is
-    without ablation.
-    """
+    ablation, recompute_chunks: see ovq_attention. config.json cannot set them: a served model has
+    no ablation."""
 
     def __init__(self, config, compute_dtype=torch.float32, ablation="none",
                  recompute_chunks=False):
@@ -246,10 +244,9 @@ class OvqModel(nn.Module):
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
     def forward(self, tokens, max_centroids=None):
-        """Logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens].
+        """Returns logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens].
 
-        max_centroids: N of ovq layers and the cap on kvm layers' rows; None: the config's.
-        """
+        max_centroids: N of ovq layers and the cap on kvm layers' rows; None: the config's."""
         if max_centroids is not None:
             check_max_centroids(max_centroids, self.config.chunk_size)
         rope = None
@@ -264,11 +261,10 @@ class OvqModel(nn.Module):
         return self._logits(x.to(self.compute_dtype))
 
     def read_through(self, memory):
-        """Full and OVQ layers read through another memory from now on: a baseline, to evaluate.
+        """Makes full and OVQ layers use another memory from now on: a baseline for evaluation.
 
         memory: one of memories.py, with as many rows as max_centroids leaves live at a context's
-        end, or "dictionary", OVQ's own, which full attention was not trained with.
-        """
+        end, or "dictionary", OVQ's own; full attention was not trained with it."""
         if memory not in (*MEMORIES, "dictionary"):
             raise ValueError(f"memory: {memory!r} is not one of {', '.join(MEMORIES)}, dictionary")
         readers = [layer.self_attn for layer, kind in zip(self.model.layers,
@@ -286,13 +282,13 @@ class OvqModel(nn.Module):
 
     @torch.no_grad()
     def normalize_codebooks(self):
-        """Codes to unit norm, which keys have (section 8.1)."""
+        """Normalizes codes to unit norm, which keys have (section 8.1)."""
         for layer in self._codebook_layers():
             layer.self_attn.codebook.copy_(mixers.unit_norm(layer.self_attn.codebook))
 
     @torch.no_grad()
     def sample_codebooks(self, tokens):
-        """Codes become random keys of tokens [batch, n_tokens], layer after layer."""
+        """Initializes codes with random keys of tokens [batch, n_tokens], layer after layer."""
         for layer in self._codebook_layers():
             keys = []
             hook = layer.self_attn.register_forward_pre_hook(

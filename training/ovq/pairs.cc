@@ -1,7 +1,7 @@
-// The merges of one head's chunk under the closest-pair rule: what closest_pair.py's merge_pairs
-// does, whose operations on a few hundred rows each are too small for numpy.
+// Merges one head's chunk under the closest-pair rule, like merge_pairs of closest_pair.py, whose
+// operations on a few hundred rows each are too small for numpy.
 //
-// All of it is double, as there.
+// All numbers are double, as there.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ class Candidates {
     }
   }
 
-  // Rows first .. end - 1, which nothing has joined after, may merge with those that have joined.
+  // Adds rows first .. end - 1 as candidates that may merge with those added before.
   void Join(int64_t first, int64_t end) {
     int64_t i = first;
     for (; i + kRows <= end; i += kRows) Meet<kRows>(i, i + kRows);
@@ -48,8 +48,8 @@ class Candidates {
     }
   }
 
-  // The closest pair's mean takes the place of its lower row; of equally close pairs that of the
-  // lowest rows.
+  // Merges the closest pair: its mean replaces its lower row; of equally close pairs the lowest
+  // rows merge.
   void MergeClosest() {
     int64_t j = -1;
     for (int64_t row = 0; row < n_; ++row) {
@@ -77,17 +77,17 @@ class Candidates {
   typedef double Lanes
       __attribute__((vector_size(kVectorBytes), aligned(sizeof(double)), may_alias));
   static constexpr int64_t kLanes = kVectorBytes / sizeof(double), kTile = kTileVectors * kLanes;
-  static constexpr int kRows = 4;  // that meet the others together
+  static constexpr int kRows = 4;  // rows whose distances are computed together
   static constexpr double kNone =
-      std::numeric_limits<double>::max();  // no row before it may merge with it
+      std::numeric_limits<double>::max();  // marks a row that may merge with no row before it
 
-  // Squared distances of points are the rule's.
+  // Stores a row's point; squared distances of points are the rule's.
   void Place(int64_t i) {
     for (int64_t c = 0; c < dim_; ++c)
       points_[c * stride_ + i] = rows_[i * dim_ + c] * (c < key_dim_ ? 1 : value_scale_);
   }
 
-  // The distances of `rows` rows from `first` on to the first n_others.
+  // Computes the distances of `rows` rows from `first` on to the first n_others.
   template <int rows>
   void Meet(int64_t first, int64_t n_others) {
     for (int64_t begin = 0; begin < n_others; begin += kTile) {
@@ -107,7 +107,8 @@ class Candidates {
     }
   }
 
-  // Row i has become a mean, of itself and row j; its distances are in its row of distances_.
+  // Updates distances after row i became the mean of rows i and j; those to row i are computed in
+  // its row of distances_.
   void MeetMean(int64_t row, int64_t i, int64_t j) {
     const double distance = distances_[row * stride_ + i] = distances_[i * stride_ + row];
     const bool lost = nearest_[row] == i || nearest_[row] == j;
@@ -119,7 +120,7 @@ class Candidates {
     }
   }
 
-  // The closest of the rows before row j, of equals the lowest.
+  // Finds the closest of the rows before row j; of equally close ones the lowest.
   void Renew(int64_t j) {
     closest_[j] = kNone;
     for (int64_t i = 0; i < j; ++i) {
@@ -134,18 +135,18 @@ class Candidates {
   int64_t *counts_, *part_of_;
   const int64_t n_, key_dim_, dim_, stride_;
   const double value_scale_;
-  std::vector<double> points_;  // [dim][stride], values by value_scale_
+  std::vector<double> points_;  // [dim][stride], values multiplied by value_scale_
   std::vector<char> alive_;
-  std::vector<double> distances_;  // [n][stride], of a row to those before it
+  std::vector<double> distances_;  // [n][stride], distances of a row to those before it
   std::vector<double> closest_;
-  std::vector<int64_t> nearest_;  // where closest_ is not kNone
+  std::vector<int64_t> nearest_;  // valid where closest_ is not kNone
 };
 
 }  // namespace
 
-// rows [n, dim], of which key_dim are the key's, and counts [n] become the means where rows merge.
+// Merges pairs in rows [n, dim], of which the first key_dim columns are the key, with counts [n].
 // Rows from `first` to ends[o] have joined after token o of the chunk, and due[o] pairs have
-// merged. part_of [n]: the row that a row has merged into, itself if none.
+// merged. part_of [n] receives the row that each row has merged into, itself if none.
 extern "C" void merge_pairs_float64(double* rows, int64_t* counts, int64_t n, int64_t key_dim,
                                     int64_t dim, double weight, int64_t first, const int64_t* ends,
                                     const int64_t* due, int64_t n_tokens, int64_t* part_of) {

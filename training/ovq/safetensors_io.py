@@ -15,12 +15,12 @@ import torch
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-# A header larger than this is a damaged length field, not a model.
+# A larger header length means that the file is damaged.
 _MAX_HEADER_BYTES = 100 << 20
 
 
 class SafetensorsError(ValueError):
-    """The file is damaged or holds a dtype that models here do not use."""
+    """The file is damaged or has a dtype that models here do not use."""
 
 
 def _read_header(path, file, file_bytes):
@@ -50,7 +50,7 @@ def _tensor(path, name, entry, data):
     n_bytes = math.prod(shape) * _BYTES[dtype]
     if not 0 <= begin <= end <= len(data) or end - begin != n_bytes:
         raise SafetensorsError(f"{path}: {name}: bytes {begin}..{end} do not hold {dtype} {shape}")
-    # numpy has no bfloat16: its bits travel as int16 and are viewed as bfloat16 by torch.
+    # numpy has no bfloat16: the bits are read as int16 and viewed as bfloat16 by torch.
     bits = np.frombuffer(data, np.int32 if dtype == "F32" else np.int16,
                          offset=begin, count=math.prod(shape))
     return torch.from_numpy(bits.copy()).view(_TORCH_DTYPES[dtype]).reshape(shape)

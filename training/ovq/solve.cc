@@ -1,9 +1,8 @@
-// MesaNet's conjugate gradient iteration, a few rows after another: their vectors and matrices then
-// stay in the processor's nearest caches, where PyTorch's operations on all chunks pass over
-// memory.
+// MesaNet's conjugate gradient iteration, a few rows at a time: their vectors and matrices stay in
+// the processor's nearest caches, while PyTorch's operations on all chunks pass over memory.
 //
-// A is float in training, double in the tests, which hold this to mesa_net.py's own. All arrays are
-// dense and row-major; lengths and dimensions are multiples of a vector's lanes.
+// A is float in training, double in the tests, which compare with mesa_net.py's own iteration. All
+// arrays are dense and row-major; lengths and dimensions are multiples of a vector's lanes.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +11,7 @@
 namespace {
 
 constexpr int64_t kVectorBytes = 64;
-constexpr int kRows = 4;  // rows of a product that are summed together in registers
+constexpr int kRows = 4;  // rows of a product that are accumulated together in registers
 
 template <class A>
 struct Vector {
@@ -36,7 +35,7 @@ void Tile(const A* a, int64_t a_stride, const A* b, int64_t b_stride, int64_t de
       reinterpret_cast<Lanes*>(out + i * out_stride)[v] = sums[i][v];
 }
 
-// kRows rows of a product with n_columns, a multiple of the lanes.
+// Computes kRows rows of a product with n_columns, a multiple of the lanes.
 template <class A>
 void Rows(const A* a, int64_t a_stride, const A* b, int64_t b_stride, int64_t depth,
           int64_t n_columns, A* out, int64_t out_stride) {
@@ -48,7 +47,7 @@ void Rows(const A* a, int64_t a_stride, const A* b, int64_t b_stride, int64_t de
     Tile<A, 1>(a, a_stride, b + c, b_stride, depth, out + c, out_stride);
 }
 
-// A chunk's operands, of mesa_net.py's key_products, and room for its products.
+// A chunk's operands, those of mesa_net.py's key_products, and space for its products.
 template <class A>
 struct Chunk {
   int64_t len, dim;
@@ -68,8 +67,8 @@ struct Chunk {
       for (int64_t d = 0; d < dim; ++d) transposed[d * len + j] = keys[j * dim + d];
   }
 
-  // kRows rows from `first` on: products = p times each row's own matrix. Keys after the last of
-  // these rows have no weight.
+  // For kRows rows from `first` on: products = p times each row's own matrix. Keys after the last
+  // of these rows have no weight.
   void Multiply(const A* p, int64_t first, A* products) {
     constexpr int64_t kLanes = Vector<A>::kLanes;
     const int64_t n_keys = first + kRows;
@@ -93,7 +92,8 @@ A Dot(const A* x, const A* y, int64_t n) {
   return sum;
 }
 
-// kRows rows from `first` on, n_steps from zero; rows do not depend on each other.
+// Solves kRows rows from `first` on, with n_steps iterations from zero; rows do not depend on each
+// other.
 template <class A>
 void SolveRows(Chunk<A>& chunk, const A* q, int64_t first, int64_t n_steps, A damping, A* u) {
   const int64_t dim = chunk.dim, n = kRows * dim;

@@ -1,8 +1,7 @@
 """Transformer-VQ: "Linear-Time Transformers via Vector Quantization" (Lingle 2023).
 
-A gated attention unit over quantized keys. What the published code keeps of the far past as a mean
-value for each code is written here as what it stands for: every key's score, in one softmax.
-"""
+A gated attention unit over quantized keys. For the far past the published code keeps a mean value
+for each code; this module computes the equivalent, every key's score in one softmax."""
 
 import torch
 from torch import nn
@@ -11,14 +10,14 @@ import torch.nn.functional as F
 from ovq.layers import Projection, rms_norm, split_heads, split_product
 from ovq.mixers import position_table, quantize, wide
 
-_NORM_EPS = 1e-6  # of queries and keys, whatever the model's
-_QUERY_BLOCK = 256  # bounds the memory of a training step by this many rows of scores
+_NORM_EPS = 1e-6  # for queries and keys, whatever the model's epsilon
+_QUERY_BLOCK = 256  # bounds the memory of a training step to this many rows of scores
 
 
 def attend_quantized(q, codes, v, biases, window_len, reads_far):
     """One softmax over the past, for q [batch, n_heads, n_tokens, dim] and quantized keys `codes`.
 
-    biases [batch, n_heads, n_tokens, window_len + 1]: what joins the score of a query at position t
+    biases [batch, n_heads, n_tokens, window_len + 1]: added to the score of a query at position t
     and the key at t - delta, by delta. reads_far: whether keys further back than window_len count.
     """
     n_tokens, device = q.shape[2], q.device
@@ -56,11 +55,12 @@ class TransformerVq(nn.Module):
         return self.scale * rms_norm(x, _NORM_EPS)
 
     def keys(self, projected):
-        """[batch, n_heads, n_tokens, head_dim], before they are quantized, of k_proj's product."""
+        """Returns keys [batch, n_heads, n_tokens, head_dim] before quantization, from k_proj's
+        product."""
         return self._normed(split_heads(wide(projected), self.section.num_heads))
 
     def _distance_keys(self, dtype):
-        """R [n_heads, mem_len + 1, head_dim]"""
+        """Returns R [n_heads, mem_len + 1, head_dim]."""
         weight = self.r_proj.weight
         positions = torch.arange(self.section.mem_len + 1, device=weight.device)
         table = position_table(positions, weight.shape[1], self.section.pe_lam).to(weight.dtype)

@@ -9,18 +9,18 @@ import numpy as np
 
 class ClosestPair:
     def __init__(self, max_rows, value_weight=0.5, recent=0, correct_variance=False):
-        """recent: the newest rows that no merge touches. correct_variance: see read."""
+        """recent: number of newest rows that may not merge. correct_variance: see read."""
         self.max_rows, self.value_weight, self.recent = max_rows, value_weight, recent
         self.correct_variance = correct_variance
         self.keys = self.values = None
-        self.counts, self.variances = np.zeros(0), np.zeros(0)  # variance: mean |key - row|^2 of a row's keys
+        # variance: mean |key - row|^2 of a row's keys
+        self.counts, self.variances = np.zeros(0), np.zeros(0)
 
     def read(self, q, k, v):
         """softmax over the rows (+ ln count) and the chunk's own keys up to the query.
 
-        correct_variance adds |q|^2 variance / (2 d): the second-order term of ln sum exp(q.k_i) over the
-        row's keys, as if they were spread evenly in all directions.
-        """
+        correct_variance adds |q|^2 variance / (2 d): the second-order term of ln sum exp(q.k_i)
+        over the row's keys, as if they were spread evenly in all directions."""
         n, d = k.shape
         keys = k if self.keys is None else np.concatenate((self.keys, k))
         values = v if self.values is None else np.concatenate((self.values, v))
@@ -34,7 +34,8 @@ class ClosestPair:
         return p / p.sum(-1, keepdims=True) @ values
 
     def append(self, k, v):
-        """The chunk's tokens become rows of count 1; then the closest pair merges, one pair after another."""
+        """Makes rows of count 1 of the chunk's tokens; then merges closest pairs, one after
+        another."""
         self.keys = k.copy() if self.keys is None else np.concatenate((self.keys, k))
         self.values = v.copy() if self.values is None else np.concatenate((self.values, v))
         self.counts = np.concatenate((self.counts, np.ones(len(k))))
@@ -42,7 +43,7 @@ class ClosestPair:
         n_merges = len(self.keys) - self.max_rows
         if n_merges <= 0:
             return
-        scale = self.value_weight / (self.values ** 2).sum(-1).mean()  # one scale a chunk
+        scale = self.value_weight / (self.values ** 2).sum(-1).mean()  # one scale for each chunk
         points = np.concatenate((self.keys, self.values * np.sqrt(scale)), -1)
         distance = ((points[:, None] - points[None]) ** 2).sum(-1)
         distance[np.tril_indices(len(points))] = np.inf  # row i with rows of higher index only
@@ -80,13 +81,14 @@ def _check():
     for c in range(0, 96, 32):
         out.append(d.read(q[c:c + 32], k[c:c + 32], v[c:c + 32])); d.append(k[c:c + 32], v[c:c + 32])
     s = q @ k.T; s[np.triu(np.ones((96, 96), bool), 1)] = -np.inf; p = np.exp(s - s.max(-1, keepdims=True))
-    # below max_rows it is full attention, exactly
+    # below max_rows it equals full attention, exactly
     assert np.abs(np.concatenate(out) - p / p.sum(-1, keepdims=True) @ v).max() < 1e-12 and (d.counts == 1).all()
     small = ClosestPair(40, recent=8)
     for c in range(0, 96, 32): small.append(k[c:c + 32], v[c:c + 32])
     assert len(small.keys) == 40 and small.counts.sum() == 96 and (small.counts[-8:] == 1).all()
-    assert np.allclose((small.values * small.counts[:, None]).sum(0), v.sum(0))  # nothing is lost from the means
-    # brute force: every merge of the last chunk is the closest pair of what stands at that moment
+    # the means lose nothing
+    assert np.allclose((small.values * small.counts[:, None]).sum(0), v.sum(0))
+    # brute force: every merge of the last chunk is the closest pair of the rows at that moment
     x, w = ClosestPair(20), None
     x.append(k[:20], v[:20]); y = (x.keys.copy(), x.values.copy(), x.counts.copy())
     x.append(k[20:30], v[20:30])

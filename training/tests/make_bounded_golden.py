@@ -24,8 +24,8 @@ MODELS = {"granitemoehybrid-dense": (Granite, "closest-pair"),
           "qwen3_5-text": (Qwen, "closest-pair-all")}
 MAX_ROWS = 32
 LENGTHS = (CHUNK_LEN + 20, 3 * CHUNK_LEN + 15)
-# Of the mean |key|^2. Float32 keys of these models are off by some 1e-6 of their size, squared distances
-# by four times that; a merge that goes another way moves logits by more than 1e-3.
+# Relative to the mean |key|^2. Float32 keys of these models are off by about 1e-6 of their size,
+# squared distances by four times that; a different merge changes logits by more than 1e-3.
 MARGIN = 3e-5
 
 
@@ -39,7 +39,7 @@ class RelativeMargins(Margins):
 
 
 def make(model, seed):
-    """(sequences, logits by name) of a seed; their margin is Margins.smallest."""
+    """Returns (sequences, logits by name) for a seed; the margin is Margins.smallest."""
     random = np.random.default_rng(seed)
     sequences = [random.integers(model.raw.vocab_size, size=n).tolist() for n in LENGTHS]
     Margins.smallest, Margins.n_merges, logits = np.inf, 0, {}

@@ -22,8 +22,8 @@ FOLDER = os.path.join(os.path.dirname(support.TRAINING), "tests", "golden", "nat
                       "sw-closest-pair")
 LENGTHS = (1, 7, 16, 33, 57, 120, 200)
 OVERRIDE = 40
-# Rows are means of float32 keys and values below 4 in size, their squared distances off by some
-# 1e-6; a merge that goes another way moves logits by more than 1e-3.
+# Rows are means of float32 keys and values below 4 in size, so their squared distances are off by
+# about 1e-6; a different merge changes logits by more than 1e-3.
 MARGIN = 5e-5
 CONFIG = {"model_type": "ovq_hybrid", "vocab_size": 101, "hidden_size": 48,
           "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -33,7 +33,7 @@ CONFIG = {"model_type": "ovq_hybrid", "vocab_size": 101, "hidden_size": 48,
 
 
 class Margins(closest_pair.Candidates):
-    """Keeps the smallest difference between the closest pair and the next one."""
+    """Records the smallest difference between the closest pair and the next one."""
     smallest, n_merges = np.inf, 0
 
     def merge_closest(self):
@@ -46,7 +46,7 @@ class Margins(closest_pair.Candidates):
 
 @torch.no_grad()
 def make(seed):
-    """(model, fixture, logits by name) of a seed, and its margin."""
+    """Returns (model, fixture, logits by name) for a seed, and its margin."""
     torch.manual_seed(seed)
     model = OvqModel(config_from_dict(CONFIG), torch.float64).double()
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""What several tests need: the import path, a tiny configuration and a tiny corpus."""
+"""Shared by tests: the import path, a tiny configuration and a tiny corpus."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from data import HELD_OUT_DOCUMENTS, MIN_DOCUMENT_BYTES  # noqa: E402
 
 
 def tiny_config(**changes):
-    """The parsed config.json of a model that runs in milliseconds."""
+    """Returns the parsed config.json of a model that runs in milliseconds."""
     raw = {"model_type": "ovq_hybrid", "vocab_size": 258, "hidden_size": 16,
            "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8,
            "intermediate_size": 24, "tie_word_embeddings": True, "sliding_window": 8,
@@ -35,10 +35,9 @@ def write_file(root, path, text):
 
 
 def write_corpus(root):
-    """A standard library in miniature: every held-out name, and three modules to train on.
+    """Writes a miniature standard library: every held-out name, and three modules to train on.
 
-    alpha.py and the package zeta are large enough for documents, small.py is not.
-    """
+    alpha.py and the package zeta are large enough for documents, small.py is not."""
     for name in HELD_OUT_DOCUMENTS:
         write_file(root, name if name.endswith(".py") else f"{name}/__init__.py",
                    f"held_out = {name!r}\n" * 20)

@@ -1,4 +1,4 @@
-"""The mixers against logits that the KVM paper's published code computed, whole models of it."""
+"""The KVM mixer in whole models, compared with logits of the KVM paper's published code."""
 
 import json
 import os
@@ -12,15 +12,16 @@ from ovq.backbone import Backbone
 from ovq.safetensors_io import load_safetensors
 
 GOLDEN = os.path.join(os.path.dirname(support.TRAINING), "tests", "golden", "kvm")
-# float32 rounding through four layers; a wrong row, gate or window is off by 4e-4 and far more.
+# float32 rounding through four layers; a wrong row, gate or window changes logits by at least 4e-4.
 TOLERANCE = 3e-5
-# A value on the border of two of bfloat16's moves logits by 1e-4; no rounding at all by 4e-3.
+# A value between two bfloat16 numbers can change logits by 1e-4; omitting the rounding by 4e-3.
 ROUNDED_TOLERANCE = 2e-3
 
 
 class BackboneTest(unittest.TestCase):
     def check_fixture(self, name):
-        """Prefill, with and without its rounding, and decode of the published code."""
+        """Compares with the published code's prefill, with and without its rounding, and its
+        decode."""
         folder = os.path.join(GOLDEN, name)
         model = Backbone(folder)
         expected = load_safetensors(os.path.join(folder, "expected.safetensors"))

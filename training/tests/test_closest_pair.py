@@ -24,7 +24,7 @@ def mean_square(rows):
 
 
 class NaiveHead:
-    """Rows as (key, value, count), a token at a time."""
+    """Rows as (key, value, count), processed one token at a time."""
 
     def __init__(self, max_rows, rule=PairRule()):
         self.max_rows, self.rows, self.own, self.size = max_rows, [], [], 0.0
@@ -38,7 +38,7 @@ class NaiveHead:
         return scores.softmax(0) @ torch.stack([v for _, v, _ in read])
 
     def step(self):
-        """After the token whose row was read last."""
+        """Processes the token after the one whose row was read last."""
         self.n_tokens += 1
         self.candidates.append(self.own[-1])
         if self.n_tokens == self.max_rows // 2 + 1:
@@ -58,7 +58,7 @@ class NaiveHead:
             self.rows, self.own, self.candidates = self.candidates, [], list(self.candidates)
 
     def apart(self):
-        """The pinned tokens, what may merge, the newest tokens."""
+        """Returns the pinned tokens, the candidates and the newest tokens."""
         end = len(self.candidates) - self.recent
         return self.candidates[:self.pinned], self.candidates[self.pinned:end], self.candidates[end:]
 
@@ -95,7 +95,7 @@ class ClosestPairTest(unittest.TestCase):
         self.assertGreater(rows.counts.max(), 2)
 
     def test_the_newest_rows_are_those_of_the_plain_reference(self):
-        # keys alone: its V is that of all rows, also of those that may not merge
+        # without values in the distance: V is computed from all rows, also those that may not merge
         rng = np.random.default_rng(4)
         keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
         plain = ClosestPair(30, value_weight=0, recent=8)
@@ -114,7 +114,7 @@ class ClosestPairTest(unittest.TestCase):
         rows = ClosestPairRows(12, 5, 30, rule=PairRule(pinned_tokens=9, recent_tokens=3))
         for begin in range(0, 96, 24):
             rows.append(keys[begin:begin + 24], values[begin:begin + 24])
-        # a quarter of the rows
+        # a quarter of the rows is pinned
         np.testing.assert_array_equal(rows.keys[:7], keys[:7])
         np.testing.assert_array_equal(rows.keys[-3:], keys[-3:])
         self.assertGreater(rows.counts[7], 1)
@@ -122,7 +122,7 @@ class ClosestPairTest(unittest.TestCase):
 
     def test_it_equals_loops_over_candidates(self):
         q, k, v = random_qkv(45)
-        v[:, :, 24:] *= 4  # V has to follow
+        v[:, :, 24:] *= 4  # V must follow
         apart = PairRule(value_weight=0.25, pinned_tokens=2, recent_tokens=5)
         for max_rows, rule in ((3, PairRule()), (10, PairRule()), (21, PairRule()), (10, apart),
                                (21, apart)):
@@ -139,7 +139,7 @@ class ClosestPairTest(unittest.TestCase):
         q, k, v = (x.requires_grad_() for x in random_qkv(26))
         out = closest_pair_attention(q, k, v, CHUNK, 7)
         towards = torch.randn_like(out)
-        towards[:, :, 1:] = 0  # of each group the loops have its first query
+        towards[:, :, 1:] = 0  # the loops compute each group's first query
         loops = []
         for b, head in torch.cartesian_prod(*[torch.arange(2)] * 2).tolist():
             naive = NaiveHead(7)
@@ -168,7 +168,7 @@ class ClosestPairTest(unittest.TestCase):
         rng = np.random.default_rng(6)
         for rule in (PairRule(), PairRule(value_weight=2, pinned_tokens=3, recent_tokens=9), PairRule(0)):
             keys, values = rng.standard_normal((240, 12)), rng.standard_normal((240, 5))
-            keys[100:140] = keys[60:100]  # equal rows, in order too
+            keys[100:140] = keys[60:100]  # equal rows, in the same order, too
             values[100:140] = values[60:100]
             plain, ours = (ClosestPairRows(12, 5, 40, rule=rule, merge=merge)
                            for merge in (closest_pair.merge_pairs, fused.merge_pairs))
@@ -196,7 +196,8 @@ class ClosestPairTest(unittest.TestCase):
         keys, values = rng.standard_normal((40, 6)), rng.standard_normal((40, 3))
         known, large, scaled = (ClosestPairRows(6, 3, 12, size) for size in (None, None, 1.0))
         row_of = known.append(keys, values)
-        np.testing.assert_array_equal(large.append(9 * keys, 0.1 * values), row_of)  # but for units
+        # equal up to units
+        np.testing.assert_array_equal(large.append(9 * keys, 0.1 * values), row_of)
         np.testing.assert_array_equal(large.counts, known.counts)
         self.assertFalse(np.array_equal(scaled.append(9 * keys, 0.1 * values), row_of))
 
@@ -217,7 +218,7 @@ class ClosestPairTest(unittest.TestCase):
         model = OvqModel(config_from_dict(raw))
         model.load_state_dict(paper.state_dict())
         self.assertFalse(torch.allclose(served, model(tokens), atol=1e-3))
-        paper.read_through("closest_pair")  # of as many rows as the paper's rule leaves live
+        paper.read_through("closest_pair")  # as many rows as the paper's rule leaves live
         torch.testing.assert_close(paper(tokens, 22), model(tokens))  # 60 * 22 // 82 is 16
         for name, value in (("pinned_tokens", 1.5), ("recent_tokens", -1), ("value_weight", "1")):
             with self.assertRaisesRegex(ConfigError, f"ovq.{name}: "):

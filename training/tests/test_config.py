@@ -1,4 +1,4 @@
-"""config.json: defaults, round trip, and errors that name the field."""
+"""Reading config.json: defaults, round trip, and errors that name the field."""
 
 import json
 import os

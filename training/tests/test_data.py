@@ -1,4 +1,4 @@
-"""The byte corpus: what is in it, what is held out, and the samplers of its contexts."""
+"""The byte corpus: its content, the held-out modules, and the samplers of contexts."""
 
 import os
 import tempfile
@@ -78,7 +78,7 @@ class CorpusTest(unittest.TestCase):
 
 
     def test_document_contexts_lie_within_documents_at_random_places(self):
-        # token = 1000 * document + place, so that every context tells where it is from
+        # token = 1000 * document + place, so that every context shows its origin
         sizes = {"a": 41, "b": 121, "c": 10}
         documents = {name: (1000 * i + np.arange(size)).astype(np.uint16)
                      for i, (name, size) in enumerate(sizes.items())}

@@ -41,7 +41,7 @@ class FusedTest(unittest.TestCase):
         torch.manual_seed(0)
 
     def check(self, function, plain, *inputs):
-        """Equal results, and gradients equal to finite differences."""
+        """Asserts equal results, and gradients equal to finite differences."""
         torch.testing.assert_close(function(*inputs), plain(*inputs))
         self.assertTrue(torch.autograd.gradcheck(function, inputs))
 
@@ -72,7 +72,8 @@ class FusedTest(unittest.TestCase):
                            hidden, float("-inf")).softmax(-1), random(3, 2, 2, 5))
 
     def test_large_scores_in_bfloat16(self):
-        """Where e^x leaves float32's range: far below the largest score, and far above 0."""
+        """Scores for which e^x leaves float32's range: far below the largest score, and far above
+        0."""
         scores = torch.tensor([[300.0, 299.0, 0.0, -300.0, 200.0]]).bfloat16()
         out = fused.Softmax.apply(scores.clone(), ranges_up_to(5, 1, "cpu"), None)
         torch.testing.assert_close(out, scores.float().softmax(-1).bfloat16())
@@ -89,7 +90,7 @@ class FusedTest(unittest.TestCase):
         torch.testing.assert_close(out, plain, atol=0.02, rtol=0.02)
 
     def gradients(self, layer_types, plain, dtype):
-        """Logits and gradients of a model with products in dtype, one vector of each."""
+        """Returns logits and gradients of a model with products in dtype, as one vector each."""
         config = config_from_dict(support.tiny_config(
             num_hidden_layers=len(layer_types), layer_types=layer_types, num_key_value_heads=1))
         torch.manual_seed(1)
@@ -102,18 +103,18 @@ class FusedTest(unittest.TestCase):
         return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
     def test_a_model_without_it_is_the_same(self):
-        """But for roundings to bfloat16, of 1/256 at most, in other places.
+        """Equal up to roundings to bfloat16, of at most 1/256, in other places.
 
-        In float32: sums of some hundred terms in another order, and an exponential that is right to a few
-        units in the last place of 2^-23.
-        """
+        In float32: sums of some hundred terms in another order, and an exponential that is accurate
+        to a few units in the last place of 2^-23."""
         for layer_types in (["sliding_attention", "full_attention"],
                             ["sliding_attention", "ovq_attention"]):
             for dtype, most in ((torch.bfloat16, 0.02), (torch.float32, 1e-5)):
                 results = zip(*(self.gradients(layer_types, plain, dtype) for plain in (False, True)))
                 for own, plain in results:
                     self.assertLess(((own - plain).norm() / plain.norm()).item(), most)
-                self.assertFalse(torch.equal(own, plain))  # the gradients: it has been at work
+                # the gradients differ, so the Functions were used
+                self.assertFalse(torch.equal(own, plain))
 
 
 class CompilerTest(unittest.TestCase):

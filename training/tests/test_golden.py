@@ -1,4 +1,4 @@
-"""The reference against float64 logits of small random models."""
+"""The reference compared with float64 logits of small random models."""
 
 import json
 import os
@@ -12,15 +12,15 @@ from ovq.model import load_model
 from ovq.safetensors_io import load_safetensors
 
 GOLDEN = os.path.join(os.path.dirname(support.TRAINING), "tests", "golden", "native")
-# float32 rounding through a few layers; a wrong assignment or mask is off by 1e-2 and more.
+# float32 rounding through a few layers; a wrong assignment or mask changes logits by at least 1e-2.
 TOLERANCE = 3e-5
-# Of a logit: what storing it as float32 rounds away, and beside it 1e-9 for other orders of sums.
+# Relative to a logit: the rounding of its storage as float32, beside 1e-9 for other orders of sums.
 STORED = 2.0 ** -24
 
 
 class GoldenTest(unittest.TestCase):
     def check_fixture(self, name):
-        """In float32 and float64; returns how many sets of logits the fixture has."""
+        """Checks in float32 and float64; returns how many sets of logits the fixture has."""
         folder = os.path.join(GOLDEN, name)
         expected = load_safetensors(os.path.join(folder, "expected.safetensors"))
         with open(os.path.join(folder, "tokens.json"), encoding="utf-8") as file:

@@ -22,7 +22,7 @@ def make_settings(**changes):
     return kvm_from_dict({"chunk_len": CHUNK, **changes}, HEAD_DIM)
 
 
-# What an update can be: only merges, only appends (until the cap), both.
+# Kinds of updates: only merges, only appends (until the cap), both.
 SETTINGS = {
     "fixed": {},
     "fixed, larger": {"state_min_len": 11, "n_max_d_chunks": 10, "sink_len": 2},
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def random_inputs(n_tokens, settings, batch=2):
-    """(q, k, v, gates, weights) in float64."""
+    """Returns (q, k, v, gates, weights) in float64."""
     q, k, v = random_qkv(n_tokens, batch=batch, n_kv_heads=HEADS, group=1, head_dim=HEAD_DIM)
     gates = 2 * torch.rand(batch, HEADS, n_tokens).double() if settings.has_gates else None
     temps = torch.rand(2, HEADS).double() + 0.5 if settings.use_head_temps else (None, None)
@@ -80,7 +80,7 @@ class NaiveTable:
         self.settings, self.norm, self.rows = settings, norm, []
 
     def prepared(self, token):
-        """(key, value) as the table takes them."""
+        """Returns (key, value) as the table stores them."""
         key = token["k"].clone()
         key[:self.settings.masked_dims] = 0
         return self.norm(key), token["v"]
@@ -139,14 +139,14 @@ class NaiveTable:
         self.merge([token for i, token in enumerate(tokens) if i not in fresh])
 
     def read(self):
-        """(keys, values) for a query."""
+        """Returns (keys, values) for a query."""
         return ([self.norm(key) for key, _, _ in self.rows],
                 [value / value.norm() * length if self.settings.use_vlens else value / length
                  for _, value, length in self.rows])
 
 
 def naive_kvm(q, k, v, gates, norm, temps, settings, cap):
-    """One sequence, one head: q, k [n_tokens, d], v [n_tokens, dv], gates [n_tokens]."""
+    """Computes one head of one sequence: q, k [n_tokens, d], v [n_tokens, dv], gates [n_tokens]."""
     size, window = settings.chunk_len, settings.n_bswa_chunks
     tokens = [{"k": k[t], "v": v[t], "gate": gates[t]} for t in range(len(k))]
     table, outs = NaiveTable(settings, norm), []
@@ -200,7 +200,7 @@ class KvmTest(unittest.TestCase):
                     self.assertLessEqual(self.check(settings, 33, cap), cap)
 
     def test_rows_follow_the_published_configurations(self):
-        """Rows while chunks of 256 are read that begin at these positions."""
+        """Number of rows in the chunks of 256 that begin at these positions."""
         sqrt16 = {"state_budget_mode": "power_law", "state_growth_factor": 16,
                   "state_min_len": 256, "n_max_d_chunks": 10000}
         saturate = {"state_budget_mode": "kvm_saturation", "state_saturation_n": 1024,
@@ -232,22 +232,20 @@ class KvmTest(unittest.TestCase):
         k[..., 0] = 2
         tokens = kvm.Tokens(k, v, k, v)
         rows = kvm.Rows(k.clone(), v.clone(), v[..., 0])
-        rows.keys[..., 3, 0] = -2  # the sinks are more like the tokens, yet
+        rows.keys[..., 3, 0] = -2  # the sinks are more similar to the tokens, but excluded
         self.assertEqual(kvm.route(tokens, rows, weights, 3).tolist(), [[[3] * CHUNK]])
         self.assertEqual(kvm.route(tokens, rows, weights, 0).tolist(), [[[0] * CHUNK]])
 
     def check_gradients(self, changes, cap):
-        """Of the last chunk, which reads the first two through the table only.
+        """Checks gradients of the last chunk, which reads the first two only through the table.
 
-        Which token becomes a row, and where the others go, are constants to the gradient: the
-        perturbations must not change them.
-        """
+        The assignments are constants to the gradient: perturbations must not change them."""
         settings = make_settings(**changes)
         q, k, v, gates, weights = random_inputs(4 * CHUNK, settings, batch=1)
         names = [i for i, weight in enumerate(weights) if weight is not None]
         inputs = [x.requires_grad_() for x in
                   (q, k, v, *(weights[i] for i in names), *([] if gates is None else [gates]))]
-        seen = []  # of every call, where its tokens went
+        seen = []  # the assignments of every call
 
         def recorded(function):
             def call(*arguments):
@@ -273,7 +271,7 @@ class KvmTest(unittest.TestCase):
         for made in seen:
             self.assertEqual(len(made), len(seen[0]))
             self.assertTrue(all(map(torch.equal, made, seen[0])))
-        # the first chunk's tokens are read through the table only
+        # the first chunk's tokens are read only through the table
         last_chunk(*inputs).square().sum().backward()
         for x in (k, v):
             self.assertGreater(x.grad[:, :, :CHUNK].abs().amax((0, 1, 3)).min().item(), 0)

@@ -15,7 +15,7 @@ OBJECTIVES = ("dec", "enc", "sim")
 
 
 def loss(slots, k, v, objective):
-    """Eqs. 6, 9 and 11, the first two halved: slot_step leaves their factor 2 out."""
+    """Eqs. 6, 9 and 11, the first two halved, because slot_step omits their factor 2."""
     phi = slots / slots.square().sum(-1, keepdim=True).sqrt()
     if objective == "dec":
         return (k @ phi - v).square().sum() / 2
@@ -25,7 +25,7 @@ def loss(slots, k, v, objective):
 
 
 def naive_memory(q, k, v, rate, forget, slots, section):
-    """One head of one sequence; the step is autograd's."""
+    """Computes one head of one sequence; autograd gives the update."""
     slots, outs = F.normalize(slots, dim=-1), []
     for t in range(len(q)):
         place = slots.clone().requires_grad_()
@@ -58,7 +58,7 @@ class LatticeTest(unittest.TestCase):
                                                    -gradient)
 
     def memory(self, section, n_tokens=40):
-        """(inputs of lattice_memory without the section, its result)"""
+        """Returns (inputs of lattice_memory without the section, its result)."""
         shape = 2, section.num_heads, n_tokens
         q, k = (F.normalize(torch.randn(*shape, section.num_slots).double(), dim=-1)
                 for _ in range(2))

@@ -1,4 +1,4 @@
-"""Streams of a recall task, and what is asked of them, with a session whose answers are known."""
+"""Streams of a recall task and their queries, with a session whose answers are known."""
 
 import argparse
 import io
@@ -16,7 +16,7 @@ TASK = make_task({"name": "basic_icr", "key_tokens": 3, "value_tokens": 3, "n_sy
 
 
 class FakeClient:
-    """Remembers pairs of the last `window` tokens, any number of a session's."""
+    """Remembers pairs among the last `window` tokens, for any number of sessions."""
 
     def __init__(self, window):
         self._window, self.tokens, self.deleted = window, [], []

@@ -34,7 +34,7 @@ NAIVE = {"window": naive_window, "sinks": naive_sinks, "keydiff": naive_keydiff}
 
 
 def naive_attention(q, k, v, shrink):
-    """One head: q, k [n_tokens, d], v [n_tokens, dv]."""
+    """Computes one head: q, k [n_tokens, d], v [n_tokens, dv]."""
     rows, outs = [], []
     for t, query in enumerate(q):
         begin = t - t % CHUNK
@@ -91,7 +91,8 @@ class MemoriesTest(unittest.TestCase):
                                                rtol=0, atol=0)
 
     def test_a_model_reads_through_them(self):
-        """With room for everything they leave the logits; with little they don't, each its own."""
+        """With room for everything they do not change the logits; with little room each does,
+        differently."""
         for kind in ("full_attention", "ovq_attention"):
             raw = support.tiny_config(layer_types=["sliding_attention", kind])
             model = OvqModel(config_from_dict(raw))
@@ -108,7 +109,7 @@ class MemoriesTest(unittest.TestCase):
                 "sliding_attention", "full_attention"]}))
             exact.load_state_dict(model.state_dict())
             model.read_through("keydiff")
-            # 96 tokens stand before the last chunk; 100 * 2500 // 2600 is 96
+            # 96 tokens precede the last chunk; 100 * 2500 // 2600 is 96
             torch.testing.assert_close(model(tokens, 2500), exact(tokens))
 
     def test_what_cannot_be_is_named(self):

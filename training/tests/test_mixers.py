@@ -51,7 +51,7 @@ def naive_block_window(q, k, v, chunk_len, n_chunks, sink_len):
 
 
 def novelty(key, similarity, ablation):
-    """What the keys that become centroids have least of."""
+    """Returns the scores of which the lowest become centroids."""
     if ablation != "random_assignment":
         return similarity
     return abs(math.fmod(4096 * float(key.sum()), 1))
@@ -65,7 +65,7 @@ def naive_read(q, rows, counts, rules):
 
 
 def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale):
-    """One head's dictionary update, literally: lists in, lists changed in place."""
+    """One head's dictionary update, literally: changes the lists in place."""
     n_old = len(rows)
     if rules.delta_rule and n_old:
         reads = [naive_read(key_scale * key, rows, counts, rules) for key in keys]
@@ -112,7 +112,8 @@ def naive_size(position, n_tokens, max_centroids, ablation, rules):
 
 def naive_ovq(q, k, v, chunk_len, max_centroids, ablation="none", rules=OvqRules(),
               key_scale=None):
-    """One sequence, one head, one query per key: q, k [n_tokens, d], v [n_tokens, dv]."""
+    """Computes one head of one sequence, one query for each key: q, k [n_tokens, d], v [n_tokens,
+    dv]."""
     rows, counts, outs = [], [], []
     for t in range(len(k)):
         begin = t - t % chunk_len
@@ -173,8 +174,8 @@ class MixersTest(unittest.TestCase):
         for b, h, t in torch.cartesian_prod(*map(torch.arange, (2, 3, 30))).tolist():
             key, code = keys[b, h, t].detach(), out[b, h, t].detach()
             index = int((codebook[h] - code).abs().sum(-1).argmin())
-            # out = key + |code - key| d with d constant, so d|code - key| is d on the code, -d on
-            # the key: the code gets the gradient along d, the key what is left across it
+            # out = key + |code - key| d with d constant, so d|code - key| is d for the code, -d for
+            # the key: the code gets the gradient along d, the key the part across it
             direction = (code - key) / torch.linalg.vector_norm(code - key)
             along = (given[b, h, t] @ direction) * direction
             torch.testing.assert_close(keys.grad[b, h, t], given[b, h, t] - along)
@@ -245,12 +246,12 @@ class MixersTest(unittest.TestCase):
         self.assertEqual(assign_chunk(keys, centroids[:, :, :0], 2)[0, 0].tolist(), [0, 1, 0, 0])
 
     def check_gradients(self, ablation, recompute_chunks):
-        """Of the third chunk, which reads the first two through the dictionary only.
+        """Checks gradients of the third chunk, which reads the first two only through the
+        dictionary.
 
-        The assignments are constants to the gradient, so the perturbations must not change them.
-        Steps of 1e-6 leave a truncation error of 1e-12 times third derivatives (6^3 from scores of
-        up to 6) and a rounding error of 1e-16 / 1e-6: both far below 1e-7.
-        """
+        The assignments are constants to the gradient, so perturbations must not change them.
+        Differences of 1e-6 leave a truncation error of 1e-12 times third derivatives (6^3 from
+        scores of up to 6) and a rounding error of 1e-16 / 1e-6: both far below 1e-7."""
         torch.manual_seed(2)
         inputs = [x.requires_grad_() for x in random_qkv(12, batch=1, n_kv_heads=1, group=1)]
         assign, seen = dictionary.assign_chunk, []
@@ -264,7 +265,7 @@ class MixersTest(unittest.TestCase):
                 lambda *qkv: ovq_attention(*qkv, 4, 6, ablation, recompute_chunks)[..., 8:, :],
                 inputs, eps=1e-6, atol=1e-7, rtol=1e-5)
         by_size = {n_old: [made for n, made in seen if n == n_old] for n_old, _ in seen}
-        self.assertEqual(len(by_size), 2)  # two updates, told apart by the dictionary's size
+        self.assertEqual(len(by_size), 2)  # two updates, distinguished by the dictionary's size
         for made in by_size.values():
             self.assertGreater(len(made), 2 * sum(x.numel() for x in inputs))
             self.assertTrue(all(torch.equal(made[0], other) for other in made))
@@ -323,7 +324,7 @@ class ModelTest(unittest.TestCase):
                     if projection is not attention.v_proj:
                         expected, got = F.normalize(expected, dim=-1), F.normalize(got, dim=-1)
                     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
-            torch.testing.assert_close(  # what a codebook starts as
+            torch.testing.assert_close(  # the initial value of a codebook
                 F.normalize(attention.keys(x).unflatten(-1, (2, 8)), dim=-1),
                 F.normalize(heads[1].transpose(1, 2), dim=-1))
 

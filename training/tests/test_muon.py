@@ -1,4 +1,4 @@
-"""Muon's steps against singular value decompositions and plain AdamW."""
+"""Muon's updates compared with singular value decompositions and plain AdamW."""
 
 import unittest
 
@@ -19,7 +19,8 @@ class MuonTest(unittest.TestCase):
                 u, _, vt = torch.linalg.svd(before, full_matrices=False)
                 inner = u.T @ after @ vt.T
                 values = inner.diagonal()
-                # the quintic's fixed range, but for a value so small that five iterations do not lift it
+                # the quintic's range, except for a value so small that five iterations do not raise
+                # it
                 self.assertLess(values.max().item(), 1.25)
                 self.assertGreater(values.sort().values[1].item(), 0.6)
                 self.assertLess((inner - values.diag()).abs().max().item(), 1e-4)
@@ -44,10 +45,10 @@ class MuonTest(unittest.TestCase):
         optimizer = Muon([{"params": [weight], "orthogonal": True}], lr=0.1, weight_decay=0.5)
         weight.grad = torch.eye(4)
         optimizer.step()
-        self.assertTrue((weight.diagonal() < 0.95).all())  # 1 - 0.1 * 0.5, and a step
+        self.assertTrue((weight.diagonal() < 0.95).all())  # 1 - 0.1 * 0.5, and an update
         weight.grad = None
         before = weight.detach().clone()
-        optimizer.step()  # nothing to follow, nothing changes
+        optimizer.step()  # without gradients nothing changes
         torch.testing.assert_close(weight.detach(), before)
 
     def test_all_else_has_adamw(self):

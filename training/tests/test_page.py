@@ -94,7 +94,7 @@ class PageTest(unittest.TestCase):
                 page.parts(f"<!-- {mark} -->\n\nWords.\n")
 
     def test_the_page_itself(self):
-        """Every part is a script that bash can read, whose programs and folders are there."""
+        """Every part is a script that bash can parse, whose programs and folders exist."""
         small, everything = page.read_parts("small"), page.read_parts("headline")
         self.assertGreater(len(everything), len(small))
         for part in everything:

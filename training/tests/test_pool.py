@@ -1,4 +1,5 @@
-"""A common pool of rows against plain rows of one head, and its reader against the model's own."""
+"""A common pool of rows compared with plain rows of one head, and its reader with the model's own.
+"""
 
 import unittest
 
@@ -49,7 +50,7 @@ class RowsTest(unittest.TestCase):
         heads = [head_of(*self._tokens(20, spread)) for spread in (0.5, 1.0, 2.0)]
         expected = [20, 20, 20]
         copies = [head_of(head.keys.copy(), head.values.copy()) for head in heads]
-        for _ in range(25):  # one after another, by a look at all distances
+        for _ in range(25):  # one after another, by comparing all distances
             least = min(range(3), key=lambda i: copies[i].distances.min() * (1, 1, 0.5)[i])
             expected[least] -= 1
             merge_closest([copies[least]], [1.0], expected[least])

@@ -1,4 +1,4 @@
-"""Models in the formats of other projects: names, fields, and the golden models among them."""
+"""Models in the formats of other projects: names, fields, and the golden models."""
 
 import json
 import os
@@ -50,7 +50,7 @@ class PublishedTest(unittest.TestCase):
                 self.assertEqual(len(tensors), len(native) + extra)
 
     def test_golden_models_are_what_the_command_makes(self):
-        """Weights and configs to the byte; logits to what other processors may round apart."""
+        """Weights and configs are equal to the byte; logits up to other processors' rounding."""
         with tempfile.TemporaryDirectory() as folder:
             for name in published.FIXTURES:
                 published.write_fixture(name, folder)

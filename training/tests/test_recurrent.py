@@ -1,4 +1,5 @@
-"""The chunk forms of the recurrent mixers against their token forms, and their gradients."""
+"""The chunked forms of the recurrent mixers compared with their token forms, and their gradients.
+"""
 
 import math
 import unittest
@@ -28,7 +29,7 @@ def unit_vectors(*shape):
 
 
 def decays(*shape):
-    """Logarithms of half lives from a token to hundreds."""
+    """Returns logarithms of decays with half lives from one token to hundreds."""
     return -torch.exp(2 * random(*shape) - 2)
 
 
@@ -54,7 +55,7 @@ def token_scan(x, b, c, log_decay):
 
 
 def token_mesa(q, k, v, beta, log_gamma, ridge, n_steps):
-    """With a loop over single tokens, heads and sequences; the iteration as it is published."""
+    """Loops over single tokens, heads and sequences, with the published iteration."""
     outs = torch.empty_like(v)
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
@@ -85,7 +86,8 @@ class ChunkFormTest(unittest.TestCase):
         torch.manual_seed(0)
 
     def check(self, chunk_form, token_form, *inputs):
-        """Results and gradients; float64 rounds to some 1e-15 of sums over at most 150 tokens."""
+        """Compares results and gradients; float64 rounds to about 1e-15 of sums over at most 150
+        tokens."""
         for x in inputs:
             x.requires_grad_()
         results = [form(*inputs) for form in (chunk_form, token_form)]
@@ -111,7 +113,7 @@ class ChunkFormTest(unittest.TestCase):
                            decays(2, 6, n_tokens))
 
     def test_a_decay_too_strong_for_float32_leaves_no_trace(self):
-        """exp(-200) is no float32, and neither is its inverse: only differences may be taken."""
+        """float32 can represent neither exp(-200) nor its inverse: only differences may be used."""
         n_tokens = 70
         log_decay = torch.full((1, 1, n_tokens), -200.0)
         x, b = torch.randn(1, 1, n_tokens, 3), torch.randn(1, 1, n_tokens, 4)
@@ -138,7 +140,8 @@ class MesaTest(unittest.TestCase):
                                            token_mesa(*inputs, n_steps), atol=1e-11, rtol=1e-11)
 
     def test_gradient_is_that_of_the_exact_solution(self):
-        """The damped iteration stops at residuals up to 1e-3 of a unit vector: so near it is."""
+        """The damped iteration stops at residuals up to 1e-3 of a unit vector, which bounds the
+        accuracy."""
         inputs = [x.requires_grad_() for x in self.inputs(70)]
         ours = mesa_attention(*inputs, 60)
         q, k, v, beta, log_gamma, ridge = inputs
@@ -156,7 +159,7 @@ class MesaTest(unittest.TestCase):
             self.assertLess((one - other).norm() / other.norm(), 5e-3)
 
     def test_gradients_of_any_size_are_as_exact(self):
-        """The iteration's damping is meant for unit vectors; losses have gradients of 1e-6."""
+        """The iteration's damping suits unit vectors; losses have gradients of 1e-6."""
         q, k = unit_vectors(1, 32, 6), unit_vectors(1, 32, 6)
         operands = (k, torch.rand(1, 32, 32).double().tril(), torch.zeros(1, 6, 6).double(),
                     torch.ones(1, 32, 1).double(), torch.ones(1, 1, 6).double())
@@ -170,7 +173,7 @@ class MesaTest(unittest.TestCase):
 
 
     def test_the_compiled_iteration_is_the_plain_one(self):
-        """At both of its vector widths, and in float32 as near as float32 is."""
+        """Compares at both vector widths; in float32 up to its rounding."""
         if fused.compiled() is None:
             self.skipTest("no C++ compiler")
         for dim, n_tokens in ((16, 70), (48, 32), (64, 100)):
@@ -244,7 +247,7 @@ class LayerTest(unittest.TestCase):
                                                 atol=1e-2))
 
     def test_every_parameter_learns(self):
-        """Of bfloat16 products, as in training."""
+        """With bfloat16 products, as in training."""
         for kind in self.SECTIONS:
             with self.subTest(kind=kind):
                 model = self.model(kind)

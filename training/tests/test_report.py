@@ -1,4 +1,4 @@
-"""The report of scores, and what reproduce.py keeps and repeats."""
+"""The report of scores, and which results reproduce.py keeps or repeats."""
 
 import argparse
 import csv
@@ -46,7 +46,7 @@ class ReportTest(Folder):
         return self.path(name)
 
     def report(self, *parts, **options):
-        """The markdown, after a look at the figure."""
+        """Returns the markdown, after checking the figure."""
         paths = [self.write(f"{i}.csv", rows) for i, rows in enumerate(parts)]
         png, md = report.report(paths, self.path("out", "scores"), **options)
         with open(png, "rb") as file:
@@ -118,7 +118,7 @@ class ReportTest(Folder):
                           ("python_documents, 512 tokens", "position in bytes", "bits per byte",
                            256),
                           ("memory of a session, basic_icr", "length in tokens", "bytes", None)])
-        # too few functions were asked a third time
+        # too few functions were queried a third time
         self.assertEqual([point[0] for point in panels[1].lines[0].points], [0, 1])
         self.assertEqual(panels[2].lines[0].points,
                          [(128, 1.5, 0.0125), (256, 1.5, 0.0125), (512, 1.5, 0.0125)])

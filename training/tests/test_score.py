@@ -37,8 +37,7 @@ class FakeError(Exception):
 class FakeClient:
     """Predicts every token right from `enough` centroids on, else its successor; half a bit each.
 
-    At a barrier calls wait for one another: together is how many must be in flight.
-    """
+    With a barrier, calls wait for one another: `together` is how many must be in flight."""
 
     def __init__(self, layer_types=("sliding_attention", "ovq_attention"), enough=0, together=1):
         self.calls, self._enough, self._layer_types = [], enough, layer_types
@@ -167,7 +166,7 @@ class ExamTest(unittest.TestCase):
         self.assertEqual([row[1], row[128], row[129], row[256], row[257], row[298]],
                          [128, 128, 256, 256, 512, 512])
         self.assertNotIn(b"def f_", text)
-        # a model of python_files has learned from these two
+        # a model of python_files was trained on these two
         for name in (b"'json'", b"'unittest'"):
             self.assertIn(name, text)
             self.assertNotIn(name, files)
@@ -200,7 +199,7 @@ class ScoreTest(unittest.TestCase):
         export(checkpoint, self.model, "float32", overwrite=True)
 
     def score(self, *arguments, client=None):
-        """(exit status, rows of the CSV, what was printed)."""
+        """Returns (exit status, rows of the CSV, printed text)."""
         @contextlib.contextmanager
         def connected(_, timeout):
             yield ServedPredictor(client, FakeError, timeout)
@@ -218,7 +217,7 @@ class ScoreTest(unittest.TestCase):
         status, rows, output = self.score("--lengths", "128,64", "--centroids", "16,0.4x",
                                           "--sequences", "5", "--timeout", "7", client=client)
         self.assertEqual(status, 0)
-        # 6 tokens a pair, two queries and one token between: 10 * 6 + 1 and 21 * 6 + 1
+        # 6 tokens for each pair, two queries and one token between: 10 * 6 + 1 and 21 * 6 + 1
         self.assertEqual([(row["length"], row["tokens"], row["centroids"], row["max_centroids"],
                            row["live_centroids"], float(row["accuracy"])) for row in rows],
                          [("64", "61", "16", "16", "12", 0), ("64", "61", "0.4x", "42", "24", 1),
@@ -267,7 +266,7 @@ class ScoreTest(unittest.TestCase):
             self.assertEqual({call[1] for call in client.calls}, {None})
 
     def test_calls_are_in_flight_together(self):
-        # a barrier that breaks, and fails the calls, where fewer than three wait at once
+        # the barrier breaks, and fails the calls, if fewer than three wait at once
         _, rows, _ = self.score("--lengths", "64", "--centroids", "16", "--sequences", "6",
                                 "--concurrency", "3", client=FakeClient(together=3))
         self.assertEqual(rows[0]["accuracy"], "1.000000")

@@ -1,4 +1,4 @@
-"""Shares of rows by layer and by head: the choice, what is measured, what is written."""
+"""Shares of rows by layer and by head: measurement, choice and output."""
 
 import contextlib
 import io
@@ -18,8 +18,8 @@ from predictors import ServedPredictor
 
 TASK = {"name": "basic_icr", "key_tokens": 2, "value_tokens": 2, "n_symbols": 60, "n_queries": 2}
 KINDS = ["ovq_attention", "mamba2", "ovq_attention", "ovq_attention"]
-WEIGHTS = (4, 0, 1)  # of each layer that has rows, in what is lost
-START = [7, 8]  # what the tokenizer puts before a text
+WEIGHTS = (4, 0, 1)  # weight of each layer with rows in the loss
+START = [7, 8]  # tokens that the tokenizer puts before a text
 
 
 def cost(curve, share):
@@ -67,7 +67,8 @@ class TrialTest(unittest.TestCase):
 
 
 class FakeServer:
-    """Serves a folder: its client loses WEIGHTS / rows bits a token, by the rule of its flags."""
+    """Serves a folder: its client loses WEIGHTS / rows bits for each token, by the rule of its
+    flags."""
 
     def __init__(self, folder, flags):
         with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
@@ -112,7 +113,7 @@ class ProgramTest(unittest.TestCase):
             file.write(text)
 
     def run_program(self, *arguments):
-        """What is printed."""
+        """Returns the program's output."""
         @contextlib.contextmanager
         def started_server(_, folder, flags):
             self.servers.append(FakeServer(folder, flags))

@@ -1,4 +1,4 @@
-"""The tasks' sequences, taken apart again and held against their definition."""
+"""The tasks' sequences, parsed and compared with their definition."""
 
 import argparse
 import collections
@@ -22,7 +22,8 @@ def made(task, length, batch=1, seed=0):
 
 
 def take_apart(task, tokens):
-    """([(key, value)] of the context, the same of the query section), tuples of token ids."""
+    """Returns ([(key, value)] of the context, the same of the query section), tuples of token ids.
+    """
     query_mark, arrow, end = task.n_symbols + 2, task.n_symbols, task.n_symbols + 1
     begin = tokens.index(query_mark)
     sections = []
@@ -38,7 +39,8 @@ def take_apart(task, tokens):
 
 
 def deviations(counts, n, p):
-    """By how many standard deviations each count of n independent events of chance p is off."""
+    """Returns by how many standard deviations each count of n independent events of chance p is
+    off."""
     return abs(np.asarray(counts) - n * p) / (n * p * (1 - p)) ** 0.5
 
 
@@ -54,7 +56,7 @@ class RecallTest(unittest.TestCase):
         self.assertEqual(set(copies.values()), {task.copies})
         asked = [key for key, _ in queries][::task.copies]
         self.assertEqual(len(set(asked)), task.n_queries)
-        # each key's pairs as they stand in the context, in that order
+        # each key's pairs as in the context, in that order
         self.assertEqual(queries, [pair for key in asked for pair in context if pair[0] == key])
         self.check_scored(task, tokens, scored, queries)
 
@@ -106,7 +108,7 @@ class RecallTest(unittest.TestCase):
             asked[context.index(queries[0])] += 1
             symbols[context[2][0][0]] += 1
         self.assertEqual((len(asked), len(symbols)), (4, 20))
-        # 24 counts of fair draws: one in ten thousand times would one be off by 4.5 or more
+        # 24 counts of fair draws: the chance that any is off by 4.5 or more is one in ten thousand
         self.assertLess(deviations(list(asked.values()), n, 1 / 4).max(), 4.5)
         self.assertLess(deviations(list(symbols.values()), n, 1 / 20).max(), 4.5)
 
@@ -130,7 +132,7 @@ class RecallTest(unittest.TestCase):
         self.assertEqual(easiest.for_training(600, 0.25, random),
                          dataclasses.replace(easiest, n_queries=150 // 7))
         self.assertEqual(random.bit_generator.state, before)
-        # two pairs fit 24 tokens, one to be asked: no room for copies
+        # two pairs fit 24 tokens, one of them queried: no room for copies
         self.assertEqual(task.for_training(24, 0.5, random).copies, 1)
 
     def test_narrowed_has_shorter_keys_and_values(self):
@@ -157,7 +159,7 @@ class RecallTest(unittest.TestCase):
 
 
 def explanations(examples, task):
-    """Every (permutation, a, b) in range by which y = b + a P x for all of the examples."""
+    """Returns every (permutation, a, b) in range by which y = b + a P x for all of the examples."""
     return [(order, a, b) for order in itertools.permutations(range(task.vector_tokens))
             for a in range(1, task.a_end) for b in range(1, task.b_end)
             if all(y == [b + a * x[i] for i in order] for x, y in examples)]
@@ -165,7 +167,7 @@ def explanations(examples, task):
 
 class FunctionTest(unittest.TestCase):
     def take_apart(self, task, tokens, scored):
-        """[(x, identifier, y)], after checks of the marks."""
+        """Returns [(x, identifier, y)] after checking the marks."""
         width, size = task.vector_tokens, task.example_tokens
         rows = [tokens[i:i + size] for i in range(0, len(tokens), size)]
         marks = [False] * (width + 1) + [True] * width + [False]
@@ -239,7 +241,7 @@ class FunctionTest(unittest.TestCase):
             for begin in range(0, len(tokens), 6):
                 *x, name = tokens[begin:begin + 3]
                 values[name].append((x, tokens[begin + 3:begin + 5]))
-            # of the same name and different x: the same y
+            # same name, different x: same y
             same = [y == seen[0][1] for seen in values.values() for x, y in seen
                     if x != seen[0][0]]
             if same and all(same):
@@ -260,7 +262,7 @@ class FunctionTest(unittest.TestCase):
         most = [max(task.n_functions for task in easier if task.vector_tokens == length)
                 for length in (2, 3, 4)]
         self.assertEqual(most, [6, 4, 4])
-        # vectors that nothing is shorter than draw nothing for it
+        # vectors of the shortest length draw no lengths
         short = dataclasses.replace(task, vector_tokens=2)
         drawn = [short.for_training(100, 0.4, np.random.default_rng(seed)).n_functions
                  for seed in range(20)]
@@ -283,8 +285,8 @@ class FunctionTest(unittest.TestCase):
             found = explanations(same, task)
             if len(found) == 1:
                 functions[found[0]] += 1
-        # as above; which function an identifier has can be known from some examples only, the
-        # same share for each: two permutations, three a, three b
+        # as above; an identifier's function can be inferred only after some examples, the same
+        # share for each: two permutations, three a, three b
         self.assertEqual((len(names), len(xs), len(functions)), (5, 10, 18))
         self.assertLess(deviations(list(names.values()), n, 1 / 5).max(), 4.5)
         self.assertLess(deviations(list(xs.values()), n, 1 / 10).max(), 4.5)

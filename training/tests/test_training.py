@@ -1,4 +1,4 @@
-"""Schedule, sources, trainer, export and evaluation on a model of a few thousand weights."""
+"""Schedule, sources, trainer, export and evaluation with a model of a few thousand weights."""
 
 import contextlib
 import io
@@ -60,7 +60,7 @@ RECALL = {"name": "basic_icr", "key_tokens": 2, "value_tokens": 2, "n_symbols": 
 
 
 class SuccessorModel(torch.nn.Module):
-    """Predicts token + 1 everywhere, and notes the dictionary sizes it is asked for."""
+    """Predicts token + 1 everywhere, and records the requested dictionary sizes."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class TaskSourceTest(unittest.TestCase):
         model = SuccessorModel()
         tokens = np.array([[7, 8, 9, 20, 21], [3, 5, 6, 9, 9]])
         scored = np.array([[0, 1, 0, 1, 1], [1, 1, 1, 0, 0]], bool)
-        # the first token has nothing before it: it is never predicted, scored or not
+        # nothing precedes the first token: it is never predicted, whether scored or not
         self.assertEqual(predicted_right(model, tokens, scored, 5).tolist(),
                          [True, False, True, False, True])
         self.assertEqual(model.asked, [5])
@@ -91,7 +91,7 @@ class TaskSourceTest(unittest.TestCase):
         expected[[-3, -2]] = 1
         np.testing.assert_array_equal(weights, np.tile(expected, (3, 1)))
         asking = TaskSource(task, 31, 0, 0.4, None, 0.25).next(31, 1, 0)[2]
-        self.assertEqual(int((asking == 1).sum()), 4)  # 12 of 31 tokens ask: two pairs
+        self.assertEqual(int((asking == 1).sum()), 4)  # 12 of 31 tokens are queries: two pairs
 
     def test_batches_of_a_length_have_one_shape(self):
         whole, filled = (TaskSource(make_task(RECALL), 31, 0).next(length, 3, 0)
@@ -140,7 +140,7 @@ class TrainingTest(unittest.TestCase):
         return path
 
     def call(self, module, *arguments):
-        """Runs a module's main() as the command line would; returns what it printed."""
+        """Runs a module's main() like the command line would; returns its output."""
         output = io.StringIO()
         with mock.patch.object(sys, "argv", [module.__name__, *arguments]), \
                 contextlib.redirect_stdout(output):
@@ -184,7 +184,7 @@ class TrainingTest(unittest.TestCase):
                                ("task", {"task": RECALL}), ("muon", {"training": {"optimizer": "muon"}})):
             with self.subTest(source=name):
                 whole, broken = name + "-whole", name + "-broken"
-                self.train(whole, "--resume", **sections)  # with nothing to go on from
+                self.train(whole, "--resume", **sections)  # without a checkpoint to resume
                 self.train_three_steps(broken, **sections)
                 with self.assertRaisesRegex(ValueError, "--resume"):
                     self.train(broken, **sections)
@@ -245,7 +245,7 @@ class TrainingTest(unittest.TestCase):
 
     def test_init_takes_the_weights_of_another_run(self):
         self.train("first")
-        still = ("--lr", "0", "--seed", "5")  # weights that do not move
+        still = ("--lr", "0", "--seed", "5")  # the weights stay unchanged
         self.train("other", *still)
         self.assert_same_weights("first", "other", same=False)
         self.train("second", *still, "--init", self.checkpoint("first"))

@@ -1,4 +1,4 @@
-"""Transformer-VQ's whole form against what a server keeps: a window, and a mean for each code."""
+"""Transformer-VQ's parallel form compared with the server's: a window, and a mean for each code."""
 
 import math
 import unittest
@@ -14,11 +14,11 @@ torch.manual_seed(0)
 
 
 def token_form(q, choice, codebook, v, biases, window_len, reads_far):
-    """One head of one sequence: a softmax over the window's keys and the codes behind it."""
+    """Computes one head of one sequence: softmax over the window's keys and the codes before it."""
     counts, means = [0] * len(codebook), [torch.zeros_like(v[0]) for _ in codebook]
     outs = []
     for t in range(len(q)):
-        left = t - window_len - 1  # what leaves the window as t comes
+        left = t - window_len - 1  # the token that leaves the window when t arrives
         if left >= 0:
             code = choice[left]
             counts[code] += 1
@@ -84,7 +84,7 @@ class TransformerVqTest(unittest.TestCase):
             plain.lm_head.bias.normal_()
             scaled.load_state_dict(plain.state_dict())
             torch.testing.assert_close(scaled(tokens), 0.25 * plain(tokens))
-            self.assertNotIn("lm_head.weight", plain.state_dict())  # it is tied
+            self.assertNotIn("lm_head.weight", plain.state_dict())  # the head is tied
 
     def test_without_a_final_norm_the_head_reads_the_residual_stream(self):
         model = self.model(final_norm=False)

@@ -1,4 +1,5 @@
-"""Variants of the closest-pair rule by their definitions, over the tokens in a row, and the reader."""
+"""Variants of the closest-pair rule compared with their definitions over sets of tokens, and the
+reader."""
 
 import contextlib
 import io
@@ -23,14 +24,15 @@ WEIGHT, CAP = 0.5, 15
 
 
 def tokens_of(random, n):
-    """Of unit norm; the sizes of values differ."""
+    """Returns keys of unit norm and values of different sizes."""
     keys = random.standard_normal((n, 8))
     values = random.standard_normal((n, 4)) * random.uniform(0.2, 2, (n, 1))
     return keys / np.linalg.norm(keys, axis=1, keepdims=True), values
 
 
 def merged(keys, values, given, variant, cap):
-    """Sets of tokens that are left when the cheapest pair merges again and again, by definition."""
+    """Returns the sets of tokens that remain when the cheapest pair merges repeatedly, by
+    definition."""
     scale = WEIGHT / np.square(values).sum(1).mean()
     if variant == "spread":
         scale = WEIGHT * keys.var(0).sum() / values.var(0).sum()
@@ -62,7 +64,7 @@ class RowsTest(unittest.TestCase):
         self.random = np.random.default_rng(0)
 
     def _head(self, variant, n=40, cap=CAP):
-        """A head that has read and taken n tokens, those and its reader's queries."""
+        """Returns a head that has read and appended n tokens, those and its reader's queries."""
         head = VariantRows(variant, cap, WEIGHT, 1)
         keys, values = tokens_of(self.random, n)
         queries = 3 * tokens_of(self.random, 2 * n)[0]
@@ -101,7 +103,8 @@ class RowsTest(unittest.TestCase):
         keys, values = tokens_of(self.random, 6)
         head.read(np.zeros((6, 8)), keys, values)
         self.assertTrue((head._given > 0.9 * before).all())
-        self.assertLess(head._given.sum(), 0.9 * before.sum() + 0.1)  # the chunk's own had the rest
+        # the chunk's own tokens had the rest
+        self.assertLess(head._given.sum(), 0.9 * before.sum() + 0.1)
 
     def test_a_row_merges_again_when_no_disjoint_pair_is_left(self):
         self.assertLessEqual(max(self._head("rounds", cap=21)[0].counts), 2)
@@ -109,7 +112,7 @@ class RowsTest(unittest.TestCase):
         self.assertEqual((len(head.keys), head.counts.sum()), (16, 40))
         self.assertGreater(max(head.counts), 2)
         np.testing.assert_allclose((head.values * head.counts[:, None]).sum(0), values.sum(0))
-        # the closest pair of all is among the disjoint ones of the first round
+        # the closest pair of all is among the disjoint pairs of the first round
         head = VariantRows("rounds", 39, WEIGHT, 1)
         head.read(np.zeros((40, 8)), keys, values)
         head.append(keys, values)

@@ -1,4 +1,4 @@
-"""Writes the golden models of what no public code's logits cover: OVQ's other rules and
+"""Writes golden models for features that no public code's logits cover: OVQ's other rules and
 shares, block windows.
 
     /usr/bin/python3 training/tests/write_golden.py FOLDER
@@ -21,7 +21,7 @@ from ovq.backbone import Backbone
 from ovq.model import load_model
 from ovq.safetensors_io import save_safetensors
 
-MARGIN = 1e-4  # of dot products of unit vectors, which float32 knows within 1e-6
+MARGIN = 1e-4  # for dot products of unit vectors, which float32 computes within 1e-6
 LENGTHS = (40, 150)
 NATIVE = {"model_type": "ovq_hybrid", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 3,
           "num_attention_heads": 2, "head_dim": 16, "value_head_dim": 12, "intermediate_size": 48,
@@ -106,7 +106,7 @@ def random_paper(config):
 
 
 def smallest_margin(run):
-    """What run() gives, and how close its closest choice of a centroid or of a pair was."""
+    """Returns the result of run(), and the margin of its closest choice of a centroid or pair."""
     margins, assign = [1.0], dictionary.assign_chunk
     merge_closest = closest_pair.Candidates.merge_closest
 

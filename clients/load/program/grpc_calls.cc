@@ -10,7 +10,7 @@
 namespace ovq::load {
 namespace {
 
-// A server that is there answers at once.
+// A reachable server answers these calls at once.
 constexpr absl::Duration kSetupTimeout = absl::Seconds(15);
 constexpr absl::Duration kDeleteTimeout = absl::Seconds(10);
 
@@ -24,7 +24,7 @@ ServerUsage ToUsage(const v1::Usage& from) {
           .decode_s = Seconds(from.decode_time())};
 }
 
-// What a unary call needs until its end.
+// Objects that a unary call needs until it ends.
 template <class Request, class Response>
 struct Unary {
   grpc::ClientContext context;
@@ -34,7 +34,7 @@ struct Unary {
 
 }  // namespace
 
-// One Generate; owns itself until its end. gRPC never runs two of its methods at once.
+// One Generate call; deletes itself at its end. gRPC never runs two of its methods concurrently.
 class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::GenerateResponse> {
  public:
   GenerateCall(GrpcCalls& calls, GenerateSpec spec, std::function<void(Outcome)> done)
@@ -87,7 +87,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   }
 
  private:
-  // What an answer that ended well must have brought.
+  // Checks that an answer which ended well is complete.
   absl::Status CheckWhole() const {
     const int64_t came = outcome_.tokens();
     if (!finished_) return absl::DataLossError("the answer ended without its Finished message");

@@ -1,4 +1,4 @@
-// The runner's calls over gRPC's callback interface: no thread waits for a stream.
+// Makes the runner's calls over gRPC's callback API: no thread blocks on a stream.
 #pragma once
 
 #include <atomic>
@@ -19,10 +19,10 @@
 
 namespace ovq::load {
 
-// Any thread. All calls must have ended before it goes.
+// Thread-safe. All calls must have ended before it is destroyed.
 class GrpcCalls {
  public:
-  // Reads the credentials' files. InvalidArgument names the flag. The options stay where they are.
+  // Reads the credential files. InvalidArgument names the flag. `options` must outlive the object.
   static absl::StatusOr<std::unique_ptr<GrpcCalls>> Make(const Options& options);
 
   absl::StatusOr<ModelFacts> GetModel();                                    // blocks
@@ -31,7 +31,7 @@ class GrpcCalls {
 
  private:
   class GenerateCall;
-  struct Server {  // over one connection
+  struct Server {  // stubs over one connection
     Connection connection;
     std::unique_ptr<v1::InferenceService::Stub> inference;
     std::unique_ptr<v1::SessionService::Stub> sessions;
@@ -44,7 +44,7 @@ class GrpcCalls {
   void CreateSession(std::function<void(absl::StatusOr<std::string>)> done);
   void GetPosition(const std::string& id, std::function<void(absl::StatusOr<int64_t>)> done);
   void DeleteSession(const std::string& id, std::function<void(absl::Status)> done);
-  // Between these a call is among those that CancelAll cancels.
+  // Enter and Leave add and remove a call from those that CancelAll cancels.
   void Enter(grpc::ClientContext* context);
   void Leave(grpc::ClientContext* context);
   void CancelAll();
@@ -53,7 +53,7 @@ class GrpcCalls {
   std::vector<Server> servers_;
   std::atomic<size_t> next_server_ = 0;
   std::atomic<int64_t> tokens_received_ = 0;
-  std::mutex mutex_;  // guards the next
+  std::mutex mutex_;  // guards the next member
   std::unordered_set<grpc::ClientContext*> live_;
 };
 

@@ -1,4 +1,4 @@
-// ovq-load: loads an ovq-server and reports what its users would have seen.
+// ovq-load: sends load to an ovq-server and reports what its users would have experienced.
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts
   return PromptMaker(options.work.seed, *std::move(ids));
 }
 
-// Words with more than plain characters in quotes.
+// Quotes the words that have other than plain characters.
 std::string CommandLineText(int argc, char** argv) {
   std::string text;
   for (int i = 0; i < argc; ++i) {
@@ -86,7 +86,8 @@ int ExitCode(const Result& result) {
   return errors > 0 && !result.options.allow_errors ? kExitError : 0;
 }
 
-// All that can fail before the first request; its errors are usage errors unless the server's.
+// Prepares and runs everything. Errors before the first request are usage errors unless they are
+// the server's.
 int Run(Result result) {
   Options& options = result.options;
   if (!options.trace.empty()) {

@@ -1,9 +1,9 @@
 # %% [markdown]
-# A tour of ovq-server from Python. Cells begin with `# %%`: Jupyter, VS Code and Spyder run them one by
-# one, `python3 tour.py` from first to last. A server has to run, such as
-# `ovq-server --model models/python-bytes`; OVQ_SERVER names it where it is not 127.0.0.1:50051.
+# A tour of ovq-server from Python. Cells begin with `# %%`: Jupyter, VS Code and Spyder run them one
+# by one, `python3 tour.py` runs all of them. It needs a running server, such as
+# `ovq-server --model models/python-bytes`; OVQ_SERVER is its address if it is not 127.0.0.1:50051.
 
-# %% What is served
+# %% The served model
 import asyncio
 import os
 
@@ -15,12 +15,12 @@ client = Client(SERVER)
 info = client.model_info(positions=[1_000, 100_000, 1_000_000])
 print(info.name, f"{info.parameters / 1e6:.1f}M parameters, {', '.join(info.layer_types)}")
 
-# %% Memory that is bounded: a session against a full key/value cache
+# %% Bounded memory: a session compared with a full key/value cache
 for size in info.state_sizes:
     print(f"{size.position:>9,} tokens: {size.state_bytes / 1e6:5.1f} MB,"
           f" full cache {size.full_kv_cache_bytes / 1e6:7.1f} MB")
 
-# %% An answer, streamed
+# %% A streamed answer
 PROMPT = 'class TimeoutError(OSError):\n    """'
 OPTIONS: Options = {"max_tokens": 120, "temperature": 0.8, "top_p": 0.9, "seed": 1}
 print(PROMPT, end="")
@@ -37,7 +37,7 @@ with client.chat() as chat:
                          if isinstance(e, TokenChunk))
         print(repr(question), "->", repr(answer))
 
-# %% A session that is kept, copied and taken back
+# %% A session that is kept, copied and rewound
 session = client.create_session("import os\n", ttl=600)
 (copy,) = client.fork_session(session.session_id)
 for _ in client.generate("import re\n", session_id=copy.session_id, max_tokens=10):

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-# What the library would say on stderr of a failed handshake is in the error, too.
+# Silences the library's stderr lines about failed handshakes: the error has the same text.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
@@ -28,7 +28,7 @@ from ovq_client import (
 )
 
 
-# Options of an answer that are flags of ovq-chat, too.
+# Generation options that ovq-chat has as flags, too.
 _SAMPLING = {
     "max_tokens": int,
     "temperature": float,
@@ -267,7 +267,8 @@ def _connect(args: argparse.Namespace) -> Client:
 
 
 def _hint(error: OvqError, args: argparse.Namespace) -> str:
-    """The flag that is missing or wrong, where the error shows it, as clients/channel says it."""
+    """Returns the flag that is missing or wrong if the error shows it, in the words of
+    clients/channel."""
     if error.code == grpc.StatusCode.UNAUTHENTICATED:
         if args.token_file is None:
             return "; no token was sent: --token-file is missing"
@@ -285,7 +286,7 @@ def _hint(error: OvqError, args: argparse.Namespace) -> str:
         return "; the server does not speak TLS: leave --tls-ca and --tls-cert out"
     if "Peer name" in error.message:
         return "; --server: expected a name that is in the server's certificate"
-    # A server that asks for TLS or for a certificate ends the connection without a word.
+    # A server that requires TLS or a client certificate just closes the connection.
     if "failed to connect" not in error.message or "Socket closed" not in error.message:
         return ""
     if args.tls_ca is None and args.tls_cert is None:
@@ -325,7 +326,7 @@ def main() -> int:
 
 
 def run() -> None:
-    """The program ovq-client."""
+    """Entry point of the program ovq-client."""
     sys.exit(main())
 
 

@@ -1,8 +1,7 @@
-"""The calls with one request and one answer: what each sends and what its answer is read as.
+"""Unary calls of ovq.v1: each builds its request and converts the response.
 
-Client and AsyncClient have each of these functions as a method (`blocking`, `awaited`), with its
-arguments and its text.
-"""
+Client and AsyncClient have each of these functions as a method (made by `blocking` and `awaited`),
+with its arguments and docstring."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Call(Generic[_T]):
-    method: str  # its name in the proto
+    method: str  # the method's name in the proto
     request: Any
     read: Callable[[Any], _T]
     session_key: str = ""
@@ -49,7 +48,7 @@ class Call(Generic[_T]):
 
 
 def blocking(make: Callable[_P, Call[_T]]) -> Callable[Concatenate[Any, _P], _T]:
-    """A method of a class with `_call`, which gives the answer."""
+    """Makes a method of a class whose `_call` returns the response."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._call(make(*args, **kwargs))
@@ -58,7 +57,7 @@ def blocking(make: Callable[_P, Call[_T]]) -> Callable[Concatenate[Any, _P], _T]
 
 
 def awaited(make: Callable[_P, Call[_T]]) -> Callable[Concatenate[Any, _P], Awaitable[_T]]:
-    """A method of a class with a coroutine `_call`."""
+    """Makes a method of a class whose `_call` is a coroutine."""
 
     async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return await self._call(make(*args, **kwargs))
@@ -89,7 +88,7 @@ def score(
     top_logprobs: int | None = None,
     timeout: float | None = None,
 ) -> Call[Score]:
-    """The log-probability of every token of the prompt after its first."""
+    """Returns the log-probability of every token of the prompt after its first."""
     request = MESSAGES["ScoreRequest"](
         prompt=prompt_message(prompt),
         memory=memory,
@@ -100,19 +99,19 @@ def score(
 
 
 def apply_template(conversation: Conversation) -> Call[str]:
-    """The text that the model's chat template makes of the conversation."""
+    """Returns the conversation as text, formatted by the model's chat template."""
     request = MESSAGES["ApplyTemplateRequest"](conversation=conversation_message(conversation))
     return Call("ApplyTemplate", request, lambda answer: answer.text)
 
 
 def tokenize(text: str, *, add_bos: bool | None = None) -> Call[list[int]]:
-    """The ids of a text's tokens."""
+    """Returns the token ids of a text."""
     request = MESSAGES["TokenizeRequest"](text=check_text("text", text), add_bos=add_bos)
     return Call("Tokenize", request, lambda answer: list(answer.token_ids))
 
 
 def detokenize(token_ids: Sequence[int]) -> Call[str]:
-    """Bytes that are not valid UTF-8 come back as U+FFFD."""
+    """Returns the text of token ids; bytes that are not valid UTF-8 become U+FFFD."""
     request = MESSAGES["DetokenizeRequest"](token_ids=check_ids("token_ids", token_ids))
     return Call("Detokenize", request, lambda answer: answer.text)
 
@@ -123,8 +122,8 @@ def model_info(
     memory: str | None = None,
     max_centroids: int | None = None,
 ) -> Call[ModelInfo]:
-    """positions: where to report state sizes; the server has defaults. memory: that is asked about,
-    the server's first by default."""
+    """Describes the model. positions: where to report state sizes; by default the server chooses.
+    memory: name of the model variant to describe; by default the server's first."""
     request = MESSAGES["GetModelInfoRequest"](
         positions=positions, memory=memory, max_centroids=max_centroids
     )
@@ -141,8 +140,9 @@ def create_session(
     cacheable: bool | None = None,
     timeout: float | None = None,
 ) -> Call[Session]:
-    """A new session that has absorbed the prompt when this returns. memory: one of
-    ModelInfo.memories. Without keep_tokens it cannot be rewound. cacheable: as in generate."""
+    """Creates a session and returns it once the prompt is prefilled. memory: one of
+    ModelInfo.memories. A session without keep_tokens cannot be rewound. cacheable: as in generate.
+    """
     request = MESSAGES["CreateSessionRequest"](
         prompt=prompt_message(prompt, cacheable),
         memory=memory,
@@ -154,13 +154,13 @@ def create_session(
 
 
 def get_session(session_id: str) -> Call[Session]:
-    """The session as it is now."""
+    """Returns the session's current state."""
     request = MESSAGES["GetSessionRequest"](session_id=session_id)
     return Call("GetSession", request, _session, session_key(session_id))
 
 
 def list_page(page_size: int, page_token: str) -> Call[Any]:
-    """One page, whose sessions are messages as yet."""
+    """Returns one page of sessions, not yet converted to dataclasses."""
     request = MESSAGES["ListSessionsRequest"](page_size=page_size, page_token=page_token)
     return Call("ListSessions", request, lambda answer: answer)
 
@@ -168,7 +168,7 @@ def list_page(page_size: int, page_token: str) -> Call[Any]:
 def fork_session(
     session_id: str, count: int | None = None, *, ttl: float | None = None
 ) -> Call[list[Session]]:
-    """Copies of a session that no call uses, from here on sessions of their own."""
+    """Makes copies of a session that no call uses; they are independent sessions from then on."""
     request = MESSAGES["ForkSessionRequest"](session_id=session_id, count=count, ttl=duration(ttl))
     return Call(
         "ForkSession",
@@ -179,7 +179,7 @@ def fork_session(
 
 
 def rewind_session(session_id: str, position: int, *, dry_run: bool = False) -> Call[Rewound]:
-    """Takes the session back to its first `position` tokens, or only says what that takes."""
+    """Takes the session back to its first `position` tokens; dry_run only reports the cost."""
     request = MESSAGES["RewindSessionRequest"](
         session_id=session_id, position=position, dry_run=dry_run
     )
@@ -192,6 +192,6 @@ def rewind_session(session_id: str, position: int, *, dry_run: bool = False) -> 
 
 
 def delete_session(session_id: str) -> Call[None]:
-    """Ends the session; a call that uses it is cancelled."""
+    """Deletes the session; a call that uses it is cancelled."""
     request = MESSAGES["DeleteSessionRequest"](session_id=session_id)
     return Call("DeleteSession", request, lambda _: None, session_key(session_id))

@@ -1,4 +1,4 @@
-"""protoc's part: the descriptors of ovq.v1. Imports nothing but the standard library."""
+"""Runs protoc to get the descriptors of ovq.v1. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = "ovq/v1/inference.proto"
 
 
 def compile_descriptors(root: Path) -> bytes:
-    """The serialized FileDescriptorSet of the proto below the folder, by protoc."""
+    """Returns the serialized FileDescriptorSet of the proto below the folder `root`."""
     protoc = shutil.which("protoc")
     command = [protoc] if protoc else [sys.executable, "-m", "grpc_tools.protoc"]
     with tempfile.TemporaryDirectory() as folder:

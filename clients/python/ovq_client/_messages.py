@@ -1,12 +1,11 @@
-"""Message classes of ovq.v1, made at import from the descriptors of its proto.
+"""Message classes of ovq.v1, built at import from the descriptors of its proto.
 
-An installed package holds them as descriptors.pb, so that it needs no protoc; in the source tree
-protoc makes them of proto/ovq/v1/inference.proto at each import (about 20 ms), so that no generated
-file is kept in git or can be out of date. From a descriptor set protobuf builds the classes at run
-time: unlike generated Python modules it has no ties between the versions of protoc and of the
-protobuf package. protoc is the protobuf-compiler package's, else the one inside grpc_tools (Debian
-12's grpc_tools is too old for proto3's `optional`).
-"""
+An installed package contains descriptors.pb, so that it needs no protoc. In the source tree protoc
+compiles proto/ovq/v1/inference.proto at each import (about 20 ms), so that no generated file is in
+git or out of date. Classes that protobuf builds at run time do not tie the versions of protoc and
+of the protobuf package to each other, as generated Python modules do. protoc is the
+protobuf-compiler package's, else the one inside grpc_tools (Debian 12's grpc_tools is too old for
+proto3's `optional`)."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ from ovq_client._descriptors import FILE, compile_descriptors
 
 
 def _proto_root() -> Path | None:
-    """The folder holding ovq/v1/inference.proto: $OVQ_PROTO_ROOT, else this source tree's; None
-    outside of one."""
+    """Returns the folder that contains ovq/v1/inference.proto: $OVQ_PROTO_ROOT, else this source
+    tree's; None outside of one."""
     if "OVQ_PROTO_ROOT" in os.environ:
         root = Path(os.environ["OVQ_PROTO_ROOT"])
         if not (root / FILE).is_file():
@@ -56,7 +55,8 @@ def _class_of(descriptor: Any) -> Any:
     return message_factory.MessageFactory(_POOL).GetPrototype(descriptor)
 
 
-# A pool of its own: a program may have generated modules of the same proto in the default one.
+# A separate pool, because a program may have generated modules of the same proto in the default
+# one.
 _POOL = descriptor_pool.DescriptorPool()
 for _imported in (any_pb2, duration_pb2, timestamp_pb2):
     _POOL.AddSerializedFile(_imported.DESCRIPTOR.serialized_pb)
@@ -73,11 +73,11 @@ _METHODS = [(s, method) for s in _DESCRIPTOR.services_by_name.values() for metho
 
 
 class Stub:
-    """The calls of all services as attributes, as generated stubs have them; of a channel of grpc or
-    of grpc.aio."""
+    """The methods of all services as attributes, like generated stubs; for a channel of grpc or of
+    grpc.aio."""
 
     def __init__(self, channel: Any, metadata: tuple = ()):
-        """A call takes session_key beside the request and gRPC's own arguments."""
+        """Each method takes session_key beside the request and gRPC's own arguments."""
         for descriptor, method in _METHODS:
             kind = (
                 ("stream" if method.client_streaming else "unary")

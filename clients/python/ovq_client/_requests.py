@@ -1,4 +1,4 @@
-"""What calls of ovq.v1 send and bring in their messages, for the client and its asyncio twin alike."""
+"""Builds requests and converts responses of ovq.v1, for the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from ovq_client.types import (
 if TYPE_CHECKING:
     from ovq_client.session_file import Base
 
-# Long prompts of a chat go in parts, far below the 4 MiB that a gRPC server takes in one message.
+# Long prompts of a chat are sent in parts, far below the 4 MiB that a gRPC server accepts in one
+# message.
 _PART_BYTES = 64 * 1024
 _PART_IDS = 16 * 1024
 _FILE_PART_BYTES = 1 << 20
@@ -49,7 +50,8 @@ def check_text(name: str, value: Any) -> str:
 
 
 def check_ids(name: str, value: Any) -> list[int]:
-    """A str or bytes is a sequence, too, but nobody who passes one means its characters."""
+    """Rejects str and bytes, which are sequences, too: nobody who passes one means its characters.
+    """
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{name}: expected a sequence of int, got {type(value).__name__}")
     return list(value)
@@ -87,7 +89,8 @@ def duration(seconds: float | None) -> Any:
 
 
 def option_messages(options: Options) -> dict[str, Any]:
-    """The request fields sampling, stop and output; those without an option stay absent."""
+    """Returns the request fields sampling, stop and output; fields without an option stay absent.
+    """
     left: dict[str, Any] = dict(options)
     if "stop_strings" in left:
         texts = left["stop_strings"]
@@ -116,8 +119,8 @@ def event(response: Any) -> Event:
 
 
 def session_key(session_id: str | None) -> str:
-    """What keeps a session's calls on its server behind a balancer; a new one without an id. A
-    session that was made with a key has it in its id, KEY.RANDOM."""
+    """Returns the key that keeps a session's calls on its server behind a balancer: a new one
+    without an id, else the id's key (ids are KEY.RANDOM if the session was created with a key)."""
     if session_id is None:
         return secrets.token_hex(16)
     found = re.match(r"([A-Za-z0-9_-]+)\.", session_id)
@@ -125,7 +128,8 @@ def session_key(session_id: str | None) -> str:
 
 
 def prompt_parts(prompt: Prompt) -> list[Prompt]:
-    """Parts that add up to the prompt; text is cut between characters, a conversation not."""
+    """Splits the prompt into parts that add up to it; text is cut between characters, a
+    conversation is not cut."""
     if isinstance(prompt, Conversation):
         return [prompt]
     if not isinstance(prompt, str):
@@ -185,7 +189,8 @@ def chat_turn(**fields: Any) -> Any:
 
 
 def chat_turns(prompt: Prompt, cacheable: bool | None, options: Options) -> list[Any]:
-    """The messages of a turn: all but the last are absorbed before an answer begins."""
+    """Returns the messages of a turn: the server prefills all but the last before an answer begins.
+    """
     messages = option_messages(options)
     *leading, last = prompt_parts(prompt)
     turns = [chat_turn(prompt=prompt_message(part, cacheable), more=True) for part in leading]
@@ -204,7 +209,7 @@ def export_session(session_id: str, since: Base | None) -> Any:
 
 
 def session_bytes(part: bytes) -> list[Any]:
-    """Messages that a server takes."""
+    """Splits the bytes into messages of a size that a server accepts."""
     message = MESSAGES["SessionBytes"]
     return [
         message(data=part[at : at + _FILE_PART_BYTES])

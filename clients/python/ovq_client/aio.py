@@ -1,4 +1,4 @@
-"""asyncio twins of Client and Chat: the same calls, to be awaited and read with `async for`.
+"""Client and Chat for asyncio: the same calls, to be awaited and read with `async for`.
 
     from ovq_client import TokenChunk
     from ovq_client.aio import AsyncClient
@@ -8,7 +8,7 @@
             if isinstance(event, TokenChunk):
                 print(event.text, end="", flush=True)
 
-Options, events and errors are those of the methods of the same names (ovq_client.client).
+Options, events and errors are those of the methods with the same names in ovq_client.client.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class AsyncChat:
     async def send(
         self, prompt: Prompt, *, cacheable: bool | None = None, **options: Unpack[Options]
     ) -> AsyncIterator[Event]:
-        """Sends a turn and yields its events. Read them to the end, or cancel() and then read on,
-        before the next turn."""
+        """Sends a turn and yields its events. Read them to the end, or call cancel() and then read
+        on, before the next turn."""
         if self._running:
             raise RuntimeError("a turn is running: read its events to the end first")
         *leading, last = _requests.chat_turns(prompt, cacheable, options)
@@ -89,7 +89,7 @@ class AsyncChat:
         for turn in leading:
             await self._write(turn)
             response = await self._read()
-            if response.WhichOneof("event") == "finished":  # cancelled meanwhile
+            if response.WhichOneof("event") == "finished":  # another task has cancelled the turn
                 self._running = False
                 yield _requests.event(response)
                 return
@@ -100,7 +100,7 @@ class AsyncChat:
             yield event
 
     async def cancel(self) -> None:
-        """Ends the running turn: its events end with a Finished. Any task."""
+        """Ends the running turn: its events end with a Finished. Callable from any task."""
         await self._write(_requests.chat_cancel())
 
     async def _write(self, request: Any) -> None:
@@ -116,8 +116,8 @@ class AsyncChat:
 
 
 class AsyncClient:
-    """A connection to one server, for the tasks of one event loop. timeout and retries: as
-    Client's."""
+    """A connection to one server, for the tasks of one event loop. timeout and retries are as in
+    Client."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Client and Chat: the calls of ovq.v1 as methods. Those with one answer are in _calls.py."""
+"""Client and Chat: the calls of ovq.v1 as methods. Unary calls are defined in _calls.py."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ _T = TypeVar("_T")
 class OvqError(Exception):
     """A call failed: `code` is the gRPC status code, `message` the server's explanation.
 
-    `request_id` names the call in the server's log; None where no server answered. `info` has what
-    a program may go by, None where there is nothing.
-    """
+    `request_id` names the call in the server's log, None if no server answered. `info` has
+    machine-readable details, None if there are none."""
 
     def __init__(
         self,
@@ -61,31 +60,31 @@ def _ovq_errors() -> Iterator[None]:
 
 
 def ovq_error(error: Any) -> OvqError:
-    """Of a grpc.RpcError."""
+    """Converts a grpc.RpcError."""
     metadata = dict(list(error.trailing_metadata() or ()))
     info = _requests.error_info(metadata.get("grpc-status-details-bin"))
     return OvqError(error.code(), error.details(), metadata.get("x-request-id"), info)
 
 
 def is_gone(error: OvqError) -> bool:
-    """A server that drains, or went: nobody's concern once all answers are there."""
+    """True for a server that drains or has gone away: harmless once all answers have arrived."""
     return error.code == grpc.StatusCode.UNAVAILABLE
 
 
 class Retries:
-    """How often, and until when, a call is sent again that was refused for a time the server
-    names (retry-after-ms): it has not begun, so sending it again does nothing twice."""
+    """Decides whether a refused call is sent again. The server names the delay (retry-after-ms); a
+    refused call has not begun, so sending it again does nothing twice."""
 
     def __init__(self, count: int, timeout: float | None):
         self._left = count
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def timeout(self) -> float | None:
-        """What is left of the call's time."""
+        """Returns the rest of the call's time, in seconds."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def wait_after(self, error: OvqError) -> float | None:
-        """Seconds to wait before the call is sent again; None: it is not, the error stands."""
+        """Returns the seconds to wait before the call is sent again; None if the error is final."""
         wait = None if error.info is None else error.info.retry_after
         left = self.timeout()
         if wait is None or self._left == 0 or (left is not None and left <= wait):
@@ -101,7 +100,7 @@ def connect(
     tls_cert: bytes | None,
     tls_key: bytes | None,
 ) -> Any:
-    """A channel of grpc or of grpc.aio."""
+    """Creates a channel of grpc or of grpc.aio."""
     if (tls_cert is None) != (tls_key is None):
         raise ValueError("tls_cert and tls_key go together")
     options = _requests.CHANNEL_OPTIONS
@@ -117,7 +116,8 @@ def stub(channel: Any, token: str | None, metadata: Sequence[tuple[str, str]]) -
 
 
 class Chat:
-    """One live conversation on one stream; made by Client.chat. One thread, but for cancel()."""
+    """One live conversation on one stream; made by Client.chat. Use it on one thread, except
+    cancel()."""
 
     def __init__(self, stub: Any, open_request: Any, session_key: str):
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -146,10 +146,10 @@ class Chat:
     def send(
         self, prompt: Prompt, *, cacheable: bool | None = None, **options: Unpack[Options]
     ) -> Iterator[Event]:
-        """Sends a turn and returns its events. Read them to the end, or cancel() and then read on,
-        before the next turn. Options given once hold for later turns. A long prompt goes in parts,
-        and this returns once the server has absorbed all but the last. cacheable: as in
-        Client.generate, of the first turn; of a prompt in parts, its first part."""
+        """Sends a turn and returns its events. Read them to the end, or call cancel() and then read
+        on, before the next turn. Options given once hold for later turns. A long prompt is sent in
+        parts, and this returns once the server has prefilled all but the last. cacheable: as in
+        Client.generate, for the first turn; for a prompt in parts, its first part."""
         if self._running:
             raise RuntimeError("a turn is running: read its events to the end first")
         *leading, last = _requests.chat_turns(prompt, cacheable, options)
@@ -157,14 +157,14 @@ class Chat:
         for turn in leading:
             self._requests.put(turn)
             response = self._read()
-            if response.WhichOneof("event") == "finished":  # cancelled meanwhile
+            if response.WhichOneof("event") == "finished":  # another thread has cancelled the turn
                 self._running = False
                 return iter([_requests.event(response)])
         self._requests.put(last)
         return self._events()
 
     def cancel(self) -> None:
-        """Ends the running turn: its events end with a Finished. Any thread."""
+        """Ends the running turn: its events end with a Finished. Callable from any thread."""
         self._requests.put(_requests.chat_cancel())
 
     def _events(self) -> Iterator[Event]:
@@ -183,9 +183,7 @@ class Chat:
 class Client:
     """A connection to one server. Thread-safe; every method but chat may raise OvqError.
 
-    timeout: seconds, of the whole call with what it waits before it is sent again; None waits for
-    ever.
-    """
+    timeout: seconds for the whole call, delays before retries included; None waits for ever."""
 
     def __init__(
         self,
@@ -198,11 +196,10 @@ class Client:
         metadata: Sequence[tuple[str, str]] = (),
         retries: int = 3,
     ):
-        """tls_*: contents of PEM files. TLS is used where tls_ca or tls_cert is given; without
-        tls_ca the server's certificate is checked against the authorities that gRPC knows.
-        metadata: sent with every call, such as ("traceparent", ...). retries: how often a call is
-        sent again, but for chat, that the server has refused for a time which it names; it is
-        waited for so long."""
+        """tls_*: contents of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca
+        the server's certificate is verified against the authorities that gRPC knows. metadata: sent
+        with every call, such as ("traceparent", ...). retries: how often a call other than chat is
+        sent again if the server refuses it and names a delay; the client waits for that delay."""
         self._channel = connect(grpc, address, tls_ca, tls_cert, tls_key)
         self._retries = retries
         self._stub = stub(self._channel, token, metadata)
@@ -244,11 +241,12 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Iterator[Event]:
-        """One answer, streamed. Without session_id its state ends with the call. Closing the
-        iterator cancels the call. cacheable: whether the server may keep the state behind the
-        prompt for others that begin alike; by default that of a conversation's system part.
-        expected_position: tokens that the session must have, or the call is refused and the
-        error's info has the true number; so a call whose answer was lost can be sent again."""
+        """Streams one answer. Without session_id its state ends with the call. Closing the iterator
+        cancels the call. cacheable: whether the server may keep the state after the prompt for
+        later prompts that begin alike; by default it keeps that of a conversation's system part.
+        expected_position: the number of tokens that the session must have; otherwise the call is
+        refused and the error's info has the true number, so a call whose answer was lost can be
+        sent again safely."""
         request = _requests.generate(
             prompt, session_id, memory, max_centroids, cacheable, expected_position, options
         )
@@ -284,7 +282,7 @@ class Client:
         ttl: float | None = None,
     ) -> Chat:
         """Opens a conversation; use it in a `with` statement. A new session ends with it unless
-        keep_session is set. ttl: seconds of idling after which a kept session is deleted."""
+        keep_session is set. ttl: idle seconds after which a kept session is deleted."""
         return Chat(
             self._stub,
             _requests.chat_open(session_id, memory, max_centroids, keep_session, ttl),
@@ -303,7 +301,7 @@ class Client:
     delete_session = blocking(_calls.delete_session)
 
     def list_sessions(self, page_size: int = 0) -> Iterator[Session]:
-        """All sessions, fetched page by page. page_size 0: the server's."""
+        """Yields all sessions, fetched page by page. page_size 0: the server's default."""
         token = ""
         while True:
             page = self._call(_calls.list_page(page_size, token))
@@ -313,8 +311,8 @@ class Client:
                 return
 
     def export_session(self, session_id: str, *, since: Base | None = None) -> Iterator[bytes]:
-        """The session as a file of docs/session-format.md, in parts; with the `base` of an earlier
-        one (session_file.read) a delta, to be joined with that (session_file.join)."""
+        """Yields the session as a file of docs/session-format.md, in parts. With the `base` of an
+        earlier file (session_file.read) it is a delta, to be applied by session_file.join."""
         request = _requests.export_session(session_id, since)
         key = _requests.session_key(session_id)
         with _ovq_errors():
@@ -322,7 +320,7 @@ class Client:
                 yield part.data
 
     def import_session(self, parts: Iterable[bytes], *, ttl: float | None = None) -> Session:
-        """A new session from such a file."""
+        """Creates a session from an exported file."""
 
         def messages() -> Iterator[Any]:
             yield _requests.import_begin(ttl)

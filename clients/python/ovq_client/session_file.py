@@ -1,5 +1,5 @@
-"""Session files and deltas of them: what one holds, whether it is whole, and a file out of an
-earlier one and its deltas (docs/session-format.md)."""
+"""Session files and their deltas: parses and verifies them, and joins a file with later deltas
+(docs/session-format.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C, a byte at a time: some seconds for 100 MB."""
+    """Computes CRC-32C a byte at a time: some seconds for 100 MB."""
     crc, table = 0xFFFFFFFF, _TABLE
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
@@ -43,12 +43,12 @@ def crc32c(data: bytes) -> int:
 
 
 class SessionFileError(ValueError):
-    """What is wrong with a file, in words."""
+    """A session file is invalid; the text says why."""
 
 
 class Base(NamedTuple):
-    """A conversation as far as a file has it: its tokens' number and their SHA-256. With it
-    Client.export_session gives what has come since."""
+    """Identifies the conversation in a file: its number of tokens and their SHA-256.
+    Client.export_session takes it to export only what came later."""
 
     length: int
     digest: bytes
@@ -60,9 +60,9 @@ def _pack_tokens(tokens: tuple[int, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class SessionFile:
-    """position: tokens that the state has read. tokens: all of the conversation, None if the session
-    keeps none. other: sections that this reader does not know. created: None if no calendar has
-    it."""
+    """position: tokens that the state has consumed. tokens: the whole conversation, None if the
+    session keeps no tokens. other: sections that this reader does not know. created: None if the
+    time is outside the calendar."""
 
     model_fingerprint: str
     layout_fingerprint: int
@@ -86,8 +86,8 @@ class SessionFile:
 
 @dataclass(frozen=True)
 class SessionDelta:
-    """What has come since `since`: tokens, after which the conversation is `base`. turn_ends: all of
-    them, earlier ones too."""
+    """Changes since `since`: the tokens that lead to the conversation `base`. turn_ends: all of
+    them, earlier ones included."""
 
     model_fingerprint: str
     layout_fingerprint: int
@@ -180,7 +180,7 @@ def _created(ms: int) -> datetime | None:
 
 
 def parse(data: bytes) -> SessionFile | SessionDelta:
-    """A whole file, its checksums verified; SessionFileError says what is wrong with it."""
+    """Parses a whole file and verifies its checksums; raises SessionFileError if it is invalid."""
     sections, other = _sections(data)
     return _parse_file(sections, other) if "HEAD" in sections else _parse_delta(sections, other)
 
@@ -248,8 +248,8 @@ def read(path: str | Path) -> SessionFile | SessionDelta:
 
 
 def join(file: SessionFile, delta: SessionDelta) -> SessionFile:
-    """The file with the delta's tokens behind its own. Its state stays where it is: an import reads
-    the tokens that it has not read."""
+    """Appends the delta's tokens to the file. The state keeps its position: an import prefills the
+    tokens after it."""
     if file.tokens is None:
         raise SessionFileError("the file has no tokens, so no delta goes on from it")
     for name in ("model_fingerprint", "layout_fingerprint", "memory", "slot_cap"):
@@ -263,7 +263,7 @@ def join(file: SessionFile, delta: SessionDelta) -> SessionFile:
     )
     joined = replace(
         file,
-        # Without new tokens nothing else waits than before.
+        # Without new tokens the pending token is unchanged.
         pending=delta.pending if delta.tokens else file.pending,
         tokens=file.tokens + delta.tokens,
         turn_ends=delta.turn_ends,
@@ -275,7 +275,7 @@ def join(file: SessionFile, delta: SessionDelta) -> SessionFile:
 
 
 def encode(file: SessionFile) -> bytes:
-    """The file's bytes, without sections that this reader does not know."""
+    """Returns the file's bytes, without sections that this reader does not know."""
 
     def section(tag: bytes, payload: bytes) -> bytes:
         body = _SECTION.pack(tag, len(payload)) + payload
@@ -306,7 +306,7 @@ def encode(file: SessionFile) -> bytes:
 
 
 def describe(session: SessionFile | SessionDelta) -> str:
-    """A line for each thing that it holds."""
+    """Returns one line for each part of the file."""
     tokens, base = session.tokens, session.base
     lines: dict[str, Any] = {}
     if isinstance(session, SessionDelta):

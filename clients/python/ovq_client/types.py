@@ -1,7 +1,6 @@
-"""What the client gives and takes: plain dataclasses named as the messages of ovq.v1.
+"""Arguments and results of the client: plain dataclasses named like the messages of ovq.v1.
 
-Durations are seconds, timestamps are aware datetimes in UTC, absent optional fields are None.
-"""
+Durations are seconds, timestamps are aware datetimes in UTC, absent optional fields are None."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, ("user", "Hi") each, which the model's chat template writes. tools_json: a JSON
-    list of what may be called. known: how many of the messages the session holds already, its
-    answers included."""
+    """Messages such as ("user", "Hi"), which the model's chat template formats. tools_json: a JSON
+    list of callable tools. known: how many of the messages the session holds already, its answers
+    included."""
 
     messages: Sequence[tuple[str, str]]
     tools_json: str = ""
@@ -30,7 +29,7 @@ Prompt = Union[str, Sequence[int], Conversation]
 
 
 class Speculation(enum.IntEnum):
-    """Whether the server guesses tokens; the answer is the same."""
+    """Whether the server drafts tokens; answers are the same either way."""
 
     UNSPECIFIED = 0  # the server's --speculate
     OFF = 1
@@ -72,7 +71,7 @@ class FinishReason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class TopLogprobs:
-    """Best first; ties: the lower id first."""
+    """Candidates, best first; ties: the lower id first."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -120,13 +119,13 @@ class Finished:
     matched_token_id: int | None
 
 
-#: What an answer consists of: one Started, TokenChunks, one Finished per completion.
+# : Events of an answer: one Started, TokenChunks, and one Finished for each completion.
 Event = Union[Started, TokenChunk, Finished]
 
 
 @dataclass(frozen=True)
 class Score:
-    """logprobs[i] belongs to token i+1 given tokens 0..i."""
+    """Log-probabilities of a text; logprobs[i] belongs to token i+1 given tokens 0..i."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -158,7 +157,7 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """What an error tells beside its words: the field of a bad value, the reason of a refusal."""
+    """Machine-readable details of an error: the field of a bad value, the reason of a refusal."""
 
     field: str
     reason: str
@@ -202,7 +201,7 @@ class ModelInfo:
 @dataclass(frozen=True)
 class TurnEnd:
     position: int
-    replay_tokens: int  # what going back to it reads again
+    replay_tokens: int  # tokens that a rewind to this checkpoint prefills again
 
 
 @dataclass(frozen=True)
@@ -221,16 +220,16 @@ class Session:
     generated_tokens_total: int
     memory: str
     keeps_tokens: bool
-    turns: tuple[TurnEnd, ...]  # of get_session only
+    turns: tuple[TurnEnd, ...]  # only from get_session
     durable: bool
     hibernated: bool
-    damaged_at: int | None  # the model's output was not a number there
+    damaged_at: int | None  # position where the model's output was not finite
 
 
 @dataclass(frozen=True)
 class Rewound:
     session: Session
-    replay_tokens: int  # read again, or to be read again
+    replay_tokens: int  # tokens prefilled again, or to be prefilled again
 
 
 _T = TypeVar("_T")
@@ -238,7 +237,7 @@ _NESTED = {cls.__name__: cls for cls in (TopLogprobs, TurnEnd, Usage, StateSize,
 
 
 def from_message(cls: type[_T], message: Any) -> _T:
-    """The dataclass `cls` from the message of its name: its fields are read by their names."""
+    """Converts a message to the dataclass `cls` of the same name, field by field."""
     return cls(**{field.name: _field(message, field.name) for field in fields(cls)})
 
 

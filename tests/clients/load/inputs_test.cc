@@ -1,4 +1,4 @@
-// What the load client is told: options, lengths, arrivals, traces, workloads.
+// Tests of ovq-load's inputs: options, lengths, arrivals, traces and workloads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,9 +46,10 @@ TEST(Arrivals, ConstantGapsAreAllTheSame) {
   }
 }
 
-// Gaps of Gamma(b) / b over the rate: mean 1/rate, squared coefficient of variation 1/b. Of n gaps
-// the mean has standard error sqrt(1/(b n)); the sample variance, relative to the true one, has
-// sqrt((2 + 6/b) / n) (the excess kurtosis of a gamma variable is 6/b). Five errors are allowed.
+// Gaps are Gamma(b) / b over the rate: mean 1/rate, squared coefficient of variation 1/b. The mean
+// of n gaps has standard error sqrt(1/(b n)); the sample variance, relative to the true one, has
+// sqrt((2 + 6/b) / n) (the excess kurtosis of a gamma variable is 6/b). The test allows five
+// errors.
 TEST(Arrivals, GammaHasItsMeanAndBurstiness) {
   constexpr int kN = 100'000;
   constexpr double kRate = 20;
@@ -75,7 +76,7 @@ TEST(Arrivals, SameSeedSameTimes) {
   EXPECT_NE(Gaps(options, 50), Gaps(other, 50));
 }
 
-// During a ramp of 10 s to 10/s, t^2 / 2 arrivals are due by t, 50 by its end; then 10 a second.
+// During a ramp of 10 s to 10/s, t^2 / 2 arrivals are due by t, 50 by its end; then 10 per second.
 TEST(Arrivals, RampGrowsLinearly) {
   ArrivalSchedule schedule({.kind = ArrivalKind::kConstant, .rate = 10, .ramp = absl::Seconds(10)});
   std::vector<double> times;
@@ -112,9 +113,9 @@ TEST(Lengths, DrawWithinTheirBounds) {
   EXPECT_EQ(*seen.rbegin(), 60);
 }
 
-// The variance of a lognormal of mean m is m^2 (exp(s^2) - 1); clipping at ten times the mean takes
-// nothing worth speaking of from it at s = 0.5 (4.9 standard deviations of the logarithm), rounding
-// to whole tokens adds no bias. Five standard errors.
+// The variance of a lognormal of mean m is m^2 (exp(s^2) - 1). Clipping at ten times the mean is
+// negligible at s = 0.5 (4.9 standard deviations of the logarithm), and rounding to whole tokens
+// adds no bias. The test allows five standard errors.
 TEST(Lengths, LognormalHasItsMean) {
   const auto lengths = LengthDistribution::Parse("lognormal:500:0.5", 1 << 20);
   ASSERT_TRUE(lengths.ok()) << lengths.status();
@@ -142,7 +143,7 @@ TEST(Trace, TakesSecondsAndMilliseconds) {
       "{\"timestamp\": 10000, \"input_length\": 5, \"output_length\": 2, \"hash_ids\": [1]}\r\n",
       "t");
   ASSERT_TRUE(trace.ok()) << trace.status();
-  ASSERT_EQ(trace->size(), 2u);  // in the order of their times, from the first on
+  ASSERT_EQ(trace->size(), 2u);  // ordered by time, counted from the first
   EXPECT_EQ((*trace)[0].at_s, 0);
   EXPECT_EQ((*trace)[0].input_tokens, 5);
   EXPECT_EQ((*trace)[0].session, "");

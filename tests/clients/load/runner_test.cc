@@ -1,5 +1,5 @@
-// The runner against calls that a few threads answer. Times are lower bounds only: a busy machine
-// makes everything later, never earlier.
+// Tests of Runner with a fake server of a few threads. Times are checked against lower bounds only:
+// a busy machine makes everything later, never earlier.
 #include "clients/load/runner.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Every call has a thread of its own and takes `service`, or until CancelAll if that is 0.
+// Answers every call on a thread of its own after `service`, or at CancelAll if that is 0.
 class FakeServer {
  public:
   explicit FakeServer(milliseconds service) : service_(service) {}
@@ -63,11 +63,11 @@ class FakeServer {
 
   std::atomic<int> most_running = 0, created = 0, deleted = 0;
   std::atomic<bool> refuse_sessions = false;
-  std::atomic<int> fail_call = -1;  // the n-th Generate fails
-  std::atomic<int> away = 0;        // so many looks at a position fail
-  int64_t lost = 0;                 // tokens, while it was away
+  std::atomic<int> fail_call = -1;  // index of the Generate call that fails
+  std::atomic<int> away = 0;        // number of position queries that fail
+  int64_t lost = 0;                 // tokens lost while it was away
   std::map<std::string, int64_t> positions;
-  std::map<std::string, std::vector<size_t>> turns;  // prompt lengths by session
+  std::map<std::string, std::vector<size_t>> turns;  // prompt lengths of each session
 
  private:
   Outcome Answer(const GenerateSpec& spec) {
@@ -102,7 +102,7 @@ class FakeServer {
   std::condition_variable changed_;
   bool cancelled_ = false;
   int running_ = 0, calls_ = 0;
-  std::vector<std::thread> threads_;  // grows on the runner's thread alone
+  std::vector<std::thread> threads_;  // used on the runner's thread only
 };
 
 RunResult RunOn(FakeServer& server, const RunPlan& plan, WorkloadOptions work) {
@@ -114,7 +114,8 @@ RunResult RunOn(FakeServer& server, const RunPlan& plan, WorkloadOptions work) {
 }
 
 TEST(Runner, ClosedLoopKeepsItsUsersBusy) {
-  FakeServer server(milliseconds(50));  // so long that four calls meet on a busy machine too
+  FakeServer server(milliseconds(50));  // long enough for four calls to overlap on a busy machine,
+                                        // too
   const RunResult result = RunOn(server, {.users = 4}, {.max_requests = 40});
   EXPECT_EQ(result.records.size(), 40u);
   EXPECT_EQ(server.most_running, 4);
@@ -139,14 +140,14 @@ TEST(Runner, SessionsTakeTheirTurnsInOrder) {
   for (const auto& [index, records] : conversations) {
     for (size_t i = 0; i < records.size(); ++i) {
       EXPECT_EQ(records[i].turn, static_cast<int64_t>(i));
-      if (i == 0) continue;  // then after the time to think
+      if (i == 0) continue;  // then after the think time
       EXPECT_GE(records[i].outcome.sent, records[i - 1].outcome.ended + milliseconds(10));
     }
   }
 }
 
-// A request is due every 10 ms, is served in 30 ms and alone: the server stalls its successors, and
-// they count it. Counted from when they were sent, all would be 30 ms.
+// A request is due every 10 ms and takes 30 ms, one at a time: each delays its successors, whose
+// latencies must include the wait. Counted from when they were sent, all would be 30 ms.
 TEST(Runner, OpenLoopCountsFromTheIntendedStart) {
   FakeServer server(milliseconds(30));
   const RunResult result = RunOn(server,
@@ -159,7 +160,7 @@ TEST(Runner, OpenLoopCountsFromTheIntendedStart) {
   const Record& first = result.records[0];
   const Record& last = result.records[4];
   EXPECT_NEAR(SecondsBetween(first.start, last.start), 0.04, 1e-6);
-  // Five services in a row, less the 40 ms between first and last.
+  // Five services in a row, less the 40 ms between the first and the last due time.
   EXPECT_GE(ComputeLatencies(last).e2e, 5 * 30 - 40);
   EXPECT_GE(last.send_delay_s, 0.08);
 }
@@ -202,7 +203,7 @@ TEST(Runner, TellsWhatWasDueAndNeverSent) {
                                   .grace = absl::ZeroDuration()},
                                  {.max_requests = 100});
   EXPECT_EQ(result.records.size(), 2u);
-  EXPECT_EQ(result.unsent, 3);  // of those at 0.1, 0.2, ..., 0.5 s
+  EXPECT_EQ(result.unsent, 3);  // those due at 0.1, 0.2, ..., 0.5 s
 }
 
 TEST(Runner, InterruptStopsAndSecondCancels) {
@@ -216,7 +217,7 @@ TEST(Runner, InterruptStopsAndSecondCancels) {
                      .grace = absl::Hours(1),
                      .interrupted_grace = absl::Hours(1)};
   Runner runner(plan, workload, prompts, calls, interrupts, [&](const Progress& progress) {
-    // Twice: once its requests run, and once more while they are awaited.
+    // Interrupts twice: once its requests run, and again while they are awaited.
     if (progress.in_flight == 2 && interrupts < 2) ++interrupts;
   });
   const RunResult result = runner.Run();

@@ -1,4 +1,4 @@
-// From records to figures and reports.
+// Tests of the figures and reports that are computed from records.
 #include "clients/load/stats.h"
 
 #include <gmock/gmock.h>
@@ -55,7 +55,7 @@ TEST(Summarize, WorkedExample) {
   EXPECT_DOUBLE_EQ(s.p95, 14.4);
   EXPECT_DOUBLE_EQ(s.p99, 15.68);
   EXPECT_DOUBLE_EQ(s.max, 16);
-  EXPECT_NEAR(s.std * s.std, 29.76, 1e-9);  // mean of squares 68.2 less 38.44
+  EXPECT_NEAR(s.std * s.std, 29.76, 1e-9);  // mean of squares 68.2 minus 38.44
 }
 
 TEST(Summarize, OneSampleAndNone) {
@@ -91,7 +91,7 @@ TEST(Goodput, BoundsAreInclusiveAndIndependent) {
   EXPECT_FALSE(Goodput::Parse("ttft:199")->Good(l));
   EXPECT_FALSE(Goodput::Parse("tpot:49")->Good(l));
   EXPECT_FALSE(Goodput::Parse("e2el:249")->Good(l));
-  // A single token has no time per token: that bound cannot break.
+  // An answer of a single token has no time per token, so it cannot miss that bound.
   EXPECT_TRUE(Goodput::Parse("tpot:1")->Good(ComputeLatencies(Answer(0, 0, {{200, 1}}, 250))));
 }
 
@@ -116,20 +116,20 @@ TEST(Report, CountsAndRates) {
   EXPECT_DOUBLE_EQ(r.total_throughput, 12);
   EXPECT_EQ(r.good, 1);
   EXPECT_DOUBLE_EQ(r.goodput(), 0.5);
-  EXPECT_DOUBLE_EQ(r.good_fraction(), 0.25);  // of four: what failed was not good
+  EXPECT_DOUBLE_EQ(r.good_fraction(), 0.25);  // one of four: failed requests are not good
   EXPECT_EQ(r.errors.at("RESOURCE_EXHAUSTED").count, 2);
   EXPECT_EQ(r.errors.at("RESOURCE_EXHAUSTED").first_message, "no room, said <the> \"server\"");
-  EXPECT_EQ(r.max_in_flight, 3);  // the cut one, the second answer and a failure
+  EXPECT_EQ(r.max_in_flight, 3);  // the cancelled request, the second answer and a failure
   EXPECT_DOUBLE_EQ(r.send_delay_ms.max, 5);
   EXPECT_DOUBLE_EQ(r.ttft_ms.mean, 250);
 }
 
 TEST(Timeline, AddsUpToTheWhole) {
-  const std::vector<TimelineBin> bins = MakeTimeline(Example(), 4);  // of 500 ms
+  const std::vector<TimelineBin> bins = MakeTimeline(Example(), 4);  // 500 ms each
   ASSERT_EQ(bins.size(), 4u);
   EXPECT_EQ(bins[0].tokens, 2);
   EXPECT_EQ(bins[1].tokens, 1);
-  EXPECT_EQ(bins[2].tokens, 1);  // at 1000 ms: a bin begins
+  EXPECT_EQ(bins[2].tokens, 1);  // at 1000 ms, where a bin begins
   EXPECT_EQ(bins[0].completed + bins[1].completed + bins[2].completed + bins[3].completed, 2);
   EXPECT_NEAR(bins[0].in_flight, 1 + 195.0 / 500, 1e-9);
   EXPECT_NEAR(bins[3].in_flight, 1, 1e-9);
@@ -223,7 +223,7 @@ TEST(Sweep, EndsWhereThroughputSaturates) {
   EXPECT_EQ(sweep.load(), 2);
   EXPECT_EQ(sweep.Add(Throughput(180)), "");
   EXPECT_EQ(sweep.load(), 4);
-  EXPECT_EQ(sweep.Add(Throughput(185)), "saturated");  // 2.8% more: below 5%
+  EXPECT_EQ(sweep.Add(Throughput(185)), "saturated");  // 2.8% more is below 5%
   EXPECT_EQ(sweep.best(), 2u);
 }
 
@@ -246,7 +246,7 @@ TEST(Sweep, EndsWhereGoodputBreaks) {
 TEST(Sweep, EndsAtItsLastLevelAndOnFailure) {
   Sweep two({.on = true, .max_levels = 2, .factor = 1.1}, 1, true);
   EXPECT_EQ(two.Add(Throughput(1)), "");
-  EXPECT_EQ(two.load(), 2);  // whole users grow by one at least
+  EXPECT_EQ(two.load(), 2);  // whole users grow by at least one
   EXPECT_EQ(two.Add(Throughput(9)), "last level");
   Sweep failed({.on = true}, 1, true);
   EXPECT_EQ(failed.Add(Report()), "nothing completed");
