@@ -10,13 +10,11 @@
 namespace ovq {
 namespace {
 
-// The payload with the problems after the first, end to end.
-// More than anybody reads. A file whose every tensor is missing would else take the square of its
-// layers to tell.
+// Type of the payload that holds the problems after the first, end to end.
 constexpr size_t kMost = 200;
 constexpr char kOthers[] = "ovq/problems";
 
-// Before each message: messages may hold any byte.
+// Precedes each message, because messages may hold any byte.
 struct RecordHead {
   absl::StatusCode code;
   size_t bytes;
