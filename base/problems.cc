@@ -10,7 +10,8 @@
 namespace ovq {
 namespace {
 
-// Type of the payload that holds the problems after the first, end to end.
+// Problems beyond this many are not listed: more than anybody reads. Without the limit, reporting a
+// file whose every tensor is missing would take time quadratic in the number of layers.
 constexpr size_t kMost = 200;
 constexpr char kOthers[] = "ovq/problems";
 

@@ -22,8 +22,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kSlotsSection =
-    "ovq";  // slots by a cache policy, which any family may have
+constexpr std::string_view kSlotsSection = "ovq";  // of any family's slots
 constexpr size_t kMaxConfigBytes = 16 << 20, kMaxGenerationBytes = 1 << 20;
 
 // Replaces Python's bare word Infinity, which is not JSON, by null: no bound.
@@ -170,8 +169,7 @@ absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy po
                   ModelConfig& config) {
   Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
-  const Attrs common =
-      fields;  // a copy: an error here decides nothing about the unread fields there
+  const Attrs common = fields;  // a copy, so that errors here hide no unread fields
   AttrReader reader(common);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);

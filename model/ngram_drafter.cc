@@ -92,8 +92,7 @@ DraftTokens NgramDrafter::Propose(int64_t most) {
   probabilities_.clear();
   const auto n = static_cast<size_t>(std::clamp<int64_t>(most, 0, kMaxDraftTokens));
   if (next_ == 0) return {};
-  const size_t distance =
-      tokens_.size() - next_;  // drafts longer than this repeat the tokens in a cycle
+  const size_t distance = tokens_.size() - next_;  // longer drafts cycle
   for (size_t i = 0; i < n; ++i) {
     draft_.push_back(i < distance ? tokens_[next_ + i] : draft_[i - distance]);
     probabilities_.push_back(RecordFor(std::min(length_ + i, kMostLength)).probability());
