@@ -116,8 +116,7 @@ std::string Reader::ReadMixer(const std::string& field, const std::string& fallb
 void Reader::SetRope(const Kind& kind, Attrs& model) {
   const std::string dims_field = kind.rope + "rope_partial_dim";
   const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
-  const bool turns =
-      dims > 0 && kind.name != "ovq";  // "ovq" never has RoPE, whatever the file says
+  const bool turns = dims > 0 && kind.name != "ovq";  // "ovq" never has RoPE
   model.Set("rope", std::string(turns ? "pairs" : "none"), dims_field);
   model.Set("rope_dims", dims, dims_field);
   fields_.CopyTo(model, kind.rope + "rope_theta", "rope_theta");
@@ -156,7 +155,8 @@ void Reader::SetKvm(Attrs& kvm) {
                             "state_min_len", "state_saturation_n", "n_max_d_chunks"}) {
     fields_.CopyTo(kvm, field, field);
   }
-  // The state's slots hold the channels without RoPE of the main mixer, all channels if it is 0.
+  // The state's slots see only the channels without RoPE: the first rope_partial_dim (the main
+  // mixer's field) are masked, or all of them if it is 0.
   const int64_t dims = file_.IntOr("rope_partial_dim", 64, 0, kMaxHiddenSize);
   kvm.Set("masked_dims", dims > 0 ? dims : head_dim_, "rope_partial_dim");
   SetFlag("kvm_use_merge_gate_keys", true, kvm, "use_merge_gate_keys");

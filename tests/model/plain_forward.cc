@@ -19,7 +19,7 @@ namespace ovq::plain {
 namespace {
 
 using Vector = std::vector<double>;
-using Matrix = std::vector<Vector>;  // rows
+using Matrix = std::vector<Vector>;  // a list of rows
 
 struct Model {
   nlohmann::json config;

@@ -1,5 +1,5 @@
-// The one-page forward pass agrees with float64 logits of other code, and so with the decoder,
-// which fixtures_test.cc holds to the same logits.
+// The one-page forward pass agrees with float64 logits of independent code, to which
+// fixtures_test.cc also holds the decoder.
 #include "tests/model/plain_forward.h"
 
 #include <gtest/gtest.h>
