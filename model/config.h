@@ -47,19 +47,20 @@ struct MixerFields {
   const Attrs& section(std::string_view name) const;  // empty Attrs if absent
 };
 
-// How layers with a choice keep their past: kAsTrained as config.json says, kPaper by OVQ's update,
-// kClosestPair by merging closest pairs, kClosestPairAll likewise for keys with RoPE too, kExact
-// all tokens (model/cache_policy.h).
+// A cache policy is how layers with a choice keep their past: kAsTrained as config.json says,
+// kPaper by OVQ's update, kClosestPair by merging closest pairs, kClosestPairAll likewise for keys
+// with RoPE too, kExact all tokens (model/cache_policy.h).
 enum class CachePolicy : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
 
 struct LayerSpec {
   std::string type;  // known to the mixer registry
-  int fields = 0;  // index in ModelConfig::mixer_fields
+  int fields = 0;    // index in ModelConfig::mixer_fields
   FeedForwardSpec feed_forward;
   // Whether the mixer and the feed-forward read normed input (ModelConfig::norm), and whether their
   // output is normed before it is added to the residual (post_norm).
   bool norm_before = true, norm_after = false;
-  bool is_wrong = false;  // its type or one of its mixer's fields is invalid; never set where LoadConfig is OK
+  bool is_wrong =
+      false;  // its type or one of its mixer's fields is invalid; never set where LoadConfig is OK
   std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
   // Trained with full attention but read through slots: approximate once slots stand for several
   // tokens (ExactTokens).
@@ -69,15 +70,16 @@ struct LayerSpec {
 struct Family;
 
 struct ModelConfig {
-  std::string name;       // the folder's own name
-  std::string canonical;  // canonical config.json: sorted fields without white space and bookkeeping
+  std::string name;  // the folder's own name
+  std::string
+      canonical;  // canonical config.json: sorted fields without white space and bookkeeping
   const Family* family = nullptr;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int n_layers = 0;
   std::vector<LayerSpec> layers;          // [n_layers]
   std::vector<MixerFields> mixer_fields;  // one for each kind of layer
-  float embedding_scale = 1;  // multiplies the embedding, before its norm
+  float embedding_scale = 1;              // multiplies the embedding, before its norm
   NormSpec embedding_norm = {.kind = NormKind::kNone};
   NormSpec norm, post_norm;  // of the layers (LayerSpec)
   NormSpec final_norm;       // before the head
@@ -91,7 +93,7 @@ struct ModelConfig {
   bool skip_connections = false;
   bool tie_word_embeddings = false;
   bool lm_head_bias = false;
-  float logit_scale = 1;  // multiplies the logits, bias included
+  float logit_scale = 1;    // multiplies the logits, bias included
   float logit_softcap = 0;  // c in c tanh(logit / c); 0: none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json; may be empty
@@ -104,7 +106,7 @@ struct ModelConfig {
   const MixerFields& fields(int i) const { return mixer_fields[layers[i].fields]; }
   // Whether later layers mix in the values of layer i (value residuals).
   bool gives_first_values(int i) const;
-  // Everything that the state of layer i depends on; points into this config.
+  // All that the state of layer i depends on; points into this config.
   StateSpec state_spec(int i, DType kv_dtype, Device device) const;
 };
 

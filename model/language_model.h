@@ -30,7 +30,8 @@ struct ModelOptions {
   StateLimits limits;
 };
 
-// What the model variants of one folder share: weights on the device and the files' fingerprint.
+// State shared by the model variants of one folder: weights on the device and the files'
+// fingerprint.
 struct SharedWeights {
   std::string fingerprint;
   SharedProducts products;
@@ -51,7 +52,7 @@ absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType sta
 
 struct DecoderLayer {
   float keep = 1, embedding = 0;  // block lambdas: x = keep x + embedding x0
-  Norm input_norm, post_norm;  // post_norm is applied to the mixer's output
+  Norm input_norm, post_norm;     // post_norm is applied to the mixer's output
   std::unique_ptr<SequenceMixer> mixer;
   FeedForward feed_forward;
   int feed_forward_state = -1;  // index of its state in the layout; -1: none
@@ -92,9 +93,9 @@ class LanguageModel {
   // another of the same device.
   TensorView Forward(const Batch& batch, DeviceContext& context, ScratchScope& scope) const;
 
-  // What undoing the last tokens of a batch takes, over all layers (SequenceMixer): the bytes of a
-  // session that these tokens may change, and whether each token changes bytes of its own. The
-  // tokens end before the next StateLayout::BoundaryAfter.
+  // Undoing of the last tokens of a batch, over all layers (SequenceMixer): the bytes of a session
+  // that these tokens may change, and whether each token changes bytes of its own. The tokens end
+  // before the next StateLayout::BoundaryAfter.
   std::vector<StateExtent> UndoExtents(const TokenRange& tokens) const;
   bool CanUndoSuffix(const TokenRange& tokens) const;
 
@@ -141,7 +142,7 @@ class LanguageModel {
   Norm embedding_norm_;
   std::optional<RopeTable> sinusoids_;
   float sinusoid_scale_ = 0;
-  bool keeps_embedding_ = false;  // some layer reads x0, the (normed) embedding
+  bool keeps_embedding_ = false;     // some layer reads x0, the (normed) embedding
   std::vector<float> skip_weights_;  // [n_layers / 2] with skip connections
   Norm final_norm_;
   Linear lm_head_;       // [vocab, d_model]

@@ -34,7 +34,7 @@ class NgramDrafter {
   static constexpr std::array<size_t, 4> kLengths = {16, 8, 4, 2};
   static constexpr size_t kMostLength = 64;  // longer repeats count as this long
 
-  // How often the token after a repeated suffix was the one that had followed it before.
+  // Counts how often the token after a repeated suffix was the one that had followed it before.
   struct Record {
     float right = 1, all = 2;
     float probability() const { return right / all; }

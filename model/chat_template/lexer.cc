@@ -23,8 +23,7 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsAlnum(char c) { return IsDigit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool IsNameByte(char c) { return IsAlnum(c) || c == '_' || (c & 0x80) != 0; }
 
-// Converts line ends to
-//  and drops one at the end.
+// Converts line ends to \n and drops one at the end.
 std::string Normalized(std::string_view source) {
   std::string text;
   for (size_t i = 0; i < source.size(); ++i) {

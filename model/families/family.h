@@ -15,7 +15,7 @@
 
 namespace ovq {
 
-// Where a tensor of the decoder lies in a checkpoint, its elements in order.
+// The place of a decoder's tensor in a checkpoint, its elements in order.
 struct TensorInFile {
   std::string name;
   Shape shape;
@@ -32,9 +32,9 @@ struct Family {
   // InvalidArgument with all problems (SplitProblems), which name fields as the file does. Valid
   // fields are filled in even then, and layers whose tensors cannot be known are marked.
   absl::Status (*read)(const nlohmann::json& json, const Attrs& fields, ModelConfig& config);
-  // Where the decoder's tensor `name` (docs/model-format.md) of that shape lies: candidates in
-  // order, at least one. The first that the file has counts; if it has none, the first is reported
-  // as missing.
+  // The candidates for the decoder's tensor `name` (docs/model-format.md) of that shape, in order,
+  // at least one. The first that the file has counts; if it has none, the first is reported as
+  // missing.
   std::vector<TensorInFile> (*tensor)(const ModelConfig& config, std::string_view name,
                                       const Shape& shape);
   // Tensors that writers of the family store though nothing reads them.

@@ -120,8 +120,8 @@ void Reader::SetRope(const Kind& kind, Attrs& model) {
   model.Set("rope", std::string(turns ? "pairs" : "none"), dims_field);
   model.Set("rope_dims", dims, dims_field);
   fields_.CopyTo(model, kind.rope + "rope_theta", "rope_theta");
-  // That code always rounds these and the values of KVM's state; bfloat16 models were trained with
-  // the rounding.
+  // The original code always rounds these and the values of KVM's state; bfloat16 models were
+  // trained with the rounding.
   model.Set("rope_rounds_to_bfloat16", config_.weights_dtype == DType::kBF16);
 }
 

@@ -68,7 +68,7 @@ bool IsChinese(char32_t c) {
 
 TextStage CleanForBert() {
   return EachChar([](char32_t c, std::string& result) {
-    const bool blank = IsWhitespace(c);  // includes the controls \t,   and \r
+    const bool blank = IsWhitespace(c);  // includes \t, \n and \r
     if (c == 0 || c == 0xfffd || (IsOther(c) && !blank)) return;
     AppendChar(blank ? U' ' : c, result);
   });

@@ -10,8 +10,8 @@
 namespace ovq {
 namespace {
 
-// Backtracking steps of one search. With `\s*[\r
-// ]+` a run of n spaces takes n of them; patterns that take n^2 fail here.
+// Backtracking steps of one search. With `\s*[\r\n]+` a run of n spaces takes n of them; patterns
+// that take n^2 fail here.
 constexpr unsigned long kMostRetries = 200'000'000;
 
 const OnigUChar* Begin(std::string_view text) {

@@ -15,8 +15,8 @@ namespace ovq {
 struct TokenizerFolder {
   std::string path;    // main file, for messages: tokenizer.json or vocab.json
   TokenizerFile file;  // vocab.json and merges.txt become GPT-2's tokenizer.json
-  // How tokenizer_config.json sets the beginning or end of a text: not at all, or with or without
-  // this token.
+  // One end of a text by tokenizer_config.json. wanted: whether `token` is added there; empty if
+  // the file does not say.
   struct End {
     std::optional<bool> wanted;
     std::string token;

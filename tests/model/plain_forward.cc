@@ -60,7 +60,7 @@ Matrix RmsNorm(Matrix x, const TensorView& w, double eps) {
   return x;
 }
 
-// Channels [head n, (head + 1) n) of a row.
+// Head `head` of a row of heads with n channels each: channels [head n, (head + 1) n).
 Vector Head(const Vector& row, int64_t head, int64_t n) {
   return Vector(row.begin() + head * n, row.begin() + (head + 1) * n);
 }

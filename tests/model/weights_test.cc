@@ -331,7 +331,7 @@ TEST(Weights, WhatCanBeReadIsThereAndTheRestIsTold) {
               ElementsAre(HasSubstr("'b': dtype 'I64'"), HasSubstr("'c': ends at byte 24"),
                           HasSubstr("'d': overlaps")));
   EXPECT_TRUE(weights.GetTensor("a", {1}).ok());
-  // The same message as from Open, so that it appears once among all problems.
+  // GetTensor repeats Open's message, so that it appears once among all problems.
   EXPECT_THAT(Message(weights.GetTensor("b", {1}).status()),
               HasSubstr("model.safetensors: tensor 'b'"));
   EXPECT_THAT(Message(weights.GetTensor("e", {1}).status()), HasSubstr("'e' is missing"));
