@@ -17,8 +17,7 @@ constexpr double kNoQuota = std::numeric_limits<double>::infinity();
 int CountAffinityProcessors() {
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return CPU_COUNT(&mask);
-  return static_cast<int>(
-      std::thread::hardware_concurrency());  // there are more processors than a mask holds
+  return static_cast<int>(std::thread::hardware_concurrency());  // more than a mask holds
 }
 
 double Quotient(double quota, double period) {

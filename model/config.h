@@ -59,8 +59,8 @@ struct LayerSpec {
   // Whether the mixer and the feed-forward read normed input (ModelConfig::norm), and whether their
   // output is normed before it is added to the residual (post_norm).
   bool norm_before = true, norm_after = false;
-  bool is_wrong =
-      false;  // its type or one of its mixer's fields is invalid; never set where LoadConfig is OK
+  // Its type or one of its mixer's fields is invalid; never set where LoadConfig is OK.
+  bool is_wrong = false;
   std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
   // Trained with full attention but read through slots: approximate once slots stand for several
   // tokens (ExactTokens).
@@ -70,9 +70,8 @@ struct LayerSpec {
 struct Family;
 
 struct ModelConfig {
-  std::string name;  // the folder's own name
-  std::string
-      canonical;  // canonical config.json: sorted fields without white space and bookkeeping
+  std::string name;       // the folder's own name
+  std::string canonical;  // config.json with sorted fields, without white space and bookkeeping
   const Family* family = nullptr;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;

@@ -11,8 +11,8 @@ namespace ovq {
 // A batch's activations [n_tokens, d_model] between the parts of a layer.
 struct LayerActivations {
   TensorView h;      // F32: the residual stream
-  TensorView x;  // compute dtype: the input of a part
-  TensorView added;  // F32: the output of a part, if it is normed before it is added to h
+  TensorView x;      // compute dtype: the input of a part
+  TensorView added;  // F32: a part's output, if normed before it is added to h
 
   // h += scale norm(added)
   void AddNormed(DeviceContext& context, const Norm& norm, float scale) const {

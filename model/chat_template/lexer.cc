@@ -102,7 +102,7 @@ class Lexer {
     MoveTo(end);
   }
 
-  // Offset after the end of a block or comment, which may begin with a sign.
+  // Offset after the end of a block or comment at `close`, where `sign` precedes the end.
   size_t AfterBlock(size_t close, char sign) const {
     const size_t behind = close + 2;
     if (sign == '-') return AfterSpace(behind);

@@ -20,8 +20,8 @@ namespace ovq {
 // Defaults of a family's code for sizes that a file leaves out.
 struct HubSizes {
   int64_t vocab_size, hidden_size, n_layers;
-  int64_t n_heads, n_kv_heads,
-      head_dim;  // n_kv_heads 0: n_heads; head_dim 0: hidden_size / n_heads
+  // 0: n_kv_heads is n_heads, head_dim is hidden_size / n_heads.
+  int64_t n_heads, n_kv_heads, head_dim;
 };
 
 // Defaults of a family's code for gated delta nets.

@@ -116,7 +116,7 @@ std::string Reader::ReadMixer(const std::string& field, const std::string& fallb
 void Reader::SetRope(const Kind& kind, Attrs& model) {
   const std::string dims_field = kind.rope + "rope_partial_dim";
   const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
-  const bool turns = dims > 0 && kind.name != "ovq";  // "ovq" never has RoPE
+  const bool turns = dims > 0 && kind.name != "ovq";  // "ovq" has no RoPE
   model.Set("rope", std::string(turns ? "pairs" : "none"), dims_field);
   model.Set("rope_dims", dims, dims_field);
   fields_.CopyTo(model, kind.rope + "rope_theta", "rope_theta");

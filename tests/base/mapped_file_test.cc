@@ -31,7 +31,8 @@ class MappedFileTest : public testing::Test {
     EXPECT_TRUE(file.ok()) << file.status();
     return *std::move(file);
   }
-  // Sets a time before that of any write, whatever the file system's clock shows.
+  // Sets the file's time; the tests choose one before any write, whatever the file system's clock
+  // shows.
   void SetTime(time_t seconds) {
     const timespec times[2] = {{.tv_sec = seconds, .tv_nsec = 0},
                                {.tv_sec = seconds, .tv_nsec = 0}};

@@ -119,7 +119,7 @@ std::vector<TypedCase> TypedCases(Device device) {
         "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
     for (DType compute : {DType::kF32, DType::kBF16}) {
       for (DType state : {DType::kF32, DType::kBF16, DType::kI8}) {
-        // Slow devices test only the types that a server chooses by default, and int8.
+        // CUDA tests only the types that a server chooses by default, and int8, to save time.
         const bool is_default =
             compute == state || (compute == DType::kBF16 && state == DType::kI8);
         if (device == Device::kCuda && !is_default) continue;
