@@ -1,4 +1,4 @@
-// Numbers, texts and checked sections in files: little-endian, each section a tag, a length, a
+// Little-endian numbers, texts and checked sections of files. A section is a tag, a length, a
 // payload and a CRC-32C of these (docs/session-format.md).
 #pragma once
 
@@ -24,10 +24,10 @@ template <class T>
 void PutAll(std::string& out, const std::vector<T>& values) {
   for (const T value : values) Put(out, value);
 }
-// Its length in a byte first: kMaxTextBytes at most.
+// Appends the length as one byte, then the text: at most kMaxTextBytes.
 void PutText(std::string& out, std::string_view text);
 
-// Takes it from the front, whose length the caller has seen to.
+// Consumes a number from the front of `in`. The caller has checked that it is long enough.
 template <class T>
 T Get(std::string_view& in) {
   uint64_t value = 0;
@@ -37,17 +37,17 @@ T Get(std::string_view& in) {
   in.remove_prefix(sizeof(T));
   return static_cast<T>(value);
 }
-// All of it.
+// Reads the number that is the whole text.
 template <class T>
 std::vector<T> GetAll(std::string_view in) {
   std::vector<T> values(in.size() / sizeof(T));
   for (T& value : values) value = Get<T>(in);
   return values;
 }
-// False, and nothing is taken, if it goes beyond the end.
+// Consumes a text. False, and `in` stays as it is, if the text goes beyond the end.
 bool GetText(std::string_view& in, std::string& text);
 
-// What stands before a section's payload. tag: four letters.
+// The bytes before a section's payload. tag: four letters.
 std::string SectionStart(std::string_view tag, uint64_t payload_bytes);
 void PutSection(std::string& out, std::string_view tag, std::string_view payload);
 

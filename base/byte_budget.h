@@ -1,4 +1,4 @@
-// Memory of the host that callers make a server use: one number of bytes for all, shared among
+// ByteBudget: limits the host memory that clients' calls may hold, one number of bytes shared among
 // clients.
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace ovq {
 
-// Nobody waits and nothing is reserved: who is refused holds nothing. A client is refused what
-// would leave less than it then has, so one alone may have half of all, and whoever comes next
-// finds something. Any thread.
+// Acquire never waits, and nothing is reserved. A client is refused if fewer bytes would then be
+// left than it would hold: so a single client may have half of the budget, and the next one always
+// finds some. Any thread.
 class ByteBudget {
  public:
   explicit ByteBudget(size_t total) : total_(total) {}
@@ -24,17 +24,17 @@ class ByteBudget {
 
  private:
   friend class ByteHold;
-  // Unset if taken; else the most that the client could have had.
+  // Empty if acquired; else the most bytes that the client could have acquired.
   std::optional<size_t> Acquire(const std::string& client, size_t bytes);
   void Release(const std::string& client, size_t bytes);
 
   const size_t total_;
-  mutable std::mutex mutex_;  // guards the next
+  mutable std::mutex mutex_;  // guards the members below
   size_t held_ = 0;
-  std::map<std::string, size_t> clients_;  // that hold something
+  std::map<std::string, size_t> clients_;  // bytes held by each client that holds any
 };
 
-// What one call holds; given back when it goes. Its own calls are not concurrent.
+// The bytes one call holds, released by the destructor. Not thread-safe.
 class ByteHold {
  public:
   ByteHold(std::shared_ptr<ByteBudget> budget, std::string client)
@@ -45,7 +45,7 @@ class ByteHold {
   ByteHold(const ByteHold&) = delete;
   ByteHold& operator=(const ByteHold&) = delete;
 
-  // So many more. Unset if taken; else the most that there could have been.
+  // Acquires more bytes. Empty if acquired; else the most bytes there could have been.
   std::optional<size_t> Acquire(size_t bytes);
   size_t bytes() const { return bytes_; }
   const ByteBudget& budget() const { return *budget_; }

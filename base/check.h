@@ -1,4 +1,5 @@
-// Check: a promise of our own code. Bad input is never a Check, it is an absl::Status.
+// Check ends the process when an invariant of this code is broken. Bad input is never a Check but
+// an absl::Status.
 #pragma once
 
 namespace ovq {

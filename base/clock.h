@@ -1,4 +1,4 @@
-// Time: what waits follows the steady clock; wall time is for people to read.
+// Clocks. Deadlines and waits follow the steady clock; wall time is only shown to people.
 #pragma once
 
 #include <chrono>
@@ -12,20 +12,20 @@ namespace ovq {
 using SteadyTime = std::chrono::steady_clock::time_point;
 inline constexpr SteadyTime kNever = SteadyTime::max();
 
-// Both clocks; tests have their own.
+// Both clocks, replaceable in tests.
 struct Clock {
   std::function<SteadyTime()> steady = std::chrono::steady_clock::now;
-  // Not absl::Now, which for some seconds after the clock was set tells the time of before.
+  // Not absl::Now, which shows the old time for some seconds after the clock was set.
   std::function<absl::Time()> wall = [] {
     return absl::FromChrono(std::chrono::system_clock::now());
   };
 
-  // When the steady clock will show a wall time, as far as is known now. kNever for one that is
-  // more than a century away.
+  // The steady time at which the wall clock will show `time`, as far as is known now. kNever if
+  // that is over a century away.
   SteadyTime ToSteady(absl::Time time) const;
 };
 
-// kNever if `time` is longer than a century, `from` if it is negative.
+// from + time: kNever if `time` is longer than a century, `from` if it is negative.
 SteadyTime After(SteadyTime from, absl::Duration time);
 
 inline absl::Duration TimeBetween(SteadyTime from, SteadyTime to) {

@@ -10,7 +10,7 @@
 namespace ovq {
 namespace {
 
-// tables[k][b]: what byte b comes to with k zero bytes behind it.
+// tables[k][b]: the checksum's change by byte b followed by k zero bytes.
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 
 constexpr Tables MakeTables() {
@@ -44,11 +44,11 @@ uint32_t AddByTables(std::string_view bytes, uint32_t crc) {
 }
 
 #if defined(__x86_64__)
-// The processor's instruction takes three cycles and one can begin in each: three lanes of a block
-// go side by side, and are joined at its end.
+// The processor's instruction takes three cycles and one can begin in each cycle, so three lanes of
+// a block are computed side by side and joined at its end.
 constexpr size_t kLane = 2048;
 
-// behind[k][b]: what byte k of a checksum, being b, comes to with kLane zero bytes behind it.
+// behind[k][b]: byte k of a checksum, with value b, after kLane zero bytes.
 using LaneTables = std::array<std::array<uint32_t, 256>, 4>;
 
 constexpr LaneTables MakeLaneTables() {

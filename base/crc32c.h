@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli, RFC 3720), for parts of files.
+// CRC-32C (Castagnoli, RFC 3720), of parts of files.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace ovq {
 
-// Of `bytes` behind those whose checksum is `before`; 0 is the checksum of none.
+// Checksum of `bytes` appended to bytes whose checksum is `before`; 0 is the checksum of no bytes.
 uint32_t Crc32c(std::string_view bytes, uint32_t before = 0);
-// The same without the processor's instruction for it, as where there is none.
+// Crc32c without the processor's instruction, for processors that have none.
 uint32_t Crc32cByTables(std::string_view bytes, uint32_t before = 0);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// What is replaced as a whole while others use it.
+// Current<T>: a shared value that is replaced as a whole while others use it.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ovq {
 
-// Any thread. Who has taken a value keeps it, also beyond the next Set.
+// Any thread. A caller that has got a value keeps it, also beyond the next Set.
 template <class T>
 class Current {
  public:

@@ -50,7 +50,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes) 
 }
 
 absl::Status WriteFile(const std::string& path, std::string_view text) {
-  // What is no file (a pipe, /dev/stdout) cannot be renamed onto.
+  // A device or pipe (/dev/stdout) cannot be replaced by a rename.
   const std::string part = path.starts_with("/dev/") ? path : path + ".part";
   File file(std::fopen(part.c_str(), "wbe"));
   if (file == nullptr) return LastError(part);
@@ -62,7 +62,7 @@ absl::Status WriteFile(const std::string& path, std::string_view text) {
 
 void HoldStandardFiles() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest number that is free is this one.
+    // open returns the lowest free number, which is fd.
     if (fcntl(fd, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);
   }
 }

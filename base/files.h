@@ -1,4 +1,4 @@
-// Files whole, in and out, with their names in every error.
+// Reads and writes whole files. Every error names the file.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace ovq {
 
-// Standard input, output and errors that are closed become files that end at once and take nothing:
-// otherwise the next file or connection to be opened would have their number, and what is meant for
-// them. Before any other file is opened.
+// Opens /dev/null in place of each standard stream that is closed. Otherwise the next file or
+// connection would get its number and the output meant for the stream. Call it before any other
+// file is opened.
 void HoldStandardFiles();
 
-// Never waits for a writer: what is no regular file (a folder, a pipe) is an error, as is a missing
-// file (NotFound) or one of more than max_bytes (DataLoss).
+// Reads a regular file and never waits for a writer. Errors for anything else (a folder, a pipe),
+// for a missing file (NotFound) and for more than max_bytes (DataLoss).
 absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes);
-// Pipes and devices too, to their end.
+// Also reads pipes and devices, to their end.
 absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, size_t max_bytes);
 absl::StatusOr<std::string> ReadStream(std::FILE* file, const std::string& name, size_t max_bytes);
 
-// Creates or replaces the file; it appears under its name only once it is whole.
+// Creates or replaces the file, which appears under its name only once it is complete.
 absl::Status WriteFile(const std::string& path, std::string_view text);
 
 }  // namespace ovq

@@ -6,7 +6,8 @@
 namespace ovq {
 namespace {
 
-// abseil 20220623 and std have string views of their own where the two are not the same type.
+// abseil 20220623 may have a string_view type of its own, which std::string_view does not convert
+// to.
 absl::string_view AbslView(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What an option of a program takes: how its text is read, and how errors and --help say so.
+// FlagValue: how an option's text is parsed, and how errors and --help describe it.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@
 namespace ovq {
 
 struct FlagValue {
-  std::string takes;     // "a whole number from 1 to 9"; empty: only an error says it
-  std::string fallback;  // the default, as --help shows it; empty: none
+  std::string takes;  // "a whole number from 1 to 9"; empty: described by errors alone
+  std::string fallback;  // the default as shown by --help; empty: none
   std::function<absl::Status(std::string_view text)> set;
 };
 
@@ -35,11 +35,11 @@ template <class T>
 struct Unwrapped<std::optional<T>> {
   using type = T;
 };
-// What is read for a variable of type T: a T, or what the optional T holds.
+// The type parsed for a variable of type T: T itself, or U for std::optional<U>.
 template <class T>
 using ReadAs = typename Unwrapped<T>::type;
 
-// parse: text to an optional, empty for what is not `takes`; sink: what to do with what was read.
+// parse: text to an optional, empty if the text is not `takes`. sink: receives the parsed value.
 template <class Parse, class Sink>
 FlagValue ReadTo(Sink sink, const std::string& takes, Parse parse) {
   return {.takes = takes, .fallback = "", .set = [=](std::string_view text) -> absl::Status {
@@ -49,7 +49,7 @@ FlagValue ReadTo(Sink sink, const std::string& takes, Parse parse) {
             return absl::OkStatus();
           }};
 }
-// Into a variable that outlives the flag and holds the default, which `show` turns into text.
+// Sets a variable that outlives the flag and holds the default, which `show` turns into text.
 template <class T, class Parse, class Show>
 FlagValue ReadInto(T& out, const std::string& takes, Parse parse, Show show) {
   FlagValue value = ReadTo([&out](const auto& read) { out = read; }, takes, parse);
@@ -76,7 +76,7 @@ std::string NumberRange(T low, T high) {
   return absl::StrCat(std::is_floating_point_v<T> ? "a number" : "a whole number", " from ", low,
                       " to ", high);
 }
-// Whole numbers for integer types.
+// A whole number if T is an integer type, else a real number.
 template <class T>
 FlagValue NumberTo(std::function<void(T)> sink, T low = std::numeric_limits<T>::lowest(),
                    T high = std::numeric_limits<T>::max()) {
@@ -91,10 +91,10 @@ FlagValue Number(T& out, ReadAs<T> low, ReadAs<T> high) {
       [](ReadAs<T> value) { return absl::StrCat(value); });
 }
 
-// "512,2048": at least one, each from low to high.
+// A list such as "512,2048": at least one number, each from low to high.
 FlagValue Integers(std::vector<int64_t>& out, int64_t low, int64_t high);
 
-// One of some names.
+// One of the names.
 template <class T>
 FlagValue Choice(T& out, const std::vector<std::pair<std::string, ReadAs<T>>>& names) {
   std::string takes;
@@ -114,7 +114,7 @@ FlagValue Choice(T& out, const std::vector<std::pair<std::string, ReadAs<T>>>& n
     return std::string();
   });
 }
-// Some of the names, each once: "paper,exact". At least one; one is the default.
+// A list of distinct names such as "paper,exact", at least one. One name is the default.
 template <class T>
 FlagValue Choices(std::vector<T>& out, const std::vector<std::pair<std::string, T>>& names) {
   T first = out.front();
@@ -136,7 +136,7 @@ FlagValue Choices(std::vector<T>& out, const std::vector<std::pair<std::string, 
   value.fallback = one.fallback;
   return value;
 }
-// The places of the names are the values of the enum T.
+// One of the names; name i stands for value i of the enum T.
 template <class T, size_t kCount>
 FlagValue Choice(T& out, const std::array<const char*, kCount>& names) {
   std::vector<std::pair<std::string, T>> pairs;
@@ -144,7 +144,7 @@ FlagValue Choice(T& out, const std::array<const char*, kCount>& names) {
   return Choice(out, pairs);
 }
 
-// What is not empty.
+// The text, unless it is empty.
 std::optional<std::string> ParseText(std::string_view text);
 template <class T>
 FlagValue Text(T& out, const std::string& what) {
@@ -154,7 +154,7 @@ FlagValue Text(T& out, const std::string& what) {
 // HOST:PORT with a port from lowest_port to 65535.
 FlagValue Address(std::string& out, int lowest_port);
 
-// "512M", "1.5GiB"; below 0: any size.
+// Describes sizes such as "512M" or "1.5GiB" below `below`; 0: any size.
 std::string SizeRange(size_t below);
 template <class T>
 FlagValue Size(T& out, size_t below = 0) {
@@ -166,7 +166,7 @@ FlagValue Size(T& out, size_t below = 0) {
   return ReadInto(out, SizeRange(below), parse, SizeText);
 }
 
-// The same, or 0.
+// A size or 0.
 template <class T>
 FlagValue SizeOrZero(T& out) {
   const auto parse = [](std::string_view text) -> std::optional<size_t> {
@@ -177,7 +177,7 @@ FlagValue SizeOrZero(T& out) {
   return ReadInto(out, absl::StrCat("0 or ", SizeRange(0)), parse, SizeText);
 }
 
-// "250ms", "30s", "1h30m".
+// A duration such as "250ms", "30s" or "1h30m".
 std::optional<absl::Duration> ParseDuration(std::string_view text, absl::Duration low,
                                             absl::Duration high);
 template <class T>
@@ -189,7 +189,7 @@ FlagValue Duration(T& out, absl::Duration low, absl::Duration high) {
       [=](std::string_view text) { return ParseDuration(text, low, high); }, absl::FormatDuration);
 }
 
-// What has a parser of its own: text to a StatusOr whose error says what was expected.
+// A value with a parser of its own, text to a StatusOr whose error says what was expected.
 template <class T, class Parse>
 FlagValue Parsed(T& out, const std::string& fallback, Parse parse) {
   return {.takes = "", .fallback = fallback, .set = [&out, parse](std::string_view text) {

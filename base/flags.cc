@@ -159,7 +159,7 @@ absl::Status Flags::Read(std::span<const std::string> args, const EnvLookup& env
   if (!given.empty() && given.front().first->kind == Kind::kEnd) {
     return given.front().first->value.set("");
   }
-  // The weakest first: what the file says, once its name is known, then all else.
+  // The weakest source first: the file, once its name is known, then the others.
   RETURN_IF_ERROR(SetFromSources(given, env, /*file=*/true));
   for (const Flag& flag : flags_) {
     if (flag.kind != Kind::kFile || flag.said.origin == kDefaultOrigin) continue;

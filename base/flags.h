@@ -1,6 +1,6 @@
-// The options of a program, each declared once: its name, what it takes, where its value goes, and
-// what --help says of it. They are read from the command line and, where a program wants it, from
-// the environment and a file; every value knows where it came from.
+// Flags declares a program's options, each once: name, type, variable and help text. It reads them
+// from the command line and, if the program wants it, from the environment and a file, and records
+// where each value came from.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@
 
 namespace ovq {
 
-// The value of an environment variable, if it is set.
+// Returns the value of an environment variable, if it is set.
 using EnvLookup = std::function<std::optional<std::string>(const std::string& name)>;
 
-// One option as it was given, for people to read.
+// One option's value and origin, for people to read.
 struct Setting {
   std::string name;
   std::string value;
@@ -31,33 +31,35 @@ inline constexpr char kDefaultOrigin[] = "default";
 
 class Flags {
  public:
-  // With a prefix every option has a variable in the environment: "OVQ_" and max-queue make
-  // OVQ_MAX_QUEUE.
+  // With a prefix, every option also has an environment variable: prefix "OVQ_" and option
+  // max-queue make OVQ_MAX_QUEUE.
   explicit Flags(std::string env_prefix = "") : env_prefix_(std::move(env_prefix)) {}
 
-  // A heading of --help before what is added next.
+  // Starts a section of --help for the options added next.
   void Heading(const std::string& title) { heading_ = title; }
-  // default_text, where it is given, is what --help calls the default.
+  // default_text, if not empty, is shown by --help in place of the default.
   void Add(const std::string& name, const std::string& value_name, FlagValue value,
            const std::string& help, const std::string& default_text = "");
-  // What stands on the command line without a name: the first of them that is given is the first
-  // added. A program asks by itself whether one is missing.
+  // Adds a positional argument. Arguments are filled in the order in which they are added; the
+  // program itself checks whether one is missing.
   void AddArgument(const std::string& name, FlagValue value, const std::string& help);
-  // Names a file of lines "name = value" with the options of Add; '#' begins a comment line.
+  // Adds an option that names a file of lines "name = value" with the options of Add; '#' begins a
+  // comment line.
   void AddFile(const std::string& name, const std::string& help);
-  // Without a value, on the command line only.
+  // Adds an option without a value, for the command line only.
   void AddSwitch(const std::string& name, std::function<void()> set, const std::string& help);
-  // A switch after which nothing else counts, such as --help, which is also -h.
+  // Adds a switch that makes all others irrelevant, such as --help; --help is also -h.
   void AddEnd(const std::string& name, std::function<void()> set, const std::string& help);
 
-  // args: without the program's name, "--name value" or "--name=value". They win over the
-  // environment, that over the file, that over the defaults; what is given twice is set twice.
-  // Every value is checked, also one that another wins over; none is read where an end is given.
-  // InvalidArgument names the culprit and what was expected.
+  // Reads all sources. args: the command line without the program's name, "--name value" or
+  // "--name=value". The command line overrides the environment, that the file, and that the
+  // defaults; an option given twice is set twice. Every value is checked, even an overridden one,
+  // but none is read after an AddEnd switch. InvalidArgument names the option and what was
+  // expected.
   absl::Status Read(std::span<const std::string> args, const EnvLookup& env = nullptr);
 
-  bool given(std::string_view name) const;  // by whatever means
-  std::vector<Setting> settings() const;    // the options of Add in their order
+  bool given(std::string_view name) const;  // by any source
+  std::vector<Setting> settings() const;  // the options of Add, in order
   std::string Help() const;
 
  private:
@@ -71,15 +73,16 @@ class Flags {
     bool takes_value() const { return kind == Kind::kValue || kind == Kind::kFile; }
     std::string written() const { return kind == Kind::kArgument ? said.name : "--" + said.name; }
   };
-  using Given = std::pair<Flag*, std::string>;  // with its value
+  using Given = std::pair<Flag*, std::string>;  // a flag with its value
 
   void AddFlag(const std::string& name, Flag flag);
   Flag* Find(absl::string_view name);
-  Flag* NextArgument(const std::vector<Given>& given);  // null if there is none left
+  Flag* NextArgument(const std::vector<Given>& given);  // null if none is left
   std::string EnvName(const Flag& flag) const;
   absl::StatusOr<std::vector<Given>> Split(std::span<const std::string> args);
   absl::Status Set(Flag& flag, absl::string_view value, const std::string& origin);
-  // What is said of the options that name a file, or of all others.
+  // Sets the options that name a file (`file`), or all others, from the command line and the
+  // environment.
   absl::Status SetFromSources(const std::vector<Given>& given, const EnvLookup& env, bool file);
   absl::Status ReadFile(const Setting& said);
   absl::Status ReadLine(absl::string_view line, const std::string& where);

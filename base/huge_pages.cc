@@ -11,7 +11,7 @@ void PreferHugePages(void* data, size_t bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t first = (begin + page - 1) / page * page, end = (begin + bytes) / page * page;
-  // A system without them says no, and nothing is lost.
+  // Failure is harmless: a system without huge pages refuses.
   if (first < end) (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 

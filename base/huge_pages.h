@@ -1,4 +1,4 @@
-// Large memory that is about to be written for the first time.
+// Huge pages for large memory that is about to be written for the first time.
 #pragma once
 
 #include <cstddef>
@@ -6,14 +6,15 @@
 
 namespace ovq {
 
-// From here on allocations are mapped on their own, whatever malloc was asked for before.
+// Allocations of at least this size get a mapping of their own, whatever malloc was asked for
+// before.
 inline constexpr size_t kLargeBytes = size_t{32} << 20;
 
-// Asks the system for huge pages where it has them for the asking, with which writing to fresh
-// memory takes a fifth of the time. No more of it comes into use than whole huge pages within it.
+// Asks for huge pages, if the system grants them on request (madvise). First writes then take a
+// fifth of the time. Only whole huge pages within the range are affected.
 void PreferHugePages(void* data, size_t bytes);
 
-// An empty text with room for so many bytes.
+// An empty string with capacity `bytes`.
 std::string RoomFor(size_t bytes);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// JSON, read without exceptions and more strictly than the library does by itself.
+// JSON parsing without exceptions, and stricter than the library's own.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,10 +9,11 @@
 
 namespace ovq {
 
-// An object without duplicate keys, at most 32 levels deep. `what` begins every message. DataLoss.
+// Parses an object without duplicate keys, at most 32 levels deep. `what` begins every message.
+// DataLoss.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& what);
 
-// A list, likewise; the objects in it keep their keys in order.
+// Parses a list under the same rules; objects in it keep the order of their keys.
 absl::StatusOr<nlohmann::ordered_json> ParseJsonList(std::string_view text,
                                                      const std::string& what);
 

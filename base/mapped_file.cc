@@ -17,16 +17,16 @@
 namespace ovq {
 namespace {
 
-// What the handler knows of a mapping. Ranges are used again, but never freed: the handler walks
-// them without a lock.
+// A mapping as the signal handler sees it. Ranges are reused but never freed, because the handler
+// walks them without a lock.
 struct Range {
-  std::atomic<uintptr_t> begin = 0;  // 0: of no mapping
+  std::atomic<uintptr_t> begin = 0;  // 0: unused
   std::atomic<uintptr_t> end = 0;
-  std::atomic<uintptr_t> lost = 0;  // where the first page was that could not be read; 0: none
+  std::atomic<uintptr_t> lost = 0;  // address of the first page that could not be read; 0: none
   Range* next = nullptr;
 };
 
-std::mutex g_mutex;  // of those who change ranges
+std::mutex g_mutex;  // serializes changes of ranges
 std::atomic<Range*> g_ranges = nullptr;
 struct sigaction g_before = {};
 uintptr_t g_page_bytes = 0;
@@ -38,23 +38,24 @@ Range* FindRange(uintptr_t address) {
   return nullptr;
 }
 
-// Whatever reads goes on: with zeros.
+// The interrupted read continues, on zeros.
 void OnBusError(int signal, siginfo_t* info, void*) {
   const int saved_errno = errno;
-  const bool sent = info->si_code <= 0;  // by a process, and about no address
+  const bool sent = info->si_code <= 0;  // sent by a process, so without an address
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   Range* const range = sent ? nullptr : FindRange(address);
   bool mended = false;
   if (range != nullptr) {
     const uintptr_t page = address & ~(g_page_bytes - 1);
-    // All that follows as well: a file that was cut has none of it, and one fault is enough.
+    // Zeros also replace all that follows: a truncated file has none of it, and one fault is
+    // enough.
     void* const to = reinterpret_cast<void*>(page);
     mended = mmap(to, range->end - page, PROT_READ,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == to;
     uintptr_t none = 0;
     range->lost.compare_exchange_strong(none, page);
   }
-  if (!mended) {  // the instruction, or the signal, comes again to whoever was there before
+  if (!mended) {  // the fault, or the signal, repeats under the previous handler
     sigaction(SIGBUS, &g_before, nullptr);
     if (sent) raise(signal);
   }

@@ -1,4 +1,4 @@
-// A file mapped read-only, which may be cut short, or fail to be read, while it is mapped.
+// MappedFile: a read-only mapping that survives truncation and read errors of its file.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 
 namespace ovq {
 
-// The system sends SIGBUS to whoever reads a mapped page that the file no longer has, or that the
-// disk does not give. From the first MappedFile on, such pages of one read as zeros instead, and
-// CheckUnchanged says so; any other SIGBUS does what it did before. Reading files into memory of
-// their own would do without the signal, but would take that much memory more while a model loads.
+// Reading a mapped page that the file no longer has, or that the disk cannot read, raises SIGBUS.
+// Once the first MappedFile exists, such pages of a MappedFile read as zeros instead, and
+// CheckUnchanged reports it; any other SIGBUS is handled as before. Reading files into memory of
+// its own would need no signal handler, but that much more memory while a model loads.
 class MappedFile {
  public:
-  // Never waits for a writer. NotFound; DataLoss for what is no regular file or cannot be mapped.
+  // Never waits for a writer. NotFound; DataLoss if it is not a regular file or cannot be mapped.
   // Errors name the file.
   static absl::StatusOr<MappedFile> Open(const std::string& path);
   MappedFile();
@@ -26,13 +26,13 @@ class MappedFile {
 
   std::byte* data() const;  // read-only
   size_t size() const;
-  // To be asked when what was wanted of the file has been read: DataLoss if some of it may not be
-  // what the file had when it was opened.
+  // Call this after reading the data: DataLoss if some of it may differ from the file when it was
+  // opened.
   absl::Status CheckUnchanged() const;
 
  private:
   struct Mapping;
-  std::unique_ptr<Mapping> mapping_;  // null: of no file, without bytes
+  std::unique_ptr<Mapping> mapping_;  // null: no file, no bytes
 };
 
 }  // namespace ovq

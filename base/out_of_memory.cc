@@ -8,7 +8,7 @@
 namespace ovq {
 namespace {
 
-thread_local int may_fail = 0;  // scopes
+thread_local int may_fail = 0;  // number of open AllocationsMayFail scopes
 
 void OnFailure() {
   if (may_fail > 0) throw std::bad_alloc();

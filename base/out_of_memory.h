@@ -1,15 +1,15 @@
-// What happens where an allocation fails: libraries do not survive that, and a thread that ends by
-// an exception leaves a call without an answer. So the process ends at once and says why, to be
-// started again, except in places that can do without the memory.
+// Failed allocations. Libraries do not survive them, and a thread that ends by an exception leaves
+// a call without an answer. So the process ends at once with a message, to be restarted, except in
+// scopes that can do without the memory.
 #pragma once
 
 namespace ovq {
 
-// From here on an allocation that fails ends the process with status 1 and a line to stderr.
+// From this call on, a failed allocation ends the process with status 1 and a line on stderr.
 void EndWhenOutOfMemory();
 
-// While one lives, allocations of its thread that fail throw std::bad_alloc, or give null where
-// asked so.
+// While such an object lives, failed allocations of its thread throw std::bad_alloc, or return null
+// from nothrow forms.
 class AllocationsMayFail {
  public:
   AllocationsMayFail();

@@ -10,13 +10,12 @@
 namespace ovq {
 namespace {
 
-// The payload with the problems after the first, end to end.
-// More than anybody reads. A file whose every tensor is missing would else take the square of its
-// layers to tell.
+// Problems beyond this many are not listed: more than anybody reads. Without the limit, reporting a
+// file whose every tensor is missing would take time quadratic in the number of layers.
 constexpr size_t kMost = 200;
 constexpr char kOthers[] = "ovq/problems";
 
-// Before each message: messages may hold any byte.
+// Precedes each message, because messages may hold any byte.
 struct RecordHead {
   absl::StatusCode code;
   size_t bytes;

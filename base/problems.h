@@ -1,5 +1,5 @@
-// Statuses that tell all that is wrong. To whoever does not ask for more, such a status is its
-// first problem: code and message.
+// Statuses that carry several problems. Code and message are those of the first one; SplitProblems
+// returns all of them.
 #pragma once
 
 #include <string_view>
@@ -9,14 +9,14 @@
 
 namespace ovq {
 
-// Adds the problems of `more` behind those of `status`, each once: of equal messages the first
-// stays. Beyond 200, only that there are more.
+// Appends the problems of `more` to `status`. Of equal messages only the first stays. After 200
+// problems, only the fact that there are more is added.
 void AddProblems(absl::Status& status, const absl::Status& more);
 
-// In their order, each a status of its own; none of OK.
+// All problems in order, each as a status of its own; empty for OK.
 std::vector<absl::Status> SplitProblems(const absl::Status& status);
 
-// Every problem as "where: problem".
+// Prefixes every problem: "where: problem".
 absl::Status InContext(std::string_view where, const absl::Status& status);
 
 }  // namespace ovq

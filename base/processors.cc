@@ -17,21 +17,21 @@ constexpr double kNoQuota = std::numeric_limits<double>::infinity();
 int CountAffinityProcessors() {
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return CPU_COUNT(&mask);
-  return static_cast<int>(std::thread::hardware_concurrency());  // more of them than a mask holds
+  return static_cast<int>(std::thread::hardware_concurrency());  // more than a mask holds
 }
 
 double Quotient(double quota, double period) {
   return quota > 0 && period > 0 ? quota / period : kNoQuota;
 }
 
-// "max 100000" or "150000 100000", in microseconds.
+// Reads "max 100000" or "150000 100000", quota and period in microseconds.
 double ReadQuotaVersion2(const std::string& folder) {
   std::ifstream file(folder + "/cpu.max");
   double quota = 0, period = 0;
   return file >> quota >> period ? Quotient(quota, period) : kNoQuota;
 }
 
-// Minus one for none.
+// Reads the two files of version 1; a quota of -1 means none.
 double ReadQuotaVersion1(const std::string& folder) {
   std::ifstream quota_file(folder + "/cpu.cfs_quota_us"),
       period_file(folder + "/cpu.cfs_period_us");
@@ -39,8 +39,8 @@ double ReadQuotaVersion1(const std::string& folder) {
   return quota_file >> quota && period_file >> period ? Quotient(quota, period) : kNoQuota;
 }
 
-// The smallest of the group and all above it. In a container the mount may begin at the group
-// itself, whose path then names nothing below it.
+// The smallest quota of the group and all above it. In a container the mount may begin at the group
+// itself; the path then names nothing below it.
 double GroupQuota(const std::string& mount, std::string group,
                   double (*read_quota)(const std::string&)) {
   double quota = read_quota(mount);

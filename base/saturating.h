@@ -1,4 +1,4 @@
-// Sums and products of sizes that end at the largest number instead of beginning again at 0.
+// Saturating sums and products of sizes: the largest number in place of overflow.
 #pragma once
 
 #include <concepts>

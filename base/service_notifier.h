@@ -1,5 +1,5 @@
-// What systemd is told by a service of Type=notify (sd_notify(3)): one datagram to the socket that
-// $NOTIFY_SOCKET names.
+// Notifications to systemd from a service of Type=notify (sd_notify(3)): one datagram each to the
+// socket named by $NOTIFY_SOCKET.
 #pragma once
 
 #include <optional>
@@ -11,11 +11,11 @@
 
 namespace ovq {
 
-// Any thread. Without a socket, or with one that takes nothing, it does nothing: whoever started
-// the program will see by its silence.
+// Any thread. Does nothing without a socket, or if the socket takes nothing; systemd then notices
+// the silence.
 class ServiceNotifier {
  public:
-  // By $NOTIFY_SOCKET, and by $WATCHDOG_USEC if $WATCHDOG_PID is this process's or absent.
+  // Reads $NOTIFY_SOCKET, and $WATCHDOG_USEC if $WATCHDOG_PID is this process's or absent.
   static ServiceNotifier FromEnvironment();
   explicit ServiceNotifier(std::string socket, std::optional<absl::Duration> watchdog = {})
       : socket_(std::move(socket)), watchdog_(watchdog) {}
@@ -23,7 +23,7 @@ class ServiceNotifier {
   void Ready() const { Send("READY=1"); }
   void Stopping() const { Send("STOPPING=1"); }
   void Alive() const { Send("WATCHDOG=1"); }
-  // Alive is expected more often than this, if at all.
+  // Interval within which systemd expects Alive; empty: it does not.
   std::optional<absl::Duration> watchdog() const { return watchdog_; }
 
  private:

@@ -14,7 +14,7 @@ class Sha256 {
  public:
   Sha256();
   void Add(const void* data, size_t bytes);
-  // With its length first, so that two texts never run into one another.
+  // Adds the length, then the text, so that two texts never run into one another.
   void AddText(std::string_view text);
   std::string Hex();  // ends the digest: call once
 

@@ -7,7 +7,7 @@
 namespace ovq {
 namespace {
 
-constexpr int kEnd = SIGUSR1;  // from the destructor, to the thread
+constexpr int kEnd = SIGUSR1;  // sent by the destructor to the thread
 
 sigset_t MakeSignalSet(const std::vector<int>& signals) {
   sigset_t set;

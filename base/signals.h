@@ -1,4 +1,4 @@
-// Signals as calls on a thread of their own.
+// Signals handled on a thread of their own.
 #pragma once
 
 #include <signal.h>
@@ -10,12 +10,12 @@
 
 namespace ovq {
 
-// From here on these signals reach a SignalWaiter alone. Call it before threads start: they inherit
-// the blocked signals.
+// Blocks these signals, so that only a SignalWaiter receives them. Call it before threads start:
+// they inherit the mask.
 void BlockSignals(const std::vector<int>& signals);
 
-// Takes signals that are blocked. on_signal runs on the waiter's thread. SIGUSR1 is the waiter's
-// own; one from elsewhere does nothing.
+// Waits for blocked signals and runs on_signal on its own thread. It uses SIGUSR1 itself; a SIGUSR1
+// from elsewhere does nothing.
 class SignalWaiter {
  public:
   SignalWaiter(const std::vector<int>& signals, std::function<void(int signal)> on_signal);

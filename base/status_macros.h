@@ -1,4 +1,4 @@
-// Forwarding of errors: what a function does with the failed status of a call it cannot go on from.
+// Macros that forward a failed status from the enclosing function.
 #pragma once
 
 #include <utility>

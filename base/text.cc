@@ -11,8 +11,8 @@
 namespace ovq {
 namespace {
 
-// Whether some further bytes, at most three, make a character of these. The ranges of second bytes
-// that leads have (Unicode 15, table 3-7) begin at 80 or end at bf.
+// Whether up to three further bytes can complete these to a character. The ranges of second bytes
+// by lead byte (Unicode 15, table 3-7) begin at 80 or end at bf.
 bool IsUnfinished(std::string_view bytes) {
   if (bytes.size() > 3) return false;
   for (const char* end : {"\x80", "\xbf", "\x80\x80", "\xbf\xbf", "\x80\x80\x80", "\xbf\xbf\xbf"}) {

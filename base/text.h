@@ -1,4 +1,4 @@
-// Text: in messages, and as UTF-8.
+// Text for messages, and UTF-8.
 #pragma once
 
 #include <optional>
@@ -7,19 +7,21 @@
 
 namespace ovq {
 
-// A name from a file as it may stand in a message: quoted, escaped, at most 120 characters.
+// A name from a file, made safe for a message: quoted, escaped, at most 120 characters.
 std::string Quoted(std::string_view name);
 
-// 1 to 64 characters A-Z a-z 0-9 . _ -
+// Whether the text is 1 to 64 characters A-Z a-z 0-9 . _ -
 bool IsName(std::string_view text);
 
-// Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms).
+// Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms);
+// empty if there is none.
 std::optional<size_t> FirstInvalidUtf8(std::string_view text);
 
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
-// Takes all that is decided off the front of `pending`, as valid UTF-8: characters as they are, and
-// U+FFFD for each maximal subpart of one that can never become one. An unfinished character stays.
+// Moves all complete text from the front of `pending` to the result, as valid UTF-8: each maximal
+// subpart of a character that can never become valid is replaced by U+FFFD. An unfinished character
+// stays in `pending`.
 std::string ConsumeUtf8(std::string& pending);
 
 }  // namespace ovq

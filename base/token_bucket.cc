@@ -12,7 +12,7 @@ void TokenBucket::SetRate(double rate, double size, SteadyTime now) {
 }
 
 double TokenBucket::left(SteadyTime now) {
-  // Threads may come here with times in another order than they read them.
+  // Threads may arrive here in another order than they read the clock.
   if (now > as_of_) {
     const double seconds = std::chrono::duration<double>(now - as_of_).count();
     left_ = std::min(size_, left_ + seconds * rate_);

@@ -1,4 +1,4 @@
-// A token bucket: how much of something may happen in a time.
+// TokenBucket: a rate limit with bursts.
 #pragma once
 
 #include "absl/time/time.h"
@@ -6,18 +6,18 @@
 
 namespace ovq {
 
-// Gains `rate` a second up to `size`, and is full at first. Not thread-safe.
+// Gains `rate` a second up to `size`; full at first. Not thread-safe.
 class TokenBucket {
  public:
-  TokenBucket() = default;  // empty for ever
+  TokenBucket() = default;  // always empty
   TokenBucket(double rate, double size, SteadyTime now)
       : rate_(rate), size_(size), left_(size), as_of_(now) {}
 
   void SetRate(double rate, double size,
-               SteadyTime now);  // keeps what is in it, up to the new size
+               SteadyTime now);  // keeps the content, up to the new size
   double left(SteadyTime now);
-  void Charge(double amount) { left_ -= amount; }  // may make a debt
-  // Until left() is at least `amount`, in whole milliseconds rounded up, a day at most.
+  void Charge(double amount) { left_ -= amount; }  // the content may become negative
+  // Time until left() is at least `amount`, in whole milliseconds rounded up, at most a day.
   absl::Duration Until(double amount, SteadyTime now);
 
  private:

@@ -1,4 +1,4 @@
-// Values as people write them: flags, configuration files.
+// Parsing of values as people write them in flags and configuration files.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace ovq {
 // InvalidArgument: "expected `what`, got '`got`'".
 absl::Status Expected(std::string_view what, std::string_view got);
 
-// "512M", "8G", "1.5GiB", "4096": K, M, G, T are powers of 1024; at least one byte.
+// Parses "512M", "8G", "1.5GiB", "4096": K, M, G, T are powers of 1024; at least one byte.
 absl::StatusOr<size_t> ParseSize(std::string_view text);
-std::string SizeText(size_t bytes);  // "512M", "1536K", "4097": in the largest unit that divides it
+std::string SizeText(size_t bytes);  // "512M", "1536K", "4097": the largest unit that divides it
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// One step's work for the model: rows of all chosen sequences end to end.
+// Batch: the tokens of several sequences, end to end, that one forward pass reads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ovq {
 
-// Two sequences, one decoding token 7 at position 9 and one prefilling {3, 4, 5} from position 0:
+// Example: one sequence decodes token 7 at position 9, another prefills {3, 4, 5} from position 0.
 //   token_ids     7 | 3 4 5
 //   token_begin     0, 1, 4
 //   start_pos     9, 0
@@ -19,15 +19,15 @@ struct Batch {
   std::vector<int32_t> token_begin{0};  // [n_seqs + 1]
   std::vector<int64_t> start_pos;       // [n_seqs]
   std::vector<int32_t> slot_cap;        // [n_seqs]
-  std::vector<std::byte*> state;        // [n_seqs] committed up to the end of the rows
-  std::vector<int32_t> logits_indices;  // ascending row indices whose logits are wanted
+  std::vector<std::byte*> state;  // [n_seqs], with memory for all tokens of the batch
+  std::vector<int32_t> logits_indices;  // ascending indices of the tokens whose logits are wanted
 
   int n_tokens() const { return token_begin.back(); }
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
-  // Every sequence has one row and wants its logits.
+  // Every sequence has one token and wants its logits.
   bool is_decode() const;
   void Clear();
-  // Appends one sequence's rows; wants the logits of its last `n_logits` rows.
+  // Appends one sequence's tokens; wants the logits of the last `n_logits` of them.
   void Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std::byte* base,
            int n_logits);
   BatchSequences seqs() const;

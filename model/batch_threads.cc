@@ -3,12 +3,14 @@
 namespace ovq {
 namespace {
 
-// Of one thread; a cache's speed more than the memory's, as small steps are what counts here.
+// Rates of one thread. The first is a cache's rather than the memory's, because only small batches
+// come near the threshold.
 constexpr double kBytesPerSecond = 40e9, kProductsPerSecond = 50e9;
-// Of two cores that kernels and the threads that write answers share (docs/performance.md, "A lone
-// stream"): what a call for the others takes, and what a token's way to its reader.
+// Seconds to call the other threads, and for a token's way to its reader, measured on two cores
+// that kernels share with the threads that write answers (docs/performance.md, "A lone stream").
 constexpr double kCallSeconds = 20e-6, kWriteSeconds = 30e-6;
-// Into attention, out of it, and what lies between; into the feed-forward part and out of it.
+// Parallel calls of a layer: into attention, out of it, and what lies between; into the
+// feed-forward part and out of it.
 constexpr int kCallsPerLayer = 5;
 
 }  // namespace

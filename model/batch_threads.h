@@ -1,4 +1,4 @@
-// How many threads a step on the CPU is worth.
+// Chooses how many threads run a batch on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,15 @@
 namespace ovq {
 
 struct BatchWork {
-  double bytes = 0;     // of weights and states that it reads
-  double products = 0;  // multiplications of its rows with weights
+  double bytes = 0;  // weights and states that the batch reads
+  double products = 0;  // multiplications of its tokens with weights
   int n_layers = 0;
-  int n_answers = 1;  // sequences with rows in it
+  int n_answers = 1;  // sequences in the batch
 };
 
-// Whether answers come sooner if one thread does a step than if `n_threads` share it: each layer
-// calls for the others several times, each time they may have to be woken, and who writes the
-// answers of the last step wants a core meanwhile.
+// Predicts whether one thread finishes a batch sooner than `n_threads` that share it. Each layer
+// calls the other threads several times, they may have to be woken each time, and the threads that
+// write the answers of the last batch need a core meanwhile.
 bool IsFasterOnOneThread(const BatchWork& work, int n_threads);
 
 }  // namespace ovq

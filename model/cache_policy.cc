@@ -16,11 +16,11 @@ namespace {
 
 constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_attention",
                            kFull = "full_attention";
-// Of layers that were trained without chunks: a block of slots, so that a short session meets the
-// blocks that full attention meets.
+// Chunk length of layers that were trained without chunks: a block of slots, so that a short
+// session reads the same blocks as under full attention.
 constexpr int64_t kFullAttentionChunk = kBlockSlots;
-// Of published models, which were trained on texts: their first tokens take what attention has to
-// spare, and the newest are read most where no layer has a window of them.
+// Defaults for published models, which were trained on texts: their first tokens act as attention
+// sinks, and the newest are read most where no layer has a window of them.
 constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
@@ -31,13 +31,13 @@ bool AppliesTo(CachePolicy policy, const LayerSpec& layer, const MixerFields& fi
   return policy == CachePolicy::kClosestPairAll || model.StringOr("rope", "none") == "none";
 }
 
-// What ovq.update names; what a layer's own type says counts more.
+// Reads ovq.update; the layer's own type takes precedence.
 absl::Status ReadUpdate(const LayerSpec& layer, const MixerFields& fields, bool& closest_pair) {
   static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
   const Attrs& section = fields.section("ovq");
   AttrReader reader(section);
   const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
-  ReadPairRule(reader);  // whichever rule takes effect
+  ReadPairRule(reader);  // read and checked under either rule
   closest_pair = !is_paper || layer.type == kClosestPair;
   if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
     reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
@@ -49,7 +49,8 @@ bool HasLayer(const ModelConfig& config, std::string_view type) {
   return std::ranges::find(config.layers, type, &LayerSpec::type) != config.layers.end();
 }
 
-// What rows of a model that was trained without any have, where its section does not say.
+// Fills in the closest-pair fields that the section of a model trained with full attention leaves
+// out.
 void SetFullAttentionDefaults(const ModelConfig& config, Attrs& section) {
   const auto set = [&](const char* field, int64_t value) {
     if (!section.Has(field)) section.Set(field, value);
@@ -75,8 +76,9 @@ std::string_view TypeFor(CachePolicy policy, std::string_view type, bool closest
   return type == kOvq && closest_pair ? kClosestPair : type;
 }
 
-// ovq.shares: of a session's slot cap, an entry for each of n_layers, 1 in the mean. `shares`
-// becomes that of layer i, whose fields these are: one, or one for each of its key/value heads.
+// Reads ovq.shares: each of n_layers layers' share of a session's slot cap, 1 in the mean. Sets
+// `shares` to that of layer i, whose fields are `fields`: one number, or one for each of its
+// key/value heads.
 absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
                         std::vector<double>& shares) {
   AttrReader reader(fields.section("ovq")), model(fields.model);

@@ -1,4 +1,4 @@
-// Which memory layers read their whole context through, where the same weights serve several.
+// Cache policies: how layers keep their past, where the same weights can be read in several ways.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ namespace ovq {
 inline constexpr CachePolicy kCachePolicies[] = {CachePolicy::kAsTrained, CachePolicy::kPaper,
                                                  CachePolicy::kClosestPair,
                                                  CachePolicy::kClosestPairAll, CachePolicy::kExact};
-// "model": as config.json says.
+// kAsTrained is "model".
 const char* CachePolicyName(CachePolicy memory);
 
-// Sets the types of layers whose queries and keys need no positions (ovq_attention,
-// closest_pair_attention, and full_attention without RoPE): their tensors are the same.
-// kAsTrained: ovq_attention becomes closest_pair_attention where ovq.update says so.
-// kClosestPairAll: full_attention with RoPE too, whose rows are then means of turned keys
-// (distances between keys are what they are, however queries are turned). Gives each of them its
-// share of a session's slots (ovq.shares). InvalidArgument names the field, or the memory that no
-// layer can be read through.
+// Sets the types of the layers whose queries and keys carry no positions (ovq_attention,
+// closest_pair_attention, and full_attention without RoPE), which have the same tensors, and gives
+// each its share of a session's slots (ovq.shares). kAsTrained: ovq_attention becomes
+// closest_pair_attention where ovq.update says so. kClosestPairAll includes full_attention with
+// RoPE: its slots are then means of rotated keys (the rotation of queries does not change distances
+// between keys). InvalidArgument names the field, or the policy that fits no layer.
 absl::Status ApplyCachePolicy(CachePolicy memory, ModelConfig& config);
 
-// How many tokens of a session with this slot cap layers read as the full attention they were
-// trained with; after that they approximate it. None where no layer does.
+// The number of tokens for which layers of a session with this slot cap still compute the full
+// attention that they were trained with; beyond it they approximate it. Empty if no layer
+// approximates.
 std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap);
 
 }  // namespace ovq

@@ -1,5 +1,5 @@
-// ModelConfig: what a decoder is composed of, from a model folder's config.json, validated. Each
-// family of checkpoints fills it in its own way (model/families); errors name the file's field.
+// ModelConfig describes a decoder, validated, from a model folder's config.json. Each family of
+// checkpoints fills it in its own way (model/families). Errors name the file's field.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece, kBpe };
 // "bytes", "sentencepiece", "bpe"; "" for none.
 const char* TokenizerName(TokenizerKind kind);
 
-// RMS: x / sqrt(mean x^2 + eps) w. Layer: (x - mean) / sqrt(var + eps) w. None: x. With a bias, +
-// b.
+// kRms: x / sqrt(mean x^2 + eps) w. kLayer: (x - mean) / sqrt(var + eps) w. kNone: x. A bias is
+// added last.
 enum class NormKind : uint8_t { kRms, kLayer, kNone };
 struct NormSpec {
   NormKind kind = NormKind::kRms;
@@ -29,17 +29,17 @@ struct NormSpec {
   NormWeightKind weight = NormWeightKind::kPlain;
 };
 
-// Gated SiLU: down(silu(gate x) up x). Squared ReLU: down(relu(up x)^2).
+// kGatedSilu: down(silu(gate x) up x). kSquaredRelu: down(relu(up x)^2).
 enum class FeedForwardKind : uint8_t { kNone, kGatedSilu, kSquaredRelu };
 struct FeedForwardSpec {
   FeedForwardKind kind = FeedForwardKind::kNone;
   int64_t width = 0;
-  bool token_shift = false;  // x moves towards the token before, zeros at position 0
-  // Reads the rows that the layer's mixer reads, which are normed once; without a token shift.
+  bool token_shift = false;  // x is interpolated with the previous token's, zeros at position 0
+  // Beside the mixer, on the same normed input, not after it; excludes token_shift.
   bool parallel = false;
 };
 
-// What mixers read of a config.json, in their own names.
+// The fields of config.json that mixers read, under the mixers' own names.
 struct MixerFields {
   Attrs model;                                         // fields that mixers share
   std::map<std::string, Attrs, std::less<>> sections;  // "ovq", "vq", ...
@@ -47,22 +47,23 @@ struct MixerFields {
   const Attrs& section(std::string_view name) const;  // empty Attrs if absent
 };
 
-// What layers that can be read through several memories are read through: as config.json says, OVQ
-// by the paper's rule, closest pairs, closest pairs where keys are turned by RoPE too, or all
-// tokens (model/cache_policy.h).
+// A cache policy is how layers with a choice keep their past: kAsTrained as config.json says,
+// kPaper by OVQ's update, kClosestPair by merging closest pairs, kClosestPairAll likewise for keys
+// with RoPE too, kExact all tokens (model/cache_policy.h).
 enum class CachePolicy : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
 
 struct LayerSpec {
   std::string type;  // known to the mixer registry
-  int fields = 0;    // of ModelConfig::mixer_fields
+  int fields = 0;    // index in ModelConfig::mixer_fields
   FeedForwardSpec feed_forward;
-  // Whether its two parts read normed rows (ModelConfig::norm), and whether what they give is
-  // normed before it is added to the residual (post_norm).
+  // Whether the mixer and the feed-forward read normed input (ModelConfig::norm), and whether their
+  // output is normed before it is added to the residual (post_norm).
   bool norm_before = true, norm_after = false;
-  bool is_wrong = false;  // its type or a field that makes it; never where LoadConfig is OK
+  // Its type or one of its mixer's fields is invalid; never set where LoadConfig is OK.
+  bool is_wrong = false;
   std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
-  // Trained with full attention and read through rows: what it gives is an approximation once rows
-  // stand for several tokens (ExactTokens).
+  // Trained with full attention but read through slots: approximate once slots stand for several
+  // tokens (ExactTokens).
   bool approximates = false;
 };
 
@@ -70,31 +71,31 @@ struct Family;
 
 struct ModelConfig {
   std::string name;       // the folder's own name
-  std::string canonical;  // the file's meaning: fields in order, without spaces and bookkeeping
+  std::string canonical;  // config.json with sorted fields, without white space and bookkeeping
   const Family* family = nullptr;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int n_layers = 0;
   std::vector<LayerSpec> layers;          // [n_layers]
-  std::vector<MixerFields> mixer_fields;  // as many as there are kinds of layers
-  float embedding_scale = 1;              // of the embedding, before its norm
+  std::vector<MixerFields> mixer_fields;  // one for each kind of layer
+  float embedding_scale = 1;              // multiplies the embedding, before its norm
   NormSpec embedding_norm = {.kind = NormKind::kNone};
-  NormSpec norm, post_norm;  // of layers (LayerSpec)
+  NormSpec norm, post_norm;  // of the layers (LayerSpec)
   NormSpec final_norm;       // before the head
-  // Added to the embedding, times a weight: sines and cosines of the angles t base^(-2i/D). 0:
-  // none.
+  // Base of sinusoidal positions: sines and cosines of the angles t base^(-2i/D), times a weight,
+  // are added to the embedding. 0: none.
   double sinusoid_base = 0;
-  float residual_scale = 1;  // of what a mixer or feed-forward adds to the residual, normed or not
-  // x = a x + b x0 before each layer, x0 the (normed) embedding.
+  float residual_scale = 1;  // multiplies what a mixer or feed-forward adds to the residual
+  // Before each layer x = a x + b x0, with x0 the (normed) embedding.
   bool block_lambdas = false;
-  // Layer n/2 + j takes in, times a weight, what stood before layer n/2 - 1 - j.
+  // Before layer n/2 + j of n, the input of layer n/2 - 1 - j is added with a weight.
   bool skip_connections = false;
   bool tie_word_embeddings = false;
   bool lm_head_bias = false;
-  float logit_scale = 1;    // of logits with their bias
-  float logit_softcap = 0;  // c tanh(logit / c); 0: none
+  float logit_scale = 1;    // multiplies the logits, bias included
+  float logit_softcap = 0;  // c in c tanh(logit / c); 0: none
   std::optional<int32_t> bos_token_id;
-  std::vector<int32_t> eos_token_ids;  // of both files (LoadConfig); may be empty
+  std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json; may be empty
   DType weights_dtype = DType::kF32;   // torch_dtype
 
   TokenizerKind tokenizer = TokenizerKind::kNone;
@@ -102,9 +103,9 @@ struct ModelConfig {
 
   std::vector<std::string> layer_types() const;
   const MixerFields& fields(int i) const { return mixer_fields[layers[i].fields]; }
-  // The layer whose values later ones mix in (value residuals), if layer i is one.
+  // Whether later layers mix in the values of layer i (value residuals).
   bool gives_first_values(int i) const;
-  // What decides the state of layer i; points into this config.
+  // All that the state of layer i depends on; points into this config.
   StateSpec state_spec(int i, DType kv_dtype, Device device) const;
 };
 
@@ -112,11 +113,11 @@ inline constexpr int64_t kMaxVocab = 1 << 21;
 inline constexpr int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 4096;
 
-// The state of layer i's mixer.
+// The state of layer i's mixer. InvalidArgument names the field.
 absl::StatusOr<MixerState> MakeMixerState(const ModelConfig& config, int i, DType kv_dtype,
                                           Device device);
-// The states of the layers, from the config alone: the mixers', then those of the feed-forwards
-// that have one. InvalidArgument names the field.
+// The states of all mixers, then of those feed-forwards that have one, from the config alone.
+// InvalidArgument names the field.
 absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
                                                     Device device);
 

@@ -1,4 +1,4 @@
-// A decoder layer's second half: FeedForwardSpec.
+// FeedForward: the second half of a decoder layer (FeedForwardSpec).
 #pragma once
 
 #include "kernels/mixers/mixer.h"
@@ -8,11 +8,11 @@
 
 namespace ovq {
 
-// A step's activations [n_tokens, d_model] between a layer's parts.
+// A batch's activations [n_tokens, d_model] between the parts of a layer.
 struct LayerActivations {
   TensorView h;      // F32: the residual stream
-  TensorView x;      // of the compute dtype: what a part reads
-  TensorView added;  // F32: what it gives, where that is normed before it is added to h
+  TensorView x;      // compute dtype: the input of a part
+  TensorView added;  // F32: a part's output, if normed before it is added to h
 
   // h += scale norm(added)
   void AddNormed(DeviceContext& context, const Norm& norm, float scale) const {
@@ -24,14 +24,14 @@ struct LayerActivations {
 class FeedForward {
  public:
   FeedForward() = default;
-  // Takes post_attention_layernorm, mlp.* and post_feedforward_layernorm of a layer, as far as it
-  // has them. Its errors are the reader's.
+  // Loads the layer's post_attention_layernorm, mlp.* and post_feedforward_layernorm, as far as
+  // `layer` has them. The reader keeps errors.
   FeedForward(WeightReader& reader, const ModelConfig& config, const LayerSpec& layer);
 
   bool exists() const { return spec_.kind != FeedForwardKind::kNone; }
   bool has_state() const { return spec_.token_shift; }
-  // activations.h += f(norm(h)), or what else FeedForwardSpec and LayerSpec say. where: of its
-  // state, if it has one.
+  // activations.h += f(norm(h)), with the variations of FeedForwardSpec and LayerSpec. `where`
+  // locates the state of a token shift; null without one.
   void Forward(DeviceContext& context, const BatchSequences& seqs, const LayerState* where,
                const LayerActivations& activations) const;
   size_t bytes() const;
@@ -43,9 +43,9 @@ class FeedForward {
   FeedForwardSpec spec_;
   Norm norm_, post_norm_;
   float residual_scale_ = 1;
-  Buffer shift_;  // [d_model] float, of a token shift
+  Buffer shift_;  // [d_model] float, weights of the token shift
   Linear inner_;  // gated: [2 width, d_model], gate first; else [width, d_model]
-  Linear outer_;  // [d_model, width], times the residual's scale if no norm comes between
+  Linear outer_;  // [d_model, width], residual scale included unless a norm follows
 };
 
 }  // namespace ovq

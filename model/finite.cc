@@ -8,8 +8,8 @@
 namespace ovq {
 namespace {
 
-// exponent: its bits, all set in what is not finite. A block has no branch, so that the compiler
-// uses vectors: it is read as fast as memory gives it.
+// exponent: the exponent's bits, all set in infinities and NaNs. The loop over a block has no
+// branch, so the compiler vectorizes it and it runs at memory speed.
 template <class Bits>
 std::optional<int64_t> First(std::span<const Bits> values, Bits exponent) {
   constexpr size_t kBlock = 4096;

@@ -1,4 +1,4 @@
-// Whether a tensor's values are numbers.
+// Search for infinities and NaNs in a tensor.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ovq {
 
-// The first element, in the order of memory, that is infinite or no number; of F32, BF16 and F16.
+// Index, in memory order, of the first element that is infinite or NaN. F32, BF16 or F16.
 std::optional<int64_t> FirstNotFinite(const TensorView& tensor);
 
 }  // namespace ovq

@@ -24,7 +24,7 @@ bool IsBeyond64Bits(const Json& json) {
          json.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 }
 
-// Of an entry of a list with lists: NaN for what is no number.
+// The numbers of an entry of a mixed list: NaN for anything else.
 std::vector<double> ToNumbers(const Json& json) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   if (!json.is_array()) return {json.is_number() ? json.get<double>() : kNan};

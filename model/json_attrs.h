@@ -1,4 +1,4 @@
-// Fields of a JSON object as typed values.
+// Conversion of JSON objects to Attrs (typed fields).
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace ovq {
 
-// The scalars of an object and its lists of numbers only, of strings only or with lists, whose
-// numbers they are then; other lists count as null. Nulls and objects are left out, and so is what
-// transformers writes for its own use (Bookkeeping). An integer beyond 64 bits is a real number.
-// said_in: what messages say before a field's name.
+// Adds the object's scalars and homogeneous lists to `attrs`: lists of numbers, of strings, or of
+// numbers and lists of numbers. Other lists count as null. Nulls, objects and Bookkeeping() are
+// left out. An integer beyond 64 bits becomes a real number. Messages put said_in before a field's
+// name.
 void FillAttrs(const nlohmann::json& object, Attrs& attrs, std::string_view said_in = "");
 
-// A token id or a list of them, below vocab_size: none if the field is absent or null. Errors are
-// the reader's.
+// Reads a token id or a list of them, each below vocab_size; empty if the field is absent or null.
+// The reader keeps errors.
 std::vector<int32_t> TokenIds(const nlohmann::json& object, const char* field, int64_t vocab_size,
                               AttrReader& reader);
 
-// Fields of a config.json that mean nothing here.
+// Fields of config.json that transformers writes for its own use, ignored here.
 std::span<const std::string_view> Bookkeeping();
 
 }  // namespace ovq

@@ -23,7 +23,7 @@
 namespace ovq {
 namespace {
 
-constexpr char kEmbedding[] = "embedding";  // x0 among the tensors of a staged
+constexpr char kEmbedding[] = "embedding";  // name of x0 among a batch's tensors
 
 TensorView Rows(TensorView x, int64_t begin, int64_t n) {
   const int64_t width = x.shape[1];
@@ -46,7 +46,7 @@ absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only c
 }  // namespace
 
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
-  size_t block_bytes = 0;  // of 64 tokens
+  size_t block_bytes = 0;  // for 64 tokens
   for (int i = 0; i < config.n_layers; ++i) {
     AttrReader reader(config.fields(i).model);
     const AttentionShape shape = ReadAttentionShape(reader);
@@ -97,7 +97,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     status.Update(CatchOutOfMemory([&] {
       status = models.back()->LoadAll(std::move(config), weights, options, context, shared);
     }));
-    // What is wrong with a file that changed under the load says nothing of either version.
+    // If a file changed during the load, its problems say nothing of either version.
     RETURN_IF_ERROR(weights.CheckWhole());
     if (!status.ok()) return InContext(folder, status);
   }
@@ -316,7 +316,7 @@ void LanguageModel::Run(const StagedBatch& staged, DeviceContext& context,
   EmbedTokens(staged, context, h);
   if (keeps_embedding_) AddScaled(context, tensors.Put(kEmbedding, DType::kF32, rows), 0, h, 1);
 
-  // What stood before the first half of the layers, last first, comes back before the second.
+  // The inputs of the first half of the layers are added before the second half, last first.
   const int n_layers = config_.n_layers, half = n_layers / 2;
   std::vector<TensorView> skipped;
   for (int i = 0; i < n_layers; ++i) {

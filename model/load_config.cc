@@ -22,10 +22,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kSlotsSection = "ovq";  // of a policy that any family may have
+constexpr std::string_view kSlotsSection = "ovq";  // of any family's slots
 constexpr size_t kMaxConfigBytes = 16 << 20, kMaxGenerationBytes = 1 << 20;
 
-// Python writes the bare word Infinity, which JSON does not have, where there is no bound: null.
+// Replaces Python's bare word Infinity, which is not JSON, by null: no bound.
 std::string WithoutInfinity(std::string text) {
   constexpr std::string_view kInfinity = "Infinity";
   bool in_string = false;
@@ -38,7 +38,7 @@ std::string WithoutInfinity(std::string text) {
   return text;
 }
 
-// The same as newer versions of transformers write it.
+// Replaces Infinity as newer versions of transformers write it.
 void ReplaceInfinity(Json& json) {
   static const Json* const infinity = new Json({{"__float__", "Infinity"}});
   for (Json& value : json) {
@@ -64,7 +64,7 @@ void FindFamily(const Json& json, AttrReader& reader, ModelConfig& config) {
                                 : absl::StrCat("unknown value ", Quoted(type), "; known: ", list));
 }
 
-// Those that are not known allow any id.
+// The vocabulary size, or the largest allowed if it is unknown.
 int64_t VocabSize(const ModelConfig& config) {
   return config.vocab_size > 0 ? config.vocab_size : kMaxVocab;
 }
@@ -109,7 +109,7 @@ void ReadTokenizer(const std::string& folder, const Attrs& fields, AttrReader& r
   }
 }
 
-// Mixers read their own fields. Of layers whose type is not known, any mixer may be meant.
+// Lets each layer's mixer read its fields. A layer of unknown type may mean any mixer.
 absl::Status ReadMixers(ModelConfig& config) {
   absl::Status problems;
   for (int i = 0; i < static_cast<int>(config.layers.size()); ++i) {
@@ -134,8 +134,8 @@ absl::Status ReadMixers(ModelConfig& config) {
   return problems;
 }
 
-// Every field that config.json holds has been read by someone; sections of layer types that the
-// model does not use may stand there unread. Families that are not strict have fields for others.
+// Checks that every field of config.json has been read. Sections of layer types that the model does
+// not use may be unread. Families that are not strict allow fields for other code.
 absl::Status CheckAllRead(const ModelConfig& config) {
   absl::Status problems;
   for (size_t i = 0; i < config.layers.size(); ++i) {
@@ -149,8 +149,8 @@ absl::Status CheckAllRead(const ModelConfig& config) {
   return problems;
 }
 
-// What transformers writes of a text model beside others, in an object of its own, as if it stood
-// alone. A head is tied if either says so.
+// Merges text_config, the object in which transformers writes a text model that is part of a larger
+// one, into the top level. The head is tied if either level says so.
 Json WithTextConfig(const Json& json, Attrs& fields) {
   Json all = json;
   FillAttrs(json, fields);
@@ -169,7 +169,7 @@ absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy po
                   ModelConfig& config) {
   Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
-  const Attrs common = fields;  // read apart: what is wrong here leaves nothing open there
+  const Attrs common = fields;  // a copy, so that errors here hide no unread fields
   AttrReader reader(common);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);
@@ -186,7 +186,7 @@ absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy po
   return problems;
 }
 
-// What generation_config.json, if there is one, ends generations with beside config.json's.
+// Adds the end-of-sequence ids of generation_config.json, if there is one.
 absl::Status ReadGeneration(const std::string& folder, ModelConfig& config) {
   const std::string path = absl::StrCat(folder, "/generation_config.json");
   std::error_code error;

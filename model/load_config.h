@@ -1,4 +1,4 @@
-// The config.json of a model folder (docs/model-format.md).
+// Reads the config.json of a model folder (docs/model-format.md).
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace ovq {
 
-// Reads folder/config.json, and of folder/generation_config.json, if there is one, the ids that end
-// a generation. NotFound, InvalidArgument (field named), DataLoss (not JSON).
+// Reads folder/config.json and, if there is one, the end-of-sequence ids of
+// folder/generation_config.json. NotFound, InvalidArgument (names the field), DataLoss (not JSON).
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,
                                        CachePolicy policy = CachePolicy::kAsTrained);
-// As much of it as can be read: OK, or all that is wrong (SplitProblems). What is wrong is 0 or
-// empty; layers that cannot be made of their fields are marked (LayerSpec::is_wrong).
+// Reads as much as is valid. OK, or all problems (SplitProblems). Invalid fields are 0 or empty;
+// layers with invalid fields are marked (LayerSpec::is_wrong).
 absl::Status LoadConfig(const std::string& folder, ModelConfig& config,
                         CachePolicy policy = CachePolicy::kAsTrained);
 

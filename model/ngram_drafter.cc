@@ -45,14 +45,14 @@ void NgramDrafter::Add(int32_t token) {
   Enter();
 }
 
-// A repeat that goes on is left for a longer one only.
+// A repeat that continues is replaced by a longer one only.
 void NgramDrafter::Find() {
   for (const size_t length : kLengths) {
     if (length_ >= length) return;
     if (tokens_.size() < length) continue;
     const size_t next = table_[Place(length)];
     if (next == 0) continue;
-    size_t same = 0;  // the table does not tell ends of the same place apart
+    size_t same = 0;  // verified token by token, as suffixes may share a place in the table
     while (same < std::min(next, kMostLength) &&
            tokens_[next - 1 - same] == tokens_[tokens_.size() - 1 - same]) {
       ++same;
@@ -70,7 +70,7 @@ void NgramDrafter::Enter() {
   }
 }
 
-// With room for twice as many tokens, or with the window's alone.
+// Makes room for twice as many tokens, or keeps the window's alone.
 void NgramDrafter::Rebuild() {
   std::vector<int32_t> all;
   all.swap(tokens_);
@@ -83,7 +83,7 @@ void NgramDrafter::Rebuild() {
   tokens_.reserve(2 * kept);
   for (size_t i = gone; i < all.size(); ++i) {
     tokens_.push_back(all[i]);
-    if (i + 1 < all.size()) Enter();  // the end itself is looked up first
+    if (i + 1 < all.size()) Enter();  // the final suffix is looked up before it is entered
   }
 }
 
@@ -92,7 +92,7 @@ DraftTokens NgramDrafter::Propose(int64_t most) {
   probabilities_.clear();
   const auto n = static_cast<size_t>(std::clamp<int64_t>(most, 0, kMaxDraftTokens));
   if (next_ == 0) return {};
-  const size_t distance = tokens_.size() - next_;  // past the end it goes round
+  const size_t distance = tokens_.size() - next_;  // longer drafts cycle
   for (size_t i = 0; i < n; ++i) {
     draft_.push_back(i < distance ? tokens_[next_ + i] : draft_[i - distance]);
     probabilities_.push_back(RecordFor(std::min(length_ + i, kMostLength)).probability());

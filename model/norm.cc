@@ -22,7 +22,7 @@ Norm::Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, in
   weight_ = reader.NormWeight(absl::StrCat(leaf, ".weight"), width, spec.weight);
   if (spec.bias) {
     bias_ = reader.Floats(absl::StrCat(leaf, ".bias"), {width});
-  } else if (spec.kind == NormKind::kLayer) {  // the operation adds one
+  } else if (spec.kind == NormKind::kLayer) {  // the LayerNorm operation always adds a bias
     const std::vector<float> zeros(static_cast<size_t>(width), 0);
     bias_ = reader.context().Upload(zeros.data(), zeros.size() * sizeof(float));
   }

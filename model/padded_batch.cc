@@ -16,7 +16,7 @@ int PaddedSequenceCount(int n_seqs) {
 
 Batch PadBatch(const Batch& batch) {
   Batch padded_batch = batch;
-  const int32_t token = 0;  // any: nobody reads these rows
+  const int32_t token = 0;  // arbitrary: nobody reads these tokens' results
   for (int i = batch.n_seqs(); i < PaddedSequenceCount(batch.n_seqs()); ++i) {
     padded_batch.Add({&token, 1}, /*start=*/0, /*cap=*/1, /*base=*/nullptr, /*n_logits=*/1);
   }

@@ -1,14 +1,14 @@
-// Decode steps of few sizes: they are recorded and replayed on CUDA, one recording for each size.
+// Padding of decode batches to few sizes: CUDA records each size once as a graph and replays it.
 #pragma once
 
 #include "model/batch.h"
 
 namespace ovq {
 
-// With rows that nobody reads after the others, little wasted on them.
+// A copy of the batch with unused tokens at its end, few in proportion.
 Batch PadBatch(const Batch& batch);
 
-// Bounds that many steps share: powers of two.
+// Rounds the bounds up to powers of two, so that many batches share a recording.
 void RoundBounds(BatchSequences& seqs);
 
 }  // namespace ovq

@@ -9,7 +9,7 @@
 namespace ovq {
 namespace {
 
-// Sanitizers refuse RTLD_DEEPBIND. In their builds no test has gRPC's protobuf and SentencePiece in
+// Sanitizers refuse RTLD_DEEPBIND. No test of their builds has gRPC's protobuf and SentencePiece in
 // one process.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
@@ -17,15 +17,15 @@ constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL;
 constexpr int kOpenFlags = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 #endif
 
-// Beside the program. Not left to the loader's search, which under a sanitizer starts from the
-// sanitizer's own library.
+// Path of the module, beside the program. The loader's search would not do: under a sanitizer it
+// starts from the sanitizer's own library.
 std::string ModulePath() {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   return (program.parent_path() / "libovq_pieces.so").string();
 }
 
-// Stays loaded. Null and a reason in `error` if the module cannot be had.
+// Loads the module, for good. Null, with a reason in `error`, if that fails.
 const PiecesApi* Module(std::string* error) {
   void* module = dlopen(ModulePath().c_str(), kOpenFlags);
   void* entry = module ? dlsym(module, "ovq_pieces_api") : nullptr;

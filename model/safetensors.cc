@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kPrefixBytes = 8;  // the header's length, little-endian
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-// One line of a header: where a tensor lies in the data section.
+// An entry of the header: where a tensor lies in the data section.
 struct Entry {
   std::string name;
   DType dtype;
@@ -116,7 +116,8 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
   return entry;
 }
 
-// Tensors must fill the data end to end; holes are not told of where some tensor is not known.
+// Checks that tensors fill the data end to end. Holes are not reported if some tensor's place is
+// unknown.
 absl::Status CheckPlaces(const std::string& path, std::vector<Entry>& entries, uint64_t data_bytes,
                          bool all_known) {
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
@@ -142,7 +143,7 @@ absl::Status CheckPlaces(const std::string& path, std::vector<Entry>& entries, u
   return problems;
 }
 
-// data_begin: in the file.
+// data_begin: offset of the data section in the file.
 absl::Status ParseHeader(const std::string& path, std::string_view text, uint64_t data_begin,
                          uint64_t data_bytes, std::vector<Entry>& entries,
                          DamagedTensors& damaged) {

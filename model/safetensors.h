@@ -1,4 +1,4 @@
-// A safetensors file, mapped read-only.
+// SafetensorsFile: a safetensors file, mapped read-only.
 #pragma once
 
 #include <cstddef>
@@ -13,23 +13,23 @@
 
 namespace ovq {
 
-// What is wrong with a tensor that cannot be read, by its name.
+// The errors of tensors that cannot be read, by name.
 using DamagedTensors = std::map<std::string, absl::Status, std::less<>>;
 
-// One mapped safetensors file. Checked: header length within the file and at most 100 MB, a JSON
-// object without duplicate names, known dtypes, bytes = shape x dtype, and tensors that fill the
-// rest of the file end to end, each aligned to its elements. Of a tensor with more dimensions than
-// a Shape has, the last ones are folded into one. DataLoss names the file, the tensor and what was
-// expected.
+// One mapped safetensors file. Open checks that the header lies within the file, has at most 100 MB
+// and is a JSON object without duplicate names, that dtypes are known, that each tensor has shape x
+// dtype bytes, and that tensors fill the rest of the file without gaps, each aligned to its
+// elements. Dimensions beyond Shape::kMaxRank are folded into the last one. DataLoss names the
+// file, the tensor and what was expected.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
-  // As much of it as can be read: OK, or all that is wrong (SplitProblems).
+  // Opens as much as is valid. OK, or all problems (SplitProblems).
   static absl::Status Open(const std::string& path, SafetensorsFile& file);
   const TensorMap& tensors() const { return tensors_; }
   const DamagedTensors& damaged() const { return damaged_; }
   size_t file_bytes() const { return map_.size(); }
-  // When the tensors have been read: whether they are what the file had (MappedFile).
+  // Call this after reading the tensors: DataLoss if the file changed meanwhile (MappedFile).
   absl::Status CheckWhole() const { return map_.CheckUnchanged(); }
 
  private:
@@ -41,7 +41,7 @@ class SafetensorsFile {
 // DataLoss "path: what", or "path: tensor 'name': what".
 absl::Status Damaged(const std::string& path, std::string_view what);
 absl::Status Damaged(const std::string& path, std::string_view tensor, std::string_view what);
-// An object whose values are all strings.
+// Whether this is an object whose values are all strings.
 bool IsTextMap(const nlohmann::json& json);
 
 }  // namespace ovq

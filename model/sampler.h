@@ -1,6 +1,6 @@
-// What a request says about drawing its tokens, and what its tokens so far add to that. Random
-// numbers are a function of (seed, position), so that a request's tokens never depend on what else
-// the server does.
+// Sampler: the sampling parameters of one generated sequence and the token counts of its penalties.
+// Random numbers are a function of (seed, position), so a request's tokens never depend on what
+// else the server does.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 
 namespace ovq {
 
-// Not checked here: whoever takes a request checks it once.
+// Not validated here; the caller validates requests.
 struct SamplingParams {
-  float temperature = 1.0f;         // at least 0; 0 = greedy
+  float temperature = 1.0f;  // >= 0; 0 = greedy
   int32_t top_k = 0;                // 0 = off
   float top_p = 1.0f;               // (0, 1]
   float min_p = 0.0f;               // [0, 1]
   float typical_p = 1.0f;           // (0, 1]
-  float repetition_penalty = 1.0f;  // above 0; prompt and generated tokens: logit / r or * r
+  float repetition_penalty = 1.0f;  // > 0; prompt and generated tokens: logit / r or * r
   float presence_penalty = 0.0f;    // generated tokens
-  float frequency_penalty = 0.0f;   // generated tokens, times the count
-  uint64_t seed = 0;                // the server draws one when the request has none
-  std::unordered_map<int32_t, float> logit_bias{};  // by token id, within the vocabulary
+  float frequency_penalty = 0.0f;  // times the count of the token among the generated ones
+  uint64_t seed = 0;  // drawn by the server if the request has none
+  std::unordered_map<int32_t, float> logit_bias{};  // by token id, below vocab_size
 };
 
 struct TokenLogprob {
@@ -32,34 +32,34 @@ struct TokenLogprob {
 };
 
 struct Sampled {
-  // False: a logit of the row is infinite or no number, and the rest means nothing.
+  // False if a logit is infinite or NaN; the other fields are then meaningless.
   bool finite = true;
   int32_t token_id = 0;
-  float logprob = 0;              // ln softmax(logits) of the raw model logits, before any change
-  std::vector<TokenLogprob> top;  // the raw distribution's best, descending, ties by lower id
+  float logprob = 0;  // ln softmax of the raw logits, before any parameter is applied
+  std::vector<TokenLogprob> top;  // most likely tokens by raw logits, descending, ties by lower id
 };
 
-// How one generated sequence draws: its parameters, and the tokens that penalties count. Engine
-// thread only. What the parameters do, and in which order: RowDraw in kernels/ops/sample.h.
+// Sampling state of one generated sequence. Engine thread only. RowDraw in kernels/ops/sample.h
+// defines the effect and order of the parameters.
 class Sampler {
  public:
   Sampler(SamplingParams params, int64_t vocab_size);
-  // Counts tokens of the prompt (repetition penalty).
+  // Counts tokens of the prompt, for the repetition penalty.
   void ObservePrompt(std::span<const int32_t> tokens);
-  // A draw from a row of logits. position: of the token to be drawn. banned: token ids that must
-  // not be drawn (end of sequence under ignore_eos), may be empty. It points into the sampler and
-  // to `banned`: good until the next Observe.
+  // Describes a draw from row `row` of the logits. position: of the token to draw. banned: token
+  // ids that must not be drawn (end of sequence under ignore_eos), may be empty. The result points
+  // into the sampler and `banned`; it is valid until the next Observe.
   RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
-  void Observe(int32_t token);  // counts it as generated
+  void Observe(int32_t token);  // counts a generated token
 
  private:
   void MarkSeen(int32_t id);
 
   DrawParams params_;
   std::vector<TokenBias> bias_;
-  std::vector<TokenCount> generated_;  // only with a presence or frequency penalty
-  std::unordered_map<int32_t, size_t> generated_index_;  // in generated_
-  std::vector<bool> is_seen_;                            // [vocab], only with a repetition penalty
+  std::vector<TokenCount> generated_;  // kept with a presence or frequency penalty only
+  std::unordered_map<int32_t, size_t> generated_index_;  // token id to index in generated_
+  std::vector<bool> is_seen_;  // [vocab], kept with a repetition penalty only
   std::vector<int32_t> seen_;                            // the set bits of is_seen_
 };
 

@@ -11,7 +11,7 @@
 namespace ovq {
 namespace {
 
-// Whether these are the bytes of a session that has read nothing.
+// Whether these are the bytes of a new session.
 bool IsNew(const StateLayout& layout, std::span<const std::byte> state) {
   std::vector<std::byte> expected(state.size());
   for (const StateLayout::Image& image : layout.images()) {
@@ -20,7 +20,7 @@ bool IsNew(const StateLayout& layout, std::span<const std::byte> state) {
   return std::ranges::equal(state, expected);
 }
 
-// at: of an offset from a session's base.
+// at: maps an offset from the session's base to its address.
 absl::Status CheckLayers(const StateLayout& layout, int64_t position, int64_t slot_cap,
                          const auto& at) {
   for (size_t i = 0; i < layout.mixers().size(); ++i) {
@@ -43,7 +43,7 @@ absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slo
   if (state.size() != bytes) {
     return absl::DataLossError(absl::StrCat("state of ", state.size(), " bytes, expected ", bytes));
   }
-  // The prefix cache relies on it: what a sequence reads from its first token on is every other's.
+  // The prefix cache relies on it: every sequence must start from the same state.
   if (position == 0 && !IsNew(layout, state)) {
     return absl::DataLossError("state: not the one that sessions begin with, at position 0");
   }

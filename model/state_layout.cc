@@ -9,11 +9,11 @@
 namespace ovq {
 namespace {
 
-// Sizes are products of what a config says, so they end at the largest number (saturating.h), from
-// where no rounding leads on: PlanStateLayout refuses layouts of such a size.
+// Sizes are products of config values and saturate at the largest number (saturating.h), which
+// rounding keeps far above kMostBytes. PlanStateLayout refuses such layouts.
 size_t RoundUp(size_t bytes, size_t unit) { return SaturatingAdd(bytes, unit - 1) / unit * unit; }
 
-// FNV-1a, over the bytes that decide where a field lies.
+// FNV-1a over everything that decides where a field lies.
 class Hasher {
  public:
   void Add(std::string_view text) {
@@ -101,7 +101,7 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
     }
     Group& group = groups_[layer.growth];
     const auto parts = static_cast<size_t>(state.growth.parts());
-    layer.blocks_offset = group.block_bytes;  // within a block; the group's offset follows
+    layer.blocks_offset = group.block_bytes;  // within a block; the group's offset is added later
     layer.head_stride = state.head_bytes();
     group.block_bytes =
         SaturatingAdd(group.block_bytes, RoundUp(state.block.bytes() / parts, kPartAlignment));

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMaxIndexBytes = 100'000'000;
 
-// tensor -> shard file of an index.
+// Reads the index's map from tensor to shard file.
 absl::Status ReadIndex(const std::string& path, std::map<std::string, std::string>& shard_by_tensor,
                        DamagedTensors& damaged) {
   ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxIndexBytes));
@@ -44,7 +44,7 @@ absl::Status ReadIndex(const std::string& path, std::map<std::string, std::strin
   return problems;
 }
 
-// [3, 17]
+// The position of an element as text: "[3, 17]".
 std::string PlaceOf(int64_t element, const Shape& shape) {
   std::vector<int64_t> place(static_cast<size_t>(shape.rank()));
   for (int i = shape.rank() - 1; i >= 0; --i) {
@@ -150,7 +150,7 @@ absl::StatusOr<TensorView> Weights::GetTensor(std::string_view name, const Shape
                                                    ": expected F32, BF16 or F16, got ",
                                                    DTypeName(view.dtype)));
   }
-  // Some are taken part by part.
+  // Some tensors are requested part by part; check each once.
   const std::optional<int64_t> bad = is_new ? FirstNotFinite(view) : std::nullopt;
   if (!bad) return view;
   return absl::InvalidArgumentError(

@@ -44,11 +44,11 @@ Value IntegerBinary(Heap& heap, std::string_view name, int64_t a, int64_t b) {
   }
   if (name != "//" && name != "%") return Value::Int(result);
   if (b == 0) ByZero(heap);
-  if (b == -1) {  // the one quotient that may not fit
+  if (b == -1) {  // the one divisor whose quotient may overflow
     if (name == "//" && __builtin_sub_overflow(int64_t{0}, a, &result)) Overflow(heap);
     return Value::Int(result);
   }
-  // Rounded down, and the rest has the sign of b.
+  // The quotient is rounded down, the remainder has the sign of b.
   const int64_t rest = a % b;
   const bool rounds = rest != 0 && (rest < 0) != (b < 0);
   return Value::Int(name == "//" ? a / b - rounds : rest + (rounds ? b : 0));
@@ -71,7 +71,7 @@ Value Number(Heap& heap, std::string_view name, Value a, Value b) {
   return Value::Float(std::round((x - rest) / y));
 }
 
-// Text or a list, n times.
+// A text or list repeated `count` times.
 Value Repeated(Heap& heap, Value value, int64_t count) {
   const auto n = static_cast<size_t>(std::max<int64_t>(count, 0));
   if (value.is_string()) {

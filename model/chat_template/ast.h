@@ -1,4 +1,4 @@
-// A template as its parser leaves it. Nodes lie in the Template and refer to each other.
+// The syntax tree of a template. Nodes belong to the Template and refer to each other.
 #pragma once
 
 #include <deque>
@@ -36,7 +36,7 @@ enum class ExprKind {
   kUnary,      // name: + - not
   kBinary,     // name: + - * / // % **
   kCompare,    // parts[0] names[0] parts[1] names[1] parts[2] ...
-  kConcat,     // ~ of all parts
+  kConcat,     // all parts, joined by ~
   kAnd,
   kOr,
   kConditional,  // parts[1] if parts[0] else parts[2], which may be null
@@ -46,14 +46,14 @@ struct Expr {
   ExprKind kind;
   int line;
   std::string name;
-  Value value;                       // of a literal
-  const Builtin* builtin = nullptr;  // of a filter or test; null: there is none of that name
+  Value value;                       // the value of a literal
+  const Builtin* builtin = nullptr;  // the filter or test; null: none has that name
   std::vector<const Expr*> parts;
   std::vector<std::string> names;
   Arguments arguments;
 };
 
-// What a for, set or with assigns to: a name, the attribute of a namespace, or several of them.
+// The target of a for, set or with: a name, the attribute of a namespace, or several of them.
 struct Target {
   std::string name, attribute;
   std::vector<Target> parts;
@@ -99,9 +99,9 @@ struct Statement {
 struct Macro {
   std::string name;
   std::vector<std::string> params;
-  std::vector<const Expr*> defaults;  // one for each of params, null where there is none
+  std::vector<const Expr*> defaults;  // parallel to params, null for none
   Block body;
-  // Which of these its body mentions; it takes what they hold only then.
+  // Whether the body mentions them; only then the macro accepts such arguments.
   bool varargs = false, kwargs = false, caller = false;
 };
 

@@ -9,7 +9,7 @@
 namespace ovq::jinja {
 namespace {
 
-// As Jinja's messages name an object.
+// The object's name in Jinja's error messages.
 std::string ObjectName(Value value) {
   return value.is_none() ? "None" : absl::StrCat(TypeName(value), " object");
 }

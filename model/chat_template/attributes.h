@@ -1,4 +1,4 @@
-// What dots and brackets find: Jinja's rules inside its sandbox.
+// Attribute and item access, by the rules of Jinja's sandbox.
 #pragma once
 
 #include <string_view>
@@ -7,9 +7,9 @@
 
 namespace ovq::jinja {
 
-// value.name: the attribute, or else the item of that name.
+// value.name: the attribute, else the item of that name.
 Value Attribute(Heap& heap, Value value, std::string_view name);
-// value[index]: the item, or else the attribute of that name.
+// value[index]: the item, else the attribute of that name.
 Value Item(Heap& heap, Value value, Value index);
 
 }  // namespace ovq::jinja

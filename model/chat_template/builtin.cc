@@ -8,7 +8,7 @@
 namespace ovq::jinja {
 namespace {
 
-// Takes the argument named `name` out of `named`.
+// Removes and returns the argument `name` of `named`.
 std::optional<Value> ConsumeNamed(std::vector<std::pair<std::string_view, Value>>& named,
                                   std::string_view name) {
   for (auto it = named.begin(); it != named.end(); ++it) {

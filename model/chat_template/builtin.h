@@ -1,4 +1,4 @@
-// Functions, methods, filters and tests that are ours: tables of them, and how arguments find their
+// Builtin: a builtin function, method, filter or test, with the binding of arguments to its
 // parameters.
 #pragma once
 
@@ -12,10 +12,10 @@
 
 namespace ovq::jinja {
 
-// What a builtin may use.
+// Everything a builtin may use.
 struct Context {
   Heap& heap;
-  const std::tm& now;  // what strftime_now shows
+  const std::tm& now;  // the time of strftime_now
 };
 
 struct Args {
@@ -23,7 +23,7 @@ struct Args {
   std::vector<std::pair<std::string_view, Value>> named;
 
   Value operator[](size_t i) const { return i < at.size() ? at[i] : Value(); }
-  // A parameter that was not given is `otherwise`.
+  // Integer parameter i, or `otherwise` if it was not given.
   int64_t IntegerOr(Heap& heap, size_t i, int64_t otherwise) const;
   bool TruthOr(size_t i, bool otherwise) const {
     return (*this)[i].given() ? Truth(at[i]) : otherwise;
@@ -32,14 +32,14 @@ struct Args {
 
 struct Builtin {
   std::string_view name;
-  // Parameters with blanks between them: "?" behind those that may be left out, "*" for any more
-  // by position, "**" by name.
+  // Parameter names separated by blanks: "name?" is optional, "*" accepts further positional
+  // arguments, "**" further named ones.
   std::string_view params;
-  // The arguments in the order of params, those not given kMissing; behind them what "*" takes.
+  // args: in the order of params, kMissing if not given, followed by those of "*".
   Value (*call)(Context& context, const Args& args);
 };
 
-// The arguments as `builtin` wants them. kType where they do not fit.
+// Binds arguments to the parameters of `builtin`. kType if they do not fit.
 Args Bind(Heap& heap, const Builtin& builtin, Args args);
 
 // The entry of that name; null if there is none.

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 constexpr char kConfigFile[] = "tokenizer_config.json";
 constexpr char kTemplateFile[] = "chat_template.jinja";
 
-// Of a list of {"name": ..., "template": ...}; null if there is none of that name.
+// Finds an entry in a list of {"name": ..., "template": ...}; null if there is none of that name.
 const Json* FindNamed(const Json& list, std::string_view name) {
   for (const Json& entry : list) {
     if (!entry.is_object() || !entry.contains("name") || !entry.contains("template")) continue;

@@ -1,5 +1,4 @@
-// How a model's folder writes conversations: its chat template and the special tokens that the
-// template may name.
+// ChatFormat: a model folder's chat template with the special tokens that the template may name.
 #pragma once
 
 #include <ctime>
@@ -23,15 +22,15 @@ struct ChatMessage {
 // Immutable; any thread.
 class ChatFormat {
  public:
-  // The template of chat_template.jinja, else `chat_template` of tokenizer_config.json: its text,
-  // or a list of named ones, of which "default" is used, and "tool_use" where there are tools. Null
-  // if the folder has neither. Errors name the file: one that cannot be read, a template that
+  // Loads the template of chat_template.jinja, else `chat_template` of tokenizer_config.json: a
+  // text, or a list of named texts, of which "default" is used, or "tool_use" if there are tools.
+  // Null if the folder has neither. Errors name the file if it cannot be read or its template
   // cannot be parsed.
   static absl::StatusOr<std::unique_ptr<ChatFormat>> Load(const std::string& folder);
 
-  // The text of a conversation. `tools_json`: a list of what may be called, empty for none;
-  // `opens_answer`: with what begins the model's answer. InvalidArgument: tools that are no JSON
-  // list, what the template refuses. ResourceExhausted: as ChatTemplate::Render.
+  // Renders a conversation. `tools_json`: a list of callable tools, empty for none. `opens_answer`:
+  // ends the text with the beginning of the model's answer. InvalidArgument: tools that are not a
+  // JSON list, or the template's refusal. ResourceExhausted: as ChatTemplate::Render.
   absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages,
                                      std::string_view tools_json, bool opens_answer,
                                      const std::tm& now) const;
@@ -44,7 +43,7 @@ class ChatFormat {
   ChatTemplate usual_;
   std::optional<ChatTemplate> with_tools_;
   std::string source_;
-  nlohmann::ordered_json tokens_;  // bos_token and the like, those that the folder names
+  nlohmann::ordered_json tokens_;  // bos_token etc., as far as the folder names them
 };
 
 }  // namespace ovq

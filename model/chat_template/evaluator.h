@@ -1,4 +1,4 @@
-// One rendering of a template: its names, its output and what its nodes do.
+// Evaluator: one rendering of a template, with its names and output.
 #pragma once
 
 #include <ctime>
@@ -15,7 +15,8 @@ namespace ovq::jinja {
 
 class Evaluator {
  public:
-  // `variables` is a dict of `heap`. `now` is what strftime_now shows. All outlive the evaluator.
+  // `variables` is a dict of `heap`, `now` the time of strftime_now. All arguments outlive the
+  // evaluator.
   Evaluator(Heap& heap, const Template& parsed, Value variables, const std::tm& now)
       : heap_(heap), context_{heap, now}, template_(parsed), variables_(variables) {}
 
@@ -32,20 +33,20 @@ class Evaluator {
   Value EvalCompare(const Expr& expr);
   Value EvalConcat(const Expr& expr);
   std::vector<Value> EvalAll(const std::vector<const Expr*>& exprs);
-  // Behind `first`, if that is given.
+  // Evaluates arguments, after `first` if that is given.
   Args EvalArguments(const Arguments& arguments, Value first = Value());
-  // The filters of `expr`, whose innermost takes `input`.
+  // Applies the chain of filters `expr` to `input`.
   Value EvalFilter(const Expr& expr, Value input);
 
   Flow Run(const Block& block);
   Flow Run(const Statement& statement);
   Flow RunIf(const Statement& statement);
-  // The for over `value`, which loop(value) also asks for.
+  // Runs a for statement over `value`, at recursion depth `depth`; loop(value) calls it too.
   void RunFor(const Statement& statement, Value value, int depth);
   void RunSet(const Statement& statement);
   void RunWith(const Statement& statement);
   void Assign(const Target& target, Value value);
-  // What the block prints, as a value, with names of its own.
+  // The output of a block as a value. The block has a scope of its own.
   Value Captured(const Block& block);
   Value CallMacro(const Callable& callable, Args args);
   Value MakeMacro(const Macro& macro);

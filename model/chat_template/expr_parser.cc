@@ -29,7 +29,7 @@ Nesting::Nesting(ExprParser& parser) : parser_(parser) {
 Expr* ExprParser::Make(ExprKind kind, std::vector<const Expr*> parts, std::string name) {
   Expr& expr = template_.exprs.emplace_back();
   expr.kind = kind;
-  // That of the leftmost part.
+  // The line of the leftmost part.
   expr.line = parts.empty() || parts[0] == nullptr ? tokens_.previous_line() : parts[0]->line;
   expr.parts = std::move(parts);
   expr.name = std::move(name);
@@ -115,7 +115,7 @@ const Expr* ExprParser::Product() {
   return node;
 }
 
-// Groups from the left, unlike Python's.
+// ** is left-associative in Jinja, unlike in Python.
 const Expr* ExprParser::Power() {
   const Expr* node = Unary();
   while (tokens_.SkipOperator("**")) node = Make(ExprKind::kBinary, {node, Unary()}, "**");

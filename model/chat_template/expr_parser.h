@@ -1,4 +1,4 @@
-// Expressions, by the grammar and precedence of jinja2/parser.py (3.1).
+// ExprParser parses expressions by the grammar and precedence of jinja2/parser.py (3.1).
 #pragma once
 
 #include <string>
@@ -18,17 +18,18 @@ class ExprParser {
  protected:
   const Expr* Expression() { return Conditional(); }
   const Expr* Or();
-  // One expression, or a tuple of them without parentheses. It ends where the tag does, or at the
-  // name `end`.
+  // Parses one expression, or a tuple without parentheses, up to the end of the tag or the name
+  // `end`.
   const Expr* Tuple(bool with_conditional, std::string_view end = "");
-  // `| name(...)` again and again behind `input`, which is null in blocks.
+  // Parses any number of filters `| name(...)` applied to `input`, which is null in blocks.
   const Expr* Filters(const Expr* input, bool expects_pipe = true);
   Target AssignTarget(bool with_attribute, std::string_view end = "");
   std::string AssignName();
 
   TokenReader tokens_;
   Template& template_;
-  // An unknown filter or test is an error of the template, but inside an if one of its use alone.
+  // Number of open ifs. An unknown filter or test is a syntax error outside of ifs; inside one,
+  // only evaluating it fails.
   int open_ifs_ = 0;
   std::vector<Macro*> open_macros_;
 
@@ -65,7 +66,7 @@ class ExprParser {
   int depth_ = 0;
 };
 
-// One level of nested expressions or blocks while it lives.
+// Counts one level of nested expressions or blocks while it lives.
 class Nesting {
  public:
   explicit Nesting(ExprParser& parser);

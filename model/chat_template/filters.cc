@@ -19,7 +19,7 @@
 namespace ovq::jinja {
 namespace {
 
-// The value as text that stays safe if it was: Jinja's soft_str.
+// Jinja's soft_str: the value as text, safe if it was safe.
 Value SoftText(Heap& heap, Value value) {
   return value.is_string() ? value : heap.Text(ToText(heap, value));
 }
@@ -49,7 +49,7 @@ Value ToJsonFilter(Context& e, const Args& args) {
 
 Value LengthFilter(Context& e, const Args& args) { return Value::Int(Length(e.heap, args[0])); }
 
-// A method of str on the value as text.
+// Calls a method of str on the value as text.
 Value Method(Context& e, std::string_view name, Args args) {
   args.at[0] = SoftText(e.heap, args.at[0]);
   const Builtin& method = *FindStrMethod(name);
@@ -61,7 +61,7 @@ Value UpperFilter(Context& e, const Args& args) { return Method(e, "upper", args
 Value LowerFilter(Context& e, const Args& args) { return Method(e, "lower", args); }
 Value CapitalizeFilter(Context& e, const Args& args) { return Method(e, "capitalize", args); }
 
-// Unlike str.title, a word begins behind blanks, - ( { [ and < alone.
+// Unlike in str.title, a word begins only after blanks, - ( { [ or <.
 Value TitleFilter(Context& e, const Args& args) {
   const Value value = SoftText(e.heap, args[0]);
   e.heap.Spend(3 * value.text().size());
@@ -94,7 +94,8 @@ Value Default(Context& e, const Args& args) {
 
 Value StringFilter(Context& e, const Args& args) { return SoftText(e.heap, args[0]); }
 
-// Python's int() and float() of a text: blanks around it, single underscores between digits.
+// Parses a text like Python's int() and float(): blanks around it, single underscores between
+// digits.
 std::optional<double> ReadFloat(std::string_view text) {
   std::string digits(StripSpace(text, true, true));
   std::erase(digits, '_');
@@ -170,7 +171,7 @@ Value Round(Context& e, const Args& args) {
     const double rounded = std::nearbyint(value.number() / scale) * scale;
     return value.is_integer() ? Value::Int(static_cast<int64_t>(rounded)) : Value::Float(rounded);
   }
-  char digits[700];  // exactly rounded, halves to even, as Python does
+  char digits[700];  // correctly rounded, halves to even, as in Python
   std::snprintf(digits, sizeof(digits), "%.*f", static_cast<int>(precision), value.number());
   return Value::Float(std::strtod(digits, nullptr));
 }
@@ -246,7 +247,7 @@ Value Truncate(Context& e, const Args& args) {
   return e.heap.Text(text + end, value.string().safe);
 }
 
-// Runs of letters, digits and underscores.
+// Words are runs of letters, digits and underscores.
 Value WordCount(Context& e, const Args& args) {
   const Value value = SoftText(e.heap, args[0]);
   e.heap.Spend(value.text().size());

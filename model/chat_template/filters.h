@@ -1,4 +1,4 @@
-// What stands behind a |.
+// The builtin filters: value | filter.
 #pragma once
 
 #include <string_view>
@@ -10,10 +10,10 @@ namespace ovq::jinja {
 // The filter of that name; null if there is none.
 const Builtin* FindFilter(std::string_view name);
 
-// The filter or an error of kSyntax.
+// Calls the filter. kSyntax if there is none of that name.
 Value CallFilter(Context& context, std::string_view name, Args args);
 
-// Those of values and texts, and those of lists.
+// Filters of values and texts, and filters of lists.
 const Builtin* FindValueFilter(std::string_view name);
 const Builtin* FindListFilter(std::string_view name);
 

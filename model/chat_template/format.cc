@@ -17,7 +17,7 @@
 namespace ovq::jinja {
 namespace {
 
-// What both ways can ask of one value.
+// The format of one value, common to % and str.format.
 struct Spec {
   std::string_view fill = " ";
   char align = '\0';  // < > ^ =
@@ -36,7 +36,7 @@ class Formatter {
     heap_.Fail(ErrorKind::kType, absl::StrCat("ValueError: ", std::string(what)));
   }
 
-  // Digits at the front of `text`, which are taken off; -1 if there are none.
+  // Consumes the digits at the front of `text`; -1 if there are none.
   int64_t ConsumeNumber(std::string_view& text) {
     int64_t number = -1;
     while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
@@ -161,7 +161,7 @@ class Percent : Formatter {
       rest.remove_prefix(at + 1);
       text += One(rest);
     }
-    // What could be looked up by name need not be used.
+    // As in Python, a dict or list may remain unused.
     const bool is_mapping = values_.kind() == Kind::kDict || values_.kind() == Kind::kList;
     const size_t n = values_.kind() == Kind::kTuple ? values_.list().items.size() : 1;
     if (!is_mapping && next_ < n) {
@@ -171,7 +171,7 @@ class Percent : Formatter {
   }
 
  private:
-  // What stands behind a %, which is taken off.
+  // Formats one item, consuming what follows a %.
   std::string One(std::string_view& rest) {
     Value named;
     if (rest.starts_with('(')) {
@@ -254,7 +254,7 @@ class Braces : Formatter {
   }
 
  private:
-  // name!conversion:spec
+  // Formats one field name!conversion:spec.
   std::string Field(std::string_view field) {
     const size_t name_end = std::min(field.find_first_of("!:"), field.size());
     Value value = Place(field.substr(0, name_end));
@@ -285,14 +285,14 @@ class Braces : Formatter {
     return Number(of_number, value);
   }
 
-  // A place among the arguments, then attributes and items of it.
+  // Looks up an argument, then its attributes and items.
   Value Place(std::string_view name) {
     const size_t end = std::min(name.find_first_of(".["), name.size());
     std::string_view first = name.substr(0, end);
     Value value;
     if (first.empty() || (first[0] >= '0' && first[0] <= '9')) {
       const int64_t at = first.empty() ? next_++ : ConsumeNumber(first);
-      value = args_[static_cast<size_t>(at) + 1];  // behind the format itself
+      value = args_[static_cast<size_t>(at) + 1];  // args_[0] is the format itself
     } else {
       for (const auto& [key, named] : args_.named) {
         if (key == first) value = named;

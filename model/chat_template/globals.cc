@@ -15,7 +15,7 @@ Value Range(Context& e, const Args& args) {
   const int64_t end = args.IntegerOr(e.heap, has_begin ? 1 : 0, 0);
   const int64_t step = args.IntegerOr(e.heap, 2, 1);
   if (step == 0) e.heap.Fail(ErrorKind::kType, "ValueError: range() arg 3 must not be zero");
-  // Unsigned, because the two may lie further apart than an int64 counts.
+  // Unsigned, because the difference may exceed int64.
   const uint64_t span = step > 0 ? static_cast<uint64_t>(end) - static_cast<uint64_t>(begin)
                                  : static_cast<uint64_t>(begin) - static_cast<uint64_t>(end);
   const uint64_t stride =
@@ -89,7 +89,7 @@ Value StrftimeNow(Context& e, const Args& args) {
   return e.heap.Text(std::move(text));
 }
 
-// Names that Jinja defines, which no chat template is known to call.
+// Functions that Jinja defines and no known chat template calls.
 Value Refused(Context& e, const Args&) {
   e.heap.TypeError("this function of Jinja is not for chat templates");
 }

@@ -1,4 +1,4 @@
-// The functions that every template can call.
+// The global functions of templates.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
-// What one rendering owns and may spend. Errors travel inside this folder as exceptions, because
-// every operation of a template can fail; ChatTemplate turns them into statuses.
+// Heap owns the values of one rendering and enforces its limits. Errors are exceptions inside this
+// folder, because every operation of a template can fail; ChatTemplate turns them into statuses.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 namespace ovq::jinja {
 
 enum class ErrorKind {
-  kRaised,     // by the template itself; its message is for the caller
-  kUndefined,  // attribute, item or call of what is not there
+  kRaised,     // raised by the template; the message is for the caller
+  kUndefined,  // attribute, item or call of an undefined value
   kType,       // an operation got the wrong kind of value
   kSyntax,
-  kSecurity,  // what the sandbox forbids
+  kSecurity,  // the sandbox forbids it
   kLimit,
 };
 
@@ -34,20 +34,21 @@ class Heap {
   Heap(const Heap&) = delete;
 
   [[noreturn]] void Fail(ErrorKind kind, std::string message) const;
-  // kType, as "TypeError: ...".
+  // Throws kType with "TypeError: ...".
   [[noreturn]] void TypeError(std::string message) const;
-  // What any use of an undefined value gives.
+  // Throws the error of using an undefined value.
   [[noreturn]] void Undefined(Value value) const;
 
   void Step(int64_t n = 1) {
     steps_ += n;
     if (steps_ > limits_.max_steps) FailStepLimit();
   }
-  // A look at every byte of a text.
+  // Charges for reading `bytes` of text.
   void Scan(size_t bytes) { Step(static_cast<int64_t>(bytes / 64)); }
-  // Before `bytes` are allocated. Nothing is given back before the end.
+  // Charges for memory; call it before allocating. Memory is released at the end of the rendering
+  // only.
   void Spend(size_t bytes);
-  // n times size bytes, which may overflow.
+  // Charges n times size bytes, a product that may overflow.
   void SpendEach(size_t n, size_t size);
 
   Value Text(std::string text, bool safe = false);
@@ -80,7 +81,7 @@ class Heap {
   std::deque<Loop> loops_;
 };
 
-// One level deeper, and one step; errors name `line` as long as it lives.
+// Counts one level and one step of nesting; errors name `line` while it lives.
 class Level {
  public:
   explicit Level(Heap& heap, int line = 0);
@@ -95,7 +96,7 @@ class Level {
   const int outer_line_;
 };
 
-// Equal for keys that a dict takes for one another. kType for what cannot be a key.
+// A text that is equal for keys that a dict treats as equal. kType for values that cannot be keys.
 std::string KeyText(Heap& heap, Value key);
 
 }  // namespace ovq::jinja

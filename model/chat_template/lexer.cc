@@ -23,7 +23,7 @@ bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsAlnum(char c) { return IsDigit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool IsNameByte(char c) { return IsAlnum(c) || c == '_' || (c & 0x80) != 0; }
 
-// Line ends as \n, and without one at the end.
+// Converts line ends to \n and drops one at the end.
 std::string Normalized(std::string_view source) {
   std::string text;
   for (size_t i = 0; i < source.size(); ++i) {
@@ -61,7 +61,7 @@ class Lexer {
     return from + (rest.size() - StripSpace(rest, true, false).size());
   }
 
-  // Text up to the next tag, and the tag.
+  // Lexes text up to the next tag, and the tag.
   void Data() {
     size_t tag = at_;
     do {
@@ -86,7 +86,7 @@ class Lexer {
     return at < text_.size() && (text_[at] == '-' || text_[at] == '+') ? text_[at] : '\0';
   }
 
-  // The text before `end`, where a tag with this sign begins.
+  // Adds the text before `end`, where a tag with this sign begins.
   void AddData(size_t end, char sign, bool is_block) {
     std::string_view data = text_.substr(at_, end - at_);
     if (sign == '-') {
@@ -102,7 +102,7 @@ class Lexer {
     MoveTo(end);
   }
 
-  // Behind `end` of a block or comment, whose first byte may be a sign.
+  // Offset after the end of a block or comment at `close`, where `sign` precedes the end.
   size_t AfterBlock(size_t close, char sign) const {
     const size_t behind = close + 2;
     if (sign == '-') return AfterSpace(behind);
@@ -115,7 +115,8 @@ class Lexer {
     MoveTo(AfterBlock(close, close > at_ ? SignAt(close - 1) : '\0'));
   }
 
-  // "raw" with blanks around it and an end of block behind it: everything up to endraw is text.
+  // Lexes a raw block, "raw" between blanks and an end of block; everything up to endraw is text.
+  // False if there is none.
   bool Raw() {
     size_t behind = AfterSpace(at_);
     if (!text_.substr(behind).starts_with("raw")) return false;
@@ -143,7 +144,7 @@ class Lexer {
     Fail("a raw block has no end '{% endraw %}'");
   }
 
-  // Tokens up to the end of a tag. Inside brackets its end is nothing but operators.
+  // Lexes tokens up to the end of a tag. Inside brackets the end's characters are operators.
   void Tag(bool is_print) {
     const std::string_view close = is_print ? "}}" : "%}";
     std::string open;
@@ -189,7 +190,8 @@ class Lexer {
     MoveTo(at_ + found->size());
   }
 
-  // Digits of this base with single underscores between them; `from` if there are none.
+  // Offset after digits of this base with single underscores between them; `from` if there are
+  // none.
   size_t AfterDigits(size_t from, int base = 10) const {
     const auto is_digit = [&](size_t at) {
       if (at >= text_.size() || !IsAlnum(text_[at])) return false;
@@ -266,7 +268,8 @@ class Lexer {
     MoveTo(at + 1);
   }
 
-  // What Python makes of a backslash; `at` is behind it, and left on the last byte it takes.
+  // Evaluates a backslash escape as Python does. `at` is after the backslash and moves to the last
+  // byte of the escape.
   void Escape(size_t& at, std::string& value) {
     constexpr std::string_view kFrom = "ntrabfv\\'\"", kTo = "\n\t\r\a\b\f\v\\'\"";
     const char c = text_[at];

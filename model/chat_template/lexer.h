@@ -1,4 +1,5 @@
-// Template text to tokens, as jinja2/lexer.py (3.1) cuts it with trim_blocks and lstrip_blocks.
+// The lexer: template text to tokens, by the rules of jinja2/lexer.py (3.1) with trim_blocks and
+// lstrip_blocks.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +26,12 @@ enum class TokenType {
 struct Token {
   TokenType type;
   int line;
-  std::string text;  // what it says; strings without quotes and escapes
+  std::string text;  // the token's text; strings without quotes and escapes
   int64_t integer = 0;
   double real = 0;
 };
 
-// Of valid UTF-8. Ends with one kEnd. Throws Error of kSyntax.
+// Lexes valid UTF-8. The last token is kEnd. Throws Error of kSyntax.
 std::vector<Token> Lex(std::string_view source);
 
 }  // namespace ovq::jinja

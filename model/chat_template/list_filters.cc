@@ -17,8 +17,8 @@ Value Generator(Context& e, std::vector<Value> items) {
   return e.heap.Make(Kind::kGenerator, std::move(items));
 }
 
-// The item's place that `path` names: attributes and numbers with dots between them. The item
-// itself if it was not given.
+// Follows `path`, attributes and numbers separated by dots, from the item; the item itself if
+// `path` was not given.
 Value Place(Context& e, Value item, Value path) {
   if (!path.given() || path.is_none()) return item;
   if (path.is_integer()) return Item(e.heap, item, path);
@@ -32,7 +32,7 @@ Value Place(Context& e, Value item, Value path) {
   return item;
 }
 
-// What sorting and comparing look at: text in lower case unless case counts.
+// The key for sorting and comparing: text in lower case unless case matters.
 Value SortKey(Context& e, Value value, bool case_sensitive) {
   if (case_sensitive || !value.is_string()) return value;
   return e.heap.Text(Lower(value.text()));
@@ -112,7 +112,7 @@ Value DictSort(Context& e, const Args& args) {
   return e.heap.Make(Kind::kList, UnkeyedItems(keyed));
 }
 
-// The keys are lists, of one part for each of the attributes with commas between them.
+// Keys are lists with a part for each comma-separated attribute.
 Value Sort(Context& e, const Args& args) {
   std::vector<Value> paths = {args[3]};
   if (args[3].is_string()) {
@@ -155,7 +155,7 @@ Value Unique(Context& e, const Args& args) {
 }
 
 Value Map(Context& e, const Args& args) {
-  if (!Truth(args[0])) return Generator(e, {});  // even what cannot be looped over
+  if (!Truth(args[0])) return Generator(e, {});  // also values that cannot be iterated
   std::vector<Value> items = Items(e.heap, args[0]);
   Value path, otherwise;
   for (const auto& [name, value] : args.named) {
@@ -176,11 +176,11 @@ Value Map(Context& e, const Args& args) {
   return Generator(e, std::move(items));
 }
 
-// The items whose place passes the test at `first` of the arguments; with no test, those that are
+// The items whose value at `path` passes the test at args[first]; without a test, those that are
 // true.
 Value Select(Context& e, const Args& args, size_t first, Value path, bool wanted) {
   std::vector<Value> items;
-  if (!Truth(args[0])) return Generator(e, {});  // even what cannot be looped over
+  if (!Truth(args[0])) return Generator(e, {});  // also values that cannot be iterated
   for (const Value item : Items(e.heap, args[0])) {
     const Value place = Place(e, item, path);
     bool passes = false;
@@ -219,7 +219,7 @@ Value GroupBy(Context& e, const Args& args) {
   std::vector<Value> groups;
   for (size_t begin = 0, end = 0; begin < keyed.size(); begin = end) {
     while (end < keyed.size() && Equal(e.heap, keyed[end].first, keyed[begin].first)) ++end;
-    if (end == begin) ++end;  // a key that is not equal to itself: a nan
+    if (end == begin) ++end;  // NaN keys are not equal to themselves
     std::vector<Value> items;
     for (size_t i = begin; i < end; ++i) items.push_back(keyed[i].second);
     const Value key = key_of(keyed[begin].second);

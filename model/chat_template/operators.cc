@@ -12,14 +12,14 @@
 namespace ovq::jinja {
 namespace {
 
-// Integers and floats compare by their exact values.
+// Compares integers and floats by their exact values.
 int Order(Value a, Value b) {
   if (a.is_integer() && b.is_integer()) {
     return (a.integer() > b.integer()) - (a.integer() < b.integer());
   }
   const auto x = a.is_integer() ? static_cast<long double>(a.integer()) : a.number();
   const auto y = b.is_integer() ? static_cast<long double>(b.integer()) : b.number();
-  return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;  // 2: one is not a number
+  return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;  // 2: one is NaN
 }
 
 [[noreturn]] void NoOrder(Heap& heap, std::string_view name, Value a, Value b) {
@@ -65,7 +65,7 @@ bool Less(Heap& heap, Value a, Value b) {
   if (a.is_number() && b.is_number()) return Order(a, b) == -1;
   if (a.is_string() && b.is_string()) {
     heap.Scan(std::min(a.text().size(), b.text().size()));
-    return a.text() < b.text();  // UTF-8 is in the order of its code points
+    return a.text() < b.text();  // UTF-8 sorts by code point
   }
   if (a.kind() != b.kind() || (a.kind() != Kind::kList && a.kind() != Kind::kTuple)) {
     NoOrder(heap, "<", a, b);
@@ -177,7 +177,7 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
   const auto length = static_cast<int64_t>(all.size());
   const int64_t step = bound(step_value, 1);
   if (step == 0) heap.Fail(ErrorKind::kType, "ValueError: slice step cannot be zero");
-  // As Python's slice.indices.
+  // Follows Python's slice.indices.
   const int64_t lowest = step < 0 ? -1 : 0, highest = step < 0 ? length - 1 : length;
   const auto clipped = [&](Value given, int64_t otherwise) {
     if (given.is_none()) return otherwise;

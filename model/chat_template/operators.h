@@ -1,4 +1,4 @@
-// What operators do with values: Python's rules.
+// Operators on values, by Python's rules.
 #pragma once
 
 #include <string>
@@ -10,24 +10,24 @@
 namespace ovq::jinja {
 
 bool Equal(Heap& heap, Value a, Value b);
-// Whether a < b; kType if Python has no order for them.
+// Whether a < b. kType if Python does not order them.
 bool Less(Heap& heap, Value a, Value b);
-// The operator of a comparison: == != < <= > >= in, not in.
+// Comparison by operator name: == != < <= > >= in, not in.
 bool Compare(Heap& heap, std::string_view name, Value a, Value b);
 bool Contains(Heap& heap, Value container, Value item);
 
-// + - * / // % **
+// Arithmetic by operator name: + - * / // % **
 Value Binary(Heap& heap, std::string_view name, Value a, Value b);
 Value Unary(Heap& heap, std::string_view name, Value value);
 
-// value[from:to:step], each kNone where it was left out.
+// value[from:to:step], kNone for omitted parts.
 Value Slice(Heap& heap, Value value, Value from, Value to, Value step);
 
-// What a for goes through: items, characters, keys. A generator is read to its end.
+// The sequence a for iterates over: items, characters, keys. Exhausts a generator.
 std::vector<Value> Items(Heap& heap, Value value);
-// Characters, items or keys; kType for what has no length.
+// Number of characters, items or keys. kType for values without a length.
 int64_t Length(Heap& heap, Value value);
-// The text of the value, & < > ' " escaped unless it is safe already.
+// The value as text with & < > ' " escaped, unless it is safe already.
 Value Escape(Heap& heap, Value value);
 
 }  // namespace ovq::jinja

@@ -28,8 +28,8 @@ class Parser : ExprParser {
     return &statement;
   }
 
-  // Up to a tag that begins with one of `ends`, which is left as the current token; with none, up
-  // to the end of the template.
+  // Parses up to a tag that begins with one of `ends`, which becomes the current token; without
+  // `ends`, to the end of the template.
   Block Statements(Ends ends) {
     const Nesting nesting(*this);
     Block block;
@@ -60,13 +60,13 @@ class Parser : ExprParser {
   }
   static std::vector<std::string> Names(Ends ends) { return {ends.begin(), ends.end()}; }
 
-  // The body of a tag whose head was read.
+  // Parses the body of a tag whose head has been read.
   Block Body(Ends ends) {
     tokens_.SkipOperator(":");
     tokens_.Expect(TokenType::kBlockEnd, "'%}'");
     return Statements(ends);
   }
-  // With the name of its end.
+  // Parses a body and its end tag.
   Block WholeBody(std::string_view end) {
     Block body = Body({end});
     tokens_.Next();
@@ -137,7 +137,7 @@ class Parser : ExprParser {
     return statement;
   }
 
-  // What lies in a function of its own, where no loop can be left from within.
+  // Parses a body that is a function to Jinja: no break or continue can leave a loop from within.
   Block FunctionBody(Macro& macro, std::string_view end) {
     const int loops = std::exchange(open_loops_, 0);
     open_macros_.push_back(&macro);
@@ -211,7 +211,7 @@ class Parser : ExprParser {
 
   const Statement* Generation() {
     Statement* statement = Make(StatementKind::kScope);
-    const int loops = std::exchange(open_loops_, 0);  // its body is a function to Jinja
+    const int loops = std::exchange(open_loops_, 0);  // the body is a function to Jinja
     statement->body = WholeBody("endgeneration");
     open_loops_ = loops;
     return statement;

@@ -1,4 +1,4 @@
-// The text of a template to its statements.
+// The parser: template text to statements.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace ovq::jinja {
 
-// Of valid UTF-8. Throws Error: kSyntax, or kType for what needs a loader of other templates.
+// Parses valid UTF-8. Throws Error: kSyntax, or kType for statements that load other templates.
 std::unique_ptr<const Template> Parse(std::string_view source);
 
 }  // namespace ovq::jinja

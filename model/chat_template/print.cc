@@ -15,7 +15,7 @@
 namespace ovq::jinja {
 namespace {
 
-// The text grows by `part`, which the heap pays for first.
+// Appends `part` to the text, charging the heap first.
 void Append(Heap& heap, std::string_view part, std::string& text) {
   heap.Spend(part.size());
   text += part;

@@ -1,4 +1,4 @@
-// Values as text, as Python prints them.
+// Conversion of values to text, as Python prints them.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,17 @@ namespace ovq::jinja {
 
 std::string ToText(Heap& heap, Value value);  // str()
 std::string ToRepr(Heap& heap, Value value);  // repr()
-std::string FloatText(double value);          // the shortest text that is read as the same number
+std::string FloatText(double value);          // the shortest text that parses to the same number
 
 struct JsonStyle {
-  std::optional<std::string> indent;  // of one level; without it all is one line
+  std::optional<std::string> indent;  // indentation of one level; empty: everything on one line
   std::string_view item_separator = ", ", key_separator = ": ";
   bool ensure_ascii = false, sort_keys = false;
 };
 // json.dumps().
 std::string ToJson(Heap& heap, Value value, const JsonStyle& style);
 
-// Texts that are paid for before they are made.
+// Texts charged to the heap before they are made.
 std::string Joined(Heap& heap, const std::vector<Value>& parts, std::string_view separator);
 std::string Replaced(Heap& heap, std::string_view text, std::string_view what, std::string_view by,
                      size_t max_count);

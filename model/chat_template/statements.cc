@@ -1,4 +1,4 @@
-// The statements of evaluator.h.
+// Evaluator's statements.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -120,7 +120,7 @@ void Evaluator::RunWith(const Statement& statement) {
   Frame* const outer = frame_;
   Frame* const inner = heap_.MakeFrame(outer);
   for (const auto& [target, expr] : statement.assignments) {
-    heap_.SetName(inner, target.name, Eval(*expr));  // none of them sees another
+    heap_.SetName(inner, target.name, Eval(*expr));  // assignments do not see each other
   }
   frame_ = inner;
   Run(statement.body);

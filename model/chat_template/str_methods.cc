@@ -1,5 +1,5 @@
-// The methods of str. Those of a safe text escape their arguments and give safe text, as those of
-// Markup do.
+// The methods of str. On safe text they escape their arguments and return safe text, as Markup's
+// do.
 #include <algorithm>
 #include <cstdint>
 
@@ -20,7 +20,7 @@ std::string_view RequireText(Heap& heap, Value value) {
   heap.TypeError(absl::StrCat("must be str, not ", TypeName(value)));
 }
 
-// A limit that is given as -1 where there is none.
+// A limit, given as -1 if there is none.
 size_t LimitOr(Heap& heap, const Args& args, size_t i) {
   const int64_t limit = args.IntegerOr(heap, i, -1);
   return limit < 0 ? SIZE_MAX : static_cast<size_t>(limit);
@@ -107,7 +107,7 @@ Value Is(Context& e, const Args& args) {
   return Value::Bool(kIs(args[0].text()));
 }
 
-// The part of the text that args[2] to args[3] leave, and the characters before it.
+// The part of the text from args[2] to args[3], and the number of characters before it.
 std::pair<std::string_view, int64_t> Range(Heap& heap, const Args& args) {
   std::string_view text = args[0].text();
   heap.Scan(text.size());

@@ -138,7 +138,7 @@ std::vector<std::string_view> Chars(std::string_view text) {
 
 size_t FindBytes(std::string_view text, std::string_view what, size_t from) {
   if (from > text.size()) return kNpos;
-  // Unlike string_view's find, whose time is their product.
+  // memmem is linear; string_view::find takes time proportional to the product of the sizes.
   const void* found = memmem(text.data() + from, text.size() - from, what.data(), what.size());
   return found == nullptr ? kNpos
                           : static_cast<size_t>(static_cast<const char*>(found) - text.data());
@@ -182,7 +182,7 @@ std::vector<std::string_view> Split(std::string_view text, std::string_view sepa
       at += separator.size();
     }
   } else {
-    // As from the left in both texts read backwards.
+    // Equal to a count from the left in both texts reversed.
     const std::string mirrored(text.rbegin(), text.rend());
     const std::string mirror(separator.rbegin(), separator.rend());
     size_t at = FindBytes(mirrored, mirror);

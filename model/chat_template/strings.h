@@ -1,4 +1,5 @@
-// Python's str, as far as templates ask for it. All text is valid UTF-8, places are code points.
+// Python's str methods that templates use. All text is valid UTF-8; positions and lengths are code
+// points unless in bytes.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@ namespace ovq::jinja {
 
 bool IsSpace(char32_t c);  // str.isspace
 std::string_view StripSpace(std::string_view text, bool left, bool right);
-// Without the characters of `chars` at the ends.
+// Strips the characters in `chars` from the ends.
 std::string_view StripChars(std::string_view text, std::string_view chars, bool left, bool right);
 
 std::string Upper(std::string_view text);
@@ -20,30 +21,30 @@ std::string Lower(std::string_view text);
 std::string Title(std::string_view text);
 std::string Capitalize(std::string_view text);
 
-// Bytes of the first n characters, of all if there are fewer.
+// Number of bytes of the first n characters, or of all if there are fewer.
 size_t PrefixBytes(std::string_view text, int64_t n_chars);
 std::vector<std::string_view> Chars(std::string_view text);
 
-// Where `what` begins, in time linear in both. npos if it does not.
+// Byte offset of `what`, npos if absent; time linear in both.
 size_t FindBytes(std::string_view text, std::string_view what, size_t from = 0);
 
-// How often `what` is found, side by side; of the empty text, the number of places for it.
+// Number of non-overlapping occurrences of `what`; for the empty text, the number of positions.
 size_t Count(std::string_view text, std::string_view what);
-// The first max_count of them replaced.
+// Replaces the first max_count occurrences.
 std::string Replace(std::string_view text, std::string_view what, std::string_view by,
                     size_t max_count);
 
-// At most max_splits cuts at `separator`, which is not empty, from the left or the right.
+// Splits at the nonempty `separator`, at most max_splits times, from the left or the right.
 std::vector<std::string_view> Split(std::string_view text, std::string_view separator,
                                     size_t max_splits, bool from_right);
 std::vector<std::string_view> SplitSpace(std::string_view text, size_t max_splits, bool from_right);
 std::vector<std::string_view> SplitLines(std::string_view text, bool keep_ends);
 
-// Whether there is a character and all are of the class.
+// Whether the text is not empty and all characters are of the class.
 bool IsDigits(std::string_view text);  // decimal digits and those like superscripts
 bool IsAlphas(std::string_view text);
 bool IsSpaces(std::string_view text);
-// Whether a cased character is there and all that are have this case.
+// Whether there is a cased character and all cased ones have this case.
 bool IsLowerCase(std::string_view text);
 bool IsUpperCase(std::string_view text);
 

@@ -1,4 +1,4 @@
-// What stands behind an `is`.
+// The builtin tests: value is test.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@ namespace ovq::jinja {
 // The test of that name; null if there is none.
 const Builtin* FindTest(std::string_view name);
 
-// Whether the test, which kSyntax says is not there, is passed.
+// Result of the test. kSyntax if there is none of that name.
 bool CallTest(Context& context, std::string_view name, Args args);
 
 }  // namespace ovq::jinja

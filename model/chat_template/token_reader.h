@@ -1,4 +1,4 @@
-// The tokens of a template, one after another, for its parsers.
+// TokenReader: the parsers' cursor over a template's tokens.
 #pragma once
 
 #include <string>

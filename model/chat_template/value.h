@@ -1,6 +1,6 @@
-// The values of a template, Python's as far as templates can tell. Everything but a number lies in
-// the Heap of its rendering (or in the Template, a literal) and is freed with it; a Value is a
-// reference of 16 bytes that owns nothing.
+// Value: a template's values, Python's as far as templates can tell. All but numbers live in the
+// Heap of the rendering (literals in the Template) and are freed with it. A Value is a non-owning
+// reference of 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ struct Macro;    // ast.h
 struct Statement;
 
 enum class Kind : uint8_t {
-  kMissing,    // an argument that was not given; no template sees one
-  kUndefined,  // the value of a name or place that holds none
+  kMissing,    // an argument that was not given; never visible to templates
+  kUndefined,  // an undefined name, attribute or item
   kNone,
   kBool,
-  kInt,  // 64 bits: more is an error
+  kInt,  // 64 bits; overflow is an error
   kFloat,
   kString,
   kList,
   kTuple,
   kRange,
   kView,       // keys(), values(), items() of a dict
-  kGenerator,  // what map, select and the like give: no length, read once
+  kGenerator,  // result of map, select etc.: no length, read once
   kDict,
   kNamespace,
   kCallable,
@@ -39,27 +39,27 @@ enum class Kind : uint8_t {
 
 struct Undefined {
   std::string why;
-  bool unsafe = false;  // an attribute that the sandbox keeps from templates
+  bool unsafe = false;  // an attribute that the sandbox hides
 };
 
 struct Str {
   std::string text;   // UTF-8
-  bool safe = false;  // Markup: its + escapes the other side
+  bool safe = false;  // Markup: + escapes the other operand
 };
 
 struct List {
   std::vector<Value> items;
-  std::string shown;  // a range or view as text; "group" for the pairs of groupby
-  size_t next = 0;    // generators: the first item that was not yet read
+  std::string shown;  // text of a range or view; "group" for the pairs of groupby
+  size_t next = 0;    // generators: index of the first unread item
 };
 
-// Keeps the order in which keys came.
+// Keeps keys in insertion order.
 class Dict {
  public:
-  // `key` is KeyText of `name` (heap.h). A later value takes the place of an earlier one.
+  // `key` is KeyText of `name` (heap.h). A later value replaces an earlier one.
   void Set(std::string key, Value name, Value value);
   const Value* Find(const std::string& key) const;     // null if there is none
-  const Value* FindName(std::string_view name) const;  // by a key that is text
+  const Value* FindName(std::string_view name) const;  // by text key
   const std::vector<std::pair<Value, Value>>& entries() const { return entries_; }
 
  private:
@@ -81,8 +81,8 @@ class Value {
     made.real_ = value;
     return made;
   }
-  // kUndefined Undefined; kString Str; kList to kGenerator List; kDict, kNamespace Dict; kCallable
-  // Callable; kLoop Loop.
+  // Object types by kind: kUndefined Undefined; kString Str; kList to kGenerator List; kDict,
+  // kNamespace Dict; kCallable Callable; kLoop Loop.
   static Value FromPointer(Kind kind, const void* object) {
     Value made(kind);
     made.object_ = object;
@@ -98,7 +98,7 @@ class Value {
   bool is_number() const { return is_integer() || kind_ == Kind::kFloat; }
   bool has_items() const { return kind_ >= Kind::kList && kind_ <= Kind::kGenerator; }
 
-  int64_t integer() const { return integer_; }  // of a kInt or kBool
+  int64_t integer() const { return integer_; }  // for kInt and kBool
   double number() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
   const Str& string() const { return *static_cast<const Str*>(object_); }
   std::string_view text() const { return string().text; }
@@ -120,24 +120,24 @@ class Value {
   };
 };
 
-// The names that a statement sees: its own, then those of the frames around it.
+// A scope: its own names, then those of the enclosing frames.
 struct Frame {
   const Frame* parent = nullptr;
-  absl::flat_hash_map<std::string_view, Value> names;  // views into the Template
+  absl::flat_hash_map<std::string_view, Value> names;  // keys are views into the Template
 };
 
 struct Callable {
   std::string_view name = {};
-  const Builtin* builtin = nullptr;  // a function or method, or
+  const Builtin* builtin = nullptr;  // a builtin function or method, or
   const Macro* macro = nullptr;      // a macro
-  Value self = {};                   // of a method
-  const Frame* frame = nullptr;      // of a macro: where it was defined
+  Value self = {};                   // bound object of a method
+  const Frame* frame = nullptr;      // scope in which a macro was defined
 };
 
-// `loop` inside a for.
+// The variable `loop` of a for.
 struct Loop {
   const Statement* statement = nullptr;
-  const Frame* frame = nullptr;  // around the for
+  const Frame* frame = nullptr;  // scope around the for
   std::vector<Value> items;
   size_t at = 0;
   int depth = 1;
@@ -147,7 +147,7 @@ struct Loop {
 
 // Python's name of the value's type.
 std::string TypeName(Value value);
-// What `if` asks.
+// Truth value, as tested by `if`.
 bool Truth(Value value);
 
 }  // namespace ovq::jinja

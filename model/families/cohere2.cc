@@ -1,5 +1,6 @@
-// Command R7B and its kin (model_type "cohere2" of transformers): sliding windows with RoPE, full
-// attention without positions, and a feed-forward beside each. Defaults are that code's.
+// Family cohere2 of transformers (Command R7B, Command A, Tiny Aya): sliding attention with RoPE,
+// full attention without positions, and a parallel feed-forward in every layer. Defaults are those
+// of transformers' code.
 #include <string>
 #include <utility>
 
@@ -12,11 +13,11 @@ namespace {
 
 constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
                                 {"full_attention", "full_attention"}};
-constexpr int kFullEvery = 4;  // where the file does not list its layers
+constexpr int kFullEvery = 4;  // if the file does not list its layers
 constexpr double kMaxScale = 1e6;
 constexpr int64_t kMaxWindow = 1 << 24;
 
-// Fields that no code reads, which say what it does all the same.
+// Refuses fields whose values ask for another model, although no code reads them.
 void RefuseOthers(const nlohmann::json& json, AttrReader& file) {
   const std::pair<const char*, nlohmann::json> kExpected[] = {
       {"order_of_interleaved_layers", "local_attn_first"},

@@ -1,4 +1,4 @@
-// The decoder's tensors, taken from a checkpoint under its family's names.
+// FamilyWeights gives the decoder's tensors from a checkpoint with its family's names.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace ovq {
 
 class FamilyWeights {
  public:
-  // Both outlive it.
+  // Both arguments outlive it.
   FamilyWeights(const ModelConfig& config, Weights& weights) : config_(config), weights_(weights) {}
 
-  // The decoder's tensor `name`. Errors name it as the file does. The view is one of the file's
-  // memory, or of a copy where its elements lie scattered.
+  // The decoder's tensor `name`. Errors name it as the file does. The view is of the mapped file,
+  // or of a copy if its elements are not contiguous there.
   absl::StatusOr<TensorView> GetTensor(std::string_view name, const Shape& shape);
-  // Ends the views of copies.
+  // Frees the copies and so invalidates their views.
   void ForgetCopies() { copies_.clear(); }
 
  private:

@@ -1,5 +1,5 @@
-// Checkpoints of flash-linear-attention (fla-org) that have one kind of layer throughout:
-// model_type "gated_deltanet" and "mesa_net". Defaults are that code's.
+// Families gated_deltanet and mesa_net of flash-linear-attention (fla-org), with one kind of layer
+// throughout. Defaults are those of its code.
 #include <string>
 
 #include "model/families/family.h"
@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kMaxHeads = 4096;
 
-// Without intermediate_size: two thirds of hidden_ratio times the width, as a multiple of 256.
+// intermediate_size, or two thirds of hidden_ratio times the width, rounded up to a multiple of
+// 256.
 int64_t FeedForwardWidth(AttrReader& file, int64_t hidden_size) {
   const int64_t width = file.IntOr("intermediate_size", 0, 1, kMaxHiddenSize);
   if (width > 0) return width;
@@ -19,8 +20,8 @@ int64_t FeedForwardWidth(AttrReader& file, int64_t hidden_size) {
   return (least + 255) / 256 * 256;
 }
 
-// Everything but the layers' own fields. Layers that are attention have rules that no layer type
-// here has: 1 / sqrt(d), rotary positions, biases.
+// Reads everything but the mixer's fields. Attention layers are refused: no layer type here has
+// their rules (1 / sqrt(d), rotary positions, biases).
 void ReadDecoder(const nlohmann::json& json, AttrReader& file, std::string layer_type,
                  int64_t default_layers, ModelConfig& config) {
   constexpr std::string_view kActivations[] = {"swish", "silu"};
@@ -44,14 +45,14 @@ void ReadDecoder(const nlohmann::json& json, AttrReader& file, std::string layer
                        LayerSpec{std::move(layer_type), 0, feed_forward});
 }
 
-// The mixer's own object, which `section` names.
+// Adds the mixer's section to the config.
 Attrs& AddSection(const std::string& section, ModelConfig& config) {
   MixerFields& fields = config.mixer_fields.emplace_back();
   fields.model.Set("rms_norm_eps", double{config.norm.eps}, "norm_eps");
   return fields.sections[section];
 }
 
-// Where a field is wrong, the tensors are not known.
+// Returns all errors. If a field is wrong, the layers' tensors count as unknown.
 absl::Status Done(const AttrReader& file, ModelConfig& config) {
   for (LayerSpec& layer : config.layers) layer.is_wrong = !file.ok();
   return file.status();
@@ -81,7 +82,7 @@ absl::Status ReadMesaNet(const nlohmann::json& json, const Attrs& fields, ModelC
   Attrs& mesa = AddSection("mesa_net", config);
   mesa.Set("num_heads", file.IntOr("num_heads", 16, 1, kMaxHeads), "num_heads");
   mesa.Set("head_dim", file.IntOr("head_dim", 128, 1, kMaxHiddenSize), "head_dim");
-  fields.CopyTo(mesa, "use_gate", "use_output_gate");  // as some versions call it
+  fields.CopyTo(mesa, "use_gate", "use_output_gate");  // some versions' name of the field
   for (const char* field :
        {"use_output_gate", "conv_size", "lambda_lower_bound", "max_cg_step_training"}) {
     fields.CopyTo(mesa, field, field);
@@ -101,7 +102,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, cons
   return {{ReplacePrefix(name, kGlobal, "model.layers.", kOfLayer), shape}};
 }
 
-// Gated delta nets of before March 2025 have attn.D, which was never read.
+// Gated delta nets from before March 2025 have attn.D, which was never read.
 bool IsUnusedInGatedDeltaNet(std::string_view name) {
   return name.starts_with("model.layers.") && name.ends_with(".attn.D");
 }

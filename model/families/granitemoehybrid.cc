@@ -1,6 +1,6 @@
-// Granite 4.0 hybrids (model_type "granitemoehybrid" of transformers) that are dense: Mamba-2
-// layers and a few of softmax attention, without positions in published files. Defaults are that
-// code's.
+// Family granitemoehybrid of transformers (dense Granite 4.0 hybrids): Mamba-2 layers and a few of
+// softmax attention, without positions in published files. Defaults are those of transformers'
+// code.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -17,7 +17,7 @@ constexpr int64_t kMaxExperts = 1 << 20;
 constexpr double kMaxMultiplier = 1e6;
 
 void RefuseExperts(AttrReader& file) {
-  constexpr int64_t kInCode = 8;  // where the file does not say
+  constexpr int64_t kInCode = 8;  // default of num_local_experts in transformers
   if (file.IntOr("num_local_experts", kInCode, 0, kMaxExperts) == 0) return;
   file.Fail("num_local_experts", "expected 0: mixtures of experts are not supported");
 }

@@ -155,7 +155,7 @@ TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& ten
   const int64_t keys = width("num_heads", "head_dim");
   const int64_t values = width("num_v_heads", "value_head_dim");
   const int64_t per_row = shape.elements() / shape[0];
-  const char part = tensor.leaf[std::string_view("self_attn.").size()];  // of q_proj, q_conv1d, ...
+  const char part = tensor.leaf[std::string_view("self_attn.").size()];  // q_proj, q_conv1d, ...
   const int64_t rows = 2 * keys + values;
   return {std::move(name_in_file),
           shape.rank() == 3 ? Shape{rows, shape[1], shape[2]} : Shape{rows, shape[1]},

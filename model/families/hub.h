@@ -1,4 +1,4 @@
-// What the config.json files of transformers' decoders have in common.
+// HubReader: the fields that config.json files of transformers' decoders have in common.
 #pragma once
 
 #include <functional>
@@ -17,62 +17,65 @@
 
 namespace ovq {
 
-// What a family's code takes for sizes that a file leaves out.
+// Defaults of a family's code for sizes that a file leaves out.
 struct HubSizes {
   int64_t vocab_size, hidden_size, n_layers;
-  int64_t n_heads, n_kv_heads, head_dim;  // 0: as many as n_heads; hidden_size / n_heads
+  // 0: n_kv_heads is n_heads, head_dim is hidden_size / n_heads.
+  int64_t n_heads, n_kv_heads, head_dim;
 };
 
-// The same of gated delta nets.
+// Defaults of a family's code for gated delta nets.
 struct HubDeltaNetSizes {
   int64_t n_key_heads, n_value_heads;
-  int64_t key_dim, value_dim;  // the second 0: twice the first
+  int64_t key_dim, value_dim;  // value_dim 0: twice key_dim
 };
 
-// What a family's RoPE may say beside its base.
+// A family's fields of RoPE beside the base.
 struct HubRope {
   std::optional<double> partial =
-      {};                    // partial_rotary_factor where the file has none; none: not read
+      {};                    // default of partial_rotary_factor; empty: the field is not read
   bool may_be_null = false;  // a base of null means no RoPE
 };
 
-// A layer of a file, as its layer_types calls it, and what it is here.
+// A layer type by its name in the file's layer_types, and the layer it becomes here.
 struct HubLayer {
   std::string_view in_file, type;
 };
 
-// Reads a file's fields and fills what is alike in all of these families. Errors are file()'s.
+// Reads a file's fields and fills in what these families share. file() keeps the errors.
 class HubReader {
  public:
   HubReader(const nlohmann::json& json, const Attrs& fields, ModelConfig& config)
       : json_(json), fields_(fields), file_(fields), config_(config) {}
 
   AttrReader& file() { return file_; }
-  // vocab_size, hidden_size, num_hidden_layers, tie_word_embeddings; `activation` must be silu.
+  // Reads vocab_size, hidden_size, num_hidden_layers, tie_word_embeddings; `activation` must be
+  // silu.
   void ReadSizes(const HubSizes& sizes, bool is_tied, std::string_view activation = "hidden_act");
-  // The norms of layers, and the same plain one before the head.
+  // Sets the layers' norm, and a plain one with the same eps before the head.
   void ReadNorms(std::string_view eps_field, double eps, const NormSpec& norm = {});
-  // Heads and attention_bias of a mixer's fields; norms of queries and keys are the family's.
+  // Sets heads and attention_bias of a mixer's fields. The family sets the norms of queries and
+  // keys.
   void SetAttention(Attrs& model);
-  // linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim,
-  // linear_conv_kernel_dim.
+  // Reads linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim
+  // and linear_conv_kernel_dim.
   void SetGatedDeltaNet(const HubDeltaNetSizes& sizes, Attrs& gdn);
-  // Fields of RoPE: rope_theta of rope_parameters (rope_scaling in older files), else of the file,
-  // else 10000, and likewise partial_rotary_factor. `layout`: as "rope" of docs/model-format.md.
+  // Reads rope_theta from rope_parameters (rope_scaling in older files), else from the top level,
+  // else 10000; likewise partial_rotary_factor. `layout`: the field "rope" of docs/model-format.md.
   void SetRope(std::string_view layout, Attrs& model, const HubRope& rope = {});
-  // The list of that field, or where there is none default_type(i) of each layer i.
+  // Reads the list `field`; if absent, layer i has type default_type(i).
   std::vector<std::string> LayerTypes(const char* field, std::span<const HubLayer> known,
                                       const std::function<std::string(int)>& default_type);
-  // A layer of that type of the file, gated by silu, for each: fields of mixer_fields[0].
+  // Adds a layer with a gated SiLU feed-forward for each type; the mixers read mixer_fields[0].
   void AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
                  int64_t feed_forward_width);
-  // Takes the section "ovq", which no published file has, as that of ovq_hybrid. Where a field is
-  // wrong, the tensors are not known.
+  // Reads the section "ovq", which no published file has, as ovq_hybrid does, and returns all
+  // errors. If a field is wrong, the layers' tensors count as unknown.
   absl::Status Done();
 
  private:
   const nlohmann::json& Rope() const;
-  // A number of Rope(), else of the file, else the fallback; null if it is null there.
+  // A number from Rope(), else from the top level, else the fallback; null if it is null there.
   nlohmann::json RopeNumber(const char* field, double fallback, std::string& display_name);
 
   const nlohmann::json& json_;
@@ -82,15 +85,16 @@ class HubReader {
   HubSizes sizes_{};
 };
 
-// A gated delta net's q, k or v part of a tensor that has their rows one below the other.
+// The q, k or v part of a gated delta net's tensor that holds the rows of all three, one after
+// another.
 TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& tensor,
                                std::string name_in_file, const Shape& shape);
 
-// A tensor of a text model, whose names begin with model.language_model. where it is one of several
-// models, and with model. where it is alone; first as the file's model_type says.
+// Candidates for a tensor of a text model, whose names begin with model.language_model. inside a
+// multimodal model and with model. alone; the first is what the file's model_type implies.
 std::vector<TensorInFile> InEitherPrefix(const ModelConfig& config, TensorInFile tensor);
 
-// Buffers of RoPE tables that older writers stored, and the head of a tied model written out.
+// RoPE tables that older writers stored, and the stored head of a tied model.
 bool IsUnusedInHub(std::string_view name);
 
 }  // namespace ovq

@@ -1,6 +1,6 @@
-// Mamba-2 checkpoints: model_type "mamba2" as transformers and flash-linear-attention write it, and
-// the folders of the authors' own code (state-spaces/mamba), which name no model_type. There are no
-// feed-forwards.
+// Families of Mamba-2 checkpoints: model_type "mamba2" as transformers and flash-linear-attention
+// write it, and the folders of the authors' own code (state-spaces/mamba), which name no
+// model_type. They have no feed-forwards.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -13,8 +13,8 @@
 namespace ovq {
 namespace {
 
-// The decoder of all three around mixers with these fields. Where one of the file is wrong, the
-// tensors are not known.
+// Adds all layers with these mixer fields, for all three formats. is_wrong: a field of the file is
+// invalid, so the tensors count as unknown.
 void SetLayers(Attrs mixer, bool is_wrong, ModelConfig& config) {
   MixerFields& fields = config.mixer_fields.emplace_back();
   fields.model.Set("rms_norm_eps", double{config.norm.eps}, "norm_eps");
@@ -26,7 +26,7 @@ void SetLayers(Attrs mixer, bool is_wrong, ModelConfig& config) {
   config.layers.assign(static_cast<size_t>(config.n_layers), layer);
 }
 
-// Heads where a file gives only how much wider the inner rows are.
+// The number of heads of a file that gives only the expansion factor of the inner width.
 int64_t HeadsFor(AttrReader& file, std::string_view expand_field, int64_t hidden_size,
                  int64_t head_dim) {
   const double expand = file.FloatOr(expand_field, 2.0, 0.001, 1024.0);
@@ -65,7 +65,7 @@ absl::Status ReadHub(const nlohmann::json&, const Attrs& fields, ModelConfig& co
   return file.status();
 }
 
-// Parts of that code's models that no layer type here has.
+// Refuses parts of the authors' models that no layer type here has.
 void RefuseOthers(const nlohmann::json& json, const Attrs& ssm, AttrReader& file,
                   AttrReader& ssm_file) {
   const auto attention = json.find("attn_layer_idx");
@@ -133,7 +133,7 @@ std::vector<TensorInFile> StateSpacesTensor(const ModelConfig&, std::string_view
   return Tensor(name, shape, kGlobal);
 }
 
-// A tied head is written out, too: PyTorch lists both names of one tensor.
+// A tied head is stored too: PyTorch lists both names of one tensor.
 bool IsUnused(std::string_view name) { return name == "lm_head.weight"; }
 
 }  // namespace

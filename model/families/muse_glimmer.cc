@@ -1,7 +1,7 @@
-// Muse Glimmer, text (model_type "muse_glimmer", where the text model's fields are an object of
-// their own, and "muse_glimmer_text" of transformers): gated softmax attention with norms before
-// and after every part; which layers slide and which have RoPE are lists of their own. Defaults are
-// that code's.
+// Family of Muse Glimmer's text model: model_type "muse_glimmer", with the text model's fields in
+// an object of their own, and "muse_glimmer_text" of transformers. Gated softmax attention with
+// norms before and after every part; lists say which layers slide and which have RoPE. Defaults are
+// those of transformers' code.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -36,7 +36,7 @@ void SetAttention(HubReader& reader, const ModelConfig& config, bool turns, Attr
   reader.SetAttention(model);
   AttrReader shape(model);
   const auto head_dim = static_cast<double>(shape.IntOr("head_dim", 1, 1, kMaxHiddenSize));
-  // An older layout of the file has sqrt(head_dim) in it: above 10.
+  // Older files include sqrt(head_dim) in the factor, which is then above 10.
   const double factor = file.FloatOr("qk_scale_factor", 3.87, 0, 10);
   model.Set("qk_norm", std::string("rms"));
   model.Set("qk_norm_eps", double{config.norm.eps});
@@ -48,7 +48,8 @@ void SetAttention(HubReader& reader, const ModelConfig& config, bool turns, Attr
   if (turns) reader.SetRope("halves", model);
 }
 
-// A layer's own base says only whether it turns: the code takes that of rope_parameters.
+// layer_rope_theta only says whether a layer has RoPE; its base is that of rope_parameters. Refuses
+// other bases.
 void CheckThetas(const std::vector<double>& thetas, const Attrs& rotary, AttrReader& file) {
   AttrReader reader(rotary);
   const double theta = reader.FloatOr("rope_theta", 0, 0, kMaxTheta);

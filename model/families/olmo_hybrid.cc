@@ -1,6 +1,5 @@
-// Olmo Hybrid (model_type "olmo_hybrid" of transformers): gated delta nets that norm what they
-// read, and softmax attention that norms what it gives, with or without RoPE. Defaults are that
-// code's.
+// Family olmo_hybrid of transformers: gated delta nets with norms before their parts, and softmax
+// attention with norms after them, with or without RoPE. Defaults are those of transformers' code.
 #include <algorithm>
 #include <string>
 
@@ -24,7 +23,7 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
   mixer.model.Set("qk_norm", std::string("rms_all_heads"));
   mixer.model.Set("qk_norm_eps", double{config.norm.eps});
   reader.SetRope("halves", mixer.model, {.may_be_null = true});
-  mixer.model.Set("rms_norm_eps", 1e-5);  // of the gated norm, whatever the file says
+  mixer.model.Set("rms_norm_eps", 1e-5);  // of the gated norm, fixed in that code
   const int64_t n_heads = file.IntOr("num_attention_heads", 30, 1, kMaxHiddenSize);
   const int64_t n_key_heads = file.IntOr("linear_num_key_heads", n_heads, 1, kMaxHiddenSize);
   const int64_t key_dim = 3 * config.hidden_size / (4 * std::max<int64_t>(n_key_heads, 1));
@@ -51,7 +50,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view nam
     constexpr Renamed kAttention[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
     return {{tensor.As(kAttention), shape}};
   }
-  // As released, as the authors' converters write it, and as the library holds it.
+  // Leaf names as released, as the authors' converters write them, and as the library holds them.
   constexpr Renamed kReleased[] = {{"self_attn.", "linear_attn."}};
   constexpr Renamed kConverted[] = {{"input_layernorm.", "attention_layer_norm."},
                                     {"post_attention_layernorm.", "feedforward_layer_norm."},

@@ -1,5 +1,5 @@
-// The project's own format, docs/model-format.md: field and tensor names are the decoder's. A
-// field that nobody reads is an error.
+// Family ovq_hybrid, the project's own format (docs/model-format.md): field and tensor names are
+// the decoder's. Unread fields are errors.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -19,7 +19,7 @@ absl::Status Invalid(std::string_view field, std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", std::string(what)));
 }
 
-// The objects of the file: one for each mixer that has fields of its own.
+// Reads the file's objects, one for each mixer that has fields of its own.
 absl::Status FillSections(const nlohmann::json& json, MixerFields& fields) {
   std::vector<std::string> known;
   for (const MixerEntry& entry : MixerRegistry()) {
@@ -47,7 +47,7 @@ absl::Status FillSections(const nlohmann::json& json, MixerFields& fields) {
   return problems;
 }
 
-// `reader` has read what shapes the model besides.
+// Reads the layers. `reader` has read the other fields that shape the model.
 void ReadLayers(AttrReader& reader, ModelConfig& config) {
   std::vector<std::string> types = reader.Strings("layer_types");
   std::vector<int64_t> widths(types.size());
@@ -74,7 +74,7 @@ void ReadLayers(AttrReader& reader, ModelConfig& config) {
   }
 }
 
-// What stands before the first layer and after the last.
+// Reads what comes before the first layer and after the last.
 void ReadEnds(AttrReader& reader, ModelConfig& config) {
   const double base = reader.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
   if (reader.BoolOr("pe_abs", false)) config.sinusoid_base = base;
@@ -92,7 +92,7 @@ void ReadEnds(AttrReader& reader, ModelConfig& config) {
 absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& config) {
   config.mixer_fields.emplace_back().model = attrs;
   MixerFields& fields = config.mixer_fields.back();
-  // What is read for every family, and what mixers share even where no layer reads it.
+  // Fields that are read for every family, and those that mixers share even if no layer reads them.
   for (const char* field :
        {"model_type", "bos_token_id", "eos_token_id", "torch_dtype", "dtype", "tokenizer",
         "tokenizer_byte_offset", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -100,7 +100,7 @@ absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& c
     fields.model.Ignore(field);
   }
   absl::Status problems = FillSections(json, fields);
-  AttrReader reader(fields.model), values(fields.model);  // what shapes tensors, what does not
+  AttrReader reader(fields.model), values(fields.model);  // fields that shape tensors, and others
   constexpr std::string_view kActivations[] = {"silu"};
   config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
   config.hidden_size = reader.Int("hidden_size", 1, kMaxHiddenSize);

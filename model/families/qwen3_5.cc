@@ -1,6 +1,6 @@
-// Qwen3.5, text (model_type "qwen3_5", where the text model's fields are an object of their own,
-// and "qwen3_5_text" of transformers): gated delta nets and gated softmax attention, dense.
-// Defaults are that code's.
+// Family of Qwen3.5's dense text models: model_type "qwen3_5", with the text model's fields in an
+// object of their own, and "qwen3_5_text" of transformers. Gated delta nets and gated softmax
+// attention. Defaults are those of transformers' code.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -47,11 +47,11 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
   return reader.Done();
 }
 
-// q_proj holds a head's query and then its gate, head by head.
+// q_proj holds each head's query rows followed by its gate rows.
 TensorInFile HalfPerHead(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
   AttrReader model(config.fields(tensor.layer).model);
   const int64_t head_dim = model.Int("head_dim", 1, kMaxHiddenSize);
-  const int64_t row = shape.rank() == 2 ? shape[1] : 1;  // of a weight, else of a bias
+  const int64_t row = shape.rank() == 2 ? shape[1] : 1;  // row length of a weight; 1 for a bias
   const bool is_gate = tensor.leaf.starts_with("self_attn.g_proj.");
   constexpr Renamed kGate[] = {{"self_attn.g_proj.", "self_attn.q_proj."}};
   return {tensor.As(kGate), shape.rank() == 2 ? Shape{2 * shape[0], row} : Shape{2 * shape[0]},
@@ -89,7 +89,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view nam
                                                  : InLayer(config, tensor, shape));
 }
 
-// Of drafts of several tokens, and of pictures.
+// Tensors of multi-token prediction and of vision.
 bool IsUnused(std::string_view name) {
   return name.starts_with("mtp.") || name.starts_with("model.visual.") || IsUnusedInHub(name);
 }

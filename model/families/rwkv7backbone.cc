@@ -1,6 +1,6 @@
-// Checkpoints of the KVM paper's code (recursal/KVM-paper, model_type "rwkv7backbone"): a decoder
-// of LayerNorms, token shifts and squared ReLUs around one main mixer, or around a main and an
-// alternate one in turn. Defaults are that code's.
+// Family rwkv7backbone, the KVM paper's code (recursal/KVM-paper): a decoder of LayerNorms, token
+// shifts and squared ReLUs around one mixer, or a main and an alternate one in turn. Defaults are
+// those of that code.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -30,13 +30,13 @@ std::string LayerType(std::string_view in_file) {
   return mixer == std::end(kMixers) ? "" : std::string(mixer->layer_type);
 }
 
-// 1.3 sqrt(width) as a multiple of 32, at least 32; rounded half to even, as Python does.
+// 1.3 sqrt(width) rounded to a multiple of 32, half to even as in Python, at least 32.
 int64_t GateRank(int64_t width) {
   const double steps = std::nearbyint(1.3 * std::sqrt(static_cast<double>(width)) / 32);
   return std::max<int64_t>(32, 32 * static_cast<int64_t>(steps));
 }
 
-// Reads the file's fields under its own names, and hands mixers theirs.
+// Reads the file's fields under its own names and passes mixers theirs.
 class Reader {
  public:
   Reader(const Attrs& fields, ModelConfig& config)
@@ -47,8 +47,8 @@ class Reader {
   // One of a model's two mixers.
   struct Kind {
     std::string name;  // in the file, e.g. "swa"
-    std::string rope;  // begin of the names of its fields of RoPE: "" or "alt_"
-    int value_layer;   // whose values its value residual mixes in
+    std::string rope;  // prefix of its RoPE fields: "" or "alt_"
+    int value_layer;   // layer whose values its value residual mixes in
   };
 
   void ReadSizes();
@@ -86,7 +86,7 @@ void Reader::ReadSizes() {
   }
 }
 
-// A class path wins over the name: model.NAME_mixer.SequenceMixer.
+// A class path, model.NAME_mixer.SequenceMixer, overrides the name.
 std::string Reader::ReadMixer(const std::string& field, const std::string& fallback) {
   const std::string path_field = field + "_class_path";
   const std::string path = file_.StringOr(path_field, "");
@@ -116,12 +116,12 @@ std::string Reader::ReadMixer(const std::string& field, const std::string& fallb
 void Reader::SetRope(const Kind& kind, Attrs& model) {
   const std::string dims_field = kind.rope + "rope_partial_dim";
   const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
-  const bool turns = dims > 0 && kind.name != "ovq";  // which turns nothing, whatever is said
+  const bool turns = dims > 0 && kind.name != "ovq";  // "ovq" has no RoPE
   model.Set("rope", std::string(turns ? "pairs" : "none"), dims_field);
   model.Set("rope_dims", dims, dims_field);
   fields_.CopyTo(model, kind.rope + "rope_theta", "rope_theta");
-  // That code always rounds these and the values of KVM's state; a model in bfloat16 was trained
-  // so.
+  // The original code always rounds these and the values of KVM's state; bfloat16 models were
+  // trained with the rounding.
   model.Set("rope_rounds_to_bfloat16", config_.weights_dtype == DType::kBF16);
 }
 
@@ -155,7 +155,8 @@ void Reader::SetKvm(Attrs& kvm) {
                             "state_min_len", "state_saturation_n", "n_max_d_chunks"}) {
     fields_.CopyTo(kvm, field, field);
   }
-  // Rows of the state hold what RoPE leaves alone; the main mixer's, and all channels for 0.
+  // The state's slots see only the channels without RoPE: the first rope_partial_dim (the main
+  // mixer's field) are masked, or all of them if it is 0.
   const int64_t dims = file_.IntOr("rope_partial_dim", 64, 0, kMaxHiddenSize);
   kvm.Set("masked_dims", dims > 0 ? dims : head_dim_, "rope_partial_dim");
   SetFlag("kvm_use_merge_gate_keys", true, kvm, "use_merge_gate_keys");
@@ -206,8 +207,8 @@ FeedForwardSpec Reader::ReadFeedForward() {
 
 void Reader::ReadLayers() {
   const int64_t every = file_.IntOr("alt_layer_every", -1, -1, kMaxLayers);
-  // 1 stands for none, too: the original then has the main mixer and its RoPE in every layer, and
-  // takes first values from layer 0, as it does without alternates.
+  // 1 also means no alternates: the original then has the main mixer and its RoPE in every layer,
+  // and takes first values from layer 0, as without alternates.
   const bool alternates = every > 1;
   const std::string main = ReadMixer("token_mixer", "rwkv7");
   const std::string alt = alternates ? ReadMixer("alt_token_mixer", "swa") : main;
@@ -236,7 +237,7 @@ absl::Status Reader::Read() {
   config_.norm = {.kind = NormKind::kLayer, .eps = 1e-5f, .bias = true};
   config_.embedding_norm = config_.final_norm = config_.norm;
   const double scale = file_.FloatOr("residual_scale", 1.0, 0.0, kMaxNumber);
-  config_.residual_scale = scale == 0 ? 1.0f : static_cast<float>(scale);  // 0 stands for 1
+  config_.residual_scale = scale == 0 ? 1.0f : static_cast<float>(scale);  // 0 means 1
   config_.logit_softcap = static_cast<float>(file_.FloatOr("logit_softcap", 0.0, 0.0, kMaxNumber));
   config_.block_lambdas = file_.FlagOr("use_block_lambdas", false);
   ReadLayers();
@@ -312,7 +313,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, cons
   return {tensor};
 }
 
-// Models with value residuals and no token shift have attn.x_v, too.
+// Models with value residuals and no token shift also store attn.x_v.
 bool IsUnused(std::string_view name) {
   return name.starts_with("transformer.h.") && name.ends_with(".attn.x_v");
 }

@@ -27,7 +27,7 @@ bool IsWhole(const ModelConfig& config) {
   return !config.layers.empty() && std::ranges::none_of(config.layers, &LayerSpec::is_wrong);
 }
 
-// One look at a folder.
+// One inspection of a folder.
 class Inspection {
  public:
   explicit Inspection(const InspectOptions& options) : options_(options) {}

@@ -1,5 +1,5 @@
-// What a model folder holds and everything that is wrong with it, by the checks of a server's
-// start. Weights are mapped, none is read.
+// FolderReport: the content of a model folder and all of its problems, found by the checks of a
+// server's start. Weights are mapped but not read.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +13,30 @@
 namespace ovq {
 
 struct FolderReport {
-  // A session after `position` tokens, where layers are read through `cache_policy`.
+  // Size of a session after `position` tokens under `cache_policy`.
   struct Session {
     CachePolicy cache_policy;
-    int64_t position, slot_cap, live_slots;  // slots are 0 without layers that have a cap
-    size_t state_bytes;                      // what is in use, as a snapshot holds it
-    size_t memory_bytes;                     // the same in whole pages of a CPU
+    int64_t position, slot_cap, live_slots;  // 0 without layers that have a slot cap
+    size_t state_bytes;                      // live bytes, as in a snapshot
+    size_t memory_bytes;                     // whole pages of host memory
   };
 
-  std::string folder;  // without slashes at its end
-  ModelConfig config;  // as much of it as could be read
-  // What a server reads of the weights, and what it skips by name.
+  std::string folder;  // without trailing slashes
+  ModelConfig config;  // as far as it could be read
+  // Tensors and parameters that a server reads, and tensors that it skips by name.
   int64_t n_tensors = 0, parameters = 0, n_skipped = 0;
   size_t weight_bytes = 0, skipped_bytes = 0;
-  std::map<std::string, int64_t> tensor_types;  // tensors by the name of their type
+  std::map<std::string, int64_t> tensor_types;  // number of tensors by type name
   DType state_dtype = DType::kF32;
-  // As config.json says and, where sessions grow without end by that, through closest pairs as
-  // well. None where a layer is wrong.
+  // Sessions under the config's own policy and, if they grow without bound, under closest pairs
+  // too. Empty if a layer is invalid.
   std::vector<Session> sessions;
   std::string verdict;         // how a server would serve it: exactly, bounded, or not
   int64_t tokenizer_size = 0;  // 0 without a tokenizer
   std::map<int32_t, std::string> special_tokens;
-  std::string chat_template;  // the file that has it; empty without one
+  std::string chat_template;  // name of the template's file; empty: none
   std::vector<std::string> notes;
-  // "file: field or tensor: what was expected"; files without their folder.
+  // "file: field or tensor: what was expected", file names without the folder.
   std::vector<std::string> problems;
 };
 

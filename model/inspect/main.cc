@@ -1,4 +1,4 @@
-// ovq-inspect: what a model folder holds, and everything that is wrong with it.
+// ovq-inspect prints what a model folder holds and all of its problems.
 #include <cstdio>
 #include <string>
 #include <vector>

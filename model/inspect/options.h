@@ -18,11 +18,12 @@ struct InspectOptions {
   bool help = false;
   bool version = false;
   std::vector<int64_t> positions = {1 << 15, 1 << 17, 1 << 20};
-  std::vector<int64_t> slot_caps;    // empty: the model's default; of closest pairs, three
+  std::vector<int64_t> slot_caps;    // empty: the model's default, for closest pairs three caps
   std::optional<DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32
 };
 
-// args: without the program's name. InvalidArgument names the culprit and what was expected.
+// args: the command line without the program's name. InvalidArgument names the option and what was
+// expected.
 absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args);
 std::string InspectHelp();
 

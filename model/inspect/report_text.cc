@@ -61,7 +61,7 @@ void AppendSessions(const FolderReport& report, std::string& text) {
   }
 }
 
-// On one line, whatever a name in a file holds.
+// The text on one line, whatever a name in a file holds.
 std::string OneLine(std::string_view text) {
   std::string line;
   for (const char c : text) {

@@ -1,4 +1,4 @@
-// A FolderReport for people and for programs.
+// Rendering of a FolderReport for people and for programs.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace ovq {
 
-// Problems stand at the end, a line each, under a line with their number.
+// Text for people. Problems come last, a line each, under a line with their number.
 std::string ReportText(const FolderReport& report);
 // One JSON object; docs/operations.md has its fields.
 std::string ReportJson(const FolderReport& report);

@@ -17,7 +17,7 @@ bool StartsWithSpace(std::string_view piece) { return piece.substr(0, kSpace.siz
 
 struct Pieces {
   sentencepiece::SentencePieceProcessor processor;
-  bool drops_first_space = false;          // the model adds a space in front of a text
+  bool drops_first_space = false;          // the model adds a space before a text
   bool drops_every_leading_space = false;  // it also removes superfluous spaces
 };
 
@@ -31,8 +31,8 @@ Pieces* LoadOrThrow(const std::string& path, std::string* error) {
     *error = status.ToString();
     return nullptr;
   }
-  // What Decode does with leading spaces depends on the model's normalizer, which the library does
-  // not show; so Decode is tried.
+  // Decode's treatment of leading spaces depends on the model's normalizer, which the library does
+  // not expose; so it is tested by calling Decode.
   const int space = processor.PieceToId(kSpace);
   for (int id = 0; id < processor.GetPieceSize(); ++id) {
     if (processor.IsControl(id) || !StartsWithSpace(processor.IdToPiece(id))) continue;
@@ -45,7 +45,7 @@ Pieces* LoadOrThrow(const std::string& path, std::string* error) {
   return model.release();
 }
 
-// The library refuses some files by its status, and some by what a library of its own throws.
+// The library refuses some files by its status, and others by an exception of one of its libraries.
 Pieces* Load(const std::string& path, std::string* error) try {
   return LoadOrThrow(path, error);
 } catch (const std::exception& thrown) {

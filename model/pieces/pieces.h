@@ -1,7 +1,7 @@
-// What the module libovq_pieces.so offers: SentencePiece, kept apart from the rest of the process.
-// Debian's libsentencepiece contains a protobuf of its own. Linked into one program, it and the one
-// that gRPC uses break each other, so it is loaded as a module that looks up its symbols in itself
-// first. Its header and abseil's cannot be included in one source file either.
+// The interface of the module libovq_pieces.so: SentencePiece, isolated from the rest of the
+// process. Debian's libsentencepiece contains a protobuf of its own, which conflicts with gRPC's in
+// one program. So it is loaded as a module that resolves symbols in itself first. Its header and
+// abseil's cannot be included in one source file either.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace ovq {
 
 struct Pieces;  // a loaded model
 
-// The functions of model/piece_model.h, over a model that `load` gave and `free` ends.
+// The functions behind model/piece_model.h, on a model made by `load` and freed by `free`.
 struct PiecesApi {
   Pieces* (*load)(const std::string& path, std::string* error);
   void (*free)(Pieces* model);

@@ -1,4 +1,4 @@
-// Debian builds abseil with a string_view of its own, which takes std::string but not
+// Conversion to abseil's own string_view, which Debian's abseil has: it accepts std::string but not
 // std::string_view.
 #pragma once
 

@@ -82,7 +82,8 @@ absl::StatusOr<AddedTokens> AddedTokens::Read(JsonFields& file, std::string_view
   for (size_t i = 0; i < entries.size(); ++i) {
     AddedToken token = ReadToken(entries[i], vocab_size);
     AddProblems(problems, entries[i].status());
-    if (!entries[i].status().ok() || token.content.empty()) continue;  // the latter as the library
+    if (!entries[i].status().ok() || token.content.empty())
+      continue;  // empty ones are skipped as in the library
     const std::string path = absl::StrCat(file.FieldPath(key), "[", i, "]");
     AddProblems(problems, added.Add(std::move(token), path, vocab));
   }
@@ -117,7 +118,8 @@ absl::Status AddedTokens::Add(AddedToken token, const std::string& path, const V
   return absl::OkStatus();
 }
 
-// Special tokens first: of two that normalize to the same text the library takes the first so.
+// Adds special tokens first: of two that normalize to the same text the library then takes that
+// one.
 absl::Status AddedTokens::FillTries(const Normalizer& normalizer) {
   for (const bool special : {true, false}) {
     for (uint32_t i = 0; i < tokens_.size(); ++i) {
@@ -132,8 +134,8 @@ absl::Status AddedTokens::FillTries(const Normalizer& normalizer) {
   return absl::OkStatus();
 }
 
-// The library's find_matches: white space that a token takes does not count as matched, so the
-// search goes on right behind the token itself.
+// As in the library's find_matches, the white space that a token includes does not count as
+// matched: the search continues right after the token's own text.
 void AddedTokens::Cut(std::string_view text, bool normalized, std::vector<TextPart>& parts) const {
   const StringTrie& trie = normalized ? normalized_ : raw_;
   size_t done = 0;

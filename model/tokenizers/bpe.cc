@@ -14,7 +14,7 @@ namespace ovq {
 namespace {
 
 constexpr char32_t kLowChars = 0x3000;
-constexpr size_t kLongWord = 64;  // bytes; shorter ones are not worth a look for places to cut
+constexpr size_t kLongWord = 64;  // bytes; in shorter words a search for split points does not pay
 
 uint64_t PackPair(char32_t c, char32_t d) { return uint64_t{c} << 32 | d; }
 
@@ -100,7 +100,7 @@ absl::Status Bpe::AddMerge(const std::string& left, const std::string& right, si
   if (ids[2] < 0) return fail(absl::StrCat(" give ", Quoted(joined), ", not in model.vocab"));
   merges_.Add(ids[0], ids[1], ids[2]);
   for (const int32_t part : {ids[0], ids[1]}) {
-    // A symbol that is not its characters' own: what it joins to says nothing of neighbours.
+    // A symbol other than its characters' own: merges with it say nothing of adjacent characters.
     const bool foreign =
         part == unk_ || std::ranges::find(fallback_ids_, part) != fallback_ids_.end();
     if (foreign) can_cut_ = false;
@@ -167,8 +167,8 @@ void Bpe::Merge(std::string_view part, std::vector<int32_t>& ids) const {
   ids.insert(ids.end(), symbols.begin(), symbols.end());
 }
 
-// As the library's merge_word: an unknown token waits until the next known character or the end, so
-// that others can join it.
+// As in the library's merge_word, an unknown token waits for the next known character or the end,
+// so that others can be fused with it.
 void Bpe::AppendSymbols(std::string_view part, std::vector<int32_t>& symbols) const {
   if (byte_input_) {
     for (char byte : part) symbols.push_back(byte_ids_[static_cast<uint8_t>(byte)]);

@@ -1,4 +1,4 @@
-// The model of tokenizer.json with type BPE: a word to token ids.
+// Bpe: the BPE model of tokenizer.json, from words to token ids.
 #pragma once
 
 #include <array>
@@ -24,12 +24,12 @@ class Bpe {
  public:
   using MergeList = std::vector<std::pair<std::string, std::string>>;
 
-  // The options of the file's section `model`, whose vocab and merges were read apart.
+  // Reads the options of the section `model`; vocab and merges have been parsed separately.
   static absl::StatusOr<std::unique_ptr<Bpe>> Make(JsonFields& model, Vocab vocab,
                                                    const MergeList& merges);
 
-  // Whether every byte has a token by its character in the alphabet of bytes: then words may come
-  // as their bytes, once EnableByteInput is called.
+  // Whether the vocabulary has every byte as its character of the byte alphabet. Then
+  // EnableByteInput allows words to be given as raw bytes.
   bool has_all_bytes() const { return has_all_bytes_; }
   void EnableByteInput() { byte_input_ = true; }
 
@@ -57,18 +57,18 @@ class Bpe {
   Merges merges_;
   mutable WordCache cache_;
   std::string prefix_, suffix_;  // continuing_subword_prefix, end_of_word_suffix
-  int32_t unk_ = -1;             // none: unknown characters vanish
+  int32_t unk_ = -1;             // -1: unknown characters are dropped
   bool fuse_unk_ = false;
   bool byte_fallback_ = false;
   bool ignore_merges_ = false;
   bool has_all_bytes_ = false;
   bool byte_input_ = false;
-  std::array<int32_t, 256> byte_ids_;      // by the alphabet of bytes
-  std::array<int32_t, 256> fallback_ids_;  // <0x00> to <0xFF>, -1 where there is none
-  std::vector<int32_t> low_chars_;         // token of a single character, by code point; -1 if none
+  std::array<int32_t, 256> byte_ids_;      // token of each byte by the byte alphabet
+  std::array<int32_t, 256> fallback_ids_;  // tokens <0x00> to <0xFF>, -1 if absent
+  std::vector<int32_t> low_chars_;         // token of a character by code point, -1 if absent
   absl::flat_hash_map<char32_t, int32_t> high_chars_;
-  // Neighbouring characters inside some merge's result, as c << 32 | d. Between two known
-  // characters that are no such pair no merge ever reaches across, so a long word can be cut there.
+  // Adjacent characters inside the result of some merge, as c << 32 | d. No merge reaches across
+  // two known characters that are no such pair, so a long word can be split there.
   absl::flat_hash_set<uint64_t> inner_pairs_;
   bool can_cut_ = false;
 };

@@ -71,7 +71,7 @@ void BpeTokenizer::Note(JsonFields& file) {
   }
 }
 
-// As transformers' add_bos_token and add_eos_token: the token stands there once, or not at all.
+// Follows transformers' add_bos_token and add_eos_token: the token occurs there once or not at all.
 absl::Status BpeTokenizer::SetEnd(const TokenizerFolder::End& end, bool at_front) {
   if (!end.wanted || (!*end.wanted && end.token.empty())) return absl::OkStatus();
   const AddedToken* added = added_.Find(std::string_view(end.token));

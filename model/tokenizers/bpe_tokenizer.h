@@ -1,5 +1,5 @@
-// A tokenizer of tokenizer.json: text to ids by its pipeline, ids to text by its decoder. The
-// stages and their order are those of huggingface/tokenizers, and so are the ids.
+// BpeTokenizer: a tokenizer from tokenizer.json, text to ids by its pipeline, ids to text by its
+// decoder. Stages, their order and the ids are those of huggingface/tokenizers.
 #pragma once
 
 #include <cstdint>
@@ -21,27 +21,27 @@
 
 namespace ovq {
 
-// Immutable (but for a cache that no answer shows); any thread.
+// Immutable, except for a cache that does not affect results; any thread.
 class BpeTokenizer {
  public:
-  // From a folder with tokenizer.json, or vocab.json and merges.txt. Every id is below vocab_size.
-  // Errors name the file, the path inside it and what was expected.
+  // Loads tokenizer.json, or vocab.json and merges.txt, from a folder. Every id is below
+  // vocab_size. Errors name the file, the path inside it and what was expected.
   static absl::StatusOr<std::unique_ptr<BpeTokenizer>> Load(const std::string& folder,
                                                             int64_t vocab_size);
   static absl::StatusOr<std::unique_ptr<BpeTokenizer>> Make(TokenizerFile file, int64_t vocab_size);
 
-  // Bytes that are not UTF-8 count as U+FFFD, one for each maximal part of a character.
-  // InvalidArgument where a pattern of the file takes too long on this text.
+  // Bytes that are not UTF-8 count as U+FFFD, one for each maximal subpart of a character.
+  // InvalidArgument if a pattern of the file takes too long on this text.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const;
-  // What stands around a text that is a whole input, BOS for example.
+  // Ids around a text that is a whole input, such as BOS.
   const PostProcessor& ends() const { return ends_; }
 
-  const std::string* Token(int64_t id) const;  // null for ids without one
+  const std::string* Token(int64_t id) const;  // null for ids without a token
   bool IsSpecial(int64_t id) const;
-  int64_t size() const;                                   // tokens, those that were added too
+  int64_t size() const;                                   // number of tokens, added ones included
   std::map<int32_t, std::string> special_tokens() const;  // texts by id
   const TokenDecoder& decoder() const { return decoder_; }
-  // What the file has that has no effect here, or drops text: a sentence each, for the log.
+  // Parts of the file that have no effect here or drop text: a sentence each, for the log.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:

@@ -7,11 +7,11 @@
 namespace ovq {
 namespace {
 
-constexpr char32_t kEnd = 0x144;  // behind the last character of the alphabet
+constexpr char32_t kEnd = 0x144;  // after the last character of the alphabet
 
 struct Alphabet {
   std::array<char32_t, 256> char_of;
-  std::array<int16_t, kEnd> byte_of;  // -1: not of the alphabet
+  std::array<int16_t, kEnd> byte_of;  // -1: not in the alphabet
 };
 
 constexpr Alphabet MakeAlphabet() {

@@ -17,7 +17,8 @@ bool IsAsciiPunctuation(char32_t c) {
          (c >= 0x7b && c <= 0x7e);
 }
 
-// The characters whose upper case is several, each before it (Unicode's SpecialCasing.txt).
+// The characters whose upper case is several characters, each followed by these (Unicode's
+// SpecialCasing.txt).
 constexpr std::string_view kLongUppers =
     " ßSS ŉʼN ǰJ̌ ΐΪ́ ΰΫ́ ևԵՒ ẖH̱ ẗT̈ ẘW̊ ẙY̊ ẚAʾ ὐΥ̓ ὒΥ̓̀ ὔΥ̓́ ὖΥ̓͂ ᾀἈΙ ᾁἉΙ ᾂἊΙ"
     " ᾃἋΙ ᾄἌΙ ᾅἍΙ ᾆἎΙ ᾇἏΙ ᾈἈΙ ᾉἉΙ ᾊἊΙ ᾋἋΙ ᾌἌΙ ᾍἍΙ ᾎἎΙ ᾏἏΙ ᾐἨΙ ᾑἩΙ ᾒἪΙ ᾓἫΙ ᾔἬΙ ᾕἭΙ"
@@ -27,7 +28,7 @@ constexpr std::string_view kLongUppers =
     " ﬃFFI ﬄFFL ﬅST ﬆST ﬓՄՆ ﬔՄԵ ﬕՄԻ ﬖՎՆ ﬗՄԽ"
     " ";
 
-// Empty if there is one character at most.
+// The upper case of c if it has several characters, else empty.
 std::string_view LongUpper(char32_t c) {
   if (c < 0xdf) return "";
   std::string key = " ";
@@ -104,7 +105,7 @@ bool IsOther(char32_t c) {
 }
 
 void AppendLower(char32_t c, std::string& text) {
-  if (c == 0x130) {  // the one capital whose lower case is two characters
+  if (c == 0x130) {  // the only capital whose lower case has two characters
     text += "i\xcc\x87";
     return;
   }

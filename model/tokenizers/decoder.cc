@@ -83,7 +83,7 @@ absl::Status Append(JsonFields fields, std::vector<DecoderStage>& stages) {
   return fields.status();
 }
 
-// <0xAB>; -1 for other tokens.
+// The byte of a token <0xAB>; -1 for other tokens.
 int FallbackByte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
   int byte = 0;
@@ -100,7 +100,7 @@ int FallbackByte(std::string_view token) {
 
 std::string Replaced(const DecoderStage& stage, std::string_view token) {
   std::string text(token);
-  // A token on which the regex engine gives up stays as it is: it is no text of a request.
+  // A token stays as it is if the regex engine gives up on it: tokens are not text of a request.
   if (!ReplaceAll(stage.matcher, stage.content, text).ok()) text = std::string(token);
   return text;
 }
@@ -150,7 +150,7 @@ std::string WithoutSuffix(const DecoderStage& stage, const std::string& token,
   return stage.literal.empty() ? token : absl::StrReplaceAll(token, {{stage.literal, instead}});
 }
 
-// Bytes at the end of `text` that may begin `literal`.
+// Number of bytes at the end of `text` that may begin `literal`.
 size_t BeginningAtEnd(std::string_view text, std::string_view literal) {
   size_t n = std::min(text.size(), literal.size() - 1);
   while (n > 0 && text.substr(text.size() - n) != literal.substr(0, n)) --n;
@@ -238,7 +238,8 @@ void DecodeStream::Process(size_t i, std::string_view token) {
   }
 }
 
-// Of the one token that the whole text is. What cannot be said of a part waits for the end.
+// Processes a fragment of the single token that is the whole text. What a part cannot decide waits
+// for the end.
 void DecodeStream::ProcessFragment(size_t i, std::string_view text) {
   const DecoderStage& stage = decoder_.stages()[i];
   if (stage.kind == Kind::kFuse) return Emit(i, text);
@@ -293,7 +294,7 @@ void DecodeStream::ProcessByteFallback(size_t i, std::string_view token) {
   Emit(i, token);
 }
 
-// A run of bytes is text as a whole or not at all.
+// A run of byte tokens is text as a whole or not at all.
 void DecodeStream::FlushBytes(size_t i) {
   const std::string bytes = std::exchange(states_[i].held, {});
   if (bytes.empty()) return;
@@ -312,7 +313,7 @@ void DecodeStream::End(size_t i) {
     return;
   }
   if (held.empty()) return;
-  if (!stage.fused) return Emit(i, kReplacementCharacter);  // kByteLevel: half a character
+  if (!stage.fused) return Emit(i, kReplacementCharacter);  // kByteLevel: an unfinished character
   switch (stage.kind) {
     case Kind::kStrip:  // what the end loses
       return;

@@ -1,4 +1,4 @@
-// The decoder: tokens to text, as they come.
+// TokenDecoder and DecodeStream: tokens to text, incrementally.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,11 @@
 
 namespace ovq {
 
-// A stage of the chain. It takes a list of tokens and gives one; the text is the last list, joined.
+// A stage of the decoder chain. A stage maps a list of tokens to a list of tokens; the text is the
+// last list, joined.
 struct DecoderStage {
   enum class Kind {
-    kJoin,  // no decoder: blanks between tokens
+    kJoin,  // no decoder: tokens joined by spaces
     kByteLevel,
     kReplace,
     kByteFallback,
@@ -26,21 +27,22 @@ struct DecoderStage {
     kBpe
   };
   Kind kind = Kind::kJoin;
-  // Behind ByteLevel or Fuse there is a single token, the text itself, which comes in fragments.
+  // Whether the stage follows ByteLevel or Fuse: its input is a single token, the text itself,
+  // which arrives in fragments.
   bool fused = false;
   Matcher matcher;      // kReplace
-  std::string literal;  // kReplace: the pattern if it is a string; else what a kind calls its own:
-                        // kStrip, kMetaspace: the character; kWordPiece: prefix; kBpe: suffix
+  std::string literal;  // kReplace: the pattern if it is a string; kStrip, kMetaspace: the
+                        // character; kWordPiece: prefix; kBpe: suffix
   std::string content;  // kReplace
-  int64_t start = 0;    // kStrip: characters at most, at the front and at the end
+  int64_t start = 0;    // kStrip: most characters to remove, at the front and at the end
   int64_t stop = 0;
-  bool flag = false;  // kMetaspace: the first token loses its blanks; kWordPiece: cleanup
+  bool flag = false;  // kMetaspace: the first token loses its spaces; kWordPiece: cleanup
 };
 
 // Immutable; any thread.
 class TokenDecoder {
  public:
-  // The field `key` of the file.
+  // Reads the field `key` of the file.
   static absl::StatusOr<TokenDecoder> Read(JsonFields& file, std::string_view key);
   const std::vector<DecoderStage>& stages() const { return stages_; }
 
@@ -48,25 +50,25 @@ class TokenDecoder {
   std::vector<DecoderStage> stages_;
 };
 
-// A run of the decoder over one answer. The pieces that Push and Finish give are valid UTF-8 and
+// A run of the decoder over one answer. The pieces from Push and Finish are valid UTF-8 and
 // together the decoded text; each comes as soon as no later token can change it. One thread.
 class DecodeStream {
  public:
-  // at_start: the tokens begin a text; else they continue one, and nothing is stripped at its
+  // at_start: the tokens begin a text. Otherwise they continue one, and nothing is stripped at its
   // front.
   DecodeStream(const TokenDecoder& decoder, bool at_start);
 
   std::string Push(std::string_view token);
   std::string Finish();
-  // Forgets the text of the tokens so far, but not a character that they have begun.
+  // Discards the text of the tokens so far, but not a character that they have begun.
   void Forget();
 
  private:
   struct State {
-    bool first;             // no token has come yet
-    int64_t left;           // characters that a fused kStrip may still take at the front
-    bool holds = false;     // kBpe: a token waits in `held`
-    std::string held = "";  // what waits for more
+    bool first;             // no token so far
+    int64_t left;           // characters that a fused kStrip may still remove at the front
+    bool holds = false;     // kBpe: a token is held in `held`
+    std::string held = "";  // text that waits for more
   };
 
   void Process(size_t stage, std::string_view token);
@@ -80,7 +82,7 @@ class DecodeStream {
 
   const TokenDecoder& decoder_;
   std::vector<State> states_;
-  std::string text_;  // what this call gives
+  std::string text_;  // output of the current call
 };
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// Fields of a JSON object, read with their path in every error:
+// JsonFields reads the fields of a JSON object. Errors have the field's path:
 // pre_tokenizer.pretokenizers[1].type.
 #pragma once
 
@@ -12,27 +12,27 @@
 
 namespace ovq {
 
-// The first error stays; what is read after it is the fallback. A field that is null counts as
-// absent, one that nobody reads is nothing.
+// The first error stays; after it, reads return the fallback. A null field counts as absent; unread
+// fields are ignored.
 class JsonFields {
  public:
   // `json` outlives this and all children.
   JsonFields(const nlohmann::json& json, std::string path);
 
   const absl::Status& status() const { return status_; }
-  // Makes "path.key: what" the error unless there is one.
+  // Sets the error "path.key: what" unless there is one.
   void Fail(std::string_view key, std::string_view what);
 
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
-  std::string String(std::string_view key);  // an error if it is absent
+  std::string String(std::string_view key);  // absence is an error
   std::string StringOr(std::string_view key, std::string_view fallback);
   bool BoolOr(std::string_view key, bool fallback);
-  int64_t Int(std::string_view key, int64_t low, int64_t high);  // an error if it is absent
+  int64_t Int(std::string_view key, int64_t low, int64_t high);  // absence is an error
   int64_t IntOr(std::string_view key, int64_t fallback, int64_t low, int64_t high);
-  // The place of the field's value in `names`.
+  // The index of the field's value in `names`.
   size_t Choice(std::string_view key, const std::vector<std::string_view>& names);
   JsonFields Child(std::string_view key);
-  std::vector<JsonFields> Children(std::string_view key);  // of a list of objects
+  std::vector<JsonFields> Children(std::string_view key);  // one for each object of a list
   std::vector<int64_t> Ints(std::string_view key, int64_t low, int64_t high);
   const nlohmann::json* Find(std::string_view key) const;  // null if absent
 
@@ -44,7 +44,7 @@ class JsonFields {
   absl::Status status_;
 };
 
-// "a number", "an object" and the like, for messages.
+// "a number", "an object" etc., for messages.
 std::string JsonKindName(const nlohmann::json& json);
 
 }  // namespace ovq

@@ -7,7 +7,7 @@
 namespace ovq {
 namespace {
 
-// Up to so many symbols a look at all ranks for the lowest is faster than a heap.
+// Up to this many symbols, scanning all ranks for the lowest is faster than a heap.
 constexpr size_t kMostScanned = 32;
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
@@ -40,7 +40,7 @@ void Merges::Apply(std::vector<int32_t>& symbols) const {
 
 void Merges::ApplyByScan(std::vector<int32_t>& symbols) const {
   size_t n = symbols.size();
-  Merge found[kMostScanned];  // [i]: of the symbols i and i + 1
+  Merge found[kMostScanned];  // [i]: merge of symbols i and i + 1
   const auto look = [&](size_t i) {
     const Merge* merge = Find(symbols[i], symbols[i + 1]);
     found[i] = merge ? *merge : Merge{kNoRank, 0};
@@ -63,9 +63,9 @@ void Merges::ApplyByScan(std::vector<int32_t>& symbols) const {
   symbols.resize(n);
 }
 
-// Symbols are linked by their places; a merged one keeps the place of its left part, the right one
-// is marked as gone. The heap holds rank << 32 | place; an entry is stale if the pair at its place
-// is no longer the one of its rank.
+// Symbols are linked by index. A merged symbol keeps the index of its left part, the right one is
+// marked as gone. The heap holds rank << 32 | index; an entry is stale if the pair at its index no
+// longer has its rank.
 void Merges::ApplyByHeap(std::vector<int32_t>& symbols) const {
   constexpr int32_t kGone = -1;
   constexpr uint32_t kEnd = std::numeric_limits<uint32_t>::max();

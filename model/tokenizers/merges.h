@@ -1,5 +1,5 @@
-// Byte-pair merges: of all neighbours in a word that have a merge, the one of the lowest rank is
-// made first, the leftmost of equal ones, until none is left.
+// Merges applies byte-pair merges: repeatedly the adjacent pair of lowest rank, the leftmost of
+// equal ranks, until no pair has a merge.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@ namespace ovq {
 // Immutable once filled; any thread.
 class Merges {
  public:
-  // Ranks follow the order of the calls; a pair given again has its last rank, as in the library.
+  // Ranks follow the order of the calls. A repeated pair gets its last rank, as in
+  // huggingface/tokenizers.
   void Add(int32_t left, int32_t right, int32_t result);
   void Reserve(size_t n);
 
-  // `symbols` become what their merges leave. O(n log n).
+  // Applies all merges to `symbols`. O(n log n).
   void Apply(std::vector<int32_t>& symbols) const;
 
  private:
@@ -32,7 +33,7 @@ class Merges {
   void ApplyByScan(std::vector<int32_t>& symbols) const;
   void ApplyByHeap(std::vector<int32_t>& symbols) const;
 
-  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left << 32 | right
+  absl::flat_hash_map<uint64_t, Merge> merges_;  // key: left << 32 | right
   std::vector<Pair> by_rank_;
 };
 

@@ -13,7 +13,7 @@ Metaspace Metaspace::Read(JsonFields& fields) {
     fields.Fail("replacement",
                 absl::StrCat("expected one character, got ", Quoted(metaspace.replacement)));
   }
-  // Files older than prepend_scheme say it with add_prefix_space.
+  // Files from before prepend_scheme use add_prefix_space.
   const bool add_prefix_space = fields.BoolOr("add_prefix_space", true);
   if (fields.Has("prepend_scheme")) {
     metaspace.scheme =

@@ -1,5 +1,5 @@
-// Fields of Metaspace, which is a pre-tokenizer and a decoder: a character that stands for
-// blanks.
+// Metaspace: the fields of the pre-tokenizer and decoder of that name, which replace spaces by
+// another character.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct Metaspace {
   PrependScheme scheme = PrependScheme::kAlways;
   bool split = true;
 
-  // Errors go to `fields`.
+  // `fields` keeps errors.
   static Metaspace Read(JsonFields& fields);
 };
 

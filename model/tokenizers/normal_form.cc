@@ -28,8 +28,8 @@ void AppendDecomposed(char32_t c, bool compatible, Chars& chars) {
   chars.insert(chars.end(), parts, parts + n);
 }
 
-// Marks behind a character in the order of their classes. By a sort: utf8proc's own exchange of
-// neighbours is quadratic in their number.
+// Sorts the marks after a character by combining class; utf8proc's own exchange of neighbours is
+// quadratic in their number.
 void OrderMarks(Chars& chars) {
   for (auto from = chars.begin(); from != chars.end();) {
     if (CombiningClass(*from) == 0) {
@@ -60,8 +60,8 @@ void AppendNormalized(std::string_view text, NormalForm form, std::string& resul
   for (utf8proc_int32_t c : chars) AppendChar(static_cast<char32_t>(c), result);
 }
 
-// Characters that are NFC by themselves and join with nothing before them: a text of only such ones
-// is NFC, and one can be cut in front of them.
+// Characters that are in NFC by themselves and never combine with preceding ones. Text of only such
+// characters is in NFC, and any text can be split before one.
 class InertChars {
  public:
   InertChars() {
@@ -82,14 +82,14 @@ class InertChars {
   bool Has(char32_t c) const { return c >= kEnd || inert_[c]; }
 
  private:
-  static constexpr size_t kEnd = 0x30000;  // none beyond is decomposed or combines
+  static constexpr size_t kEnd = 0x30000;  // no character from here on decomposes or combines
   std::bitset<kEnd> inert_;
 };
 
 void ToNfc(std::string& text) {
   static const InertChars* const inert = new InertChars;
   std::string result;
-  size_t copied = 0;  // text before this is in result
+  size_t copied = 0;  // text before this offset is in result
   size_t last = 0;    // where the last inert character begins
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;

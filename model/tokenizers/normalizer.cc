@@ -15,7 +15,7 @@ namespace {
 
 using TextStage = Normalizer::Stage;
 
-// Text to text, for what cannot fail.
+// A stage from a function that cannot fail.
 template <class Change>
 TextStage Total(Change change) {
   return [change](std::string& text) {
@@ -24,7 +24,7 @@ TextStage Total(Change change) {
   };
 }
 
-// Every character becomes what `append(c, result)` appends.
+// A stage that replaces every character by what `append(c, result)` appends.
 template <class Append>
 TextStage EachChar(Append append) {
   return Total([append](std::string& text) {
@@ -46,7 +46,7 @@ TextStage Form(NormalForm form) {
   return Total([form](std::string& text) { Normalize(form, text); });
 }
 
-// The library's list for sentencepiece's rule nmt.
+// The library's character list for sentencepiece's rule nmt.
 TextStage Nmt() {
   return EachChar([](char32_t c, std::string& result) {
     const bool removed = (c >= 0x1 && c <= 0x8) || c == 0xb || (c >= 0xe && c <= 0x1f) ||
@@ -68,7 +68,7 @@ bool IsChinese(char32_t c) {
 
 TextStage CleanForBert() {
   return EachChar([](char32_t c, std::string& result) {
-    const bool blank = IsWhitespace(c);  // also the controls \t, \n and \r
+    const bool blank = IsWhitespace(c);  // includes \t, \n and \r
     if (c == 0 || c == 0xfffd || (IsOther(c) && !blank)) return;
     AppendChar(blank ? U' ' : c, result);
   });

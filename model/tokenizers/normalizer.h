@@ -1,4 +1,4 @@
-// The normalizer: what is done to a text before it is cut.
+// Normalizer: changes to a text before it is split.
 #pragma once
 
 #include <functional>
@@ -14,10 +14,10 @@ namespace ovq {
 // Immutable; any thread.
 class Normalizer {
  public:
-  // The field `key` of the file; absent: texts stay as they are.
+  // Reads the field `key` of the file; absent: texts stay as they are.
   static absl::StatusOr<Normalizer> Read(JsonFields& file, std::string_view key);
 
-  // `text` is and stays valid UTF-8. Errors are those of Regex.
+  // Changes `text`, which is and stays valid UTF-8. Errors are those of Regex.
   absl::Status Apply(std::string& text) const;
 
   using Stage = std::function<absl::Status(std::string&)>;

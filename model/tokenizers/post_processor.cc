@@ -12,7 +12,7 @@ namespace {
 
 using Ids = std::vector<int32_t>;
 
-// {"<s>": {"ids": [1]}} in special_tokens, by name.
+// Looks up the ids of a name in special_tokens: {"<s>": {"ids": [1]}}.
 Ids SpecialIds(JsonFields& fields, const std::string& name, int64_t vocab_size) {
   JsonFields known = fields.Child("special_tokens");
   if (fields.status().ok() && !known.Has(name)) {
@@ -34,8 +34,8 @@ Ids ReadSpecial(JsonFields& fields, const char* key, JsonFields& item, int64_t v
   return SpecialIds(fields, name, vocab_size);
 }
 
-// "single": a list of special tokens and {"Sequence": {"id": "A"}}. "pair", for two texts, is only
-// checked.
+// Reads "single", a list of special tokens and {"Sequence": {"id": "A"}}. "pair", for two texts, is
+// only checked.
 void ReadTemplate(JsonFields& fields, int64_t vocab_size, PostProcessor& result) {
   if (fields.Has("pair")) {
     for (JsonFields& item : fields.Children("pair")) {
@@ -60,7 +60,7 @@ void ReadTemplate(JsonFields& fields, int64_t vocab_size, PostProcessor& result)
   if (!past_text) fields.Fail("single", "expected one Sequence with the id A");
 }
 
-// Bert's and Roberta's ["<s>", 0].
+// The id of a pair such as ["<s>", 0] of Bert and Roberta.
 int32_t PairId(JsonFields& fields, std::string_view key, int64_t vocab_size) {
   const nlohmann::json* pair = fields.Find(key);
   const bool fits = pair != nullptr && pair->is_array() && pair->size() == 2 &&
@@ -84,7 +84,7 @@ absl::Status Append(JsonFields fields, int64_t vocab_size, PostProcessor& result
     }
     return fields.status();
   }
-  PostProcessor added;  // ByteLevel changes offsets alone
+  PostProcessor added;  // empty, as ByteLevel changes offsets alone
   if (type == "TemplateProcessing") {
     ReadTemplate(fields, vocab_size, added);
   } else if (type != "ByteLevel") {

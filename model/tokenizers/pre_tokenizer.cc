@@ -16,7 +16,8 @@ namespace {
 
 using Stage = PreTokenizer::Stage;
 
-// GPT-2's: contractions, letters, numbers, others, each with a blank before it, and white space.
+// GPT-2's pattern: contractions; letters, numbers and others, each with an optional space before
+// it; white space.
 constexpr char kByteLevelPattern[] =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -32,7 +33,7 @@ Stage SplitBy(Splitter splitter) {
   };
 }
 
-// Writes every word anew: `write(word, is_first, text)` appends what becomes of it.
+// Rewrites every word: `write(word, is_first, text)` appends the new word.
 template <class Write>
 void Rewrite(Words& words, Write write) {
   std::string text;
@@ -157,7 +158,7 @@ constexpr std::string_view kPreTokenizerTypes[] = {
 struct StageReader {
   bool keep_bytes;
   std::vector<Stage> stages = {};
-  bool gives_bytes = false;  // the last stage so far is ByteLevel and kept them
+  bool gives_bytes = false;  // the last stage so far is ByteLevel and kept the bytes
 
   absl::Status Read(JsonFields fields, bool is_last);
 };
@@ -181,7 +182,7 @@ absl::StatusOr<std::vector<Stage>> ReadOne(std::string_view type, JsonFields& fi
     return std::vector<Stage>{SplitOffWhitespace(),
                               SplitBy({.matcher = MatchChars(IsPunctuation)})};
   }
-  const bool alone = fields.BoolOr("individual_digits", false);  // Digits
+  const bool alone = fields.BoolOr("individual_digits", false);  // field of Digits
   return One(SplitBy({.matcher = MatchChars(IsNumber),
                       .behavior = alone ? SplitBehavior::kIsolated : SplitBehavior::kContiguous}));
 }

@@ -1,4 +1,4 @@
-// The pre-tokenizer: cuts a normalized text into the words that the model sees one by one.
+// PreTokenizer: splits a normalized text into the words that the model sees one by one.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 
 namespace ovq {
 
-// A text and the words it is cut into: not empty, in order, not overlapping. What lies between two
-// is dropped.
+// A text and the words it is split into: nonempty, in order, not overlapping. Text between two
+// words is dropped.
 struct Words {
   explicit Words(std::string whole, bool starts)
       : text(std::move(whole)),
@@ -22,22 +22,22 @@ struct Words {
         at_start(starts) {}
   std::string text;
   std::vector<TextSpan> spans;
-  bool at_start;  // the text's first byte is the first of the whole input
+  bool at_start;  // the text begins the whole input
 };
 
 // Immutable; any thread.
 class PreTokenizer {
  public:
-  // The field `key` of the file; absent: one word. keep_bytes: if the last stage is ByteLevel, it
-  // leaves the bytes as they are, for a model that takes bytes.
+  // Reads the field `key` of the file; absent: one word. keep_bytes: a final ByteLevel stage leaves
+  // the bytes as they are, for a model that takes bytes.
   static absl::StatusOr<PreTokenizer> Read(JsonFields& file, std::string_view key, bool keep_bytes);
 
-  // Errors are those of Regex.
+  // Splits further. Errors are those of Regex.
   absl::Status Apply(Words& words) const;
-  // The words are bytes that the model's vocabulary writes in the alphabet of bytes.
+  // Whether the words are raw bytes, which the model's vocabulary writes in the byte alphabet.
   bool gives_bytes() const { return gives_bytes_; }
 
-  // Changes the text, the words, or both.
+  // A stage changes the text, the words, or both.
   using Stage = std::function<absl::Status(Words&)>;
 
  private:

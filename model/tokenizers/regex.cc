@@ -10,8 +10,8 @@
 namespace ovq {
 namespace {
 
-// Steps back in one search. A run of n blanks takes n of them with `\s*[\r\n]+`; patterns that take
-// n^2 end here.
+// Backtracking steps of one search. With `\s*[\r\n]+` a run of n spaces takes n of them; patterns
+// that take n^2 fail here.
 constexpr unsigned long kMostRetries = 200'000'000;
 
 const OnigUChar* Begin(std::string_view text) {
@@ -19,9 +19,9 @@ const OnigUChar* Begin(std::string_view text) {
 }
 const OnigUChar* End(std::string_view text) { return Begin(text) + text.size(); }
 
-// Debian's library has functions named regcomp, regexec and re_search, too. Linked into a program
-// they take the place of the C library's, for everybody in it; so it is loaded beside, and asked
-// for what is used here.
+// Debian's library also defines regcomp, regexec and re_search. Linked into a program they would
+// replace the C library's for everybody in it; so it is loaded with dlopen, and only what is used
+// here is looked up.
 constexpr char kLibrary[] = "libonig.so.5";
 
 struct Onig {
@@ -73,7 +73,7 @@ Onig* LoadOnig() {
   return onig;
 }
 
-// Stays loaded.
+// Loads the library, for good.
 const Onig& TheOnig() {
   static const Onig* const onig = LoadOnig();
   return *onig;

@@ -1,5 +1,5 @@
-// Regular expressions by Oniguruma, the engine that the tokenizers library itself uses: so the
-// patterns in tokenizer.json mean the same here.
+// Regex: regular expressions of Oniguruma, the engine of huggingface/tokenizers, so that patterns
+// of tokenizer.json mean the same here.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ struct TextSpan {
 // Immutable; any thread.
 class Regex {
  public:
-  // InvalidArgument with the pattern and the engine's words; FailedPrecondition if the engine is
+  // InvalidArgument with the pattern and the engine's message; FailedPrecondition if the engine is
   // not installed.
   static absl::StatusOr<Regex> Compile(const std::string& pattern);
 
-  // Appends all matches in valid UTF-8, left to right; an empty one only where no match has just
-  // ended. InvalidArgument where the engine's own limits (steps, memory) end a search: never a
+  // Appends all matches in valid UTF-8, left to right; an empty match only where no match has just
+  // ended. InvalidArgument if the engine's limits (steps, memory) end the search; it never gives a
   // wrong answer.
   absl::Status FindAll(std::string_view text, std::vector<TextSpan>& matches) const;
 

@@ -15,7 +15,7 @@ struct Part {
   bool is_match;
 };
 
-// Matches and the gaps between them, as the library's Pattern::find_matches.
+// Matches and the gaps between them, as in the library's Pattern::find_matches.
 std::vector<Part> Cover(size_t size, const std::vector<TextSpan>& matches, bool invert) {
   std::vector<Part> parts;
   parts.reserve(2 * matches.size() + 1);
@@ -29,7 +29,7 @@ std::vector<Part> Cover(size_t size, const std::vector<TextSpan>& matches, bool 
   return parts;
 }
 
-// Joins neighbours in place: a part joins the one before it where `joins(part, before)`.
+// Joins adjacent parts in place: a part joins the one before it if `joins(part, before)`.
 template <class Joins>
 void Join(std::vector<Part>& parts, Joins joins) {
   size_t n = 0;

@@ -1,4 +1,4 @@
-// Cutting a text at the matches of a pattern, as `Split` of tokenizer.json says it.
+// Splitting of texts at the matches of a pattern, as `Split` of tokenizer.json defines it.
 #pragma once
 
 #include <functional>
@@ -13,26 +13,26 @@
 
 namespace ovq {
 
-// Appends what a pattern matches in valid UTF-8, in order, not overlapping.
+// Appends the matches of a pattern in valid UTF-8, in order, not overlapping.
 using Matcher = std::function<absl::Status(std::string_view text, std::vector<TextSpan>& matches)>;
 
-// A character at a time.
+// Matches single characters.
 Matcher MatchChars(std::function<bool(char32_t)> is_match);
 Matcher MatchLiteral(std::string literal);  // an empty one matches nothing
 Matcher MatchRegex(Regex regex);
-// {"String": literal} or {"Regex": pattern} in the field `key`.
+// Reads {"String": literal} or {"Regex": pattern} from the field `key`.
 absl::StatusOr<Matcher> ReadPattern(JsonFields& fields, std::string_view key);
 
-// `text` with `content` in place of every match.
+// Replaces every match in `text` by `content`.
 absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, std::string& text);
 
-// What becomes of a match: a piece of its own, nothing, one with the matches (and the gaps) beside
-// it, one with the gap before or behind it unless that is a match too.
+// Treatment of a match: kIsolated a piece of its own, kRemoved dropped, kContiguous joined with
+// adjacent matches (and gaps likewise), kMergedWithPrevious and kMergedWithNext joined with the gap
+// before or after it, unless that is a match too.
 enum class SplitBehavior { kIsolated, kRemoved, kContiguous, kMergedWithPrevious, kMergedWithNext };
 absl::StatusOr<SplitBehavior> ReadSplitBehavior(JsonFields& fields);  // the field "behavior"
 
-// Matches and gaps together cover the text; inverted, each counts as the other. Pieces that are
-// empty are left out.
+// Matches and gaps together cover the text; `invert` swaps their roles. Empty pieces are left out.
 struct Splitter {
   Matcher matcher;
   SplitBehavior behavior = SplitBehavior::kIsolated;

@@ -19,8 +19,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxDepth = 32;
 
-// The handler of nlohmann's parser. Values become JSON values at their place, except inside the
-// vocab and the merges.
+// SAX handler of nlohmann's parser. Values become JSON values at their place, except inside vocab
+// and merges.
 class Reader {
  public:
   Reader(TokenizerFile& file, int64_t vocab_size, std::vector<std::string> vocab_path,
@@ -52,7 +52,7 @@ class Reader {
 
  private:
   struct Frame {
-    Json* json;  // null inside the vocab and the merges
+    Json* json;  // null inside vocab and merges
     std::string key;
     size_t index = 0;
   };
@@ -85,7 +85,7 @@ class Reader {
   std::vector<std::string> pair_;              // the merge ["a", "b"] being read
 };
 
-// Whether the value to come has this path.
+// Whether the next value has this path.
 bool Reader::At(const std::vector<std::string>& path) const {
   return frames_.size() == path.size() &&
          std::ranges::equal(frames_, path, {}, [](const Frame& frame) { return frame.key; });
@@ -201,7 +201,7 @@ bool Reader::Id(const Json& value) {
 }
 
 bool Reader::MergeLine(const std::string& line) {
-  if (line.starts_with("#version")) return true;  // as the library
+  if (line.starts_with("#version")) return true;  // skipped as in the library
   std::vector<std::string> parts = absl::StrSplit(line, ' ');
   if (parts.size() != 2) {
     return Fail(absl::InvalidArgumentError(
@@ -212,8 +212,8 @@ bool Reader::MergeLine(const std::string& line) {
   return true;
 }
 
-// Unimplemented if it is another one than BPE, which need not be named where there are merges:
-// files of before 2020 do not.
+// Unimplemented if the type is not BPE. The type may be missing where there are merges, as in files
+// from before 2020.
 absl::Status CheckType(const Json& file, bool has_merges) {
   if (!file.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat("expected an object, got ", JsonKindName(file)));
@@ -246,7 +246,7 @@ absl::StatusOr<TokenizerFile> TokenizerFile::Parse(std::string_view text, int64_
   TokenizerFile file;
   Reader reader(file, vocab_size, {"model", "vocab"}, {"model", "merges"});
   absl::Status status = Read(text, reader);
-  // Another type may be why the rest looks wrong: Unigram's vocab is a list.
+  // Another type may explain other errors: Unigram's vocab is a list.
   const absl::Status type = CheckType(file.rest, reader.has_merges());
   if (absl::IsUnimplemented(type) || status.ok()) status = type;
   if (!status.ok()) return status;

@@ -1,4 +1,4 @@
-// The files a tokenizer is read from.
+// Parsing of tokenizer files.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,21 +13,20 @@
 
 namespace ovq {
 
-// tokenizer.json with its two long parts, model.vocab and model.merges, read straight into lists:
-// as JSON values they take many times their size.
+// tokenizer.json, its two long parts model.vocab and model.merges parsed directly into lists: as
+// JSON values they take many times their size.
 struct TokenizerFile {
-  nlohmann::json rest = nlohmann::json::object();  // the file without them
-  Vocab::Entries vocab;                            // ids in [0, vocab_size) where `beyond` is OK
+  nlohmann::json rest = nlohmann::json::object();  // the rest of the file
+  Vocab::Entries vocab;                            // ids in [0, vocab_size) if `beyond` is OK
   Bpe::MergeList merges;
-  absl::Status beyond;  // InvalidArgument: names the first token with a larger id
+  absl::Status beyond;  // InvalidArgument naming the first token with a larger id
 
-  // DataLoss: not UTF-8 or not JSON, duplicate keys. InvalidArgument: vocab or merges are missing
-  // or have another form. Messages have the path inside the file.
+  // DataLoss: not UTF-8, not JSON, or duplicate keys. InvalidArgument: vocab or merges are missing
+  // or malformed. Messages have the path inside the file.
   static absl::StatusOr<TokenizerFile> Parse(std::string_view text, int64_t vocab_size);
 };
 
-// The two files of GPT-2's older form: vocab.json, an object of ids by token, and merges.txt, a
-// merge a line.
+// GPT-2's older form: vocab.json, an object of ids by token, and merges.txt, a merge a line.
 absl::StatusOr<Vocab::Entries> ParseVocab(std::string_view text, int64_t vocab_size);
 absl::StatusOr<Bpe::MergeList> ParseMerges(std::string_view text);
 

@@ -33,8 +33,8 @@ TokenizerFolder::End ReadEnd(JsonFields& config, const Json& json, const char* w
   return end;
 }
 
-// Tokens that transformers keeps beside vocab.json: as tokenizer_config.json's
-// added_tokens_decoder, by id; in added_tokens.json, ids by token; by role. GPT-2's own folder has
+// Collects the tokens that transformers keeps beside vocab.json: by id in added_tokens_decoder of
+// tokenizer_config.json; ids by token in added_tokens.json; and by role. GPT-2's own folder has
 // none of them.
 Json AddedTokens(const Json& config, const Json& added, const Vocab::Entries& vocab) {
   Json list = Json::array();

@@ -1,4 +1,4 @@
-// The tokenizer files of a model's folder, as one tokenizer.json.
+// TokenizerFolder: the tokenizer files of a model folder, as one tokenizer.json.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 namespace ovq {
 
 struct TokenizerFolder {
-  std::string path;    // of the main file, for messages: tokenizer.json or vocab.json
-  TokenizerFile file;  // vocab.json and merges.txt as GPT-2's tokenizer.json
-  // What tokenizer_config.json says of the ends of a text: nothing, or whether this token stands
-  // there.
+  std::string path;    // main file, for messages: tokenizer.json or vocab.json
+  TokenizerFile file;  // vocab.json and merges.txt become GPT-2's tokenizer.json
+  // One end of a text by tokenizer_config.json. wanted: whether `token` is added there; empty if
+  // the file does not say.
   struct End {
     std::optional<bool> wanted;
     std::string token;
@@ -29,9 +29,9 @@ struct TokenizerFolder {
   static absl::StatusOr<TokenizerFolder> Read(const std::string& folder, int64_t vocab_size);
 };
 
-// A JSON file of a folder that need not be there: then an empty object.
+// Reads a JSON file; an empty object if it is absent.
 absl::StatusOr<nlohmann::json> OptionalObject(const std::string& path);
-// A token as transformers writes it: its text, or an object with it; "" if there is none.
+// A token as transformers writes it, a text or an object with one; "" if absent.
 std::string TokenText(const nlohmann::json& config, std::string_view key);
 
 }  // namespace ovq

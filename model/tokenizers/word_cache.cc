@@ -10,7 +10,7 @@ namespace ovq {
 namespace {
 
 constexpr size_t kShards = 64;
-constexpr size_t kSlots = 512;  // of a shard: 32,768 words in all, some MB, at most 25
+constexpr size_t kSlots = 512;  // per shard: 32,768 words in all, some MB, at most 25
 
 struct Slot {
   std::string word;  // empty: free

@@ -1,4 +1,4 @@
-// What words became: text repeats. Bounded, for any number of threads.
+// WordCache: a bounded cache of words' ids, because text repeats. Any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace ovq {
 
-// A word has one place, by its hash; a new word there replaces the old one. So the size is fixed,
-// and text that never repeats costs what it costs without a cache.
+// A word has one place, by its hash, and a new word there replaces the old one. So the size is
+// fixed, and text that never repeats costs no more than without a cache.
 class WordCache {
  public:
   WordCache();
   ~WordCache();
 
   static bool IsCacheable(std::string_view word) { return word.size() <= kLongestWord; }
-  // Appends the ids of a word that is here; false if it is not.
+  // Appends the ids of a cached word; false if it is not cached.
   bool Find(std::string_view word, std::vector<int32_t>& ids) const;
   void Insert(std::string_view word, const int32_t* ids, size_t n);
 

@@ -8,7 +8,7 @@
 namespace ovq {
 namespace {
 
-// RFC 3720, B.4.
+// Test vectors of RFC 3720, B.4.
 TEST(Crc32c, VectorsOfTheStandard) {
   std::string rising, falling;
   for (int i = 0; i < 32; ++i) rising.push_back(static_cast<char>(i));
@@ -29,7 +29,7 @@ TEST(Crc32c, PartsAreTheWhole) {
   }
 }
 
-// Around the lengths at which lanes begin and blocks repeat.
+// Lengths around those at which lanes begin and blocks repeat.
 TEST(Crc32c, BothWaysAgree) {
   std::mt19937 random(1);
   std::string text(3 * 6144 + 100, '\0');

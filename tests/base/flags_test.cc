@@ -189,7 +189,7 @@ TEST(Flags, EveryValueKnowsItsOrigin) {
   for (const Setting& setting : flags.settings()) {
     said[setting.name] = setting.value + " # " + setting.origin;
   }
-  EXPECT_EQ(said.size(), 9u);  // no switches, not the file
+  EXPECT_EQ(said.size(), 9u);  // without the switches and the file
   EXPECT_EQ(said["count"], "1 # " + file.path() + ":3: count");
   EXPECT_EQ(said["listen"], "env:1 # T_LISTEN");
   EXPECT_EQ(said["my-file"], "f # T_MY_FILE");
@@ -200,7 +200,7 @@ TEST(Flags, EveryValueKnowsItsOrigin) {
   EXPECT_FALSE(flags.given("rate"));
 }
 
-// What is overridden is looked at all the same: it would count one day.
+// Overridden values are checked too: they would count one day.
 TEST(Flags, ValuesThatLoseAreChecked) {
   Values values;
   EXPECT_EQ(Declare(values, "T_")

@@ -31,7 +31,8 @@ class MappedFileTest : public testing::Test {
     EXPECT_TRUE(file.ok()) << file.status();
     return *std::move(file);
   }
-  // An earlier moment than that of any write, whatever the file system's clock shows.
+  // Sets the file's time; the tests choose one before any write, whatever the file system's clock
+  // shows.
   void SetTime(time_t seconds) {
     const timespec times[2] = {{.tv_sec = seconds, .tv_nsec = 0},
                                {.tv_sec = seconds, .tv_nsec = 0}};
@@ -61,7 +62,7 @@ TEST_F(MappedFileTest, AFileThatIsCutReadsAsZerosAndSaysSo) {
   MappedFile first = Open();
   const MappedFile file = std::move(first);
   ASSERT_EQ(truncate(path_.c_str(), 5 * kPage), 0);
-  std::vector<std::thread> readers;  // whichever meets the end first
+  std::vector<std::thread> readers;  // any of them may reach the end first
   for (int i = 0; i < 4; ++i) {
     readers.emplace_back([&] { EXPECT_EQ(Count(file, 'x'), 5 * kPage); });
   }
@@ -73,7 +74,7 @@ TEST_F(MappedFileTest, AFileThatIsCutReadsAsZerosAndSaysSo) {
       HasSubstr(
           path_ +
           ": was cut short, or written, while it was read; it had 262144 bytes, and has 20480"));
-  // Whole again, but what was read of it is not what it has.
+  // The file has its size again, but what was read differs from its content.
   ASSERT_EQ(truncate(path_.c_str(), 64 * kPage), 0);
   EXPECT_FALSE(file.CheckUnchanged().ok());
   EXPECT_EQ(Count(Open(), '\0'), 59 * kPage) << "the next mapping starts anew";

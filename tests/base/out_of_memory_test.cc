@@ -1,4 +1,4 @@
-// Allocations that fail: the process ends and says why, where nobody can do without.
+// Failed allocations end the process with a message, except where they may fail.
 #include "base/out_of_memory.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace ovq {
 namespace {
 
-constexpr size_t kMuch = size_t{1} << 40;  // bytes
+constexpr size_t kMuch = size_t{1} << 40;  // bytes, more than any machine gives
 
 void* Allocate(bool may_fail) {
   EndWhenOutOfMemory();

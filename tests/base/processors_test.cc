@@ -72,7 +72,7 @@ TEST_F(Processors, QuotaIsRoundedUp) {
 }
 
 TEST_F(Processors, QuotaWhereTheMountBeginsAtTheGroup) {
-  Write("proc/self/cgroup", "0::/kubepods/pod7/c1\n");  // a path of the host, which is not here
+  Write("proc/self/cgroup", "0::/kubepods/pod7/c1\n");  // a path of the host, missing here
   Write("sys/fs/cgroup/cpu.max", "100000 100000\n");
   EXPECT_EQ(UsableProcessors(root_), 1);
 }

@@ -1,4 +1,4 @@
-// Ids that nobody can guess.
+// Unguessable ids.
 #include "base/random.h"
 
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@
 namespace ovq {
 namespace {
 
-// A service manager's socket: a path, or an abstract name after @.
+// The socket of a service manager: a path, or an abstract name after @.
 class Manager {
  public:
   explicit Manager(const std::string& name) : socket_(socket(AF_UNIX, SOCK_DGRAM, 0)) {

@@ -35,7 +35,7 @@ TEST(Signals, ItsOwnFromElsewhereDoesNothing) {
   EXPECT_TRUE(came.WaitForNotificationWithTimeout(absl::Seconds(30)));
 }
 
-// It stays pending where nobody waits, and does not end the program.
+// A signal stays pending without a waiter, and does not end the program.
 TEST(Signals, WaitForTheNextWaiter) {
   BlockSignals({SIGINT});
   {

@@ -22,7 +22,7 @@ TEST(Utf8, TheFirstBadByteIsFound) {
   EXPECT_EQ(FirstInvalidUtf8(std::string("\0\x80", 2)), 1u);
 }
 
-// The expected subparts of every second byte, by the table of well-formed sequences.
+// Whether `second` may follow `lead`, by the table of well-formed sequences.
 bool Continues(uint8_t lead, uint8_t second) {
   if (lead < 0xc2 || lead > 0xf4) return false;
   const int low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
@@ -85,7 +85,7 @@ TEST(Sizes, AreReadAndShown) {
   EXPECT_EQ(SizeText(0), "0");
 }
 
-// Would not end if each of them looked at all the rest.
+// Would not end if each byte were compared with all the rest.
 TEST(Utf8, ManyBytesThatNeverBecomeCharacters) {
   std::string pending(1'000'000, '\xff');
   EXPECT_EQ(ConsumeUtf8(pending).size(), 3'000'000u);

@@ -11,7 +11,8 @@
 namespace ovq::test {
 namespace {
 
-// Of a model in bfloat16, some rows of one token each, every session with this much state.
+// The work of a batch of n_tokens sequences with one token each: a bfloat16 model, this much state
+// a session.
 BatchWork MakeWork(double parameters, int n_layers, int n_tokens, double state_bytes) {
   return {.bytes = 2 * parameters + n_tokens * state_bytes,
           .products = n_tokens * parameters,
@@ -68,7 +69,7 @@ int64_t ThreadsOfTheProcess() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
 }
 
-// Threads that a step of so many rows calls for, on a thread that has never called for any.
+// Number of threads that a batch calls, on a thread that has never called any.
 int64_t ThreadsCalled(const LanguageModel& model, DeviceContext& context, size_t n_tokens) {
   int64_t called = 0;
   std::thread([&] {

@@ -48,7 +48,7 @@ std::vector<std::vector<double>> Shares(const Json& json, CachePolicy cache_poli
 
 auto One(double share) { return ElementsAre(share); }
 
-// Tokens after which the slots of a layer's growing part change, by its law.
+// Number of tokens after which the slots of a layer's growing part change.
 int64_t Period(const Json& json, CachePolicy cache_policy) {
   const absl::StatusOr<ModelConfig> config = Load(json, cache_policy);
   const auto layout = PlanStateLayout(*config, DType::kF32, {}, Device::kCpu, kHostPageBytes);
@@ -126,7 +126,7 @@ TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
     EXPECT_THAT(Shares(mixed, cache_policy),
                 ElementsAre(One(1.25), One(1), ElementsAre(0.25, 1.25)));
   }
-  // A session is exact up to the least of all.
+  // A session is exact up to the smallest of all caps.
   const absl::StatusOr<ModelConfig> config = Load(
       [&] {
         Json json = mixed;
@@ -186,18 +186,18 @@ TEST(ApplyCachePolicy, FullAttentionThroughSlotsIsExactUpToTheirNumber) {
   EXPECT_EQ(exact(Base({"ovq_attention"}), CachePolicy::kClosestPair, 100), std::nullopt);
 }
 
-// What a saved session may be restored into follows from the fingerprint.
+// A saved session is restored only into a model of the same fingerprint, which includes the policy.
 TEST(ApplyCachePolicy, TheFingerprintKnowsIt) {
   const Json json = Base({"ovq_attention"});
   EXPECT_NE(Load(json, CachePolicy::kAsTrained)->canonical,
             Load(json, CachePolicy::kClosestPair)->canonical);
 }
 
-// A model with full attention, read through closest pairs: the same logits, to the bit, as long as
-// its tokens fit, and bounded after that.
+// A full-attention model read through closest pairs gives the same logits, to the bit, while its
+// tokens fit, and stays bounded after that.
 TEST(ApplyCachePolicy, AShortSessionIsFullAttention) {
   EditedModel model("sw-full");
-  model.config.erase("ovq");  // so that chunks are those of layers trained without
+  model.config.erase("ovq");  // so that chunk lengths are those of layers trained without chunks
   ModelOptions options = kSmallSessions;
   const auto exact = model.Load(options);
   options.cache_policy = CachePolicy::kClosestPair;
@@ -250,7 +250,8 @@ TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
   EXPECT_NE(found[0], found[2]);
 }
 
-// Both rules, on the devices that share no code: each layer keeps as many rows as its share says.
+// Both update rules, on the devices that share no code: each layer keeps as many slots as its
+// share.
 TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
   const Golden golden = LoadGolden("ovq-shares");
   const std::vector<int32_t>& tokens = golden.sequences.back();

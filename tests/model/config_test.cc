@@ -116,7 +116,7 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(other->weights_dtype, DType::kF16);
 }
 
-// The fields that are named, in the order of the messages.
+// The fields named by the errors, in order.
 std::vector<std::string> WrongFields(const Json& json, ModelConfig& config) {
   const TempFolder folder;
   folder.Write("config.json", json.dump());

@@ -1,4 +1,4 @@
-// Golden models that a test changes before it loads them.
+// EditedModel: a golden model that a test changes before it loads it.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -68,7 +68,8 @@ class EditedModel {
   EditedModel() = default;
 };
 
-// A golden model with these changes of its config is refused: config.json, then the text.
+// Expects that a golden model with these changes of its config is refused, with an error in
+// config.json that continues with `text`.
 inline void ExpectRefused(const char* name, const nlohmann::json& changes,
                           const std::string& text) {
   EditedModel model(name);

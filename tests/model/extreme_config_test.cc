@@ -1,5 +1,4 @@
-// Configs with the largest numbers that are accepted: their sizes are told or refused, and none
-// begins again at 0.
+// Configs with the largest accepted numbers: their sizes are computed or refused, never overflowed.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -14,7 +13,7 @@
 namespace ovq::test {
 namespace {
 
-// The integers of a config.
+// Collects the integers of a config.
 void Integers(nlohmann::json& json, std::vector<nlohmann::json*>& found) {
   for (nlohmann::json& value : json) {
     if (value.is_number_integer()) found.push_back(&value);
@@ -27,7 +26,7 @@ absl::StatusOr<ModelConfig> Read(const TempFolder& folder, const nlohmann::json&
   return LoadConfig(folder.path(), CachePolicy::kAsTrained);
 }
 
-// One field after another at the largest of some numbers that the config then still allows.
+// Sets one field after another to the largest of some numbers that the config then still allows.
 nlohmann::json Extreme(const TempFolder& folder, nlohmann::json json) {
   std::vector<nlohmann::json*> fields;
   Integers(json, fields);

@@ -1,5 +1,5 @@
-// Checkpoints of the KVM paper's code: what of its fields and tensors becomes what, and what is
-// refused. Their logits: fixtures_test.cc.
+// Checkpoints of the KVM paper's code: the mapping of fields and tensors, and refusals.
+// fixtures_test.cc tests their logits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,10 +16,10 @@ constexpr char kOvq[] = "kvm/ovq-swa";
 constexpr char kKvm[] = "kvm/kvm-power-law";
 constexpr char kPost[] = "kvm/post-tokenshift";
 
-// The original rounds sines, cosines and KVM's state values to bfloat16 even in float32, and wrote
-// these logits so; here a bfloat16 checkpoint does. A value on the edge between two bfloat16
-// numbers may go the other way and move a logit by some 1e-4; without the rounding they are off by
-// 4e-3 and more.
+// The original rounds sines, cosines and KVM's state values to bfloat16 even in float32, and these
+// logits are its; here only bfloat16 checkpoints round. A value halfway between two bfloat16
+// numbers may be rounded the other way and move a logit by some 1e-4; without the rounding logits
+// are off by 4e-3 and more.
 TEST(Rwkv7Backbone, RoundsWhereBFloat16ModelsWereTrainedSo) {
   for (const char* name : {kFull, kOvq, kKvm}) {
     EditedModel model(name);
@@ -84,7 +84,7 @@ TEST(Rwkv7Backbone, TakesFlagsAndMixersAsTheyAreWritten) {
   EditedModel model(kFull);
   const std::vector<float> before = ComputeLogits(model);
   model.config["use_value_residual"] = true;
-  model.config["token_mixer"] = "rwkv7";  // the class path wins
+  model.config["token_mixer"] = "rwkv7";  // the class path overrides it
   model.config["token_mixer_class_path"] = "model.gptalpha_mixer.SequenceMixer";
   model.config["residual_scale"] = 0.5;
   model.config["some_later_field"] = {{"a", 1}};
@@ -113,7 +113,7 @@ TEST(Rwkv7Backbone, NamesTensorsAsTheFileDoes) {
                    "transformer.h.0.mlp.x_k: expected [1, 1, 64], got [64]");
 }
 
-// Without token shift the original still has attn.x_v in every layer; nothing reads it.
+// Without token shift the original still stores attn.x_v in every layer; nothing reads it.
 TEST(Rwkv7Backbone, TokenShiftMayBeOff) {
   EditedModel model(kFull);
   model.config["use_tokenshift_att"] = 0;
@@ -122,7 +122,7 @@ TEST(Rwkv7Backbone, TokenShiftMayBeOff) {
       model.tensors.erase(absl::StrCat("transformer.h.", layer, ".attn.", leaf));
     }
   }
-  EditedModel still(kFull);  // a shift that moves nothing
+  EditedModel still(kFull);  // a shift by 0
   for (int layer = 0; layer < 4; ++layer) {
     for (const char* leaf : {"x_q", "x_k", "x_v"}) {
       std::string& mix =
@@ -133,7 +133,7 @@ TEST(Rwkv7Backbone, TokenShiftMayBeOff) {
   EXPECT_EQ(ComputeLogits(model), ComputeLogits(still));
 }
 
-// A gate of the shifted input has a shift of its own, whatever that of the attention.
+// A gate of the shifted input has a shift of its own, independent of the attention's.
 TEST(Rwkv7Backbone, AGateAfterTheShiftShiftsByItself) {
   EditedModel before(kPost);
   before.config["use_tokenshift_att"] = 0;
@@ -195,7 +195,7 @@ void AddLambdas(EditedModel& model, int layer, float keep, float embedding) {
                                                                       Bytes({keep, embedding})};
 }
 
-// Of two layers, the second takes back what stood before the first: the embedding.
+// The second of two layers adds the input of the first: the embedding.
 TEST(Rwkv7Backbone, ASkipConnectionIsALambdaOfTheEmbedding) {
   EditedModel plain(kFull);
   plain.config["num_hidden_layers"] = 2;

@@ -1,4 +1,5 @@
-// Models with logits that were computed in float64: every position, however the tokens are fed.
+// Golden models against logits computed in float64, at every position and for many splits into
+// batches.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,9 +14,9 @@
 namespace ovq::test {
 namespace {
 
-// Float32 sums of up to 96 products through four layers stay within 5e-6 of the float64 logits,
-// those of recurrent layers within 1e-5, measured; the factor 3 leaves room for other instruction
-// sets' orders of summation.
+// Float32 sums of up to 96 products through four layers stay within 5e-6 of the float64 logits, and
+// within 1e-5 for recurrent layers, as measured; the factor 3 leaves room for the summation orders
+// of other instruction sets.
 constexpr float kTolerance = 3e-5f;
 
 struct Case {
@@ -51,7 +52,7 @@ class Fixtures : public ::testing::TestWithParam<Case> {
                                  << where / static_cast<size_t>(model_->config().vocab_size);
   }
 
-  // Feeds sequence i in steps of these lengths, and what is left of it in one more.
+  // Feeds sequence i in batches of these lengths, and the rest in one more.
   void ExpectSplit(size_t i, const std::vector<int64_t>& lengths) {
     Session session(*model_, *context_, golden_.sequences[i], centroids());
     for (int64_t n : lengths) session.Feed(n);
@@ -103,7 +104,7 @@ TEST_P(Fixtures, RandomSplits) {
   }
 }
 
-// For the fixtures that have logits at another cap than the model's own.
+// Fixtures that also have logits at a cap other than the model's.
 class OverriddenCap : public Fixtures {};
 
 TEST_P(OverriddenCap, IsTheSessions) {

@@ -1,4 +1,5 @@
-// Small models with known logits: tests/golden/native and tests/golden/kvm.
+// Small models with known logits (tests/golden/native, kvm, fla and published), and sessions of
+// them.
 #pragma once
 
 #include <memory>
@@ -14,32 +15,32 @@ namespace ovq::test {
 struct Golden {
   std::string folder;
   std::vector<std::vector<int32_t>> sequences;
-  // Of each sequence, in expected.safetensors: when it is read at once, and token by token.
+  // Names in expected.safetensors of each sequence's logits, if fed at once and token by token.
   std::vector<std::string> whole, by_token;
-  int64_t override_slot_cap = 0;  // 0: no logits_override in the file
+  int64_t override_slot_cap = 0;  // 0: the file has no logits_override
 };
-// name: "sw-ovq" of native, or with its folder, "kvm/ovq-swa".
+// name: "sw-ovq" for native/sw-ovq, or with its folder, "kvm/ovq-swa".
 Golden LoadGolden(const std::string& name);
 
-// A context whose threads the calling thread's kernels use.
+// A context bound to the calling thread.
 std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads = 1);
-// Keeps a session's whole address range small, which NewState writes.
+// Limits that keep a session's address range small, because NewState writes all of it.
 inline const ModelOptions kSmallSessions = [] {
   ModelOptions options;
   options.limits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
   return options;
 }();
-// With small sessions.
+// Loads a model with small sessions; ends the process on error.
 std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
                                          DType compute = DType::kF32, DType state = DType::kF32);
 
-// A new session's whole address range in the device's memory.
+// A new session's whole address range in device memory.
 Buffer NewState(const LanguageModel& model, DeviceContext& context);
 
-// All logits of one step, on the host.
+// All logits of one batch, on the host.
 std::vector<float> Forward(const LanguageModel& model, DeviceContext& context, const Batch& batch);
 
-// One sequence that is fed to a model step by step, its logits kept.
+// A sequence that is fed to a model batch by batch, with its logits.
 class Session {
  public:
   Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
@@ -49,16 +50,16 @@ class Session {
   int64_t remaining() const { return static_cast<int64_t>(tokens_.size()) - position_; }
   // Appends the next n tokens to a batch, all logits wanted.
   void AddTo(Batch& batch, int64_t n);
-  // Takes this session's rows of a step's logits, and returns what follows them.
+  // Stores the logits [n, vocab] of this session's tokens; returns the end of them.
   const float* StoreLogits(const float* rows, int64_t n);
-  // In place of a new session: goes on where another one stands, maybe of another device.
+  // Sets a new session to the state of another one, possibly of another device.
   void ContinueFrom(const Session& other);
-  // The next n tokens as a step of their own.
+  // Feeds the next n tokens in a batch of their own.
   void Feed(int64_t n);
 
   const std::vector<float>& logits() const { return logits_; }  // [position, vocab]
-  std::string StateBytes() const;  // live bytes and the rest of their pages, end to end
-  std::string LiveBytes() const;   // which are the same on every device
+  std::string StateBytes() const;  // live bytes and the rest of their pages, in address order
+  std::string LiveBytes() const;   // live bytes only, equal on every device
 
  private:
   const LanguageModel& model_;
@@ -72,7 +73,7 @@ class Session {
   std::string ReadExtents(const std::vector<StateExtent>& extents) const;
 };
 
-// Feeds whole sessions together, lengths[i] tokens of session i a step, until all are done.
+// Feeds sessions together, lengths[i] tokens of session i in each batch, until all are done.
 void FeedTogether(const LanguageModel& model, DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths);
 

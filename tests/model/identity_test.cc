@@ -1,5 +1,5 @@
-// Answers do not depend on company: the same logits and the same state, bit for bit, however a
-// sequence is split, whatever shares its steps, and with any number of threads.
+// Answers do not depend on company: logits and states are the same, bit for bit, however a sequence
+// is split, whatever shares its batches, and with any number of threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct TypedCase {
   DType state;
 };
 
-// Bits of a run of one sequence.
+// The bits of a run of one sequence.
 struct Trace {
   std::string logits;
   std::string state;
@@ -52,12 +52,12 @@ class Identity : public ::testing::TestWithParam<TypedCase> {
 
   bool slow() const { return IsSlow(GetParam().device); }
 
-  // Small enough that a long sequence fills its dictionary nearly to the cap.
+  // Small enough that a long sequence nearly fills its dictionary.
   static constexpr int64_t kCap = 40;
   Golden golden_;
   std::unique_ptr<DeviceContext> context_;
   std::unique_ptr<LanguageModel> model_;
-  std::vector<Trace> whole_;  // of every sequence alone, in one step
+  std::vector<Trace> whole_;  // every sequence alone, in one batch
 };
 
 TEST_P(Identity, AnySplit) {
@@ -119,11 +119,11 @@ std::vector<TypedCase> TypedCases(Device device) {
         "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
     for (DType compute : {DType::kF32, DType::kBF16}) {
       for (DType state : {DType::kF32, DType::kBF16, DType::kI8}) {
-        // Where time is short, the types that a server chooses by itself, and int8.
+        // CUDA tests only the types that a server chooses by default, and int8, to save time.
         const bool is_default =
             compute == state || (compute == DType::kBF16 && state == DType::kI8);
         if (device == Device::kCuda && !is_default) continue;
-        // Of the layers that keep int8 rows; the others' states are as they were.
+        // int8 is tested for models with layers that keep it; others' states do not change.
         if (state == DType::kI8 && !KeepsInt8(name)) continue;
         cases.push_back({name, device, compute, state});
       }

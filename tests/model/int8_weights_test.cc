@@ -1,4 +1,4 @@
-// ModelOptions::weights of kInt8.
+// Models with ModelOptions::weights = kInt8.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,7 +20,8 @@ std::unique_ptr<LanguageModel> LoadInt8(const std::string& folder, DeviceContext
   return *std::move(model);
 }
 
-// A session alone and whole, against it in pieces beside another, on two threads.
+// Compares a session alone and whole with the same session in pieces beside another, on two
+// threads.
 TEST(Int8Weights, AnswersDoNotDependOnTheirCompany) {
   for (const char* name : {"sw-ovq", "sw-gdn", "sw-full"}) {
     const Golden golden = LoadGolden(name);
@@ -37,10 +38,9 @@ TEST(Int8Weights, AnswersDoNotDependOnTheirCompany) {
   }
 }
 
-// Products are the same to the bit on both devices, so what differs is what always does: sums of
-// norms and attention. A value that comes to lie on the other side of a half moves by one unit of
-// its row, 1/127 of the largest; so logits agree far more closely with the reference's than with
-// those of the weights as they are.
+// Products are equal to the bit on both devices, so only the sums of norms and attention differ. A
+// value that falls on the other side of a half moves by one unit of its row, 1/127 of the largest;
+// so logits agree far more closely with the reference's than with those of the unquantized weights.
 TEST(Int8Weights, TheReferenceAgrees) {
   const Golden golden = LoadGolden("sw-full");
   const auto cpu = BoundContext(Device::kCpu), ref = BoundContext(Device::kReference);

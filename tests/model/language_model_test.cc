@@ -24,8 +24,8 @@ TEST(LanguageModel, KnowsItsSizes) {
   const auto model = LoadModel(LoadGolden("sw-ovq-gqa").folder, *context);
   EXPECT_EQ(model->name(), "sw-ovq-gqa");
   EXPECT_EQ(model->fingerprint().size(), 64u);
-  // embedding and head 101 x 64; a layer: q and o 64 x 64, k and v 32 x 64, beta 4, two norms of
-  // 64, three matrices of 96 x 64; the last norm.
+  // Embedding and head 101 x 64. A layer: q and o 64 x 64, k and v 32 x 64, beta 4, two norms of
+  // 64, three matrices of 96 x 64. The final norm.
   const int64_t layer = 2 * 64 * 64 + 2 * 32 * 64 + 4 + 2 * 64 + 3 * 96 * 64;
   EXPECT_EQ(model->parameters(), 2 * 101 * 64 + 4 * layer + 64);
   EXPECT_GE(model->weight_bytes(), sizeof(float) * (101 * 64 + 4 * (layer - 4) + 64));
@@ -60,7 +60,7 @@ TEST(LanguageModel, RefusesWeightsThatAreWrittenWhileTheyAreRead) {
     }
   });
   absl::Status status;
-  for (int i = 0; i < 1000 && status.ok(); ++i) {  // the first, unless the writer has no processor
+  for (int i = 0; i < 1000 && status.ok(); ++i) {  // the writer may be late
     status = LanguageModel::Load(folder.path(), {}, *model.context).status();
   }
   ends = true;
@@ -106,7 +106,7 @@ TEST(LanguageModel, NamesFieldsOfMixersThatAreWrong) {
   expect("sw-full", "bswa", "window", 3, "unknown field");
 }
 
-// A block window that nothing has left yet is full attention.
+// A block window that no token has left yet is full attention.
 TEST(LanguageModel, ABlockWindowIsFullAttentionUntilItIsFull) {
   EditedModel full("sw-full"), window("sw-full");
   for (auto& type : window.config["layer_types"]) {
@@ -122,7 +122,7 @@ TEST(LanguageModel, ABlockWindowIsFullAttentionUntilItIsFull) {
   EXPECT_NE(logits(window), logits(full));
 }
 
-// Its direction is what a slot begins with.
+// A slot starts from the direction of its initial vector, so that may not be zero.
 TEST(LanguageModel, NamesAnInitialSlotWithoutALength) {
   EditedModel model("sw-lattice");  // [3, 16, 20]
   std::string& rows = model.tensors["model.layers.3.self_attn.initial_state"].second;
@@ -185,7 +185,7 @@ void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expe
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], tolerance) << i;
 }
 
-constexpr int64_t kVocab = 101, kWidth = 64;  // of sw-ovq
+constexpr int64_t kVocab = 101, kWidth = 64;  // sizes of sw-ovq
 
 TEST(LanguageModel, BiasOfTheHeadIsScaledWithTheLogits) {
   for (bool tied : {false, true}) {
@@ -205,7 +205,7 @@ TEST(LanguageModel, BiasOfTheHeadIsScaledWithTheLogits) {
   }
 }
 
-// A bias before the head is one of the logits; before a feed-forward or a mixer it is felt.
+// A bias in the final norm shifts the logits; one before a feed-forward or a mixer changes them.
 TEST(LanguageModel, NormsMayHaveABias) {
   EditedModel model("sw-ovq");
   const std::vector<float> plain = ComputeLogits(model);
@@ -235,8 +235,8 @@ TEST(LanguageModel, NormsMayHaveABias) {
   }
 }
 
-// Without the last norm, logits are sums over what the layers leave: a norm of weight 1 divides
-// all of a row's by one number.
+// Without the final norm, logits are linear in the layers' output; a norm of weight 1 divides all
+// logits of a token by one number.
 TEST(LanguageModel, TheHeadMayReadTheResidualStream) {
   EditedModel normed("sw-ovq");
   std::fill_n(Floats(normed, "model.norm.weight"), kWidth, 1.0f);
@@ -261,7 +261,7 @@ TEST(LanguageModel, TheHeadMayReadTheResidualStream) {
   ExpectNear(Logits(**rounded, *bare.context), b, 0.5f);
 }
 
-// Token 1 + t at position t: S(t) can as well be in the embedding's rows.
+// With token 1 + t at position t, S(t) can as well be added to the embedding's rows.
 TEST(LanguageModel, PositionsAreAddedToTheEmbedding) {
   EditedModel model("sw-ovq"), in_rows("sw-ovq");
   constexpr float kScale = 0.7f;
@@ -278,7 +278,7 @@ TEST(LanguageModel, PositionsAreAddedToTheEmbedding) {
       row[kWidth / 2 + i] += kScale * static_cast<float>(std::cos(angle));
     }
   }
-  // Roundings of the angles' waves, through four layers.
+  // Rounding of the sines and cosines, through four layers.
   ExpectNear(ComputeLogits(model), ComputeLogits(in_rows), 1e-5f);
 }
 

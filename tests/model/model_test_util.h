@@ -1,4 +1,4 @@
-// Folders, weight files and session states for the tests of model/.
+// Temporary folders and weight files for the tests of model/.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +18,7 @@
 
 namespace ovq::test {
 
-// An empty folder that is removed at the end of the scope.
+// An empty folder, removed by the destructor.
 class TempFolder {
  public:
   TempFolder() {
@@ -45,7 +45,7 @@ inline std::string ReadBytes(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// A safetensors file from its parts, right or wrong.
+// The bytes of a safetensors file, valid or not.
 inline std::string SafetensorsBytes(std::string_view header, std::string_view data) {
   std::string bytes(8, '\0');
   for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(uint64_t{header.size()} >> (8 * i));

@@ -1,4 +1,4 @@
-// A state that one device has made, in types that both have, is a state of the other.
+// A state made by one device continues on another, in types that both have.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,9 +30,9 @@ class MovedState : public ::testing::TestWithParam<MovedCase> {
   }
 };
 
-// What both compute differs by the order of sums, in bfloat16 by the rounding of weights too, and
-// where a rounding falls the other way by a unit of a state in one channel. A state that is read
-// wrongly is off by the size of the logits.
+// Results differ by the order of sums, in bfloat16 also by the rounding of weights and, where a
+// state's rounding goes the other way, by a unit in one channel. A misread state is off by the size
+// of the logits.
 TEST_P(MovedState, GoesOnAsItWould) {
   const MovedCase& c = GetParam();
   const Golden golden = LoadGolden(c.name);
@@ -64,7 +64,7 @@ TEST_P(MovedState, GoesOnAsItWould) {
   EXPECT_LE(worst, (c.compute == DType::kBF16 ? 0.05 : 0.01) * largest);
 }
 
-// To and from the CPU.
+// Moves to and from the CPU.
 std::vector<MovedCase> MovedCases() {
   std::vector<MovedCase> cases;
   std::vector<Device> others = {Device::kReference};
@@ -75,7 +75,7 @@ std::vector<MovedCase> MovedCases() {
       for (const auto& [compute, state] : {std::pair(DType::kF32, DType::kI8),
                                            {DType::kBF16, DType::kI8},
                                            {DType::kBF16, DType::kBF16}}) {
-        // Where products are rounded, other pairs are the closest.
+        // With rounded products, other pairs are the closest.
         if (compute == DType::kBF16 && std::string_view(name) == "sw-closest-pair") continue;
         cases.push_back({name, Device::kCpu, other, compute, state});
         cases.push_back({name, other, Device::kCpu, compute, state});

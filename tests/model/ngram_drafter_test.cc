@@ -60,13 +60,13 @@ TEST(NgramDrafter, APeriodGoesOnBeyondTheEnd) {
             static_cast<size_t>(NgramDrafter::kMaxDraftTokens));
 }
 
-// A draft is worth what guesses have been worth.
+// Probabilities follow from how earlier drafts did.
 TEST(NgramDrafter, ChancesFollowFromTheRecord) {
   const std::vector<int32_t> text = RandomTokens(400, 2);
   NgramDrafter copied;
   for (int i = 0; i < 3; ++i) copied.Add(text);
   EXPECT_THAT(copied.Propose(20).probabilities, Each(Gt(0.9f)));
-  NgramDrafter coins;  // every pair has been, and says nothing
+  NgramDrafter coins;  // every pair has occurred and predicts nothing
   coins.Add(RandomTokens(5000, 3, 8));
   ASSERT_FALSE(coins.Propose(1).probabilities.empty());
   EXPECT_LT(coins.Propose(1).probabilities[0], 0.3f);

@@ -1,5 +1,5 @@
-// Published hybrids whose growing layers are read through closest pairs: the same logits, to the
-// bit, as long as a session's tokens fit into its rows, and what training/ computes after that.
+// Published hybrids with growing layers read through closest pairs: the same logits, to the bit,
+// while a session's tokens fit into its slots, and those that training/ computes after that.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,11 +24,11 @@ using ::testing::Pointwise;
 
 struct CachePolicyCase {
   const char* name;
-  bool has_unrotated_keys;  // a growing layer without RoPE
+  bool has_unrotated_keys;  // some growing layer has no RoPE
   Device device = Device::kCpu;
 };
 
-// Far above the tests' lengths.
+// Limits far above the tests' lengths.
 constexpr StateLimits kFarLimits = {.max_slot_cap = 4096, .max_unbounded_tokens = 4096};
 
 class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
@@ -53,7 +53,7 @@ class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
     while (session.remaining() > 0) session.Feed(std::min(step, session.remaining()));
     return session.logits();
   }
-  // Whose first blocks are read as rows.
+  // Tokens whose first blocks are read as slots.
   static std::vector<int32_t> Tokens(const LanguageModel& model) {
     std::mt19937 random(5);
     std::vector<int32_t> tokens(2 * kBlockSlots + 30);
@@ -86,11 +86,11 @@ TEST_P(PublishedCachePolicy, UpToItsSlotsIsExact) {
   }
 }
 
-// Folders with bounded.json.
+// Golden folders that have bounded.json.
 class BoundedGolden : public PublishedCachePolicy {};
 
-// What training/ovq/hybrids.py computes in float64 where most tokens have merged; tolerance as in
-// fixtures_test.cc, merges have margins (training/tests/make_bounded_golden.py).
+// Most tokens have merged; expected logits are those of training/ovq/hybrids.py in float64.
+// Tolerance as in fixtures_test.cc; merges have margins (training/tests/make_bounded_golden.py).
 TEST_P(BoundedGolden, BeyondItsSlotsIsWhatTrainingComputes) {
   const auto json = nlohmann::json::parse(ReadBytes(golden_.folder + "/bounded.json"));
   const auto expected = SafetensorsFile::Open(golden_.folder + "/bounded.safetensors").value();
@@ -127,7 +127,7 @@ TEST_P(PublishedCachePolicy, KeysWithPositionsTakeAChoiceOfTheirOwn) {
   EXPECT_THAT(all->layer_types(), ::testing::Not(::testing::Contains("full_attention")));
 }
 
-// Which no published file has: for rows, added by who serves the model.
+// No published file has the section; whoever serves the model adds it for the slots.
 TEST(PublishedRows, MayHaveASectionOfTheConfig) {
   EditedModel model("published/granitemoehybrid-dense");
   model.config["ovq"] = {{"max_centroids", 70}, {"shares", {1.5, 0.5}}};

@@ -1,5 +1,5 @@
-// Published hybrids: what is refused, what fields mean where a file leaves them out or writes them
-// another way. Their logits: fixtures_test.cc.
+// Published hybrids: refusals, defaults of absent fields, and other spellings of fields.
+// fixtures_test.cc tests their logits.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,7 +25,7 @@ void ExpectMissing(const char* name, const std::string& tensor) {
   model.ExpectError(absl::StatusCode::kNotFound, absl::StrCat("'", tensor, "' is missing"));
 }
 
-// A file that says the same in another way, or what has no effect.
+// Expects the same logits from a config with changes that are equivalent or have no effect.
 void ExpectTheSame(const char* name, const nlohmann::json& changes) {
   const EditedModel before(name);
   EditedModel after = before.Copy();
@@ -78,12 +78,12 @@ TEST(Granite, FieldsMayBeWrittenInOtherWays) {
   older.config["layers_block_type"] = older.config["layer_types"];
   older.config.erase("layer_types");
   EXPECT_EQ(ComputeLogits(older), expected);
-  // A tied model whose writer put the head beside the embedding.
+  // A tied model whose writer also stored the head.
   older.tensors["lm_head.weight"] = older.tensors["model.embed_tokens.weight"];
   EXPECT_EQ(ComputeLogits(older), expected);
 }
 
-// Each of these is small enough in a file to be forgotten.
+// Each multiplier is close enough to its default to be overlooked.
 TEST(Granite, EveryMultiplierCounts) {
   const std::vector<float> expected = ComputeLogits(EditedModel(kGranite));
   for (const nlohmann::json& change :
@@ -200,7 +200,7 @@ TEST(Cohere2, FieldsMayBeWrittenInOtherWays) {
   for (int i = 0; i < 8; ++i) {
     listed.config["layer_types"].push_back(i % 4 == 3 ? "full_attention" : "sliding_attention");
   }
-  listed.config["layer_switch"] = 3;  // says nothing beside a list
+  listed.config["layer_switch"] = 3;  // ignored beside a list
   EXPECT_EQ(ComputeLogits(listed), expected);
 }
 
@@ -228,7 +228,7 @@ TEST(Qwen35, RefusesWhatItDoesNotHave) {
   shape.ExpectError(absl::StatusCode::kInvalidArgument, "q_proj.weight: expected [192, 40], got");
 }
 
-// The text model alone is the same model, under either name of its tensors.
+// The text model stored alone is the same model, under either prefix of its tensors.
 TEST(Qwen35, TextMayStandAlone) {
   const EditedModel beside(kQwen);
   const std::vector<float> expected = ComputeLogits(beside);
@@ -238,7 +238,7 @@ TEST(Qwen35, TextMayStandAlone) {
   alone.tensors.clear();
   for (const auto& [name, tensor] : beside.tensors) {
     constexpr std::string_view kBegin = "model.language_model.";
-    if (!name.starts_with(kBegin)) continue;  // drafts and pictures
+    if (!name.starts_with(kBegin)) continue;  // tensors of drafting and vision
     alone.tensors["model." + name.substr(kBegin.size())] = tensor;
   }
   EXPECT_EQ(ComputeLogits(alone), expected);
@@ -247,7 +247,7 @@ TEST(Qwen35, TextMayStandAlone) {
 }
 
 TEST(Qwen35, FieldsMayBeWrittenInOtherWays) {
-  ExpectTheSame(kQwen, {{"tie_word_embeddings", false}});  // text_config says so
+  ExpectTheSame(kQwen, {{"tie_word_embeddings", false}});  // text_config says true
   ExpectTheSame(kQwen, {{"text_config", {{"tie_word_embeddings", nullptr}}}});
   ExpectTheSame(kQwen, {{"text_config",
                          {{"rope_parameters", {{"rope_theta", nullptr}}}, {"rope_theta", 1e7}}}});
@@ -287,7 +287,7 @@ TEST(MuseGlimmer, RotationIsIndependentOfWindows) {
                 {{"text_config", {{"layer_rope_theta", nullptr}, {"layer_types", nullptr}}}});
 }
 
-// Biases of every projection, which no fixture has: those of zeros change nothing, others do.
+// Biases of every projection, which no fixture has: zeros change nothing, others do.
 TEST(PublishedFamilies, AttentionMayHaveBiases) {
   struct Case {
     const char *name, *layer, *section;

@@ -1,5 +1,5 @@
-// Published hybrids in their published shapes: what a session of them keeps. And a folder as the
-// hub has it, with shards and narrow weights.
+// Session sizes of published hybrids in their published shapes, and a folder in the hub's layout,
+// with shards and 16-bit weights.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 struct PublishedShape {
   const char* name;
-  const char* fixture;  // whose other fields it has
+  const char* fixture;  // fixture with its other fields
   nlohmann::json fields;
   size_t fixed_bytes, bytes_per_token;
 };
@@ -25,7 +25,7 @@ nlohmann::json GraniteLayers(int n_layers, const std::vector<int>& attention) {
   return types;
 }
 
-// Matrices and the convolution's inputs in float32, keys and values in bfloat16. A window of W
+// Recurrent matrices and convolution inputs are float32, keys and values bfloat16. A window of W
 // tokens takes the blocks of 64 it reaches into and the query's own.
 std::vector<PublishedShape> PublishedShapes() {
   return {
@@ -125,8 +125,8 @@ TEST(PublishedShapes, StatesAreKnownFromTheConfigAlone) {
   }
 }
 
-// Halves of the tensors in bfloat16 and in binary16, in a shard each; the second type only where it
-// has the number. The same numbers in float32 are the same model.
+// Half of the tensors in bfloat16 and half in binary16, a shard each; binary16 only for numbers
+// that it represents exactly. The same numbers in float32 are the same model.
 TEST(PublishedShapes, ShardsOfNarrowWeightsAreTheSameModel) {
   EditedModel wide("published/qwen3_5-tied");
   nlohmann::json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::json()}};
@@ -142,7 +142,7 @@ TEST(PublishedShapes, ShardsOfNarrowWeightsAreTheSameModel) {
       const BF16 rounded = RoundToBF16(value);
       uint16_t bits = rounded.bits;
       value = ToFloat(rounded);
-      // A bfloat16 number of a size that binary16 has without loss: 1 + 5 + 10 bits.
+      // A bfloat16 number that binary16 represents exactly: 1 + 5 + 10 bits.
       const auto exponent = static_cast<int>(bits >> 7 & 0xff) - 127 + 15;
       if (shard == 1 && (exponent < 1 || exponent > 30)) value = 0, bits = 0;
       if (shard == 1 && bits != 0) {

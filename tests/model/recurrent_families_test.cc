@@ -1,5 +1,5 @@
-// Checkpoints of flash-linear-attention, transformers and state-spaces: what is refused, and what
-// their fields mean where they leave something out. Their logits: fixtures_test.cc.
+// Checkpoints of flash-linear-attention, transformers and state-spaces: refusals and defaults of
+// absent fields. fixtures_test.cc tests their logits.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -50,14 +50,14 @@ TEST(RecurrentFamilies, NameTensorsAsTheFileDoes) {
   }
 }
 
-// Mesa layers of before June 2025 have this tensor and another gate.
+// Mesa layers from before June 2025 have this tensor and another gate.
 TEST(RecurrentFamilies, RefuseTensorsThatNobodyReads) {
   EditedModel mesa(kMesa);
   mesa.tensors["model.layers.0.attn.A_log"] = mesa.tensors["model.layers.0.attn.a_proj.bias"];
   mesa.ExpectError(absl::StatusCode::kInvalidArgument, "model.layers.0.attn.A_log");
 }
 
-// 256 * ceil(int(48 * 4 * 2 / 3) / 256), and no head written beside the embedding.
+// Width 256 * ceil(int(48 * 4 * 2 / 3) / 256), and no stored head beside the embedding.
 TEST(RecurrentFamilies, FillInWhatTheFileLeavesOut) {
   const EditedModel gdn(kGdn);
   const auto model = gdn.Load();
@@ -67,13 +67,13 @@ TEST(RecurrentFamilies, FillInWhatTheFileLeavesOut) {
   EditedModel padded(kStateSpaces);
   const auto rounded_up = padded.Load();
   ASSERT_TRUE(rounded_up.ok()) << rounded_up.status();
-  EXPECT_EQ((*rounded_up)->config().vocab_size, 112);  // of 101, by 16
+  EXPECT_EQ((*rounded_up)->config().vocab_size, 112);  // 101 rounded up to a multiple of 16
   EXPECT_TRUE((*rounded_up)->config().tie_word_embeddings);
   ASSERT_EQ(padded.tensors.erase("lm_head.weight"), 1u);
   EXPECT_TRUE(padded.Load().ok());
 }
 
-// Python's bare word, which is not JSON: no bound. In a string it is text.
+// Python's bare word Infinity, which is not JSON, means no bound. In a string it is text.
 TEST(RecurrentFamilies, ReadPythonsInfinity) {
   const Golden golden = LoadGolden("fla/fla-mamba2");
   const std::string text = ReadBytes(golden.folder + "/config.json");

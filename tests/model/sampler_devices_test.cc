@@ -1,4 +1,4 @@
-// Every device draws what the reference draws.
+// Every device draws the reference's tokens.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ using SamplerAgreement = SamplerTest;
 INSTANTIATE_TEST_SUITE_P(Devices, SamplerAgreement, testing::ValuesIn(TestDevices()),
                          [](const auto& info) { return DeviceName(info.param); });
 
-// Logits as they come: normal ones, with many ties, or with values that no model should give.
+// Logits by kind: normal, with many ties, or with values that no model should give.
 std::vector<float> SomeLogits(size_t vocab, int kind, uint64_t seed) {
   std::vector<float> logits = RandomNormal(vocab, seed);
   for (size_t i = 0; i < vocab; ++i) {
@@ -28,9 +28,9 @@ std::vector<float> SomeLogits(size_t vocab, int kind, uint64_t seed) {
   return logits;
 }
 
-// Every device draws the token that the definition gives. Devices differ in the rounding of sums
-// (relative 2^-41 times the vocabulary at most), so a draw differs with a probability of about
-// 2^-41 vocab^2, 1e-5 for the largest here: seeds are fixed, and none of these is such a draw.
+// Devices differ in the rounding of sums (relative 2^-41 times the vocabulary at most), so a draw
+// differs with a probability of about 2^-41 vocab^2, 1e-5 for the largest vocabulary here. Seeds
+// are fixed, and none gives such a draw.
 TEST_P(SamplerAgreement, AgreesWithTheReference) {
   constexpr int kPositions = 3;
   Step reference(MakeContext(Device::kReference));
@@ -61,7 +61,7 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
   }
 }
 
-// Enough draws from one row to meet every token and the borders between them.
+// Enough draws from one row to reach every token and the borders between them.
 TEST_P(SamplerAgreement, ManyDrawsFromOneLogitsRow) {
   constexpr int kDraws = 300;
   const std::vector<float> logits = RandomNormal(7, 21);
@@ -72,7 +72,7 @@ TEST_P(SamplerAgreement, ManyDrawsFromOneLogitsRow) {
   EXPECT_EQ(std::set<int32_t>(drawn.begin(), drawn.end()).size(), 7u);
 }
 
-// A vocabulary of the size that models have: several tokens a thread, and sums near the top.
+// A vocabulary of real size: several tokens a thread, and sums near the top.
 TEST_P(SamplerAgreement, LargeVocabulary) {
   constexpr int64_t kVocab = 70001;
   Step reference(MakeContext(Device::kReference));
@@ -91,7 +91,7 @@ TEST_P(SamplerAgreement, LargeVocabulary) {
   }
 }
 
-// Penalties, biases and bans together, with what was generated so far.
+// Penalties, biases and bans together, with counts of generated tokens.
 TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
   constexpr int64_t kVocab = 300;
   constexpr int kSteps = 12;
@@ -112,19 +112,19 @@ TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
   ours.ObservePrompt(prompt);
   theirs.ObservePrompt(prompt);
   for (int position = 0; position < kSteps; ++position) {
-    // Few candidates, so that tokens come again and their counts rise.
+    // Few candidates, so that tokens repeat and their counts rise.
     std::vector<float> logits = RandomNormal(kVocab, static_cast<uint64_t>(position));
     for (size_t i = 0; i < logits.size(); ++i) logits[i] *= i % 50 == 7 ? 5.0f : 1.0f;
     const Sampled a = step_->Draw(ours, logits, position, 2, banned);
     const Sampled b = reference.Draw(theirs, logits, position, 2, banned);
     ASSERT_EQ(a.token_id, b.token_id) << position;
     EXPECT_EQ(a.top[1].token_id, b.top[1].token_id) << position;
-    // Logarithms of sums of exponentials, about 6, within some float roundings of each other.
+    // Logarithms of sums of exponentials, about 6, within some float roundings.
     EXPECT_NEAR(a.logprob, b.logprob, 1e-5);
   }
 }
 
-// What is read of a row is the same in company as alone, bit for bit.
+// The result of a row is the same in company as alone, bit for bit.
 TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
   constexpr int64_t kVocab = 257;
   constexpr int kRows = 5;
@@ -149,7 +149,7 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
     together.WantDraw(samplers[i], i % kRows, i, i % 3, banned_at(i));
     if (i % 2 == 0) together.WantScore(i % kRows, i, 4);
   }
-  std::vector<Sampler> copies = samplers;  // they have not counted yet
+  std::vector<Sampler> copies = samplers;  // before they count any token
   step_->Read(logits, kVocab, together);
   for (int i = 0; i < 3 * kRows; ++i) {
     LogitsReader single;

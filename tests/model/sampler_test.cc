@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 INSTANTIATE_TEST_SUITE_P(Devices, SamplerTest, testing::ValuesIn(TestDevices()),
                          [](const auto& info) { return DeviceName(info.param); });
 
-// A distribution by the definition of each filter, with full sorts.
+// The distribution by the definition of each filter, with full sorts.
 struct Distribution {
   std::map<int32_t, double> p;
 
@@ -27,7 +27,7 @@ struct Distribution {
     for (const auto& [id, value] : p) total += value;
     for (auto& [id, value] : p) value /= total;
   }
-  // Keeps the fewest entries of lowest key whose probabilities reach `mass`.
+  // Keeps the fewest entries of lowest key whose probabilities sum to `mass`.
   template <class Key>
   void KeepMass(double mass, Key key) {
     std::vector<int32_t> ids;
@@ -71,7 +71,7 @@ Distribution Expected(const std::vector<float>& logits, const SamplingParams& pa
   return d;
 }
 
-// Draws many tokens and holds their counts against the expected distribution.
+// Draws many tokens and tests their counts against the expected distribution.
 void ExpectDistribution(Step& step, const std::vector<float>& logits, const SamplingParams& params,
                         const Distribution& expected, const std::string& what) {
   constexpr int kDraws = 4000;
@@ -86,7 +86,7 @@ void ExpectDistribution(Step& step, const std::vector<float>& logits, const Samp
   for (const auto& [id, count] : counts) {
     EXPECT_TRUE(expected.p.contains(id)) << what << ": token " << id << " must not be drawn";
   }
-  // Mean k-1 and variance 2(k-1) plus at most sum(1/p)/draws: six deviations.
+  // Chi-square: mean k-1 and variance 2(k-1) plus at most sum(1/p)/draws; allows six deviations.
   const double freedom = static_cast<double>(expected.p.size()) - 1;
   double variance = 2 * freedom;
   for (const auto& [id, p] : expected.p) variance += 1 / (p * kDraws);
@@ -148,7 +148,7 @@ TEST_P(SamplerTest, DrawsDependOnSeedAndPositionOnly) {
   EXPECT_NE(a, step_->DrawMany(forward, logits, int64_t{1} << 32, 50));
 }
 
-// With temperature 0 the adjusted logits decide; ids 0.. have these raw logits.
+// The token drawn at temperature 0, from raw logits of ids 0, 1, ...
 int32_t GreedyAfter(Step& step, const std::vector<float>& logits, SamplingParams params,
                     std::vector<int32_t> prompt, int generated, std::vector<int32_t> banned = {}) {
   params.temperature = 0;

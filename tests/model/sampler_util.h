@@ -1,4 +1,4 @@
-// What the sampler's tests share: a step on any device, and settings of every filter.
+// Helpers of the sampler's tests: logits on any device, and settings of every filter.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ inline float LogSumExp(const std::vector<float>& logits) {
   return static_cast<float>(std::log(sum));
 }
 
-// One step on one device: rows of logits go there, what is wanted of them comes back.
+// Reads logits on one device: copies rows of logits there and reads what is wanted of them.
 class Step {
  public:
   explicit Step(std::unique_ptr<DeviceContext> context) : context_(std::move(context)) {}
@@ -48,7 +48,7 @@ class Step {
     Read(row, static_cast<int64_t>(row.size()), reader);
     return reader.NextDraw();
   }
-  // The tokens at positions begin .. begin + n - 1, all from the same row.
+  // Draws the tokens at positions begin .. begin + n - 1, all from the same row of logits.
   std::vector<int32_t> DrawMany(Sampler& sampler, const std::vector<float>& row, int64_t begin,
                                 int n) {
     LogitsReader reader;

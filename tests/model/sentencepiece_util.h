@@ -1,5 +1,5 @@
-// The SentencePiece library itself, for tests; apart, because its header and abseil's cannot meet
-// in one source file.
+// The SentencePiece library itself, for tests. It is separate because its header and abseil's
+// cannot be included in one source file.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace ovq::test {
 // the library cannot.
 void TrainPieces(const std::string& corpus, const std::string& prefix, int n_pieces);
 
-// What the library's own Decode gives.
+// The result of the library's own Decode.
 std::string ReferenceDecode(const std::string& model, const std::vector<int32_t>& ids);
 
 }  // namespace ovq::test

@@ -1,4 +1,4 @@
-// Where a check of a whole state looks, and what it calls what it finds.
+// CheckState finds errors in every layer and names them.
 #include "kernels/mixers/state_check.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ Growth ToCap() {
           .default_slot_cap = kCap};
 }
 
-// Window; slots up to a cap; slots of both laws, of which one is seen by a check of its own.
+// A window; slots up to a cap; slots of both growth laws, one of which has a check of its own.
 StateLayout Layout() {
   const auto begins = std::make_shared<std::vector<std::byte>>(40, std::byte{1});
   std::vector<MixerState> layers(4);
@@ -96,7 +96,7 @@ TEST_F(StateCheck, NamesLayerMixerFieldAndElement) {
   EXPECT_THAT(Check(), HasSubstr("state of layer 0, window: words[9] is 500000001, expected 0 to"));
 }
 
-// Of 25 slots and 150: what is in range of one head is not in that of the other.
+// One head has 25 slots, the other 150: an index valid for one is out of range for the other.
 TEST_F(StateCheck, HeadsHaveSlotsOfTheirOwn) {
   const size_t best = layout_.layer(3).fixed_offset;
   Set(best + 5 * 4, int32_t{149});

@@ -18,7 +18,7 @@ constexpr size_t kPages[] = {256, 4096, size_t{64} << 10, size_t{2} << 20};
 constexpr int64_t kPositions[] = {0, 1, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 2999, 3000};
 constexpr int64_t kCaps[] = {2, 64, 65, 1000};
 
-// A growth that no name stands for: none.
+// A state of fixed_words and, with a growth, row_words a slot. A default Growth means none.
 MixerState State(int64_t fixed_words, const Growth& growth, int64_t row_words) {
   MixerState state{.fixed = StateFields({{"fixed", DType::kU32, Shape{fixed_words}}}),
                    .growth = growth,
@@ -30,7 +30,7 @@ MixerState State(int64_t fixed_words, const Growth& growth, int64_t row_words) {
   return state;
 }
 
-// Two layers of each law, none of whose sizes is a multiple of the alignment, mixed.
+// Layers of all growth laws, two of each, interleaved; no size is a multiple of the alignment.
 std::vector<MixerState> Layers() {
   const Growth chunks = GrowsByChunk(kChunkLen, 300), tokens = GrowsByToken();
   return {State(3, chunks, 5),   State(700, {}, 0),    State(1, tokens, 3),
@@ -111,7 +111,7 @@ TEST(StateLayout, CommittedExtentsAreThePagesOfTheLiveOnes) {
         EXPECT_LE(layout.bytes_at(position, cap), layout.bytes_cap(cap));
       }
     }
-    // Dictionaries come arbitrarily near to their cap, tokens reach their limit.
+    // Dictionaries come arbitrarily near their cap, unbounded layers reach their limit.
     EXPECT_EQ(layout.bytes_cap(64), layout.bytes_at(3000, 65)) << page;
     EXPECT_EQ(layout.bytes_cap(1000), layout.virtual_bytes());
   }
@@ -163,7 +163,7 @@ TEST(StateLayout, LayersOfOneLawGrowTogether) {
   EXPECT_EQ(layout.default_slot_cap(), 300);
   EXPECT_EQ(StateLayout(Layers(), {.max_slot_cap = 50}).default_slot_cap(), 50);
   EXPECT_EQ(StateLayout({State(3, GrowsByToken(), 3)}, kLimits).default_slot_cap(), 0);
-  // Another chunk length is another law, hence another group of blocks.
+  // Another chunk length is another growth law, hence another group of blocks.
   const StateLayout two({State(1, GrowsByChunk(8, 64), 1), State(1, GrowsByChunk(16, 64), 1)},
                         kLimits);
   EXPECT_EQ(two.growths().size(), 2u);
@@ -184,7 +184,7 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
   EXPECT_EQ(layout.LiveSlotsAt(2999, 300), (chunks.live(2999, 525) + chunks.live(2999, 75)) / 2);
   EXPECT_EQ(layout.default_slot_cap(), 300);
   EXPECT_NE(layout.fingerprint(), equal.fingerprint());
-  // 1,000 slots of each layer, and 1,750 and 250: 16 blocks twice, and 28 and 4.
+  // 1,000 slots for each layer, against 1,750 and 250: 16 blocks twice, against 28 and 4.
   EXPECT_EQ(layout.virtual_bytes(), equal.virtual_bytes());
   EXPECT_EQ(layout.bytes_cap(1000), layout.virtual_bytes());
   for (int64_t position : kPositions) {
@@ -192,7 +192,7 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
   }
 }
 
-// A block of `heads` heads.
+// A state whose blocks have `heads` heads.
 MixerState StateWithHeads(const Growth& growth, int heads) {
   MixerState state{.fixed = {}, .growth = growth, .block = {}, .block_heads = heads};
   std::vector<StateField> fields;
@@ -271,8 +271,7 @@ TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
   EXPECT_EQ(layout.NewSession(), expected);
 }
 
-// Sizes that do not fit 64 bits are above kMostBytes, wherever they grow beyond it, and none of
-// them begins again at 0.
+// Sizes that do not fit 64 bits are above kMostBytes wherever they arise; none overflows.
 TEST(StateLayout, SizesThatDoNotFitAreTheLargest) {
   constexpr int64_t kHuge = int64_t{1} << 61;
   const auto layout = [](std::vector<MixerState> layers, int64_t tokens) {

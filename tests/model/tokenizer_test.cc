@@ -79,7 +79,7 @@ TEST_F(Utf8, CharactersAreNeverSplit) {
   EXPECT_EQ(detokenizer.Finish(), "");
 }
 
-// The examples of the Unicode standard (15.0, tables 3-8 to 3-11); R is U+FFFD.
+// Examples of the Unicode standard (15.0, tables 3-8 to 3-11); R is U+FFFD.
 TEST_F(Utf8, InvalidBytesAreReplacedByMaximalSubpart) {
   const std::string R = "\xef\xbf\xbd";
   EXPECT_EQ(Decode("\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41"), R + R + R + R + R + R + R + R + "A");
@@ -97,14 +97,14 @@ TEST_F(Utf8, AnyBytesBecomeValidAndValidStaysUnchanged) {
     for (char& c : bytes)
       c = static_cast<char>(random() % 2 ? random() % 128 : 0x80 + random() % 128);
     const std::string text = Decode(bytes);
-    EXPECT_EQ(Decode(text), text);                 // valid: nothing is replaced any more
+    EXPECT_EQ(Decode(text), text);                 // valid: no byte is replaced again
     EXPECT_NO_THROW(nlohmann::json(text).dump());  // throws on invalid UTF-8
   }
 }
 
 class SentencePiece : public ::testing::Test {
  protected:
-  // A small model with pieces for bytes, trained once for all tests.
+  // Trains a small model with byte pieces once for all tests.
   static void SetUpTestSuite() {
     folder_ = new TempFolder;
     std::string corpus;
@@ -151,7 +151,7 @@ TEST_F(SentencePiece, AnyPiecesDecodeAsTheLibraryDoes) {
   std::mt19937 random(3);
   for (int trial = 0; trial < 500; ++trial) {
     std::vector<int32_t> ids(1 + random() % 8);
-    // Without single bytes: the library replaces each byte of an unfinished character by itself.
+    // Without byte pieces: the library replaces each byte of an unfinished character separately.
     for (int32_t& id : ids) {
       do id = static_cast<int32_t>(random() % kPieces);
       while (id >= 3 && id < 3 + 256);
@@ -217,7 +217,7 @@ TEST_F(BpeFront, BosIsTheFilesOwn) {
   EXPECT_THAT(*tokenizer_->Encode("Hello world", true), ElementsAre(1342, 348, 356));
 }
 
-// Special by the file (1343), by the model's config (1345), without a token (1999).
+// 1343 is special by the file, 1345 by the model's config, 1999 has no token.
 TEST_F(BpeFront, SpecialTokensAndPaddingHaveNoText) {
   EXPECT_EQ(*tokenizer_->Decode(std::vector<int32_t>{1342, 1343, 348, 1345, 1999, 356}),
             "Hello world");

@@ -1,4 +1,5 @@
-// Models of transformer_vq layers: what the fixture's one head and default fields leave open.
+// Models of transformer_vq layers: several heads and fields that the fixture leaves at their
+// defaults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +50,7 @@ std::vector<int32_t> Tokens(int n, int seed) {
   return tokens;
 }
 
-// The rows of a second head, other ones than the first's, before or after those of the first.
+// Adds rows for a second head, different from the first's, before or after those of the first.
 void AddHead(EditedModel& model, int layer, const char* leaf, const nlohmann::json& shape,
              bool first) {
   const std::vector<float> own = ReadFloats(model, Name(layer, leaf));
@@ -59,7 +60,7 @@ void AddHead(EditedModel& model, int layer, const char* leaf, const nlohmann::js
   Set(model, Name(layer, leaf), shape, both);
 }
 
-// A head whose output is not used leaves the other's as it was, wherever that stands.
+// A head whose output is unused leaves the other's unchanged, in either order.
 TEST(TransformerVq, HeadsHaveTheirOwnWeights) {
   const EditedModel one(kName);
   const std::vector<int32_t> tokens = Tokens(150, 1);
@@ -86,12 +87,12 @@ TEST(TransformerVq, HeadsHaveTheirOwnWeights) {
     }
     const std::vector<float> logits = ComputeLogits(two, tokens);
     ASSERT_EQ(logits.size(), expected.size());
-    // Products are summed in another order; as in fixtures_test.cc.
+    // Sums have another order; tolerance as in fixtures_test.cc.
     for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], expected[i], 3e-5f) << i;
   }
 }
 
-// What left the windows of all layers is felt through the means alone.
+// Tokens that left the windows of all layers act through the means alone.
 TEST(TransformerVq, WithoutMeansOldTokensAreForgotten) {
   constexpr int kReach = kLayers * kMemLen, kTokens = 200;
   std::vector<int32_t> one = Tokens(kTokens, 1), other = one;
@@ -108,7 +109,7 @@ TEST(TransformerVq, WithoutMeansOldTokensAreForgotten) {
   EXPECT_NE(last(one), last(other));
 }
 
-// While nothing has left the window there are no means.
+// While no token has left the window there are no means.
 TEST(TransformerVq, MeansBeginBehindTheWindow) {
   EditedModel model(kName);
   const std::vector<int32_t> tokens = Tokens(kMemLen + 2, 3);

@@ -76,7 +76,7 @@ TEST(Safetensors, AcceptsScalarsEmptyTensorsAndEmptyFiles) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Convolutions of pictures have five dimensions: nothing here reads them, but they may be there.
+// Vision convolutions have five dimensions: unused here, but they may be present.
 TEST(Safetensors, FoldsTheLastOfManyDimensions) {
   const std::string header = R"({"a":{"dtype":"F32","shape":[2,1,1,3,2],"data_offsets":[0,48]},)"
                              R"("b":{"dtype":"F32","shape":[1,0,1,1099511627776,1099511627776],)"
@@ -146,8 +146,8 @@ TEST(Safetensors, RefusesWhatIsNoFile) {
               HasSubstr("not a regular file"));
 }
 
-// Opens a file whose header may be anything: DataLoss, or tensors that are the bytes after the
-// header, from the first to the last. True if it opened.
+// Opens a file with an arbitrary header and expects DataLoss, or tensors that cover the bytes after
+// the header. True if it opened.
 bool OpensWhole(const TempFolder& folder, const std::string& name, const std::string& bytes) {
   folder.Write(name, bytes);
   const auto file = SafetensorsFile::Open(folder.file(name));
@@ -174,7 +174,7 @@ TEST(Safetensors, EveryTruncationIsAnError) {
   }
 }
 
-// A header of two tensors that would be right but for where they lie, over 12 bytes of data.
+// A header of two tensors that is valid except for their random places, over 12 bytes of data.
 std::string RandomPlaces(std::mt19937& random) {
   std::string header = "{";
   for (const char* name : {"a", "b"}) {
@@ -197,7 +197,8 @@ TEST(Safetensors, RandomHeadersAreRefusedOrReadWhatTheySay) {
   for (int trial = 0; trial < 2 * kTrials; ++trial) {
     std::string bytes = trial < kTrials ? whole : RandomPlaces(random);
     const int flips = trial < kTrials ? 1 + static_cast<int>(random() % 3) : 0;
-    // Printable characters, which leave more of the JSON for the later checks, then any byte.
+    // Printable characters first, which leave more of the JSON valid for later checks, then any
+    // byte.
     for (int i = 0; i < flips; ++i) {
       bytes[random() % header_end] = static_cast<char>(i < 2 ? ' ' + random() % 95 : random());
     }
@@ -228,8 +229,8 @@ TEST(Weights, GetTensorChecksNameShapeAndType) {
   EXPECT_TRUE(weights->CheckAllUsed([](std::string_view) { return false; }).ok());
 }
 
-// Each type's infinities and numbers that are none, at either end of what one look takes in, and
-// what is next to them: the largest finite number.
+// Infinities and NaNs of each type, at either end of the block that is tested at once, beside the
+// largest finite number.
 TEST(Weights, GetTensorRefusesWhatIsNotFinite) {
   struct Case {
     std::string type;
@@ -274,7 +275,8 @@ TEST(Weights, GetTensorRefusesWhatIsNotFinite) {
   }
 }
 
-// As whoever copies over it does first. Reading on gives zeros and no signal, and the end tells.
+// Copying over a file truncates it first. Reading on gives zeros and no signal, and CheckWhole
+// fails.
 TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
   constexpr int64_t kElements = 1 << 20;
   const TempFolder folder;
@@ -329,7 +331,7 @@ TEST(Weights, WhatCanBeReadIsThereAndTheRestIsTold) {
               ElementsAre(HasSubstr("'b': dtype 'I64'"), HasSubstr("'c': ends at byte 24"),
                           HasSubstr("'d': overlaps")));
   EXPECT_TRUE(weights.GetTensor("a", {1}).ok());
-  // What Open has told, so that it stands once among all problems.
+  // GetTensor repeats Open's message, so that it appears once among all problems.
   EXPECT_THAT(Message(weights.GetTensor("b", {1}).status()),
               HasSubstr("model.safetensors: tensor 'b'"));
   EXPECT_THAT(Message(weights.GetTensor("e", {1}).status()), HasSubstr("'e' is missing"));

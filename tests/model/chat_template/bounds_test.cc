@@ -1,4 +1,4 @@
-// Untrusted templates: what they may spend, and what is said where they go wrong.
+// Untrusted templates: limits of a rendering, and error messages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +57,7 @@ TEST(ChatTemplateErrors, UnknownFiltersOfUnusedBranchesAreFine) {
               "template, line 1: syntax: there is no filter named 'nofilter'");
 }
 
-// Every one of them would take minutes or gigabytes if it came to be.
+// Each of these would take minutes or gigabytes without limits.
 TEST(ChatTemplateBounds, EndWhatAsksForTooMuch) {
   const std::vector<std::string> greedy = {
       "{{ 'a' * 1000000000000 }}",
@@ -133,7 +133,7 @@ TEST(ChatTemplateBounds, NestingOfTemplatesAndVariables) {
     EXPECT_THAT(std::string(rendered.status().message()), HasSubstr("nested more than 100 levels"))
         << open;
   }
-  // Long without brackets: the tree is deep, and so is its evaluation.
+  // Long chains without brackets: the tree is deep, and so is its evaluation.
   for (const std::string link : {"+ 1 ", "| d(1) ", ".x ", "and 1 ", "** 1 ", "is odd "}) {
     const absl::StatusOr<std::string> rendered = Render("{{ 1 " + Repeat(link, 10'000) + "}}");
     EXPECT_FALSE(rendered.ok()) << link;
@@ -146,7 +146,7 @@ TEST(ChatTemplateBounds, NestingOfTemplatesAndVariables) {
               "template, line 1: limit: nested more than 400 levels deep", {{"x", deep}});
 }
 
-// Cut and stirred, templates fail or render, and that is all.
+// Mutated templates fail or render, and nothing else.
 TEST(ChatTemplateBounds, AnyTextIsParsedOrRefused) {
   const std::string text =
       "{%- macro f(a, b='d', *x) %}{{ a[1:-1] ~ b|trim|tojson(indent=2) }}{% endmacro %}\n"

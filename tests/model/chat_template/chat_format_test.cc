@@ -1,4 +1,4 @@
-// The template of a model's folder.
+// Chat formats of model folders.
 #include "model/chat_template/chat_format.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Templates with the texts that Jinja2 3.1 makes of them, set up as Transformers does.
+// Templates and their output from Jinja2 3.1, configured as in Transformers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ Json ReadJson(const std::string& path) {
   return Json::parse(ReadFile(path, size_t{16} << 20).value());
 }
 
-// How the message of each kind of error begins behind its line.
+// The beginning of the message of each kind of error, after its line.
 std::string ErrorPrefix(const std::string& kind) {
   if (kind == "raise_exception") return "the template refuses: ";
   if (kind == "undefined") return "not there: ";

@@ -33,7 +33,7 @@ std::vector<std::string> ProblemsWith(const EditedModel& model) {
   return Report(folder.path()).problems;
 }
 
-// What the loaded model says of itself.
+// The report agrees with the loaded model.
 TEST(FolderReport, IsWhatTheLoadedModelIs) {
   const std::string folder = LoadGolden("sw-ovq").folder;
   InspectOptions options;
@@ -67,7 +67,7 @@ TEST(FolderReport, ModelsThatAreRightHaveNoProblem) {
   for (const std::string& parent :
        {golden + "/native", golden + "/kvm", golden + "/published", ModelsFolder()}) {
     for (const auto& entry : std::filesystem::directory_iterator(parent)) {
-      if (!LoadConfig(entry.path()).ok()) continue;  // of a kind that is not loaded
+      if (!LoadConfig(entry.path()).ok()) continue;  // a family that is not supported
       EXPECT_THAT(Report(entry.path()).problems, IsEmpty()) << entry.path();
       ++n_models;
     }
@@ -92,7 +92,7 @@ TEST(FolderReport, TensorsMissingTooManyAndOfAnotherShape) {
           StartsWith("model.safetensors: tensor 'model.layers.0.self_attn.q_proj.bias' [1]: no")));
 }
 
-// In the words of a hub's folder: what a server would do with it.
+// The verdict states how a server would serve the folder.
 TEST(FolderReport, Verdicts) {
   const auto report = [](const char* name) {
     const FolderReport report = Report(LoadGolden(name).folder);
@@ -109,7 +109,7 @@ TEST(FolderReport, Verdicts) {
     const FolderReport bounded = report(name);
     EXPECT_THAT(bounded.verdict,
                 HasSubstr(absl::StrCat("bounded with --memory ", cache_policy, ", exact up to")));
-    ASSERT_EQ(bounded.sessions.size(), 12u);  // three lengths; exact, and of three caps
+    ASSERT_EQ(bounded.sessions.size(), 12u);  // three lengths; exact, and with three caps
     for (size_t i = 0; i < 12; ++i) {
       const FolderReport::Session& s = bounded.sessions[i];
       EXPECT_EQ(CachePolicyName(s.cache_policy), std::string(i < 3 ? "model" : cache_policy));
@@ -132,7 +132,7 @@ TEST(FolderReport, Verdicts) {
   EXPECT_EQ(Report(folder.path()).verdict, "not served: it has problems");
 }
 
-// Of a layer with a wrong field nothing is known, of the others all is.
+// A layer with an invalid field is left out, the others are reported in full.
 TEST(FolderReport, WrongLayersAreLeftOut) {
   EditedModel model("sw-ovq");
   model.config["ovq"]["chunk_size"] = 1;
@@ -171,7 +171,7 @@ TEST(FolderReport, FilesThatAreMissing) {
                           StartsWith("model.safetensors: holds 1 bytes")));
 }
 
-// A tensor of a file that cannot be read is that file's problem.
+// An unreadable tensor is a problem of its file.
 TEST(FolderReport, ATruncatedFileIsNotMissingTensors) {
   EditedModel model("sw-ovq");
   const TempFolder folder;

@@ -26,7 +26,7 @@ std::unique_ptr<BpeTokenizer> LoadGolden(const char* name) {
   return *BpeTokenizer::Load(kGolden + name, kManyIds);
 }
 
-// Bytes with no law, then text of characters with no law.
+// Random bytes, then text of random characters.
 TEST(BpeTokenizer, ManyRandomBytesComeBack) {
   std::mt19937 random(1);
   std::string bytes(IsSlow(Device::kCpu) ? 100'000 : 1'000'000, '\0');
@@ -38,7 +38,7 @@ TEST(BpeTokenizer, ManyRandomBytesComeBack) {
     const auto tokenizer = LoadGolden(name);
     const std::string text = Decode(*tokenizer, Encode(*tokenizer, bytes));
     EXPECT_TRUE(text == valid || std::string(name) != "own-llama3-type");
-    // The other normalizes: once done, nothing changes any more.
+    // The other tokenizer normalizes, which is idempotent.
     EXPECT_TRUE(Decode(*tokenizer, Encode(*tokenizer, text)) == text);
   }
 }
@@ -61,8 +61,8 @@ TEST(BpeTokenizer, RequestsInParallelGiveTheSameIds) {
   EXPECT_THAT(wrong, ElementsAre(0, 0, 0, 0));
 }
 
-// A whole text is one word where nothing cuts it. Parts that no merge can join are merged apart;
-// the ids are those of the merges over all of it.
+// A text that nothing splits is one word. Parts that no merge can join are merged separately; the
+// ids are those of merging the whole.
 TEST(BpeTokenizer, LongWordsAreCutWhereNoMergeReaches) {
   const std::vector<std::string> vocab = {"<unk>", "_", "a", "b", "c", "_a", "ab", "_ab", "abc"};
   const std::vector<std::string> merges = {"a b", "_ ab", "_ a", "ab c"};
@@ -93,7 +93,7 @@ TEST(BpeTokenizer, LongWordsAreCutWhereNoMergeReaches) {
   }
 }
 
-// A merge that takes an unknown character joins what its text does not show.
+// A merge of an unknown character joins symbols that its text does not show.
 TEST(BpeTokenizer, LongWordsStayWholeWhereUnknownCharactersMerge) {
   Json file = TokenizerJson({"<unk>", "a", "<unk>a"}, {"<unk> a"});
   file["model"]["unk_token"] = "<unk>";

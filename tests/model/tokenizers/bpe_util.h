@@ -1,4 +1,4 @@
-// Tokenizers of tokenizer.json for tests, from files and from parts.
+// Tokenizers for tests, from tokenizer.json files and from parts.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,17 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> ParseTokenizer(std::string_view te
 // Fails the test if the file is refused.
 std::unique_ptr<BpeTokenizer> MakeTokenizer(const nlohmann::json& file);
 
-// A file with this vocabulary, ids in its order, merges "a b", and other top-level fields.
+// A tokenizer.json with this vocabulary, ids in its order, merges "a b", and other top-level
+// fields.
 nlohmann::json TokenizerJson(const std::vector<std::string>& vocab,
                              const std::vector<std::string>& merges,
                              const nlohmann::json& others = nlohmann::json::object());
-// The 256 characters of the alphabet of bytes, in the order of their bytes.
+// The 256 characters of the byte alphabet, in the order of their bytes.
 std::vector<std::string> ByteChars();
 
 std::vector<int32_t> Encode(const BpeTokenizer& tokenizer, std::string_view text);
 
-// What each id lets be sent, then what the end does.
+// The text released after each id, then at the end.
 std::vector<std::string> Stream(const BpeTokenizer& tokenizer, const std::vector<int32_t>& ids,
                                 bool skip_special);
 std::string Decode(const BpeTokenizer& tokenizer, const std::vector<int32_t>& ids,

@@ -24,7 +24,7 @@ TokenDecoder ReadDecoder(const Json& decoder) {
   return read.ok() ? *std::move(read) : TokenDecoder();
 }
 
-// What each token lets be sent, then what the end does.
+// The text released after each token, then at the end.
 Texts Decoded(const Json& json, const Texts& tokens, bool at_start = true) {
   const TokenDecoder decoder = ReadDecoder(json);
   DecodeStream stream(decoder, at_start);
@@ -72,7 +72,7 @@ TEST(TokenDecoder, EachType) {
   EXPECT_THAT(Decoded(Replace("Regex", "[0-9]+", "#"), {"1", "2a3"}), ElementsAre("#", "#a#", ""));
 }
 
-// Behind Fuse a stage sees one token, the whole text: it holds back what may still change.
+// After Fuse a stage sees one token, the whole text: it holds back what may still change.
 TEST(TokenDecoder, StagesBehindFuseSeeTheWholeText) {
   const Json strip = {{"type", "Strip"}, {"content", "_"}, {"start", 2}, {"stop", 1}};
   EXPECT_THAT(Decoded(Sequence({kFuse, strip}), {"_", "__a", "_", "_b_", "_"}),
@@ -119,7 +119,7 @@ TEST(TokenDecoder, ACharacterBegunBeforeIsCompleted) {
   EXPECT_EQ(after(nullptr, {"a"}, {"b"}), " b");
 }
 
-// Valid UTF-8 at every step, whatever the tokens are.
+// Every released piece is valid UTF-8, whatever the tokens are.
 TEST(TokenDecoder, NeverSendsHalfACharacter) {
   const Texts bytes = ByteChars();
   std::mt19937 random(1);

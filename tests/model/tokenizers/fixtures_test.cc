@@ -1,5 +1,5 @@
-// Ids, texts and errors that other implementations gave: tests/golden/tokenizers, and folders of
-// public vocabularies where OVQ_TOKENIZER_FIXTURES names a folder that has them.
+// Ids, texts and errors of other implementations: tests/golden/tokenizers, and public vocabularies
+// in the folder OVQ_TOKENIZER_FIXTURES, if that is set.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ const std::string kFixtures = GoldenFolder() + "/tokenizers/";
 
 using Ids = std::vector<int32_t>;
 
-// What a caller sends: the text, or the bytes that stand for it.
+// The input: a text, or the bytes that encode it.
 std::string ReadInput(const Json& c) {
   if (!c.contains("bytes_hex")) return c["text"];
   return absl::HexStringToBytes(c["bytes_hex"].get<std::string>());

@@ -13,7 +13,7 @@ namespace {
 using ::testing::ElementsAre;
 using Symbols = std::vector<int32_t>;
 
-// Scans for the lowest rank again and again, by the definition.
+// Repeatedly scans for the lowest rank, by the definition.
 Symbols Naive(const std::map<std::pair<int, int>, std::pair<size_t, int>>& merges,
               Symbols symbols) {
   for (;;) {
@@ -57,7 +57,7 @@ TEST(Merges, APairGivenAgainHasItsLastRank) {
   EXPECT_THAT(symbols, ElementsAre(0, 11));
 }
 
-// Short words are scanned, long ones go through the heap: both are what the definition says.
+// Short words are scanned, long ones use the heap; both follow the definition.
 TEST(Merges, EveryLengthIsAsByDefinition) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 200; ++trial) {

@@ -63,10 +63,10 @@ TEST(NormalForm, EveryCharacterBetweenTwoOthers) {
   }
 }
 
-// Would not end if it took n^2 steps.
+// Would not end in n^2 steps.
 TEST(NormalForm, ManyMarksInARow) {
   std::string text = "a";
-  for (int i = 0; i < 300'000; ++i) text += "\xcc\x81\xcc\xa3";  // the wrong order
+  for (int i = 0; i < 300'000; ++i) text += "\xcc\x81\xcc\xa3";  // marks in the wrong order
   const std::string normalized = In(NormalForm::kNfd, text);
   EXPECT_EQ(normalized.size(), text.size());
   EXPECT_EQ(normalized.substr(0, 5), "a\xcc\xa3\xcc\xa3");

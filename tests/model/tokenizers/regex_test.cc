@@ -42,7 +42,7 @@ TEST(Regex, SaysWhyAPatternDoesNotCompile) {
   EXPECT_THAT(Message(status), HasSubstr("regex '(a' does not compile: end pattern"));
 }
 
-// A wrong answer would be worse than none.
+// Giving up is an error, never a wrong answer.
 TEST(Regex, GivesUpWithAnError) {
   const absl::StatusOr<Regex> regex = Regex::Compile("(?:a|aa|aaa)+$");
   ASSERT_TRUE(regex.ok());
@@ -52,7 +52,7 @@ TEST(Regex, GivesUpWithAnError) {
   EXPECT_THAT(Message(status), HasSubstr("retry-limit"));
 }
 
-// The engine has functions of these names as well.
+// The engine also defines functions of these names.
 TEST(Regex, LeavesTheCLibrarysAlone) {
   ASSERT_TRUE(Regex::Compile("a").ok());
   regex_t regex;

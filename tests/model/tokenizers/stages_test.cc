@@ -1,4 +1,4 @@
-// Stages of the pipeline that the fixtures do not have, or have only among others.
+// Pipeline stages that the fixtures do not cover, or not alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -114,7 +114,7 @@ TEST(PreTokenizer, KeepsBytesOnlyInTheLastStage) {
   EXPECT_TRUE(ReadPreTokenizer(last, true)->gives_bytes());
   EXPECT_FALSE(ReadPreTokenizer(last, false)->gives_bytes());
   EXPECT_FALSE(ReadPreTokenizer(inner, true)->gives_bytes());
-  // The byte 0xb2 is the digit ² of the alphabet: cut after its mapping.
+  // The byte 0xb2 is the digit ² of the byte alphabet; the text is split after the mapping.
   EXPECT_THAT(Cut(inner, "a\xe2\x80\xb2"), ElementsAre("a\xc3\xa2\xc4\xa2", "\xc2\xb2"));
 }
 

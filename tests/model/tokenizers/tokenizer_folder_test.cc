@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// GPT-2's form with the alphabet of bytes, "he", "llo" and "<|endoftext|>".
+// GPT-2's files with the byte alphabet, "he", "llo" and "<|endoftext|>".
 class VocabAndMerges : public ::testing::Test {
  protected:
   void SetUp() override {
