@@ -81,7 +81,7 @@ void AttrReader::Fail(std::string_view key, std::string_view what) {
   if (wrong_.emplace(key).second) AddProblems(status_, attrs_.Error(key, what));
 }
 
-// Of a value that may decide which other fields are read.
+// Fails a field whose value decides which other fields are read.
 void AttrReader::FailChoice(std::string_view key, std::string_view what) {
   attrs_.undecided_ = true;
   Fail(key, what);

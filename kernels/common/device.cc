@@ -63,7 +63,7 @@ void Buffer::Free::operator()(void* data) const {
 void* ScratchArena::Allocate(size_t bytes) {
   bytes = RoundUp(std::max<size_t>(bytes, 1));
   size_t i = 0;
-  // An allocation never spans two blocks: it skips what is left of one that is too small.
+  // An allocation never spans two blocks: it skips the rest of a block that is too small.
   for (; i < blocks_.size(); ++i) {
     const size_t end = blocks_[i].begin + blocks_[i].memory.bytes();
     if (end <= used_) continue;

@@ -1,4 +1,4 @@
-// Where kernels run, with what threads and scratch memory.
+// The device that kernels run on, with its threads and scratch memory.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace ovq {
 
 const char* DeviceName(Device device);  // "ref", "cpu", "cuda"
 
-// Memory of a device, owned.
+// Owned memory of one device.
 class Buffer {
  public:
   Buffer() = default;
@@ -41,13 +41,13 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// Bump allocator for a batch's temporaries. Blocks are kept, so a steady loop allocates nothing,
-// and the same requests after the same mark give the same addresses.
+// Bump allocator for a batch's temporaries. It keeps its blocks, so a steady loop allocates
+// nothing, and equal requests after the same mark get equal addresses.
 class ScratchArena {
  public:
   static constexpr size_t kAlignment = 256;
   explicit ScratchArena(Device device) : device_(device) {}
-  void* Allocate(size_t bytes);  // kAlignment; NaN-filled in debug builds of the host's devices
+  void* Allocate(size_t bytes);  // kAlignment-aligned; NaN-filled in debug builds on ref and cpu
   size_t mark() const;
   void Rewind(size_t mark);  // frees everything allocated after mark()
   size_t capacity_bytes() const;
@@ -62,13 +62,13 @@ class ScratchArena {
   size_t used_ = 0;
 };
 
-// One per engine thread; not thread-safe. Kernels called with it may run n_threads() threads, or
-// run later on the device's stream: what they read and write is in the device's memory, and the
-// host sees it after Synchronize or CopyToHost. On ref and cpu that is the host's memory and every
-// call has ended when it returns.
+// One device and the resources of one engine thread; not thread-safe. Kernels may use n_threads()
+// threads, or run later on the device's stream: they read and write the device's memory, and the
+// host sees the results after Synchronize or CopyToHost. On ref and cpu the device's memory is the
+// host's, and every call has finished when it returns.
 class DeviceContext {
  public:
-  // n_threads = 0 takes every core the process may use.
+  // n_threads = 0 uses every core that the process may use.
   static absl::StatusOr<std::unique_ptr<DeviceContext>> Make(Device device, int n_threads);
   ~DeviceContext();
 
@@ -77,26 +77,26 @@ class DeviceContext {
   ScratchArena& scratch() { return scratch_; }
   CudaDevice& cuda() { return *cuda_; }  // kCuda only
 
-  // Sets the calling thread's OpenMP team size, which oneDNN obeys, and its CUDA device: call once
+  // Sets the calling thread's OpenMP team size, which oneDNN obeys, and its CUDA device. Call once,
   // on the thread that runs kernels.
   void BindThread() const;
 
-  std::optional<GpuInfo> Gpu() const;  // as it is now; none on ref and cpu. Any thread
+  std::optional<GpuInfo> Gpu() const;  // current values; none on ref and cpu. Any thread
 
-  Buffer Upload(const void* host, size_t bytes);  // a copy; the source may go at once
-  void CopyFromHost(void* device, const void* host, size_t bytes);  // likewise
+  Buffer Upload(const void* host, size_t bytes);  // copies; `host` may be freed at once
+  void CopyFromHost(void* device, const void* host, size_t bytes);  // as Upload
   void CopyToHost(void* host, const void* device, size_t bytes);    // after all work before it
   void Synchronize();
 
-  // What the host prepares for a batch, in two calls so that it takes one copy: fill the staging
-  // memory (page-locked on CUDA), then send it. The copy on the device has the same address every
-  // time, unless more bytes than ever before are sent. A Synchronize or CopyToHost must come
-  // between two uses of the same kind.
+  // Two calls send what the host prepares for a batch in one copy: fill the memory that Staging
+  // returns (page-locked on CUDA), then call SendStaging. The copy on the device keeps its address
+  // until more bytes than ever before are sent. A Synchronize or CopyToHost must come between two
+  // uses of the same kind.
   std::byte* Staging(size_t bytes, Staged kind = Staged::kBatch);
   std::byte* SendStaging(size_t bytes, Staged kind = Staged::kBatch);
 
-  // Runs fn, whose kernel launches depend on nothing but `key` and device memory. CUDA records them
-  // as a graph the second time it sees a key, and replays the graph from then on.
+  // Runs fn, whose kernel launches depend only on `key` and on device memory. CUDA records the
+  // launches as a graph the second time it sees a key and replays the graph from then on.
   void RunCaptured(const std::vector<int64_t>& key, const std::function<void()>& fn);
 
  private:
@@ -110,8 +110,8 @@ class DeviceContext {
   Buffer staging_[kStagedKinds];
 };
 
-// While it lives kernels run on the calling thread alone, if `alone`: for batches so small that
-// waking the other threads takes longer than they save.
+// During its lifetime, and if `alone`, kernels use only the calling thread: for batches so small
+// that waking the other threads takes longer than they save.
 class SingleThreadScope {
  public:
   SingleThreadScope(DeviceContext& context, bool alone)
@@ -127,7 +127,7 @@ class SingleThreadScope {
   const bool before_;
 };
 
-// Everything allocated through a scope is free again when it ends.
+// Scratch memory allocated through a scope is freed when the scope ends.
 class ScratchScope {
  public:
   explicit ScratchScope(DeviceContext& context) : arena_(context.scratch()), mark_(arena_.mark()) {}

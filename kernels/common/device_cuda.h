@@ -1,5 +1,6 @@
-// What DeviceContext, Buffer and StateMemory need from CUDA, without CUDA's types. Defined in
-// kernels/common/cuda/cuda_device.cu and state_memory.cu; a build without CUDA never refers to it.
+// The CUDA functions behind DeviceContext, Buffer and StateMemory, declared without CUDA's types.
+// Defined in kernels/common/cuda/cuda_device.cu and state_memory.cu; a build without CUDA never
+// refers to them.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,7 @@ void RunCaptured(CudaDevice& device, const std::vector<int64_t>& key,
                  const std::function<void()>& fn);
 void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes);
 
-// StateMemory, of the device's stream and thread.
+// StateMemory's functions, called on the device's thread and ordered by its stream.
 size_t StatePageBytes(CudaDevice& device);
 StatePages* OpenStatePages(CudaDevice& device);
 void CloseStatePages(StatePages* pages);

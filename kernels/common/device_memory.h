@@ -1,5 +1,5 @@
-// What follows where a GPU has no memory left for what a model or a batch needs. (Where the host
-// has none, the process ends: base/out_of_memory.h.)
+// OutOfDeviceMemory and CatchOutOfMemory: how a GPU without enough memory for a model or a batch
+// becomes a status. (Where the host has none, the process ends: base/out_of_memory.h.)
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace ovq {
 
-// Thrown by Buffer, ScratchArena and DeviceContext::Staging on CUDA, and caught by CatchOutOfMemory
-// alone. An exception, because scratch memory is taken deep inside of kernels' launches, where
-// nothing else can fail.
+// Thrown by Buffer, ScratchArena and DeviceContext::Staging on CUDA; only CatchOutOfMemory catches
+// it. It is an exception because scratch memory is allocated deep inside kernel launches, which
+// have no other way to fail.
 class OutOfDeviceMemory : public std::bad_alloc {
  public:
   OutOfDeviceMemory(const char* whose, size_t bytes);  // "host"
@@ -23,9 +23,9 @@ class OutOfDeviceMemory : public std::bad_alloc {
   char text_[160];
 };
 
-// Runs fn. ResourceExhausted, with the bytes that were wanted and are free, if the GPU had no
-// memory for all of it: what fn had allocated is free again, but kernels that it launched before
-// run, so states that they write to are of no more use.
+// Runs fn. ResourceExhausted, with the bytes wanted and free, if the GPU ran out of memory. The
+// memory that fn allocated is then free again, but kernels that it launched before still run, so
+// the states they write are no longer usable.
 absl::Status CatchOutOfMemory(const std::function<void()>& fn);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// The names of devices, and what else is said of them without their own types.
+// Device and the types that describe devices, for headers that must not include a device's own.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ inline constexpr bool kWithCuda = true;
 inline constexpr bool kWithCuda = false;
 #endif
 
-// kReference: naive loops, double accumulation, one thread: the ground truth of every kernel.
+// kReference: naive loops, double accumulation, one thread; the ground truth of every kernel.
 enum class Device : unsigned char { kReference, kCpu, kCuda };
 
-// A GPU and its memory, whoever uses it.
+// A GPU and its memory, as used by all processes together.
 struct GpuInfo {
   std::string name;
   size_t total_bytes = 0;
@@ -27,7 +27,7 @@ struct GpuInfo {
 struct CudaDevice;  // kernels/common/cuda/cuda_device.h
 struct StatePages;  // kernels/common/cuda/state_memory.cu
 
-// What staging memory is used for: a batch's arrays, or what is asked of its logits.
+// The use of staging memory: a batch's arrays, or a request to read its logits.
 enum class Staged : uint8_t { kBatch, kReading };
 inline constexpr int kStagedKinds = 2;
 

@@ -1,11 +1,12 @@
-// The project's only device switch.
+// Dispatch runs a kernel's implementation for the context's device. OVQ_ON_EVERY_DEVICE declares
+// the three implementations.
 #pragma once
 
 #include "kernels/common/device.h"
 
 namespace ovq {
 
-// Declares Fn in the namespaces of the three devices, with the type of the Fn that stands for all.
+// Declares Fn in the namespaces ref, cpu and cuda, with the type of ovq::Fn.
 #define OVQ_ON_EVERY_DEVICE(Fn) \
   namespace ref {               \
   decltype(ovq::Fn) Fn;         \
@@ -17,8 +18,8 @@ namespace ovq {
   decltype(ovq::Fn) Fn;         \
   }
 
-// Runs the implementation of context's device. All take (DeviceContext&, Args...). Without CUDA the
-// third is named but never linked.
+// Calls the implementation for context's device. All take (DeviceContext&, Args...). A build
+// without CUDA names CudaFn but never links it.
 template <auto RefFn, auto CpuFn, auto CudaFn, class... Args>
 auto Dispatch(DeviceContext& context, Args&&... args) {
   if constexpr (kWithCuda) {

@@ -1,11 +1,11 @@
-// Which instruction sets Highway compiles the CPU kernels for. Include it before any hwy/ header in
-// every file that sets HWY_TARGET_INCLUDE.
+// The instruction sets that Highway compiles the CPU kernels for. Include this before any hwy/
+// header in every file that sets HWY_TARGET_INCLUDE.
 #pragma once
 
-// What stays: AVX-512 (HWY_AVX3), AVX2, SSE4 and NEON, and the baseline every machine runs
+// Kept: AVX-512 (HWY_AVX3), AVX2, SSE4 and NEON, and the baseline that every machine runs
 // (HWY_SCALAR with g++ 12 on x86-64: one lane, without the operations that cross lanes of a block).
-// The others cost compile time and gain nothing over these in float32.
-// A sanitizer reads the same source of any: two are enough there, in half the time.
+// The others cost compile time and gain nothing over these in float32. A sanitizer checks the same
+// source for every target, so sanitized builds compile only two of them, in half the time.
 #ifdef OVQ_SANITIZED
 #define OVQ_UNSANITIZED_TARGETS (HWY_SSE4 | HWY_AVX3)
 #else

@@ -1,5 +1,5 @@
-// Elements in memory as vectors of float, those of bfloat16 and int8 widened, which is exact.
-// For files that Highway compiles once for each instruction set.
+// LoadWide loads elements as vectors of float; widening bfloat16 and int8 is exact. For files that
+// Highway compiles once for each instruction set.
 #include <cstdint>
 
 #include "kernels/common/highway_targets.h"
@@ -18,7 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 
-// d of float; nothing need be aligned.
+// d is a float tag. p need not be aligned.
 template <class D>
 HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadWide(D d, const float* p) {
   return hwy::HWY_NAMESPACE::LoadU(d, p);

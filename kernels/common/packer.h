@@ -1,14 +1,14 @@
-// Places for several arrays in one run of memory, which then takes one copy.
+// Packer lays out several arrays in one run of memory, so that one copy moves them all.
 #pragma once
 
 #include <cstddef>
 
 namespace ovq {
 
-// One array after another, each 16-byte aligned.
+// Arrays one after another, each 16-byte aligned.
 class Packer {
  public:
-  // Where n elements of T begin.
+  // Reserves n elements of T; returns the byte offset of the first.
   template <class T>
   size_t Add(size_t n) {
     const size_t at = bytes_;

@@ -9,8 +9,8 @@
 
 namespace ovq {
 
-// Calls fn(task, thread) for every task in [0, n_tasks), thread in [0, n_threads). A task's result
-// must not depend on which thread runs it.
+// Calls fn(task, thread) for every task in [0, n_tasks), with thread in [0, n_threads). A task's
+// result must not depend on the thread.
 template <class Fn>
 void ParallelFor(const DeviceContext& context, int64_t n_tasks, Fn&& fn) {
   if (context.n_threads() == 1 || n_tasks == 1) {

@@ -1,5 +1,5 @@
-// Which implementation the products of each shape run with, where a device chooses between several
-// while a model loads: for the log, the metrics and results of benchmarks.
+// The implementation chosen for the matrix products of each shape while a model loads, on devices
+// that have several. Read by the log, the metrics and the benchmarks' results.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@ struct ProductChoice {
   int64_t in, out;
   std::string weights;  // "f32", "bf16", "int8"
   std::string product;  // "cuBLASLt", "oneDNN", "own"
-  std::string detail;   // which of the library's: "algorithm 66, tile 20, stages 8"; of own: why
-  int count = 1;        // of such products
+  std::string detail;  // the library's algorithm ("algorithm 66, tile 20, stages 8"), or the reason
+                       // for "own"
+  int count = 1;       // number of products with this choice
 
   std::string ToString() const;
   bool operator==(const ProductChoice&) const = default;
 };
 
-// Any thread.
+// Records a choice. Any thread.
 void NoteProduct(const ProductChoice& choice);
-std::vector<ProductChoice> ProductChoices();  // of the process so far, in the order of their making
+std::vector<ProductChoice> ProductChoices();  // all choices of the process, oldest first
 
 }  // namespace ovq

@@ -36,7 +36,8 @@ std::byte* StateMemory::Reserve(size_t bytes) {
   }
   void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) return nullptr;
-  // Where 2 MiB in a row are committed: a huge page reaches into nothing that is not.
+  // Huge pages only back 2 MiB that are committed in full: they never reach into uncommitted
+  // memory.
   PreferHugePages(range, bytes);
   return static_cast<std::byte*>(range);
 }
@@ -55,7 +56,7 @@ void StateMemory::Release(std::byte* base, size_t bytes) {
     if (pages_ != nullptr) return cuda::ReleaseRange(*pages_, base, bytes);
   }
   if (munmap(base, bytes) == 0) return;
-  // Where no mappings are left to split one: the pages go, and the addresses alone are lost.
+  // Without mappings left to split one, the pages are freed and only the addresses are lost.
   Check(errno == ENOMEM && madvise(base, bytes, MADV_DONTNEED) == 0,
         "a state's address range is mapped");
 }
@@ -69,7 +70,7 @@ void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {
 
 namespace {
 
-// Pieces of a size known to the compiler, `to` and `from` so far apart from one to the next.
+// Copies pieces of a size known to the compiler, `to` and `from` bytes apart from one to the next.
 template <size_t kBytes>
 void CopyPieces(std::byte* to, size_t to_stride, const std::byte* from, size_t from_stride,
                 size_t n) {
@@ -78,7 +79,7 @@ void CopyPieces(std::byte* to, size_t to_stride, const std::byte* from, size_t f
 
 void CopyPieces(size_t bytes, std::byte* to, size_t to_stride, const std::byte* from,
                 size_t from_stride, size_t n) {
-  switch (bytes) {  // a few tokens' elements
+  switch (bytes) {  // sizes of a few tokens' elements
     case 2:
       return CopyPieces<2>(to, to_stride, from, from_stride, n);
     case 4:

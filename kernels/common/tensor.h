@@ -14,7 +14,7 @@
 
 namespace ovq {
 
-// kI8: in states alone, rows of int8 with a scale each (kernels/mixers/common/int8_rows.h).
+// kI8 occurs only in states: slots of int8 with one scale each (kernels/mixers/common/int8_rows.h).
 enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kU32, kI8 };
 
 constexpr size_t DTypeBytes(DType type) {
@@ -92,7 +92,7 @@ class Shape {
   int rank_ = 0;
 };
 
-// Does not own; read-only memory (a mapped weight file) is never written through it.
+// A non-owning view. Read-only memory (a mapped weight file) is never written through it.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kF32;

@@ -9,7 +9,7 @@
 namespace ovq {
 namespace {
 
-// Smaller ones come from malloc: a huge page would be mostly empty where a model has nothing else.
+// Smaller pieces come from malloc: a huge page would be mostly empty in a model that has only such.
 constexpr size_t kLeastInBlock = size_t{256} << 10;
 
 struct Block {
@@ -20,7 +20,7 @@ struct Block {
   size_t used = 0;
 };
 
-// The block that has room, as long as a piece of it is in use.
+// The block that has room, while any piece of it is in use.
 struct Blocks {
   std::mutex mutex;
   std::weak_ptr<Block> open;

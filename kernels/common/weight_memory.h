@@ -1,5 +1,5 @@
-// Memory for packed weights on the host: on huge pages where the system has them for the asking.
-// Decoding reads all weights for every token, so what an address costs to translate shows there.
+// Host memory for packed weights, on huge pages where the system grants them. Decoding reads all
+// weights for every token, so the cost of address translation shows there.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 namespace ovq {
 
-// Not initialised, 256-byte aligned, for as long as somebody holds it. Pieces lie together in large
-// blocks, so that those smaller than a huge page have such pages too. The last piece's room is used
-// again when it goes, a block's when all of its pieces have. Any thread.
+// Returns uninitialised, 256-byte aligned memory that lives as long as the pointer. Pieces lie
+// together in large blocks, so that pieces smaller than a huge page get huge pages too. The last
+// piece's room is reused when it is freed, a block's when all of its pieces are. Any thread.
 std::shared_ptr<std::byte> WeightMemory(size_t bytes);
 
 }  // namespace ovq

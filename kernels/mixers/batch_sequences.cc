@@ -13,13 +13,13 @@ void Copy(std::span<const T> from, std::byte* to) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size_bytes());
 }
 
-// Entries a sequence needs: a period's begin for each one touched, and the last one's end. A
-// replayed batch has the same number whatever its positions.
+// The number of entries of LiveSlots for a sequence: one for the beginning of each period touched,
+// and one for the end of the last. A replayed batch has the same number whatever its positions.
 int32_t Stride(const BatchSequences& seqs, int64_t period) {
   return seqs.n_tokens() == 0 ? 0 : CountWaves(seqs, period) + 1;
 }
 
-// The law of each part at the period of each sequence's first row and those after it, and its cap.
+// Evaluates the law and the cap of each part, from the period of each sequence's first token on.
 void Evaluate(const Growth& growth, const BatchSequences& seqs, int32_t stride, int32_t* slots,
               int32_t* caps) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {

@@ -1,4 +1,5 @@
-// Whose rows a batch holds, where they stand in their sequences, and what a batch's layers pass on.
+// The sequences of a batch: whose tokens it holds, their positions, and the tensors that its layers
+// pass on.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +16,17 @@
 
 namespace ovq {
 
-// Live slots over a batch by one law of growth: of every sequence at the begin of each period that
-// its rows touch, and at the end of the last. In the device's memory; evaluated once a batch.
+// The number of live slots by one growth law: for every sequence at the beginning of each period
+// that its tokens touch, and at the end of the last. In the device's memory; evaluated once a
+// batch.
 struct LiveSlots {
   const int32_t* slots = nullptr;  // [n_seqs][parts][stride]
-  const int32_t* caps = nullptr;   // [n_seqs][parts] that they never exceed, Growth::HeadSlotCap
+  const int32_t* caps = nullptr;   // [n_seqs][parts], the most slots ever live: Growth::HeadSlotCap
   int32_t parts = 1;               // Growth::parts
   int32_t stride = 0;
-  int32_t bound = 0;  // no head of a sequence of this batch comes to have more
+  int32_t bound = 0;  // upper bound of all slots that this batch reaches
 
-  // period: counted from the one that the sequence's first row lies in.
+  // period is counted from the one that holds the sequence's first token.
   constexpr int32_t At(int sequence, int head, int64_t period) const {
     return slots[PartIndex(sequence, head) * stride + period];
   }
@@ -41,23 +43,24 @@ struct DeviceSequences {
   const int32_t* token_begin = nullptr;
   const int64_t* start_pos = nullptr;
   std::byte* const* state = nullptr;
-  // [n_tokens] of every row: start_pos plus its place in its sequence
+  // [n_tokens]: start_pos of the token's sequence plus its index in it.
   const int64_t* positions = nullptr;
 };
 
-// Rows of all sequences end to end. The spans are the host's; what a kernel on a device reads is in
+// The tokens of all sequences, end to end. The spans are host memory; kernels on a device read
 // `device` and `live`. A batch that is replayed (DeviceContext::RunCaptured) is padded with
-// sequences of one row whose state is null in both: nothing is done for them. Of a replayed batch
-// the host's spans hold the shape alone (n_seqs, one row each, the bounds).
+// sequences of one token whose state is null in both, and which kernels skip. For a replayed batch
+// the host's spans hold only the shape (n_seqs, one token each, the bounds).
 struct BatchSequences {
   std::span<const int32_t> token_begin;  // [n_seqs + 1]; lengths 2, 3, 4 -> 0, 2, 5, 9
   std::span<const int64_t> start_pos;    // [n_seqs] tokens consumed before this batch
   std::span<const int32_t> slot_cap;     // [n_seqs] the session's cap on the slots of growing parts
-  std::span<std::byte* const> state;     // [n_seqs] session base pointers, committed to the end
+  std::span<std::byte* const>
+      state;  // [n_seqs] session base pointers; memory is committed up to the batch's end
   DeviceSequences device = {};
   std::span<const LiveSlots> live = {};  // [laws of growth], by LayerState::growth
-  int64_t end_bound = 0;                 // no row stands at this position or after it
-  int32_t slot_cap_bound = 0;            // no cap is larger
+  int64_t end_bound = 0;                 // all positions are below it
+  int32_t slot_cap_bound = 0;            // upper bound of slot_cap
 
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
   int n_tokens() const { return token_begin.empty() ? 0 : token_begin.back(); }
@@ -65,22 +68,23 @@ struct BatchSequences {
     return token_begin[sequence + 1] - token_begin[sequence];
   }
   int64_t end_pos(int sequence) const { return start_pos[sequence] + sequence_length(sequence); }
-  int32_t max_sequence_length() const;  // the most rows of a sequence
-  // Every sequence has one row: the host's positions are not to be looked at, as the launches may
-  // be replayed at other ones.
+  int32_t max_sequence_length() const;  // of any sequence
+  // Whether every sequence has one token. The host's positions must then not be read, as the
+  // launches may be replayed at other ones.
   bool one_token_each() const;
 };
 
-// Steps are done in waves where something happens between positions, e.g. at a chunk's end. A wave
-// holds, of every sequence, the rows whose positions lie in one span: wave 0 those of the span that
-// its first row lies in, and so on. span 0: all rows make one wave. A decode batch is one wave.
+// A batch is processed in waves where something happens between positions, e.g. at a chunk's end. A
+// wave holds, for every sequence, the tokens whose positions lie in one span: wave 0 has the span
+// of the sequence's first token, wave 1 the next, and so on. span 0: all tokens make one wave. A
+// decode batch is one wave.
 int CountWaves(const BatchSequences& seqs, int64_t span);
 
-// The rows that a sequence has in a wave.
+// The tokens of one sequence in one wave.
 struct WaveTokens {
   int64_t begin, end;  // positions; none if begin >= end
   int64_t span_begin;  // 0 without spans
-  int32_t row;         // of position `begin`
+  int32_t row;         // index in the batch of the token at `begin`
 };
 
 constexpr WaveTokens TokensInWave(int64_t start, int32_t first_token, int32_t n_tokens,
@@ -101,14 +105,14 @@ constexpr WaveTokens TokensInWave(const DeviceSequences& seqs, int sequence, int
                       wave);
 }
 
-// What the layers of one batch hand to later ones, e.g. the first layer's values: tensors in
-// scratch memory that live as long as the batch, never part of a session.
+// Tensors that layers of a batch pass to later ones, e.g. the first layer's values. They lie in
+// scratch memory, live as long as the batch and are never part of a session.
 class BatchTensors {
  public:
   explicit BatchTensors(ScratchScope& scope) : scope_(scope) {}
-  // A new tensor of that name; each name once a batch.
+  // Allocates a tensor of that name; each name once a batch.
   TensorView Put(std::string_view name, DType dtype, const Shape& shape);
-  // Null data if no layer before has put it.
+  // Null data if no earlier layer has put it.
   TensorView Get(std::string_view name) const;
 
  private:
@@ -116,16 +120,16 @@ class BatchTensors {
   std::map<std::string, TensorView, std::less<>> tensors_;
 };
 
-// A batch as it lies in the device's memory.
+// A batch whose arrays are in the device's memory.
 struct StagedBatch {
   BatchSequences seqs;                      // with `device` and `live`
-  std::vector<LiveSlots> live;              // what seqs.live shows
+  std::vector<LiveSlots> live;              // storage of seqs.live
   std::span<const int32_t> token_ids;       // [n_tokens]
   std::span<const int32_t> logits_indices;  // [n_logits]
 };
 
-// Copies the arrays to the device in one transfer; good until the next batch is staged. Bounds of
-// `seqs` that are 0 are computed. growths: the laws that seqs.live will hold.
+// Copies the arrays to the device in one transfer; valid until the next batch is staged. Bounds of
+// `seqs` that are 0 are computed. growths: the laws of seqs.live, in this order.
 StagedBatch StageBatch(DeviceContext& context, const BatchSequences& seqs,
                        std::span<const Growth> growths, std::span<const int32_t> token_ids = {},
                        std::span<const int32_t> logits_indices = {});

@@ -1,4 +1,5 @@
-// What every sequence mixer offers: the state it keeps for a session, and one forward call.
+// SequenceMixer, the interface of a layer's mixer: the state it keeps for a session, and one
+// forward call. Also the registry that makes mixers by layer type.
 #pragma once
 
 #include <cstddef>
@@ -18,71 +19,73 @@
 
 namespace ovq {
 
-// What a layer sees of a batch.
+// The arguments of one layer's forward call.
 struct LayerArgs {
   DeviceContext& context;
   const BatchSequences& seqs;
   const LayerState& where;
-  // From and for other layers; Put before the layer opens a scratch scope of its own.
+  // Tensors from and for other layers. Call Put before the layer opens a scratch scope of its own.
   BatchTensors& tensors;
-  bool adds = true;  // to y; false: y is written
+  bool adds = true;  // true: y += result; false: y = result
 };
 
-// Tokens [begin, end) of a session with this slot cap, within one span (MixerState::span).
+// Positions [begin, end) of a session with this slot cap, within one span (MixerState::span).
 struct TokenRange {
   int64_t begin, end;
   int64_t slot_cap;
 };
 
-// The project's only abstract class. Immutable after creation; any thread may call const methods
-// with a DeviceContext of its own.
+// A layer's sequence mixer. Immutable after creation; any thread may call const methods with a
+// DeviceContext of its own.
 //
 // The state after T tokens is a function of the T tokens, to the byte, however they were split into
-// batches and whatever else was in them. A mixer keeps that promise in one of two ways: with a span
-// (MixerState::span) it commits at absolute multiples of it, rows in between attend to what is
-// pending; without one, it runs the same recurrence token by token in prefill and in decode.
+// batches and whatever else was in those batches. A mixer keeps that promise in one of two ways.
+// With a span (MixerState::span) it commits at absolute multiples of the span, and tokens in
+// between attend to what is pending. Without one it runs the same recurrence token by token in
+// prefill and in decode.
 class SequenceMixer {
  public:
   virtual ~SequenceMixer() = default;
   virtual const MixerState& state() const = 0;
   virtual size_t weight_bytes() const = 0;
-  // y[n_tokens, d_model] += mix(x[n_tokens, d_model]), or = (LayerArgs::adds); advances each
-  // sequence's state in place. x in the compute dtype, y float32 (the residual stream).
+  // y[n_tokens, d_model] += mix(x[n_tokens, d_model]), or y = mix(x) without LayerArgs::adds.
+  // Advances each sequence's state in place. x in the compute dtype, y float32 (the residual
+  // stream).
   virtual void Forward(const LayerArgs& args, TensorView x, TensorView y) const = 0;
-  // The bytes of this layer's state that these tokens may change, each once: putting them
-  // back undoes the tokens.
+  // The bytes of this layer's state that these tokens may change, each once. Restoring them undoes
+  // the tokens.
   virtual std::vector<StateExtent> UndoExtents(const LayerState& where,
                                                const TokenRange& tokens) const = 0;
-  // Whether each of these tokens changes bytes of its own: putting back what UndoExtents names of
-  // the last of them then undoes these alone, as if only the others had been there. False: nothing
-  // but all of them can be undone.
+  // Whether each of these tokens changes bytes of its own. Restoring UndoExtents of the last few
+  // then undoes only those, as if they had never come. False: only all of the tokens can be undone
+  // together.
   virtual bool CanUndoSuffix(const TokenRange&) const { return false; }
 };
 
-// What decides a mixer's state.
+// Everything that determines a mixer's state.
 struct StateSpec {
   const Attrs& model;    // the scalar fields of config.json
   const Attrs& section;  // the mixer's own object of config.json ("ovq", "vq", ...)
   int64_t d_model;       // hidden_size: the width of x and y
-  // Of keys and values where the mixer can keep them so: kF32, kBF16 or kI8.
+  // The type of stored keys and values, in mixers that have a choice: kF32, kBF16 or kI8.
   DType kv_dtype;
   Device device;
-  // Of a session's slot cap, of a layer whose slots are capped (Growth::shares).
+  // Each head's share of a session's slot cap, in layers whose slots are capped (Growth::shares).
   std::vector<double> slot_shares = {1};
 };
 
-// What a mixer is made from.
+// The arguments of a MixerFactory.
 struct MixerSpec {
   int layer;
   StateSpec state;
-  WeightReader& weights;     // of this layer; a factory returns its status
-  DType compute_dtype;       // of the matrix products: kF32 or kBF16
-  float residual_scale = 1;  // of what Forward adds to y
+  WeightReader& weights;     // this layer's; the factory returns its status
+  DType compute_dtype;       // type of the matrix products: kF32 or kBF16
+  float residual_scale = 1;  // factor of what Forward adds to y
   DeviceContext& context;
 };
 
 using MixerFactory = absl::StatusOr<std::unique_ptr<SequenceMixer>> (*)(const MixerSpec&);
-// The state() of the mixer that the factory would make, without its weights.
+// Returns the state() of the mixer that the factory would make, without its weights.
 using StateFactory = absl::StatusOr<MixerState> (*)(const StateSpec&);
 
 // One line of the registry.

@@ -1,5 +1,5 @@
-// What a mixer keeps for a session: fields of bytes, some once, some for every block of slots. The
-// pool of session states sees nothing else of it.
+// MixerState: what a mixer keeps for a session, as named fields of bytes, some once and some once
+// per block of slots. The pool of session states sees nothing else of a mixer.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,20 @@
 
 namespace ovq {
 
-// Slots (centroids, tokens, rows of a memory) per block of a growing part.
+// Slots (centroids, tokens, state rows) per block of a growing part.
 inline constexpr int kBlockSlots = 64;
-// The slot caps that a config or a session may ask for.
+// The smallest and largest slot cap that a config or a session may ask for.
 inline constexpr int32_t kMinSlotCap = 2;
 inline constexpr int32_t kMaxSlotCap = 1 << 24;
 constexpr int64_t NumBlocks(int64_t slots) { return (slots + kBlockSlots - 1) / kBlockSlots; }
 
-// What the numbers of a field may be, NaN never; by default what is finite. A state that comes from
-// outside is held to it before a kernel sees it (state_check.h): whatever a kernel takes as an
-// index, a bound of a loop or a size has its range here.
+// The valid numbers of a field; never NaN. By default all finite ones. A state that comes from
+// outside is checked against it before a kernel sees it (state_check.h): whatever a kernel uses as
+// an index, a loop bound or a size has its range here.
 struct ValidRange {
   double least = std::numeric_limits<float>::lowest();
   double most = std::numeric_limits<float>::max();
-  bool is_slot = false;  // also a live slot, or 0 if there is none
+  bool is_slot = false;  // a live slot instead; 0 if there is none
 };
 
 struct StateField {
@@ -38,7 +38,7 @@ struct StateField {
   DType dtype;
   Shape shape;
   ValidRange valid = {};
-  // What a new session holds: shape's bytes, or null for zeros (a block's fields begin as zeros).
+  // Contents in a new session: `bytes()` bytes, or null for zeros. A block's fields begin as zeros.
   std::shared_ptr<const std::vector<std::byte>> initial = nullptr;
 
   size_t bytes() const {
@@ -50,7 +50,7 @@ struct StateField {
   }
 };
 
-// Fields laid one after another, each 64-byte aligned; sizes end at the largest number.
+// Fields laid out one after another, each 64-byte aligned. Sizes saturate.
 class StateFields {
  public:
   StateFields() = default;
@@ -65,45 +65,46 @@ class StateFields {
   size_t bytes_ = 0;
 };
 
-// How the number of live slots of a growing part follows from a session's position and its slot
-// cap. Every growing mixer reads that one number in its own law.
+// A growth law: the number of live slots of a growing part as a function of a session's position
+// and its slot cap. Every growing mixer has its own law and derives everything from this number.
 //
-// A session's cap is what its layers have in the mean: each, or each head of one, has its share of
-// it (config.json, ovq.shares), which is the cap that the law sees.
+// A session's slot cap is the mean over its layers. Each layer, or each head of one, has a share of
+// it (config.json, ovq.shares); its own cap is what the law sees.
 struct Growth {
-  // Layers whose growth has the same name grow alike and share blocks; empty: no growing part.
+  // Layers whose laws have the same name grow alike and share blocks. Empty: no growing part.
   std::string name;
-  // Slots live after `position` tokens by the head's own cap; never falls as either argument
-  // rises, and 0 at 0.
+  // Slots live after `position` tokens under the head's own cap. Never falls as either argument
+  // rises; 0 at position 0.
   std::function<int64_t(int64_t position, int64_t own_cap)> live;
-  // The number changes at multiples of this many tokens only, and never exceeds the layer's cap.
-  // 0: a slot a token, without a cap.
+  // The number changes only at multiples of this many tokens and never exceeds the cap. 0: one slot
+  // a token, without a cap.
   int64_t period = 0;
-  // The cap of sessions that do not name one; 0 without a cap.
+  // The cap of sessions that name none; 0 for laws without a cap.
   int64_t default_slot_cap = 0;
-  // One that all heads of the layer have, or one for each key/value head: then the law's blocks are
-  // of one head, and each head has as many as its own cap asks for (LayerState::head_stride).
+  // One share for all heads of the layer, or one for each key/value head. In the latter case a
+  // block of this law belongs to one head, and each head has as many blocks as its own cap asks for
+  // (LayerState::head_stride).
   std::vector<double> shares = {1};
 
-  // This law with these shares; layers of unequal shares grow unalike, and shares of heads that are
-  // all equal are the layer's.
+  // This law with these shares. Layers with different shares have different laws; equal shares of
+  // all heads become one share of the layer.
   Growth WithShares(std::vector<double> slot_cap_shares) const;
-  // What grows on its own: 1, or a part for each head.
+  // The number of parts that grow independently: 1, or one for each head.
   int parts() const { return static_cast<int>(shares.size()); }
   double head_share(int head) const { return shares[parts() == 1 ? 0 : head]; }
-  // The cap of a part, or of any head: its share, rounded, from kMinSlotCap to kMaxSlotCap.
+  // A head's own cap: slot_cap times its share, rounded, clamped to [kMinSlotCap, kMaxSlotCap].
   int64_t HeadSlotCap(int64_t slot_cap, int head) const;
   int64_t LiveAt(int64_t position, int64_t slot_cap, int head) const {
     return live(position, capped() ? HeadSlotCap(slot_cap, head) : slot_cap);
   }
-  // Of the part that has the most.
+  // The largest LiveAt of all parts.
   int64_t MostLiveAt(int64_t position, int64_t slot_cap) const;
 
   bool exists() const { return !name.empty(); }
   bool capped() const { return period > 0; }
   bool operator==(const Growth& other) const { return name == other.name; }
 };
-// A slot a token.
+// The law of one slot per token, without a cap.
 Growth GrowsByToken();
 
 struct LayerBytes;
@@ -112,48 +113,48 @@ struct LayerBytes;
 struct MixerState {
   StateFields fixed;  // once
   Growth growth;
-  StateFields block;  // once per kBlockSlots slots
-  // Of the block's fields each of so many heads has as many, one head after another.
+  StateFields block;  // once per kBlockSlots slots of the growing part
+  // Block fields are grouped by head: `block_heads` groups with the same number of fields.
   int block_heads = 1;
   size_t head_bytes() const { return block.bytes() / static_cast<size_t>(block_heads); }
   int fields_per_head() const { return static_cast<int>(block.list().size()) / block_heads; }
   int FieldHead(int block_field) const { return block_field / fields_per_head(); }
-  // How a state goes back: tokens that follow one another within a span of this many positions
-  // (from multiples of it) only add to the state, and what the last of them overwrites is known
-  // (SequenceMixer::UndoExtents). 0: every token rewrites the state, which comes back from a copy
-  // and the tokens since then.
+  // How tokens are undone. Tokens that follow one another within a span of this many positions
+  // (from multiples of it) only add to the state, and the bytes that the last of them overwrite are
+  // known (SequenceMixer::UndoExtents). 0: every token rewrites the state, so undoing takes a copy
+  // of the state and the tokens since then.
   int64_t span = 0;
-  // What kernels rely on beyond the ranges of the fields, which it comes after: DataLoss names the
-  // field. Null: nothing.
+  // Checks what kernels rely on beyond the fields' ranges, after those have passed: DataLoss names
+  // the field. May be null.
   std::function<absl::Status(const LayerBytes&)> check = nullptr;
-  // What errors call it: the layer's type.
+  // The layer's type, for error messages.
   std::string name = {};
 };
 
-// Where one layer's state lies relative to a session's base pointer.
+// The place of one layer's state relative to a session's base pointer, in bytes.
 struct LayerState {
   size_t fixed_offset = 0;
   size_t blocks_offset = 0;  // block 0 of this layer
   size_t block_stride = 0;   // bytes from one block of this layer to the next
-  // Bytes from one head's part of a block to the next one's: within the block, or, of heads that
-  // have shares of their own, from one run of blocks to the next. So a kernel finds a head's blocks
-  // in the same way in both.
+  // Bytes from one head's part of a block to the next head's: within a block, or, where heads have
+  // shares of their own, from one run of blocks to the next. Kernels thus find a head's blocks the
+  // same way in both cases.
   size_t head_stride = 0;
-  int growth = -1;  // its law among those of the layout; -1: no growing part
+  int growth = -1;  // index of its law in the layout; -1: no growing part
 
-  // From the session's base pointer: of block 0 of a part (Growth::parts), of a block's field
-  // (MixerState::block).
+  // Offsets from the session's base pointer: of block 0 of a part (Growth::parts), and of a block's
+  // field (MixerState::block).
   size_t PartOffset(int part) const {
     return blocks_offset + static_cast<size_t>(part) * head_stride;
   }
   size_t FieldOffset(const MixerState& state, int field, int64_t block) const;
-  // Of the blocks [first, end) of a part (Growth::parts).
+  // The extents of blocks [first, end) of a part (Growth::parts).
   std::vector<StateExtent> BlockExtents(const MixerState& state, int part, int64_t first,
                                         int64_t end) const;
 };
 
-// Where a part of one layer's state lies relative to a session's base pointer, in bytes. Index: of
-// a block, or of an element where the part has no blocks.
+// The place of one field of a layer's state relative to a session's base pointer, in bytes. The
+// index counts blocks, or elements in fields without blocks.
 struct StatePlace {
   size_t offset = 0;
   size_t head_stride = 0;

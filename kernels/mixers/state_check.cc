@@ -11,7 +11,7 @@
 namespace ovq {
 namespace {
 
-// As many at a time as a loop without a way out is quick for.
+// Elements checked at a time: a loop without an early exit is fast (it vectorises).
 constexpr size_t kRun = 4096;
 
 float Number(float x) { return x; }
@@ -19,7 +19,7 @@ float Number(BF16 x) { return ToFloat(x); }
 double Number(int32_t x) { return x; }
 double Number(uint32_t x) { return x; }
 
-// The first that is not in the range; n if all are.
+// Index of the first value outside the range; n if there is none.
 template <class T>
 size_t FirstBeyond(const T* values, size_t n, const ValidRange& range) {
   using N = decltype(Number(T{}));
@@ -41,7 +41,7 @@ std::string Text(double number) {
   return absl::StrCat(number);
 }
 
-// A field, or the part of one that belongs to a part of a layer.
+// A field, or the range of its elements that belongs to one part of a layer.
 struct FieldPart {
   const std::byte* data;
   const StateField& field;
@@ -60,7 +60,7 @@ absl::Status CheckValues(const FieldPart& part, const ValidRange& range) {
       any ? "a finite number" : absl::StrCat(Text<T>(range.least), " to ", Text<T>(range.most))));
 }
 
-// Of blocks of int8 rows, in which any byte but those of the exponents will do.
+// Checks blocks of int8 slots, in which every byte is valid except those of the exponents.
 absl::Status CheckExponents(const FieldPart& part) {
   const Shape& shape = part.field.shape;
   const auto block = static_cast<size_t>(shape[shape.rank() - 2] * shape[shape.rank() - 1]);
@@ -106,7 +106,7 @@ absl::Status CheckLayer(const LayerBytes& layer) {
   const auto n_fixed = static_cast<int>(fixed.list().size()),
              n_block = static_cast<int>(block.list().size());
   for (int f = 0; f < n_fixed; ++f) {
-    // The first dimension is that of heads where heads have parts.
+    // The first dimension counts heads where heads have parts of their own.
     const StateField& field = fixed.list()[f];
     const size_t n = static_cast<size_t>(field.shape.elements()) / layer.parts.size();
     for (size_t part = 0; part < layer.parts.size(); ++part) {

@@ -1,5 +1,5 @@
-// Whether the bytes of a state are such that kernels may have them: for states that come from
-// outside, where no checksum says what the bytes mean.
+// CheckLayer validates the bytes of a state before kernels read them: for states that come from
+// outside, where no checksum vouches for what the bytes mean.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace ovq {
 
-// One layer's part of a session's state, wherever it lies; at multiples of 4 bytes.
+// One layer's part of a session's state, at whatever addresses, each a multiple of 4 bytes.
 struct LayerBytes {
-  // What grows on its own (Growth::parts).
+  // A part that grows independently (Growth::parts).
   struct Part {
     const std::byte* blocks;  // block 0
-    int64_t own_cap;          // of slots; 0 without one
-    int64_t live;             // slots at this position
+    int64_t own_cap;          // the part's slot cap; 0 without one
+    int64_t live;             // live slots at this position
   };
-  // at: of an offset from the session's base.
+  // at(offset) gives the address of the byte at that offset from the session's base.
   template <class At>
   LayerBytes(const MixerState& state, const LayerState& where, int64_t position, int64_t slot_cap,
              At&& at);
@@ -31,7 +31,7 @@ struct LayerBytes {
   std::vector<Part> parts;
 
   const Part& head_part(int head) const { return parts[parts.size() == 1 ? 0 : head]; }
-  // The field of that place in the list of fixed fields, or of a block's.
+  // The data of a fixed field, or of a field of one block, by its index in MixerState.
   template <class T>
   const T* Fixed(int field) const {
     return reinterpret_cast<const T*>(fixed + state.fixed.offset(field));
@@ -57,7 +57,7 @@ LayerBytes::LayerBytes(const MixerState& state, const LayerState& where, int64_t
   }
 }
 
-// DataLoss names the field, the element, what it is and what was expected.
+// DataLoss names the field, the element, its value and what was expected.
 absl::Status CheckLayer(const LayerBytes& layer);
 
 }  // namespace ovq

@@ -5,8 +5,8 @@
 namespace ovq {
 namespace {
 
-// With fewer outputs than this a product stays in the compute type: the gates of a few heads, whose
-// bytes are next to nothing and whose errors every head's values would have.
+// A product with fewer outputs stays in the compute type: these are the gates of a few heads, whose
+// bytes are next to nothing and whose errors would reach every head's values.
 constexpr int64_t kLeastInt8Outputs = 64;
 
 }  // namespace

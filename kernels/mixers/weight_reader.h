@@ -1,4 +1,4 @@
-// A layer's weights on their way into a mixer or a model.
+// WeightReader loads a layer's weights by name and collects the errors. Used by mixers and models.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@
 
 namespace ovq {
 
-// Gives the tensor of that name after checking that it is there and has this shape.
+// Returns the tensor of that name after checking that it exists and has this shape.
 using WeightSource =
     std::function<absl::StatusOr<TensorView>(const std::string& name, const Shape& shape)>;
 
@@ -27,20 +27,20 @@ struct WeightPart {
   int64_t rows;
 };
 
-// What a norm multiplies by, of a tensor w: w, 1 + w, or 1 without a tensor.
+// A norm's factor, given a tensor w: w, 1 + w, or 1 without a tensor.
 enum class NormWeightKind : uint8_t { kPlain, kOnePlus, kNone };
 
-// Products on the device, by their weights' names: models of one folder that take the same weights
-// share them.
+// Products on the device, keyed by their weights' names: models of one folder share the products of
+// the same weights.
 using SharedProducts = std::map<std::string, Linear>;
 
-// Takes weights by name and keeps every error (SplitProblems its status). Once there is one, names
-// and shapes are still asked for, but nothing is loaded: what is taken is empty. So that no error
-// hides another, a mixer takes all its weights before it looks at status().
+// Reads weights by name and keeps every error (SplitProblems takes the status apart). After an
+// error it still checks names and shapes but loads nothing and returns empty values. So that no
+// error hides another, a mixer reads all its weights before it looks at status().
 class WeightReader {
  public:
-  // types: of the products. Names are read as prefix + leaf. With an error to begin with, the
-  // reader only checks. What is in `shared` is not made again; what is made joins it.
+  // types: of the products. A weight's name is prefix + leaf. With an error in `status` the reader
+  // only checks. Products found in `shared` are reused; new ones are added to it.
   WeightReader(const WeightSource& source, ProductTypes types, DeviceContext& context,
                std::string prefix = "", absl::Status status = absl::OkStatus(),
                SharedProducts* shared = nullptr)
@@ -56,19 +56,19 @@ class WeightReader {
   void Update(const absl::Status& status) { AddProblems(status_, status); }
 
   TensorView GetTensor(std::string_view leaf, const Shape& shape);
-  // As float32 in the device's memory.
+  // Returns the tensor as float32 in the device's memory.
   Buffer Floats(std::string_view leaf, const Shape& shape);
   std::vector<float> HostFloats(std::string_view leaf, const Shape& shape);
-  // Vectors end to end, times scale.
+  // Returns the vectors end to end, times scale, as float32 in the device's memory.
   Buffer Floats(std::initializer_list<WeightPart> parts, float scale = 1);
-  // float [n] in the device's memory: what a norm multiplies by, times scale.
+  // Returns a norm's factors times scale, float32 [n] in the device's memory.
   Buffer NormWeight(std::string_view leaf, int64_t n, NormWeightKind kind, float scale = 1);
-  // y = scale x W^T, x [n, in]: the parts' columns of y lie side by side in their order.
+  // y[n, sum of rows] = scale x[n, in] W^T, W being the parts stacked in their order.
   Linear Product(std::span<const WeightPart> parts, int64_t in, float scale = 1);
   Linear Product(std::initializer_list<WeightPart> parts, int64_t in, float scale = 1) {
     return Product(std::span(parts.begin(), parts.size()), in, scale);
   }
-  // In float32 whatever the compute dtype is.
+  // Computes in float32 whatever the compute dtype is.
   Linear FloatProduct(const WeightPart& part, int64_t in);
 
  private:

@@ -13,7 +13,7 @@
 namespace ovq::cpu {
 namespace {
 
-// table [cos | sin], of an angle a pair each.
+// Fills table [cos | sin], one angle per pair.
 void FillTable(const RopeTable& rope, int64_t position, float* table) {
   const int n = rope.n_pairs();
   for (int i = 0; i < n; ++i) {
@@ -28,7 +28,7 @@ void FillTable(const RopeTable& rope, int64_t position, float* table) {
   }
 }
 
-// Pair i is channels i step, i step + distance.
+// Rotates one head; pair i is channels i * step and i * step + distance.
 void RotateHead(const float* cosine, const float* sine, int n, int step, int distance, float* x) {
   for (int i = 0; i < n; ++i) {
     const float a = x[i * step];
@@ -52,7 +52,7 @@ void CopyRow(const TensorView& table, int64_t from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = FromFloat<T>(FloatAt(table, from + i));
 }
 
-// A sine and cosine take as long as so many multiply-adds, about.
+// The cost of a sine and cosine, in multiply-adds, roughly.
 constexpr int64_t kAngleWork = 40;
 
 }  // namespace
@@ -62,7 +62,7 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   const int64_t n_heads = int64_t{prep.queries.n_heads} + prep.keys.n_heads;
   const int64_t row_work = 4 * n_heads * d + (prep.rope ? kAngleWork * d / 2 : 0);
   ParallelRows(context, prep.queries.n_rows, row_work, [&](int64_t begin, int64_t end) {
-    std::vector<float> table(d);  // of one row, for all heads
+    std::vector<float> table(d);  // one row's angles, for all heads
     for (int64_t row = begin; row < end; ++row) {
       if (prep.rope) FillTable(*prep.rope, prep.positions[row], table.data());
       const auto prepare = [&](const HeadRows& heads, const float* scale, const float* weights) {

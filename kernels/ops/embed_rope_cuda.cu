@@ -16,15 +16,15 @@ constexpr int kEmbedThreads = 256;
 constexpr int kMaxHeadWarps = 8;
 constexpr int kMaxHeadThreads = kMaxHeadWarps * kWarp;
 
-// HeadPrep as the kernel reads it.
+// The kernel's view of HeadPrep.
 struct HeadsTask {
   HeadRows queries, keys;
   const float* beta;
   const float *query_norm, *key_norm;
-  float eps;                 // of kRms
+  float eps;                 // for kRms
   const Phase* frequencies;  // [n_pairs]; null: no RoPE
   int32_t n_pairs;
-  // Pair i < n_pairs of a head is elements step i, step i + distance: the pairs that RoPE turns.
+  // RoPE's pair i < n_pairs of a head is elements i * step and i * step + distance.
   int32_t step, distance;
   const int64_t* positions;
   HeadNorm norm;
@@ -36,7 +36,7 @@ __device__ float RoundedToBF16(float x) { return __uint_as_float(PackBF16(x, 0) 
 // A head's norm as x -> (x - mean) * factor * weight + bias.
 struct HeadScale {
   float mean, factor;
-  const float *weight, *bias;  // [head_dim] or null, the second null with the first
+  const float *weight, *bias;  // [head_dim] or null; bias is null if weight is
 
   __device__ float Apply(float x, int i) const {
     const float unit = (x - mean) * factor;
@@ -45,8 +45,8 @@ struct HeadScale {
   }
 };
 
-// One warp. Lane l has the pairs l, l + 32, ... of all (head_dim + 1) / 2, so that no lane needs
-// another's elements after the norm. Elements behind those that RoPE turns by halves are paired by
+// One head in one warp. Lane l has the pairs l, l + 32, ... of all (head_dim + 1) / 2, so that no
+// lane needs another's elements after the norm. Elements that RoPE does not rotate are paired by
 // halves, too.
 struct HeadPairs {
   const float* data;
@@ -58,7 +58,7 @@ struct HeadPairs {
     return first(pair) + (is_behind(pair) ? (head_dim + 1) / 2 - n_turned : distance);
   }
   __device__ bool has_second(int pair) const { return second(pair) < head_dim; }
-  // sum of (x - shift)^power over the head, power 1 or 2.
+  // Sum of (x - shift)^power over the head, power 1 or 2.
   __device__ float Sum(float shift, bool squares) const {
     float low = 0, high = 0;
     for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head_dim + 1) / 2; p += kWarp) {
@@ -93,7 +93,7 @@ __device__ HeadScale ComputeHeadScale(const HeadPairs& head, const HeadsTask& ta
   return scale;
 }
 
-// One warp. cosine, sine [n_pairs]: read only with RoPE.
+// Called by one warp. cosine, sine [n_pairs]: read only with RoPE.
 __device__ void PrepareHead(float* data, const HeadsTask& task, bool is_query, float beta,
                             SharedPtr<const float> cosine, SharedPtr<const float> sine) {
   const HeadPairs head = {data, task.queries.head_dim, task.n_pairs, task.step, task.distance};
@@ -114,7 +114,7 @@ __device__ void PrepareHead(float* data, const HeadsTask& task, bool is_query, f
   }
 }
 
-// One block a row, one warp a head at a time.
+// One thread block per row; each warp processes one head at a time.
 __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask task) {
   const int64_t row = blockIdx.x;
   const int head_dim = task.queries.head_dim, n_pairs = task.n_pairs;
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask t
   }
 }
 
-// FloatAt of the three types. The fields of binary16, moved to where a float has them, are the
-// number times 2^-112, subnormal or not.
+// FloatAt for the three types. The fields of a binary16, shifted to their places in a float, give
+// the number times 2^-112, subnormal or not.
 __device__ float Widened(const void* table, DType dtype, int64_t i) {
   if (dtype == DType::kF32) return static_cast<const float*>(table)[i];
   const uint32_t x = static_cast<const uint16_t*>(table)[i];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kEmbedThreads)
   }
 }
 
-// One block a row.
+// One thread block per row.
 __global__ void __launch_bounds__(kEmbedThreads)
     SinusoidsKernel(const Phase* frequencies, int n, const int64_t* positions, float scale,
                     float* y) {

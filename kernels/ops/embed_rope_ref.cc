@@ -10,7 +10,7 @@
 namespace ovq::ref {
 namespace {
 
-// weights [2][n] of kLayer, [n] of kRms.
+// weights: [2][n] for kLayer, [n] for kRms.
 void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weights, double eps) {
   double sum = 0, squares = 0, mean = 0;
   for (int i = 0; i < n; ++i) sum += x[i];
@@ -29,8 +29,8 @@ void NormHead(HeadNorm norm, float* x, int n, double scale, const float* weights
   }
 }
 
-// x [n_heads, head_dim]. The textbook formulas in long double, whose 64-bit fraction represents
-// every position exactly (x86-64) and the angle to position * 2^-64.
+// RoPE of x [n_heads, head_dim] by the textbook formulas in long double, whose 64-bit fraction
+// represents every position exactly (x86-64) and the angle to position * 2^-64.
 void Rope(float* x, int n_heads, int head_dim, int64_t position, const RopeSpec& spec) {
   const bool halves = spec.layout == RopeSpec::Layout::kHalves;
   const bool backwards = spec.layout == RopeSpec::Layout::kPairs;

@@ -1,5 +1,5 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN, its exact sums of bytes for int8 weights,
-// and the choice between it and MakeSimdProduct.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with oneDNN; oneDNN's exact sums of bytes for int8
+// weights; and the choice between oneDNN and MakeSimdProduct.
 #include <omp.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace {
 using dnnl::memory;
 using Tag = memory::format_tag;
 
-// Calls have these numbers of rows only, because oneDNN generates code for each (0.3 ms and 0.1 MB
+// Calls use only these numbers of rows, because oneDNN generates code for each (0.3 ms and 0.1 MB
 // on two cores of a server CPU). Rows after the last full call are padded to one of them.
 constexpr int64_t kMaxRows = 512;
 constexpr int64_t kRowBlock = 64;
@@ -51,7 +51,7 @@ class ScopedThreads {
   int before_;
 };
 
-// What a product reads and gives; y's elements have four bytes.
+// The types of a product's arguments; y's elements have four bytes.
 struct Types {
   memory::data_type x, weights, y;
   auto operator<=>(const Types&) const = default;
@@ -62,7 +62,7 @@ Types OneDnnTypes(DType compute) {
 }
 constexpr Types kInt8Types = {memory::data_type::u8, memory::data_type::s8, memory::data_type::s32};
 
-// A copy with zeros after it.
+// A copy, zero-padded to padded_bytes.
 std::byte* Padded(ScratchScope& scope, const void* from, size_t bytes, size_t padded_bytes) {
   auto* copy = scope.Allocate<std::byte>(padded_bytes);
   std::memcpy(copy, from, bytes);
@@ -80,7 +80,7 @@ struct OneDnnProduct {
   dnnl::stream stream{engine};
   std::shared_ptr<std::byte> weight_memory{};
   memory weights{};  // there
-  // Filled as sizes come up. One thread at a time uses a Linear, so there is no lock.
+  // Filled as sizes occur. One thread at a time uses a Linear, so there is no lock.
   std::map<std::tuple<int64_t, bool, int>, dnnl::matmul> products{};  // rows, accumulate, threads
 
   size_t x_row() const { return static_cast<size_t>(in) * memory::data_type_size(types.x); }
@@ -109,7 +109,7 @@ dnnl::matmul::primitive_desc OneDnnProduct::Describe(int64_t n, const memory::de
   return {dnnl::matmul::desc(XDesc(n), packed, YDesc(n)), attributes, engine};
 }
 
-// The layout is the one oneDNN prefers for kRowBlock rows, used for every size.
+// Packs the weights in the layout that oneDNN prefers for kRowBlock rows; all sizes use it.
 void OneDnnProduct::Pack(const FillRow& fill, const memory::desc& packed) {
   const size_t row_bytes = static_cast<size_t>(in) * memory::data_type_size(types.weights);
   std::vector<std::byte> plain(static_cast<size_t>(out) * row_bytes);
@@ -137,7 +137,7 @@ void OneDnnProduct::Run(int64_t n, void* x, void* y, bool accumulate) {
   stream.wait();
 }
 
-// Sums of bytes are exact in whichever of oneDNN's blocked products a size gets.
+// Sums of bytes are exact in every blocked product of oneDNN, whichever it selects for a size.
 bool OneDnnProduct::GoodForAllSizes(const std::string& implementation) const {
   for (int64_t n = 1; n <= kMaxRows; ++n) {
     if (RoundUpRows(n) != n) continue;
@@ -183,7 +183,7 @@ bool OneDnnProduct::SameBitsForAnyRows(int n_threads, std::byte* x) {
   return true;
 }
 
-// Rows that a size is missing for are zero.
+// Rows added to reach a size are zero.
 void OneDnnProduct::Apply(DeviceContext& context, int64_t n, void* x, void* y, bool accumulate) {
   const ScopedThreads threads(context.n_threads());
   auto* from = static_cast<std::byte*>(x);
@@ -209,8 +209,8 @@ void OneDnnProduct::Apply(DeviceContext& context, int64_t n, void* x, void* y, b
   }
 }
 
-// A product of these weights, or null. passes(product): whether a first one of this shape, type and
-// number of threads is as it has to be; the verdict holds for every layer of that shape.
+// A product of these weights, or null. passes(product) tests the first product of a shape, type and
+// number of threads; its verdict holds for every layer of that shape.
 template <class PassesFn>
 std::shared_ptr<OneDnnProduct> MakeOneDnn(DeviceContext& context, int64_t in, int64_t out,
                                           const Types& types, const FillRow& fill,
@@ -222,7 +222,7 @@ std::shared_ptr<OneDnnProduct> MakeOneDnn(DeviceContext& context, int64_t in, in
   const std::lock_guard lock(mutex);
   const auto [verdict, is_new] = verdicts.try_emplace({in, out, types, n_threads}, false);
   if (!is_new && !verdict->second) return nullptr;
-  verdict->second = false;  // until the end of what follows
+  verdict->second = false;  // until the test below has passed
   try {
     const auto product =
         std::make_shared<OneDnnProduct>(OneDnnProduct{.in = in, .out = out, .types = types});
@@ -241,8 +241,8 @@ std::shared_ptr<OneDnnProduct> MakeOneDnn(DeviceContext& context, int64_t in, in
   }
 }
 
-// Rows of bytes: the largest ones, with which sums leave their range first where they can, and then
-// all kinds.
+// Rows of bytes: first the largest values, with which sums overflow first where they can, then
+// arbitrary ones.
 std::vector<uint8_t> TestBytes(int64_t in) {
   const std::vector<std::byte> rows = TestRows(kTestRows, in, DType::kF32);
   std::vector<uint8_t> bytes(rows.size() / sizeof(float), 255);
@@ -254,8 +254,8 @@ std::vector<uint8_t> TestBytes(int64_t in) {
   return bytes;
 }
 
-// Whether the first two sums of each output are what integers give: instruction sets before VNNI
-// have sums of two products that stop at the ends of int16.
+// Whether the first two sums of each output equal the integer results: instruction sets before VNNI
+// have sums of two products that saturate at int16.
 bool SumsAreExact(OneDnnProduct& product, const Int8Weights& weights, uint8_t* x) {
   constexpr int64_t kRows = 2;
   std::vector<int32_t> sums(static_cast<size_t>(kRows * weights.out));

@@ -23,14 +23,14 @@ namespace ovq::cuda {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-// Rows that the algorithm is chosen for: between a decode step, which wants many thread blocks even
-// where `out` is small, and a prefill, which wants large tiles.
+// The number of rows that the algorithm is chosen for: between decode, which wants many thread
+// blocks even where `out` is small, and prefill, which wants large tiles.
 constexpr int64_t kTypicalRows = 64;
-constexpr int64_t kCheckedElements = int64_t{1} << 26;  // of y, in the check of rows
+constexpr int64_t kCheckedElements = int64_t{1} << 26;  // elements of y in the check of rows
 constexpr int kMaxAlgorithms = 16;
-constexpr uint32_t kAlignment = 16;  // bytes, of the rows of x, of the weights and of y
+constexpr uint32_t kAlignment = 16;  // bytes; alignment of the rows of x, of the weights and of y
 
-// The library's own type is a structure without a name, of which the compiler makes no containers.
+// The library's own type is an unnamed struct, which containers do not accept.
 struct Algorithm {
   cublasLtMatmulAlgo_t chosen;
 };
@@ -42,8 +42,8 @@ void CheckCublas(cublasStatus_t status, const char* file = __builtin_FILE(),
   std::abort();
 }
 
-// The device's handle and workspace, made at the first use, which is while a model loads. Null if
-// the library does not work here.
+// Returns the device's handle. It and its workspace are created at the first use, while a model
+// loads. Null if the library does not work here.
 cublasLtHandle_t Handle(CudaDevice& device) {
   if (device.cublas == nullptr) {
     cublasLtHandle_t handle = nullptr;
@@ -84,8 +84,8 @@ struct CublasProduct {
   cublasStatus_t Run(DeviceContext& context, int64_t n, const void* x, float* y, bool accumulate);
   std::vector<Algorithm> Algorithms(DeviceContext& context);
   bool SameBitsForAnyRows(DeviceContext& context, bool accumulate);
-  // Of one call; longer ones are split, because the check compares bits only up to here. It keeps
-  // the check's y to at most 256 MiB.
+  // The most rows of one call. Longer calls are split, because the check compares bits only up to
+  // here; this keeps the check's y within 256 MiB.
   int64_t most_rows() const {
     return std::clamp<int64_t>(kCheckedElements / out, kTypicalRows, 512);
   }
@@ -129,7 +129,8 @@ std::string Name(const Algorithm& algorithm) {
                       Configured(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID));
 }
 
-// Best first; none that splits a sum over blocks, whose order could depend on timing.
+// Candidates, best first; none that splits a sum over thread blocks, whose order could depend on
+// timing.
 std::vector<Algorithm> CublasProduct::Algorithms(DeviceContext& context) {
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
@@ -207,7 +208,7 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
 
 std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
                                          std::string& what) {
-  // What the check found for a shape, kept because every layer asks again; empty: none passes.
+  // The check's result per shape, kept because every layer asks again; empty: no algorithm passes.
   static std::mutex mutex;
   static std::map<std::tuple<int64_t, int64_t, DType>, std::optional<Algorithm>> verdicts;
   const bool aligned = weights.row_bytes() % kAlignment == 0 &&

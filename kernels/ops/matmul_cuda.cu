@@ -28,8 +28,8 @@ constexpr size_t kUploadBytes = size_t{8} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Group `group` of the outputs: [4 tiles][chunks][2][32 lanes][8] elements, product_bf16.cuh.
-// copy_row(o, row) writes the weights of an output.
+// Packs group `group` of the outputs: [4 tiles][chunks][2][32 lanes][8] elements, see
+// product_bf16.cuh. copy_row(o, row) writes the weights of output o.
 template <class T, class CopyRowFn>
 void PackTiles(int64_t out, int64_t group, int64_t padded_in, CopyRowFn&& copy_row, T* packed) {
   std::vector<T> row(static_cast<size_t>(padded_in), T{0});
@@ -55,7 +55,7 @@ void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, 
       packed);
 }
 
-// [inputs][64 outputs], product_f32.cuh.
+// Packs a group as [inputs][64 outputs], see product_f32.cuh.
 void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, float* packed) {
   std::vector<float> row(static_cast<size_t>(padded_in), 0.0f);
   const int64_t end = std::min(weights.out, (group + 1) * kOutGroup);
@@ -76,7 +76,7 @@ Buffer PackAndUpload(DeviceContext& context, const StackedWeights& weights, int6
                      });
 }
 
-// Few rows: a warp for each segment, as far as a thread block has them.
+// Few rows: one warp per segment, up to the most warps of a thread block.
 template <class Few>
 void LaunchFewRows(DeviceContext& context, const ProductTask& task) {
   const int n_warps = static_cast<int>(std::min<int64_t>(task.n_segments, kMaxFewWarps));
@@ -89,7 +89,7 @@ dim3 Tiles(const ProductTask& task, int rows, int outs) {
               static_cast<unsigned>(CeilDiv(task.out, outs)));
 }
 
-// W: of product_bf16.cuh.
+// W: see product_bf16.cuh.
 template <class W>
 void LaunchProductBF16(DeviceContext& context, const ProductTask& task) {
   if (task.n <= kTileRows) return LaunchFewRows<FewRowsBF16<1, W>>(context, task);

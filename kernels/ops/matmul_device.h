@@ -1,4 +1,4 @@
-// The products behind Linear.
+// The device-specific products behind Linear (ops.h).
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ struct StackedWeights {
   size_t row_bytes() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
 };
 
-// What a ProductChoice calls such weights.
+// The name of such weights in a ProductChoice.
 inline const char* WeightsName(DType compute) { return compute == DType::kF32 ? "f32" : "bf16"; }
 
-// Row `row` of the stack. dst [in] of the compute type.
+// Copies row `row` of the stack to dst [in], in the compute type.
 void CopyRow(const StackedWeights& weights, int64_t row, void* dst);
 
-// Weights rounded as WeightType::kInt8 says: q(w_o) and r(w_o).
+// Weights rounded as described at WeightType::kInt8: q(w_o) and r(w_o).
 struct Int8Weights {
   int64_t in, out;
   std::vector<int8_t> values;  // [out, in]
@@ -37,14 +37,15 @@ struct Int8Weights {
 
 Int8Weights RoundToInt8(const StackedWeights& weights);
 
-// Activations [n, in] of the compute type, in [-1, 1), to test a product with before it is used.
+// Random activations [n, in] of the compute type in [-1, 1), for testing a product before it is
+// used.
 std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute);
 
 }  // namespace ovq
 
 namespace ovq::ref {
 
-// Sums in float64, in the order of the inputs.
+// y[i][o] (+)= sum_k x[i][k] W[o][k], summed in float64 in the order of k.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 // WeightType::kInt8, in plain loops over int64.
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
@@ -53,61 +54,65 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
 namespace ovq::cpu {
 
-// Plain SIMD: every element of y is one chain of fused multiply-adds in float32 over the inputs in
-// their order (a bfloat16 product is exact in float32), whatever the rows and threads. For machines
-// where oneDNN's sums depend on the number of rows or where it has no bfloat16.
+// Plain SIMD: every element of y is one chain of float32 fused multiply-adds over the inputs in
+// their order (a bfloat16 product is exact in float32), whatever the numbers of rows and threads.
+// For machines where oneDNN's sums depend on the number of rows or where it has no bfloat16.
 Product MakeSimdProduct(const StackedWeights& weights);
 
 // oneDNN's blocked ("brgemm") matrix product. None where oneDNN would use another implementation,
 // or where this one fails the test that a row's bits are the same for any number of rows.
 std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights);
 
-// Of a ProductChoice.
+// ProductChoice::detail of MakeSimdProduct.
 inline constexpr const char* kOwnProductReason =
     "no product of oneDNN gives a row the same bits for any number of rows";
 
-// oneDNN's where it keeps the promise of ops.h, else plain SIMD.
+// MakeOneDnnProduct where it keeps the promise of ops.h, else MakeSimdProduct.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 
-// sums[n, out] = x[n, in] values^T, of unsigned bytes x, exactly.
+// sums[n, out] = x[n, in] values[out, in]^T of unsigned bytes x and int8 values, exactly.
 struct Int8Sums {
   size_t bytes = 0;  // of the packed weights
   std::function<void(DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums)> apply;
 };
 
-// In float32: products of a byte and an int8 are below 2^15, so 512 of them add up exactly.
+// Sums in float32: products of a byte and an int8 are below 2^15, so 512 of them add up exactly.
 Int8Sums MakeSimdSums(const Int8Weights& weights);
-// oneDNN's, on AMX or VNNI. None where it has neither, or where its sums turn out not to be exact.
+// oneDNN's sums, on AMX or VNNI. None on machines with neither, or where the sums turn out not to
+// be exact.
 std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights& weights);
 
-// WeightType::kInt8 around one of the two.
+// WeightType::kInt8 with MakeOneDnnSums, else MakeSimdSums.
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
-// Around these sums of the same weights.
+// WeightType::kInt8 with these sums of the same weights.
 Product WithSums(const Int8Weights& weights, Int8Sums sums);
 
 }  // namespace ovq::cpu
 
 namespace ovq::cuda {
 
-// Kernels of our own. Segments of 128 inputs are summed on their own, each in one fixed order, and
-// added from the first to the last, whether by one block after another or by several at once: so
-// few rows (which read the weights once, spread over many blocks) and many get the same bits.
+// This project's kernels. Segments of 128 inputs are each summed in one fixed order and added from
+// the first to the last, whether by one thread block after another or by several at once. Few rows
+// (which read the weights once, spread over many thread blocks) and many rows thus get the same
+// bits.
 Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
 
-// int8 weights times bfloat16 rows, x W^T with W = q(w_o) and each sum times r(w_o), by the same
-// kernels. The compute type is kBF16.
+// int8 weights times bfloat16 rows: y[i][o] = r(w_o) sum_k x[i][k] q(w_o)_k, by the same kernels.
+// The compute type is kBF16.
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
 // One algorithm of cuBLASLt for every number of rows. None if no algorithm passes the test that a
-// row's bits are the same for any number of rows. `what`: the algorithm, or why there is none.
+// row's bits are the same for any number of rows. `what` receives the algorithm, or the reason for
+// none.
 std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
                                          std::string& what);
 
-// cuBLASLt's where it keeps the promise of ops.h, else our own. All our own with the environment
-// variable OVQ_CUDA_PRODUCTS=own: under tools that make every launch slow the test takes hours.
+// MakeCublasProduct where it keeps the promise of ops.h, else MakeOwnProduct. The environment
+// variable OVQ_CUDA_PRODUCTS=own skips cuBLASLt: its test takes hours under tools that make every
+// launch slow.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 
-// Device memory [n, item_bytes], each item written by fill(item, its bytes, zero at first). Some
+// Device memory [n, item_bytes]; fill(item, bytes) writes each item over zeros. It works on some
 // items at a time, so that the host never holds a second copy of all weights.
 Buffer UploadItems(DeviceContext& context, int64_t n, size_t item_bytes,
                    const std::function<void(int64_t item, std::byte* bytes)>& fill);

@@ -1,7 +1,7 @@
-// WeightType::kInt8: rows of x as bytes, exact sums by one of MakeOneDnnSums and MakeSimdSums, and
+// WeightType::kInt8: rows of x as bytes, exact sums by MakeOneDnnSums or MakeSimdSums, and
 //   y[i][o] (+)= (sums[i][o] - 128 sum_k values[o][k]) r(x_i) scales[o]
 // A row's q(x) is stored as the bytes q + 128, which VNNI and AMX multiply with int8 on every
-// machine that has either; what the 128 adds to a sum is the weights' alone.
+// machine that has either; the contribution of the 128 to a sum depends on the weights alone.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -28,8 +28,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 namespace {
 
-// The largest absolute value; NaN or infinity if one of them is. Without a sign the bits of floats
-// are ordered as they are, with infinity and then NaN above all numbers.
+// The largest absolute value; NaN or infinity if one occurs. Without the sign, floats are ordered
+// like their bits, with infinity and then NaN above all numbers.
 template <class T>
 float LargestAbs(const T* x, int64_t n) {
   const hn::RebindToSigned<D> di;
@@ -42,7 +42,7 @@ float LargestAbs(const T* x, int64_t n) {
   return std::bit_cast<float>(*std::max_element(lanes, lanes + Lanes()));
 }
 
-// bytes = q(x) + 128; gives r(x).
+// bytes = q(x) + 128; returns r(x).
 template <class T>
 float RoundTypedRow(const T* x, int64_t n, uint8_t* bytes) {
   const float largest = LargestAbs(x, n);
@@ -63,14 +63,14 @@ float RoundTypedRow(const T* x, int64_t n, uint8_t* bytes) {
   });
   return largest / 127;
 }
-// Row `row` of x [n, in].
+// Rounds row `row` of x [n, in] to bytes; returns its r(x).
 float RoundRow(TensorView x, int64_t row, uint8_t* bytes) {
   const int64_t in = x.shape[1];
   if (x.dtype == DType::kF32) return RoundTypedRow(x.as<float>() + row * in, in, bytes);
   return RoundTypedRow(x.as<BF16>() + row * in, in, bytes);
 }
 
-// Some columns of a row, y [n]; offsets: 128 sum_k values[o][k].
+// Computes n columns of a row of y from its sums; offsets: 128 sum_k values[o][k].
 void FinishRow(const int32_t* sums, const int32_t* offsets, const float* scales, float row_scale,
                TensorView y, bool accumulate) {
   const hn::RebindToSigned<D> di;
@@ -99,7 +99,7 @@ namespace {
 HWY_EXPORT(RoundRow);
 HWY_EXPORT(FinishRow);
 
-constexpr int64_t kRowsAtOnce = 512;  // of one call of the sums: as many as oneDNN takes at once
+constexpr int64_t kRowsAtOnce = 512;  // rows in one call of the sums, oneDNN's maximum
 constexpr int64_t kColumnsAtOnce = 1024;
 
 struct Int8Product {

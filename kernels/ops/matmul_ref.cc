@@ -44,7 +44,7 @@ Product MakeProduct(DeviceContext&, const StackedWeights& weights) {
   const TensorView w = {packed->data(), weights.compute, {out, in}};
   for (int64_t o = 0; o < out; ++o) CopyRow(weights, o, packed->data() + o * weights.row_bytes());
   const auto apply = [=](DeviceContext&, TensorView x, TensorView y, bool accumulate) {
-    (void)packed;  // which w reads
+    (void)packed;  // w points into it
     for (int64_t row = 0; row < x.shape[0]; ++row) {
       for (int64_t o = 0; o < out; ++o) {
         float& target = y.as<float>()[row * out + o];

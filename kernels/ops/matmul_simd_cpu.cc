@@ -78,7 +78,7 @@ HWY_INLINE void Tile(const PanelTask<T>& task, int64_t first_row) {
   }
 }
 
-// Tiles of kRows rows, the rest in tiles of fewer.
+// Multiplies tiles of kRows rows, and the rest in smaller tiles.
 template <int kRows, class T>
 void Tiles(const PanelTask<T>& task, int64_t row) {
   for (; row + kRows <= task.n; row += kRows) Tile<kRows>(task, row);
@@ -99,12 +99,12 @@ void MultiplyPanel(TensorView x, TensorView packed, TensorView y, int64_t panel,
                   0);
 }
 
-// One panel of packed [panels, in, columns] times x [n, in] F32.
+// Multiplies one panel of packed [panels, in, columns] with x [n, in] F32.
 void Panel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
   const auto run = packed.dtype == DType::kF32 ? MultiplyPanel<float> : MultiplyPanel<BF16>;
   run(x, packed, y, panel, accumulate);
 }
-// Of int8 values, whatever the view calls them.
+// Panel for int8 weights, whatever dtype the view has.
 void Int8Panel(TensorView x, TensorView packed, TensorView y, int64_t panel) {
   MultiplyPanel<int8_t>(x, packed, y, panel, /*accumulate=*/false);
 }
@@ -121,7 +121,7 @@ HWY_EXPORT(PanelColumns);
 HWY_EXPORT(Panel);
 HWY_EXPORT(Int8Panel);
 
-// to [panels, in, columns].
+// Packs to `to` [panels, in, columns].
 template <class T>
 void Pack(const StackedWeights& weights, int64_t columns, T* to) {
   std::vector<T> row(static_cast<size_t>(weights.in));
@@ -173,7 +173,7 @@ Int8Sums MakeSimdSums(const Int8Weights& weights) {
   const int64_t in = weights.in, out = weights.out;
   const int64_t columns = HWY_DYNAMIC_DISPATCH(PanelColumns)();
   const int64_t n_panels = (out + columns - 1) / columns;
-  // [segments][panels][the segment's inputs][columns], zero where the last panel has no column
+  // [segments][panels][the segment's inputs][columns], zero in the last panel's missing columns
   const auto packed =
       std::make_shared<std::vector<int8_t>>(static_cast<size_t>(n_panels * columns * in));
   for (int64_t o = 0; o < out; ++o) {
@@ -192,7 +192,7 @@ Int8Sums MakeSimdSums(const Int8Weights& weights) {
         wide[begin * n + row * length + i - begin] = x[row * in + i];
       }
     }
-    const TensorView part = scratch.Tensor(DType::kF32, {n, out});  // the sums of one segment
+    const TensorView part = scratch.Tensor(DType::kF32, {n, out});  // one segment's sums
     ParallelRows(context, n_panels, n * in * columns, [&](int64_t first, int64_t last) {
       for (int64_t p = first; p < last; ++p) {
         const int64_t end = std::min(out, (p + 1) * columns);

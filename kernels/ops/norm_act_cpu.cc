@@ -30,7 +30,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// The mean, and one over the deviation.
+// The mean, and 1 / standard deviation.
 struct Moments {
   float mean, factor;
 };
@@ -56,7 +56,7 @@ void RmsNormRow(const float* x, int64_t n, const NormWeights& weights, T* y) {
   });
 }
 
-// Row `row` of y.
+// Computes row `row` of y.
 void RmsNorm(const float* x, const NormWeights& weights, TensorView y, int64_t row) {
   const int64_t n = y.shape[1], at = row * n;
   if (y.dtype == DType::kF32) return RmsNormRow(x, n, weights, y.as<float>() + at);
@@ -83,7 +83,7 @@ void LayerNorm(const float* x, const NormWeights& weights, TensorView y, int64_t
   LayerNormRow(x, n, weight, bias, weights.eps, y.as<BF16>() + at);
 }
 
-// scale: of a norm without weights.
+// The factor of a head's norm. scale: for norms without weights.
 float HeadFactor(HeadNorm norm, const float* x, int n, float scale, float eps) {
   if (norm == HeadNorm::kNone) return scale;
   const float squares = SumOfSquares(x, n);
@@ -198,7 +198,7 @@ void SoftCap(float* x, int64_t n, float cap) {
 float LogSumExp(const float* x, int64_t n) {
   const int64_t lanes = Lanes();
   V highest = hn::Set(d, kMinusInfinity);
-  V nothing = hn::Zero(d);  // 0, or NaN from the first x on that is not finite
+  V nothing = hn::Zero(d);  // 0, or NaN once some x is not finite
   ForEachVector(n, [&](int64_t i, int64_t m) {
     const V v = Load(x + i, m, x[0]);
     highest = hn::Max(highest, v);
@@ -241,7 +241,7 @@ HWY_EXPORT(Copy);
 HWY_EXPORT(SoftCap);
 HWY_EXPORT(LogSumExp);
 
-constexpr int64_t kExpWork = 8;  // multiply-adds that take as long as one exponential, about
+constexpr int64_t kExpWork = 8;  // cost of one exponential in multiply-adds, roughly
 
 }  // namespace
 

@@ -30,8 +30,8 @@ struct NormTask {
   bool aligned;
 };
 
-// One block a row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t + threads) and so
-// on, in four chains.
+// One thread block per row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t +
+// threads) and so on, in four chains.
 __global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const NormTask task) {
   const int64_t row = blockIdx.x, n = task.n;
   const bool aligned = task.aligned;
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const NormTask 
   }
 }
 
-// One block a row; sums as in RmsNormKernel, element by element. y may be x: a thread writes what
-// it alone has read.
+// One thread block per row; sums as in RmsNormKernel, element by element. y may be x: a thread
+// writes only elements that it alone has read.
 __global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const NormTask task) {
   const int64_t row = blockIdx.x, n = task.n;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
@@ -109,7 +109,7 @@ void LaunchNorm(DeviceContext& context, Kernel kernel, TensorView x, const NormW
                   .aligned = aligned});
 }
 
-// Elements 4 i .. 4 i + 3 of a row go to one thread.
+// The first of the four consecutive elements of a row that belong to this thread.
 __device__ inline int64_t ElementOfThread() {
   return (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
 }
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kActThreads) SoftCapKernel(float* x, int64_t n
   for (int64_t j = i; j < i + 4 && j < n; ++j) x[at + j] = tanhf(x[at + j] / cap) * cap;
 }
 
-// A block for each 4 kActThreads elements of a row; grid x: row.
+// Launches one thread block per 4 kActThreads elements of a row; grid x: row.
 template <class Kernel, class... Args>
 void LaunchElementwise(DeviceContext& context, Kernel kernel, int64_t n_rows, int64_t n,
                        Args... args) {
@@ -201,14 +201,14 @@ __global__ void __launch_bounds__(kActThreads)
                      Silu(gate.w) * up.w));
 }
 
-// One block a row, summed like the squares of RmsNormKernel.
+// One thread block per row, summed like the squares of RmsNormKernel.
 __global__ void __launch_bounds__(kMaxSumThreads)
     LogSumExpKernel(const float* x, int64_t n, bool aligned, float* out) {
   const float* in = x + int64_t{blockIdx.x} * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   const SharedPtr<float> partial = DynamicShared<float>(0);
   float highest = -INFINITY;
-  float nothing = 0;  // or NaN from the first x on that is not finite
+  float nothing = 0;  // or NaN once some x is not finite
   for (int64_t i = first; i < n; i += stride) {
     const float4 v = Load4(in, i, n, aligned, in[0]);
     nothing = fmaf(v.x, 0, fmaf(v.y, 0, fmaf(v.z, 0, fmaf(v.w, 0, nothing))));

@@ -1,7 +1,7 @@
 // Row-wise operations and matrix products. Every row's result depends on that row alone, bit for
-// bit: never on how many rows the call has, where the row stands or how many threads run.
-// All tensors, pointers and spans (ids, positions, rows) lie in the memory of the context's device;
-// on CUDA the operations are queued on its stream.
+// bit: not on the number of rows in the call, the row's place or the number of threads. All
+// tensors, pointers and spans (ids, positions, rows) lie in the memory of the context's device; on
+// CUDA the operations are queued on its stream.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,23 @@
 
 namespace ovq {
 
-// What the weights of a product are kept as.
+// The storage type of a product's weights.
 enum class WeightType : uint8_t {
   kAsComputed,  // in the compute type
-  // As int8, with a scale for each output; rows of x are rounded likewise when they are met. With
-  // r(v) = max |v_i| / 127 and q(v) = v * (127 / max |v_i|), rounded to the nearest integers, ties
-  // to even, y[i][o] = (sum_k q(x_i)_k q(w_o)_k) r(x_i) r(w_o): the sum is exact, the rest float32
-  // in this order, the same bits on ref and cpu. A row of x that is not finite throughout is NaN,
-  // one all below 2^-100 zeros. CUDA leaves x in bfloat16: (sum_k x_ik q(w_o)_k) r(w_o).
+  // int8 with one scale per output; rows of x are rounded the same way when a product reads them.
+  // With r(v) = max |v_i| / 127 and q(v) = v * (127 / max |v_i|) rounded to the nearest integers,
+  // ties to even:
+  //   y[i][o] = (sum_k q(x_i)_k q(w_o)_k) r(x_i) r(w_o)
+  // The sum is exact and the rest is float32 in this order, so ref and cpu give the same bits. A
+  // row of x with a number that is not finite gives NaN; one with all numbers below 2^-100 gives
+  // zeros. CUDA leaves x in bfloat16: y[i][o] = (sum_k x_ik q(w_o)_k) r(w_o).
   kInt8,
 };
-// Sums of more products than this, of a byte with an int8, could leave int32.
+// The most inputs of an int8 product: sums of more products of a byte and an int8 could overflow
+// int32.
 constexpr int64_t kMaxInt8Inputs = 1 << 16;
 
-// How a product is computed.
+// The types of a product.
 struct ProductTypes {
   DType compute;  // of x: kF32 (products and sums in float32) or kBF16 (bfloat16 factors, float32
                   // sums)
@@ -37,17 +40,18 @@ struct ProductTypes {
       : compute(compute), weights(weights) {}
 };
 
-// What a device makes of weights: they are packed for it, and belong to `apply` and its copies.
+// Weights packed for a device. `apply` and its copies own them.
 struct Product {
   size_t bytes = 0;  // of the packed weights: what one pass reads
   std::function<void(DeviceContext& context, TensorView x, TensorView y, bool accumulate)> apply;
 };
 
-// Weights of y = x W^T, several [out_i, in] parts stacked along out, packed once for the device.
+// The weights W [out, in] of y = x W^T: several [out_i, in] parts stacked along out and packed once
+// for the device.
 class Linear {
  public:
-  // parts: each [out_i, in], F32, BF16 or F16. InvalidArgument: no part, or a type or a shape that
-  // does not fit. Unimplemented: kInt8 with kF32 on CUDA.
+  // parts: each [out_i, in], F32, BF16 or F16. InvalidArgument: no part, or a wrong type or shape.
+  // Unimplemented: kInt8 with kF32 on CUDA.
   static absl::StatusOr<Linear> Make(std::span<const TensorView> parts, ProductTypes types,
                                      DeviceContext& context);
 
@@ -55,7 +59,7 @@ class Linear {
   int64_t out() const { return out_; }
   size_t bytes() const { return product_.bytes; }
 
-  // y[n, out] = x[n, in] W^T, or += with accumulate. x in the compute type, y float32.
+  // y[n, out] = x[n, in] W^T, or y += x W^T with accumulate. x in the compute type, y float32.
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate = false) const;
 
  private:
@@ -67,7 +71,7 @@ class Linear {
 
 struct NormWeights {
   TensorView weight;     // [d] F32
-  TensorView bias = {};  // [d] F32; RmsNorm takes none, too (null data)
+  TensorView bias = {};  // [d] F32; optional for RmsNorm (null data)
   float eps = 0;
 };
 // y[i] = r / sqrt(mean(r^2) + eps) * weight + bias with r = x[rows[i]], or x[i] if `rows` is empty.
@@ -91,31 +95,31 @@ struct HeadRows {
 // An angle as a fraction of a full turn, in units of 2^-128 turn. A frequency is the phase of one
 // position; its product with a position, modulo 2^128, is the angle modulo one turn without any
 // rounding. So angles at two positions differ by exactly the angle of their distance, and the only
-// error is the frequency's own (2^-64 relative). A float64 product is wrong by 1e-4 radians at
-// position 2^40 and meaningless after 2^53.
+// error is the frequency's own (2^-64 relative). A float64 product would be wrong by 1e-4 radians
+// at position 2^40 and meaningless after 2^53.
 using Phase = unsigned __int128;
 
-// RoPE turns pairs of a head's channels by an angle that grows with the position. Pair i < n = dims
-// / 2 is
+// RoPE rotates pairs of a head's channels by an angle that grows with the position. Pair i < n =
+// dims / 2 is
 //   kHalves:      channels i, i + n;   w_i = theta^(-i / n)
 //   kInterleaved: channels 2i, 2i + 1; w_i = theta^(-i / n)
 //   kPairs:       channels 2i, 2i + 1; w_i = -theta^(-i / (n - 1)), -1 for n = 1 (the KVM paper's
-//                 code, which turns backwards)
+//                 code, which rotates backwards)
 struct RopeSpec {
   enum class Layout : uint8_t { kHalves, kInterleaved, kPairs };
   Layout layout = Layout::kHalves;
   double theta = 10000;         // at least 1
-  int dims = 0;                 // channels turned, the first of a head; even
-  bool rounds_to_bf16 = false;  // sines and cosines
+  int dims = 0;                 // number of rotated channels, a head's first; even
+  bool rounds_to_bf16 = false;  // rounds sines and cosines
 };
 
-// The frequencies of a RopeSpec, made once for the context's device.
+// The frequencies of a RopeSpec, computed once, in the memory of the context's device.
 class RopeTable {
  public:
   RopeTable(DeviceContext& context, const RopeSpec& spec);
   const RopeSpec& spec() const { return spec_; }
   int n_pairs() const { return spec_.dims / 2; }
-  // [n_pairs] phases of one position, in the device's memory.
+  // [n_pairs] phases of one position.
   const Phase* frequencies() const { return frequencies_.as<Phase>(); }
 
  private:
@@ -123,7 +127,8 @@ class RopeTable {
   Buffer frequencies_;
 };
 
-// What comes between a projection and a mixer's kernel, in place, for every head x of a row:
+// The preparation of queries and keys between their projections and a mixer's kernel, in place, for
+// every head x [head_dim] of a row, line by line:
 //   kUnit:  x = x / sqrt(sum(x^2) + 1e-6), times beta[head] for queries (OVQ paper, appendix 8.2)
 //   kL2:    x = x / (sqrt(sum(x^2)) + 1e-5), times beta[head] for queries
 //   kLayer: x = (x - mean) / sqrt(var + 1e-5) * weight + bias, which the heads share
@@ -132,25 +137,25 @@ class RopeTable {
 //   x[i], x[j] = x[i] cos a - x[j] sin a, x[j] cos a + x[i] sin a for the pairs (i, j) of the
 //                RopeSpec, at the angle a = positions[row] w
 //   x = the nearest bfloat16 value, kept in float32
-// The angle is reduced to one turn exactly (Phase; in long double on ref) before sine and cosine
-// are taken in float64, so that it holds at any int64 position.
+// The angle is reduced to one turn exactly (Phase; long double on ref) before sine and cosine are
+// computed in float64, so it is right at any int64 position.
 enum class HeadNorm : uint8_t { kNone, kUnit, kL2, kLayer, kRms };
 struct HeadPrep {
   HeadRows queries;
-  HeadRows keys = {};  // n_rows and head_dim of the queries; may have no heads
+  HeadRows keys = {};  // same n_rows and head_dim as the queries; may have no heads
   HeadNorm norm = HeadNorm::kUnit;
   const float* beta = nullptr;        // [query heads]; null: all 1
   const float* query_norm = nullptr;  // kLayer: weight and bias [2][head_dim]; kRms: weight
   const float* key_norm = nullptr;
-  float eps = 0;                            // of kRms
+  float eps = 0;                            // for kRms
   const RopeTable* rope = nullptr;          // null: no position encoding
   std::span<const int64_t> positions = {};  // [n_rows], read only with rope
   bool round_to_bf16 = false;
 };
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 
-// y[row] += scale [sin a | cos a], where a_i = positions[row] w_i are the angles of a table of
-// kHalves, reduced as in PrepareHeads. y [n, 2 n_pairs] F32.
+// y[row] += scale [sin a | cos a], where a_i = positions[row] w_i are the angles of a kHalves
+// table, reduced as in PrepareHeads. y [n, 2 n_pairs] F32.
 void AddSinusoids(DeviceContext& context, const RopeTable& table,
                   std::span<const int64_t> positions, float scale, TensorView y);
 

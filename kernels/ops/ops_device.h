@@ -24,12 +24,12 @@ OVQ_ON_EVERY_DEVICE(LogSumExp)
 OVQ_ON_EVERY_DEVICE(Embed)
 
 namespace cpu {
-// The norm of one head [n], a part of PrepareHeads. scale: of kUnit, kL2 and kNone; weights: [2][n]
-// of kLayer, [n] of kRms; eps: of kRms.
+// Normalises one head x [n], the first part of PrepareHeads. scale: for kUnit, kL2 and kNone;
+// weights: [2][n] for kLayer, [n] for kRms; eps: for kRms.
 void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps);
 }  // namespace cpu
 
-// Of kL2 and kLayer.
+// The eps of kL2 and kLayer.
 inline constexpr float kHeadNormEps = 1e-5f;
 
 // The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.

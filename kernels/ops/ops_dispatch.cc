@@ -25,7 +25,7 @@ void CheckHeadRows(const HeadRows& x) {
   Check(x.row_stride >= int64_t{x.n_heads} * x.head_dim, "heads: rows do not overlap");
 }
 
-// Of pair i, see RopeSpec; radians a position become parts of a turn.
+// The frequency of pair i, see RopeSpec, converted from radians per position to parts of a turn.
 Phase Frequency(const RopeSpec& spec, int i) {
   const bool backwards = spec.layout == RopeSpec::Layout::kPairs;
   const int n = spec.dims / 2;

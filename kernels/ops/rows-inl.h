@@ -1,5 +1,5 @@
-// What the row-wise CPU kernels share: loads and stores of part of a vector, sums in one fixed
-// order, the sigmoid. Included once for every instruction set.
+// Helpers of the row-wise CPU kernels: loads and stores of part of a vector, sums in one fixed
+// order, the sigmoid. Compiled once for every instruction set.
 #if defined(OVQ_KERNELS_OPS_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OVQ_KERNELS_OPS_ROWS_INL_H_
 #undef OVQ_KERNELS_OPS_ROWS_INL_H_
@@ -60,7 +60,7 @@ HWY_INLINE void StoreWide(V v, BF16* p) {
   hn::StoreU(ToBF16(v), hn::Rebind<hwy::bfloat16_t, D>(), reinterpret_cast<hwy::bfloat16_t*>(p));
 }
 
-// The same the other way.
+// Stores the first n elements of v, n <= Lanes().
 template <class T>
 HWY_INLINE void Store(V v, int64_t n, T* p) {
   if (n == Lanes()) return StoreWide(v, p);
@@ -69,7 +69,7 @@ HWY_INLINE void Store(V v, int64_t n, T* p) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// fn(i, n) for elements i .. i + n of each vector, of which the last may have fewer, unless vectors
+// Calls fn(i, n) for elements i .. i + n of each vector. The last may have fewer, unless vectors
 // have one element: compilers that check sums do not see that nothing is left over then.
 template <class Fn>
 HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
@@ -81,8 +81,8 @@ HWY_INLINE void ForEachVector(int64_t n, Fn fn) {
   }
 }
 
-// sum of fn(x[i]), four sums side by side: a single one would wait for the adder's latency at every
-// element, and its bound on the error would be four times as large.
+// Sums x[i] by `add`, in four sums side by side: a single one would wait for the adder's latency at
+// every element, and its error bound would be four times as large.
 template <class Fn>
 HWY_INLINE float SumOver(const float* x, int64_t n, Fn add) {
   const int64_t lanes = Lanes();

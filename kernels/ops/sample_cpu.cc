@@ -1,5 +1,5 @@
-// ReadLogits of sample.h over logits [n_rows, vocab]. A candidate weighs
-//   w = exp((logit - best) / temperature), probability p = w / sum(w);
+// ReadLogits (sample.h) over logits [n_rows, vocab]. A candidate i weighs
+//   w_i = exp((logit_i - best) / temperature), probability p_i = w_i / sum_j w_j;
 // filters keep the fewest best tokens whose weights reach a share of the sum, and a draw takes the
 // first id at which the running sum of w, by ascending id, exceeds the random number times the sum.
 #include <algorithm>
@@ -17,13 +17,14 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// A total order for any bits a model may give: NaN as minus infinity, infinity as the largest.
+// Maps any bits of a logit into a total order: NaN becomes minus infinity, infinity the largest
+// finite value.
 float Sane(float logit) {
   if (std::isnan(logit)) return kMinusInfinity;
   return std::min(logit, std::numeric_limits<float>::max());
 }
 
-// The best logits, best first: one pass with a heap, the least of them in front.
+// Finds the best logits, best first: one pass with a heap whose front is the least of them.
 void FindBest(std::span<const float> logits, std::span<TokenLogit> best) {
   if (best.empty()) return;
   size_t found = 0;
@@ -41,7 +42,8 @@ void FindBest(std::span<const float> logits, std::span<TokenLogit> best) {
   std::ranges::sort_heap(best.first(found), BetterLogit);
 }
 
-// The first of the largest; 0 if none is above minus infinity. Lanes let the compiler use vectors.
+// The first id of the largest logit; 0 if none is above minus infinity. Separate lanes let the
+// compiler use vectors.
 int32_t ArgMax(std::span<const float> logits) {
   constexpr size_t kLanes = 16;
   float lanes[kLanes];
@@ -60,7 +62,7 @@ int32_t ArgMax(std::span<const float> logits) {
   return first == logits.end() ? 0 : static_cast<int32_t>(first - logits.begin());
 }
 
-// Draws from one row after another in the same scratch memory.
+// Draws from rows one after another, reusing its scratch memory.
 class RowSampler {
  public:
   RowSampler(ScratchScope& scope, size_t vocab)
@@ -75,13 +77,13 @@ class RowSampler {
     int32_t id;
     float logit;
     double weight;  // exp((logit - best) / temperature): the probability up to a factor
-    double rank;    // what the filter at work sorts by
+    double rank;    // sort key of the current filter
   };
 
   std::span<const float> Adjust(std::span<const float> logits, const RowDraw& draw);
   void Gather(std::span<const float> logits, const DrawParams& params);
-  // Keeps the candidates of lowest rank, ties by lower id: the fewest whose weights reach `mass` of
-  // the sum.
+  // Keeps the fewest candidates of lowest rank, ties by lower id, whose weights reach `mass` of the
+  // sum.
   void KeepMass(double mass);
   void KeepTypical(double mass);
   void KeepAboveMinP(double min_p);
@@ -99,8 +101,8 @@ class RowSampler {
 
   std::span<float> adjusted_;        // [vocab]
   Candidate* room_;                  // [vocab]
-  Candidate* border_room_;           // [vocab], of KeepMass
-  std::span<Candidate> candidates_;  // the first of room_, ascending ids
+  Candidate* border_room_;           // [vocab], for KeepMass
+  std::span<Candidate> candidates_;  // a prefix of room_, by ascending id
 };
 
 std::span<const float> RowSampler::Adjust(std::span<const float> logits, const RowDraw& draw) {
@@ -121,8 +123,9 @@ std::span<const float> RowSampler::Adjust(std::span<const float> logits, const R
   return adjusted_;
 }
 
-// Candidates after temperature and top_k. Those whose probability is below the resolution of the
-// random number are left out: even 2^24 of them together weigh e^-60 2^24 < 2^-53 of the best.
+// Collects the candidates after temperature and top_k. Those whose probability is below the
+// resolution of the random number are left out: even 2^24 of them together weigh e^-60 2^24 < 2^-53
+// of the best.
 void RowSampler::Gather(std::span<const float> logits, const DrawParams& params) {
   constexpr double kNegligible = -60;
   const bool cut = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
@@ -142,7 +145,7 @@ void RowSampler::Gather(std::span<const float> logits, const DrawParams& params)
     for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
   }
   candidates_ = {room_, n};
-  // A draw walks them by id, on every device.
+  // On every device a draw walks the candidates by id.
   if (cut) std::ranges::sort(candidates_, {}, &Candidate::id);
 }
 
@@ -172,7 +175,7 @@ void RowSampler::KeepMass(double mass) {
                           }).out;
   const std::span<Candidate> border(border_room_, border_end);
   std::sort(border.begin(), border.end(), before);
-  if (border.empty()) return;  // rounding alone kept the sum below the target: all stay
+  if (border.empty()) return;  // only rounding kept the sum below the target: all stay
   size_t kept = 0;
   do sum += border[kept++].weight;
   while (sum < target && kept < border.size());
@@ -213,9 +216,9 @@ int32_t RowSampler::Draw(std::span<const float> logits, const RowDraw& draw) {
   const std::span<const float> adjusted = Adjust(logits, draw);
   candidates_ = {};
   if (params.temperature > 0) Gather(adjusted, params);
-  if (candidates_.empty()) {  // greedy, or not one finite logit
+  if (candidates_.empty()) {  // greedy, or no finite logit
     int32_t id = ArgMax(adjusted);
-    // Without a finite logit that is token 0, which may be banned.
+    // Without a finite logit the result is token 0, which may be banned.
     while (std::ranges::binary_search(draw.banned, id) &&
            id + 1 < static_cast<int32_t>(logits.size())) {
       ++id;

@@ -1,5 +1,5 @@
-// ReadLogits of sample.h: log-sum-exp of every row of logits [n_rows, vocab], draws
-// (cuda/sample_draw.cuh), logits of known tokens and the n best of a row (cuda/sample_select.cuh),
+// ReadLogits (sample.h) on CUDA: log-sum-exp of every row of logits [n_rows, vocab], draws
+// (cuda/sample_draw.cuh), logits of given tokens and the n best of a row (cuda/sample_select.cuh),
 // with one copy to the device and one back.
 #include <cuda_runtime.h>
 
@@ -21,10 +21,11 @@
 namespace ovq::cuda {
 namespace {
 
-// Each thread block works in scratch memory of its own; this bounds it, and with it their number.
+// The scratch memory of all thread blocks together, each of which has its own; it bounds their
+// number.
 constexpr size_t kMaxScratchBytes = size_t{128} << 20;
 
-// A draw a block.
+// One draw per thread block.
 __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task) {
   for (int i = static_cast<int>(blockIdx.x); i < task.n_draws; i += static_cast<int>(gridDim.x)) {
     const DeviceDraw draw = task.draws[i];
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task
   }
 }
 
-// All tokens by logit.
+// The order of all tokens by logit.
 struct LogitOrder {
   const float* row;
   double best;
@@ -47,7 +48,8 @@ struct LogitOrder {
   __device__ uint64_t Key(int32_t id) const { return ~AscendingKey(row[id]); }
   __device__ int Bin(int32_t id) const {
     const double bin = (best - static_cast<double>(Sane(row[id]))) * bins_per_unit;
-    return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;  // minus infinity: the last
+    return bin < kBins - 1 ? static_cast<int>(bin)
+                           : kBins - 1;  // minus infinity is in the last bin
   }
 };
 
@@ -71,7 +73,7 @@ __device__ void FindBest(const ReadTask& task, const DeviceBest& wanted) {
   });
 }
 
-// The best of a row a block, known tokens one a thread.
+// One thread block per row's best tokens; one thread per given token.
 __global__ void __launch_bounds__(kSampleThreads) FindKernel(const ReadTask task) {
   const int block = static_cast<int>(blockIdx.x), n_blocks = static_cast<int>(gridDim.x);
   for (int i = block; i < task.n_bests; i += n_blocks) FindBest(task, task.bests[i]);
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kSampleThreads) FindKernel(const ReadTask task
   }
 }
 
-// Where each array lies in what is sent, and in what comes back.
+// The offsets of each array in the data sent and in the results.
 struct Places {
   size_t draws, tokens, bests, lists, sent_bytes;
   size_t log_sum_exp, drawn, logits, best, result_bytes;
@@ -166,7 +168,8 @@ void ReadResults(std::byte* host, const Places& at, LogitsReading& reading) {
   }
 }
 
-// In as many thread blocks as have work, run at once on the device and may have scratch memory.
+// Launches as many thread blocks as have work, run at once on the device and may have scratch
+// memory.
 void LaunchReading(DeviceContext& context, const LogitsReading& reading, ReadTask task) {
   bool adjusts = false, weighs = false;
   for (const RowDraw& draw : reading.draws) {

@@ -1,4 +1,4 @@
-// ReadLogits of sample.h on each device. Arguments are already validated, and results have their
+// ReadLogits (sample.h) on each device. Arguments are already validated, and results have their
 // sizes.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ovq {
 
-// The random number of a draw: the upper 53 bits count.
+// The random number of a draw; only the upper 53 bits are used.
 inline uint64_t RandomBits(const RowDraw& draw) {
   const auto counter = static_cast<uint64_t>(draw.position);
   const uint64_t seed = draw.params.seed;
@@ -19,13 +19,13 @@ inline uint64_t RandomBits(const RowDraw& draw) {
                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return uint64_t{words[0]} << 32 | words[1];
 }
-// The same as a fraction in [0, 1).
+// RandomBits as a fraction in [0, 1).
 inline double UnitInterval(const RowDraw& draw) {
   const uint64_t bits = RandomBits(draw);
   return UnitInterval(static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(bits));
 }
 
-// Best first. Neither is NaN.
+// Orders logits best first. Neither is NaN.
 constexpr bool BetterLogit(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }

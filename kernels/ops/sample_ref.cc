@@ -38,7 +38,7 @@ std::vector<float> Adjusted(const float* row, int64_t vocab, const RowDraw& draw
   return logits;
 }
 
-// The tokens in the order of `rank`, ties by id.
+// Sorts the tokens by `rank`, ties by id.
 template <class Rank>
 void Sort(std::vector<Token>& tokens, Rank rank) {
   std::ranges::sort(tokens, {}, &Token::id);
@@ -50,7 +50,7 @@ double Total(const std::vector<Token>& tokens) {
                          [](double sum, const Token& token) { return sum + token.weight; });
 }
 
-// The first of sorted tokens: the fewest whose weights reach `mass` of the sum.
+// Keeps the fewest first tokens, already sorted, whose weights reach `mass` of the sum.
 void KeepMass(std::vector<Token>& tokens, double mass) {
   const double target = mass * Total(tokens);
   double sum = 0;

@@ -25,7 +25,7 @@ absl::Status NoDevice(const std::string& why) {
 
 bool IsOutOfMemory(cudaError_t error) {
   if (error != cudaErrorMemoryAllocation) return false;
-  cudaGetLastError();  // the next launch must not report it
+  cudaGetLastError();  // so that the next launch does not report it
   return true;
 }
 
@@ -37,7 +37,7 @@ void* AllocatePageLocked(size_t bytes) {
   return data;
 }
 
-// Empty afterwards.
+// Frees the memory and leaves `staging` empty.
 void FreeStaging(CudaStaging& staging) {
   if (staging.host != nullptr) CheckCuda(cudaFreeHost(staging.host));
   CheckCuda(cudaFree(staging.device));
@@ -136,7 +136,7 @@ void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
 
 void Synchronize(CudaDevice& device) { CheckCuda(cudaStreamSynchronize(device.stream)); }
 
-// Two halves of page-locked memory take turns: one is filled while the other is copied.
+// The two halves of page-locked memory alternate: one is filled while the other is copied.
 void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
   int half = 0;
   for (size_t at = 0; at < bytes; at += kUploadHalfBytes, half ^= 1) {
@@ -150,7 +150,7 @@ void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
   }
 }
 
-// The same the other way: one half is emptied while the other is filled.
+// The two halves alternate: one is emptied while the other is filled.
 void CopyToHost(CudaDevice& device, void* host, const void* from, size_t bytes) {
   const auto half_index = [&](size_t at) { return static_cast<int>(at / kUploadHalfBytes % 2); };
   const auto locked_at = [&](size_t at) {
@@ -201,7 +201,7 @@ std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
 
 namespace {
 
-// Null if the device has no memory for the graph of what fn launches.
+// Records what fn launches as a graph. Null if the device has no memory for the graph.
 cudaGraphExec_t Record(CudaDevice& device, const std::function<void()>& fn) {
   cudaGraph_t recorded = nullptr;
   CheckCuda(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
@@ -217,22 +217,21 @@ cudaGraphExec_t Record(CudaDevice& device, const std::function<void()>& fn) {
 
 }  // namespace
 
-// The first use is launched directly, so that scratch memory grows to what the batch needs: nothing
-// may be allocated while a graph is recorded.
+// The first use is launched directly, so that scratch memory grows to the size that the batch
+// needs: nothing may be allocated while a graph is recorded.
 void RunCaptured(CudaDevice& device, const std::vector<int64_t>& key,
                  const std::function<void()>& fn) {
-  // Clients choose slot caps, and so keys: the number of graphs that they can make the server keep
-  // is bounded.
+  // Clients choose slot caps and thereby keys, so the number of graphs kept is bounded.
   if (device.graphs.size() >= kMaxGraphs && !device.graphs.contains(key)) DropGraphs(device);
   const auto found = device.graphs.find(key);
   if (found == device.graphs.end()) {
     fn();
-    device.graphs[key];  // not where it had no memory
+    device.graphs[key];  // only if the launch had memory
     return;
   }
   cudaGraphExec_t& exec = found->second;
   if (exec == nullptr) exec = Record(device, fn);
-  // A graph takes memory of its own. Without it the batch goes on as it began.
+  // A graph needs memory of its own. Without it the batch is launched directly.
   if (exec == nullptr) return fn();
   const cudaError_t error = cudaGraphLaunch(exec, device.stream);
   if (IsOutOfMemory(error)) return fn();

@@ -1,4 +1,4 @@
-// The CUDA side of DeviceContext, for .cu files only: the stream all work goes to, and launching.
+// The CUDA side of DeviceContext, for .cu files only: the stream of all work, and launching.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,23 +25,24 @@ struct CudaStaging {
 };
 
 struct CudaDevice {
-  // Here thread blocks count themselves to find out which of them is the last one, which sets the
+  // Thread blocks count themselves here to find out which of them finishes last; that one sets the
   // counter back to zero.
   static constexpr int kCounters = 1 << 16;
 
   int ordinal = 0;
   std::string name;
   int n_multiprocessors = 0;
-  size_t max_shared_bytes = 0;  // dynamic, of one block
+  size_t max_shared_bytes = 0;  // dynamic shared memory of one thread block
   cudaStream_t stream = nullptr;
-  uint32_t* counters = nullptr;  // [kCounters] zero between kernels
+  uint32_t* counters = nullptr;  // [kCounters], zero between kernels
   CudaStaging staging[kStagedKinds];
   // Two halves of page-locked memory through which weights and states are copied, and the event
-  // after which each may be filled again.
+  // after which each half may be filled again.
   std::byte* upload_host = nullptr;
   cudaEvent_t upload_done[2] = {nullptr, nullptr};
   std::map<std::vector<int64_t>, cudaGraphExec_t> graphs;  // null until the second use
-  std::unordered_map<const void*, size_t> shared_bytes;    // allowed, by kernel
+  std::unordered_map<const void*, size_t>
+      shared_bytes;  // dynamic shared memory allowed for each kernel
   // cuBLASLt's handle and its scratch memory, made by kernels/ops/matmul_cublas.cu.
   std::shared_ptr<void> cublas;
   Buffer cublas_workspace;
@@ -55,8 +56,8 @@ void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line 
 
 inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }
 
-// So much dynamic shared memory for the kernel's blocks from now on, or more if that was allowed
-// before: recorded batches may need what was allowed when they were recorded.
+// Allows the kernel's thread blocks `bytes` of dynamic shared memory from now on. A larger
+// allowance from before stays, because recorded batches may need it.
 inline void AllowShared(DeviceContext& context, const void* kernel, size_t bytes) {
   constexpr size_t kAlwaysAllowed = 48 * 1024;
   size_t& allowed = context.cuda().shared_bytes.try_emplace(kernel, kAlwaysAllowed).first->second;
@@ -66,7 +67,7 @@ inline void AllowShared(DeviceContext& context, const void* kernel, size_t bytes
                                  static_cast<int>(bytes)));
 }
 
-// One kernel on the context's stream. Arguments convert to the kernel's parameter types.
+// Launches one kernel on the context's stream. Arguments convert to the kernel's parameter types.
 template <class... P, class... A>
 void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
             size_t shared_bytes, A&&... args) {

@@ -1,5 +1,5 @@
-// The PTX instructions that kernels use (compute capability 8.0 and later), one function each.
-// Every lane of the warp calls those of the tensor cores together. tests/simt has a second version
+// The PTX instructions that kernels use (compute capability 8.0 and later), one function each. All
+// lanes of the warp must call the tensor core functions together. tests/simt has a second version
 // of this header that emulates them with the fragment layouts of the PTX manual, sections "Matrix
 // Fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
@@ -14,8 +14,8 @@ __device__ inline uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// cp.async: 16 bytes from global to shared memory, both 16-byte aligned, past the registers.
-// valid = false reads nothing and writes zeros.
+// cp.async: copies 16 bytes from global to shared memory, both 16-byte aligned, without going
+// through registers. valid = false reads nothing and writes zeros.
 __device__ inline void CopyAsync16(SharedPtr<uint4> to, const void* from, bool valid) {
   const int source_bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(to)), "l"(from),

@@ -1,9 +1,10 @@
-// A block's dynamic shared memory. Kernels keep all their shared memory there and touch it only
-// through SharedPtr: here a plain pointer, in the host executor of tests/simt a checked one.
+// SharedPtr and DynamicShared: a thread block's dynamic shared memory. Kernels keep all their
+// shared memory there and touch it only through SharedPtr, which is a plain pointer here and a
+// checked one in the host executor of tests/simt.
 //
 // Rules that keep both meanings equal: read a whole element into a variable with a written type
-// (`const float4 x = p[i];`, never `auto` or `p[i].x`), write a whole element (`p[i] = x;`,
-// `p[i] += x;`), offset with `p + i`, change the type with SharedCast.
+// (`const float4 x = p[i];`, never `auto` or `p[i].x`), write a whole element (`p[i] = x;`, `p[i]
+// += x;`), offset with `p + i`, change the type with SharedCast.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +16,7 @@ namespace ovq::cuda {
 template <class T>
 using SharedPtr = T*;
 
-// The block's dynamic shared memory from byte_offset on, which is aligned for T.
+// The thread block's dynamic shared memory from byte_offset on, which must be aligned for T.
 template <class T>
 __device__ inline SharedPtr<T> DynamicShared(uint32_t byte_offset) {
   extern __shared__ uint4 ovq_dynamic_shared[];

@@ -1,5 +1,5 @@
-// Session states in the GPU's memory: CUDA's virtual memory management. The driver's functions are
-// found at run time, so that a program links without the driver and runs where there is none.
+// StateMemory on the GPU, with CUDA's virtual memory management. The driver's functions are found
+// at run time, so that a program links without the driver and runs where there is none.
 #include <cuda.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 template <class Fn>
 Fn* EntryPoint(const char* name) {
-  constexpr unsigned kDriverVersion = 12000;  // whose signatures these are
+  constexpr unsigned kDriverVersion = 12000;  // version of the signatures used here
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   cuda::CheckCuda(
@@ -49,7 +49,7 @@ const Driver& TheDriver() {
   return driver;
 }
 
-// As CheckCuda.
+// CheckCuda for the driver's results.
 void CheckDriver(CUresult result, const char* what, int line = __builtin_LINE()) {
   if (result == CUDA_SUCCESS) return;
   const char* name = nullptr;
@@ -68,29 +68,29 @@ CUmemAllocationProp PageProperties(const CudaDevice& device) {
   return properties;
 }
 
-// Neighbouring pages, committed together.
+// Adjacent pages that were committed together.
 struct Run {
-  size_t offset;  // of the first from the range's base
+  size_t offset;  // offset of the first page from the range's base
   std::vector<CUmemGenericAllocationHandle> pages;
 };
 
 }  // namespace
 
-// A range that was released: its pages are mapped until somebody needs them.
+// A released range: its pages stay mapped until they are needed.
 struct RetiredRange {
   std::byte* base;
   size_t bytes;
   std::vector<Run> runs;
-  cudaEvent_t zeroed;  // its pages are, from here on
+  cudaEvent_t zeroed;  // after this event its pages are zeroed
 };
 
 struct StatePages {
   CudaDevice& device;
   const CUmemAllocationProp memory;
   const size_t page_bytes;
-  cudaStream_t zeroing = nullptr;                  // beside the device's stream
+  cudaStream_t zeroing = nullptr;                  // runs beside the device's stream
   cudaEvent_t released = nullptr;                  // recorded anew at each release
-  std::vector<CUmemGenericAllocationHandle> free;  // zeroed, mapped nowhere
+  std::vector<CUmemGenericAllocationHandle> free;  // zeroed and unmapped
   std::map<std::byte*, std::vector<Run>> ranges;   // by base
   std::deque<RetiredRange> retired;                // oldest first
 };
@@ -123,10 +123,11 @@ void UnmapPage(StatePages& pages, std::byte* at) {
   CheckDriver(TheDriver().unmap(Address(at), pages.page_bytes), "unmapping of a page");
 }
 
-// Up to n pages of the range that was released first. A range whose pages are gone goes, too.
+// Reclaims up to n pages of the range that was released first. A range without pages left is
+// removed.
 void Reclaim(StatePages& pages, size_t n) {
   RetiredRange& range = pages.retired.front();
-  // Long past, but where it was released this instant.
+  // Has usually passed long ago, unless the range was released just now.
   CheckCuda(cudaEventSynchronize(range.zeroed));
   for (; n > 0 && !range.runs.empty(); --n) {
     Run& run = range.runs.back();
@@ -144,7 +145,7 @@ void Reclaim(StatePages& pages, size_t n) {
 }  // namespace
 
 void CloseStatePages(StatePages* pages) {
-  BindThread(pages->device);  // the last owner may be another thread
+  BindThread(pages->device);  // may be another thread than the owner's
   Check(pages->ranges.empty(), "every range of state memory is released");
   while (!pages->retired.empty()) Reclaim(*pages, std::numeric_limits<size_t>::max());
   CheckCuda(cudaStreamDestroy(pages->zeroing));
@@ -167,7 +168,7 @@ std::byte* ReserveRange(StatePages& pages, size_t bytes) {
 
 namespace {
 
-// Pages of a Commit: those from the free ones, which are zeroed, and then n_new that hold anything.
+// The pages of a Commit: first zeroed ones from the free list, then n_new with arbitrary contents.
 struct AcquiredPages {
   std::vector<CUmemGenericAllocationHandle> list;
   size_t n_new = 0;
@@ -180,8 +181,8 @@ void ReturnPages(StatePages& pages, AcquiredPages& acquired) {
   pages.free.insert(pages.free.end(), acquired.list.begin(), acquired.list.end());
 }
 
-// False, and none, if the GPU has no more. What was released comes before what is new: so no more
-// is ever held than was in use at once.
+// False, and no pages, if the GPU has none left. Released pages are used before new ones, so that
+// never more is held than was in use at once.
 bool AcquirePages(StatePages& pages, size_t n, AcquiredPages& acquired) {
   while (pages.free.size() < n && !pages.retired.empty()) Reclaim(pages, n - pages.free.size());
   const auto first = pages.free.end() - static_cast<std::ptrdiff_t>(std::min(n, pages.free.size()));
@@ -200,7 +201,7 @@ bool AcquirePages(StatePages& pages, size_t n, AcquiredPages& acquired) {
   return true;
 }
 
-// False, and none is mapped, if the GPU has no memory for its tables of them.
+// False, and nothing mapped, if the GPU has no memory for its page tables.
 bool MapPages(StatePages& pages, std::byte* at,
               const std::vector<CUmemGenericAllocationHandle>& list) {
   CUresult result = CUDA_SUCCESS;
@@ -227,7 +228,7 @@ bool MapPages(StatePages& pages, std::byte* at,
 bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes) {
   const size_t page_bytes = pages.page_bytes;
   std::vector<Run>& runs = pages.ranges.at(base);
-  // What an earlier call has committed whose caller then had no memory for the rest.
+  // Skips what an earlier call committed whose caller then had no memory for the rest.
   for (const Run& run : runs) {
     if (run.offset != offset || bytes == 0) continue;
     const size_t there = std::min(bytes, run.pages.size() * page_bytes);
@@ -249,8 +250,8 @@ bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes
   return true;
 }
 
-// Nothing here waits: pages are zeroed once the work that is queued has ended, beside what comes
-// after it, and unmapped when somebody needs them.
+// Nothing here waits: pages are zeroed after the queued work, beside the work that follows it, and
+// unmapped when they are needed.
 void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes) {
   const auto range = pages.ranges.find(base);
   Check(range != pages.ranges.end(), "a range of state memory is released once");
@@ -270,7 +271,7 @@ void ReleaseRange(StatePages& pages, std::byte* base, size_t bytes) {
 namespace {
 
 constexpr int kPackThreads = 128;
-// Of one launch: they are its arguments.
+// Extents of one launch; they are passed as its arguments.
 constexpr size_t kMostExtents = 64;
 
 struct Extents {
@@ -278,7 +279,7 @@ struct Extents {
   size_t packed_at[kMostExtents];
 };
 
-// Grid: extents. to_state: out of `packed`, else into it.
+// Grid: extents. to_state: copies from `packed`, else into it.
 __global__ void __launch_bounds__(kPackThreads)
     CopyExtents(std::byte* base, Extents extents, std::byte* packed, bool to_state) {
   const StateExtent extent = extents.list[blockIdx.x];

@@ -1,5 +1,5 @@
 // Softmax attention over a window of whole chunks and, if there are sinks, the sequence's first
-// tokens. KVM paper's published code, gptalpha_bswa; exactly: README.md.
+// tokens. From the KVM paper's published code, gptalpha_bswa; equations in README.md.
 #pragma once
 
 #include "kernels/mixers/common/attend.h"

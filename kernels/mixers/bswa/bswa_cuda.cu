@@ -1,5 +1,5 @@
-// Block sliding windows on CUDA: the attention kernels over sinks and window, then the windows
-// whose chunk is full slide.
+// Block sliding windows on CUDA: the attention kernels over sinks and window, then the slide of the
+// windows whose chunk is full.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/bswa/bswa.h"
 #include "kernels/mixers/common/cuda/slide.cuh"

@@ -1,7 +1,7 @@
-// The ground truth of block sliding windows, in double. Of one head, W = chunk_len, n the chunks of
-// the window, position p:
-//   b = max(0, (floor(p / W) + 1 - n) W),  o_p = sum_j softmax_j(q_p . k_j) v_j
-// over the positions j <= p with j >= b or j < sink_len.
+// The reference of block sliding windows, in double. For one head, with W = chunk_len, n chunks in
+// the window and position t:
+//   b = max(0, (floor(t / W) + 1 - n) W),  o_t = sum_j softmax_j(q_t . k_j) v_j
+// over the positions j <= t with j >= b or j < sink_len.
 #include <algorithm>
 #include <vector>
 
@@ -17,12 +17,12 @@ int64_t WindowBegin(const AttentionBlocks& blocks, int64_t position) {
   return std::max<int64_t>(0, (chunk + 1 - blocks.recent_spans) * blocks.wave_span);
 }
 
-// Where position j lies while the window begins at `begin`: sinks in front, the window after them.
+// The slot of position j while the window begins at `begin`: sinks in front, the window after them.
 int64_t RecentSlotIndex(const AttentionBlocks& blocks, int64_t j, int64_t begin) {
   return j < blocks.recent_sinks ? j : j - std::max<int64_t>(0, begin - blocks.recent_sinks);
 }
 
-// The tokens that the next chunk's window still has go where they lie in it.
+// Moves the tokens that stay in the next chunk's window to their new slots.
 void Slide(const AttentionArgs& args, const TokenRef& token) {
   const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;

@@ -1,5 +1,5 @@
-// Attention on the CPU: a task for every kv head of every sequence, which takes its rows in order;
-// where there are fewer of them than threads, threads share a head's blocks.
+// Attention on the CPU (AttendCpu): one task per kv head of every sequence processes its tokens in
+// order. Where there are fewer tasks than threads, threads share a head's blocks.
 #include <algorithm>
 
 #include "kernels/common/parallel.h"
@@ -10,14 +10,14 @@
 namespace ovq {
 namespace {
 
-// What a batch does beside its attention (AttendTilesCpu).
+// The hooks of AttendTilesCpu.
 struct Hooks {
   const std::function<void(const TileTokens&)>& prepare;
   const std::function<void(const FullChunk&, int thread)>& update;
   const std::function<void(const TileTokens&, int thread)>& after;
 };
 
-// Buffers of a tile, so that parallel tasks allocate nothing; sized for the longest.
+// Buffers of a tile, sized for the longest, so that parallel tasks allocate nothing.
 struct TileBuffers {
   KvBlock* blocks;
   const float** rows;  // [tokens * (group + 1)]
@@ -25,7 +25,7 @@ struct TileBuffers {
   float* out;          // [tokens * group][value_stride]
 };
 
-// Buffers of a thread.
+// Buffers of one thread.
 struct ThreadBuffers {
   float* scratch;
   ChunkBuffers chunk;
@@ -34,7 +34,7 @@ struct ThreadBuffers {
 int MostQueries(const AttentionArgs& args) {
   return std::min(kBlockSlots, args.seqs.max_sequence_length()) * args.blocks.shape.group();
 }
-// Of a tile, probes included.
+// The most rows of a tile, probes included.
 int MostRows(const AttentionArgs& args) {
   return MostQueries(args) + std::min(kBlockSlots, args.seqs.max_sequence_length());
 }
@@ -58,8 +58,8 @@ ThreadBuffers MakeThreadBuffers(ScratchScope& scope, const AttentionArgs& args) 
   return buffers;
 }
 
-// The tile of a head that begins with the row at `position`. Tiles end where a recent block or a
-// span ends, so that all rows of one meet the same blocks as they would alone.
+// The tile of a head that begins with the token at `position`. Tiles end where a recent block or a
+// span ends, so that all tokens of one read the same blocks as they would alone.
 TileTokens TileAt(const AttentionArgs& args, int s, int kv_head, int64_t position) {
   const AttentionBlocks& blocks = args.blocks;
   const int64_t start = args.seqs.start_pos[s], span = blocks.wave_span,
@@ -79,7 +79,7 @@ TileTokens TileAt(const AttentionArgs& args, int s, int kv_head, int64_t positio
           .n_live = blocks.LiveAt(s, kv_head, wave)};
 }
 
-// Of a tile's recent blocks, the first that it meets.
+// The first recent block that a tile reads.
 int64_t FirstRecent(const AttentionBlocks& blocks, const TileTokens& tile) {
   return blocks.ring() > 0 ? std::max<int64_t>(0, tile.block + 1 - blocks.ring()) : 0;
 }
@@ -100,7 +100,7 @@ void Store(const AttentionArgs& args, const TileTokens& tile) {
   }
 }
 
-// The blocks that the rows meet; positions count from the begin of their own.
+// The blocks that the tile's rows read. Positions count from the beginning of the tile's own block.
 std::span<const KvBlock> ListBlocks(const AttentionBlocks& blocks, const TileTokens& tile,
                                     KvBlock* list) {
   const auto at = [&](const BlockPlaces& places, int64_t block) {
@@ -173,7 +173,7 @@ void BeginTile(const AttentionArgs& args, const TileTokens& tile, const Hooks& h
   Store(args, tile);
 }
 
-// Its rows' attention is in `out`.
+// Finishes a tile whose attention is in `out`.
 void EndTile(const AttentionArgs& args, const TileTokens& tile, const float* out,
              const Hooks& hooks, const ChunkBuffers& chunk_buffers, int thread) {
   if (args.rows.out_dtype == DType::kBF16) {
@@ -209,17 +209,18 @@ void AttendHead(const AttentionArgs& args, int s, int kv_head, const TileBuffers
   }
 }
 
-// One head's part of a round of SharedHeads.
+// One head's state in a round of SharedHeads.
 struct SharedHead {
-  int64_t position;  // of its next tile
+  int64_t position;  // position of its next tile
   TileTokens tile;
   TileBuffers buffers;
-  float* sums;               // of its segments so far, then of the next ones, each for itself
-  BlockAttention attention;  // no blocks: it has no tile in this round
+  float* sums;               // sums of the segments so far, then of the next ones, each on its own
+  BlockAttention attention;  // no blocks: the head has no tile in this round
 };
 
-// Heads whose blocks all threads share: in rounds of a tile of each head, some of its segments at a
-// time are computed by whoever is free and folded by one. The bits are those of AttendHead.
+// Heads whose blocks all threads share. A round has one tile of each head; threads compute some of
+// its segments at a time, dynamically scheduled, and one thread folds them. The bits are those of
+// AttendHead.
 class SharedHeads {
  public:
   SharedHeads(DeviceContext& context, const AttentionArgs& args,
@@ -258,7 +259,8 @@ class SharedHeads {
   }
 
  private:
-  // Computed between two waits for one another; so few that memory does not grow with the context.
+  // Segments computed per thread between two barriers; few, so that memory does not grow with the
+  // context.
   static constexpr int64_t kSegmentsOfThread = 16;
 
   int sequence(int64_t head) const {
@@ -271,7 +273,7 @@ class SharedHeads {
                          head.attention.value_stride);
   }
 
-  // The next tile of every head; whether there is one.
+  // Moves to the next tile of every head; false if there is none.
   bool Begin() {
     ParallelFor(context_, n_heads_, [&](int64_t i, int) {
       SharedHead& head = heads_[i];
@@ -317,9 +319,9 @@ class SharedHeads {
   const Hooks& hooks_;
   ScratchScope scope_;
   const int64_t n_heads_;
-  const int width_;  // segments of a head at a time
+  const int width_;  // segments of a head computed at a time
   const size_t segment_floats_;
-  int most_segments_ = 0;  // of a head in this round
+  int most_segments_ = 0;  // most segments of any head in this round
   SharedHead* heads_;
 };
 
@@ -328,7 +330,7 @@ class SharedHeads {
 bool SharesHeads(const AttentionArgs& args, int n_threads) {
   const int64_t n_heads = int64_t{args.seqs.n_seqs()} * args.blocks.shape.n_kv_heads;
   if (n_threads == 1 || n_heads >= 2 * int64_t{n_threads}) return false;
-  // Who is free takes the next head. Sharing also costs the waits between a round's parts.
+  // Without sharing, a free thread takes the next head. Sharing costs the barriers of a round.
   std::vector<int64_t> loads(static_cast<size_t>(n_threads));
   int64_t total = 0;
   for (int s = 0; s < args.seqs.n_seqs(); ++s) {

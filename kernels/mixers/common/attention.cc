@@ -14,10 +14,10 @@ constexpr int64_t kMaxGateRank = 1 << 16;
 constexpr int64_t kMaxLayer = 1 << 16;
 constexpr double kMaxScoreScale = 1e6;
 
-// Among a batch's tensors: what layer `layer` projects from FirstValuesInput.
+// The name, among a batch's tensors, of layer `layer`'s projection of FirstValuesInput.
 std::string FirstValues(int layer) { return absl::StrCat("first_values.", layer); }
 
-// qk_norm and what belongs to it.
+// Reads qk_norm and its fields.
 void ReadNorm(AttrReader& model, const AttentionShape& shape, AttentionInput& input) {
   constexpr std::string_view kNorms[] = {"unit", "l2", "layer", "none", "rms", "rms_all_heads"};
   constexpr std::string_view kWeights[] = {"plain", "one_plus", "none"};
@@ -141,7 +141,7 @@ void AttentionProjection::LoadBiases(const MixerSpec& spec) {
   const int64_t q = int64_t{shape_.n_heads} * shape_.head_dim;
   const int64_t k = int64_t{shape_.n_kv_heads} * shape_.head_dim;
   const int64_t v = int64_t{shape_.n_kv_heads} * shape_.value_head_dim;
-  std::vector<float> bias;  // of a part without one: zeros
+  std::vector<float> bias;  // zeros for a part without a bias
   const auto append = [&](bool has_bias, const WeightPart& part) {
     const auto end = bias.size() + static_cast<size_t>(part.rows);
     if (has_bias) {
@@ -244,7 +244,7 @@ TensorView AttentionProjection::Shift(const LayerArgs& args, TensorView x, const
   return shifted;
 }
 
-// v [n_tokens], rows `stride` apart.
+// Value residual on v [n_tokens, n_kv_heads, value_head_dim], tokens `stride` apart.
 void AttentionProjection::MixValues(const LayerArgs& args, TensorView x, float* v,
                                     int64_t stride) const {
   if (input_.value_residual == ValueResidual::kNone) return;
@@ -312,7 +312,7 @@ void AttentionProjection::Prepare(const LayerArgs& args, float* q, float* k, int
                    .rope = rope_ ? &*rope_ : nullptr,
                    .positions = {args.seqs.device.positions, static_cast<size_t>(n_tokens)},
                    .round_to_bf16 = compute_ == DType::kBF16};
-  if (input_.norms_all_heads) {  // a row's heads as one, and then the rest head by head
+  if (input_.norms_all_heads) {  // all heads of a token as one, then the rest head by head
     for (const auto& [heads, weight] :
          {std::pair(prep.queries, prep.query_norm), std::pair(prep.keys, prep.key_norm)}) {
       const HeadRows as_one = {heads.data, n_tokens, 1, heads.n_heads * heads.head_dim, stride};

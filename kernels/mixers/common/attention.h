@@ -1,5 +1,5 @@
-// What every softmax-type mixer has around its attention: projections, norms, score scale, RoPE,
-// output gate.
+// AttentionMixer: the projections, norms, score scale, RoPE and output gate around every
+// softmax-type mixer's attention.
 #pragma once
 
 #include <cstdint>
@@ -25,72 +25,74 @@ struct AttentionShape {
   constexpr int group() const { return n_heads / n_kv_heads; }
 };
 
-// From num_attention_heads, num_key_value_heads, head_dim, value_head_dim.
+// Reads num_attention_heads, num_key_value_heads, head_dim and value_head_dim.
 AttentionShape ReadAttentionShape(AttrReader& model);
 
-// What happens to queries, keys and values between their projections and a mixer's kernel, in this
-// order. All by default as in the OVQ paper (appendix 8.2).
+// The processing of queries, keys and values between their projections and a mixer's kernel, in
+// this order. The defaults are those of the OVQ paper (appendix 8.2).
 struct AttentionInput {
-  // v moves towards the values v' that layer `value_layer` projects from the embedding:
+  // Value residual: v moves towards the values v' that layer `value_layer` projects from the
+  // embedding.
   //   gated  v += (v' - v) sigmoid(bias + up(down(x))), the gate of rank gate_rank
   //   linear v += (v' - v) lambda
-  // kGatedAfterShift: as gated, but v as a token shift leaves it, and x shifted as v is.
+  // kGatedAfterShift: as gated, but applied to v after its token shift, with x shifted like v.
   enum class ValueResidual : uint8_t { kNone, kGated, kLinear, kGatedAfterShift };
   ValueResidual value_residual = ValueResidual::kNone;
   int value_layer = -1;
   int64_t gate_rank = 0;
-  bool bias = false;         // of the projections of q, k, v and of the output
-  bool token_shift = false;  // of q, k and v as they then are, from x_{-1} = x_0
-  // kUnit: q times beta; kL2: beta sqrt(d); kLayer: 1 / sqrt(d); kNone and kRms: score_scale
+  bool bias = false;         // projections of q, k, v and the output have biases
+  bool token_shift = false;  // shifts q, k and v after the value residual; x_{-1} = x_0
+  // Factor of q: beta for kUnit, beta sqrt(d) for kL2, 1 / sqrt(d) for kLayer, score_scale for
+  // kNone and kRms.
   HeadNorm norm = HeadNorm::kUnit;
   float score_scale = 1;
-  bool norms_all_heads = false;  // kRms: over all heads of a row at once, weight [heads d]
+  bool norms_all_heads = false;  // kRms over all heads of a token at once, weight [heads d]
   float norm_eps = 0;            // of kRms
   NormWeightKind norm_weight = NormWeightKind::kPlain;  // of kRms
   RopeSpec rope;                                        // dims 0: no position encoding
-  // What the attention gives is multiplied by sigmoid(g_proj x (+ bias)) before o_proj.
+  // The attention's output is multiplied by sigmoid(g_proj x (+ bias)) before o_proj.
   bool gate = false, gate_bias = false;
 
   constexpr bool shifts_gate() const { return value_residual == ValueResidual::kGatedAfterShift; }
 };
 
-// From qk_norm, qk_norm_eps, qk_norm_weight, score_scale, rope, rope_theta, rope_dims,
+// Reads qk_norm, qk_norm_eps, qk_norm_weight, score_scale, rope, rope_theta, rope_dims,
 // rope_rounds_to_bfloat16, token_shift, attention_bias, output_gate, output_gate_bias,
-// value_residual, value_residual_layer, value_gate_rank (docs/model-format.md).
+// value_residual, value_residual_layer and value_gate_rank (docs/model-format.md).
 AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
                                   bool rope_by_default);
 
-// Fails where a gate's x is to be shifted as the values are, but is not as wide as they.
+// Reports an error if a gate's x is shifted like the values but has another width than they.
 void CheckGateShift(AttrReader& model, const AttentionShape& shape, const AttentionInput& input,
                     int64_t d_model);
 
-// The layer whose values the value residual of these fields mixes in; -1 without one.
+// The layer that the value residual takes its values from; -1 without one.
 int ReadValueLayer(AttrReader& model);
-// Among a batch's tensors: the normed embedding [n_tokens, d_model] that the values of `layer` are
-// projected from, in the compute dtype.
+// The name, among a batch's tensors, of the normed embedding [n_tokens, d_model] in the compute
+// dtype, from which the first values of `layer` are projected.
 std::string FirstValuesInput(int layer);
 
-// Where a session keeps the newest rows of a layer's token shifts: of q, k and v before theirs, and
-// of x. From a session's base; 0 without the shift.
+// Offsets from a session's base of the newest token's inputs to a layer's token shifts: q, k and v
+// before their shift, and x. 0 without the shift.
 struct ShiftPlaces {
   size_t qkv = 0, x = 0;
 };
 
-// One batch's queries, keys and values, ready for a kernel. Rows are `stride` floats apart.
+// One batch's queries, keys and values, ready for a kernel. Tokens are `stride` floats apart.
 struct AttentionTensors {
-  const float* q;  // [n_tokens, n_heads, head_dim] as AttentionInput leaves them;
+  const float* q;  // [n_tokens, n_heads, head_dim], processed as AttentionInput says
   const float* k;  // [n_tokens, n_kv_heads, head_dim]
                    // both bfloat16 values if that is the compute dtype
   const float* v;  // [n_tokens, n_kv_heads, value_head_dim]
   int64_t stride;
   void* out;  // [n_tokens, n_heads, value_head_dim], packed
   DType out_dtype;
-  TensorView x =
-      {};  // [n_tokens, d_model] what the others were projected from, in the compute dtype
-  const float* gate = nullptr;  // [n_tokens, n_heads, value_head_dim], rows `stride` apart, or none
+  TensorView x = {};  // [n_tokens, d_model], the layer's input in the compute dtype
+  const float* gate =
+      nullptr;  // [n_tokens, n_heads, value_head_dim], tokens `stride` apart; null without a gate
 };
 
-// q_proj, k_proj, v_proj, g_proj, o_proj [out, in] of one layer and the weights of its
+// q_proj, k_proj, v_proj, g_proj and o_proj [out, in] of one layer, and the weights of its
 // AttentionInput.
 class AttentionProjection {
  public:
@@ -98,15 +100,15 @@ class AttentionProjection {
   AttentionProjection(const MixerSpec& spec, const AttentionShape& shape,
                       const AttentionInput& input);
 
-  // Puts this layer's first values among the batch's tensors, if others mix them in.
+  // Puts this layer's first values among the batch's tensors if other layers mix them in.
   void PublishValues(const LayerArgs& args) const;
-  // Fills rows from x [n_tokens, d_model]; the buffers live as long as scope.
+  // Projects x [n_tokens, d_model]; the returned buffers live as long as scope.
   AttentionTensors Project(const LayerArgs& args, TensorView x, const ShiftPlaces& newest,
                            ScratchScope& scope) const;
   // y[n_tokens, d_model] += residual_scale o_proj(rows.out times its gate), or = (LayerArgs::adds).
   void Output(const LayerArgs& args, const AttentionTensors& rows, TensorView y) const;
   size_t bytes() const;
-  // Of the row that the token shift of q, k and v keeps.
+  // Width of the stored token of the shift of q, k and v.
   static int64_t ShiftWidth(const AttentionShape& shape);
 
  private:
@@ -124,13 +126,13 @@ class AttentionProjection {
   AttentionShape shape_;
   AttentionInput input_;
   DType compute_;
-  Linear qkv_;  // rows q, k, v and, with a gate, g
+  Linear qkv_;  // stacked: q, k, v and, with a gate, g
   Linear out_;
-  Buffer qkv_bias_, out_bias_;    // [qkv_.out()] and [d_model] float, or nothing
-  Linear first_values_;           // v_proj again, in the layer that gives values
+  Buffer qkv_bias_, out_bias_;    // [qkv_.out()] and [d_model] float; empty without biases
+  Linear first_values_;           // v_proj again, in a layer that publishes first values
   Linear gate_down_, gate_up_;    // float32: [rank, d_model], [v, rank]
   Buffer gate_bias_;              // [v] float
-  Buffer gate_shift_;             // [d_model] float, of the gate's x
+  Buffer gate_shift_;             // [d_model] float, token shift of the gate's x
   float value_share_ = 0;         // lambda
   Buffer shift_;                  // [q + k + v] float
   Buffer beta_;                   // [n_heads] float
@@ -138,18 +140,19 @@ class AttentionProjection {
   std::optional<RopeTable> rope_;
 };
 
-// What an AttentionMixer is made around, with the defaults of its optional parts. An attention
-// derives from it and has
+// The base of the attention inside an AttentionMixer, with defaults for its optional parts. A
+// derived T has
 //   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
-//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills rows.out, advances the
-//   states std::vector<StateExtent> UndoExtents(...) const: as SequenceMixer's
+//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills rows.out and advances the
+//       states
+//   std::vector<StateExtent> UndoExtents(...) const: see SequenceMixer
 struct Attention {
   AttentionShape shape;
   AttentionInput input = {};
   MixerState layout = {};
-  static constexpr bool kRopeByDefault = false;  // has RoPE where config.json does not say
+  static constexpr bool kRopeByDefault = false;  // RoPE if config.json does not say
 
-  // Of the fixed part: an attention's own fields, before the rows that token shifts keep.
+  // The number and bytes of the attention's own fixed fields, which precede those of token shifts.
   int own_fields() const {
     return static_cast<int>(layout.fixed.list().size()) - (input.token_shift ? 1 : 0) -
            (input.shifts_gate() ? 1 : 0);
@@ -159,14 +162,14 @@ struct Attention {
     return all ? layout.fixed.bytes() : layout.fixed.offset(own_fields());
   }
 
-  // Of tokens within a span that do not end it; as SequenceMixer's.
+  // As SequenceMixer::CanUndoSuffix, for tokens within a span that do not end it.
   bool CanUndoSuffix(const TokenRange&) const { return true; }
 
-  void Load(const MixerSpec&) {}  // weights beside the projections'; errors are spec.weights'
+  void Load(const MixerSpec&) {}  // loads further weights; errors go to spec.weights
   size_t weight_bytes() const { return 0; }
 };
 
-// What a device needs to know of an attention before its first batch. Its errors are spec.weights'.
+// Prepares a device for an attention before its first batch. Its errors are spec.weights'.
 void PrepareAttention(const MixerSpec& spec, const AttentionShape& shape);
 
 template <class T>
@@ -194,7 +197,7 @@ class AttentionMixer final : public SequenceMixer {
     }
     return extents;
   }
-  // The row that a token shift keeps is the last token's, whichever that is.
+  // False with a token shift: every token overwrites the stored one.
   bool CanUndoSuffix(const TokenRange& tokens) const override {
     const MixerState& state = attention_.layout;
     return attention_.own_fields() == static_cast<int>(state.fixed.list().size()) &&
@@ -235,7 +238,7 @@ absl::StatusOr<T> ReadAttention(const StateSpec& spec) {
   return attention;
 }
 
-// The two functions of a line of the registry.
+// The state and factory functions of a MixerEntry.
 template <class T>
 absl::StatusOr<MixerState> AttentionState(const StateSpec& spec) {
   ASSIGN_OR_RETURN(const T attention, ReadAttention<T>(spec));

@@ -23,7 +23,7 @@ uint32_t RandomBits(const MeanKeyRef& key, size_t channel) {
   return words[draw / 2] >> (draw % 2 * 16) & 0xffff;
 }
 
-// Of the smallest power of two that the largest channel fits 127 times.
+// Exponents of the smallest power of two with which the largest channel fits in [-127, 127].
 constexpr int kZeroRow = -127, kBrokenRow = 128;
 int ExponentRef(const std::vector<double>& row) {
   double largest = 0;
@@ -37,15 +37,15 @@ int ExponentRef(const std::vector<double>& row) {
   return exponent;
 }
 
-// A slot's key or value and what merges into it.
+// The merge of members into a slot's key or value.
 struct MergeRef {
-  const std::vector<std::vector<float>>& members;  // each all channels
-  bool from_mean;  // what is added is a member's distance from the mean
+  const std::vector<std::vector<float>>& members;  // [members][channels]
+  bool from_mean;  // adds the members' distances from the mean, not the members
   bool normalizes;
   double count;
 };
 
-// mean + sum (member - mean) / count.
+// Returns mean + sum_i (member_i - mean) / count.
 std::vector<double> MergedRef(const std::vector<float>& mean, const MergeRef& merge) {
   std::vector<double> row;
   double squares = 0;
@@ -101,11 +101,11 @@ void StoreMeanRef(const std::vector<double>& mean, const MeanKeyRef& key, DType 
     if (dtype == DType::kF32) {
       static_cast<float*>(block)[at] = x;
     } else if (dtype == DType::kBF16) {
-      // Added below the bits that stay.
+      // Random bits are added below the bits that stay.
       const uint64_t bits = uint64_t{std::bit_cast<uint32_t>(x)} + RandomBits(key, c);
       static_cast<uint16_t*>(block)[at] = static_cast<uint16_t>(bits >> 16);
     } else {
-      // Up with the probability of what is behind the point.
+      // Rounds up with the probability of the fraction.
       const bool is_row = exponent != kZeroRow && exponent != kBrokenRow;
       const double scaled = is_row ? std::ldexp(x, -exponent) : 0;
       static_cast<int8_t*>(block)[at] =

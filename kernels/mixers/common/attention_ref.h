@@ -1,5 +1,5 @@
-// The ground truth of softmax attention in double, from the paper's equations. It shares the layout
-// of the state with the other devices and nothing that decides or computes.
+// The reference of softmax attention in double, from the papers' equations. It shares the state's
+// layout with the other devices but no decisions or arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 namespace ovq {
 
 struct SlotRef {
-  const void* keys;  // the block it is in
+  const void* keys;  // the slot's block
   const void* values;
   int slot;
   double bias;  // added to the score
 };
 
-// q . key of a slot.
+// q[head_dim] . key of a slot.
 double DotSlotRef(const float* q, const void* keys, DType dtype, int head_dim, int slot);
 
 // out[value_head_dim] = sum of softmax(q . key + bias) value over the slots.
 void AttendSlotsRef(const float* q, const std::vector<SlotRef>& slots, DType dtype, int head_dim,
                     int value_head_dim, float* out);
 
-// One token of one key/value head.
+// One token, seen by one key/value head.
 struct TokenRef {
   int sequence;
   std::byte* session;
@@ -31,7 +31,7 @@ struct TokenRef {
   int64_t row;
   int64_t position;
 };
-// Calls fn for every token of a batch and every head, in the order of each sequence.
+// Calls fn for every token of a batch and every kv head, in the order of each sequence.
 template <class Fn>
 void ForEachTokenRef(const AttentionArgs& args, Fn&& fn) {
   const BatchSequences& seqs = args.seqs;
@@ -45,39 +45,39 @@ void ForEachTokenRef(const AttentionArgs& args, Fn&& fn) {
 }
 
 const float* KeyRef(const AttentionArgs& args, const TokenRef& token);  // [head_dim]
-// Slot j of the dictionary, with ln count where slots have a bias; slot i of the recent tokens,
-// counted from their origin.
+// Dictionary slot j, with bias ln count where slots have one; recent slot i, counted from the
+// origin.
 SlotRef DictionarySlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j);
 SlotRef RecentSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t i);
 
 // Writes a key and the token's value to recent slot i.
 void StoreTokenRef(const AttentionArgs& args, const TokenRef& token, const float* key, int64_t i);
 
-// rows.out of the token for the query heads of its kv head.
+// Writes rows.out of the token for all query heads of its kv head.
 void AttendTokenRef(const AttentionArgs& args, const TokenRef& token,
                     const std::vector<SlotRef>& slots);
 
-// What a mean's random numbers are drawn for; row is a centroid's number, or what stands for it.
+// The inputs of a mean's random numbers. `row` is the slot's number, or a stand-in for it.
 struct MeanKeyRef {
   int layer, kv_head;
   uint32_t row;
   bool is_value;
   int64_t chunk;
 };
-// A key's or value's mean as a slot of a block with so many channels (values: with their padding),
-// rounded stochastically where that is not float32.
+// Stores a key's or value's mean as a slot of a block with that many channels (values: with
+// padding), rounded stochastically unless float32.
 void StoreMeanRef(const std::vector<double>& mean, const MeanKeyRef& key, DType dtype, void* block,
                   int channels, int slot);
 
-// What else a mean may become.
+// Variants of the merge.
 struct MergeRuleRef {
   bool normalizes_keys = false, normalizes_values = false;  // mean / max(|mean|, 1e-12)
-  // Delta rule, [chunk's tokens][value_head_dim]: value += sum (member - prediction) / count.
+  // Delta rule, [chunk_len][value_head_dim]: value += sum (member - prediction) / count.
   const std::vector<std::vector<float>>* predictions = nullptr;
 };
-// A dictionary slot at the end of the token's chunk, from the chunk's members of it:
-//   count += their number,  mean += sum (member - mean) / count
-// for its value, and its key unless that is not kept in the state; gives the count.
+// Updates dictionary slot j at the end of the token's chunk from the chunk's members i of it:
+//   count_j += their number,  mean_j += sum_i (member_i - mean_j) / count_j
+// for its value, and for its key unless that is not kept in the state. Returns the count.
 uint32_t MergeSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j,
                       const std::vector<int>& members, const MergeRuleRef& rule = {});
 

@@ -35,13 +35,14 @@ SegmentSums SegmentSumsIn(float* memory, int n_queries, int n_probes, int value_
 }
 
 size_t SegmentScratch(int n_rows, int head_dim, int value_stride) {
-  // Scores and the rescale factor; one block's keys and values in float32.
+  // Scores and the rescale factor, and one block's keys and values in float32.
   return static_cast<size_t>(n_rows) * (kBlockSlots + 1) +
          static_cast<size_t>(kBlockSlots) * static_cast<size_t>(head_dim + value_stride);
 }
 
 size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride) {
-  // A segment's, its sums, and those of the segments before it, which are partly the tile's own.
+  // One segment's scratch, its sums, and those of the segments before it, which partly lie in the
+  // tile's outputs.
   return SegmentScratch(n_rows, head_dim, value_stride) + SegmentSumsFloats(n_rows, value_stride) +
          2 * static_cast<size_t>(n_rows);
 }

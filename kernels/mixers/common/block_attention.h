@@ -1,10 +1,10 @@
-// Attention over blocks of 64 key/value slots: what the softmax, ovq and vq mixers share. A block
-// is a part of a dictionary, of a pending chunk, of a window or of a full cache.
+// Attention of a tile of queries over blocks of 64 key/value slots, used by attend.h. A block is a
+// part of a dictionary, a pending chunk, a window or a full cache.
 //
 // Layout of a block: keys [head_dim][64], transposed, so that a score is one sequential chain of
 // fused multiply-adds over the channels in every lane. Its bits are then the same on every vector
-// width and wherever the query stands in a tile, which the discrete choices need. values
-// [64][value_stride], value_stride = value_head_dim rounded up to 16, padded with zeros. Of int8
+// width and wherever the query stands in a tile, as the discrete choices need. values
+// [64][value_stride], value_stride = value_head_dim rounded up to 16, padded with zeros. In int8
 // either is followed by its slots' exponents (int8_rows.h).
 #pragma once
 
@@ -33,12 +33,12 @@ struct KvBlock {
   int32_t begin;
 };
 
-// Blocks are summed in segments of so many, each for itself, and the segments' sums folded in their
-// order: always, so that many threads may share a row's blocks and its bits do not tell.
+// Blocks per segment. Each segment is summed on its own and the segments' sums are folded in order,
+// always, so that threads may share a row's blocks without changing its bits.
 constexpr int kCpuSegmentBlocks = 8;
 
-// One tile of rows of one key/value head. All rows meet the same blocks in the same order, masked
-// slots included, so that a row's bits never depend on its neighbours.
+// One tile of queries and probes (together its rows) of one key/value head. All rows read the same
+// blocks in the same order, masked slots included, so a row's bits never depend on its neighbours.
 struct BlockAttention {
   DType dtype;  // of keys and values
   int head_dim;
@@ -50,7 +50,7 @@ struct BlockAttention {
 
   // Queries: softmax(q . k + bias) v. q holds the score scale already.
   int n_queries;
-  const int32_t* query_position;  // [n_queries], same origin as KvBlock::begin
+  const int32_t* query_position;  // [n_queries], relative to the origin of KvBlock::begin
   float* out;                     // [n_queries][value_stride]
 
   // Probes: the slot of a dictionary block with the highest k . k; ties to the lowest slot.
@@ -66,7 +66,7 @@ struct BlockAttention {
   }
 };
 
-// What a tile's rows have of one segment, or of the segments so far.
+// The running sums of a tile's rows over one segment, or over the segments so far.
 struct SegmentSums {
   float* max;          // [n_queries] m
   float* sum;          // [n_queries] l
@@ -75,41 +75,45 @@ struct SegmentSums {
   int32_t* best_slot;  // [n_probes]
 };
 
-// In so many floats of memory, of n_rows queries and probes together.
+// Floats of memory for the sums of n_rows queries and probes together.
 constexpr size_t SegmentSumsFloats(int n_rows, int value_stride) {
   return static_cast<size_t>(n_rows) * static_cast<size_t>(value_stride + 4);
 }
 SegmentSums SegmentSumsIn(float* memory, int n_queries, int n_probes, int value_stride);
 
-// Floats of scratch for a segment of a tile of up to n_rows queries and probes together, and for a
-// whole tile.
+// Floats of scratch for one segment, and for a whole tile, of up to n_rows queries and probes
+// together.
 size_t SegmentScratch(int n_rows, int head_dim, int value_stride);
 size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride);
 
-// Online softmax, in a segment one block after another: m' = max(m, max s), p = exp(s - m'),
-// l' = l exp(m - m') + sum p, acc' = acc exp(m - m') + sum p v; of segments a, then b:
-// m = max(m_a, m_b), l = l_a exp(m_a - m) + l_b exp(m_b - m), acc likewise; out = acc / l.
-// Scores and sums in float32, sequential over channels and slots; Highway, any instruction set.
+// Attends with an online softmax. Within a segment, block after block, with s_j = q . k_j + bias_j:
+//   m' = max(m, max_j s_j), p_j = exp(s_j - m'), l' = l exp(m - m') + sum_j p_j,
+//   acc' = acc exp(m - m') + sum_j p_j v_j
+// Of segments a, then b: m = max(m_a, m_b), l = l_a exp(m_a - m) + l_b exp(m_b - m), acc likewise;
+// out = acc / l. Scores and sums in float32, sequential over channels and slots; Highway, any
+// instruction set.
 void AttendBlocksCpu(const BlockAttention& tile);
 
-// The same in parts. The sums of a segment, with SegmentScratch() floats in place of tile.scratch:
-// several threads may compute some each. Blocks before `fetched` are asked for ahead of their use.
+// AttendBlocksCpu in parts. This computes the sums of one segment, with SegmentScratch() floats in
+// place of tile.scratch; several threads may compute some each. Blocks before `fetched` are
+// prefetched.
 void AttendSegmentCpu(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
                       const SegmentSums& sums);
-// total: of all segments before `next`, then of that, too.
+// Folds `next` into `total`, the sums of all segments before it.
 void FoldSegmentCpu(const BlockAttention& tile, const SegmentSums& next, const SegmentSums& total);
-// tile.out, best_score and best_slot from the sums of all.
+// Writes tile.out, best_score and best_slot from the sums of all segments.
 void FinishSegments(const BlockAttention& tile, const SegmentSums& total);
 
-// scores[64] = row . keys of one block, the arithmetic of AttendBlocksCpu.
+// scores[64] = row[head_dim] . keys[head_dim][64] of one block, with the arithmetic of
+// AttendBlocksCpu.
 void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores);
 
-// Writes one slot of a block, a key times scale, rounded to nearest.
+// Stores one slot of a block, a key times scale, rounded to nearest.
 void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot,
               float scale = 1.0f);
 void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
                 int slot);
-// Reads them back.
+// Load a slot back as float32.
 void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key);
 void LoadValue(const void* values, DType dtype, int value_head_dim, int value_stride, int slot,
                float* value);

@@ -1,7 +1,7 @@
-// Attention of a tile of rows over blocks of 64 slots, any instruction set. Of one row, block after
-// block, K [64, head_dim] (stored transposed), V [64, value_stride], b [64]:
-//   s = q K^T + b,  m' = max(m, max s),  p = e^(s - m'),  l' = l e^(m - m') + sum p,
-//   acc' = acc e^(m - m') + p V
+// Attention of a tile of rows over blocks of 64 slots, any instruction set. For one row, block
+// after block, with K [64, head_dim] (stored transposed), V [64, value_stride], bias b [64]:
+//   s_j = q . K_j + b_j,  m' = max(m, max_j s_j),  p_j = e^(s_j - m'),
+//   l' = l e^(m - m') + sum_j p_j,  acc' = acc e^(m - m') + sum_j p_j V_j
 #include <algorithm>
 #include <type_traits>
 
@@ -32,27 +32,28 @@ constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kRowTile = 4;
 // Accumulators must fit the register file: 32 registers where vectors are 64 bytes, else 16.
 constexpr int kVectors = kLanes == 16 ? 4 : 2;
-// Rows that are scored together, as a constant of the compiler's.
+// The number of rows scored together, as a compile-time constant.
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
-// Below any score of finite inputs, and still finite: the running maximum starts here.
+// Below any score of finite inputs, and finite: the initial running maximum.
 constexpr float kLowestScore = -3.0e38f;
 
-// Asks for n elements that the next block will need.
+// Prefetches n elements of the next block.
 template <class T>
 HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
   const char* begin = reinterpret_cast<const char*>(ahead);
   for (size_t at = 0; at < static_cast<size_t>(n) * sizeof(T); at += 64) hwy::Prefetch(begin + at);
 }
 
-// The same for a block's exponents, if it has some.
+// Prefetches a block's exponents, if it has any.
 template <class T>
 HWY_INLINE void PrefetchExponents(const T* ahead, int channels) {
   if constexpr (kHasExponents<T>) hwy::Prefetch(BlockExponents(ahead, channels));
 }
 
-// scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead: a few rows finish a
-// block before the hardware has seen the next one coming, which lies far away; `ahead` is its keys.
+// scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead prefetches `ahead`,
+// the next block's keys: with few rows a block is done before the hardware prefetcher notices the
+// next one, which lies far away.
 template <bool kAhead, class T>
 HWY_INLINE void ScoreRows(const float* const* rows, int n_rows, const T* keys, const T* ahead,
                           int head_dim, float* scores) {
@@ -93,7 +94,7 @@ HWY_INLINE void ScoreRows(const float* const* rows, int n_rows, const T* keys, c
   }
 }
 
-// acc[r] = acc[r] * scale[r] + sum over slots of weights[r][slot] * values[slot], slot after slot.
+// acc[r] = acc[r] * scale[r] + sum_j weights[r][j] * values[j], slot j after slot.
 template <int kRows, int kWide, bool kAhead, class T>
 HWY_INLINE void AccumulateRows(const float* weights, const float* scale, const T* values,
                                const T* ahead, int value_stride, int c, float* acc) {
@@ -127,7 +128,7 @@ HWY_INLINE void AccumulateRows(const float* weights, const float* scale, const T
 template <int kRows, bool kAhead, class T>
 HWY_INLINE void AccumulateTile(const float* weights, const float* scale, const T* values,
                                const T* ahead, int value_stride, float* acc) {
-  // A single row has only its vectors to hide the latency of a fused multiply-add behind.
+  // A single row hides the latency of a fused multiply-add only behind its other vectors.
   constexpr int kWide = kRows == 1 ? 8 : kVectors;
   int c = 0;
   for (; c + kWide * kLanes <= value_stride; c += kWide * kLanes) {
@@ -138,7 +139,7 @@ HWY_INLINE void AccumulateTile(const float* weights, const float* scale, const T
   }
 }
 
-// rows[r][64] times the scale of each slot.
+// rows[r][j] *= scale of slot j.
 HWY_INLINE void ScaleRows(const uint8_t* exponents, int n_rows, float* rows) {
   const D d;
   for (int s = 0; s < kBlockSlots; s += kLanes) {
@@ -165,7 +166,7 @@ HWY_INLINE void Accumulate(const float* weights, const float* scale, int n_rows,
   }
 }
 
-// One row's 64 scores to weights; updates the running maximum, sum and rescale factor.
+// Turns one row's 64 scores into weights; updates the running maximum, sum and rescale factor.
 HWY_INLINE void SoftmaxRow(float* scores, const float* bias, int lo, int hi, float& max, float& sum,
                            float& scale) {
   const D d;
@@ -229,7 +230,7 @@ void WidenToFloat(const T* from, size_t n, float* to) {
   for (size_t i = 0; i < n; i += kLanes) hn::StoreU(LoadWide(d, from + i), d, to + i);
 }
 
-// Keys and values of a block as T; those of the block after it, if it is to be fetched ahead.
+// Keys and values of a block as T, and those of the next block if it is prefetched.
 template <class T>
 struct Operands {
   const T* keys;
@@ -238,8 +239,9 @@ struct Operands {
   const T* next_values;
 };
 
-// Sums of a slot, or its weight, times the scale of the slot where it has one. However a block is
-// read it is done to them, not to the channels: a weight times its scale may be no normal number.
+// Multiplies scores or weights by their slots' scales, in types with scales. However a block is
+// read, the scale is applied here and not to the channels: a weight times its scale may be
+// subnormal.
 template <class T>
 HWY_INLINE void ScaleSlots(const void* block, int channels, int n_rows, float* rows) {
   if constexpr (kHasExponents<T>) {
@@ -283,8 +285,8 @@ void AttendTypedSegment(const BlockAttention& tile, int segment, size_t fetched,
     }
   };
 
-  // Many rows read a block often: it is widened to float32 once. Few rows widen while loading, and
-  // have time to wait for memory only if they ask for it early.
+  // Many rows read a block often, so it is widened to float32 once. Few rows widen while loading,
+  // and must prefetch to hide the memory's latency.
   const bool many = n_queries + tile.n_probes > 2 * kRowTile;
   float* wide_keys = scale + n_queries;
   float* wide_values = wide_keys + static_cast<size_t>(tile.head_dim) * kBlockSlots;

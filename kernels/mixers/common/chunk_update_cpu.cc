@@ -11,7 +11,7 @@
 namespace ovq {
 namespace {
 
-// The slot of every key, into buffers.assignment.
+// Writes the slot of every key to buffers.assignment.
 void Assign(const AttentionBlocks& blocks, const FullChunk& chunk, const ChunkBuffers& buffers) {
   const auto n = static_cast<size_t>(blocks.wave_span);
   const float* score = blocks.best_score.At<float>(chunk.session, chunk.kv_head);
@@ -26,12 +26,12 @@ void Assign(const AttentionBlocks& blocks, const FullChunk& chunk, const ChunkBu
               chunk.n_old, chunk.n_next, {buffers.order, n}, {buffers.assignment, n});
 }
 
-// Keys or values of a chunk and what becomes of the slots they go to.
+// The merge of a chunk's keys or values into their slots.
 struct RowMerge {
   const float* rows;  // [chunk_len][n]
   int n;
   float count;
-  bool from_mean;  // what is added is a row's distance from the mean, not the row itself
+  bool from_mean;  // adds the rows' distances from the mean, not the rows
   bool normalizes;
   RoundingKey key;
 };
@@ -47,12 +47,12 @@ template <class T>
 struct SlotRow {
   T* data;
   size_t stride;
-  uint8_t* exponent = nullptr;  // of int8 rows
+  uint8_t* exponent = nullptr;  // of int8 slots
 
   float scale() const { return kHasExponents<T> ? ExponentScale(*exponent) : 1.0f; }
   float Channel(int i) const { return ToFloat(data[static_cast<size_t>(i) * stride]) * scale(); }
 };
-// block: of keys with so many channels, or of values with that stride.
+// block: keys with that many channels, or values with that stride.
 template <class T>
 SlotRow<T> SlotRowAt(T* block, int channels, int slot, bool is_value) {
   SlotRow<T> row = {is_value ? block + slot * channels : block + slot,
@@ -61,8 +61,8 @@ SlotRow<T> SlotRowAt(T* block, int channels, int slot, bool is_value) {
   return row;
 }
 
-// One slot's mean += sum over its keys (key - mean) / count, the keys in ascending order: the order
-// of a sum is fixed. A new slot's mean is zero.
+// One slot's mean += sum_i (k_i - mean) / count over its keys i in ascending order, so that the
+// order of the sum is fixed. A new slot's mean starts at zero.
 template <class T>
 void MergeRow(const RowMerge& merge, std::span<const int32_t> members, const SlotRow<T>& mean,
               const ChunkBuffers& buffers) {
@@ -121,7 +121,8 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
   MergeRow(merge, members, SlotRowAt(values, ValueStride(dv), slot, /*is_value=*/true), buffers);
 }
 
-// buffers.values -= what their keys, times the delta rule's scale, read of the old slots.
+// Delta rule: buffers.values -= the attention output of their keys, times delta_scale, over the old
+// slots.
 void SubtractPredictions(const AttentionBlocks& blocks, const FullChunk& chunk,
                          const ChunkBuffers& buffers) {
   if (blocks.delta_scale == nullptr || chunk.n_old == 0) return;
@@ -189,7 +190,7 @@ void AssignChunk(std::span<const float> score, std::span<const int32_t> best_slo
   }
   const int64_t first_new = first ? 1 : n_old;
   if (n_next <= first_new) return;
-  // NaN, which only broken weights give, comes last.
+  // NaN, which only broken weights cause, comes last.
   const auto rank = [&](int32_t i) {
     return std::isnan(score[i]) ? std::numeric_limits<float>::infinity() : score[i];
   };

@@ -1,4 +1,5 @@
-// Two segments' sums (block_attention.h) to those of both, any instruction set.
+// FoldSegmentCpu (block_attention.h) for any instruction set: of segments a, then b,
+//   m = max(m_a, m_b),  l = l_a e^(m_a - m) + l_b e^(m_b - m),  acc likewise.
 #include "kernels/mixers/common/block_attention.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,5 +1,5 @@
-// Channels of int8 rows as vectors of float, not yet times their scale, and the scales of slots
-// that are neighbours (int8_rows.h). For files that Highway compiles once for each instruction set.
+// Loads channels of int8 rows as vectors of float, not yet times their scale, and the scales of
+// neighbouring slots (int8_rows.h). For files that Highway compiles once for each instruction set.
 #include <cstdint>
 
 #include "kernels/common/highway_targets.h"
@@ -18,7 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 
-// d of float; nothing need be aligned.
+// d is a float tag. p need not be aligned.
 template <class D>
 HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadWide(D d, const Int8* p) {
   namespace hn = hwy::HWY_NAMESPACE;

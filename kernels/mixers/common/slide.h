@@ -1,5 +1,6 @@
-// What the end of a span does to a window of several spans (AttentionBlocks::recent_spans). Sinks
-// and window lie in one run of slots: when the oldest span leaves, the others move up to the sinks.
+// The slide of a window of several spans (AttentionBlocks::recent_spans) at the end of a span.
+// Sinks and window lie in one run of slots: when the oldest span leaves, the others move up to the
+// sinks.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ constexpr SlotMove MoveAfter(const AttentionBlocks& blocks, int64_t chunk) {
   return {blocks.recent_sinks, by, by > 0 ? (blocks.recent_spans - 1) * blocks.wave_span : 0};
 }
 
-// Keys and values of the head; on CUDA cuda/slide.cuh.
+// Moves the keys and values of the head. The CUDA version is in cuda/slide.cuh.
 void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk);
 
 }  // namespace ovq

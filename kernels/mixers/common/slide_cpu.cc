@@ -15,7 +15,7 @@ void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk) {
     return place.At(chunk.session, chunk.kv_head, i / kBlockSlots) +
            static_cast<size_t>(i % kBlockSlots) * bytes;
   };
-  // Ascending runs that end where a block does, before or after the move.
+  // Copies ascending runs that end where a block ends, before or after the move.
   for (int32_t i = move.to, end = move.to + move.n, run = 0; i < end; i += run) {
     const int32_t from = i + move.by;
     run = std::min({end - i, kBlockSlots - i % kBlockSlots, kBlockSlots - from % kBlockSlots});

@@ -1,6 +1,6 @@
-// Rounding of running means to bfloat16 or int8 so that they do not stall: x goes up or down with
-// the probability of its distance, drawn from a counter, never from a stream
-// (docs/model-format.md).
+// Stochastic rounding of running means to bfloat16 or int8, so that they do not stall: x is rounded
+// up or down with the probability of its distance. The random bits come from a counter, never from
+// a stream (docs/model-format.md).
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@
 
 namespace ovq {
 
-// What the random bits of one row depend on, beside the channel.
+// The inputs of one row's random bits, beside the channel.
 struct RoundingKey {
   uint32_t layer;
   uint32_t kv_head;
@@ -21,7 +21,7 @@ struct RoundingKey {
   int64_t chunk;
 };
 
-// Adding 16 random bits below the kept ones and cutting off: exact if x is a bfloat16 already.
+// Adds 16 random bits below the kept ones and truncates; exact if x is a bfloat16 already.
 constexpr BF16 RoundStochastic(float x, uint32_t random16) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return RoundToBF16(x);  // infinity and NaN
@@ -57,7 +57,7 @@ constexpr void RoundGroup(const float* x, int n, const RoundingKey&, uint32_t, f
   }
 }
 
-// inverse: of the row's scale (InverseExponentScale).
+// inverse: 1 / scale of the row (InverseExponentScale).
 constexpr void RoundGroup(const float* x, int n, const RoundingKey& key, uint32_t channel, Int8* to,
                           size_t stride, float inverse) {
   const std::array<uint32_t, kRoundingGroup> bits = RoundingBits(key, channel);
@@ -68,7 +68,7 @@ constexpr void RoundGroup(const float* x, int n, const RoundingKey& key, uint32_
   }
 }
 
-// to[i * stride] = x[i] for all n channels of a row, rounded by key; gives the row's exponent.
+// to[i * stride] = x[i] for all n channels of a row, rounded by key; returns the row's exponent.
 template <class T>
 uint8_t RoundRow(const float* x, int n, const RoundingKey& key, T* to, size_t stride) {
   for (int begin = 0; begin < n; begin += kRoundingGroup) {

@@ -25,7 +25,7 @@ void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const Token
 
 namespace ref {
 
-// Row after row as the equation has it, in double.
+// y_t = x_t + mix (x_{t-1} - x_t), token after token, in double.
 void ShiftTokens(DeviceContext&, const BatchSequences& seqs, const TokenShift& shift) {
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift.newest);
@@ -54,7 +54,7 @@ void ShiftTokens(DeviceContext&, const BatchSequences& seqs, const TokenShift& s
 namespace cpu {
 namespace {
 
-// Channels that one task carries through all rows of a sequence.
+// Channels that one task processes for all tokens of a sequence.
 constexpr int64_t kTaskChannels = 256;
 
 // One sequence's channels [begin, end).
@@ -82,7 +82,7 @@ class ShiftChannels {
   const In* X(int32_t row) const {
     return static_cast<const In*>(shift_.x) + row * shift_.x_stride;
   }
-  // before: null for zeros.
+  // before: the previous token's x; null for zeros.
   template <class Before>
   void Row(int32_t row, const Before* before) const {
     const In* x = X(row);

@@ -1,5 +1,5 @@
-// What the CPU and CUDA have in common where a chunk leaves the window: where things lie, and what
-// a token adds to a row.
+// KvmFold: what the CPU and CUDA share when a chunk leaves the window, i.e. addresses and a token's
+// contribution to a row.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace ovq {
 inline constexpr float kKvmNormEps = 1e-5f;
 inline constexpr float kKvmSmallestNorm = 1e-12f;
 
-// A head of a session whose oldest chunk leaves the window. T: of keys, values and sums.
+// One head of a session whose oldest chunk leaves the window. T: type of keys, values and sums.
 template <class T>
 struct KvmFold {
   const AttentionBlocks& blocks;
@@ -26,14 +26,15 @@ struct KvmFold {
   constexpr int32_t n_tokens() const { return blocks.wave_span; }
   constexpr int32_t n_new() const { return chunk.n_next - chunk.n_old; }
   constexpr bool is_first() const { return chunk.n_old == 0; }
-  // Not all tokens are appended, and which ones follows from the rows there are.
+  // Some but not all tokens are appended; the existing rows decide which.
   constexpr bool selects() const { return !is_first() && n_new() > 0 && n_new() < n_tokens(); }
-  // Protected rows; one at least is left to merge into.
+  // The number of protected rows; at least one row stays free to merge into.
   constexpr int32_t sinks() const {
     return config.sink_len < chunk.n_next ? config.sink_len : chunk.n_next - 1;
   }
 
-  // Of a row, or of a token of the window: channels are 64 apart in keys, neighbours in values.
+  // The key and value of a row or of a window token: channels are 64 elements apart in keys,
+  // adjacent in values.
   constexpr T* Key(const StatePlace& place, int32_t i) const {
     return place.At<T>(chunk.session, chunk.kv_head, i / kBlockSlots) + i % kBlockSlots;
   }
@@ -48,7 +49,7 @@ struct KvmFold {
                                    row / kBlockSlots)[row % kBlockSlots];
   }
 
-  // What token i's key or value is multiplied by in the row that it becomes, or merges into.
+  // The factor of token i's key or value in the row that it becomes or merges into.
   constexpr float Gate(int32_t i, bool is_value, bool appends) const {
     const bool merges = is_value ? config.gate_values : config.gate_keys;
     const bool applies = !appends     ? merges
@@ -57,12 +58,13 @@ struct KvmFold {
     return applies && config.gated() ? *parts.gates.At<float>(chunk.session, chunk.kv_head, i)
                                      : 1.0f;
   }
-  // Of the value whose length is that of the row that token i becomes.
+  // The gate of the value whose length becomes that of token i's row.
   constexpr float LengthGate(int32_t i) const {
     return is_first() ? 1.0f : Gate(i, /*is_value=*/true, /*appends=*/true);
   }
 
-  // A channel of a row's value as attention reads it.
+  // One channel of a row's value as attention reads it: sum / norm * length with value lengths,
+  // else sum / length.
   constexpr T SlotValue(float sum, float norm, float length) const {
     const float value = config.value_lengths ? sum / norm * length : sum / length;
     return FromFloat<T>(config.round_values ? ToFloat(RoundToBF16(value)) : value);

@@ -16,7 +16,7 @@ namespace ovq {
 namespace {
 
 enum Field { kWindowKeys, kWindowValues, kGates };
-// Of every head's part of a block.
+// Block fields of one head.
 enum BlockField { kLengths, kKeys, kValues, kKeySums, kValueSums };
 
 constexpr int64_t kMaxSlots = int64_t{1} << 40;
@@ -30,7 +30,7 @@ KvmLaw ReadLaw(const StateSpec& spec, AttrReader& section) {
   law.window_chunks = section.IntOr("n_bswa_chunks", 2, 1, 256);
   law.budget = static_cast<KvmBudget>(section.ChoiceOr("state_budget_mode", kBudgets));
   law.factor = section.FloatOr("state_growth_factor", 1.0, 0, 1e9);
-  // Up to 1, or rows would come in faster than tokens.
+  // At most 1, or rows would grow faster than tokens arrive.
   law.exponent = section.FloatOr("state_growth_exponent", 0.5, 0, 1);
   law.saturation_n = section.IntOr("state_saturation_n", 0, 1, kMaxSlotCap);
   if (law.budget == KvmBudget::kSaturation && law.saturation_n == 0) {
@@ -73,7 +73,7 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
                  "most chunk_len");
   }
   config.round_values = section.BoolOr("values_round_to_bfloat16", false);
-  // Its sums are what int8 is too coarse for.
+  // int8 is too coarse for the sums.
   config.dtype = spec.kv_dtype == DType::kI8 ? DType::kBF16 : spec.kv_dtype;
   return config;
 }
@@ -82,7 +82,7 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
 
 int64_t KvmLaw::SlotsAt(int64_t chunks) const {
   if (chunks < window_chunks) return 0;
-  // Nothing overflows: the smaller operand decides before a double becomes an integer.
+  // Nothing overflows: the smaller bound is chosen before a double becomes an integer.
   const int64_t most = std::min(chunks + 1 - window_chunks, max_chunks) * chunk_len;
   const int64_t position = chunks * chunk_len;
   int64_t target = 0;
@@ -152,7 +152,7 @@ void KvmAttention::Load(const MixerSpec& spec) {
     if (!weights.status().ok()) return;
     front = ToFloats(of_front);
     state = ToFloats(of_state);
-    // The window holds keys times it, from which the rows' keys come.
+    // Window keys are stored times their temperature, and rows are made from them by division.
     if (std::ranges::count(front, 0.0f) > 0) {
       weights.Update(absl::InvalidArgumentError(
           absl::StrCat("self_attn.front_head_temp: expected numbers other than 0, head ",

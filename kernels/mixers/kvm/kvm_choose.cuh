@@ -1,6 +1,6 @@
-// Which rows the tokens of a leaving chunk go to, on CUDA: one thread block for a head of a
-// session, a thread for a token, its tokens' scores in shared memory. A score is one chain of sums
-// over the channels, so equal keys and rows have equal scores.
+// Chooses the rows that the tokens of a leaving chunk become or merge into: one thread block per
+// head of a session, one thread per token, tokens' scores in shared memory. A score is one chain of
+// sums over the channels, so equal keys and rows have equal scores.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,23 @@
 namespace ovq::cuda {
 
 inline constexpr int kFoldThreads = 256;
-// Rows that are scored together, and the channels of them that lie in shared memory at a time.
+// Rows that are scored together, and how many of their channels are in shared memory at a time.
 inline constexpr int kTileSlots = 16;
 inline constexpr int kTileChannels = 64;
 
 // One element per token of the chunk.
 struct TokenArrays {
-  SharedPtr<float> mean, scale;  // of its key's norm
-  SharedPtr<float> score;        // with the best row to merge into, so far
+  SharedPtr<float> mean, scale;  // statistics of its key's LayerNorm
+  SharedPtr<float> score;        // score of the best row to merge into so far
   SharedPtr<int32_t> row;        // that row
-  SharedPtr<float> nearness;     // to any row
-  SharedPtr<int32_t> appended;   // the row that it becomes, or -1
-  SharedPtr<int32_t> next;       // in nearness' place: the next token merged into its row, or -1
-  SharedPtr<int32_t> first;      // in score's place: whether it is the first one merged there
+  SharedPtr<float> nearness;     // highest score of any row
+  SharedPtr<int32_t> appended;   // row that the token becomes, or -1
+  SharedPtr<int32_t>
+      next;  // shares nearness' memory: the next token merged into the same row, or -1
+  SharedPtr<int32_t>
+      first;  // shares score's memory: whether the token is the first one merged there
 };
-// Rows of a tile.
+// The rows of a tile.
 struct TileArrays {
   SharedPtr<float> mean, scale;  // [kTileSlots]
   SharedPtr<float> keys;         // [kTileChannels][kTileSlots]
@@ -35,7 +37,7 @@ constexpr size_t ChooseSharedBytes(int32_t n_tokens) {
   return (static_cast<size_t>(n_tokens) * 6 + kTileSlots * (2 + kTileChannels)) * sizeof(float);
 }
 
-// What a kernel of any supported GPU may have.
+// Shared memory that every supported GPU allows a thread block.
 static_assert(ChooseSharedBytes(kMaxKvmCudaChunkLen) <= size_t{99} << 10);
 
 template <class T>
@@ -64,7 +66,7 @@ struct Choice {
   __device__ float Normed(float x, float mean, float scale, int c) const {
     return (x - mean) * scale * weights.norm_weight[c] + weights.norm_bias[c];
   }
-  // Of x(0), x(1), ... before a norm.
+  // LayerNorm statistics of x(0), x(1), ...
   template <class Fn>
   __device__ void MeanAndScale(Fn&& x, float& mean, float& scale) const {
     const int d = at.d();
@@ -82,7 +84,8 @@ struct Choice {
     MeanAndScale([&](int c) { return ToFloat(sums[c * kBlockSlots]); }, mean, scale);
   }
 
-  // Channel c of a token's key without its temperature, masked ones 0; before and after the norm.
+  // Channel c of a token's key without its temperature, masked channels zero; before and after the
+  // norm.
   __device__ float PlainKey(const T* key, int c) const {
     return c < at.config.masked_dims
                ? 0.0f
@@ -110,7 +113,7 @@ struct Choice {
     }
   }
 
-  // Channels [begin, begin + kTileChannels) of the normalised keys of a tile's rows.
+  // Loads channels [begin, begin + kTileChannels) of the normalised keys of a tile's rows.
   __device__ void LoadTile(int32_t first, int32_t n_slots, int begin) const {
     for (int item = threadIdx.x; item < kTileSlots * kTileChannels; item += kFoldThreads) {
       const int r = item % kTileSlots, c = begin + item / kTileSlots;
@@ -124,8 +127,8 @@ struct Choice {
     }
   }
 
-  // Rows [begin, end): what is better than a token's score goes there, with its row; ties to the
-  // lowest row. All threads come and leave together.
+  // Scores rows [begin, end): a better score replaces a token's score and row; ties to the lowest
+  // row. All threads must call it together.
   __device__ void Probe(int32_t begin, int32_t end) const {
     for (int32_t first = begin; first < end; first += kTileSlots) {
       const int32_t n_slots = end - first < kTileSlots ? end - first : kTileSlots;
@@ -171,8 +174,8 @@ struct Choice {
     tokens.row[i] = row;
   }
 
-  // tokens.appended: rows for the tokens that are least like any row, ties to the lower token, in
-  // order of position; for the first ones where nothing is to be chosen.
+  // Fills tokens.appended: rows for the tokens that are least similar to any row, ties to the lower
+  // token, in order of position; the first tokens where there is no choice.
   __device__ void Select() const {
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
       int32_t rank = i;
@@ -195,7 +198,7 @@ struct Choice {
     }
   }
 
-  // Who becomes a row; the best old row for all.
+  // Chooses the tokens that become rows, and every token's best old row.
   __device__ void ChooseAppended() const {
     PrepareKeys();
     ForgetScores();
@@ -219,7 +222,7 @@ struct Choice {
     __syncthreads();
   }
 
-  // The best row of all for the tokens that are not appended, which are linked by it.
+  // Chooses the best of all rows for the tokens that are not appended, and links them by row.
   __device__ void ChooseMerges() const {
     Probe(at.chunk.n_old > at.sinks() ? at.chunk.n_old : at.sinks(), at.chunk.n_next);
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {

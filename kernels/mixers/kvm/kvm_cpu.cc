@@ -1,9 +1,10 @@
-// Key-Value Means on the CPU, KVM paper section 4. Of one head, with state rows s (key and value
-// sums sk, sv; length sl) and the window's keys K and values V up to t:
+// Key-Value Means on the CPU, KVM paper section 4. For one head with state rows r (key sums sk
+// [n_rows, head_dim], value sums sv [n_rows, value_head_dim], lengths sl [n_rows]) and the window's
+// keys K and values V up to position t:
 //   o_t = softmax(q_t [LN(sk) temp_s | K temp_f]^T) [sv / |sv| sl | V]
-// and when a chunk leaves the window, with its keys prepared as p = LN(k without masked channels)
-// and gates g:  the keys least like any row are appended, of the others
-//   sk_r += sum g p,  sv_r += sum g v  over the keys whose most similar row is r
+// When a chunk leaves the window, its keys k_i become p_i = LN(k_i without masked channels), with
+// gates g_i. The keys least similar to any row are appended; the others merge:
+//   sk_r += sum_i g_i p_i,  sv_r += sum_i g_i v_i  over the keys i whose most similar row is r
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,14 +19,14 @@
 namespace ovq {
 namespace {
 
-// One thread's, for the update of a chunk of n tokens.
+// Buffers of one thread for the update of a chunk of n tokens.
 struct Buffers {
-  float* keys;           // [n][head_dim] as they are scored
+  float* keys;           // [n][head_dim], prepared for scoring
   const float** key_of;  // [n] -> keys
-  float* score;          // [n] with the best row to merge into, so far
-  int32_t* row;          // [n] that row
-  float* nearness;       // [n] to any row
-  float* block_score;    // [n] of one block of rows
+  float* score;          // [n], score of the best row to merge into so far
+  int32_t* row;          // [n], that row
+  float* nearness;       // [n], highest score of any row
+  float* block_score;    // [n], best score within one block of rows
   int32_t* block_slot;   // [n]
   int32_t* order;        // [n]
   float* block;          // [head_dim][64]
@@ -50,7 +51,7 @@ Buffers MakeBuffers(ScratchScope& scope, const KvmConfig& config) {
               BlockAttentionScratch(static_cast<int>(n), d, ValueStride(dv)))};
 }
 
-// LayerNorm of kRows columns of x [n_channels][kRows], in place.
+// LayerNorm of the kRows columns of x [n_channels][kRows], in place.
 template <int kRows>
 void Normalise(const KvmWeights& weights, int n_channels, float* x) {
   float mean[kRows] = {}, scale[kRows] = {};
@@ -109,7 +110,8 @@ class Fold {
  private:
   const float* Key(int i) const { return buffers_.keys + static_cast<size_t>(i) * d_; }
 
-  // buffers.keys: the chunk's without their temperature, masked channels set to 0, normalised.
+  // Fills buffers.keys: the chunk's keys without their temperature, masked channels zeroed,
+  // normalised.
   void PrepareKeys() const {
     const float temp = args_.weights.front_temps[at_.chunk.kv_head];
     const int masked = at_.config.masked_dims * kBlockSlots;
@@ -132,8 +134,8 @@ class Fold {
     std::fill_n(buffers_.row, n_, at_.sinks());
   }
 
-  // Rows [begin, end): what is better than buffers.score goes there, with its row; ties to the
-  // lowest row. A score is one chain over the channels: equal rows and keys have equal scores.
+  // Scores rows [begin, end): a better score replaces buffers.score and its row; ties to the lowest
+  // row. A score is one chain over the channels: equal rows and keys have equal scores.
   void Probe(int32_t begin, int32_t end) const {
     for (int32_t first = begin; first < end; first += kBlockSlots) {
       const int32_t n_slots = std::min(kBlockSlots, end - first);
@@ -163,8 +165,8 @@ class Fold {
     }
   }
 
-  // buffers.order: first the n_new tokens that are least like any row, ties to the lower token,
-  // then the others, both in order of position.
+  // Fills buffers.order: first the n_new tokens that are least similar to any row, ties to the
+  // lower token, then the others; both parts in order of position.
   void Select(int n_new) const {
     float* nearness = buffers_.nearness;
     for (int i = 0; i < n_; ++i) nearness[i] = std::max(nearness[i], buffers_.score[i]);
@@ -194,7 +196,7 @@ class Fold {
     Refresh(row);
   }
 
-  // Tokens order[n_new ...] go to their best rows, those of a row in order of position.
+  // Merges tokens order[n_new ...] into their best rows, those of one row in order of position.
   void Merge(int n_new) const {
     int32_t* begin = buffers_.order + n_new;
     int32_t* const end = buffers_.order + n_;
@@ -248,7 +250,7 @@ class Fold {
              at_.Value(args_.parts.value_sums, row), 1);
   }
 
-  // What attention reads of a row, from its sums and its length.
+  // Recomputes a row's key and value, which attention reads, from its sums and its length.
   void Refresh(int32_t row) const {
     LoadKeySums(row, buffers_.sum, 1);
     Normalise<1>(args_.weights, d_, buffers_.sum);
@@ -264,7 +266,7 @@ class Fold {
     for (int c = 0; c < dv_; ++c) value[c] = at_.SlotValue(ToFloat(sums[c]), norm, length);
   }
 
-  // The window's tokens n, n + 1, ... become its tokens 0, 1, ...
+  // Moves the window's tokens n, n + 1, ... to its places 0, 1, ...
   void MoveWindow() const {
     SlideRecentCpu(args_.blocks, at_.chunk);
     if (!at_.config.gated()) return;
@@ -279,7 +281,7 @@ class Fold {
   const int n_, d_, dv_;
 };
 
-// 1 + elu of the tile's gate logits.
+// Stores the tile's gates: 1 + elu(logit).
 void StoreGates(const KvmArgs& args, const TileTokens& tile) {
   if (args.gate_logits == nullptr) return;
   float* gates =

@@ -1,6 +1,5 @@
-// Key-Value Means on CUDA, the equations of kvm_cpu.cc: gates, the attention kernels over rows and
-// window, then the chunk that leaves the window, of which one thread block does a head of a
-// session.
+// Key-Value Means on CUDA, the equations of kvm_cpu.cc: first gates, then the attention kernels
+// over rows and window, then the fold of the leaving chunk, one thread block per head of a session.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/cuda/slide.cuh"
 #include "kernels/mixers/kvm/kvm_choose.cuh"
@@ -19,7 +18,7 @@ struct FoldArgs {
   int32_t wave;
 };
 
-// What a leaving chunk adds to the rows of a head. T: of keys, values and sums.
+// Adds a leaving chunk to the rows of a head. T: type of keys, values and sums.
 template <class T>
 struct Fold {
   const Choice<T>& choice;
@@ -31,8 +30,8 @@ struct Fold {
     return KeyGroups() + (at.dv() + kRoundingGroup - 1) / kRoundingGroup;
   }
 
-  // Some channels of a row's sums, those of values after those of keys: of token i alone, or of it
-  // and the ones merged after it, in order of position, on top of what the row holds.
+  // Sums one group of a row's channels (keys first, then values): token i alone, or i and the
+  // tokens merged after it in order of position, added to the row's old sum.
   __device__ void SumGroup(int32_t i, int32_t row, bool appends, int group) const {
     const bool is_value = group >= KeyGroups();
     const int from = (is_value ? group - KeyGroups() : group) * kRoundingGroup;
@@ -98,7 +97,7 @@ struct Fold {
     }
   }
 
-  // What attention reads of a row, from its sums and its length.
+  // Recomputes a row's key and value, which attention reads, from its sums and its length.
   __device__ void Refresh(int32_t row) const {
     float mean, scale;
     choice.SlotNorm(row, mean, scale);
@@ -117,7 +116,7 @@ struct Fold {
     for (int c = 0; c < at.dv(); ++c) value[c] = at.SlotValue(ToFloat(of_values[c]), norm, length);
   }
 
-  // The window's tokens n, n + 1, ... become its tokens 0, 1, ..., a chunk after the other.
+  // Moves the window's tokens n, n + 1, ... to its places 0, 1, ..., one chunk after the other.
   __device__ void MoveWindow() const {
     __syncthreads();
     SlideRecent<T>(at.blocks, at.chunk);
@@ -157,7 +156,7 @@ __global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant
   fold.MoveWindow();
 }
 
-// Grid (sequences, heads): 1 + elu of a wave's gate logits, to the window.
+// Grid (sequences, heads). Stores a wave's gates, 1 + elu(logit), in the window.
 __global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant__ FoldArgs args) {
   const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];

@@ -1,9 +1,10 @@
-// The ground truth of Key-Value Means, from the paper's section 4 and README.md in plain loops and
-// double precision. It shares the layout of the state with the other devices and nothing that
-// decides or computes. Of one head, with rows (sk, sv, sl), window keys K and values V:
+// The reference of Key-Value Means, from the paper's section 4 and README.md in plain loops and
+// double precision. It shares the state's layout with the other devices but no decisions or
+// arithmetic. For one head with rows (sk, sv, sl) and window keys K and values V:
 //   o_t = softmax(q_t [LN(sk) temp_s | K temp_f]^T) [sv / |sv| sl | V]
-// and when a chunk leaves the window, p = LN(k without masked channels), gate g = 1 + elu(z):
-// rows are appended, then  sk_r += sum g p,  sv_r += sum g v  over the tokens merged into r.
+// When a chunk leaves the window, p_i = LN(k_i without masked channels) and gate g_i = 1 +
+// elu(z_i): rows are appended, then
+//   sk_r += sum_i g_i p_i,  sv_r += sum_i g_i v_i  over the tokens i merged into r.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -39,7 +40,7 @@ Vector LayerNorm(const KvmWeights& weights, const Vector& x) {
   return y;
 }
 
-// The rows that the budget allows in the chunk of `position`.
+// The number of rows that the budget allows in the chunk of `position`.
 int64_t SlotsFor(const KvmLaw& law, int64_t position, int64_t cap) {
   using Real = long double;
   const int64_t chunk = position / law.chunk_len;
@@ -53,13 +54,13 @@ int64_t SlotsFor(const KvmLaw& law, int64_t position, int64_t cap) {
   const auto args = static_cast<Real>(law.round_down);
   target = std::floor(std::floor(target) / args) * args;
   target = std::max(target, static_cast<Real>(law.min_slots));
-  // No more than have left the window, and no more than the most.
+  // At most the tokens that have left the window, and at most the maximum.
   target = std::min(target, static_cast<Real>((chunk + 1 - law.window_chunks) * law.chunk_len));
   target = std::min(target, static_cast<Real>(law.max_chunks * law.chunk_len));
   return std::min(cap, std::max(law.chunk_len, static_cast<int64_t>(target)));
 }
 
-// A head of a session at the end of a chunk that pushes another one out of the window.
+// One head of a session at the end of a chunk that pushes another one out of the window.
 class FoldRef {
  public:
   FoldRef(const KvmArgs& args, const TokenRef& at, int64_t n_old, int64_t n_next)
@@ -132,8 +133,8 @@ class FoldRef {
   }
   void AddSlotKey(int64_t row) { slot_keys_.push_back(LayerNorm(args_.weights, KeySum(row))); }
 
-  // The tokens that become rows, in order of position: of the first chunk the first ones, later the
-  // ones whose most similar row is least similar.
+  // The tokens that become rows, in order of position: the first ones of the first chunk, later
+  // those whose most similar row is least similar.
   std::vector<int> ChooseAppended() const {
     std::vector<double> nearness(keys_.size(), 0);
     for (size_t i = 0; n_old_ > 0 && i < keys_.size(); ++i) {
@@ -207,8 +208,8 @@ class FoldRef {
                config_.dtype, BlockAt(args_.parts.value_sums, row), slot);
   }
 
-  // bfloat16 rounds up with the probability of the distance: 16 random bits, drawn for (layer,
-  // head, row, channel, chunk), are added below the bits that stay.
+  // Stochastic rounding to bfloat16: 16 random bits, drawn for (layer, head, row, channel, chunk),
+  // are added below the bits that stay.
   std::vector<float> Rounded(const Vector& sums, int64_t row, uint32_t is_value) const {
     std::vector<float> rounded(sums.begin(), sums.end());
     const auto chunk = static_cast<uint64_t>(at_.position / config_.law.chunk_len);
@@ -225,7 +226,7 @@ class FoldRef {
     return rounded;
   }
 
-  // What attention reads of a row.
+  // Recomputes a row's key and value, which attention reads.
   void Refresh(int64_t row) const {
     const int slot = static_cast<int>(row % kBlockSlots);
     const Vector normed = LayerNorm(args_.weights, KeySum(row)), sum = ValueSum(row);
@@ -266,8 +267,8 @@ class FoldRef {
   const KvmConfig& config_;
   const TokenRef& at_;
   const int64_t n_old_, n_next_;
-  std::vector<Vector> keys_;       // of the chunk that leaves, as they are compared and summed
-  std::vector<Vector> slot_keys_;  // of the rows there are, as keys are compared with them
+  std::vector<Vector> keys_;       // keys of the leaving chunk, prepared for comparing and summing
+  std::vector<Vector> slot_keys_;  // keys of the existing rows, prepared for comparing
 };
 
 void PassToken(const KvmArgs& args, const TokenRef& at) {

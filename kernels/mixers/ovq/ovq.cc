@@ -13,7 +13,7 @@ namespace ovq {
 namespace {
 
 enum Field { kPendingKeys, kPendingValues, kBestScore, kBestSlot };
-// Of every head's part of a block.
+// Block fields of one head.
 enum BlockField { kCounts, kLogCounts, kKeys, kValues };
 
 OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
@@ -80,7 +80,7 @@ OvqAttention::OvqAttention(const OvqConfig& config)
   layout.block_heads = shape.n_kv_heads;
 }
 
-// A key is a query of the delta rule by what queries have in place of it: the head's beta, or the
+// With a delta rule a key becomes a query by the factor that queries have: the head's beta, or the
 // scale of a LayerNorm's.
 void OvqAttention::Load(const MixerSpec& spec) {
   config.layer = spec.layer;

@@ -1,6 +1,6 @@
 // Online vector-quantized attention: softmax over a growing dictionary of key/value centroids and
-// the tokens of the unfinished chunk. OVQ paper equations 15 and 17-19; exactly:
-// docs/model-format.md.
+// the tokens of the unfinished chunk. OVQ paper equations 15 and 17-19; details in
+// docs/model-format.md and README.md.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace ovq {
 
-// The update on CUDA keeps 12 bytes a key of the chunk in shared memory, of which every supported
-// GPU has 99 KiB or more.
+// The update on CUDA keeps 12 bytes per key of the chunk in shared memory; every supported GPU has
+// at least 99 KiB.
 inline constexpr int kMaxCudaChunkLen = 8192;
 
 // Eq. 17: n(t) = floor(t N / (t + N)), n(0) = 0; exact for every position and N < 2^31. As
@@ -21,18 +21,18 @@ constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
   const uint64_t sum = static_cast<uint64_t>(t) + n;
   return sum == 0 ? 0 : max_centroids - static_cast<int64_t>((n * n + sum - 1) / sum);
 }
-// Centroids by eq. 17, or min(t, N), as they stand after the last full chunk; a session's slot cap
-// is its N.
+// The law of eq. 17, or with min_state_size min(t, N), evaluated after the last full chunk. A
+// session's slot cap is its N.
 Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size = false);
 
 struct OvqConfig {
   AttentionShape shape;
   int chunk_len;                          // L
   int64_t default_slot_cap;               // N of sessions that name none
-  std::vector<double> slot_shares = {1};  // of N: Growth::shares
-  DType dtype;                            // of keys, values and centroids
-  int layer = 0;                          // only the random numbers of the updates depend on it
-  // Variants of the KVM paper's published code, README.md.
+  std::vector<double> slot_shares = {1};  // shares of N: Growth::shares
+  DType dtype;                            // type of keys, values and centroids
+  int layer = 0;                          // only used by the updates' random numbers
+  // Variants from the KVM paper's published code, see README.md.
   bool normalize_centroids = false;
   bool min_state_size = false;
   bool counts_for_rates_only = false;
@@ -54,11 +54,11 @@ struct OvqAttention : Attention {
   void Load(const MixerSpec& spec);
   void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-  // But for what a batch brings.
+  // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;
 
   OvqConfig config;
-  Buffer delta_scale;  // float [n_heads] in the device's memory: what makes a key a query
+  Buffer delta_scale;  // float [n_heads] in the device's memory: factor that makes a key a query
 };
 
 void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);

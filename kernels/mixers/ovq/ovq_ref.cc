@@ -1,10 +1,9 @@
-// The ground truth of OVQ attention, from the paper's equations in plain loops and double
-// precision. It shares the layout of the state with the other devices and nothing that decides or
-// computes:
+// The reference of OVQ attention, from the paper's equations in plain loops and double precision.
+// It shares the state's layout with the other devices but no decisions or arithmetic:
 //   n(t) = floor(t N / (t + N))                                         equation 17
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]               equation 15
-//   Dk_j += sum (k_i - Dk_j) / c_j over the keys assigned to j          equations 18, 19
-// and the variants of the KVM paper's published code, as README.md has them.
+//   Dk_j += sum_i (k_i - Dk_j) / c_j over the keys i assigned to j      equations 18, 19
+// and the variants of the KVM paper's published code, see README.md.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -22,20 +21,20 @@ int64_t CentroidsAfter(const OvqConfig& config, int64_t t, int64_t n) {
   return t == 0 ? 0 : static_cast<int64_t>(product / static_cast<unsigned __int128>(t + n));
 }
 
-// Everything the reference needs of one head while one token passes.
+// One head at one token.
 struct Token {
   const OvqArgs& args;
   const TokenRef& at;
   int chunk_len;
-  int offset;      // in the chunk
-  int64_t n_live;  // centroids at the chunk's begin
-  int64_t n_next;  // at its end
+  int offset;      // index of the token in its chunk
+  int64_t n_live;  // centroids at the chunk's beginning
+  int64_t n_next;  // centroids at its end
 
-  // q . key of a slot.
+  // q . key of the slot.
   double Dot(const float* q, const SlotRef& slot) const {
     return DotSlotRef(q, slot.keys, args.blocks.dtype, args.blocks.shape.head_dim, slot.slot);
   }
-  // Of the chunk's key i.
+  // The best score and slot of the chunk's key i.
   float& best_score(int i) const {
     return *args.blocks.best_score.At<float>(at.session, at.kv_head, i);
   }
@@ -59,8 +58,8 @@ void FindBestCentroid(const Token& token) {
   token.best_slot(token.offset) = best_slot;
 }
 
-// How near each key of the chunk is to what it could merge into: its best centroid, or key 0 in the
-// first chunk. Key 0 itself then never becomes another centroid.
+// The similarity of each key of the chunk to the centroid that it could merge into: its best one,
+// or key 0 in the first chunk. Key 0 itself then never becomes another centroid.
 std::vector<float> Nearness(const Token& token) {
   const AttentionBlocks& blocks = token.args.blocks;
   std::vector<float> nearness, first(static_cast<size_t>(blocks.shape.head_dim));
@@ -79,8 +78,8 @@ std::vector<float> Nearness(const Token& token) {
   return nearness;
 }
 
-// The centroid of every key: the farthest keys, one after another, become new ones, ties to the
-// lower index; the others go to their best old one.
+// The centroid of every key: the least similar keys become new ones in turn, ties to the lower
+// index; the others go to their best old one.
 std::vector<int64_t> Assign(const Token& token) {
   const std::vector<float> nearness = Nearness(token);
   std::vector<int64_t> assignment(static_cast<size_t>(token.chunk_len), -1);
@@ -98,7 +97,7 @@ std::vector<int64_t> Assign(const Token& token) {
   return assignment;
 }
 
-// Of the delta rule: what every key of the chunk, as a query, reads of the old centroids.
+// Delta rule: the attention output of every key of the chunk, as a query, over the old centroids.
 std::vector<std::vector<float>> Predictions(const Token& token) {
   const AttentionBlocks& blocks = token.args.blocks;
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;

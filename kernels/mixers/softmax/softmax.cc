@@ -18,7 +18,7 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
     : Attention{.shape = ReadAttentionShape(model)}, dtype(spec.kv_dtype) {
   if (sliding) {
     window = static_cast<int32_t>(model.Int("sliding_window", 1, 1 << 24));
-    // Enough for the 64-aligned block of a query and every block its window reaches into.
+    // Enough for the query's 64-aligned block and every block that its window reaches into.
     ring = static_cast<int32_t>(1 + NumBlocks(window - 1));
   }
   const int64_t blocks = int64_t{shape.n_kv_heads} * std::max(ring, 1);
@@ -35,8 +35,9 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
   layout.span = kBlockSlots;
 }
 
-// A window's rows go in waves of a block: the ring has a place for the query's own block and for
-// those its window reaches into, no more. Without a window nothing is overwritten: one wave.
+// With a window, waves are one block long: the ring holds the query's own block and those its
+// window reaches into, no more. Without a window nothing is overwritten, so all tokens make one
+// wave.
 AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   const auto place = [&](Field field, int64_t channels) {
     const size_t bytes = BlockBytes(dtype, channels);

@@ -6,8 +6,8 @@
 
 namespace ovq {
 
-// Token t is slot t % 64 of block t / 64. Sliding: the newest ring blocks, block b in place
-// b % ring, in the fixed part. Full: block b is block b of the growing part.
+// Token t is in slot t % 64 of block t / 64. Sliding: the newest `ring` blocks, block b at index b
+// % ring of the fixed part. Full: block b is block b of the growing part.
 struct SoftmaxAttention : Attention {
   SoftmaxAttention(const StateSpec& spec, AttrReader& model, bool sliding);
 
@@ -16,7 +16,7 @@ struct SoftmaxAttention : Attention {
   AttentionBlocks Blocks(const LayerState& where) const;
 
   int32_t window = 0;  // tokens a query sees, its own included; 0 = all
-  int32_t ring = 0;    // blocks that a window needs; 0 = all are kept
+  int32_t ring = 0;    // blocks kept for a window; 0 = all
   DType dtype;
 };
 

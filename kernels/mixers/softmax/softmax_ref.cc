@@ -1,5 +1,6 @@
-// The ground truth of softmax attention, OVQ paper eq. 1, in double. Of one head, q [head_dim]
-// (times beta), k [head_dim], v [value_head_dim] of position s in (t - window, t], or in [0, t]:
+// The reference of softmax attention, OVQ paper eq. 1, in double. For one head, with q_t [head_dim]
+// (times beta), k_s [head_dim] and v_s [value_head_dim] of positions s in (t - window, t], or in
+// [0, t]:
 //   o_t = sum_s softmax_s(q_t . k_s) v_s
 #include <algorithm>
 #include <vector>

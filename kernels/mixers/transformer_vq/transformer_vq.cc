@@ -14,7 +14,7 @@
 namespace ovq {
 namespace {
 
-constexpr float kNormEps = 1e-6f;  // of q and k
+constexpr float kNormEps = 1e-6f;  // norm of q and k
 
 struct Config {
   TransformerVqShape shape;
@@ -68,7 +68,7 @@ std::vector<float> Scaled(std::vector<float> values, float scale) {
   return values;
 }
 
-// c W_r S(distance) for the distances 0 to mem_len, [mem_len + 1][n_heads * head_dim].
+// The relative keys R_distance = c W_r S(distance), [mem_len + 1][n_heads * head_dim].
 std::vector<float> RelativeKeys(const MixerSpec& spec, const Config& config, float c) {
   DeviceContext& context = spec.context;
   const int64_t n = config.shape.mem_len + 1, d_model = spec.state.d_model,
@@ -124,7 +124,7 @@ class TransformerVq final : public SequenceMixer {
     Buffer half_norms;                // [n_codes] float
   };
   void LoadHeads(const MixerSpec& spec);
-  // rows: as in TransformerVqArgs.
+  // One head's attention. rows: see TransformerVqArgs.
   void AttendHead(const LayerArgs& args, int h, TensorView x, float* rows, int64_t stride) const;
   size_t place(const LayerState& where, Field field, int head) const {
     const StateField& all = config_.state.fixed.list()[field];
@@ -196,7 +196,7 @@ size_t TransformerVq::weight_bytes() const {
 void TransformerVq::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
   ScratchScope scope(args.context);
   const int64_t n_tokens = args.seqs.n_tokens(), width = output_.in();
-  // [gates | values], all heads; the values become what the rows attend to.
+  // [gates | values] of all heads. The attention's results replace the values.
   const TensorView rows = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
   gates_values_.Apply(args.context, x, rows);
   for (int h = 0; h < config_.shape.n_heads; ++h) {

@@ -1,6 +1,6 @@
 // Transformer-VQ's gated attention unit (Lingle 2023, arXiv 2309.16354, section 3, and its
 // published code): one softmax over the window's quantised keys, with biases by distance, and over
-// one mean value a code for all that is older.
+// one mean value per code for all older tokens.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,10 @@
 
 namespace ovq {
 
-// Values that left the window join the means at multiples of this many positions; until then they
-// are met one by one, which in exact arithmetic is the same.
+// Values that left the window join the means at multiples of this many positions. Until then
+// queries attend to them one by one, which in exact arithmetic is the same.
 inline constexpr int kTransformerVqSpan = 64;
-// Channels of a value that lie side by side in a state: a part of the values that is read at one
-// go.
+// Channels of a value stored side by side: the part of the values that is read at one go.
 inline constexpr int kValueSlice = 64;
 
 struct TransformerVqShape {
@@ -22,11 +21,11 @@ struct TransformerVqShape {
   int head_dim = 0;
   int value_dim = 0;
   int32_t n_codes = 0;
-  int32_t mem_len = 0;    // keys before its own that a query meets with a bias
+  int32_t mem_len = 0;    // older keys that a query attends to with a bias
   bool has_means = true;  // false: older keys are forgotten
 
   constexpr int32_t n_means() const { return has_means ? n_codes : 0; }
-  // Position p is in slot p % ring(). A span's rows find there all positions from first() on.
+  // Position p is in slot p % ring(). A span's tokens find all positions from first() on there.
   constexpr int32_t ring() const { return mem_len + kTransformerVqSpan; }
   constexpr int64_t first(int64_t span_begin) const {
     return span_begin > mem_len ? span_begin - mem_len : 0;
@@ -41,13 +40,13 @@ struct TransformerVqArgs {
   TransformerVqShape shape;
   const BatchSequences& seqs;
   size_t values;            // float [slices][slots][kValueSlice], padded with zeros
-  size_t counts;            // uint32 [n_means] of values in a mean; stays at 2^32 - 1
-  size_t codes;             // int32 [ring] of the keys
+  size_t counts;            // uint32 [n_means], values in each mean; stays at 2^32 - 1
+  size_t codes;             // int32 [ring], codes of the keys
   const float* scores;      // [2][n_tokens][n_codes]: (q + c xl_u) . code, and k . code
   const float* half_norms;  // [n_codes]: |code|^2 / 2
   const float* relative;    // [n_tokens][mem_len + 1]: (q + c xl_v) . R_distance
-  // [n_tokens][value_dim], `row_stride` floats apart: a row's value before its silu, in whose place
-  // comes what it attended to.
+  // [n_tokens][value_dim], tokens `row_stride` floats apart. Input: values before their silu.
+  // Output: the attention's result, in place.
   float* rows;
   int64_t row_stride;
 };
@@ -56,7 +55,7 @@ void TransformerVqRef(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& args);
 
-// The two functions of a line of the registry.
+// The state and factory functions of its MixerEntry.
 absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec);
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec);
 

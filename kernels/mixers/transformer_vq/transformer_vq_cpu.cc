@@ -1,8 +1,9 @@
-// A head of Transformer-VQ's attention on the CPU. Of one row, with its scores s [n_codes], biases
-// r [mem_len + 1] of distances, means V with counts n, and the ring's values v with codes z:
+// One head of Transformer-VQ's attention on the CPU. For one token, with its scores s [n_codes],
+// distance biases r [mem_len + 1], means V [n_means, value_dim] with counts n, and the ring's
+// values v with codes z:
 //   w = [n e^(s - max) | e^(s_z + r_distance - max)] / sum,  y = w [V | v]
-// and at a span's end  V_z += (v_i - V_z) / n_z  over the values that the next span's rows do not
-// find in the ring, in order of position.
+// and at a span's end  V_z += (v_i - V_z) / n_z  over the values i that the next span's tokens do
+// not find in the ring, in order of position.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -51,7 +52,7 @@ int32_t NearestCode(const float* products, const float* half_norms, int32_t n) {
   return 0;
 }
 
-// Row `row` of a session, at `position`: the exponents of its open slots; the others' are kMasked.
+// Computes the exponents of the slots for token `row` at `position`; closed slots get kMasked.
 void ScoreSlots(const TransformerVqArgs& args, std::byte* session, int64_t row, int64_t position,
                 float* exponents) {
   const TransformerVqShape& shape = args.shape;
@@ -72,7 +73,7 @@ void ScoreSlots(const TransformerVqArgs& args, std::byte* session, int64_t row, 
   }
 }
 
-// weights [n_weights]: 0 where a slot is not open, and after the slots.
+// Fills weights [n_weights]: 0 for closed slots and in the padding after the slots.
 void WeighSlots(const TransformerVqArgs& args, std::byte* session, int64_t row, int64_t position,
                 float* weights, int64_t n_weights) {
   const TransformerVqShape& shape = args.shape;
@@ -96,7 +97,7 @@ void WeighSlots(const TransformerVqArgs& args, std::byte* session, int64_t row, 
   }
 }
 
-// to = silu(from) of n channels of a slice, zeros after them. The exponential is that of -|x|: it
+// to = silu(from) for n channels of a slice, zeros after them. Only e^-|x| is computed, which
 // cannot overflow.
 void StoreValue(const float* from, int n, float* to) {
   std::fill_n(std::copy_n(from, n, to), kValueSlice - n, 0.0f);
@@ -108,7 +109,8 @@ void StoreValue(const float* from, int n, float* to) {
   }
 }
 
-// Rows' sums over all slots, slot after slot, of kWide vectors of channels. Each y [kValueSlice].
+// Tokens' sums over all slots, slot after slot, for kWide vectors of channels. Each y
+// [kValueSlice].
 template <int kRows, int kWide>
 HWY_INLINE void SumChannels(const float* weights, int64_t row_weights, const float* values,
                             int32_t n_slots, float* y) {
@@ -137,8 +139,9 @@ HWY_INLINE void SumRows(const float* weights, int64_t row_weights, const float* 
   }
 }
 
-// y [n_tokens][kValueSlice] = weights [n_tokens] values [n_slots][kValueSlice], rows of weights
-// row_weights apart. A row's sums are the same whether it comes alone or in a tile.
+// y[t] = sum_s weights[t][s] values[s]: y [n_tokens][kValueSlice], values [n_slots][kValueSlice],
+// tokens' weights row_weights apart. A token's sums are the same whether it comes alone or in a
+// tile.
 void SumSlots(const float* weights, int64_t row_weights, int n_tokens, const float* values,
               int32_t n_slots, float* y) {
   int r = 0;
@@ -152,7 +155,7 @@ void SumSlots(const float* weights, int64_t row_weights, int n_tokens, const flo
   }
 }
 
-// mean += (value - mean) rate, of a slice.
+// mean += (value - mean) rate, for one slice.
 void MergeValue(const float* value, float rate, float* mean) {
   for (int c = 0; c < kValueSlice; c += kLanes) {
     const V old = hn::LoadU(d, mean + c);
@@ -175,20 +178,20 @@ HWY_EXPORT(StoreValue);
 HWY_EXPORT(SumSlots);
 HWY_EXPORT(MergeValue);
 
-// A row's weights are padded to whole vectors.
+// A token's weights are padded to whole vectors.
 constexpr int64_t kPadding = 16;
 
-// A value that joins its code's mean. Slots of the values.
+// A value that joins its code's mean, both as slots of the values.
 struct Merging {
   int32_t value, mean;
-  float rate;  // one over the code's count, this value included
+  float rate;  // 1 / the code's count, this value included
 };
 
-// One sequence's rows of a wave.
+// One sequence's tokens of a wave.
 struct SequenceTokens {
   std::byte* session;
   WaveTokens rows;
-  int64_t first;  // of its rows among those of the wave
+  int64_t first;  // index of its first token in the wave
   std::vector<Merging> merging;
 
   int n_tokens() const { return static_cast<int>(rows.end - rows.begin); }
@@ -196,10 +199,10 @@ struct SequenceTokens {
 
 struct Row {
   const SequenceTokens* run;
-  int64_t offset;  // from the run's first
+  int64_t offset;  // index from the run's first token
 };
 
-// The rows of one wave of one head.
+// The tokens of one wave, for one head.
 class Wave {
  public:
   Wave(const TransformerVqArgs& args, int wave);
@@ -212,14 +215,14 @@ class Wave {
   }
   void FindCode(const Row& row) const;
   void Weigh(const Row& row, float* weights) const;
-  // The values that leave the ring for the means, whose counts rise at once.
+  // Finds the values that leave the ring for the means and raises their codes' counts.
   std::vector<Merging> Count(const SequenceTokens& run) const;
-  // A slice of a run: stores values, sums over all slots, merges.
+  // Processes one slice of a run: stores values, sums over all slots, merges.
   void AttendSlice(const SequenceTokens& run, int slice, const float* weights) const;
 
   const TransformerVqArgs& args_;
   const TransformerVqShape& shape_;
-  const int64_t n_weights_;  // of a row
+  const int64_t n_weights_;  // weights of one token
   std::vector<SequenceTokens> runs_;
   std::vector<Row> rows_;
 };

@@ -1,6 +1,6 @@
-// A head of Transformer-VQ's attention on CUDA, the equations of transformer_vq_cpu.cc. A wave: the
-// codes of its keys, the weights of its rows (which are stored among the values meanwhile), the
-// weighted sums, and where a span ends the means and then the counts.
+// One head of Transformer-VQ's attention on CUDA, the equations of transformer_vq_cpu.cc. For each
+// wave: the codes of its keys; the weights of its tokens, whose values are stored meanwhile; the
+// weighted sums; and where a span ends the means, then the counts.
 #include <algorithm>
 #include <cmath>
 
@@ -15,11 +15,11 @@ namespace cuda {
 namespace {
 
 constexpr int kRowThreads = 256;
-// Sums: a thread has four channels of a slice and every kGroups-th slot.
+// In sums, a thread has four channels of a slice and every kGroups-th slot.
 constexpr int kLanes = kValueSlice / 4;
 constexpr int kGroups = 16;
 constexpr int kSumThreads = kLanes * kGroups;
-constexpr int kMostRows = 8;  // of a thread block that share a read of the values
+constexpr int kMostRows = 8;  // tokens of a thread block, which share a read of the values
 constexpr int kSpan = kTransformerVqSpan;
 
 struct Args {
@@ -34,16 +34,16 @@ struct Args {
   int32_t wave;
 };
 
-// One row of a wave, or one sequence's rows.
+// One token of a wave, or one sequence's tokens.
 struct Place {
   float* values;
   uint32_t* counts;
   int32_t* codes;
   WaveTokens rows;
-  int64_t row, position;  // of the `offset`-th row
+  int64_t row, position;  // of the `offset`-th token
 };
 
-// False: the sequence has no such row.
+// False: the sequence has no such token.
 __device__ bool Find(const Args& args, int sequence, int32_t offset, Place& place) {
   std::byte* session = args.seqs.state[sequence];
   if (session == nullptr) return false;
@@ -56,7 +56,7 @@ __device__ bool Find(const Args& args, int sequence, int32_t offset, Place& plac
   return place.position < place.rows.end;
 }
 
-// Grid (rows of a wave, sequences). Shared: float2 (score, code) of every warp.
+// Grid (tokens of a wave, sequences). Finds the codes. Shared: float2 (score, code) of every warp.
 __global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
   Place at;
   if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
   at.codes[at.position % args.shape.ring()] = best.slot;
 }
 
-// A slot's exponent, -infinity if it is not open, and how many terms it stands for.
+// A slot's exponent (-infinity if closed) and its multiplicity.
 struct Exponent {
   float value, times;
 };
@@ -93,7 +93,7 @@ __device__ inline Exponent ComputeExponent(const Args& args, const Place& at, in
     const uint32_t count = at.counts[slot];
     return {count > 0 ? scores[slot] : -INFINITY, static_cast<float>(count)};
   }
-  // The position from `first` on that the slot of the ring holds.
+  // The position, `first` or later, that this slot of the ring holds.
   const int32_t ring = shape.ring(), place = slot - shape.n_means();
   const auto begin = static_cast<int32_t>(first % ring);
   const int64_t position = first + (place >= begin ? place - begin : place - begin + ring);
@@ -121,8 +121,8 @@ __device__ inline void StoreValue(const Args& args, const Place& at) {
   }
 }
 
-// Grid (rows of a wave, sequences). Shared: two floats of every warp. A thread has the same slots
-// in each pass.
+// Grid (tokens of a wave, sequences). Computes the weights. Shared: two floats of every warp. A
+// thread has the same slots in each pass.
 __global__ void __launch_bounds__(kRowThreads) Weigh(const Args args) {
   Place at;
   if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(kRowThreads) Weigh(const Args args) {
   for (int32_t slot = begin; slot < slots; slot += kRowThreads) weights[slot] *= factor;
 }
 
-// Grid (slices, tiles of kRows rows of a wave, sequences). A row's sum over all slots: thread group
-// g adds the slots g, g + kGroups, ... in a chain, then the groups' parts are added in order.
+// Grid (slices, tiles of kRows tokens of a wave, sequences). A token's sum over all slots: thread
+// group g adds the slots g, g + kGroups, ... in a chain, then the groups' parts are added in order.
 // Shared: float4 [kRows][kGroups][kLanes].
 template <int kRows>
 __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
@@ -194,12 +194,12 @@ __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
   }
 }
 
-// What thread i < kSpan knows of the i-th value that leaves the ring for the means: its code, that
-// code's count with it, and whether no later one has the same code. Every thread of a block of
-// kSpan calls it. False: the span is not full. Shared: int32 [kSpan].
+// The i-th value that leaves the ring for the means, in thread i < kSpan: its code, the code's
+// count including it, and whether no later one has the same code. All threads of a block of kSpan
+// must call it. False: the span is not full. Shared: int32 [kSpan].
 struct Leaving {
   int32_t slot = 0;
-  int32_t code = -1;  // -1: none leaves
+  int32_t code = -1;  // -1: no value leaves
   uint32_t count = 0;
   bool is_last = true;
 };
@@ -228,8 +228,8 @@ __device__ bool FindLeaving(const Args& args, const Place& at, SharedPtr<int32_t
   return true;
 }
 
-// Grid (slices, sequences), a thread a channel. Shared: int32 [kSpan], int2 (code, slot) and float
-// rates [kSpan].
+// Grid (slices, sequences), one thread per channel. Shared: int32 [kSpan], int2 (code, slot) and
+// float rates [kSpan].
 __global__ void __launch_bounds__(kSpan) MergeMeans(const Args args) {
   static_assert(kSpan == kValueSlice, "a thread for each value that leaves and for each channel");
   Place at;
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kSpan) CountMerged(const Args args) {
   if (!Find(args, static_cast<int>(blockIdx.x), 0, at)) return;
   Leaving leaving;
   if (!FindLeaving(args, at, DynamicShared<int32_t>(0), leaving)) return;
-  // All have read the old counts.
+  // All threads have read the old counts.
   __syncthreads();
   if (leaving.code >= 0 && leaving.is_last) at.counts[leaving.code] = leaving.count;
 }

@@ -1,9 +1,9 @@
-// The ground truth of a head of Transformer-VQ's attention, in double. With score_t(n) = (q_t + c
-// xl_u) . code_n, z_j the code nearest to k_j and M = mem_len, all j <= t:
+// The reference of one head of Transformer-VQ's attention, in double. With score_t(n) = (q_t + c
+// xl_u) . code_n, z_j the code nearest to k_j and M = mem_len, for all j <= t:
 //   s_tj = score_t(z_j) + (t - j <= M ? (q_t + c xl_v) . R_{t-j} : 0)
 //   y_t = sum_j e^{s_tj} silu(v_j) / sum_j e^{s_tj}
-// where positions that have joined their code's mean stand for `count` equal terms. Without means,
-// the sums are over t - j <= M.
+// Positions that have joined their code's mean stand for `count` equal terms. Without means, the
+// sums are over t - j <= M.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -74,7 +74,7 @@ void Attend(const TransformerVqArgs& args, const Token& token, HeadState& state)
   const int64_t t = token.position, span_begin = t / kTransformerVqSpan * kTransformerVqSpan;
   const float* scores = args.scores + token.row * shape.n_codes;
   const float* relative = args.relative + token.row * (shape.mem_len + 1);
-  // Of every term: its exponent, how many it stands for, and where its value is.
+  // A term of the sums: its exponent, its multiplicity and the place of its value.
   struct Term {
     double exponent, times;
     bool is_mean;
@@ -104,7 +104,8 @@ void Attend(const TransformerVqArgs& args, const Token& token, HeadState& state)
   }
 }
 
-// After the last row of a span: the positions that the next span's rows do not find in the ring.
+// After the last token of a span: merges the positions that the next span's tokens do not find in
+// the ring.
 void Merge(const TransformerVqArgs& args, int64_t span_begin, HeadState& state) {
   if (!args.shape.has_means) return;
   const int64_t end = args.shape.first(span_begin + kTransformerVqSpan);

@@ -10,13 +10,13 @@ namespace {
 
 enum Field { kCounts, kLogCounts, kValues, kPendingCode, kPendingValues };
 
-// Floats in blocks, [n_heads][blocks_per_head][per_block].
+// The place of floats in blocks, [n_heads][blocks_per_head][per_block].
 StatePlace Floats(size_t offset, int64_t blocks_per_head, int64_t per_block) {
   const size_t block = static_cast<size_t>(per_block) * sizeof(float);
   return {offset, static_cast<size_t>(blocks_per_head) * block, block};
 }
 
-// The same for every sequence of a batch, in scratch memory.
+// Scratch memory with this layout for every sequence of a batch.
 BlockPlaces InScratch(ScratchScope& scope, int n_seqs, int64_t n_heads, const StatePlace& place) {
   const size_t bytes = static_cast<size_t>(n_heads) * place.head_stride;
   return {.place = place,
@@ -40,7 +40,7 @@ VqAttention::VqAttention(const StateSpec&, AttrReader& model, AttrReader& sectio
   layout.span = kVqChunk;
 }
 
-// Codes [n_kv_heads, n_codes, head_dim] to blocks of 64, transposed.
+// Repacks codes [n_kv_heads, n_codes, head_dim] to transposed blocks of 64.
 void VqAttention::Load(const MixerSpec& spec) {
   const int64_t heads = shape.n_kv_heads, d = shape.head_dim;
   const TensorView weights = spec.weights.GetTensor("self_attn.codebook", {heads, n_codes, d});

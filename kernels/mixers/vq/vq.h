@@ -8,22 +8,22 @@
 
 namespace ovq {
 
-// The last, unfinished block of 64 tokens waits beside the means, so that a prompt is read in
-// blocks; in exact arithmetic the answer is the same for any block length.
+// The last, unfinished block of 64 tokens waits beside the means, so that a prompt is prefilled in
+// blocks; in exact arithmetic any block length gives the same answer.
 inline constexpr int kVqChunk = kBlockSlots;
 
-// One layer's codes are the dictionary's keys; a pending key is its code, in a block that a batch
-// fills, and best_slot says which. A code without a count has a bias of -infinity.
+// The layer's codes are the dictionary's keys. A pending key is replaced by its code, which
+// best_slot names, in a block that each batch fills. A code with count 0 has a bias of -infinity.
 struct VqAttentionArgs : AttentionArgs {
   const float* half_norm;  // [n_kv_heads][blocks * 64]: |code|^2 / 2
 };
-// Channel c of the code at [c * 64].
+// Pointer to a code; channel c is at [c * 64].
 constexpr const float* CodeAt(const AttentionBlocks& blocks, int kv_head, int32_t code) {
   return blocks.dictionary_keys.At<float>(nullptr, 0, kv_head, code / kBlockSlots) +
          code % kBlockSlots;
 }
 
-// The state is float32 whatever the server's dtype, as it never grows.
+// The state is float32 whatever the server's dtype, because it never grows.
 struct VqAttention : Attention {
   VqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
@@ -31,7 +31,7 @@ struct VqAttention : Attention {
   size_t weight_bytes() const { return codes.bytes(); }
   void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-  // But for what a batch brings.
+  // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;
 
   int64_t n_codes;

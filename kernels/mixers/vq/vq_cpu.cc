@@ -1,7 +1,8 @@
-// Attention over a codebook on the CPU, OVQ paper eq. 3-6. Of one head: C [n_codes, head_dim],
-// counts c, means V [n_codes, value_head_dim], code z(k) = argmin_j |k - C_j|:
-//   o_t = softmax([q_t C^T + ln c | q_t C_z^T]) [V | V_z]     z: codes of the chunk's keys up to t
-//   at a chunk's end   V_j += sum (v_i - V_j) / c_j           over the values whose key has code j
+// Attention over a codebook on the CPU, OVQ paper eq. 3-6. For one head with codes C [n_codes,
+// head_dim], counts c [n_codes], means V [n_codes, value_head_dim] and code z(k) = argmin_j |k -
+// C_j|:
+//   o_t = softmax([q_t C^T + ln c | q_t C_z^T]) [V | V_z]    z: codes of the chunk's keys up to t
+//   at a chunk's end   V_j += sum_i (v_i - V_j) / c_j        over the values i whose key has code j
 #include <algorithm>
 #include <limits>
 
@@ -32,8 +33,8 @@ int32_t NearestCode(const VqAttentionArgs& args, int kv_head, const float* key) 
   return nearest;
 }
 
-// The codes of the tile's keys, and what its rows meet beside the state: the chunk's keys as codes,
-// the biases.
+// Finds the codes of the tile's keys and fills the scratch blocks that its tokens attend to beside
+// the state: the chunk's keys as codes, and the biases.
 void Prepare(const VqAttentionArgs& args, const TileTokens& tile) {
   const AttentionBlocks& blocks = args.blocks;
   const int d = blocks.shape.head_dim;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRowsPerBlock = 4;  // that share a read of the codebook
+constexpr int kRowsPerBlock = 4;  // tokens that share a read of the codebook
 
 struct VqArgs {
   AttentionBlocks blocks;
@@ -23,8 +23,8 @@ struct VqArgs {
   int32_t wave;
 };
 
-// The nearest of this thread's codes for every row of the block: key . code - |code|^2 / 2, the
-// product one chain over the channels. keys[channel]: of kRowsPerBlock rows.
+// Finds the nearest of this thread's codes for every token of the thread block: argmax key . code -
+// |code|^2 / 2, the product one chain over the channels. keys[channel]: kRowsPerBlock tokens.
 __device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> keys,
                        Best (&nearest)[kRowsPerBlock]) {
   for (Best& row : nearest) row = NoBest();
@@ -49,8 +49,8 @@ __device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> 
   }
 }
 
-// Grid (sequences, kv heads, ceil(rows of a wave / kRowsPerBlock)): the code of every row's key.
-// Shared: float4 keys [head_dim], then float2 (score, code) [kRowsPerBlock][kWarps].
+// Grid (sequences, kv heads, ceil(tokens of a wave / kRowsPerBlock)). Finds the code of every
+// token's key. Shared: float4 keys [head_dim], then float2 (score, code) [kRowsPerBlock][kWarps].
 __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
   *args.blocks.best_slot.At<int32_t>(session, kv_head, offset) = best.slot;
 }
 
-// Grid (sequences, kv heads): what the attention reads beside the state, the chunk's keys as codes
-// and the biases.
+// Grid (sequences, kv heads). Fills the scratch blocks that attention reads beside the state: the
+// chunk's keys as codes, and the biases.
 __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
   const AttentionBlocks& blocks = args.blocks;
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);

@@ -1,8 +1,8 @@
-// The ground truth of attention over a codebook, OVQ paper eq. 3-6, in double. Of one head, with
-// codes C [n_codes, head_dim], counts c, mean values V [n_codes, value_head_dim] and the chunk's
-// keys as codes:
+// The reference of attention over a codebook, OVQ paper eq. 3-6, in double. For one head with codes
+// C [n_codes, head_dim], counts c, mean values V [n_codes, value_head_dim] and the chunk's keys as
+// codes:
 //   o_t = softmax([q_t C^T + ln c | q_t C_z^T]) [V | V_z],  z(k) = argmin_j |k - C_j|
-// and at the chunk's end  V_j += sum (v_i - V_j) / c_j  over the values whose key has code j.
+// and at the chunk's end  V_j += sum_i (v_i - V_j) / c_j  over the values i whose key has code j.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -40,7 +40,7 @@ void PassToken(const VqAttentionArgs& args, const TokenRef& token, int offset, i
     slots.push_back(DictionarySlotRef(args, token, j));
     if (std::isinf(slots.back().bias)) slots.pop_back();  // ln 0
   }
-  // The chunk's keys as codes, in a block of their own beside their values.
+  // The chunk's keys as codes are in a block of their own, beside their values.
   std::vector<float> key(static_cast<size_t>(args.blocks.shape.head_dim));
   for (int i = 0; i <= offset; ++i) {
     const SlotRef code = DictionarySlotRef(args, token, code_of[i]),

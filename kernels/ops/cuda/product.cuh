@@ -1,5 +1,5 @@
-// What the products of bfloat16 and of float32 share: their arguments and the walk over segments
-// for few rows.
+// Shared by the bfloat16 and float32 products: their arguments and the walk over segments for few
+// rows.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ inline constexpr int kLanes = 32;
 
 // y[n, out] (+)= x[n, in] W^T
 struct ProductTask {
-  const void* weights;  // packed as product_bf16.cuh and product_f32.cuh say
-  const void* x;        // [n, in], of the type of the products
+  const void* weights;  // packed, see product_bf16.cuh and product_f32.cuh
+  const void* x;        // [n, in], in the compute type
   float* y;             // [n, out]
   int64_t n, in, out;
-  int64_t n_segments;  // of W, padded
+  int64_t n_segments;  // segments of W, padded
   bool accumulate;
   bool aligned;                   // rows of bfloat16 x start at multiples of 16 bytes
-  const float* scales = nullptr;  // [out], of int8 weights
+  const float* scales = nullptr;  // [out], for int8 weights
 
   __device__ void Store(int64_t row, int64_t column, float sum) const {
     if (row >= n || column >= out) return;
@@ -29,9 +29,9 @@ struct ProductTask {
   }
 };
 
-// --- few rows --------------------------------------------------------------------------------
-// A block has Few::kOuts outputs of all rows, at most Few::kRows, and all inputs; its warps take
-// segments in turn. Few(task), made by each thread, has
+// --- few rows -------------------------------------------------------------------------------- A
+// thread block has Few::kOuts outputs of all rows, at most Few::kRows, and all inputs; its warps
+// process segments in turn. Few(task), made by each thread, has
 //   Load(segment)               starts to read the weights of a segment
 //   Multiply(segment, partial)  partial [kRows, kStride] = that segment's sums of [rows, kOuts]
 

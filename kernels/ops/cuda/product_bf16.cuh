@@ -4,13 +4,13 @@
 // the columns of the other, eight at a time. It is packed in the order in which the lanes hold it,
 //   [out tiles of 16][chunks of 32 inputs][2 halves][32 lanes] uint4,
 // with zeros past `in` and `out`. Any assignment of inputs to the instruction's places gives a
-// product as long as both factors use it: lane (g, t) = (lane / 4, lane % 4) holds of half j of a
-// chunk the inputs 8t + 4j .. 8t + 4j + 3 of outputs g and g + 8,
+// product as long as both factors use it: for half j of a chunk, lane (g, t) = (lane / 4, lane % 4)
+// holds the inputs 8t + 4j .. 8t + 4j + 3 of outputs g and g + 8,
 //   {(g, 0..1), (g + 8, 0..1), (g, 2..3), (g + 8, 2..3)},
 // so a row of x enters with one load of 16 bytes for both halves.
 //
-// int8 weights are packed alike, a lane's eight of a half in a uint2, and widened, exactly, on
-// their way into the instruction or into shared memory.
+// int8 weights are packed alike, with a lane's eight weights of a half in a uint2. They are
+// widened, which is exact, on their way into the instruction or into shared memory.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,13 @@ inline constexpr int kChunk = 32;
 inline constexpr int kChunksPerSegment = 4;
 inline constexpr int kChunkVectors = 2 * kLanes;  // uint4 of an out tile's chunk
 
-// W: uint4 of bfloat16 weights, uint2 of int8.
+// W: uint4 for bfloat16 weights, uint2 for int8.
 template <class W>
 __device__ const W* OutTile(const ProductTask& p, int64_t tile) {
   return static_cast<const W*>(p.weights) + tile * p.n_segments * kChunksPerSegment * kChunkVectors;
 }
 
-// Bytes 2i and 2i + 1 of four as two bfloat16 values, the first in the lower half.
+// Widens bytes 2i and 2i + 1 of four to two bfloat16 values, the first in the lower half.
 __device__ inline uint32_t WidenPair(uint32_t bytes, int i) {
   const auto low = static_cast<float>(static_cast<int8_t>(bytes >> 16 * i));
   const auto high = static_cast<float>(static_cast<int8_t>(bytes >> (16 * i + 8)));
@@ -71,7 +71,8 @@ __device__ inline void MultiplyChunk(float (&sum)[4], const uint4& first, const 
   MmaBF16(sum, b, x.z, x.w);
 }
 
-// For FewRows. Every weight is read once, straight into registers, one segment ahead.
+// The Few argument of FewRows for bfloat16. Every weight is read once, straight into registers, one
+// segment ahead.
 template <int kRowTiles, class W>
 class FewRowsBF16 {
  public:

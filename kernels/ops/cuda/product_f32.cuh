@@ -18,7 +18,7 @@ __device__ inline const float* Panel(const ProductTask& p, int64_t panel) {
   return static_cast<const float*>(p.weights) + panel * p.n_segments * kSegmentF32 * kPanel;
 }
 
-// For FewRows: an output a lane.
+// The Few argument of FewRows for float32: one output per lane.
 class FewRowsF32 {
  public:
   static constexpr int kRows = 16;
@@ -29,7 +29,7 @@ class FewRowsF32 {
       : p_(task),
         weights_(Panel(task, blockIdx.x / 2) + blockIdx.x % 2 * kOuts + threadIdx.x % kLanes) {}
 
-  __device__ void Load(int64_t) {}  // Multiply reads them one by one
+  __device__ void Load(int64_t) {}  // Multiply reads the weights one by one
 
   __device__ void Multiply(int64_t segment, SharedPtr<float> partial) const {
     const auto* x = static_cast<const float*>(p_.x);
@@ -64,7 +64,7 @@ inline constexpr int kRowStrideF32 = kManyRowsF32 + 4;  // floats: fewer conflic
 inline constexpr uint32_t kManyRowsSharedBytesF32 =
     kChunkF32 * (kPanel + kRowStrideF32) * sizeof(float);
 
-// Four neighbouring elements of a step's weights and of its x, for each thread.
+// Each thread's four adjacent elements of the weights and of x, for 16 inputs.
 struct ChunkF32 {
   float4 w;
   float4 x;  // zeros outside x

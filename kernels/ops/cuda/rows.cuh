@@ -1,4 +1,4 @@
-// What the row-wise kernels share: four neighbouring elements at a time, and sums over a block.
+// Helpers of the row-wise kernels: four adjacent elements at a time, and sums over a thread block.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace ovq::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Threads for a row of `width` elements, each taking four at a time. A function of the width alone,
-// and so is the order of a sum over the block.
+// Threads for a row of `width` elements, four elements each at a time. The number, and with it the
+// order of a sum over the thread block, is a function of the width alone.
 inline int RowThreads(int64_t width, int max_threads) {
   const int64_t threads = (width + 4 * kWarp - 1) / (4 * kWarp) * kWarp;
   return static_cast<int>(threads < max_threads ? threads : max_threads);
@@ -57,7 +57,7 @@ __device__ inline void Store4(BF16* p, int64_t i, int64_t n, bool aligned, float
   if (i + 3 < n) p[i + 3].bits = static_cast<uint16_t>(packed.y >> 16);
 }
 
-// Rows of activations in one of their two types; the other's pointer is null.
+// Rows of activations in float32 or bfloat16; the other type's pointer is null.
 struct Activations {
   float* f32;
   BF16* bf16;
@@ -79,7 +79,7 @@ __device__ inline float Sigmoid(float z) {
 }
 __device__ inline float Silu(float z) { return z * Sigmoid(z); }
 
-// Every lane gets the result.
+// Folds the values of a warp; every lane gets the result.
 template <class T, class Fold>
 __device__ inline T WarpFold(T value, Fold fold) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -92,8 +92,8 @@ __device__ inline float WarpSum(float value) {
   return WarpFold(value, [](float a, float b) { return a + b; });
 }
 
-// Folds the values of the block in a fixed order; every thread calls it and gets the result.
-// partial: one for each warp, not to be used again before a barrier.
+// Folds the values of the thread block in a fixed order; every thread must call it and gets the
+// result. partial: one per warp, not to be reused before a barrier.
 template <class T, class Fold>
 __device__ inline T BlockFold(T value, SharedPtr<T> partial, int n_warps, Fold fold) {
   const T of_warp = WarpFold(value, fold);

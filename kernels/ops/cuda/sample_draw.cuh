@@ -1,4 +1,4 @@
-// A draw from a row of logits [vocab] on CUDA, by one thread block. The steps are those of RowDraw
+// Draws from a row of logits [vocab] on CUDA with one thread block, in the order given at RowDraw
 // in sample.h.
 //
 // Weights. A candidate's weight w = exp((logit - best) / temperature), in (0, 1], is computed in
@@ -34,7 +34,7 @@ struct DeviceDraw {
 struct DeviceBest {
   int64_t row;
   int64_t n;    // at most vocab
-  int64_t out;  // its first element among the results
+  int64_t out;  // index of its first result
 };
 // A LogitsReading in the device's memory.
 struct ReadTask {
@@ -47,7 +47,7 @@ struct ReadTask {
   // The results.
   TokenLogit* drawn;    // [n_draws]
   float* token_logits;  // [n_tokens]
-  TokenLogit* best;     // each one's n, in any order
+  TokenLogit* best;     // n of each request, in any order
   // Scratch, [n_blocks, vocab] each; the first two null where no draw needs them.
   float* adjusted;
   double* weights;
@@ -126,7 +126,7 @@ struct CandidateOrder {
   }
 };
 
-// Only the first candidates stay, the fewest whose measures reach target(sum of all).
+// Keeps the fewest first candidates whose measures reach target(sum of all).
 template <class Target>
 __device__ inline void Keep(const CandidateOrder& order, int vocab, int32_t* border,
                             Target target) {
@@ -144,7 +144,8 @@ __device__ inline void KeepMass(const CandidateOrder& order, int vocab, int32_t*
   });
 }
 
-// |ln p + entropy| of the definition is the distance of the exponent from the mean exponent.
+// The mean exponent: |ln p + entropy| in the definition equals the distance of a token's exponent
+// from it.
 __device__ inline double MeanExponent(const CandidateOrder& order, int vocab) {
   double sum = 0, weighted = 0;
   for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
@@ -168,7 +169,8 @@ __device__ inline void KeepAboveMinP(double* weights, int vocab, double min_p) {
 
 // The first id at which the sum of weights, by ascending id, exceeds random / 2^64 of the total.
 __device__ inline int32_t Pick(const double* weights, int vocab, uint64_t random) {
-  const int stretch = (vocab + 32 * kSampleWarps - 1) / (32 * kSampleWarps) * 32;  // of a warp
+  const int stretch =
+      (vocab + 32 * kSampleWarps - 1) / (32 * kSampleWarps) * 32;  // tokens per warp
   const int begin = Warp() * stretch;
   const int end = min(begin + stretch, vocab);
   uint64_t own = 0;
@@ -185,7 +187,7 @@ __device__ inline int32_t Pick(const double* weights, int vocab, uint64_t random
   }
   const uint64_t target = __umul64hi(random >> 11 << 11, total);  // below total
   const SharedPtr<uint64_t> chosen = DynamicShared<uint64_t>(kChosenBytes);
-  if (before <= target && target < before + own) {  // of one warp
+  if (before <= target && target < before + own) {  // true in one warp
     for (int id = begin + Lane();; id += 32) {
       const uint64_t through = before + WarpPrefixSum(id < end ? FixedWeight(weights[id]) : 0);
       const unsigned beyond = __ballot_sync(kAllLanes, through > target);
@@ -202,7 +204,7 @@ __device__ inline int32_t Pick(const double* weights, int vocab, uint64_t random
   return static_cast<int32_t>(id);
 }
 
-// The row with penalties, biases and bans: itself, or a copy in scratch memory.
+// The row with penalties, biases and bans applied: the row itself, or a copy in scratch memory.
 __device__ inline const float* Adjust(const ReadTask& task, const DeviceDraw& draw,
                                       const float* row) {
   if (draw.n_seen + draw.n_generated + draw.n_biased + draw.n_banned == 0) return row;
@@ -227,19 +229,19 @@ __device__ inline const float* Adjust(const ReadTask& task, const DeviceDraw& dr
   return adjusted;
 }
 
-// The best token. Without a finite logit that is token 0, which may be banned.
+// The best token. Without a finite logit it is token 0, which may be banned.
 __device__ inline int32_t Greedy(const RowRange& range, int vocab, const int32_t* banned,
                                  int n_banned) {
   int32_t id = range.first_best;
   for (int i = 0; i < n_banned; ++i) {
     if (banned[i] != id || id + 1 == vocab) continue;
     ++id;
-    i = -1;  // the list is in no order
+    i = -1;  // restart: the list is unordered
   }
   return id;
 }
 
-// row: adjusted.
+// row: after Adjust.
 __device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw,
                                     const float* row) {
   const int vocab = task.vocab;

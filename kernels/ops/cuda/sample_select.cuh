@@ -1,7 +1,7 @@
-// The first few tokens of a row in some order, without sorting the row: a block of kSampleThreads
-// threads sums the tokens' measures in bins of that order, finds the bin in which the running sum
-// reaches a target, and refines that bin digit by digit. Measures are integers, so that a sum does
-// not depend on the order in which threads add.
+// Selects the first few tokens of a row in some order without sorting the row: a thread block of
+// kSampleThreads sums the tokens' measures in bins of that order, finds the bin in which the
+// running sum reaches a target, and refines that bin digit by digit. Measures are integers, so that
+// a sum does not depend on the order in which threads add.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,9 +20,9 @@ inline constexpr int kDigitBits = 8;
 inline constexpr int kIdBits = 24;  // token ids are below 2^24
 
 // Offsets in a block's shared memory, in bytes.
-inline constexpr uint32_t kLowBytes = 0;                        // uint32 [kBins], of a bin's sum
-inline constexpr uint32_t kHighBytes = kLowBytes + 4 * kBins;   // uint32 [kBins]
-inline constexpr uint32_t kPartBytes = kHighBytes + 4 * kBins;  // 8 bytes [kSampleWarps]
+inline constexpr uint32_t kLowBytes = 0;  // uint32 [kBins], lower halves of the bins' sums
+inline constexpr uint32_t kHighBytes = kLowBytes + 4 * kBins;            // uint32 [kBins]
+inline constexpr uint32_t kPartBytes = kHighBytes + 4 * kBins;           // 8 bytes [kSampleWarps]
 inline constexpr uint32_t kChosenBytes = kPartBytes + 8 * kSampleWarps;  // uint64 [2]
 inline constexpr uint32_t kCountBytes = kChosenBytes + 16;               // uint32
 inline constexpr uint32_t kSampleSharedBytes = kCountBytes + 16;
@@ -50,7 +50,7 @@ __device__ inline T BlockMax(T value) {
   return BlockReduce(value, [](T a, T b) { return a < b ? b : a; });
 }
 
-// fn(i) for i < n, by all threads of the block, which meet at the end.
+// Calls fn(i) for i < n from all threads of the block, which synchronise at the end.
 template <class Fn>
 __device__ inline void ForEach(int n, Fn fn) {
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kSampleThreads) fn(i);
@@ -80,8 +80,9 @@ __device__ inline void ClearBins(int n_bins) {
   });
 }
 
-// A thread's additions to the bins. Neighbours mostly meet the same bin, so a thread holds its sum
-// back until it meets another one: threads then do not contend for a bin in which all tokens lie.
+// A thread's additions to the bins. Adjacent tokens mostly fall into the same bin, so a thread
+// keeps its sum until it meets another bin: threads then do not contend for a bin in which all
+// tokens lie.
 class BinAdder {
  public:
   __device__ void Add(int bin, uint64_t value) {
@@ -91,7 +92,7 @@ class BinAdder {
     }
     sum_ += value;
   }
-  // 64 bits in two native additions; the result of the lower one says whether it wrapped.
+  // Adds 64 bits in two native additions; the result of the lower one says whether it wrapped.
   __device__ void Flush() {
     const auto low = static_cast<unsigned>(sum_);
     auto high = static_cast<unsigned>(sum_ >> 32);
@@ -118,7 +119,7 @@ __device__ inline uint64_t BinSum(int bin) {
 
 struct ChosenBin {
   int bin;
-  uint64_t before;  // sum of the bins before it
+  uint64_t before;  // sum of the earlier bins
 };
 
 // The first bin with which the sum reaches target, which is positive and at most the sum of all.
@@ -146,8 +147,7 @@ __device__ inline ChosenBin FindBin(int n_bins, uint64_t target) {
   return {static_cast<int>(bin), before};
 }
 
-// Of the n tokens in list: the place with which the sum of measures, by ascending place, reaches
-// target.
+// The place in `list` (n tokens) at which the sum of measures, by ascending place, reaches target.
 template <class Order>
 __device__ inline Place SelectInList(const Order& order, const int32_t* list, unsigned n,
                                      uint64_t target) {
