@@ -1,11 +1,13 @@
-// Speed on a GPU: decode steps, chunk updates and prefill of the paper's 478M shape with full
-// dictionaries in bfloat16, beside the copy bandwidth and the matrix rate of the same run.
+// GPU benchmark: decode batches, chunk updates and prefill of the paper's 478M shape with full
+// dictionaries in bfloat16, together with the copy bandwidth and matrix rate of the same run.
 //
 //   bench_cuda [--json FILE] [--smoke] [--state-dtype bf16|i8]
 //
-// --state-dtype i8: dictionaries and windows are int8, the rest as it is.
-// --smoke: a tiny model and few steps, to see that the program works. A model whose step-by-step
-// and whole-prompt logits differ by one bit is not timed. docs/cuda.md explains the figures.
+// --state-dtype i8: dictionaries and windows are int8, everything else is unchanged.
+// --smoke: a tiny model and few batches, to check that the program works. A model whose logits
+// differ
+// by one bit between token-by-token and whole-prompt runs is not timed. docs/cuda.md explains the
+// figures.
 #include <unistd.h>
 
 #include <cstring>
@@ -18,7 +20,7 @@
 #include "tests/bench/cuda_ovq_bench.h"
 #include "tests/bench/random_model.h"
 
-extern const char kBuildStamp[];  // tests/gpu/build_stamp.sh: words, then JSON
+extern const char kBuildStamp[];  // printed by tests/gpu/build_stamp.sh: words, then JSON
 
 namespace ovq::bench {
 namespace {

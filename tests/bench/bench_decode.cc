@@ -1,7 +1,9 @@
-// Prefill and decode speed of a whole model, any folder or the paper's shapes on random weights:
-// tokens/s, bytes a token moves (weights and live state), fraction of the read bandwidth measured
-// in this run, and the slowest step of a chunk over the median one, each step's time its median of
-// all passes.
+// Prefill and decode speed of a whole model, from a folder or of the paper's shapes on random
+// weights. Prints tokens/s, the bytes that a token moves (weights and live state), the fraction of
+// the
+// read bandwidth measured in this run, and the slowest batch of a chunk over the median one, where
+// each
+// batch's time is its median over all passes.
 //
 //   bench_decode [--shape 77m|77m-group4|77m-group8|257m|478m] [--mixer ovq_attention,...]
 //                [--threads 2] [--contexts 128,1024,...] [--sessions 1,4,8,16]
@@ -10,15 +12,20 @@
 //                [--prefills 1] [--weights checkpoint|int8|checkpoint,int8]
 //   bench_decode --model FOLDER [--memory model,exact,closest-pair,...] [--threads 2] ...
 //
-// Several mixers, and several kinds of weights and states of each, are timed in turn, in one run;
-// several --centroids are one for each mixer, as rules differ in how many rows N leaves. Prompts
-// are read --prefills times in turn, of which the median counts. --shape
-// kvm-120m or kvm-350m: checkpoints of the KVM paper's format, --mixer its configurations
+// Several mixers, and several kinds of weights and states of each, are timed in turn within one
+// run.
+// Several --centroids give one value for each mixer, as rules differ in how many slots N leaves.
+// Each
+// prompt is prefilled --prefills times in turn; the median counts. --shape kvm-120m or kvm-350m:
+// checkpoints of the KVM paper's format, with --mixer one of its configurations
 // (kvm_paper_model.h).
-// --states random: states of random numbers in place of those that reading a prompt makes, for
-// contexts that take hours to read; multiples of 256, where no chunk is unfinished; not of closest
-// pairs, whose states refer to one another, nor in int8. A model whose
-// step-by-step and whole-prompt logits differ by one bit is not timed.
+// --states random: random states instead of prefilled ones, for contexts that take hours to
+// prefill;
+// contexts are then multiples of 256, where no chunk is unfinished. Not for closest pairs, whose
+// states
+// refer to one another, nor for int8. A model whose logits differ by one bit between token-by-token
+// and
+// whole-prompt runs is not timed.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -39,10 +46,10 @@ namespace ovq::bench {
 namespace {
 
 constexpr int kMaxSessions = 16;
-constexpr int kPrefillRows = 512;  // of a step
-constexpr int64_t kChunk = 256;    // a multiple of every model's
+constexpr int kPrefillRows = 512;  // in a batch
+constexpr int64_t kChunk = 256;    // a multiple of every model's chunk length
 
-// One session's address range; pages appear as they are touched.
+// Address range of one session; pages are allocated when touched.
 class StateBuffer {
  public:
   StateBuffer(const StateLayout& layout, int32_t slot_cap) : layout_(layout), slot_cap_(slot_cap) {
@@ -64,7 +71,7 @@ class StateBuffer {
       std::memcpy(base_ + extent.offset, other.base_ + extent.offset, extent.bytes);
     }
   }
-  // Small numbers in bfloat16, whose pairs are small numbers in float32.
+  // Fills the state with small bfloat16 numbers; a pair of them is also a small float32.
   void FillRandomly(int64_t position, std::mt19937& random) {
     for (const StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
       const auto n = static_cast<int64_t>(extent.bytes / sizeof(BF16));
@@ -81,12 +88,12 @@ class StateBuffer {
   std::byte* base_;
 };
 
-// What is timed: n_sessions sessions at `position`.
+// A setting to time: n_sessions sessions at `position`.
 struct Setting {
   int64_t position;
   int n_sessions;
-  std::vector<double> step_seconds;          // one a pass
-  std::vector<std::vector<double>> at_step;  // of every step, one a pass
+  std::vector<double> step_seconds;          // one for each pass
+  std::vector<std::vector<double>> at_step;  // for each batch of a chunk, one for each pass
 
   double SlowestOverMedian() const {
     std::vector<double> steps;
@@ -121,7 +128,7 @@ class Bench {
     return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0;
   }
 
-  // Takes one session from context to context, keeps its state at each.
+  // Prefills one session from context to context, and keeps its state at each.
   void Prefill(const std::vector<int64_t>& contexts) {
     const auto session = NewSession();
     int64_t position = 0;
@@ -156,7 +163,7 @@ class Bench {
     }
   }
 
-  // One chunk of steps, so that the share of dictionary updates is as in a long run.
+  // Times one chunk of batches, so that dictionary updates have their usual share.
   void TimePass(Setting& setting) {
     constexpr int kSteps = kChunk;
     std::vector<const StateBuffer*> batch;
@@ -165,7 +172,7 @@ class Bench {
       batch.push_back(sessions_[i].get());
     }
     const std::vector<int32_t> tokens = Tokens(setting.n_sessions);
-    Forward(batch, tokens, setting.position, 1);  // the copy left the caches in a state of its own
+    Forward(batch, tokens, setting.position, 1);  // warms the caches after the copy
     setting.at_step.resize(kSteps);
     const double begin = Seconds();
     for (int t = 1; t <= kSteps; ++t) {
@@ -198,7 +205,8 @@ class Bench {
     return tokens;
   }
 
-  // The same number of tokens for each session; logits of the last n_logits rows of each.
+  // Runs the same number of tokens for each session; returns the logits of the last n_logits of
+  // each.
   std::vector<float> Forward(const std::vector<const StateBuffer*>& sessions,
                              const std::vector<int32_t>& tokens, int64_t position, int n_logits) {
     const size_t each = tokens.size() / sessions.size();
@@ -219,7 +227,7 @@ class Bench {
   DeviceContext& context_;
   std::mt19937 random_;
   std::map<int64_t, std::unique_ptr<StateBuffer>> kept_;    // by context
-  std::map<int64_t, std::vector<double>> prefill_seconds_;  // one a pass
+  std::map<int64_t, std::vector<double>> prefill_seconds_;  // by context, one for each pass
   std::vector<std::unique_ptr<StateBuffer>> sessions_;
 };
 
@@ -246,7 +254,7 @@ std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const s
   return LoadFolder(folder.string(), options, context);
 }
 
-// Of the names by which --memory of the server calls them.
+// The policy of this name, as the server's --memory has it.
 CachePolicy ParseCachePolicy(const std::string& name) {
   for (const CachePolicy policy : kCachePolicies) {
     if (name == CachePolicyName(policy)) return policy;
@@ -255,7 +263,7 @@ CachePolicy ParseCachePolicy(const std::string& name) {
   std::exit(2);
 }
 
-// Of the names by which --weights of the server calls them.
+// The type of this name, as the server's --weights has it.
 WeightType ParseWeightType(const std::string& name) {
   if (name == "checkpoint") return WeightType::kAsComputed;
   if (name == "int8") return WeightType::kInt8;
@@ -263,7 +271,7 @@ WeightType ParseWeightType(const std::string& name) {
   std::exit(2);
 }
 
-// Of the names by which --state-dtype of the server calls them.
+// The type of this name, as the server's --state-dtype has it.
 DType ParseStateType(const std::string& name) {
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
     if (name == absl::AsciiStrToLower(DTypeName(dtype))) return dtype;
@@ -345,7 +353,7 @@ int Main(int argc, char** argv) {
   }
   for (const std::unique_ptr<Bench>& bench : benches) bench->PrintPrefills();
 
-  // Pass after pass over all settings, so that what else the machine does slows all of them alike.
+  // Passes alternate over all settings, so that other load on the machine slows all of them alike.
   std::vector<Setting> settings;
   for (const int64_t position : contexts) {
     for (const int64_t n : sessions) settings.push_back({position, static_cast<int>(n), {}, {}});

@@ -1,15 +1,20 @@
 // Speed of each mixer alone: one layer of the paper's 77M shape (d_model 768, 6 heads of 128,
-// window and chunk 128, N = 2048), bfloat16, random weights. For each context length the tokens/s
-// of a prompt's steps of 512 tokens, and for each number of sessions those of decoding with the
-// bytes that a token reads and rewrites and the fractions of this run's read bandwidth that the
-// bytes read, and all of them, come to.
+// window
+// and chunk 128, N = 2048) in bfloat16 with random weights. Prints, for each context length,
+// prefill
+// tokens/s in batches of 512 tokens and, for each number of sessions, decode tokens/s, the bytes
+// that a
+// token reads and rewrites, and two fractions of this run's read bandwidth: of the bytes read and
+// of
+// all bytes.
 //
 //   bench_mixers [--threads 2] [--contexts 128,1024,4096,16384,65536]
 //                [--sessions 1,4,8,16] [--mixers ovq_attention,gated_delta_net]
 //
-// Contexts rise; their tokens are read, whatever time that takes.
+// Contexts ascend; all their tokens are prefilled, however long that takes.
 //
-// A mixer whose step-by-step and whole-prompt results differ by one bit is not timed.
+// A mixer whose results differ by one bit between token-by-token and whole-prompt runs is not
+// timed.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -25,10 +30,10 @@ namespace ovq::bench {
 namespace {
 
 constexpr int kModelDim = 768;
-constexpr int kPromptRows = 512;  // of one step
+constexpr int kPromptRows = 512;  // in one batch
 constexpr int32_t kSlotCap = 2048;
 
-// Sessions' memory begins at a page, as a server's does: parts of their states are then aligned.
+// Session memory starts at a page, as in a server, so that parts of a state are aligned.
 struct alignas(4096) Page {
   std::byte bytes[4096];
   bool operator==(const Page&) const = default;
@@ -53,7 +58,7 @@ void SetAll(Attrs& attrs, const std::map<std::string, int64_t>& fields) {
   for (const auto& [name, value] : fields) attrs.Set(name, value);
 }
 
-// Of the OVQ paper's 77M models.
+// A layer of the OVQ paper's 77M models.
 Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context) {
   std::mt19937 random(1);
   std::map<std::string, std::vector<BF16>> tensors;
@@ -82,7 +87,8 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
   } else if (entry.section == "lattice") {
     SetAll(section, {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
   }
-  if (entry.section == "transformer_vq") {  // its enwik8 model, which is of the same width
+  if (entry.section == "transformer_vq") {  // the shape of its enwik8 model, which has the same
+                                            // width
     SetAll(section,
            {{"num_heads", 1}, {"value_head_dim", 1536}, {"codebook_size", 512}, {"mem_len", 512}});
   }
@@ -116,7 +122,7 @@ StateBuffer NewSession(const Layer& layer) {
   return session;
 }
 
-// One step of n_rows rows for each session, all at the same position.
+// Runs n_rows tokens for each session, all at the same position.
 void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byte*>& sessions,
           int64_t position, int n_rows, std::vector<BF16>& x, std::vector<float>& y) {
   std::vector<int32_t> token_begin{0}, caps;
@@ -153,14 +159,14 @@ bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<
   return std::memcmp(all.data(), joined.data(), all.size() * sizeof(float)) == 0 && whole == steps;
 }
 
-// State bytes one decode step of one session reads.
+// State bytes that one decoded token of one session reads.
 size_t StateBytesRead(const Layer& layer, int64_t position) {
   const MixerState& state = layer.mixer->state();
   const int64_t slots = state.growth.exists() ? state.growth.live(position, kSlotCap) : 0;
   return state.fixed.bytes() + static_cast<size_t>(NumBlocks(slots)) * state.block.bytes();
 }
 
-// State bytes that a token rewrites, the mean of some.
+// State bytes that a token rewrites, averaged over n_tokens.
 double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
   size_t bytes = 0;
   for (int64_t t = position; t < position + n_tokens; ++t) {
@@ -171,23 +177,26 @@ double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
   return static_cast<double>(bytes) / n_tokens;
 }
 
-// What is timed: decoding of n_sessions sessions at a position, or a prompt's steps from there on.
+// A setting to time: decoding of n_sessions sessions at a position, or prefill from there on.
 struct Setting {
   int64_t position;
-  int n_sessions;                    // 0: a prompt
+  int n_sessions;                    // 0: prefill
   std::vector<double> seconds = {};  // of a token
 
   int rows() const { return n_sessions == 0 ? kPromptRows : 1; }
-  int steps() const { return n_sessions == 0 ? 4 : 128; }  // whole chunks: updates are counted in
+  int steps() const {
+    return n_sessions == 0 ? 4 : 128;
+  }  // whole chunks, so that updates are
+     // included
 };
 
-// Times all settings of a layer in turn, pass after pass: the speed of the machine drifts.
+// Times all settings of a layer in turn, pass after pass, as the machine's speed drifts.
 class LayerBench {
  public:
   LayerBench(const Layer& layer, DeviceContext& context, std::vector<BF16>& x)
       : layer_(layer), context_(context), x_(x) {}
 
-  // Reads as many tokens and keeps the states at each of the positions.
+  // Prefills up to each of the positions and keeps the states there.
   void Read(const std::vector<int64_t>& positions) {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;

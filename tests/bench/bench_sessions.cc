@@ -1,12 +1,14 @@
-// What a session costs beside its tokens: bytes and time of a fork, of a snapshot, of a prompt that
-// is cached, of going back, of a file and a delta, and of coming back from the disk, laid beside
-// reading the prompt again; and what keeping tokens and checkpoints, and a session folder, takes
-// off reading and decoding. Through the engine, on random weights of the paper's shapes.
+// Costs of sessions apart from their tokens: bytes and time of a fork, a snapshot, a cached prompt,
+// a
+// rewind, a session file and a delta, and of a swap-in from disk, compared with prefilling the
+// prompt
+// again; and how much token history, checkpoints and a session folder slow down prefill and decode.
+// Measured through the engine, on random weights of the paper's shapes.
 //
 //   bench_sessions [--shape 77m] [--mixer ovq_attention] [--threads 2] [--tokens 32768]
 //                  [--centroids 1024,2048,16384] [--passes 7]   (0: turns alone)
 //                  [--pairs 7]   (of turns with and without)
-//                  [--folder /tmp/ovq-bench-sessions]   (a new one, removed in the end)
+//                  [--folder /tmp/ovq-bench-sessions]   (created, and removed at the end)
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
@@ -28,7 +30,7 @@
 namespace ovq::bench {
 namespace {
 
-constexpr int64_t kAnswer = 256, kPart = 2048;  // tokens of a turn that is timed
+constexpr int64_t kAnswer = 256, kPart = 2048;  // tokens of a timed turn
 constexpr int64_t kDelta = 64;                  // tokens of a delta
 
 std::unique_ptr<LanguageModel> Load(const std::string& shape, const std::string& mixer,
@@ -60,7 +62,7 @@ class Answer {
   std::promise<absl::StatusOr<Result>> promise_;
 };
 
-// What a SessionFolder has done.
+// Counts what a SessionFolder did.
 class DiskLog {
  public:
   std::function<void(const DiskReport&)> callback() {
@@ -95,7 +97,7 @@ class DiskLog {
   std::vector<DiskReport> reports_;
 };
 
-// An engine, and what is asked of it.
+// An engine and the calls to it.
 class Host {
  public:
   Host(const LanguageModel& model, int threads, EngineOptions options)
@@ -197,10 +199,10 @@ class Bench {
  private:
   struct Side {
     Host& host;
-    std::string id;  // what its sessions are forks of
+    std::string id;  // the session that the others are forks of
   };
 
-  // What is done to a session, once it has read its prompt; its file.
+  // Times every operation on a session that has prefilled its prompt; returns its file.
   SessionImage Once(Host& host, int32_t cap, int64_t n_tokens) {
     const double begin = Seconds();
     const SessionInfo made = host.Create(cap, Tokens(n_tokens), true);
@@ -233,7 +235,7 @@ class Bench {
     }
     return tokens;
   }
-  // replayed, bytes: -1 for none to speak of.
+  // replayed, bytes: -1 if there is nothing to report.
   void Print(const char* what, std::vector<double> seconds, int64_t replayed = -1,
              int64_t bytes = -1) const {
     const double median = Median(std::move(seconds));
@@ -246,11 +248,12 @@ class Bench {
 
   void InMemory(Host& host, const SessionInfo& info, int64_t n_tokens) {
     std::vector<double> fork, snapshot, turn, inside, half, prefix;
-    // All but its last token is cached, and that one waits.
+    // All tokens but the last are cached; the last one has to be computed.
     const std::vector<int32_t> prompt =
         Tokens(n_tokens / kPrefixBlockTokens * kPrefixBlockTokens + 1);
     const int64_t hits = host->Stats().prefixes.hits;
-    host.Delete(host.Create(info.slot_cap, prompt, true, true).id);  // it leaves a copy
+    host.Delete(host.Create(info.slot_cap, prompt, true, true).id);  // leaves a copy in the prefix
+                                                                     // cache
     int64_t of_turn = 0, of_inside = 0, of_half = 0;
     for (int pass = 0; pass < passes_; ++pass) {
       double before = Seconds();
@@ -283,7 +286,7 @@ class Bench {
     Print("back by 1,000 tokens of the prompt", half, of_half);
   }
 
-  // Exports, the file's bytes made and dropped.
+  // Times exports; the file's bytes are built and dropped.
   void AsFiles(Host& host, const std::string& id) {
     std::vector<double> whole, delta;
     size_t whole_bytes = 0, delta_bytes = 0;
@@ -313,7 +316,7 @@ class Bench {
     return options;
   }
 
-  // A server with a folder and memory for one session: each that is used moves the other out.
+  // A server with a folder and memory for one session: using one session swaps the other out.
   void OnDisk(int32_t cap, const SessionImage& image) {
     DiskLog log;
     EngineOptions options = WithFolder(log);
@@ -325,7 +328,7 @@ class Bench {
       std::vector<double> snapshot, wake;
       uint64_t bytes = 0;
       for (int pass = 0; pass < passes_; ++pass) {
-        host.Say(id, Tokens(1), 0);  // the snapshot is behind
+        host.Say(id, Tokens(1), 0);  // the snapshot is now outdated
         const size_t written = log.Count("snapshot");
         host.ReadState(other);
         const DiskReport report = log.Await("snapshot", written + 1);
@@ -360,9 +363,10 @@ class Bench {
     std::filesystem::remove_all(folder_);
   }
 
-  // Turns of two sessions of one length, one beside the other, each first in every second pair. For
-  // each pair they are made anew, by forks: of two sessions one is faster by up to a tenth, for
-  // good, by where the system has put its state.
+  // Compares turns of two sessions of equal length side by side; each goes first in every second
+  // pair. Each pair uses new forks: of two sessions one can be faster by up to a tenth for its
+  // whole life,
+  // depending on where the system placed its state.
   void Compare(const char* what, const Side& with, const Side& without) {
     std::vector<double> reading, decoding;
     const auto time = [](Host& host, const std::string& id, const std::vector<int32_t>& prompt,
@@ -402,7 +406,7 @@ class Bench {
   const int threads_, passes_, pairs_;
   const std::string folder_;
   std::mt19937 random_{3};
-  double read_ = 0;  // s, the prompt
+  double read_ = 0;  // s, of the prompt's prefill
 };
 
 int Main(int argc, char** argv) {

@@ -1,4 +1,4 @@
-// What --speculate ngram gives and takes: tokens/s of an answer with and without, in pairs of turns
+// Gain and cost of --speculate ngram: tokens/s of an answer with and without it, in pairs of turns
 // that follow one another, through the engine.
 //
 //   bench_speculation --text FILE [--model FOLDER | --shape 77m] [--threads 2] [--prompt 4096]
@@ -7,12 +7,14 @@
 // FILE is text that the model was not trained on; its bytes are the tokens. Kinds of answers:
 //   text    the text that follows the prompt in FILE
 //   copy    the prompt once more
-//   noise   random bytes, which nothing foretells
-//   greedy  the model's own, temperature 0
-//   drawn   the model's own, temperature 1
-// The first three are said whatever the model's logits are: a guess is right as often as it is in
-// such a text, and every step does the model's whole work. The last two are of --model alone. A
-// kind whose tokens or states differ by one bit between the two ways is not timed.
+//   noise   random bytes, which nothing predicts
+//   greedy  the model's own answer, temperature 0
+//   drawn   the model's own answer, temperature 1
+// The first three are forced, whatever the model's logits are: drafts are accepted as often as in
+// such
+// a text, and every batch does the model's full work. The last two need --model. A kind whose
+// tokens or
+// states differ by one bit with and without speculation is not timed.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -47,12 +49,12 @@ std::unique_ptr<LanguageModel> Load(const std::string& named, const std::string&
   std::exit(1);
 }
 
-// What an answer is made to be: its tokens by their positions.
+// The forced tokens of an answer, by position.
 struct Script {
   std::vector<int32_t> tokens;
 };
 
-// The model, whose logits say what the script has.
+// The model, with logits that produce the script.
 EngineModel Scripted(const LanguageModel& model, const Script& script) {
   EngineModel served = test::Served(model);
   served.weight_bytes = model.weight_bytes();
@@ -86,10 +88,10 @@ class Host {
       : engine_(Scripted(model, script_), EngineOptions(),
                 *DeviceContext::Make(Device::kCpu, threads), EngineEvents()) {}
 
-  // The same turn in n new sessions at once.
+  // Runs the same turn in n new sessions at once.
   std::vector<Turn> Run(const std::vector<int32_t>& prompt, std::vector<int32_t> script,
                         GenerateRequest request, int n) {
-    script_.tokens = std::move(script);  // no step is running
+    script_.tokens = std::move(script);  // no batch is running here
     std::vector<std::string> ids;
     for (int i = 0; i < n; ++i) ids.push_back(Open(prompt));
     std::vector<std::shared_ptr<TokenStream>> streams;
@@ -150,7 +152,7 @@ class Bench {
   void Time(const std::string& kind, int sessions) {
     std::vector<double> off, on, ratios;
     int64_t drafted = 0, accepted = 0;
-    for (int pair = -1; pair < pairs_; ++pair) {  // the first is to get warm, and compared
+    for (int pair = -1; pair < pairs_; ++pair) {  // pair -1 warms up and is compared
       std::vector<Turn> turns[2];
       for (const int way : pair % 2 == 0 ? std::array{0, 1} : std::array{1, 0}) {
         turns[way] = Run(kind, pair, sessions, way);
@@ -178,7 +180,7 @@ class Bench {
   bool failed() const { return failed_; }
 
  private:
-  // Tokens a second of all sessions together.
+  // Tokens per second of all sessions together.
   static double Speed(const std::vector<Turn>& turns) {
     double tokens = 0, seconds = 0;
     for (const Turn& turn : turns) {
@@ -194,7 +196,7 @@ class Bench {
     const auto from = text_.begin() + static_cast<std::ptrdiff_t>(begin);
     std::vector<int32_t> script(from, from + static_cast<std::ptrdiff_t>(length));
     const std::vector<int32_t> prompt(script.begin(), script.begin() + prompt_ - 1);
-    // The turn's own token, after which the answer begins.
+    // The turn sends one token; the answer follows it.
     GenerateRequest request;
     request.prompt = {script[static_cast<size_t>(prompt_) - 1]};
     for (size_t i = 0; i + static_cast<size_t>(prompt_) < length; ++i) {

@@ -1,11 +1,14 @@
-// Speed of a tokenizer.json on one core, in processor time.
+// Speed of a tokenizer.json on one core, in CPU time.
 //
 //   bench_tokenizer FOLDER TEXT
 //
-// FOLDER has tokenizer.json (or vocab.json and merges.txt); TEXT is a file of ordinary text, some
-// MB of it, which is read once, so that the cache knows only what the text repeats. Then 10 MB each
-// of letters without a blank, of one letter, of blanks. Whether the ids give back the text is said:
-// they do unless the file's normalizer changes it.
+// FOLDER has tokenizer.json (or vocab.json and merges.txt). TEXT is a file of some MB of ordinary
+// text,
+// which is encoded once, so that the cache helps only with what the text repeats. Then 10 MB each
+// of
+// letters without a blank, of one letter and of blanks. The program reports whether decoding the
+// ids
+// gives the text back, which it does unless the file's normalizer changes the text.
 #include <time.h>
 
 #include <cstdio>
@@ -20,7 +23,7 @@
 namespace ovq::bench {
 namespace {
 
-// Of this thread, which does all the work: other programs on the machine do not count.
+// CPU time of this thread, which does all the work, so that other programs do not count.
 double Seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -1,4 +1,4 @@
-// Shared by the benchmarks: clock, medians, measured read bandwidth, a random model on disk.
+// Helpers of the benchmarks: clock, medians, measured read bandwidth, a random model on disk.
 #pragma once
 
 #include <omp.h>
@@ -23,8 +23,9 @@ inline double Median(std::vector<double> values) {
   return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-// Bytes per second of `n_threads` threads reading 1 GiB that no cache holds; the best of 5 passes,
-// because everything else on the machine can only make it slower.
+// Bytes per second at which `n_threads` threads read 1 GiB that no cache holds. The best of 5
+// passes
+// counts, as other load on the machine can only make a pass slower.
 inline double ReadBandwidth(int n_threads) {
   const size_t n = (size_t{1} << 30) / sizeof(uint64_t);
   std::vector<uint64_t> data(n, 1);
@@ -49,7 +50,7 @@ inline const char* FlagValue(int argc, char** argv, const std::string& name, con
   return fallback;
 }
 
-// Ends the program with a message unless every option is one of these and has a value.
+// Ends the program with a message unless every option is in `known` and has a value.
 inline void CheckFlags(int argc, char** argv, const std::vector<std::string>& known) {
   for (int i = 1; i < argc; i += 2) {
     if (i + 1 < argc && std::find(known.begin(), known.end(), argv[i]) != known.end()) continue;
@@ -72,7 +73,7 @@ inline std::vector<std::string> Names(const std::string& list) {
   return names;
 }
 
-// "128,1024" to {128, 1024}.
+// Parses "128,1024" into {128, 1024}.
 inline std::vector<int64_t> Numbers(const std::string& list) {
   std::vector<int64_t> numbers;
   for (size_t at = 0; at < list.size(); at = list.find(',', at) + 1) {

@@ -18,12 +18,12 @@ using cuda::CheckCuda;
 constexpr size_t kTileBytes = size_t{32} << 20;
 constexpr size_t kCopyBytes = size_t{2} << 30;
 constexpr int kReadThreads = 512;
-constexpr int kReadBlocks = 8;  // to a multiprocessor
+constexpr int kReadBlocks = 8;  // per multiprocessor
 constexpr int kMatmulSize = 8192;
 constexpr int kWarmUp = 3;
 constexpr int kRepeats = 21;
 
-// Random bfloat16 values, one tile of them over and over.
+// A buffer of random bfloat16 values: one tile, repeated.
 Buffer RandomBuffer(DeviceContext& context, size_t bytes) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -63,7 +63,7 @@ double CopyBandwidth(DeviceContext& context) {
   return 2.0 * static_cast<double>(kCopyBytes) / seconds;
 }
 
-// Writes only if its bits come out as hardly any do: so no read can be left out.
+// Writes only if the bits have one very unlikely value, so that the compiler must keep every read.
 __global__ void __launch_bounds__(kReadThreads)
     ReadAll(const uint4* from, size_t n, unsigned* sink) {
   unsigned bits = 0;
@@ -87,20 +87,20 @@ double ReadBandwidth(DeviceContext& context) {
   return static_cast<double>(kCopyBytes) / seconds;
 }
 
-// cublasGemmEx has overloads, so its type cannot be asked for by name.
+// cublasGemmEx is overloaded, so decltype cannot name its type.
 using GemmEx = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int,
                                   int, const void*, const void*, cudaDataType, int, const void*,
                                   cudaDataType, int, const void*, void*, cudaDataType, int,
                                   cublasComputeType_t, cublasGemmAlgo_t);
 
-// cuBLAS is looked for when it is needed: nothing else of the project uses it.
+// cuBLAS is loaded only when needed: nothing else in the project uses it.
 struct Cublas {
   decltype(&cublasCreate_v2) create = nullptr;
   decltype(&cublasSetStream_v2) set_stream = nullptr;
   GemmEx gemm = nullptr;
   decltype(&cublasDestroy_v2) destroy = nullptr;
 
-  std::string Load() {  // empty, or what is missing
+  std::string Load() {  // returns an empty text, or what is missing
     void* library = dlopen("libcublas.so.13", RTLD_NOW);
     if (library == nullptr) library = dlopen("libcublas.so", RTLD_NOW);
     if (library == nullptr) return dlerror();

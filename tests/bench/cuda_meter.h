@@ -1,5 +1,6 @@
-// Time and ceilings of a GPU. cuda_meter.cu has them on CUDA; cuda_meter_host.cc stands in where
-// the host executor runs the kernels, whose times mean nothing.
+// Clock and performance ceilings of a GPU. cuda_meter.cu implements them on CUDA;
+// cuda_meter_host.cc
+// replaces it where the host executor runs the kernels, whose times mean nothing.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +16,12 @@ struct GpuFacts {
   size_t memory_bytes = 0;
   size_t l2_bytes = 0;
   int n_multiprocessors = 0;
-  int driver_version = 0;  // as CUDA numbers it: 13000
+  int driver_version = 0;  // in CUDA's numbering: 13000
   int runtime_version = 0;
 };
 GpuFacts DescribeGpu();
 
-// Seconds between two points of a context's stream.
+// Measures seconds between two points of a context's stream.
 class Meter {
  public:
   explicit Meter(DeviceContext& context);
@@ -35,13 +36,12 @@ class Meter {
   std::unique_ptr<State> state_;
 };
 
-// What this GPU reaches at most, each the median of many passes over random data that no cache
-// holds.
+// Highest rates of this GPU, each the median of many passes over random data that no cache holds.
 struct Ceilings {
   double copy_bytes_per_s = 0;    // device to device, bytes read plus bytes written
-  double read_bytes_per_s = 0;    // a kernel that reads and writes nothing
+  double read_bytes_per_s = 0;    // by a kernel that reads and writes nothing
   double matmul_flops_per_s = 0;  // cuBLAS, 8192 x 8192 x 8192 in bfloat16; 0 if there is none
-  std::string note;               // why a figure is missing
+  std::string note;               // reason if a figure is missing
 };
 Ceilings MeasureCeilings(DeviceContext& context);
 

@@ -9,7 +9,8 @@
 namespace ovq::bench {
 namespace {
 
-constexpr int kWarmUpSteps = 8;  // the second use of a shape is recorded, the third replayed
+constexpr int kWarmUpSteps = 8;  // the second use of a shape is recorded as a graph, the third is
+                                 // replayed
 constexpr double kFloorTarget = 1.35;
 constexpr double kUpdateTarget = 0.05;
 constexpr double kWorstTarget = 1.5;
@@ -23,7 +24,7 @@ double Mean(std::span<const double> x) {
   return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
 }
 
-// Element by element the median of several runs.
+// Element-wise median of several runs.
 std::vector<double> Medians(const std::vector<std::vector<double>>& runs) {
   std::vector<double> medians;
   for (size_t i = 0; i < runs[0].size(); ++i) {
@@ -91,7 +92,7 @@ CudaModelBench::BatchTime CudaModelBench::Step(std::span<const int64_t> begin, i
   return {device, Seconds() - wall};
 }
 
-// As the engine does at the end of a step, which waits for the tokens.
+// Samples tokens and waits for them, as the engine does after a batch.
 void CudaModelBench::Draw(std::span<const int64_t> begin, TensorView logits) {
   while (samplers_.size() < begin.size()) {
     samplers_.emplace_back(SamplingParams{.top_p = 0.95f, .seed = samplers_.size()},
@@ -108,7 +109,7 @@ void CudaModelBench::Draw(std::span<const int64_t> begin, TensorView logits) {
 }
 
 double CudaModelBench::LinearFlops() const {
-  // Every weight but the norms', the embedding's and the head's is one factor of a product a token.
+  // Every weight except norms, embedding and head takes part in one product a token.
   const double table = static_cast<double>(model_.config().vocab_size) *
                        static_cast<double>(model_.config().hidden_size);
   return 2 * (static_cast<double>(model_.parameters()) - 2 * table);
@@ -124,7 +125,7 @@ void CudaModelBench::Prefill() {
     seconds.push_back(Step(begin, scale_.prefill_chunk_tokens, Logits::kNone).device);
     for (int64_t& position : begin) position += scale_.prefill_chunk_tokens;
   }
-  // The first step is slower by what happens once: it stands for the others' median.
+  // The first batch includes one-time work: the others' median stands in for it.
   seconds[0] = std::min(seconds[0], Median(seconds));
   const double total = std::accumulate(seconds.begin(), seconds.end(), 0.0);
   const double tokens = static_cast<double>(n) * static_cast<double>(scale_.prefill_tokens);
@@ -155,7 +156,7 @@ std::vector<double> CudaModelBench::TimeDecode(std::vector<int64_t> begin, int64
   return seconds;
 }
 
-// Session i begins i / n of a chunk into one.
+// Session i starts i / n of a chunk into its chunk.
 std::vector<int64_t> CudaModelBench::SpreadPhases(int n) const {
   std::vector<int64_t> begin;
   for (int64_t i = 0; i < n; ++i) {
@@ -212,7 +213,7 @@ void CudaModelBench::Decode() {
 void CudaModelBench::ChunkUpdates() {
   const int n = scale_.update_sessions;
   MakeSessions(n);
-  // All in phase, only the last step of a chunk updates dictionaries; spread, nearly every one.
+  // In phase, only the last batch of a chunk updates dictionaries; spread, nearly every one does.
   const std::vector<int64_t> in_phase(static_cast<size_t>(n), scale_.decode_position);
   const std::vector<int64_t> spread = SpreadPhases(n);
   TimeDecode(in_phase, kWarmUpSteps);

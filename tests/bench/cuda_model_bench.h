@@ -1,4 +1,4 @@
-// Decode steps, chunk updates and prefill of a whole model on CUDA.
+// Benchmark of a whole model on CUDA: decode batches, chunk updates and prefill.
 #pragma once
 
 #include <cstdint>
@@ -18,29 +18,30 @@ class CudaModelBench {
   CudaModelBench(const LanguageModel& model, DeviceContext& context, const Scale& scale,
                  const Ceilings& ceilings, Report& report);
 
-  // False if a whole prompt and single steps differ in one bit.
+  // False if whole-prompt and token-by-token runs differ in one bit.
   bool SplitKeepsEveryBit();
-  // Whole prompts; keeps a state for the decode steps.
+  // Times whole prompts; keeps a state for the decode batches.
   void Prefill();
   void Decode();
   void ChunkUpdates();
 
  private:
-  // What is done with a step's logits: not asked for, left where they are, a token drawn of each.
+  // Use of a batch's logits: none computed, computed and left, or a token drawn from each.
   enum class Logits : uint8_t { kNone, kLeft, kDrawnFrom };
   struct BatchTime {
-    double device;  // seconds between events around the step, its draws included
-    double wall;    // seconds until the host knows that it is done
+    double device;  // seconds between GPU events around the batch, including sampling
+    double wall;    // seconds until the host knows that the batch is done
   };
 
-  void MakeSessions(int n);  // with the state that Prefill kept
-  // The same number of rows for each of the first n sessions, of random tokens, session i's from
-  // begin[i] on.
+  void MakeSessions(int n);  // with the state kept by Prefill
+  // Runs rows_each random tokens for each of the first n sessions, session i's from position
+  // begin[i]
+  // on.
   BatchTime Step(std::span<const int64_t> begin, int64_t rows_each, Logits wanted);
   void Draw(std::span<const int64_t> begin, TensorView logits);
   std::vector<float> ComputeLogits(const Buffer& state, std::span<const int32_t> tokens,
                                    int64_t begin);
-  // Device seconds of `n_steps` decode steps, session i's from begin[i] on.
+  // Device seconds of `n_steps` decode batches, session i's from position begin[i] on.
   std::vector<double> TimeDecode(std::vector<int64_t> begin, int64_t n_steps);
   std::vector<int64_t> SpreadPhases(int n) const;
   double LinearFlops() const;  // of one token, without the head
@@ -52,9 +53,9 @@ class CudaModelBench {
   Report& report_;
   Meter meter_;
   std::mt19937 random_{3};
-  std::vector<std::byte> prefilled_;  // one session's range after Prefill
+  std::vector<std::byte> prefilled_;  // state of one session after Prefill
   std::vector<Buffer> sessions_;
-  std::vector<Sampler> samplers_;  // of each session
+  std::vector<Sampler> samplers_;  // one for each session
   LogitsReader reader_;
 };
 

@@ -16,8 +16,8 @@ constexpr float kBeta = 8;
 constexpr int kPasses = 3;
 constexpr double kRateTarget = 0.35;
 
-// Random rows as AttentionProjection leaves them: q, k, v of every head, q and k unit vectors
-// (q times beta) of bfloat16 values.
+// Random q, k, v of every head in AttentionProjection's layout: q and k are unit vectors (q times
+// beta) of bfloat16 values.
 std::vector<float> RandomRows(int64_t n_rows, int n_heads) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
@@ -37,7 +37,7 @@ std::vector<float> RandomRows(int64_t n_rows, int n_heads) {
 }
 
 double FlopsOfOneHead(const Scale& scale) {
-  const double pair = 2 * kHeadDim;  // a product of two head vectors
+  const double pair = 2 * kHeadDim;  // FLOPs of the dot product of two head vectors
   double flops = 0;
   for (int64_t begin = 0; begin < scale.prefill_tokens; begin += scale.chunk_len) {
     const auto live = static_cast<double>(CentroidsAt(begin, scale.slot_cap));
@@ -72,7 +72,7 @@ class OvqLayer {
     out_ = Buffer(context.device(), rows.size() / 3 * sizeof(BF16));
   }
 
-  // Seconds of the attention while all sessions read their prompts.
+  // Seconds of the attention while all sessions prefill their prompts.
   double Pass() {
     const std::vector<std::byte> zeros(session_bytes_);
     std::vector<Buffer> memory;

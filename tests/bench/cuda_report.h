@@ -1,4 +1,4 @@
-// The figures of bench_cuda: a table on stdout and a JSON file that is whole after every figure.
+// Report of bench_cuda: a table on stdout and a JSON file that is complete after every figure.
 #pragma once
 
 #include <cstdio>
@@ -10,21 +10,21 @@
 
 namespace ovq::bench {
 
-// Whether a value reaches its target.
+// Kind of target for a value.
 enum class Goal : unsigned char { kNone, kAtMost, kAtLeast };
 
 struct Figure {
   std::string name;
   int sessions;
-  double seconds;       // of a step or, for prefill, of the whole
-  std::string measure;  // what value is: "of the byte floor", ...
+  double seconds;       // of a batch or, for prefill, of the whole prompt
+  std::string measure;  // meaning of the value: "of the byte floor", ...
   double value;
   Goal goal = Goal::kNone;
   double target = 0;
-  nlohmann::json more = nlohmann::json::object();  // further fields: bytes, flops, ...
+  nlohmann::json more = nlohmann::json::object();  // more fields: bytes, flops, ...
 };
 
-// x over a ceiling; 0 if that was not measured, and then no target can be met or missed.
+// x over a ceiling. 0 if the ceiling was not measured; then no target can be met or missed.
 inline double OverCeiling(double x, double ceiling) { return ceiling > 0 ? x / ceiling : 0; }
 inline Goal GoalIf(double ceiling, Goal goal) { return ceiling > 0 ? goal : Goal::kNone; }
 
@@ -65,7 +65,7 @@ class Report {
   nlohmann::json root_ = {{"figures", nlohmann::json::array()}};
 };
 
-// What is timed.
+// Sizes of the measurements.
 struct Scale {
   DType state_dtype = DType::kBF16;
   int64_t chunk_len;
@@ -76,9 +76,9 @@ struct Scale {
   int update_sessions;
   int update_passes;
   int prefill_sessions;
-  int64_t prefill_tokens;        // of each session
-  int64_t prefill_chunk_tokens;  // of each session in a step
-  int64_t checked_tokens;        // of the comparison of whole prompts with single steps
+  int64_t prefill_tokens;        // for each session
+  int64_t prefill_chunk_tokens;  // for each session in a batch
+  int64_t checked_tokens;        // for the comparison of whole-prompt and token-by-token runs
 };
 
 }  // namespace ovq::bench

@@ -1,5 +1,6 @@
-// Writes a checkpoint of the KVM paper's format with random BF16 weights in one of its published
-// shapes (configs/prolong/{120M,350M} of its code): sizes and fields as published, contents
+// Writes a checkpoint in the KVM paper's format with random BF16 weights, in one of its published
+// shapes (configs/prolong/{120M,350M} of its code). Sizes and fields are as published; the contents
+// are
 // meaningless, so it is generated and never committed.
 #pragma once
 
@@ -20,7 +21,7 @@ inline bool IsKvmPaperShape(const std::string& name) {
   return name == "kvm-120m" || name == "kvm-350m";
 }
 
-// mixer: a published configuration without "_wd": kvm, kvm_sqrt16, kvm_swa_saturate1024,
+// mixer: a published configuration, without "_wd": kvm, kvm_sqrt16, kvm_swa_saturate1024,
 // ovq_swa_ts_c256_s1024, gptalpha, gptalpha_nope_swa_rope, gptalpha_halfrope_swa_rope.
 inline nlohmann::json KvmPaperConfig(const KvmPaperShape& shape, const std::string& mixer) {
   const auto has = [&](const char* part) { return mixer.find(part) != std::string::npos; };

@@ -1,6 +1,8 @@
-// Prints hashes of what models compute, to compare two builds of this project to the bit: for every
-// model folder and both dtypes the SHA-256 of all logits and of a session's live state after the
-// same tokens.
+// Prints hashes of what models compute, to compare two builds of this project bit for bit: for
+// every
+// model folder and both dtypes, the SHA-256 of all logits and of a session's live state after the
+// same
+// tokens.
 //
 //   model_digest --device cpu --tokens 512 models/* > before.txt
 #include <algorithm>
@@ -19,7 +21,7 @@ namespace ovq {
 namespace {
 
 constexpr int64_t kSlotCap = 200;
-// A prompt in uneven parts, then single tokens.
+// Prefill in uneven parts, then single tokens.
 constexpr int64_t kPrefillShare = 3, kOf = 4;
 constexpr int64_t kParts[] = {1, 100, 37};
 

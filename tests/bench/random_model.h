@@ -1,5 +1,6 @@
-// Writes a model folder with random BF16 weights of one of the paper's shapes (appendix 8): sizes
-// as published, contents meaningless, so it is generated and never committed.
+// Writes a model folder with random BF16 weights in one of the paper's shapes (appendix 8). Sizes
+// are
+// as published; the contents are meaningless, so it is generated and never committed.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,9 @@ inline ModelShape PaperShape(const std::string& name) {
   if (name == "77m") return {8, 768, 6, 2304, 10000};
   if (name == "257m") return {17, 1024, 8, 2304, 32000};
   if (name == "478m") return {21, 1280, 10, 3200, 32000};
-  // Not the paper's: as many layers and channels as 77m, four or eight heads of queries for one of
-  // keys.
+  // These two are not from the paper: layers and channels of 77m, with four or eight query heads
+  // for
+  // one key head.
   if (name == "77m-group4") return {8, 768, 8, 2304, 10000, 2};
   if (name == "77m-group8") return {8, 768, 8, 2304, 10000, 1};
   std::fprintf(stderr, "--shape: expected 77m, 77m-group4, 77m-group8, 257m or 478m, got %s\n",

@@ -1,6 +1,8 @@
-// Calls of the C library that fail when faults.py says so, for LD_PRELOAD. The file that OVQ_FAULTS
-// names is mapped by both: what fails, how and how often can change while the server runs. The
-// signals that OVQ_FAULTS_SIGNALS lists come before the program begins.
+// LD_PRELOAD library that makes C library calls fail when faults.py says so. Both map the file
+// named
+// by OVQ_FAULTS, so the failing calls, their error and rate can change while the server runs.
+// Signals
+// listed in OVQ_FAULTS_SIGNALS are raised before the program starts.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -21,13 +23,13 @@
 
 namespace {
 
-// As faults.py packs it.
+// Layout of the mapped file, as faults.py packs it.
 struct Control {
   std::atomic<int32_t> what;   // a bit for each Kind
   std::atomic<int32_t> error;  // errno
-  std::atomic<int32_t> every;  // each so many-th call
-  std::atomic<int32_t> clock;  // s, that the time of day is off
-  std::atomic<int32_t> calls;  // that could have failed
+  std::atomic<int32_t> every;  // every n-th call fails
+  std::atomic<int32_t> clock;  // s, offset of the time of day
+  std::atomic<int32_t> calls;  // calls that could have failed
   std::atomic<int32_t> failed;
 };
 
@@ -42,7 +44,7 @@ enum Kind : int32_t {
   kAllocate = 128
 };
 
-constexpr size_t kLarge = 64 << 10;  // bytes; less is asked for by libraries that cannot do without
+constexpr size_t kLarge = 64 << 10;  // bytes; libraries that cannot handle failure allocate less
 
 Control* MapControl() {
   static Control none = {};
@@ -54,7 +56,7 @@ Control* MapControl() {
   close(fd);
   return at == MAP_FAILED ? &none : static_cast<Control*>(at);
 }
-Control* control = nullptr;  // null until the program begins
+Control* control = nullptr;  // null until the program starts
 
 [[gnu::constructor]] void Begin() {
   control = MapControl();
@@ -73,7 +75,7 @@ bool Fails(Kind kind) {
   return true;
 }
 
-// Files of sessions alone.
+// Limits file faults to session files.
 bool OfSessions(const char* path) { return std::strstr(path, "ovq-faults") != nullptr; }
 bool OfSessions(int fd) {
   char link[64], path[512];
@@ -92,7 +94,7 @@ F Next(const char* name) {
 
 }  // namespace
 
-// What the call is without this library.
+// The C library's own function of this name.
 #define NEXT(name) static const auto next = Next<decltype(&name)>(#name)
 
 extern "C" {

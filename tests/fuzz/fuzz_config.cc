@@ -1,5 +1,5 @@
-// config.json and, behind a byte 0, generation_config.json: refused by name, or a model whose
-// states have sizes and whose weights have names.
+// Fuzzes config.json and, after a byte 0, generation_config.json: either an error that names the
+// field, or a model whose states have sizes and whose weights have names.
 #include "model/language_model.h"
 #include "model/load_config.h"
 #include "model/weights.h"
@@ -26,7 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Check(!status.message().empty(), "an error says what is wrong");
       continue;
     }
-    // All that is missing is told, which takes the square of the layers.
+    // Reporting all missing weights takes time quadratic in the number of layers.
     Weights none;
     Check(config->n_layers > 8 || !LanguageModel::Check(*config, none).ok(),
           "no model is without weights");

@@ -1,5 +1,6 @@
-// Sessions and calls in any order, while time passes and limits change: every call ends, quotas and
-// memory are what the sessions that live hold, and nothing is held once they are gone.
+// Fuzzes sessions and calls in any order while time passes and limits change. Every call ends,
+// quotas
+// and memory match what the live sessions hold, and nothing is held after they are gone.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,14 +16,14 @@ namespace ovq::fuzz {
 namespace {
 
 constexpr std::array kTenants = {"a", "b", "c"};
-constexpr int32_t kSpoilt = 250;  // after this token the model's output is not a number
-constexpr int kMostCalls = 48;    // of one input
+constexpr int32_t kSpoilt = 250;  // after this token the model's output is NaN
+constexpr int kMostCalls = 48;    // in one input
 
-// Runs on by itself, and leaps where an input says so.
+// Clock that runs on by itself and leaps where an input says so.
 struct LeapingClock {
   std::atomic<int64_t> minutes = 0;
   void Leap(int64_t more) {
-    constexpr int64_t kMost = 25'000'000;  // some decades, of all inputs together
+    constexpr int64_t kMost = 25'000'000;  // some decades, over all inputs
     if (minutes < kMost) minutes += more;
   }
   Clock clock() {
@@ -83,7 +84,7 @@ class Driver {
   std::vector<SessionInfo> Sessions() {
     return engine_->ListSessions(std::nullopt, 1000, "").value().sessions;
   }
-  // One that lives, or none.
+  // A live session, or none.
   SessionInfo Session(Bytes& bytes) {
     const std::vector<SessionInfo> sessions = Sessions();
     SessionInfo none;
@@ -99,7 +100,7 @@ class Driver {
       tokens[i] = static_cast<int32_t>((i + static_cast<size_t>(first)) % 256);
     return tokens;
   }
-  // Whether it was done; an error has a text.
+  // True if the call succeeded; an error must have a text.
   template <class T>
   bool Done(test::Receiver<absl::StatusOr<T>>& receiver) {
     const absl::StatusOr<T> result = receiver.Wait();
@@ -207,7 +208,7 @@ class Driver {
   void QuerySession(Bytes& bytes) {
     const SessionInfo session = Session(bytes);
     const absl::StatusOr<SessionInfo> info = engine_->GetSession(session.id, session.tenant);
-    // It may be in use, or damaged.
+    // The session may be in use or quarantined.
     const absl::StatusOr<std::vector<std::byte>> state =
         engine_->CopyState(session.id, session.tenant);
     Check(!state.ok() || info.ok(), "what has a state is known");
@@ -237,7 +238,7 @@ class Driver {
     quotas_->SetLimits(limits);
     for (const char* tenant : kTenants) (void)engine_->ChargeRequest(tenant);
   }
-  // All of them side by side: one may wait for what another holds, or an idle session.
+  // Reads all receivers concurrently: one may wait for what another, or an idle session, holds.
   void ReadAll() {
     const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
     while (!calls_.empty() || scores_ > 0) {
@@ -295,7 +296,7 @@ class Driver {
     engine_->ImportSession(*image_, std::move(options), receiver.callback());
     Done(receiver);
   }
-  // Between steps only what sessions hold counts, once no call is on its way.
+  // Between iterations, once no call is pending, only the sessions' own use counts.
   void CheckSums() {
     if (!calls_.empty() || scores_ > 0) return;
     const EngineStats stats = engine_.SettledStats();
@@ -318,7 +319,7 @@ class Driver {
 
   LeapingClock clock_;
   const std::shared_ptr<TenantQuotas> quotas_;
-  std::atomic<int> scores_ = 0;  // that have not ended
+  std::atomic<int> scores_ = 0;  // not ended yet
   test::TestEngine engine_;
   std::vector<std::shared_ptr<TokenStream>> calls_;
   std::vector<std::shared_ptr<CancelSignal>> score_cancels_;

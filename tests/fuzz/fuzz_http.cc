@@ -1,6 +1,7 @@
-// Every path of the HTTP front with any bytes for its body, one request after another with a byte 0
-// between them, through a whole server on a model that costs nothing: each gets an answer that is
-// JSON, or events that are, with a status that docs/http.md has, and leaves nothing behind.
+// Fuzzes every path of the HTTP front end with arbitrary bodies, several requests separated by a
+// byte 0, through a whole server on a trivial model. Every answer is JSON, or events that are JSON,
+// with
+// a status that docs/http.md lists, and leaves nothing behind.
 #include <algorithm>
 #include <array>
 
@@ -16,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Target {
-  const char* path;  // {}: a session's id, {r}: the last response's, or one that could be
+  const char* path;  // {}: a session's id, {r}: the last response's, or a plausible one
   const char* method = "POST";
   HttpHeaders headers = {};
 };
@@ -55,7 +56,7 @@ const std::array kTargets = {
 };
 constexpr absl::Duration kPatience = absl::Milliseconds(300);
 
-// But for those that speak of the server: it is well, and alone.
+// Statuses about the server's own state are excluded: it is healthy and has no other load.
 bool IsDocumented(int status) {
   constexpr std::array kStatuses = {200, 400, 403, 404, 405, 409, 413, 415, 429};
   return std::find(kStatuses.begin(), kStatuses.end(), status) != kStatuses.end();
@@ -76,7 +77,8 @@ void CheckEvents(const std::string& body) {
   }
 }
 
-// Sends it, reads all of the answer; who waits too long, goes. The answer's id, if it has one.
+// Sends a request and reads the whole answer; hangs up after too long a wait. Returns the answer's
+// id, if it has one.
 std::string Ask(HttpApi& api, const Target& to, std::string target, std::string body) {
   const auto exchange =
       std::make_shared<test::FakeExchange>(to.method, target, std::move(body), to.headers);
@@ -122,7 +124,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int i = 0; i < kMostRequests && (i == 0 || !bytes.empty()); ++i) {
     const Target& to = kTargets[static_cast<size_t>(bytes.Upto(kTargets.size() - 1))];
     std::string body;
-    // $: the session, \1: the last response, so that an input can go on from them.
+    // $ stands for the session's id, \1 for the last response's, so that an input can continue
+    // them.
     for (const char c : bytes.Word()) {
       if (c == '$') {
         body += session;

@@ -1,6 +1,7 @@
-// Every method of every service with any bytes for its message, one call after another, through a
-// whole server on a model that costs nothing: each ends with a status that is documented, and
-// leaves nothing behind.
+// Fuzzes every method of every service with arbitrary message bytes, one call after another,
+// through
+// a whole server on a trivial model. Every call ends with a documented status and leaves nothing
+// behind.
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -22,7 +23,9 @@ constexpr std::array kFuzzed = {
     "SessionService/ImportSession",
 };
 
-// The statuses of docs/api.md, but for those that speak of the server: it is well, and alone.
+// Statuses in docs/api.md, except those about the server's own state: it is healthy and has no
+// other
+// load.
 bool IsDocumented(grpc::StatusCode code) {
   switch (code) {
     case grpc::OK:
@@ -40,7 +43,7 @@ bool IsDocumented(grpc::StatusCode code) {
   }
 }
 
-// Sends the messages, reads all answers.
+// Sends the messages and reads all answers.
 grpc::Status Talk(test::TestServer& server, const std::string& method,
                   const std::vector<std::string>& messages, std::vector<std::string>& answers) {
   grpc::GenericStub stub(server.channel());
@@ -81,7 +84,7 @@ grpc::Status Talk(test::TestServer& server, const std::string& method,
   return status;
 }
 
-// Calls of one message get one; streams several, each behind its length.
+// Unary calls get one message; streams get several, each after its length.
 std::vector<std::string> Messages(const std::string& method, Bytes bytes) {
   std::vector<std::string> messages;
   if (method.ends_with("/Chat") || method.ends_with("/ImportSession")) {
@@ -93,7 +96,7 @@ std::vector<std::string> Messages(const std::string& method, Bytes bytes) {
   return messages;
 }
 
-// A session's id in place of so many $, which has its length.
+// Replaces a run of $ of the same length by a session's id.
 void Name(const std::string& session, std::string& message) {
   static const std::string placeholder(session.size(), '$');
   for (size_t at; (at = message.find(placeholder)) != message.npos;)
@@ -107,11 +110,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   using namespace ovq::fuzz;
   constexpr int kMostCalls = 6;
-  constexpr int kMore = 0x80;  // of the byte of the method: another call follows
+  constexpr int kMore = 0x80;  // bit of the method byte: another call follows
   test::TestServer& server = WholeServer();
   Bytes bytes(data, size);
   const std::string session = SomeSession(server);
-  std::vector<std::string> exported;  // goes in where nothing is sent
+  std::vector<std::string> exported;  // imported if an input sends nothing
   for (int i = 0; i < kMostCalls && (i == 0 || !bytes.empty()); ++i) {
     const int first = bytes.Byte();
     const std::string method =

@@ -1,5 +1,5 @@
-// What a server is told from outside its protocol: flags and environment, a file of settings, the
-// headers of a trace, and texts that end in the log.
+// Fuzzes the server's inputs from outside its protocols: flags, environment, a configuration file,
+// trace headers, and texts that end up in the log.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +15,8 @@
 namespace ovq::fuzz {
 namespace {
 
-// Words are arguments; "@NAME=VALUE" is one of the environment; "%" begins the file of settings.
+// Words are arguments; "@NAME=VALUE" sets an environment variable; "%" starts the configuration
+// file.
 void Options(Bytes& bytes) {
   static const test::TempFolder folder;
   std::vector<std::string> args;
@@ -44,7 +45,7 @@ void Options(Bytes& bytes) {
   if (line->action == CommandLine::Action::kHelp) {
     Check(!FirstInvalidUtf8(HelpText()), "the help is text");
   }
-  // What --check-config shows of what was said is itself a command line.
+  // The output of --check-config for a command line is itself a valid command line.
   if (line->action != CommandLine::Action::kServe) return;
   std::vector<std::string> shown;
   for (const Setting& setting : line->settings) {
@@ -71,7 +72,7 @@ void Trace(Bytes& bytes) {
 void Lines(Bytes& bytes) {
   const LogFormat format = bytes.Upto(1) == 0 ? LogFormat::kJson : LogFormat::kText;
   const auto level = static_cast<LogLevel>(bytes.Upto(3));
-  const int times = 1 + bytes.Upto(7);  // as many as come through
+  const int times = 1 + bytes.Upto(7);  // number of times
   const std::string message(bytes.Word()), value(bytes.Rest());
   test::LogFile file;
   int64_t written = 0;

@@ -1,4 +1,4 @@
-// SentencePiece models, read by their library: refused, or one that encodes and decodes.
+// Fuzzes SentencePiece models, read by their library: either refused, or able to encode and decode.
 #include "model/tokenizer.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/model/model_test_util.h"

@@ -1,5 +1,5 @@
-// Tenants files, one after another with a byte 0 between them, as a server reads them again and
-// again while calls come and go.
+// Fuzzes tenants files, several separated by a byte 0, which a server reloads while calls come and
+// go.
 #include "absl/strings/match.h"
 #include "base/check.h"
 #include "base/current.h"

@@ -1,6 +1,7 @@
-// What an answer's text goes through: stop strings in a text that comes in parts, tokens whose
-// bytes are no whole characters, and both together, token by token. However it is cut, the same
-// comes out.
+// Fuzzes the processing of an answer's text: stop strings in text that comes in parts, tokens whose
+// bytes are not whole characters, and both together, token by token. The result does not depend on
+// how
+// the text is split.
 #include <algorithm>
 #include <span>
 
@@ -20,7 +21,7 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-// Parts of the lengths that `next` says.
+// Splits the text into parts whose lengths `next` returns.
 template <class Next>
 Cut Match(const std::vector<std::string>& strings, bool include, std::string_view text, Next next) {
   StopMatcher matcher(strings, include);
@@ -39,7 +40,7 @@ Cut Match(const std::vector<std::string>& strings, bool include, std::string_vie
   return cut;
 }
 
-// The first end of any of them, of several that end together the longest: looked for at each byte.
+// Naive search at each byte: the first end of any string; of several with one end, the longest.
 Cut Naive(const std::vector<std::string>& strings, bool include, std::string_view text) {
   for (size_t end = 1; end <= text.size(); ++end) {
     const std::string* longest = nullptr;
@@ -118,7 +119,7 @@ GenerateRequest MakeGenerateRequest(Bytes& bytes) {
   stop.strings.resize(static_cast<size_t>(bytes.Upto(3)));
   for (std::string& string : stop.strings)
     string = bytes.ReadBytes(static_cast<size_t>(1 + bytes.Upto(6)));
-  // As messages have them: text.
+  // Stop strings in messages are valid text.
   std::erase_if(stop.strings, [](const std::string& string) {
     return string.empty() || FirstInvalidUtf8(string);
   });
@@ -128,7 +129,7 @@ GenerateRequest MakeGenerateRequest(Bytes& bytes) {
   return request;
 }
 
-// Against the whole text of the tokens that were taken, and the naive search in it.
+// Compares with a naive search in the whole text of the accepted tokens.
 void Answer(Bytes& bytes) {
   const std::vector<int32_t> eos = {257};
   const GenerateRequest request = MakeGenerateRequest(bytes);
@@ -171,7 +172,7 @@ void Answer(Bytes& bytes) {
   }
 }
 
-// What a message makes of a name that came from outside.
+// Fuzzes names from outside as they appear in messages.
 void Names(Bytes& bytes) {
   const std::string_view name = bytes.Rest();
   const std::string quoted = Quoted(name);
@@ -187,7 +188,7 @@ void Names(Bytes& bytes) {
 }  // namespace ovq::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  if (size > 4096) return 0;  // the naive search takes their square
+  if (size > 4096) return 0;  // the naive search takes quadratic time
   ovq::fuzz::Bytes bytes(data, size);
   switch (bytes.Upto(3)) {
     case 0:

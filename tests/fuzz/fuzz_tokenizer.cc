@@ -1,7 +1,9 @@
-// tokenizer.json, behind a byte 0 a text, behind another ids: refused by name, or a tokenizer whose
-// ids are its own and whose text is the same however it is cut. Before it, other files of the
-// folder:
-// "@NAME:CONTENT" and a byte 0 each; one that is empty then is no tokenizer.json.
+// Fuzzes tokenizer.json, then after a byte 0 a text, and after another byte 0 ids: either an error
+// that names the field, or a tokenizer whose ids are in range and whose text does not depend on how
+// it
+// is split. Other files of the folder may come first: "@NAME:CONTENT" and a byte 0 each; with an
+// empty
+// tokenizer.json the folder has none.
 #include <algorithm>
 #include <array>
 #include <span>
@@ -15,7 +17,7 @@
 namespace ovq::fuzz {
 namespace {
 
-// Of the files that are read beside tokenizer.json, or in its place.
+// Writes a file that is read together with tokenizer.json, or instead of it.
 void WriteOther(const test::TempFolder& folder, std::string_view word) {
   constexpr std::array kNames = {"tokenizer_config.json", "vocab.json", "merges.txt",
                                  "added_tokens.json"};
@@ -35,7 +37,7 @@ void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   text += detokenizer.Finish();
   const absl::StatusOr<std::string> whole = tokenizer.Decode(ids);
   Check(whole.ok() && *whole == text, "one by one and all at once");
-  // An answer goes on from a prompt, of which it keeps nothing but a character's beginning.
+  // An answer continues a prompt, of which the detokenizer keeps only the start of a character.
   Detokenizer later(&tokenizer, /*at_start=*/false);
   const size_t prompt = ids.size() / 2;
   later.Precede(std::span(ids).first(prompt));

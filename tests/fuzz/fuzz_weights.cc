@@ -1,12 +1,12 @@
-// Files of weights. After a first byte of 0: one safetensors file; else an index, a byte 0 and the
-// shard "a.safetensors". What is read of them lies within the files.
+// Fuzzes weight files. After a first byte of 0: one safetensors file; otherwise an index, a byte 0
+// and the shard "a.safetensors". All data that is read lies within the files.
 #include "model/weights.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/model/model_test_util.h"
 
 namespace {
 
-// The sum of its bytes, which a sanitizer watches.
+// Sum of the tensor's bytes; a sanitizer watches the reads.
 uint64_t Read(const ovq::TensorView& tensor) {
   uint64_t sum = 0;
   const auto* const bytes = static_cast<const uint8_t*>(tensor.data);

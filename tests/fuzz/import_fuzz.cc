@@ -1,7 +1,10 @@
-// Session files made to do harm, to an engine that trusts them. It takes files of its own sessions
-// on small models of every kind of mixer, changes numbers, bytes and heads, sets the checksums
-// right, imports them and lets what is taken go on. A finding is a crash, a report of a sanitizer,
-// a call that comes to no end, or a session that was taken and ends in a state that no session has.
+// Fuzzes imports of session files in an engine that trusts them. It exports files of its own
+// sessions
+// on small models of every mixer, changes numbers, bytes and heads, corrects the checksums, imports
+// the
+// files and continues the sessions that are accepted. A finding is a crash, a sanitizer report, a
+// call
+// that does not end, or an accepted session that ends in an impossible state.
 //
 //   import_fuzz [--seed N] [--runs N] [--seconds N] [--first N] [--model NAME]
 //
@@ -28,15 +31,15 @@
 #include "tests/fuzz/mutate.h"
 #include "tests/server/engine/served_model.h"
 
-// Of every sanitizer's runtime; null without one.
+// Part of every sanitizer's runtime; null without one.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*)());
-// Undefined behaviour is a finding, at once.
+// Undefined behaviour ends the program at once, as a finding.
 extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 
 namespace ovq::fuzz {
 namespace {
 
-constexpr unsigned kMostSeconds = 120;  // of a run
+constexpr unsigned kMostSeconds = 120;  // for one run
 
 std::atomic<uint64_t> current_seed, current_run;
 
@@ -72,7 +75,7 @@ std::unique_ptr<DeviceContext> MakeContext() {
 }
 
 struct Kind {
-  const char* folder;  // of tests/golden
+  const char* folder;  // in tests/golden
   DType state_dtype;
 };
 constexpr Kind kKinds[] = {{"native/sw-ovq", DType::kF32},
@@ -95,7 +98,7 @@ constexpr Kind kKinds[] = {{"native/sw-ovq", DType::kF32},
                            {"native/sw-closest-pair", DType::kI8},
                            {"native/sw-full", DType::kI8}};
 
-// A model, an engine that trusts, and files of sessions on it.
+// A model, an engine that trusts session files, and files of sessions on it.
 class Subject {
  public:
   explicit Subject(const Kind& kind) : context_(MakeContext()) {
@@ -175,7 +178,7 @@ class Subject {
     return reader.Finish();
   }
 
-  // The tokens that it read and made.
+  // Number of tokens that the turn read and generated.
   int64_t Talk(Random& random, const std::string& id) {
     GenerateRequest request;
     request.session_id = id;
@@ -194,8 +197,8 @@ class Subject {
     return tokens;
   }
 
-  // Numbers that grow beyond all bounds are no finding: what they make of the output damages the
-  // session, which then can only go. False for that.
+  // False if the session is quarantined: unbounded numbers can damage the output, after which the
+  // session can only be deleted. That is no finding.
   bool CheckStill(const std::string& id) {
     const absl::StatusOr<SessionImage> image = engine().ExportSession(id, "");
     if (absl::IsDataLoss(image.status())) return false;

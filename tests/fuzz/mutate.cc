@@ -14,7 +14,7 @@
 namespace ovq::fuzz {
 namespace {
 
-// Where a field lies in an image's state, and what its numbers may be compared with.
+// Place of a field in an image's state, and the values that its numbers may be compared with.
 struct Place {
   const StateField* field;
   size_t offset;
@@ -32,7 +32,7 @@ Place AnyField(const StateLayout& layout, Random& random, const SessionImage& im
   const bool grown = live > 0 && (mixer.fixed.list().empty() || random.OneIn(2));
   const StateFields& fields = grown ? mixer.block : mixer.fixed;
   if (fields.list().empty()) return {};
-  // A field of many elements is no more likely than one of few, and indices come often.
+  // Picks a field regardless of its size, with a preference for indices.
   auto f = static_cast<int>(random.Upto(std::ssize(fields.list()) - 1));
   for (int more = 0; more < 4 && fields.list()[f].dtype != DType::kI32; ++more) {
     f = static_cast<int>(random.Upto(std::ssize(fields.list()) - 1));
@@ -83,7 +83,7 @@ void SetNumber(const StateLayout& layout, Random& random, SessionImage& image) {
   const int64_t n = place.field->shape.elements();
   if (n == 0) return;
   const uint32_t word = AnyWord(place, random);
-  // One, or all from there on.
+  // Changes one element, or all from there on.
   const int64_t first = random.Upto(n - 1), end = random.OneIn(8) ? n : first + 1;
   for (int64_t i = first; i < end; ++i) {
     std::memcpy(image.state.data() + place.offset + static_cast<size_t>(i) * bytes, &word, bytes);
@@ -106,7 +106,7 @@ void FlipBits(Random& random, std::string& bytes) {
   }
 }
 
-// Another place or cap, with as much state and as many tokens as belong there.
+// Changes the position or the cap, with state and tokens of the matching size.
 void MoveElsewhere(const StateLayout& layout, Random& random, SessionImage& image) {
   if (random.OneIn(3) && image.slot_cap > 0) {
     image.slot_cap = static_cast<int32_t>(std::max<int64_t>(kMinSlotCap, random.Upto(100)));
@@ -157,7 +157,7 @@ void Put32(std::string& file, size_t at, uint32_t value) {
   std::memcpy(file.data() + at, &value, sizeof value);
 }
 
-// Right checksums for whatever sections there are.
+// Corrects the checksums of all sections.
 void Seal(std::string& file) {
   for (size_t at = 12; at + 12 <= file.size();) {
     uint64_t length;
@@ -194,7 +194,7 @@ void MutateImage(const StateLayout& layout, int64_t vocab_size, Random& random,
     }
   }
   image.state_bytes = image.state.size();
-  // Last: from here on head and state need not belong together.
+  // This comes last: from here on head and state may not match.
   if (random.OneIn(16)) ChangeHead(vocab_size, random, image);
 }
 
@@ -207,7 +207,7 @@ void MutateFile(Random& random, std::string& file) {
       file.insert(static_cast<size_t>(random.Upto(std::ssize(file))),
                   std::string(static_cast<size_t>(random.Upto(40)), 'x'));
       break;
-    case 2: {  // among the first bytes, where lengths and the head are
+    case 2: {  // among the first bytes, which hold lengths and the head
       std::string head = file.substr(0, 256);
       FlipBits(random, head);
       file.replace(0, head.size(), head);

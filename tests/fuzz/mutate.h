@@ -1,4 +1,4 @@
-// Session files as somebody makes them who can compute a checksum.
+// Mutations of session files, as an attacker makes them who can compute checksums.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace ovq::fuzz {
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}
-  // 0 to most.
+  // Uniform in 0 .. most.
   int64_t Upto(int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(engine_); }
   bool OneIn(int64_t n) { return Upto(n - 1) == 0; }
   template <class List>
@@ -25,12 +25,12 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// The layers' numbers, the state's bytes, what the head says; now and then so that the reader
-// already refuses it.
+// Changes numbers of the layers, bytes of the state or fields of the head; sometimes so that the
+// reader already refuses the file.
 void MutateImage(const StateLayout& layout, int64_t vocab_size, Random& random,
                  SessionImage& image);
 
-// The bytes of a file, with the checksums that are now right, or not.
+// Changes bytes of a file, and corrects the checksums or not.
 void MutateFile(Random& random, std::string& file);
 
 }  // namespace ovq::fuzz

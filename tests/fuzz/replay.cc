@@ -1,4 +1,4 @@
-// A target without a fuzzer: every file of the folders named on the command line is an input.
+// Runs a fuzz target without a fuzzer: every file in the folders on the command line is an input.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   for (const std::filesystem::path& path : files) {
     std::ifstream file(path, std::ios::binary);
     const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
-    std::fprintf(stderr, "%s\n", path.c_str());  // the last one is the culprit
+    std::fprintf(stderr, "%s\n", path.c_str());  // the last path printed is the failing input
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
   std::printf("%zu inputs\n", files.size());

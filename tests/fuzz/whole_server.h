@@ -1,4 +1,4 @@
-// A whole server on a model that costs nothing, for inputs that come one after another.
+// A whole server on a trivial model, for inputs that come one after another.
 #pragma once
 
 #include "tests/server/server_test_util.h"
@@ -22,7 +22,7 @@ inline test::TestServer& WholeServer() {
   return server;
 }
 
-// A session that has read "hi" and the end of an answer.
+// A session that has prefilled "hi" and finished an answer.
 inline std::string SomeSession(test::TestServer& server) {
   v1::CreateSessionRequest request;
   for (const uint32_t id : {104u, 105u, static_cast<uint32_t>(test::kEos)})
@@ -30,7 +30,7 @@ inline std::string SomeSession(test::TestServer& server) {
   return server.NewSession(request);
 }
 
-// Deletes the sessions, and waits until nothing is left of what an input began.
+// Deletes the sessions and waits until nothing is left of what an input started.
 inline void EndSessions(test::TestServer& server) {
   Engine& engine = server.engine();
   const SessionPage page = engine.ListSessions(std::nullopt, 1000, "").value();
@@ -41,7 +41,7 @@ inline void EndSessions(test::TestServer& server) {
     return stats.state_bytes_reserved == 0 && stats.requests_running == 0 &&
            stats.sessions_idle == 0;
   };
-  // As a rule that is so at the next boundary of a step, long before a look 10 ms later.
+  // Usually true after the next iteration, long before a poll 10 ms later.
   for (int i = 0; i < 2 && !ended(engine.Stats()); ++i) (void)engine.CopyState("none", "");
   server.WaitForStats(ended);
 }

@@ -1,5 +1,5 @@
-// Where a chunk's candidates lie, and what becomes of two that merge: what the CPU and CUDA have in
-// common.
+// Layout of a chunk's merge candidates and the arithmetic of a merge, shared by the CPU and CUDA
+// kernels.
 #pragma once
 
 #include <cstdint>
@@ -11,33 +11,35 @@
 
 namespace ovq {
 
-inline constexpr float kMaxPairSizeChange = 2.0f;  // V is taken anew when it is off by more
-// Of equally close pairs, by the oldest tokens of the two: that with the oldest low one comes
-// first, of these that with the oldest high one. Never 0.
+inline constexpr float kMaxPairSizeChange = 2.0f;  // factor; V is measured again beyond it
+// Tie-break key of a pair of candidates, given their oldest tokens: smaller keys merge first. Pairs
+// compare by the older member's oldest token, then by the younger member's. Never 0.
 constexpr unsigned long long PairOrder(uint32_t one, uint32_t other) {
   const uint32_t low = one < other ? one : other, high = one < other ? other : one;
   return static_cast<unsigned long long>(low) << 32 | high;
 }
 
-// The later row's part in the mean of two.
+// Weight of the younger candidate in the mean of two, given both counts.
 constexpr float HighShare(uint32_t low, uint32_t high) {
   return static_cast<float>(high) / static_cast<float>(uint64_t{low} + high);
 }
 constexpr float WeightedMean(float low, float high, float share) {
   return low + share * (high - low);
 }
-// A count stays at 2^32 - 1 once it is there.
+// Sum of two counts, saturating at 2^32 - 1.
 constexpr uint32_t AddCounts(uint32_t low, uint32_t high) {
   const uint64_t sum = uint64_t{low} + high;
   return sum < 0xffffffffu ? static_cast<uint32_t>(sum) : 0xffffffffu;
 }
-// What makes bounds of distances that weigh values by old_scale bounds with the other scale; a
-// little less, so that no rounding lifts one above its distance.
+// Factor that turns lower bounds computed with value scale `old_scale` into lower bounds for
+// `scale`. It is slightly too small, so that rounding never lifts a bound above its distance.
 constexpr float BoundShrinkFactor(float old_scale, float scale) {
   return scale < old_scale ? scale / old_scale * 0.99999f : 1.0f;
 }
 
-// The blocks of a chunk's candidates. T: of keys and values.
+// Accessors of one head's candidates by index. A candidate lives in a block of slots, of the
+// chunk's
+// tokens or of its means. T is the type of keys and values.
 template <class T>
 struct PairBlocks {
   const AttentionBlocks& blocks;
@@ -72,7 +74,7 @@ struct PairBlocks {
     return *places.value_size.At<float>(chunk.session, chunk.kv_head);
   }
   constexpr bool measures_keys() const { return chunk.rule.key_size == 0; }
-  // |key|^2 of a candidate; 0 where K is not measured.
+  // |key|^2 of a candidate; 0 if K is a constant and thus not measured.
   constexpr float KeySize(int32_t i) const {
     float sum = 0;
     for (int c = 0; measures_keys() && c < d(); ++c) {
@@ -81,13 +83,13 @@ struct PairBlocks {
     }
     return sum;
   }
-  // value_size() from n candidates: sums of their |value|^2 and, if measures_keys(), |key|^2.
+  // value_size() from sums over n candidates: of |value|^2 and, if measures_keys(), of |key|^2.
   template <class Sum>
   constexpr float MeasureValueSize(Sum values, Sum keys, Sum n) const {
     if (!measures_keys()) return static_cast<float>(values / n);
     return keys > 0 ? static_cast<float>(values / keys) : 0.0f;
   }
-  // Of values in distances: w K / V.
+  // Weight of values in distances: w K / V.
   constexpr float ValueScale() const {
     const float size = value_size(), key_size = measures_keys() ? 1.0f : chunk.rule.key_size;
     return size > 0 ? chunk.rule.value_weight * key_size / size : 0.0f;
@@ -95,19 +97,19 @@ struct PairBlocks {
 
   constexpr int d() const { return blocks.shape.head_dim; }
   constexpr int dv() const { return blocks.shape.value_head_dim; }
-  // Of a candidate: channels of its key are 64 apart, those of its value neighbours.
+  // A candidate's key (channels are 64 elements apart) and value (channels are adjacent).
   constexpr T* Key(int32_t i) const { return keys(i / kBlockSlots) + i % kBlockSlots; }
   constexpr T* Value(int32_t i) const {
     return values(i / kBlockSlots) + i % kBlockSlots * ValueStride(dv());
   }
-  // What a slot of a block's keys, or values, is multiplied by.
+  // Factors that a stored key and a stored value are multiplied by (int8; else 1).
   constexpr float KeyScale(int32_t i) const {
     return ScaleAt<T>(keys(i / kBlockSlots), d(), i % kBlockSlots);
   }
   constexpr float StoredValueScale(int32_t i) const {
     return ScaleAt<T>(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
   }
-  // Of int8 slots; where a candidate's lies.
+  // Scale exponent of a candidate's int8 key or value.
   constexpr T& Exponent(int32_t i, bool is_value) const {
     return is_value ? values(i / kBlockSlots)[kBlockSlots * ValueStride(dv()) + i % kBlockSlots]
                     : keys(i / kBlockSlots)[kBlockSlots * d() + i % kBlockSlots];
@@ -125,12 +127,12 @@ struct PairBlocks {
   constexpr float& Bound(int32_t i) const { return bounds(i / kBlockSlots)[i % kBlockSlots]; }
   constexpr int32_t& Partner(int32_t i) const { return partners(i / kBlockSlots)[i % kBlockSlots]; }
   constexpr bool IsSlotInUse(int32_t i) const { return Partner(i) != 0 || Bound(i) == kNotJoined; }
-  // Whether that is a row which has not joined yet, and this token.
+  // True if slot `row` holds `token` and has not joined the candidates.
   constexpr bool IsUnjoinedToken(int32_t row, int64_t token) const {
     return Oldest(row) == static_cast<uint32_t>(token) && Partner(row) == 0 &&
            Bound(row) == kNotJoined && !chunk.IsPinned(row);
   }
-  // What is left of the work blocks' candidate i at the chunk's end.
+  // True if candidate i of the work blocks needs a slot at the chunk's end.
   constexpr bool StaysAtEnd(int32_t i) const {
     const int64_t token = chunk.begin + i - chunk.first_token();
     if (chunk.n_merges() <= 0) return i - chunk.first_token() < chunk.length;
@@ -140,7 +142,7 @@ struct PairBlocks {
     return IsToken(i) && chunk.KeepsOwnSlot(chunk.begin + i - chunk.first_token()) ? kNotJoined
                                                                                    : Bound(i);
   }
-  // Of a row as it stands at the chunk's end, which may lie in a block that was not there before.
+  // A slot's field after the chunk's end; its block may be one that the chunk adds.
   template <class U>
   constexpr U* SlotField(const StatePlace& place, int32_t slot) const {
     return place.At<U>(chunk.session, chunk.kv_head, slot / kBlockSlots);
@@ -148,7 +150,7 @@ struct PairBlocks {
   constexpr int32_t& SlotPartner(int32_t slot) const {
     return SlotField<int32_t>(places.slots.partners, slot)[slot % kBlockSlots];
   }
-  // Of the mean that ends candidate `high`.
+  // Key of the random bits that round the mean made when candidate `high` is merged away.
   constexpr RoundingKey Rounding(int32_t high, bool is_value) const {
     return {.layer = static_cast<uint32_t>(blocks.layer),
             .kv_head = static_cast<uint32_t>(chunk.kv_head),

@@ -1,4 +1,4 @@
-// What a chunk's pass relies on, of states that come from outside.
+// Checks closest-pair states that come from outside: all that the kernels rely on.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 using enum PairFields::Fixed;
 using enum PairFields::Block;
 
-// One head.
+// Checker of one head.
 class Head {
  public:
   Head(const ClosestPairConfig& config, const LayerBytes& layer, int head)
@@ -37,11 +37,12 @@ class Head {
   }
 
   absl::Status Check() const {
-    // How many there are at this position: all tokens are slots, candidates or both, but for those
-    // that merges have taken.
+    // Expected numbers at this position: every token is in a slot, a candidate or both, except
+    // those
+    // that were merged away.
     const int64_t joined = chunk_.JoinedAt(offset_),
                   pinned = chunk_.rule.EffectivePinnedTokens(chunk_.slot_cap),
-                  first = std::max(joined, pinned),  // token that has not joined and will
+                  first = std::max(joined, pinned),  // first token that has not joined but will
         n_unjoined = std::min(pinned, chunk_.begin) + std::max<int64_t>(0, chunk_.begin - first),
                   n_tokens = std::max<int64_t>(0, joined - std::max(chunk_.begin, pinned)),
                   n_means = chunk_.MergedAt(offset_),
@@ -75,7 +76,7 @@ class Head {
   }
 
  private:
-  // A row that has not joined: which token it is, each of them once.
+  // Checks a slot that has not joined: its token is one that has yet to join, and no other slot's.
   absl::Status CheckUnjoined(int32_t row, int64_t first, std::vector<bool>& found) const {
     if (chunk_.IsPinned(row)) return absl::OkStatus();
     const uint32_t token = chunk_.HasMerged() ? Oldest(row) : static_cast<uint32_t>(row),

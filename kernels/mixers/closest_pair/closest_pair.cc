@@ -34,7 +34,7 @@ ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReade
 
 constexpr double kMaxValueWeight = 1e6;
 
-// |key|^2 as the norm leaves it, but for its weights; 0 without a norm.
+// |key|^2 after the norm, without its weights; 0 without a norm.
 float KeySize(HeadNorm norm, int head_dim) {
   switch (norm) {
     case HeadNorm::kNone:
@@ -160,7 +160,7 @@ bool ClosestPairAttention::Joins(const TokenRange& tokens, int part) const {
   return config.rule.JoinedAt(tokens.end, layout.growth.HeadSlotCap(tokens.slot_cap, part)) > 0;
 }
 
-// Once candidates join, every token works on what all candidates have.
+// Once candidates join, every token changes fields of all candidates.
 bool ClosestPairAttention::CanUndoSuffix(const TokenRange& tokens) const {
   for (int part = 0; part < layout.growth.parts(); ++part) {
     if (Joins(tokens, part)) return false;
@@ -176,7 +176,7 @@ std::vector<StateExtent> ClosestPairAttention::UndoExtents(const LayerState& whe
   for (int part = 0; part < layout.growth.parts(); ++part) {
     const bool joins = Joins(tokens, part);
     if (!joins && !ends) continue;
-    // Without candidates a chunk only adds its tokens at the end.
+    // Without candidates a chunk only appends its tokens.
     const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, part),
                   first = joins ? 0 : (live - config.chunk_len) / kBlockSlots;
     for (const StateExtent& block : where.BlockExtents(layout, part, first, NumBlocks(live))) {
@@ -190,7 +190,8 @@ std::vector<StateExtent> ClosestPairAttention::UndoExtents(const LayerState& whe
   return extents;
 }
 
-// What tokens change of a block, which is one head's or all heads', within a chunk.
+// Adds the part of a block that tokens change within a chunk. The block is one head's or all
+// heads'.
 void ClosestPairAttention::AddBounds(const StateExtent& block,
                                      std::vector<StateExtent>& extents) const {
   const size_t bounds = layout.block.offset(kBounds);

@@ -1,6 +1,8 @@
-// Closest-pair attention: softmax over slots and the tokens of the unfinished chunk, where every
-// token is a row until the session's cap is reached and then the closest pairs of slots become
-// their means. Exactly: kernels/mixers/closest_pair/README.md.
+// Closest-pair attention: softmax over a dictionary of slots and the tokens of the unfinished
+// chunk.
+// Every token gets a slot of its own until the session's slot cap is reached; from then on the
+// closest
+// pairs of slots are replaced by their means. The full rule: kernels/mixers/closest_pair/README.md.
 #pragma once
 
 #include <cstdint>
@@ -11,54 +13,56 @@
 
 namespace ovq {
 
-// Rows as they stand after the last full chunk: a token each, up to the session's slot cap.
+// Number of slots after the last full chunk: one a token, up to the session's slot cap.
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
 
 struct ClosestPairConfig {
   AttentionShape shape;
   int chunk_len;                          // L
-  int64_t default_slot_cap;               // N of sessions that name none
-  std::vector<double> slot_shares = {1};  // of N: Growth::shares
+  int64_t default_slot_cap;               // N, for sessions that set none
+  std::vector<double> slot_shares = {1};  // shares of N by layer part (Growth::shares)
   DType dtype;                            // of keys, values and slots
-  PairRule rule = {};                     // key_size aside, which follows from the norm
-  int layer = 0;                          // only the random numbers of rounded means depend on it
+  PairRule rule = {};  // key_size is not read from here: it follows from the norm of keys
+  int layer = 0;       // seeds the stochastic rounding of means
 };
 
-// ovq.value_weight, .pinned_tokens and .recent_tokens; key_size, which no field has, as it is.
+// Reads ovq.value_weight, .pinned_tokens and .recent_tokens. key_size has no field and keeps its
+// default.
 PairRule ReadPairRule(AttrReader& section);
 
-// What is kept of candidates beside keys and values, of slots [blocks] and of the chunk's work
-// blocks: float, int32 and uint32 [64] of a block.
+// Places of the bookkeeping of candidates, for the slots' blocks and for the chunk's work blocks:
+// [64] elements a block of float (bounds), int32 (partners) and uint32 (oldest).
 struct CandidatePlaces {
-  // Not above the distance to any candidate that was one before it.
+  // Lower bound of the distance to every older candidate.
   StatePlace bounds;
-  // 0: no candidate. kStalePartner: the bound is no more than that. Else 1 + the candidate whose
-  // distance the bound is.
+  // 0: not a candidate. kStalePartner: the bound is only a lower bound. Otherwise 1 + the index of
+  // the candidate at exactly that distance.
   StatePlace partners;
-  // The lowest position, modulo 2^32, of the tokens in it: the order of candidates.
+  // Lowest position, modulo 2^32, of the tokens merged into the candidate; it orders candidates.
   StatePlace oldest;
 };
 inline constexpr int32_t kStalePartner = -1;
-// The bound of a row that has not joined: no candidate, but in use. Never one of a candidate.
+// Bound of a slot that is in use but has not joined the candidates. No candidate has this bound.
 inline constexpr float kNotJoined = -1;
 
-// Work blocks of a chunk are those of its tokens, then as many for the slots that its merges make.
+// A chunk's work blocks hold its tokens, then as many blocks for the means that its merges make.
 struct PairPlaces {
   CandidatePlaces slots, work;
   StatePlace work_keys, work_values, work_counts;
-  StatePlace value_size;  // float, V, or V / K where K is measured
+  StatePlace value_size;  // float [n_kv_heads]: V, or V / K if K is measured
 };
 
-// The slots are the dictionary of `blocks`, the chunk's tokens the recent ones.
+// Arguments of one layer. The slots are the dictionary of `blocks`, the chunk's tokens its recent
+// tokens.
 struct ClosestPairArgs : AttentionArgs {
   PairPlaces places;
   PairRule rule;
 };
 
-// CUDA keeps 8 bytes of shared memory for each work slot of a chunk.
+// CUDA needs 8 bytes of shared memory for each work slot of a chunk.
 inline constexpr int kMaxPairCudaChunkLen = 4096;
 
-// Places in the state's lists of fields.
+// Indices of the state's fields.
 struct PairFields {
   enum Fixed {
     kWorkKeys,
@@ -69,7 +73,7 @@ struct PairFields {
     kWorkPartners,
     kValueSize
   };
-  // Of every head; what tokens change within a chunk comes last.
+  // Fields of every head's block. Fields that change within a chunk come last.
   enum Block { kCounts, kLogCounts, kKeys, kValues, kOldest, kBounds, kPartners, kOfHead };
 };
 
@@ -96,9 +100,11 @@ struct ClosestPairAttention : Attention {
   AttentionBlocks Blocks(const LayerState& where) const;
 };
 
-// That slots and work blocks hold as many candidates, and slots that have not joined, as there are
-// at this position, each with a count, and that partners are candidates. Then every merge that is
-// due finds its pair, and what a chunk leaves has a slot. Fields are in their ranges. DataLoss.
+// Checks a state that comes from outside: the number of candidates and of slots that have not
+// joined fits the position, every candidate has a count, partners are candidates and all fields are
+// in
+// range. Such a state always has a pair for a merge that is due and a slot for what a chunk leaves.
+// DataLoss otherwise.
 absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
 void ClosestPairRef(DeviceContext& context, const ClosestPairArgs& args);

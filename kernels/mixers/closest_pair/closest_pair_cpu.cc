@@ -1,9 +1,12 @@
-// Closest-pair attention on the CPU. Of one head, with slots (Dk, Dv, counts c) and the chunk's own
-// keys K and values V up to t:
-//   o_t = softmax([q_t Dk^T + ln c | q_t K^T]) [Dv | V]
-// and, in the thread that attended, what the token's position brings: a candidate joins, the
-// closest pairs (i, j) with counts a, b become (a row_i + b row_j) / (a + b).
-// A candidate meets all others when it joins, and again if it comes to the top without a partner.
+// Closest-pair attention on the CPU. For one head with slots (Dk, Dv, counts c) and the chunk's own
+// keys K and values V up to position t:
+//   o_t = softmax([beta q_t Dk^T + ln c | beta q_t K^T]) [Dv; V]
+// Then, in the same thread, the merges that are due: a candidate joins, and the closest pairs (i,
+// j)
+// become slot = (c_i slot_i + c_j slot_j) / (c_i + c_j).
+// A candidate's distances to all others are computed when it joins, and again when it has the
+// lowest
+// bound but no partner.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -20,7 +23,7 @@ class Dictionary {
   Dictionary(const ClosestPairArgs& args, const PairChunk& chunk, PairBuffers& buffers)
       : pass_(args, chunk, buffers), look_ahead_(pass_) {}
 
-  // What the tokens [from, to) of the chunk bring, once they have attended.
+  // Joins and merges of the chunk's tokens [from, to), after they have attended.
   void Pass(int64_t from, int64_t to) {
     pass_.end = to;
     pass_.n_means = chunk_.MergedAt(from);
@@ -40,7 +43,7 @@ class Dictionary {
     }
   }
 
-  // The chunk's tokens and merged slots take the places of the slots that are gone, then new ones.
+  // Moves the chunk's tokens and means into the slots of those that are gone, then into new slots.
   void EndChunk() {
     FindSlots();
     for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
@@ -64,7 +67,7 @@ class Dictionary {
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv())) * scale * scale;
   }
 
-  // value_size() from the candidates of(0) to of(n - 1) that are not below 0.
+  // value_size() measured over the candidates of(0) .. of(n - 1), without negative ones.
   template <class Of>
   float MeasureValueSize(int32_t n, Of of) const {
     double values = 0, keys = 0, found = 0;
@@ -76,13 +79,15 @@ class Dictionary {
     }
     return at_.MeasureValueSize(values, keys, std::max(found, 1.0));
   }
-  // V from the sequence's first n tokens.
+  // Measures V over the sequence's first n tokens.
   void InitValueSize(int32_t n) {
     at_.value_size() = MeasureValueSize(n, [&](int32_t i) { return chunk_.FindCandidate(i); });
     look_ahead_.Begin(n_tokens_);
   }
 
-  // V from the candidates, if it is far from theirs: bounds are then no more than that.
+  // Measures V over the candidates and stores it if the old one is far off; bounds are then scaled
+  // to
+  // stay lower bounds.
   void UpdateValueSize() {
     const float size =
         MeasureValueSize(chunk_.end(), [&](int32_t i) { return at_.Partner(i) ? i : -1; });
@@ -106,7 +111,8 @@ class Dictionary {
     UpdatePartner(candidate, ahead);
   }
 
-  // Bound and partner of a candidate from all others. gone: the two that it is the mean of.
+  // Sets bound and partner of a candidate from all others. gone: the two candidates whose mean it
+  // is.
   void UpdatePartner(int32_t i, const LookAhead& ahead, const Pair& gone = {-1, -1},
                      double drift = 0) {
     const float* key = ahead.key;
@@ -136,8 +142,8 @@ class Dictionary {
     at_.Partner(i) = nearest.candidate < 0 ? kStalePartner : nearest.candidate + 1;
   }
 
-  // high = -1 if there are not two candidates. Distances that are no numbers, which only broken
-  // weights give, count as the largest.
+  // The closest pair; high = -1 if there are fewer than two candidates. NaN distances, which only
+  // broken weights give, count as the largest.
   Pair Closest() {
     for (PairBound lowest; (lowest = LowestBoundCpu(pass_.Blocks())).high >= 0;) {
       if (lowest.low >= 0) return {lowest.low, lowest.high};
@@ -146,7 +152,7 @@ class Dictionary {
     const int32_t low = Oldest(-1);
     return {low, low < 0 ? -1 : Oldest(low)};
   }
-  // The oldest candidate but for `other`, -1 if there is none.
+  // Oldest candidate except `other`; -1 if there is none.
   int32_t Oldest(int32_t other) const {
     int32_t oldest = -1;
     for (int32_t i = 0; i < chunk_.end(); ++i) {
@@ -187,13 +193,13 @@ class Dictionary {
     }
   }
 
-  // The first slot from `slot` on that takes a row at the chunk's end.
+  // First slot from `slot` on that is free at the chunk's end.
   int32_t NextFree(int32_t slot) const {
     while (slot < chunk_.n_slots && at_.IsSlotInUse(slot)) ++slot;
     return slot;
   }
 
-  // The slots of what the chunk leaves in its work blocks, -1 for what is gone.
+  // Assigns slots to what the chunk leaves in its work blocks; -1 for candidates that are gone.
   void FindSlots() const {
     int32_t free = chunk_.n_merges() > 0 ? NextFree(0) : chunk_.n_slots;
     for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
@@ -203,7 +209,7 @@ class Dictionary {
     }
   }
 
-  // A candidate of the work blocks becomes row `slot`.
+  // Copies candidate i of the work blocks into slot `slot`.
   void MoveToSlot(int32_t i, int32_t slot) const {
     const AttentionBlocks& blocks = at_.blocks;
     const int s = slot % kBlockSlots, stride = ValueStride(at_.dv());
@@ -231,7 +237,7 @@ class Dictionary {
   const PairBlocks<T>& at_ = pass_.at;
   const PairChunk& chunk_ = pass_.chunk;
   PairBuffers& buffers_ = pass_.buffers;
-  int64_t n_tokens_ = 0;  // of the pass
+  int64_t n_tokens_ = 0;  // in this pass
 };
 
 template <class T>

@@ -1,6 +1,7 @@
-// Closest-pair attention on CUDA, the rules of closest_pair_cpu.cc: the attention kernels over
-// slots and the chunk's tokens, then what the wave's positions bring, of which one thread block
-// does a head of a session. Distances have the CPU's order of sums.
+// Closest-pair attention on CUDA, by the rules of closest_pair_cpu.cc: the attention kernels over
+// slots and the chunk's tokens, then the joins and merges of the wave's tokens, one thread block
+// for
+// each head of a session. Distances are summed in the CPU's order.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/closest_pair/pair_mean.cuh"
 
@@ -28,7 +29,7 @@ constexpr size_t PairSharedBytes(const AttentionBlocks& blocks) {
   return PairShared::kBytes + size_t{SharedFloats(blocks.shape)} * sizeof(float) +
          size_t{2} * WorkSlots(blocks.wave_span) * sizeof(int32_t);
 }
-// What a kernel of any supported GPU may have, with the widest heads there are.
+// Shared memory fits any supported GPU, even for the widest heads.
 static_assert(PairShared::kBytes + 2 * 1024 * sizeof(float) +
                   2 * WorkSlots(kMaxPairCudaChunkLen) * sizeof(int32_t) <=
               size_t{99} << 10);
@@ -37,7 +38,7 @@ template <class T>
 struct Dictionary {
   PairBlocks<T> at;
   PairShared block;
-  SharedPtr<float> key;           // [head_dim] of the candidate that meets the others
+  SharedPtr<float> key;           // [head_dim], key of the querying candidate
   SharedPtr<float> value;         // [value_stride]
   SharedPtr<int32_t> new_slots;   // [work slots]
   SharedPtr<int32_t> free_slots;  // [work slots]
@@ -55,7 +56,7 @@ struct Dictionary {
     free_slots = DynamicShared<int32_t>(slots + WorkSlots(chunk.length) * 4);
   }
 
-  // As PairPass::FindCandidate.
+  // See PairPass::FindCandidate.
   __device__ int32_t FindCandidate(int64_t token) const {
     if (at.chunk.IsPinned(token)) return -1;
     if (token >= at.chunk.begin || !at.chunk.HasMerged()) return at.chunk.FindCandidate(token);
@@ -66,7 +67,7 @@ struct Dictionary {
     return block.ReduceLowest(found).index;
   }
 
-  // What the tokens [from, to) of the chunk bring.
+  // Joins and merges of the chunk's tokens [from, to).
   __device__ void Pass(int64_t from, int64_t to) const {
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = at.chunk.JoinedAt(offset); i < at.chunk.JoinedAt(offset + 1); ++i) {
@@ -98,7 +99,7 @@ struct Dictionary {
   }
 
  private:
-  // |value - value of i|^2, the order of nearest_cpu.cc.
+  // |value - value of i|^2, summed in the order of nearest_cpu.cc.
   __device__ float ValueDistance(int32_t i) const {
     const T* other = at.Value(i);
     const float scale = at.StoredValueScale(i);
@@ -135,7 +136,7 @@ struct Dictionary {
     return sums[0];
   }
 
-  // |key - key of i|^2, or something beyond `limit`.
+  // |key - key of i|^2, or any number above `limit` if it exceeds that.
   __device__ float KeyDistance(int32_t i, float limit) const {
     const T* other = at.Key(i);
     const float scale = at.KeyScale(i);
@@ -151,8 +152,8 @@ struct Dictionary {
     return sum;
   }
 
-  // V from the sequence's first n tokens. This and UpdateValueSize are rare, and inlined they would
-  // take registers from the loop that meets candidates.
+  // Measures V over the sequence's first n tokens. Like UpdateValueSize it is rare; inlined, both
+  // would take registers from the distance loop.
   __attribute__((noinline)) __device__ void InitValueSize(int64_t n) const {
     float values = 0, keys = 0;
     for (int64_t token = threadIdx.x; token < n; token += kPairThreads) {
@@ -166,7 +167,9 @@ struct Dictionary {
     __syncthreads();
   }
 
-  // V from the candidates, if it is far from theirs: bounds are then no more than that.
+  // Measures V over the candidates and stores it if the old one is far off; bounds are then scaled
+  // to
+  // stay lower bounds.
   __attribute__((noinline)) __device__ void UpdateValueSize() const {
     float values = 0, keys = 0, n = 0;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
@@ -193,7 +196,8 @@ struct Dictionary {
     __syncthreads();
   }
 
-  // Bound and partner of a candidate from all others. The rules of FindNearestCpu (nearest.h).
+  // Sets bound and partner of a candidate from all others, by the rules of FindNearestCpu
+  // (nearest.h).
   __device__ void UpdatePartner(int32_t self, int32_t gone_low = -1, int32_t gone_high = -1) const {
     __syncthreads();
     if (threadIdx.x == 0) at.Partner(self) = 0;
@@ -228,7 +232,7 @@ struct Dictionary {
     __syncthreads();
   }
 
-  // Of the lowest bounds a stale one, or else that of the oldest pair.
+  // The lowest bound: a stale candidate's if there is one, else that of the oldest pair.
   __device__ Lowest LowestBound() const {
     Lowest lowest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
@@ -240,7 +244,7 @@ struct Dictionary {
     }
     return block.ReduceLowest(lowest);
   }
-  // The oldest candidate but for `other`; -1 if there is none.
+  // Oldest candidate except `other`; -1 if there is none.
   __device__ int32_t Oldest(int32_t other) const {
     Lowest oldest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
@@ -249,7 +253,7 @@ struct Dictionary {
     return block.ReduceLowest(oldest).index;
   }
 
-  // The older one is low; high is -1 if there are not two candidates.
+  // The closest pair, `low` the older one. high = -1: fewer than two candidates.
   __device__ void Closest(int32_t& low, int32_t& high) const {
     for (Lowest lowest; (lowest = LowestBound()).index >= 0;) {
       const int32_t i = lowest.index, partner = at.Partner(i) - 1;
@@ -283,8 +287,8 @@ struct Dictionary {
     UpdatePartner(mean, low, high);
   }
 
-  // new_slots: the slots of what the chunk leaves in its work blocks, -1 for what is gone: the free
-  // ones and then new ones, in ascending order.
+  // Fills new_slots for what the chunk leaves in its work blocks: free slots, then new ones, in
+  // ascending order; -1 for candidates that are gone.
   __device__ void FindSlots() const {
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     int32_t n_free = 0;
@@ -312,7 +316,7 @@ struct Dictionary {
     __syncthreads();
   }
 
-  // Neighbouring threads write neighbouring slots of a channel of the keys, channels of a value.
+  // Neighbouring threads write neighbouring slots of a key channel, or channels of a value.
   __device__ void MoveToSlots() const {
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     const int32_t first = at.chunk.first_token(), stride = ValueStride(at.dv());
@@ -349,7 +353,7 @@ struct Dictionary {
   }
 };
 
-// Grid (sequences, kv heads).
+// Grid: (sequences, kv heads).
 template <class T>
 __global__ void __launch_bounds__(kPairThreads)
     PassTokens(const __grid_constant__ PairKernelArgs args) {

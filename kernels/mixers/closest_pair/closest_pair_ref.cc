@@ -1,9 +1,11 @@
-// The ground truth of closest-pair attention: every merge compares every pair of candidates, in
-// plain loops and double precision. It shares the layout of the state with the other devices and
-// nothing that decides or computes; of partners and bounds it keeps what is there at all.
+// Reference implementation of closest-pair attention: every merge compares every pair of
+// candidates,
+// in plain loops and double precision. It shares the state's layout with the other devices, but no
+// code
+// that decides or computes. It keeps of bounds and partners only whether a candidate is there.
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]
 //   (i, j) = argmin |k_i - k_j|^2 + w K / V |v_i - v_j|^2
-//   row = (c_i row_i + c_j row_j) / (c_i + c_j)
+//   slot = (c_i slot_i + c_j slot_j) / (c_i + c_j)
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,12 +20,12 @@
 namespace ovq {
 namespace {
 
-// The state of a place: nothing or, of the chunk's tokens, nothing yet; a candidate; a row that
-// is none.
+// State of a place: empty (also a token's place before the token), a candidate, or a slot that has
+// not joined.
 enum class SlotState : uint8_t { kEmpty, kCandidate, kNotJoined };
 constexpr double kMaxSizeChange = 2;
 
-// Where a candidate lies: block and slot of the dictionary, of the chunk's tokens or of its means.
+// Where a candidate lies: a slot of the dictionary, a token of the chunk, or a mean of the chunk.
 struct PlaceRef {
   enum Part : uint8_t { kSlot, kToken, kMean } part;
   int64_t index;
@@ -55,7 +57,9 @@ class DictionaryRef {
     }
     const int64_t due = n_slots_ + length_ - n_slots_next_;
     for (int64_t merge = 0; merge < due; ++merge) {
-      // Merge number `merge` comes with the token after which so many, by two a token, are left.
+      // Merges come two a token, the last with the chunk's last token: this is the offset of merge
+      // number
+      // `merge`.
       const int64_t comes = length_ - (due - merge - 1) / 2;
       if (comes != offset) continue;
       if (merge == 0) UpdateValueSize();
@@ -68,7 +72,7 @@ class DictionaryRef {
   int64_t Joined(int64_t position) const {
     return std::max<int64_t>(0, std::min(position - recent_, 2 * position - cap_));
   }
-  // Of a token that has not joined yet; index -1: none, in a state that no sequence leaves.
+  // Place of a token that has not joined yet; index -1: none, in an invalid state.
   PlaceRef TokenPlace(int64_t token) const {
     if (token >= begin_) return {PlaceRef::kToken, token - begin_};
     for (int64_t row = token < pinned_ ? 0 : pinned_; row < n_slots_; ++row) {
@@ -83,7 +87,7 @@ class DictionaryRef {
     for (int64_t token = 0; token < n; ++token) places.push_back(TokenPlace(token));
     return places;
   }
-  // The oldest first.
+  // All candidates, the oldest first.
   std::vector<PlaceRef> Candidates() {
     std::vector<PlaceRef> places;
     for (const PlaceRef::Part part : {PlaceRef::kSlot, PlaceRef::kToken, PlaceRef::kMean}) {
@@ -109,7 +113,8 @@ class DictionaryRef {
   std::byte* Values(const PlaceRef& at) const {
     return Block(at, args_.blocks.dictionary_values.place, args_.places.work_values);
   }
-  // The partner that is not known, as no bound below 0 is, lets other devices go on from here.
+  // A candidate is stored as stale, with a bound that is never too high, so that other devices can
+  // continue from here.
   SlotState GetState(const PlaceRef& at) const {
     if (Partner(at) != 0) return SlotState::kCandidate;
     return Bound(at) < 0 ? SlotState::kNotJoined : SlotState::kEmpty;
@@ -131,7 +136,7 @@ class DictionaryRef {
     return Block<uint32_t>(at, args_.blocks.counts,
                            args_.places.work_counts)[at.index % kBlockSlots];
   }
-  // Where it was first said; a mean's is that of its older part.
+  // Position of its oldest token; a mean has that of its older part.
   uint32_t Oldest(const PlaceRef& at) const {
     if (at.part == PlaceRef::kToken) return static_cast<uint32_t>(begin_ + at.index);
     return OldestAt(at);
@@ -167,7 +172,7 @@ class DictionaryRef {
   static double SquaredNorm(const std::vector<float>& row) {
     return SquaredDistance(row, std::vector<float>(row.size()));
   }
-  // V of these candidates; V / K where K is measured.
+  // V over these candidates; V / K if K is measured.
   double MeasureValueSize(const std::vector<PlaceRef>& places) const {
     double values = 0, keys = 0;
     for (const PlaceRef& at : places) {
@@ -221,8 +226,9 @@ class DictionaryRef {
     SetState(mean, SlotState::kCandidate);
   }
 
-  // The mean of two slots in the state's dtype. Its random bits are those of the oldest token of
-  // the younger row.
+  // Stores the mean of two slots in the state's dtype. Its random bits are keyed by the oldest
+  // token
+  // of the younger slot.
   void Store(const PlaceRef& mean, uint32_t ends, const std::vector<float>& low,
              const std::vector<float>& high, double share, bool is_value) {
     const AttentionBlocks& blocks = args_.blocks;
@@ -234,7 +240,7 @@ class DictionaryRef {
                  Slot(mean));
   }
 
-  // Tokens and means that are left fill the slots of those that are gone, then new ones.
+  // Moves the tokens and means that are left into free slots, then into new ones.
   void EndChunk(bool merges) {
     int64_t slot = merges ? 0 : n_slots_;
     for (const PlaceRef::Part part : {PlaceRef::kToken, PlaceRef::kMean}) {

@@ -1,5 +1,5 @@
-// Candidates against all others from below: what most of them are seen to be too far by, at half
-// the cost of their distances. No result depends on it.
+// Lower bounds of the distances from some candidates to all others, at half the cost of exact
+// distances. They only rule candidates out, so no result depends on them.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace ovq {
 
-// Candidates that are met together.
+// Largest number of queries in one call.
 inline constexpr int kMaxLowerBoundRows = 16;
 
-// Rows hold bfloat16 in float32.
+// Arguments of DistanceLowerBoundsCpu. Query elements are float32 with bfloat16 values.
 struct DistanceLowerBounds {
   struct Query {
     const float* key;     // [head_dim]
@@ -22,31 +22,32 @@ struct DistanceLowerBounds {
   };
   int head_dim, value_stride;
   size_t n_blocks;
-  const uint32_t* packed;  // of PackCandidatesCpu
+  const uint32_t* packed;  // [blocks] of PackCandidatesCpu
   const float* squares;    // [blocks][64] |key|^2 + value_scale |value|^2
   float value_scale;       // w K / V
   std::span<const Query> rows;
-  uint32_t* scratch;  // [DistanceLowerBoundsScratch()]
+  uint32_t* scratch;  // [DistanceLowerBoundsScratch()] words
 };
 
-// Whether this machine has the instructions.
+// True if this CPU has AVX-512 BF16.
 bool HasDistanceLowerBounds();
 
 size_t DistanceLowerBoundsScratch(int head_dim, int value_stride);
 
-// Blocks in bfloat16 as dot products read them: the key and then the value of every slot, two
-// channels a word, [pairs][64] of every block. It takes as long as meeting a few candidates, so it
-// is done once for all that a pass meets.
+// Packs bfloat16 blocks for dot products: the key and then the value of every slot, two channels a
+// word, [pairs][64] words a block. Packing costs about as much as the distances of a few
+// candidates,
+// so a pass does it once for all its queries.
 void PackCandidatesCpu(std::span<const CandidateBlock> blocks, int head_dim, int value_stride,
                        uint32_t* packed);
 size_t PackedBlockSize(int head_dim, int value_stride);  // words
 
-// lower_bounds = what is no more than |key - key|^2 + value_scale |value - value|^2 as
-// FindNearestCpu computes it, from |x - y|^2 = |x|^2 + |y|^2 - 2 x . y: less by no more than 6e-4
-// (|x|^2 + |y|^2).
+// lower_bounds <= |key - key|^2 + value_scale |value - value|^2 as FindNearestCpu computes it, from
+// |x - y|^2 = |x|^2 + |y|^2 - 2 x . y. A bound is too low by at most 6e-4 (|x|^2 + |y|^2).
 void DistanceLowerBoundsCpu(const DistanceLowerBounds& batch);
 
-// From below of x + share (y - x), in place of those of x; apart: |x - y|^2, rounded up.
+// Turns the lower bounds `of_x` of the distances from x into those from x + share (y - x), given
+// those from y. `apart` is |x - y|^2, rounded up.
 //   |x + s (y - x) - z|^2 = (1 - s) |x - z|^2 + s |y - z|^2 - s (1 - s) |x - y|^2
 void MoveLowerBoundsCpu(const float* of_y, float share, float apart, std::span<float> of_x);
 

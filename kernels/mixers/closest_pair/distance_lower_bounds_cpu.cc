@@ -1,6 +1,8 @@
-// x . y of keys and of values by the dot products of AVX-512 BF16: pairs of channels, summed up in
-// float32 in the slot's lane. Where there is AMX, tiles of 16 by 16 take the same products from the
-// same arrays; the order of a sum is another one, which the slack allows.
+// Lower bounds from x . y of keys and of values with AVX-512 BF16: products of channel pairs,
+// summed
+// in float32 in the slot's lane. With AMX, tiles of 16 by 16 compute the same products from the
+// same
+// arrays; their order of sums differs, which the slack allows for.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -21,7 +23,7 @@ namespace {
 constexpr size_t ChannelPairs(int channels) { return (static_cast<size_t>(channels) + 1) / 2; }
 
 #if defined(__x86_64__)
-// GCC takes the operands that its own intrinsics leave open for mistakes.
+// GCC warns about operands that its own intrinsics leave uninitialised on purpose.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #define OVQ_BF16_DOTS __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
@@ -29,12 +31,15 @@ constexpr int kLanes = 16;
 constexpr int kVectors = kBlockSlots / kLanes;
 constexpr int kRowTile = 4;
 
-// What is subtracted, relative to |x|^2 + |y|^2. Sums of at most 1,024 terms in float32 err by up
-// to 1,024 2^-24 = 6.1e-5: that of |y|^2; that of 2 x . y by twice as much, as it goes over values
-// and then over keys; that of the distance that this is compared with, which is at most 2 (|x|^2 +
-// |y|^2), too; a tenth of a sum for all the rest.
+// Slack subtracted from a bound, relative to |x|^2 + |y|^2. A float32 sum of at most 1,024 terms
+// errs
+// by up to 1,024 2^-24 = 6.1e-5. That counts once for |y|^2, twice for 2 x . y (which runs over
+// values,
+// then over keys) and twice for the exact distance, which is at most 2 (|x|^2 + |y|^2); the rest is
+// a
+// tenth of a sum.
 constexpr float kSlack = 3.2e-4f;
-// Numbers that are too small for float32 count as 0 in dot products.
+// Dot products flush float32 subnormals to 0.
 constexpr float kTiny = 1e-30f;
 
 uint32_t PairAt(const float* x, int pair, int n) {
@@ -55,7 +60,7 @@ OVQ_BF16_DOTS inline __m512i Widened(const uint16_t* at) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
 
-// packed[pair][slot] of keys [channel][slot].
+// packed[pair][slot] from keys [channel][slot].
 OVQ_BF16_DOTS void PackKeys(const uint16_t* keys, int head_dim, uint32_t* packed) {
   for (int c = 0; c < head_dim; c += 2) {
     for (int v = 0; v < kVectors; ++v, packed += kLanes) {
@@ -69,7 +74,7 @@ OVQ_BF16_DOTS void PackKeys(const uint16_t* keys, int head_dim, uint32_t* packed
   }
 }
 
-// The same of values [slot][channel], four by four.
+// packed[pair][slot] from values [slot][channel], in blocks of four by four.
 void PackValues(const uint16_t* values, int value_stride, uint32_t* packed) {
   const auto stride = static_cast<size_t>(value_stride);
   for (size_t s = 0; s < kBlockSlots; s += 4) {
@@ -86,7 +91,7 @@ void PackValues(const uint16_t* values, int value_stride, uint32_t* packed) {
   }
 }
 
-// sum[row][vector] += x . y over n_pairs of rows [row][stride] and a block [pair][64].
+// sum[row][vector] += x . y for n_pairs channel pairs of rows [row][stride] and a block [pair][64].
 template <int kRows>
 OVQ_BF16_DOTS inline void AddDots(const uint32_t* rows, size_t stride, size_t n_pairs,
                                   const uint32_t* block, __m512 (&sum)[kRows][kVectors]) {
@@ -101,7 +106,7 @@ OVQ_BF16_DOTS inline void AddDots(const uint32_t* rows, size_t stride, size_t n_
   }
 }
 
-// dots[row][64] = keys' products + scale times those of values.
+// dots[row][64] = x . y of keys + scale x . y of values.
 template <int kRows>
 OVQ_BF16_DOTS void DotRows(const uint32_t* rows, size_t key_pairs, size_t n_pairs,
                            const uint32_t* block, float scale, float* dots) {
@@ -136,13 +141,13 @@ void DotAllRows(const uint32_t* rows, int n_rows, size_t key_pairs, size_t n_pai
   if (n_rows - r == 1) next(DotRows<1>, 1);
 }
 
-// Not inlined: a load of a tile does not tell the compiler what memory it reads, a call does.
+// noinline: a tile load does not tell the compiler what memory it reads; a call does.
 #define OVQ_TILES __attribute__((target("amx-tile,amx-bf16"), noinline))
 constexpr int kTile = 16;          // rows, and pairs of channels in a row
-constexpr int kTileChannels = 32;  // a multiple of which heads must have
-constexpr int kMinTileRows = 3;    // of a batch; fewer are quicker without tiles
+constexpr int kTileChannels = 32;  // head dimensions must be a multiple of it
+constexpr int kMinTileRows = 3;    // smaller batches are faster without tiles
 
-// Whether the CPU has tiles of bfloat16 and the system gives them to this process.
+// True if the CPU has bfloat16 tiles and the system permits this process to use them.
 bool HasTiles() {
   static const bool has = [] {
     constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kBoth = kBf16 | kTiles;
@@ -154,14 +159,14 @@ bool HasTiles() {
   return has;
 }
 
-// All tiles are 16 rows of 64 bytes.
+// All tiles have 16 rows of 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t n_rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
 };
 
-// dots[row][64]: 16 rows [stride] by a block [pair][64].
+// dots[row][64] = x . y of 16 rows [stride] and a block [pair][64].
 OVQ_TILES void DotTiles(const uint32_t* rows, size_t stride, size_t n_pairs, const uint32_t* block,
                         float* dots) {
   _tile_zero(0);
@@ -186,14 +191,14 @@ OVQ_TILES void DotTiles(const uint32_t* rows, size_t stride, size_t n_pairs, con
 }
 
 OVQ_TILES void BeginTiles() {
-  // Static, as compilers take the first bytes for all that is read.
+  // Static, as compilers otherwise believe that only its first bytes are read.
   static constexpr TileConfig kConfig;
   _tile_loadconfig(&kConfig);
 }
 OVQ_TILES void EndTiles() { _tile_release(); }
 #undef OVQ_TILES
 
-// Keys' products and values' are added with values' scale.
+// dots += scale values, for n elements.
 OVQ_BF16_DOTS void AddScaled(const float* values, float scale, int n, float* dots) {
   const __m512 by = _mm512_set1_ps(scale);
   for (int i = 0; i < n; i += kLanes) {
@@ -246,7 +251,7 @@ OVQ_BF16_DOTS void FillLowerBounds(const DistanceLowerBounds& batch) {
         const __m512 both = _mm512_add_ps(others, _mm512_set1_ps(squares[r]));
         const __m512 lower_bound =
             _mm512_sub_ps(_mm512_fmadd_ps(minus_two, dot, _mm512_mul_ps(both, whole)), tiny);
-        // What is no finite number is no bound either.
+        // A bound that is not finite is useless: it becomes 0.
         const __mmask16 known = _mm512_cmp_ps_mask(lower_bound, _mm512_setzero_ps(), _CMP_GT_OQ) &
                                 _mm512_cmp_ps_mask(lower_bound, infinity, _CMP_LT_OQ);
         _mm512_storeu_ps(batch.rows[r].lower_bounds + at, _mm512_maskz_mov_ps(known, lower_bound));
@@ -258,7 +263,7 @@ OVQ_BF16_DOTS void FillLowerBounds(const DistanceLowerBounds& batch) {
 
 OVQ_BF16_DOTS void MoveLowerBounds(const float* of_y, float share, float apart,
                                    std::span<float> of_x) {
-  // Of sums of these three: what their rounding stays below.
+  // Relative rounding error of the sum of these three terms stays below this.
   constexpr float kRounding = 1e-6f;
   const __m512 s = _mm512_set1_ps(share), rest = _mm512_set1_ps(1 - share),
                less = _mm512_set1_ps(share * (1 - share) * apart + kRounding * apart),

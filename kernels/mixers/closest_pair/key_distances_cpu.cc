@@ -1,4 +1,4 @@
-// Keys against the keys of all candidates, some together in one pass over them.
+// Distances of several keys to the keys of all candidates, in one pass over the blocks.
 #include <cstddef>
 
 #include "kernels/mixers/closest_pair/nearest.h"
@@ -25,10 +25,10 @@ using V = hn::Vec<D>;
 
 constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kRowTile = 4;
-// Accumulators must fit the register file: 32 registers where vectors are 64 bytes, else 16.
+// The accumulators must fit the register file: 32 registers with 64-byte vectors, else 16.
 constexpr int kVectors = kLanes == 16 ? 4 : 2;
 
-// kRows keys against one block.
+// Distances of kRows keys to one block.
 template <int kRows, class T>
 HWY_INLINE void TileKeyDistances(const float* const* rows, const T* keys, int head_dim,
                                  float* const* distances, size_t at) {
@@ -76,7 +76,7 @@ HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size
   }
 }
 
-// Of int8: every slot's channels times its scale.
+// Converts an int8 block to float: every slot's channels times its scale.
 HWY_INLINE void WidenBlock(const Int8* keys, int head_dim, float* wide) {
   const D d;
   const uint8_t* exponents = BlockExponents(keys, head_dim);

@@ -1,5 +1,6 @@
-// What is computed ahead of the tokens that need it, on the CPU: distances to slots and tokens,
-// which stay as they are while a chunk passes.
+// Buffers for distances that the CPU computes before they are needed. Slots and tokens do not
+// change
+// while a chunk passes, so such distances stay valid.
 #pragma once
 
 #include <algorithm>
@@ -9,35 +10,35 @@
 
 namespace ovq {
 
-// For how many in one pass over the slots: of tokens before they join, of means before they are
-// made.
+// Largest number of look-ahead entries computed in one pass over the slots: tokens that will join,
+// and means that will be made.
 inline constexpr int kMaxJoinsAhead = 16, kMaxMergesAhead = 8;
-// Tokens whose distances are kept, as they may merge soon.
+// Number of cached distance vectors of joined tokens, which may merge soon.
 inline constexpr int kCachedJoins = 64;
-// Means whose distances are kept until they are made, or given up for newer ones.
+// Number of cached distance vectors of means not made yet; the oldest are dropped first.
 inline constexpr int kCachedMeans = 32;
 
-// Two candidates, the older one first; low = -1: candidate `high` alone.
+// Two candidates, the older one first. low = -1: candidate `high` alone.
 struct Pair {
   int32_t low, high;
   bool operator==(const Pair&) const = default;
-  // Not both of them can merge.
+  // True if the two pairs share a candidate, so that only one of them can merge.
   bool Excludes(const Pair& other) const {
     return low >= 0 && other.low >= 0 && *this != other &&
            (low == other.low || low == other.high || high == other.low || high == other.high);
   }
 };
 
-// What a candidate will need to meet the others, or the mean of two.
+// Key, value and distances of a candidate, or of the mean of a pair.
 struct LookAhead {
-  Pair of;              // {-1, -1}: nothing
+  Pair of;              // {-1, -1}: unused
   float* key;           // [head_dim]
   float* value;         // [value_stride]
-  float* distances;     // [blocks][64], of keys
-  bool is_lower_bound;  // in their place what distances are no less than
+  float* distances;     // [blocks][64], of keys alone
+  bool is_lower_bound;  // `distances` holds lower bounds instead
 };
 
-// The newest take the places of the oldest.
+// Ring buffer: a new entry replaces the oldest.
 struct LookAheadRing {
   std::span<LookAhead> list;
   size_t next = 0;
@@ -57,13 +58,13 @@ struct LookAheadRing {
   }
 };
 
-// A mean that goes on merging: where it has come to before rounding, and what is known from there.
+// A mean that keeps merging: its exact place, before rounding, and lower bounds from there.
 struct RunningMean {
-  int32_t mean;         // candidate; -1: none
+  int32_t mean;         // candidate index; -1: none
   double* place;        // [head_dim + value_head_dim]
-  float* lower_bounds;  // [blocks][64], what distances from `place` are no less than
+  float* lower_bounds;  // [blocks][64], lower bounds of the distances from `place`
 };
-// The latest of them.
+// Number of running means that are tracked, the most recently used.
 inline constexpr int kMaxRunningMeans = 4;
 
 }  // namespace ovq

@@ -30,7 +30,7 @@ constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kSums = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Adds up partial sums, halves on halves.
+// Folds partial sums, upper half onto lower half.
 template <class Part>
 HWY_INLINE float AddUp([[maybe_unused]] Part part, hn::Vec<Part> sums) {
 #if HWY_TARGET == HWY_SCALAR
@@ -50,7 +50,7 @@ HWY_INLINE float AddUp([[maybe_unused]] Part part, hn::Vec<Part> sums) {
 #endif
 }
 
-// |x - y|^2 of values, y of int8 times scale; `x` null: |y|^2 without it.
+// |x - y|^2 of values, with int8 y times its scale. x null: |y|^2 in units of the scale.
 template <class T>
 HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride,
                                [[maybe_unused]] float scale = 1) {
@@ -76,7 +76,7 @@ HWY_INLINE M Candidates(DI di, hn::Vec<DI> partners) {
   return hn::RebindMask(D(), hn::Not(hn::Eq(partners, hn::Zero(di))));
 }
 
-// Of a vector of candidates.
+// Exact key distances of one vector of candidates.
 template <class T>
 HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
   const D d;
@@ -98,7 +98,7 @@ HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
   return sum;
 }
 
-// key_distance: of the keys alone.
+// Full distance of candidate i, given its key distance.
 template <class T>
 HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_distance) {
   const auto stride = static_cast<size_t>(search.value_stride);
@@ -114,11 +114,11 @@ HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_dist
                                           search.value_stride, scale);
 }
 
-// What the relative errors of sizes and of distances stay below by far: sums of at most 1,024 / 16
-// squares of values and 1,024 of keys in float32.
+// Relative errors of sizes and distances stay far below this: float32 sums over at most 1,024 / 16
+// value channels and 1,024 key channels.
 constexpr float kSlack = 1e-4f;
 
-// No more than the distances of a vector of candidates from those of keys and the sizes of values.
+// Lower bounds of the distances of one vector of candidates, from key distances and value sizes.
 HWY_INLINE V DistanceLowerBounds(const NearestSearch& search, V keys, size_t first) {
   const D d;
   if (search.sizes == nullptr) return keys;
@@ -129,20 +129,20 @@ HWY_INLINE V DistanceLowerBounds(const NearestSearch& search, V keys, size_t fir
   return hn::Mul(whole, hn::Set(d, 1 - kSlack));
 }
 
-// The same of what is known before any key is looked at.
+// Lower bounds from what is known before any key is read.
 HWY_INLINE V KnownDistances(const NearestSearch& search, size_t first) {
   const V known = hn::LoadU(D(), search.key_distances + first);
   if (search.key == nullptr) return DistanceLowerBounds(search, known, first);
   if (search.drift == 0) return known;
   const D d;
-  // The root a little lower, as the difference may be small.
+  // The root is rounded down, as the difference may be small.
   const V root = hn::Mul(hn::Sqrt(known), hn::Set(d, 1 - 1e-6f));
   const V apart = hn::Max(hn::Zero(d), hn::Sub(root, hn::Set(d, search.drift)));
   return hn::Mul(hn::Mul(apart, apart), hn::Set(d, 1 - kSlack));
 }
 
-// The candidate that is nearest by its lower bound, -1 if none is finite: most others are then
-// seen to be too far away without a look at their values.
+// The candidate with the lowest lower bound; -1 if none is finite. Starting with it rules most
+// others out without reading their values.
 int32_t LikelyNearest(const NearestSearch& search) {
   const D d;
   const DI di;
@@ -151,7 +151,7 @@ int32_t LikelyNearest(const NearestSearch& search) {
   for (size_t b = 0; b < search.blocks.size(); ++b) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
-      // What is known of a place that is not far rises with the distance.
+      // Far from the drift, the known bound is monotonic in the distance.
       const V distance = search.key == nullptr ? KnownDistances(search, first)
                                                : hn::LoadU(d, search.key_distances + first);
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
@@ -199,8 +199,8 @@ class Search {
       SetLimit();
     }
   }
-  // The most that may be known of one that is no further away than the nearest so far, so that most
-  // are passed by without a root: that of KnownDistances, rounded up.
+  // Largest key_distances of a candidate that can still be nearest, so that most candidates are
+  // skipped without a square root: KnownDistances inverted, rounded up.
   HWY_INLINE void SetLimit() {
     limit_ = nearest_.distance;
     if (search_.key == nullptr || search_.drift == 0) return;
@@ -208,7 +208,7 @@ class Search {
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
 
-  // One vector of candidates.
+  // Visits one vector of candidates.
   HWY_INLINE void VisitCandidates(size_t b, int s) {
     const D d;
     const DI di;
@@ -256,9 +256,9 @@ class Search {
 
   const NearestSearch& search_;
   Nearest nearest_ = {kInfinity, -1};
-  float limit_ = kInfinity;  // SetLimit
-  int32_t seeds_ = -1;       // the vector of candidates that was looked at first
-  float of_seeds_[kLanes];   // its distances of keys
+  float limit_ = kInfinity;  // set by SetLimit
+  int32_t seeds_ = -1;       // first candidate of the vector visited first
+  float of_seeds_[kLanes];   // key distances of that vector
 };
 
 Nearest FindNearest(const NearestSearch& search) {

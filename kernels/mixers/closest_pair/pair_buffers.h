@@ -1,4 +1,4 @@
-// What one thread needs to pass closest-pair chunks on the CPU.
+// Scratch memory of one thread for closest-pair chunks on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 namespace ovq {
 
 struct PairBuffers {
-  CandidateBlock* blocks;              // [blocks of slots and 2 of work]
-  CandidateBlock* lower_bound_blocks;  // [blocks] with distances from below for bounds
+  CandidateBlock* blocks;              // [slot blocks + 2 work_blocks]
+  CandidateBlock* lower_bound_blocks;  // [blocks] whose bounds are lower bounds of distances
   LookAheadRing joins, means;
-  std::array<RunningMean, kMaxRunningMeans> running;  // the latest used first
-  LookAhead rounded_mean;                             // key and value alone
+  std::array<RunningMean, kMaxRunningMeans> running;  // most recently used first
+  LookAhead rounded_mean;                             // key and value only
   void* rounded;       // [max(head_dim, value_head_dim)] in the state's dtype
-  float* other;        // the same in float
+  float* other;        // likewise, in float
   float* wide;         // [head_dim][64]
   float* sizes;        // [blocks][64] |value|
   float* squares;      // [blocks][64] |key|^2 + w K / V |value|^2
@@ -35,9 +35,9 @@ inline size_t MaxPairSlots(const ClosestPairArgs& args) {
          kBlockSlots;
 }
 
-// Fewer tokens in one pass do not pay for what distances from below need.
+// Lower bounds do not pay in passes of fewer tokens.
 inline constexpr int kMinLowerBoundTokens = 4;
-// Whether some pass of the batch may take them.
+// True if some pass of the batch may use lower bounds.
 inline bool UsesLowerBounds(const ClosestPairArgs& args) {
   return args.blocks.dtype == DType::kBF16 &&
          args.seqs.max_sequence_length() >= kMinLowerBoundTokens && HasDistanceLowerBounds();

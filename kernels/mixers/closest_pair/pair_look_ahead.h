@@ -1,5 +1,5 @@
-// Distances of candidates and of means before they are needed, while the tokens of one chunk pass
-// on the CPU. What is foreseen wrongly is dropped; no result depends on it.
+// Look-ahead on the CPU: computes distances of tokens before they join and of means before they are
+// made, while the tokens of one chunk pass. Wrong guesses are dropped; no result depends on them.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,9 @@ class PairLookAhead {
   explicit PairLookAhead(const PairPass<T>& pass)
       : pass_(pass), at_(pass.at), chunk_(pass.chunk), buffers_(pass.buffers) {}
 
-  // For so many tokens. What is known depends on w K / V: to be called anew when that has changed.
+  // Starts a pass of n_tokens tokens. Cached distances depend on w K / V, so call it again after
+  // that
+  // changes.
   void Begin(int64_t n_tokens) {
     buffers_.joins.Clear();
     buffers_.means.Clear();
@@ -36,7 +38,7 @@ class PairLookAhead {
     PackCandidatesCpu(pass_.SlotsAndTokens(), at_.d(), ValueStride(at_.dv()), buffers_.packed);
   }
 
-  // The candidate that token i becomes, of those that join up to `end`.
+  // Distances of `candidate`, token i's, computed together with those of later tokens up to `end`.
   const LookAhead& FindOrComputeJoin(int32_t candidate, int64_t i, int64_t end) {
     const Pair alone = {-1, candidate};
     if (const LookAhead* known = buffers_.joins.Find(alone)) return *known;
@@ -51,13 +53,13 @@ class PairLookAhead {
     return *buffers_.joins.Find(alone);
   }
 
-  // The mean of a pair, or a stale candidate.
+  // Distances of a pair's mean, or of a stale candidate.
   LookAhead& FindOrComputeMean(const Pair& pair) {
     if (LookAhead* known = buffers_.means.Find(pair)) {
       ++n_hits_;
       return *known;
     }
-    // Twice as far ahead, or half, as half of what was ahead the last time has been of use.
+    // The look-ahead doubles if at least half of the last one was used, and halves otherwise.
     max_ahead_ = 2 * n_hits_ >= n_ahead_ ? std::min(2 * max_ahead_, kMaxMergesAhead)
                                          : std::max(max_ahead_ / 2, 1);
     Request(buffers_.means, pair);
@@ -67,7 +69,7 @@ class PairLookAhead {
     Compute();
     return *buffers_.means.Find(pair);
   }
-  // The mean that becomes another one with this pair, if the other candidate is a slot or a token.
+  // The running mean in this pair, if the other candidate is a slot or a token; else null.
   RunningMean* FindRunningMean(const Pair& pair) {
     for (auto it = buffers_.running.begin(); it != buffers_.running.end(); ++it) {
       if (it->mean < 0 || (it->mean != pair.low && it->mean != pair.high)) continue;
@@ -77,7 +79,7 @@ class PairLookAhead {
     }
     return nullptr;
   }
-  // A new mean, whose distances are taken over if they are known from below.
+  // Tracks a new mean; takes over its distances if they are lower bounds.
   void AddRunningMean(int32_t mean, LookAhead& ahead) {
     if (!ahead.is_lower_bound) return;
     auto& list = buffers_.running;
@@ -88,7 +90,8 @@ class PairLookAhead {
     std::copy_n(ahead.value, at_.dv(), list.front().place + at_.d());
     ahead.of = {-1, -1};
   }
-  // To the mean of the pair; how that is rounded is left in buffers_.rounded_mean.
+  // Moves a running mean to the mean of the pair, and leaves the rounded mean in
+  // buffers_.rounded_mean.
   void AdvanceRunningMean(RunningMean& running, const Pair& pair) {
     const int32_t other = pair.low + pair.high - running.mean;
     const LookAhead& met = FindOrComputeCandidate(other, running);
@@ -104,7 +107,7 @@ class PairLookAhead {
     for (int c = 0; c < at_.dv(); ++c) value[c] += double{share} * (met.value[c] - value[c]);
     MakeMean(pair, buffers_.rounded_mean);
   }
-  // The distance of their places (not its square), rounded up.
+  // Distance (not squared) of the two places, rounded up.
   double DistanceRoundedUp(const LookAhead& x, const RunningMean& y) const {
     double keys = 0, values = 0;
     const auto square = [](double a, double b) { return (a - b) * (a - b); };
@@ -114,7 +117,7 @@ class PairLookAhead {
   }
 
  private:
-  // Of slots and tokens: |key - 0|^2 and the sizes of values.
+  // |key|^2 and the value sizes of all slots and tokens.
   void FillSquares() const {
     std::fill_n(buffers_.other, at_.d(), 0.0f);
     const float* zero = buffers_.other;
@@ -130,7 +133,7 @@ class PairLookAhead {
     }
   }
 
-  // Key and value, for distances that are due.
+  // Enters a key and a value into the ring; Compute() adds the distances.
   void Request(LookAheadRing& ring, const Pair& pair) {
     LookAhead& ahead = ring.ReplaceOldest(pair);
     pending_[n_pending_++] = &ahead;
@@ -143,10 +146,10 @@ class PairLookAhead {
     Mean(ValueChannels(pair.low), ValueChannels(pair.high), at_.dv(), share,
          at_.Rounding(pair.high, /*is_value=*/true), ahead.value);
   }
-  // A candidate's key or value.
+  // Channels of a candidate's key or value.
   struct Channels {
     const T* data;
-    ptrdiff_t stride;  // from channel to channel
+    ptrdiff_t stride;  // between channels
     float scale;
     float Channel(int c) const { return ToFloat(data[c * stride]) * scale; }
   };
@@ -157,7 +160,7 @@ class PairLookAhead {
     for (int c = 0; c < at_.d(); ++c) ahead.key[c] = key.Channel(c);
     for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = value.Channel(c);
   }
-  // As it will be stored.
+  // The mean, rounded as it will be stored.
   void Mean(const Channels& low, const Channels& high, int n, float share, const RoundingKey& key,
             float* mean) const {
     for (int c = 0; c < n; ++c) {
@@ -168,7 +171,7 @@ class PairLookAhead {
     for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]) * scale;
   }
 
-  // What is likely to merge or to be renewed in this pass.
+  // Requests the pairs and stale candidates that this pass will probably merge or renew.
   void RequestMerges(int most) {
     const int64_t left = chunk_.MergedAt(pass_.end) - pass_.n_means;
     if (left <= 0) return;
@@ -190,7 +193,7 @@ class PairLookAhead {
     return at_.Oldest(i) < at_.Oldest(partner) ? Pair{i, partner} : Pair{partner, i};
   }
 
-  // The distances of all requests to slots and tokens, which stay as they are in this pass.
+  // Computes the distances of all requests to slots and tokens, which do not change in this pass.
   void Compute() {
     for (int i = 0; i < n_pending_; ++i) pending_[i]->is_lower_bound = uses_lower_bounds_;
     if (uses_lower_bounds_) {
@@ -224,7 +227,8 @@ class PairLookAhead {
     n_pending_ = 0;
   }
 
-  // A slot or a token with all others, and those that the mean is likely to merge with next.
+  // Distances of a slot or a token, computed together with those of the candidates that the running
+  // mean will probably merge with next.
   const LookAhead& FindOrComputeCandidate(int32_t i, const RunningMean& running) {
     const Pair alone = {-1, i};
     if (const LookAhead* known = buffers_.joins.Find(alone)) return *known;

@@ -1,4 +1,4 @@
-// The mean of two candidates on CUDA, written by the threads of one block.
+// Mean of two candidates on CUDA, written by the threads of one block.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@
 
 namespace ovq::cuda {
 
-// Of the widest heads there are.
+// A thread does one rounding group; 1024 is the widest head.
 static_assert(1024 / kRoundingGroup <= kPairThreads);
 
 struct PairMean {
-  int32_t low, high, mean;  // candidates
-  float share;              // of the high one
+  int32_t low, high, mean;  // candidate indices
+  float share;              // weight of `high`
 };
 
-// Keys, or values. A thread does a group of channels; all threads come and leave together.
+// Stores the mean key or value. A thread does one group of channels. All threads of the block must
+// call it.
 template <class T>
 __device__ void StoreMean(const PairBlocks<T>& at, [[maybe_unused]] const PairShared& block,
                           const PairMean& of, bool is_value) {
@@ -45,7 +46,7 @@ __device__ void StoreMean(const PairBlocks<T>& at, [[maybe_unused]] const PairSh
     RoundGroup(x, left, key, static_cast<uint32_t>(begin), rounded, 1,
                InverseExponentScale(exponent));
     for (int c = 0; c < kRoundingGroup; ++c) x[c] = ToFloat(rounded[c]) * ExponentScale(exponent);
-    // A row that was rounded down may fit a scale half as large.
+    // Rounding down may let the mean fit a scale half as large.
     exponent = ExponentFor(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
     const float inverse = InverseExponentScale(exponent);
     for (int c = 0; c < kRoundingGroup && c < left; ++c) {

@@ -1,4 +1,4 @@
-// One head's chunk of closest pairs on the CPU while some of its tokens pass.
+// State of one head's closest-pair chunk on the CPU during one pass of tokens.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ovq {
 
-// Tokens of a chunk that have attended together.
+// Tokens of a chunk that attended together.
 template <class T>
 struct PairPass {
   PairPass(const ClosestPairArgs& args, const PairChunk& pass_chunk, PairBuffers& pass_buffers)
@@ -24,12 +24,13 @@ struct PairPass {
   std::span<const CandidateBlock> Blocks() const {
     return Blocks(0, chunk.first_merged() / kBlockSlots + NumBlocks(n_means));
   }
-  // These stay as they are.
+  // Blocks that do not change during the pass.
   std::span<const CandidateBlock> SlotsAndTokens() const {
     return Blocks(0, chunk.slot_blocks() + NumBlocks(end));
   }
 
-  // Of a token that joins now; -1: none, as it is pinned, or in a state that no sequence leaves.
+  // Index of the candidate that `token` becomes by joining. -1 if it is pinned, or in an invalid
+  // state.
   int32_t FindCandidate(int64_t token) const {
     if (chunk.IsPinned(token)) return -1;
     if (token >= chunk.begin || !chunk.HasMerged()) return chunk.FindCandidate(token);
@@ -49,8 +50,8 @@ struct PairPass {
   const PairBlocks<T> at;
   const PairChunk& chunk;
   PairBuffers& buffers;
-  int64_t end = 0, n_means = 0;  // of the pass; of the chunk so far
-  bool merges = false;           // pairs, in this pass
+  int64_t end = 0, n_means = 0;  // token offset in the chunk; means made in the chunk so far
+  bool merges = false;           // whether pairs merge in this pass
 };
 
 }  // namespace ovq

@@ -1,5 +1,5 @@
-// What one thread block does together while the candidates of a head meet: reductions and ranks.
-// All its threads come and leave together.
+// Reductions and ranks within a thread block, for the search among one head's candidates. All
+// threads of the block must call them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace ovq::cuda {
 inline constexpr int kPairThreads = 256;
 inline constexpr int kPairWarps = kPairThreads / 32;
 
-// The smaller key, of equal ones the smaller order, of these the lower index; -1: none.
+// Order of a minimum: by key, then by order, then by index. index = -1: none.
 struct Lowest {
   float key = INFINITY;
   unsigned long long order = 0;
@@ -25,7 +25,7 @@ __device__ inline Lowest PickLower(Lowest a, Lowest b) {
   return b.index < a.index ? b : a;
 }
 
-// Shared memory of the reductions.
+// Reductions over a thread block, and their shared memory.
 struct PairShared {
   SharedPtr<float> keys;                 // [kPairWarps]
   SharedPtr<int32_t> indices;            // [kPairWarps]
@@ -56,7 +56,7 @@ struct PairShared {
     return lowest;
   }
 
-  // Sums in one order whatever the block's other work.
+  // The order of the sum is fixed.
   __device__ float ReduceSum(float mine) const {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
       mine += __shfl_xor_sync(0xffffffffu, mine, lanes);
@@ -87,7 +87,7 @@ struct PairShared {
     return mine;
   }
 
-  // How many threads before this one are marked; `total`: how many are.
+  // Number of marked threads before this one; `total` is the number of marked threads.
   __device__ int32_t RankInBlock(bool marked, int32_t& total) const {
     const unsigned marks = __ballot_sync(0xffffffffu, marked ? 1 : 0);
     __syncthreads();

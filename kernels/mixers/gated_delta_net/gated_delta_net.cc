@@ -26,7 +26,7 @@ GatedDeltaNetConfig ReadConfig(AttrReader& model, AttrReader& section) {
   config.head_dim = static_cast<int>(section.Int("head_dim", 1, kMaxStateKeyDim));
   config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxValueDim));
   const bool convolves = section.BoolOr("use_short_conv", true);
-  // Says nothing without a convolution, and is then in published files all the same.
+  // Published files have conv_size even without a convolution; it then means nothing.
   const int64_t conv_size = convolves ? section.Int("conv_size", 2, kMaxConvSize)
                                       : section.IntOr("conv_size", 1, 1, kMaxConvSize);
   config.conv_size = convolves ? static_cast<int>(conv_size) : 1;

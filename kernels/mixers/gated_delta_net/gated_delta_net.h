@@ -1,6 +1,7 @@
-// Gated DeltaNet: a matrix for each head that decays and whose answer to a key moves towards the
-// key's value. Yang et al., "Gated Delta Networks", eq. 10, as in flash-linear-attention; exactly:
-// README.md.
+// Gated DeltaNet: each head has a matrix state S that decays and is corrected towards S^T k = v:
+// S <- alpha S, S <- S + k (beta (v - S^T k))^T, y = S^T q. Yang et al., "Gated Delta Networks",
+// eq.
+// 10, as in flash-linear-attention; the equations: README.md.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,14 @@
 namespace ovq {
 
 struct GatedDeltaNetConfig {
-  int n_heads;    // of queries and keys
-  int n_v_heads;  // of values and states, a multiple
-  int head_dim;   // of queries and keys
+  int n_heads;    // heads of q and k
+  int n_v_heads;  // heads of v and S, a multiple of n_heads
+  int head_dim;   // of q and k
   int value_head_dim;
-  int conv_size;  // 1: silu alone
+  int conv_size;  // 1: silu without a convolution
   bool conv_bias;
   bool has_gate;
-  float beta_scale;  // 2 lets a state's eigenvalues be negative
+  float beta_scale;  // 2 permits negative eigenvalues of the state's transition
   float norm_eps;
 
   int64_t qk_width() const { return int64_t{n_heads} * head_dim; }
@@ -26,7 +27,7 @@ struct GatedDeltaNetConfig {
   int64_t conv_width() const { return 2 * qk_width() + v_width(); }
 };
 
-// fixed: matrices (matrix_state.h), then the newest inputs of the convolution, q, k and v side by
+// fixed: matrices (matrix_state.h), then the newest inputs of the convolution: q, k and v side by
 // side.
 struct GatedDeltaNet {
   GatedDeltaNet(const StateSpec& spec, AttrReader& model, AttrReader& section);
@@ -38,21 +39,22 @@ struct GatedDeltaNet {
   GatedDeltaNetConfig config;
   MixerState layout;
   DType compute = DType::kF32;
-  Linear in;  // rows q, k, v, a, b and, with a gate, g
+  Linear in;  // output rows: q, k, v, a, b and, with a gate, g
   Linear out;
   ShortConvFilters conv;
-  // float in the device's memory: [n_heads] head_dim^-0.5, [n_v_heads] twice, [value_head_dim]
+  // float in device memory: query_scale [n_heads], all head_dim^-0.5; rate and dt_bias [n_v_heads];
+  // norm_weight [value_head_dim].
   Buffer query_scale, rate, dt_bias, norm_weight;
 
  private:
-  // Where the batch's tokens lie, each input in its place of a token.
+  // Pointers to the inputs of the batch's first token.
   struct TokenInputs {
-    float *q, *k, *v;  // n_tokens, conv_width apart
-    float *a, *b, *g;  // likewise, in.out() apart
+    float *q, *k, *v;  // tokens conv_width apart
+    float *a, *b, *g;  // tokens in.out() apart
     int64_t n_tokens;
   };
   TokenInputs Project(const LayerArgs& args, TensorView x, ScratchScope& scope) const;
-  // float [n_tokens, n_v_heads, value_head_dim]
+  // Output of the recurrence, float [n_tokens, n_v_heads, value_head_dim].
   float* ReadStates(const LayerArgs& args, const TokenInputs& rows, ScratchScope& scope) const;
 };
 

@@ -51,7 +51,7 @@ StateFields LatticeFields(const LatticeConfig& config,
                       ShortConvField(config.key_width(), config.conv_size)});
 }
 
-// Rows of unit length, padded with zeros.
+// Loads the initial slots, scaled to unit length and padded with zeros.
 std::shared_ptr<const std::vector<std::byte>> LoadInitialSlots(const MixerSpec& spec,
                                                                const LatticeConfig& config) {
   constexpr char kLeaf[] = "self_attn.initial_state";

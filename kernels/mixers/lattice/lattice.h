@@ -1,5 +1,5 @@
-// Lattice: slots of unit length, each of which takes up what of a token is orthogonal to it. A
-// recurrence that is not linear in its state. Exactly: README.md.
+// Lattice: a recurrence on slots of unit length, each of which takes in the part of a token that is
+// orthogonal to it. It is not linear in its state. The equations: README.md.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace ovq {
 
 inline constexpr int64_t kMaxLatticeSlots = 4096;
 inline constexpr int64_t kMaxLatticeValueDim = 256;
-// Elements of a head's slots that CUDA keeps in shared memory: 192 KiB.
+// Largest n_slots * stride on CUDA: a head's slots fill 192 KiB of shared memory.
 inline constexpr int64_t kMaxLatticeCudaElements = 48 * 1024;
 
-// What a token's update descends: |phi(S) k - v|^2, |phi(S)^T v - k|^2, -<phi(S)^T v, k>, eq. 6,
-// 9, 11.
+// Loss that a token's update descends: |phi(S) k - v|^2 (eq. 6), |phi(S)^T v - k|^2 (eq. 9),
+// -<phi(S)^T v, k> (eq. 11).
 enum class LatticeObjective : uint8_t { kDecoding, kEncoding, kSimilarity };
 
 struct LatticeConfig {
@@ -26,26 +26,28 @@ struct LatticeConfig {
   int conv_size = 0;
   bool conv_bias = false;
   LatticeObjective objective = LatticeObjective::kDecoding;
-  bool normalized_projection = true;  // eq. 14; else slots retain their length
+  bool normalized_projection = true;  // slots are scaled to length 1 (eq. 14); else they keep their
+                                      // length
   bool use_forget_gate = true;
-  bool thresholds = false;  // the gate is a soft threshold (eq. 18), not a decay (eq. 16)
+  bool thresholds = false;  // the forget gate is a soft threshold (eq. 18) rather than a decay (eq.
+                            // 16)
   float norm_eps = 0;
 
   constexpr int64_t key_width() const { return int64_t{n_heads} * n_slots; }
   constexpr int64_t value_width() const { return int64_t{n_heads} * value_head_dim; }
-  constexpr int64_t stride() const { return PaddedWidth(value_head_dim); }  // of a slot
+  constexpr int64_t stride() const { return PaddedWidth(value_head_dim); }  // of slots
   constexpr bool decays() const { return use_forget_gate && !thresholds; }
 };
 
-// [n_tokens, n_heads]; null where the config has none.
+// Gates [n_tokens, n_heads]; null where the config has none.
 struct LatticeGates {
   const float* gamma;
   const float* mu;
-  const float* dt;  // with rate [n_heads], below 0: rho = -rate dt
+  const float* dt;  // together with rate [n_heads], below 0: rho = -rate dt
   const float* rate;
 
   constexpr float Mu(int64_t gate) const { return mu == nullptr ? 1.0f : mu[gate]; }
-  // tau = gamma rho
+  // Soft threshold tau = gamma rho.
   constexpr float Tau(int64_t gate, int head) const {
     return dt == nullptr ? 0.0f : gamma[gate] * (-rate[head] * dt[gate]);
   }
@@ -54,18 +56,19 @@ struct LatticeGates {
 struct LatticeArgs {
   const LatticeConfig& config;
   const BatchSequences& seqs;
-  StatePlace slots;    // of a head, float [n_slots][stride]
-  const float *q, *k;  // [n_tokens, n_heads, n_slots] of unit length, in rows of 2 key_width
-  const float* v;      // [n_tokens, n_heads, value_head_dim]
+  StatePlace slots;    // per head float [n_slots][stride]
+  const float *q, *k;  // [n_tokens, n_heads, n_slots], unit length; q and k share rows of 2
+                       // key_width elements
+  const float* v;      // [n_tokens, n_heads, value_head_dim], tokens v_stride apart
   int64_t v_stride;
   LatticeGates gates;
-  float* y;  // [n_tokens, n_heads, value_head_dim]
+  float* y;  // [n_tokens, n_heads, value_head_dim], packed
 
   int64_t qk_stride() const { return 2 * config.key_width(); }
 };
 
-// As RecurrentMixer has it. The slots of a state by the config alone begin as zeros: what they
-// begin with is among the weights.
+// The layer, for RecurrentMixer. A state made from the config alone starts with zero slots, as the
+// initial slots are among the weights.
 struct Lattice {
   Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
@@ -76,7 +79,7 @@ struct Lattice {
   LatticeConfig config;
   MixerState layout;
   DType compute = DType::kF32;
-  Linear in;  // u, v, the output gate, gamma, and mu where there is a forget gate
+  Linear in;  // u, v, the output gate, gamma and, with a forget gate, mu
   Linear out;
   ShortConvFilters conv;
   Buffer dt_bias, rate;  // [n_heads] float
@@ -84,8 +87,8 @@ struct Lattice {
 
  private:
   LatticeGates Gates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
-  // [n_tokens, value_width] what each row reads of the slots, which it advances. projected: of
-  // `in`.
+  // Output of the recurrence, float [n_tokens, value_width]; advances the slots. projected: `in`'s
+  // output.
   float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 

@@ -1,10 +1,10 @@
-// Lattice on the CPU. Of one head and token, slots s_i [dv], q, k [n_slots], v [dv], gamma, mu,
-// tau, l_i = |s_i|, or 1 where slots are kept at unit length:
-//   dec:  h = v - sum k_i s_i / l_i,  c_i = k_i;   enc:  h = v,  c_i = k_i - s_i.h / l_i
+// Lattice on the CPU. For one head and token, with slots s_i [dv], q, k [n_slots], v [dv], scalars
+// gamma, mu, tau, and l_i = |s_i| (1 if slots have unit length):
+//   dec:  h = v - sum_i k_i s_i / l_i,  c_i = k_i;   enc:  h = v,  c_i = k_i - s_i.h / l_i
 //   sim:  h = v,  c_i = k_i
 //   w_i = mu s_i + gamma c_i / l_i (h - (s_i.h / l_i^2) s_i),  w_i = sign(w_i) max(|w_i| - tau, 0)
-//   s_i = w_i / |w_i|, or w_i; as it was where |w_i| = 0;  y = sum q_i s_i
-// A task is a head of a sequence, whose slots stay in its core's cache for all tokens.
+//   s_i = w_i / |w_i|, or w_i; unchanged if |w_i| = 0;  y = sum_i q_i s_i
+// A task is one head of a sequence, whose slots stay in its core's cache over all tokens.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -27,12 +27,12 @@ namespace {
 
 using Padded = float[kMaxLatticeValueDim];
 
-// How a slot s becomes w = mu s + size (h - along s), then loses `threshold` of every element.
+// Coefficients of w = mu s + size (h - along s), followed by the soft threshold `threshold`.
 struct Move {
   float mu, size, along, threshold;
 };
 
-// The result is |w|^2.
+// Computes w; returns |w|^2.
 float MoveSlot(const float* s, const float* h, const Move& move, int64_t stride, float* w) {
   const Floats d;
   const FloatVec mu = hn::Set(d, move.mu), size = hn::Set(d, move.size),
@@ -53,11 +53,10 @@ float MoveSlot(const float* s, const float* h, const Move& move, int64_t stride,
   return squares.Total();
 }
 
-// Slots that a token updates together: a sum waits for its own additions, not for another
-// slot's.
+// Slots that are updated together, so that the latency of one slot's sum is hidden by the others'.
 constexpr int64_t kGroup = 8;
 
-// Of n slots, one after another: s = scale w, y += q s. w [n][kMaxLatticeValueDim]
+// For n slots i in order: s_i = scale_i w_i, y += q_i s_i. w [n][kMaxLatticeValueDim].
 void StoreAndReadSlots(const Padded* w, const float* scale, const float* q, int64_t n,
                        int64_t stride, float* s, float* y) {
   const Floats d;
@@ -120,7 +119,7 @@ class Head {
     }
   }
 
-  // n slots from `first` on.
+  // Updates n slots from `first` on.
   void UpdateSlots(int64_t token, int64_t first, int64_t n, const float* k, const float* q,
                    const float* h) {
     const int64_t gate = token * config_.n_heads + head_;
@@ -148,7 +147,7 @@ class Head {
   const int head_;
   const int64_t n_slots_, stride_;
   float* const slots_;
-  std::vector<float> inverse_;  // [n_slots] of the slots' lengths
+  std::vector<float> inverse_;  // [n_slots], 1 / l_i
   std::vector<float> weights_;  // [n_slots]
   alignas(64) Padded value_ = {}, error_, read_, moved_[kGroup];
 };

@@ -1,6 +1,7 @@
-// Lattice on CUDA, the equations of lattice_cpu.cc. A thread block does a head of a sequence, whose
-// slots lie in shared memory for all tokens of the batch: those of warp w are w, w + kWarps, ...,
-// and an element of a slot is its lane's alone. Sums over slots meet at a barrier.
+// Lattice on CUDA, by the equations of lattice_cpu.cc. A thread block handles a head of a sequence,
+// whose slots lie in shared memory over all tokens of the batch. Warp w has slots w, w + kWarps,
+// ...;
+// each element of a slot belongs to one lane. Sums over slots meet at a barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"
@@ -11,7 +12,8 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kLatticeThreads = kWarps * kWarp;
-constexpr int kTogether = 4;  // slots of a warp, whose sums hide each other's latency
+constexpr int kTogether = 4;  // slots that a warp updates together to hide the latency of their
+                              // sums
 static_assert(kMaxLatticeValueDim <= kLatticeThreads, "a thread for every channel");
 
 struct LatticeKernelArgs {
@@ -24,7 +26,7 @@ struct LatticeKernelArgs {
   float* y;
 };
 
-// kPerLane: channels of a lane, lane + 32 e.
+// kPerLane: channels of a lane; channel e of the lane is lane + 32 e.
 template <int kPerLane>
 class LatticeHead {
  public:
@@ -71,7 +73,7 @@ class LatticeHead {
  private:
   __device__ int Channel(int e) const { return lane_ + e * kWarp; }
 
-  // Of this lane, in all slots of the warp.
+  // Calls fn for this lane's elements of all the warp's slots.
   template <class Fn>
   __device__ void ForEachElement(Fn&& fn) const {
     for (int i = warp_; i < n_slots_; i += kWarps) {
@@ -94,12 +96,13 @@ class LatticeHead {
     return WarpSum(sum);
   }
 
-  // One over the length that a slot's equations divide by.
+  // 1 / l_i of a slot.
   __device__ float InverseLength(const Row& s) const {
     return args_.config.normalized_projection ? 1.0f : 1.0f / sqrtf(Dot(s, s));
   }
 
-  // Two halves in turn: a warp that is ahead fills one while others read the other.
+  // Writes a warp's partial sum. Two buffers alternate: a warp that is ahead fills one while others
+  // read the other.
   __device__ SharedPtr<float> Publish(const Row& of_warp) {
     const SharedPtr<float> part = partial_ + half_ * kWarps * stride_;
 #pragma unroll
@@ -119,7 +122,7 @@ class LatticeHead {
     return sum;
   }
 
-  // v -= sum of k_i phi_i, eq. 6.
+  // v -= sum_i k_i phi_i (eq. 6).
   __device__ void SubtractRead(const float* keys, Row& v) {
     Row sum = {};
     for (int i = warp_; i < n_slots_; i += kWarps) {
@@ -188,7 +191,7 @@ class LatticeHead {
   int half_ = 0;
 };
 
-// Grid (heads, sequences).
+// Grid: (heads, sequences).
 template <int kPerLane>
 __global__ void __launch_bounds__(kLatticeThreads)
     LatticeKernel(const __grid_constant__ LatticeKernelArgs args) {

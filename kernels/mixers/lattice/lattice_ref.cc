@@ -1,4 +1,5 @@
-// Lattice as README.md has it, in double; the slots are rounded to float32 after every token.
+// Reference implementation of Lattice (README.md) in double; slots are rounded to float32 after
+// every token.
 #include <cmath>
 #include <vector>
 
@@ -21,7 +22,7 @@ Vector Scaled(Vector x, double factor) {
   return x;
 }
 
-// What a token brings to a head.
+// Inputs of one token for one head.
 struct Token {
   Vector q, k, v;
   double gamma, mu, tau;
@@ -48,7 +49,7 @@ Token LoadToken(const LatticeArgs& args, int h, int64_t token_index) {
   return token;
 }
 
-// Eq. 13 with what the objectives put into it, eq. 16 or 18, eq. 14.
+// New slot: eq. 13 with the objective's h and c_i, then eq. 16 or 18, then eq. 14.
 Vector UpdatedSlot(const LatticeConfig& config, const Token& token, const Vector& h, double k,
                    const Vector& s) {
   const double length = config.normalized_projection ? 1 : std::sqrt(Dot(s, s));

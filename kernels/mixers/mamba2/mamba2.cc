@@ -27,7 +27,7 @@ void ReadDtLimit(AttrReader& section, Mamba2Config& config) {
   }
 }
 
-// int(expand d_model) must be the heads' width.
+// Checks that int(expand d_model) is the heads' width.
 void CheckExpand(AttrReader& section, const Mamba2Config& config, int64_t d_model) {
   const double expand = section.FloatOr("expand", 0, 0, 1e6);
   if (!section.ok() || expand == 0) return;
@@ -39,7 +39,7 @@ void CheckExpand(AttrReader& section, const Mamba2Config& config, int64_t d_mode
 }
 
 Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  // Of training, and how others cut their work.
+  // Fields for training, or for how other implementations split the work.
   for (const char* field :
        {"chunk_size", "dt_min", "dt_max", "dt_init_floor", "A_init_range", "conv_init"}) {
     spec.section.Ignore(field);
@@ -71,7 +71,7 @@ Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& se
   return config;
 }
 
-// D of every channel.
+// D [n_heads, head_dim], one number a channel.
 Buffer LoadSkip(const MixerSpec& spec, const Mamba2Config& config) {
   if (config.skip_per_channel) return spec.weights.Floats("self_attn.D", {config.width()});
   const std::vector<float> head_skips = spec.weights.HostFloats("self_attn.D", {config.n_heads});

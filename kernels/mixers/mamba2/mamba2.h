@@ -1,6 +1,7 @@
-// Mamba-2: a matrix for each head that decays by a dt the input chooses and takes in an outer
-// product. Dao and Gu, "Transformers are SSMs", section 7, as in the published code; exactly:
-// README.md.
+// Mamba-2: each head has a matrix state S that decays by an input-dependent dt and adds an outer
+// product: S <- e^(rate dt) S + dt B x^T, y = S^T C + D x. Dao and Gu, "Transformers are SSMs",
+// section
+// 7, as in the published code; the equations: README.md.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ struct Mamba2Config {
   int conv_size;
   bool conv_bias, bias;
   bool norm, norm_before_gate;
-  int norm_groups;        // of as many channels each
-  bool skip_per_channel;  // D of every channel, not of every head
+  int norm_groups;        // groups of equal width of the RMS norm
+  bool skip_per_channel;  // D has one number a channel, else one a head
   float min_dt, max_dt;
   float norm_eps;
 
@@ -26,8 +27,8 @@ struct Mamba2Config {
   int64_t conv_width() const { return width() + 2 * group_width(); }
 };
 
-// fixed: matrices (matrix_state.h) with a state's place as key and a head's channel as value, then
-// the newest inputs of the convolution, x, B and C side by side.
+// fixed: matrices (matrix_state.h) with key_dim = state_size and value_dim = head_dim, then the
+// newest inputs of the convolution: x, B and C side by side.
 struct Mamba2 {
   Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
@@ -38,15 +39,15 @@ struct Mamba2 {
   Mamba2Config config;
   MixerState layout;
   DType compute = DType::kF32;
-  Linear in;  // rows z, x, B, C, dt
+  Linear in;  // output rows: z, x, B, C, dt
   Linear out;
   ShortConvFilters conv;
-  // float in the device's memory: [in.out()] and [d_model] or nothing, [n_heads] twice, [width]
-  // twice, the second or nothing
+  // float in device memory: in_bias [in.out()] and out_bias [d_model], or empty; rate and dt_bias
+  // [n_heads]; skip [width]; norm_weight [width], or empty.
   Buffer in_bias, out_bias, rate, dt_bias, skip, norm_weight;
 
  private:
-  // y [n_tokens, width] of all heads; projected [n_tokens, in.out()]
+  // Output y of the recurrence, float [n_tokens, width]; projected [n_tokens, in.out()].
   float* ReadStates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 

@@ -23,7 +23,7 @@ MesaConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& sect
   config.output_gate = section.BoolOr("use_output_gate", false);
   config.lambda_lower_bound = section.FloatOr("lambda_lower_bound", 0.25, 0, 1e6);
   config.cg_steps = static_cast<int>(section.IntOr("max_cg_step_training", 30, 1, kMaxSteps));
-  // Published files have both. The layer that models are trained in reads neither.
+  // Published files have both fields; the layer that models are trained in reads neither.
   spec.section.Ignore("max_cg_step_decoding");
   spec.section.Ignore("use_short_conv");
   config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
@@ -36,7 +36,7 @@ StatePlace FieldPlace(const MixerState& state, const LayerState& where, Field fi
           of.bytes() / static_cast<size_t>(of.shape[0]), 0};
 }
 
-// softplus(lambda_params) + lambda_lower_bound, rows padded with zeros.
+// lambda = softplus(lambda_params) + lambda_lower_bound, [n_heads, stride], padded with zeros.
 Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
   const std::vector<float> params =
       spec.weights.HostFloats("self_attn.lambda_params", {config.width()});

@@ -1,5 +1,8 @@
-// MesaNet: every query is solved against the sum of all keys' outer products, by conjugate
-// gradients, and reads the sum of the keys' and values'. Exactly: README.md.
+// MesaNet: for each query, conjugate gradients solve (H_kk + diag(lambda)) u = q against the
+// decayed
+// sum H_kk of the keys' outer products; the output is H_kv^T u with H_kv, the decayed sum of k v^T.
+// The
+// equations: README.md.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +13,9 @@
 
 namespace ovq {
 
-// Of keys and values. The published kernels have the same bound.
+// Largest head_dim; the published kernels have the same bound.
 inline constexpr int kMaxMesaHeadDim = 128;
-// Part of the model, as the number of steps is: it damps the steps once r.r has become small.
+// Part of the model, like the number of CG steps: it damps the steps once r.r has become small.
 inline constexpr float kMesaCgEps = 1e-5f;
 
 struct MesaConfig {
@@ -22,28 +25,28 @@ struct MesaConfig {
   bool conv_bias = false;
   bool output_gate = false;
   double lambda_lower_bound = 0;
-  int cg_steps = 0;  // of every token
+  int cg_steps = 0;  // CG steps of every token
   float norm_eps = 0;
 
   constexpr int64_t width() const { return int64_t{n_heads} * head_dim; }
-  constexpr int64_t stride() const { return PaddedWidth(head_dim); }  // of a state's rows
+  constexpr int64_t stride() const { return PaddedWidth(head_dim); }  // of rows of h_kk and h_kv
 };
 
 struct MesaArgs {
   const MesaConfig& config;
   const BatchSequences& seqs;
-  StatePlace h_kk, h_kv;  // A and B of a head, float [head_dim][stride]
-  // [n_tokens, n_heads, head_dim], q and k of unit length and packed in rows of 2 width
+  StatePlace h_kk, h_kv;  // H_kk and H_kv, per head float [head_dim][stride]
+  // [n_tokens, n_heads, head_dim]. q and k have unit length; they share rows of 2 width elements.
   const float *q, *k, *v;
   int64_t v_stride;
   const float *beta, *gamma;  // [n_tokens, n_heads]
   const float* lambda;        // [n_heads, stride], padded with zeros
-  float* y;                   // [n_tokens, n_heads, head_dim]
+  float* y;                   // [n_tokens, n_heads, head_dim], packed
 
   int64_t qk_stride() const { return 2 * config.width(); }
 };
 
-// As RecurrentMixer has it.
+// The layer, for RecurrentMixer.
 struct MesaNet {
   MesaNet(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
@@ -54,7 +57,7 @@ struct MesaNet {
   MesaConfig config;
   MixerState layout;
   DType compute = DType::kF32;
-  Linear in;  // q, k, v, the gates beta and gamma, the output gate
+  Linear in;  // W_q, W_k, W_v, the gates beta and gamma, the output gate
   Linear out;
   ShortConvFilters conv;
   Buffer beta_bias, gamma_bias;  // [n_heads] float
@@ -62,7 +65,8 @@ struct MesaNet {
   Buffer norm_weight;            // [head_dim] float
 
  private:
-  // [n_tokens, width] what each row reads of the states, which it advances. projected: of `in`.
+  // Output of the recurrence, float [n_tokens, width]; advances the states. projected: `in`'s
+  // output.
   float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 

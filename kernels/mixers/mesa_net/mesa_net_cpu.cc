@@ -1,8 +1,10 @@
-// MesaNet on the CPU. Of one head and token, q, k, v, lambda [d], A, B [d, d], beta, gamma:
+// MesaNet on the CPU. For one head and token, with q, k, v, lambda [d], A = h_kk and B = h_kv [d,
+// d]
+// and the scalars beta, gamma:
 //   A <- gamma A + beta k k^T,  B <- gamma B + beta k v^T,  y = B^T u
 //   u = 0, r = p = q, e = r.r;  cg_steps times:  m = A p + lambda (.) p,  a = e / (p.m + 1e-5),
 //   u += a p,  r -= a m,  e' = r.r,  p = r + e' / (e + 1e-5) p,  e = e'
-// A task is a head of a sequence, whose A and B stay in its core's cache for all tokens.
+// A task is one head of a sequence, whose A and B stay in its core's cache over all tokens.
 #include <algorithm>
 
 #include "kernels/mixers/mesa_net/mesa_net.h"
@@ -29,12 +31,12 @@ struct Head {
   int64_t n, stride;
 };
 
-// The vectors of the iteration, [stride].
+// Vectors of the conjugate gradients, [stride] each.
 struct Iterates {
   alignas(64) Padded u, r, p, m;
 };
 
-// m += lambda (.) p; the result is p.m.
+// m += lambda (.) p; returns p.m.
 float AddDiagonal(const Head& head, Iterates& at) {
   const Floats d;
   LaneSums curvature;
@@ -47,7 +49,7 @@ float AddDiagonal(const Head& head, Iterates& at) {
   return curvature.Total();
 }
 
-// u += a p, r -= a m; the result is r.r.
+// u += a p, r -= a m; returns r.r.
 float Descend(const Head& head, float a, Iterates& at) {
   const Floats d;
   const FloatVec size = hn::Set(d, a);
@@ -71,7 +73,7 @@ void UpdateDirection(const Head& head, float b, Iterates& at) {
   });
 }
 
-// From u = 0, r = p = q and m = A p on.
+// Conjugate gradients from u = 0, r = p = q and m = A p.
 void Solve(const Head& head, int cg_steps, Iterates& at) {
   float e = DotProduct(at.r, at.r, head.stride);
   for (int iteration = 0; iteration < cg_steps; ++iteration) {
@@ -85,7 +87,7 @@ void Solve(const Head& head, int cg_steps, Iterates& at) {
   }
 }
 
-// All tokens of a head of a sequence.
+// Runs all tokens of head h of sequence s.
 void PassTokens(const MesaArgs& args, int s, int h) {
   const MesaConfig& config = args.config;
   const int64_t n = config.head_dim, stride = config.stride(), first = int64_t{h} * n;

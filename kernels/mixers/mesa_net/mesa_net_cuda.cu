@@ -1,7 +1,10 @@
-// MesaNet on CUDA, the equations of mesa_net_cpu.cc. A thread block does a head of a sequence, and
-// a thread keeps kRows rows of one column of A, which a token multiplies with cg_steps times, in
-// registers for all tokens of the batch. What comes between two products is done by every warp
-// alike, so that a product takes one barrier.
+// MesaNet on CUDA, by the equations of mesa_net_cpu.cc. A thread block handles a head of a
+// sequence.
+// A token multiplies with A = h_kk cg_steps times, so each thread keeps kRows rows of one column of
+// A in
+// registers over all tokens of the batch. Every warp repeats the work between two products for
+// itself,
+// so that a product needs one barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/ops/cuda/rows.cuh"
@@ -10,7 +13,7 @@ namespace ovq {
 namespace cuda {
 namespace {
 
-constexpr int kGroups = 4;  // of rows; a column's threads
+constexpr int kGroups = 4;  // groups of rows, and threads for each column
 
 struct MesaKernelArgs {
   MesaConfig config;
@@ -25,7 +28,7 @@ struct MesaKernelArgs {
 template <int kRows>
 class MesaHead {
  public:
-  static constexpr int kWidth = kGroups * kRows;  // the longest key
+  static constexpr int kWidth = kGroups * kRows;  // largest head_dim
   static constexpr int kPerLane = (kWidth + kWarp - 1) / kWarp;
   static constexpr uint32_t SharedBytes(int64_t stride) {
     const int64_t warps = stride * kGroups / kWarp;
@@ -76,10 +79,10 @@ class MesaHead {
   }
 
  private:
-  // Where a thread's column of its rows begins.
+  // Offset of the thread's first element, of its column and its rows.
   __device__ int ThreadOffset() const { return group_ * kRows * stride_ + column_; }
   __device__ bool IsRow(int r) const { return group_ * kRows + r < n_; }
-  // Of a vector that the lanes of a warp hold.
+  // Index of element e of a vector that is spread over the lanes of a warp.
   __device__ int Element(int e) const { return lane_ + e * kWarp; }
 
   __device__ void LoadVector(const float* from, float (&x)[kPerLane]) const {
@@ -87,7 +90,7 @@ class MesaHead {
     for (int e = 0; e < kPerLane; ++e) x[e] = Element(e) < n_ ? from[Element(e)] : 0.0f;
   }
 
-  // Gives every thread of the warp the elements of its rows.
+  // Gives every thread of the warp the vector's elements for the thread's rows.
   __device__ void BroadcastVector(const float (&x)[kPerLane], SharedPtr<float> to) const {
     __syncwarp();
 #pragma unroll
@@ -96,13 +99,13 @@ class MesaHead {
     }
     __syncwarp();
   }
-  // Of the thread's rows r to r + 3.
+  // Elements of x for the thread's rows r to r + 3.
   __device__ float4 Rows4(SharedPtr<float> x, int r) const {
     return SharedCast<const float4>(x + group_ * kRows)[r / 4];
   }
 
-  // The sums of a column's threads, which a lane gets of its elements. Two halves in turn: a warp
-  // that is ahead fills one while others read the other.
+  // Sums the threads of a column; each lane gets the sums of its elements. Two buffers alternate: a
+  // warp that is ahead fills one while others read the other.
   __device__ void Gather(float sum, float (&y)[kPerLane]) {
     const SharedPtr<float> part = partial_ + half_ * kGroups * stride_;
     part[group_ * stride_ + column_] = sum;
@@ -118,7 +121,7 @@ class MesaHead {
     half_ ^= 1;
   }
 
-  // A^T of the direction that was spread.
+  // y = A^T p of the direction p that was broadcast.
   __device__ void Multiply(float (&y)[kPerLane]) {
     float sum = 0;
 #pragma unroll
@@ -155,7 +158,7 @@ class MesaHead {
     }
   }
 
-  // B, then B^T of the direction that was spread.
+  // Updates B, then y = B^T p of the direction p that was broadcast.
   __device__ void UpdateAndRead(const float* v, float beta, float gamma, float (&y)[kPerLane]) {
     const float of_column = column_ < n_ ? v[column_] : 0.0f;
     float sum = 0;
@@ -203,10 +206,10 @@ class MesaHead {
 
   const MesaKernelArgs& args_;
   const int head_, n_, stride_, column_, group_, lane_;
-  // [kWidth] of this warp
+  // [kWidth], this warp's
   const SharedPtr<float> direction_, key_;
   const SharedPtr<float> partial_;  // [2][kGroups][stride]
-  // Of A and B, where the thread's part begins.
+  // First element of the thread's part of A and B.
   float* const h_kk_at_;
   float* const h_kv_at_;
   float h_kk_[kRows];
@@ -214,7 +217,7 @@ class MesaHead {
   int half_ = 0;
 };
 
-// Grid (heads, sequences), a thread for each column and group of rows.
+// Grid: (heads, sequences); one thread for each column and group of rows.
 template <int kRows>
 __global__ void __launch_bounds__(MesaHead<kRows>::kWidth* kGroups)
     MesaKernel(const __grid_constant__ MesaKernelArgs args) {

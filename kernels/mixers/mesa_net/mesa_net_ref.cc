@@ -1,4 +1,5 @@
-// MesaNet as README.md has it, in double; the state is rounded to float32 after every token.
+// Reference implementation of MesaNet (README.md) in double; the state is rounded to float32 after
+// every token.
 #include <vector>
 
 #include "kernels/mixers/mesa_net/mesa_net.h"
@@ -22,7 +23,7 @@ Vector Sum(const Vector& x, double factor, const Vector& y) {
   return sum;
 }
 
-// M of a head, kept in float32.
+// Matrix of one head, stored in float32.
 struct Matrix {
   float* data;
   size_t n, stride;

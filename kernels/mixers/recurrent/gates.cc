@@ -15,7 +15,7 @@ OVQ_ON_EVERY_DEVICE(NormAndGate)
 
 Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads) {
   std::vector<float> rates = spec.weights.HostFloats(leaf, {n_heads});
-  // A finite rate times a dt of 0 is 0.
+  // Keeps rates finite, so that rate * dt is 0 for dt = 0.
   constexpr double kHighest = std::numeric_limits<float>::max();
   for (float& rate : rates) {
     rate = static_cast<float>(-std::min(std::exp(static_cast<double>(rate)), kHighest));

@@ -1,5 +1,6 @@
-// Decay        dt = clamp(softplus(x + bias)), decay = e^(rate dt); a number a token and head
-// Sigmoid      y = scale / (1 + e^-(x + bias)); likewise
+// Gates of recurrent mixers on the CPU, for token t and head h; the norm for each group of a token:
+// Decay        dt[t,h] = clamp(softplus(x[t,h] + bias[h])), decay[t,h] = e^(rate[h] dt[t,h])
+// Sigmoid      y[t,h] = scale / (1 + e^-(x[t,h] + bias[h]))
 // NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_tokens,
 //              n_groups, width]
 #include <algorithm>
@@ -27,7 +28,7 @@ HWY_INLINE V GeluTanh(V z) {
   return hn::Mul(z, Sigmoid(hn::Mul(hn::Set(d, 2 * 0.7978845608028654f), cubic)));
 }
 
-// r g(z) of n elements.
+// r g(z) for n elements.
 HWY_INLINE V Gated(GateKind kind, V r, const float* z, int64_t n) {
   if (kind == GateKind::kSilu) return hn::Mul(r, Silu(Load(z, n)));
   if (kind == GateKind::kGeluTanh) return hn::Mul(r, GeluTanh(Load(z, n)));
@@ -56,7 +57,7 @@ HWY_INLINE void NormGroupTo(const GatedNorm& norm, float* x, const float* z, con
   });
 }
 
-// Group `group` of all tokens, counted over them.
+// Norms group `group`, counted over the groups of all tokens.
 void NormGroup(const GatedNorm& norm, int64_t group) {
   const int64_t token = group / norm.n_groups, at = group * norm.width;
   const int64_t in_token = group % norm.n_groups * norm.width;
@@ -78,10 +79,10 @@ namespace {
 
 HWY_EXPORT(NormGroup);
 
-constexpr int64_t kExpWork = 8;      // multiply-adds that take as long as one exponential, about
-constexpr int64_t kScalarWork = 64;  // likewise, an exponential and a logarithm of one number
+constexpr int64_t kExpWork = 8;      // approximate cost of an exponential, in multiply-adds
+constexpr int64_t kScalarWork = 64;  // likewise, of an exponential and a logarithm of one number
 
-// ln(1 + e^z), with the exponential of -|z| alone: it cannot overflow.
+// ln(1 + e^z), computed from e^-|z| alone, so it cannot overflow.
 float Softplus(float z) { return std::max(z, 0.0f) + std::log1p(std::exp(-std::abs(z))); }
 
 }  // namespace

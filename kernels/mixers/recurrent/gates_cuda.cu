@@ -1,5 +1,6 @@
-// Decay        dt = clamp(softplus(x + bias)), decay = e^(rate dt); a number a token and head
-// Sigmoid      y = scale / (1 + e^-(x + bias)); likewise
+// Gates of recurrent mixers on CUDA, for token t and head h; the norm for each group of a token:
+// Decay        dt[t,h] = clamp(softplus(x[t,h] + bias[h])), decay[t,h] = e^(rate[h] dt[t,h])
+// Sigmoid      y[t,h] = scale / (1 + e^-(x[t,h] + bias[h]))
 // NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_tokens,
 //              n_groups, width]
 #include <cmath>
@@ -16,10 +17,10 @@ constexpr int kMaxNormThreads = 256;
 
 __device__ inline int64_t Thread() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 
-// ln(1 + e^z), with the exponential of -|z| alone: it cannot overflow.
+// ln(1 + e^z), computed from e^-|z| alone, so it cannot overflow.
 __device__ inline float Softplus(float z) { return fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))); }
 
-// Launch: a thread to a head of a token, both kernels.
+// Launch: one thread for each head of a token, in both gate kernels.
 __global__ void __launch_bounds__(kThreads) DecayKernel(const __grid_constant__ DecayGate gate) {
   const int64_t at = Thread(), token = at / gate.n_heads, head = at % gate.n_heads;
   if (token >= gate.n_tokens) return;
@@ -43,7 +44,7 @@ __device__ float Gate(GateKind kind, float z) {
   return z * Sigmoid(2 * 0.7978845608028654f * fmaf(0.044715f * z, z * z, z));
 }
 
-// Launch: a block to a group of a token. A thread reads again what it alone has written.
+// Launch: one block for each group of a token. A thread reads back only what it wrote itself.
 __global__ void __launch_bounds__(kMaxNormThreads)
     NormAndGateKernel(const __grid_constant__ GatedNorm norm) {
   const int64_t token = blockIdx.x / norm.n_groups, n = norm.width, at = int64_t{blockIdx.x} * n;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kMaxNormThreads)
   }
 }
 
-// A thread for each of n numbers.
+// Launches one thread for each of n numbers.
 template <class T>
 void LaunchGate(DeviceContext& context, void (*kernel)(T), int64_t n, const T& gate) {
   if (n == 0) return;

@@ -1,4 +1,4 @@
-// Heads of sequences, which need nothing of each other.
+// Parallel loop over the heads of a batch's sequences, which are independent of each other.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace ovq {
 
-// fn(sequence, head) for every head of every sequence, each a task that takes all tokens of a
-// batch.
+// Calls fn(sequence, head) for every head of every sequence. A call is one task and handles all of
+// the sequence's tokens in the batch.
 template <class Fn>
 void ForEachHead(const DeviceContext& context, const BatchSequences& seqs, int n_heads, Fn&& fn) {
   ParallelFor(context, int64_t{seqs.n_seqs()} * n_heads, [&](int64_t task, int) {

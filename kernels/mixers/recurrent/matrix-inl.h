@@ -1,12 +1,12 @@
-// Products with a head's matrix, whose sums have one order on every width of vectors. Rows of
-// matrices and vectors are padded with zeros to a multiple of kSumLanes elements.
-// For files that Highway compiles once for each instruction set.
+// Dot products and matrix-vector products for a head's state on the CPU. The order of each sum is
+// the same on every vector width. Matrix rows and vectors are padded with zeros to a multiple of
+// kSumLanes elements. For files that Highway compiles once for each instruction set.
 #include <cstdint>
 
 #include "kernels/common/highway_targets.h"
 #include "kernels/mixers/recurrent/padded.h"
 
-// The include guard of Highway's -inl.h files: once for each target.
+// Include guard of Highway's -inl.h files: once for each target.
 #if defined(OVQ_RECURRENT_MATRIX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OVQ_RECURRENT_MATRIX_INL_H_
 #undef OVQ_RECURRENT_MATRIX_INL_H_
@@ -24,7 +24,7 @@ using Floats = hn::CappedTag<float, kSumLanes>;
 using FloatVec = hn::Vec<Floats>;
 inline constexpr int kLanes = HWY_LANES(float) < kSumLanes ? HWY_LANES(float) : kSumLanes;
 
-// The sum of a vector's elements, the upper half onto the lower half until one is left.
+// Sum of a vector's elements: the upper half is added to the lower half until one element is left.
 template <class D>
 HWY_INLINE float FoldLanes(D d, hn::Vec<D> v) {
 #if HWY_TARGET != HWY_SCALAR
@@ -37,8 +37,8 @@ HWY_INLINE float FoldLanes(D d, hn::Vec<D> v) {
   return hn::GetLane(v);
 }
 
-// A sum over the elements of a padded vector: element i goes to partial sum i % kSumLanes, and
-// these are folded as FoldLanes has it.
+// Sum over a padded vector: element i goes to partial sum i % kSumLanes; FoldLanes' order joins the
+// partial sums.
 class LaneSums {
  public:
   static constexpr int kParts = kSumLanes / kLanes;
@@ -46,7 +46,7 @@ class LaneSums {
   HWY_INLINE LaneSums() {
     for (FloatVec& part : parts_) part = hn::Zero(Floats());
   }
-  // a[i] b[i] of the vectors whose elements go to the sums of `part`.
+  // Adds a[i] b[i] for the vectors whose elements belong to partial sums `part`.
   HWY_INLINE void Add(int part, FloatVec a, FloatVec b) {
     parts_[part] = hn::MulAdd(a, b, parts_[part]);
   }
@@ -61,8 +61,8 @@ class LaneSums {
   FloatVec parts_[kParts];
 };
 
-// fn(i, part) for the vector at i of every vector of n elements, a multiple of kSumLanes; the
-// compiler knows `part`, so that sums stay in registers.
+// Calls fn(i, part) for the vector at each i of n elements, n a multiple of kSumLanes. `part` is
+// known at compile time, so sums stay in registers.
 template <class Fn>
 HWY_INLINE void ForEachLanes(int64_t n, Fn fn) {
   for (int64_t i = 0; i < n; i += kSumLanes) {
@@ -78,14 +78,14 @@ HWY_INLINE float DotProduct(const float* a, const float* b, int64_t n) {
   return sums.Total();
 }
 
-// What a matrix becomes before it is multiplied: M = decay M + left right^T.
+// Update applied to a matrix before it is multiplied: M = decay M + left right^T.
 struct Rank1Update {
   float decay;
   const float* left;   // [rows]
   const float* right;  // [stride]
 };
 
-// kWide vectors of columns.
+// Sums of kWide vectors of columns.
 template <bool kUpdates, int kWide>
 struct ColumnSums {
   FloatVec decay, right[kWide], sums[2][kWide];
@@ -99,7 +99,7 @@ struct ColumnSums {
     }
   }
 
-  // row: at these columns; becomes decay row + left right.
+  // `row` points to these columns of a matrix row, and becomes decay row + left right.
   HWY_INLINE void Add(int chain, float* HWY_RESTRICT row, float left, float x) {
     const Floats d;
     const FloatVec factor = hn::Set(d, x), written = hn::Set(d, left);
@@ -114,8 +114,8 @@ struct ColumnSums {
   }
 };
 
-// Which row comes first. A matrix that the nearest cache cannot hold still leaves there what was
-// read last: products one after another go down and up in turn and find it.
+// Order in which a product walks the rows. A matrix larger than the nearest cache leaves its last
+// rows there, so products that alternate between down and up find them.
 enum class RowOrder : uint8_t { kDown, kUp };
 
 struct MatrixRows {
@@ -124,7 +124,8 @@ struct MatrixRows {
   RowOrder order = RowOrder::kDown;
 };
 
-// Columns from c on; in two chains, of every other row, which hide each other's latency.
+// Multiplies the columns from c on. Even and odd rows have separate chains of sums, which hide each
+// other's latency.
 template <bool kUpdates, int kWide>
 HWY_INLINE void MultiplyColumns(const MatrixRows& m, int64_t c, const Rank1Update& update,
                                 const float* x, float* out) {
@@ -148,7 +149,7 @@ HWY_INLINE void MultiplyColumns(const MatrixRows& m, int64_t c, const Rank1Updat
   }
 }
 
-// Whole rows at a time where the registers have room for their sums.
+// Covers all columns, as many vectors at a time as the registers have room for sums.
 template <bool kUpdates, int kWide = kLanes == 16 ? 8 : 4>
 HWY_INLINE void Multiply(const MatrixRows& m, const Rank1Update& update, const float* x, float* out,
                          int64_t c = 0) {
@@ -158,11 +159,11 @@ HWY_INLINE void Multiply(const MatrixRows& m, const Rank1Update& update, const f
   if constexpr (kWide > 1) Multiply<kUpdates, kWide / 2>(m, update, x, out, c);
 }
 
-// out[stride] = M^T x of M [rows, stride], x [rows].
+// out[c] = sum_i M[i][c] x[i] for M [rows, stride], x [rows], out [stride].
 HWY_INLINE void MultiplyTransposed(const MatrixRows& m, const float* x, float* out) {
   Multiply<false>(m, {}, x, out);
 }
-// The same after M has been updated, in one pass.
+// MultiplyTransposed after M has been updated, in one pass over M.
 HWY_INLINE void UpdateAndMultiply(const MatrixRows& m, const Rank1Update& update, const float* x,
                                   float* out) {
   Multiply<true>(m, update, x, out);

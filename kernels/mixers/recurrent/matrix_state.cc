@@ -21,7 +21,7 @@ void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const Mat
 namespace ref {
 namespace {
 
-// S as a plain matrix, in double while a token rewrites it.
+// S of one head as a plain matrix, in double while a token rewrites it.
 class Matrix {
  public:
   Matrix(const MatrixStates& states, std::byte* session, int head)
@@ -31,7 +31,7 @@ class Matrix {
     }
   }
   double& at(int i, int c) { return values_[i * states_.value_dim + c]; }
-  // S^T x for column c.
+  // (S^T x)[c] = sum_i S[i][c] x[i].
   double Answer(const float* x, int c) {
     double sum = 0;
     for (int i = 0; i < states_.key_dim; ++i) sum += at(i, c) * x[i];

@@ -1,9 +1,10 @@
-// A head's state as a matrix S [key_dim, value_dim] that every token rewrites:
+// Matrix recurrence of gated_delta_net and mamba2: a head's state S [key_dim, value_dim], which
+// every token updates:
 //   S <- decay S
-//   S <- S + k (beta (v - S^T k))^T      StateRule::kDelta: what S answers to k moves towards v
+//   S <- S + k (beta (v - S^T k))^T      StateRule::kDelta: moves S^T k towards v
 //   S <- S + k (beta v)^T                StateRule::kAdd
 //   y = S^T q + skip (.) v
-// Prefill and decode alike go token by token, so that they give the same bits.
+// Prefill and decode both go token by token, so they give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,11 @@
 
 namespace ovq {
 
-// Columns of S that lie together: [n_heads][ceil(value_dim / 32)][key_dim][32] float, the columns
-// past value_dim zeros. A column's sums over the keys are chains of their own, so their bits depend
-// on no vector's width, and one task's share of S stays in the nearest cache while it walks tokens.
+// Columns of S that are stored together: [n_heads][ceil(value_dim / 32)][key_dim][32] float, with
+// zeros past value_dim. The sums over keys of one column are chains of their own, so their bits do
+// not
+// depend on the vector width, and one task's part of S stays in the nearest cache over all its
+// tokens.
 inline constexpr int kStateColumns = 32;
 inline constexpr int64_t kMaxStateKeyDim = 512;
 constexpr int64_t StateColumnBlocks(int64_t value_dim) {
@@ -26,16 +29,17 @@ enum class StateRule : uint8_t { kDelta, kAdd };
 
 struct MatrixStates {
   StateRule rule;
-  int n_heads;      // of values and states
-  int n_key_heads;  // a divisor; head h has the keys and queries of h / (n_heads / n_key_heads)
+  int n_heads;      // heads of v and S
+  int n_key_heads;  // divides n_heads; head h uses q and k of head h / (n_heads / n_key_heads)
   int key_dim;      // at most kMaxStateKeyDim
   int value_dim;
-  // Heads side by side, tokens `stride` apart.
+  // [n_tokens, n_key_heads, key_dim] (q, k) and [n_tokens, n_heads, value_dim] (v), tokens `stride`
+  // apart.
   const float *q, *k, *v;
   int64_t stride;
   const float *decay, *beta;  // [n_tokens, n_heads]
   const float* skip;          // [n_heads, value_dim]; null: 0
-  size_t states;              // of the field, from a session's base
+  size_t states;              // offset of the field in a session's state
   float* y;                   // [n_tokens, n_heads, value_dim], packed
 
   constexpr int key_head(int head) const { return head / (n_heads / n_key_heads); }
@@ -48,7 +52,7 @@ struct MatrixStates {
   }
 };
 
-// All tokens of a batch, each after those before it in its sequence.
+// Runs the recurrence over all tokens of a batch, in order within each sequence.
 void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states);
 
 }  // namespace ovq

@@ -1,6 +1,6 @@
-// Of 32 columns of a head's S [key_dim, 32], token after token:
+// Matrix recurrence on the CPU, for 32 columns of a head's S [key_dim, 32], token after token:
 //   u = beta (v - decay S^T k), or beta v;  S = decay S + k u^T;  y = S^T q + skip v
-// S^T x is one chain of fused multiply-adds over the keys in every lane.
+// Each element of S^T x is one chain of fused multiply-adds over the keys, in its column's lane.
 #include <algorithm>
 #include <cstring>
 
@@ -26,14 +26,14 @@ constexpr D d;
 constexpr int kLanes = HWY_LANES(float) < 16 ? HWY_LANES(float) : 16;
 constexpr int kVectors = kStateColumns / kLanes;
 
-// A token's part of the work on some columns.
+// Inputs of one token for some columns.
 struct TokenUpdate {
   const float *q, *k;  // [key_dim]
   float decay;
-  V update[kVectors];  // u
+  V update[kVectors];  // u of the equation above
 };
 
-// answers = S^T k
+// answers[c] = sum_i S[i][c] k[i].
 HWY_INLINE void Answer(const float* HWY_RESTRICT s, const float* k, int key_dim, V* answers) {
   for (int c = 0; c < kVectors; ++c) answers[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
@@ -44,8 +44,9 @@ HWY_INLINE void Answer(const float* HWY_RESTRICT s, const float* k, int key_dim,
   }
 }
 
-// Rewrites S, y = S^T q, and in the same pass what a token after this one asks first: answers = S^T
-// next_k. Nothing is asked where next_k is null.
+// Updates S and computes y = S^T q. The same pass computes answers = S^T next_k, which the next
+// token
+// needs first; nothing if next_k is null.
 template <bool kReadsNext>
 HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const TokenUpdate& token, const float* next_k,
                         int key_dim, V* y, V* answers) {
@@ -71,7 +72,7 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
   const int64_t column = head * int64_t{states.value_dim} + block * kStateColumns;
   const auto n = static_cast<size_t>(
       std::min<int64_t>(kStateColumns, states.value_dim - block * kStateColumns));
-  // Past value_dim everything stays zero.
+  // Zeros past value_dim keep those columns of S zero.
   HWY_ALIGN float values[kStateColumns] = {}, skips[kStateColumns] = {};
   if (states.skip) std::memcpy(skips, states.skip + column, n * sizeof(float));
   const int64_t key = states.key_head(head) * int64_t{dk};
@@ -106,7 +107,7 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
   }
 }
 
-// Rows [begin, end) of one sequence.
+// Tokens [begin, end) of one sequence.
 void AdvanceTokens(const MatrixStates& states, int64_t begin, int64_t end, int head, int64_t block,
                    float* s) {
   if (states.rule == StateRule::kDelta) {

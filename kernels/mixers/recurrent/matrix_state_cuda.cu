@@ -1,6 +1,6 @@
-// The equations of matrix_state.h on CUDA. A thread block has 32 columns of a head's S of one
-// sequence in registers from its first token to its last: warp w has kRows keys, lane c column c.
-// S^T x is summed over a warp's keys first, then over the warps.
+// Matrix recurrence (matrix_state.h) on CUDA. A thread block keeps 32 columns of a head's S of one
+// sequence in registers over all its tokens: warp w has kRows keys, lane c has column c. S^T x is
+// summed over the keys of a warp first, then over the warps.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/recurrent/matrix_state.h"
@@ -10,13 +10,15 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kStateColumns;
-// Keys and queries of three tokens: the present one, the next one, whose answer is summed with the
-// present one's, and the one after it, which is on its way.
+// Stages of keys and queries: the current token's, the next one's, whose S^T k is summed in the
+// same
+// pass, and the one after it, which is being loaded.
 constexpr int kStages = 3;
 
-// Shared memory: keys and queries of the stages [kStages][2][kPadded] float, then the warps' sums
-// [2][2][kWarps][32] float, of answers and of y, of two tokens alternately. So a barrier a token is
-// enough.
+// Shared memory: keys and queries of the stages [kStages][2][kPadded] float, then the warps'
+// partial
+// sums [2][2][kWarps][32] float of S^T k and of y. Even and odd tokens use different halves, so one
+// barrier a token is enough.
 template <int kRows>
 struct Shared {
   static constexpr int kPadded = kRows * kWarps;
@@ -33,7 +35,7 @@ struct Shared {
   __device__ static SharedPtr<float> Reads(int parity) { return Answers(parity) + kThreads; }
 };
 
-// This lane's column, over the warps.
+// Sum over the warps for this lane's column.
 __device__ float SumOverWarps(SharedPtr<float> sums) {
   const int lane = static_cast<int>(threadIdx.x) % kStateColumns;
   float total = 0;
@@ -54,7 +56,7 @@ __device__ void Stage(const MatrixStates& states, int64_t token, int64_t key, in
   }
 }
 
-// sum over this warp's keys of x [kRows] times this lane's column.
+// Sum over this warp's keys: sum_r s[r] x[r] for this lane's column.
 template <int kRows>
 __device__ float WarpAnswer(const float (&s)[kRows], SharedPtr<float> x) {
   float sum = 0;
@@ -82,12 +84,12 @@ __device__ void Rewrite(float (&s)[kRows], SharedPtr<float> key, float decay, fl
   }
 }
 
-// What of a thread's work does not change from token to token.
+// The part of a thread's work that is the same for all tokens.
 struct Place {
   int head;
-  int64_t key;     // of its head's first key in a token
-  int64_t column;  // in a token of values
-  bool inside;     // its column exists
+  int64_t key;     // offset of the head's first key within a token
+  int64_t column;  // offset of the column within a token's values
+  bool inside;     // false: the column is padding
 
   __device__ Place(const MatrixStates& states, int64_t head_block) {
     const int64_t blocks = StateColumnBlocks(states.value_dim);
@@ -99,7 +101,7 @@ struct Place {
   }
 };
 
-// The tokens of a run, S in s.
+// Runs all tokens of a sequence, with S in s.
 template <int kRows, StateRule kRule>
 __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, int64_t first,
                                int32_t n_tokens, float (&s)[kRows]) {
@@ -141,8 +143,8 @@ __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, i
   }
 }
 
-// Launch: a block for 32 columns of a head of a sequence; grid x: heads and their columns, y:
-// sequence. S is read and written once a batch.
+// Launch: one block for 32 columns of a head of a sequence; grid x: heads and their column blocks,
+// y: sequences. S is read and written once a batch.
 template <int kRows, StateRule kRule>
 __global__ void __launch_bounds__(kThreads)
     AdvanceKernel(const __grid_constant__ MatrixStates states,

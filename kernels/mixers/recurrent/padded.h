@@ -1,13 +1,13 @@
-// Rows of matrices that products read without a tail.
+// Padded row width of matrices in recurrent states, so that products need no tail loop.
 #pragma once
 
 #include <cstdint>
 
 namespace ovq {
 
-// Partial sums that a sum over a row is made of, on every width of vectors.
+// Number of partial sums of a sum over a row, on every vector width.
 inline constexpr int kSumLanes = 16;
-// Elements from one row of a state's matrix to the next; those after the row's own are zeros.
+// Elements from one row of a state's matrix to the next; the padding is zeros.
 constexpr int64_t PaddedWidth(int64_t width) {
   return (width + kSumLanes - 1) / kSumLanes * kSumLanes;
 }

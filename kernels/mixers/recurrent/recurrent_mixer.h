@@ -1,4 +1,5 @@
-// A mixer every token of which rewrites its whole state.
+// RecurrentMixer: a SequenceMixer whose whole state is rewritten by every token, and its registry
+// functions.
 #pragma once
 
 #include <memory>
@@ -10,12 +11,12 @@
 
 namespace ovq {
 
-// What such a mixer is made around has
+// Requirements for T:
 //   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
-//   MixerState layout: without a growing part
-//   void Load(const MixerSpec&): takes its weights; errors are spec.weights'
+//   MixerState layout: has no growing part
+//   void Load(const MixerSpec&): loads its weights; errors go to spec.weights
 //   size_t weight_bytes() const
-//   void Forward(const LayerArgs&, TensorView x, TensorView y) const: as SequenceMixer's
+//   void Forward(const LayerArgs&, TensorView x, TensorView y) const: see SequenceMixer
 template <class T>
 class RecurrentMixer final : public SequenceMixer {
  public:
@@ -44,7 +45,7 @@ absl::StatusOr<T> ReadRecurrence(const StateSpec& spec) {
   return recurrence;
 }
 
-// The two functions of a line of the registry.
+// The two functions of a registry entry.
 template <class T>
 absl::StatusOr<MixerState> RecurrentState(const StateSpec& spec) {
   ASSIGN_OR_RETURN(T recurrence, ReadRecurrence<T>(spec));

@@ -54,7 +54,7 @@ void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortCon
 namespace ref {
 namespace {
 
-// u of channel c at position s of a sequence, from the batch or from what the session keeps.
+// u of channel c at position s of a sequence, from the batch or from the session's state.
 double InputAt(const BatchSequences& seqs, const ShortConv& conv, int sequence, int64_t s,
                int64_t c) {
   if (s < 0) return 0;

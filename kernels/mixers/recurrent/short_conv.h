@@ -1,8 +1,9 @@
-// Short convolution: every channel through a filter of its own over its newest inputs, then silu.
+// Short causal convolution: every channel has its own filter over its newest inputs, then silu.
 // With u [n_tokens, width], weight [width][conv_size] and bias [width]:
 //   y_t[c] = silu(bias[c] + sum_j weight[c][j] u_{t-conv_size+1+j}[c])        u_s = 0 for s < 0
-// The last tap meets the current token. A session keeps its newest conv_size - 1 tokens of u, token
-// s at s mod (conv_size - 1).
+// The last filter element meets the current token. A session keeps its newest conv_size - 1 tokens
+// of
+// u, token s at s mod (conv_size - 1).
 #pragma once
 
 #include <cstdint>
@@ -14,18 +15,17 @@ namespace ovq {
 
 inline constexpr int64_t kMaxConvSize = 64;
 
-// The newest tokens of a session, float [conv_size - 1][width]; conv_size at least 2.
+// State field for the newest inputs of a session, float [conv_size - 1][width]; conv_size >= 2.
 StateField ShortConvField(int64_t width, int conv_size);
 
-// Filters in the device's memory, those of several tensors side by side. Without a weight every
-// channel is taken as it is.
+// Filters in device memory, of several tensors side by side. Without a weight, y = silu(u).
 struct ShortConvFilters {
   int conv_size = 1;
-  int64_t width = 0;    // filters
-  Buffer weight, bias;  // float [conv_size][width]; float [width], or nothing
+  int64_t width = 0;    // number of filters
+  Buffer weight, bias;  // float [conv_size][width]; float [width], or empty
 };
-// Reads of each part `leaf`.weight [filters, 1, conv_size] and, with has_bias, `leaf`.bias
-// [filters]. Errors are spec.weights'.
+// Reads `leaf`.weight [filters, 1, conv_size] of each part and, with has_bias, `leaf`.bias
+// [filters]. Errors go to spec.weights.
 ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
                                int conv_size, bool has_bias);
 
@@ -34,14 +34,14 @@ struct ShortConv {
   int64_t u_stride;
   int64_t width;
   int conv_size;
-  int64_t n_filters;    // a multiple of width: filter f is over channel f mod width
+  int64_t n_filters;    // a multiple of width: filter f reads channel f mod width
   const float* weight;  // [conv_size][n_filters]; null: conv_size is 1, y = silu(u)
   const float* bias;    // [n_filters], or null
-  size_t newest;        // of the field, from a session's base; not read where conv_size is 1
-  float* y;             // [n_tokens, n_filters], packed, not u's memory
+  size_t newest;        // offset of the field in a session's state; unused if conv_size is 1
+  float* y;             // [n_tokens, n_filters], packed; must not alias u
 };
 
-// All tokens of a batch; the sessions then hold their last ones.
+// Convolves all tokens of a batch, then stores the newest inputs in the sessions' states.
 void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv);
 
 }  // namespace ovq

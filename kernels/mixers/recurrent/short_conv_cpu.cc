@@ -1,5 +1,7 @@
-// y_t[f] = silu(bias[f] + sum_j weight[j][f] u_{t-conv_size+1+j}[f mod width]), a chain of fused
-// multiply-adds from the oldest input to the newest; u [n_tokens, width], y [n_tokens, n_filters]
+// Short convolution on the CPU:
+//   y_t[f] = silu(bias[f] + sum_j weight[j][f] u_{t-conv_size+1+j}[f mod width])
+// as a chain of fused multiply-adds from the oldest input to the newest; u [n_tokens, width],
+// y [n_tokens, n_filters].
 #include <algorithm>
 #include <cstring>
 
@@ -19,8 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
 namespace {
 
-// inputs[conv_size]: tokens of u, the oldest first. Channels [begin, end), with the filters from
-// `first`.
+// Convolves one token's channels [begin, end) with the filters from `first`. inputs[conv_size]:
+// tokens of u, the oldest first.
 void ConvolveToken(const ShortConv& conv, const float* const* inputs, int64_t begin, int64_t end,
                    int64_t first, float* y) {
   ForEachVector(end - begin, [&](int64_t i, int64_t m) HWY_ATTR {
@@ -45,7 +47,7 @@ namespace {
 
 HWY_EXPORT(ConvolveToken);
 
-// Channels that one task carries through all tokens of a sequence.
+// Channels of one task, which handles all tokens of a sequence.
 constexpr int64_t kTaskChannels = 256;
 
 void ConvolveChannels(const ShortConv& conv, const BatchSequences& seqs, int s, int64_t begin,

@@ -1,5 +1,5 @@
-// Short convolution on CUDA, the equation of short_conv.h: a chain of fused multiply-adds from the
-// oldest input to the newest.
+// Short convolution (short_conv.h) on CUDA, as a chain of fused multiply-adds from the oldest input
+// to the newest.
 #include <algorithm>
 
 #include "kernels/common/cuda/cuda_device.h"
@@ -10,15 +10,15 @@ namespace ovq::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-// Blocks that share the tokens of a long sequence.
+// A long sequence's tokens are divided among blocks.
 constexpr int kTokensPerBlock = 16;
 constexpr int kMaxTokenParts = 64;
 
 __device__ inline int64_t ThreadChannel() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// A sequence's part of a batch.
+// A sequence's tokens in the batch.
 struct SequenceTokens {
-  const float* u;  // its first token
+  const float* u;  // u of its first token
   float* kept;
   int64_t start;
   int32_t first, n_tokens;
@@ -58,8 +58,10 @@ __device__ void StoreNewestInputs(const ShortConv& conv, const SequenceTokens& s
   }
 }
 
-// Launch: a thread to a channel; grid x: channels, y: sequence, z: every gridDim.z-th token. Where
-// one block has all tokens it also keeps the newest; else others might still read the old ones.
+// Launch: one thread for each channel; grid x: channels, y: sequences, z: every gridDim.z-th token.
+// A block that has all tokens also stores the newest inputs; otherwise other blocks might still
+// read
+// the old ones, so StoreNewestInputsKernel does it.
 __global__ void __launch_bounds__(kThreads)
     ConvolveKernel(const __grid_constant__ ShortConv conv,
                    const __grid_constant__ DeviceSequences seqs) {
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   if (gridDim.z == 1) StoreNewestInputs(conv, sequence, channel);
 }
 
-// After ConvolveKernel; grid x: channels, y: sequence.
+// Launch: after ConvolveKernel; grid x: channels, y: sequences.
 __global__ void __launch_bounds__(kThreads)
     StoreNewestInputsKernel(const __grid_constant__ ShortConv conv,
                             const __grid_constant__ DeviceSequences seqs) {

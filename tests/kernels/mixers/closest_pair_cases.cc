@@ -5,7 +5,8 @@
 namespace ovq::test {
 namespace {
 
-// Caps below the tokens of a test, so that most chunks merge; also some below the chunk's length.
+// Slot caps below the length of a test, so that most chunks merge; some are below the chunk's
+// length.
 const MixerCases kClosestPair(AlsoInInt8(
     AttentionCases("closest_pair_attention", [](const AttentionCaseShape& s, MixerCase& c) {
       const int64_t slots = std::min<int64_t>(s.slots, 130);
@@ -20,7 +21,7 @@ const MixerCases kClosestPair(AlsoInInt8(
         c.section["value_weight"] = 0.25;
       }
       if (s.value_head_dim <= s.head_dim) return;
-      // Keys whose size is measured, where no other norm is set later.
+      // Keys without a norm, so that K is measured; not where a case sets another norm later.
       c.model["qk_norm"] = "none";
       c.model["score_scale"] = 0.1;
     })));

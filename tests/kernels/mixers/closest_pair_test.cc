@@ -29,7 +29,7 @@ MixerCase PairCase(const std::string& type, int64_t chunk_len, int64_t slot_cap,
           .kv_dtype = kv_dtype};
 }
 
-// Every row's count or oldest token, [head][row], as the state holds them.
+// A field of every slot (counts or oldest tokens), [head][slot], in the state's order.
 std::vector<std::vector<uint32_t>> ReadSlotField(const std::string& field,
                                                  const MixerInstance& instance,
                                                  const MixerSession& session, int64_t n_slots) {
@@ -68,7 +68,8 @@ class ClosestPair : public ::testing::TestWithParam<Device> {
 };
 
 TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
-  constexpr int64_t kCap = 150, kExact = 192;  // the chunk that passes the cap still reads all
+  constexpr int64_t kCap = 150, kExact = 192;  // the chunk that exceeds the cap still attends to
+                                               // all tokens
   const std::vector<float> x = RandomRows(260, 3);
   for (const DType dtype : kStateTypes) {
     MixerInstance full(PairCase("full_attention", 64, 0, dtype), GetParam(), 1, 260);
@@ -93,8 +94,7 @@ TEST_P(ClosestPair, EveryTokenIsCountedOnce) {
   }
 }
 
-// Repeated tokens have equal keys and values: many pairs at distance 0, which must merge before
-// all others.
+// Repeated tokens have equal keys and values: many pairs at distance 0, which must merge first.
 TEST_P(ClosestPair, EqualTokensMergeFirst) {
   constexpr int64_t kDistinct = 9, kTokens = 160, kCap = 24;
   const std::vector<float> distinct = RandomRows(kDistinct, 6);
@@ -107,11 +107,12 @@ TEST_P(ClosestPair, EqualTokensMergeFirst) {
   MixerInstance instance(PairCase("closest_pair_attention", 16, kCap), GetParam(), 1, kTokens);
   MixerSession of_full = full.NewSession(), session = instance.NewSession();
   const std::vector<float> expected = full.Run(of_full, x, {}), y = instance.Run(session, x, {});
-  // Nothing is lost: a row of n equal tokens with ln n counts as they would.
+  // Nothing is lost: a slot of n equal tokens, with ln n added to its score, acts like the n
+  // tokens.
   AssertClose(y, expected, 1e-5, "y");
 }
 
-// Tokens 0 and 3 are equal, 1 and 2 too, and one pair has to merge.
+// Tokens 0 and 3 are equal, and so are 1 and 2; one pair has to merge.
 TEST_P(ClosestPair, OfEquallyClosePairsThatOfTheOldestMerges) {
   const std::vector<float> distinct = RandomRows(2, 9);
   std::vector<float> x;
@@ -157,7 +158,7 @@ TEST_P(ClosestPair, PinnedAndRecentTokensStayRowsOfTheirOwn) {
     EXPECT_EQ(alone(apart, n_tokens), 4 + 24) << n_tokens;
   }
   EXPECT_LT(alone(plain, kTokens), 4 + 24);
-  // In the midst of a chunk its tokens are not rows yet.
+  // Within a chunk, its tokens are not slots yet.
   EXPECT_EQ(alone(apart, 203), 4 + 24 - 11);
 }
 
@@ -175,7 +176,7 @@ TEST_P(ClosestPair, ValuesCountAsMuchAsTheModelSays) {
   EXPECT_NE(counts[0], counts[1]);
 }
 
-// Keys and values of broken weights: it ends, and as many rows stand as should.
+// Keys and values of broken weights: the search ends and leaves the right number of slots.
 TEST_P(ClosestPair, NumbersThatAreNoneStayBounded) {
   std::vector<float> x = RandomRows(100, 7);
   x[40 * kModelDim] = std::numeric_limits<float>::quiet_NaN();
@@ -211,7 +212,7 @@ TEST(PairSchedule, RecentTokensJoinLater) {
   EXPECT_EQ(rule.JoinedAt(80, 100), 60);
   EXPECT_EQ(rule.JoinedAt(90, 100), 70);
   EXPECT_EQ(rule.JoinedAt(1000, 100), 980);
-  // Of a small cap: half of it.
+  // A small cap limits the recent tokens to half of it.
   EXPECT_EQ(rule.JoinedAt(1000, 30), 985);
   EXPECT_EQ(rule.EffectivePinnedTokens(100), 25);
   EXPECT_EQ(rule.EffectivePinnedTokens(120), 30);
@@ -242,7 +243,7 @@ TEST(PairSchedule, MergesLeaveTheCapAtTheChunksEndTwoATokenAtMost) {
         const int64_t merges = chunk.MergedAt(offset + 1) - chunk.MergedAt(offset);
         EXPECT_GE(merges, 0);
         EXPECT_LE(merges, 2);
-        // All that may have joined before any merge, and two are left for each.
+        // Before any merge: enough candidates have joined for all merges, with two left for each.
         if (merges == 0) continue;
         const int64_t joined = chunk.JoinedAt(offset + 1),
                       candidates = joined - begin + chunk.n_slots - rule.EffectivePinnedTokens(cap);
@@ -261,7 +262,7 @@ TEST(PairMeans, CountsStayAtTheLargest) {
   EXPECT_NEAR(HighShare(0xffffffffu, 0xffffffffu), 0.5f, 1e-7);
 }
 
-// Blocks of random candidates, some of them none, some stale.
+// Blocks of random candidates; some places are empty, some candidates are stale.
 struct Candidates {
   Candidates(int n_blocks, int head_dim, int value_stride, uint32_t seed)
       : keys(static_cast<size_t>(n_blocks * head_dim) * kBlockSlots),
@@ -348,7 +349,7 @@ TEST(FindNearest, MatchesPlainLoops) {
         EXPECT_EQ(all.partners[i], partners[i]);
         EXPECT_EQ(all.bounds[i], bounds[i]);
       }
-      // Sums of some 70 squares in float32: 1e-5 of a distance is room enough.
+      // Float32 sums of about 70 squares: the tolerance is 1e-5 of the distance.
       EXPECT_EQ(nearest.candidate, expected);
       EXPECT_NEAR(nearest.distance, smallest, 1e-5 * smallest);
     }
@@ -376,8 +377,8 @@ TEST(FindNearest, OfEquallyNearOnesTheOldestIsNearest) {
   EXPECT_EQ(nearest.distance, 0.0f);
 }
 
-// A stale bound of 0 may hide an older equal; not so the bound of one whose partner has just become
-// a part of who meets it.
+// A stale bound of 0 may hide an older equal candidate. A candidate whose partner has just been
+// merged into `self` hides none.
 TEST(FindNearest, OfEqualOnesThoseTakeItThatHaveNoOlderPartner) {
   Candidates all(1, 4, 16, 1);
   std::ranges::fill(all.keys, 0.0f);
@@ -443,7 +444,7 @@ TEST(LowestBound, StaleOnesFirstThenPairsOfTheOldest) {
   set(12, 2, 81, 5);
   const PairBound lowest = LowestBoundCpu(all.blocks);
   EXPECT_EQ(lowest.bound, 2);
-  EXPECT_EQ(lowest.low, 80);  // its age is 2, that of the others 5 and 7
+  EXPECT_EQ(lowest.low, 80);  // its oldest token is 2, those of the others are 5 and 7
   EXPECT_EQ(lowest.high, 12);
   set(90, 2, kStalePartner, 11);
   EXPECT_EQ(LowestBoundCpu(all.blocks).low, -1);

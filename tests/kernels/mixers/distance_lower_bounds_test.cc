@@ -12,7 +12,7 @@
 namespace ovq::test {
 namespace {
 
-// Distances from below stay below what is computed, and are near enough to be of use.
+// Lower bounds never exceed the computed distances, and are tight enough to be useful.
 class DistanceLowerBoundsTest : public ::testing::Test {
  protected:
   static constexpr int kBlocks = 3, kSlots = kBlocks * kBlockSlots;
@@ -20,8 +20,9 @@ class DistanceLowerBoundsTest : public ::testing::Test {
   void SetUp() override {
     if (!HasDistanceLowerBounds()) GTEST_SKIP() << "this machine has no AVX-512 BF16";
   }
-  // Blocks in bfloat16, and rows to meet them: copies of candidates and others. The further from 0,
-  // the less is left of |x|^2 + |y|^2 - 2 x . y.
+  // bfloat16 blocks, and queries: copies of candidates and others. The further the data is from 0,
+  // the
+  // more |x|^2 + |y|^2 - 2 x . y cancels.
   DistanceLowerBoundsTest() : random_(11) {}
   void Make(int head_dim, int value_stride, int n_rows, float offset) {
     head_dim_ = head_dim;
@@ -59,7 +60,7 @@ class DistanceLowerBoundsTest : public ::testing::Test {
   float Value(int i, int c) const {
     return ToFloat(values_[static_cast<size_t>(i * value_stride_ + c)]);
   }
-  // Of rows that are empty: the square of candidate i.
+  // Distance to candidate i; its squared norm if key and value are empty.
   template <class X = float>
   double Distance(const std::vector<X>& key, const std::vector<X>& value, int i) const {
     double keys = 0, values = 0;
@@ -149,7 +150,7 @@ TEST_F(DistanceLowerBoundsTest, MoveWithTheMean) {
   for (int i = 0; i < kSlots; ++i) {
     const double distance = Distance(key, value, i);
     EXPECT_LE(lower_bounds[0][static_cast<size_t>(i)], distance);
-    // As before, with squares of at most 130 here.
+    // The same tolerance, with squared norms of at most 130 here.
     EXPECT_GE(lower_bounds[0][static_cast<size_t>(i)], std::max(0.0, distance - 6e-4 * 260));
   }
 }

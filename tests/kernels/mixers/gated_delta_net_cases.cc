@@ -3,7 +3,7 @@
 namespace ovq::test {
 namespace {
 
-// Steps of about a tenth, so that a state remembers some tens of tokens.
+// A decay of about a tenth a token, so that a state remembers some tens of tokens.
 MixerCase GatedDeltaNetCase(const std::string& name, int64_t output_terms,
                             const std::map<std::string, Attrs::Value>& section,
                             DType compute = DType::kF32) {

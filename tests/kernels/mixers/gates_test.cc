@@ -20,7 +20,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 struct Decays {
   std::vector<float> decay, dt;
 };
-// x [rows, n + 2], of which the first n count.
+// x [n_tokens, n + 2], of which the first n numbers of a token are used.
 Decays RunDecay(DeviceContext& context, const std::vector<float>& x, const std::vector<float>& bias,
                 const std::vector<float>& rate, float least = 0, float most = kInfinity) {
   const size_t n = bias.size(), n_tokens = x.size() / (n + 2);
@@ -48,9 +48,8 @@ TEST(GatesTargetsReference, DecaysByHand) {
   EXPECT_EQ(RunDecay(*context, {-9, 0, 0}, {0}, {-1}, 0.02f, 0.3f).dt[0], 0.02f);
 }
 
-// The sum of input and bias rounds once, which moves softplus by no more than itself times the
-// sum's error; the rest are a few roundings. A decay's exponent is off by as much of itself. What
-// underflows may be a zero.
+// Input plus bias is rounded once, which changes softplus by at most the sum's error; a few more
+// roundings follow. A decay's exponent has the same relative error. Underflow may give zero.
 TEST_P(GatesTargets, DecaysAsTheReference) {
   std::vector<float> x = RandomNormal(6 * 13, 1);
   const std::vector<float> extremes = {-3e38f, -120, -80, -20, -1e-3f, 0,
@@ -96,7 +95,7 @@ TEST_P(GatesTargets, SigmoidAsTheReference) {
   const std::vector<float> extremes = {-3e38f, -100, -80, 0, 0, 80, 100, 0, 3e38f};
   std::copy(extremes.begin(), extremes.end(), x.begin());
   for (bool has_bias : {false, true}) {
-    // The exponent rounds once, and is at most 80 where the result is not as good as 0 or 1.
+    // The exponent is rounded once, and is at most 80 where the result is not close to 0 or 1.
     AssertClose(
         run(*context_, x, has_bias), run(*ref_, x, has_bias),
         [](size_t) { return 2 * 4 * kRoundF32; }, "sigmoid");
@@ -144,7 +143,7 @@ TEST(GatesTargetsReference, NormsAndGatesByHand) {
   EXPECT_NEAR(after[1], 10 * 4 / std::sqrt(12.5) * silu(1), 1e-4);
   EXPECT_NEAR(after[2], 2 * 6 / std::sqrt(50.0) * silu(1), 1e-4);
   EXPECT_NEAR(after[5], 30 * 5 / std::sqrt(12.5) * silu(2), 1e-4);
-  // Gated first, the first group is (0, 4 silu(1)).
+  // With the gate first, the first group is (0, 4 silu(1)).
   const std::vector<float> before =
       RunNorm(*context, {2, GateKind::kSilu, true, true, true}, x, z, weight);
   EXPECT_NEAR(before[1], 10 * std::sqrt(2.0), 1e-4);
@@ -153,14 +152,15 @@ TEST(GatesTargetsReference, NormsAndGatesByHand) {
               4 * 0.841192, 1e-5);
 }
 
-// A sum of n squares in parallel chains is off by at most (n / 4 + 6) roundings of itself, its root
-// by half of that. A gate's exponent, at most 20 here, rounds three times, the rest a few times.
+// A sum of n squares in parallel chains errs by at most (n / 4 + 6) roundings of itself, its root
+// by
+// half of that. A gate's exponent, at most 20 here, is rounded three times, the rest a few times.
 TEST_P(GatesTargets, NormsAndGatesAsTheReference) {
   for (int64_t width : {1, 5, 16, 64, 300}) {
     const auto n = static_cast<size_t>(4 * 3 * width);
     const std::vector<float> x = RandomNormal(n, 1), weight = RandomNormal(n / 4, 3);
     std::vector<float> z = RandomNormal(n + 4 * 5, 2);
-    z[0] = -200;  // e^200 is no float
+    z[0] = -200;  // e^200 overflows float
     for (int i = 0; i < 24; ++i) {
       const NormCase c = {width, static_cast<GateKind>(i % 3), i / 3 % 2 == 0, i / 6 % 2 == 0,
                           i / 12 == 0};

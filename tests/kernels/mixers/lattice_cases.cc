@@ -8,12 +8,13 @@ MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
                       DType compute = DType::kF32) {
   MixerCase c = {.type = "lattice",
                  .name = name,
-                 // Far above the rounding of what is read, which a norm magnifies where it cancels.
+                 // Far above the rounding errors of the output, which the norm magnifies where it
+                 // cancels.
                  .model = {{"rms_norm_eps", 1e-2}},
                  .section = {{"num_heads", n_heads},
                              {"num_slots", n_slots},
                              {"value_head_dim", value_head_dim}},
-                 // A token takes away some percent.
+                 // A token removes a few percent.
                  .weights = {{"self_attn.A_log", {0.0f, 0.5f}},
                              {"self_attn.dt_bias", {-4.0f, 1.0f}},
                              {"self_attn.q_conv1d.weight", {0.0f, 0.5f}},
@@ -22,12 +23,13 @@ MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
                  .output_terms = n_heads * value_head_dim,
                  .compute_dtype = compute};
   for (const auto& [field, value] : section) c.section[field] = value;
-  // The encoding loss curves with |v|^2: batches that are too long for it run apart from any
-  // rounding.
+  // The encoding loss has a curvature of |v|^2: with large values updates overshoot, and any
+  // rounding
+  // difference grows.
   if (c.section["objective"] == Attrs::Value("enc")) {
     c.weights["self_attn.v_proj.weight"] = {0.0f, 0.02f};
   }
-  // So does what a threshold leaves of a slot if that is next to nothing.
+  // Rounding differences also grow if a threshold leaves next to nothing of a slot.
   if (c.section["regularization"] == Attrs::Value("l1")) {
     c.weights["self_attn.dt_bias"] = {-8.0f, 0.5f};
   }

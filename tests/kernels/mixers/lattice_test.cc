@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using Vector = std::vector<double>;
 
-// Rows of one head through slots that are given.
+// Tokens of one head, run on given slots.
 struct LatticeTokens {
   LatticeTokens(const LatticeConfig& of, int32_t tokens, uint64_t seed)
       : config(of), n_tokens(tokens) {
@@ -31,7 +31,7 @@ struct LatticeTokens {
                     static_cast<size_t>(config.value_head_dim));
     slots.assign(m * static_cast<size_t>(config.stride()), 0.0f);
     for (int64_t i = 0; i < config.n_slots; ++i) {
-      // Slots that retain their length have one of their own.
+      // Slots that keep their length start with different lengths.
       const float length =
           config.normalized_projection ? 1.0f : 0.5f + 0.3f * static_cast<float>(i);
       for (int64_t c = 0; c < config.value_head_dim; ++c) {
@@ -41,7 +41,7 @@ struct LatticeTokens {
     }
   }
 
-  // Advances `slots`; the result is y.
+  // Advances `slots`; returns y.
   std::vector<float> Run(DeviceContext& context) {
     const DeviceArray<float> state(context, slots), keys(context, qk), values(context, v),
         gammas(context, gamma), mus(context, mu), dts(context, dt),
@@ -70,8 +70,8 @@ struct LatticeTokens {
   float rate = -0.05f;
 };
 
-// The losses, eq. 6 and 9 halved, because the paper drops the factor 2 of their gradients, and 11.
-// s [n_slots][stride].
+// Losses of eq. 6 and 9, halved because the paper drops the factor 2 of their gradients, and of
+// eq. 11. s [n_slots][stride].
 double Loss(const LatticeTokens& tokens, const Vector& s) {
   const auto n_slots = static_cast<size_t>(tokens.config.n_slots),
              dv = static_cast<size_t>(tokens.config.value_head_dim),
@@ -102,8 +102,8 @@ double Loss(const LatticeTokens& tokens, const Vector& s) {
   return loss;
 }
 
-// The slots after one token: a batch against the loss's gradient by central differences, whose
-// error is 1e-10 in double, then the regularization and the projection.
+// Slots after one token: a step down the loss's gradient by central differences, whose error is
+// 1e-10 in double, then the regularization and the projection.
 Vector Descended(const LatticeTokens& tokens) {
   constexpr double kStep = 1e-5;
   const auto n_slots = static_cast<size_t>(tokens.config.n_slots),
@@ -133,8 +133,8 @@ Vector Descended(const LatticeTokens& tokens) {
 using LatticeDevices = DeviceTest;
 INSTANTIATE_TEST_SUITE_P(, LatticeDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
-// Every variant of the paper, from its loss alone. Elements are of size 1 and come of some ten
-// operations in float32.
+// Checks every variant of the paper against its loss alone. Elements are of size 1 and result from
+// about ten operations in float32.
 TEST_P(LatticeDevices, ARowDescendsItsLoss) {
   for (int variant = 0; variant < 3 * 2 * 3; ++variant) {
     const LatticeConfig config = {.n_heads = 1,
@@ -170,12 +170,12 @@ TEST_P(LatticeDevices, SlotsKeepTheirUnitLength) {
     for (size_t c = 0; c < 20; ++c) {
       squares += std::pow(tokens.slots[i * static_cast<size_t>(config.stride()) + c], 2);
     }
-    // The last division and root alone: errors of earlier tokens are divided away.
+    // Only the last division and root err: errors of earlier tokens are divided away.
     EXPECT_NEAR(std::sqrt(squares), 1, 8 * kRoundF32);
   }
 }
 
-// A slot of length 0 would have no direction any more.
+// A slot of length 0 would have no direction.
 TEST_P(LatticeDevices, AThresholdAboveEveryElementLeavesSlotsAsTheyWere) {
   for (bool normalized : {false, true}) {
     const LatticeConfig config = {.n_heads = 1,

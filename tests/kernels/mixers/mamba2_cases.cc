@@ -3,7 +3,7 @@
 namespace ovq::test {
 namespace {
 
-// Steps of about a tenth, so that a state remembers some tens of tokens.
+// dt of about a tenth, so that a state remembers some tens of tokens.
 MixerCase Mamba2Case(const std::string& name, int64_t output_terms,
                      const std::map<std::string, Attrs::Value>& section,
                      DType compute = DType::kF32) {

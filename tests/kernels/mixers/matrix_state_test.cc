@@ -21,7 +21,7 @@ struct StateCase {
   size_t elements() const {
     return static_cast<size_t>(kHeads * StateColumnBlocks(value_dim) * key_dim * kStateColumns);
   }
-  // Random, zeros past value_dim.
+  // A random state, with zeros past value_dim.
   std::vector<float> State(uint64_t seed) const {
     std::vector<float> state = RandomNormal(elements(), seed);
     for (size_t i = 0; i < state.size(); ++i) {
@@ -34,7 +34,7 @@ struct StateCase {
   }
 };
 
-// rows [n][stride]: queries and keys of length 1, values; gates of them in (0, 1).
+// rows [n_tokens][stride]: unit queries and keys, then values; decay and beta are in (0, 1).
 struct StateInput {
   std::vector<float> rows, decay, beta, skip;
 };
@@ -56,7 +56,7 @@ StateInput MakeStateInput(const StateCase& c, int n_tokens) {
   return input;
 }
 
-// From row first_token on.
+// Runs the tokens from first_token on.
 Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& sequences,
                  const StateInput& input, int first_token = 0) {
   const DeviceArray<float> rows(context, input.rows), decay(context, input.decay),
@@ -88,7 +88,7 @@ TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
   auto context = MakeContext(Device::kReference);
   std::vector<float> state(4 * kStateColumns), rows = {1, 1, 2, 2, 10, 20, 30, 40};
   for (int head = 0; head < 4; ++head) state[static_cast<size_t>(head * kStateColumns)] = 8;
-  // Keys of one channel: S is a number, 8 before. Head h reads key head h / 2: k = 2, q = 1.
+  // key_dim = 1: S is a number, 8 at first. Head h uses key head h / 2: k = 2, q = 1.
   const auto run = [&](StateRule rule) {
     const std::vector<float> quarter(4, 0.25f), half(4, 0.5f), skip = {1, 0, 0, 0};
     return RunBatch(*context, {{1}, {3}, {state}},
@@ -107,10 +107,10 @@ TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
   EXPECT_EQ(run(StateRule::kAdd), (std::vector<float>{4 + 5 + 10, 4 + 10, 4 + 15, 4 + 20}));
 }
 
-// Elements of S and of v are at most 5, a key's and a query's length is 1. A chain of key_dim
-// products is as large as the column, 5 sqrt(key_dim), and its roundings, which fall either way,
-// add up like their root; a row has three chains, whose errors the decay and the error's correction
-// let fade over later rows.
+// Elements of S and v are at most 5; keys and queries have unit length. A chain of key_dim products
+// is as large as the column, 5 sqrt(key_dim); its roundings have random signs and add up like their
+// root. A token has three chains, whose errors fade over later tokens by the decay and the
+// correction.
 TEST_P(MatrixStateTargets, AdvancesStatesAsTheReference) {
   const bool on_cuda = GetParam().device == Device::kCuda;
   for (int key_dim : {1, 5, 16, 33, 70, 130, 300}) {

@@ -10,7 +10,8 @@ MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim
                  .name = name,
                  .model = {{"rms_norm_eps", 1e-5}},
                  .section = {{"num_heads", n_heads}, {"head_dim", head_dim}},
-                 // Half lives of some tokens to some tens; a system whose condition does not
+                 // Half-lives of a few to some tens of tokens, and a condition number of the system
+                 // that does not
                  // magnify rounding beyond the test's tolerance.
                  .weights = {{"self_attn.a_proj.bias", {3.0f, 1.0f}},
                              {"self_attn.lambda_params", {1.0f, 0.3f}},
@@ -25,7 +26,7 @@ MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim
 
 const MixerCases kMesaNet({
     MesaNetCase("published", 3, 16, {{"max_cg_step_decoding", 1}, {"use_short_conv", true}}),
-    // Rows that are no whole vectors, every option, and few batches, which are quicker.
+    // Rows that are no multiple of a vector, every option, and few CG steps, for speed.
     MesaNetCase("odd", 2, 37,
                 {{"conv_size", 2},
                  {"conv_bias", true},

@@ -16,10 +16,10 @@ using ::testing::HasSubstr;
 using Vector = std::vector<double>;
 
 struct MesaResult {
-  std::vector<float> y, state;  // [n_tokens, n_heads, head_dim], A and B of every head
+  std::vector<float> y, state;  // y [n_tokens, n_heads, head_dim]; h_kk and h_kv of every head
 };
 
-// n_tokens of random unit keys and queries through a new session.
+// Runs n_tokens of random unit keys and queries in a new session.
 class MesaTokens {
  public:
   MesaTokens(const MesaConfig& config, int32_t n_tokens, uint64_t seed)
@@ -67,7 +67,7 @@ class MesaTokens {
   int32_t n_tokens_;
 };
 
-// x of m x = y, by Gauss and Jordan; m is symmetric and positive definite.
+// Solves m x = y by Gauss-Jordan elimination; m is symmetric positive definite.
 Vector SolveExactly(std::vector<Vector> m, Vector y) {
   for (size_t i = 0; i < y.size(); ++i) {
     for (size_t j = 0; j < y.size(); ++j) {
@@ -84,9 +84,11 @@ Vector SolveExactly(std::vector<Vector> m, Vector y) {
 using MesaNetDevices = DeviceTest;
 INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
-// What the iteration approximates is y = B^T (A + diag(lambda))^-1 q. It stops moving when r.r
-// nears the 1e-5 that damp its batches: |r| about 3e-3, which (A + diag(lambda))^-1 and B, both of
-// size 1 to 4 here, make up to 0.02.
+// The iteration approximates y = B^T (A + diag(lambda))^-1 q. It stalls when r.r nears the 1e-5
+// that
+// damp its steps: |r| is about 3e-3, which (A + diag(lambda))^-1 and B, of size 1 to 4 here, turn
+// into
+// an error of up to 0.02.
 TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   const MesaConfig config = {.n_heads = 1, .head_dim = 12, .conv_size = 4, .cg_steps = 30};
   constexpr int32_t kTokens = 20;

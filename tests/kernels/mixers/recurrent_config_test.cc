@@ -1,5 +1,5 @@
-// What the fields of gated_delta_net and mamba2 in config.json make of a state, and which values
-// are refused by name.
+// Fields of gated_delta_net and mamba2 in config.json: the states that they give, and the values
+// that are refused by name.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ absl::StatusOr<MixerState> ReadState(const std::string& type, const Fields& fiel
   return state;
 }
 
-// The message for `fields` with one of them changed, without what the reader calls the section.
+// Error message for `fields` with one of them changed, without the reader's name of the section.
 std::string ErrorText(const std::string& type, Fields fields, const std::string& name,
                       Attrs::Value value) {
   fields[name] = std::move(value);
@@ -51,7 +51,8 @@ const Fields kMamba2Fields = {{"num_heads", 12},
                               {"A_init_range", std::vector<int64_t>{1, 16}},
                               {"conv_init", std::monostate()}};
 
-// The OVQ paper's 77M shapes: 3 heads of 128 by 256, 12 of 64 by 64; three rows of inputs.
+// The OVQ paper's 77M shapes: 3 heads of 128 by 256 and 12 of 64 by 64, with three tokens of
+// inputs.
 TEST(RecurrentConfig, StatesOfOneSize) {
   const absl::StatusOr<MixerState> gdn = ReadState("gated_delta_net", kGdnFields);
   ASSERT_TRUE(gdn.ok()) << gdn.status();

@@ -1,4 +1,4 @@
-// Rows of one session of a recurrent mixer, given to its kernel without projections.
+// Runs tokens of one session through a recurrent mixer's kernel, without projections.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace ovq::test {
 
-// A batch of one session, whose state is `state`, from position 0 on.
+// A batch of one session from position 0 on, whose state is `state`.
 class SessionBatch {
  public:
   SessionBatch(DeviceContext& context, int32_t n_tokens, const DeviceArray<float>& state)
@@ -34,7 +34,7 @@ class SessionBatch {
   StagedBatch staged_;
 };
 
-// Every n elements become a vector of unit length.
+// Scales every n elements to a vector of unit length.
 inline std::vector<float> UnitVectors(std::vector<float> x, size_t n) {
   for (size_t begin = 0; begin < x.size(); begin += n) {
     double squares = 0;
@@ -46,15 +46,14 @@ inline std::vector<float> UnitVectors(std::vector<float> x, size_t n) {
   return x;
 }
 
-// Numbers between 0 and 1.
+// Random numbers between 0 and 1.
 inline std::vector<float> Gates(size_t n, uint64_t seed) {
   std::vector<float> gates = RandomNormal(n, seed);
   for (float& gate : gates) gate = 1 / (1 + std::exp(-gate));
   return gates;
 }
 
-// Instruction sets that fuse a multiplication with an addition: with one order of summation they
-// give the same bits.
+// Instruction sets with fused multiply-add: with one order of summation they give the same bits.
 inline std::vector<int64_t> FusedHighwayTargets() {
   std::vector<int64_t> targets;
   for (int64_t target : HighwayTargets()) {

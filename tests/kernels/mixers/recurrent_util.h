@@ -1,4 +1,4 @@
-// What the tests of kernels/mixers/recurrent share: batches over sequences with states.
+// Test helpers for kernels/mixers/recurrent: batches over sequences with states.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace ovq::test {
 
-// Sequences of a batch: tokens, first positions, what the sessions keep.
+// Sequences of a batch: numbers of tokens, first positions and states.
 struct Sequences {
   std::vector<int32_t> lengths;
   std::vector<int64_t> starts;
@@ -25,7 +25,7 @@ struct Result {
   std::vector<std::vector<float>> states;
 };
 
-// Runs fn(context, seqs) with the states in the device's memory; fn returns y.
+// Runs fn(context, seqs) with the states in device memory; fn returns y.
 template <class Fn>
 Result RunBatch(DeviceContext& context, const Sequences& sequences, Fn fn) {
   std::vector<int32_t> token_begin{0};

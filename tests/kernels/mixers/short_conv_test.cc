@@ -44,8 +44,7 @@ Result RunConv(DeviceContext& context, const ConvCase& c, const Sequences& seque
   });
 }
 
-// What a session of that length keeps: token s at s mod (conv_size - 1), zeros where there was
-// none.
+// State of a session of that length: token s at s mod (conv_size - 1), zeros before token 0.
 std::vector<float> NewestInputs(const ConvCase& c, int64_t length, uint64_t seed) {
   std::vector<float> kept = RandomNormal(c.kept(), seed);
   for (int64_t s = length; s < c.conv_size - 1; ++s) {
@@ -57,21 +56,22 @@ std::vector<float> NewestInputs(const ConvCase& c, int64_t length, uint64_t seed
 TEST(ShortConvTargetsReference, ConvolvesByHand) {
   auto context = MakeContext(Device::kReference);
   const ConvCase c = {.width = 1, .conv_size = 3, .filters_per_channel = 1, .has_bias = true};
-  // Weights 1, 10, 100 from the oldest input to the newest, tokens 2 and 3 after inputs 5 (token 0)
-  // and 6 (token 1): 0.5 + 5 + 60 + 700 and 0.5 + 6 + 70 + 800, of which silu leaves all.
+  // Weights 1, 10, 100 from the oldest input to the newest; tokens 2 and 3 come after inputs 5
+  // (token
+  // 0) and 6 (token 1): 0.5 + 5 + 60 + 700 and 0.5 + 6 + 70 + 800, which silu leaves unchanged.
   const std::vector<float> u = {7, 0, 0, 0, 8, 0, 0, 0};
   const Result result = RunConv(*context, c, {{2}, {2}, {{5, 6}}}, u, {1, 10, 100}, {0.5f});
   EXPECT_EQ(result.y, (std::vector<float>{765.5f, 876.5f}));
   EXPECT_EQ(result.states[0], (std::vector<float>{7, 8}));
-  // Nothing before token 0; silu(-0.5) = -0.5 / (1 + e^0.5).
+  // Inputs before token 0 are zero; silu(-0.5) = -0.5 / (1 + e^0.5).
   const Result first =
       RunConv(*context, c, {{1}, {0}, {{0, 0}}}, {-0.01f, 0, 0, 0}, {1, 10, 100}, {0.5f});
   EXPECT_NEAR(first.y[0], -0.5 / (1 + std::exp(0.5)), 1e-6);
 }
 
-// A sum of conv_size products, each rounded, is off by (conv_size + 1) roundings of the sum of
-// magnitudes, which is at most twice silu of it; silu's slope is at most 1.1, and it rounds a few
-// times itself.
+// A sum of conv_size rounded products errs by (conv_size + 1) roundings of the sum of magnitudes,
+// which is at most twice silu of it; silu's slope is at most 1.1, and silu itself rounds a few
+// times.
 TEST_P(ShortConvTargets, ConvolvesAsTheReference) {
   const ConvCase cases[] = {{1, 2, 1, false}, {5, 4, 1, true},   {16, 4, 2, false},
                             {70, 7, 1, true}, {300, 4, 2, true}, {33, 1, 1, true}};
@@ -107,7 +107,7 @@ TEST_P(ShortConvTargets, WithoutWeightsAConvolutionIsSilu) {
   }
 }
 
-// However the tokens of a sequence are split, and with whatever others they come.
+// The bits do not depend on how a sequence is split, nor on the other sequences of a batch.
 TEST_P(ShortConvTargets, SplitsOfAConvolutionGiveTheSameBits) {
   const ConvCase c = {.width = 21, .conv_size = 4, .filters_per_channel = 2, .has_bias = true};
   const std::vector<float> u = RandomNormal(static_cast<size_t>(20 * c.stride()), 1);
