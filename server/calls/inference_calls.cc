@@ -1,4 +1,4 @@
-// What ovq.v1.InferenceService does, but for the calls that stream.
+// Handlers of the unary calls of ovq.v1.InferenceService.
 #include <algorithm>
 #include <limits>
 
@@ -18,7 +18,7 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
 }
 
-// What depends on the memory that is asked about.
+// Fills the fields that depend on the model variant of the request.
 absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& engine,
                          v1::ModelInfo& info) {
   const EngineModel& model = engine.model();
@@ -120,7 +120,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
   request.memory = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
-  // The rows, the message that is made of them and its bytes; more is refused below.
+  // The scores, the message made of them and its bytes. Larger answers are refused below.
   constexpr size_t kTopBytes = sizeof(TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
   const size_t per_token = 2 * sizeof(TokenScore) + kTopBytes * message.top_logprobs();
   const size_t bytes = std::min(per_token * tokens->size(), 4 * kMaxAnswerBytes);
@@ -134,7 +134,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
       [&services = info.services, client = info.client, done,
        tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
-        // The answer may be large: it is made, and the numbers it is made of go, on another thread.
+        // Made on another thread, which also frees the scores: the answer may be large.
         services.blocking.Run(client,
                               [done, tokens = std::move(tokens), rows = std::move(result->rows)] {
                                 done(ToScoreResponse(tokens, rows));
@@ -169,7 +169,7 @@ absl::StatusOr<v1::DetokenizeResponse> Detokenize(const UnaryInfo& info,
   const std::vector<int32_t> ids = TokenIds(message.token_ids());
   const int64_t vocab_size = info.services.engine.model().vocab_size;
   RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size, "token_ids"));
-  // Not Tokenizer::Decode: the bytes of a token need not be UTF-8, those of a message must.
+  // Not Tokenizer::Decode: the text of a message must be UTF-8, the bytes of one token need not.
   Detokenizer detokenizer(tokenizer);
   v1::DetokenizeResponse response;
   for (int32_t id : ids) response.mutable_text()->append(detokenizer.Push(id));

@@ -1,4 +1,4 @@
-// What ovq.v1.SessionService does, but for the two calls that stream a file.
+// Handlers of the unary calls of ovq.v1.SessionService.
 #include <utility>
 #include <vector>
 
@@ -23,7 +23,7 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   ASSIGN_OR_RETURN(SessionOptions options, ToSessionOptions(message, info.context));
   absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options);
   if (!status.ok()) return status;
-  // A prompt that is given must not be empty; without one the session is empty.
+  // A prompt may be absent, for an empty session, but not empty.
   if (message.has_prompt() && options.prompt.empty()) return EmptyPrompt("");
   options.tenant = info.tenant;
   options.client = info.client;
@@ -32,8 +32,8 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   return options;
 }
 
-// Ends sessions that nobody learned the ids of. Not from the engine's own thread: deleting waits
-// for it.
+// Deletes sessions whose ids no client has learned, on a blocking thread: deleting waits for the
+// engine.
 template <class Response>
 void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
              const UnaryDone<Response>& done) {
