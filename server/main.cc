@@ -1,4 +1,4 @@
-// ovq-server: wiring, signals and drain.
+// ovq-server: puts the parts together, serves, and drains on a signal.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -46,9 +46,11 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
-constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // for connections without calls
+constexpr absl::Duration kGoodbye =
+    absl::Milliseconds(100);  // for connections without calls, at the end
 
-// Health first, so that balancers stop sending calls; then running streams get their time.
+// Health turns NOT_SERVING first, so that balancers stop sending calls; then running streams may
+// end.
 void Drain(const Options& options, Engine& engine, ServiceContext& services, Readiness& readiness,
            GrpcServer& server, HttpFront* http, Log& log) {
   readiness.SetDraining();
@@ -59,15 +61,15 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
   if (!engine.Drain(options.drain_timeout)) {
     log.Warning("drain: time is up, open requests were ended");
   }
-  // The last answers are on their way to clients that read; this bounds those that do not.
+  // Lets the last answers reach their clients; bounded, for clients that do not read.
   services.AwaitCalls(std::max(deadline, absl::Now() + absl::Seconds(1)));
-  // What is left are connections. The library waits for each to answer a ping, 20 s for one whose
-  // client is idle and does not look at it, unless this time is shorter.
+  // Only connections are left. gRPC waits for each to answer a ping, up to 20 s for an idle client,
+  // unless this deadline is earlier.
   server.Shutdown(absl::Now() + kGoodbye);
   if (http != nullptr) http->Shutdown();
 }
 
-// Null without --session-dir. The sessions that were there are the engine's from then on.
+// Opens --session-dir and recovers its sessions into `found`. Null without the flag.
 absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
     const Options& options, Metrics& metrics, SessionFolder::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
@@ -104,7 +106,7 @@ void AdoptSessions(const Options& options, SessionFolder::RecoveredSessions foun
 
 constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
 
-// Before the weights, which take longer.
+// Called before the weights are loaded, which takes longer.
 absl::StatusOr<std::unique_ptr<Security>> LoadSecurity(const Options& options, Log& log) {
   const SecurityFiles& files = options.security;
   for (const std::string& address :
@@ -121,7 +123,7 @@ std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
-// Null without --admin-listen.
+// Starts the admin server. Null without --admin-listen.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, ListenOptions listen,
                                                        ServiceContext& services,
                                                        Shutdown& shutdown) {
@@ -140,7 +142,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
   return admin;
 }
 
-// Null without --http-listen. What holds for gRPC's connections holds for these.
+// Starts the HTTP front, with the limits of gRPC's connections. Null without --http-listen.
 absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
                                                      const ListenOptions& listen,
                                                      ServiceContext& services) {
@@ -159,7 +161,7 @@ absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
   return front;
 }
 
-// From the first call to the end of the drain.
+// Serves from the first call to the end of the drain.
 absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
                         ServiceContext& services, Shutdown& shutdown,
                         std::optional<ShutdownDeadline>& end) {
@@ -167,7 +169,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   listen.tls = security.tls();
   ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> server,
                    GrpcServer::Start(listen, ClientServices(services)));
-  // Admin calls may drain at once: the waiter must be serving.
+  // An admin call may drain at once, so shutdown must be serving before.
   shutdown.Serve();
   ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> admin,
                    StartAdmin(options, listen, services, shutdown));
@@ -192,10 +194,10 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
              readiness.SetHanging(false);
              log.Info("the step that took too long has ended");
            }});
-  // Whoever waits for this line finds the addresses above in the log.
+  // Programs that wait for the line below find the addresses in the log by then.
   log.Flush(kLogFlushTimeout);
   notifier.Ready();
-  std::printf("listening on %s\n", WithPort(listen.address, (server)->port()).c_str());
+  std::printf("listening on %s\n", WithPort(listen.address, server->port()).c_str());
   std::fflush(stdout);
   shutdown.WaitForFirst();
   notifier.Stopping();
@@ -204,15 +206,15 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   return absl::OkStatus();
 }
 
-// This thread and all that it begins from here on, the gRPC library's, too: where calls come faster
-// than they can be read, answers go on.
+// Makes this thread and all that it starts later, gRPC's included, yield to the engine: answers go
+// on even if calls come faster than they can be read.
 void ReserveProcessorsForEngine() {
   constexpr int kNice = 3;
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }
 
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
-  std::optional<ShutdownDeadline> end;  // the last to go
+  std::optional<ShutdownDeadline> end;  // destroyed last
   ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
   ASSIGN_OR_RETURN(Loaded loaded, LoadAll(options, log));
   const LanguageModel& model = *loaded.models.front();
@@ -246,10 +248,10 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
   AdoptSessions(options, std::move(found), engine, log);
-  (security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
+  security->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   shutdown.OnHangUp([&] {
     log.Info("SIGHUP: certificates and tenants are read again");
-    (security)->Reload();
+    security->Reload();
   });
   absl::Status status;
   ReserveProcessorsForEngine();
@@ -263,24 +265,24 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   {
     ServiceContext services(engine, description, metrics,
                             {log, options.log_requests, traces ? &*traces : nullptr},
-                            (security)->tenants());
+                            security->tenants());
     status = ServeCalls(options, *security, engine, services, shutdown, end);
   }
   shutdown.OnHangUp({});
-  (security)->Unwatch();
+  security->Unwatch();
   metrics.SetStatsSource(nullptr);
   metrics.SetTraceSource(nullptr);
   return status;
 }
 
-// The exit status.
+// Prints the text, or logs the error. Returns the exit status.
 int Print(const absl::StatusOr<std::string>& text, Log& log, int failed = kExitFailed) {
   if (text.ok()) std::fputs(text->c_str(), stdout);
   if (!text.ok()) log.Error(text.status());
   return text.ok() ? 0 : failed;
 }
 
-// --hash-token: reads stdin, prints the digest.
+// --hash-token: reads a token from stdin and prints its digest.
 int PrintTokenHash(Log& log) {
   std::string input(8192, '\0');
   input.resize(std::fread(input.data(), 1, input.size(), stdin));
@@ -289,8 +291,8 @@ int PrintTokenHash(Log& log) {
   return Print(hash, log, kExitUsage);
 }
 
-// Every connection is an open file, and the gRPC library takes no more connections, ever, once it
-// could not open one.
+// Each connection is an open file, and gRPC never accepts a connection again once it could not open
+// one.
 void RaiseFileLimit(Log& log) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -300,8 +302,8 @@ void RaiseFileLimit(Log& log) {
   }
 }
 
-// Else the C library keeps what large messages took, in an arena for each thread that met one: it
-// takes a large allocation that ends as a sign that the next ones had better come from there.
+// Makes glibc return large allocations to the system. By default it raises its mmap threshold when
+// a large allocation is freed, and then keeps the memory of large messages in an arena per thread.
 void ReturnLargeAllocations() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
@@ -311,7 +313,7 @@ void ReturnLargeAllocations() {
 int Run(const std::vector<std::string>& args) {
   HoldStandardFiles();
   EndWhenOutOfMemory();
-  signal(SIGPIPE, SIG_IGN);  // whoever reads what this program writes may go
+  signal(SIGPIPE, SIG_IGN);  // readers of its output may go away
   const absl::StatusOr<CommandLine> line =
       ParseCommandLine(args, [](const std::string& name) -> std::optional<std::string> {
         const char* value = std::getenv(name.c_str());
@@ -319,7 +321,7 @@ int Run(const std::vector<std::string>& args) {
         return value;
       });
   if (!line.ok()) {
-    // The options that say how lines look may be what is wrong.
+    // The log options themselves may be invalid, so this log has the defaults.
     Log({}).Error(line.status());
     return kExitUsage;
   }
@@ -350,11 +352,11 @@ int Run(const std::vector<std::string>& args) {
   return 0;
 }
 
-// Signals that ask for nothing at a start would end it until Shutdown takes them; the initializers
-// of some seventy libraries run before, and this before those. Itself, so early, it calls the
-// kernel alone, and no sanitizer watches it.
+// Blocks signals that mean nothing during the start: until Shutdown handles them they would end the
+// program. It runs before the initializers of some seventy libraries, so early that it may only
+// call the kernel, and without sanitizers.
 [[gnu::no_sanitize("address", "undefined")]] void HoldSignals(int, char**, char**) {
-  unsigned long signals = 0;  // as the kernel has it
+  unsigned long signals = 0;  // the kernel's sigset_t
   for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) signals |= 1ul << (signal - 1);
   syscall(SYS_rt_sigprocmask, SIG_BLOCK, &signals, nullptr, sizeof(signals));
 }

@@ -36,16 +36,14 @@ class Writer {
     const ChatFormat* format = engine.model().chat_format;
     if (format == nullptr) return NoChatTemplate(path);
     // Checked before the messages are copied.
-    absl::Status status = CheckMessageCount(from.messages_size(), path);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckMessageCount(from.messages_size(), path));
     Writer writer(*format, path, from.tools_json(),
                   absl::ToTM(engine.config().options.clock.wall(), absl::LocalTimeZone()));
     for (const v1::ChatMessage& message : from.messages()) {
       writer.messages.push_back({message.role(), message.content()});
     }
-    status = CheckConversation(writer.messages, from.known(),
-                               static_cast<int64_t>(from.tools_json().size()), path);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckConversation(writer.messages, from.known(),
+                                      static_cast<int64_t>(from.tools_json().size()), path));
     return writer;
   }
 

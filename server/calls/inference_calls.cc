@@ -24,17 +24,16 @@ absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& e
   const EngineModel& model = engine.model();
   std::optional<int32_t> asked;
   if (request.has_max_centroids()) asked = static_cast<int32_t>(request.max_centroids());
-  absl::Status status = CheckVariant(engine.config(), request.memory(), asked, "");
-  if (!status.ok()) return status;
-  const ModelVariant& memory = *model.FindVariant(request.memory());
-  info.set_memory(memory.name);
-  for (const std::string& type : memory.layer_types) info.add_layer_types(type);
-  info.set_default_max_centroids(static_cast<uint32_t>(memory.default_slot_cap));
+  RETURN_IF_ERROR(CheckVariant(engine.config(), request.memory(), asked, ""));
+  const ModelVariant& variant = *model.FindVariant(request.memory());
+  info.set_memory(variant.name);
+  for (const std::string& type : variant.layer_types) info.add_layer_types(type);
+  info.set_default_max_centroids(static_cast<uint32_t>(variant.default_slot_cap));
   info.set_max_centroids_limit(
-      memory.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
-  const int32_t cap = asked.value_or(memory.default_slot_cap);
-  info.set_state_bytes_cap(memory.layout->bytes_cap(cap));
-  if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
+      variant.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
+  const int32_t cap = asked.value_or(variant.default_slot_cap);
+  info.set_state_bytes_cap(variant.layout->bytes_cap(cap));
+  if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {
     info.set_exact_tokens(static_cast<uint64_t>(*exact));
   }
   const std::span<const uint64_t> asked_at(request.positions().data(),
@@ -45,7 +44,7 @@ absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& e
   for (uint64_t position : positions) {
     v1::StateSize& size = *info.add_state_sizes();
     size.set_position(position);
-    size.set_state_bytes(memory.layout->bytes_at(static_cast<int64_t>(position), cap));
+    size.set_state_bytes(variant.layout->bytes_at(static_cast<int64_t>(position), cap));
     size.set_full_kv_cache_bytes(SaturatingProduct(position, model.full_kv_bytes_per_token));
   }
   return absl::OkStatus();
@@ -103,7 +102,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
   Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
-  for (const ModelVariant& memory : model.variants) info.add_memories(memory.name);
+  for (const ModelVariant& variant : model.variants) info.add_memories(variant.name);
   RETURN_IF_ERROR(FillVariant(request, services.engine, info));
   return info;
 }

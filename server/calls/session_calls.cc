@@ -21,8 +21,7 @@ v1::Session ToProto(const SessionInfo& info) {
 absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
                                          const v1::CreateSessionRequest& message) {
   ASSIGN_OR_RETURN(SessionOptions options, ToSessionOptions(message, info.context));
-  absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options));
   // A prompt may be absent, for an empty session, but not empty.
   if (message.has_prompt() && options.prompt.empty()) return EmptyPrompt("");
   options.tenant = info.tenant;
@@ -127,8 +126,7 @@ absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message) {
   RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
   info.record.summary().SetSession(message.session_id());
-  absl::Status status = info.services.engine.DeleteSession(message.session_id(), info.tenant);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(info.services.engine.DeleteSession(message.session_id(), info.tenant));
   return v1::DeleteSessionResponse();
 }
 

@@ -189,8 +189,7 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<TokenStream>& stream, bool charged) {
   // A conversation may outlast its token.
   RETURN_IF_ERROR(services_.auth.Recheck(caller_));
-  absl::Status status = charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant));
   GenerateRequest request;
   request.field_prefix = "turn.";
   request.session_id = session_id_;
@@ -199,11 +198,10 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
   const PromptPlace place = FindPromptPlace(services_.engine, session_id_, caller_.tenant);
-  status = SetGeneration(turn, place, services_.engine, request);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(SetGeneration(turn, place, services_.engine, request));
   if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
-  if (status = ReserveBytes(*turn_memory_, StreamBytes(request)); !status.ok()) return status;
+  RETURN_IF_ERROR(ReserveBytes(*turn_memory_, StreamBytes(request)));
   return services_.engine.Submit(std::move(request), stream);
 }
 
