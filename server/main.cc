@@ -196,7 +196,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   // Flushes the log first, so that a reader of the line below finds the addresses in it.
   log.Flush(kLogFlushTimeout);
   notifier.Ready();
-  std::printf("listening on %s\n", WithPort(listen.address, (server)->port()).c_str());
+  std::printf("listening on %s\n", WithPort(listen.address, server->port()).c_str());
   std::fflush(stdout);
   shutdown.WaitForFirst();
   notifier.Stopping();
@@ -247,10 +247,10 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   Engine& engine = engine_thread.engine();
   metrics.SetStatsSource([&engine] { return engine.Stats(); });
   AdoptSessions(options, std::move(found), engine, log);
-  (security)->Watch(engine.quotas(), metrics, log, kLookAtFiles);
+  security->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   shutdown.OnHangUp([&] {
     log.Info("SIGHUP: certificates and tenants are read again");
-    (security)->Reload();
+    security->Reload();
   });
   absl::Status status;
   ReserveProcessorsForEngine();
@@ -264,11 +264,11 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   {
     ServiceContext services(engine, description, metrics,
                             {log, options.log_requests, traces ? &*traces : nullptr},
-                            (security)->tenants());
+                            security->tenants());
     status = ServeCalls(options, *security, engine, services, shutdown, end);
   }
   shutdown.OnHangUp({});
-  (security)->Unwatch();
+  security->Unwatch();
   metrics.SetStatsSource(nullptr);
   metrics.SetTraceSource(nullptr);
   return status;

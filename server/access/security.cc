@@ -38,8 +38,7 @@ absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
     result->tenants_ = std::make_unique<TenantRegistry>(std::move(list));
   }
   if (const std::string& ca = result->files_.trace_collector_ca; !ca.empty()) {
-    absl::Status status = CheckAuthorities("--trace-collector-ca", ca, absl::Now());
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckAuthorities("--trace-collector-ca", ca, absl::Now()));
   }
   return result;
 }

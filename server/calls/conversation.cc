@@ -16,7 +16,7 @@
 namespace ovq {
 namespace {
 
-// What the template says, which may quote the caller.
+// An error of the template. Its text may quote the caller, so the log gets the field's name only.
 absl::Status TemplateError(const std::string& field, const absl::Status& why) {
   const absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, ": ", why.message()));
   return WithLogText(WithFacts(status, {.field = field}), absl::StrCat(field, ": refused"));
@@ -28,24 +28,22 @@ absl::Status HistoryMismatch(const std::string& path, std::string_view why) {
                    {.field = field});
 }
 
-// One conversation and how the model writes it.
+// Renders one conversation by the model's template.
 class Writer {
  public:
   static absl::StatusOr<Writer> Make(const v1::Conversation& from, const std::string& path,
                                      const Engine& engine) {
     const ChatFormat* format = engine.model().chat_format;
     if (format == nullptr) return NoChatTemplate(path);
-    // Before they are copied.
-    absl::Status status = CheckMessageCount(from.messages_size(), path);
-    if (!status.ok()) return status;
+    // Checked before the messages are copied.
+    RETURN_IF_ERROR(CheckMessageCount(from.messages_size(), path));
     Writer writer(*format, path, from.tools_json(),
                   absl::ToTM(engine.config().options.clock.wall(), absl::LocalTimeZone()));
     for (const v1::ChatMessage& message : from.messages()) {
       writer.messages.push_back({message.role(), message.content()});
     }
-    status = CheckConversation(writer.messages, from.known(),
-                               static_cast<int64_t>(from.tools_json().size()), path);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CheckConversation(writer.messages, from.known(),
+                                      static_cast<int64_t>(from.tools_json().size()), path));
     return writer;
   }
 
@@ -92,7 +90,8 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
       !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
   absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
   if (known == 0 || !text.ok()) return text;
-  // What the session has read: its last answer behind what opened that, or just the messages.
+  // The text that the session has read: the messages, or, if the last one is an answer, the text
+  // that opened the answer and the answer itself.
   const ChatMessage& last = writer.messages[known - 1];
   const bool is_answer = last.role == "assistant";
   ASSIGN_OR_RETURN(std::string read, writer.Text(known - is_answer, /*opens_answer=*/is_answer));
@@ -105,7 +104,7 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
                                         differs));
   }
   text->erase(0, read.size());
-  // The answer's end of sequence is in the session already.
+  // The session has the answer's end-of-sequence token already.
   if (is_answer && place.last_token.has_value() && engine.model().tokenizer != nullptr) {
     const std::map<int32_t, std::string> specials = engine.model().tokenizer->special_tokens();
     const auto end = specials.find(*place.last_token);
@@ -117,7 +116,7 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
 }
 
 std::string SystemText(const v1::Conversation& conversation, const Engine& engine) {
-  const std::string path;  // nobody sees the errors
+  const std::string path;  // its errors are dropped
   absl::StatusOr<Writer> writer = Writer::Make(conversation, path, engine);
   if (!writer.ok()) return "";
   std::vector<ChatMessage>& messages = writer->messages;
@@ -125,7 +124,7 @@ std::string SystemText(const v1::Conversation& conversation, const Engine& engin
     return message.role != "system" && message.role != "developer";
   });
   const auto n_system = static_cast<size_t>(other - messages.begin());
-  // Templates may refuse to write system messages alone, so one more comes with them.
+  // Templates may refuse to render system messages alone, so one more message is rendered, too.
   const size_t n_messages = std::min(n_system + 1, messages.size());
   if (n_system < n_messages) messages[n_system].content.assign(1, 'A');
   const absl::StatusOr<std::string> one = writer->Text(n_messages, /*opens_answer=*/false);

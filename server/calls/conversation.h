@@ -1,4 +1,4 @@
-// Conversations: messages to the text that a session has yet to read, by the model's chat template.
+// Turns messages of a conversation into the text of a prompt, by the model's chat template.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,27 @@
 
 namespace ovq {
 
-// Where a prompt goes on: in a new session, or behind the tokens of one.
+// The place of a prompt: at the start of a session, or after its last token.
 struct PromptPlace {
   bool at_start = true;
   std::optional<int32_t> last_token = {};
 };
-// At the start also if there is no such session, which the engine says once it gets the request.
+// The place for a session. Also the start if there is no such session: then the engine refuses the
+// request later. May block (Engine::GetSession).
 PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 
-// The text behind the `known` messages of the conversation. `path` is the field's. InvalidArgument:
-// a field beyond its limit, tools that are no JSON list, what the template refuses or cannot render
-// within its bounds. FailedPrecondition: no template; a `known` that does not fit the place; a
-// template that writes the known messages differently from what the session has read.
+// The text of the conversation after its first `known` messages. `path`: the name of its field.
+// InvalidArgument: a field beyond its limit, tools that are not a JSON list, or messages that the
+// template refuses or cannot render within its bounds. FailedPrecondition: the model has no
+// template; `known` does not fit the place; or the template renders the known messages differently
+// within the whole conversation.
 absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
                                     const PromptPlace& place, const Engine& engine);
 
-// The text before the first message that is neither "system" nor "developer", as far as it does not
-// depend on what that one says: what conversations of one kind have in common. Empty where the
-// template refuses it.
+// The common text of conversations with the same system messages: the rendered text before the
+// first message that is neither "system" nor "developer", as far as it does not depend on that
+// message. Empty if the template refuses it.
 std::string SystemText(const v1::Conversation& conversation, const Engine& engine);
 
 }  // namespace ovq

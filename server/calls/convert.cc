@@ -46,7 +46,7 @@ void SetStop(const v1::StopConditions& from, GenerateRequest& to) {
 }
 
 void Fill(absl::Time from, google::protobuf::Timestamp& to) {
-  // Rounded down, so that the nanoseconds are never negative.
+  // Rounds down, so that the nanoseconds are never negative.
   const int64_t seconds = absl::ToUnixSeconds(from);
   to.set_seconds(seconds);
   to.set_nanos(
@@ -78,11 +78,11 @@ void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
   }
 }
 
-// How many of the conversation's tokens are its system part: those that its text alone begins with,
-// too.
+// The number of tokens of the conversation's system part: the common prefix of `tokens` and of the
+// tokens of SystemText.
 int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32_t> tokens,
                      const Engine& engine) {
-  if (std::ssize(tokens) <= kPrefixBlockTokens) return 0;  // spares the work
+  if (std::ssize(tokens) <= kPrefixBlockTokens) return 0;  // too short to be cached
   const auto system = engine.model().tokenizer->Encode(SystemText(conversation, engine), false);
   if (!system.ok()) return 0;
   return std::ranges::mismatch(tokens, *system).in1 - tokens.begin();
@@ -92,7 +92,8 @@ int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32
 
 absl::Duration ToDuration(const google::protobuf::Duration& from) {
   constexpr int32_t kNanos = 1'000'000'000;
-  if (from.nanos() <= -kNanos || from.nanos() >= kNanos) return absl::InfiniteDuration();  // none
+  if (from.nanos() <= -kNanos || from.nanos() >= kNanos)
+    return absl::InfiniteDuration();  // invalid
   return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
 }
 
@@ -150,7 +151,7 @@ absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const
 template <class Message>
 absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to) {
-  // Before they are copied.
+  // Checked before the lists are copied.
   absl::Status sizes = CheckListSizes({.stop_strings = from.stop().stop_strings_size(),
                                        .stop_token_ids = from.stop().stop_token_ids_size(),
                                        .logit_bias = std::ssize(from.sampling().logit_bias())},

@@ -1,6 +1,6 @@
-// Between the messages of ovq.v1 and the engine's structs. Requests are only mapped: a value that
-// the engine's type cannot hold arrives as one that is in no range, and the engine checks it with
-// all others (server/engine/validate.h).
+// Converts between the messages of ovq.v1 and the engine's structs. Requests are mapped without
+// checks of their values: one that the engine's type cannot hold becomes a value outside every
+// range, and the engine checks all of them (server/engine/validate.h).
 #pragma once
 
 #include <cstdint>
@@ -19,33 +19,32 @@ namespace ovq {
 
 // --- requests to structs ---
 
-// Encode of the model's tokenizer, which it has, for a text of a bearable length (CheckTextBytes).
-// Its error may quote the text: the log gets the field's name alone.
+// Encodes a text whose length CheckTextBytes accepts. The model must have a tokenizer. The error
+// may quote the text, so the log gets only the field's name.
 absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field);
-// Token ids of a prompt; absent gives none. At the start the model's beginning-of-sequence token
-// goes before text. Errors: text without a tokenizer, a prompt beyond the limit, those of NewText;
-// `prefix` begins the name of the field.
+// Token ids of a prompt; none for an absent prompt. At the start of a session text gets the model's
+// beginning-of-sequence token. Errors: text without a tokenizer, a prompt beyond the limit, and
+// those of NewText. `prefix` stands before the name of the field.
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
                                                   const std::string& prefix,
                                                   const PromptPlace& place, const Engine& engine);
-// A prompt and how much of it may be cached; errors are those of PromptTokens.
+// Sets the prompt's tokens and how many of them may be cached. Errors: see PromptTokens.
 absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
                        CallRequest& to);
-// What a v1::GenerateRequest and a v1::ChatTurn have in common: prompt, sampling, stop, output.
-// Lists that are too long are refused before they are copied, as is a prompt that PromptTokens
-// refuses.
+// Sets the parts that v1::GenerateRequest and v1::ChatTurn share: prompt, sampling, stop, output.
+// Refuses lists that are too long before it copies them. Other errors: see PromptTokens.
 template <class Message>
 absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
                            GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
 absl::Duration ToDuration(const google::protobuf::Duration& from);
-// `ovq-session` carries a key that the client chose when it made the session; a balancer
-// in front keeps what has the same key on one server. The key is the beginning of the session's id,
-// "KEY.RANDOM", so that whoever has the id has the key. InvalidArgument for what cannot begin an
-// id.
+// Reads `ovq-session`: a key that the client chooses for a new session, by which a balancer sends
+// calls with the same key to one server. The session's id is then "KEY.RANDOM", so clients with the
+// id have the key. InvalidArgument for text that cannot begin an id.
 absl::Status ParseSessionKey(const CallContext& context, SessionOptions& to);
-// What a v1::CreateSessionRequest and a v1::ChatOpen have in common, and the key of the session.
+// Options from the fields that v1::CreateSessionRequest and v1::ChatOpen share, and the session
+// key.
 template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context);
 

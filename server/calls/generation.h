@@ -1,4 +1,4 @@
-// A v1::GenerateRequest on its way to the engine, and what comes back as messages.
+// Submits a v1::GenerateRequest to the engine, and turns its events into messages.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,21 @@
 
 namespace ovq {
 
-// What the answers of a request take while they wait for their reader, at most.
+// The most bytes that a request's events take while they wait for the client.
 inline size_t StreamBytes(const GenerateRequest& request) {
   constexpr size_t kEventBytes = 512;
   return TokenStream::kCapacity *
          (kEventBytes + sizeof(TokenLogprob) * static_cast<size_t>(request.output.top_logprobs));
 }
 
-// Maps and tokenizes it, takes the bytes of its answers from `memory`, and gives it to the engine.
-// Errors are those of the mapping and of Engine::Submit. It may block: not on the engine's thread.
+// Maps and tokenizes the message, takes StreamBytes from `memory`, and submits the request. Errors:
+// those of the mapping and of Engine::Submit. May block, so never on the engine's thread.
 absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& caller,
                             CallRecord& record, ByteHold& memory,
                             std::shared_ptr<TokenStream> stream);
 
-// An event of the engine may hold several of the proto's: `add` makes room for one and gives it.
+// Appends an engine event as messages, of which it may need several. `add` appends a new message
+// and returns it.
 template <class Add>
 void ToMessages(const StreamEvent& event, Add add) {
   if (event.started) Fill(*event.started, *add().mutable_started());

@@ -1,4 +1,4 @@
-// What the unary calls of ovq.v1 do.
+// Handlers of the unary calls of ovq.v1.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -34,7 +34,7 @@ absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
 absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message);
 
-// --- what the admin service tells, without tenants ---
+// --- for the admin service: the status without its tenants ---
 v1::ServerStatus GetServerStatus(const ServiceContext& services);
 
 }  // namespace ovq

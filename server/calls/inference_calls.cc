@@ -1,4 +1,4 @@
-// What ovq.v1.InferenceService does, but for the calls that stream.
+// Handlers of the unary calls of ovq.v1.InferenceService.
 #include <algorithm>
 #include <limits>
 
@@ -18,23 +18,22 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
 }
 
-// What depends on the memory that is asked about.
+// Fills the fields that depend on the model variant of the request.
 absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& engine,
                          v1::ModelInfo& info) {
   const EngineModel& model = engine.model();
   std::optional<int32_t> asked;
   if (request.has_max_centroids()) asked = static_cast<int32_t>(request.max_centroids());
-  absl::Status status = CheckVariant(engine.config(), request.memory(), asked, "");
-  if (!status.ok()) return status;
-  const ModelVariant& memory = *model.FindVariant(request.memory());
-  info.set_memory(memory.name);
-  for (const std::string& type : memory.layer_types) info.add_layer_types(type);
-  info.set_default_max_centroids(static_cast<uint32_t>(memory.default_slot_cap));
+  RETURN_IF_ERROR(CheckVariant(engine.config(), request.memory(), asked, ""));
+  const ModelVariant& variant = *model.FindVariant(request.memory());
+  info.set_memory(variant.name);
+  for (const std::string& type : variant.layer_types) info.add_layer_types(type);
+  info.set_default_max_centroids(static_cast<uint32_t>(variant.default_slot_cap));
   info.set_max_centroids_limit(
-      memory.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
-  const int32_t cap = asked.value_or(memory.default_slot_cap);
-  info.set_state_bytes_cap(memory.layout->bytes_cap(cap));
-  if (const std::optional<int64_t> exact = memory.exact_tokens(cap)) {
+      variant.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
+  const int32_t cap = asked.value_or(variant.default_slot_cap);
+  info.set_state_bytes_cap(variant.layout->bytes_cap(cap));
+  if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {
     info.set_exact_tokens(static_cast<uint64_t>(*exact));
   }
   const std::span<const uint64_t> asked_at(request.positions().data(),
@@ -45,7 +44,7 @@ absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& e
   for (uint64_t position : positions) {
     v1::StateSize& size = *info.add_state_sizes();
     size.set_position(position);
-    size.set_state_bytes(memory.layout->bytes_at(static_cast<int64_t>(position), cap));
+    size.set_state_bytes(variant.layout->bytes_at(static_cast<int64_t>(position), cap));
     size.set_full_kv_cache_bytes(SaturatingProduct(position, model.full_kv_bytes_per_token));
   }
   return absl::OkStatus();
@@ -103,7 +102,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
   Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
-  for (const ModelVariant& memory : model.variants) info.add_memories(memory.name);
+  for (const ModelVariant& variant : model.variants) info.add_memories(variant.name);
   RETURN_IF_ERROR(FillVariant(request, services.engine, info));
   return info;
 }
@@ -120,7 +119,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
   request.memory = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
-  // The rows, the message that is made of them and its bytes; more is refused below.
+  // The scores, the message made of them and its bytes. Larger answers are refused below.
   constexpr size_t kTopBytes = sizeof(TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
   const size_t per_token = 2 * sizeof(TokenScore) + kTopBytes * message.top_logprobs();
   const size_t bytes = std::min(per_token * tokens->size(), 4 * kMaxAnswerBytes);
@@ -134,7 +133,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
       [&services = info.services, client = info.client, done,
        tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
-        // The answer may be large: it is made, and the numbers it is made of go, on another thread.
+        // Made on another thread, which also frees the scores: the answer may be large.
         services.blocking.Run(client,
                               [done, tokens = std::move(tokens), rows = std::move(result->rows)] {
                                 done(ToScoreResponse(tokens, rows));
@@ -169,7 +168,7 @@ absl::StatusOr<v1::DetokenizeResponse> Detokenize(const UnaryInfo& info,
   const std::vector<int32_t> ids = TokenIds(message.token_ids());
   const int64_t vocab_size = info.services.engine.model().vocab_size;
   RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size, "token_ids"));
-  // Not Tokenizer::Decode: the bytes of a token need not be UTF-8, those of a message must.
+  // Not Tokenizer::Decode: the text of a message must be UTF-8, the bytes of one token need not.
   Detokenizer detokenizer(tokenizer);
   v1::DetokenizeResponse response;
   for (int32_t id : ids) response.mutable_text()->append(detokenizer.Push(id));

@@ -16,7 +16,7 @@ constexpr int kWriterThreads = 2;
 constexpr int kQuickThreads = 2;
 constexpr int kBlockingThreads = 4;
 constexpr int kAdminThreads = 2;
-constexpr int kBlockingNice = 5;  // the tokenizing of long texts comes after all else
+constexpr int kBlockingNice = 5;  // tokenizing long texts comes last
 
 constexpr const char* kRequestId = "x-request-id";
 constexpr const char* kTraceParent = "traceparent";
@@ -30,7 +30,7 @@ std::string ParseRequestId(const CallContext& context) {
 }
 
 Span StartCallSpan(const CallContext& context) {
-  // One list may come as several headers.
+  // Several headers of this name make one list.
   return StartSpan(context.Value(kTraceParent), absl::StrJoin(context.Values(kTraceState), ","));
 }
 
@@ -72,7 +72,7 @@ absl::Status ReserveBytes(ByteHold& hold, size_t bytes) {
 
 void ServiceContext::Drain() {
   draining_ = true;
-  // Held during the calls, so that no listener goes away under them.
+  // Held during the callbacks, so that no listener goes away meanwhile.
   absl::MutexLock lock(&mutex_);
   for (const auto& [owner, on_drain] : listeners_) on_drain();
 }
@@ -125,8 +125,8 @@ LogFields CallRecord::IdFields() const {
 
 absl::Status CallRecord::Seen(const absl::Status& status) const {
   if (!context_.cancelled()) return status;
-  // A client's own deadline passes a little before the one that it sent: by the time on the way,
-  // and because gRPC rounds up to three digits.
+  // A client's own deadline passes a little before the one that it sent: that travels, and gRPC
+  // rounds it up to three digits.
   const SteadyTime::duration early = std::max(kDeadlineEarly, (deadline() - start_) / 100);
   const bool late = std::chrono::steady_clock::now() >= deadline() - early;
   if (deadline() != kNever && late) return absl::DeadlineExceededError("deadline exceeded");

@@ -1,5 +1,5 @@
-// What all calls share, whatever they come over: the engine and its surroundings, and the record of
-// one call.
+// Shared by all calls over gRPC and HTTP: the ServiceContext with the engine and the threads, and
+// the record of one call.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@
 
 namespace ovq {
 
-// Where the lines about calls go, and which calls have one; where their spans go, if anywhere.
+// Log and trace export of calls. `traces` may be null.
 struct CallLog {
   Log& log;
   LogRequests requests = LogRequests::kAll;
@@ -38,7 +38,7 @@ struct CallLog {
 // Any thread. Outlives every call.
 class ServiceContext {
  public:
-  // tenants: null where no tokens are asked for.
+  // tenants: null if no tokens are asked for.
   ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics, CallLog log,
                  const TenantRegistry* tenants = nullptr);
 
@@ -49,16 +49,16 @@ class ServiceContext {
   const Authenticator auth;
   const absl::Time started = absl::Now();
 
-  WorkQueue writers;   // turns tokens into messages; its work never waits
-  WorkQueue quick;     // for calls that cost next to nothing and wait for nobody
-  WorkQueue blocking;  // parses, tokenizes, and waits for the engine thread
+  WorkQueue writers;   // turn tokens into messages; never wait
+  WorkQueue quick;     // for cheap calls that never wait
+  WorkQueue blocking;  // parse, tokenize, and wait for the engine
   WorkQueue admin;     // for the admin service
 
-  // Of a call: what its messages and answers take of EngineOptions::request_memory.
+  // A hold on EngineOptions::request_memory for a call's messages and answers.
   ByteHold Memory(const CallContext& context) const {
     return {engine.options().request_memory, context.client()};
   }
-  // Who calls (Authenticator), charged as one request of its tenant's.
+  // Identifies the caller (Authenticator) and charges its tenant one request.
   absl::StatusOr<Caller> Admit(const CallContext& context, Access access = Access::kAny) const;
 
   // Runs `work`, which asks the engine for this session: at once if the session is here, else on a
@@ -66,19 +66,19 @@ class ServiceContext {
   void RunWithSession(const std::string& session_id, const std::string& client,
                       std::function<void()> work);
 
-  // After Drain, streams without a running turn end, and calls that bring work are refused.
+  // From then on streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining
   bool draining() const { return draining_; }
-  // Until no call is open, or this time.
+  // Waits until no call is open, or until this time.
   void AwaitCalls(absl::Time deadline);
-  // A stream that stays open between its turns must be told when the server drains. on_drain must
-  // not block; null ends it, once a call that is running is over.
+  // Registers a callback of a stream that stays open between turns, for the start of a drain. It
+  // must not block. Null removes it and waits for a running callback.
   void OnDrain(const void* owner, std::function<void()> on_drain);
 
  private:
   friend class CallRecord;
-  void Count(int calls);  // that are open, more or fewer
+  void Count(int calls);  // adds to open_calls_
 
   std::atomic<bool> draining_{false};
   absl::Mutex mutex_;
@@ -87,21 +87,21 @@ class ServiceContext {
   int open_calls_ ABSL_GUARDED_BY(calls_mutex_) = 0;
 };
 
-// What a call's messages may take of the host's memory, and what is made of them.
-absl::Status ReserveBytes(ByteHold& hold, size_t bytes);  // ResourceExhausted
+// Takes memory for a call's messages and what is made of them. ResourceExhausted.
+absl::Status ReserveBytes(ByteHold& hold, size_t bytes);
 
-// One turn of a Chat, for the log; its parts count as one.
+// One turn of a Chat with all its parts, for the log.
 struct TurnRecord {
   int64_t number = 0;  // from 1
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   WorkSummary work;
 };
 
-// One call: who asks, its time and its line in the log.
+// The record of one call: its ids, times, and lines in the log.
 class CallRecord {
  public:
-  // method: for the log. Takes `x-request-id`, `traceparent` and `tracestate`; what is not valid
-  // there is ignored. The context outlives it.
+  // method: the label of the RPC or route. Reads `x-request-id`, `traceparent` and `tracestate`;
+  // invalid values are ignored. The context outlives it.
   CallRecord(ServiceContext& services, const char* method, const CallContext& context);
   ~CallRecord() { services_.Count(-1); }
   CallRecord(const CallRecord&) = delete;
@@ -111,21 +111,21 @@ class CallRecord {
   SteadyTime arrival() const { return start_; }
   absl::Duration age() const { return TimeBetween(start_, std::chrono::steady_clock::now()); }
   SteadyTime deadline() const { return context_.deadline(); }
-  // For the line about the call: to be filled until End, never by two threads at a time.
+  // Filled by the call until End, by one thread at a time.
   CallSummary& summary() { return summary_; }
 
-  // The line about a turn that ended before the call, or with it.
+  // Logs and traces a turn that ended before the call or with it.
   void EndTurn(const TurnRecord& turn, const absl::Status& status);
-  // `x-request-id`, `traceparent`, `tracestate`: what the answer says of the call.
+  // Headers of the answer: `x-request-id`, `traceparent`, `tracestate`.
   std::vector<std::pair<std::string, std::string>> AnswerHeaders() const;
-  // What the caller sees of a call with this status: of one that it gave up, that.
+  // The status as the caller sees it: Cancelled or DeadlineExceeded if it gave up.
   absl::Status Seen(const absl::Status& status) const;
-  // The line about the call. Call once, at the end, not on the engine's thread.
+  // Logs and traces the call. Call once, at the end, not on the engine's thread.
   void End(const absl::Status& seen);
 
  private:
   LogFields IdFields() const;
-  // Of a turn, or the call: at the level that the status has, if such lines are wanted.
+  // Logs a turn, or the call, at the level of its status, if the options ask for such lines.
   void LogEnd(const CallSummary& summary, std::optional<int64_t> turn, const absl::Status& status,
               SteadyTime start) const;
 

@@ -1,4 +1,4 @@
-// What ovq.v1.SessionService does, but for the two calls that stream a file.
+// Handlers of the unary calls of ovq.v1.SessionService.
 #include <utility>
 #include <vector>
 
@@ -21,9 +21,8 @@ v1::Session ToProto(const SessionInfo& info) {
 absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
                                          const v1::CreateSessionRequest& message) {
   ASSIGN_OR_RETURN(SessionOptions options, ToSessionOptions(message, info.context));
-  absl::Status status = SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options);
-  if (!status.ok()) return status;
-  // A prompt that is given must not be empty; without one the session is empty.
+  RETURN_IF_ERROR(SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options));
+  // A prompt may be absent, for an empty session, but not empty.
   if (message.has_prompt() && options.prompt.empty()) return EmptyPrompt("");
   options.tenant = info.tenant;
   options.client = info.client;
@@ -32,8 +31,8 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   return options;
 }
 
-// Ends sessions that nobody learned the ids of. Not from the engine's own thread: deleting waits
-// for it.
+// Deletes sessions whose ids no client has learned, on a blocking thread: deleting waits for the
+// engine.
 template <class Response>
 void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
              const UnaryDone<Response>& done) {
@@ -127,8 +126,7 @@ absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message) {
   RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
   info.record.summary().SetSession(message.session_id());
-  absl::Status status = info.services.engine.DeleteSession(message.session_id(), info.tenant);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(info.services.engine.DeleteSession(message.session_id(), info.tenant));
   return v1::DeleteSessionResponse();
 }
 

@@ -1,4 +1,4 @@
-// Calls of one message and one answer: what their handlers get and give, whatever they come over.
+// Types of the handlers of unary calls, over gRPC and HTTP.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,25 @@
 
 namespace ovq {
 
-// What a handler gets beside the message.
+// Arguments of a handler beside the message. The references are valid until `done` is called.
 struct UnaryInfo {
   ServiceContext& services;
-  const CallContext& context;  // until `done` is called, as the next
+  const CallContext& context;
   CallRecord& record;
-  std::string tenant, client;            // Caller's
-  std::shared_ptr<CancelSignal> cancel;  // the client's
-  ByteHold& memory;                      // until `done` is called
+  std::string tenant, client;            // of the Caller
+  std::shared_ptr<CancelSignal> cancel;  // set when the client cancels
+  ByteHold& memory;
 };
 
 template <class Response>
-using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // once, from any thread
+using UnaryDone = std::function<void(absl::StatusOr<Response>)>;  // called once, on any thread
 
-// Where a method's calls are handled: those that cost next to nothing are never behind others.
+// The threads for a method's calls. Calls of kQuick never wait behind those of kWork, so their
+// handlers must be cheap and must not wait.
 enum class Lane : uint8_t { kWork, kQuick };
-inline constexpr size_t kMaxQuickBytes = size_t{64} << 10;  // of a message in the quick one
+inline constexpr size_t kMaxQuickBytes = size_t{64} << 10;  // limit on messages of kQuick
 
-// Handlers run on a thread that may block, but for those of the quick lane.
+// A handler runs on a thread that may block, but in kQuick.
 template <class Request, class Response>
 using UnaryHandler =
     std::function<void(const UnaryInfo&, const Request&, const UnaryDone<Response>&)>;

@@ -38,7 +38,7 @@ WorkQueue::Clients::iterator WorkQueue::Next() {
 
 void WorkQueue::Loop(int nice) {
   NameThisThread("calls");
-  // Of this thread alone; to be nicer is always allowed.
+  // For this thread only. Raising the niceness is always allowed.
   if (nice > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), nice);
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return ready_ > 0 || (ending_ && clients_.empty());

@@ -1,4 +1,4 @@
-// Threads for work that gRPC's own threads and the engine thread must not do, and strands on them.
+// Worker threads, for work that threads of gRPC and of the engine must not do, and strands on them.
 #pragma once
 
 #include <deque>
@@ -15,14 +15,14 @@
 
 namespace ovq {
 
-// A few threads that run functions: each client's in the order they came, clients in turn, and, if
-// there are several threads, never a client's on all of them. So one that has much to do keeps no
-// other waiting. Any thread.
+// A few threads that run functions: a client's in the order they came, clients in round robin, and,
+// if there are several threads, never one client's on all of them. So a busy client does not keep
+// others waiting. Any thread.
 class WorkQueue {
  public:
-  // nice: how much later than others its threads run, where processors are few.
+  // nice: niceness of its threads; higher ones yield to others.
   explicit WorkQueue(int n_threads, int nice = 0);
-  ~WorkQueue();  // runs what is queued, then joins
+  ~WorkQueue();  // runs the queued functions, then joins
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
@@ -39,30 +39,30 @@ class WorkQueue {
   bool Ready(const Client& client) const {
     return !client.work.empty() && client.running < most_running_;
   }
-  // The next of `clients_` after the one that had its turn last; end() if none is ready.
+  // The next ready client after the last one served; end() if none is ready.
   Clients::iterator Next() ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
-  const int most_running_;  // of a client
+  const int most_running_;  // functions of one client at a time
   absl::Mutex mutex_;
-  Clients clients_ ABSL_GUARDED_BY(mutex_);  // that wait or run
-  int ready_ ABSL_GUARDED_BY(mutex_) = 0;    // of them
+  Clients clients_ ABSL_GUARDED_BY(mutex_);  // with functions that wait or run
+  int ready_ ABSL_GUARDED_BY(mutex_) = 0;    // number of clients that are ready
   std::string last_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 
-// Runs functions one at a time, in the order they came: what they touch needs no lock.
+// Runs functions one at a time, in the order they came, so their data needs no lock.
 class Strand {
  public:
   Strand(WorkQueue& queue, std::string client) : queue_(queue), client_(std::move(client)) {}
 
-  // Runs it on a thread of the queue. `owner` keeps this strand alive until then.
+  // Runs `work` on a thread of the queue. `owner` keeps this strand alive until then.
   void Post(std::shared_ptr<void> owner, std::function<void()> work);
-  // Runs it on the calling thread, or, while another one runs this strand's work, there.
+  // Runs `work` on this thread, or, if another thread is running this strand's work, on that one.
   void Dispatch(std::function<void()> work);
 
  private:
-  bool Push(std::function<void()> work);  // true: the caller must Drain
+  bool Push(std::function<void()> work);  // true: the caller must call Drain
   void Drain();
 
   WorkQueue& queue_;

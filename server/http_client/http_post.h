@@ -8,7 +8,7 @@
 
 namespace ovq {
 
-// Where a request goes: http[s]://HOST:PORT/PATH.
+// The target of a request: http[s]://HOST:PORT/PATH.
 struct HttpTarget {
   bool tls = false;
   std::string host;  // a name, or an IP address without brackets

@@ -1,4 +1,4 @@
-// ovq.v1.AdminService.
+// The admin service: sessions of all tenants, status, drain.
 #include <utility>
 
 #include "base/status_macros.h"

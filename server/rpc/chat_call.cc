@@ -25,7 +25,7 @@ void ChatCall::Start() {
     });
   });
   strand_.Dispatch([this] {
-    // Before any message: nobody unknown holds a stream open.
+    // Checked before any message, so that unknown callers hold no stream open.
     absl::StatusOr<Caller> caller = services_.Admit(context_);
     if (!caller.ok()) return End(caller.status());
     caller_ = *std::move(caller);
@@ -76,11 +76,11 @@ void ChatCall::HandleMessage() {
   }
   switch (message.event_case()) {
     case v1::ChatRequest::kTurn:
-      // A turn's lives as long as it; that of a part that is held back, beside it.
+      // The turn's message holds its memory until the turn ends; a queued part holds its own.
       (phase_ == Phase::kIdle ? turn_memory_ : queued_turn_memory_) = std::move(memory);
       return HandleTurn(message.turn());
     case v1::ChatRequest::kCancel:
-      // Without a running turn: the turn ended while this was on its way.
+      // Without a running turn, the turn ended while the cancel was on its way.
       if (phase_ == Phase::kTurn) pump_->Cancel();
       return Read();
     case v1::ChatRequest::kOpen:
@@ -101,8 +101,8 @@ void ChatCall::HandleHalfClose() {
 void ChatCall::HandleTurn(const v1::ChatTurn& turn) {
   if (phase_ == Phase::kIdle) return BeginTurn(turn);
   if (turn_defaults_.more()) {
-    // Parts may be sent without waiting for each one's acknowledgement; reading goes on when this
-    // one's time has come, so a fast sender fills no memory here.
+    // A client may send parts without waiting for their acknowledgements. Reading goes on once this
+    // part begins, so a fast sender takes no memory here.
     queued_turn_ = turn;
     return;
   }
@@ -149,7 +149,7 @@ void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
     position_ = session->position;
   }
   if (phase_ == Phase::kEnding) {
-    // Cancelled meanwhile: no client has learned the new session's id.
+    // The call was cancelled meanwhile: no client knows the new session's id.
     const absl::Status status = end_status_;
     ephemeral_ = created_;
     phase_ = Phase::kIdle;
@@ -184,13 +184,12 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
   Read();
 }
 
-// Reads only what does not change while a turn is being submitted.
+// Uses only members that do not change while a turn is being submitted.
 absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<TokenStream>& stream, bool charged) {
   // A conversation may outlast its token.
   RETURN_IF_ERROR(services_.auth.Recheck(caller_));
-  absl::Status status = charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant));
   GenerateRequest request;
   request.field_prefix = "turn.";
   request.session_id = session_id_;
@@ -199,11 +198,10 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.arrival = std::chrono::steady_clock::now();
   request.deadline = record_.deadline();
   const PromptPlace place = FindPromptPlace(services_.engine, session_id_, caller_.tenant);
-  status = SetGeneration(turn, place, services_.engine, request);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(SetGeneration(turn, place, services_.engine, request));
   if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
-  if (status = ReserveBytes(*turn_memory_, StreamBytes(request)); !status.ok()) return status;
+  RETURN_IF_ERROR(ReserveBytes(*turn_memory_, StreamBytes(request)));
   return services_.engine.Submit(std::move(request), stream);
 }
 
@@ -246,13 +244,13 @@ void ChatCall::EndTurn(const absl::Status& status) {
 }
 
 void ChatCall::OnStreamEnd(const absl::Status& status) {
-  // A cancelled turn has its Finished, and the conversation goes on.
+  // After a cancelled turn, which has its Finished, the conversation goes on.
   if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
   phase_ = Phase::kIdle;
   pump_ = nullptr;
   if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
   if (turn_result_) out_.push_back(*std::move(turn_result_));
-  // All that was asked for has been answered, whatever has begun meanwhile.
+  // All turns have been answered, so the call ends well even if a drain has begun.
   if (half_closed_ && !queued_turn_.has_value()) return End(absl::OkStatus());
   if (draining_) return End(services_.CheckServing());
   if (queued_turn_.has_value()) {
@@ -271,13 +269,13 @@ void ChatCall::End(absl::Status status) {
   phase_ = Phase::kEnding;
   end_status_ = std::move(status);
   if (pump_ != nullptr) pump_->Cancel();
-  if (opening) return;  // goes on in Opened
+  if (opening) return;  // Opened goes on with the end
   if (!ephemeral_ || session_id_.empty()) {
     cleaned_up_ = true;
     return Pump();
   }
   OnBlockingThread([this] {
-    // NotFound if it expired or another call deleted it, which is as good.
+    // NotFound is fine: it expired, or another call deleted it.
     (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
     OnStrand([this] {
       cleaned_up_ = true;

@@ -1,4 +1,4 @@
-// The Chat call: one bidirectional stream is one live conversation.
+// The Chat call: a bidirectional stream that is one conversation.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -16,8 +16,8 @@ namespace ovq {
 
 // Phases: kUnopened -> kOpening -> kIdle <-> kTurn, and from any of them kEnding.
 //
-// Reactions and engine callbacks only queue work on the strand; what may block (tokenizing, waiting
-// for the engine) runs on the blocking threads and comes back to the strand.
+// Reactions of gRPC and callbacks of the engine only post work to the strand. Work that may block
+// (tokenizing, waiting for the engine) runs on the blocking threads and posts its result back.
 class ChatCall final
     : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                         v1::ChatResponse>,
@@ -37,7 +37,7 @@ class ChatCall final
  private:
   enum class Phase : uint8_t { kUnopened, kOpening, kIdle, kTurn, kEnding };
 
-  // --- all below: on the strand, unless said otherwise ---
+  // --- on the strand, unless said otherwise ---
   void Read();
   void HandleMessage();
   void HandleHalfClose();
@@ -48,13 +48,12 @@ class ChatCall final
   void Opened(absl::StatusOr<SessionInfo> session);
 
   void BeginTurn(const v1::ChatTurn& turn);
-  // On a blocking thread.
-  // charged: as a request of the tenant, with the call.
+  // On a blocking thread. charged: the tenant was charged for this turn with the call.
   absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream,
                           bool charged);
   void TurnSubmitted(const absl::Status& status);
   void HandleFinished(const Finished& finished);
-  void EndTurn(const absl::Status& status);  // for the log
+  void EndTurn(const absl::Status& status);  // logs it
 
   void End(absl::Status status);
   bool Advance() override;
@@ -62,28 +61,27 @@ class ChatCall final
   Phase phase_ = Phase::kUnopened;
   bool half_closed_ = false;
   bool draining_ = false;
-  bool opening_charged_ = true;  // the call was, and its first turn goes with it
+  bool opening_charged_ = true;  // the call was charged, which covers its first turn
   absl::Status end_status_;
 
   grpc::ByteBuffer in_;
   bool reading_ = false;
-  bool cleaned_up_ = false;  // phase kEnding: nothing is left to do but to finish
+  bool cleaned_up_ = false;  // phase kEnding: all that is left is to finish
 
   Caller caller_;
   std::string session_id_;
-  bool created_ = false;    // by this stream
+  bool created_ = false;    // the session, by this stream
   bool ephemeral_ = false;  // the session ends with the stream
   int64_t position_ = 0;
-  v1::ChatTurn turn_defaults_;  // the last turn without its prompt, and what only earlier ones said
+  v1::ChatTurn turn_defaults_;  // settings so far; a turn changes those that it has
 
   std::unique_ptr<TokenPump> pump_;  // of the running turn
-  // Its Finished or PartAbsorbed. Sent when the engine has let go of the session: a client may
-  // answer it at once with the next turn.
+  // The running turn's Finished or PartAbsorbed. Sent once the engine has released the session, as
+  // the client may answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
-  std::optional<v1::ChatTurn> queued_turn_;  // came while a part was being absorbed
+  std::optional<v1::ChatTurn> queued_turn_;  // came while a part was being prefilled
   std::unique_ptr<ByteHold> turn_memory_, queued_turn_memory_;
-  std::optional<TurnRecord>
-      turn_;  // from its first part to its Finished, or the call's end
+  std::optional<TurnRecord> turn_;  // from its first part to its Finished, or the call's end
 };
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// The Generate call: one request, its events streamed as they come.
+// The Generate call: streams the events of one request.
 #include <memory>
 #include <utility>
 

@@ -1,4 +1,4 @@
-// A gRPC call as what all calls share sees it.
+// A gRPC call as a CallContext.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -13,7 +13,7 @@ namespace ovq {
 
 class GrpcCallContext final : public CallContext {
  public:
-  explicit GrpcCallContext(grpc::CallbackServerContext* context);  // which outlives it
+  explicit GrpcCallContext(grpc::CallbackServerContext* context);  // outlives this object
 
   std::string peer() const override { return context_->peer(); }
   std::vector<std::string> Values(const char* name) const override;
@@ -21,9 +21,9 @@ class GrpcCallContext final : public CallContext {
   SteadyTime deadline() const override { return deadline_; }
   bool cancelled() const override { return context_->IsCancelled(); }
 
-  // Counts the call, logs it and gives its status for the wire. Trailing metadata: `x-request-id`,
-  // `traceparent`, `tracestate`, and `retry-after-ms` where the status knows one. Call once, at the
-  // end, not on the engine's thread.
+  // Counts and logs the call, sets its trailing metadata (`x-request-id`, `traceparent`,
+  // `tracestate`, and `retry-after-ms` if the status has one) and returns its status for the wire.
+  // Call once, at the end, not on the engine's thread.
   grpc::Status End(CallRecord& record, const absl::Status& status) const;
 
  private:

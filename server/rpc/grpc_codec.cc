@@ -29,27 +29,27 @@ using google::protobuf::internal::WireFormat;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Whether this is how the field is written: else the parser takes it for an unknown one.
+// Whether the field has this wire type: else the parser takes it for an unknown field.
 bool IsWrittenAs(const FieldDescriptor& field, WireFormatLite::WireType type) {
   if (type == WireFormat::WireTypeForFieldType(field.type())) return true;
   return field.is_packable() && type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
 }
 
-// What a message will take, from its bytes alone.
+// The cost of a message, measured on its bytes.
 struct Extent {
-  int64_t unknown = 0;  // bytes of fields that it does not know, at any depth
+  int64_t unknown = 0;  // bytes of unknown fields, at any depth
   int64_t parts = 0;    // messages and texts, itself included
-  size_t parsed = 0;    // of memory, roughly, with what is made of it
+  size_t parsed = 0;    // bytes of memory, roughly, with tokens and copies
 };
-// An object of its own, in an array or a map, and a copy of it.
+// Bytes of an object in an array or a map, and of a copy of it.
 constexpr size_t kMessageBytes = 128;
 constexpr size_t kTextBytes = 64;
-constexpr size_t kNumberBytes = 16;  // and as a token's id
-// Itself, and as tokens of a byte each.
+constexpr size_t kNumberBytes = 16;  // with its token id
+// A character and its copy, and a token for each byte.
 constexpr size_t kBytesPerChar = 2 + sizeof(int32_t);
 
-// Walks over the fields of a message of this type without keeping any. False if the bytes are no
-// message.
+// Walks over the fields of a message of this type without storing them. False if the bytes are not
+// such a message.
 bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent) {
   extent.parsed += kMessageBytes;
   ++extent.parts;
@@ -79,12 +79,12 @@ bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent)
       extent.parsed += kTextBytes + kBytesPerChar * static_cast<size_t>(length);
       ++extent.parts;
     } else {
-      extent.parsed += kNumberBytes * static_cast<size_t>(length);  // packed: a byte each at least
+      extent.parsed += kNumberBytes * static_cast<size_t>(length);  // packed: at least a byte each
     }
   }
 }
 
-// The full name of a field whose text is not UTF-8, which is where the parser stopped; "" without.
+// The full name of a field with text that is not UTF-8, at which the parser stopped; "" for none.
 std::string NotUtf8(const Message& message) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   std::vector<const FieldDescriptor*> fields;
@@ -135,7 +135,7 @@ absl::StatusOr<Extent> MeasureMessage(grpc::ByteBuffer& bytes, const Message& me
   return extent;
 }
 
-// The field of google.rpc.Status that standard clients look for details in; "" without any.
+// The serialized google.rpc.Status in which standard clients look for details; "" without facts.
 std::string Details(const absl::Status& status) {
   const ErrorFacts facts = GetErrorFacts(status);
   if (facts.empty()) return "";
@@ -157,7 +157,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 }
 
 absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message, ByteHold& hold) {
-  // What the library would say of a message goes to the client instead.
+  // Keeps the library from logging parse errors: the client gets them.
   static const auto silenced = google::protobuf::SetLogHandler(nullptr);
   (void)silenced;
   grpc::ByteBuffer copy = bytes;  // shares the data; reading needs a mutable one

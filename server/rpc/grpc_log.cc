@@ -11,7 +11,7 @@ std::atomic<Log*> target = nullptr;
 
 LogLevel ToLogLevel(gpr_log_severity severity) {
   if (severity == GPR_LOG_SEVERITY_DEBUG) return LogLevel::kDebug;
-  // What the library calls an error is mostly a peer's: a handshake that failed, a broken frame.
+  // The library's errors are mostly faults of peers: a failed handshake, a broken frame.
   return severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo : LogLevel::kWarning;
 }
 

@@ -1,12 +1,12 @@
-// The gRPC library's own messages as lines of the log.
+// Sends the gRPC library's own messages to the log.
 #pragma once
 
 #include "server/telemetry/log.h"
 
 namespace ovq {
 
-// One at a time in a program. What it logs while this is there goes to `log`, in full lines and
-// under a rate; environment variable GRPC_VERBOSITY says how much that is.
+// Only one object of the class at a time. While it exists, the library's messages go to `log`,
+// under the rate of their kind; the environment variable GRPC_VERBOSITY selects their level.
 class GrpcLog {
  public:
   explicit GrpcLog(Log& log);

@@ -18,15 +18,16 @@ namespace ovq {
 namespace {
 
 constexpr int kMinPingIntervalMs = 10'000;
-// A peer that vanished without a word is noticed within 80 s and its state freed.
+// A peer that vanished silently is noticed within 80 s, and its state is freed.
 constexpr int kKeepaliveMs = 60'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
-// All of a call's metadata together: room for the longest token, and no more.
+// Limit on a call's metadata: room for the longest token, and no more.
 constexpr int kMaxMetadataBytes = 16 << 10;
-// Of the library's own for reflection, the one service that takes a thread for each open stream;
-// with more streams they get RESOURCE_EXHAUSTED.
+// Threads of the library for reflection, the only service that takes a thread for each open stream.
+// Further streams get RESOURCE_EXHAUSTED.
 constexpr int kReflectionThreads = 16;
-constexpr absl::Duration kLastAnswers = absl::Milliseconds(200);  // at the end
+constexpr absl::Duration kLastAnswers =
+    absl::Milliseconds(200);  // for the last answers, at the end
 
 int ToMs(absl::Duration time) {
   return static_cast<int>(
@@ -36,8 +37,8 @@ int ToMs(absl::Duration time) {
 void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(kMaxAnswerBytes));
-  // The library inflates a message as a whole before it looks at the size: 64 MiB of zeros would
-  // come out as 64 GiB.
+  // The library inflates a whole message before it checks the size: 64 MiB could become 64 GiB of
+  // zeros.
   for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
   }
@@ -52,7 +53,7 @@ void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   // The library's 300 s would end the connection of a client that pings during a long prefill.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kMinPingIntervalMs);
-  // Otherwise two servers on one port would silently share its calls.
+  // With it two servers on one port would silently share its calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
@@ -60,7 +61,7 @@ void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ListenOptions& options,
                                                               std::vector<RpcService> services) {
-  // Held for good: the library's own end, when its last user goes, may wait 10 s for its sockets.
+  // Never released: the library's shutdown after its last user may wait 10 s for its sockets.
   static std::once_flag library_held;
   std::call_once(library_held, &grpc_init);
   grpc::EnableDefaultHealthCheckService(true);

@@ -1,5 +1,5 @@
-// The methods of a service: a unary one is parsed and handled off gRPC's threads, and answered when
-// its handler says so.
+// Registers the methods of a service. Unary calls are parsed and handled on threads of the
+// ServiceContext, and answered when their handler calls `done`.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -37,7 +37,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     queue_ = access == Access::kAdmin ? &services_.admin
              : lane == Lane::kQuick   ? &services_.quick
                                       : &services_.blocking;
-    // What waits to be read has its bytes too.
+    // A message that waits to be parsed takes its bytes, too.
     if (absl::Status status = ReserveBytes(memory_, request->Length()); !status.ok()) {
       return End(status);
     }
@@ -63,7 +63,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
  private:
-  // The engine's thread may bring the answer: it is serialized on another one.
+  // Serializes the answer on a thread of the queue: `done` may be called on the engine's thread.
   void Reply(absl::StatusOr<Response> answer) {
     queue_->Run(context_.peer(), [this, answer = std::move(answer)] {
       if (answer.ok()) *response_ = SerializeMessage(*answer);
@@ -113,7 +113,7 @@ class RawService final : public Api::Service {
              Lane lane = Lane::kWork) {
     Unary(method, UnaryHandler<Request, Response>(handler), lane);
   }
-  // With a handler that answers at once.
+  // For a handler that answers at once.
   template <class Request, class Response>
   void Unary(const char* method,
              absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&),
@@ -154,7 +154,7 @@ class RawService final : public Api::Service {
   static const char* Label(const char* method) {
     return RpcLabel(Api::service_full_name(), method);
   }
-  // Takes the handler.
+  // Takes ownership of the handler.
   void SetHandler(const char* method, grpc::internal::MethodHandler* handler) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
         Api::service_full_name());

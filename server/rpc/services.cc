@@ -31,7 +31,7 @@ std::vector<RpcService> ClientServices(ServiceContext& services) {
 }
 
 RpcService MakeSessionService(ServiceContext& services) {
-  // As much as session states may take together. A device's memory for them is not the host's.
+  // Imports may hold as much as session states: their host memory is not that of a device's states.
   const auto budget = std::make_shared<ImportBudget>(services.engine.options().state_memory_bytes);
   auto service = std::make_unique<RawService<v1::SessionService>>(services, Access::kAny);
   service->Unary("CreateSession", &CreateSession);

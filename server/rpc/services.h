@@ -1,4 +1,4 @@
-// The services of ovq.v1 on gRPC's callback API. Requests come as bytes: see grpc_codec.h.
+// The services of ovq.v1 on gRPC's callback API. Requests arrive as bytes: see grpc_codec.h.
 #pragma once
 
 #include <grpcpp/impl/codegen/service_type.h>
@@ -13,17 +13,17 @@
 namespace ovq {
 
 struct RpcService {
-  std::string name;  // as health checks ask for it
+  std::string name;  // full name, for health checks
   std::unique_ptr<grpc::Service> service;
 };
 
-// `services` outlives what is made.
+// The factories below: `services` outlives the service.
 RpcService MakeInferenceService(ServiceContext& services);
 RpcService MakeSessionService(ServiceContext& services);
-// The two for clients.
+// The inference and the session service.
 std::vector<RpcService> ClientServices(ServiceContext& services);
-// For a server of its own, which goes on answering while the other one drains. drain: what a signal
-// would do; may be called more than once, must not block.
+// For a server of its own, which goes on answering while the clients' server drains. drain: starts
+// the drain, as a signal would; may be called more than once, must not block.
 std::vector<RpcService> AdminServices(ServiceContext& services, std::function<void()> drain);
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-// ExportSession and ImportSession: a session as a file, in parts.
+// ExportSession and ImportSession: stream a session file in parts.
 #include "server/rpc/session_transfer.h"
 
 #include <algorithm>
@@ -77,12 +77,13 @@ class ExportCall final
   }
 
   EncodedSession file_;
-  std::optional<SessionBase> base_;  // of the file; none without tokens
+  std::optional<SessionBase> base_;  // of the exported file; none without tokens
   size_t sent_ = 0;
 };
 
-// What all imports hold while their bytes arrive, as their heads declare it. A call may live a
-// little longer than the service that it came to: a worker thread drops the last reference to it.
+// The share of one import in the ImportBudget while its bytes arrive, by the sizes that its head
+// declares. Shares the budget: a call may live a little longer than its service, since a worker
+// thread drops the last reference to it.
 class ImportReservation {
  public:
   explicit ImportReservation(std::shared_ptr<ImportBudget> budget) : budget_(std::move(budget)) {}
@@ -90,7 +91,7 @@ class ImportReservation {
   ImportReservation(const ImportReservation&) = delete;
   ImportReservation& operator=(const ImportReservation&) = delete;
 
-  // Who is refused holds nothing, and is in nobody's way.
+  // A refused import holds nothing.
   absl::Status Reserve(size_t bytes) {
     size_t held = budget_->held;
     while (bytes <= budget_->most - held) {
@@ -158,7 +159,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Add() {
     v1::SessionBytes message;
-    ByteHold memory = services_.Memory(context_);  // of this part alone
+    ByteHold memory = services_.Memory(context_);  // for this part only
     absl::Status status = ParseMessage(part_, message, memory);
     if (status.ok() && message.has_ttl()) {
       options_.ttl = ToDuration(message.ttl());
@@ -184,7 +185,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Answer(const absl::StatusOr<SessionInfo>& session) {
     if (!session.ok()) return End(session.status());
-    if (cancelled_) {  // nobody learned its id
+    if (cancelled_) {  // no client knows its id
       (void)services_.engine.DeleteSession(session->id, session->tenant);
       return End(absl::CancelledError("cancelled by the client"));
     }

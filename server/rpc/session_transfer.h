@@ -1,4 +1,4 @@
-// The reactors of ExportSession and ImportSession; each ends by itself.
+// Reactors of ExportSession and ImportSession; each deletes itself at its end.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -11,11 +11,11 @@
 
 namespace ovq {
 
-// What imports may hold together, outside the budget of states.
+// Memory for all imports together, outside the budget of session states.
 struct ImportBudget {
   explicit ImportBudget(size_t most) : most(most) {}
   const size_t most;             // bytes
-  std::atomic<size_t> held = 0;  // never more
+  std::atomic<size_t> held = 0;  // at most `most`
 };
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services, const char* label,

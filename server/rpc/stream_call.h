@@ -1,4 +1,4 @@
-// What the calls that stream their answer share.
+// Base class of gRPC calls that stream their answer.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -13,9 +13,8 @@
 
 namespace ovq {
 
-// Messages go out one at a time. Tokens wait in the engine's TokenStream until the client has taken
-// the message before: a slow client fills its own stream, and the engine then parks that request
-// alone. Make it with std::make_shared.
+// Writes messages one at a time: the next one is made once gRPC has taken the one before, so a slow
+// client holds up its own call only. Make it with std::make_shared.
 template <class Reactor, class Response>
 class StreamCall : public Reactor,
                    public std::enable_shared_from_this<StreamCall<Reactor, Response>> {
@@ -37,12 +36,12 @@ class StreamCall : public Reactor,
   void OnDone() override { self_.reset(); }
 
  protected:
-  // Strand, while nothing waits to be written: adds to out_ what comes next, or ends the call.
-  // False if there is nothing to do until something calls Pump.
+  // Adds the next messages to out_, or ends the call. Called on the strand, while out_ is empty and
+  // no write is running. False: nothing to do until the next Pump.
   virtual bool Advance() = 0;
 
   void KeepUntilDone() { self_ = this->shared_from_this(); }
-  // Strand: writes what waits, and goes on.
+  // Writes the next message, or advances, until a write is running. On the strand.
   void Pump() {
     while (!writing_ && !finished_) {
       if (client_gone_) out_.clear();
@@ -72,7 +71,7 @@ class StreamCall : public Reactor,
   CallRecord record_;
   ByteHold memory_;
   Strand strand_;
-  // On the strand.
+  // Used on the strand only.
   std::deque<Response> out_;
   bool client_gone_ = false;  // nothing is written any more
 
@@ -90,7 +89,7 @@ class StreamCall : public Reactor,
   bool finished_ = false;
 };
 
-// The reactors of Generate and Chat; each ends by itself.
+// Reactors of Generate and Chat; each deletes itself at its end.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
                                                           const char* label,
                                                           grpc::CallbackServerContext* context,

@@ -20,7 +20,7 @@
 
 namespace ovq {
 
-// Where spans go: http[s]://HOST:PORT[/PATH], by default /v1/traces.
+// The collector of spans: http[s]://HOST:PORT[/PATH], by default /v1/traces.
 using TraceCollector = HttpTarget;
 std::optional<TraceCollector> ParseTraceCollector(std::string_view url);
 

@@ -1,4 +1,4 @@
-// Tokens, tenants, quotas and the admin service over gRPC in this process; files of credentials.
+// Tokens, tenants, quotas and the admin service over gRPC, in process; files of credentials.
 #include "server/access/security.h"
 
 #include <fstream>
@@ -178,7 +178,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_EQ(GetErrorInfo(refused).retry_after().seconds(), ms / 1000);
   EXPECT_THAT(Create(server, kBob), Succeeds());
   server.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 2; });
-  // A step boundary: refusals are told there.
+  // Waits for the end of an iteration, when refusals are reported.
   EXPECT_FALSE(server.engine().DeleteSession("none", "").ok());
   const std::string metrics = server.metrics().Text();
   EXPECT_THAT(metrics, HasSubstr("ovq_admission_rejections_total{model=\"fake\",reason=\"tenant_"
@@ -228,7 +228,7 @@ TEST_F(Admin, NeedsAnAdminsToken) {
   EXPECT_EQ(drains_, 0);
   EXPECT_THAT(Call(&Stub::Drain, v1::DrainRequest(), drained), Succeeds());
   EXPECT_EQ(drains_, 1);
-  std::string answer;  // not on the clients' address
+  std::string answer;  // the clients' address has no admin service
   EXPECT_EQ(RawCall(server.channel(), "/ovq.v1.AdminService/GetStatus", "", answer).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }

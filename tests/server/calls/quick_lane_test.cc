@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <future>
 
+#include "absl/strings/str_cat.h"
+#include "ovq/v1/admin.grpc.pb.h"
 #include "server/disk/session_folder.h"
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
@@ -73,6 +75,28 @@ TEST_F(QuickLaneTest, GrpcCallsAnswerWhileSessionsElsewhereAreAskedFor) {
   for (auto& call : waiting) {
     EXPECT_THAT(call.get(), Fails(grpc::StatusCode::NOT_FOUND, "0123456789abcdef"));
   }
+}
+
+TEST_F(QuickLaneTest, AdminCallsAnswerWhileADeletionWaits) {
+  ListenOptions listen;
+  listen.address = "127.0.0.1:0";
+  const auto admin = GrpcServer::Start(listen, AdminServices(server_->services(), [] {}));
+  ASSERT_TRUE(admin.ok()) << admin.status();
+  const auto stub = v1::AdminService::NewStub(grpc::CreateChannel(
+      absl::StrCat("127.0.0.1:", (*admin)->port()), grpc::InsecureChannelCredentials()));
+  auto deleted = std::async(std::launch::async, [&] {
+    v1::AdminDeleteSessionRequest request;
+    request.set_session_id(here_);
+    v1::AdminDeleteSessionResponse response;
+    return Call(*stub, &v1::AdminService::Stub::DeleteSession, request, response);
+  });
+  EXPECT_EQ(deleted.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+  v1::ServerStatus status;
+  EXPECT_THAT(stub->GetStatus(&context, v1::GetStatusRequest(), &status), Succeeds());
+  server_->model().gate().Open();
+  EXPECT_THAT(deleted.get(), Succeeds());
 }
 
 TEST_F(QuickLaneTest, HttpCallsAnswerWhileSessionsElsewhereAreAskedFor) {

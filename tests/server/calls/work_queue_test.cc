@@ -25,7 +25,7 @@ TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
       running.set_value();
       gate.wait();
     });
-    running.get_future().wait();  // the thread has its work, and none of what follows
+    running.get_future().wait();  // the thread is busy, so what follows is queued
     for (const char* name : {"a1", "a2", "a3", "a4", "b1", "c1", "b2"}) {
       queue.Run(std::string(1, name[0]), [&, name] {
         std::lock_guard lock(mutex);
@@ -33,7 +33,7 @@ TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
       });
     }
     go.set_value();
-  }  // runs what is queued
+  }  // the queued work runs
   EXPECT_THAT(done, ElementsAre("a1", "b1", "c1", "a2", "b2", "a3", "a4"));
 }
 
@@ -48,7 +48,7 @@ TEST(WorkQueue, OneClientNeverHasAllThreads) {
       gate.wait();
     });
   }
-  for (int i = 0; i < 20; ++i) {  // done while the other's work stands still
+  for (int i = 0; i < 20; ++i) {  // done while the other client's work stands still
     const auto ran = std::make_shared<std::promise<void>>();
     queue.Run("little", [ran] { ran->set_value(); });
     ran->get_future().wait();

@@ -72,7 +72,7 @@ TEST(ConsolePage, WhatFilesNameIsThereAndNothingIsFromElsewhere) {
     }
     std::string rest = std::regex_replace(text, std::regex("http://www\\.w3\\.org/2000/svg"), "");
     EXPECT_FALSE(std::regex_search(rest, std::regex("https?://|//[a-z]+\\.[a-z]"))) << file.name;
-    // The policy forbids what is written into the page itself.
+    // The policy forbids inline scripts and styles.
     EXPECT_FALSE(std::regex_search(rest, std::regex("<style|<script>| style=\"| on[a-z]+=\"")))
         << file.name;
   }

@@ -1,4 +1,4 @@
-// An HTTP request without a socket, and the answer to it.
+// An HTTP request without a socket, and its answer.
 #pragma once
 
 #include <chrono>
@@ -64,7 +64,7 @@ class FakeExchange final : public Exchange {
     cv_.notify_all();
   }
 
-  // The client goes: nothing is asked of the server any more.
+  // The client goes away and reads no more.
   void Leave() {
     std::function<void()> gone;
     {
@@ -74,8 +74,8 @@ class FakeExchange final : public Exchange {
     }
     if (gone) gone();
   }
-  // Reads on until the answer's end, or until `enough` of what has come; false if neither came in
-  // this time. One thread at a time.
+  // Reads until the end of the answer, or until `enough` accepts the body so far. False: neither
+  // happened within `time`. One thread at a time.
   bool Read(absl::Duration time, const std::function<bool(const std::string&)>& enough = nullptr) {
     const auto end = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(time);
     std::unique_lock lock(mutex_);
@@ -103,7 +103,7 @@ class FakeExchange final : public Exchange {
 
  private:
   const std::string peer_;
-  mutable std::mutex mutex_;  // guards the rest
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable cv_;
   bool gone_ = false, ended_ = false, pumped_ = false;
   std::function<void()> on_gone_;

@@ -1,4 +1,4 @@
-// The HTTP front without sockets: requests through its routes to an engine on a fake model.
+// The HTTP API without sockets: requests through its routes to an engine on a fake model.
 #include "server/http/http_api.h"
 
 #include <vector>
@@ -44,7 +44,7 @@ class HttpApiTest : public testing::Test {
     EXPECT_EQ(reply.status, status) << reply.body;
     return Json::parse(reply.body);
   }
-  // Of `{"error": ...}`.
+  // The value of `{"error": ...}` in the reply.
   Json Error(const HttpReply& reply, int status) {
     EXPECT_EQ(reply.status, status) << reply.body;
     return Json::parse(reply.body).at("error");
@@ -60,7 +60,7 @@ class HttpApiTest : public testing::Test {
   HttpApi api_;
 };
 
-// The events of a stream, without the closing one.
+// The events of a stream without the closing one.
 std::vector<Json> ParseEvents(const HttpReply& reply) {
   std::vector<Json> events;
   bool done = false;
@@ -223,7 +223,7 @@ TEST_F(HttpApiTest, WhatABranchNeedsIsThere) {
 
 TEST_F(HttpApiTest, HealthSaysWhetherWorkIsWelcome) {
   EXPECT_EQ(Call("GET", "/health").status, 200);
-  api_.SetReady(false);  // a step hangs
+  api_.SetReady(false);  // as when an iteration hangs
   EXPECT_EQ(Call("GET", "/health").status, 503);
   api_.SetReady(true);
   server_.services().Drain();
@@ -245,7 +245,7 @@ TEST_F(SmallMemory, WhatABodyWouldTakeIsCountedBeforeItIsParsed) {
   for (int i = 0; i < 20000; ++i) body += ",0";
   const Json error = Error(Call("POST", "/v1/completions", body + "]}"), 429);
   EXPECT_EQ(error["type"], "rate_limit_error");
-  // And given back.
+  // The memory is released.
   EXPECT_EQ(Call("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})").status, 200);
 }
 

@@ -1,4 +1,4 @@
-// Requests of OpenAI's API as messages: what is honoured, refused by name, or has no meaning.
+// Requests of OpenAI's API as messages: fields that are honoured, refused by name, or skipped.
 #include "server/http/openai_request.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Request ids, trace context and the lines about calls.
+// Request ids, trace context and log lines of calls.
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -24,7 +24,7 @@ std::vector<Json> Lines(TestServer& server) {
   return lines;
 }
 
-// The only line so far.
+// The only log line so far.
 Json OneLine(TestServer& server) {
   const std::vector<Json> lines = Lines(server);
   EXPECT_EQ(lines.size(), 1u) << server.LogText();
@@ -39,7 +39,7 @@ std::string Trailing(const grpc::ClientContext& context, const char* key) {
   return {found->second.data(), found->second.size()};
 }
 
-// What the metadata and the line say of one call agrees.
+// Checks that a call's trailing metadata and its log line agree.
 void ExpectIds(const grpc::ClientContext& context, const Json& line) {
   EXPECT_EQ(line["request_id"], Trailing(context, "x-request-id"));
   const std::string trace = line["trace_id"], span = line["span_id"];
@@ -203,9 +203,9 @@ TEST(CallLines, SessionsAreNamed) {
   EXPECT_EQ(Lines(server).back()["session_id"], id);
 }
 
-// The server knows the client's deadline but for the time on the way. Where a busy machine lets a
-// call wait on it, the client gives up long before what the server takes for its deadline, which is
-// another line: then it is called once more.
+// The server learns the client's deadline late by the time on the way. On a busy machine the client
+// may give up long before the server's idea of the deadline, which makes another log line: then the
+// call is repeated.
 TEST(CallLines, ADeadlineIsAWarning) {
   TestServer server;
   Json line;
@@ -216,7 +216,7 @@ TEST(CallLines, ADeadlineIsAWarning) {
     const Collected result = Generate(server.inference(), TextRequest("hello", 5), context);
     EXPECT_THAT(result.status, Fails(grpc::StatusCode::DEADLINE_EXCEEDED, ""));
     server.model().gate().Open();
-    // The client does not wait for the server's end of the call, or for its begin.
+    // The client returns before the server ends the call, or even begins it.
     const absl::Time patience = absl::Now() + absl::Seconds(5);
     while (Lines(server).size() < static_cast<size_t>(calls) && absl::Now() < patience) {
       absl::SleepFor(absl::Milliseconds(1));

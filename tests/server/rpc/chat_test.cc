@@ -1,4 +1,4 @@
-// Chat: one stream, one conversation.
+// The Chat call: one stream is one conversation.
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {
@@ -24,7 +24,7 @@ class Chat : public testing::Test {
     EXPECT_TRUE(ReadTurn(stream, turn));
     return turn;
   }
-  // What ends a stream after this first message.
+  // The status of a stream that ends after this first message.
   grpc::Status EndAfter(const v1::ChatRequest& message) {
     grpc::ClientContext context;
     auto stream = server_.inference().Chat(&context);
@@ -56,7 +56,7 @@ TEST_F(Chat, TurnsContinueOneSession) {
   EXPECT_THAT(stream->Finish(), Succeeds());
   ExpectNoSessions();
 
-  // The same as one-shot calls over the whole text.
+  // One-shot calls over the whole text give the same answer.
   std::vector<uint32_t> all = {'a', 'b'};
   EXPECT_EQ(first.tokens, Generate(server_.inference(), TokenRequest(all, 10)).tokens);
   all.insert(all.end(), first.tokens.begin(), first.tokens.end());
@@ -83,7 +83,7 @@ TEST_F(Chat, PartsEqualOneTurn) {
 
   grpc::ClientContext context;
   const auto stream = Open(context);
-  // All at once: no part waits for the acknowledgement of the one before.
+  // Sends all parts at once, without waiting for acknowledgements.
   for (int i = 0; i < 9; ++i) {
     ASSERT_TRUE(stream->Write(TurnMessage(text.substr(0, 1000), 5, /*more=*/true)));
   }
@@ -110,7 +110,7 @@ TEST_F(Chat, CancelledTurnKeepsTheSession) {
   Collected cancelled;
   ASSERT_TRUE(ReadTurn(*stream, cancelled));
   EXPECT_EQ(cancelled.finished.at(0).reason(), v1::FINISH_REASON_CANCELLED);
-  ASSERT_TRUE(stream->Write(CancelMessage()));  // nothing runs: no effect
+  ASSERT_TRUE(stream->Write(CancelMessage()));  // no turn runs: no effect
   const Collected next = Turn(*stream, TurnMessage("cd", 5));
   EXPECT_EQ(next.tokens.size(), 5u);
   EXPECT_EQ(next.started.cached_tokens(), cancelled.finished.at(0).usage().position());
@@ -166,7 +166,7 @@ TEST_F(Chat, ATurnExpectsAPosition) {
   v1::ChatRequest turn = TurnMessage("ab", 5);
   turn.mutable_turn()->set_expected_position(0);
   EXPECT_EQ(Turn(*stream, turn).started.position(), 0u);
-  EXPECT_EQ(Turn(*stream, TurnMessage("cd", 5)).started.position(), 7u);  // it is of one turn alone
+  EXPECT_EQ(Turn(*stream, TurnMessage("cd", 5)).started.position(), 7u);  // set for one turn only
   ASSERT_TRUE(stream->Write(turn));
   for (v1::ChatResponse response; stream->Read(&response);) {
   }

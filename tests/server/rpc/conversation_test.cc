@@ -1,4 +1,4 @@
-// Prompts of messages: the text that the chat template writes, and in a session what is new of it.
+// Prompts of messages: the text of the chat template, and within a session the new part of it.
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {
@@ -44,8 +44,8 @@ class ConversationTest : public testing::Test {
   TestServer& Serve(const std::string& text = kTemplate) {
     TestServerOptions options;
     options.model.chat_template = text;
-    // "[user]Hi<|end|>\n[assistant]" are 21 tokens; the answer is "yo", and if nothing stops it
-    // before, the end.
+    // "[user]Hi<|end|>\n[assistant]" are 21 tokens. The answer is "yo" and, unless it is stopped
+    // before, the end token.
     options.setup = [](FakeModel& model) {
       model.Script(21, "yo");
       model.Script(23, kEos);
@@ -55,8 +55,8 @@ class ConversationTest : public testing::Test {
   Collected Ask(const v1::GenerateRequest& request) {
     return Generate(server_->inference(), request);
   }
-  // A second turn reads what is new: the session then holds the tokens of the whole text, as its
-  // answer shows, which follows from all of them.
+  // A second turn prefills the new text only. The session then holds the tokens of the whole text:
+  // the answer, which depends on all of them, shows it.
   void ExpectGoesOn(uint32_t max_tokens, v1::FinishReason reason, uint64_t new_tokens) {
     const std::string session = server_->NewSession();
     const Collected first = Ask(AnswerTo(Talk({{"user", "Hi"}}), max_tokens, session));
@@ -139,7 +139,7 @@ TEST_F(ConversationTest, KnownFitsTheSession) {
               Fails(kInvalid, "prompt.conversation.known: expected at most the 2 messages, got 3"));
 }
 
-// As templates do that drop the reasoning of earlier turns.
+// A template that changes earlier messages, like those that drop the reasoning of earlier turns.
 TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
   Serve(
       "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"

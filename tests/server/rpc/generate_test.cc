@@ -1,4 +1,4 @@
-// Generate over the wire: what streams, what is refused, what ends early.
+// Generate over the wire: streams, refusals, early ends.
 #include <limits>
 #include <thread>
 
@@ -82,7 +82,7 @@ TEST(Generate, StopsSayWhatMatched) {
   EXPECT_EQ(result.finished[0].matched_stop(), "END");
 }
 
-// Every bad input: its code, the culprit's name, and a server that goes on.
+// Bad inputs: the code, the name of the field, and a server that goes on.
 TEST(Generate, BadInputsNameTheCulprit) {
   TestServer server;
   const auto with = [](const std::function<void(v1::GenerateRequest&)>& change) {
@@ -177,7 +177,7 @@ TEST(Generate, UnknownFieldsAreSkipped) {
   EXPECT_EQ(result.tokens, expected.tokens);
 }
 
-// Before they are parsed: empty ones come in two bytes each.
+// Refused before they are parsed: empty ones take two bytes each.
 TEST(Generate, TooManyPartsAreRefused) {
   TestServer server;
   v1::GenerateRequest request = TextRequest("abc", 4);
@@ -191,11 +191,11 @@ TEST(Generate, TooManyPartsAreRefused) {
               Fails(grpc::StatusCode::INVALID_ARGUMENT, "at most 65536 messages and texts"));
 }
 
-// Wherever they are, and together: each would take many times its bytes once parsed.
+// Counted together, at any depth: each would take many times its bytes once parsed.
 TEST(Generate, TooManyUnknownFieldsAreRefused) {
   TestServer server;
   v1::GenerateRequest request = TextRequest("abc", 4);
-  for (int i = 0; i < 20'000; ++i) {  // of two bytes each
+  for (int i = 0; i < 20'000; ++i) {  // two bytes each
     Unknown(*request.mutable_sampling()).AddVarint(15, 1);
     Unknown(*request.mutable_prompt()).AddGroup(15);
   }
@@ -203,17 +203,17 @@ TEST(Generate, TooManyUnknownFieldsAreRefused) {
               Fails(grpc::StatusCode::INVALID_ARGUMENT,
                     "ovq.v1.GenerateRequest: expected at most 65536 bytes of fields that this "
                     "server does not know, got 80000"));
-  // A known field written as another type is none of the message's fields either.
+  // A known field with another wire type counts as unknown, too.
   v1::GenerateRequest mistyped = TextRequest("abc", 4);
   Unknown(mistyped).AddLengthDelimited(6, std::string(70'000, 'x'));  // max_centroids
   EXPECT_THAT(Generate(server.inference(), mistyped).status,
               Fails(grpc::StatusCode::INVALID_ARGUMENT, "at most 65536 bytes"));
-  // What is known may be large.
+  // Known fields may be large.
   EXPECT_THAT(Generate(server.inference(), TextRequest(std::string(70'000, 'a'), 1)).status,
               Succeeds());
 }
 
-// Bytes that a generated client would not send.
+// Bytes that generated clients never send.
 TEST(Generate, BrokenBytesAreInvalidArguments) {
   TestServer server;
   const auto send = [&](const std::string& bytes) {
@@ -227,7 +227,7 @@ TEST(Generate, BrokenBytesAreInvalidArguments) {
   EXPECT_THAT(send("\x0b"),
               Fails(grpc::StatusCode::INVALID_ARGUMENT, "not a ovq.v1.TokenizeRequest"));
   EXPECT_THAT(send("\x0a\x01\x61"), Succeeds());
-  // Deep inside, in a list.
+  // Deep inside, within a list.
   v1::GenerateRequest request = TextRequest("abc", 4);
   std::string answer, bytes = request.SerializeAsString();
   bytes += "\x22\x06\x12\x01x\x12\x01\xff";
@@ -324,7 +324,7 @@ TEST(Generate, SlowClientHoldsUpNobodyElse) {
   v1::GenerateRequest endless = TextRequest("slow", 4'000'000);
   endless.mutable_output()->set_top_logprobs(200);  // fills the transport's windows soon
   const auto slow = slow_stub->Generate(&slow_context, endless);
-  // Its reader never reads: the request is parked once its stream is full.
+  // Its client never reads: the request is blocked once its stream is full.
   int64_t steps = -1;
   for (int i = 0; i < 500 && steps != server.model().gate().steps(); ++i) {
     steps = server.model().gate().steps();

@@ -1,4 +1,4 @@
-// What imports hold together while their bytes arrive: session_transfer.h.
+// Memory of imports while their bytes arrive (ImportBudget of session_transfer.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ TestServerOptions WithMemory(size_t bytes) {
   return options;
 }
 
-// A call of its own, which sends what it is told to.
+// An ImportSession call that sends the given bytes.
 struct Import {
   explicit Import(TestServer& server) : writer(server.sessions().ImportSession(&context, &made)) {}
   bool Send(const std::string& bytes) {
@@ -49,7 +49,7 @@ class ImportBudgetTest : public testing::Test {
     SessionImage image = *server_.engine().ExportSession(id, "");
     EXPECT_TRUE(server_.engine().DeleteSession(id, "").ok());
     bytes_ = ImageBytes(image);
-    // One that fits no budget here.
+    // A head of a session that fits no budget here.
     SessionImage large = image;
     large.position = kBudget;
     large.tokens = std::vector<int32_t>(kBudget + 1, 1);
@@ -64,7 +64,7 @@ class ImportBudgetTest : public testing::Test {
   static size_t ImageBytes(const SessionImage& image) {
     return image.state.size() + static_cast<size_t>(image.length()) * sizeof(int32_t);
   }
-  // A whole import of its own, whose session goes again.
+  // Imports the whole file and deletes the session.
   grpc::Status Whole() {
     Import import(server_);
     import.Send(file_);
@@ -78,23 +78,23 @@ class ImportBudgetTest : public testing::Test {
     return absl::StrCat("imports: ", needed, " bytes needed, ", free, " of ", kBudget,
                         " bytes free");
   }
-  // Until so much of the budget is free, as the refusal of the large one says; 10 s at most. The
-  // server sees what other calls hold or give back when it comes to it.
+  // Waits, at most 10 s, until this many bytes are free, as the refusal of a large import says: the
+  // server handles the other calls at its own time.
   void AwaitFree(size_t free) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     std::string told;
     while (told != Refusal(large_bytes_, free) && std::chrono::steady_clock::now() < end) {
       Import large(server_);
       large.Send(large_head_);
-      told = large.writer->Finish().error_message();  // by its head alone: no end was sent
+      told = large.writer->Finish().error_message();  // by its head only: no end was sent
     }
     ASSERT_EQ(told, Refusal(large_bytes_, free));
   }
 
   TestServer server_{WithMemory(kBudget)};
   std::string file_, large_head_;
-  size_t bytes_ = 0, large_bytes_ = 0;  // that imports of them hold
-  size_t head_bytes_ = 0;               // of the file, up to the state
+  size_t bytes_ = 0, large_bytes_ = 0;  // held by an import of the small and of the large file
+  size_t head_bytes_ = 0;               // of the file before the state
 };
 
 TEST_F(ImportBudgetTest, IsHeldFromTheHeadToTheEndOfTheCall) {

@@ -1,4 +1,4 @@
-// What /metrics says: every series against figures worked out by hand.
+// The page of metrics: every series against figures worked out by hand.
 #include <algorithm>
 #include <fstream>
 #include <thread>
@@ -38,7 +38,7 @@ ModelDescription Named(bool has_dictionary) {
   return info;
 }
 
-// What /metrics says once the engine's thread has ended.
+// The page once the engine's thread has ended.
 std::string TextAfter(const std::function<void(TestEngine&)>& run) {
   Metrics metrics(Named(true));
   TestEngine engine({}, {}, metrics.Events());
@@ -56,7 +56,7 @@ TEST(Metrics, EveryLabelSetExistsFromTheStart) {
   for (const char* event : kEvents) {
     const std::string label = absl::StrCat("event=\"", event, "\"");
     EXPECT_EQ(Sample(text, "ovq_session_events_total", {label}), 0);
-    const bool timed = std::string(event) != "expire";  // nobody waits for it
+    const bool timed = std::string(event) != "expire";  // nobody waits for expiry
     EXPECT_EQ(Sample(text, "ovq_session_event_duration_seconds_count", {label}), timed ? 0 : -1);
   }
   for (const char* op : {"insert", "merge"}) {

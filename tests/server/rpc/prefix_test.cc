@@ -1,4 +1,4 @@
-// What callers see of the prefix cache: which part of a prompt is kept, and what of it was found.
+// The prefix cache as callers see it: which part of a prompt is cached, and how much was found.
 #include "server/engine/prefix_cache.h"
 #include "tests/server/server_test_util.h"
 
@@ -24,7 +24,7 @@ v1::GenerateRequest MakeRequest(const v1::Conversation& conversation) {
   return request;
 }
 
-// Bytes are tokens here.
+// A token is a byte here.
 std::string Text(size_t n, char c) { return std::string(n, c); }
 
 class PrefixCallsTest : public testing::Test {
@@ -35,7 +35,7 @@ class PrefixCallsTest : public testing::Test {
     options.engine.prefix_memory_bytes = prefix_memory;
     return server_.emplace(std::move(options));
   }
-  // Of the prompt's tokens; the same at the beginning and the end.
+  // Cached tokens of the prompt; Started and Finished must agree.
   uint64_t Cached(const v1::GenerateRequest& request, const std::string& tenant = {}) {
     grpc::ClientContext context;
     if (!tenant.empty()) context.AddMetadata("ovq-tenant", tenant);
@@ -48,7 +48,7 @@ class PrefixCallsTest : public testing::Test {
   }
 
   std::optional<TestServer> server_;
-  std::vector<uint32_t> tokens_;  // of the last answer
+  std::vector<uint32_t> tokens_;  // tokens of the last answer
 };
 
 TEST_F(PrefixCallsTest, AMarkedPromptIsFoundByItsTenant) {
@@ -73,7 +73,8 @@ TEST_F(PrefixCallsTest, AMarkedPromptIsFoundByItsTenant) {
 constexpr char kTurnsTemplate[] =
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}";
-// As the first chat models had it: the system's text is a part of the user's, and nothing without.
+// A template like those of the first chat models: the system text is part of the first user
+// message.
 constexpr char kWithinTheUsers[] =
     "{% if messages[0].role == 'system' %}"
     "{% if messages|length == 1 %}{{ raise_exception('no user') }}{% endif %}"
@@ -135,7 +136,7 @@ TEST_F(PrefixCallsTest, TheFirstTurnOfAChat) {
   EXPECT_EQ(first.started.cached_tokens(), 2 * kBlock);
   EXPECT_EQ(first.tokens, tokens_);
   v1::ChatRequest next = TurnMessage(Text(2 * kBlock, 's'), 8);
-  next.mutable_turn()->mutable_prompt()->set_cacheable(true);  // no beginning of a sequence
+  next.mutable_turn()->mutable_prompt()->set_cacheable(true);  // not at the start of a session
   ASSERT_TRUE(stream->Write(next));
   ASSERT_TRUE(ReadTurn(*stream, second));
   EXPECT_EQ(second.started.cached_tokens(), first.finished.at(0).usage().position());

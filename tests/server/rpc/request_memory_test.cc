@@ -1,4 +1,4 @@
-// The budget of the host's memory for calls: messages, answers, and what waits for a reader.
+// The budget of host memory for calls: messages, answers, and events that wait for a client.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ TestServerOptions WithRequestMemory() {
 
 class RequestMemoryTest : public testing::Test {
  protected:
-  // Calls give theirs back a little after the client has its answer.
+  // Calls release their memory a little after the client has its answer.
   void ExpectAllFree() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (server_.engine().Stats().request_bytes > 0 && std::chrono::steady_clock::now() < end) {

@@ -1,5 +1,5 @@
-// The unary calls, sessions and tenants (their files: session_transfer_test.cc), health,
-// reflection, draining.
+// Unary calls, sessions, tenants, health, reflection, draining. Session files:
+// session_transfer_test.cc.
 #include <set>
 #include <thread>
 

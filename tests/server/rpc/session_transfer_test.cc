@@ -1,4 +1,4 @@
-// Sessions as files: ExportSession, ImportSession.
+// ExportSession and ImportSession: sessions as files.
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 using Sessions = v1::SessionService::Stub;
 
-// base: what the first part, and it alone, says.
+// base: the base of the first part, the only one that has it.
 std::pair<std::string, grpc::Status> Export(TestServer& server, const std::string& id,
                                             const std::string& tenant,
                                             const std::optional<v1::SessionBase>& since = {},
@@ -87,7 +87,7 @@ TEST(SessionCalls, ExportAndImport) {
               Fails(grpc::StatusCode::NOT_FOUND, "not found"));
   EXPECT_THAT(Export(server, "", "bob").second, Fails(kInvalid, "session_id: "));
 
-  // One that stops amid its parts leaves nothing behind.
+  // An import that stops between its parts leaves nothing behind.
   {
     grpc::ClientContext context;
     const auto writer = server.sessions().ImportSession(&context, &copy);
@@ -125,7 +125,7 @@ TEST(SessionCalls, ExportSince) {
   EXPECT_EQ(later.length(), made.position() + 11);
   ASSERT_THAT(Export(server, id, "bob", later, &again).second, Succeeds());
   EXPECT_EQ(again.digest(), later.digest());
-  (void)server.engine().CopyState("none", "");  // the events before are told
+  (void)server.engine().CopyState("none", "");  // waits until the events before are reported
   EXPECT_THAT(server.metrics().Text(),
               HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export_delta\"} 2\n"));
   EXPECT_THAT(ImportFile(server, delta, copy, "bob"),

@@ -1,4 +1,4 @@
-// A file without a name that a log writes to.
+// An unnamed file that a log writes to.
 #pragma once
 
 #include <unistd.h>
@@ -19,7 +19,7 @@ class LogFile {
 
   int fd() const { return fileno(file_); }
 
-  // Moves no offset of the writer's.
+  // Reads without moving the writer's offset.
   std::string Text() const {
     std::string text;
     char buffer[4096];

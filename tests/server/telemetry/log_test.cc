@@ -1,4 +1,4 @@
-// The log: what a line looks like whatever is in it, levels, rates, and a stderr that is stuck.
+// The log: the form of its lines, levels, rates, and a stderr that is stuck.
 #include "server/telemetry/log.h"
 
 #include <fcntl.h>
@@ -70,7 +70,7 @@ TEST(LogLine, IsValidJsonInAsciiWhateverIsInIt) {
 }
 
 TEST(LogLine, LongTextIsCut) {
-  // In the middle of a character, too.
+  // Also when the limit falls within a character.
   for (const std::string& character : {std::string("x"), std::string("\xe2\x82\xac")}) {
     std::string text;
     while (text.size() <= 10 * Log::kMaxTextBytes) text += character;
@@ -131,7 +131,7 @@ class LogRate : public testing::Test {
 
 TEST_F(LogRate, LinesOverItAreCountedAndToldLater) {
   WriteCalls(25);
-  EXPECT_EQ(Written().size(), 20u);  // twice the rate at once
+  EXPECT_EQ(Written().size(), 20u);  // bursts of twice the rate
   EXPECT_EQ(log_.counts().over_rate, 5);
   now_ += std::chrono::milliseconds(100);
   WriteCalls(2);
@@ -197,9 +197,10 @@ TEST(LogThreads, AStuckReaderHoldsUpNobody) {
   ASSERT_EQ(pipe(ends), 0);
   const auto log = std::make_unique<Log>(LogOptions{.lines_per_second = 1'000'000}, ends[1]);
   const std::string line(1000, 'x');
-  // Far more than the pipe and the buffer hold: would end never if it waited for the reader.
+  // Far more than the pipe and the buffer hold: it would never end if it waited for the reader.
   for (size_t bytes = 0; bytes < 3 * Log::kBufferBytes; bytes += line.size()) log->Info(line);
-  // The writer takes the buffer once before it is stuck, maybe late: the last line is one too many.
+  // The writer empties the buffer once before it is stuck, perhaps late: goes on until a line is
+  // dropped.
   LogCounts counts = log->counts();
   for (int64_t before = -1; before != counts.blocked - 1;) {
     before = counts.blocked;
@@ -210,7 +211,7 @@ TEST(LogThreads, AStuckReaderHoldsUpNobody) {
   EXPECT_GT(counts.written[1], 0);
   EXPECT_FALSE(log->Flush(absl::Milliseconds(10)));
 
-  // Once it reads again, all that was taken comes, and the next line says what was not.
+  // Once it reads again, all accepted lines come, and the next line gives the count of the others.
   std::string text;
   const auto read_some = [&] {
     char buffer[1 << 16];
@@ -239,8 +240,8 @@ TEST(LogThreads, EndsThoughTheReaderIsStuckOrGone) {
   {
     Log log({.lines_per_second = 1'000'000}, ends[1]);
     for (int i = 0; i < 200; ++i) log.Info(std::string(1000, 'x'));
-  }  // gives up after a second
-  // Its thread's write now fails; a signal for that would end this program.
+  }  // its destructor gives up after a second
+  // The write of the log's thread now fails; a SIGPIPE would end this program.
   close(ends[0]);
   Log log({}, ends[1]);
   log.Info("to nobody");

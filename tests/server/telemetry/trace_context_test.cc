@@ -27,9 +27,9 @@ TEST(TraceContext, TakesValidParents) {
   };
   for (const Case& valid :
        {Case{Header("00", "00"), false}, Case{Header("00", "01"), true},
-        Case{Header("00", "02"), false},  // a flag of a later level
+        Case{Header("00", "02"), false},  // a flag of a later version
         Case{Header("00", "ff"), true}, Case{Header("00", "0b"), true},
-        // Later versions: what this one knows of them.
+        // Later versions: the parts that version 00 has.
         Case{Header("01", "01"), true}, Case{Header("cc", "00"), false},
         Case{Header("cc", "01-what-follows"), true}, Case{Header("fe", "01-"), true}}) {
     const Span span = StartSpan(valid.header, std::nullopt);

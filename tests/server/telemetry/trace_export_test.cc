@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 using testing::HasSubstr;
 
-// A socket that connections reach and nobody accepts, or whoever the test makes accept.
+// A listening socket that accepts nobody until the test calls Serve.
 class Listener {
  public:
   Listener() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -38,7 +38,7 @@ class Listener {
   TraceCollector collector() const {
     return {.host = "127.0.0.1", .port = port_, .path = "/v1/traces"};
   }
-  // Takes one request, answers it, and gives what came.
+  // Accepts one request, answers it, and returns the request.
   std::string Serve(const std::string& status, const std::string& body = "") const {
     const int connection = accept(fd_, nullptr, nullptr);
     std::string text;
@@ -150,7 +150,7 @@ TEST(TraceExporter, CountsThePartThatACollectorRejects) {
   }
 }
 
-// The collector is reached and never answers: whoever has spans does not notice.
+// The collector accepts and never answers: calls with spans do not notice.
 TEST(TraceExporter, NeverKeepsACallWaiting) {
   const Listener silent;
   TraceExporter exporter(silent.collector(), /*max_queue=*/100);
@@ -162,7 +162,7 @@ TEST(TraceExporter, NeverKeepsACallWaiting) {
 
 class Collected : public testing::Test {
  protected:
-  // The spans that a call makes, as a collector gets them.
+  // The spans of a call, as a collector gets them.
   Json Export(const EndedCall& call) {
     const Listener listener;
     std::string got;
@@ -170,7 +170,7 @@ class Collected : public testing::Test {
     {
       TraceExporter exporter(listener.collector());
       ExportCall(call, exporter);
-      exporter.Add(Example("last"));  // there is always one
+      exporter.Add(Example("last"));  // so that there is always one
     }
     collector.join();
     const Json all = Json::parse(got.substr(got.find("\r\n\r\n") + 4));
