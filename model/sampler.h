@@ -39,6 +39,12 @@ struct Sampled {
   std::vector<TokenLogprob> top;  // the raw distribution's best, descending, ties by lower id
 };
 
+// The lists of a draw that counts drafted tokens, where they differ from the sampler's own.
+struct DraftedCounts {
+  std::vector<int32_t> seen;
+  std::vector<TokenCount> generated;
+};
+
 // How one generated sequence draws: its parameters, and the tokens that penalties count. Engine
 // thread only. What the parameters do, and in which order: RowDraw in kernels/ops/sample.h.
 class Sampler {
@@ -50,10 +56,17 @@ class Sampler {
   // not be drawn (end of sequence under ignore_eos), may be empty. It points into the sampler and
   // to `banned`: good until the next Observe.
   RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
+  // The draw that Describe would give after an Observe of each of the drafted tokens. The sampler
+  // stays as it is; the draw points into `counts` too.
+  RowDraw DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
+                        std::span<const int32_t> banned, DraftedCounts& counts) const;
   void Observe(int32_t token);  // counts it as generated
 
  private:
   void MarkSeen(int32_t id);
+  bool counts_generated() const {
+    return params_.presence_penalty != 0.0f || params_.frequency_penalty != 0.0f;
+  }
 
   DrawParams params_;
   std::vector<TokenBias> bias_;

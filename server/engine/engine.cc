@@ -67,7 +67,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
           *config_.model.variants.front().layout, config_.model.variants.front().default_slot_cap,
           config_.options.state_memory_bytes, config_.options.max_sessions)) {
   admission_.SetGiveWay([this](const std::string& client, bool table, bool running) {
-    return sessions_.GiveWay(client, table) || (running && scheduler_.GiveWay(client));
+    return sessions_.GiveWay(client, table) || (running && scheduler_.EvictFrom(client));
   });
   PublishStats();
 }
@@ -346,7 +346,7 @@ bool Engine::RunIteration() {
   // A step may take long, or hang: what begins with it shows before it.
   if (scheduler_.requests().size() != published_requests_ && PublishDue()) PublishStats();
   const bool progressed = scheduler_.RunStep(executor_);
-  scheduler_.ForgetEnded();
+  scheduler_.RemoveEnded();
   if (!progressed) look_again_ = {};  // whenever the next turn is
   if (!progressed || PublishDue()) PublishStats();
   watch_.End();

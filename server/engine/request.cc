@@ -64,7 +64,7 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest c
   request->n_states = call.n;
   request->work = GenerateWork{.call = std::move(call),
                                .stream = std::move(stream),
-                               .completions = {},
+                               .answers = {},
                                .first = {},
                                .blocked_since = std::nullopt};
   return request;

@@ -24,8 +24,8 @@ namespace ovq {
 struct GenerateWork {
   GenerateRequest call;  // its prompt has moved to Request::tokens
   std::shared_ptr<TokenStream> stream;
-  std::vector<std::unique_ptr<Completion>> completions;  // [n] from admission on
-  std::vector<Sampled> first;               // [n] drawn, until every completion has a state
+  std::vector<std::unique_ptr<RunningAnswer>> answers;  // [n] from admission on
+  std::vector<Sampled> first;               // [n] first draws, until every answer has a state
   std::optional<SteadyTime> blocked_since;  // the stream is full
 
   bool wants_tokens() const { return call.stop.max_tokens > 0; }

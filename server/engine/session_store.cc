@@ -256,7 +256,7 @@ void SessionStore::SetDamaged(Session& session, int64_t position, std::string_vi
 void SessionStore::EndTurn(Request& request, Then then) {
   const std::shared_ptr<Session> session = request.session;
   const GenerateWork& work = *request.generate();
-  const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
+  const int64_t generated = work.answers.empty() ? 0 : work.answers[0]->generated();
   const bool damaged = session->info.damaged_at.has_value();
   if (session->resident() && !session->deleted && !damaged) EndOfTurn(*session, generated);
   std::unique_lock lock(mutex_);
