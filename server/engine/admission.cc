@@ -161,9 +161,9 @@ std::shared_ptr<Request> Admission::Next() {
   if (request == nullptr) return nullptr;
   // Until a promised state is taken, the first one holds its part of the reservation.
   const size_t bytes = request->reserve_bytes * static_cast<size_t>(request->n_states);
-  if (!HasRoom(request->client, request->n_states, bytes)) return nullptr;
+  if (!EvictToFit(request->client, request->n_states, bytes)) return nullptr;
   absl::StatusOr<StateHandle> state =
-      pool_.Acquire(*request->memory->layout, request->slot_cap, bytes);
+      pool_.Acquire(*request->variant->layout, request->slot_cap, bytes);
   if (!TakeFirst(*request)) {
     if (state.ok()) pool_.Release(*state);  // pushed out meanwhile
     return Next();
@@ -180,7 +180,7 @@ std::shared_ptr<Request> Admission::Next() {
 
 // Makes room where that may be.
 absl::Status Admission::CheckRoom(const std::string& client, int n_states, size_t bytes) {
-  (void)HasRoom(client, n_states, bytes);  // if not, this is what is missing
+  (void)EvictToFit(client, n_states, bytes);  // if not, this is what is missing
   const int most = config_.options.max_sessions, left = std::max(most - states(), 0);
   if (n_states > left) {
     return Refuse(RejectReason::kSessionLimit,
@@ -192,20 +192,21 @@ absl::Status Admission::CheckRoom(const std::string& client, int n_states, size_
   return status.ok() ? status : Refuse(RejectReason::kStateMemory, std::move(status));
 }
 
-bool Admission::HasRoom(const std::string& client, int n_states, size_t bytes) {
+bool Admission::EvictToFit(const std::string& client, int n_states, size_t bytes) {
   while (states() + n_states > config_.options.max_sessions) {
-    if (!MakeWay(client, n_states, bytes, /*table=*/true)) return false;
+    if (!EvictLargest(client, n_states, bytes, /*table=*/true)) return false;
   }
-  if (bytes <= pool_.free_bytes() || (make_room_ && make_room_(bytes))) return true;
+  if (bytes <= pool_.free_bytes() || (evictor_ != nullptr && evictor_->EvictIdleStates(bytes)))
+    return true;
   while (bytes > pool_.free_bytes()) {
-    if (!MakeWay(client, n_states, bytes, /*table=*/false)) return false;
+    if (!EvictLargest(client, n_states, bytes, /*table=*/false)) return false;
   }
   return true;
 }
 
 // The part of a client is that of all who have something, itself included.
-bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, bool table) {
-  if (!give_way_) return false;
+bool Admission::EvictLargest(const std::string& client, int n_states, size_t bytes, bool table) {
+  if (evictor_ == nullptr) return false;
   const TenantQuotas& quotas = *config_.options.quotas;
   std::unique_lock lock(mutex_);
   const auto admitted = [&](const std::string& name, const ClientUse& use) {
@@ -232,7 +233,7 @@ bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, b
                            : static_cast<double>(config_.options.state_memory_bytes);
   const double wanted = table ? n_states : static_cast<double>(bytes);
   const bool may = has + wanted <= all * mine.weight / weights && most > all / weights;
-  return may && give_way_(largest, table, has == 0);
+  return may && evictor_->EvictFrom(largest, table, has == 0);
 }
 
 absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap,

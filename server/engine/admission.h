@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/engine_config.h"
+#include "server/engine/evictor.h"
 #include "server/engine/request.h"
 #include "server/engine/state_pool.h"
 
@@ -55,16 +56,8 @@ class Admission {
   // For copies of a session, likewise all or none.
   absl::StatusOr<std::vector<StateHandle>> AcquireCopies(const StateHandle& state, int count,
                                                          const std::string& client);
-  // Who gives memory back when there is too little: moves idle states out until so many bytes are
-  // free, and says whether they are.
-  void SetMakeRoom(std::function<bool(size_t bytes)> make_room) {
-    make_room_ = std::move(make_room);
-  }
-  // Who ends what a client has: its idle session that was used least recently (table: so that there
-  // is one session less; else its state may go to the disk), or if it has none and `running` the
-  // last of its calls that has begun. False if there is nothing of these.
-  using GiveWay = std::function<bool(const std::string& client, bool table, bool running)>;
-  void SetGiveWay(GiveWay give_way) { give_way_ = std::move(give_way); }
+  // Nothing is evicted without one. The evictor outlives the last call that admits.
+  void SetEvictor(Evictor* evictor) { evictor_ = evictor; }
   // Sessions without a state in memory count as the others do.
   void CountStored(int change) { stored_sessions_ += change; }
   // One of the request's promised states, with the bytes of the first. ResourceExhausted where the
@@ -90,9 +83,11 @@ class Admission {
   absl::Status Refuse(RejectReason reason, absl::Status status) const;
   absl::Status RefuseDraining() const;
   absl::Status CheckRoom(const std::string& client, int n_states, size_t bytes);
-  // Whether so much fits, once who has more than its part has made way for the client.
-  bool HasRoom(const std::string& client, int n_states, size_t bytes);
-  bool MakeWay(const std::string& client, int n_states, size_t bytes, bool table);
+  // Evicts idle states, and what other clients have beyond their part, until the states fit.
+  // Returns whether they fit.
+  bool EvictToFit(const std::string& client, int n_states, size_t bytes);
+  // Evicts from the client with the most beyond its part, if `client` stays within its own part.
+  bool EvictLargest(const std::string& client, int n_states, size_t bytes, bool table);
   std::shared_ptr<Request> First() const;
   bool TakeFirst(
       const Request& request);  // out of the queue; false if it has been pushed out meanwhile
@@ -112,8 +107,7 @@ class Admission {
   // Engine thread only.
   int promised_states_ = 0;  // the sum of Request::promised_states
   int stored_sessions_ = 0;
-  std::function<bool(size_t bytes)> make_room_;
-  GiveWay give_way_;
+  Evictor* evictor_ = nullptr;
 };
 
 }  // namespace ovq

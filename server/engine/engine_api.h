@@ -48,14 +48,14 @@ struct CallRequest {
   // Who shares the server with others like it, whatever the number of its calls: a tenant, or where
   // no tokens are asked for a connection.
   std::string client = {};
-  std::string memory = {};                 // of the engine's; "": the first
-  std::optional<int32_t> slot_cap = {};    // default: the memory's
+  std::string variant = {};                // name of a ModelVariant; "": the first
+  std::optional<int32_t> slot_cap = {};    // default: the variant's
   std::string field_prefix = {};           // put before a field's name: "turn." in a Chat
   std::optional<SteadyTime> arrival = {};  // default: when the Engine gets it
   SteadyTime deadline = kNever;
 };
 
-struct GenerateRequest : CallRequest {  // memory, slot_cap: one-shot only
+struct GenerateRequest : CallRequest {  // variant, slot_cap: one-shot only
   std::string session_id;               // empty: a session that ends with the request
   SamplingParams sampling;
   std::optional<uint64_t> expected_position;  // of the session, or FailedPrecondition

@@ -27,10 +27,10 @@ std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call,
   request->tokens = std::move(call.prompt);
   request->prompt_tokens = static_cast<int64_t>(request->tokens.size());
   request->cacheable = call.cacheable;
-  request->memory = model.FindVariant(call.memory);
-  request->slot_cap = call.slot_cap.value_or(request->memory->default_slot_cap);
+  request->variant = model.FindVariant(call.variant);
+  request->slot_cap = call.slot_cap.value_or(request->variant->default_slot_cap);
   request->reserve_bytes =
-      BytesWithin(*request->memory->layout, request->prompt_tokens, max_tokens, request->slot_cap);
+      BytesWithin(*request->variant->layout, request->prompt_tokens, max_tokens, request->slot_cap);
   return request;
 }
 

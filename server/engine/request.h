@@ -86,10 +86,10 @@ struct Request {
   int64_t prefix_tokens = 0;  // of these, not read but taken from the PrefixCache
   PrefixRun prefix;
 
-  std::shared_ptr<Sequence> sequence;    // consumes the tokens; null while waiting for admission
-  absl::Status refused;                  // by the system, though the budget had room
-  std::shared_ptr<Session> session;      // the same, if it is to outlive the request; else null
-  const ModelVariant* memory = nullptr;  // of the states it takes; a turn takes none
+  std::shared_ptr<Sequence> sequence;     // consumes the tokens; null while waiting for admission
+  absl::Status refused;                   // by the system, though the budget had room
+  std::shared_ptr<Session> session;       // the same, if it is to outlive the request; else null
+  const ModelVariant* variant = nullptr;  // of its states; a turn takes none
   int32_t slot_cap = 0;
   size_t reserve_bytes = 0;  // of each state
   int n_states = 1;          // states it will need; more than one for several completions

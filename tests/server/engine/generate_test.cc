@@ -39,7 +39,7 @@ void ExpectSame(const Answer& a, const Answer& b, const std::string& what) {
 TEST(Generate, RequestsOfTwoVariantsTogetherAnswerAsEachAlone) {
   const auto numbered = [](int i) {
     GenerateRequest request = Numbered(i);
-    if (i % 3 == 0) request.memory = "exact";
+    if (i % 3 == 0) request.variant = "exact";
     return request;
   };
   std::vector<Answer> alone;

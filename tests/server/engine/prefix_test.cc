@@ -165,17 +165,17 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
 TEST(Prefix, TenantsVariantsAndSlotCapsAreSeparate) {
   TestEngine engine(Options(), {.exact_too = true});
   const GenerateRequest first = Cacheable(SampleRequest(SomeTokens(2 * kBlock, 1), 4));
-  GenerateRequest other_tenant = first, other_cap = first, other_memory = first;
+  GenerateRequest other_tenant = first, other_cap = first, other_variant = first;
   other_tenant.tenant = "bob";
   other_cap.slot_cap = 64;
-  other_memory.memory = "exact";
+  other_variant.variant = "exact";
   for (const int64_t cached : {int64_t{0}, kBlock}) {
-    for (const GenerateRequest& request : {first, other_tenant, other_cap, other_memory}) {
+    for (const GenerateRequest& request : {first, other_tenant, other_cap, other_variant}) {
       EXPECT_EQ(engine.Run(request).started->cached_tokens, cached);
     }
   }
   GenerateRequest named = first;  // the same ones by their names
-  named.memory = "model";
+  named.variant = "model";
   named.slot_cap = kDefaultSlotCap;
   EXPECT_EQ(engine.Run(named).started->cached_tokens, kBlock);
 }
