@@ -18,7 +18,7 @@ struct TokenScore {
   std::vector<TokenLogprob> top;  // descending, ties by lower id
 };
 
-// How the next token of a sequence is drawn. All it points to must outlive LogitsReader::Read.
+// Describes the draw of a sequence's next token. All it points to must outlive LogitsReader::Read.
 struct DrawRequest {
   const Sampler* sampler = nullptr;
   int top_logprobs = 0;

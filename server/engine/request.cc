@@ -7,7 +7,7 @@
 namespace ovq {
 namespace {
 
-// State bytes after at most `tokens` + `more` tokens, which may be a huge number.
+// State bytes after at most `tokens` + `more` tokens; `more` may be huge.
 size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int32_t cap) {
   constexpr int64_t kFar = int64_t{1} << 52;  // beyond it no dictionary grows any more
   int64_t reach = tokens + std::min(more, kFar);

@@ -25,7 +25,7 @@ Usage MakeUsage(const Request& request, const RunningAnswer* answer, SteadyTime 
     usage.accepted_tokens = answer->accepted;
   }
   const Sequence* const sequence = FindSequence(request, answer);
-  if (sequence != nullptr && sequence->state.layout != nullptr) {  // not given back before
+  if (sequence != nullptr && sequence->state.layout != nullptr) {  // not released before
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
     usage.position = sequence->position();
     usage.merged_tokens =
@@ -129,7 +129,7 @@ void RequestFinisher::FinishPrompt(Request& request) {
       sessions_.Woken(request, absl::OkStatus());
       return admission_.Leave();
     }
-    // What answers when it is on disk.
+    // The caller is answered when the session is on disk.
     const auto leaving = [this](auto done) {
       return [this, done = std::move(done)](auto result) {
         done(std::move(result));
@@ -201,7 +201,8 @@ void RequestFinisher::FailHalfway(Request& request, int64_t position, absl::Stat
 void RequestFinisher::FailDamaged(Request& request, int64_t position, std::string_view what,
                                   absl::Status status) {
   prefixes_.Forget(request.prefix);
-  // One that is not open yet ends, and what was to be read again leaves a session as it was.
+  // Without a turn: a session that is not open yet ends, and a failed replay leaves a session as it
+  // was.
   const bool turn = request.session != nullptr && request.generate() != nullptr;
   if (turn) sessions_.SetDamaged(*request.session, position, what);
   Fail(request, FinishReason::kError, std::move(status));

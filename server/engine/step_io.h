@@ -40,10 +40,10 @@ struct StepInput {
   std::vector<Sequence> sequences;
 };
 
-// What drafted tokens overwrote in a state, so that rejected ones can be undone.
+// The part of a state that drafted tokens overwrite, saved so that rejected ones can be undone.
 struct DraftUndo {
   TokenRange tokens = {};       // tokens that can be undone
-  bool keeps_prefix = false;    // any last ones of them can be undone without the others
+  bool keeps_prefix = false;    // a suffix of them can be undone without the others
   std::byte* before = nullptr;  // device memory: the earlier content of their extents
 };
 

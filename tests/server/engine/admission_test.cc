@@ -1,4 +1,4 @@
-// Who is let in, when, and with how much memory; no thread.
+// Admission control by itself, without a thread: the queue, reservations and eviction.
 #include "server/engine/admission.h"
 
 #include <gmock/gmock.h>
