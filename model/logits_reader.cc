@@ -6,10 +6,9 @@ namespace ovq {
 
 void LogitsReader::Clear() {
   reading_.Clear();
-  draws_.clear();
+  draw_bests_.clear();
   scores_.clear();
-  checks_.clear();
-  next_draw_ = next_score_ = next_check_ = 0;
+  drafted_counts_.clear();
 }
 
 size_t LogitsReader::WantBest(int64_t row, int n) {
@@ -18,28 +17,34 @@ size_t LogitsReader::WantBest(int64_t row, int n) {
   return reading_.bests.size() - 1;
 }
 
-void LogitsReader::WantDraw(Sampler& sampler, int64_t row, int64_t position, int top_logprobs,
-                            std::span<const int32_t> banned) {
-  reading_.draws.push_back(sampler.Describe(row, position, banned));
-  draws_.push_back({&sampler, WantBest(row, top_logprobs)});
+size_t LogitsReader::WantDraws(const DrawRequest& request, int64_t row, int64_t position,
+                               std::span<const int32_t> drafted) {
+  const size_t first = reading_.draws.size();
+  const Sampler& sampler = *request.sampler;
+  for (size_t i = 0; i <= drafted.size(); ++i) {
+    const auto after = static_cast<int64_t>(i);
+    const auto banned = after < request.n_early ? request.banned_early : request.banned;
+    reading_.draws.push_back(i == 0 ? sampler.Describe(row, position, banned)
+                                    : sampler.DescribeAfter(drafted.first(i), row + after,
+                                                            position + after, banned,
+                                                            drafted_counts_.emplace_back()));
+    draw_bests_.push_back(WantBest(row + after, request.top_logprobs));
+  }
+  return first;
 }
 
-void LogitsReader::WantScore(int64_t row, std::optional<int32_t> token, int top_logprobs) {
+size_t LogitsReader::WantScore(int64_t row, std::optional<int32_t> token, int top_logprobs) {
   size_t place = kNone;
   if (token) {
     place = reading_.tokens.size();
     reading_.tokens.push_back({.row = row, .id = *token});
   }
   scores_.push_back({row, place, WantBest(row, top_logprobs)});
+  return scores_.size() - 1;
 }
-
-void LogitsReader::WantCheck(int64_t row) { checks_.push_back(row); }
 
 void LogitsReader::Read(DeviceContext& context, TensorView logits) {
   ReadLogits(context, logits, reading_);
-  for (size_t i = 0; i < draws_.size(); ++i) {
-    draws_[i].sampler->Observe(reading_.draws[i].drawn.id);
-  }
 }
 
 std::vector<TokenLogprob> LogitsReader::TopLogprobs(size_t best, float log_sum_exp) const {
@@ -52,17 +57,17 @@ std::vector<TokenLogprob> LogitsReader::TopLogprobs(size_t best, float log_sum_e
   return top;
 }
 
-Sampled LogitsReader::NextDraw() {
-  const RowDraw& draw = reading_.draws[next_draw_];
+Sampled LogitsReader::Draw(size_t index) const {
+  const RowDraw& draw = reading_.draws[index];
   const float log_sum_exp = reading_.log_sum_exp[draw.row];
   return {.finite = !std::isnan(log_sum_exp),
           .token_id = draw.drawn.id,
           .logprob = draw.drawn.logit - log_sum_exp,
-          .top = TopLogprobs(draws_[next_draw_++].best, log_sum_exp)};
+          .top = TopLogprobs(draw_bests_[index], log_sum_exp)};
 }
 
-TokenScore LogitsReader::NextScore() {
-  const Score& score = scores_[next_score_++];
+TokenScore LogitsReader::Score(size_t index) const {
+  const ScorePlace& score = scores_[index];
   const float log_sum_exp = reading_.log_sum_exp[score.row];
   TokenScore result{.finite = !std::isnan(log_sum_exp), .logprob = {}, .top = {}};
   if (score.token != kNone) {
@@ -72,6 +77,6 @@ TokenScore LogitsReader::NextScore() {
   return result;
 }
 
-bool LogitsReader::NextCheck() { return !std::isnan(reading_.log_sum_exp[checks_[next_check_++]]); }
+bool LogitsReader::IsFinite(int64_t row) const { return !std::isnan(reading_.log_sum_exp[row]); }
 
 }  // namespace ovq

@@ -1,5 +1,6 @@
 #include "model/sampler.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ovq {
@@ -31,7 +32,7 @@ void Sampler::ObservePrompt(std::span<const int32_t> tokens) {
 
 void Sampler::Observe(int32_t token) {
   MarkSeen(token);
-  if (params_.presence_penalty == 0.0f && params_.frequency_penalty == 0.0f) return;
+  if (!counts_generated()) return;
   const auto [at, is_new] = generated_index_.try_emplace(token, generated_.size());
   if (is_new) generated_.push_back({token, 0});
   ++generated_[at->second].count;
@@ -45,6 +46,38 @@ RowDraw Sampler::Describe(int64_t row, int64_t position, std::span<const int32_t
           .generated = generated_,
           .bias = bias_,
           .banned = banned};
+}
+
+RowDraw Sampler::DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
+                               std::span<const int32_t> banned, DraftedCounts& counts) const {
+  RowDraw draw = Describe(row, position, banned);
+  std::vector<int32_t> unseen;
+  for (const int32_t token : drafted) {
+    if (is_seen_.empty() || is_seen_[token] || std::ranges::count(unseen, token) > 0) continue;
+    unseen.push_back(token);
+  }
+  if (!unseen.empty()) {
+    counts.seen = seen_;
+    counts.seen.insert(counts.seen.end(), unseen.begin(), unseen.end());
+    draw.seen = counts.seen;
+  }
+  if (!counts_generated() || drafted.empty()) return draw;
+  counts.generated = generated_;
+  for (const int32_t token : drafted) {
+    const auto known = generated_index_.find(token);
+    const auto begin = counts.generated.begin();
+    const auto at = known != generated_index_.end()
+                        ? begin + static_cast<std::ptrdiff_t>(known->second)
+                        : std::find_if(begin + std::ssize(generated_), counts.generated.end(),
+                                       [&](const TokenCount& entry) { return entry.id == token; });
+    if (at == counts.generated.end()) {
+      counts.generated.push_back({token, 1});
+    } else {
+      ++at->count;
+    }
+  }
+  draw.generated = counts.generated;
+  return draw;
 }
 
 }  // namespace ovq

@@ -39,6 +39,12 @@ struct Sampled {
   std::vector<TokenLogprob> top;  // most likely tokens by raw logits, descending, ties by lower id
 };
 
+// The lists of a draw that counts drafted tokens, where they differ from the sampler's own.
+struct DraftedCounts {
+  std::vector<int32_t> seen;
+  std::vector<TokenCount> generated;
+};
+
 // Sampling state of one generated sequence. Engine thread only. RowDraw in kernels/ops/sample.h
 // defines the effect and order of the parameters.
 class Sampler {
@@ -50,10 +56,17 @@ class Sampler {
   // ids that must not be drawn (end of sequence under ignore_eos), may be empty. The result points
   // into the sampler and `banned`; it is valid until the next Observe.
   RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
+  // Describes the draw that Describe would give after an Observe of each drafted token. The sampler
+  // does not change; the result points into `counts` too.
+  RowDraw DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
+                        std::span<const int32_t> banned, DraftedCounts& counts) const;
   void Observe(int32_t token);  // counts a generated token
 
  private:
   void MarkSeen(int32_t id);
+  bool counts_generated() const {
+    return params_.presence_penalty != 0.0f || params_.frequency_penalty != 0.0f;
+  }
 
   DrawParams params_;
   std::vector<TokenBias> bias_;

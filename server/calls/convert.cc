@@ -187,7 +187,7 @@ template <class Message>
 absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context) {
   SessionOptions to;
   RETURN_IF_ERROR(ParseSessionKey(context, to));
-  to.memory = from.memory();
+  to.variant = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
   if (from.has_keep_tokens()) to.keep_tokens = from.keep_tokens();

@@ -15,7 +15,7 @@ absl::Status Map(const v1::GenerateRequest& from, Engine& engine, GenerateReques
     to.session_id = from.session_id();
     place = FindPromptPlace(engine, to.session_id, to.tenant);
   }
-  to.memory = from.memory();
+  to.variant = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
   return SetGeneration(from, place, engine, to);
 }

@@ -116,7 +116,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
   info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
   ScoreRequest request;
   request.prompt = *tokens;
-  request.memory = message.memory();
+  request.variant = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
   // The scores, the message made of them and its bytes. Larger answers are refused below.

@@ -16,43 +16,43 @@ absl::Status Exhausted(const Args&... message) {
   return absl::ResourceExhaustedError(absl::StrCat(message...));
 }
 
-}  // namespace
-
-absl::Status Admission::Refuse(RejectReason reason, absl::Status status) const {
-  config_.events.rejected(reason);
+absl::Status Refuse(const EngineEvents& events, RejectReason reason, absl::Status status) {
+  events.rejected(reason);
   return WithFacts(std::move(status), {.reason = reason});
 }
 
-absl::Status Admission::RefuseDraining() const {
-  return Refuse(RejectReason::kDraining, absl::UnavailableError("the server is draining"));
+absl::Status RefuseDraining(const EngineEvents& events) {
+  return Refuse(events, RejectReason::kDraining, absl::UnavailableError("the server is draining"));
 }
+
+}  // namespace
 
 absl::Status Admission::Enqueue(std::shared_ptr<Request> request) {
   const EngineOptions& options = config_.options;
   const size_t needed = request->reserve_bytes * static_cast<size_t>(request->n_states);
   if (needed > options.state_memory_bytes) {
-    return Refuse(RejectReason::kStateMemory,
+    return Refuse(config_.events, RejectReason::kStateMemory,
                   WithFacts(Exhausted("state memory: ", needed, " bytes needed, the server has ",
                                       options.state_memory_bytes, " in all"),
                             {.bytes_needed = needed, .bytes_free = options.state_memory_bytes}));
   }
   if (request->n_states > options.max_sessions) {
-    return Refuse(RejectReason::kSessionLimit,
+    return Refuse(config_.events, RejectReason::kSessionLimit,
                   Exhausted("sessions: ", request->n_states, " needed, the server has ",
                             options.max_sessions, " in all"));
   }
   std::lock_guard lock(mutex_);
-  if (closed_) return RefuseDraining();
+  if (closed_) return RefuseDraining(config_.events);
   const auto longest = std::ranges::max_element(
       queue_, {}, [](const auto& entry) { return entry.second.requests.size(); });
   const bool full = n_waiting_ >= options.max_queue;
   const auto mine = queue_.find(request->client);
   const size_t n_mine = mine == queue_.end() ? 0 : mine->second.requests.size();
   if (full && (longest == queue_.end() || longest->second.requests.size() <= n_mine + 1)) {
-    return Refuse(RejectReason::kQueueFull,
+    return Refuse(config_.events, RejectReason::kQueueFull,
                   Exhausted("queue: ", options.max_queue, " requests wait already"));
   }
-  // What waits counts too: a tenant at its limits fills no queue.
+  // Queued requests are charged too, so that a tenant at its limits fills no queue.
   RETURN_IF_ERROR(Charge(*request, request->n_states, needed));
   if (full) {
     pushed_out_.push_back(longest->second.requests.back());
@@ -80,14 +80,14 @@ std::vector<std::shared_ptr<Request>> Admission::TakePushedOut() {
 }
 
 absl::Status Admission::PushedOut() const {
-  return Refuse(RejectReason::kQueueFull,
+  return Refuse(config_.events, RejectReason::kQueueFull,
                 Exhausted("queue: ", config_.options.max_queue,
                           " requests wait already; others had fewer in it than this client"));
 }
 
 absl::Status Admission::Enter() {
   std::lock_guard lock(mutex_);
-  if (closed_) return RefuseDraining();
+  if (closed_) return RefuseDraining(config_.events);
   ++accepted_;
   return absl::OkStatus();
 }
@@ -159,13 +159,13 @@ bool Admission::TakeFirst(const Request& request) {
 std::shared_ptr<Request> Admission::Next() {
   const std::shared_ptr<Request> request = First();
   if (request == nullptr) return nullptr;
-  // Until a promised state is taken, the first one holds its part of the reservation.
+  // The first state holds the reservations of promised states until they are taken.
   const size_t bytes = request->reserve_bytes * static_cast<size_t>(request->n_states);
-  if (!HasRoom(request->client, request->n_states, bytes)) return nullptr;
+  if (!EvictToFit(request->client, request->n_states, bytes)) return nullptr;
   absl::StatusOr<StateHandle> state =
-      pool_.Acquire(*request->memory->layout, request->slot_cap, bytes);
+      pool_.Acquire(*request->variant->layout, request->slot_cap, bytes);
   if (!TakeFirst(*request)) {
-    if (state.ok()) pool_.Release(*state);  // pushed out meanwhile
+    if (state.ok()) pool_.Release(*state);  // the request was pushed out meanwhile
     return Next();
   }
   if (!state.ok()) {
@@ -178,34 +178,36 @@ std::shared_ptr<Request> Admission::Next() {
   return request;
 }
 
-// Makes room where that may be.
+// Checks that the states fit, after evicting what may be evicted.
 absl::Status Admission::CheckRoom(const std::string& client, int n_states, size_t bytes) {
-  (void)HasRoom(client, n_states, bytes);  // if not, this is what is missing
+  (void)EvictToFit(client, n_states, bytes);  // the checks below name what is missing
   const int most = config_.options.max_sessions, left = std::max(most - states(), 0);
   if (n_states > left) {
-    return Refuse(RejectReason::kSessionLimit,
+    return Refuse(config_.events, RejectReason::kSessionLimit,
                   left == 0 ? Exhausted("sessions: all ", most, " of the server are in use")
                             : Exhausted("sessions: ", n_states, " needed, ", left,
                                         " of the server's ", most, " free"));
   }
   absl::Status status = pool_.CheckFree(bytes);
-  return status.ok() ? status : Refuse(RejectReason::kStateMemory, std::move(status));
+  return status.ok() ? status
+                     : Refuse(config_.events, RejectReason::kStateMemory, std::move(status));
 }
 
-bool Admission::HasRoom(const std::string& client, int n_states, size_t bytes) {
+bool Admission::EvictToFit(const std::string& client, int n_states, size_t bytes) {
   while (states() + n_states > config_.options.max_sessions) {
-    if (!MakeWay(client, n_states, bytes, /*table=*/true)) return false;
+    if (!EvictLargest(client, n_states, bytes, /*table=*/true)) return false;
   }
-  if (bytes <= pool_.free_bytes() || (make_room_ && make_room_(bytes))) return true;
+  if (bytes <= pool_.free_bytes() || (evictor_ != nullptr && evictor_->EvictIdleStates(bytes)))
+    return true;
   while (bytes > pool_.free_bytes()) {
-    if (!MakeWay(client, n_states, bytes, /*table=*/false)) return false;
+    if (!EvictLargest(client, n_states, bytes, /*table=*/false)) return false;
   }
   return true;
 }
 
-// The part of a client is that of all who have something, itself included.
-bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, bool table) {
-  if (!give_way_) return false;
+// A client's part is its weight among the clients that hold something, itself included.
+bool Admission::EvictLargest(const std::string& client, int n_states, size_t bytes, bool table) {
+  if (evictor_ == nullptr) return false;
   const TenantQuotas& quotas = *config_.options.quotas;
   std::unique_lock lock(mutex_);
   const auto admitted = [&](const std::string& name, const ClientUse& use) {
@@ -232,7 +234,7 @@ bool Admission::MakeWay(const std::string& client, int n_states, size_t bytes, b
                            : static_cast<double>(config_.options.state_memory_bytes);
   const double wanted = table ? n_states : static_cast<double>(bytes);
   const bool may = has + wanted <= all * mine.weight / weights && most > all / weights;
-  return may && give_way_(largest, table, has == 0);
+  return may && evictor_->EvictFrom(largest, table, has == 0);
 }
 
 absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap,
@@ -240,7 +242,7 @@ absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout,
   const size_t bytes = layout.bytes_cap(slot_cap);
   RETURN_IF_ERROR(CheckRoom(client, 1, bytes));
   absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
-  if (!state.ok()) return Refuse(RejectReason::kStateMemory, state.status());
+  if (!state.ok()) return Refuse(config_.events, RejectReason::kStateMemory, state.status());
   return state;
 }
 
@@ -255,7 +257,7 @@ absl::StatusOr<std::vector<StateHandle>> Admission::AcquireCopies(const StateHan
     if (copy.ok()) {
       copies.push_back(*copy);
     } else {
-      status = Refuse(RejectReason::kStateMemory, copy.status());
+      status = Refuse(config_.events, RejectReason::kStateMemory, copy.status());
     }
   }
   if (status.ok()) return copies;

@@ -1,6 +1,6 @@
-// Which work is let in, and when: tenants' limits, the queue, and memory by exact reservation.
-// Clients (CallRequest::client) share queue, sessions and memory: where these are full, who has
-// more than its part makes way for who has less.
+// Admission control: tenant quotas, a fair queue and exact reservation of state memory.
+// Clients (CallRequest::client) share the queue, the sessions and the memory: where one of these is
+// full, a client with more than its part makes way for one with less.
 #pragma once
 
 #include <condition_variable>
@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/engine_config.h"
+#include "server/engine/evictor.h"
 #include "server/engine/request.h"
 #include "server/engine/state_pool.h"
 
@@ -23,62 +24,54 @@ class Admission {
  public:
   Admission(const EngineConfig& config, StatePool& pool) : config_(config), pool_(pool) {}
 
-  // --- any thread. A refusal charges nothing and is told to EngineEvents::rejected ---
+  // --- any thread. A refusal charges nothing and is reported to EngineEvents::rejected ---
 
-  // Accepts a request that needs states of its own: it waits in the queue. If that is full, the
-  // last request of who has most in it leaves it (TakePushedOut), if that is more than the caller
-  // would have. ResourceExhausted, Unavailable.
+  // Accepts a request that needs states of its own and queues it. If the queue is full, the client
+  // with the most requests in it loses its last one (TakePushedOut), if that client has more than
+  // the caller would have. ResourceExhausted, Unavailable.
   absl::Status Enqueue(std::shared_ptr<Request> request);
   // Accepts work that does not wait in the queue. Unavailable.
   absl::Status Enter();
-  // Charges the request to its tenant and holds that many states and bytes of the tenant's share
-  // for it.
+  // Charges the request to its tenant, and holds `states` and `bytes` of the tenant's share for it.
   absl::Status Charge(Request& request, int64_t states, size_t bytes);
-  void Reenter();  // of what work that was accepted needs, also while draining
-  void Leave();    // of everything that was accepted, once, when it has ended
+  void Reenter();  // counts further work of accepted work, also while draining
+  void Leave();    // must be called once for all that was accepted, when it has ended
 
-  // Accepts nothing from now on. True when all that was accepted has ended, false at the timeout.
+  // Accepts nothing from now on. Returns true when all accepted work has ended, false at the
+  // timeout.
   bool Close(absl::Duration timeout);
 
   // --- engine thread ---
 
-  // Of the first requests of all clients that of who would then have least, its first state
-  // acquired and the others promised; null while the queue is empty or that does not fit. Nobody
-  // overtakes. One that fits, but for which the system gives no memory, comes without a state
+  // Takes the first request of the client that would then hold least; its first state is acquired,
+  // the others are promised. Null if the queue is empty or the request does not fit: nobody
+  // overtakes it. A request that fits, but for which the system gives no memory, has no state
   // (Request::refused).
   std::shared_ptr<Request> Next();
   std::vector<std::shared_ptr<Request>> TakePushedOut();
-  absl::Status PushedOut() const;  // with which these end
-  // For a new session, or one whose state comes back: at once or not at all.
+  absl::Status PushedOut() const;  // the status that these requests end with
+  // Acquires the state of a new session, or of one that is swapped in: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap,
                                              const std::string& client);
-  // For copies of a session, likewise all or none.
+  // Acquires the states of `count` copies of a session: all at once or none.
   absl::StatusOr<std::vector<StateHandle>> AcquireCopies(const StateHandle& state, int count,
                                                          const std::string& client);
-  // Who gives memory back when there is too little: moves idle states out until so many bytes are
-  // free, and says whether they are.
-  void SetMakeRoom(std::function<bool(size_t bytes)> make_room) {
-    make_room_ = std::move(make_room);
-  }
-  // Who ends what a client has: its idle session that was used least recently (table: so that there
-  // is one session less; else its state may go to the disk), or if it has none and `running` the
-  // last of its calls that has begun. False if there is nothing of these.
-  using GiveWay = std::function<bool(const std::string& client, bool table, bool running)>;
-  void SetGiveWay(GiveWay give_way) { give_way_ = std::move(give_way); }
-  // Sessions without a state in memory count as the others do.
+  // Nothing is evicted without one. The evictor outlives the last call that admits.
+  void SetEvictor(Evictor* evictor) { evictor_ = evictor; }
+  // Counts sessions whose state is not in memory: they take places like the others.
   void CountStored(int change) { stored_sessions_ += change; }
-  // One of the request's promised states, with the bytes of the first. ResourceExhausted where the
+  // Acquires one of the request's promised states, a copy of its first. ResourceExhausted if the
   // system gives no memory for it.
   absl::StatusOr<StateHandle> TakePromised(Request& request);
   void DropPromised(Request& request);
 
-  // Takes requests out of the queue.
+  // Takes matching requests out of the queue.
   std::vector<std::shared_ptr<Request>> Remove(const std::function<bool(const Request&)>& which);
-  SteadyTime next_deadline() const;  // of the queue; kNever without one
+  SteadyTime next_deadline() const;  // of queued requests; kNever without one
   void AddTo(EngineStats& stats) const;
 
  private:
-  // A client's requests in the queue.
+  // The queued requests of one client, and what they will need.
   struct Waiting {
     std::deque<std::shared_ptr<Request>> requests;
     int64_t states = 0;
@@ -87,33 +80,32 @@ class Admission {
     void Count(const Request& request, int sign);
   };
 
-  absl::Status Refuse(RejectReason reason, absl::Status status) const;
-  absl::Status RefuseDraining() const;
   absl::Status CheckRoom(const std::string& client, int n_states, size_t bytes);
-  // Whether so much fits, once who has more than its part has made way for the client.
-  bool HasRoom(const std::string& client, int n_states, size_t bytes);
-  bool MakeWay(const std::string& client, int n_states, size_t bytes, bool table);
+  // Evicts idle states, and what other clients have beyond their part, until the states fit.
+  // Returns whether they fit.
+  bool EvictToFit(const std::string& client, int n_states, size_t bytes);
+  // Evicts from the client with the most beyond its part, if `client` stays within its own part.
+  bool EvictLargest(const std::string& client, int n_states, size_t bytes, bool table);
   std::shared_ptr<Request> First() const;
-  bool TakeFirst(
-      const Request& request);  // out of the queue; false if it has been pushed out meanwhile
+  // Takes the request out of the queue. False if it has been pushed out meanwhile.
+  bool TakeFirst(const Request& request);
   int states() const { return pool_.sessions() + promised_states_ + stored_sessions_; }
 
   const EngineConfig& config_;
   StatePool& pool_;
 
-  mutable std::mutex mutex_;              // guards down to all_ended_
+  mutable std::mutex mutex_;              // guards the members down to all_ended_
   std::map<std::string, Waiting> queue_;  // by client, none empty
   int n_waiting_ = 0;
   std::vector<std::shared_ptr<Request>> pushed_out_;
-  int accepted_ = 0;  // and not ended
+  int accepted_ = 0;  // accepted and not ended
   bool closed_ = false;
   std::condition_variable all_ended_;
 
   // Engine thread only.
   int promised_states_ = 0;  // the sum of Request::promised_states
   int stored_sessions_ = 0;
-  std::function<bool(size_t bytes)> make_room_;
-  GiveWay give_way_;
+  Evictor* evictor_ = nullptr;
 };
 
 }  // namespace ovq

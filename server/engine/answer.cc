@@ -62,9 +62,9 @@ StopMatcher::Result StopMatcher::Push(std::string_view text) {
 
 std::string StopMatcher::Flush() { return std::exchange(held_, {}); }
 
-Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
-                       const std::vector<int32_t>& eos, int64_t vocab_size,
-                       const Tokenizer* tokenizer)
+RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t seed,
+                             const std::vector<int32_t>& eos, int64_t vocab_size,
+                             const Tokenizer* tokenizer)
     : request_(request),
       index_(index),
       eos_(eos),
@@ -82,45 +82,35 @@ Completion::Completion(const GenerateRequest& request, int index, uint64_t seed,
     detokenizer_.emplace(tokenizer, /*at_start=*/false);
 }
 
-void Completion::Observe(std::span<const int32_t> tokens) {
+void RunningAnswer::Observe(std::span<const int32_t> tokens) {
   sampler_.ObservePrompt(tokens);
   if (drafter_) drafter_->Add(tokens);
 }
 
-void Completion::ObservePrompt(std::span<const int32_t> tokens) {
+void RunningAnswer::ObservePrompt(std::span<const int32_t> tokens) {
   Observe(tokens);
   // A character has at most four bytes, so no more tokens can have begun it.
   constexpr size_t kTail = 4;
   if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
 }
 
-DraftTokens Completion::Propose(int64_t most) {
+DraftTokens RunningAnswer::Propose(int64_t most) {
   if (!drafter_) return {};
   return drafter_->Propose(std::min(most, request_.stop.max_tokens - generated_ - 1));
 }
 
-void Completion::WantDraws(LogitsReader& reader, int64_t row, int64_t position,
-                           std::span<const int32_t> guessed) {
-  n_taken_ = 0;
-  ahead_.clear();
-  ahead_.reserve(guessed.size());
-  for (const int32_t token : guessed) {
-    ahead_.push_back(ahead_.empty() ? sampler_ : ahead_.back());
-    ahead_.back().Observe(token);
-  }
-  for (size_t i = 0; i <= guessed.size(); ++i) {
-    const auto after = static_cast<int64_t>(i);
-    const bool early = generated_ + after < request_.stop.min_tokens;
-    reader.WantDraw(i == 0 ? sampler_ : ahead_[i - 1], row + after, position + after,
-                    request_.output.top_logprobs, early ? banned_early_ : banned_always_);
-  }
+DrawRequest RunningAnswer::NextDraw() const {
+  return {.sampler = &sampler_,
+          .top_logprobs = request_.output.top_logprobs,
+          .banned = banned_always_,
+          .banned_early = banned_early_,
+          .n_early = std::max<int64_t>(request_.stop.min_tokens - generated_, 0)};
 }
 
-void Completion::Drawn(Sampled drawn, StreamEvent& event) {
+void RunningAnswer::AddDraw(Sampled drawn, StreamEvent& event) {
   const OutputOptions& output = request_.output;
   ++generated_;
-  // It has seen the guesses before this draw, which were right, and the draw.
-  if (n_taken_++ > 0) sampler_ = std::move(ahead_[n_taken_ - 2]);
+  sampler_.Observe(drawn.token_id);
   if (drafter_) drafter_->Add(drawn.token_id);
   if (!event.chunk) event.chunk.emplace().index = index_;
   TokenChunk& chunk = *event.chunk;
@@ -131,7 +121,7 @@ void Completion::Drawn(Sampled drawn, StreamEvent& event) {
   if (event.finished) event.finished->index = index_;
 }
 
-void Completion::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
+void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
   const StopConditions& stop = request_.stop;
   const bool is_eos = Contains(eos_, token);
   const bool is_stop = is_eos || Contains(stop.token_ids, token);

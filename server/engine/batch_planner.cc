@@ -11,40 +11,39 @@ namespace ovq {
 namespace {
 
 constexpr double kRounding = 1e-9;
-// Of observations at one cost, after the first ones: a step that was interrupted counts little.
+// Weight of an observation at a cost that has several: an interrupted iteration counts little.
 constexpr double kLearn = 0.125;
 constexpr double kMostSurprise = 2;
 
 struct Need {
-  double rows = 0;  // wanted, at most those of a step
-  double cost = 0;  // of these
+  double tokens = 0;  // tokens wanted, at most those of a batch
+  double cost = 0;    // of these tokens
 
-  double row_cost() const { return cost / rows; }
+  double token_cost() const { return cost / tokens; }
   void Add(const Need& other) {
-    rows += other.rows;
+    tokens += other.tokens;
     cost += other.cost;
   }
 };
 
-// A call that decodes: neighbours.
+// A call that decodes. Its sequences are neighbors among the candidates.
 struct Call : Need {
-  int first = 0, n = 0;  // sequences
+  int first = 0, n = 0;  // candidates
 };
 
 struct Client {
   double weight = 1;
-  std::vector<Call> calls;    // that decode, in the memory of this step
-  Need prompts;               // in it, all together
-  std::vector<int> prompted;  // their sequences
-  Need elsewhere;             // in other memories
-  Need all;                   // wanted here
+  std::vector<Call> calls;    // calls that decode, of this batch's variant
+  Need prompts;               // all its prompts of this variant together
+  std::vector<int> prompted;  // candidates of these prompts
+  Need elsewhere;             // of other variants
+  Need all;                   // of this variant
 };
 
-// What each gets of `amount`, by weight: none more than it wants, and what it leaves goes to the
-// others.
+// Divides `amount` by weight. Nobody gets more than it wants; the others share what it leaves.
 std::vector<double> Shares(double amount, std::span<const double> wants,
                            std::span<const double> weights) {
-  // Where all want more than their parts, as many calls of one client do, there is nothing to sort.
+  // Nothing to sort where all want more than their parts, as many calls of one client do.
   double weight = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<double> parts(weights.begin(), weights.end());
   for (double& part : parts) part *= amount / weight;
@@ -63,17 +62,17 @@ std::vector<double> Shares(double amount, std::span<const double> wants,
 
 class Planner {
  public:
-  Planner(std::span<const StepSequence> sequences, int32_t max_rows, int64_t turn,
-          const StateLayout* memory)
-      : sequences_(sequences), max_rows_(max_rows), turn_(turn), memory_(memory) {
+  Planner(std::span<const BatchCandidate> candidates, int32_t max_tokens, int64_t turn,
+          const StateLayout* layout)
+      : candidates_(candidates), max_tokens_(max_tokens), turn_(turn), layout_(layout) {
     Group();
   }
 
-  std::vector<PlanItem> Plan(const BatchCostModel* costs, int n_memories) {
+  std::vector<PlanItem> Plan(const BatchCostModel* costs, int n_variants) {
     double amount = 0;
     for (const Client& client : clients_) amount += client.all.cost;
     if (amount == 0) return {};
-    const double seconds = costs != nullptr ? TimeBound(*costs, n_memories) : 0;
+    const double seconds = costs != nullptr ? TimeBound(*costs, n_variants) : 0;
     if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
     std::vector<double> parts = Parts(amount);
     if (costs != nullptr) Lower(costs->Reach(kFilled * seconds), parts);
@@ -87,31 +86,31 @@ class Planner {
  private:
   void Group() {
     absl::flat_hash_map<std::string_view, size_t> known;
-    int64_t last_order = -1;  // of the call whose sequence was the last that decodes
+    int64_t last_order = -1;  // of the last call that decodes
     std::string_view last_client;
-    size_t last = 0;  // its index
-    for (size_t i = 0; i < sequences_.size(); ++i) {
-      const StepSequence& sequence = sequences_[i];
-      if (sequence.paused) continue;
-      if (clients_.empty() || sequence.client != last_client) {
-        const auto [at, is_new] = known.try_emplace(sequence.client, clients_.size());
-        if (is_new) clients_.emplace_back().weight = sequence.weight;
-        last_client = sequence.client;
+    size_t last = 0;  // index of last_client
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      const BatchCandidate& candidate = candidates_[i];
+      if (candidate.paused) continue;
+      if (clients_.empty() || candidate.client != last_client) {
+        const auto [at, is_new] = known.try_emplace(candidate.client, clients_.size());
+        if (is_new) clients_.emplace_back().weight = candidate.weight;
+        last_client = candidate.client;
         last = at->second;
       }
       Client& client = clients_[last];
-      if (memory_ != nullptr && sequence.state->layout != memory_) {
-        Add(sequence, client.elsewhere);
-      } else if (!sequence.decoding) {
+      if (layout_ != nullptr && candidate.layout != layout_) {
+        Add(candidate, client.elsewhere);
+      } else if (!candidate.decoding) {
         client.prompted.push_back(static_cast<int>(i));
-        Add(sequence, client.prompts);
+        Add(candidate, client.prompts);
       } else {
-        if (client.calls.empty() || last_order != sequence.order) {
+        if (client.calls.empty() || last_order != candidate.order) {
           client.calls.emplace_back().first = static_cast<int>(i);
         }
-        last_order = sequence.order;
+        last_order = candidate.order;
         ++client.calls.back().n;
-        Add(sequence, client.calls.back());
+        Add(candidate, client.calls.back());
       }
     }
     for (Client& client : clients_) {
@@ -119,51 +118,51 @@ class Planner {
       for (const Call& call : client.calls) client.all.Add(call);
     }
   }
-  void Add(const StepSequence& sequence, Need& need) const {
-    const double rows =
-        std::min(static_cast<double>(sequence.tokens.size()), max_rows_ - need.rows);
-    need.Add({.rows = rows, .cost = rows * sequence.row_cost});
+  void Add(const BatchCandidate& candidate, Need& need) const {
+    const double tokens =
+        std::min(static_cast<double>(candidate.n_tokens), max_tokens_ - need.tokens);
+    need.Add({.tokens = tokens, .cost = tokens * candidate.token_cost});
   }
 
-  // How long a step may take that keeps the promise to every client, in whatever memory.
-  double TimeBound(const BatchCostModel& costs, int n_memories) const {
+  // Seconds that a batch may take so that no client of any variant waits longer than promised.
+  double TimeBound(const BatchCostModel& costs, int n_variants) const {
     double weights = 0;
     for (const Client& client : clients_) weights += client.weight;
-    double seconds = std::max(kLongStepSeconds, kLongStepRows * costs.Seconds(1)), answers = 0;
+    double seconds = std::max(kLongBatchSeconds, kLongBatchTokens * costs.Seconds(1)), answers = 0;
     for (const Client& client : clients_) {
       for (const Call& call : client.calls) answers += call.cost;
       Need need = client.all;
       need.Add(client.elsewhere);
-      const double cost = need.cost * std::min(1.0, max_rows_ / need.rows);
+      const double cost = need.cost * std::min(1.0, max_tokens_ / need.tokens);
       seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
     }
-    if (answers > 0) seconds = std::min(seconds, costs.Target(answers) * n_memories);
-    return seconds / n_memories;
+    if (answers > 0) seconds = std::min(seconds, costs.Target(answers) * n_variants);
+    return seconds / n_variants;
   }
 
-  // Of the clients, in cost.
+  // Divides a cost among the clients. [clients_]
   std::vector<double> Parts(double amount) const {
     std::vector<double> wants, weights;
     for (const Client& client : clients_) {
       wants.push_back(client.all.cost);
       weights.push_back(client.weight);
     }
-    // Rows of unequal cost: less of it all until the rows fit, or nearly.
+    // Tokens differ in cost: lower the amount until the number of tokens fits, or nearly.
     constexpr int kRounds = 16;
     std::vector<double> parts;
     for (int round = 0; round < kRounds; ++round) {
       parts = Shares(amount, wants, weights);
-      double rows = 0;
+      double tokens = 0;
       for (size_t i = 0; i < clients_.size(); ++i) {
-        if (parts[i] > 0) rows += parts[i] / clients_[i].all.row_cost();
+        if (parts[i] > 0) tokens += parts[i] / clients_[i].all.token_cost();
       }
-      if (rows <= max_rows_ + kRounding) break;
-      amount *= max_rows_ / rows;
+      if (tokens <= max_tokens_ + kRounding) break;
+      amount *= max_tokens_ / tokens;
     }
     return parts;
   }
-  // Who wants more than its part has less of it, until all together are `amount`, though never less
-  // than who has all that it wants.
+  // Lowers the parts of clients that want more, until all parts together are `amount`, but never
+  // below the part of a client that has all it wants.
   void Lower(double amount, std::vector<double>& parts) const {
     double least = 0, weights = 0;
     for (size_t i = 0; i < clients_.size(); ++i) {
@@ -175,7 +174,7 @@ class Planner {
         least = std::max(least, parts[i] / client.weight);
       }
     }
-    if (least == 0) return;  // it would be nobody's gain
+    if (least == 0) return;  // nobody would gain
     for (size_t i = 0; i < clients_.size(); ++i) {
       const Client& client = clients_[i];
       if (parts[i] == client.all.cost) continue;
@@ -191,21 +190,21 @@ class Planner {
     const std::vector<double> parts = Shares(decoding, wants, weights);
     for (size_t i = 0; i < parts.size(); ++i) {
       const Call& call = client.calls[i];
-      GiveInTurn(call, Rounded(parts[i] / call.row_cost()));
+      GiveInTurn(call, Rounded(parts[i] / call.token_cost()));
       amount -= parts[i];
     }
-    if (reads) GivePrompts(client, Rounded(amount / client.prompts.row_cost()));
+    if (reads) GivePrompts(client, Rounded(amount / client.prompts.token_cost()));
   }
-  // Whole rows, so that over the steps each gets what is its part: what was cut off one goes to the
-  // next.
-  int64_t Rounded(double rows) {
-    const double whole = std::floor(rows + kRounding);
-    carried_ += std::max(rows - whole, 0.0);
+  // Rounds to whole tokens and carries the remainder to the next part, so that over the iterations
+  // each gets its part.
+  int64_t Rounded(double tokens) {
+    const double whole = std::floor(tokens + kRounding);
+    carried_ += std::max(tokens - whole, 0.0);
     const double carry = std::floor(carried_ + kRounding);
     carried_ -= carry;
     return static_cast<int64_t>(whole + carry);
   }
-  // No part was a row: one client's.
+  // Gives one token to one client, where no part reached a token.
   void GiveOne() {
     const size_t n = clients_.size();
     for (size_t i = 0; i < n && plan_.empty(); ++i) {
@@ -217,53 +216,53 @@ class Planner {
       }
     }
   }
-  int64_t Given(const Need& need, int64_t n_rows) {
-    n_rows =
-        std::min({n_rows, max_rows_ - n_planned_, static_cast<int64_t>(std::llround(need.rows))});
-    n_planned_ += n_rows;
-    return n_rows;
+  int64_t Given(const Need& need, int64_t n_tokens) {
+    n_tokens = std::min(
+        {n_tokens, max_tokens_ - n_planned_, static_cast<int64_t>(std::llround(need.tokens))});
+    n_planned_ += n_tokens;
+    return n_tokens;
   }
-  // Consecutive turns continue where the last one stopped, round and round.
-  void GiveInTurn(const Call& call, int64_t n_rows) {
-    const int64_t n = call.n, chosen = Given(call, n_rows);
+  // Gives tokens to the call's sequences. Each turn continues where the last one stopped.
+  void GiveInTurn(const Call& call, int64_t n_tokens) {
+    const int64_t n = call.n, chosen = Given(call, n_tokens);
     const int64_t first = chosen == n ? 0 : turn_ % n * chosen % n;
     for (int64_t i = 0; i < chosen; ++i) {
       plan_.push_back({call.first + static_cast<int>((first + i) % n), 1});
     }
   }
-  void GivePrompts(const Client& client, int64_t n_rows) {
-    n_rows = Given(client.prompts, n_rows);
-    // Of those before its last, each gets a row at least.
+  void GivePrompts(const Client& client, int64_t n_tokens) {
+    n_tokens = Given(client.prompts, n_tokens);
+    // Each prompt that is served gets at least one token.
     std::vector<int> members = client.prompted;
-    const auto n_served = std::min<int64_t>(n_rows, std::ssize(members));
+    const auto n_served = std::min<int64_t>(n_tokens, std::ssize(members));
     std::ranges::partial_sort(members, members.begin() + n_served, {}, [&](int i) {
-      const StepSequence& sequence = sequences_[i];
-      return std::pair(sequence.consumed / kPromptTurn, sequence.order);
+      const BatchCandidate& candidate = candidates_[i];
+      return std::pair(candidate.consumed / kPromptTurn, candidate.order);
     });
     members.resize(static_cast<size_t>(n_served));
-    // All of a turn first, then what is left.
-    std::vector<int64_t> rows(members.size());
+    // First up to the ends of the prompts' turns, then what is left.
+    std::vector<int64_t> tokens(members.size());
     for (const bool in_turn : {true, false}) {
       for (size_t i = 0; i < members.size(); ++i) {
-        const StepSequence& sequence = sequences_[members[i]];
-        int64_t most = std::ssize(sequence.tokens) - rows[i];
-        if (in_turn) most = std::min(most, kPromptTurn - sequence.consumed % kPromptTurn);
-        const int64_t given = std::min(most, n_rows);
-        rows[i] += given;
-        n_rows -= given;
+        const BatchCandidate& candidate = candidates_[members[i]];
+        int64_t most = candidate.n_tokens - tokens[i];
+        if (in_turn) most = std::min(most, kPromptTurn - candidate.consumed % kPromptTurn);
+        const int64_t given = std::min(most, n_tokens);
+        tokens[i] += given;
+        n_tokens -= given;
       }
     }
     for (size_t i = 0; i < members.size(); ++i) {
-      if (rows[i] > 0) plan_.push_back({members[i], static_cast<int32_t>(rows[i])});
+      if (tokens[i] > 0) plan_.push_back({members[i], static_cast<int32_t>(tokens[i])});
     }
   }
 
-  const std::span<const StepSequence> sequences_;
-  const int64_t max_rows_;
+  const std::span<const BatchCandidate> candidates_;
+  const int64_t max_tokens_;
   const int64_t turn_;
-  const StateLayout* const memory_;
+  const StateLayout* const layout_;
   std::vector<Client> clients_;
-  double carried_ = 0;  // of rows
+  double carried_ = 0;  // remainders of tokens
   int64_t n_planned_ = 0;
   std::vector<PlanItem> plan_;
 };
@@ -299,7 +298,7 @@ void BatchCostModel::Observe(double cost, absl::Duration took) {
 }
 
 void BatchCostModel::FillGaps() {
-  const Point* left = nullptr;  // the last point that was seen
+  const Point* left = nullptr;  // the last point with an observation
   for (Point& point : points_) {
     if (point.seen >= 1) {
       left = &point;
@@ -307,7 +306,7 @@ void BatchCostModel::FillGaps() {
     }
     const auto right = std::find_if(&point, points_.data() + kPoints,
                                     [](const Point& other) { return other.seen >= 1; });
-    const auto times = [&](const Point& other) {  // its cost, in those of the point
+    const auto times = [&](const Point& other) {  // cost of `other` / cost of `point`
       return std::ldexp(1, static_cast<int>(&other - &point));
     };
     const bool has_right = right != points_.data() + kPoints;
@@ -331,7 +330,7 @@ double BatchCostModel::Seconds(double cost) const {
 }
 
 double BatchCostModel::Target(double answers) const {
-  if (!target_) return kTargetSteps * Seconds(std::max(answers, kTargetAnswers));
+  if (!target_) return kTargetIterations * Seconds(std::max(answers, kTargetAnswers));
   return std::max(Seconds(std::max(answers, 1.0)), absl::ToDoubleSeconds(*target_));
 }
 
@@ -347,40 +346,40 @@ double BatchCostModel::Reach(double seconds) const {
   return std::ldexp(1, kPoints - 1);
 }
 
-void PlanDrafts(std::span<const StepSequence> sequences, int32_t max_rows,
+void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                 const BatchCostModel* costs, std::vector<PlanItem>& plan) {
   struct Draft {
     size_t item;
-    double chance;  // that it and all before it are right
+    double chance;  // probability that it and all before it are right
   };
   std::vector<Draft> drafts;
-  std::vector<double> tokens(plan.size(), 1);  // that an item is to give
+  std::vector<double> expected(plan.size(), 1);  // tokens that an item gives
   double cost = 0, answers = 0;
-  int64_t rows = 0;
+  int64_t n_planned = 0;
   for (size_t i = 0; i < plan.size(); ++i) {
-    const StepSequence& sequence = sequences[plan[i].id];
-    cost += plan[i].n_rows * sequence.row_cost;
-    rows += plan[i].n_rows;
-    if (sequence.decoding) ++answers;
+    const BatchCandidate& candidate = candidates[plan[i].candidate];
+    cost += plan[i].n_tokens * candidate.token_cost;
+    n_planned += plan[i].n_tokens;
+    if (candidate.decoding) ++answers;
     double chance = 1;
-    for (const float next : sequence.guess.probabilities) drafts.push_back({i, chance *= next});
+    for (const float next : candidate.draft_probabilities) drafts.push_back({i, chance *= next});
   }
   if (drafts.empty()) return;
-  // Of one item they are in their order, as probabilities only fall.
+  // The drafts of one item stay in their order, as chances only fall along them.
   std::ranges::stable_sort(drafts, std::greater(), &Draft::chance);
   const auto seconds = [&] { return costs == nullptr ? 1 : costs->Seconds(cost); };
   const double before = seconds();
   double gain = kDraftMargin * answers / before, sum = answers;
   size_t n_chosen = 0, n_without = plan.size();
   const size_t most =
-      std::min(drafts.size(), static_cast<size_t>(std::max(max_rows - rows, int64_t{0})));
+      std::min(drafts.size(), static_cast<size_t>(std::max(max_tokens - n_planned, int64_t{0})));
   for (size_t n = 1; n <= most; ++n) {
     const auto& [item, chance] = drafts[n - 1];
-    cost += sequences[plan[item].id].row_cost;
+    cost += candidates[plan[item].candidate].token_cost;
     sum += chance;
-    if (tokens[item] == 1) --n_without;
-    tokens[item] += chance;
-    const double after = seconds(), least = n_without > 0 ? 1 : *std::ranges::min_element(tokens);
+    if (expected[item] == 1) --n_without;
+    expected[item] += chance;
+    const double after = seconds(), least = n_without > 0 ? 1 : *std::ranges::min_element(expected);
     if (after > before * least * kDraftMargin || sum / after <= gain) continue;
     gain = sum / after;
     n_chosen = n;
@@ -388,10 +387,52 @@ void PlanDrafts(std::span<const StepSequence> sequences, int32_t max_rows,
   for (size_t i = 0; i < n_chosen; ++i) ++plan[drafts[i].item].n_drafted;
 }
 
-std::vector<PlanItem> PlanBatch(std::span<const StepSequence> sequences, int32_t max_rows,
+std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                                 int64_t turn, const BatchCostModel* costs,
-                                const StateLayout* memory, int n_memories) {
-  return Planner(sequences, max_rows, turn, memory).Plan(costs, n_memories);
+                                const StateLayout* layout, int n_variants) {
+  return Planner(candidates, max_tokens, turn, layout).Plan(costs, n_variants);
+}
+
+void BatchPlanner::Choose(std::span<const BatchCandidate> candidates, SteadyTime now) {
+  std::vector<const StateLayout*> variants;  // of candidates that can have tokens
+  for (const BatchCandidate& candidate : candidates) {
+    if (candidate.paused || std::ranges::count(variants, candidate.layout) > 0) continue;
+    variants.push_back(candidate.layout);
+  }
+  choice_.clear();
+  iterations_left_ = 0;
+  if (variants.empty()) return;
+  const auto n = static_cast<int64_t>(variants.size());
+  choice_ = PlanBatch(candidates, max_tokens_, n_choices_ / n, costs(), variants[n_choices_ % n],
+                      static_cast<int>(n));
+  ++n_choices_;
+  const bool may_stand = n == 1 && std::ranges::all_of(choice_, [&](const PlanItem& item) {
+                           return candidates[item.candidate].decoding;
+                         });
+  if (!may_stand) return;
+  iterations_left_ = kStandingIterations;
+  stands_until_ = now + kStandingTime * std::ssize(candidates);
+}
+
+std::span<const PlanItem> BatchPlanner::Standing(SteadyTime now) const {
+  if (iterations_left_ == 0 || now >= stands_until_) return {};
+  return choice_;
+}
+
+std::vector<PlanItem> BatchPlanner::Plan(std::span<const BatchCandidate> candidates) {
+  if (iterations_left_ > 0) --iterations_left_;
+  std::vector<PlanItem> plan = choice_;
+  PlanDrafts(candidates, max_tokens_, costs(), plan);
+  return plan;
+}
+
+void BatchPlanner::Observe(std::span<const BatchCandidate> candidates,
+                           std::span<const PlanItem> plan, absl::Duration took) {
+  double cost = 0;
+  for (const PlanItem& item : plan) {
+    cost += (item.n_tokens + item.n_drafted) * candidates[item.candidate].token_cost;
+  }
+  costs_.Observe(cost, took);
 }
 
 }  // namespace ovq

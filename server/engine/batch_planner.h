@@ -1,126 +1,163 @@
-// Which rows a step has: how much compute time it may take, and how that is shared.
+// Chooses the tokens of each batch: how much time an iteration may take, and how clients share it.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/engine/answer.h"
-#include "server/engine/state_pool.h"
+#include "base/clock.h"
+#include "model/state_layout.h"
+#include "server/engine/engine_config.h"
 
 namespace ovq {
 
-// What a sequence brings to a step.
-struct StepSequence {
-  StateHandle* state = nullptr;
-  std::span<const int32_t> tokens = {};  // to consume next, at least one
-  bool decoding = false;                 // its one token was drawn; else tokens of a prompt
-  bool paused = false;                   // its reader is behind: no row in this step
-  int64_t order = 0;             // of admission: its request's, whose sequences are neighbours
-  int64_t consumed = 0;          // of its request's tokens
+// A sequence that wants tokens of the next batch.
+struct BatchCandidate {
+  const StateLayout* layout = nullptr;  // of its model variant
+  int64_t n_tokens = 1;   // tokens to consume next: 1 if decoding, otherwise those of a prompt
+  bool decoding = false;  // its one token was drawn
+  bool paused = false;    // its reader is behind: it gets no token
+  int64_t order = 0;      // admission order of its request, whose sequences are neighbors
+  int64_t consumed = 0;   // tokens of its request consumed so far
   std::string_view client = {};  // CallRequest::client
   double weight = 1;             // of the client
-  double row_cost = 1;           // of a row, in rows without a state
-  // Each draws a token from the logits of the last of the tokens.
-  std::span<const std::unique_ptr<Completion>> draws = {};
-  // What may follow its one token (decoding): rows of a step that nobody else wants may try it.
-  DraftTokens guess = {};
-  // Every token's row is scored: the log-probability of the token after it, if there is one, and of
-  // so many best.
-  std::optional<int> score_top = {};
-  // Of the last of the tokens it is looked whether the model's output is a number.
-  bool checked = false;
+  double token_cost = 1;         // cost of a token, in tokens without a state
+  // Probability of each token drafted after a decoding sequence's token to be right if those before
+  // it are.
+  std::span<const float> draft_probabilities = {};
 };
 
+// The part of one candidate in a batch.
 struct PlanItem {
-  int id;  // of the sequence: its index
-  int32_t n_rows;
-  int32_t n_drafted = 0;  // rows more, of its guess
+  int candidate;  // index
+  int32_t n_tokens;
+  int32_t n_drafted = 0;  // drafted tokens in addition
   bool operator==(const PlanItem&) const = default;
 };
 
-// How long a step takes, by the cost of its rows; learned from steps. A step never takes less for
-// more rows. What more rows take is at most as many times what fewer take, where that is seen
-// later; not the other way round: who slows down the machine, by its memory or its own threads,
-// would raise what everybody's row seems to take, and with it the part that it has of a step. With
-// nothing learned a step takes as long as each of its rows alone.
+// Predicts the time of an iteration from the cost of its tokens, and learns from iterations. More
+// tokens never take less time. A correction for many tokens limits what fewer tokens are predicted
+// to take only from above, not from below: otherwise a client that slows the machine down, by its
+// memory or its own threads, would raise the predicted time of everybody's tokens, and with it its
+// own part of an iteration. Until something is learned each token takes the same time.
 class BatchCostModel {
  public:
-  // target: see Target; by default as many times what the answers take alone.
+  // target: see Target; kTargetIterations without one.
   explicit BatchCostModel(std::optional<absl::Duration> target = {}) : target_(target) {}
 
   void Observe(double cost, absl::Duration took);
   bool known() const { return known_; }
   double Seconds(double cost) const;   // cost: at least 1
   double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
-  // How long a step may take in which answers of this cost wait for what others have to read.
+  // Seconds that an iteration may take in which answers of this cost wait beside prompts.
   double Target(double answers) const;
 
  private:
   static constexpr int kPoints = 32;  // of costs 1, 2, 4, ...
   struct Point {
     double seconds = 0;
-    double seen = 0;  // so many steps of about this cost
+    double seen = 0;  // number of iterations of about this cost
   };
-  void FillGaps();  // points that were not seen, from their neighbours
+  void FillGaps();  // interpolates points without observations from their neighbors
 
   std::optional<absl::Duration> target_;
   std::array<Point, kPoints> points_;
   bool known_ = false;
 };
 
-// A client alone has all of a step. Where several want rows, none waits longer for its tokens than
-// if each had the machine for its part of the time: the step ends before the part of whoever has
-// least to do is used up, and a client's part counts for all its calls together, however many they
-// are. What a client leaves of its part is the others'. So a prompt of any length, 64 completions
-// and a score of every token slow another's answer down alike.
+// Chooses the tokens of one batch. A client alone has all of a batch. Where several clients want
+// tokens, none waits longer for its tokens than if each had the machine for its part of the time:
+// the iteration ends before the part of the client with the least work is used up. A client's part
+// counts for all its calls together, however many they are, and the other clients share what it
+// leaves. So a prompt of any length, 64 answers and a score of every token slow another client's
+// answer down alike.
 //
 // Within a client, calls that decode share alike and come before its prompts, which get a part of
-// 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are read
-// in turns of kPromptTurn tokens, oldest first.
+// 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are
+// prefilled in turns of kPromptTurn tokens, oldest first.
 //
-// Parts of less than a row are rounded by turns: pass the number of the choice. costs: null for a
-// step without a bound in time. A step of several memories' turns gets the time of one. A pure
+// Parts of less than a token are rounded by turns: `turn` is the number of the choice. costs: null
+// for a batch without a bound in time. layout: the variant that the batch is for (null: all
+// candidates have the same one); each of n_variants gets an equal part of the time. A pure
 // function.
-std::vector<PlanItem> PlanBatch(std::span<const StepSequence> sequences, int32_t max_rows,
+std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                                 int64_t turn, const BatchCostModel* costs = nullptr,
-                                const StateLayout* memory = nullptr, int n_memories = 1);
+                                const StateLayout* layout = nullptr, int n_variants = 1);
 
-// Adds rows of guesses to a plan: those most likely to be right, as many as let the answers gain
-// most tokens in the time that the step then takes, and none where it is not sure to be a gain.
-// Whoever has no guess in the step, or one that is not worth as much, waits no longer for it.
-// costs: null for steps that take no time. A pure function.
-void PlanDrafts(std::span<const StepSequence> sequences, int32_t max_rows,
+// Adds drafted tokens to a plan: the likeliest first, as many as give the answers most tokens per
+// time, and none unless the gain is sure. An answer without drafts in the batch, or with worse
+// ones, does not wait longer for it. costs: null if all batches take the same time. A pure
+// function.
+void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                 const BatchCostModel* costs, std::vector<PlanItem>& plan);
-// A step's time is known about as well.
+// Iteration times are predicted to about 2%.
 inline constexpr double kDraftMargin = 1.02;
 
-// Of the time that the promise allows a step is filled so far: answers are also written, and a step
+// The part of the allowed time that an iteration fills: answers are also written, and an iteration
 // beside others takes longer than it took alone.
 inline constexpr double kFilled = 0.75;
 
-// With prompts beside answers a step takes no longer than this (--target-step-time), or so many
-// times what the answers take alone: nobody who watches an answer sees it stand still. Few answers
-// count as so many, or prompts would be read in parts of a few rows, which takes longer for all.
-inline constexpr double kTargetSteps = 3;
+// With prompts beside answers an iteration takes no longer than --target-step-time or, by default,
+// this many times what the answers take alone, so that nobody who watches an answer sees it stand
+// still. Fewer answers than kTargetAnswers count as that many: otherwise prompts would be prefilled
+// a few tokens at a time, which takes longer for all.
+inline constexpr double kTargetIterations = 3;
 inline constexpr double kTargetAnswers = 8;
 
-// One of a row's best log-probabilities takes as long as reading so many bytes more (16 answers
-// with 258 each beside 16 with none, models/python-bytes: a fifth to a third more a token).
+// The cost of one of a token's best log-probabilities, in bytes read (16 answers with 258 each
+// beside 16 with none, models/python-bytes: a fifth to a third more per token).
 inline constexpr size_t kLogprobCostBytes = 8 << 10;
 
 inline constexpr int64_t kPromptTurn = 512;
 inline constexpr double kPrefillShare = 8;
 
-// However few want rows, a step is over after this time, so that who comes meanwhile is soon in
-// one; or, of a model that takes long for a row, after so many times what one row takes.
-inline constexpr double kLongStepSeconds = 0.5;
-inline constexpr double kLongStepRows = 8;
+// The longest time of an iteration however few want tokens, so that new calls soon join one; or,
+// for a model that is slow, the time of this many tokens.
+inline constexpr double kLongBatchSeconds = 0.5;
+inline constexpr double kLongBatchTokens = 8;
+
+// Chooses batch after batch, and learns what they take. Engine thread only.
+class BatchPlanner {
+ public:
+  explicit BatchPlanner(const EngineConfig& config)
+      : max_tokens_(config.options.max_batch_tokens),
+        bounds_time_(config.model.weight_bytes > 0),
+        costs_(config.options.target_step_time) {}
+
+  // Chooses tokens of the candidates (PlanBatch), all of one model variant; variants take turns.
+  void Choose(std::span<const BatchCandidate> candidates, SteadyTime now);
+  // The last choice, if it may stand for one more iteration, otherwise empty. Where all chosen
+  // sequences decode, several iterations run the same tokens' sequences, for a time that is short
+  // beside the wait of many sequences for their turns: looking through a thousand takes as long as
+  // a small iteration, and a state that keeps its turn for a while stays in the caches.
+  std::span<const PlanItem> Standing(SteadyTime now) const;
+  void DropStanding() { iterations_left_ = 0; }
+  // The last choice, with drafted tokens added, as the plan of the next iteration.
+  std::vector<PlanItem> Plan(std::span<const BatchCandidate> candidates);
+  // Learns from an iteration that ran this plan. took: results included.
+  void Observe(std::span<const BatchCandidate> candidates, std::span<const PlanItem> plan,
+               absl::Duration took);
+
+ private:
+  static constexpr auto kStandingTime = std::chrono::microseconds(10);  // per candidate
+  static constexpr int kStandingIterations = 32;                        // at most
+
+  // Null if iterations have no bound in time.
+  const BatchCostModel* costs() const { return bounds_time_ ? &costs_ : nullptr; }
+
+  const int32_t max_tokens_;
+  const bool bounds_time_;
+  BatchCostModel costs_;
+  int64_t n_choices_ = 0;
+  std::vector<PlanItem> choice_;
+  int iterations_left_ = 0;  // for which the choice may stand
+  SteadyTime stands_until_;
+};
 
 }  // namespace ovq

@@ -66,9 +66,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
       session_slots_(SessionSlots(
           *config_.model.variants.front().layout, config_.model.variants.front().default_slot_cap,
           config_.options.state_memory_bytes, config_.options.max_sessions)) {
-  admission_.SetGiveWay([this](const std::string& client, bool table, bool running) {
-    return sessions_.GiveWay(client, table) || (running && scheduler_.GiveWay(client));
-  });
+  admission_.SetEvictor(this);
   PublishStats();
 }
 
@@ -219,7 +217,7 @@ absl::Status Engine::CheckImport(const SessionImage& head) const {
 
 void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCallback done) {
   options.imported = true;
-  options.memory = image.memory;
+  options.variant = image.memory;
   if (image.slot_cap > 0) options.slot_cap = image.slot_cap;
   const bool trusted = this->options().trust_session_files;
   absl::Status status = CheckImport(image);
@@ -346,7 +344,7 @@ bool Engine::RunIteration() {
   // A step may take long, or hang: what begins with it shows before it.
   if (scheduler_.requests().size() != published_requests_ && PublishDue()) PublishStats();
   const bool progressed = scheduler_.RunStep(executor_);
-  scheduler_.ForgetEnded();
+  scheduler_.RemoveEnded();
   if (!progressed) look_again_ = {};  // whenever the next turn is
   if (!progressed || PublishDue()) PublishStats();
   watch_.End();

@@ -31,7 +31,7 @@ namespace ovq {
 
 // Callbacks, of streams too, run on the engine thread, must not block and must not call back into
 // the engine, Submit excepted.
-class Engine {
+class Engine : private Evictor {
  public:
   // Fills in what the options leave to the engine.
   Engine(EngineConfig config, std::unique_ptr<DeviceContext> context);
@@ -116,6 +116,10 @@ class Engine {
   static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
+  bool EvictIdleStates(size_t bytes) override { return sessions_.EvictIdleStates(bytes); }
+  bool EvictFrom(const std::string& client, bool table, bool running) override {
+    return sessions_.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
+  }
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
   absl::Status Claim(Request& request);  // its session
   // Engine thread: for calls that need an idle session's state.

@@ -1,4 +1,5 @@
-// What a caller asks of the engine, and the bounded stream its answer comes back on. No proto here.
+// The engine's requests and results, and the bounded stream on which an answer comes back. Free of
+// protobuf.
 #pragma once
 
 #include <array>
@@ -20,15 +21,15 @@
 namespace ovq {
 
 struct StopConditions {
-  int64_t max_tokens = 256;  // 0: absorb the prompt, generate nothing
-  int64_t min_tokens = 0;    // end-of-sequence and stop ids are not drawn before this many
+  int64_t max_tokens = 256;  // 0: consume the prompt, generate nothing
+  int64_t min_tokens = 0;    // end-of-sequence and stop ids are not drawn before this many tokens
   std::vector<std::string> strings;
   std::vector<int32_t> token_ids;
   bool ignore_eos = false;
   bool include_stop_text = false;
 };
 
-// Whether tokens are drafted and checked several in a step. The answer is the same.
+// Whether tokens are drafted, to verify several per iteration. Answers are the same either way.
 enum class Speculation : int32_t { kOff = 1, kNgram = 2 };
 constexpr bool IsKnown(Speculation how) {
   return how == Speculation::kOff || how == Speculation::kNgram;
@@ -40,29 +41,29 @@ struct OutputOptions {
   std::optional<Speculation> speculation = {};  // default: the server's
 };
 
-// What every call says that consumes tokens.
+// The fields that all calls that consume tokens share.
 struct CallRequest {
   std::vector<int32_t> prompt = {};  // checked against the vocabulary by the Engine
-  int64_t cacheable = 0;             // tokens of it, from the first on, for PrefixCache
+  int64_t cacheable = 0;             // first tokens of the prompt that PrefixCache may keep
   std::string tenant = {};           // owner of the session; "" without authentication
-  // Who shares the server with others like it, whatever the number of its calls: a tenant, or where
-  // no tokens are asked for a connection.
+  // The unit of fair sharing, whatever the number of its calls: a tenant, or a connection where no
+  // tokens are asked for.
   std::string client = {};
-  std::string memory = {};                 // of the engine's; "": the first
-  std::optional<int32_t> slot_cap = {};    // default: the memory's
+  std::string variant = {};                // name of a ModelVariant; "": the first
+  std::optional<int32_t> slot_cap = {};    // default: the variant's
   std::string field_prefix = {};           // put before a field's name: "turn." in a Chat
   std::optional<SteadyTime> arrival = {};  // default: when the Engine gets it
   SteadyTime deadline = kNever;
 };
 
-struct GenerateRequest : CallRequest {  // memory, slot_cap: one-shot only
+struct GenerateRequest : CallRequest {  // variant, slot_cap: one-shot only
   std::string session_id;               // empty: a session that ends with the request
   SamplingParams sampling;
   std::optional<uint64_t> expected_position;  // of the session, or FailedPrecondition
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
   OutputOptions output;
-  int n = 1;  // completions; more than one only without session_id
+  int n = 1;  // answers; more than one only without session_id
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kDeadline, kError };
@@ -73,14 +74,14 @@ inline const char* FinishReasonName(FinishReason reason) {
 }
 
 struct Usage {
-  int64_t prompt_tokens = 0;  // of this request, the pending token of the session not counted
-  // Not read: already in the session when the request came, or of the prompt, in the PrefixCache.
+  int64_t prompt_tokens = 0;  // of this request, without the session's pending token
+  // Tokens that did not run: the session had them when the request came, or PrefixCache had them.
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t state_bytes = 0;    // committed for the session at the end
   int64_t position = 0;       // tokens of the session at the end
-  int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt of that
-  // Tokens that were drafted, and those of them that the answer then had.
+  int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt the end
+  // Drafted tokens, and how many of them were accepted.
   int64_t drafted_tokens = 0, accepted_tokens = 0;
   absl::Duration queue_time, prefill_time, decode_time;
 };
@@ -89,15 +90,15 @@ struct Started {
   std::string session_id;  // empty for a one-shot request
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
-  uint64_t seed = 0;     // the one in use, drawn by the server when the request had none
+  uint64_t seed = 0;     // the seed in use; the server draws one when the request has none
   int64_t position = 0;  // tokens of the session before; 0 for a one-shot request
 };
 struct TokenChunk {
-  int index = 0;     // which of the n completions
+  int index = 0;     // of the n answers
   std::string text;  // valid UTF-8
   std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;                 // as token_ids, if asked
-  std::vector<std::vector<TokenLogprob>> top;  // as token_ids, if asked
+  std::vector<float> logprobs;                 // [token_ids], if asked for
+  std::vector<std::vector<TokenLogprob>> top;  // [token_ids], if asked for
 };
 struct Finished {
   int index = 0;
@@ -112,16 +113,16 @@ struct StreamEvent {
   std::optional<Finished> finished = {};
 };
 
-// How a caller tells the engine that it wants no answer any more. Any thread.
+// The caller's signal to the engine to end a request. Any thread.
 //
 // std::mutex and not absl::Mutex: the packaged abseil is not instrumented for the thread sanitizer.
 class CancelSignal {
  public:
-  void Cancel();  // only the first counts: the engine frees the request within one step
+  void Cancel();  // the engine ends the request within one iteration; only the first call counts
   bool cancelled() const { return time().has_value(); }
   std::optional<SteadyTime> time() const;  // of the first Cancel
 
-  // The engine's, to be woken by.
+  // Set by the engine, which it wakes.
   void SetWake(std::function<void()> wake);
   void Wake() const;
 
@@ -131,14 +132,15 @@ class CancelSignal {
   std::function<void()> wake_;
 };
 
-// From the engine thread (Push, Close) to one reader (TryPop, Cancel). Push never blocks: the
-// engine parks a request whose stream is full, so the bound holds with a slack of one step.
+// Events from the engine thread (Push, Close) to one reader (TryPop, Cancel). Push never blocks:
+// the engine pauses a request whose stream is full, so the stream holds at most one iteration's
+// events more than its capacity.
 //
-// A request that is cancelled while running still gets one Finished with kCancelled per unfinished
-// completion (its usage), then Close(Cancelled). Other errors close the stream without Finished.
+// A request that is cancelled while running still gets one Finished with kCancelled (and usage) per
+// unfinished answer, then Close(Cancelled). Other errors close the stream without Finished.
 class TokenStream {
  public:
-  static constexpr size_t kCapacity = 256;  // events, a chunk counting as many as it has tokens
+  static constexpr size_t kCapacity = 256;  // events; a chunk counts once per token
   explicit TokenStream(size_t capacity = kCapacity) : capacity_(capacity > 0 ? capacity : 1) {}
 
   // --- engine thread ---
@@ -148,9 +150,10 @@ class TokenStream {
   CancelSignal& cancel_signal() { return cancel_; }  // also woken when a full stream drains
 
   // --- reader, any thread ---
-  // listener is called, from the engine thread and without the stream's lock held, after each Push
-  // and Close; also once at once if something is waiting. Calls never overlap. Null removes it and
-  // waits for a running call, unless that call is the caller, which may set no other.
+  // Sets the listener, which the engine thread calls after each Push and Close, without the
+  // stream's lock; SetListener calls it once itself if something is waiting. Calls never overlap.
+  // Null removes the listener and waits for a running call to end, unless called from the listener,
+  // which may set no other.
   void SetListener(std::function<void()> listener);
   std::optional<StreamEvent> TryPop();
   bool closed() const;          // closed and empty
@@ -165,13 +168,13 @@ class TokenStream {
 
   const size_t capacity_;
   CancelSignal cancel_;
-  mutable std::mutex mutex_;  // guards all down to status_
+  mutable std::mutex mutex_;  // guards the members down to status_
   std::deque<StreamEvent> events_;
-  size_t size_ = 0;  // of these
+  size_t size_ = 0;  // of all events_ (SizeOf)
   bool closed_ = false;
   absl::Status status_;
 
-  std::recursive_mutex listener_mutex_;  // held while it runs: it may remove itself
+  std::recursive_mutex listener_mutex_;  // held while the listener runs, which may remove itself
   std::function<void()> listener_;
 };
 
@@ -179,25 +182,26 @@ struct ScoreRequest : CallRequest {  // prompt: at least one token
   int top_logprobs = 0;              // up to the vocabulary size
 };
 struct ScoreResult {
-  // [n_tokens]: of token i+1 given 0..i, which the last has none of, and the top.
+  // [n_tokens]: row i scores token i + 1 given tokens 0..i (none in the last row), with the best
+  // alternatives.
   std::vector<TokenScore> rows;
   int64_t state_bytes = 0;
 };
-// On the engine thread: to hand the rows on, not to work on them.
+// Called on the engine thread: should pass the rows on, not process them.
 using ScoreCallback = std::function<void(absl::StatusOr<ScoreResult>)>;
 
-struct SessionOptions : CallRequest {  // prompt: absorbed before the call returns; may be empty
-  std::string key = {};                // begins the id, if any
+struct SessionOptions : CallRequest {  // prompt: consumed before the call returns; may be empty
+  std::string key = {};                // prefix of the id; may be empty
   // Idle time after which it is deleted; default: the server's.
   std::optional<absl::Duration> ttl = {};
   std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  bool imported = false;    // from a file, which the events tell from those opened
-  bool keep_tokens = true;  // 4 bytes each; without them it cannot be rewound
+  bool imported = false;    // from a file; reported as "import" in place of "open"
+  bool keep_tokens = true;  // 4 bytes per token; without them the session cannot be rewound
 };
-// A place that a session can go back to.
+// A position to which a session can rewind.
 struct TurnEnd {
   int64_t position;
-  int64_t replay_tokens;  // to be read again for it
+  int64_t replay_tokens;  // tokens that a rewind to it consumes again
 };
 struct SessionInfo {
   std::string id;  // [KEY.] and 32 hex digits, 128 random bits
@@ -210,14 +214,15 @@ struct SessionInfo {
   size_t state_bytes_cap = 0;  // the most it will ever hold
   int64_t live_slots = 0;
   bool keeps_tokens = false;
-  std::vector<TurnEnd> turns;  // rising, the last ones; of GetSession only
+  std::vector<TurnEnd> turns;  // the last turns, rising; set by GetSession only
   bool busy = false;
-  bool durable = false;     // what callers were told of it is on disk
+  bool durable = false;     // all that callers were told of it is on disk
   bool hibernated = false;  // its state is on disk alone
-  // Where the model's output was not a number, or a step ended halfway: no call uses its state.
+  // Position at which the model's output was not a number, or an iteration failed halfway. No call
+  // uses the state any more.
   std::optional<int64_t> damaged_at;
   absl::Time created, last_used, expires;
-  // Read and drawn for it: not what a fork took over.
+  // Tokens consumed and drawn by this session; a fork does not count those of its parent.
   int64_t prompt_tokens_total = 0, generated_tokens_total = 0;
 };
 struct ForkOptions {
@@ -230,16 +235,16 @@ struct RewindOptions {
   std::string session_id;
   std::string tenant = {}, client = {};
   uint64_t position = 0;  // tokens of the conversation that stay
-  bool dry_run = false;   // only say what it takes
+  bool dry_run = false;   // only compute replay_tokens
   SteadyTime deadline = kNever;
 };
 struct RewindResult {
   SessionInfo session;
-  int64_t replay_tokens = 0;  // that had to be read again, or would have to be
+  int64_t replay_tokens = 0;  // tokens consumed again; in a dry run, those that would be
 };
 using RewindCallback = std::function<void(absl::StatusOr<RewindResult>)>;  // on the engine thread
 using SessionCallback = std::function<void(absl::StatusOr<SessionInfo>)>;  // on the engine thread
-using SessionsCallback =                                                   // likewise
+using SessionsCallback =                                                   // on the engine thread
     std::function<void(absl::StatusOr<std::vector<SessionInfo>>)>;
 struct SessionPage {
   std::vector<SessionInfo> sessions;  // ordered by id

@@ -1,5 +1,5 @@
-// What an error tells beside its words, as payloads of its absl::Status: facts for programs, and
-// words for the log. The message itself is for the caller alone, and nothing ever reads it again.
+// Payloads of an absl::Status beside its message: facts for programs, and a text for the log. The
+// message itself is for the caller alone: no code reads it.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace ovq {
 
-// Why a request that is right in itself was refused.
+// The reason why a valid request was refused.
 enum class RejectReason : uint8_t {
   kQueueFull,
   kStateMemory,
@@ -39,8 +39,9 @@ struct ErrorFacts {
   std::string field = {};  // a bad value's path in the request, "sampling.top_p"
   std::optional<RejectReason> reason = {};
   std::optional<size_t> bytes_needed = {}, bytes_free = {};
-  std::optional<absl::Duration> retry_after = {};  // time alone ends the refusal, after this much
-  std::optional<uint64_t> position = {};           // of a session, where another one was expected
+  std::optional<absl::Duration> retry_after =
+      {};                                 // the time after which the refusal ends by itself
+  std::optional<uint64_t> position = {};  // of a session, where another one was expected
 
   bool operator==(const ErrorFacts&) const = default;
   bool empty() const {
@@ -48,16 +49,16 @@ struct ErrorFacts {
   }
 };
 
-// Adds those that are there to those that the status has. An OK status stays as it is.
+// Adds the facts that are set to those of the status. An OK status stays as it is.
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts);
 ErrorFacts GetErrorFacts(const absl::Status& status);
 
-// Where a message quotes what the caller sent, the log gets `text` in its place.
+// Sets the text for the log, for a message that quotes what the caller sent.
 absl::Status WithLogText(absl::Status status, absl::string_view text);
 std::string LogText(const absl::Status& status);
 
-// InvalidArgument "field: expected X, got Y", which the log has without ", got Y" and without
-// `key`, a part of the field's name that came from the caller ("[7]").
+// InvalidArgument "field: expected X, got Y". The log text omits ", got Y" and `key`, a part of the
+// field's name that came from the caller ("[7]").
 absl::Status BadField(absl::string_view field, absl::string_view expected,
                       const absl::AlphaNum& got, absl::string_view key = "");
 

@@ -1,4 +1,4 @@
-// How other threads reach the engine thread: commands, and a ring that wakes it.
+// Commands from other threads to the engine thread, and a ring that wakes it.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 
 namespace ovq {
 
-// Shared with streams, which ring and may outlive the engine.
+// Shared with streams, which ring it and may outlive the engine.
 class Inbox {
  public:
   using Command = std::function<void()>;
@@ -22,12 +22,12 @@ class Inbox {
   // --- any thread ---
   void Ring();
   void Post(Command command);
-  // Runs fn on the engine thread between two steps and waits for its result.
+  // Runs fn on the engine thread between two iterations and waits for its result.
   template <class T>
   T Call(std::function<T()> fn) {
     return Await<T>([&fn](const std::function<void(T)>& tell) { tell(fn()); });
   }
-  // The same for what tells its result later, once.
+  // Runs `begin` on the engine thread and waits until it, or a later callback, calls `tell` once.
   template <class T>
   T Await(std::function<void(const std::function<void(T)>& tell)> begin) {
     auto result = std::make_shared<std::promise<T>>();
@@ -38,7 +38,7 @@ class Inbox {
 
   // --- engine thread ---
   void Wait(absl::Duration timeout);  // returns at once if it rang since the last RunAll
-  // What was posted until now, in order. Whether it rang since the last RunAll.
+  // Runs the commands posted until now, in order. Returns whether it rang since the last RunAll.
   bool RunAll();
 
  private:

@@ -1,5 +1,5 @@
-// What a request may ask for: every bound once. The checks of validate.h hold requests to them, and
-// messages, GetModelInfo and --help print them from here.
+// The bounds of requests. The checks of validate.h, error messages, GetModelInfo and --help all use
+// them from here.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace ovq {
 
-// From low to high, high included. NaN is in none.
+// The range from low to high, high included. It never contains NaN.
 struct FloatRange {
   float low, high;
   bool low_included = true;
@@ -62,7 +62,7 @@ inline constexpr int32_t kMaxPageSize = 1000;
 
 // GetModelInfo.
 inline constexpr int64_t kMaxInfoPositions = 1000;
-// Far beyond any conversation, and safe to compute with.
+// A position far beyond any conversation that is safe to compute with.
 inline constexpr uint64_t kMaxInfoPosition = uint64_t{1} << 48;
 
 }  // namespace ovq

@@ -11,14 +11,14 @@ namespace {
 
 constexpr size_t kKeyBytes = 64;  // hex digits
 
-std::vector<std::string> ChainOf(const std::string& tenant, const ModelVariant& memory,
+std::vector<std::string> ChainOf(const std::string& tenant, const ModelVariant& variant,
                                  int32_t slot_cap, std::span<const int32_t> tokens) {
   constexpr auto kBlock = static_cast<size_t>(kPrefixBlockTokens);
   std::vector<std::string> chain;
   Sha256 root;
   root.AddText(tenant);
-  root.AddText(memory.fingerprint);
-  root.AddText(memory.name);
+  root.AddText(variant.fingerprint);
+  root.AddText(variant.name);
   root.Add(&slot_cap, sizeof(slot_cap));
   std::string key = root.Hex();
   for (; tokens.size() >= kBlock; tokens = tokens.subspan(kBlock)) {
@@ -33,11 +33,11 @@ std::vector<std::string> ChainOf(const std::string& tenant, const ModelVariant& 
 
 }  // namespace
 
-PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& memory,
+PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& variant,
                              std::span<const int32_t> tokens, StateHandle& state) {
   PrefixRun run;
   if (stats_.budget_bytes == 0) return run;
-  run.chain = ChainOf(tenant, memory, state.slot_cap, tokens);
+  run.chain = ChainOf(tenant, variant, state.slot_cap, tokens);
   if (run.chain.empty()) return run;
   ++stats_.queries;
   Node* longest = nullptr;
@@ -51,7 +51,7 @@ PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& memo
     taken = met;
   }
   const int64_t position = static_cast<int64_t>(taken) * kPrefixBlockTokens;
-  // Reading the prompt will tell of a system that gives no memory.
+  // If the system gives no memory here, the prefill fails with the error.
   if (longest != nullptr &&
       pool_.CopyIn(state, position, std::span(longest->bytes.get(), longest->size)).ok()) {
     by_use_.splice(by_use_.begin(), by_use_, longest->use);
@@ -71,7 +71,7 @@ void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
   if (most > stats_.budget_bytes) return;
   if (const auto found = nodes_.find(chain.back());
       found != nodes_.end() && found->second.bytes != nullptr) {
-    return;  // another prompt's, read beside this one
+    return;  // another prompt, prefilled at the same time, has left it
   }
   std::unique_ptr<std::byte[]> bytes;
   {
@@ -80,7 +80,7 @@ void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
   }
   if (bytes == nullptr) return;
   while (stats_.bytes + most > stats_.budget_bytes) EvictOne();
-  Node& node = Reach(chain);
+  Node& node = FindOrAdd(chain);
   node.size = size;
   node.bytes = std::move(bytes);
   pool_.CopyOut(state, std::span(node.bytes.get(), size));
@@ -88,9 +88,9 @@ void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
   stats_.bytes += size;
 }
 
-PrefixCache::Node& PrefixCache::Reach(std::span<const std::string> chain) {
+PrefixCache::Node& PrefixCache::FindOrAdd(std::span<const std::string> chain) {
   static_assert(sizeof(std::pair<const std::string, Node>) + kKeyBytes + 12 * sizeof(void*) <=
-                kPrefixBlockBytes);  // with the allocator's and the containers' own
+                kPrefixBlockBytes);  // allocator and container overhead included
   Node* node = nullptr;
   for (const std::string& key : chain) {
     const auto [at, is_new] = nodes_.try_emplace(key);

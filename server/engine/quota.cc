@@ -8,7 +8,7 @@
 namespace ovq {
 namespace {
 
-// One second's worth may come at once, and never less than one.
+// The bucket holds one second of the rate, and at least one.
 void UpdateBucket(std::optional<TokenBucket>& bucket, std::optional<double> rate, SteadyTime now) {
   if (!rate) {
     bucket.reset();
@@ -101,7 +101,7 @@ absl::Status TenantQuotas::CheckLimits(const std::string& tenant, const Work& wo
                                 account.state_bytes, ", the limit is ", *limits.state_bytes),
                    {.bytes_needed = work.bytes, .bytes_free = free});
   }
-  // Not in debt: at least one token is left.
+  // A tenant is not in debt if at least one token is left.
   if (account.tokens && account.tokens->left(now) < 1) {
     return refusal(RejectReason::kTenantTokens,
                    absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second),

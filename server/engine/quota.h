@@ -1,4 +1,4 @@
-// What each tenant may use and uses: sessions, state bytes, requests and tokens per second.
+// Limits and use of each tenant: sessions, state bytes, requests and tokens per second.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@
 namespace ovq {
 
 struct TenantLimits {
-  std::optional<int64_t> sessions = {};  // live ones, one-shot requests and waiting ones included
+  std::optional<int64_t> sessions = {};  // live sessions, one-shot and queued requests included
   std::optional<size_t> state_bytes = {};
   std::optional<double> requests_per_second = {};
-  std::optional<double> tokens_per_second = {};  // of prompts and answers together
-  std::optional<double> weight = {};             // of its part of the compute time, 1 without
+  std::optional<double> tokens_per_second = {};  // tokens of prompts and answers together
+  std::optional<double> weight = {};  // weight of its part of the compute time; default 1
   bool operator==(const TenantLimits&) const = default;
 };
 
@@ -32,11 +32,12 @@ struct TenantUse {
   TenantLimits limits;
   int64_t sessions = 0;
   size_t state_bytes = 0;
-  // What the rates leave at once; without a rate, unset. Tokens are below 0 while in debt.
+  // Requests and tokens that the rates allow at once; unset without a rate. Tokens are negative
+  // while the tenant is in debt.
   std::optional<double> requests_left, tokens_left;
 };
 
-// What a client (CallRequest::client) has, waiting requests included.
+// Use of a client (CallRequest::client), queued requests included.
 struct ClientUse {
   std::string name;
   double weight = 1;
@@ -46,7 +47,7 @@ struct ClientUse {
 
 class TenantQuotas;
 
-// A tenant's and a client's sessions and state bytes in use; given back when it goes.
+// Sessions and state bytes held for a tenant and a client; the destructor gives them back.
 class QuotaHold {
  public:
   QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, std::string client,
@@ -58,7 +59,7 @@ class QuotaHold {
   void ReleasePart(int64_t sessions, size_t bytes);
   const std::string& tenant() const { return tenant_; }
   const std::string& client() const { return client_; }
-  // A part of it as a hold of its own.
+  // Splits a part off as a hold of its own.
   std::unique_ptr<QuotaHold> Split(int64_t sessions, size_t bytes);
 
  private:
@@ -68,36 +69,37 @@ class QuotaHold {
   size_t bytes_;
 };
 
-// A call is charged as one request before anything is done for it, whatever becomes of it. Tokens
-// are charged when they are known: a prompt's at admission, an answer's as they are drawn. A
-// request is admitted while the tenant is not in debt; a prompt longer than what is left, and what
-// running requests go on to draw, makes a debt that later requests wait for. So no request is too
-// large for a rate, none is cut short, and the mean stays at the rate.
+// Keeps the accounts of tenants and clients. A call is charged as one request before anything is
+// done for it, whatever its outcome. Tokens are charged when they are known: those of a prompt at
+// admission, those of an answer as they are drawn. A request is admitted while the tenant is not in
+// debt; a prompt longer than the rest of the bucket, and what running requests still draw, make a
+// debt that later requests wait for. So no request is too large for a rate, none is cut short, and
+// the mean stays at the rate.
 //
 // Any thread. Held by a shared_ptr.
 class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
  public:
   explicit TenantQuotas(Clock clock = {}) : clock_(std::move(clock)) {}
 
-  // In place of all limits before; a tenant that is not named has none. Applies to the next
-  // admission: nothing that runs is ended.
+  // Replaces all limits; a tenant that is not named has none. Applies from the next admission on:
+  // running requests go on.
   void SetLimits(const std::map<std::string, TenantLimits>& limits);
 
   struct Work {
     std::string client = {};
     int64_t prompt_tokens = 0;
-    int64_t sessions = 0;  // states it will hold, on top of those the tenant has
+    int64_t sessions = 0;  // states it will hold, beside those the tenant has
     size_t bytes = 0;
   };
-  // One call. ResourceExhausted, as the next has it.
+  // Charges one call. ResourceExhausted as in Admit.
   absl::Status ChargeRequest(const std::string& tenant);
-  // Charged and held as a whole, or refused and not charged at all. ResourceExhausted names the
-  // limit, with its ErrorFacts. Null if nothing is to be held.
+  // Charges and holds the work as a whole, or refuses it and charges nothing. ResourceExhausted
+  // names the limit, with its ErrorFacts. Null if there is nothing to hold.
   absl::StatusOr<std::unique_ptr<QuotaHold>> Admit(const std::string& tenant, const Work& work);
-  // For what was admitted before: never refused, and nothing is charged.
+  // Holds what was admitted before: never refuses, and charges nothing.
   std::unique_ptr<QuotaHold> Hold(const std::string& tenant, int64_t sessions, size_t bytes);
   ClientUse ClientUsage(const std::string& client) const;
-  std::vector<ClientUse> Clients() const;  // with something in use, by name
+  std::vector<ClientUse> Clients() const;  // clients with something in use, by name
   void ChargeTokens(const std::string& tenant, int64_t tokens);
   double Weight(const std::string& tenant) const;
 
@@ -119,9 +121,9 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
 
   const Clock clock_;
   mutable std::mutex mutex_;
-  // Only of tenants with limits or something in use: names may be anyone's invention.
+  // Tenants with limits or something in use; no others, as callers may invent names.
   std::map<std::string, Account> accounts_;
-  std::map<std::string, ClientUse> clients_;  // with something in use
+  std::map<std::string, ClientUse> clients_;  // clients with something in use
 };
 
 }  // namespace ovq

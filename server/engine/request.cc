@@ -7,7 +7,7 @@
 namespace ovq {
 namespace {
 
-// State bytes after at most `tokens` + `more` tokens, which may be a huge number.
+// State bytes after at most `tokens` + `more` tokens; `more` may be huge.
 size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int32_t cap) {
   constexpr int64_t kFar = int64_t{1} << 52;  // beyond it no dictionary grows any more
   int64_t reach = tokens + std::min(more, kFar);
@@ -27,10 +27,10 @@ std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call,
   request->tokens = std::move(call.prompt);
   request->prompt_tokens = static_cast<int64_t>(request->tokens.size());
   request->cacheable = call.cacheable;
-  request->memory = model.FindVariant(call.memory);
-  request->slot_cap = call.slot_cap.value_or(request->memory->default_slot_cap);
+  request->variant = model.FindVariant(call.variant);
+  request->slot_cap = call.slot_cap.value_or(request->variant->default_slot_cap);
   request->reserve_bytes =
-      BytesWithin(*request->memory->layout, request->prompt_tokens, max_tokens, request->slot_cap);
+      BytesWithin(*request->variant->layout, request->prompt_tokens, max_tokens, request->slot_cap);
   return request;
 }
 
@@ -64,7 +64,7 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest c
   request->n_states = call.n;
   request->work = GenerateWork{.call = std::move(call),
                                .stream = std::move(stream),
-                               .completions = {},
+                               .answers = {},
                                .first = {},
                                .blocked_since = std::nullopt};
   return request;

@@ -1,5 +1,5 @@
-// One accepted call that consumes tokens: a generation, a score, a new session's prompt, or what a
-// session reads again.
+// One accepted call that consumes tokens: a generation, a score, a new session's prompt, or tokens
+// that a session consumes again.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ namespace ovq {
 struct GenerateWork {
   GenerateRequest call;  // its prompt has moved to Request::tokens
   std::shared_ptr<TokenStream> stream;
-  std::vector<std::unique_ptr<Completion>> completions;  // [n] from admission on
-  std::vector<Sampled> first;               // [n] drawn, until every completion has a state
-  std::optional<SteadyTime> blocked_since;  // the stream is full
+  std::vector<std::unique_ptr<RunningAnswer>> answers;  // [n] from admission on
+  std::vector<Sampled> first;               // [n] first draws, until every answer has a state
+  std::optional<SteadyTime> blocked_since;  // set while the stream is full
 
   bool wants_tokens() const { return call.stop.max_tokens > 0; }
 };
@@ -36,64 +36,64 @@ struct ScoreWork {
   ScoreCallback done;
   ScoreResult result;
 };
-// The prompt of a session that callers see once it is consumed.
+// The prompt of a new session, which callers see once the prompt is consumed.
 struct OpenWork {
   SessionCallback done;
   std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  const char* event = "open";                 // of SessionReport
-  bool from_state = false;  // what it reads follows what an imported state has read
-  bool waits = true;        // the last token stays outside the state
+  const char* event = "open";                 // SessionReport::event
+  bool from_state = false;  // the tokens follow those that an imported state has consumed
+  bool waits = true;        // the last token stays pending
 };
 
-// The tokens between a session's nearest checkpoint and where it goes back to. The session is as it
-// was before unless all of them are read.
+// The tokens between a session's nearest checkpoint and the position to which it rewinds. Unless
+// all of them are consumed, the session stays as it was.
 struct RewindWork {
-  int64_t position = 0;                  // of the conversation, to go back to
+  int64_t position = 0;                  // of the conversation, to which it rewinds
   std::vector<std::byte> before;         // the state's bytes at position_before
   int64_t position_before = 0;           // tokens consumed
   std::shared_ptr<CancelSignal> cancel;  // may be null
   RewindCallback done;
 };
 
-// The tokens between the state of a session on disk and its last change.
+// The tokens between the state of a session on disk and its latest change.
 struct WakeWork {
-  bool waits = false;  // the last of them stays outside the state
+  bool waits = false;  // the last token stays pending
   SteadyTime called;
   std::function<void(absl::Status)> then;
 };
 
-// Engine thread only, once it is accepted.
+// Engine thread only, once accepted.
 struct Request {
   std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork, WakeWork> work;
   std::string tenant;
   std::string client;               // CallRequest::client
   double weight = 1;                // of the client
-  std::unique_ptr<QuotaHold> hold;  // of what a request without a session takes
+  std::unique_ptr<QuotaHold> hold;  // quota of a request without a session
   SteadyTime arrival;
   SteadyTime deadline = kNever;
   std::optional<SteadyTime> admitted, prefilled;
-  int64_t order = 0;  // of admission
+  int64_t order = 0;  // admission order
   bool ended = false;
 
-  // To be consumed before anything is drawn: [the session's pending token,] prompt. All of them, or
-  // all but the last when nothing is drawn: that one becomes the pending token.
+  // Tokens to consume before anything is drawn: [the session's pending token,] prompt. When nothing
+  // is drawn, the last one is not consumed but becomes the pending token.
   std::vector<int32_t> tokens;
-  int64_t n_prefill = 0;      // of them, to be consumed
-  int64_t consumed = 0;       // of these, so far
-  int64_t prompt_tokens = 0;  // without the pending one
-  int64_t cached_tokens = 0;  // of the session when the call came
-  int64_t cacheable = 0;      // of the prompt, from its first token on
-  int64_t prefix_tokens = 0;  // of these, not read but taken from the PrefixCache
+  int64_t n_prefill = 0;      // number of them to consume
+  int64_t consumed = 0;       // number consumed so far
+  int64_t prompt_tokens = 0;  // without the pending token
+  int64_t cached_tokens = 0;  // position of the session when the call came
+  int64_t cacheable = 0;      // first tokens of the prompt that may be cached
+  int64_t prefix_tokens = 0;  // tokens restored from the PrefixCache
   PrefixRun prefix;
 
-  std::shared_ptr<Sequence> sequence;    // consumes the tokens; null while waiting for admission
-  absl::Status refused;                  // by the system, though the budget had room
-  std::shared_ptr<Session> session;      // the same, if it is to outlive the request; else null
-  const ModelVariant* memory = nullptr;  // of the states it takes; a turn takes none
+  std::shared_ptr<Sequence> sequence;  // consumes the tokens; null until admission
+  absl::Status refused;                // error of the system, though the budget had room
+  std::shared_ptr<Session> session;    // the same sequence, if it outlives the request; else null
+  const ModelVariant* variant = nullptr;  // of its states; a turn takes none
   int32_t slot_cap = 0;
-  size_t reserve_bytes = 0;  // of each state
-  int n_states = 1;          // states it will need; more than one for several completions
-  int promised_states = 0;   // of these, admitted but not yet acquired
+  size_t reserve_bytes = 0;  // per state
+  int n_states = 1;          // states that it needs; more than one for several answers
+  int promised_states = 0;   // states admitted but not yet acquired
 
   bool prefilling() const { return consumed < n_prefill; }
   GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
@@ -103,23 +103,24 @@ struct Request {
   const OpenWork* open() const { return std::get_if<OpenWork>(&work); }
   WakeWork* wake() { return std::get_if<WakeWork>(&work); }
   const WakeWork* wake() const { return std::get_if<WakeWork>(&work); }
-  // Its session is one that callers see.
+  // Whether its session is visible to callers.
   bool in_session() const { return session != nullptr && open() == nullptr; }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
   const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
-  // How its caller cancels it; null if it cannot.
+  // The caller's cancel signal; null if the caller cannot cancel.
   const CancelSignal* cancel_signal() const;
 };
 
-// Why a request has to end now: its session was deleted, it was cancelled, or its deadline has
-// passed.
+// Not OK if the request has to end now: its session was deleted, it was cancelled, or its deadline
+// has passed.
 absl::Status CheckAlive(const Request& request, SteadyTime now);
 
-// What requests of valid requests have in common; takes the prompt.
+// Makes a request with the fields that all calls share; moves the prompt out of the call. The call
+// must be valid.
 std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call, int64_t max_tokens,
                                     SteadyTime now);
-// Of valid requests. A score's result has room for its rows, so that the engine thread need not
-// grow it.
+// The calls must be valid. Room for a score's result is reserved here, so that the engine thread
+// need not grow it.
 std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest call,
                                      std::shared_ptr<TokenStream> stream, SteadyTime now);
 std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call,

@@ -1,25 +1,29 @@
-// The running requests: what they bring to a step, what they make of its results, and how they end.
+// The running requests: what runs in each iteration, and what follows from its results.
 #pragma once
 
+#include <cstddef>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string_view>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "server/engine/admission.h"
+#include "server/engine/batch_planner.h"
 #include "server/engine/engine_config.h"
 #include "server/engine/executor.h"
+#include "server/engine/iteration_watch.h"
 #include "server/engine/prefix_cache.h"
 #include "server/engine/request.h"
+#include "server/engine/request_finisher.h"
 #include "server/engine/session_store.h"
 #include "server/engine/state_pool.h"
+#include "server/engine/step_builder.h"
 
 namespace ovq {
 
-// When a request ends, memory is given back and the session is free again before anyone is told, so
-// that whoever reads the last event can go on at once. Engine thread only.
+// Engine thread only.
 class Scheduler {
  public:
   Scheduler(const EngineConfig& config, StatePool& pool, Admission& admission,
@@ -30,25 +34,28 @@ class Scheduler {
         sessions_(sessions),
         random_(random),
         watch_(watch),
-        prefixes_(config.options.prefix_memory_bytes, pool) {}
+        prefixes_(config.options.prefix_memory_bytes, pool),
+        planner_(config),
+        finisher_(config, pool, admission, sessions, prefixes_, planner_),
+        builder_(config, finisher_) {}
 
-  // A request that has its sequence.
+  // Starts a request that has its sequence.
   void Start(std::shared_ptr<Request> request);
-  // A turn on a session that was claimed for it, once its state is in memory.
+  // Starts a turn on the session claimed for it, once the session's state is resident.
   void StartTurn(std::shared_ptr<Request> request);
-  // One step of the requests and what follows from it. False: none could have a row.
-  bool RunStep(Executor& step);
+  // Runs one iteration of the requests and applies its results. False: no sequence could run.
+  bool RunStep(Executor& executor);
 
-  // A score or a session is answered with the status. Streams of a request that was cancelled get a
-  // Finished for every completion that had none, then all are closed with the status.
-  void Fail(Request& request, FinishReason reason, absl::Status status);
-  // Ends the call of the client that began last, of those whose memory is free at once. False
-  // without one.
-  bool GiveWay(const std::string& client);
-  bool FailIfDead(Request& request, SteadyTime now);  // and says whether it was
+  void Fail(Request& request, FinishReason reason, absl::Status status) {
+    finisher_.Fail(request, reason, std::move(status));
+  }
+  bool FailIfDead(Request& request, SteadyTime now) { return finisher_.FailIfDead(request, now); }
   void FailDead(SteadyTime now);
   void FailAll(const absl::Status& status);
-  void ForgetEnded();
+  // Ends the client's call that began last, of the calls whose memory is free at once. False if
+  // there is none.
+  bool EvictFrom(const std::string& client);
+  void RemoveEnded();
 
   const std::vector<std::shared_ptr<Request>>& requests() const {
     return running_;
@@ -56,50 +63,29 @@ class Scheduler {
   void AddTo(EngineStats& stats) const;
 
  private:
-  void Begin(std::shared_ptr<Request> request);  // the same, now that it is
-  void TakePrefix(Request& request);
-  void Choose(Executor& step, SteadyTime now);  // of all that the requests want
-  void Collect(SteadyTime now);
-  void CountWanted();
-  void CollectDecoding(Request& request, SteadyTime now);
-  void Share(const Request& request, StepSequence& sequence) const;
-  // Whether the last choice of rows stands for one more step; makes its sequences what they are
-  // now.
-  bool StandsAgain(const Executor& step, SteadyTime now);
-  absl::Status LookAgain(StepSequence& sequence) const;  // that decodes
-  void Advance(const PlanItem& item, Executor& step, IterationReport& report);
-  void AdvanceAnswer(const PlanItem& item, Executor& step, IterationReport& report);
-  void FinishPrefill(Request& request, Executor* step);
-  // Copies the states of prompts that have been read for their other completions, prompt by prompt
-  // and not all in one turn: the first completion goes on with the prompt's own. True if there was
-  // any to copy.
-  bool CopySome();
-  // All of its completions have a state: tells what was drawn for them.
+  void StartResidentTurn(std::shared_ptr<Request> request);
+  void MakeAnswers(Request& request);
+  // Starts from a cached state, where the prompt begins like an earlier one.
+  void RestorePrefix(Request& request);
+  std::vector<PlanItem> ChoosePlan(SteadyTime now);
+  void ApplyPrefill(const StepInput::Sequence& input, Request& request,
+                    StepOutput::Sequence& output);
+  // Keeps the draws that equal the drafted tokens before them, up to the one that ends the answer.
+  // Returns the number of accepted drafted tokens.
+  int32_t ApplyDraws(Executor& executor, const StepInput::Sequence& input,
+                     const StepBuilder::Entry& entry, StepOutput::Sequence& output);
+  void FailFailed(std::span<const PlanItem> plan, const StepOutput& output);
+  void MayCheckpoint(Request& request);
+  // output: of the prompt's last token; null if there was none to consume.
+  void FinishPrefill(Request& request, StepOutput::Sequence* output);
+  // Copies the states of prefilled prompts for their other answers, prompt by prompt and not all in
+  // one iteration; the first answer takes the prompt's own. True if there was any to copy.
+  bool CopyPromptStates();
+  // Emits the first token of all answers, once each has a state.
   void BeginAnswers(Request& request);
-  // The sequence's tokens from now on: the last is its pending one, the others are consumed.
-  void Await(Request& request, Sequence& sequence, std::span<const int32_t> tokens);
-  void TakeTokens(Request& request, Completion& completion, StreamEvent event);
-  // The model's output after so many tokens was not a number.
-  void FailDamaged(Request& request, int64_t position);
-  // The device had no memory for all of a step, in which the request's states have moved on.
-  void FailHalfway(Request& request, int64_t position, absl::Status status);
-  void FailUnexecuted(const Executor& step);  // that could have no rows
-  // What happened there is in the request's states, which nothing may go on from.
-  void FailDamaged(Request& request, int64_t position, std::string_view what, absl::Status status);
-
-  // Ends a completion, and with the last one its request.
-  void FinishCompletion(Request& request, Completion& completion, Finished finished);
-  void FinishPrompt(Request& request);  // when nothing is to be generated
-  void FinishScore(Request& request);
-  // Ends the request: gives back what it has, reports it, and calls `tell` when its caller may be
-  // told, with DataLoss if what a turn has added is not on disk. last: the completion that ended
-  // last, if any.
-  void Release(Request& request, FinishReason reason, const Completion* last,
-               SessionStore::Then tell);
-  void SetEnded(Request& request);
-  void ReleaseStates(Request& request, SessionStore::Then then);
-  Usage MakeUsage(const Request& request, const Completion* completion) const;
-  std::optional<double> DictionaryFill(const Request& request, const Completion* completion) const;
+  // Appends tokens to the sequence: the last becomes its pending one, the others are consumed.
+  void AppendTokens(Request& request, Sequence& sequence, std::span<const int32_t> tokens);
+  void EmitTokens(Request& request, RunningAnswer& answer, StreamEvent event);
 
   const EngineConfig& config_;
   StatePool& pool_;
@@ -108,14 +94,12 @@ class Scheduler {
   RandomSource& random_;
   IterationWatch& watch_;
   PrefixCache prefixes_;
+  BatchPlanner planner_;  // its choice is dropped when a request or answer begins or ends
+  RequestFinisher finisher_;
+  StepBuilder builder_;
   std::vector<std::shared_ptr<Request>> running_;
   int64_t next_order_ = 0;
-  std::vector<StepSequence> sequences_;  // of the last choice of rows, as they were then
-  std::vector<Request*> owners_;         // of these
-  IterationInProgress wanted_;           // the rows of these
-  bool chosen_ = false;     // from these, and no request or answer has begun or ended since
-  bool copies_ = false;     // prompts may be there whose other completions want their states
-  bool any_ended_ = false;  // of the requests
+  bool copies_ = false;  // some prompts may wait for CopyPromptStates
 };
 
 }  // namespace ovq

@@ -238,7 +238,8 @@ void SessionStore::Hibernate(const std::shared_ptr<Session>& session) {
   Tell("hibernate", config_.options.clock.steady(), position);
 }
 
-bool SessionStore::MakeRoom(size_t bytes) {
+bool SessionStore::EvictIdleStates(size_t bytes) {
+  if (!config_.options.overcommit) return false;
   const auto may_go = [](const Session& session) {
     return !session.info.hibernated && session.info.durable;
   };
@@ -250,7 +251,7 @@ bool SessionStore::MakeRoom(size_t bytes) {
   return true;
 }
 
-bool SessionStore::GiveWay(const std::string& client, bool table) {
+bool SessionStore::EvictFrom(const std::string& client, bool table) {
   const bool on_disk = config_.options.session_folder != nullptr;
   const std::shared_ptr<Session> session = FindLeastRecent([&](const Session& one) {
     if (one.hold == nullptr || one.hold->client() != client) return false;

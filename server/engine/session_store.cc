@@ -21,9 +21,6 @@ SessionStore::SessionStore(const EngineConfig& config, StatePool& pool, Admissio
       inbox_(std::move(inbox)),
       start_(std::move(start)),
       checkpoints_(config.options.checkpoint_memory_bytes, pool) {
-  if (config.options.overcommit) {
-    admission_.SetMakeRoom([this](size_t bytes) { return MakeRoom(bytes); });
-  }
   if (config.options.session_folder != nullptr) {
     config.options.session_folder->SetTransferListener(
         [this, inbox = inbox_](const std::string& id) { inbox->Post([this, id] { Asked(id); }); });
@@ -182,7 +179,7 @@ std::shared_ptr<Request> SessionStore::Open(SessionOptions options, SteadyTime c
   }
   std::shared_ptr<Request> request = NewRequest(config_.model, options, 0, called);
   absl::StatusOr<StateHandle> state =
-      admission_.AcquireSession(*request->memory->layout, request->slot_cap, request->client);
+      admission_.AcquireSession(*request->variant->layout, request->slot_cap, request->client);
   absl::Status status = state.status();
   if (status.ok()) {
     status = admission_.Charge(*request, 1, state->reserved_bytes);
@@ -256,7 +253,7 @@ void SessionStore::SetDamaged(Session& session, int64_t position, std::string_vi
 void SessionStore::EndTurn(Request& request, Then then) {
   const std::shared_ptr<Session> session = request.session;
   const GenerateWork& work = *request.generate();
-  const int64_t generated = work.completions.empty() ? 0 : work.completions[0]->generated();
+  const int64_t generated = work.answers.empty() ? 0 : work.answers[0]->generated();
   const bool damaged = session->info.damaged_at.has_value();
   if (session->resident() && !session->deleted && !damaged) EndOfTurn(*session, generated);
   std::unique_lock lock(mutex_);

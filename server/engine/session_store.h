@@ -127,7 +127,10 @@ class SessionStore {
   SteadyTime next_expiry() const;  // none expires before
   // For Admission: of the client's idle sessions the one that was used least recently ends, or with
   // a SessionFolder its state moves out, which leaves its place in the table taken.
-  bool GiveWay(const std::string& client, bool table);
+  bool EvictFrom(const std::string& client, bool table);
+  // Swaps idle durable states out, least recently used first, until `bytes` are free. False if they
+  // are not, or without EngineOptions::overcommit.
+  bool EvictIdleStates(size_t bytes);
   void Release(Session& session);  // its memory and its share of the tenant's
   void AddTo(EngineStats& stats) const;
 
@@ -180,7 +183,6 @@ class SessionStore {
   // The state of a busy session, which had consumed so many tokens, is gone: it is on disk alone
   // from now on, or no session any more.
   void Lose(Session& session, int64_t consumed);
-  bool MakeRoom(size_t bytes);
   void MoveOut(Session& session);
   void Hibernate(const std::shared_ptr<Session>& session);
   // Of the idle ones; null without any.

@@ -1,6 +1,5 @@
 // Session state memory under one byte budget. Each session owns a reserved address range in which
-// pages are committed as its state grows. On release they go back, and whoever gets them next gets
-// zeros.
+// pages are committed as its state grows. Released pages are zero when they are committed again.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +13,12 @@
 
 namespace ovq {
 
-// One session's memory. Plain data owned by a Session; only StatePool changes it.
+// The memory of one sequence's state. Plain data that only StatePool changes.
 struct StateHandle {
   const StateLayout* layout = nullptr;
-  std::byte* base = nullptr;  // the device's memory: kernels read it, the pool copies it
+  std::byte* base = nullptr;  // device memory
   int32_t slot_cap = 0;
-  int64_t position = 0;        // committed up to here
+  int64_t position = 0;        // tokens consumed
   size_t committed_bytes = 0;  // = layout->bytes_at(position, slot_cap)
   size_t reserved_bytes = 0;   // counted against the budget
 };
@@ -27,7 +26,7 @@ struct StateHandle {
 // Engine thread only.
 class StatePool {
  public:
-  // States in the memory of the context's device, in whose pages their layouts count.
+  // States lie in the memory of the context's device; their layouts count in its pages.
   StatePool(size_t budget_bytes, DeviceContext& context);
   ~StatePool();
 
@@ -35,26 +34,26 @@ class StatePool {
   // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
   absl::StatusOr<StateHandle> Acquire(const StateLayout& layout, int32_t slot_cap,
                                       size_t reserve_bytes);
-  // Commits what the state has at `position`, within its reservation, but does not move it there.
-  // ResourceExhausted if the system gives no memory, though the budget has it: the state is as it
-  // was, and may try again.
+  // Commits the memory of the state at `position`, within its reservation, but does not move the
+  // state there. ResourceExhausted if the system gives no memory, though the budget has it: the
+  // state is unchanged, and Commit may be called again.
   absl::Status Commit(StateHandle& state, int64_t position);
-  // Moves it to `position`, for which Commit must not fail.
+  // Moves the state to `position`, for which Commit must not fail.
   void Grow(StateHandle& state, int64_t position);
   void Release(StateHandle& state);
-  // Gives the memory back alone: the rest of the handle still says what the state was.
+  // Releases only the memory: the rest of the handle still describes the state.
   void Vacate(StateHandle& state);
-  // Gives back what of a reservation is not needed any more.
+  // Lowers the reservation to reserve_bytes.
   void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
-  // Back to position 0, as Acquire gave it. ResourceExhausted as Commit has it: the state is as it
-  // was.
+  // Resets the state to position 0, as after Acquire. ResourceExhausted as in Commit: the state is
+  // unchanged.
   absl::Status Restart(StateHandle& state);
-  // The same bytes in a new range.
+  // Copies the state to a new range.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
-  // The same in one that was acquired for it. ResourceExhausted as Commit has it.
+  // Copies the state to one acquired for it. ResourceExhausted as in Commit.
   absl::Status CopyTo(const StateHandle& state, StateHandle& copy);
 
-  // What the extents of a state hold, end to end in the device's memory, and back.
+  // Copies the extents of a state end to end into device memory, and back.
   void Pack(const StateHandle& state, std::span<const StateExtent> extents, std::byte* packed) {
     memory_.Pack(state.base, extents, packed);
   }
@@ -62,16 +61,17 @@ class StatePool {
     memory_.Unpack(state.base, extents, packed);
   }
 
-  // A snapshot is the live bytes: the same on every device for the same layout of the layers.
+  // A snapshot consists of the live bytes, equal on every device for the same layout of the layers.
   size_t SnapshotBytes(const StateHandle& state) const;
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
   // ResourceExhausted: the host has no memory for it.
   absl::StatusOr<std::vector<std::byte>> Snapshot(const StateHandle& state);
-  // Whether states lie in the host's memory, and the same bytes where they lie there, for a thread
+  // Whether states lie in host memory. If so, Live gives a snapshot's bytes in place, for a thread
   // that has the state to itself.
   bool on_host() const { return memory_.on_host(); }
   std::vector<std::span<std::byte>> Live(const StateHandle& state) const;
-  // state must be at position 0; brings it to `position`. ResourceExhausted as Commit has it.
+  // Restores a snapshot into a state at position 0, and moves it to `position`. ResourceExhausted
+  // as in Commit.
   absl::Status CopyIn(StateHandle& state, int64_t position, std::span<const std::byte> in);
 
   size_t budget_bytes() const { return budget_; }
@@ -82,10 +82,10 @@ class StatePool {
   int sessions() const { return sessions_; }
 
  private:
-  // A new range at position 0; only what it has committed is counted.
+  // Makes a new range at position 0. Counts only the committed bytes against the budget's use.
   absl::StatusOr<StateHandle> Make(const StateLayout& layout, int32_t slot_cap,
                                    size_t reserve_bytes);
-  // Commits what the extents at `position` have beyond `committed`.
+  // Commits what the extents at `position` have beyond those in `committed`.
   absl::Status Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
 
   const size_t budget_;

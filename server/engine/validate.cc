@@ -271,9 +271,9 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   const std::string at = absl::StrCat(prefix, "sampling.");
   absl::Status status;  // the first error, as Update has it
   if (one_shot) {
-    status = CheckVariant(config, request.memory, request.slot_cap, prefix);
-  } else if (!request.memory.empty()) {
-    status = BadField("memory", "none with session_id", Quoted(request.memory));
+    status = CheckVariant(config, request.variant, request.slot_cap, prefix);
+  } else if (!request.variant.empty()) {
+    status = BadField("memory", "none with session_id", Quoted(request.variant));
   } else if (request.slot_cap) {
     status = BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
   }
@@ -303,7 +303,7 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   }
   status.Update(CheckPrompt(config, request.prompt, prefix));
   if (one_shot) {
-    status.Update(CheckPosition(*config.model.FindVariant(request.memory)->layout,
+    status.Update(CheckPosition(*config.model.FindVariant(request.variant)->layout,
                                 static_cast<int64_t>(request.prompt.size())));
   }
   return status;
@@ -311,11 +311,11 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
 
 absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request) {
   if (request.prompt.empty()) return EmptyPrompt("");
-  absl::Status status = CheckVariant(config, request.memory, request.slot_cap, "");
+  absl::Status status = CheckVariant(config, request.variant, request.slot_cap, "");
   if (!status.ok()) return status;
   status.Update(CheckPrompt(config, request.prompt, ""));
   status.Update(CheckTopLogprobs(request.top_logprobs, config.model.vocab_size, "top_logprobs"));
-  status.Update(CheckPosition(*config.model.FindVariant(request.memory)->layout,
+  status.Update(CheckPosition(*config.model.FindVariant(request.variant)->layout,
                               static_cast<int64_t>(request.prompt.size())));
   if (!status.ok()) return status;
   // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
@@ -339,11 +339,11 @@ absl::Status ValidateFork(const EngineConfig& config, const ForkOptions& fork) {
 
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
   const std::string& prefix = session.field_prefix;
-  absl::Status status = CheckVariant(config, session.memory, session.slot_cap, prefix);
+  absl::Status status = CheckVariant(config, session.variant, session.slot_cap, prefix);
   if (!status.ok()) return status;
   status.Update(CheckTtl(config, session.ttl, prefix));
   status.Update(CheckPrompt(config, session.prompt, prefix));
-  status.Update(CheckPosition(*config.model.FindVariant(session.memory)->layout,
+  status.Update(CheckPosition(*config.model.FindVariant(session.variant)->layout,
                               static_cast<int64_t>(session.prompt.size())));
   return status;
 }

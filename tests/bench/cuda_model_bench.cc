@@ -100,11 +100,13 @@ void CudaModelBench::Draw(std::span<const int64_t> begin, TensorView logits) {
   }
   reader_.Clear();
   for (size_t i = 0; i < begin.size(); ++i) {
-    reader_.WantDraw(samplers_[i], static_cast<int64_t>(i), begin[i] + 1, /*top_logprobs=*/0, {});
+    reader_.WantDraws({.sampler = &samplers_[i]}, static_cast<int64_t>(i), begin[i] + 1);
   }
   reader_.Read(context_, logits);
   for (size_t i = 0; i < begin.size(); ++i) {
-    Check(reader_.NextDraw().finite, "logits of the benchmark's model are finite");
+    const Sampled drawn = reader_.Draw(i);
+    Check(drawn.finite, "logits of the benchmark's model are finite");
+    samplers_[i].Observe(drawn.token_id);
   }
 }
 

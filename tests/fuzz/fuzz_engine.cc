@@ -150,7 +150,7 @@ class Driver {
     if (bytes.Upto(1) == 1) options.slot_cap = bytes.Byte();
     options.cacheable = bytes.Upto(1) * std::ssize(options.prompt);
     if (const int more = bytes.Upto(15); more > 0) {
-      options.memory = PolicyName(more);
+      options.variant = PolicyName(more);
       if (more % 4 == 1) options.key = "key";
       if (more % 4 == 2) options.ttl = absl::Minutes(10 * bytes.Upto(20));
       if (more == 3) options.cancel = std::make_shared<CancelSignal>();
@@ -173,7 +173,7 @@ class Driver {
     request.n = bytes.Upto(7) == 0 ? bytes.Upto(4) : 1;
     if (bytes.Upto(3) == 0) request.expected_position = static_cast<uint64_t>(bytes.Byte());
     if (const int more = bytes.Upto(15); more > 0) {
-      if (how == 0) request.memory = PolicyName(more);
+      if (how == 0) request.variant = PolicyName(more);
       request.cacheable = bytes.Upto(1) * std::ssize(request.prompt);
       if (more % 4 == 1) request.output.speculation = Speculation::kNgram;
       if (more % 4 == 2) request.output = {.logprobs = true, .top_logprobs = bytes.Upto(3)};
@@ -192,7 +192,7 @@ class Driver {
     request.tenant = request.client = Tenant(bytes);
     request.prompt = Tokens(bytes);
     request.top_logprobs = bytes.Upto(3);
-    request.memory = PolicyName(bytes.Upto(15));
+    request.variant = PolicyName(bytes.Upto(15));
     const auto cancel = std::make_shared<CancelSignal>();
     ++scores_;
     const absl::Status status = engine_->SubmitScore(

@@ -136,8 +136,8 @@ void Answer(Bytes& bytes) {
   const StopConditions& stop = request.stop;
   const std::vector<int32_t> ids = Ids(bytes);
   const size_t prompt = std::min<size_t>(ids.size(), 3);
-  Completion completion(request, 0, 1, eos, kVocab, &OfBytes());
-  completion.ObservePrompt(std::span(ids).first(prompt));
+  RunningAnswer answer(request, 0, 1, eos, kVocab, &OfBytes());
+  answer.ObservePrompt(std::span(ids).first(prompt));
   Detokenizer detokenizer(&OfBytes(), /*at_start=*/false);
   detokenizer.Precede(std::span(ids).first(prompt));
   std::string text, whole;
@@ -146,10 +146,8 @@ void Answer(Bytes& bytes) {
     Sampled drawn;
     drawn.token_id = ids[i];
     drawn.top.resize(static_cast<size_t>(request.output.top_logprobs));
-    LogitsReader reader;
-    completion.WantDraws(reader, 0, static_cast<int64_t>(i), {});
     StreamEvent event;
-    completion.Drawn(std::move(drawn), event);
+    answer.AddDraw(std::move(drawn), event);
     Check(event.chunk->token_ids.size() == 1, "a token at a time");
     Check(event.chunk->logprobs.size() == (request.output.logprobs ? 1u : 0u), "if asked for");
     Check(!FirstInvalidUtf8(event.chunk->text), "every part is whole characters");
@@ -159,7 +157,7 @@ void Answer(Bytes& bytes) {
     const bool is_stop = is_eos || std::ranges::count(stop.token_ids, ids[i]) > 0;
     if (!is_stop || (stop.include_stop_text && !is_eos)) whole += detokenizer.Push(ids[i]);
     Check(!is_stop || finished, "a stop token ends it");
-    Check(completion.generated() <= stop.max_tokens, "and so does its length");
+    Check(answer.generated() <= stop.max_tokens, "and so does its length");
   }
   if (finished) whole += detokenizer.Finish();
   const Cut expected = Naive(stop.strings, stop.include_stop_text, whole);

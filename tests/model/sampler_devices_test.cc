@@ -46,14 +46,14 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
       }
       LogitsReader expected, got;
       for (LogitsReader* reader : {&expected, &got}) {
-        for (Sampler& sampler : samplers) {
-          for (int i = 0; i < kPositions; ++i) reader->WantDraw(sampler, 0, i, 0, {});
+        for (const Sampler& sampler : samplers) {
+          for (int i = 0; i < kPositions; ++i) reader->WantDraws({.sampler = &sampler}, 0, i);
         }
       }
       reference.Read(logits, static_cast<int64_t>(vocab), expected);
       step_->Read(logits, static_cast<int64_t>(vocab), got);
       for (size_t i = 0; i < cases.size() * kPositions; ++i) {
-        EXPECT_EQ(got.NextDraw().token_id, expected.NextDraw().token_id)
+        EXPECT_EQ(got.Draw(i).token_id, expected.Draw(i).token_id)
             << "vocabulary " << vocab << ", kind " << kind << ", case " << i / kPositions
             << ", position " << i % kPositions;
       }
@@ -144,19 +144,23 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
   const auto banned_at = [&](int i) {
     return i % 2 == 0 ? std::span<const int32_t>(banned) : std::span<const int32_t>();
   };
+  const auto wanted = [&](int i) {
+    return DrawRequest{.sampler = &samplers[static_cast<size_t>(i)],
+                       .top_logprobs = i % 3,
+                       .banned = banned_at(i)};
+  };
   LogitsReader together;
   for (int i = 0; i < 3 * kRows; ++i) {  // three draws a row
-    together.WantDraw(samplers[i], i % kRows, i, i % 3, banned_at(i));
+    together.WantDraws(wanted(i), i % kRows, i);
     if (i % 2 == 0) together.WantScore(i % kRows, i, 4);
   }
-  std::vector<Sampler> copies = samplers;  // before they count any token
   step_->Read(logits, kVocab, together);
   for (int i = 0; i < 3 * kRows; ++i) {
     LogitsReader single;
-    single.WantDraw(copies[i], 0, i, i % 3, banned_at(i));
+    single.WantDraws(wanted(i), 0, i);
     if (i % 2 == 0) single.WantScore(0, i, 4);
     step_->Read(row_of(i % kRows), kVocab, single);
-    const Sampled a = together.NextDraw(), b = single.NextDraw();
+    const Sampled a = together.Draw(static_cast<size_t>(i)), b = single.Draw(0);
     EXPECT_EQ(a.token_id, b.token_id);
     EXPECT_EQ(a.logprob, b.logprob);
     ASSERT_EQ(a.top.size(), static_cast<size_t>(i % 3));
@@ -165,7 +169,7 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
       EXPECT_EQ(a.top[j].logprob, b.top[j].logprob);
     }
     if (i % 2 != 0) continue;
-    const TokenScore score = together.NextScore(), alone = single.NextScore();
+    const TokenScore score = together.Score(static_cast<size_t>(i / 2)), alone = single.Score(0);
     ASSERT_TRUE(score.logprob && alone.logprob);
     EXPECT_EQ(*score.logprob, *alone.logprob);
     EXPECT_NEAR(*score.logprob, row_of(i % kRows)[i] - LogSumExp(row_of(i % kRows)), 1e-5);

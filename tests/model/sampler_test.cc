@@ -176,6 +176,38 @@ TEST_P(SamplerTest, PenaltiesCountWhatTheyShould) {
   EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 2), 1);
 }
 
+// Draws after drafted tokens are the draws of a sampler that has observed them.
+TEST_P(SamplerTest, DraftedTokensCountAsGenerated) {
+  constexpr int64_t kIds = 16;
+  const std::vector<float> row = RandomNormal(kIds, 3);
+  const std::vector<int32_t> drafted = {4, 7, 4, 1, 7}, early = {2}, late = {3};
+  for (SamplingParams params :
+       {SamplingParams{.repetition_penalty = 1.7f}, SamplingParams{.presence_penalty = 0.8f},
+        SamplingParams{.frequency_penalty = 0.6f},
+        SamplingParams{
+            .repetition_penalty = 1.2f, .presence_penalty = 0.3f, .frequency_penalty = 0.2f}}) {
+    params.seed = 9;
+    Sampler sampler(params, kIds);
+    sampler.ObservePrompt(std::vector<int32_t>{1, 5});
+    sampler.Observe(4);
+    std::vector<float> rows;
+    for (size_t i = 0; i <= drafted.size(); ++i) rows.insert(rows.end(), row.begin(), row.end());
+    LogitsReader reader;
+    const DrawRequest request = {
+        .sampler = &sampler, .banned = late, .banned_early = early, .n_early = 2};
+    EXPECT_EQ(reader.WantDraws(request, 0, 100, drafted), 0u);
+    step_->Read(rows, kIds, reader);
+    for (size_t i = 0; i <= drafted.size(); ++i) {
+      LogitsReader single;
+      single.WantDraws({.sampler = &sampler, .banned = i < 2 ? early : late}, 0,
+                       100 + static_cast<int64_t>(i));
+      step_->Read(row, kIds, single);
+      EXPECT_EQ(reader.Draw(i).token_id, single.Draw(0).token_id) << i;
+      if (i < drafted.size()) sampler.Observe(drafted[i]);
+    }
+  }
+}
+
 TEST_P(SamplerTest, BiasAndBannedTokens) {
   SamplingParams params;
   params.logit_bias[2] = 5;

@@ -44,25 +44,31 @@ class Step {
   Sampled Draw(Sampler& sampler, const std::vector<float>& row, int64_t position,
                int top_logprobs = 0, const std::vector<int32_t>& banned = {}) {
     LogitsReader reader;
-    reader.WantDraw(sampler, 0, position, top_logprobs, banned);
+    reader.WantDraws({.sampler = &sampler, .top_logprobs = top_logprobs, .banned = banned}, 0,
+                     position);
     Read(row, static_cast<int64_t>(row.size()), reader);
-    return reader.NextDraw();
+    Sampled drawn = reader.Draw(0);
+    sampler.Observe(drawn.token_id);
+    return drawn;
   }
   // Draws the tokens at positions begin .. begin + n - 1, all from the same row of logits.
   std::vector<int32_t> DrawMany(Sampler& sampler, const std::vector<float>& row, int64_t begin,
                                 int n) {
     LogitsReader reader;
-    for (int i = 0; i < n; ++i) reader.WantDraw(sampler, 0, begin + i, 0, {});
+    for (int i = 0; i < n; ++i) reader.WantDraws({.sampler = &sampler}, 0, begin + i);
     Read(row, static_cast<int64_t>(row.size()), reader);
     std::vector<int32_t> tokens;
-    for (int i = 0; i < n; ++i) tokens.push_back(reader.NextDraw().token_id);
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+      tokens.push_back(reader.Draw(i).token_id);
+    }
+    for (const int32_t token : tokens) sampler.Observe(token);
     return tokens;
   }
   std::vector<TokenLogprob> Top(const std::vector<float>& row, int n) {
     LogitsReader reader;
     reader.WantScore(0, std::nullopt, n);
     Read(row, static_cast<int64_t>(row.size()), reader);
-    return reader.NextScore().top;
+    return reader.Score(0).top;
   }
 
  private:

@@ -1,4 +1,4 @@
-// Who is let in, when, and with how much memory; no thread.
+// Admission control by itself, without a thread: the queue, reservations and eviction.
 #include "server/engine/admission.h"
 
 #include <gmock/gmock.h>
@@ -178,14 +178,28 @@ TEST(Admission, AFullQueueOfOneClientTakesAnothersFirst) {
   EXPECT_EQ(GetErrorFacts(parts.admission.PushedOut()).reason, RejectReason::kQueueFull);
 }
 
-TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
+class FakeEvictor : public Evictor {
+ public:
+  using From = std::function<bool(const std::string& client, bool table, bool running)>;
+  explicit FakeEvictor(From from) : from_(std::move(from)) {}
+
+ private:
+  bool EvictIdleStates(size_t) override { return false; }
+  bool EvictFrom(const std::string& client, bool table, bool running) override {
+    return from_(client, table, running);
+  }
+
+  const From from_;
+};
+
+TEST(Admission, EvictsFromTheClientBeyondItsPart) {
   EngineOptions options;
   options.max_sessions = 4;
   Parts parts(options);
   std::vector<std::pair<std::string, bool>> asked;
   bool gives = false;
   std::vector<std::shared_ptr<Request>> many;
-  parts.admission.SetGiveWay([&](const std::string& client, bool table, bool running) {
+  FakeEvictor evictor([&](const std::string& client, bool table, bool running) {
     EXPECT_TRUE(table);
     asked.emplace_back(client, running);
     if (!gives) return false;
@@ -193,6 +207,7 @@ TEST(Admission, WhoHasMoreThanItsPartMakesWay) {
     many.pop_back();
     return true;
   });
+  parts.admission.SetEvictor(&evictor);
   for (int i = 0; i < 5; ++i) {
     const auto request = Of(parts, "many");
     EXPECT_TRUE(parts.admission.Enqueue(request).ok());

@@ -7,7 +7,7 @@
 namespace ovq {
 namespace {
 
-// Feeds `text` in parts cut by `cut` and gives what was sent and matched.
+// Feeds `text` in parts of cut() bytes; returns the text sent and the match.
 StopMatcher::Result Feed(StopMatcher matcher, const std::string& text,
                          const std::function<size_t()>& cut) {
   StopMatcher::Result all;

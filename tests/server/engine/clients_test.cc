@@ -1,4 +1,4 @@
-// Several clients of one engine: what each gets where it is full, and who makes way.
+// Several clients of one engine: what each gets where it is full, and which one is evicted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ TEST(Clients, IdleSessionsOfWhoHasMoreThanItsPartMakeWay) {
   std::vector<SessionInfo> many;
   for (int i = 0; i < 4; ++i) many.push_back(engine.NewSession(SessionOf("many")));
   EXPECT_EQ(Opened(engine, SessionOf("many")).code(), absl::StatusCode::kResourceExhausted);
-  // The first is in use again.
+  // The first session is in use again.
   GenerateRequest turn = Turn(many[0].id, SomeTokens(3, 1), 2);
   turn.client = "many";
   EXPECT_TRUE(engine.Run(turn).status.ok());
@@ -121,8 +121,8 @@ TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {
   EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
 }
 
-// Steps of fewer rows than both want: parts of equal cost, of which a row with as many
-// log-probabilities as weigh a row has two.
+// Batches of fewer tokens than both clients want are cut into parts of equal cost. The second
+// client's tokens cost twice as much, as their log-probabilities cost as much as a token.
 TEST(Clients, LogProbabilitiesAreWorkToo) {
   constexpr int kTop = 256, kSteps = 400;
   EngineOptions options;
@@ -149,8 +149,7 @@ TEST(Clients, LogProbabilitiesAreWorkToo) {
   EXPECT_NEAR(tokens[0] / tokens[1], 2, 0.2) << tokens[0] << " " << tokens[1];
 }
 
-// While its rows stay the same from step to step (Executor::Standing), for as long as time stands
-// still.
+// The sequences stay the same from batch to batch (BatchPlanner::Standing) while time stands still.
 TEST(Clients, WhoComesOrGoesIsInTheNextSteps) {
   EngineOptions options;
   options.max_batch_tokens = 8;

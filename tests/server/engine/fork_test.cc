@@ -25,7 +25,7 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
   SessionOptions options;
   options.prompt = SomeTokens(140, 3);
   options.key = "blue";
-  options.memory = "exact";
+  options.variant = "exact";
   options.slot_cap = 40;
   options.ttl = absl::Minutes(7);
   const SessionInfo made = engine.NewSession(options);

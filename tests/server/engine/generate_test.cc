@@ -1,4 +1,4 @@
-// What a request answers: never a matter of its company, of how its prompt was cut, or of threads.
+// Answers do not depend on other requests in the batch, on how the prompt is cut, or on threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ void ExpectSame(const Answer& a, const Answer& b, const std::string& what) {
 TEST(Generate, RequestsOfTwoVariantsTogetherAnswerAsEachAlone) {
   const auto numbered = [](int i) {
     GenerateRequest request = Numbered(i);
-    if (i % 3 == 0) request.memory = "exact";
+    if (i % 3 == 0) request.variant = "exact";
     return request;
   };
   std::vector<Answer> alone;
@@ -197,7 +197,7 @@ TEST(Generate, IsCancelledWhenTheFirstOfItsAnswersHasEnded) {
 // --- stop conditions ---
 
 TEST(Stop, StringAcrossTokensIsNotSent) {
-  // Byte tokens: the stop string's two-byte characters are split too.
+  // Tokens are bytes, so the stop string's two-byte characters are split too.
   const auto script = [](FakeModel& model) { model.Script(3, "Gr\xc3\xbc\xc3\x9f dich, Welt"); };
   TestEngine engine({}, {}, {}, script);
   for (bool include : {false, true}) {
@@ -292,7 +292,7 @@ TEST(Stop, CompletionsEndApart) {
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
 }
 
-// --- refusals; what is refused in a request is for validate_test.cc ---
+// --- refusals; see validate_test.cc for invalid requests ---
 
 TEST(Submit, RefusesWhatCannotBeRun) {
   TestEngine engine;

@@ -1,4 +1,4 @@
-// What ends, waits or is refused: cancellation, deadlines, slow readers, full queues and memory.
+// Cancellation, deadlines, slow readers, full queues and full memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using testing::HasSubstr;
 SteadyTime SteadyNow() { return std::chrono::steady_clock::now(); }
 
 TEST(Cancel, AtEveryStepFreesTheMemoryWithinOneStep) {
-  for (int64_t step = 1; step <= 12; ++step) {  // prompt: 5 steps of 4 rows; then decoding
+  for (int64_t step = 1; step <= 12; ++step) {  // prompt: 5 iterations of 4 tokens; then decoding
     Receiver<absl::Duration> released;
     EngineEvents events;
     events.cancel_released = released.callback();
@@ -51,7 +51,7 @@ TEST(Cancel, InTheQueueAndBeforeSubmit) {
   EngineOptions options;
   options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
-  const std::string id = engine.NewSession().id;  // takes all
+  const std::string id = engine.NewSession().id;  // takes all memory
   const std::shared_ptr<TokenStream> stream = engine.Start(SampleRequest({1, 2}, 3));
   EXPECT_EQ(engine.SettledStats().requests_waiting, 1);
   EXPECT_EQ(engine.SettledStats().waiting_prompt_tokens, 2);

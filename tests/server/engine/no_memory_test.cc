@@ -1,5 +1,5 @@
-// A system that gives no memory for states, though their budget has room: the call that needs it
-// ends, and the others go on.
+// The system gives no memory for states, though the budget has room: the call that needs it ends,
+// and the others go on.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -15,7 +15,7 @@
 namespace ovq::test {
 namespace {
 
-// Of the process: memory that may be written and is its own.
+// Bytes of the process's private writable memory.
 size_t DataBytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -24,7 +24,7 @@ size_t DataBytes() {
   return 0;
 }
 
-// While it lives, the system gives the process `bytes` more.
+// Lets the system give the process only `bytes` more while it lives.
 class MemoryLimit {
  public:
   explicit MemoryLimit(size_t bytes) {
@@ -119,8 +119,8 @@ TEST_F(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
   EXPECT_EQ(engine.SettledStats().sessions_active, 0);
 }
 
-// By hand, so that the limit holds for chosen steps. States have 23 MiB to begin with, and grow by
-// 16 MiB every 64 tokens.
+// Runs iterations by hand, so that the limit holds for chosen ones. States have 23 MiB to begin
+// with, and grow by 16 MiB every 64 tokens.
 class NoMemoryToGoBack : public NoMemory {
  protected:
   NoMemoryToGoBack() {
@@ -172,7 +172,8 @@ TEST_F(NoMemoryToGoBack, NorToUndoThatEndsASession) {
   Begin(90);
   engine_.RunIteration();
   {
-    const MemoryLimit limit(size_t{8} << 20);  // it has read 40 tokens, and needs more from 64 on
+    const MemoryLimit limit(size_t{8}
+                            << 20);  // it has consumed 40 tokens, and needs more from 64 on
     RunAll();
   }
   EXPECT_TRUE(absl::IsResourceExhausted(told_)) << told_;

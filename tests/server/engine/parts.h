@@ -1,4 +1,4 @@
-// The engine's parts without a thread, on clocks of the test's own.
+// The engine's parts without a thread, on test clocks.
 #pragma once
 
 #include <memory>
@@ -34,7 +34,7 @@ struct TestClock {
   }
 };
 
-// Admission and sessions on the fake model's layout. `rejected` and `events` are what was told.
+// Admission and sessions on the fake model's layout. `rejected` and `events` collect the reports.
 struct Parts {
   explicit Parts(EngineOptions options = {}, FakeModelOptions model_options = {})
       : model(std::move(model_options)), config(Config(std::move(options))) {}
@@ -53,7 +53,7 @@ struct Parts {
     request.hold.reset();
     admission.Leave();
   }
-  // A session without a prompt; its status if it is refused.
+  // Opens a session without a prompt; returns the status if it is refused.
   absl::StatusOr<SessionInfo> Open(SessionOptions options = {}) {
     absl::StatusOr<SessionInfo> opened;
     sessions.Open(std::move(options), clock.steady,

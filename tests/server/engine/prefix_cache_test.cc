@@ -1,4 +1,4 @@
-// The cache of prompts' beginnings by itself: what it finds, for whom, and what it lets go.
+// PrefixCache by itself: hits, tenants and eviction.
 #include "server/engine/prefix_cache.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ std::vector<int32_t> Concatenated(std::vector<int32_t> first, const std::vector<
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  // A prompt as the scheduler takes it through the cache. Its state behind block i is filled with a
-  // byte that follows from the tokens read. Says how many tokens were not read.
+  // Takes a prompt through the cache as the scheduler does. Its state after block i is filled with
+  // a byte that follows from the consumed tokens. Returns the number of tokens found in the cache.
   int64_t Read(PrefixCache& cache, const std::vector<int32_t>& tokens) {
     StateHandle state = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
     PrefixRun run = cache.Begin(tenant_, variant_, tokens, state);
@@ -67,7 +67,7 @@ TEST_F(PrefixCacheTest, FindsTheLongestBeginning) {
   EXPECT_EQ(Read(cache, Concatenated(prompt, SomeTokens(2 * kPrefixBlockTokens, 2))),
             3 * kPrefixBlockTokens);
   EXPECT_EQ(stops_, std::vector<int64_t>{5 * kPrefixBlockTokens});
-  // A copy lies behind whole beginnings only: none is found for a shorter one.
+  // Copies exist at the stops only: a shorter prefix finds none.
   EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + 3 * kPrefixBlockTokens - 1}), 0);
   EXPECT_EQ(stops_, std::vector<int64_t>{2 * kPrefixBlockTokens});
   EXPECT_EQ(cache.stats().queries, 4);
@@ -121,7 +121,7 @@ TEST_F(PrefixCacheTest, BelongsToTenantVariantAndSlotCap) {
   EXPECT_EQ(Read(cache, prompt), 0);
   variant_.fingerprint = std::string(64, 'e');
   EXPECT_EQ(Read(cache, prompt), 0);
-  // Names do not run into one another.
+  // Tenant and variant names are hashed apart.
   tenant_ = "bob" + variant_.fingerprint;
   variant_.fingerprint.clear();
   EXPECT_EQ(Read(cache, prompt), 0);
@@ -146,7 +146,7 @@ TEST_F(PrefixCacheTest, TheOneUsedLongestAgoGoes) {
   EXPECT_LE(cache.stats().bytes, cache.stats().budget_bytes);
 }
 
-// A beginning may lose its copy while longer ones go on from it, and the longer ones first.
+// A prefix may lose its copy before longer ones that continue it, or after them.
 TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
   PrefixCache cache(
       CopyBytes(kPrefixBlockTokens) + 2 * CopyBytes(3 * kPrefixBlockTokens) + 5 * kPrefixBlockBytes,

@@ -1,4 +1,4 @@
-// Prompts that begin where others have been: to the byte as if they had been read.
+// Prompts that share a cached prefix: the same answers and states to the byte as without a cache.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ constexpr int64_t kBlock = kPrefixBlockTokens;
 EngineOptions Options(size_t prefix_memory = size_t{1} << 28) {
   EngineOptions options;
   options.prefix_memory_bytes = prefix_memory;
-  options.max_batch_tokens = 100;  // steps that end anywhere
+  options.max_batch_tokens = 100;  // batches that end anywhere in a block
   return options;
 }
 
@@ -41,7 +41,7 @@ std::vector<std::vector<int32_t>> AnswerTokens(const Answers& answers) {
   return tokens;
 }
 
-// What a prompt of n tokens has to begin with, the last of which is always read.
+// The most tokens of a prompt of n tokens that come from the cache: the last one always runs.
 int64_t Blocks(int64_t n) { return (n - 1) / kBlock * kBlock; }
 
 class PromptOf : public testing::TestWithParam<int64_t> {};
@@ -126,7 +126,7 @@ TEST(Prefix, ASessionsFirstTurnAndWhatFollows) {
       return *answers.started;
     };
     EXPECT_EQ(turn(prompt, 30).cached_tokens, 3 * kBlock);
-    // From then on a prompt begins nothing.
+    // The next turn does not begin a sequence, so its prompt does not use the cache.
     EXPECT_EQ(turn(prompt, 30).cached_tokens, std::ssize(prompt) + 30);
     const SessionInfo info = *engine->GetSession(id, ""), other = *plain->GetSession(same, "");
     EXPECT_EQ(info.position, other.position);
@@ -149,14 +149,14 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
                           receiver.callback());
     const absl::StatusOr<RewindResult> result = receiver.Wait();
     ASSERT_TRUE(result.ok()) << result.status();
-    // A copy lies where reading began.
+    // A copy exists where prefill began.
     if (position > 4 * kBlock) {
       EXPECT_LT(result->replay_tokens, kBlock);
     }
     const std::vector<int32_t> left(prompt.begin(), prompt.begin() + position);
     EXPECT_EQ(State(engine, id), State(plain, plain.NewSession(Opened(left)).id));
   }
-  // Empty again, it is a beginning.
+  // Once the session is empty again, its prompt begins a sequence.
   const Answers turn = engine.Run(Cacheable(Turn(id, prompt, 5)));
   EXPECT_EQ(turn.started->cached_tokens, 4 * kBlock);
   EXPECT_EQ(AnswerTokens(turn), AnswerTokens(plain.Run(SampleRequest(prompt, 5))));
@@ -165,17 +165,17 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
 TEST(Prefix, TenantsVariantsAndSlotCapsAreSeparate) {
   TestEngine engine(Options(), {.exact_too = true});
   const GenerateRequest first = Cacheable(SampleRequest(SomeTokens(2 * kBlock, 1), 4));
-  GenerateRequest other_tenant = first, other_cap = first, other_memory = first;
+  GenerateRequest other_tenant = first, other_cap = first, other_variant = first;
   other_tenant.tenant = "bob";
   other_cap.slot_cap = 64;
-  other_memory.memory = "exact";
+  other_variant.variant = "exact";
   for (const int64_t cached : {int64_t{0}, kBlock}) {
-    for (const GenerateRequest& request : {first, other_tenant, other_cap, other_memory}) {
+    for (const GenerateRequest& request : {first, other_tenant, other_cap, other_variant}) {
       EXPECT_EQ(engine.Run(request).started->cached_tokens, cached);
     }
   }
-  GenerateRequest named = first;  // the same ones by their names
-  named.memory = "model";
+  GenerateRequest named = first;  // the same variant by its name
+  named.variant = "model";
   named.slot_cap = kDefaultSlotCap;
   EXPECT_EQ(engine.Run(named).started->cached_tokens, kBlock);
 }
@@ -192,7 +192,7 @@ TEST(Prefix, ScoresReadEveryToken) {
   EXPECT_EQ(engine.SettledStats().prefixes.queries, 0);
 }
 
-// Cancelled with half of the prompt read, before the place of the copy.
+// A request is cancelled with half of the prompt consumed, before the place of the copy.
 TEST(Prefix, APromptThatIsCancelledLeavesNothing) {
   TestEngine engine(Options());
   engine.model().gate().CloseAt(3);
@@ -207,7 +207,7 @@ TEST(Prefix, APromptThatIsCancelledLeavesNothing) {
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
 }
 
-// Beside other requests, in whose steps its parts lie, several at once.
+// Prompts are prefilled beside other requests, several at once.
 TEST(Prefix, InCompany) {
   TestEngine engine(Options()), plain(Options(0));
   const std::vector<int32_t> shared = SomeTokens(2 * kBlock + 17, 1);

@@ -1,5 +1,4 @@
-// Limits of tenants: the buckets on a clock of the test's own, and what the engine holds and
-// charges.
+// Limits of tenants: token buckets on a test clock, and what the engine holds and charges.
 #include "server/engine/quota.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +26,7 @@ class FakeClock {
   SteadyTime now_{std::chrono::hours(1)};
 };
 
-// What is held is given back at once.
+// A hold gives back its sessions and bytes at once.
 absl::Status Try(TenantQuotas& quotas, const Work& work, const std::string& tenant = "a") {
   return quotas.Admit(tenant, work).status();
 }
@@ -49,7 +48,7 @@ TEST(Quota, SessionsAndBytesAreExact) {
   ASSERT_FALSE(sessions.ok());
   EXPECT_EQ(GetErrorFacts(sessions).reason, RejectReason::kTenantSessions);
   EXPECT_EQ(sessions.message(), "tenant a: sessions: 2 more on top of 2, the limit is 3");
-  EXPECT_FALSE(GetErrorFacts(sessions).retry_after);  // no time is known
+  EXPECT_FALSE(GetErrorFacts(sessions).retry_after);  // the time is unknown
   const auto bytes = Try(*quotas, {.sessions = 1, .bytes = 401});
   ASSERT_FALSE(bytes.ok());
   EXPECT_EQ(GetErrorFacts(bytes).reason, RejectReason::kTenantBytes);
@@ -60,7 +59,7 @@ TEST(Quota, SessionsAndBytesAreExact) {
   EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
   EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, 100u);
   first->ReleasePart(1, 100);
-  first.reset();  // nothing more
+  first.reset();  // gives back nothing more
   EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 0);
 }
 
@@ -97,7 +96,7 @@ TEST(Quota, TokensMakeADebtThatIsWaitedOff) {
   FakeClock clock;
   auto quotas = std::make_shared<TenantQuotas>(clock.clock());
   quotas->SetLimits({{"a", {.tokens_per_second = 100}}});
-  EXPECT_TRUE(Admits(*quotas, {.prompt_tokens = 250}));  // none is too large
+  EXPECT_TRUE(Admits(*quotas, {.prompt_tokens = 250}));  // no prompt is too large
   quotas->ChargeTokens("a", 49);
   EXPECT_EQ(ClientUsage(*quotas, "a").tokens_left, -199);
   const auto refused = Try(*quotas, {.prompt_tokens = 1});
@@ -180,7 +179,7 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   EXPECT_EQ(engine->Submit(RequestOf("a", 4, 2), std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(engine.Run(RequestOf("b", 4, 2)).status.ok());
-  // A turn of a session that is there needs no further one.
+  // A turn of an existing session takes no further session.
   GenerateRequest turn = RequestOf("a", 4, 2);
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(std::move(turn)).status.ok());

@@ -1,4 +1,4 @@
-// Scores, draining and what the engine tells about itself.
+// Scores, draining, statistics and events.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   EXPECT_EQ(small.model().max_rows(), 7);
 }
 
-// A step's scores, first tokens of several completions and further tokens are read together.
+// One iteration reads scores, first tokens of several answers and further tokens together.
 TEST(Score, SharesStepsWithGeneration) {
   ScoreRequest score;
   score.prompt = SomeTokens(40, 6);
@@ -146,12 +146,12 @@ TEST(Score, Refusals) {
   EXPECT_EQ(Score(engine, request).status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-// An event, not a poll: the engine sleeps until the signal wakes it.
+// The engine sleeps until the cancel signal wakes it; it does not poll.
 TEST(Score, CancellingOneThatWaitsWakesTheEngine) {
   EngineOptions options;
   options.state_memory_bytes = FakeModel().layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
-  engine.NewSession();  // takes all
+  engine.NewSession();  // takes all memory
   ScoreRequest request;
   request.prompt = SomeTokens(9, 1);
   const auto cancel = std::make_shared<CancelSignal>();
@@ -217,7 +217,7 @@ TEST(Drain, DestructionEndsEverything) {
   stream->Cancel();  // the stream may outlive the engine
 }
 
-// Counts on the engine thread, read after the engine has gone.
+// Counters written on the engine thread and read after the engine is destroyed.
 struct Counts {
   int steps = 0, prefill_tokens = 0, decode_tokens = 0, first = 0, next = 0, rejected = 0;
   absl::Duration between_tokens;
@@ -283,9 +283,9 @@ TEST(Events, CountWhatHappened) {
   EXPECT_EQ(counts.finished[2].usage.prompt_tokens, 15);
 }
 
-// By hand, with chunks of 4 and a cap of 256: n(t) = floor(256 t / (t + 256)) at whole chunks. The
-// first request consumes 30 + 9 tokens: 36 in chunks, n(36) = 31. The second 20, n(20) = 18, and
-// each of its two completions 4 more, n(24) = 21. The score 15: 12 in chunks, n(12) = 11.
+// Computed by hand, with chunks of 4 and a cap of 256: n(t) = floor(256 t / (t + 256)) at whole
+// chunks. The first request consumes 30 + 9 tokens: 36 in chunks, n(36) = 31. The second 20, n(20)
+// = 18, and each of its two answers 4 more, n(24) = 21. The score 15: 12 in chunks, n(12) = 11.
 TEST(Events, DictionaryUpdatesFollowFromPositions) {
   int64_t inserts = 0;
   int64_t merges = 0;
@@ -297,7 +297,7 @@ TEST(Events, DictionaryUpdatesFollowFromPositions) {
   };
   events.request_finished = [&](const RequestReport& r) { fill.push_back(r.dictionary_fill); };
   EngineOptions options;
-  options.max_batch_tokens = 7;  // steps that do not end with a chunk
+  options.max_batch_tokens = 7;  // batches that do not end with a chunk
   TestEngine engine(options, {}, std::move(events));
   engine.Run(SampleRequest(SomeTokens(30, 1), 10));
   GenerateRequest two = SampleRequest(SomeTokens(20, 1), 5);

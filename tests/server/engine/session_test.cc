@@ -17,7 +17,7 @@ using testing::HasSubstr;
 TEST(Session, KeepsTheVariantItWasCreatedWith) {
   TestEngine engine({}, {.exact_too = true});
   SessionOptions options;
-  options.memory = "exact";
+  options.variant = "exact";
   options.prompt = SomeTokens(30, 1);
   Receiver<absl::StatusOr<SessionInfo>> receiver;
   engine->CreateSession(options, receiver.callback());
@@ -28,7 +28,7 @@ TEST(Session, KeepsTheVariantItWasCreatedWith) {
   GenerateRequest whole = SampleRequest(SomeTokens(30, 1), 8, 5);
   const std::vector<int32_t> more = SomeTokens(300, 2);
   whole.prompt.insert(whole.prompt.end(), more.begin(), more.end());
-  whole.memory = "exact";
+  whole.variant = "exact";
   EXPECT_EQ(engine.Run(whole).of[0].tokens, turn.of[0].tokens);
   const SessionInfo info = *engine->GetSession(created->id, "");
   const StateLayout& layout = engine.model().layout(1);

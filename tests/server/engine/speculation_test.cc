@@ -1,5 +1,5 @@
-// Speculation changes nothing but the number of steps: the same tokens, numbers and text, and
-// states that are the same to the byte, of every mixer and with everything a request may ask for.
+// Speculation changes nothing but the number of iterations: tokens, numbers and text are the same,
+// and states are the same to the byte, for every mixer and with all options of a request.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ void ExpectSame(const Answers& a, const Answers& b) {
 
 // --- every mixer ---
 
-// Few tokens come into question, so that many guesses are right and many are wrong.
+// Few tokens are likely, so that many drafted tokens are right and many are wrong.
 GenerateRequest OfFewTokens(int64_t max_tokens, uint64_t seed) {
   GenerateRequest request = SampleRequest({1, 2, 3, 1, 2, 3, 1, 2}, max_tokens, seed);
   for (const int32_t id : {1, 2, 3}) request.sampling.logit_bias[id] = 60;
@@ -147,7 +147,7 @@ EngineOptions Drafting() {
   return options;
 }
 
-// The model says this again and again.
+// The model repeats this text.
 constexpr int64_t kPrompt = 10, kPeriods = 40;
 void SayAgain(FakeModel& model) {
   for (int64_t i = 0; i < kPeriods; ++i) model.Script(kPrompt + 6 * i, "abcde\n");
@@ -155,7 +155,7 @@ void SayAgain(FakeModel& model) {
 
 class Speculating : public testing::Test {
  protected:
-  // Both ways, in sessions of their own: the same answers, and then the same states.
+  // With and without drafts, in sessions of their own: the same answers, then the same states.
   Answers RunBoth(GenerateRequest request) {
     const std::string plain_id = plain_.NewSession().id, drafts_id = drafts_.NewSession().id;
     request.session_id = plain_id;
@@ -210,7 +210,7 @@ TEST_F(Speculating, CancelledInTheMiddle) {
   const Answers answers = ReadAll(*stream);
   const std::vector<int32_t>& tokens = answers.of[0].tokens;
   EXPECT_GE(tokens.size(), 50u);
-  // As if a turn had ended there.
+  // The state is as if a turn had ended there.
   const std::string other = plain_.NewSession().id;
   EXPECT_EQ(plain_.Run(Turn(other, prompt, std::ssize(tokens))).of[0].tokens, tokens);
   EXPECT_EQ(State(drafts_, id), State(plain_, other));
@@ -229,7 +229,8 @@ TEST_F(Speculating, ARequestMaySayOtherwise) {
   EXPECT_EQ(status.message(), "output.speculation: expected 0 to 2, got 3");
 }
 
-// What a guess leads to is nobody's business unless it comes true; then it is met at its place.
+// A bad output after a wrong draft does not matter; after a right one it is reported at its
+// position.
 TEST(SpeculationDamaged, OnlyWhatIsSaidDamages) {
   constexpr int32_t kBad = 200;  // after it the model's output is not a number
   const std::vector<int32_t> prompt = {'a', 'b', 'c', kBad, 'e', 'f', 'x', 'y', 'z', 'w', 'a', 'b'};

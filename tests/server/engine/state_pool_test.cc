@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Bytes of [base, base + bytes) that may be read and written.
+// Number of bytes in [base, base + bytes) that may be read and written.
 size_t WritableBytes(const std::byte* base, size_t bytes) {
   std::ifstream maps("/proc/self/maps");
   const auto begin = reinterpret_cast<uintptr_t>(base);

@@ -112,11 +112,11 @@ TEST_F(Validate, PromptStopOutputAndCap) {
             "max_centroids: expected 2 to 4096 (--max-centroids), got 5000");
   ExpectBad([](R& r) { r.session_id = "ab", r.slot_cap = 8; },
             "max_centroids: expected none with session_id, got 8");
-  ExpectBad([](R& r) { r.memory = "paper"; },
+  ExpectBad([](R& r) { r.variant = "paper"; },
             "memory: expected one of model (--memory), got 'paper'");
-  ExpectBad([](R& r) { r.session_id = "ab", r.memory = "model"; },
+  ExpectBad([](R& r) { r.session_id = "ab", r.variant = "model"; },
             "memory: expected none with session_id, got 'model'");
-  EXPECT_TRUE(Generate([](R& r) { r.memory = "model"; }).ok());
+  EXPECT_TRUE(Generate([](R& r) { r.variant = "model"; }).ok());
   EXPECT_TRUE(Generate([](R& r) { r.session_id = "ab", r.prompt.clear(); }).ok());
   EXPECT_TRUE(Generate([](R& r) { r.slot_cap = 4096, r.n = 64; }).ok());
 }
@@ -129,7 +129,7 @@ TEST_F(Validate, AChatsFieldsHaveItsPaths) {
   session.slot_cap = 1;
   EXPECT_EQ(ValidateSession(config_, session).message(),
             "open.max_centroids: expected 2 to 4096 (--max-centroids), got 1");
-  session.memory = std::string(1000, 'x');
+  session.variant = std::string(1000, 'x');
   EXPECT_EQ(
       ValidateSession(config_, session).message(),
       "open.memory: expected one of model (--memory), got '" + std::string(120, 'x') + "...'");
@@ -139,9 +139,10 @@ TEST_F(Validate, EachVariantHasItsOwnBounds) {
   FakeModel fake({.exact_too = true, .max_unbounded_tokens = 50});
   config_.model = fake.Make();
   EXPECT_TRUE(Generate([](GenerateRequest& r) { r.prompt.assign(51, 1); }).ok());
-  EXPECT_EQ(Generate([](GenerateRequest& r) { r.memory = "exact", r.prompt.assign(51, 1); }).code(),
-            absl::StatusCode::kOutOfRange);
-  ExpectBad([](GenerateRequest& r) { r.memory = "all"; },
+  EXPECT_EQ(
+      Generate([](GenerateRequest& r) { r.variant = "exact", r.prompt.assign(51, 1); }).code(),
+      absl::StatusCode::kOutOfRange);
+  ExpectBad([](GenerateRequest& r) { r.variant = "all"; },
             "memory: expected one of model, exact (--memory), got 'all'");
 }
 

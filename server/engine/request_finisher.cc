@@ -1,35 +1,31 @@
-// What of the Scheduler ends requests: gives back what they have, and tells who waits for them.
+#include "server/engine/request_finisher.h"
+
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
-#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/scheduler.h"
 
 namespace ovq {
 namespace {
 
-const Sequence* FindSequence(const Request& request, const Completion* completion) {
-  return completion != nullptr && completion->sequence ? completion->sequence.get()
-                                                       : request.sequence.get();
+const Sequence* FindSequence(const Request& request, const RunningAnswer* answer) {
+  return answer != nullptr && answer->sequence ? answer->sequence.get() : request.sequence.get();
 }
 
-}  // namespace
-
-Usage Scheduler::MakeUsage(const Request& request, const Completion* completion) const {
-  const SteadyTime now = config_.options.clock.steady();
+Usage MakeUsage(const Request& request, const RunningAnswer* answer, SteadyTime now) {
   Usage usage;
   usage.prompt_tokens = request.prompt_tokens;
   usage.cached_tokens = request.cached_tokens + request.prefix_tokens;
-  if (completion != nullptr) {
-    usage.generated_tokens = completion->generated();
-    usage.drafted_tokens = completion->drafted;
-    usage.accepted_tokens = completion->accepted;
+  if (answer != nullptr) {
+    usage.generated_tokens = answer->generated();
+    usage.drafted_tokens = answer->drafted;
+    usage.accepted_tokens = answer->accepted;
   }
-  const Sequence* const sequence = FindSequence(request, completion);
-  if (sequence != nullptr && sequence->state.layout != nullptr) {  // not given back before
+  const Sequence* const sequence = FindSequence(request, answer);
+  if (sequence != nullptr && sequence->state.layout != nullptr) {  // not released before
     usage.state_bytes = static_cast<int64_t>(sequence->state.committed_bytes);
     usage.position = sequence->position();
     usage.merged_tokens =
@@ -42,9 +38,8 @@ Usage Scheduler::MakeUsage(const Request& request, const Completion* completion)
   return usage;
 }
 
-std::optional<double> Scheduler::DictionaryFill(const Request& request,
-                                                const Completion* completion) const {
-  const Sequence* sequence = FindSequence(request, completion);
+std::optional<double> DictionaryFill(const Request& request, const RunningAnswer* answer) {
+  const Sequence* sequence = FindSequence(request, answer);
   if (sequence == nullptr || sequence->state.base == nullptr) return std::nullopt;
   const StateHandle& state = sequence->state;
   if (!state.layout->has_slot_cap()) return std::nullopt;
@@ -52,12 +47,14 @@ std::optional<double> Scheduler::DictionaryFill(const Request& request,
   return static_cast<double>(live) / state.slot_cap;
 }
 
-void Scheduler::SetEnded(Request& request) {
+}  // namespace
+
+void RequestFinisher::SetEnded(Request& request) {
   request.ended = any_ended_ = true;
-  chosen_ = false;
+  planner_.DropStanding();
 }
 
-void Scheduler::ReleaseStates(Request& request, SessionStore::Then then) {
+void RequestFinisher::ReleaseStates(Request& request, SessionStore::Then then) {
   admission_.DropPromised(request);
   GenerateWork* work = request.generate();
   if (request.session != nullptr && work != nullptr)
@@ -69,8 +66,8 @@ void Scheduler::ReleaseStates(Request& request, SessionStore::Then then) {
   } else if (request.session == nullptr) {
     if (request.sequence != nullptr) pool_.Release(request.sequence->state);
     if (work != nullptr) {
-      for (const std::unique_ptr<Completion>& completion : work->completions) {
-        if (completion->sequence != nullptr) pool_.Release(completion->sequence->state);
+      for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
+        if (answer->sequence != nullptr) pool_.Release(answer->sequence->state);
       }
     }
     request.hold.reset();
@@ -78,16 +75,16 @@ void Scheduler::ReleaseStates(Request& request, SessionStore::Then then) {
   then(absl::OkStatus());
 }
 
-void Scheduler::Release(Request& request, FinishReason reason, const Completion* last,
-                        SessionStore::Then tell) {
+void RequestFinisher::Release(Request& request, FinishReason reason, const RunningAnswer* last,
+                              SessionStore::Then tell) {
   RequestReport report{.reason = reason,
-                       .usage = MakeUsage(request, last),
+                       .usage = MakeUsage(request, last, config_.options.clock.steady()),
                        .score = request.score() != nullptr,
                        .dictionary_fill = DictionaryFill(request, last)};
   if (const GenerateWork* work = request.generate()) {
     report.usage.generated_tokens = 0;
-    for (const std::unique_ptr<Completion>& completion : work->completions) {
-      report.usage.generated_tokens += completion->generated();
+    for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
+      report.usage.generated_tokens += answer->generated();
     }
   }
   SetEnded(request);
@@ -101,38 +98,38 @@ void Scheduler::Release(Request& request, FinishReason reason, const Completion*
   });
 }
 
-void Scheduler::FinishCompletion(Request& request, Completion& completion, Finished finished) {
+void RequestFinisher::FinishAnswer(Request& request, RunningAnswer& answer, Finished finished) {
   GenerateWork& work = *request.generate();
-  completion.done = true;
-  chosen_ = false;
-  finished.usage = MakeUsage(request, &completion);
-  if (completion.generated() > 1) {
-    config_.events.time_per_token(TimeBetween(completion.first_token, completion.last_token) /
-                                  (completion.generated() - 1));
+  answer.done = true;
+  planner_.DropStanding();
+  finished.usage = MakeUsage(request, &answer, config_.options.clock.steady());
+  if (answer.generated() > 1) {
+    config_.events.time_per_token(TimeBetween(answer.first_token, answer.last_token) /
+                                  (answer.generated() - 1));
   }
-  const bool last = std::ranges::all_of(work.completions, [](const auto& c) { return c->done; });
+  const bool last = std::ranges::all_of(work.answers, [](const auto& c) { return c->done; });
   if (last) {
-    return Release(request, finished.reason, &completion,
+    return Release(request, finished.reason, &answer,
                    [stream = work.stream, finished = std::move(finished)](absl::Status status) {
                      if (status.ok()) stream->Push({.finished = finished});
                      stream->Close(std::move(status));
                    });
   }
-  if (completion.sequence != nullptr) {
-    pool_.Release(completion.sequence->state);
+  if (answer.sequence != nullptr) {
+    pool_.Release(answer.sequence->state);
     request.hold->ReleasePart(1, request.reserve_bytes);
   }
   work.stream->Push({.finished = std::move(finished)});
 }
 
-void Scheduler::FinishPrompt(Request& request) {
+void RequestFinisher::FinishPrompt(Request& request) {
   if (request.generate() == nullptr) {
     SetEnded(request);
     if (request.wake() != nullptr) {
       sessions_.Woken(request, absl::OkStatus());
       return admission_.Leave();
     }
-    // What answers when it is on disk.
+    // The caller is answered when the session is on disk.
     const auto leaving = [this](auto done) {
       return [this, done = std::move(done)](auto result) {
         done(std::move(result));
@@ -142,28 +139,28 @@ void Scheduler::FinishPrompt(Request& request) {
     if (RewindWork* work = request.rewind()) return sessions_.Rewound(request, leaving(work->done));
     return sessions_.Opened(request, leaving(std::get<OpenWork>(request.work).done));
   }
-  for (const std::unique_ptr<Completion>& completion : request.generate()->completions) {
-    FinishCompletion(request, *completion,
-                     {.index = completion->index(), .reason = FinishReason::kLength});
+  for (const std::unique_ptr<RunningAnswer>& answer : request.generate()->answers) {
+    FinishAnswer(request, *answer, {.index = answer->index(), .reason = FinishReason::kLength});
   }
 }
 
-void Scheduler::FinishScore(Request& request) {
+void RequestFinisher::FinishScore(Request& request) {
   ScoreWork& work = *request.score();
   work.result.state_bytes = static_cast<int64_t>(request.sequence->state.committed_bytes);
   Release(request, FinishReason::kLength, nullptr,
           [&work](const absl::Status&) { work.done(std::move(work.result)); });
 }
 
-void Scheduler::Fail(Request& request, FinishReason reason, absl::Status status) {
+void RequestFinisher::Fail(Request& request, FinishReason reason, absl::Status status) {
   GenerateWork* work = request.generate();
   std::vector<StreamEvent> events;  // usage is taken before the states go
   if (work != nullptr && reason == FinishReason::kCancelled) {
-    for (const std::unique_ptr<Completion>& completion : work->completions) {
-      if (completion->done) continue;
-      events.emplace_back().finished = Finished{.index = completion->index(),
-                                                .reason = reason,
-                                                .usage = MakeUsage(request, completion.get())};
+    for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
+      if (answer->done) continue;
+      events.emplace_back().finished =
+          Finished{.index = answer->index(),
+                   .reason = reason,
+                   .usage = MakeUsage(request, answer.get(), config_.options.clock.steady())};
     }
   }
   if (work != nullptr && work->blocked_since) {
@@ -189,27 +186,7 @@ void Scheduler::Fail(Request& request, FinishReason reason, absl::Status status)
   Release(request, reason, nullptr, std::move(tell));
 }
 
-bool Scheduler::GiveWay(const std::string& client) {
-  const auto gives = [&client](const std::shared_ptr<Request>& request) {
-    if (request->ended) return false;
-    if (request->session == nullptr)
-      return request->hold != nullptr && request->hold->client() == client;
-    // Else what it has read goes to the disk first.
-    return request->session->hold->client() == client && !request->session->disk;
-  };
-  const auto last = std::find_if(running_.rbegin(), running_.rend(), gives);
-  if (last == running_.rend()) return false;
-  const std::shared_ptr<Request> request = *last;
-  config_.events.rejected(RejectReason::kGaveWay);
-  Fail(*request, FinishReason::kError,
-       WithFacts(absl::ResourceExhaustedError(
-                     "ended to make way: the server is full, this client has more than its part of "
-                     "it, and another one had nothing"),
-                 {.reason = RejectReason::kGaveWay}));
-  return true;
-}
-
-void Scheduler::FailDamaged(Request& request, int64_t position) {
+void RequestFinisher::FailNotANumber(Request& request, int64_t position) {
   constexpr std::string_view kWhat = "the model's output was not a number";
   config_.events.not_a_number(position);
   FailDamaged(request, position, kWhat,
@@ -217,33 +194,21 @@ void Scheduler::FailDamaged(Request& request, int64_t position) {
                   absl::StrCat("the model's output is not a number at position ", position)));
 }
 
-void Scheduler::FailHalfway(Request& request, int64_t position, absl::Status status) {
+void RequestFinisher::FailHalfway(Request& request, int64_t position, absl::Status status) {
   FailDamaged(request, position, "the device had no memory for a step", std::move(status));
 }
 
-void Scheduler::FailUnexecuted(const Executor& step) {
-  for (const Executor::Failed& failed : step.failed()) {
-    Request& request = *owners_[failed.id];
-    if (request.ended) continue;
-    if (failed.halfway) {
-      const int64_t position = sequences_[failed.id].state->position;
-      FailHalfway(request, position, failed.status);
-    } else {
-      Fail(request, FinishReason::kError, failed.status);
-    }
-  }
-}
-
-void Scheduler::FailDamaged(Request& request, int64_t position, std::string_view what,
-                            absl::Status status) {
+void RequestFinisher::FailDamaged(Request& request, int64_t position, std::string_view what,
+                                  absl::Status status) {
   prefixes_.Forget(request.prefix);
-  // One that is not open yet ends, and what was to be read again leaves a session as it was.
+  // Without a turn: a session that is not open yet ends, and a failed replay leaves a session as it
+  // was.
   const bool turn = request.session != nullptr && request.generate() != nullptr;
   if (turn) sessions_.SetDamaged(*request.session, position, what);
   Fail(request, FinishReason::kError, std::move(status));
 }
 
-bool Scheduler::FailIfDead(Request& request, SteadyTime now) {
+bool RequestFinisher::FailIfDead(Request& request, SteadyTime now) {
   absl::Status death = CheckAlive(request, now);
   if (death.ok()) return false;
   const bool cancelled = absl::IsCancelled(death);
