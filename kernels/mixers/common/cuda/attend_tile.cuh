@@ -63,7 +63,7 @@ struct Tile {
   int32_t n_blocks;
   int64_t own_block;
   int32_t n_segments;
-  int32_t begin_block, end_block;  // this thread block's range in
+  int32_t begin_block, end_block;  // this thread block's range of [0, n_blocks)
 
   __device__ int token(const AttendArgs& args, int r) const {
     const int at = first + r, queries = n_tokens * args.blocks.shape.group();
