@@ -28,7 +28,7 @@ constexpr unsigned char kFill = 0xff;
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// How far the guard zone behind the allocation reaches.
+// The end of the guard zone behind the allocation.
 size_t EndOfGuard(size_t bytes) { return RoundUp(bytes, kAlignment) + kGuardBytes; }
 
 }  // namespace

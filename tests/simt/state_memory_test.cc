@@ -37,7 +37,7 @@ TEST_F(StateMemoryOnCuda, ExhaustionTakesNothing) {
   memory_.CopyOut(bytes.data(), base + 4 * kMiB, bytes.size());
   EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), std::ssize(bytes));
   memory_.Release(base, 64 * kMiB);
-  // What was given back suffices, whatever else the device has.
+  // The released pages suffice, whatever else the device has.
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 4 * kMiB);
   base = memory_.Reserve(64 * kMiB);
   EXPECT_TRUE(memory_.Commit(base, 60 * kMiB, 4 * kMiB));

@@ -153,7 +153,7 @@ const std::vector<AttendConfig> kInt8Float32 = {
     InInt8(Ovq("ovq", 2, 2, 20, 24, kI8, kF32, 48, 300)),
     InInt8(Ovq("ovq_group5", 5, 1, 33, 17, kI8, kF32, 40, 90)),
     InInt8(Ovq("ovq_wide", 1, 1, 300, 272, kI8, kBF16, 64, 70))};
-// Of groups of 16 the probe of a single token is alone in its tile.
+// With groups of 16, the probe of a single token is alone in its tile.
 const std::vector<AttendConfig> kInt8TensorCores = {
     InInt8(Ovq("ovq_group16", 16, 1, 32, 20, kI8, kBF16, 64, 280)),
     InInt8(Ovq("ovq", 2, 2, 64, 48, kI8, kBF16, 48, 330)),

@@ -229,7 +229,7 @@ TEST(Segments, ThreadsThatShareAHeadGiveTheSameBytes) {
   for (const MixerCase& c : LongMemories()) ExpectSameBytes(c, 3, 1300);
 }
 
-// Of three heads two threads compute eleven segments each at a time; here are twelve.
+// Two threads compute eleven segments of each of three heads at a time; here are twelve.
 TEST(Segments, MoreThanAreComputedAtATimeGiveTheSameBytes) {
   MixerCase c = LongMemories().front();
   c.model["num_attention_heads"] = c.model["num_key_value_heads"] = int64_t{3};

@@ -25,7 +25,7 @@ constexpr size_t kMaxPartialBytes = size_t{256} << 20;
 struct WaveBounds {
   int64_t sequences = 0;
   int32_t tokens = 0;         // most tokens of one sequence
-  int32_t recent_blocks = 0;  // most recent blocks that one sequence's tokens lie in
+  int32_t recent_blocks = 0;  // most recent blocks of one sequence's tokens
 };
 
 WaveBounds FindWaveBounds(const AttentionBlocks& blocks, const BatchSequences& seqs, int wave,
