@@ -54,10 +54,10 @@ __device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T*
   }
 }
 
-// The destination of an int8 row. Lanes of a warp share it and first find its largest channel: all
-// 32 lanes where there are few rows, else four, so that adjacent lanes write adjacent slots of a
-// key. It holds the factor, the address of the first row's channels, and the strides of slots and
-// channels.
+// The destination of int8 rows: the first row's channels, the exponents, and the strides of slots
+// and channels. Lanes of a warp share a row, times `factor`, and first find its largest channel:
+// all 32 lanes where there are few rows, else four, so that adjacent lanes write adjacent slots of
+// a key.
 struct Int8Place {
   Int8* to;
   uint8_t* exponents;
