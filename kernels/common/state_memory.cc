@@ -70,7 +70,8 @@ void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {
 
 namespace {
 
-// Copies pieces of a size known to the compiler, `to` and `from` bytes apart from one to the next.
+// Copies n pieces of a size known to the compiler, each to_stride and from_stride bytes after the
+// one before.
 template <size_t kBytes>
 void CopyPieces(std::byte* to, size_t to_stride, const std::byte* from, size_t from_stride,
                 size_t n) {

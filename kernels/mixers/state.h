@@ -119,10 +119,10 @@ struct MixerState {
   size_t head_bytes() const { return block.bytes() / static_cast<size_t>(block_heads); }
   int fields_per_head() const { return static_cast<int>(block.list().size()) / block_heads; }
   int FieldHead(int block_field) const { return block_field / fields_per_head(); }
-  // How tokens are undone. Tokens that follow one another within a span of this many positions
-  // (from multiples of it) only add to the state, and the bytes that the last of them overwrite are
-  // known (SequenceMixer::UndoExtents). 0: every token rewrites the state, so undoing takes a copy
-  // of the state and the tokens since then.
+  // The length of spans, which decides how tokens are undone. Tokens that follow one another within
+  // a span of this many positions (from multiples of it) only add to the state, and the bytes that
+  // the last of them overwrite are known (SequenceMixer::UndoExtents). 0: every token rewrites the
+  // state, so undoing takes a copy of the state and the tokens since then.
   int64_t span = 0;
   // Checks what kernels rely on beyond the fields' ranges, after those have passed: DataLoss names
   // the field. May be null.

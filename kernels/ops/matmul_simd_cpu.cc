@@ -141,7 +141,7 @@ Product MakeSimdProduct(const StackedWeights& weights) {
   const int64_t n_panels = (weights.out + columns - 1) / columns;
   const size_t bytes = static_cast<size_t>(n_panels * columns) * weights.row_bytes();
   const std::shared_ptr<std::byte> memory = WeightMemory(bytes);
-  std::memset(memory.get(), 0, bytes);  // where the last panel has no column
+  std::memset(memory.get(), 0, bytes);  // the last panel's missing columns
   const TensorView packed = {memory.get(), weights.compute, {n_panels, weights.in, columns}};
   if (weights.compute == DType::kF32) {
     Pack(weights, columns, packed.as<float>());

@@ -1,5 +1,5 @@
-// What only the executor can show of the fold of split attention: how many fences it takes, and
-// that any thread block may be the last.
+// Properties of the fold of split attention that only the executor can show: the number of fences,
+// and that any thread block may be the last.
 #include <gtest/gtest.h>
 
 #include <vector>

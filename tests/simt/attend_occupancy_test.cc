@@ -1,5 +1,4 @@
-// The shared memory that decode attention asks for, and what becomes of a build that gets too
-// little.
+// The shared memory that decode attention asks for, and the error of a build that gets too little.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -108,8 +108,8 @@ void Executor::Leave() {
   __builtin_unreachable();
 }
 
-// What every fiber does: runs threads from their beginning, one after the other as long as none of
-// them waits.
+// The loop of every fiber: runs threads from their beginning, one after the other as long as none
+// of them waits.
 void Executor::RunThreads() {
   Executor& executor = Get();
   for (;;) {

@@ -19,7 +19,8 @@ using Where = std::source_location;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxSharedBytes = 227 << 10;
 
-// What a thread waits for. Threads meet where operation, mask and place in the source agree.
+// The meeting that a thread waits for. Threads meet where operation, mask and place in the source
+// agree.
 struct Meeting {
   const char* operation = nullptr;
   uint32_t mask = 0;  // lanes of the warp; 0: the whole block
@@ -63,7 +64,7 @@ struct Warp {
 // Gets the arguments of all lanes of the mask, from the last one to come.
 using Complete = void (*)(const void* const* arguments, uint32_t mask);
 
-// One launch: what all its blocks share.
+// The data shared by all blocks of one launch.
 struct Launch {
   const void* kernel;
   dim3 grid, block;
@@ -83,9 +84,9 @@ class Executor {
   // False after an error, which has been reported.
   bool Run(const Launch& launch);
 
-  // What follows is for the running thread of a kernel.
-  // Keeps the error; Leave then gives the launch up. Apart, because nothing of the thread's stack
-  // is destroyed any more by then.
+  // The following are called by the running thread of a kernel. SetFailure keeps the error; Leave
+  // then gives the launch up. They are separate because nothing on the thread's stack is destroyed
+  // after Leave.
   void SetFailure(const std::string& text, const void* address);
   [[noreturn]] void Leave();
   void Meet(const char* operation, uint32_t mask, Where where, const void* argument,
@@ -118,7 +119,7 @@ class Executor {
   Thread* PickReadyAfter(uint32_t id);
   void MakeReady(uint32_t warp, uint32_t lanes);
   void SetCurrent(Thread* thread);
-  // Where to go on: the fiber of the next thread that can run, or back to RunBlock.
+  // The fiber to continue with: of the next thread that can run, or back to RunBlock.
   Fiber& Next() { return FiberFor(PickReady()); }
   Fiber& FiberFor(Thread* next);
   void Suspend();
@@ -133,7 +134,7 @@ class Executor {
   [[noreturn]] void RefuseShared(int64_t offset, uint32_t bytes, uint32_t alignment,
                                  const void* address);
   void Land(Thread& thread, uint32_t pending_groups, bool uncommitted_too);
-  // A conflict, where there is one, becomes the failure.
+  // Fails the launch if there is a conflict.
   void LeaveIf(const Conflict& conflict, const char* access, int64_t offset, uint32_t bytes,
                const void* address) {
     if (conflict) Refuse(conflict, access, offset, bytes, address);

@@ -1,11 +1,11 @@
-// Says which thread of which kernel touched memory that is not there.
+// FaultHandler reports which thread of which kernel touched memory that is not mapped.
 #pragma once
 
 #include <csignal>
 
 namespace ovq::simt {
 
-// While one lives, on the thread that made it.
+// Active during its lifetime, on the thread that created it.
 class FaultHandler {
  public:
   FaultHandler();

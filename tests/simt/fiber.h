@@ -14,8 +14,8 @@ namespace ovq::simt {
 
 struct Fiber {
   void* context = nullptr;
-  // Where the stack lies; of the fiber that stands for the calling thread known only to the address
-  // sanitizer, which tells.
+  // The stack's address. For the fiber of the calling thread, only the address sanitizer knows and
+  // reports it.
   const void* stack = nullptr;
   size_t stack_bytes = 0;
   void* fake_stack = nullptr;  // the address sanitizer's
@@ -50,7 +50,7 @@ inline void BeforeSwitch([[maybe_unused]] Fiber& from, [[maybe_unused]] Fiber& t
 #endif
 }
 
-// In the fiber that was switched to.
+// Called in the fiber that was switched to.
 inline void AfterSwitch([[maybe_unused]] Fiber& from, [[maybe_unused]] void* fake_stack) {
 #ifdef __SANITIZE_ADDRESS__
   const void* stack;

@@ -1,4 +1,5 @@
-// Stands for kernels/ops/matmul_cublas.cu where cuBLASLt is not: every product is our own.
+// Replaces kernels/ops/matmul_cublas.cu on the host, where there is no cuBLASLt: MakeCublasProduct
+// gives none.
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq::cuda {

@@ -1,4 +1,4 @@
-// Where threads wait for each other.
+// Executor::Meet and the block barrier: threads waiting for each other.
 #include <algorithm>
 #include <cstdio>
 #include <map>

@@ -28,7 +28,7 @@ constexpr unsigned char kFill = 0xff;
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// How far the guard zone behind the allocation reaches.
+// The end of the guard zone behind the allocation.
 size_t EndOfGuard(size_t bytes) { return RoundUp(bytes, kAlignment) + kGuardBytes; }
 
 }  // namespace
@@ -56,7 +56,7 @@ void* MemoryRegistry::Allocate(size_t bytes, MemoryKind kind) {
   std::memset(pages, kGuard, kGuardBytes);
   std::memset(p, kFill, bytes);
   std::memset(p + bytes, kGuard, EndOfGuard(bytes) - bytes);
-  // Where the address sanitizer watches, it sees every access to the zones, reads too.
+  // With the address sanitizer every access to the zones is detected, reads too.
   OVQ_POISON(pages, kGuardBytes);
   OVQ_POISON(p + bytes, EndOfGuard(bytes) - bytes);
   allocations_[reinterpret_cast<uintptr_t>(p)] = {bytes, kind, pages};
@@ -76,7 +76,7 @@ bool MemoryRegistry::Free(void* p, MemoryKind kind) {
     allocations_.erase(found);
     if (kind == MemoryKind::kDevice) used_ -= allocation.bytes;
     OVQ_UNPOISON(allocation.pages, kGuardBytes + EndOfGuard(allocation.bytes));
-    // What still reads it will notice.
+    // Later reads see the fill pattern.
     std::memset(p, kFill, allocation.bytes);
     std::free(allocation.pages);
   }

@@ -1,4 +1,4 @@
-// The registry of what the runtime allocated.
+// MemoryRegistry: all memory that the runtime allocated.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class MemoryRegistry {
   void AddMapped(void* p, size_t bytes);
   void RemoveMapped(void* p);
 
-  // What the range lies in: kHost if in nothing that is registered.
+  // The kind of memory that the range lies in: kHost if not registered.
   MemoryKind Classify(const void* p) const;
   // Empty if the range lies within one allocation (kHost: always), else what is wrong.
   std::string CheckRange(const void* p, size_t bytes) const;

@@ -1,4 +1,4 @@
-// A device that has no memory for a model, or for what a step computes: an error and nothing more.
+// A device without memory for a model or for a batch: an error and nothing more.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ TEST_F(NoDeviceMemory, IsAnErrorOfTheLoadWhicheverBufferHasNone) {
   EXPECT_GT(n_failed, 10);
 }
 
-// An engine whose turns the test takes.
+// An engine whose iterations the test runs.
 class NoMemoryForAStep : public NoDeviceMemory {
  protected:
   struct Served {
@@ -117,7 +117,7 @@ TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
   EXPECT_EQ(engine.Stats().sessions_active, 0);
 }
 
-// Guessed rows too, which take memory to be undone.
+// Includes draft tokens, which need memory to be undone.
 TEST_F(NoMemoryForAStep, WhicheverOfItsBuffersHasNone) {
   GenerateRequest request = SampleRequest({1, 2, 3, 1, 2, 3, 1, 2}, 24);
   for (const int32_t token : {1, 2, 3}) request.sampling.logit_bias[token] = 60;

@@ -12,7 +12,8 @@ constexpr int kClockShift = 13;
 constexpr uint64_t kClockMax = (1 << 19) - 1;
 constexpr uint64_t kAtomic = 1 << 12;
 constexpr uint32_t kWhoMask = 0xfff;
-// Who, where it is not one thread: several lanes of a warp (+ its number), or threads of several.
+// Values of `who` that are not one thread: several lanes of a warp (+ its number), or threads of
+// several warps.
 constexpr uint32_t kFirstLanes = 2048;
 constexpr uint32_t kManyWarps = kWhoMask;
 // Intervals that never come.

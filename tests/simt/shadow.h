@@ -1,4 +1,4 @@
-// What is known about every byte of a block's shared memory: who wrote it last and who read it
+// Shadow: the state of every byte of a block's shared memory: who wrote it last and who read it
 // since, and when. A block barrier orders everything before it before everything after; between two
 // block barriers only __syncwarp orders accesses, those of the lanes that take part. Other warp
 // collectives order none: CUDA's guide says that they imply no memory barrier.
@@ -10,8 +10,8 @@
 
 namespace ovq::simt {
 
-// Which accesses of a warp's lanes are ordered since the last block barrier. Every lane has a clock
-// that moves at each __syncwarp it takes part in.
+// WarpClocks: the order of accesses by a warp's lanes since the last block barrier. Every lane has
+// a clock that advances at each __syncwarp it takes part in.
 class WarpClocks {
  public:
   void Reset();
@@ -21,7 +21,7 @@ class WarpClocks {
   bool Ordered(uint32_t writer, uint32_t clock, uint32_t reader) const {
     return clock < floor_ || (partial_ && clock < known_[reader][writer]);
   }
-  // The same for all lanes as readers.
+  // Ordered for all lanes as readers.
   bool OrderedForAll(uint32_t clock) const { return clock < floor_; }
   bool partial() const { return partial_; }
 
@@ -32,7 +32,7 @@ class WarpClocks {
   uint32_t known_[32][32] = {};
 };
 
-// Who accesses shared memory.
+// The thread or warp that accesses shared memory.
 struct Actor {
   uint32_t thread;  // within the block
   bool whole_warp;  // for all lanes of the thread's warp at once, as ldmatrix does
@@ -41,7 +41,7 @@ struct Actor {
 
 enum class Verdict : uint32_t { kFine, kUnwritten, kUnfinished, kRaceWithWrite, kRaceWithRead };
 
-// An access that may not be: its first byte that may not, and with whom it conflicts.
+// A forbidden access: its first conflicting byte, and the kind of conflict.
 struct Conflict {
   int64_t byte = -1;  // none if negative
   Verdict verdict = Verdict::kFine;
@@ -53,7 +53,7 @@ struct Conflict {
 class Shadow {
  public:
   void Resize(size_t bytes);
-  // Nothing is written any more.
+  // The next block starts: no byte counts as written.
   void NextBlock();
   // All threads have met at a block barrier.
   void NextInterval() { ++now_; }

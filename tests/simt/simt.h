@@ -1,4 +1,4 @@
-// What tests may ask of the host executor (README.md).
+// The host executor's interface for tests (README.md).
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace ovq::simt {
 
-// While one lives, errors are kept instead of ending the process. They end the launch all the same.
+// During its lifetime errors are kept instead of ending the process. They still end the launch.
 class CollectErrors {
  public:
   CollectErrors();
@@ -31,7 +31,7 @@ void SetDeviceMemory(size_t bytes);
 // Kernels launched so far by this process, replays of graphs included.
 size_t LaunchCount();
 
-// Of a kernel on a multiprocessor, as registers limit them: 32 by default.
+// The most thread blocks of a kernel on a multiprocessor, as registers limit them: 32 by default.
 void SetMostBlocks(int blocks);
 
 // __threadfence of one thread, counted in all launches so far.
@@ -44,7 +44,7 @@ size_t UnmapCount();
 // The next n mappings of a page fail for want of memory.
 void FailMappings(int n);
 
-// Of allocations of the device's and of page-locked memory, the n after the next `first` fail.
+// After the next `first` allocations of device and page-locked memory, n fail.
 void FailAllocations(int n, int first = 0);
 int AllocationsToFail();  // how many of these are still to come
 

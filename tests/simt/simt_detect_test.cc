@@ -67,7 +67,7 @@ __global__ void Uninitialised(float* out, Variant variant) {
 
 TEST(DetectTest, UninitialisedRead) {
   const DeviceArray<float> out(32);
-  // What an earlier launch or block wrote does not count.
+  // Bytes that an earlier launch or block wrote do not count as written.
   EXPECT_EQ(Launch(Uninitialised, 1, 32, 256, out.get(), kRight), cudaSuccess);
   EXPECT_THAT(Errors(Uninitialised, 1, 32, 256, out.get(), kBroken),
               ElementsAre(AllOf(HasSubstr("uninitialised"), HasSubstr("thread (5, 0, 0)"),
@@ -87,7 +87,7 @@ TEST(DetectTest, RaceWithoutBlockBarrier) {
   EXPECT_EQ(Launch(ReadOthers, 3, 64, 256, out.get(), kRight), cudaSuccess);
   for (const Order order : {Order::kAscending, Order::kDescending}) {
     SetOrder(order);
-    // Whichever warp comes first reads what the other has not written.
+    // The warp that runs first reads bytes that the other has not written yet.
     EXPECT_THAT(Errors(ReadOthers, 1, 64, 256, out.get(), kBroken),
                 ElementsAre(HasSubstr("uninitialised")));
   }

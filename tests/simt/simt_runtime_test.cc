@@ -1,4 +1,4 @@
-// The runtime's and the driver's functions.
+// Tests of the runtime's and the driver's functions.
 #include <cuda.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What kernels may use, against plain computations.
+// The features that kernels may use, compared with plain computations.
 #include "tests/simt/simt.h"
 
 #include <gmock/gmock.h>

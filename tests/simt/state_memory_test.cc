@@ -1,4 +1,4 @@
-// What only a device whose memory a test may set can show of StateMemory.
+// StateMemory on a device whose memory size the test controls.
 #include "kernels/common/state_memory.h"
 
 #include <gtest/gtest.h>
@@ -37,14 +37,14 @@ TEST_F(StateMemoryOnCuda, ExhaustionTakesNothing) {
   memory_.CopyOut(bytes.data(), base + 4 * kMiB, bytes.size());
   EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), std::ssize(bytes));
   memory_.Release(base, 64 * kMiB);
-  // What was given back suffices, whatever else the device has.
+  // The released pages suffice, whatever else the device has.
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 4 * kMiB);
   base = memory_.Reserve(64 * kMiB);
   EXPECT_TRUE(memory_.Commit(base, 60 * kMiB, 4 * kMiB));
   memory_.Release(base, 64 * kMiB);
 }
 
-// Others' steps would stand still meanwhile.
+// Otherwise other sessions' batches would stall meanwhile.
 TEST_F(StateMemoryOnCuda, AReleaseWaitsForNothingAndUnmapsNothing) {
   std::byte* base = memory_.Reserve(64 * kMiB);
   ASSERT_TRUE(memory_.Commit(base, 0, 32 * kMiB));
@@ -96,7 +96,7 @@ TEST_F(StateMemoryOnCuda, AGpuWithoutPagesRefusesASession) {
   const std::vector<std::byte> bytes(pool.SnapshotBytes(first));
   EXPECT_EQ(pool.Snapshot(first)->size(), bytes.size());
   pool.Release(second);
-  // What the other had suffices for a little.
+  // The other session's pages suffice for a few tokens.
   EXPECT_TRUE(pool.Commit(first, 3500).ok());
   pool.Release(first);
 }

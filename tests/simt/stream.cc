@@ -18,7 +18,7 @@ struct CUevent_st {
   unsigned flags;
   bool recorded = false;
   std::chrono::steady_clock::time_point when;
-  // Of the stream where it was recorded last, if that was recording.
+  // The capture of the stream where the event was recorded last, if that was capturing.
   std::shared_ptr<ovq::simt::Capture> capture;
 };
 

@@ -12,8 +12,8 @@ namespace ovq::simt {
 
 using Work = std::function<cudaError_t()>;
 
-// What streams record between cudaStreamBeginCapture and cudaStreamEndCapture, in the order of the
-// calls, which is one that the streams' and events' own order allows.
+// Capture: the work recorded between cudaStreamBeginCapture and cudaStreamEndCapture, in the order
+// of the calls, which is compatible with the order of streams and events.
 struct Capture {
   cudaStreamCaptureMode mode;
   std::thread::id thread;

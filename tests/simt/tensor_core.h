@@ -1,4 +1,4 @@
-// What ptx.cuh emulates of the warp's matrix instructions, and its conversions.
+// The warp's matrix instructions and conversions, emulated for ptx.cuh.
 #pragma once
 
 #include <cstdint>

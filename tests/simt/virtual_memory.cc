@@ -272,7 +272,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
     *status =
         *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   }
-  // As real CUDA does: a caller that gives a status reads the answer there.
+  // Real CUDA also succeeds here: a caller that passes a status reads the answer there.
   return *function != nullptr || status != nullptr ? cudaSuccess : Failed(cudaErrorSymbolNotFound);
 }
 

@@ -226,7 +226,7 @@ void RunCaptured(CudaDevice& device, const std::vector<int64_t>& key,
   const auto found = device.graphs.find(key);
   if (found == device.graphs.end()) {
     fn();
-    device.graphs[key];  // only if the launch had memory
+    device.graphs[key];  // not reached if fn ran out of memory
     return;
   }
   cudaGraphExec_t& exec = found->second;

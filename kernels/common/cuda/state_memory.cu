@@ -145,7 +145,7 @@ void Reclaim(StatePages& pages, size_t n) {
 }  // namespace
 
 void CloseStatePages(StatePages* pages) {
-  BindThread(pages->device);  // may be another thread than the owner's
+  BindThread(pages->device);  // the last owner may be on another thread
   Check(pages->ranges.empty(), "every range of state memory is released");
   while (!pages->retired.empty()) Reclaim(*pages, std::numeric_limits<size_t>::max());
   CheckCuda(cudaStreamDestroy(pages->zeroing));

@@ -1,6 +1,6 @@
 // Attention over blocks of 64 slots (block_attention.h) on the CPU and on CUDA, shared by the
-// softmax, bswa, ovq, kvm and vq mixers. A mixer describes its blocks (AttentionBlocks) and the
-// update at a chunk's end.
+// softmax, bswa, ovq, kvm, vq and closest_pair mixers. A mixer describes its blocks
+// (AttentionBlocks) and the update at a chunk's end.
 #pragma once
 
 #include <cstddef>
@@ -152,10 +152,10 @@ bool SharesHeads(const AttentionArgs& args, int n_threads);
 // fewer of their thread blocks run on a multiprocessor than its shared memory holds, so decoding
 // would be slow.
 absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks);
-// As AttendCpu and AttendCuda, with hooks, each of which may be null. prepare runs before tokens
-// are stored: on the CPU for every tile, in the thread of its head; on CUDA for every wave. update
-// runs after the last token of a span: on CUDA after every wave. after runs when a tile's tokens
-// are done.
+// AttendCpu and AttendCuda with hooks, each of which may be null. prepare runs before tokens are
+// stored: on the CPU for every tile, in the thread of its head; on CUDA for every wave. update runs
+// after the last token of a span: on CUDA after every wave. after runs when a tile's tokens are
+// done.
 void AttendTilesCpu(DeviceContext& context, const AttentionArgs& args,
                     const std::function<void(const TileTokens&)>& prepare,
                     const std::function<void(const FullChunk&, int thread)>& update,

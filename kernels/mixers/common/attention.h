@@ -162,7 +162,7 @@ struct Attention {
     return all ? layout.fixed.bytes() : layout.fixed.offset(own_fields());
   }
 
-  // As SequenceMixer::CanUndoSuffix, for tokens within a span that do not end it.
+  // SequenceMixer::CanUndoSuffix for tokens within a span that do not end it.
   bool CanUndoSuffix(const TokenRange&) const { return true; }
 
   void Load(const MixerSpec&) {}  // loads further weights; errors go to spec.weights

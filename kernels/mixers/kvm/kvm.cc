@@ -152,7 +152,8 @@ void KvmAttention::Load(const MixerSpec& spec) {
     if (!weights.status().ok()) return;
     front = ToFloats(of_front);
     state = ToFloats(of_state);
-    // Window keys are stored times their temperature, and rows are made from them by division.
+    // Window keys are stored times their temperature; the rows' keys are recovered from them by
+    // dividing.
     if (std::ranges::count(front, 0.0f) > 0) {
       weights.Update(absl::InvalidArgumentError(
           absl::StrCat("self_attn.front_head_temp: expected numbers other than 0, head ",

@@ -29,9 +29,8 @@ struct ProductTask {
   }
 };
 
-// --- few rows -------------------------------------------------------------------------------- A
-// thread block has Few::kOuts outputs of all rows, at most Few::kRows, and all inputs; its warps
-// process segments in turn. Few(task), made by each thread, has
+// Products of few rows. A thread block has Few::kOuts outputs of all rows, at most Few::kRows, and
+// all inputs; its warps process segments in turn. Few(task), made by each thread, has
 //   Load(segment)               starts to read the weights of a segment
 //   Multiply(segment, partial)  partial [kRows, kStride] = that segment's sums of [rows, kOuts]
 

@@ -24,7 +24,7 @@ Attrs Example() {
   return attrs;
 }
 
-// What a reader says of one field of `attrs`.
+// The status of reading one field of `attrs`.
 template <class Fn>
 std::string ErrorText(const Attrs& attrs, Fn&& read) {
   AttrReader reader(attrs);
@@ -142,7 +142,7 @@ TEST(Attrs, UnreadFieldsAreErrors) {
   attrs.Set("used", int64_t{1});
   attrs.Set("misspelt", int64_t{1});
   attrs.Set("ignored", int64_t{1});
-  EXPECT_TRUE(attrs.Has("misspelt"));  // asking whether it is there does not read it
+  EXPECT_TRUE(attrs.Has("misspelt"));  // Has does not count as reading
   AttrReader reader(attrs);
   EXPECT_EQ(reader.Int("used", 0, 1), 1);
   attrs.Ignore("ignored");

@@ -1,5 +1,5 @@
-// Recorded steps: what a replay computes follows the device's memory of that moment, also when the
-// memory that steps travel through has moved, and when more kinds of steps came than are kept.
+// Recorded batches: a replay computes with the device's memory of that moment, also when the
+// staging memory has moved and when more keys came than are kept.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -23,7 +23,7 @@ class RunCaptured : public ::testing::Test {
     device_table_ = context_->Upload(table_.data(), table_.size() * sizeof(float));
   }
 
-  // A step of n tokens under `key`: looks them up in the table. Counts the steps that were not
+  // Looks up a batch of n tokens in the table under `key`. Counts the batches that were not
   // replayed.
   void ExpectLookups(int64_t key, int n, int32_t first) {
     std::vector<int32_t> ids(static_cast<size_t>(n));
@@ -54,12 +54,12 @@ class RunCaptured : public ::testing::Test {
 
 TEST_F(RunCaptured, ReplaysReadWhatIsThereNow) {
   for (int32_t use = 0; use < 5; ++use) ExpectLookups(1, 3, 7 * use);
-  EXPECT_EQ(n_launched_, 2);  // as it is, and to be recorded
+  EXPECT_EQ(n_launched_, 2);  // launched directly, then recorded
 }
 
 TEST_F(RunCaptured, SurvivesStepsLargerThanEverBefore) {
   for (int32_t use = 0; use < 3; ++use) ExpectLookups(1, 3, use);
-  ExpectLookups(2, 100'000, 1);  // the memory that steps travel through moves
+  ExpectLookups(2, 100'000, 1);  // the staging memory moves
   for (int32_t use = 0; use < 3; ++use) ExpectLookups(1, 3, 20 + use);
 }
 

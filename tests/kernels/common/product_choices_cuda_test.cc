@@ -1,4 +1,4 @@
-// What is noted of the products that a model's shapes run with.
+// The product choices recorded for a model's shapes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ class ProductChoicesTest : public testing::Test {
     const TensorView view = {const_cast<float*>(weights.data()), DType::kF32, {out, in}};
     ASSERT_TRUE(Linear::Make({&view, 1}, types, *context_).ok());
   }
-  // Of the products of that shape: each with its weights and how often it was made.
+  // The choices of that shape: each with its weights and count.
   static std::vector<std::string> Noted(int64_t in, int64_t out) {
     std::vector<std::string> noted;
     for (const ProductChoice& choice : ProductChoices()) {

@@ -1,4 +1,4 @@
-// What attention on CUDA is tried on: layers as the mixers have them.
+// The layer configurations, as in the mixers, that attention on CUDA is tested with.
 #pragma once
 
 #include <string>

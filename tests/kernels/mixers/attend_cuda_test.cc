@@ -1,5 +1,5 @@
-// Attention over blocks on CUDA: against the reference, and bit for bit
-// against itself however the rows come and however the work is divided.
+// Attention over blocks on CUDA: close to the reference, and bit for bit equal to itself however
+// the tokens are batched and the work is divided.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -78,13 +78,12 @@ std::vector<SlotRef> Dictionary(const AttendConfig& config, const Sessions& sess
   return slots;
 }
 
-// How far a row's output may be from the exact one. A score has an error of at most
-// (head_dim + 2) u |q| |k| from its chain of products and sums, |q| |k| <= 2 beta, and 4 |s| u from
-// bias, unit, maximum and exponential, |s| <= 2 beta + ln 9: so a weight is off by a factor
-// 1 + e. e counts twice, in the weighted sum of the values and in the sum of the weights, and so
-// does the 2^-9 of a weight that is rounded to bfloat16. Each sum of 64 n_blocks terms adds a
-// rounding a term, tensor cores one that may be twice as large. No |value| of these is larger than
-// 5.
+// The tolerance of a row's output. A score has an error of at most (head_dim + 2) u |q| |k| from
+// its chain of products and sums, |q| |k| <= 2 beta, and 4 |s| u from bias, unit, maximum and
+// exponential, |s| <= 2 beta + ln 9: so a weight is off by a factor 1 + e. e counts twice, in the
+// weighted sum of the values and in the sum of the weights, and so does the 2^-9 of a weight that
+// is rounded to bfloat16. Each sum of 64 n_blocks terms adds one rounding per term, on tensor cores
+// one that may be twice as large. No |value| here is larger than 5.
 double Tolerance(const AttendConfig& config, int64_t n_slots) {
   constexpr double kLargestValue = 5;
   const double weight = (2 * kBeta * (config.head_dim + 2) + 4 * 16) * test::kRoundF32;
@@ -121,7 +120,7 @@ void ExpectLikeReference(const AttendConfig& config, Sessions& sessions) {
 
 // Every probe's slot is one of those with the highest product, up to the error of a product.
 void ExpectBestSlots(const AttendConfig& config, Sessions& sessions) {
-  // Of a product, |k| |key| <= 2; twice that on tensor cores.
+  // Error of a product, |k| |key| <= 2; twice that on tensor cores.
   const double error = 2 * 2 * (config.head_dim + 2) * test::kRoundF32;
   for (size_t s = 0; s < sessions.list().size(); ++s) {
     Sessions::Session& session = sessions.list()[s];
@@ -253,9 +252,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Closed("closed", kBF16, 256), Closed("all_closed", kBF16, 0)),
     [](const auto& info) { return info.param.name; });
 
-// What the benchmark times: a batch of 64 sessions with full dictionaries in different phases of
-// their chunks, nine segments to a tile. The last of nine thread blocks folds the parts of all,
-// whichever it is: so one run proves little.
+// The benchmark's batch: 64 sessions with full dictionaries in different phases of their chunks,
+// nine segments to a tile. The last of nine thread blocks, whichever it is, folds the parts of all,
+// so one run proves little.
 class AttendFullDictionaries : public ::testing::TestWithParam<DType> {};
 
 TEST_P(AttendFullDictionaries, SplitStepsKeepTheirBitsWhateverTheOrderOfBlocks) {

@@ -1,5 +1,5 @@
-// Attention over int8 rows on CUDA: bit for bit that over the same rows in the wider types, as
-// their scales are powers of two.
+// Attention over int8 states on CUDA: bit for bit equal to attention over the same values in wider
+// types, as the scales are powers of two.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,7 +38,7 @@ class AttendInt8 : public ::testing::TestWithParam<AttendConfig> {
     context_ = test::MakeContext(Device::kCuda);
   }
 
-  // What some sessions answer, with a dictionary slot that is edited, if any.
+  // The outputs of some sessions, optionally with an edited dictionary slot.
   OutputsAndProbes Run(DType dtype, int batch_tokens, Split split, bool broken_key,
                        bool broken_value) {
     AttendConfig config = GetParam();
@@ -121,7 +121,8 @@ TEST_P(AttendInt8, IsThatOfTheSameRowsInWiderTypes) {
 
 class AttendInt8Dictionary : public AttendInt8 {};
 
-// As where the row is stored as it came: who reads it gets no number, and no key is nearest to it.
+// A row that is not finite gives NaN to every query that reads it, and no key is nearest to it, as
+// in wider types.
 TEST_P(AttendInt8Dictionary, RowsThatAreNotFiniteAreNoNumbers) {
   for (const bool is_key : {true, false}) {
     const OutputsAndProbes whole = Run(DType::kI8, 1000, Split::kNever, false, false),
@@ -142,7 +143,7 @@ TEST_P(AttendInt8Dictionary, RowsThatAreNotFiniteAreNoNumbers) {
   }
 }
 
-// Of rows that int8 holds without loss.
+// The config with values that are exact in int8.
 AttendConfig InInt8(AttendConfig config) {
   config.rounds_to_int8 = true;
   return config;
@@ -152,7 +153,7 @@ const std::vector<AttendConfig> kInt8Float32 = {
     InInt8(Ovq("ovq", 2, 2, 20, 24, kI8, kF32, 48, 300)),
     InInt8(Ovq("ovq_group5", 5, 1, 33, 17, kI8, kF32, 40, 90)),
     InInt8(Ovq("ovq_wide", 1, 1, 300, 272, kI8, kBF16, 64, 70))};
-// Of groups of 16 the probe of a single token is alone in its tile.
+// With groups of 16, the probe of a single token is alone in its tile.
 const std::vector<AttendConfig> kInt8TensorCores = {
     InInt8(Ovq("ovq_group16", 16, 1, 32, 20, kI8, kBF16, 64, 280)),
     InInt8(Ovq("ovq", 2, 2, 64, 48, kI8, kBF16, 48, 330)),

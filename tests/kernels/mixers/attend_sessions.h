@@ -1,4 +1,4 @@
-// Sessions of random tokens that go through attention on CUDA, split as a test likes.
+// Sessions of random tokens that run through attention on CUDA in batches of any split.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace ovq::test {
 
 using cuda::Split;
 
-inline constexpr float kBeta = 6;  // of the queries: |q| = beta, |k| = 1
+inline constexpr float kBeta = 6;  // norm of queries: |q| = beta, |k| = 1
 
 struct AttendConfig {
   std::string name;
@@ -34,7 +34,7 @@ struct AttendConfig {
   int window = 0;
   bool probe = false;
   int closed_from = 1 << 30;    // dictionary slots from here on have a bias of -infinity
-  bool rounds_to_int8 = false;  // keys and values are such as int8 rows hold without loss
+  bool rounds_to_int8 = false;  // keys and values are exact in int8
 
   int value_stride() const { return ValueStride(value_head_dim); }
   int64_t key_bytes() const { return static_cast<int64_t>(BlockBytes(dtype, head_dim)); }
@@ -44,19 +44,19 @@ struct AttendConfig {
     return by_chunk ? CentroidsAt(t / wave_span * wave_span, n_slots) : n_slots;
   }
   int64_t origin(int64_t t) const { return from_span ? t / wave_span * wave_span : 0; }
-  // The oldest recent token that a query at t meets.
+  // The oldest recent token that a query at t attends to.
   int64_t oldest(int64_t t) const {
     return window > 0 ? std::max<int64_t>(0, t - window + 1) : origin(t);
   }
   bool tensor_cores() const { return dtype != DType::kF32 && compute_dtype == DType::kBF16; }
 };
 
-// What models with states of this type compute in here.
+// The compute dtype of models with states of this type.
 inline DType ComputeFor(DType state) { return state == DType::kI8 ? DType::kBF16 : state; }
 
 inline void PrintTo(const AttendConfig& config, std::ostream* out) { *out << config.name; }
 
-// A key or a value, if the config asks for it.
+// Rounds a key or a value to int8 values if the config asks for it.
 inline void RoundRowFor(const AttendConfig& config, float* row, int n) {
   if (!config.rounds_to_int8) return;
   std::vector<Int8> rounded(static_cast<size_t>(n));
@@ -64,7 +64,8 @@ inline void RoundRowFor(const AttendConfig& config, float* row, int n) {
   for (size_t c = 0; c < rounded.size(); ++c) row[c] = ToFloat(rounded[c]) * scale;
 }
 
-// What a token brings: [n_heads + n_kv_heads][head_dim], [n_kv_heads][value_head_dim].
+// A token's queries, keys and values: [n_heads + n_kv_heads][head_dim],
+// [n_kv_heads][value_head_dim].
 inline std::vector<float> TokenRow(const AttendConfig& config, int session, int64_t t) {
   const auto vectors = static_cast<size_t>(config.n_heads + config.n_kv_heads);
   const auto d = static_cast<size_t>(config.head_dim);
@@ -96,10 +97,10 @@ class Sessions {
   struct Session {
     int64_t start;
     int n_tokens;
-    std::vector<std::byte> host;  // as it should be: every token stored as it comes
+    std::vector<std::byte> host;  // expected bytes: every token stored when it comes
     Buffer device;
     int done = 0;
-    std::vector<float> out;  // of the tokens done
+    std::vector<float> out;  // outputs of the processed tokens
   };
 
   // No session without a ring or a span goes beyond `end`.
@@ -125,7 +126,7 @@ class Sessions {
     for (Session& session : sessions_) fn(session.host.data());
   }
 
-  // Feeds everybody's tokens, `batch_tokens` of each session at a time, with padding if it is 1.
+  // Runs the tokens of all sessions, `batch_tokens` of each at a time, with padding if it is 1.
   void Run(int batch_tokens, Split split) {
     for (Session& session : sessions_) {
       if (session.device.bytes() == 0) {
@@ -136,7 +137,7 @@ class Sessions {
     }
   }
 
-  // Everybody as before the first token.
+  // Resets all sessions to before their first token.
   void Restart() {
     for (Session& session : sessions_) {
       session.done = 0;
@@ -207,7 +208,7 @@ class Sessions {
     bytes_ = best + 2 * heads * span * 4;
   }
 
-  // Finite everywhere, as old contents of a slot are; keys of a length about 1, and below 2.
+  // Fills with finite noise, like old contents of a slot; keys of a length about 1, and below 2.
   void FillNoise(std::vector<std::byte>& bytes, const std::vector<float>& noise) const {
     const size_t element = DTypeBytes(config_.dtype);
     const float scale = 1 / std::sqrt(static_cast<float>(config_.head_dim));
@@ -236,7 +237,7 @@ class Sessions {
     }
   }
 
-  // Row by row, the same whatever type they are stored in.
+  // Row by row, with the same values in every storage type.
   void FillRows(std::vector<std::byte>& bytes, const std::vector<float>& noise, float scale) const {
     size_t at = 0;
     const auto next = [&](int n) {
@@ -280,7 +281,7 @@ class Sessions {
     }
   }
 
-  // The next rows of all sessions. owner: whose they are, list().size() for padding.
+  // The next tokens of all sessions. owner: index of the session, list().size() for padding.
   struct Batch {
     std::vector<int32_t> token_begin = {0}, caps;
     std::vector<int64_t> start_pos;

@@ -1,4 +1,4 @@
-// Shapes on which every softmax-type mixer is tried.
+// The shapes that every softmax-type mixer is tested with.
 #pragma once
 
 #include <string>
@@ -24,7 +24,7 @@ inline constexpr AttentionCaseShape kAttentionCaseShapes[] = {
     {2, 1, 64, 32, 64, 200, 100, DType::kBF16, DType::kBF16},
 };
 
-// As published models have it: norms of heads with a scale of the score, or of all heads at once,
+// Options of published models: norms of heads with a scale of the score, or of all heads at once,
 // biases, RoPE of some channels or of neighbours, and a gate of the output.
 inline MixerCase Gated(MixerCase c, bool all_heads) {
   c.name += all_heads ? "rms_all_heads" : "gated";
@@ -59,7 +59,7 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
                    .compute_dtype = s.compute_dtype};
     finish(s, c);
     cases.push_back(c);
-    // Once more with all that may come between projections and attention (AttentionInput).
+    // Once more with everything that AttentionInput allows.
     if (&s == &kAttentionCaseShapes[2] || &s == &kAttentionCaseShapes[4]) {
       cases.push_back(Gated(c, /*all_heads=*/s.head_dim > 20));
     }
@@ -77,7 +77,7 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
   return cases;
 }
 
-// Each once more with int8 rows, in float32 where it was float32.
+// Adds each case with int8 state, and float32 compute where it was float32.
 inline std::vector<MixerCase> AlsoInInt8(std::vector<MixerCase> cases) {
   const size_t n = cases.size();
   for (size_t i = 0; i < n; ++i) {

@@ -98,7 +98,7 @@ TEST(Int8Rows, StochasticRoundingKeepsWhatIsExactAndIsUnbiased) {
   }
 }
 
-// A mean that is rounded to nearest stops where a batch is less than half a unit.
+// A mean rounded to nearest stops moving once a batch is below half a unit.
 TEST(Int8Rows, RunningMeansDoNotStall) {
   constexpr int kKeys = 20000, kChannels = 16;
   std::vector<Int8> nearest(kChannels), stochastic(kChannels);

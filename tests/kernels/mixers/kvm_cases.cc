@@ -3,7 +3,7 @@
 namespace ovq::test {
 namespace {
 
-// The budgets in turn; of the flags, one more or less each time.
+// All budgets in turn, with one flag more or less each time.
 const MixerCases kKvm([] {
   int number = 0;
   return AttentionCases("kvm_attention", [&](const AttentionCaseShape& s, MixerCase& c) {
@@ -12,7 +12,7 @@ const MixerCases kKvm([] {
     absl::StrAppend(&c.name, "W", s.chunk_len, "n", s.slots, kBudgets[i % 3]);
     c.model["num_key_value_heads"] = s.n_heads;
     c.slot_cap = s.slots;
-    // Such a window that a test has several chunks leave it.
+    // A window short enough that several chunks leave it.
     c.section = {{"chunk_len", s.chunk_len},
                  {"n_bswa_chunks", s.chunk_len > 64 ? 1 : 3 - i % 2},
                  {"state_budget_mode", kBudgets[i % 3]},

@@ -1,4 +1,4 @@
-// Key-Value Means: the law of its rows, its errors, and what the contract's cases leave out.
+// Key-Value Means: the law of its rows, its errors, and cases beyond the contract test's.
 #include "kernels/mixers/kvm/kvm.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ KvmLaw Law(KvmBudget budget, int64_t chunk_len = 256) {
           .max_chunks = 10000};
 }
 
-// As the reference code grows its rows: from chunk to chunk, by a chunk's tokens at most.
+// The published code's growth: from chunk to chunk, by at most a chunk's tokens.
 int64_t GrownSlots(const KvmLaw& law, int64_t chunks) {
   if (chunks < law.window_chunks) return 0;
   int64_t rows = law.chunk_len;
@@ -124,7 +124,7 @@ MixerCase SmallCase() {
           .output_terms = 32};
 }
 
-// What is wrong with the section, or with the weights.
+// The error of a case with a wrong section or wrong weights.
 std::string ErrorText(const MixerCase& c, float weight = 1) {
   const auto context = MakeContext(Device::kCpu);
   Attrs model, section("kvm.");

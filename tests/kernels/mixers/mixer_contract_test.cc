@@ -49,7 +49,7 @@ class MixerContract : public MixerCaseTest {
     }
     return cuts;
   }
-  // What the tokens overwrite, from `before` into `state`; how many bytes that is.
+  // Restores UndoExtents of the tokens in `state` from `before`; returns the number of bytes.
   static size_t PutBack(const MixerInstance& instance, const TokenRange& tokens,
                         const std::vector<std::byte>& before, std::vector<std::byte>& state) {
     size_t named = 0;
@@ -173,8 +173,7 @@ TEST_P(MixerContract, RunsFarBeyondTwoToTheForty) {
   EXPECT_TRUE(SameBytes(whole.bytes(), split.bytes()));
 }
 
-// Tokens change no byte that UndoExtents does not name, so that who keeps those can undo the
-// tokens.
+// Tokens change no byte that UndoExtents does not name, so restoring those bytes undoes the tokens.
 TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
   MixerInstance instance = Make();
   // Without a span every token may rewrite the whole state.
@@ -199,8 +198,8 @@ TEST_P(MixerContract, OverwritesNamesEveryByteThatChanges) {
   EXPECT_TRUE(partial || !has_span) << "a span is promised, yet every record is the whole state";
 }
 
-// Of tokens that write apart the last ones are undone alone: the state is that of the others. Every
-// mixer that has spans and no token shift has such tokens.
+// With CanUndoSuffix the last tokens are undone alone: the state is that of the others. Every mixer
+// with spans and without token shift has such tokens.
 TEST_P(MixerContract, TokensThatWriteApartAreUndoneOneByOne) {
   MixerInstance instance = Make();
   const int64_t span = instance.mixer().state().span;

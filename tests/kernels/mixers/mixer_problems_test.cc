@@ -1,4 +1,4 @@
-// What mixers say of fields and weights that are wrong: all of it, and nothing else.
+// The errors of mixers for wrong fields and weights: all of them, and nothing else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ TEST(MixerProblems, TheStateReadsEveryField) {
   }
 }
 
-// Neither does a wrong value make others look wrong, nor does it keep others from being read.
+// A wrong value neither makes other fields look wrong nor keeps them from being read.
 TEST(MixerProblems, AWrongFieldIsOneProblem) {
   const Attrs::Value wrong = std::vector<std::string>{"x"};
   for (const MixerCase& c : MixerCases::All()) {
@@ -57,7 +57,7 @@ TEST(MixerProblems, AWrongFieldIsOneProblem) {
         const bool in_model = part == &c.model;
         (in_model ? fields.model : fields.section).Set(name, wrong);
         const std::vector<absl::Status> problems = SplitProblems(fields.Read());
-        if (problems.empty()) continue;  // a field that may stand there and says nothing
+        if (problems.empty()) continue;  // an accepted field without effect
         ASSERT_EQ(problems.size(), 1u) << c.type << " " << c.name << ": " << name;
         EXPECT_THAT(std::string(problems[0].message()),
                     testing::StartsWith((in_model ? "" : "section.") + name + ": expected"));

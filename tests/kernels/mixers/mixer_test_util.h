@@ -20,12 +20,12 @@ namespace ovq::test {
 
 inline constexpr int kModelDim = 48;
 
-// How a layer is tried: its fields of config.json, and what its weights are drawn from.
+// A layer under test: its fields of config.json and the distribution of its weights.
 struct MixerCase {
   std::string type;  // in layer_types
   std::string name;
   std::map<std::string, Attrs::Value> model, section;  // fields of config.json
-  // Mean and deviation of the weights by leaf; of those that are not named, 0 and 0.15.
+  // Mean and standard deviation of the weights by leaf; 0 and 0.15 for leaves not named.
   std::map<std::string, std::pair<float, float>> weights;
   int64_t slot_cap = 0;
   std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
@@ -47,12 +47,12 @@ class MixerCaseTest : public testing::TestWithParam<MixerParam> {
   static const MixerCase& GetParam() { return *WithParamInterface::GetParam().mixer_case; }
 };
 
-// The cases of the contract test: a mixer's file of cases adds them by defining one of these.
+// The cases of the contract test. A mixer's file of cases registers them by defining one of these.
 class MixerCases {
  public:
   explicit MixerCases(std::vector<MixerCase> cases);
   static const std::vector<MixerCase>& All();
-  // Each on every device.
+  // Every case on every device.
   static std::vector<MixerParam> OnDevices();
 };
 std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info);
@@ -125,9 +125,9 @@ class MixerInstance {
     std::vector<float> x;  // [n][kModelDim]
     int64_t count() const { return static_cast<int64_t>(x.size()) / kModelDim; }
   };
-  // One batch over the rows of several sessions; y of all rows, the residual starting at zero.
+  // Runs one batch of tokens of several sessions; returns y of all tokens, from a zero residual.
   std::vector<float> RunBatch(const std::vector<Rows>& sequences);
-  // All rows through one session, cut at the given positions.
+  // Runs all tokens through one session in batches cut at the given positions.
   std::vector<float> Run(MixerSession& session, const std::vector<float>& x,
                          std::vector<int64_t> cuts, int64_t start = 0);
 

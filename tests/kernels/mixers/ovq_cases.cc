@@ -11,8 +11,8 @@ const MixerCases kOvq(AlsoInInt8(AttentionCases("ovq_attention", [](const Attent
   if (s.n_heads == 4) c.slot_shares = {0.25, 1.75};
 })));
 
-// Flags by their first letters: normalize_centroids, min_state_size, counts_for_rates_only,
-// delta_rule.
+// A case with flags given by their first letters: normalize_centroids, min_state_size,
+// counts_for_rates_only, delta_rule.
 MixerCase Variant(const std::string& flags, int64_t chunk_len, int64_t slots, DType dtype,
                   const std::string& qk_norm = "unit") {
   const auto has = [&](char flag) { return flags.find(flag) != std::string::npos; };

@@ -97,7 +97,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
   BatchSequences Seqs(const std::vector<Sequence>& sequences, std::vector<std::byte*> states);
 
   OvqHead Head(std::byte* session, int kv_head) const { return {blocks_, session, kv_head}; }
-  // With what a batch brings.
+  // The blocks, with a batch's part filled in.
   AttentionBlocks Blocks(const StagedBatch& staged) const {
     AttentionBlocks blocks = blocks_;
     blocks.live = staged.live[0];
@@ -174,7 +174,7 @@ Sequence OvqUpdate::RandomSequence(int64_t position) {
   return sequence;
 }
 
-// One row each.
+// Sequences of one token each.
 BatchSequences OvqUpdate::Seqs(const std::vector<Sequence>& sequences,
                                std::vector<std::byte*> states) {
   token_begin_ = {0};
@@ -227,7 +227,7 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
   AttendCpu(*context, {Blocks(staged), staged.seqs, rows});
 }
 
-// Only the update; one more sequence is padding.
+// Runs only the update; one more sequence is padding.
 void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
   const auto context = MakeContext(Device::kCuda);
   std::vector<Buffer> memory;

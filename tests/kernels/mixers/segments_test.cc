@@ -46,7 +46,7 @@ struct TileResult {
   std::vector<int32_t> best_slot;
 };
 
-// By the definition, in float64: slots `from` on of a query at `position`.
+// Attention by definition in float64: slots `from` on, for a query at `position`.
 std::vector<double> PlainAttention(const SegmentedMemory& memory, const float* query, int position,
                                    int window) {
   std::vector<double> out(kSegmentValueDim, 0.0);
@@ -150,7 +150,7 @@ TEST(Segments, AreAttentionByDefinition) {
   }
 }
 
-// Of equal keys in several segments the first is the nearest.
+// The first of equal keys in several segments is the nearest.
 TEST(Segments, TiesGoToTheLowestSlot) {
   SegmentedMemory memory(3 * kCpuSegmentBlocks * kBlockSlots, 1);
   for (size_t i = 0; i < memory.keys.size(); ++i) memory.keys[i] = 0.5f;
@@ -159,7 +159,7 @@ TEST(Segments, TiesGoToTheLowestSlot) {
   EXPECT_EQ(tile.result().best_slot, std::vector<int32_t>({0, 0}));
 }
 
-// In parts and in any order, folded in theirs.
+// Segments computed in any order and folded in their own.
 TEST(Segments, InPartsHaveTheSameBits) {
   const SegmentedMemory memory(1900, 4);
   for (const int n_rows : {1, 20}) {
@@ -229,7 +229,7 @@ TEST(Segments, ThreadsThatShareAHeadGiveTheSameBytes) {
   for (const MixerCase& c : LongMemories()) ExpectSameBytes(c, 3, 1300);
 }
 
-// Of three heads two threads compute eleven segments each at a time; here are twelve.
+// Two threads compute eleven segments of each of three heads at a time; here are twelve.
 TEST(Segments, MoreThanAreComputedAtATimeGiveTheSameBytes) {
   MixerCase c = LongMemories().front();
   c.model["num_attention_heads"] = c.model["num_key_value_heads"] = int64_t{3};
@@ -238,7 +238,7 @@ TEST(Segments, MoreThanAreComputedAtATimeGiveTheSameBytes) {
   ExpectSameBytes(c, 2, 5700);
 }
 
-// Whether threads share is a matter of heads and blocks.
+// Sharing depends on the numbers of heads and blocks.
 TEST(Segments, AreSharedWhereHeadsAreTooFew) {
   const auto shares = [](int n_kv_heads, const std::vector<int64_t>& positions, int n_threads) {
     AttentionBlocks blocks;

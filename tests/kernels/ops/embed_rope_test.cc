@@ -238,7 +238,7 @@ TEST_P(RopeDevices, PairsOfNeighboursTurnBackwards) {
                              .norm = HeadNorm::kNone,
                              .rope = &table,
                              .positions = rows.span()});
-    // As in ExtremePositions: four roundings of both elements, and 2^-24 of an angle far away.
+    // See ExtremePositions: four roundings of both elements, and 2^-24 of an angle far away.
     AssertClose(
         data.Read(), expected,
         [&](size_t i) { return 6 * kRoundF32 * (std::abs(before[i]) + std::abs(before[i ^ 1])); },

@@ -1,6 +1,6 @@
-// What published checkpoints have around their attention: RMS norms of heads, scales alone, RoPE of
-// a head's first channels or of neighbours, and gates of the output. Expected values are written
-// out here in double.
+// Options of published checkpoints around attention: RMS norms of heads, scales alone, RoPE of a
+// head's first channels or of neighbours, and gates of the output. Expected values are computed
+// here in double.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -96,7 +96,7 @@ TEST_P(HeadDevices, WithoutANormQueriesAreScaled) {
   AssertSameBits(data.Read(), expected, "one product");
 }
 
-// Of pair i: its two channels.
+// The two channels of pair i.
 struct Turn {
   RopeSpec::Layout layout;
   int dims;

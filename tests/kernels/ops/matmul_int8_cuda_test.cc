@@ -18,10 +18,10 @@ using test::MakeContext;
 using test::MakeView;
 using test::RandomNormal;
 
-// int8 weights, rows as they are: sums of exact products, in float32 in an order of their own. The
-// partial sums of K terms of random signs stay around |x| |q| / sqrt(K), each addition rounds one
-// of them and the roundings walk too: eight deviations of |x| |q| u / sqrt(2), and one rounding of
-// the result by its scale.
+// int8 weights, unrounded rows: sums of exact products in float32, in some order. The partial sums
+// of K terms of random signs stay around |x| |q| / sqrt(K), each addition rounds one of them and
+// the roundings walk too: eight deviations of |x| |q| u / sqrt(2), and one rounding of the result
+// by its scale.
 TEST(CudaInt8, SumsAreThoseOfItsWeights) {
   const std::string why_not = test::WhyNoDevice(Device::kCuda);
   if (!why_not.empty()) GTEST_SKIP() << why_not;

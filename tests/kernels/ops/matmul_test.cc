@@ -344,7 +344,7 @@ TEST_P(SimdProductTest, RowsDoNotDependOnTheirCompany) {
 
 #ifdef WITH_CUDA
 
-// CUDA's own kernels, which Linear takes only where cuBLASLt's products do not pass.
+// This project's CUDA kernels, which Linear uses where cuBLASLt's products fail the test.
 class CudaProductTest : public testing::TestWithParam<DType> {
  protected:
   void SetUp() override {

@@ -37,7 +37,7 @@ std::vector<int64_t> Widths() {
 // itself, its root by half of that; the root, the quotient and two products round once each.
 double NormTolerance(int64_t n) { return (static_cast<double>(n) / 8 + 3 + 5) * kRoundF32; }
 
-// With one thread, too.
+// Runs with one thread, too.
 class NormActTargets : public test::TargetTest {
  protected:
   void SetUp() override {
@@ -455,7 +455,8 @@ TEST_P(NormActTargets, LogSumExpAgreesWithReference) {
   }
 }
 
-// Wherever in a row it is, also among the last ones that fill no vector; other rows are as ever.
+// A number that is not finite, anywhere in a row and also among the last elements that fill no
+// vector; other rows are unaffected.
 TEST_P(NormActTargets, LogSumExpOfWhatIsNotFiniteIsNotANumber) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (const int64_t n : {1, 3, 37, 300}) {

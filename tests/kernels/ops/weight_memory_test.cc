@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// Of this process's memory, what has asked for huge pages.
+// Bytes of this process's memory that have asked for huge pages.
 size_t BytesOnHugePages() {
   std::ifstream maps("/proc/self/smaps");
   size_t kilobytes = 0, all = 0;

@@ -4,10 +4,10 @@
 // them and no slot of a ring is overwritten before the tokens that still see it are done.
 //
 // Bits. A row attends to its blocks in segments of kCudaSegmentBlocks; each segment is an online
-// softmax of its own, (max, sum, acc), and the segments are merged from the first to the last. So a
-// segment may be computed by a thread block of its own (decode: split over the dictionary) or one
-// after another by the same thread block (prefill) with the same result, and a row's bits depend on
-// nothing but the row.
+// softmax of its own, (max, sum, acc), and the segments are merged from the first to the last. A
+// segment may therefore be computed by a thread block of its own (decode: split over the
+// dictionary) or one after another by the same thread block (prefill) with the same result, and a
+// row's bits depend on nothing but the row.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// How a block of slots comes to shared memory for the tensor cores, which read bfloat16.
+// Copies of blocks of slots to shared memory for the tensor cores, which read bfloat16.
 //
-// A block of bfloat16 is copied to where it is read. One of int8 is copied beside that, with its
-// exponents, and widened by the thread that copied it, so that this takes no barrier of its own:
-// the one after which others read covers it. Values are widened times their scale, which is exact;
-// keys are not, as their scale is taken to their scores, of which there are fewer.
+// A bfloat16 block is copied to where it is read. An int8 block is copied beside that, with its
+// exponents, and widened by the thread that copied it, so that this needs no barrier of its own:
+// the barrier after which others read covers it. Values are widened times their scale, which is
+// exact; keys are not, as their scale is applied to their scores, of which there are fewer.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +13,31 @@
 
 namespace ovq::cuda {
 
-// Eight rows of a matrix fall into different banks: rows in shared memory are an odd number of
-// 16-byte chunks apart, and those of the keys, which have eight, have them in an order of their
-// own.
+// Eight rows of a matrix must fall into different banks: rows in shared memory are an odd number of
+// 16-byte chunks apart; those of the keys, which have eight chunks, are stored in a permuted order.
 inline constexpr int kKeyChunks = kBlockSlots / 8;
 __host__ __device__ constexpr int KeyChunk(int row, int chunk) { return chunk ^ row % kKeyChunks; }
 inline constexpr int kBiasChunks = kBlockSlots / 4;
 __host__ __device__ constexpr int RowChunks(int channels) { return channels / 8 + 1; }
-// Of int8: of a channel of the keys, or of the exponents of all slots.
+// 16-byte chunks of an int8 key channel, or of the exponents of all slots.
 inline constexpr int kInt8Chunks = kBlockSlots / 16;
 
-// Keys [head_dim][kKeyChunks], values [64][RowChunks(value_stride)]: in bfloat16.
+// Chunks of keys [head_dim][kKeyChunks] and values [64][RowChunks(value_stride)] in bfloat16.
 __host__ __device__ constexpr int ReadChunks(int head_dim, int value_stride) {
   return head_dim * kKeyChunks + kBlockSlots * RowChunks(value_stride);
 }
-// Of int8, what is copied beside that: bias and the exponents of the keys, keys, values.
+// Chunks copied beside that for int8: bias and the exponents of the keys, keys, values.
 __host__ __device__ constexpr int CopiedChunks(int head_dim, int value_stride) {
   return kBiasChunks + kInt8Chunks + (head_dim + value_stride) * kInt8Chunks;
 }
 
-// Of n_stages blocks that are on their way or at work. T: of keys and values.
+// Chunks of n_stages blocks that are loading or in use. T: type of keys and values.
 template <class T>
 __host__ __device__ constexpr int BlockChunks(int head_dim, int value_stride, int n_stages) {
   const int read = ReadChunks(head_dim, value_stride);
   if constexpr (kHasExponents<T>) {
-    // Exponents of values come with the keys and stay until the values are widened: they take
-    // turns.
+    // Exponents of values arrive with the keys and stay until the values are widened, so there are
+    // two alternating copies.
     return read + 2 * kInt8Chunks + n_stages * CopiedChunks(head_dim, value_stride);
   } else {
     return n_stages * (read + kBiasChunks);
@@ -57,7 +56,7 @@ struct BlockBuffer<Int8> {
   SharedPtr<uint4> copied_values;                   // [64][value_stride / 16]
 };
 
-// Of the i-th block of the tile. chunk: where BlockChunks<T>(.., kStages) of them begin.
+// The buffer of the tile's i-th block. chunk: first of BlockChunks<T>(.., kStages) chunks.
 template <class T, int kStages>
 __device__ inline BlockBuffer<T> BufferAt(const AttendArgs& args, uint32_t chunk, int i) {
   const int head_dim = args.blocks.shape.head_dim;
@@ -82,7 +81,7 @@ __device__ inline BlockBuffer<T> BufferAt(const AttendArgs& args, uint32_t chunk
   }
 }
 
-// fn(row, chunk) for this thread's part of rows of so many chunks.
+// Calls fn(row, chunk) for this thread's share of rows of that many chunks.
 template <class Fn>
 __device__ inline void ForMyChunks(int chunks, Fn&& fn) {
   const int threads = static_cast<int>(blockDim.x);
@@ -108,7 +107,7 @@ __device__ inline void CopyBias(const AttendArgs& args, const BlockView& block,
   }
 }
 
-// Start the copy of what scores need: keys and bias.
+// Starts the copy of the inputs of scores: keys and bias.
 __device__ inline void CopyKeys(const AttendArgs& args, const BlockView& block,
                                 const BlockBuffer<BF16>& buffer) {
   const int n = args.blocks.shape.head_dim * kKeyChunks;
@@ -154,13 +153,13 @@ __device__ inline void CopyValues(const AttendArgs& args, const BlockView& block
   });
 }
 
-// The integer of a byte that counts from -128 up: without its fraction's first bits a float of 2^23
-// is that many units above it.
+// The integer of a byte biased by 128: as the low mantissa bits of 2^23 it is that many units above
+// 2^23.
 __device__ inline float FromBiasedByte(uint32_t byte) {
   constexpr float kZero = 8388608.0f + 128.0f;
   return __uint_as_float(0x4b000000u | byte) - kZero;
 }
-// Four of int8 times scale, as bfloat16.
+// Four int8 values times scale, as bfloat16.
 __device__ inline uint2 Widened(uint32_t word, float scale) {
   const uint32_t biased = word ^ 0x80808080u;
   float x[4];
@@ -168,7 +167,7 @@ __device__ inline uint2 Widened(uint32_t word, float scale) {
   for (int i = 0; i < 4; ++i) x[i] = FromBiasedByte(biased >> (8 * i) & 0xff) * scale;
   return {PackBF16(x[0], x[1]), PackBF16(x[2], x[3])};
 }
-// A chunk of 16 to the chunks at low and high.
+// Widens a chunk of 16 values to the chunks at low and high.
 __device__ inline void WidenChunk(const uint4& from, float scale, SharedPtr<uint4> low,
                                   SharedPtr<uint4> high) {
   uint2 a = Widened(from.x, scale), b = Widened(from.y, scale);
@@ -178,7 +177,8 @@ __device__ inline void WidenChunk(const uint4& from, float scale, SharedPtr<uint
   *high = uint4{a.x, a.y, b.x, b.y};
 }
 
-// What this thread has copied, once that has come. Nobody reads a block of before any more.
+// Widens the keys that this thread has copied, after they arrived. No thread reads the previous
+// block any more.
 __device__ inline void WidenKeys(const AttendArgs&, const BlockBuffer<BF16>&) {}
 __device__ inline void WidenKeys(const AttendArgs& args, const BlockBuffer<Int8>& buffer) {
   const int n = args.blocks.shape.head_dim * kInt8Chunks;
@@ -189,7 +189,8 @@ __device__ inline void WidenKeys(const AttendArgs& args, const BlockBuffer<Int8>
     WidenChunk(copied, 1, to + KeyChunk(row, chunk), to + KeyChunk(row, chunk + 1));
   }
 }
-// After a barrier behind that of the keys, whose copies hold the exponents.
+// Widens the values. Called after a barrier that follows the keys' barrier, since the keys' copies
+// hold the exponents.
 __device__ inline void WidenValues(const AttendArgs&, const BlockBuffer<BF16>&) {}
 __device__ inline void WidenValues(const AttendArgs& args, const BlockBuffer<Int8>& buffer) {
   const int chunks = args.value_stride / 16;
@@ -202,7 +203,8 @@ __device__ inline void WidenValues(const AttendArgs& args, const BlockBuffer<Int
   });
 }
 
-// The plain scores of the slots from `slot` on: an n tile's columns to a lane (attend_mma.cuh).
+// Applies the key scales to the scores of the slots from `slot` on: a lane has an n tile's columns
+// (attend_mma.cuh).
 template <int kTiles>
 __device__ inline void ScaleScores(const BlockBuffer<BF16>&, int, float (&)[kTiles][4]) {}
 template <int kTiles>

@@ -9,9 +9,9 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kStages = 2;
-constexpr int kWeightChunks = kBlockSlots / 8 + 1;  // of a row of weights
+constexpr int kWeightChunks = kBlockSlots / 8 + 1;  // 16-byte chunks of a row of weights
 
-// Chunks of 16 bytes in shared memory, one part after another.
+// Offsets in shared memory, in chunks of 16 bytes.
 struct DecodeLayout {
   int rows;     // [16][RowChunks(head_dim)]
   int weights;  // [16][kWeightChunks] bfloat16
@@ -29,15 +29,15 @@ __host__ __device__ constexpr DecodeLayout MakeDecodeLayout(int head_dim, int va
   return at;
 }
 
-// This warp's share of the output: the pairs of n tiles warp, warp + 4, ...
+// This warp's share of the output: the pairs warp, warp + 4, ... of n tiles.
 template <int kPairs>
 struct Accumulators {
   float acc[2 * kPairs][4];
   float folded[2 * kPairs][4];
 };
 
-// The copies of block i, two groups: keys and bias, values. Groups are closed even when empty, so
-// that they can be counted.
+// Starts the copies of block i in two groups: keys and bias, then values. Groups are closed even
+// when empty, so that they can be counted.
 template <class T>
 __device__ inline void CopyBlock(const AttendArgs& args, const Tile& tile, int i,
                                  const DecodeLayout& at) {
@@ -50,7 +50,7 @@ __device__ inline void CopyBlock(const AttendArgs& args, const Tile& tile, int i
   CommitCopies();
 }
 
-// A segment's end: its part to memory, or into the fold.
+// Ends a segment: writes its part to memory, or folds it.
 template <int kPairs>
 __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, LaneRows& rows,
                                   Accumulators<kPairs>& out) {
@@ -78,7 +78,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, Lane
   }
 }
 
-// The best slots of the tile's probes, from all lanes and warps, to memory.
+// Writes the best slots of the tile's probes, found by all lanes and warps, to memory.
 __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const LaneRows& rows,
                                  SharedPtr<float2> exchange) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -105,8 +105,9 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const
   }
 }
 
-// Weights of a block, which all warps share, and this warp's channels of the output. Between the
-// barrier before it and the next one all warps have put their highest scores into `highest`.
+// Computes the weights of a block, which all warps share, and adds the block to this warp's
+// channels of the output. All warps have written their highest scores to `highest` before the next
+// barrier.
 template <int kPairs>
 __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
                                 SharedPtr<const uint4> values, const float (&scores)[2][4],
@@ -153,15 +154,15 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
   }
 }
 
-// Softmax attention over dictionary and recent blocks for few rows (OVQ paper eq. 15;
-// the keys' nearest centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
-// w_j = 2^((q . k_j + ln count_j) log2 e - max).
-// Precision: bfloat16 products, float32 sums, weights rounded to bfloat16.
-// Launch: 128 threads to a tile of 16 rows and one segment of it (or all segments, if they are not
-// split). The warps share a block: each scores 16 of its 64 slots, then adds up a quarter of the
-// value channels. Two blocks are on their way or at work, so that memory never waits.
-// Bytes: every block of the row's state once, 128 (head_dim + value_stride) + 256 of bias.
-// T: BF16, or Int8, which is half as many bytes and 128 of exponents.
+// Softmax attention over dictionary and recent blocks for few rows (OVQ paper eq. 15); the same
+// pass finds the keys' nearest centroids:
+//   out = sum_j w_j v_j / sum_j w_j,  w_j = 2^((q . k_j + ln count_j) log2 e - max)
+// Precision: bfloat16 products, float32 sums, weights rounded to bfloat16. Launch: 128 threads per
+// tile of 16 rows and segment (or all segments, if they are not split). The warps share a block:
+// each scores 16 of its 64 slots, then sums a quarter of the value channels. Two blocks are loading
+// or in use, so that the kernel never waits for memory. Bytes: every block of the row's state once,
+// 128 (head_dim + value_stride) + 256 of bias. T: BF16, or Int8 with half as many bytes and 128 of
+// exponents.
 template <int kPairs, class T>
 __global__ void __launch_bounds__(kWarps * 32)
     AttendDecodeKernel(const __grid_constant__ AttendArgs args) {
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     const BlockBuffer<T> buffer = BufferAt<T, kStages>(args, at.blocks, i);
     WaitCopies<1>();
     WidenKeys(args, buffer);
-    __syncthreads();  // keys have come; the buffer of the block before is free
+    __syncthreads();  // keys have arrived; the previous block's buffer is free
     CopyBlock<T>(args, tile, i + 1, at);
     float scores[2][4];
     Scores<1>(row_data, RowChunks(head_dim), buffer.keys, warp, head_dim, scores);
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       UpdateBest(scores, warp * 16, block.live, i * kBlockSlots, rows);
     }
     if (tile.n_queries == 0) {
-      if (kHasExponents<T>) __syncthreads();  // keys are free
+      if (kHasExponents<T>) __syncthreads();  // keys may be overwritten
       continue;
     }
     float highest[2];
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     }
     WaitCopies<2>();
     WidenValues(args, buffer);
-    __syncthreads();  // values and every warp's highest scores have come
+    __syncthreads();  // values and every warp's highest scores have arrived
     AddBlock(args, at, buffer.values, scores, rows, out);
     if ((i + 1) % kCudaSegmentBlocks == 0 || i + 1 == tile.n_blocks) {
       EndSegment(args, tile, rows, out);
@@ -237,7 +238,7 @@ DecodeKernelFn DecodeKernel(DType dtype, int value_stride) {
                              : SelectDecodeKernel<BF16>(value_stride);
 }
 
-// While one waits for memory, others compute.
+// Thread blocks per multiprocessor: while one waits for memory, others compute.
 constexpr int kWantedBlocks = 3;
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kWarps = kFmaThreads / 32;
 
-// A row that the warp looks after; the same in all its lanes.
+// The row that a warp processes; equal in all lanes.
 struct WarpRow {
   float max = kLowestScore, sum = 0;
   float folded_max = kLowestScore, folded_sum = 0;
@@ -23,8 +23,8 @@ struct LaneSlots {
   float bias[2], value_scale[2];
 };
 
-// A query's 64 scores to weights, which are left times the scales of their values. The sum of the
-// weights: a lane adds those of its two slots, then lanes 16, 8, 4, 2 and 1 apart.
+// Turns a query's 64 scores into weights times the scales of their values. Returns the sum of the
+// weights: a lane adds those of its two slots, then lanes 16, 8, 4, 2 and 1 apart are added.
 __device__ inline void Softmax(SharedPtr<float> scores, const LaneSlots& slots, int lo, int hi,
                                WarpRow& row, float& scale) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -70,7 +70,8 @@ __device__ inline void Probe(SharedPtr<const float> scores, int live, int first_
   row.best = best;
 }
 
-// Scores of a block -> weights, scale of the output so far, best slots; a row to a warp.
+// Turns scores of a block into weights, updates the scale of the output so far and the best slots;
+// one row per warp.
 template <int kRows>
 __device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int i,
                                   const FmaShared& shared, const LaneSlots& slots,
@@ -92,7 +93,8 @@ __device__ inline void WeighBlock(const AttendArgs& args, const Tile& tile, int 
   }
 }
 
-// One slice of values, slots [slot, slot + n), for all queries; the first one scales the output.
+// Adds one slice of values, slots [slot, slot + n), for all queries; the first slice scales the
+// output.
 template <int kRows, class T>
 __device__ inline void AddSlice(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                 SharedPtr<const T> values, int slot, int n) {
@@ -115,7 +117,8 @@ __device__ inline void AddSlice(const AttendArgs& args, const Tile& tile, const 
   }
 }
 
-// A segment's end: its part to memory, or into the fold. A thread's channels are those of AddSlice.
+// Ends a segment: writes its part to memory, or folds it. A thread's channels are those of
+// AddSlice.
 template <int kRows>
 __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, const FmaShared& shared,
                                   WarpRow (&rows)[kRows / kWarps]) {
@@ -185,14 +188,14 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
   }
 }
 
-// Softmax attention over dictionary and recent blocks (OVQ paper eq. 15; the keys' nearest
-// centroids come from the same pass): out = sum_j w_j v_j / sum_j w_j,
-// w_j = e^(q . k_j + ln count_j - max).
-// Precision: float32; a score is one chain of fused multiply-adds over the channels, as on the CPU,
-// an output channel one over the 64 slots of a block.
-// Launch: 128 threads to a tile of kRows rows and one segment of it (or all segments, if they are
-// not split). Scores: a thread has one slot and half the rows; weights: a warp has a row; outputs:
-// a thread has a channel and half the rows. Bytes: every block of the rows' state once a tile.
+// Softmax attention over dictionary and recent blocks (OVQ paper eq. 15); the same pass finds the
+// keys' nearest centroids:
+//   out = sum_j w_j v_j / sum_j w_j,  w_j = e^(q . k_j + ln count_j - max)
+// Precision: float32; as on the CPU, a score is one chain of fused multiply-adds over the channels,
+// and an output channel is one over the 64 slots of a block. Launch: 128 threads per tile of kRows
+// rows and segment (or all segments, if they are not split). Scores: a thread has one slot and half
+// the rows; weights: a warp has a row; outputs: a thread has a channel and half the rows. Bytes:
+// every block of the rows' state once per tile.
 template <int kRows, class T>
 __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {

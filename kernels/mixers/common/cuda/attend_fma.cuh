@@ -1,5 +1,5 @@
-// Float32 attention's memory: what lies where in shared memory, the stream of slices that blocks
-// come in, and the two inner products over a slice.
+// Shared memory of the float32 kernel: its layout, the stream of slices in which blocks arrive, and
+// the two inner products over a slice.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,14 @@ inline constexpr int kStageBytes = 16 * 1024;
 
 __host__ __device__ constexpr int RoundUp4(int n) { return (n + 3) / 4 * 4; }
 
-// Bytes in shared memory, one part after another; floats but for the stages.
+// Offsets in shared memory, in bytes; parts are floats except for the stages.
 struct FmaLayout {
   int stages;   // [kStages][kStageBytes]
   int rows;     // [n_rows][RoundUp4(head_dim)]
   int weights;  // [n_rows][64] scores, then weights
-  int scale;    // [n_rows] of the output so far; [n_rows] and [n_rows] of the fold
+  int scale;    // [n_rows] of the output so far, then two times [n_rows] for the fold
   int acc;      // [n_rows][value_stride] of this segment
-  int folded;   // [n_rows][value_stride] of the segments done
+  int folded;   // of the finished segments
   int end;
 };
 __host__ __device__ constexpr FmaLayout MakeFmaLayout(int head_dim, int value_stride, int n_rows) {
@@ -44,8 +44,8 @@ __device__ inline float Widen(uint16_t x) {
 }
 __device__ inline float Widen(Int8 x) { return ToFloat(x); }
 
-// What the channels of a slot of a block are times, as they lie there: scores and weights, which
-// are fewer, are multiplied by it instead.
+// The scale of a slot's channels. Scores and weights, which are fewer, are multiplied by it instead
+// of the channels.
 template <class T>
 __device__ inline float KeyScale(const AttendArgs& args, const BlockView& block, int slot) {
   return ScaleAt(reinterpret_cast<const T*>(block.keys), args.blocks.shape.head_dim, slot);
@@ -55,10 +55,11 @@ __device__ inline float ValueScale(const AttendArgs& args, const BlockView& bloc
   return ScaleAt(reinterpret_cast<const T*>(block.values), args.value_stride, slot);
 }
 
-// A block passes through shared memory in slices of at most a stage: first its keys, some channels
-// at a time, then its values, some slots at a time. Whole fours of both, but for the last channels.
+// A block passes through shared memory in slices of at most one stage: first its keys, some
+// channels at a time, then its values, some slots at a time. Both come in whole groups of four,
+// except for the last channels.
 struct Slices {
-  int channels, slots;  // of a slice
+  int channels, slots;  // channels and slots of a slice
   int of_keys, of_values;
 };
 template <class T>
@@ -73,7 +74,7 @@ __device__ inline Slices CountSlices(const AttendArgs& args, bool values_too) {
   return slices;
 }
 
-// The slices of the thread block's blocks, one after another, kStages - 1 of them on their way.
+// The slices of the thread block's blocks, one after another; kStages - 1 of them are loading.
 template <class T>
 class SliceStream {
  public:
@@ -82,7 +83,7 @@ class SliceStream {
     for (int i = 0; i < kStages - 1; ++i) CopyNext();
   }
 
-  // The next slice, once all threads have done with the one before.
+  // Returns the next slice after all threads have finished with the previous one.
   __device__ SharedPtr<const T> Next() {
     WaitCopies<kStages - 2>();
     __syncthreads();

@@ -2,9 +2,10 @@
 // the same in both: which products are summed in which order for a score, a weight and an output.
 //
 // A warp works on 16 rows. Lane (g, t) = (lane / 4, lane % 4) holds the rows g and g + 8 (h = 0, 1)
-// and of an n tile of 8 slots or channels the columns 2t and 2t + 1. This rests on one assumption,
-// which the tests on a GPU check: an element of a product depends on its row of A and its column of
-// B alone, not on where in the 16 x 8 tile they stand, nor on the other rows and columns.
+// and, of an n tile of 8 slots or channels, the columns 2t and 2t + 1. This rests on one
+// assumption, which the tests on a GPU check: an element of a product depends on its row of A and
+// its column of B alone, not on where in the 16 x 8 tile they stand, nor on the other rows and
+// columns.
 //
 // Scores and the running maximum are in units of ln 2: (q . k + bias) log2 e, so that a weight is
 // one exp2. Weights are rounded to bfloat16; their sum is a product with ones, which adds the
@@ -22,8 +23,8 @@ inline constexpr int kSlotPairs = kBlockSlots / 16;  // pairs of n tiles in a bl
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr uint32_t kOnes = 0x3f803f80u;  // two bfloat16
 
-// The tile's rows in bfloat16 to shared memory, n_rows of them [RowChunks(head_dim)] chunks apart;
-// rows beyond the tile's are zero.
+// Loads the tile's rows as bfloat16 to shared memory, n_rows of them [RowChunks(head_dim)] chunks
+// apart; rows beyond the tile's are zero.
 __device__ inline void LoadRows(const AttendArgs& args, const Tile& tile, int n_rows,
                                 SharedPtr<uint4> to) {
   const int pairs = args.blocks.shape.head_dim / 2;
@@ -70,8 +71,8 @@ __device__ inline void Scores(SharedPtr<const uint4> rows, int stride, SharedPtr
 struct LaneRows {
   int slot[2];   // of the row's token, in the tile's own block
   float max[2];  // of the segment so far
-  float sum[4];  // as an n tile; all columns are equal
-  Best best[2];  // of this lane's columns
+  float sum[4];  // an n tile with equal columns
+  Best best[2];  // among this lane's columns
   float folded_max[2], folded_sum[2];
 };
 __device__ inline LaneRows FirstRows(const AttendArgs& args, const Tile& tile, int first_row) {
@@ -88,8 +89,8 @@ __device__ inline LaneRows FirstRows(const AttendArgs& args, const Tile& tile, i
   return rows;
 }
 
-// Takes in the plain scores of a dictionary block whose first slot is first_slot; the scores are
-// those of the slots from `slot` on.
+// Updates the best slots with the unbiased scores of a dictionary block whose first slot is
+// first_slot; the scores are those of the slots from `slot` on.
 template <int kTiles>
 __device__ inline void UpdateBest(const float (&scores)[kTiles][4], int slot, int live,
                                   int first_slot, LaneRows& rows) {
@@ -106,14 +107,15 @@ __device__ inline void UpdateBest(const float (&scores)[kTiles][4], int slot, in
   }
 }
 
-// Where scores come from: slots of a block from `slot` on.
+// The origin of scores: slots of a block from `slot` on.
 struct ScoredSlots {
   BlockView block;
   SharedPtr<const uint4> bias;  // [64] float
   int slot;
 };
 
-// Adds the bias, changes the unit, closes slots; returns the rows' highest score in highest.
+// Adds the bias, changes the unit to ln 2, closes slots; returns the rows' highest score in
+// `highest`.
 template <int kTiles>
 __device__ inline void MaskScores(const ScoredSlots& slots, int32_t window, const LaneRows& rows,
                                   float (&scores)[kTiles][4], float (&highest)[2]) {
@@ -144,7 +146,7 @@ __device__ inline void MaskScores(const ScoredSlots& slots, int32_t window, cons
   }
 }
 
-// Moves the running maximum up to `highest` and scales the running sum; scale is for the output.
+// Raises the running maximum to `highest` and scales the running sum; scale is for the output.
 __device__ inline void RaiseMax(const float (&highest)[2], LaneRows& rows, float (&scale)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -156,7 +158,7 @@ __device__ inline void RaiseMax(const float (&highest)[2], LaneRows& rows, float
   }
 }
 
-// The weights of two neighbouring columns of row g + 8 h.
+// The weights of two adjacent columns of row g + 8 h.
 __device__ inline uint32_t Weights(const float (&scores)[4], int h, float max) {
   return PackBF16(Exp2Approx(scores[2 * h] - max), Exp2Approx(scores[2 * h + 1] - max));
 }
@@ -170,7 +172,7 @@ __device__ inline void AddValues(const uint32_t (&weights)[4], SharedPtr<const u
   MmaBF16(high, weights, b[2], b[3]);
 }
 
-// Ends a segment: starts the rows afresh; factors for what goes into the fold.
+// Ends a segment: resets the rows; returns the factors for the fold.
 __device__ inline void FoldRows(LaneRows& rows, FoldFactors (&factors)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -186,7 +188,7 @@ __device__ inline void FoldTile(const FoldFactors (&factors)[2], const float (&a
   for (int e = 0; e < 4; ++e) folded[e] = FoldValue(factors[e / 2], folded[e], acc[e]);
 }
 
-// Columns 8 n + 2t and the next of the lane's rows, from row first_row of the tile on.
+// Writes columns 8 n + 2t and 8 n + 2t + 1 of the lane's rows, from row first_row of the tile on.
 __device__ inline void WriteOutTile(const AttendArgs& args, const Tile& tile, int first_row, int n,
                                     const float (&folded)[4], const float (&sum)[2]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -7,12 +7,12 @@ namespace {
 
 constexpr int kMaxWarps = 4;
 
-// Chunks of 16 bytes in shared memory, one part after another.
+// Offsets in shared memory, in chunks of 16 bytes.
 struct PrefillLayout {
-  int tile;    // Tile, which would cost too many registers
+  int tile;    // Tile; in registers it would cost too many
   int rows;    // [16 n_warps][RowChunks(head_dim)]
   int block;   // one buffer
-  int folded;  // [n_warps][value_stride / 8][32] float4: every lane its own n tiles
+  int folded;  // [n_warps][value_stride / 8][32] float4: each lane's n tiles
   int end;
 };
 template <class T>
@@ -26,12 +26,12 @@ __host__ __device__ constexpr PrefillLayout MakePrefillLayout(int head_dim, int 
   return at;
 }
 
-// Read where it is needed: kept in registers, a tile would leave too few of them.
+// The tile is read from shared memory where needed: in registers it would leave too few of them.
 __device__ inline Tile SharedTile() { return DynamicShared<const Tile>(0)[0]; }
 
-// What a warp's rows are.
+// The rows of a warp.
 struct WarpRows {
-  int first;  // row of the tile
+  int first;  // first row in the tile
   bool any, queries, probes;
   bool tile_queries;  // some warp has queries
 };
@@ -42,7 +42,7 @@ __device__ inline WarpRows FindWarpRows(const Tile& tile) {
               tile.n_queries<tile.n_rows, tile.n_queries> 0};
 }
 
-// The buffer of the tile's i-th block.
+// The buffer for the tile's i-th block.
 template <class T>
 __device__ inline BlockBuffer<T> BufferAt(const AttendArgs& args, const PrefillLayout& at, int i) {
   return BufferAt<T, 1>(args, at.block, i);
@@ -54,7 +54,7 @@ __device__ inline SharedPtr<float4> FoldedTiles(const AttendArgs& args, const Pr
          (thread / 32 * (args.value_stride / 8) * 32 + thread % 32);
 }
 
-// The first copies, two groups: keys and bias, values.
+// Starts the first copies in two groups: keys and bias, then values.
 template <class T>
 __device__ inline void StartBlock(const AttendArgs& args, const PrefillLayout& at) {
   const Tile tile = SharedTile();
@@ -73,7 +73,7 @@ struct BlockWeights {
   uint32_t weights[kSlotPairs][4];
 };
 
-// all_rows: the tile's.
+// all_rows: the tile's rows.
 template <class T>
 __device__ inline void WeighBlock(const AttendArgs& args, int i, SharedPtr<const uint4> all_rows,
                                   const BlockBuffer<T>& buffer, const WarpRows& warp,
@@ -121,7 +121,7 @@ __device__ inline void AddBlock(const AttendArgs& args, SharedPtr<const uint4> v
   }
 }
 
-// A segment's end: its part to memory, or into the fold.
+// Ends a segment: writes its part to memory, or folds it.
 template <int kPairs>
 __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, int first_row,
                                   SharedPtr<float4> folded_tiles, LaneRows& rows,
@@ -148,7 +148,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, int 
   }
 }
 
-// The best slots of the warp's probes to memory.
+// Writes the best slots of the warp's probes to memory.
 __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, int first_row,
                                  const LaneRows& rows) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -165,14 +165,15 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, int f
   }
 }
 
-// Softmax attention as in the decode kernel, and with its arithmetic, for many rows. A tile of
-// probes alone reads the keys of the dictionary only.
-// Precision: bfloat16 products, float32 sums, weights rounded to bfloat16.
-// Launch: n_warps (1, 2 or 4) warps to a tile of 16 n_warps rows and all its segments, or one of
-// them. A warp holds 16 rows, their scores over a block and the segment's output in registers; the
-// segments done lie folded in shared memory. A block's values travel while its keys are in use, and
-// the next block's keys while its values are.
-// Bytes: every block of the rows' state once a tile.
+// Softmax attention for many rows, with the arithmetic of the decode kernel. A tile of probes only
+// reads the keys of the dictionary. Precision: bfloat16 products, float32 sums, weights rounded to
+// bfloat16.
+//
+// Launch: n_warps (1, 2 or 4) warps per tile of 16 n_warps rows and all its segments, or one of
+// them. A warp holds 16 rows, their scores over a block and the segment's output in registers;
+// finished segments are folded in shared memory. A block's values load while its keys are in use,
+// and the next block's keys while its values are. Bytes: every block of the rows' state once per
+// tile.
 template <int kPairs, class T>
 __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
                                                   : kPairs == 8 ? 2
@@ -205,22 +206,22 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kPairs == 4   ? 3
     BlockWeights weights;
     WaitCopies<1>();
     WidenKeys(args, buffer);
-    __syncthreads();  // keys have come
+    __syncthreads();  // keys have arrived
     if (warp.any) WeighBlock(args, i, all_rows, buffer, warp, rows, weights);
-    __syncthreads();  // keys are free
+    __syncthreads();  // keys may be overwritten
     if (i + 1 < end_block) CopyKeys(args, BlockAt(args, SharedTile(), i + 1), next);
     CommitCopies();
     if (warp.tile_queries) {
       WaitCopies<1>();
       WidenValues(args, buffer);
-      __syncthreads();  // values have come
+      __syncthreads();  // values have arrived
       if (warp.queries) {
         AddBlock<kPairs>(args, buffer.values, weights, rows, acc);
         if ((i + 1) % kCudaSegmentBlocks == 0 || i + 1 == SharedTile().n_blocks) {
           EndSegment<kPairs>(args, SharedTile(), warp.first, folded_tiles, rows, acc);
         }
       }
-      __syncthreads();  // values are free
+      __syncthreads();  // values may be overwritten
       if (i + 1 < end_block) CopyValues(args, BlockAt(args, SharedTile(), i + 1), next);
     }
     CommitCopies();

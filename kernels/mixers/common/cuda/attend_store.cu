@@ -9,14 +9,14 @@ namespace ovq::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kChannels = 8;  // of a thread's share of a key: 32 bytes, a sector of memory
+constexpr int kChannels = 8;  // channels in a thread's share of a key: 32 bytes, a memory sector
 
 struct StoreArgs {
   AttentionBlocks blocks;
   DeviceSequences seqs;
   AttentionTensors rows;
   int32_t wave;
-  int32_t recent_blocks;  // that a sequence's rows may lie in
+  int32_t recent_blocks;  // recent blocks that a sequence's tokens may lie in
 };
 
 __device__ inline void Put(float x, float* to) { *to = x; }
@@ -26,7 +26,7 @@ __device__ inline void Put(float x, uint16_t* to) {
 
 // Tokens of one head that go to slots [slot, slot + n) of one block.
 struct StoreTile {
-  const float* keys;  // of the first token; tokens are `stride` floats apart
+  const float* keys;  // keys of the first token; tokens are `stride` floats apart
   const float* values;
   int64_t stride;
   int32_t slot, n;
@@ -54,9 +54,10 @@ __device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T*
   }
 }
 
-// A row of int8 is shared by lanes of a warp, which find its largest channel first: by all where
-// there are few rows, else by four, so that neighbours write neighbouring slots of a key. factor,
-// and where channels of the first row go, and how far apart slots and channels are.
+// The destination of int8 rows: the first row's channels, the exponents, and the strides of slots
+// and channels. Lanes of a warp share a row, times `factor`, and first find its largest channel:
+// all 32 lanes where there are few rows, else four, so that adjacent lanes write adjacent slots of
+// a key.
 struct Int8Place {
   Int8* to;
   uint8_t* exponents;
@@ -105,12 +106,12 @@ __device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, In
             {to + tile.slot * value_stride, exponents + tile.slot, value_stride, 1});
 }
 
-// Keys (transposed) and values of a wave's rows to their recent slots, rounded to nearest even;
-// what pads the values stays as it is.
-// Launch: 128 threads to the tokens of one key/value head that lie in one block; grid x: block
-// fastest, then key/value head, sequence. Neighbouring threads have neighbouring tokens of a key, a
-// sector each to read and neighbours to write, and neighbouring channels of a value.
-// Bytes: reads 4 (head_dim + value_head_dim) a row and head, writes as many elements of the state.
+// Stores keys (transposed) and values of a wave's tokens to their recent slots, rounded to nearest
+// even; the padding of values is not touched. Launch: 128 threads per stretch of tokens of one
+// key/value head that lie in one block; grid x: block fastest, then key/value head, sequence. For
+// keys, adjacent threads have adjacent tokens: each reads a sector and they write adjacent slots.
+// For values they have adjacent channels. Bytes: reads 4 (head_dim + value_head_dim) per token and
+// head, writes as many elements of the state.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     StoreRecentKernel(const __grid_constant__ StoreArgs args) {

@@ -1,5 +1,5 @@
-// What the attention kernels share: which rows a thread block works on, which blocks of slots these
-// rows meet, and how the parts of a row's softmax are put together.
+// Shared by the attention kernels: the rows that a thread block works on, the blocks of slots that
+// these rows read, and the merge of the parts of a row's softmax.
 //
 // A tile holds rows of one key/value head of one sequence whose tokens lie in one recent block, so
 // that all of them meet the same blocks. Its rows are a stretch of this list: the queries of the
@@ -16,24 +16,24 @@
 namespace ovq::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xffffffffu;
-// Below any score of finite inputs, and still finite: a running maximum starts here.
+// Below any score of finite inputs, and finite: the initial running maximum.
 inline constexpr float kLowestScore = -3.0e38f;
-// A part of a row's softmax: maximum, sum, two unused, then the accumulator. Of a probe: score,
-// slot.
+// The header of a part of a row's softmax: maximum, sum, two unused; the accumulator follows. For a
+// probe: score, slot.
 inline constexpr int kPartialHeader = 4;
 
-// One launch.
+// The arguments of one launch.
 struct AttendArgs {
   AttentionBlocks blocks;
   DeviceSequences seqs = {};
   AttentionTensors rows = {};
   int32_t wave = 0;
   int32_t value_stride = 0;
-  // Sequences with fewer or more rows in this wave belong to another launch.
+  // Sequences with fewer or more tokens in this wave belong to another launch.
   int32_t min_tokens = 0, max_tokens = 0;
   int32_t block_tiles = 0;  // tiles that the tokens of one recent block may fill
   int32_t tiles = 0;        // that a sequence may fill for one key/value head
-  int32_t segments = 0;     // thread blocks to a tile, one a segment; 0: one for all segments
+  int32_t segments = 0;     // thread blocks per tile, one per segment; 0: one for all segments
   int32_t partial_rows = 0;
   // Parts of softmax rows: [n_seqs][n_kv_heads][tiles][segments][partial_rows][header,
   // value_stride].
@@ -46,24 +46,24 @@ struct AttendArgs {
   }
 };
 
-// One thread block's work. Grid x: segment fastest, then tile, key/value head, sequence.
+// The work of one thread block. Grid x: segment fastest, then tile, key/value head, sequence.
 struct Tile {
   std::byte* state;
   int32_t sequence, head;
   int32_t index;         // of (sequence, head, tile)
   int32_t row;           // of the first token
   int32_t slot;          // of the first token, in the recent block
-  int64_t element;       // of the first token: its place in its span
+  int64_t element;       // index of the first token in its span
   int32_t n_tokens;      // in this recent block
-  int32_t first;         // place of the tile's first row in the list
+  int32_t first;         // index of the tile's first row in the list
   int32_t n_rows;        // of the tile
-  int32_t n_queries;     // the first of them
+  int32_t n_queries;     // queries, which come first
   int32_t live;          // dictionary slots
-  int32_t n_dictionary;  // blocks met: of the dictionary, then recent ones up to own_block
+  int32_t n_dictionary;  // dictionary blocks read; recent ones up to own_block follow
   int32_t n_blocks;
   int64_t own_block;
   int32_t n_segments;
-  int32_t begin_block, end_block;  // this thread block's part of [0, n_blocks)
+  int32_t begin_block, end_block;  // this thread block's range of [0, n_blocks)
 
   __device__ int token(const AttendArgs& args, int r) const {
     const int at = first + r, queries = n_tokens * args.blocks.shape.group();
@@ -75,7 +75,7 @@ __device__ inline int32_t Smaller(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
 }
 
-// The blocks that the tile's rows meet, and this thread block's share of them.
+// Finds the blocks that the tile's rows read, and this thread block's share of them.
 __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& tile) {
   tile.n_dictionary = static_cast<int32_t>(NumBlocks(tile.live));
   tile.n_blocks = tile.n_dictionary;
@@ -92,7 +92,7 @@ __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& til
                        : Smaller(tile.n_blocks, tile.begin_block + kCudaSegmentBlocks);
 }
 
-// False: nothing to do for this thread block.
+// False: this thread block has nothing to do.
 __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile& tile) {
   const AttentionBlocks& blocks = args.blocks;
   const uint32_t segments = args.segments == 0 ? 1 : args.segments;
@@ -133,12 +133,12 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   return segment < static_cast<uint32_t>(tile.n_segments);
 }
 
-// A block of 64 slots, as KvBlock of block_attention.h; `begin` counts from the tile's own block.
+// A block of 64 slots, like KvBlock of block_attention.h; `begin` counts from the tile's own block.
 struct BlockView {
   const std::byte* keys;    // [head_dim][64]
   const std::byte* values;  // [64][value_stride]
   const float* bias;        // [64] or null
-  int32_t live;             // of a dictionary block; else -1
+  int32_t live;             // live slots of a dictionary block; else -1
   int32_t begin;
 };
 
@@ -147,7 +147,7 @@ __device__ inline T* BlockPointer(const BlockPlaces& places, const Tile& tile, i
   return places.At<T>(tile.state, tile.sequence, tile.head, block);
 }
 
-// The i-th block that the tile's rows meet.
+// The i-th block that the tile's rows read.
 __device__ inline BlockView BlockAt(const AttendArgs& args, const Tile& tile, int i) {
   const AttentionBlocks& blocks = args.blocks;
   if (i < tile.n_dictionary) {
@@ -174,8 +174,8 @@ __device__ inline void OpenSlots(const BlockView& block, int32_t window, int slo
   if (window > 0 && at - window + 1 > 0) lo = at - window + 1;
 }
 
-// The better of two candidates for the nearest slot; ties to the lower slot. A score that is no
-// number has never become a candidate.
+// The better of two candidates for the nearest slot; ties to the lower slot. A NaN score never
+// becomes a candidate.
 struct Best {
   float score;
   int32_t slot;
@@ -189,14 +189,14 @@ __device__ inline Best BetterSlotOfLanes(Best best, int lane_mask) {
                            __shfl_xor_sync(kWholeWarp, best.slot, lane_mask)});
 }
 
-// Row r of the tile, a probe: where its key's best slot is kept.
+// Stores the best slot of row r of the tile, a probe.
 __device__ inline void WriteBest(const AttendArgs& args, const Tile& tile, int r, Best best) {
   const int64_t element = tile.element + tile.token(args, r);
   *args.blocks.best_score.At<float>(tile.state, tile.head, element) = best.score;
   *args.blocks.best_slot.At<int32_t>(tile.state, tile.head, element) = best.slot;
 }
 
-// Row r of the tile: its query or key [head_dim].
+// The query or key [head_dim] of row r of the tile.
 __device__ inline const float* RowData(const AttendArgs& args, const Tile& tile, int r) {
   const AttentionShape& shape = args.blocks.shape;
   const int64_t row = (tile.row + tile.token(args, r)) * args.rows.stride;
@@ -205,7 +205,7 @@ __device__ inline const float* RowData(const AttendArgs& args, const Tile& tile,
   return args.rows.q + row + static_cast<int64_t>(head) * shape.head_dim;
 }
 
-// Row r of the tile, a query: channel c of rows.out, if there is such a channel.
+// Writes channel c of rows.out for row r of the tile, a query, if there is such a channel.
 __device__ inline void WriteOut(const AttendArgs& args, const Tile& tile, int r, int c,
                                 float value) {
   const AttentionShape& shape = args.blocks.shape;
@@ -233,7 +233,7 @@ __device__ inline float Exponential(float x) {
 // Merges a later segment (max, sum) into the earlier ones:
 //   M' = max(M, m), L' = L exp(M - M') + l exp(m - M'), and A' = A keep + a add alike.
 // A segment without an open slot (m = kLowestScore, l = a = 0) changes nothing; the first one with
-// an open slot is taken over as it is, since the rest is kLowestScore, 0, 0 before it.
+// an open slot is kept as it is, since M, L and A are kLowestScore, 0 and 0 before it.
 struct FoldFactors {
   float keep, add;
 };
@@ -281,8 +281,8 @@ __device__ inline bool IsLastOfTile(const AttendArgs& args, const Tile& tile) {
   return __syncthreads_or(last) != 0;
 }
 
-// The parts of a tile's softmax, from the first to the last segment, to the output. Volatile: other
-// multiprocessors wrote them.
+// Merges the parts of a tile's softmax, from the first to the last segment, into the output.
+// Volatile: other multiprocessors wrote them.
 template <bool kBase2>
 __device__ inline void FoldPartials(const AttendArgs& args, const Tile& tile) {
   const int value_head_dim = args.blocks.shape.value_head_dim;

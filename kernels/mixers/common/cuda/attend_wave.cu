@@ -1,5 +1,5 @@
-// Which kernels a wave's rows go to, and in what grids: few rows of a sequence to one kernel, many
-// to another; float32 or tensor cores.
+// AttendWave: chooses the kernels and grids for a wave. Sequences with few tokens go to one kernel,
+// those with many to another; float32 or tensor cores.
 #include <algorithm>
 #include <limits>
 
@@ -21,11 +21,11 @@ constexpr int kPrefillWarps = 4;
 constexpr int32_t kNoLimit = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPartialBytes = size_t{256} << 20;
 
-// Sequences that have min_tokens to max_tokens rows in a wave.
+// The sequences that have min_tokens to max_tokens tokens in a wave.
 struct WaveBounds {
   int64_t sequences = 0;
-  int32_t tokens = 0;         // of one sequence, at most
-  int32_t recent_blocks = 0;  // that the tokens of one sequence lie in, at most
+  int32_t tokens = 0;         // most tokens of one sequence
+  int32_t recent_blocks = 0;  // most recent blocks of one sequence's tokens
 };
 
 WaveBounds FindWaveBounds(const AttentionBlocks& blocks, const BatchSequences& seqs, int wave,
@@ -50,7 +50,7 @@ WaveBounds FindWaveBounds(const AttentionBlocks& blocks, const BatchSequences& s
   return bounds;
 }
 
-// The most segments that a row of this batch meets.
+// The most segments that any token of this batch attends to.
 int64_t MostSegments(const AttentionBlocks& blocks, const BatchSequences& seqs) {
   const int64_t met = MostBlocks(blocks, seqs);
   return std::max<int64_t>(1, (met + kCudaSegmentBlocks - 1) / kCudaSegmentBlocks);
@@ -60,13 +60,13 @@ int64_t MostSegments(const AttentionBlocks& blocks, const BatchSequences& seqs) 
 struct Choice {
   bool tensor_cores;
   int small_rows, large_rows;  // of a tile
-  int32_t small_tokens;        // at most; 0: the second kernel does all
+  int32_t small_tokens;        // most tokens for the first kernel; 0: the second does all
 };
 
 Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared) {
   const int d = blocks.shape.head_dim, per_token = blocks.shape.group() + (blocks.probe ? 1 : 0);
   Choice choice = {};
-  // The widest heads in int8 take more than the smallest GPUs have for a thread block.
+  // The widest heads in int8 need more shared memory than the smallest GPUs allow a thread block.
   choice.tensor_cores = blocks.dtype != DType::kF32 && blocks.compute_dtype == DType::kBF16 &&
                         d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim &&
                         AttendPrefillShared(blocks.dtype, d, value_stride, 1) <= max_shared;
@@ -77,7 +77,7 @@ Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared
     }
     choice.small_rows = kMmaRows;
     choice.large_rows = kMmaRows * warps;
-    // A token of a large group fills several small tiles, which meet the same blocks.
+    // A token of a large group fills several small tiles, which read the same blocks.
     choice.small_tokens = AttendDecodeShared(blocks.dtype, d, value_stride) <= max_shared
                               ? std::max(1, choice.small_rows / per_token)
                               : 0;
@@ -89,7 +89,7 @@ Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared
   return choice;
 }
 
-// Splits the segments of a tile over thread blocks, unless their parts would take too much memory.
+// Splits the segments of a tile over thread blocks, unless their parts would need too much memory.
 void SplitTiles(DeviceContext& context, ScratchScope& scope, int64_t tiles, int64_t most_segments,
                 AttendArgs& args) {
   const int list = std::min(args.max_tokens, kBlockSlots) * args.rows_per_token();
@@ -133,7 +133,7 @@ void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wav
     const int64_t tiles = int64_t{seqs.n_seqs()} * blocks.shape.n_kv_heads * args.tiles;
     ScratchScope scope(context);
     const int64_t most_segments = MostSegments(blocks, seqs);
-    // Where the tiles alone would not fill the device.
+    // Splitting helps where the tiles alone would not fill the device.
     const bool useful = most_segments > 1 && (is_small || tiles < context.cuda().n_multiprocessors);
     if (split == Split::kAlways || (split == Split::kAuto && useful)) {
       SplitTiles(context, scope, tiles, most_segments, args);
@@ -168,7 +168,7 @@ void AttendCuda(DeviceContext& context, const AttentionArgs& layer_args) {
   AttendWavesCuda(context, layer_args, {}, {});
 }
 
-// A wave is attended with the dictionary as it was, then merged into it.
+// A wave attends to the dictionary as it was, then merges into it.
 void AttendWavesCuda(DeviceContext& context, const AttentionArgs& layer_args,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update) {

@@ -1,5 +1,5 @@
-// The delta rule's half of a chunk's update: what the chunk's keys read of the dictionary is taken
-// from their values, in place, before these are merged.
+// The delta rule's part of a chunk's update: v_i -= p_i for the pending values, in place, before
+// they are merged. p_i is the attention output of key i over the dictionary.
 #include <algorithm>
 
 #include "kernels/common/cuda/cuda_device.h"
@@ -21,10 +21,10 @@ struct PredictionArgs {
   int32_t wave;
 };
 
-// A key of the chunk, which a warp looks after, and what it has read so far.
+// One key of the chunk, processed by a warp, and its attention so far.
 struct WarpQuery {
   SharedPtr<float> query;    // [head_dim]
-  SharedPtr<float> weights;  // [64] of a block
+  SharedPtr<float> weights;  // [64], for one block
   SharedPtr<float> acc;      // [value_head_dim]
   float max = kLowestScore, sum = 0;
 };
@@ -32,9 +32,9 @@ constexpr size_t SharedFloats(int head_dim, int value_head_dim) {
   return static_cast<size_t>(head_dim) + kBlockSlots + static_cast<size_t>(value_head_dim);
 }
 
-// Scores of a block to weights, which are left times the scales of their values; gives what the
-// output so far is to be scaled by. A score is one chain over the channels; a lane has the slots l
-// and l + 32, whose sums meet 16, 8, 4, 2 and 1 lanes apart.
+// Turns scores of a block into weights times the scales of their values; returns the scale of the
+// output so far. A score is one chain over the channels; a lane has the slots l and l + 32, whose
+// sums are added 16, 8, 4, 2 and 1 lanes apart.
 template <class T>
 __device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T* values,
                             const float* bias, int32_t live, WarpQuery& at) {
@@ -70,7 +70,7 @@ __device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T*
   return scale;
 }
 
-// What the warp's query has read is taken from the value in this slot.
+// Subtracts the attention output of the warp's query from the value in this slot.
 template <class T>
 __device__ void SubtractFrom(T* values, int slot, int32_t dv, const WarpQuery& at) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, value_stride = ValueStride(dv);
@@ -102,8 +102,8 @@ __device__ void SubtractFrom(T* values, int slot, int32_t dv, const WarpQuery& a
   }
 }
 
-// Softmax attention of key i of the chunk, times the delta rule's scale, over the old slots; its
-// pending value loses what that gives.
+// Attends with key i of the chunk, times the delta rule's scale, over the old slots and subtracts
+// the result from its pending value.
 template <class T>
 __device__ void SubtractPrediction(const AttentionBlocks& blocks, const FullChunk& head, int32_t i,
                                    WarpQuery at) {
@@ -141,9 +141,10 @@ __device__ void SubtractPrediction(const AttentionBlocks& blocks, const FullChun
   SubtractFrom(block_of(blocks.recent_values, i / kBlockSlots), i % kBlockSlots, dv, at);
 }
 
-// Of the chunks that this wave fills. Precision: float32 throughout, values rounded to T.
-// Launch: a warp to a key; grid (sequences, kv heads, ceil(chunk_len / kWarps)).
-// Bytes: the head's live slots once a key, 64 (head_dim + value_head_dim) elements a block.
+// Corrects the pending values of the chunks that this wave fills. Precision: float32 throughout,
+// values rounded to T. Launch: one warp per key; grid (sequences, kv heads, ceil(chunk_len /
+// kWarps)). Bytes: the head's live slots once per key, 64 (head_dim + value_head_dim) elements a
+// block.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     SubtractPredictions(const __grid_constant__ PredictionArgs args) {

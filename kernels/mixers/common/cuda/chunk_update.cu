@@ -1,6 +1,6 @@
-// The update of the dictionaries whose chunk is full: one thread block for a head of a session.
-// Selection, order of the sums and rounding are those of the CPU, so equal keys and scores give
-// equal bytes.
+// The update of the dictionaries whose chunk is full (chunk_update.h): one thread block per head of
+// a session. Selection, order of the sums and rounding are those of the CPU, so equal keys and
+// scores give equal bytes.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -17,23 +17,22 @@ namespace {
 
 constexpr int kMinThreads = 64;
 constexpr int kMaxThreads = 512;
-constexpr int kGroupsPerThread = 4;  // rows in groups of kRoundingGroup channels
+constexpr int kGroupsPerThread = 4;  // groups of kRoundingGroup channels
 constexpr size_t kSharedBytesPerKey = 12;
-// Of int8 rows: so many lanes of a warp share the groups of one, and rows of neighbours are
-// neighbours.
+// For int8: kRowLanes lanes of a warp share the groups of one row, and a warp has adjacent rows.
 constexpr int kRowLanes = 4, kWarpRows = 32 / kRowLanes;
 
-// Rows of keys or of values, in the pending chunk and in the dictionary alike: channel c of slot i
-// of a block is element i * slot_stride + c * channel_stride.
+// The layout of keys or of values, in the pending chunk and in the dictionary alike: channel c of
+// slot i of a block is element i * slot_stride + c * channel_stride.
 struct RowPlaces {
   StatePlace pending;
   StatePlace dictionary;
   int32_t slot_stride;
   int32_t channel_stride;
   int32_t n_channels;
-  int32_t block_channels;  // of n_channels and their padding
+  int32_t block_channels;  // n_channels with padding
   bool is_value;
-  bool from_mean;  // what is added is a row's distance from the mean, not the row itself
+  bool from_mean;  // adds the rows' distances from the mean, not the rows
   bool normalizes;
 
   constexpr int32_t groups() const { return (n_channels + kRoundingGroup - 1) / kRoundingGroup; }
@@ -45,7 +44,7 @@ struct RowPlaces {
   constexpr T* Row(const StatePlace& place, const FullChunk& head, int32_t i) const {
     return Block<T>(place, head, i) + static_cast<int64_t>(i % kBlockSlots) * slot_stride;
   }
-  // What its channels are times.
+  // The scale of a slot.
   template <class T>
   constexpr float Scale(const StatePlace& place, const FullChunk& head, int32_t i) const {
     return ScaleAt(Block<const T>(place, head, i), block_channels, i % kBlockSlots);
@@ -59,12 +58,13 @@ struct UpdateArgs {
   int32_t wave;
 };
 
-// One element per key of the chunk, all in shared memory.
+// One element per key of the chunk, in shared memory.
 struct KeyArrays {
-  SharedPtr<float> score;    // that decides who becomes a centroid
-  SharedPtr<int32_t> slot;   // centroid that the key goes to
-  SharedPtr<int32_t> next;   // the next key that goes there, or -1
-  SharedPtr<float> divisor;  // in score's place: count of the centroid, 0 but for its first key
+  SharedPtr<float> score;   // score that decides which keys become centroids
+  SharedPtr<int32_t> slot;  // the key's centroid
+  SharedPtr<int32_t> next;  // the next key of that centroid, or -1
+  SharedPtr<float>
+      divisor;  // shares score's memory: count of the centroid, 0 except for its first key
 };
 
 __device__ KeyArrays Arrays(int32_t chunk_len) {
@@ -75,7 +75,7 @@ __device__ KeyArrays Arrays(int32_t chunk_len) {
           .divisor = DynamicShared<float>(0)};
 }
 
-// Dot product of the chunk's key 0 and key i, channel after channel.
+// Dot product of the chunk's keys 0 and i, one chain over the channels.
 template <class T>
 __device__ float ScoreWithFirst(const RowPlaces& keys, const FullChunk& head, int32_t i) {
   const T* first = keys.Row<T>(keys.pending, head, 0);
@@ -94,12 +94,12 @@ __device__ void Score(const UpdateArgs& args, const FullChunk& head, const KeyAr
   const float* best = args.blocks.best_score.At<float>(head.session, head.kv_head);
   for (int32_t i = threadIdx.x; i < args.blocks.wave_span; i += blockDim.x) {
     const float score = head.n_old == 0 ? ScoreWithFirst<T>(args.keys, head, i) : best[i];
-    // NaN, which only broken weights give, comes last.
+    // NaN, which only broken weights cause, comes last.
     of_key.score[i] = score != score ? INFINITY : score;
   }
 }
 
-// AssignChunk of chunk_update.h, by counting the keys that come before.
+// AssignChunk of chunk_update.h, by counting the keys that come before each one.
 __device__ void Assign(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
   const bool first_chunk = head.n_old == 0;
   const int32_t first_key = first_chunk ? 1 : 0;
@@ -121,7 +121,7 @@ __device__ void Assign(const UpdateArgs& args, const FullChunk& head, const KeyA
   }
 }
 
-// The number of keys that go where key i does if it is the lowest of them, else 0; sets next[i].
+// The number of keys of key i's centroid if i is the lowest of them, else 0; sets next[i].
 __device__ int32_t LinkMembers(const KeyArrays& of_key, int32_t n, int32_t i) {
   const int32_t mine = of_key.slot[i];
   int32_t after = -1, members = 1;
@@ -157,9 +157,9 @@ __device__ void Count(const UpdateArgs& args, const FullChunk& head, const KeyAr
   }
 }
 
-// Channels of the mean of the centroid that key `first` is the lowest of: += sum over its keys of
-// (key - mean) / count, the keys in ascending order. A new centroid's mean is zero. kPlain: rows
-// are from_mean, as the paper has it.
+// Computes some channels of the mean of the centroid whose lowest key is `first`: mean += sum_i
+// (k_i - mean) / count over its keys in ascending order. A new centroid's mean starts at zero.
+// kPlain: rows are from_mean, as in the paper.
 template <class T, bool kPlain>
 __device__ void GroupMean(const RowPlaces& rows, const FullChunk& head, const KeyArrays& of_key,
                           int32_t first, int32_t channel, float (&sum)[kRoundingGroup]) {
@@ -190,7 +190,7 @@ __device__ void GroupMean(const RowPlaces& rows, const FullChunk& head, const Ke
   for (int c = 0; c < kRoundingGroup; ++c) sum[c] = old[c] + sum[c] / divisor;
 }
 
-// exponent: of the whole mean, for int8.
+// exponent: the whole mean's, for int8.
 template <class T>
 __device__ void StoreGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
                            int32_t centroid, int32_t channel, const float (&mean)[kRoundingGroup],
@@ -211,7 +211,7 @@ __device__ void StoreGroup(const RowPlaces& rows, const FullChunk& head, int32_t
     RoundGroup(mean, n, key, first, row, stride);
   }
 }
-// Once nobody reads the old mean any more.
+// Called once no thread reads the old mean any more.
 template <class T>
 __device__ void StoreExponent([[maybe_unused]] const RowPlaces& rows,
                               [[maybe_unused]] const FullChunk& head,
@@ -235,8 +235,8 @@ __device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t
   StoreGroup<T>(rows, head, layer, centroid, group * kRoundingGroup, mean, kUnitExponent);
 }
 
-// Rows of int8, whose channels all depend on the largest. A mean is computed twice, as no thread
-// can keep it.
+// Updates int8 rows, whose channels all depend on the largest. A mean is computed twice, because no
+// thread can keep it.
 template <bool kPlain>
 __device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t layer,
                           const KeyArrays& of_key, int32_t n_keys) {
@@ -270,8 +270,8 @@ __device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t 
   }
 }
 
-// A whole mean over its norm, whose squares are added channel after channel. It is computed twice,
-// as no thread can keep it.
+// Divides a whole mean by its norm, whose squares are added channel after channel. It is computed
+// twice, because no thread can keep it.
 template <class T>
 __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, int32_t layer,
                                 const KeyArrays& of_key, int32_t first) {
@@ -289,7 +289,7 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
     largest = largest > of_group ? largest : of_group;
   }
   const float norm = fmaxf(sqrtf(squares), kSmallestNorm);
-  // A larger channel gives no smaller quotient.
+  // Division is monotonic: the largest channel gives the largest quotient.
   const uint8_t exponent = ExponentFor(MagnitudeBits(__uint_as_float(largest) / norm));
   for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
     GroupMean<T, false>(rows, head, of_key, first, channel, mean);
@@ -299,8 +299,8 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
   StoreExponent<T>(rows, head, centroid, exponent);
 }
 
-// Neighbouring threads read neighbouring addresses: slots of a channel of the keys, channels of a
-// slot of the values.
+// Adjacent threads read adjacent addresses: slots of a channel of the keys, channels of a slot of
+// the values.
 template <class T, bool kPlain>
 __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
   const int32_t n = args.blocks.wave_span, layer = args.blocks.layer;
@@ -325,7 +325,7 @@ __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyAr
   }
 }
 
-// Grid (sequences, kv heads). T: of keys, values and centroids.
+// Grid (sequences, kv heads). T: type of keys, values and centroids.
 template <class T, bool kPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);

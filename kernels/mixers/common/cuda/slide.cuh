@@ -1,4 +1,4 @@
-// SlideRecentCpu of slide.h by the threads of one thread block, a head of a session.
+// SlideRecentCpu (slide.h) by one thread block, for one head of a session.
 #pragma once
 
 #include "kernels/mixers/common/block_attention.h"
@@ -7,8 +7,8 @@
 
 namespace ovq::cuda {
 
-// All threads come and leave together. T: of keys and values. As many slots at a time as the move
-// goes, so that none is read after it was written.
+// All threads must call it together. T: type of keys and values. It moves as many slots at a time
+// as the distance of the move, so that none is read after it was written.
 template <class T>
 __device__ void SlideRecent(const AttentionBlocks& blocks, const FullChunk& chunk) {
   const SlotMove move = MoveAfter(blocks, chunk.chunk);

@@ -13,8 +13,8 @@ __device__ inline float LoadX(const TokenShift& shift, int64_t i) {
                                       : ToFloat(static_cast<const BF16*>(shift.x)[i]);
 }
 
-// Launch: a thread to a channel of a sequence, through all its rows; grid x: channels, y: sequence.
-// Bytes: x's own to read and y's own to write, a row and channel.
+// Launch: one thread per channel of a sequence, for all its tokens; grid x: channels, y: sequence.
+// Bytes: reads x and writes y once per token and channel.
 __global__ void __launch_bounds__(kThreads)
     ShiftKernel(const __grid_constant__ TokenShift shift,
                 const __grid_constant__ DeviceSequences seqs) {

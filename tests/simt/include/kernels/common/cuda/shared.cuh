@@ -85,7 +85,7 @@ class SharedPtr {
   auto operator<=>(const SharedPtr&) const = default;
 
   int64_t offset() const { return offset_; }
-  // Where the element lies, after the checks for an atomic access.
+  // Returns the element's address after the checks for an atomic access.
   __attribute__((noinline)) void* ForAtomic() const {
     const void* address = __builtin_return_address(0);
     void* at = simt::Executor::Get().Shared(offset_, sizeof(T), alignof(T), address);
