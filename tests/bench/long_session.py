@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""One session that goes on and on: what it costs must not depend on how long it is.
+"""Checks that the cost of a session does not depend on its length.
 
 usage: long_session.py [--build build/cpu] [--model models/python-bytes] [--tokens 10000000] [--turn 5000]
                        [--keep-tokens] [--seed 1]
 
-Reads random text in turns, the first ones of every size that a step has, each with an answer of 16 tokens, and
-prints at powers of ten and of two between them the session's bytes, the server's resident memory and its processor
-time per token that was read since the line before. At the end: how much the memory has grown since 100,000 tokens,
-and the last stretch's processor time per token beside the first one's after them. With --keep-tokens the session has
-a log of its tokens, 4 bytes each.
+Sends random text in turns, the first ones of every size that a batch can have, each with an answer of 16 tokens.
+Prints, at powers of ten and powers of two between them, the session's bytes, the server's resident memory and its
+CPU time per prefilled token since the line before. At the end: memory growth since 100,000 tokens, and CPU time per
+token of the last stretch and of the first one after them. With --keep-tokens the session has a log of its tokens,
+4 bytes each.
 """
 
 import argparse

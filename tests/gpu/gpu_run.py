@@ -83,7 +83,7 @@ def ask_driver(library="libcuda.so.1"):
 
 
 class ClockSampler:
-    """Asks for clocks and the reasons why they are low, again and again while it is entered."""
+    """Samples clocks, and the reasons why they are low, while entered."""
 
     def __init__(self):
         self.samples = []
@@ -119,7 +119,7 @@ def cuda_version():
 
 
 def cuda_library_folders():
-    """Where cuBLAS may lie: the toolkit, else Python's packages of it."""
+    """Folders that may hold cuBLAS: the toolkit's, else those of Python packages."""
     folders = [os.path.join(CUDA_HOME, "lib64")]
     for base in sys.path:
         folders += sorted(glob.glob(os.path.join(base, "nvidia", "*", "lib")))
@@ -127,7 +127,7 @@ def cuda_library_folders():
 
 
 def built_from(program):
-    """What a program says that it was built from (build_stamp.sh), or None."""
+    """The build stamp that a program prints (build_stamp.sh), or None."""
     with open(program, "rb") as file:
         found = re.search(rb'ovq-build: (\{"source_hash[^}]*\})', file.read())
     return json.loads(found.group(1)) if found else None
@@ -233,7 +233,7 @@ class GpuRun:
             self.fail("no test of cuda passed")
 
     def negative_control(self):
-        """Tests of a kernel with a mistake in it, which must fail: else the others' success says little."""
+        """Tests of a kernel with a deliberate mistake. They must fail, else the other tests prove little."""
         if self.program("attend_mutant") is None:
             self.fail("attend_mutant is missing")
             return
@@ -245,7 +245,7 @@ class GpuRun:
             self.fail(f"attend_mutant: {counts['ended']}, {len(counts['failed'])} failed, which it should")
 
     def rerun(self, name, counts):
-        """Failing tests once more, with launches that block: a failure that goes away is one of order."""
+        """Repeats failing tests with blocking launches: a failure that disappears is an ordering error."""
         names = [test for test in counts["failed"] if "*" not in test][:MOST_RERUN]
         if not names:
             return
@@ -449,7 +449,7 @@ class GpuRun:
     # The end.
 
     def write(self):
-        """After every stage, so that whatever ends this program leaves a result."""
+        """Writes the result after every stage, so that there is one however this program ends."""
         name = self.result["date"].replace(":", "").replace("T", "-").rstrip("Z") + ".json"
         for folder in self.out:
             os.makedirs(folder, exist_ok=True)

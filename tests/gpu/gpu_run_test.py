@@ -1,4 +1,4 @@
-"""run.sh and gpu_run.py on a machine made of fakes: shell scripts for nvidia-smi, the test programs,
+"""Tests run.sh and gpu_run.py on a fake machine: shell scripts for nvidia-smi, the test programs,
 the benchmark and compute-sanitizer.
 
 usage: gpu_run_test.py [unittest arguments]

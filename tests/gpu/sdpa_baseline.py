@@ -1,11 +1,11 @@
-"""Decode steps of a transformer with a full KV cache, the shape of bench_cuda's, in PyTorch.
+"""Baseline in PyTorch: decode steps of a transformer of bench_cuda's shape with a full KV cache.
 
 usage: sdpa_baseline.py --json FILE
 
 21 layers, width 1280, 10 heads of 128, feed-forward 3200, vocabulary 32000, bfloat16, random
 weights and caches; the attention is scaled_dot_product_attention with the fastest of its fused
-backends, the step is replayed as a CUDA graph. Prints why and writes nothing where PyTorch or its
-GPU is missing.
+backends, the step is replayed as a CUDA graph. Without PyTorch or a GPU it
+prints the reason and writes nothing.
 """
 
 import argparse
