@@ -23,9 +23,9 @@ sys.path[:0] = [os.path.join(ROOT, "tests", "process"), os.path.join(ROOT, "clie
 from ovq_client import Client, Finished
 from server_process import ServerProcess
 
-FROM = 100_000  # where a session is as large as it gets
-# Of steps, for each of which the matrix products have code of their own, made when it first comes
-# (kernels/ops/matmul_cpu.cc): else a rare one would look like growth.
+FROM = 100_000  # from here on a session does not grow
+# Batch sizes. Matrix products generate code when a size first occurs (kernels/ops/matmul_cpu.cc), so all
+# sizes come first: a rare one would otherwise look like growth.
 ROWS = [*range(2, 9), 12, 16, 24, 32, 48, *range(64, 513, 64)]
 
 
@@ -50,10 +50,10 @@ def main():
     stretches, resident, log = [], {}, {}
     with ServerProcess(os.path.join(args.build, "bin", "ovq-server"), args.model, *flags) as server, \
             Client(server.address) as client:
-        session = client.create_session("x", keep_tokens=args.keep_tokens)  # and what text begins with
+        session = client.create_session("x", keep_tokens=args.keep_tokens)  # plus the tokens that text begins with
         position = begun_at = session.position
         begin = cpu_seconds(server)
-        lengths = [rows - 1 for rows in ROWS]  # of the first turns; a token waits
+        lengths = [rows - 1 for rows in ROWS]  # of the first turns; one token is pending
         for mark in marks:
             while position < mark:
                 length = lengths.pop() if lengths else min(args.turn, max(mark - position - 16, 1))

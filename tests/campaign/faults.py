@@ -130,7 +130,7 @@ class Bench:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.server.process.poll() is not None:
-                self.fail(0)  # where it cannot start either, the supervisor waits for the fault's end
+                self.fail(0)  # if it cannot start either, the supervisor waits for the fault's end
             self.supervise()
             time.sleep(0.05)
 
@@ -262,7 +262,7 @@ FAULTS = {
 }
 
 
-# docs/security.md says so: where some of the memory that libraries ask for is refused.
+# See docs/security.md: faults that refuse some of the memory that libraries request.
 ENDS = {"every third is not", "every third is not made so", "allocations of 64 KiB and more"}
 
 

@@ -44,8 +44,8 @@ ANOTHER_ADDRESS = ("127.0.0.2", 0)  # over HTTP a client is an address
 
 @dataclasses.dataclass
 class Bars:
-    share: float = 0.4  # of the victim's speed alone
-    slower: float = 3  # a newcomer than alone, and so many seconds
+    share: float = 0.4  # of the victim's undisturbed speed
+    slower: float = 3  # factor on a newcomer's undisturbed time, plus as many seconds
     more_seconds: float = 1.0
     health_seconds: float = 1.0
     resident: int = GIB
@@ -296,10 +296,10 @@ ATTACKS = {
 }
 
 
-# --- who is hurt ---
+# --- victim, newcomers and health checks ---
 
 def attack_process(name, address, folder, results):
-    os.nice(19)  # what is measured is the server: thousands of threads of a client share its machine
+    os.nice(19)  # the server is measured, and thousands of client threads share its machine
     load(folder)
     counts, lock = collections.Counter(), threading.Lock()
 
@@ -346,7 +346,7 @@ def newcomer(address, timeout=20):
 
 
 def http_newcomer(address, timeout=20):
-    """As newcomer, over HTTP."""
+    """Like newcomer(), over HTTP."""
     begin = time.monotonic()
     connection = http.client.HTTPConnection(address, timeout=timeout, source_address=ANOTHER_ADDRESS)
     try:
@@ -438,7 +438,7 @@ class Bench:
         attacker = multiprocessing.Process(target=attack_process, daemon=True,
                                            args=(name, address, self.folder, results))
         attacker.start()
-        while not results["began"]:  # it is begun anew as a program, with stubs of its own
+        while not results["began"]:  # spawned as a new program, with stubs of its own
             time.sleep(0.05)
         time.sleep(1)
         speed, came, checks, resident = self.watch(self.args.seconds, over_http)

@@ -42,7 +42,7 @@ TENANTS = ["alice", "bob", "carol"]
 ANSWER = 100  # tokens
 LOAD = 0.8  # of the capacity
 WORKERS = 48
-TTL = 20  # s, of sessions that are left
+TTL = 20  # s, for abandoned sessions
 MOST_MIB_AN_HOUR = 1.0
 HELD = ("ovq_requests_running", "ovq_requests_waiting", "ovq_requests_blocked", "ovq_sessions",
         "ovq_waiting_prompt_tokens", "ovq_session_slots_used", "ovq_session_history_bytes",
@@ -113,7 +113,7 @@ class Client:
         taken = self.sessions.ImportSession(iter([pb.SessionBytes(data=file)]), **call)
         for session_id in (made, forked[0].session_id, taken.session_id):
             self.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id), **call)
-        # The other fork is left to its time.
+        # The other fork is left to expire.
 
 
 CALLS = [(Client.answer, 12), (Client.cancelled, 3), (Client.slow, 1), (Client.late, 3), (Client.score, 2),
@@ -203,7 +203,7 @@ class Soak:
         process = f"/proc/{self.server.process.pid}"
         try:
             page = self.metrics()
-        except OSError as error:  # a machine that is busy with something else for 10 s
+        except OSError as error:  # the machine was busy with something else for 10 s
             print(f"  no metrics: {error}", flush=True)
             return
         resident = self.server.resident_bytes()
@@ -261,7 +261,7 @@ class Soak:
         later = [sample for sample in self.samples if sample[0] >= quarter]
         half = len(later) // 2
 
-        def grows(i):  # beyond what the first half of them saw
+        def grows(i):  # beyond the maximum of the first half
             return max(s[i] for s in later[half:]) - max(s[i] for s in later[:half])
 
         def slope_row(what, samples):

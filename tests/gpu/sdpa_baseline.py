@@ -17,7 +17,7 @@ LAYERS, WIDTH, HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 21, 1280, 10, 128, 3200, 3
 SETTINGS = [(4096, 1), (4096, 16), (4096, 64), (4096, 256),
             (16384, 1), (16384, 16), (16384, 64), (65536, 1), (65536, 16)]
 WARM_UP, REPEATS = 3, 20
-MEMORY_SHARE = 0.85  # of the free memory that caches may take
+MEMORY_SHARE = 0.85  # share of free memory for caches
 BF16_BYTES = 2
 KV_BYTES_PER_TOKEN = LAYERS * HEADS * 2 * HEAD_DIM * BF16_BYTES
 
