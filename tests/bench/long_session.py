@@ -23,7 +23,7 @@ sys.path[:0] = [os.path.join(ROOT, "tests", "process"), os.path.join(ROOT, "clie
 from ovq_client import Client, Finished
 from server_process import ServerProcess
 
-FROM = 100_000  # from here on a session does not grow
+FROM = 100_000  # from here on the state does not grow
 # Batch sizes. Matrix products generate code when a size first occurs (kernels/ops/matmul_cpu.cc), so all
 # sizes come first: a rare one would otherwise look like growth.
 ROWS = [*range(2, 9), 12, 16, 24, 32, 48, *range(64, 513, 64)]

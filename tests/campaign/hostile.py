@@ -45,7 +45,7 @@ ANOTHER_ADDRESS = ("127.0.0.2", 0)  # over HTTP a client is an address
 @dataclasses.dataclass
 class Bars:
     share: float = 0.4  # of the victim's undisturbed speed
-    slower: float = 3  # factor on a newcomer's undisturbed time, plus as many seconds
+    slower: float = 3  # newcomers: at most 3 times their undisturbed time plus more_seconds
     more_seconds: float = 1.0
     health_seconds: float = 1.0
     resident: int = GIB
