@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""Many answers streamed at once: over HTTP as events, and over gRPC.
+"""Compares streaming of many answers at once over HTTP (as events) and over gRPC.
 
 usage: bench_http.py [--build build/cpu] [--model models/python-bytes] [--streams 200] [--tokens 64]
                      [--passes 5] [--server-flag FLAG ...]
 
-Both clients are one thread that reads sockets, a connection for each stream, and looks at no more of
-what comes than where a message begins; so what differs is the server. Pass after pass side by side:
-tokens a second from the first request sent to the last answer's end, the 99th percentile of the time
-to the first token, and the longest time that any stream stood still. Ends with 1 if HTTP's median
-is below 0.9 of gRPC's, a stream stood still for more than 5 s, or an answer is not whole.
+Each client is one thread with a connection for each stream; it parses only where messages begin, so that
+the server makes the difference. The fronts alternate, pass by pass. Prints tokens a second from the first
+request to the last answer's end, the 99th percentile of the time to the first token, and the longest pause
+of any stream. Ends with 1 if HTTP's median
+is below 0.9 of gRPC's, a stream stood still for more than 5 s, or an answer is incomplete.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Stream:
 
 
 def take_http(stream, part, now):
-    """True at the end. Events begin with "data: {"."""
+    """True at the end of the stream. Events begin with "data: {"."""
     text = stream.rest + part
     stream.seen(text.count(b'"finish_reason":null}'), now)
     end = text.rfind(b"\n\n")
@@ -61,8 +61,8 @@ def take_http(stream, part, now):
 
 
 def take_grpc(stream, part, now):
-    """True at the end. Of a server's frames, each DATA is a message: the first is Started, the last one
-    Finished, which is taken for a token."""
+    """True at the end of the stream. Each DATA frame is a message: the first is Started, the last one Finished,
+    which is counted as a token."""
     text, at, messages = stream.rest + part, 0, 0
     end = False
     while len(text) - at >= 9:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a scrape of the metrics costs a server under load.
+"""Cost of a metrics scrape to a server under load.
 
 usage: bench_scrape.py [--build build/cpu] [--model models/python-bytes] [--answers 8] [--passes 5]
                        [--seconds 4] [--threads 1]
 
-Prints the CPU time of a scrape of an idle server, the time and size of one under load and, pass after pass side by side, the engine's mean step time
-without scrapes and with ten a second (the server's own figure; two scrapes around every window, in
-both cases). Leave cores free of --threads: clients and scrapes need some, and a step whose threads
-wait for a core says nothing about scrapes.
+Prints the CPU time of a scrape of an idle server, the time and size of one under load and, in alternating
+passes, the engine's mean step time without scrapes and with ten a second (the server's own figure, from two
+scrapes around every window in both cases). Choose --threads below the number of cores: clients and scrapes
+need some, and a batch whose threads wait for a core says nothing about scrapes.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Servers, or settings of one, under the same load in turns: what machines do to timings meets all alike.
+"""Compares servers, or settings of one, under the same load in rounds, so that noise of the machine affects all alike.
 
 usage: bench_turns.py --model FOLDER --load='OPTIONS OF ovq-load' [--rounds 5] [--build build/cpu]
                       --server NAME='FLAGS' --server NAME='[BINARY] FLAGS' ...
 
-All servers are up all the time and one has the load, in an order that turns around with every round. FLAGS may begin with
-the path of another ovq-server; without, it is that of the build. Prints, as a table, the medians over the rounds of
+All servers run all the time, but only one has load; the order is reversed every round. FLAGS may begin with
+the path of another ovq-server; the default is that of the build. Prints, as a table, the medians over the rounds of
 what ovq-load reports, in milliseconds, and of the ratios to the first server of the same round.
 """
 
@@ -51,7 +51,7 @@ def load(build, server, options):
 
 
 def table(runs):
-    """Lines of {name: [report of a round]}, the first name being what ratios are to."""
+    """Table lines of {name: [report of a round]}; ratios are to the first name."""
     base = next(iter(runs.values()))
     lines = ["| | " + " | ".join(COLUMNS.values()) + " | p99 / p50 | tokens/s, of the first | p99, of the first |",
              "|---|" + "---:|" * (len(COLUMNS) + 3)]

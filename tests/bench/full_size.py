@@ -1,11 +1,10 @@
-"""A published hybrid in its full size, on random weights: loads it, serves it, streams tokens and prints what
-memory the server holds.
+"""Serves a published hybrid of full size on random weights, streams tokens and prints the server's memory use.
 
 usage: full_size.py --build BUILD_FOLDER [--config tests/bench/shapes/granite-4.0-h-350m.json] [--keep FOLDER]
                     [--prompt 64] [--tokens 32] [--memory closest-pair] [server's flags]
 
-The config may be that of any family: ovq-inspect says which tensors it takes. --keep: where the model is
-written, and found if it is there; bench_decode --model takes the same folder.
+The config may belong to any family: ovq-inspect says which tensors it needs. --keep: folder for the model,
+which is reused if it exists; bench_decode --model takes the same folder.
 """
 
 import argparse
@@ -31,7 +30,7 @@ _MISSING = re.compile(r"model\.safetensors: tensor '(.+)' is missing; expected \
 
 
 def missing_tensors(inspect, folder):
-    """Names and shapes of what a folder's config asks for and its weights do not have, 200 at most."""
+    """Names and shapes of tensors that the config needs and the weights lack, at most 200."""
     run = subprocess.run([inspect, folder, "--json"], capture_output=True, text=True)
     problems = [problem for problem in json.loads(run.stdout)["problems"]
                 if problem != "and more problems"]
@@ -42,7 +41,7 @@ def missing_tensors(inspect, folder):
 
 
 def write_safetensors(path, shapes):
-    """BF16 weights: matrices of normal numbers that keep sizes as they are, 1 in all else."""
+    """BF16 weights: normally distributed matrices that keep the size of their input, and ones elsewhere."""
     header, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + 2 * math.prod(shape)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""One session that goes on and on: what it costs must not depend on how long it is.
+"""Checks that the cost of a session does not depend on its length.
 
 usage: long_session.py [--build build/cpu] [--model models/python-bytes] [--tokens 10000000] [--turn 5000]
                        [--keep-tokens] [--seed 1]
 
-Reads random text in turns, the first ones of every size that a step has, each with an answer of 16 tokens, and
-prints at powers of ten and of two between them the session's bytes, the server's resident memory and its processor
-time per token that was read since the line before. At the end: how much the memory has grown since 100,000 tokens,
-and the last stretch's processor time per token beside the first one's after them. With --keep-tokens the session has
-a log of its tokens, 4 bytes each.
+Sends random text in turns, the first ones of every size that a batch can have, each with an answer of 16 tokens.
+Prints, at powers of ten and powers of two between them, the session's bytes, the server's resident memory and its
+CPU time per prefilled token since the line before. At the end: memory growth since 100,000 tokens, and CPU time per
+token of the last stretch and of the first one after them. With --keep-tokens the session has a log of its tokens,
+4 bytes each.
 """
 
 import argparse
@@ -23,9 +23,9 @@ sys.path[:0] = [os.path.join(ROOT, "tests", "process"), os.path.join(ROOT, "clie
 from ovq_client import Client, Finished
 from server_process import ServerProcess
 
-FROM = 100_000  # where a session is as large as it gets
-# Of steps, for each of which the matrix products have code of their own, made when it first comes
-# (kernels/ops/matmul_cpu.cc): else a rare one would look like growth.
+FROM = 100_000  # from here on the state does not grow
+# Batch sizes. Matrix products generate code when a size first occurs (kernels/ops/matmul_cpu.cc), so all
+# sizes come first: a rare one would otherwise look like growth.
 ROWS = [*range(2, 9), 12, 16, 24, 32, 48, *range(64, 513, 64)]
 
 
@@ -50,10 +50,10 @@ def main():
     stretches, resident, log = [], {}, {}
     with ServerProcess(os.path.join(args.build, "bin", "ovq-server"), args.model, *flags) as server, \
             Client(server.address) as client:
-        session = client.create_session("x", keep_tokens=args.keep_tokens)  # and what text begins with
+        session = client.create_session("x", keep_tokens=args.keep_tokens)  # plus the tokens that text begins with
         position = begun_at = session.position
         begin = cpu_seconds(server)
-        lengths = [rows - 1 for rows in ROWS]  # of the first turns; a token waits
+        lengths = [rows - 1 for rows in ROWS]  # of the first turns; one token is pending
         for mark in marks:
             while position < mark:
                 length = lengths.pop() if lengths else min(args.turn, max(mark - position - 16, 1))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""More sessions than the memory holds: their states take turns in it, and wait on disk meanwhile.
+"""More sessions than memory holds: their states are swapped in from disk and out to it.
 
 usage: many_sessions.py [--build build/cpu] [--model models/python-bytes] [--sessions 10000] [--pool 100]
                         [--prompt 200] [--rounds 2] [--seed 1]
 
-Opens the sessions, then talks to each in a random order, round after round, checking that each is where it was
-left. Prints the server's resident memory as sessions come and rounds pass, turns a second, and what
-waking, hibernating and the disk cost in the mean, by the server's own metrics.
+Opens the sessions, then sends each a turn in random order, round after round, and checks that each is where it was
+left. Prints the server's resident memory over sessions and rounds, turns a second, and the mean cost of
+swapping in, swapping out and of the disk, by the server's own metrics.
 """
 
 import argparse

@@ -1,17 +1,17 @@
 #!/usr/bin/python3
-"""What a server does while the system under it fails, and after.
+"""Tests a server's behaviour during and after faults of the system under it.
 
-A real server with a session folder and load on it (answers, sessions that are told, forked, read again and
+A real server with a session folder and load on it (answers, and sessions that get turns, are forked, read back and
 deleted). One fault at a time: calls of the C library that fail (libovq_fail.so, preloaded: memory of 64 KiB
 and more, files of sessions, random numbers, the time of day), descriptors or memory taken away (prlimit),
-the process stopped, signals. Libraries that cannot do without small allocations are left theirs. Prints a row
-for each, ends with 1 if a bar is missed:
+the process stopped, signals. Small allocations never fail, as some libraries cannot handle that. Prints a row for
+each fault, and ends with 1 if a requirement is missed:
 
     calls end with a documented status, the process lives, new calls are served within 5 s of the fault's
     end, and nothing is held once its sessions are gone.
 
-In faults that libraries do not survive (ENDS) it ends at once and is started again, as a supervisor would;
-what it answers then, after the fault, is held to the same bars.
+In faults that libraries do not survive (ENDS) the server ends at once and is restarted, as by a supervisor;
+its answers after the fault have to meet the same requirements.
 
 usage: faults.py [--fault NAME ...] [--list] [--seconds S] [--build FOLDER] [--model FOLDER]
 """
@@ -116,7 +116,7 @@ class Bench:
     # --- one fault ---
 
     def supervise(self):
-        """Starts it again if it has ended, once it can be."""
+        """Restarts the server if it has ended, as soon as it can start."""
         while self.server.process.poll() is not None:
             self.ended += 1
             self.said = self.server.stderr().splitlines()[-1:]
@@ -130,7 +130,7 @@ class Bench:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.server.process.poll() is not None:
-                self.fail(0)  # where it cannot start either, the supervisor waits for the fault's end
+                self.fail(0)  # if it cannot start either, the supervisor waits for the fault's end
             self.supervise()
             time.sleep(0.05)
 
@@ -151,7 +151,7 @@ class Bench:
         return float("inf")
 
     def held(self):
-        """What the metrics count as held, once the sessions that calls left behind are gone."""
+        """Resources held according to the metrics, once the sessions that calls left behind are gone."""
         sessions = self.stubs()[1]
         for _ in range(50):
             for session in sessions.ListSessions(self.pb.ListSessionsRequest(page_size=1000), timeout=10).sessions:
@@ -262,7 +262,7 @@ FAULTS = {
 }
 
 
-# docs/security.md says so: where some of the memory that libraries ask for is refused.
+# See docs/security.md: faults that refuse some of the memory that libraries request.
 ENDS = {"every third is not", "every third is not made so", "allocations of 64 KiB and more"}
 
 

@@ -1,17 +1,17 @@
 #!/usr/bin/python3
-"""Whether one caller can hurt another: a victim's stream and newcomers beside one attacker at a time.
+"""Tests whether one caller can hurt others: a victim's stream and newcomers beside one attacker at a time.
 
 A real server with its default flags; victim, newcomers and attacker are processes and connections of
-their own; of an attack over HTTP, the newcomers and health checks are over HTTP, too. For each attack: the victim's tokens a second before and during it, the time to the first
+their own; if an attack uses HTTP, newcomers and health checks do so, too. For each attack: the victim's tokens a second before and during it, the time to the first
 token of newcomers (a new connection and 20 tokens each) before, during and after, health checks, and the
-server's memory. Prints a row for each, ends with 1 if a bar is missed:
+server's memory. Prints a row for each attack, and ends with 1 if a requirement is missed:
 
     the victim keeps 40% of its speed, a newcomer waits less than three times as long as alone and a
     second, health answers within a second, memory grows by less than 1 GiB above the states, the
     process lives, and SIGTERM ends it with 0.
 
---brief: four of the attacks, shortly, with bars so wide that they hold on a busy machine and are missed
-where a caller can still stop another; what ctest runs.
+--brief, which ctest runs: four short attacks, with requirements so weak that a busy machine meets them, but
+not a server where one caller can stop another.
 
 usage: hostile.py [--attack NAME ...] [--brief] [--list] [--seconds S] [--build FOLDER] [--model FOLDER]
 """
@@ -44,8 +44,8 @@ ANOTHER_ADDRESS = ("127.0.0.2", 0)  # over HTTP a client is an address
 
 @dataclasses.dataclass
 class Bars:
-    share: float = 0.4  # of the victim's speed alone
-    slower: float = 3  # a newcomer than alone, and so many seconds
+    share: float = 0.4  # of the victim's undisturbed speed
+    slower: float = 3  # newcomers: at most 3 times their undisturbed time plus more_seconds
     more_seconds: float = 1.0
     health_seconds: float = 1.0
     resident: int = GIB
@@ -85,7 +85,7 @@ class Caller:
 # --- attacks: fn(address, count), until killed; count(what) tells what came of a call ---
 
 def repeat(address, count, calls, threads=1):
-    """calls(caller) again and again on each of so many threads of one connection."""
+    """Repeats calls(caller) on n threads of one connection."""
     caller = Caller(address)
 
     def loop():
@@ -296,10 +296,10 @@ ATTACKS = {
 }
 
 
-# --- who is hurt ---
+# --- victim, newcomers and health checks ---
 
 def attack_process(name, address, folder, results):
-    os.nice(19)  # what is measured is the server: thousands of threads of a client share its machine
+    os.nice(19)  # the server is measured, and thousands of client threads share its machine
     load(folder)
     counts, lock = collections.Counter(), threading.Lock()
 
@@ -331,7 +331,7 @@ def load(folder):
 
 
 def newcomer(address, timeout=20):
-    """Seconds to its first token; infinite if it got none."""
+    """Seconds to the newcomer's first token; infinite if it got none."""
     caller, begin = Caller(address), time.monotonic()
     try:
         stream = caller.generate(tokens=range(100, 120), max_tokens=1, timeout=timeout)[1]()
@@ -346,7 +346,7 @@ def newcomer(address, timeout=20):
 
 
 def http_newcomer(address, timeout=20):
-    """As newcomer, over HTTP."""
+    """Like newcomer(), over HTTP."""
     begin = time.monotonic()
     connection = http.client.HTTPConnection(address, timeout=timeout, source_address=ANOTHER_ADDRESS)
     try:
@@ -438,7 +438,7 @@ class Bench:
         attacker = multiprocessing.Process(target=attack_process, daemon=True,
                                            args=(name, address, self.folder, results))
         attacker.start()
-        while not results["began"]:  # it is begun anew as a program, with stubs of its own
+        while not results["began"]:  # spawned as a new program, with stubs of its own
             time.sleep(0.05)
         time.sleep(1)
         speed, came, checks, resident = self.watch(self.args.seconds, over_http)

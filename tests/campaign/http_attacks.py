@@ -1,4 +1,4 @@
-"""Attacks over HTTP for hostile.py: fn(address, count) each, until killed."""
+"""Attacks over HTTP for hostile.py; each is a function fn(address, count) that runs until killed."""
 
 import json
 import socket
@@ -27,7 +27,7 @@ def status(data):
 
 
 def again(data, threads=1, read_all=False):
-    """The same request on new connections, again and again."""
+    """Repeats a request on new connections."""
     def attack(address, count):
         sent = data() if callable(data) else data
 
@@ -80,7 +80,7 @@ def held(data, n, more=None, pause=0.5):
 
 
 def half_closed(address, count):
-    """Each asks for an answer without an end, and closes its half."""
+    """Each connection requests an endless answer and closes its sending half."""
     body = request("/v1/completions", {"prompt": "x", "max_tokens": FOR_EVER, "stream": True,
                                        "ignore_eos": True})
     peers = []

@@ -1,18 +1,18 @@
 #!/usr/bin/python3
-"""Whether a server stays as it is: hours of ordinary load with all that ends badly in it.
+"""Soak test: hours of ordinary load, including all kinds of calls that end badly.
 
 A real server with tenants, whose capacity is measured first and again now and then, as what else runs on the
 machine changes it; calls come at 80% of it: answers that
-are read, cancelled, read slowly or given a short deadline, scores, sessions that are told, forked,
+are read, cancelled, read slowly or given a short deadline, scores, sessions that get turns, are forked,
 rewound, exported, imported, deleted or left to their --session-ttl. The tenants file is changed and read
 again (SIGHUP) every 10 s. Prints resident memory, descriptors and threads, at the end a table; ends with 1
-if a bar is missed:
+if a requirement is missed:
 
     resident memory after the first quarter grows by less than 1 MiB an hour, descriptors and threads do
     not grow, no call ends with INTERNAL or UNKNOWN, what the metrics count as held is 0 at the end, and
     SIGTERM ends the server with 0.
 
-The slope's standard error is told: a short run says little about an hour.
+The slope's standard error is printed: a short run says little about an hour.
 
 usage: soak.py [--hours H] [--every SECONDS] [--measure SECONDS] [--build FOLDER] [--model FOLDER]
 """
@@ -42,7 +42,7 @@ TENANTS = ["alice", "bob", "carol"]
 ANSWER = 100  # tokens
 LOAD = 0.8  # of the capacity
 WORKERS = 48
-TTL = 20  # s, of sessions that are left
+TTL = 20  # s, for abandoned sessions
 MOST_MIB_AN_HOUR = 1.0
 HELD = ("ovq_requests_running", "ovq_requests_waiting", "ovq_requests_blocked", "ovq_sessions",
         "ovq_waiting_prompt_tokens", "ovq_session_slots_used", "ovq_session_history_bytes",
@@ -63,7 +63,7 @@ def token(name):
 
 
 class Client:
-    """What one tenant does; any thread."""
+    """Calls of one tenant; any thread."""
 
     def __init__(self, address, name, pb, rpc):
         self.pb = pb
@@ -113,7 +113,7 @@ class Client:
         taken = self.sessions.ImportSession(iter([pb.SessionBytes(data=file)]), **call)
         for session_id in (made, forked[0].session_id, taken.session_id):
             self.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id), **call)
-        # The other fork is left to its time.
+        # The other fork is left to expire.
 
 
 CALLS = [(Client.answer, 12), (Client.cancelled, 3), (Client.slow, 1), (Client.late, 3), (Client.score, 2),
@@ -163,7 +163,7 @@ class Soak:
         return code
 
     def capacity(self, pool, seconds=15):
-        """Plain answers a second that come to their end, 16 at a time."""
+        """Completed plain answers a second, 16 at a time."""
         end, done = time.monotonic() + seconds, []
 
         def loop(seed):
@@ -178,7 +178,7 @@ class Soak:
         return capacity
 
     def send(self, pool, call):
-        """Leaves the call out while the server is far behind, as after a time in which all were stopped."""
+        """Skips the call while the server is far behind, as after a pause of the whole machine."""
         if self.sent - self.ended >= 2 * WORKERS:
             with self.lock:
                 self.codes["not sent"] += 1
@@ -203,7 +203,7 @@ class Soak:
         process = f"/proc/{self.server.process.pid}"
         try:
             page = self.metrics()
-        except OSError as error:  # a machine that is busy with something else for 10 s
+        except OSError as error:  # the machine was busy with something else for 10 s
             print(f"  no metrics: {error}", flush=True)
             return
         resident = self.server.resident_bytes()
@@ -261,7 +261,7 @@ class Soak:
         later = [sample for sample in self.samples if sample[0] >= quarter]
         half = len(later) // 2
 
-        def grows(i):  # beyond what the first half of them saw
+        def grows(i):  # beyond the maximum of the first half
             return max(s[i] for s in later[half:]) - max(s[i] for s in later[:half])
 
         def slope_row(what, samples):

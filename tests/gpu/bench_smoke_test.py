@@ -1,4 +1,4 @@
-"""What a result file of bench_cuda holds, by its smallest run.
+"""Checks the result file of a minimal run of bench_cuda.
 
 usage: bench_smoke_test.py PROGRAM
 """

@@ -1,5 +1,5 @@
-"""build_stamp.cmake in a project of its own: what a program says of its build changes with its sources
-and with the flags, and with nothing else.
+"""Tests build_stamp.cmake in a project of its own: a program's build stamp changes with its sources and its
+flags, and with nothing else.
 
 usage: build_stamp_test.py [unittest arguments]
 """

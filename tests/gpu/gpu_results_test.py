@@ -1,5 +1,6 @@
-"""What the documents say of docs/gpu-results/*.json is true, and the newest file is whole; prints whether
-it belongs to the present sources, or is stale. Also tests source_hash.sh on copies of what it reads.
+"""Checks statements in the documentation about docs/gpu-results/*.json and that the newest file is complete;
+prints whether that file belongs to the current sources or is stale. Also tests source_hash.sh on copies of its
+input.
 
 usage: gpu_results_test.py [unittest arguments]
 """

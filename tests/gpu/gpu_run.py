@@ -32,11 +32,11 @@ SANITIZER_FILTER = ":".join([
     "*MixerContract.AgreesWithReference/*cuda*", "*OvqUpdate.*", "*AttendTies.*", "*/AttendTest.*",
     "CudaProductTest.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
 SANITIZER_RUNS = [("kernels_tests", SANITIZER_FILTER), ("model_tests", "*SamplerAgreement.*/cuda")]
-# What a tool says at its end, and how many findings that is.
+# Last line of a tool, and its number of findings.
 SANITIZER_SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+) .*$", re.MULTILINE)
 CLOCK_FIELDS = ["clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "temperature.gpu",
                 "power.draw", "pstate"]
-# While it is timed. The reasons why clocks are low had another name in older drivers.
+# Sampled during timing. Older drivers have another name for the reasons why clocks are low.
 SAMPLED_FIELDS = [["clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", reasons]
                   for reasons in ("clocks_event_reasons.active", "clocks_throttle_reasons.active")]
 SAMPLE_SECONDS = 1
@@ -83,7 +83,7 @@ def ask_driver(library="libcuda.so.1"):
 
 
 class ClockSampler:
-    """Asks for clocks and the reasons why they are low, again and again while it is entered."""
+    """Samples clocks, and the reasons why they are low, while entered."""
 
     def __init__(self):
         self.samples = []
@@ -119,7 +119,7 @@ def cuda_version():
 
 
 def cuda_library_folders():
-    """Where cuBLAS may lie: the toolkit, else Python's packages of it."""
+    """Folders that may hold cuBLAS: the toolkit's, else those of Python packages."""
     folders = [os.path.join(CUDA_HOME, "lib64")]
     for base in sys.path:
         folders += sorted(glob.glob(os.path.join(base, "nvidia", "*", "lib")))
@@ -127,7 +127,7 @@ def cuda_library_folders():
 
 
 def built_from(program):
-    """What a program says that it was built from (build_stamp.sh), or None."""
+    """The build stamp that a program prints (build_stamp.sh), or None."""
     with open(program, "rb") as file:
         found = re.search(rb'ovq-build: (\{"source_hash[^}]*\})', file.read())
     return json.loads(found.group(1)) if found else None
@@ -233,19 +233,19 @@ class GpuRun:
             self.fail("no test of cuda passed")
 
     def negative_control(self):
-        """Tests of a kernel with a mistake in it, which must fail: else the others' success says little."""
+        """Tests of a kernel with a deliberate mistake. They must fail, else the other tests prove little."""
         if self.program("attend_mutant") is None:
             self.fail("attend_mutant is missing")
             return
         self.say("attend_mutant")
         counts = self.gtest_once("attend_mutant", "TensorCores/AttendTest.*", TEST_SECONDS)
-        counts.pop("output")  # of failures that are meant to be
+        counts.pop("output")  # of intended failures
         self.result["negative_control"] = counts
         if counts["ended"] != "exit 1" or not counts["failed"]:
             self.fail(f"attend_mutant: {counts['ended']}, {len(counts['failed'])} failed, which it should")
 
     def rerun(self, name, counts):
-        """Failing tests once more, with launches that block: a failure that goes away is one of order."""
+        """Repeats failing tests with blocking launches: a failure that disappears is an ordering error."""
         names = [test for test in counts["failed"] if "*" not in test][:MOST_RERUN]
         if not names:
             return
@@ -345,11 +345,11 @@ class GpuRun:
         bench["ended"] = finished.ended
         bench["seconds"] = round(finished.seconds, 1)
         bench["clocks"] = clocks.samples
-        # Of a build whose results are wrong: its times may be, too.
+        # The results of this build are wrong, so its times may be, too.
         bench["of_a_failing_build"] = bool(self.result["failures"])
         if self.result["failures"]:
             print("these are times of a build that fails its tests")
-        # What there is no time for after all else is no failure.
+        # Running out of time here is no failure.
         if finished.code != 0 and not (name == "bench_int8" and finished.ended == TIME_LIMIT):
             self.fail(f"bench_cuda, states in {states}: {finished.ended}")
 
@@ -441,7 +441,7 @@ class GpuRun:
         if counts["findings"] > 0:
             self.fail(f"compute-sanitizer {tool} {name}: {'; '.join(counts['summaries'])}")
         elif counts["ended"] not in ("exit 0", TIME_LIMIT):
-            # Slow is no finding: what ran in the time is in the result.
+            # Being slow is no finding: the result has what ran in time.
             self.fail(f"compute-sanitizer {tool} {name}: {counts['ended']}")
         elif counts["ended"] != TIME_LIMIT and not counts["summaries"]:
             self.fail(f"compute-sanitizer {tool} {name}: no summary in its output")
@@ -449,7 +449,7 @@ class GpuRun:
     # The end.
 
     def write(self):
-        """After every stage, so that whatever ends this program leaves a result."""
+        """Writes the result after every stage, so that there is one however this program ends."""
         name = self.result["date"].replace(":", "").replace("T", "-").rstrip("Z") + ".json"
         for folder in self.out:
             os.makedirs(folder, exist_ok=True)

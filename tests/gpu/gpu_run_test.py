@@ -1,4 +1,4 @@
-"""run.sh and gpu_run.py on a machine made of fakes: shell scripts for nvidia-smi, the test programs,
+"""Tests run.sh and gpu_run.py on a fake machine: shell scripts for nvidia-smi, the test programs,
 the benchmark and compute-sanitizer.
 
 usage: gpu_run_test.py [unittest arguments]
@@ -23,7 +23,7 @@ fields=${1#--query-gpu=}
 echo "$fields" | tr ',' '\\n' | sed 's/.*/value &/' | paste -sd, | sed 's/,/, /g'
 """
 
-# What a program of the build says of itself.
+# Build stamp that a program of the build prints.
 STAMP = """# ovq-build: {"source_hash": "abc", "flags_hash": "ef", "flags": "-O3"}
 """
 
@@ -147,7 +147,7 @@ class Run(unittest.TestCase):
         self.assertIn("skipped", result["sanitizers"])
         self.assertIn("met", text)
         self.assertIn("all passed", text)
-        # Of the GPU's tool nothing but questions.
+        # nvidia-smi is only queried, never used to change settings.
         for call in calls:
             if "--query" in call:
                 self.assertRegex(call, r"^--query-gpu=[a-z_.,]+ --format=csv,noheader$")

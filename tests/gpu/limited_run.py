@@ -1,4 +1,4 @@
-"""Runs a program under a time limit, whatever it starts and however it hangs."""
+"""Runs a program under a time limit, including all processes that it starts."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The negative control fails its tests, and only those of the kernel with the mistake.
+"""Checks that the negative control fails its tests, and only those of the kernel with the mistake.
 
 usage: mutant_test.py PROGRAM
 """

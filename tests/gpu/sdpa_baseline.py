@@ -1,11 +1,11 @@
-"""Decode steps of a transformer with a full KV cache, the shape of bench_cuda's, in PyTorch.
+"""Baseline in PyTorch: decode steps of a transformer of bench_cuda's shape with a full KV cache.
 
 usage: sdpa_baseline.py --json FILE
 
 21 layers, width 1280, 10 heads of 128, feed-forward 3200, vocabulary 32000, bfloat16, random
 weights and caches; the attention is scaled_dot_product_attention with the fastest of its fused
-backends, the step is replayed as a CUDA graph. Prints why and writes nothing where PyTorch or its
-GPU is missing.
+backends, the step is replayed as a CUDA graph. Without PyTorch or a GPU it
+prints the reason and writes nothing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ LAYERS, WIDTH, HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 21, 1280, 10, 128, 3200, 3
 SETTINGS = [(4096, 1), (4096, 16), (4096, 64), (4096, 256),
             (16384, 1), (16384, 16), (16384, 64), (65536, 1), (65536, 16)]
 WARM_UP, REPEATS = 3, 20
-MEMORY_SHARE = 0.85  # of the free memory that caches may take
+MEMORY_SHARE = 0.85  # share of free memory for caches
 BF16_BYTES = 2
 KV_BYTES_PER_TOKEN = LAYERS * HEADS * 2 * HEAD_DIM * BF16_BYTES
 

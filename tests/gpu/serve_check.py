@@ -1,9 +1,9 @@
-"""The server end to end on a device, with ovq-chat as its client.
+"""Tests the server end to end on a device, with ovq-chat as its client.
 
 usage: serve_check.py --bin FOLDER --model FOLDER [--server PROGRAM] [--device cuda] [--tokens 64]
 
-In float32 a greedy answer is the cpu's, is the same twice and among other requests; with states in int8
-it is near the cpu's; the log and the metrics say which product of matrices every shape runs;
+In float32 a greedy answer equals the cpu's, also when repeated and among other requests; with int8 states
+it is close to the cpu's; the log and the metrics say which product of matrices every shape runs;
 SIGTERM lets a running answer finish and ends the server with 0. Standard library only.
 """
 
@@ -56,7 +56,7 @@ class Server:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def answer(self, prompt, n_tokens=None):
-        """Of a greedy answer: the text, and of every token "id<tab>log-probability"."""
+        """A greedy answer: its text, and "id<tab>log-probability" of every token."""
         chat = self.chat(prompt, n_tokens or N_TOKENS)
         out, err = chat.communicate(timeout=60)
         if chat.returncode != 0:

@@ -25,7 +25,7 @@ namespace {
 enum class SlotState : uint8_t { kEmpty, kCandidate, kNotJoined };
 constexpr double kMaxSizeChange = 2;
 
-// Where a candidate lies: a slot of the dictionary, a token of the chunk, or a mean of the chunk.
+// Place of a candidate: a slot of the dictionary, a token of the chunk, or a mean of the chunk.
 struct PlaceRef {
   enum Part : uint8_t { kSlot, kToken, kMean } part;
   int64_t index;

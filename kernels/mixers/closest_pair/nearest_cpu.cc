@@ -151,7 +151,7 @@ int32_t LikelyNearest(const NearestSearch& search) {
   for (size_t b = 0; b < search.blocks.size(); ++b) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
-      // Far from the drift, the known bound is monotonic in the distance.
+      // Beyond the drift the lower bound rises with key_distances, so these are compared instead.
       const V distance = search.key == nullptr ? KnownDistances(search, first)
                                                : hn::LoadU(d, search.key_distances + first);
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
