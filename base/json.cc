@@ -15,8 +15,7 @@ constexpr int kMaxDepth = 32;
 template <class Json>
 absl::StatusOr<Json> Parse(std::string_view text, const std::string& what) {
   using Event = typename Json::parse_event_t;
-  std::vector<std::set<std::string>> keys_at(kMaxDepth +
-                                             2);  // keys of the open object at each depth
+  std::vector<std::set<std::string>> keys_at(kMaxDepth + 2);  // of the object open at each depth
   std::string fault;
   const auto callback = [&](int depth, Event event, Json& parsed) {
     if (depth > kMaxDepth) {

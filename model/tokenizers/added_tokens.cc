@@ -83,7 +83,7 @@ absl::StatusOr<AddedTokens> AddedTokens::Read(JsonFields& file, std::string_view
     AddedToken token = ReadToken(entries[i], vocab_size);
     AddProblems(problems, entries[i].status());
     if (!entries[i].status().ok() || token.content.empty())
-      continue;  // empty ones are skipped as in the library
+      continue;  // the library skips empty ones
     const std::string path = absl::StrCat(file.FieldPath(key), "[", i, "]");
     AddProblems(problems, added.Add(std::move(token), path, vocab));
   }
