@@ -22,7 +22,7 @@
 namespace ovq {
 
 struct FlagValue {
-  std::string takes;  // "a whole number from 1 to 9"; empty: described by errors alone
+  std::string takes;     // "a whole number from 1 to 9"; empty: described by errors alone
   std::string fallback;  // the default as shown by --help; empty: none
   std::function<absl::Status(std::string_view text)> set;
 };

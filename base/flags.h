@@ -59,7 +59,7 @@ class Flags {
   absl::Status Read(std::span<const std::string> args, const EnvLookup& env = nullptr);
 
   bool given(std::string_view name) const;  // by any source
-  std::vector<Setting> settings() const;  // the options of Add, in order
+  std::vector<Setting> settings() const;    // the options of Add, in order
   std::string Help() const;
 
  private:

@@ -19,7 +19,7 @@ struct Batch {
   std::vector<int32_t> token_begin{0};  // [n_seqs + 1]
   std::vector<int64_t> start_pos;       // [n_seqs]
   std::vector<int32_t> slot_cap;        // [n_seqs]
-  std::vector<std::byte*> state;  // [n_seqs], with memory for all tokens of the batch
+  std::vector<std::byte*> state;        // [n_seqs], with memory for all tokens of the batch
   std::vector<int32_t> logits_indices;  // ascending indices of the tokens whose logits are wanted
 
   int n_tokens() const { return token_begin.back(); }

@@ -6,7 +6,7 @@
 namespace ovq {
 
 struct BatchWork {
-  double bytes = 0;  // weights and states that the batch reads
+  double bytes = 0;     // weights and states that the batch reads
   double products = 0;  // multiplications of its tokens with weights
   int n_layers = 0;
   int n_answers = 1;  // sequences in the batch

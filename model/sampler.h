@@ -14,15 +14,15 @@ namespace ovq {
 
 // Not validated here; the caller validates requests.
 struct SamplingParams {
-  float temperature = 1.0f;  // >= 0; 0 = greedy
+  float temperature = 1.0f;         // >= 0; 0 = greedy
   int32_t top_k = 0;                // 0 = off
   float top_p = 1.0f;               // (0, 1]
   float min_p = 0.0f;               // [0, 1]
   float typical_p = 1.0f;           // (0, 1]
   float repetition_penalty = 1.0f;  // > 0; prompt and generated tokens: logit / r or * r
   float presence_penalty = 0.0f;    // generated tokens
-  float frequency_penalty = 0.0f;  // times the count of the token among the generated ones
-  uint64_t seed = 0;  // drawn by the server if the request has none
+  float frequency_penalty = 0.0f;   // times the count of the token among the generated ones
+  uint64_t seed = 0;                // drawn by the server if the request has none
   std::unordered_map<int32_t, float> logit_bias{};  // by token id, below vocab_size
 };
 
@@ -35,7 +35,7 @@ struct Sampled {
   // False if a logit is infinite or NaN; the other fields are then meaningless.
   bool finite = true;
   int32_t token_id = 0;
-  float logprob = 0;  // ln softmax of the raw logits, before any parameter is applied
+  float logprob = 0;              // ln softmax of the raw logits, before any parameter is applied
   std::vector<TokenLogprob> top;  // most likely tokens by raw logits, descending, ties by lower id
 };
 
@@ -73,7 +73,7 @@ class Sampler {
   std::vector<TokenCount> generated_;  // kept with a presence or frequency penalty only
   std::unordered_map<int32_t, size_t> generated_index_;  // token id to index in generated_
   std::vector<bool> is_seen_;  // [vocab], kept with a repetition penalty only
-  std::vector<int32_t> seen_;                            // the set bits of is_seen_
+  std::vector<int32_t> seen_;  // the set bits of is_seen_
 };
 
 }  // namespace ovq

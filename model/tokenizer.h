@@ -27,7 +27,7 @@ class Tokenizer {
 
   bool has_text() const { return kind_ != TokenizerKind::kNone; }
   TokenizerKind kind() const { return kind_; }
-  int64_t size() const;  // number of tokens with a text or a meaning
+  int64_t size() const;             // number of tokens with a text or a meaning
   bool HasToken(int64_t id) const;  // every id, for tokenizers that are not kBpe or kSentencePiece
   // Special tokens by id, with their texts ("" if unknown): bos, eos and those that tokenizer.json
   // calls special.
@@ -55,7 +55,7 @@ class Tokenizer {
   TokenizerKind kind_ = TokenizerKind::kNone;
   int32_t byte_offset_ = 0;
   std::optional<int32_t> bos_;
-  std::set<int32_t> silent_;  // bos and eos, which give no text
+  std::set<int32_t> silent_;            // bos and eos, which give no text
   std::unique_ptr<PieceModel> pieces_;  // kSentencePiece only
   std::unique_ptr<BpeTokenizer> bpe_;   // kBpe only
 };

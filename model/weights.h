@@ -44,7 +44,8 @@ class Weights {
   const TensorMap& tensors() const { return tensors_; }
 
  private:
-  using ShardByTensor = std::map<std::string, std::string>;  // tensor name to file name, from the index
+  using ShardByTensor =
+      std::map<std::string, std::string>;  // tensor name to file name, from the index
   absl::Status OpenShards(const std::string& folder);
   absl::Status OpenShard(const std::string& folder, const std::string& shard,
                          const ShardByTensor& shard_by_tensor);
@@ -55,7 +56,7 @@ class Weights {
     SafetensorsFile content;
   };
   std::vector<File> files_;
-  std::string list_;  // the file that lists the tensors
+  std::string list_;     // the file that lists the tensors
   absl::Status unread_;  // why list_ could not be read
   TensorMap tensors_;
   DamagedTensors damaged_;
