@@ -73,6 +73,9 @@ class Engine {
   // SessionFolder that is not here (SessionFolder::AcquireOwnership, with its errors).
   absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
+  // True if GetSession of this id may block: the session is not here, and another server of the
+  // session folder may have it. Blocks for nothing; any thread.
+  bool SessionMayBeElsewhere(const std::string& id) const { return sessions_.MayBeElsewhere(id); }
   // Sessions of a SessionFolder (EngineOptions::session_folder), before the first call; says which
   // do not fit here.
   std::vector<std::string> AdoptSessions(std::vector<FoundSession> found);
