@@ -38,28 +38,19 @@ struct ScoreWork {
 };
 // The prompt of a session that callers see once it is consumed.
 struct OpenWork {
-  SessionCallback done;
   std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  const char* event = "open";                 // of SessionReport
   bool from_state = false;  // what it reads follows what an imported state has read
   bool waits = true;        // the last token stays outside the state
 };
 
-// The tokens between a session's nearest checkpoint and where it goes back to. The session is as it
-// was before unless all of them are read.
+// The tokens between a session's nearest checkpoint and the position that it is rewound to.
 struct RewindWork {
-  int64_t position = 0;                  // of the conversation, to go back to
-  std::vector<std::byte> before;         // the state's bytes at position_before
-  int64_t position_before = 0;           // tokens consumed
   std::shared_ptr<CancelSignal> cancel;  // may be null
-  RewindCallback done;
 };
 
 // The tokens between the state of a session on disk and its last change.
 struct WakeWork {
   bool waits = false;  // the last of them stays outside the state
-  SteadyTime called;
-  std::function<void(absl::Status)> then;
 };
 
 // Engine thread only, once it is accepted.
@@ -74,6 +65,9 @@ struct Request {
   std::optional<SteadyTime> admitted, prefilled;
   int64_t order = 0;  // of admission
   bool ended = false;
+  // Follows the end of a request that a session operation started, with its status: completes or
+  // undoes the operation, answers its caller and calls Admission::Leave. Null for others.
+  std::function<void(Request&, absl::Status)> on_end;
 
   // To be consumed before anything is drawn: [the session's pending token,] prompt. All of them, or
   // all but the last when nothing is drawn: that one becomes the pending token.

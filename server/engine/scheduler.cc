@@ -74,23 +74,14 @@ void Scheduler::TakePrefix(Request& request) {
   request.consumed = request.prefix_tokens = state.position;
   if (request.session == nullptr) return;
   request.session->Record(0, tokens.first(static_cast<size_t>(state.position)));
-  sessions_.MayCheckpoint(*request.session, 0);  // whatever is left: no earlier copy will be made
+  sessions_.CheckpointIfDue(*request.session, 0);  // whatever is left: no earlier copy will be made
 }
 
-void Scheduler::Begin(std::shared_ptr<Request> request) {
+void Scheduler::StartTurn(std::shared_ptr<Request> request) {
   request->cached_tokens = request->session->position();
   if (request->session->pending)
     request->tokens.insert(request->tokens.begin(), *request->session->pending);
   if (!FailIfDead(*request, config_.options.clock.steady())) Start(std::move(request));
-}
-
-void Scheduler::StartTurn(std::shared_ptr<Request> request) {
-  const std::shared_ptr<Session> session = request->session;
-  session->client = request->client;
-  sessions_.Wake(session, [this, request = std::move(request)](absl::Status status) {
-    if (status.ok()) return Begin(request);
-    Fail(*request, FinishReason::kError, std::move(status));
-  });
 }
 
 bool Scheduler::RunStep(Executor& step) {
@@ -269,8 +260,8 @@ void Scheduler::Advance(const PlanItem& item, Executor& step, IterationReport& r
   }
   if (request.session == nullptr || request.ended) return;
   if (!request.rewind() && !request.wake())
-    sessions_.MayCheckpoint(*request.session, request.n_prefill - request.consumed);
-  if (request.generate() != nullptr) sessions_.Publish(request);
+    sessions_.CheckpointIfDue(*request.session, request.n_prefill - request.consumed);
+  if (request.generate() != nullptr) sessions_.PublishProgress(request);
 }
 
 // step: of the last of the prompt's tokens; null if there were none to consume.

@@ -13,7 +13,7 @@
 #include "server/engine/executor.h"
 #include "server/engine/prefix_cache.h"
 #include "server/engine/request.h"
-#include "server/engine/session_store.h"
+#include "server/engine/session_turns.h"
 #include "server/engine/state_pool.h"
 
 namespace ovq {
@@ -23,7 +23,7 @@ namespace ovq {
 class Scheduler {
  public:
   Scheduler(const EngineConfig& config, StatePool& pool, Admission& admission,
-            SessionStore& sessions, RandomSource& random, IterationWatch& watch)
+            SessionTurns& sessions, RandomSource& random, IterationWatch& watch)
       : config_(config),
         pool_(pool),
         admission_(admission),
@@ -34,7 +34,7 @@ class Scheduler {
 
   // A request that has its sequence.
   void Start(std::shared_ptr<Request> request);
-  // A turn on a session that was claimed for it, once its state is in memory.
+  // A turn on a session that was claimed for it and whose state is in memory.
   void StartTurn(std::shared_ptr<Request> request);
   // One step of the requests and what follows from it. False: none could have a row.
   bool RunStep(Executor& step);
@@ -56,7 +56,6 @@ class Scheduler {
   void AddTo(EngineStats& stats) const;
 
  private:
-  void Begin(std::shared_ptr<Request> request);  // the same, now that it is
   void TakePrefix(Request& request);
   void Choose(Executor& step, SteadyTime now);  // of all that the requests want
   void Collect(SteadyTime now);
@@ -95,16 +94,16 @@ class Scheduler {
   // told, with DataLoss if what a turn has added is not on disk. last: the completion that ended
   // last, if any.
   void Release(Request& request, FinishReason reason, const Completion* last,
-               SessionStore::Then tell);
+               StatusCallback tell);
   void SetEnded(Request& request);
-  void ReleaseStates(Request& request, SessionStore::Then then);
+  void ReleaseStates(Request& request, StatusCallback then);
   Usage MakeUsage(const Request& request, const Completion* completion) const;
   std::optional<double> DictionaryFill(const Request& request, const Completion* completion) const;
 
   const EngineConfig& config_;
   StatePool& pool_;
   Admission& admission_;
-  SessionStore& sessions_;
+  SessionTurns& sessions_;
   RandomSource& random_;
   IterationWatch& watch_;
   PrefixCache prefixes_;

@@ -57,16 +57,12 @@ void Scheduler::SetEnded(Request& request) {
   chosen_ = false;
 }
 
-void Scheduler::ReleaseStates(Request& request, SessionStore::Then then) {
+void Scheduler::ReleaseStates(Request& request, StatusCallback then) {
   admission_.DropPromised(request);
   GenerateWork* work = request.generate();
   if (request.session != nullptr && work != nullptr)
     return sessions_.EndTurn(request, std::move(then));
-  if (request.rewind() != nullptr) {
-    sessions_.Unrewound(request);
-  } else if (request.session != nullptr && request.wake() == nullptr) {
-    sessions_.Release(*request.session);
-  } else if (request.session == nullptr) {
+  if (request.session == nullptr) {
     if (request.sequence != nullptr) pool_.Release(request.sequence->state);
     if (work != nullptr) {
       for (const std::unique_ptr<Completion>& completion : work->completions) {
@@ -79,7 +75,7 @@ void Scheduler::ReleaseStates(Request& request, SessionStore::Then then) {
 }
 
 void Scheduler::Release(Request& request, FinishReason reason, const Completion* last,
-                        SessionStore::Then tell) {
+                        StatusCallback tell) {
   RequestReport report{.reason = reason,
                        .usage = MakeUsage(request, last),
                        .score = request.score() != nullptr,
@@ -128,19 +124,7 @@ void Scheduler::FinishCompletion(Request& request, Completion& completion, Finis
 void Scheduler::FinishPrompt(Request& request) {
   if (request.generate() == nullptr) {
     SetEnded(request);
-    if (request.wake() != nullptr) {
-      sessions_.Woken(request, absl::OkStatus());
-      return admission_.Leave();
-    }
-    // What answers when it is on disk.
-    const auto leaving = [this](auto done) {
-      return [this, done = std::move(done)](auto result) {
-        done(std::move(result));
-        admission_.Leave();
-      };
-    };
-    if (RewindWork* work = request.rewind()) return sessions_.Rewound(request, leaving(work->done));
-    return sessions_.Opened(request, leaving(std::get<OpenWork>(request.work).done));
+    return request.on_end(request, absl::OkStatus());
   }
   for (const std::unique_ptr<Completion>& completion : request.generate()->completions) {
     FinishCompletion(request, *completion,
@@ -156,6 +140,10 @@ void Scheduler::FinishScore(Request& request) {
 }
 
 void Scheduler::Fail(Request& request, FinishReason reason, absl::Status status) {
+  if (request.on_end != nullptr) {
+    SetEnded(request);
+    return request.on_end(request, std::move(status));
+  }
   GenerateWork* work = request.generate();
   std::vector<StreamEvent> events;  // usage is taken before the states go
   if (work != nullptr && reason == FinishReason::kCancelled) {
@@ -170,7 +158,7 @@ void Scheduler::Fail(Request& request, FinishReason reason, absl::Status status)
     config_.events.stream_blocked(
         TimeBetween(*work->blocked_since, config_.options.clock.steady()));
   }
-  auto tell = [this, &request, events = std::move(events), status = std::move(status),
+  auto tell = [&request, events = std::move(events), status = std::move(status),
                stream = work != nullptr ? work->stream : nullptr](absl::Status saved) mutable {
     if (!saved.ok()) status = std::move(saved);
     if (stream != nullptr) {
@@ -178,12 +166,6 @@ void Scheduler::Fail(Request& request, FinishReason reason, absl::Status status)
       stream->Close(std::move(status));
     } else if (ScoreWork* score = request.score()) {
       score->done(std::move(status));
-    } else if (RewindWork* rewind = request.rewind()) {
-      rewind->done(std::move(status));
-    } else if (request.wake() != nullptr) {
-      sessions_.Woken(request, std::move(status));
-    } else {
-      std::get<OpenWork>(request.work).done(std::move(status));
     }
   };
   Release(request, reason, nullptr, std::move(tell));
