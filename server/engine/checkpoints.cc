@@ -129,6 +129,12 @@ const Checkpoint* Checkpoints::Before(const Session& session, int64_t position) 
   return after == kept.begin() ? nullptr : std::prev(after)->get();
 }
 
+int64_t Checkpoints::ReplayTokens(const Session& session, int64_t position) {
+  const int64_t consumed = ConsumedAt(position);
+  const Checkpoint* from = Before(session, consumed);
+  return consumed - (from == nullptr ? 0 : from->position);
+}
+
 bool Checkpoints::Due(const StateHandle& state, int64_t made_at, int64_t left) {
   const auto spacing = std::max(
       kCheckpointTokens, static_cast<int64_t>(state.committed_bytes / kCheckpointBytesPerToken));

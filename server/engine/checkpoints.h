@@ -25,6 +25,9 @@ inline constexpr size_t kCheckpointBytesPerToken = size_t{64} << 10;
 // A turn's end is worth a copy after so many tokens that were drawn one by one.
 inline constexpr int64_t kTurnCheckpointTokens = 64;
 
+// A conversation of so many tokens has consumed all but the last one.
+inline int64_t ConsumedAt(int64_t position) { return position > 0 ? position - 1 : 0; }
+
 struct Checkpoint {
   // Of malloc, which makes the room of one copy that of another without touching its pages.
   struct Free {
@@ -56,6 +59,8 @@ class Checkpoints {
 
   // The last at this many consumed tokens or fewer; null: the session's beginning.
   static const Checkpoint* Before(const Session& session, int64_t position);
+  // Tokens to be read again, from the last checkpoint on, to return to `position` tokens.
+  static int64_t ReplayTokens(const Session& session, int64_t position);
   // Whether a state should have another copy: the last one was made at `made_at`, and `left` tokens
   // of its prompt are to come.
   static bool Due(const StateHandle& state, int64_t made_at, int64_t left);

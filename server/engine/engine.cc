@@ -19,10 +19,10 @@ EngineConfig Completed(EngineConfig config) {
   const EngineModel& model = config.model;
   EngineOptions& options = config.options;
   Check(!model.variants.empty(), "the engine has a model");
-  for (const ModelVariant& memory : model.variants) {
+  for (const ModelVariant& variant : model.variants) {
     // No cap exceeds the address range that the layout keeps for it.
-    const int64_t limit = memory.layout->limits().max_slot_cap;
-    Check(memory.default_slot_cap <= limit, "the model's own cap fits the layout");
+    const int64_t limit = variant.layout->limits().max_slot_cap;
+    Check(variant.default_slot_cap <= limit, "the model's own cap fits the layout");
     options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
   }
   Check(options.max_batch_tokens > 0, "a step has room for a row");
@@ -61,7 +61,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
       admission_(config_, pool_),
       sessions_(config_, pool_, admission_, random_, inbox_,
                 [this](std::shared_ptr<Request> request) { scheduler_.Start(std::move(request)); }),
-      scheduler_(config_, pool_, admission_, sessions_, random_, watch_),
+      scheduler_(config_, pool_, admission_, sessions_.turns, random_, watch_),
       executor_(config_, *context_, pool_),
       session_slots_(SessionSlots(
           *config_.model.variants.front().layout, config_.model.variants.front().default_slot_cap,
@@ -86,12 +86,12 @@ absl::Status Engine::Submit(GenerateRequest call, std::shared_ptr<TokenStream> s
 absl::Status Engine::SubmitTurn(std::shared_ptr<Request> request) {
   RETURN_IF_ERROR(admission_.Enter());
   const GenerateRequest& call = request->generate()->call;
-  if (sessions_.MayBeElsewhere(call.session_id)) {
+  if (SessionMayBeElsewhere(call.session_id)) {
     inbox_->Post([this, request = std::move(request), id = call.session_id, tenant = call.tenant] {
-      sessions_.Fetch(id, tenant, [this, request](absl::Status status) {
+      sessions_.ownership.Acquire(id, tenant, [this, request](absl::Status status) {
         if (status.ok()) status = Claim(*request);
         if (!status.ok()) return scheduler_.Fail(*request, FinishReason::kError, std::move(status));
-        scheduler_.StartTurn(request);
+        StartTurn(request);
       });
     });
     return absl::OkStatus();
@@ -100,8 +100,17 @@ absl::Status Engine::SubmitTurn(std::shared_ptr<Request> request) {
     admission_.Leave();
     return status;
   }
-  inbox_->Post([this, request = std::move(request)] { scheduler_.StartTurn(request); });
+  inbox_->Post([this, request = std::move(request)] { StartTurn(request); });
   return absl::OkStatus();
+}
+
+void Engine::StartTurn(std::shared_ptr<Request> request) {
+  const std::shared_ptr<Session> session = request->session;
+  session->client = request->client;
+  sessions_.swap_in.SwapIn(session, [this, request = std::move(request)](absl::Status status) {
+    if (status.ok()) return scheduler_.StartTurn(request);
+    scheduler_.Fail(*request, FinishReason::kError, std::move(status));
+  });
 }
 
 absl::Status Engine::Claim(Request& request) {
@@ -121,7 +130,7 @@ absl::Status Engine::Claim(Request& request) {
     RETURN_IF_ERROR(CheckPosition(*session.state.layout, position));
     return admission_.Charge(request, 0, 0);  // the session holds its own share
   };
-  ASSIGN_OR_RETURN(request.session, sessions_.Claim(call.session_id, call.tenant, check));
+  ASSIGN_OR_RETURN(request.session, sessions_.table.Claim(call.session_id, call.tenant, check));
   request.sequence = request.session;
   return absl::OkStatus();
 }
@@ -142,8 +151,7 @@ void Engine::CreateSession(SessionOptions options, SessionCallback done) {
   inbox_->Post([this, status = std::move(status), options = std::move(options),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    std::shared_ptr<Request> request = sessions_.Open(std::move(options), called, std::move(done));
-    if (request != nullptr) scheduler_.Start(std::move(request));
+    sessions_.creator.Create(std::move(options), called, std::move(done));
   });
 }
 
@@ -152,9 +160,14 @@ void Engine::ForkSession(ForkOptions options, SessionsCallback done) {
   inbox_->Post([this, status = std::move(status), options = std::move(options),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    WhenAwake(options.session_id, options.tenant, [=, this](absl::Status status) {
-      if (!status.ok()) return done(std::move(status));
-      sessions_.Fork(options, called, done);
+    if (absl::Status entered = admission_.Enter(); !entered.ok()) return done(std::move(entered));
+    const auto leave = [this, done](absl::StatusOr<std::vector<SessionInfo>> infos) {
+      done(std::move(infos));
+      admission_.Leave();
+    };
+    sessions_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
+      if (!pin.ok()) return leave(pin.status());
+      sessions_.forks.Fork(*std::move(pin), options, called, leave);
     });
   });
 }
@@ -164,20 +177,15 @@ void Engine::RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> 
   if (cancel != nullptr) cancel->SetWake(Wake());
   inbox_->Post([this, options = std::move(options), cancel = std::move(cancel),
                 done = std::move(done), called = this->options().clock.steady()]() mutable {
-    const std::string id = options.session_id, tenant = options.tenant;
-    WhenAwake(id, tenant, [=, this](absl::Status status) {
-      if (!status.ok()) return done(std::move(status));
-      std::shared_ptr<Request> request = sessions_.Rewind(options, cancel, called, done);
-      if (request != nullptr) scheduler_.Start(std::move(request));
+    if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
+    sessions_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
+      if (pin.ok()) {
+        sessions_.rewinder.Rewind(*std::move(pin), options, cancel, called, done);
+      } else {
+        done(pin.status());
+      }
+      admission_.Leave();
     });
-  });
-}
-
-void Engine::WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then) {
-  if (absl::Status status = admission_.Enter(); !status.ok()) return then(std::move(status));
-  sessions_.WakeIdle(id, tenant, [this, then = std::move(then)](absl::Status status) {
-    then(std::move(status));
-    admission_.Leave();
   });
 }
 
@@ -186,8 +194,12 @@ absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const 
   using Image = absl::StatusOr<SessionImage>;
   const SteadyTime called = options().clock.steady();
   Image image = inbox_->Await<Image>([&](const std::function<void(Image)>& tell) {
-    sessions_.WakeIdle(id, tenant, [=, this, whole = !since](absl::Status status) {
-      tell(status.ok() ? sessions_.Export(id, tenant, whole) : Image(std::move(status)));
+    sessions_.pins.Pin(id, tenant, [=, this, whole = !since](auto pin) {
+      if (!pin.ok()) return tell(pin.status());
+      // A turn that claims the session from now on begins on this thread, later.
+      const std::shared_ptr<Session> session = (*pin)->Release();
+      tell(whole ? std::move(*sessions_.disk.MakeImage(*session))
+                 : sessions_.disk.MakeImageHead(*session));
     });
   });
   // A digest of millions of tokens would hold up a step.
@@ -195,15 +207,17 @@ absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const 
     RETURN_IF_ERROR(CheckGoesOn(id, *image, *since));
   }
   if (image.ok()) {
-    inbox_->Post([this, event = since ? "export_delta" : "export", called,
-                  length = image->length()] { sessions_.Tell(event, called, length); });
+    inbox_->Post(
+        [this, event = since ? "export_delta" : "export", called, length = image->length()] {
+          sessions_.turns.ReportEvent(event, called, length);
+        });
   }
   return image;
 }
 
 absl::Status Engine::CheckImport(const SessionImage& head) const {
-  const ModelVariant* memory = model().FindVariant(head.memory);
-  if (memory == nullptr) {
+  const ModelVariant* variant = model().FindVariant(head.memory);
+  if (variant == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session file: no memory of this server is named '", absl::CHexEscape(head.memory), "'"));
   }
@@ -212,7 +226,7 @@ absl::Status Engine::CheckImport(const SessionImage& head) const {
                                                       options().max_slot_cap,
                                                       " max_centroids, got ", head.slot_cap));
   }
-  return CheckSessionFits(head, memory->fingerprint, *memory->layout, model().vocab_size);
+  return CheckSessionFits(head, variant->fingerprint, *variant->layout, model().vocab_size);
 }
 
 void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCallback done) {
@@ -236,9 +250,7 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
                 options = std::move(options), done = std::move(done),
                 called = this->options().clock.steady()]() mutable {
     if (!status.ok()) return done(std::move(status));
-    std::shared_ptr<Request> request =
-        sessions_.Import(std::move(image), options, called, std::move(done));
-    if (request != nullptr) scheduler_.Start(std::move(request));
+    sessions_.importer.Import(std::move(image), options, called, std::move(done));
   });
 }
 
@@ -246,9 +258,9 @@ absl::Status Engine::DeleteSession(const std::string& id,
                                    const std::optional<std::string>& tenant) {
   return inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
     const SteadyTime called = options().clock.steady();
-    sessions_.Fetch(id, tenant, [this, id, tenant, called, tell](absl::Status status) {
+    sessions_.ownership.Acquire(id, tenant, [this, id, tenant, called, tell](absl::Status status) {
       if (!status.ok()) return tell(std::move(status));
-      sessions_.Delete(id, tenant, called, tell);
+      sessions_.removal.Delete(id, tenant, called, tell);
     });
   });
 }
@@ -257,7 +269,7 @@ std::vector<std::string> Engine::AdoptSessions(std::vector<FoundSession> found) 
   return inbox_->Call<std::vector<std::string>>([&] {
     std::vector<std::string> left;
     for (FoundSession& one : found) {
-      const absl::Status status = sessions_.Adopt(std::move(one));
+      const absl::Status status = sessions_.ownership.Register(std::move(one));
       if (!status.ok()) left.emplace_back(status.message());
     }
     return left;
@@ -265,17 +277,19 @@ std::vector<std::string> Engine::AdoptSessions(std::vector<FoundSession> found) 
 }
 
 absl::StatusOr<SessionInfo> Engine::GetSession(const std::string& id, const std::string& tenant) {
-  if (sessions_.MayBeElsewhere(id)) {
-    const absl::Status status = inbox_->Await<absl::Status>(
-        [&](const std::function<void(absl::Status)>& tell) { sessions_.Fetch(id, tenant, tell); });
+  if (SessionMayBeElsewhere(id)) {
+    const absl::Status status =
+        inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
+          sessions_.ownership.Acquire(id, tenant, tell);
+        });
     if (!status.ok()) return status;
   }
-  return sessions_.Get(id, tenant);
+  return sessions_.table.Get(id, tenant);
 }
 absl::StatusOr<SessionPage> Engine::ListSessions(const std::optional<std::string>& tenant,
                                                  int page_size,
                                                  const std::string& page_token) const {
-  return sessions_.List(tenant, page_size, page_token);
+  return sessions_.table.List(tenant, page_size, page_token);
 }
 
 absl::Status Engine::ChargeRequest(const std::string& tenant) const {
@@ -305,8 +319,9 @@ absl::StatusOr<std::vector<std::byte>> Engine::CopyState(const std::string& id,
                                                          const std::string& tenant) {
   using Bytes = absl::StatusOr<std::vector<std::byte>>;
   return inbox_->Await<Bytes>([&](const std::function<void(Bytes)>& tell) {
-    sessions_.WakeIdle(id, tenant, [this, id, tenant, tell](absl::Status status) {
-      tell(status.ok() ? sessions_.CopyState(id, tenant) : Bytes(std::move(status)));
+    sessions_.pins.Pin(id, tenant, [this, tell](auto pin) {
+      if (!pin.ok()) return tell(pin.status());
+      tell(pool_.Snapshot((*pin)->Release()->state));
     });
   });
 }
@@ -353,7 +368,7 @@ bool Engine::RunIteration() {
 
 void Engine::EndWhatIsOver(SteadyTime now) {
   look_again_ = now + (few_requests() ? kLookEvery : kLookAtManyEvery);
-  sessions_.Expire(now);
+  sessions_.removal.Expire(now);
   scheduler_.FailDead(now);
   const auto dead = [now](const Request& request) { return !CheckAlive(request, now).ok(); };
   for (const std::shared_ptr<Request>& request : admission_.Remove(dead))
@@ -372,7 +387,7 @@ void Engine::EndAll(const absl::Status& status) {
 }
 
 absl::Duration Engine::TimeToNextEnd() const {
-  SteadyTime next = std::min(sessions_.next_expiry(), admission_.next_deadline());
+  SteadyTime next = std::min(sessions_.table.next_expiry(), admission_.next_deadline());
   for (const std::shared_ptr<Request>& request : scheduler_.requests()) {
     if (!request->ended) next = std::min(next, request->deadline);
   }
@@ -385,7 +400,8 @@ void Engine::PublishStats() {
   publish_again_ = config_.options.clock.steady() + kPublishManyEvery;
   EngineStats stats;
   admission_.AddTo(stats);
-  sessions_.AddTo(stats);
+  sessions_.table.AddTo(stats);
+  sessions_.swap_in.AddTo(stats);
   scheduler_.AddTo(stats);
   stats.sessions_active = pool_.sessions() - stats.sessions_idle;
   stats.session_slots = session_slots_;

@@ -24,7 +24,7 @@
 #include "server/engine/inbox.h"
 #include "server/engine/scheduler.h"
 #include "server/engine/session_image.h"
-#include "server/engine/session_store.h"
+#include "server/engine/sessions.h"
 #include "server/engine/state_pool.h"
 
 namespace ovq {
@@ -73,7 +73,11 @@ class Engine : private Evictor {
   // SessionFolder that is not here (SessionFolder::AcquireOwnership, with its errors).
   absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
-  bool SessionMayBeElsewhere(const std::string& id) const { return sessions_.MayBeElsewhere(id); }
+  // True if GetSession of this id may block: the session is not here, and another server of the
+  // session folder may have it. Blocks for nothing; any thread.
+  bool SessionMayBeElsewhere(const std::string& id) const {
+    return sessions_.ownership.MayBeElsewhere(id);
+  }
   // Sessions of a SessionFolder (EngineOptions::session_folder), before the first call; says which
   // do not fit here.
   std::vector<std::string> AdoptSessions(std::vector<FoundSession> found);
@@ -108,7 +112,7 @@ class Engine : private Evictor {
   bool RunIteration();
   absl::Duration TimeToNextEnd() const;  // until a deadline passes or a session expires
   void EndAll(const absl::Status& status);
-  SessionStore& sessions() { return sessions_; }
+  Sessions& sessions() { return sessions_; }
 
  private:
   static constexpr size_t kFewRequests = 64;
@@ -116,14 +120,16 @@ class Engine : private Evictor {
   static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
-  bool EvictIdleStates(size_t bytes) override { return sessions_.EvictIdleStates(bytes); }
+  bool EvictIdleStates(size_t bytes) override {
+    return config_.options.overcommit && sessions_.removal.EvictIdleStates(bytes);
+  }
   bool EvictFrom(const std::string& client, bool table, bool running) override {
-    return sessions_.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
+    return sessions_.removal.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
   }
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
   absl::Status Claim(Request& request);  // its session
-  // Engine thread: for calls that need an idle session's state.
-  void WhenAwake(const std::string& id, const std::string& tenant, SessionStore::Then then);
+  // Engine thread: swaps the claimed session's state in and starts the turn.
+  void StartTurn(std::shared_ptr<Request> request);
   std::function<void()> Wake() const {
     return [inbox = inbox_] { inbox->Ring(); };
   }
@@ -143,7 +149,7 @@ class Engine : private Evictor {
   RandomSource random_;
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
-  SessionStore sessions_;
+  Sessions sessions_;
   Scheduler scheduler_;
   Executor executor_;
   const int session_slots_;

@@ -38,28 +38,19 @@ struct ScoreWork {
 };
 // The prompt of a new session, which callers see once the prompt is consumed.
 struct OpenWork {
-  SessionCallback done;
   std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  const char* event = "open";                 // SessionReport::event
-  bool from_state = false;  // the tokens follow those that an imported state has consumed
-  bool waits = true;        // the last token stays pending
+  bool from_state = false;  // what it reads follows what an imported state has read
+  bool waits = true;        // the last token stays outside the state
 };
 
-// The tokens between a session's nearest checkpoint and the position to which it rewinds. Unless
-// all of them are consumed, the session stays as it was.
+// The tokens between a session's nearest checkpoint and the position that it is rewound to.
 struct RewindWork {
-  int64_t position = 0;                  // of the conversation, to which it rewinds
-  std::vector<std::byte> before;         // the state's bytes at position_before
-  int64_t position_before = 0;           // tokens consumed
   std::shared_ptr<CancelSignal> cancel;  // may be null
-  RewindCallback done;
 };
 
 // The tokens between the state of a session on disk and its latest change.
 struct WakeWork {
-  bool waits = false;  // the last token stays pending
-  SteadyTime called;
-  std::function<void(absl::Status)> then;
+  bool waits = false;  // the last of them stays outside the state
 };
 
 // Engine thread only, once accepted.
@@ -74,6 +65,9 @@ struct Request {
   std::optional<SteadyTime> admitted, prefilled;
   int64_t order = 0;  // admission order
   bool ended = false;
+  // Follows the end of a request that a session operation started, with its status: completes or
+  // undoes the operation, answers its caller and calls Admission::Leave. Null for others.
+  std::function<void(Request&, absl::Status)> on_end;
 
   // Tokens to consume before anything is drawn: [the session's pending token,] prompt. When nothing
   // is drawn, the last one is not consumed but becomes the pending token.

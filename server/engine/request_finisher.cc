@@ -54,16 +54,12 @@ void RequestFinisher::SetEnded(Request& request) {
   planner_.DropStanding();
 }
 
-void RequestFinisher::ReleaseStates(Request& request, SessionStore::Then then) {
+void RequestFinisher::ReleaseStates(Request& request, StatusCallback then) {
   admission_.DropPromised(request);
   GenerateWork* work = request.generate();
   if (request.session != nullptr && work != nullptr)
     return sessions_.EndTurn(request, std::move(then));
-  if (request.rewind() != nullptr) {
-    sessions_.Unrewound(request);
-  } else if (request.session != nullptr && request.wake() == nullptr) {
-    sessions_.Release(*request.session);
-  } else if (request.session == nullptr) {
+  if (request.session == nullptr) {
     if (request.sequence != nullptr) pool_.Release(request.sequence->state);
     if (work != nullptr) {
       for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
@@ -76,7 +72,7 @@ void RequestFinisher::ReleaseStates(Request& request, SessionStore::Then then) {
 }
 
 void RequestFinisher::Release(Request& request, FinishReason reason, const RunningAnswer* last,
-                              SessionStore::Then tell) {
+                              StatusCallback tell) {
   RequestReport report{.reason = reason,
                        .usage = MakeUsage(request, last, config_.options.clock.steady()),
                        .score = request.score() != nullptr,
@@ -125,19 +121,7 @@ void RequestFinisher::FinishAnswer(Request& request, RunningAnswer& answer, Fini
 void RequestFinisher::FinishPrompt(Request& request) {
   if (request.generate() == nullptr) {
     SetEnded(request);
-    if (request.wake() != nullptr) {
-      sessions_.Woken(request, absl::OkStatus());
-      return admission_.Leave();
-    }
-    // The caller is answered when the session is on disk.
-    const auto leaving = [this](auto done) {
-      return [this, done = std::move(done)](auto result) {
-        done(std::move(result));
-        admission_.Leave();
-      };
-    };
-    if (RewindWork* work = request.rewind()) return sessions_.Rewound(request, leaving(work->done));
-    return sessions_.Opened(request, leaving(std::get<OpenWork>(request.work).done));
+    return request.on_end(request, absl::OkStatus());
   }
   for (const std::unique_ptr<RunningAnswer>& answer : request.generate()->answers) {
     FinishAnswer(request, *answer, {.index = answer->index(), .reason = FinishReason::kLength});
@@ -152,6 +136,10 @@ void RequestFinisher::FinishScore(Request& request) {
 }
 
 void RequestFinisher::Fail(Request& request, FinishReason reason, absl::Status status) {
+  if (request.on_end != nullptr) {
+    SetEnded(request);
+    return request.on_end(request, std::move(status));
+  }
   GenerateWork* work = request.generate();
   std::vector<StreamEvent> events;  // usage is taken before the states go
   if (work != nullptr && reason == FinishReason::kCancelled) {
@@ -167,7 +155,7 @@ void RequestFinisher::Fail(Request& request, FinishReason reason, absl::Status s
     config_.events.stream_blocked(
         TimeBetween(*work->blocked_since, config_.options.clock.steady()));
   }
-  auto tell = [this, &request, events = std::move(events), status = std::move(status),
+  auto tell = [&request, events = std::move(events), status = std::move(status),
                stream = work != nullptr ? work->stream : nullptr](absl::Status saved) mutable {
     if (!saved.ok()) status = std::move(saved);
     if (stream != nullptr) {
@@ -175,12 +163,6 @@ void RequestFinisher::Fail(Request& request, FinishReason reason, absl::Status s
       stream->Close(std::move(status));
     } else if (ScoreWork* score = request.score()) {
       score->done(std::move(status));
-    } else if (RewindWork* rewind = request.rewind()) {
-      rewind->done(std::move(status));
-    } else if (request.wake() != nullptr) {
-      sessions_.Woken(request, std::move(status));
-    } else {
-      std::get<OpenWork>(request.work).done(std::move(status));
     }
   };
   Release(request, reason, nullptr, std::move(tell));

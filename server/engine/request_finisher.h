@@ -11,7 +11,7 @@
 #include "server/engine/engine_config.h"
 #include "server/engine/prefix_cache.h"
 #include "server/engine/request.h"
-#include "server/engine/session_store.h"
+#include "server/engine/session_turns.h"
 #include "server/engine/state_pool.h"
 
 namespace ovq {
@@ -21,7 +21,7 @@ namespace ovq {
 class RequestFinisher {
  public:
   RequestFinisher(const EngineConfig& config, StatePool& pool, Admission& admission,
-                  SessionStore& sessions, PrefixCache& prefixes, BatchPlanner& planner)
+                  SessionTurns& sessions, PrefixCache& prefixes, BatchPlanner& planner)
       : config_(config),
         pool_(pool),
         admission_(admission),
@@ -44,7 +44,7 @@ class RequestFinisher {
   void FailHalfway(Request& request, int64_t position, absl::Status status);
 
   // Whether any request has ended since the last call.
-  bool TakeAnyEnded() { return std::exchange(any_ended_, false); }
+  bool ConsumeAnyEnded() { return std::exchange(any_ended_, false); }
 
  private:
   // Fails the request, from whose states nothing may go on.
@@ -53,14 +53,14 @@ class RequestFinisher {
   // told, with DataLoss if what a turn has added is not on disk. last: the answer that ended last,
   // or null.
   void Release(Request& request, FinishReason reason, const RunningAnswer* last,
-               SessionStore::Then tell);
-  void ReleaseStates(Request& request, SessionStore::Then then);
+               StatusCallback tell);
+  void ReleaseStates(Request& request, StatusCallback then);
   void SetEnded(Request& request);
 
   const EngineConfig& config_;
   StatePool& pool_;
   Admission& admission_;
-  SessionStore& sessions_;
+  SessionTurns& sessions_;
   PrefixCache& prefixes_;
   BatchPlanner& planner_;
   bool any_ended_ = false;

@@ -64,23 +64,14 @@ void Scheduler::RestorePrefix(Request& request) {
   request.consumed = request.prefix_tokens = state.position;
   if (request.session == nullptr) return;
   request.session->Record(0, tokens.first(static_cast<size_t>(state.position)));
-  sessions_.MayCheckpoint(*request.session, 0);  // there will be no earlier copy
+  sessions_.CheckpointIfDue(*request.session, 0);  // there will be no earlier copy
 }
 
-void Scheduler::StartResidentTurn(std::shared_ptr<Request> request) {
+void Scheduler::StartTurn(std::shared_ptr<Request> request) {
   request->cached_tokens = request->session->position();
   if (request->session->pending)
     request->tokens.insert(request->tokens.begin(), *request->session->pending);
   if (!FailIfDead(*request, config_.options.clock.steady())) Start(std::move(request));
-}
-
-void Scheduler::StartTurn(std::shared_ptr<Request> request) {
-  const std::shared_ptr<Session> session = request->session;
-  session->client = request->client;
-  sessions_.Wake(session, [this, request = std::move(request)](absl::Status status) {
-    if (status.ok()) return StartResidentTurn(request);
-    Fail(*request, FinishReason::kError, std::move(status));
-  });
 }
 
 bool Scheduler::RunStep(Executor& executor) {
@@ -194,8 +185,8 @@ void Scheduler::ApplyPrefill(const StepInput::Sequence& input, Request& request,
 void Scheduler::MayCheckpoint(Request& request) {
   if (request.session == nullptr || request.ended) return;
   if (!request.rewind() && !request.wake())
-    sessions_.MayCheckpoint(*request.session, request.n_prefill - request.consumed);
-  if (request.generate() != nullptr) sessions_.Publish(request);
+    sessions_.CheckpointIfDue(*request.session, request.n_prefill - request.consumed);
+  if (request.generate() != nullptr) sessions_.PublishProgress(request);
 }
 
 void Scheduler::FinishPrefill(Request& request, StepOutput::Sequence* output) {
@@ -339,7 +330,7 @@ void Scheduler::AddTo(EngineStats& stats) const {
 }
 
 void Scheduler::RemoveEnded() {
-  if (!finisher_.TakeAnyEnded()) return;
+  if (!finisher_.ConsumeAnyEnded()) return;
   std::erase_if(running_, [](const std::shared_ptr<Request>& request) { return request->ended; });
 }
 

@@ -17,7 +17,7 @@
 #include "server/engine/prefix_cache.h"
 #include "server/engine/request.h"
 #include "server/engine/request_finisher.h"
-#include "server/engine/session_store.h"
+#include "server/engine/session_turns.h"
 #include "server/engine/state_pool.h"
 #include "server/engine/step_builder.h"
 
@@ -27,7 +27,7 @@ namespace ovq {
 class Scheduler {
  public:
   Scheduler(const EngineConfig& config, StatePool& pool, Admission& admission,
-            SessionStore& sessions, RandomSource& random, IterationWatch& watch)
+            SessionTurns& sessions, RandomSource& random, IterationWatch& watch)
       : config_(config),
         pool_(pool),
         admission_(admission),
@@ -41,7 +41,7 @@ class Scheduler {
 
   // Starts a request that has its sequence.
   void Start(std::shared_ptr<Request> request);
-  // Starts a turn on the session claimed for it, once the session's state is resident.
+  // Starts a turn on the session that was claimed for it and whose state is resident.
   void StartTurn(std::shared_ptr<Request> request);
   // Runs one iteration of the requests and applies its results. False: no sequence could run.
   bool RunStep(Executor& executor);
@@ -63,7 +63,6 @@ class Scheduler {
   void AddTo(EngineStats& stats) const;
 
  private:
-  void StartResidentTurn(std::shared_ptr<Request> request);
   void MakeAnswers(Request& request);
   // Starts from a cached state, where the prompt begins like an earlier one.
   void RestorePrefix(Request& request);
@@ -90,7 +89,7 @@ class Scheduler {
   const EngineConfig& config_;
   StatePool& pool_;
   Admission& admission_;
-  SessionStore& sessions_;
+  SessionTurns& sessions_;
   RandomSource& random_;
   IterationWatch& watch_;
   PrefixCache prefixes_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "server/engine/engine_api.h"
@@ -18,6 +20,12 @@
 namespace ovq {
 
 struct Checkpoint;
+struct Request;
+
+// Gets the result of work that ends later, success or not.
+using StatusCallback = std::function<void(absl::Status)>;
+// Starts a request that has its sequence.
+using StartRequest = std::function<void(std::shared_ptr<Request>)>;
 
 // The last token of a conversation waits outside the state until something follows it; it is then
 // the first row of what is consumed. So the state is a function of the consumed tokens alone, and a
@@ -47,7 +55,7 @@ struct SessionOnDisk {
   bool behind = false;        // a change could not be written: the next one writes all
 };
 
-// Engine thread only, but for what the SessionStore says of sessions in it.
+// Engine thread only, except where SessionTable says otherwise.
 struct Session : Sequence {
   SessionInfo info;                         // what callers see
   std::string damage;                       // what happened at info.damaged_at

@@ -138,8 +138,8 @@ TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   GenerateRequest turn = SampleRequest({1}, 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
-  engine->sessions().Delete(id, "", engine.clock.steady,
-                            [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  engine->sessions().removal.Delete(id, "", engine.clock.steady,
+                                    [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->RunIteration();
   EXPECT_THAT(std::string(ReadAll(*stream).status.message()), HasSubstr("session was deleted"));
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);

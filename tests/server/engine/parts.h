@@ -9,7 +9,7 @@
 #include "server/engine/admission.h"
 #include "server/engine/engine.h"
 #include "server/engine/scheduler.h"
-#include "server/engine/session_store.h"
+#include "server/engine/sessions.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
@@ -56,8 +56,8 @@ struct Parts {
   // Opens a session without a prompt; returns the status if it is refused.
   absl::StatusOr<SessionInfo> Open(SessionOptions options = {}) {
     absl::StatusOr<SessionInfo> opened;
-    sessions.Open(std::move(options), clock.steady,
-                  [&](absl::StatusOr<SessionInfo> info) { opened = std::move(info); });
+    sessions.creator.Create(std::move(options), clock.steady,
+                            [&](absl::StatusOr<SessionInfo> info) { opened = std::move(info); });
     return opened;
   }
 
@@ -70,7 +70,7 @@ struct Parts {
   RandomSource random{7};
   StatePool pool{config.options.state_memory_bytes, *context};
   Admission admission{config, pool};
-  SessionStore sessions{config, pool, admission, random};
+  Sessions sessions{config, pool, admission, random};
 
  private:
   EngineConfig Config(EngineOptions options) {

@@ -1,12 +1,12 @@
-// What of the SessionStore writes sessions to disk: what callers are told of is there before they
-// are told. And lets states go where others need their memory.
+#include "server/engine/session_persistence.h"
+
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/session_image.h"
-#include "server/engine/session_store.h"
+#include "base/huge_pages.h"
 
 namespace ovq {
 namespace {
@@ -38,7 +38,7 @@ int64_t SnapshotSpacing(const Session& session) {
 
 }  // namespace
 
-SessionStore::Then SessionStore::Posted(Then then) const {
+StatusCallback SessionPersistence::OnEngineThread(StatusCallback then) const {
   return [inbox = inbox_, then = std::move(then)](absl::Status status) mutable {
     inbox->Post([then = std::move(then), status = std::move(status)]() mutable {
       then(std::move(status));
@@ -46,13 +46,13 @@ SessionStore::Then SessionStore::Posted(Then then) const {
   };
 }
 
-JournalHead SessionStore::MakeJournalHead(const Session& session) const {
-  const ModelVariant& memory = *config_.model.FindVariant(session.info.memory);
+JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
+  const ModelVariant& variant = *config_.model.FindVariant(session.info.memory);
   JournalHead head{.id = session.info.id,
                    .tenant = session.info.tenant,
-                   .memory = memory.name,
-                   .fingerprint = memory.fingerprint,
-                   .layout = memory.layout->fingerprint(),
+                   .memory = variant.name,
+                   .fingerprint = variant.fingerprint,
+                   .layout = variant.layout->fingerprint(),
                    .slot_cap = session.state.slot_cap,
                    .keeps_tokens = session.log.has_value(),
                    .created_unix_ms = absl::ToUnixMillis(session.info.created)};
@@ -60,7 +60,7 @@ JournalHead SessionStore::MakeJournalHead(const Session& session) const {
   return head;
 }
 
-SessionMark SessionStore::MakeMark(const Session& session) const {
+SessionMark SessionPersistence::MakeMark(const Session& session) const {
   return {.length = session.position(),
           .pending = session.pending,
           .turn_ends = session.turn_ends,
@@ -69,7 +69,7 @@ SessionMark SessionStore::MakeMark(const Session& session) const {
           .used_unix_ms = absl::ToUnixMillis(config_.options.clock.wall())};
 }
 
-JournalEntry SessionStore::MakeJournalEntry(Session& session, int64_t begin) const {
+JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
   const SessionMark mark = MakeMark(session);
   JournalEntry entry{.begin = begin,
                      .pending = mark.pending,
@@ -82,34 +82,17 @@ JournalEntry SessionStore::MakeJournalEntry(Session& session, int64_t begin) con
   return entry;
 }
 
-void SessionStore::Establish(std::vector<std::shared_ptr<Session>> made,
-                             std::shared_ptr<const SessionImage> image, const char* event,
-                             SteadyTime since, SessionsCallback done) {
-  struct All {
-    std::vector<std::shared_ptr<Session>> made;
-    size_t waiting;
+void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& sessions,
+                                const std::shared_ptr<const SessionImage>& image,
+                                StatusCallback then) {
+  SessionFolder* const folder = config_.options.session_folder.get();
+  if (folder == nullptr) return then(absl::OkStatus());
+  struct Waiting {
+    size_t sessions;
     absl::Status status;
   };
-  auto all = std::make_shared<All>(All{std::move(made), 0, {}});
-  const auto ready = [this, all, event, since, done = std::move(done)] {
-    if (!all->status.ok()) {
-      for (const std::shared_ptr<Session>& session : all->made) {
-        RemoveFiles(*session, [](const absl::Status&) {});
-        Release(*session);
-      }
-      return done(all->status);
-    }
-    std::vector<SessionInfo> infos;
-    for (const std::shared_ptr<Session>& session : all->made) {
-      infos.push_back(Show(session, event, since));
-    }
-    done(std::move(infos));
-    for (const std::shared_ptr<Session>& session : all->made) MaySnapshot(session);
-  };
-  SessionFolder* const folder = config_.options.session_folder.get();
-  if (folder == nullptr) return ready();
-  all->waiting = all->made.size();
-  for (const std::shared_ptr<Session>& session : all->made) {
+  auto waiting = std::make_shared<Waiting>(Waiting{sessions.size(), {}});
+  for (const std::shared_ptr<Session>& session : sessions) {
     SessionOnDisk& disk = *session->disk;
     JournalHead head = MakeJournalHead(*session);
     head.mark.used_unix_ms = head.created_unix_ms;
@@ -127,16 +110,18 @@ void SessionStore::Establish(std::vector<std::shared_ptr<Session>> made,
     SessionFolder::MakeFile make;
     if (image != nullptr) make = FileOf(image);
     folder->Create(std::move(head), std::move(entries), std::move(make),
-                   Posted([all, ready, &disk, session](absl::Status status) {
-                     if (!status.ok()) disk.length = 0;
-                     if (all->status.ok() && !status.ok())
-                       all->status = NotOnDisk(*session, status);
-                     if (--all->waiting == 0) ready();
+                   OnEngineThread([waiting, then, session](absl::Status status) {
+                     if (!status.ok()) session->disk->length = 0;
+                     if (waiting->status.ok() && !status.ok()) {
+                       waiting->status = NotOnDisk(*session, status);
+                     }
+                     if (--waiting->sessions == 0) then(waiting->status);
                    }));
   }
 }
 
-void SessionStore::Save(const std::shared_ptr<Session>& session, int64_t begin, Then then) {
+void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
+                              StatusCallback then) {
   if (!session->disk || session->deleted || session->info.damaged_at) {
     return then(absl::OkStatus());
   }
@@ -157,13 +142,13 @@ void SessionStore::Save(const std::shared_ptr<Session>& session, int64_t begin, 
   JournalEntry entry = MakeJournalEntry(*session, begin);
   config_.options.session_folder->Append(
       session->info.id, std::move(entry),
-      Posted([session, saved = std::move(saved)](absl::Status status) {
+      OnEngineThread([session, saved = std::move(saved)](absl::Status status) {
         session->disk->version += status.ok() ? 1 : 0;
         saved(std::move(status));
       }));
 }
 
-void SessionStore::MaySnapshot(const std::shared_ptr<Session>& session) {
+void SessionPersistence::SnapshotIfDue(const std::shared_ptr<Session>& session) {
   if (!session->disk || session->deleted || !session->resident()) return;
   SessionOnDisk& disk = *session->disk;
   const int64_t unread = session->state.position - disk.snapshot_at;
@@ -173,7 +158,7 @@ void SessionStore::MaySnapshot(const std::shared_ptr<Session>& session) {
   Snapshot(session, [](const absl::Status&) {});  // the journal has all that one would
 }
 
-void SessionStore::Snapshot(const std::shared_ptr<Session>& session, Then then) {
+void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, StatusCallback then) {
   SessionOnDisk& disk = *session->disk;
   JournalHead head = MakeJournalHead(*session);
   // What is behind is one change more than the disk has.
@@ -183,18 +168,18 @@ void SessionStore::Snapshot(const std::shared_ptr<Session>& session, Then then) 
   disk.snapshotting = true;
   disk.snapshot_at = session->state.position;
   config_.options.session_folder->Snapshot(
-      std::move(head), FileOf(MakeSharedImage(*session)),
-      Posted([session, then = std::move(then)](absl::Status status) {
+      std::move(head), FileOf(MakeImage(*session)),
+      OnEngineThread([session, then = std::move(then)](absl::Status status) {
         session->disk->snapshotting = false;
         then(std::move(status));
       }));
 }
 
-void SessionStore::RemoveFiles(const Session& session, Then then) {
+void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then) {
   if (!session.disk) return then(absl::OkStatus());
   const std::string& id = session.info.id;
   config_.options.session_folder->Remove(
-      id, Posted([id, then = std::move(then)](const absl::Status& status) {
+      id, OnEngineThread([id, then = std::move(then)](const absl::Status& status) {
         then(status.ok() ? status
                          : absl::DataLossError(absl::StrCat(
                                "session ", id, ": is gone, but its files may not be, so that a ",
@@ -202,76 +187,70 @@ void SessionStore::RemoveFiles(const Session& session, Then then) {
       }));
 }
 
-// --- states that go ---
-
-void SessionStore::MoveOut(Session& session) {
-  std::unique_lock lock(mutex_);
-  Count(session, -1);
-  pool_.Vacate(session.state);
-  session.log.reset();
-  Refresh(session);
-  Count(session, 1);
-  checkpoints_.Forget(session);
-  lock.unlock();
-  admission_.CountStored(1);
+void SessionPersistence::Quarantine(Session& session) {
+  table_.Remove(session);
+  config_.options.session_folder->Quarantine(session.info.id);
 }
 
-std::shared_ptr<Session> SessionStore::FindLeastRecent(
-    const std::function<bool(const Session&)>& which) const {
-  std::lock_guard lock(mutex_);
-  std::shared_ptr<Session> found;
-  for (const auto& [id, session] : by_id_) {
-    if (session->info.busy || !which(*session)) continue;
-    if (found == nullptr || session->info.last_used < found->info.last_used) found = session;
-  }
-  return found;
-}
-
-void SessionStore::Hibernate(const std::shared_ptr<Session>& session) {
-  // Bringing it back shall take no reading: its state as it is goes to the disk on the way.
+void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {
+  // The state goes to the disk as it is, so that swapping it in takes no reading of tokens.
   SessionOnDisk& disk = *session->disk;
   if (!disk.snapshotting && disk.snapshot_at != session->state.position) {
     Snapshot(session, [](const absl::Status&) {});
   }
   const int64_t position = session->position();
-  MoveOut(*session);
-  Tell("hibernate", config_.options.clock.steady(), position);
+  DropState(*session);
+  config_.events.session_event(
+      {.event = "hibernate", .duration = absl::ZeroDuration(), .position = position});
 }
 
-bool SessionStore::EvictIdleStates(size_t bytes) {
-  if (!config_.options.overcommit) return false;
-  const auto may_go = [](const Session& session) {
-    return !session.info.hibernated && session.info.durable;
-  };
-  while (bytes > pool_.free_bytes()) {
-    const std::shared_ptr<Session> session = FindLeastRecent(may_go);
-    if (session == nullptr) return false;
-    Hibernate(session);
-  }
-  return true;
-}
-
-bool SessionStore::EvictFrom(const std::string& client, bool table) {
-  const bool on_disk = config_.options.session_folder != nullptr;
-  const std::shared_ptr<Session> session = FindLeastRecent([&](const Session& one) {
-    if (one.hold == nullptr || one.hold->client() != client) return false;
-    // What is on disk is to outlast its server: it is not ended for others.
-    return !on_disk || (!table && !one.info.hibernated && one.info.durable);
+void SessionPersistence::DropState(Session& session) {
+  table_.Update(session, [&] {
+    pool_.Vacate(session.state);
+    session.log.reset();
   });
-  if (session == nullptr) return false;
-  if (on_disk) {
-    Hibernate(session);
-    return true;
+  {
+    const auto lock = table_.Lock();
+    table_.checkpoints().Forget(session);
   }
-  std::unique_lock lock(mutex_);
-  Count(*session, -1);
-  by_id_.erase(session->info.id);
-  lock.unlock();
-  const int64_t position = session->position();
-  session->deleted = true;
-  Release(*session);
-  Tell("give_way", config_.options.clock.steady(), position);
-  return true;
+  admission_.CountStored(1);
+}
+
+void SessionPersistence::DropLostState(Session& session, int64_t consumed) {
+  session.state.position = consumed;
+  session.pending.reset();
+  if (consumed < std::ssize(*session.log)) session.pending = session.log->back();
+  if (session.disk && !session.disk->behind) {
+    DropState(session);
+    return table_.EndClaim(session);
+  }
+  table_.Remove(session);
+  RemoveFiles(session, [](const absl::Status&) {});
+  table_.Release(session);
+}
+
+SessionImage SessionPersistence::MakeImageHead(const Session& session) const {
+  const ModelVariant& variant = *config_.model.FindVariant(session.info.memory);
+  SessionImage image;
+  image.model_fingerprint = variant.fingerprint;
+  image.layout_fingerprint = variant.layout->fingerprint();
+  image.memory = variant.name;
+  image.slot_cap = session.state.slot_cap;
+  image.position = session.state.position;
+  image.pending = session.pending;
+  image.tokens = session.log;
+  image.turn_ends = session.turn_ends;
+  image.created_unix_ms = absl::ToUnixMillis(session.info.created);
+  return image;
+}
+
+std::shared_ptr<SessionImage> SessionPersistence::MakeImage(const Session& session) {
+  auto image = std::make_shared<SessionImage>(MakeImageHead(session));
+  image->state = RoomFor(pool_.SnapshotBytes(session.state));
+  image->state.resize(pool_.SnapshotBytes(session.state));
+  image->state_bytes = image->state.size();
+  pool_.CopyOut(session.state, std::as_writable_bytes(std::span(image->state)));
+  return image;
 }
 
 }  // namespace ovq
