@@ -45,7 +45,7 @@ absl::Status ReadIndex(const std::string& path, std::map<std::string, std::strin
 }
 
 // The position of an element as text: "[3, 17]".
-std::string PlaceOf(int64_t element, const Shape& shape) {
+std::string ElementPlace(int64_t element, const Shape& shape) {
   std::vector<int64_t> place(static_cast<size_t>(shape.rank()));
   for (int i = shape.rank() - 1; i >= 0; --i) {
     place[i] = element % shape[i];
@@ -155,7 +155,7 @@ absl::StatusOr<TensorView> Weights::GetTensor(std::string_view name, const Shape
   if (!bad) return view;
   return absl::InvalidArgumentError(
       absl::StrCat(FileNameFor(name), ": ", it->first, ": expected finite numbers, got ",
-                   FloatAt(view, *bad), " at ", PlaceOf(*bad, shape)));
+                   FloatAt(view, *bad), " at ", ElementPlace(*bad, shape)));
 }
 
 absl::Status Weights::CheckAllUsed(bool (*may_be_unused)(std::string_view name)) const {

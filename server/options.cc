@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/cache_policy.h"
-#include "server/engine/limits.h"
+#include "server/engine/common/limits.h"
 
 namespace ovq {
 namespace {

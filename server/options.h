@@ -16,7 +16,7 @@
 #include "kernels/ops/ops.h"
 #include "model/config.h"
 #include "server/access/security.h"
-#include "server/engine/engine_config.h"
+#include "server/engine/common/engine_config.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/call_summary.h"

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/service_notifier.h"
-#include "server/engine/iteration_watch.h"
+#include "server/engine/common/iteration_watch.h"
 
 namespace ovq {
 

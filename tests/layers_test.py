@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the sources to their floor plan: layers.txt, no circles, folders and files of a size to read.
+"""Holds the sources to their floor plan: layers.txt, no circles, folders of a size to read.
 
 A unit is a header with the sources of its name (x.h, x.cc, x_cpu.cc stay three files: a.cc and a.h
 are one unit, nothing else is).
@@ -13,9 +13,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 ROOTS = ("base", "kernels", "model", "server", "clients")
 MOST_UNITS = 25
-MOST_LINES = 400
-# A longer file says why at its head, in these words.
-REASON = re.compile(r"Longer than 400 lines: \S")
 
 # What an include of a system header in <> belongs to, by its beginning; others are the language's.
 LIBRARIES = {
@@ -130,11 +127,6 @@ class FloorPlan(unittest.TestCase):
         for path in self.files:
             units.setdefault(path.rsplit("/", 1)[0], set()).add(unit_of(path))
         self.assertEqual({f: len(u) for f, u in units.items() if len(u) > MOST_UNITS}, {})
-
-    def test_files_have_a_size_to_read(self):
-        long = {path: text.count("\n") for path, text in self.files.items()
-                if text.count("\n") > MOST_LINES and not REASON.search(text[:1500])}
-        self.assertEqual(long, {})
 
 
 class TheChecksThemselves(unittest.TestCase):

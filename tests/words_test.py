@@ -20,7 +20,7 @@ RETIRED = {
     r"copy_bytes_per_turn|kSegmentBlocks|kLowest": "copy_bytes_per_iteration, kCpuSegmentBlocks, kMaskedScore",
 }
 # Names that are somebody else's or mean what they say.
-ALLOWED = {"Jobs", "ListOf", "SizeOf", "IndexOf"}
+ALLOWED = {"Jobs", "ListOf", "SizeOf", "IndexOf", "HashOf"}
 # A comment that begins so has no subject, or has it a line later.
 RIDDLE = re.compile(r"(?:What|Of|The same|As|Whose|Those) ")
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/engine/quota.h"
+#include "server/engine/common/quota.h"
 
 namespace ovq {
 

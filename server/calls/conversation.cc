@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/validate.h"
 
 namespace ovq {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/prefix_cache.h"
-#include "server/engine/session.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/prefix_cache.h"
+#include "server/engine/common/session.h"
+#include "server/engine/common/validate.h"
 
 namespace ovq {
 

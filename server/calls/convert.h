@@ -1,6 +1,6 @@
 // Converts between the messages of ovq.v1 and the engine's structs. Requests are mapped without
 // checks of their values: one that the engine's type cannot hold becomes a value outside every
-// range, and the engine checks all of them (server/engine/validate.h).
+// range, and the engine checks all of them (server/engine/common/validate.h).
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/access/call_context.h"
 #include "server/calls/conversation.h"
+#include "server/engine/common/engine_api.h"
+#include "server/engine/common/error_facts.h"
 #include "server/engine/engine.h"
-#include "server/engine/engine_api.h"
-#include "server/engine/error_facts.h"
 
 namespace ovq {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/validate.h"
 
 namespace ovq {
 namespace {

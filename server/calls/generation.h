@@ -8,7 +8,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/service_context.h"
-#include "server/engine/engine_api.h"
+#include "server/engine/common/engine_api.h"
 
 namespace ovq {
 

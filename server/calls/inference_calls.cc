@@ -7,8 +7,8 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
-#include "server/engine/limits.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/limits.h"
+#include "server/engine/common/validate.h"
 
 namespace ovq {
 namespace {

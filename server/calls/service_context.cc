@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/telemetry/call_spans.h"
 
 namespace ovq {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "server/engine/engine_api.h"
+#include "server/engine/common/engine_api.h"
 #include "server/telemetry/call_summary.h"
 
 namespace ovq {

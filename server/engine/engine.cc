@@ -9,8 +9,8 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/validate.h"
 
 namespace ovq {
 namespace {
@@ -358,7 +358,7 @@ bool Engine::RunIteration() {
   }
   // A step may take long, or hang: what begins with it shows before it.
   if (scheduler_.requests().size() != published_requests_ && PublishDue()) PublishStats();
-  const bool progressed = scheduler_.RunStep(executor_);
+  const bool progressed = scheduler_.RunIteration(executor_);
   scheduler_.RemoveEnded();
   if (!progressed) look_again_ = {};  // whenever the next turn is
   if (!progressed || PublishDue()) PublishStats();
@@ -373,7 +373,7 @@ void Engine::EndWhatIsOver(SteadyTime now) {
   const auto dead = [now](const Request& request) { return !CheckAlive(request, now).ok(); };
   for (const std::shared_ptr<Request>& request : admission_.Remove(dead))
     scheduler_.FailIfDead(*request, now);
-  for (const std::shared_ptr<Request>& request : admission_.TakePushedOut()) {
+  for (const std::shared_ptr<Request>& request : admission_.DequeuePushedOut()) {
     scheduler_.Fail(*request, FinishReason::kError, admission_.PushedOut());
   }
 }

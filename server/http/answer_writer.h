@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "server/engine/engine_api.h"
+#include "server/engine/common/engine_api.h"
 
 namespace ovq {
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 
 namespace ovq {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 
 namespace ovq {
 

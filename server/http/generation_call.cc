@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/calls/generation.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/limits.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/limits.h"
 
 namespace ovq {
 namespace {

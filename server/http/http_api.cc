@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/http/console_page.h"
 #include "server/http/http_errors.h"
 #include "server/http/http_handlers.h"

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 
 namespace ovq {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "server/calls/convert.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/http/message_json.h"
 
 namespace ovq {

@@ -149,7 +149,7 @@ class Server final : public HttpServer, public ConnectionHost {
     acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, Tcp::socket socket) {
       if (!acceptor_.is_open()) return;
       if (!error) {
-        Take(std::move(socket));
+        OpenConnection(std::move(socket));
         return Accept();
       }
       retry_.expires_after(kAcceptAgain);
@@ -159,7 +159,7 @@ class Server final : public HttpServer, public ConnectionHost {
     });
   }
 
-  void Take(Tcp::socket socket) {
+  void OpenConnection(Tcp::socket socket) {
     ErrorCode error;
     const Tcp::endpoint peer = socket.remote_endpoint(error);
     if (error) return;

@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "server/calls/generation.h"
 #include "server/calls/handlers.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
-#include "server/engine/limits.h"
+#include "server/engine/common/limits.h"
 #include "server/http/http_errors.h"
 
 namespace ovq {

@@ -10,8 +10,8 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/validate.h"
 #include "server/http/http_errors.h"
 
 namespace ovq {

@@ -5,7 +5,7 @@
 #include "ovq/v1/admin.grpc.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/validate.h"
 #include "server/rpc/grpc_unary.h"
 #include "server/rpc/services.h"
 

@@ -5,8 +5,8 @@
 #include "base/status_macros.h"
 #include "server/calls/convert.h"
 #include "server/calls/generation.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/validate.h"
 
 namespace ovq {
 

@@ -1,7 +1,7 @@
 #include "server/rpc/grpc_call.h"
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/rpc/grpc_codec.h"
 
 namespace ovq {

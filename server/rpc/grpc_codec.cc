@@ -17,7 +17,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/service_context.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 
 namespace ovq {
 namespace {

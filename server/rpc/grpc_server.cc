@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/engine/limits.h"
+#include "server/engine/common/limits.h"
 
 namespace ovq {
 namespace {

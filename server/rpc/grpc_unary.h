@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/calls/rpc_labels.h"
 #include "server/calls/unary.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
 

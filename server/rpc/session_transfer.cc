@@ -12,9 +12,9 @@
 #include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
-#include "server/engine/error_facts.h"
-#include "server/engine/session_image.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/session_image.h"
+#include "server/engine/common/validate.h"
 #include "server/rpc/stream_call.h"
 
 namespace ovq {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "server/engine/session.h"
+#include "server/engine/common/session.h"
 
 namespace ovq {
 

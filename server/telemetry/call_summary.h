@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/engine/engine_api.h"
+#include "server/engine/common/engine_api.h"
 #include "server/telemetry/log.h"
 
 namespace ovq {

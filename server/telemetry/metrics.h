@@ -26,7 +26,7 @@
 #include "absl/time/time.h"
 #include "kernels/common/product_choices.h"
 #include "server/disk/session_folder.h"
-#include "server/engine/engine_config.h"
+#include "server/engine/common/engine_config.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
 

@@ -20,9 +20,9 @@
 
 #include "model/language_model.h"
 #include "server/disk/session_folder.h"
+#include "server/engine/common/prefix_cache.h"
+#include "server/engine/common/session_image.h"
 #include "server/engine/engine.h"
-#include "server/engine/prefix_cache.h"
-#include "server/engine/session_image.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/random_model.h"
 #include "tests/server/engine/served_model.h"

@@ -7,8 +7,8 @@
 #include <limits>
 #include <thread>
 
-#include "server/engine/quota.h"
-#include "server/engine/session_image.h"
+#include "server/engine/common/quota.h"
+#include "server/engine/common/session_image.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/server/engine/fake_model.h"
 

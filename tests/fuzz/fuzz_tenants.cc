@@ -4,7 +4,7 @@
 #include "base/check.h"
 #include "base/current.h"
 #include "server/access/tenants.h"
-#include "server/engine/quota.h"
+#include "server/engine/common/quota.h"
 #include "tests/fuzz/bytes.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

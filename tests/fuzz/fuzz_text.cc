@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/text.h"
 #include "model/logits_reader.h"
-#include "server/engine/answer.h"
+#include "server/engine/common/answer.h"
 #include "tests/fuzz/bytes.h"
 
 namespace ovq::fuzz {

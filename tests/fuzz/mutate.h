@@ -6,7 +6,7 @@
 #include <string>
 
 #include "model/state_layout.h"
-#include "server/engine/session_image.h"
+#include "server/engine/common/session_image.h"
 
 namespace ovq::fuzz {
 

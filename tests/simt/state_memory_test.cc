@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "server/engine/state_pool.h"
+#include "server/engine/common/state_pool.h"
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 

@@ -1,10 +1,10 @@
 // Admission control by itself, without a thread: the queue, reservations and eviction.
-#include "server/engine/admission.h"
+#include "server/engine/common/admission.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "tests/server/engine/parts.h"
 
 namespace ovq::test {
@@ -58,7 +58,7 @@ TEST(Admission, CompletionsArePromisedTheirStates) {
   EXPECT_EQ(parts.pool.sessions(), 1);
   EXPECT_EQ(parts.pool.reserved_bytes(), 3 * three->reserve_bytes);
   EXPECT_EQ(parts.admission.Next(), nullptr) << "three of four are taken or promised";
-  StateHandle second = parts.admission.TakePromised(*three).value();
+  StateHandle second = parts.admission.AcquirePromised(*three).value();
   EXPECT_EQ(parts.pool.sessions(), 2);
   EXPECT_EQ(parts.pool.reserved_bytes(), 3 * three->reserve_bytes);
   EXPECT_EQ(second.reserved_bytes, three->reserve_bytes);
@@ -171,10 +171,10 @@ TEST(Admission, AFullQueueOfOneClientTakesAnothersFirst) {
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(parts.admission.Enqueue(Of(parts, "a")).ok());
   EXPECT_TRUE(parts.admission.Enqueue(Of(parts, "a")).ok());
-  EXPECT_THAT(parts.admission.TakePushedOut(), ElementsAre(many[3], many[2]));
+  EXPECT_THAT(parts.admission.DequeuePushedOut(), ElementsAre(many[3], many[2]));
   EXPECT_EQ(parts.admission.Enqueue(Of(parts, "a")).code(), absl::StatusCode::kResourceExhausted)
       << "it would have as many";
-  EXPECT_TRUE(parts.admission.TakePushedOut().empty());
+  EXPECT_TRUE(parts.admission.DequeuePushedOut().empty());
   EXPECT_EQ(GetErrorFacts(parts.admission.PushedOut()).reason, RejectReason::kQueueFull);
 }
 

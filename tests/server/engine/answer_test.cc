@@ -1,4 +1,4 @@
-#include "server/engine/answer.h"
+#include "server/engine/common/answer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Choosing the tokens of a batch, and learning what batches take.
-#include "server/engine/batch_planner.h"
+#include "server/engine/scheduling/batch_planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

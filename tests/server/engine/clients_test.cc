@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "server/engine/batch_planner.h"
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/scheduling/batch_planner.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

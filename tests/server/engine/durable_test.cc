@@ -17,7 +17,7 @@
 
 #include "absl/time/clock.h"
 #include "server/disk/session_folder.h"
-#include "server/engine/session_image.h"
+#include "server/engine/common/session_image.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"

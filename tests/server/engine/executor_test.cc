@@ -1,5 +1,5 @@
 // One iteration: from sequences to the batch's fields and back to results; no thread.
-#include "server/engine/executor.h"
+#include "server/engine/scheduling/executor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

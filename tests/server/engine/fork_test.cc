@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "server/engine/quota.h"
+#include "server/engine/common/quota.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

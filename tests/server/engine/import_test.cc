@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "server/engine/session_image.h"
+#include "server/engine/common/session_image.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <string>
 
-#include "server/engine/state_pool.h"
+#include "server/engine/common/state_pool.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 

@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "server/engine/admission.h"
+#include "server/engine/common/admission.h"
 #include "server/engine/engine.h"
-#include "server/engine/scheduler.h"
-#include "server/engine/sessions.h"
+#include "server/engine/scheduling/scheduler.h"
+#include "server/engine/sessions/sessions.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 

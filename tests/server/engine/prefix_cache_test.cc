@@ -1,5 +1,5 @@
 // PrefixCache by itself: hits, tenants and eviction.
-#include "server/engine/prefix_cache.h"
+#include "server/engine/common/prefix_cache.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "server/engine/prefix_cache.h"
+#include "server/engine/common/prefix_cache.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/engine/served_model.h"

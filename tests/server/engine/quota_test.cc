@@ -1,5 +1,5 @@
 // Limits of tenants: token buckets on a test clock, and what the engine holds and charges.
-#include "server/engine/quota.h"
+#include "server/engine/common/quota.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

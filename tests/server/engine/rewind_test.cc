@@ -7,8 +7,8 @@
 
 #include "absl/time/clock.h"
 #include "base/huge_pages.h"
-#include "server/engine/checkpoints.h"
-#include "server/engine/limits.h"
+#include "server/engine/common/checkpoints.h"
+#include "server/engine/common/limits.h"
 #include "tests/server/engine/parts.h"
 
 namespace ovq::test {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "model/language_model.h"
-#include "server/engine/engine_config.h"
+#include "server/engine/common/engine_config.h"
 
 namespace ovq::test {
 

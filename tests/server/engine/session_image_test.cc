@@ -1,5 +1,5 @@
 // Session files: what is written is read, and what is not one is refused, whatever its bytes.
-#include "server/engine/session_image.h"
+#include "server/engine/common/session_image.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "base/crc32c.h"
 #include "kernels/mixers/ovq/ovq.h"
-#include "server/engine/validate.h"
+#include "server/engine/common/validate.h"
 #include "tests/folders.h"
 
 namespace ovq {

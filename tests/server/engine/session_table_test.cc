@@ -1,10 +1,10 @@
 // Sessions that outlive a request, on clocks of the test's own and without a thread.
-#include "server/engine/session_table.h"
+#include "server/engine/sessions/session_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "tests/server/engine/parts.h"
 
 namespace ovq::test {

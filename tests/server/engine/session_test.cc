@@ -1,5 +1,5 @@
 // Sessions: turns, the pending token, tenants, expiry, and being used by one call at a time.
-#include "server/engine/session.h"
+#include "server/engine/common/session.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 
 #include "kernels/common/state_memory.h"
 #include "kernels/mixers/ovq/ovq.h"
-#include "server/engine/state_pool.h"
+#include "server/engine/common/state_pool.h"
 #include "tests/test_util.h"
 
 namespace ovq {

@@ -1,4 +1,4 @@
-#include "server/engine/state_pool.h"
+#include "server/engine/common/state_pool.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 #include <latch>
 #include <thread>
 
-#include "server/engine/engine_api.h"
+#include "server/engine/common/engine_api.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

@@ -1,5 +1,5 @@
 // The one check of requests, without an engine: every field's name, what was expected, what came.
-#include "server/engine/validate.h"
+#include "server/engine/common/validate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <functional>
 #include <limits>
 
-#include "server/engine/error_facts.h"
-#include "server/engine/limits.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/limits.h"
 #include "tests/server/engine/fake_model.h"
 
 namespace ovq::test {

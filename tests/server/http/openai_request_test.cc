@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/engine/error_facts.h"
+#include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 #include "server/http/response_request.h"
 #include "server/http/response_store.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/session_image.h"
+#include "server/engine/common/session_image.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "server/calls/rpc_labels.h"
-#include "server/engine/prefix_cache.h"
+#include "server/engine/common/prefix_cache.h"
 #include "server/http/http_api.h"
 #include "tests/server/server_test_util.h"
 

@@ -1,5 +1,5 @@
 // The prefix cache as callers see it: which part of a prompt is cached, and how much was found.
-#include "server/engine/prefix_cache.h"
+#include "server/engine/common/prefix_cache.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::test {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/engine/session.h"
+#include "server/engine/common/session.h"
 
 namespace ovq {
 namespace {

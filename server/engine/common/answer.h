@@ -1,0 +1,103 @@
+// Turns drawn tokens into the text of an answer: incremental detokenization, stop strings, and the
+// progress of one of a request's n answers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "model/logits_reader.h"
+#include "model/ngram_drafter.h"
+#include "model/sampler.h"
+#include "model/tokenizer.h"
+#include "server/engine/common/engine_api.h"
+#include "server/engine/common/session.h"
+
+namespace ovq {
+
+// Finds stop strings in a text that comes in parts, and holds back text that may begin one. The
+// result does not depend on how the text is cut: the match that ends first wins, and the longest of
+// several that end together. A byte costs a few operations per string: each string is followed by
+// its own failure links (Knuth, Morris and Pratt).
+class StopMatcher {
+ public:
+  StopMatcher(std::vector<std::string> strings, bool include_stop_text);
+  struct Result {
+    std::string text;  // text that may be sent now
+    std::optional<std::string> matched;
+  };
+  Result Push(std::string_view text);  // must not be called after a match
+  std::string Flush();                 // the text held back, when no more text follows
+
+ private:
+  // One stop string, and the length of its longest beginning that the text ends with.
+  struct Watch {
+    explicit Watch(std::string string);
+    bool Follow(char byte);  // true: the text ends with all of it
+
+    std::string string;
+    // [i]: length of the longest proper suffix of the first i + 1 bytes that is also a prefix.
+    std::vector<uint16_t> links;
+    size_t matched = 0;
+  };
+
+  std::vector<Watch> watches_;
+  const bool include_stop_text_;
+  std::string held_;
+};
+
+// One of the n answers of a generate request while it is drawn. Engine thread only.
+class RunningAnswer {
+ public:
+  // request, eos and tokenizer (may be null) must outlive the answer. seed: of this answer alone.
+  RunningAnswer(const GenerateRequest& request, int index, uint64_t seed,
+                const std::vector<int32_t>& eos, int64_t vocab_size, const Tokenizer* tokenizer);
+
+  // Counts tokens that the session consumed before this request.
+  void ObserveEarlier(std::span<const int32_t> tokens) { Observe(tokens); }
+  // Counts the prompt. Call it once, before the first AddDraw.
+  void ObservePrompt(std::span<const int32_t> tokens);
+
+  // Turns drafting on. Call it before any Observe*, so that the drafter knows all tokens.
+  void Speculate() { drafter_.emplace(); }
+  // Drafts at most `most` tokens to follow the pending one, within max_tokens. Empty without
+  // Speculate.
+  DraftTokens Propose(int64_t most);
+
+  // Describes the draw of the next token. It points into the answer and is valid until AddDraw.
+  DrawRequest NextDraw() const;
+  // Appends a drawn token to the answer. Adds the token and the text that became certain to the
+  // event's chunk, and `finished` (the caller fills in usage) if it was the last token.
+  void AddDraw(Sampled drawn, StreamEvent& event);
+
+  int index() const { return index_; }
+  int64_t generated() const { return generated_; }
+
+  std::shared_ptr<Sequence> sequence;  // the sequence it continues; null during prefill
+  bool done = false;                   // its Finished event has been sent
+  SteadyTime first_token, last_token;  // times of these draws
+  int64_t drafted = 0, accepted = 0;   // tokens, for Usage
+
+ private:
+  void Observe(std::span<const int32_t> tokens);
+  // Appends the token's text; sets `finished` if the token ends the answer.
+  void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
+
+  const GenerateRequest& request_;
+  const int index_;
+  const std::vector<int32_t>& eos_;
+  std::vector<int32_t> banned_early_;   // not drawn before min_tokens
+  std::vector<int32_t> banned_always_;  // not drawn after that either (ignore_eos)
+  Sampler sampler_;
+  std::optional<NgramDrafter> drafter_;
+  std::optional<Detokenizer> detokenizer_;  // none if the tokenizer has no text
+  StopMatcher matcher_;
+  int64_t generated_ = 0;
+};
+
+}  // namespace ovq

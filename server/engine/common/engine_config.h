@@ -1,0 +1,176 @@
+// The configuration of an engine: its model, its options, and callbacks that observe its work.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/byte_budget.h"
+#include "base/clock.h"
+#include "kernels/common/device.h"
+#include "model/batch.h"
+#include "model/chat_template/chat_format.h"
+#include "model/state_layout.h"
+#include "model/tokenizer.h"
+#include "server/engine/common/engine_api.h"
+#include "server/engine/common/quota.h"
+
+namespace ovq {
+
+class SessionFolder;
+
+// The model with one cache policy: the layout of its states, and the functions that run on them.
+struct ModelVariant {
+  std::string name;         // by which callers choose it
+  std::string fingerprint;  // of the model with this policy, hex
+  std::vector<std::string> layer_types;
+  int32_t default_slot_cap = 0;  // 0: no layer has a growing dictionary
+  const StateLayout* layout = nullptr;
+  // ExactTokens of a session with this slot cap.
+  std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens;
+  // LanguageModel::Forward.
+  std::function<TensorView(const Batch&, DeviceContext&, ScratchScope&)> forward;
+  // LanguageModel::UndoExtents and CanUndoSuffix. Without them nothing is drafted.
+  std::function<std::vector<StateExtent>(const TokenRange&)> undo_extents = nullptr;
+  std::function<bool(const TokenRange&)> can_undo_suffix = nullptr;
+};
+
+// The engine's view of a model; tests pass functions of their own.
+struct EngineModel {
+  int64_t vocab_size = 0;
+  std::vector<int32_t> eos_token_ids;
+  size_t full_kv_bytes_per_token = 0;
+  // Bytes of weights that an iteration reads beside the states; iteration times are predicted from
+  // both. 0: iterations have no bound in time.
+  size_t weight_bytes = 0;
+  std::vector<ModelVariant> variants;       // at least one; the first is the default
+  const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
+  const ChatFormat* chat_format = nullptr;  // may be null: no messages
+
+  bool can_undo() const {
+    return std::ranges::all_of(variants, [](const ModelVariant& variant) {
+      return variant.undo_extents != nullptr && variant.can_undo_suffix != nullptr;
+    });
+  }
+  // The variant of this name; "": the first. Null if there is none.
+  const ModelVariant* FindVariant(std::string_view name) const {
+    if (name.empty()) return &variants.front();
+    const auto found = std::ranges::find(variants, name, &ModelVariant::name);
+    return found == variants.end() ? nullptr : &*found;
+  }
+};
+
+struct EngineOptions {
+  size_t state_memory_bytes = size_t{1} << 30;
+  size_t checkpoint_memory_bytes = size_t{1} << 28;  // host memory of Checkpoints
+  size_t prefix_memory_bytes = size_t{1} << 28;      // host memory of PrefixCache; 0: no cache
+  std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
+  // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
+  std::shared_ptr<ByteBudget> request_memory;
+  // With a folder: idle sessions' states are swapped out where others need the memory.
+  bool overcommit = false;
+  bool trust_session_files = false;  // an import uses the file's state, once checked
+  int max_sessions = 1024;           // live sessions, one-shot requests included
+  int max_queue = 1024;              // requests waiting for admission
+  int32_t max_batch_tokens = 512;    // tokens of one batch
+  int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
+  int64_t max_prompt_tokens = 1 << 20;
+  // Bytes copied between two iterations, each for forks and for the answers to prompts; at least
+  // one state is copied.
+  size_t copy_bytes_per_iteration = size_t{32} << 20;
+  absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
+  absl::Duration max_session_ttl = absl::Hours(24);  // the longest that a caller may ask for
+  // Time of an iteration with prompts beside answers; default: kTargetIterations (batch_planner.h).
+  std::optional<absl::Duration> target_step_time = {};
+  Speculation speculation = Speculation::kOff;  // of requests that do not choose
+  uint64_t seed = 0;  // of the seeds and ids that the server draws; 0: from the system
+  std::shared_ptr<TenantQuotas> quotas;  // null: the engine makes one without limits
+  Clock clock;
+};
+
+// --- reports of the engine's work, for metrics and logs ---
+
+struct IterationReport {
+  int32_t prefill_tokens = 0, decode_tokens = 0;
+  // Drafted tokens in addition, and how many of them were accepted.
+  int32_t drafted_tokens = 0, accepted_tokens = 0;
+  absl::Duration duration;
+  // Tokens that chunk updates inserted as new centroids, and merged into live ones, in each
+  // dictionary (layer and head).
+  int64_t dictionary_inserts = 0, dictionary_merges = 0;
+};
+struct RequestReport {
+  FinishReason reason;
+  Usage usage;
+  absl::Duration total = absl::ZeroDuration();  // arrival to end
+  bool score = false;                           // SubmitScore; reason is kLength when it succeeded
+  // Live centroids / cap in the state that ended last; none without a dictionary or a state.
+  std::optional<double> dictionary_fill = std::nullopt;
+};
+struct SessionReport {
+  const char* event;        // "open", "fork", "rewind", "export", "import", "wake", ..., "expire"
+  absl::Duration duration;  // from the call until the state was acquired or released; expire: 0
+  int64_t position = 0;     // tokens of the conversation
+  int64_t replayed = 0;     // tokens that a rewind has consumed again
+};
+// Callbacks on the engine thread; `rejected` on the thread that is refused.
+// They must not block and must not call back into the engine.
+struct EngineEvents {
+  static constexpr auto kNothing = [](const auto&) {};
+  std::function<void(const IterationReport&)> step = kNothing;
+  std::function<void(absl::Duration)> first_token = kNothing;  // time since the arrival
+  std::function<void(absl::Duration)> next_token = kNothing;   // time since the one before
+  // The mean time of next_token, for each answer of two tokens or more that ended by itself.
+  std::function<void(absl::Duration)> time_per_token = kNothing;
+  std::function<void(const RequestReport&)> request_finished = kNothing;
+  std::function<void(RejectReason)> rejected = kNothing;
+  std::function<void(const SessionReport&)> session_event = kNothing;
+  // The model's output was not a number at this position; the call fails.
+  std::function<void(int64_t)> not_a_number = kNothing;
+  // Time from a stream's Cancel until its memory was given back.
+  std::function<void(absl::Duration)> cancel_released = kNothing;
+  std::function<void(absl::Duration)> stream_blocked =
+      kNothing;  // a reader was too slow for this long
+};
+struct PrefixStats {
+  int64_t queries = 0;  // prompts with a block that may be cached
+  int64_t hits = 0;     // queries that found a cached prefix
+  int64_t cached_tokens = 0, evictions = 0;
+  size_t bytes = 0, budget_bytes = 0;
+};
+struct EngineStats {
+  int requests_running = 0, requests_waiting = 0;
+  int requests_blocked = 0;  // running requests that wait for their reader
+  int64_t waiting_prompt_tokens = 0;
+  int sessions_active = 0, sessions_idle = 0;  // with / without a running request
+  int sessions_hibernated = 0;                 // their state is on disk
+  int session_slots = 0;                       // SessionSlots of the first variant's default cap
+  size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
+  size_t checkpoint_bytes = 0, token_log_bytes = 0;
+  size_t request_bytes = 0, request_bytes_budget = 0;  // EngineOptions::request_memory
+  PrefixStats prefixes;
+  int64_t live_slots = 0;                // summed over sessions
+  size_t equivalent_kv_cache_bytes = 0;  // bytes that a KV cache of these positions would need
+  std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU
+};
+
+struct EngineConfig {
+  EngineModel model;
+  EngineOptions options;
+  EngineEvents events;
+};
+
+// The number of sessions with this cap that fit at once. Exact, as each reserves its maximum.
+inline int SessionSlots(const StateLayout& layout, int32_t slot_cap, size_t state_memory_bytes,
+                        int max_sessions) {
+  const size_t each = std::max<size_t>(layout.bytes_cap(slot_cap), 1);
+  return static_cast<int>(std::min(state_memory_bytes / each, static_cast<size_t>(max_sessions)));
+}
+
+}  // namespace ovq

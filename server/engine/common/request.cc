@@ -1,0 +1,86 @@
+#include "server/engine/common/request.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace ovq {
+namespace {
+
+// State bytes after at most `tokens` + `more` tokens; `more` may be huge.
+size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int32_t cap) {
+  constexpr int64_t kFar = int64_t{1} << 52;  // beyond it no dictionary grows any more
+  int64_t reach = tokens + std::min(more, kFar);
+  if (layout.has_unbounded()) reach = std::min(reach, layout.limits().max_unbounded_tokens);
+  return layout.bytes_at(reach, cap);
+}
+
+}  // namespace
+
+std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call, int64_t max_tokens,
+                                    SteadyTime now) {
+  auto request = std::make_shared<Request>();
+  request->tenant = call.tenant;
+  request->client = call.client;
+  request->arrival = call.arrival.value_or(now);
+  request->deadline = call.deadline;
+  request->tokens = std::move(call.prompt);
+  request->prompt_tokens = static_cast<int64_t>(request->tokens.size());
+  request->cacheable = call.cacheable;
+  request->variant = model.FindVariant(call.variant);
+  request->slot_cap = call.slot_cap.value_or(request->variant->default_slot_cap);
+  request->reserve_bytes =
+      BytesWithin(*request->variant->layout, request->prompt_tokens, max_tokens, request->slot_cap);
+  return request;
+}
+
+const CancelSignal* Request::cancel_signal() const {
+  if (const GenerateWork* work = generate()) return &work->stream->cancel_signal();
+  if (const ScoreWork* work = score()) return work->cancel.get();
+  if (const RewindWork* work = rewind()) return work->cancel.get();
+  if (const OpenWork* work = open()) return work->cancel.get();
+  return nullptr;
+}
+
+absl::Status CheckAlive(const Request& request, SteadyTime now) {
+  const CancelSignal* cancel = request.cancel_signal();
+  if (request.session != nullptr && request.session->deleted) {
+    return absl::CancelledError("the session was deleted");
+  }
+  if (cancel != nullptr && cancel->cancelled()) {
+    return absl::CancelledError("cancelled by the caller");
+  }
+  if (request.deadline > now) return absl::OkStatus();
+  const char* where = !request.admitted      ? "in the queue"
+                      : request.rewind()     ? "while reading again what it goes back to"
+                      : request.prefilling() ? "while absorbing the prompt"
+                                             : "while generating";
+  return absl::DeadlineExceededError(std::string("deadline passed ") + where);
+}
+
+std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest call,
+                                     std::shared_ptr<TokenStream> stream, SteadyTime now) {
+  auto request = NewRequest(model, call, call.stop.max_tokens, now);
+  request->n_states = call.n;
+  request->work = GenerateWork{.call = std::move(call),
+                               .stream = std::move(stream),
+                               .answers = {},
+                               .first = {},
+                               .blocked_since = std::nullopt};
+  return request;
+}
+
+std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call,
+                                     std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
+                                     SteadyTime now) {
+  auto request = NewRequest(model, call, 0, now);
+  ScoreWork work{.top_logprobs = call.top_logprobs,
+                 .cancel = std::move(cancel),
+                 .done = std::move(done),
+                 .result = {}};
+  work.result.rows.reserve(request->tokens.size());
+  request->work = std::move(work);
+  return request;
+}
+
+}  // namespace ovq

@@ -1,0 +1,400 @@
+#include "server/engine/common/validate.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+#include "model/state_check.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/limits.h"
+
+namespace ovq {
+namespace {
+
+// The API's counts have no sign: one beyond the engine's int32 came here as a negative number.
+uint32_t AsSent(int32_t value) { return static_cast<uint32_t>(value); }
+
+bool HasText(const EngineModel& model) {
+  return model.tokenizer != nullptr && model.tokenizer->has_text();
+}
+
+std::string TokenIdBelow(int64_t vocab_size) {
+  return absl::StrCat("a token id below ", vocab_size);
+}
+
+absl::Status CheckSampling(const SamplingParams& sampling, int64_t vocab_size,
+                           const std::string& at) {
+  const struct {
+    const char* name;
+    float value;
+    const FloatRange& range;
+  } numbers[] = {
+      {"temperature", sampling.temperature, kTemperatureRange},
+      {"top_p", sampling.top_p, kTopPRange},
+      {"min_p", sampling.min_p, kMinPRange},
+      {"typical_p", sampling.typical_p, kTypicalPRange},
+      {"repetition_penalty", sampling.repetition_penalty, kRepetitionPenaltyRange},
+      {"presence_penalty", sampling.presence_penalty, kPresencePenaltyRange},
+      {"frequency_penalty", sampling.frequency_penalty, kFrequencyPenaltyRange},
+  };
+  for (const auto& [name, value, range] : numbers) {
+    if (!range.Has(value)) return BadField(absl::StrCat(at, name), range.Text(), value);
+  }
+  if (sampling.top_k < 0) {
+    return BadField(absl::StrCat(at, "top_k"), absl::StrCat("at most ", kMaxTopK),
+                    AsSent(sampling.top_k));
+  }
+  for (const auto& [id, bias] : sampling.logit_bias) {
+    const std::string field = absl::StrCat(at, "logit_bias");
+    if (id < 0 || id >= vocab_size) return BadField(field, TokenIdBelow(vocab_size), AsSent(id));
+    if (!kLogitBiasRange.Has(bias)) {
+      return BadField(field, kLogitBiasRange.Text(), bias, absl::StrCat("[", id, "]"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckStop(const EngineModel& model, const StopConditions& stop,
+                       const std::string& prefix) {
+  const std::string at = absl::StrCat(prefix, "stop.");
+  if (stop.max_tokens < 0) {
+    return BadField(absl::StrCat(at, "max_tokens"), "at least 0", stop.max_tokens);
+  }
+  if (stop.min_tokens < 0 || stop.min_tokens > stop.max_tokens) {
+    return BadField(absl::StrCat(at, "min_tokens"),
+                    absl::StrCat("at most max_tokens, ", stop.max_tokens), stop.min_tokens);
+  }
+  const std::string strings = absl::StrCat(at, "stop_strings");
+  const int64_t n_strings = static_cast<int64_t>(stop.strings.size());
+  if (n_strings > 0 && !HasText(model)) return NoTokenizer(strings);
+  for (int64_t i = 0; i < n_strings; ++i) {
+    const int64_t bytes = static_cast<int64_t>(stop.strings[i].size());
+    if (bytes < 1 || bytes > kMaxStopStringBytes) {
+      return BadField(absl::StrCat(strings, "[", i, "]"),
+                      absl::StrCat("1 to ", kMaxStopStringBytes, " bytes"), bytes);
+    }
+  }
+  return CheckTokenIds(stop.token_ids, model.vocab_size, absl::StrCat(at, "stop_token_ids"));
+}
+
+absl::Status CheckTopLogprobs(int top_logprobs, int64_t most, const std::string& path) {
+  if (top_logprobs >= 0 && top_logprobs <= most) return absl::OkStatus();
+  return BadField(path, absl::StrCat("at most ", most), AsSent(top_logprobs));
+}
+
+absl::Status CheckPrompt(const EngineConfig& config, std::span<const int32_t> tokens,
+                         const std::string& prefix) {
+  absl::Status status = CheckPromptLength(config, std::ssize(tokens), prefix);
+  if (!status.ok()) return status;
+  return CheckTokenIds(tokens, config.model.vocab_size,
+                       absl::StrCat(prefix, "prompt.token_ids.ids"));
+}
+
+template <class... Args>
+absl::Status Damaged(const Args&... what) {
+  return absl::DataLossError(absl::StrCat("session file: ", what...));
+}
+
+template <class... Args>
+absl::Status Unfit(const Args&... what) {
+  return absl::FailedPreconditionError(absl::StrCat("session file: ", what...));
+}
+
+absl::Status CheckToken(int64_t token, int64_t vocab_size, const std::string& where) {
+  if (token >= 0 && token < vocab_size) return absl::OkStatus();
+  return Damaged(where, " is ", token, ", expected 0 to ", vocab_size - 1);
+}
+
+}  // namespace
+
+absl::Status CheckTtl(const EngineConfig& config, const std::optional<absl::Duration>& ttl,
+                      const std::string& prefix) {
+  const absl::Duration most = config.options.max_session_ttl;
+  if (!ttl || (*ttl > absl::ZeroDuration() && *ttl <= most)) return absl::OkStatus();
+  return BadField(absl::StrCat(prefix, "ttl"),
+                  absl::StrCat("a duration above 0 and at most ", absl::FormatDuration(most),
+                               " (--max-session-ttl)"),
+                  absl::FormatDuration(*ttl));
+}
+
+absl::Status EmptyPrompt(const std::string& prefix) {
+  return BadField(absl::StrCat(prefix, "prompt"), "at least one token", "none");
+}
+
+absl::Status NoTokenizer(const std::string& path) {
+  return WithFacts(
+      absl::FailedPreconditionError(absl::StrCat(path, ": this model has no tokenizer")),
+      {.field = path});
+}
+
+absl::Status NoChatTemplate(const std::string& path) {
+  return WithFacts(
+      absl::FailedPreconditionError(absl::StrCat(path, ": this model has no chat template")),
+      {.field = path});
+}
+
+absl::Status CheckVariant(const EngineConfig& config, const std::string& memory,
+                          std::optional<int32_t> slot_cap, const std::string& prefix) {
+  const ModelVariant* found = config.model.FindVariant(memory);
+  if (found == nullptr) {
+    std::string names;
+    for (const ModelVariant& one : config.model.variants) {
+      absl::StrAppend(&names, names.empty() ? "one of " : ", ", one.name);
+    }
+    return BadField(absl::StrCat(prefix, "memory"), absl::StrCat(names, " (--memory)"),
+                    Quoted(memory));
+  }
+  if (!slot_cap) return absl::OkStatus();
+  const std::string field = absl::StrCat(prefix, "max_centroids");
+  if (!found->layout->has_slot_cap()) {
+    return BadField(field, "none, as no layer has a growing dictionary", AsSent(*slot_cap));
+  }
+  if (*slot_cap >= kMinSlotCap && *slot_cap <= config.options.max_slot_cap) {
+    return absl::OkStatus();
+  }
+  return BadField(
+      field, absl::StrCat(kMinSlotCap, " to ", config.options.max_slot_cap, " (--max-centroids)"),
+      AsSent(*slot_cap));
+}
+
+absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
+                           const std::string& path) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab_size) continue;
+    return BadField(absl::StrCat(path, "[", i, "]"), TokenIdBelow(vocab_size), AsSent(ids[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
+                               const std::string& prefix) {
+  if (n_tokens <= config.options.max_prompt_tokens) return absl::OkStatus();
+  return BadField(
+      absl::StrCat(prefix, "prompt"),
+      absl::StrCat("at most ", config.options.max_prompt_tokens, " tokens (--max-prompt-tokens)"),
+      n_tokens);
+}
+
+absl::Status CheckTextBytes(const EngineConfig& config, size_t bytes, const std::string& path) {
+  const auto most = static_cast<size_t>(config.options.max_prompt_tokens * kMaxBytesPerToken);
+  if (bytes <= most) return absl::OkStatus();
+  return BadField(
+      path,
+      absl::StrCat("at most ", most, " bytes, ", kMaxBytesPerToken, " times --max-prompt-tokens"),
+      bytes);
+}
+
+absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix) {
+  const struct {
+    const char* name;
+    int64_t size, most;
+  } lists[] = {
+      {"stop.stop_strings", sizes.stop_strings, kMaxStopStrings},
+      {"stop.stop_token_ids", sizes.stop_token_ids, kMaxStopTokenIds},
+      {"sampling.logit_bias", sizes.logit_bias, kMaxLogitBias},
+  };
+  for (const auto& [name, size, most] : lists) {
+    if (size <= most) continue;
+    return BadField(absl::StrCat(prefix, name), absl::StrCat("at most ", most), size);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMessageCount(int64_t n_messages, const std::string& path) {
+  if (n_messages >= 1 && n_messages <= kMaxMessages) return absl::OkStatus();
+  return BadField(absl::StrCat(path, ".messages"), absl::StrCat("1 to ", kMaxMessages), n_messages);
+}
+
+absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
+                               int64_t tools_bytes, const std::string& path) {
+  const auto n_messages = static_cast<int64_t>(messages.size());
+  for (int64_t i = 0; i < n_messages; ++i) {
+    const auto bytes = static_cast<int64_t>(messages[i].role.size());
+    if (bytes < 1 || bytes > kMaxRoleBytes) {
+      return BadField(absl::StrCat(path, ".messages[", i, "].role"),
+                      absl::StrCat("1 to ", kMaxRoleBytes, " bytes"), bytes);
+    }
+  }
+  if (tools_bytes > kMaxToolsBytes) {
+    return BadField(absl::StrCat(path, ".tools_json"),
+                    absl::StrCat("at most ", kMaxToolsBytes, " bytes"), tools_bytes);
+  }
+  if (known > n_messages) {
+    return BadField(absl::StrCat(path, ".known"),
+                    absl::StrCat("at most the ", n_messages, " messages"), known);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSessionId(const std::string& id, const std::string& prefix) {
+  if (!id.empty()) return absl::OkStatus();
+  return BadField(absl::StrCat(prefix, "session_id"), "a session's id", "none");
+}
+
+absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path) {
+  if (length > kMaxInfoPosition) {
+    return BadField(absl::StrCat(path, "length"), absl::StrCat("0 to ", kMaxInfoPosition), length);
+  }
+  if (digest_bytes == kDigestBytes) return absl::OkStatus();
+  return BadField(absl::StrCat(path, "digest"), absl::StrCat(kDigestBytes, " bytes"), digest_bytes);
+}
+
+absl::Status CheckPageSize(int32_t page_size) {
+  if (page_size >= 0 && page_size <= kMaxPageSize) return absl::OkStatus();
+  return BadField("page_size", absl::StrCat("at most ", kMaxPageSize), AsSent(page_size));
+}
+
+absl::Status CheckInfoPositions(std::span<const uint64_t> positions) {
+  if (positions.size() > kMaxInfoPositions) {
+    return BadField("positions", absl::StrCat("at most ", kMaxInfoPositions), positions.size());
+  }
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (positions[i] <= kMaxInfoPosition) continue;
+    return BadField(absl::StrCat("positions[", i, "]"), absl::StrCat("at most ", kMaxInfoPosition),
+                    positions[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPosition(const StateLayout& layout, int64_t position) {
+  const int64_t limit = layout.limits().max_unbounded_tokens;
+  if (!layout.has_unbounded() || position <= limit) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("position ", position, " is beyond the ", limit,
+                                            " tokens that full-attention layers can hold"));
+}
+
+absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request) {
+  const std::string& prefix = request.field_prefix;
+  const bool one_shot = request.session_id.empty();
+  const std::string at = absl::StrCat(prefix, "sampling.");
+  absl::Status status;  // the first error, as Update has it
+  if (one_shot) {
+    status = CheckVariant(config, request.variant, request.slot_cap, prefix);
+  } else if (!request.variant.empty()) {
+    status = BadField("memory", "none with session_id", Quoted(request.variant));
+  } else if (request.slot_cap) {
+    status = BadField("max_centroids", "none with session_id", AsSent(*request.slot_cap));
+  }
+  if (!status.ok()) return status;
+  status.Update(CheckListSizes({.stop_strings = std::ssize(request.stop.strings),
+                                .stop_token_ids = std::ssize(request.stop.token_ids),
+                                .logit_bias = std::ssize(request.sampling.logit_bias)},
+                               prefix));
+  status.Update(CheckSampling(request.sampling, config.model.vocab_size, at));
+  const int most = one_shot ? kMaxCompletions : 1;
+  if (request.n < 1 || request.n > most) {
+    status.Update(BadField(absl::StrCat(at, "n"),
+                           one_shot ? absl::StrCat("1 to ", most) : "1 with a session",
+                           AsSent(request.n)));
+  }
+  status.Update(CheckStop(config.model, request.stop, prefix));
+  if (const auto how = request.output.speculation; how && !IsKnown(*how)) {
+    status.Update(BadField(absl::StrCat(prefix, "output.speculation"), "0 to 2", int(*how)));
+  }
+  status.Update(CheckTopLogprobs(request.output.top_logprobs,
+                                 std::min(kMaxTopLogprobs, config.model.vocab_size),
+                                 absl::StrCat(prefix, "output.top_logprobs")));
+  if (one_shot && request.prompt.empty()) status.Update(EmptyPrompt(prefix));
+  if (one_shot && request.expected_position) {
+    status.Update(BadField(absl::StrCat(prefix, "expected_position"), "none without session_id",
+                           AsSent(*request.expected_position)));
+  }
+  status.Update(CheckPrompt(config, request.prompt, prefix));
+  if (one_shot) {
+    status.Update(CheckPosition(*config.model.FindVariant(request.variant)->layout,
+                                static_cast<int64_t>(request.prompt.size())));
+  }
+  return status;
+}
+
+absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request) {
+  if (request.prompt.empty()) return EmptyPrompt("");
+  absl::Status status = CheckVariant(config, request.variant, request.slot_cap, "");
+  if (!status.ok()) return status;
+  status.Update(CheckPrompt(config, request.prompt, ""));
+  status.Update(CheckTopLogprobs(request.top_logprobs, config.model.vocab_size, "top_logprobs"));
+  status.Update(CheckPosition(*config.model.FindVariant(request.variant)->layout,
+                              static_cast<int64_t>(request.prompt.size())));
+  if (!status.ok()) return status;
+  // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
+  constexpr size_t kPerEntry = 9, kPerToken = sizeof(float) + sizeof(std::vector<TokenLogprob>);
+  const size_t room = kMaxAnswerBytes / request.prompt.size();
+  const size_t most = room > kPerToken ? (room - kPerToken) / kPerEntry : 0;
+  if (static_cast<size_t>(request.top_logprobs) <= most) return absl::OkStatus();
+  return BadField(
+      "top_logprobs",
+      absl::StrCat("at most ", most, " for ", request.prompt.size(),
+                   " tokens, so that the answer stays below ", kMaxAnswerBytes >> 20, " MiB"),
+      request.top_logprobs);
+}
+
+absl::Status ValidateFork(const EngineConfig& config, const ForkOptions& fork) {
+  if (fork.count < 1 || fork.count > kMaxForks) {
+    return BadField("count", absl::StrCat("1 to ", kMaxForks), fork.count);
+  }
+  return CheckTtl(config, fork.ttl, "");
+}
+
+absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session) {
+  const std::string& prefix = session.field_prefix;
+  absl::Status status = CheckVariant(config, session.variant, session.slot_cap, prefix);
+  if (!status.ok()) return status;
+  status.Update(CheckTtl(config, session.ttl, prefix));
+  status.Update(CheckPrompt(config, session.prompt, prefix));
+  status.Update(CheckPosition(*config.model.FindVariant(session.variant)->layout,
+                              static_cast<int64_t>(session.prompt.size())));
+  return status;
+}
+
+absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
+                              const StateLayout& layout, int64_t vocab_size) {
+  if (image.model_fingerprint != model_fingerprint) {
+    return Unfit("of the model ", absl::CHexEscape(image.model_fingerprint),
+                 ", but this server has ", std::string(model_fingerprint));
+  }
+  if (image.layout_fingerprint != layout.fingerprint()) {
+    return Unfit("states are laid out as ", absl::Hex(image.layout_fingerprint, absl::kZeroPad16),
+                 ", but here as ", absl::Hex(layout.fingerprint(), absl::kZeroPad16));
+  }
+  const int64_t least = layout.has_slot_cap() ? kMinSlotCap : 0;
+  const int64_t most = layout.has_slot_cap() ? layout.limits().max_slot_cap : 0;
+  if (image.slot_cap < least || image.slot_cap > most) {
+    return Unfit("slot cap ", image.slot_cap, ", this server takes ", least, " to ", most);
+  }
+  const int64_t last = layout.has_unbounded() ? layout.limits().max_unbounded_tokens
+                                              : static_cast<int64_t>(kMaxInfoPosition);
+  if (image.position < 0 || image.position > last) {
+    return Unfit("position ", image.position, ", this server takes 0 to ", last);
+  }
+  if (image.unread < 0 || image.unread > last - image.position) {
+    return Unfit(image.unread, " tokens behind position ", image.position,
+                 ", this server takes 0 to ", last - image.position);
+  }
+  const size_t bytes = layout.live_bytes_at(image.position, image.slot_cap);
+  if (image.state_bytes != bytes) {
+    return Damaged("a state of ", image.state_bytes, " bytes, expected ", bytes, " at position ",
+                   image.position);
+  }
+  absl::Status status;
+  if (image.pending) status = CheckToken(*image.pending, vocab_size, "the token that waits");
+  for (size_t i = 0; image.tokens && i < image.tokens->size() && status.ok(); ++i) {
+    status = CheckToken((*image.tokens)[i], vocab_size, absl::StrCat("token ", i));
+  }
+  return status;
+}
+
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout) {
+  const absl::Status status =
+      CheckState(layout, image.position, image.slot_cap, std::as_bytes(std::span(image.state)));
+  return status.ok() ? status : Damaged(std::string(status.message()));
+}
+
+absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout,
+                               const std::byte* base) {
+  const absl::Status status = CheckState(layout, image.position, image.slot_cap, base);
+  return status.ok() ? status : Damaged(std::string(status.message()));
+}
+
+}  // namespace ovq

@@ -1,0 +1,438 @@
+#include "server/engine/scheduling/batch_planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace ovq {
+namespace {
+
+constexpr double kRounding = 1e-9;
+// Weight of an observation at a cost that has several: an interrupted iteration counts little.
+constexpr double kLearn = 0.125;
+constexpr double kMostSurprise = 2;
+
+struct Need {
+  double tokens = 0;  // tokens wanted, at most those of a batch
+  double cost = 0;    // of these tokens
+
+  double token_cost() const { return cost / tokens; }
+  void Add(const Need& other) {
+    tokens += other.tokens;
+    cost += other.cost;
+  }
+};
+
+// A call that decodes. Its sequences are neighbors among the candidates.
+struct Call : Need {
+  int first = 0, n = 0;  // candidates
+};
+
+struct Client {
+  double weight = 1;
+  std::vector<Call> calls;    // calls that decode, of this batch's variant
+  Need prompts;               // all its prompts of this variant together
+  std::vector<int> prompted;  // candidates of these prompts
+  Need elsewhere;             // of other variants
+  Need all;                   // of this variant
+};
+
+// Divides `amount` by weight. Nobody gets more than it wants; the others share what it leaves.
+std::vector<double> Shares(double amount, std::span<const double> wants,
+                           std::span<const double> weights) {
+  // Nothing to sort where all want more than their parts, as many calls of one client do.
+  double weight = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<double> parts(weights.begin(), weights.end());
+  for (double& part : parts) part *= amount / weight;
+  if (std::ranges::equal(parts, wants, std::ranges::less_equal())) return parts;
+
+  std::vector<size_t> by_want(wants.size());
+  std::iota(by_want.begin(), by_want.end(), 0);
+  std::ranges::sort(by_want, {}, [&](size_t i) { return wants[i] / weights[i]; });
+  for (const size_t i : by_want) {
+    parts[i] = std::min(wants[i], amount * weights[i] / weight);
+    amount -= parts[i];
+    weight -= weights[i];
+  }
+  return parts;
+}
+
+class Planner {
+ public:
+  Planner(std::span<const BatchCandidate> candidates, int32_t max_tokens, int64_t turn,
+          const StateLayout* layout)
+      : candidates_(candidates), max_tokens_(max_tokens), turn_(turn), layout_(layout) {
+    Group();
+  }
+
+  std::vector<PlanItem> Plan(const BatchCostModel* costs, int n_variants) {
+    double amount = 0;
+    for (const Client& client : clients_) amount += client.all.cost;
+    if (amount == 0) return {};
+    const double seconds = costs != nullptr ? TimeBound(*costs, n_variants) : 0;
+    if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
+    std::vector<double> parts = Parts(amount);
+    if (costs != nullptr) Lower(costs->Reach(kFilled * seconds), parts);
+    constexpr double kGolden = 0.6180339887498949;  // spreads turns evenly
+    carried_ = std::fmod(static_cast<double>(turn_) * kGolden, 1);
+    for (size_t i = 0; i < clients_.size(); ++i) ShareClient(clients_[i], parts[i]);
+    if (plan_.empty()) GiveOne();
+    return std::move(plan_);
+  }
+
+ private:
+  void Group() {
+    absl::flat_hash_map<std::string_view, size_t> known;
+    int64_t last_order = -1;  // of the last call that decodes
+    std::string_view last_client;
+    size_t last = 0;  // index of last_client
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      const BatchCandidate& candidate = candidates_[i];
+      if (candidate.paused) continue;
+      if (clients_.empty() || candidate.client != last_client) {
+        const auto [at, is_new] = known.try_emplace(candidate.client, clients_.size());
+        if (is_new) clients_.emplace_back().weight = candidate.weight;
+        last_client = candidate.client;
+        last = at->second;
+      }
+      Client& client = clients_[last];
+      if (layout_ != nullptr && candidate.layout != layout_) {
+        Add(candidate, client.elsewhere);
+      } else if (!candidate.decoding) {
+        client.prompted.push_back(static_cast<int>(i));
+        Add(candidate, client.prompts);
+      } else {
+        if (client.calls.empty() || last_order != candidate.order) {
+          client.calls.emplace_back().first = static_cast<int>(i);
+        }
+        last_order = candidate.order;
+        ++client.calls.back().n;
+        Add(candidate, client.calls.back());
+      }
+    }
+    for (Client& client : clients_) {
+      client.all = client.prompts;
+      for (const Call& call : client.calls) client.all.Add(call);
+    }
+  }
+  void Add(const BatchCandidate& candidate, Need& need) const {
+    const double tokens =
+        std::min(static_cast<double>(candidate.n_tokens), max_tokens_ - need.tokens);
+    need.Add({.tokens = tokens, .cost = tokens * candidate.token_cost});
+  }
+
+  // Seconds that a batch may take so that no client of any variant waits longer than promised.
+  double TimeBound(const BatchCostModel& costs, int n_variants) const {
+    double weights = 0;
+    for (const Client& client : clients_) weights += client.weight;
+    double seconds = std::max(kLongBatchSeconds, kLongBatchTokens * costs.Seconds(1)), answers = 0;
+    for (const Client& client : clients_) {
+      for (const Call& call : client.calls) answers += call.cost;
+      Need need = client.all;
+      need.Add(client.elsewhere);
+      const double cost = need.cost * std::min(1.0, max_tokens_ / need.tokens);
+      seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
+    }
+    if (answers > 0) seconds = std::min(seconds, costs.Target(answers) * n_variants);
+    return seconds / n_variants;
+  }
+
+  // Divides a cost among the clients. [clients_]
+  std::vector<double> Parts(double amount) const {
+    std::vector<double> wants, weights;
+    for (const Client& client : clients_) {
+      wants.push_back(client.all.cost);
+      weights.push_back(client.weight);
+    }
+    // Tokens differ in cost: lower the amount until the number of tokens fits, or nearly.
+    constexpr int kRounds = 16;
+    std::vector<double> parts;
+    for (int round = 0; round < kRounds; ++round) {
+      parts = Shares(amount, wants, weights);
+      double tokens = 0;
+      for (size_t i = 0; i < clients_.size(); ++i) {
+        if (parts[i] > 0) tokens += parts[i] / clients_[i].all.token_cost();
+      }
+      if (tokens <= max_tokens_ + kRounding) break;
+      amount *= max_tokens_ / tokens;
+    }
+    return parts;
+  }
+  // Lowers the parts of clients that want more, until all parts together are `amount`, but never
+  // below the part of a client that has all it wants.
+  void Lower(double amount, std::vector<double>& parts) const {
+    double least = 0, weights = 0;
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      const Client& client = clients_[i];
+      if (parts[i] < client.all.cost) {
+        weights += client.weight;
+      } else {
+        amount -= parts[i];
+        least = std::max(least, parts[i] / client.weight);
+      }
+    }
+    if (least == 0) return;  // nobody would gain
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      const Client& client = clients_[i];
+      if (parts[i] == client.all.cost) continue;
+      parts[i] = std::min(parts[i], std::max(least, amount / weights) * client.weight);
+    }
+  }
+  void ShareClient(const Client& client, double amount) {
+    const bool reads = !client.prompted.empty();
+    double decoding =
+        reads ? amount - std::min(client.prompts.cost, amount / kPrefillShare) : amount;
+    std::vector<double> wants, weights(client.calls.size(), 1);
+    for (const Call& call : client.calls) wants.push_back(call.cost);
+    const std::vector<double> parts = Shares(decoding, wants, weights);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Call& call = client.calls[i];
+      GiveInTurn(call, Rounded(parts[i] / call.token_cost()));
+      amount -= parts[i];
+    }
+    if (reads) GivePrompts(client, Rounded(amount / client.prompts.token_cost()));
+  }
+  // Rounds to whole tokens and carries the remainder to the next part, so that over the iterations
+  // each gets its part.
+  int64_t Rounded(double tokens) {
+    const double whole = std::floor(tokens + kRounding);
+    carried_ += std::max(tokens - whole, 0.0);
+    const double carry = std::floor(carried_ + kRounding);
+    carried_ -= carry;
+    return static_cast<int64_t>(whole + carry);
+  }
+  // Gives one token to one client, where no part reached a token.
+  void GiveOne() {
+    const size_t n = clients_.size();
+    for (size_t i = 0; i < n && plan_.empty(); ++i) {
+      const Client& client = clients_[(static_cast<uint64_t>(turn_) + i) % n];
+      if (!client.calls.empty()) {
+        GiveInTurn(client.calls[static_cast<uint64_t>(turn_) % client.calls.size()], 1);
+      } else if (!client.prompted.empty()) {
+        GivePrompts(client, 1);
+      }
+    }
+  }
+  int64_t Given(const Need& need, int64_t n_tokens) {
+    n_tokens = std::min(
+        {n_tokens, max_tokens_ - n_planned_, static_cast<int64_t>(std::llround(need.tokens))});
+    n_planned_ += n_tokens;
+    return n_tokens;
+  }
+  // Gives tokens to the call's sequences. Each turn continues where the last one stopped.
+  void GiveInTurn(const Call& call, int64_t n_tokens) {
+    const int64_t n = call.n, chosen = Given(call, n_tokens);
+    const int64_t first = chosen == n ? 0 : turn_ % n * chosen % n;
+    for (int64_t i = 0; i < chosen; ++i) {
+      plan_.push_back({call.first + static_cast<int>((first + i) % n), 1});
+    }
+  }
+  void GivePrompts(const Client& client, int64_t n_tokens) {
+    n_tokens = Given(client.prompts, n_tokens);
+    // Each prompt that is served gets at least one token.
+    std::vector<int> members = client.prompted;
+    const auto n_served = std::min<int64_t>(n_tokens, std::ssize(members));
+    std::ranges::partial_sort(members, members.begin() + n_served, {}, [&](int i) {
+      const BatchCandidate& candidate = candidates_[i];
+      return std::pair(candidate.consumed / kPromptTurn, candidate.order);
+    });
+    members.resize(static_cast<size_t>(n_served));
+    // First up to the ends of the prompts' turns, then what is left.
+    std::vector<int64_t> tokens(members.size());
+    for (const bool in_turn : {true, false}) {
+      for (size_t i = 0; i < members.size(); ++i) {
+        const BatchCandidate& candidate = candidates_[members[i]];
+        int64_t most = candidate.n_tokens - tokens[i];
+        if (in_turn) most = std::min(most, kPromptTurn - candidate.consumed % kPromptTurn);
+        const int64_t given = std::min(most, n_tokens);
+        tokens[i] += given;
+        n_tokens -= given;
+      }
+    }
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (tokens[i] > 0) plan_.push_back({members[i], static_cast<int32_t>(tokens[i])});
+    }
+  }
+
+  const std::span<const BatchCandidate> candidates_;
+  const int64_t max_tokens_;
+  const int64_t turn_;
+  const StateLayout* const layout_;
+  std::vector<Client> clients_;
+  double carried_ = 0;  // remainders of tokens
+  int64_t n_planned_ = 0;
+  std::vector<PlanItem> plan_;
+};
+
+}  // namespace
+
+void BatchCostModel::Observe(double cost, absl::Duration took) {
+  const double seconds = absl::ToDoubleSeconds(took);
+  if (!(seconds > 0)) return;
+  const double at = std::clamp(std::log2(cost), 0.0, kPoints - 1.001);
+  const auto low = static_cast<size_t>(at);
+  if (!known_) {
+    Point& nearest = points_[at - static_cast<double>(low) < 0.5 ? low : low + 1];
+    nearest = {.seconds = seconds, .seen = 1};
+    known_ = true;
+  }
+  const double surprise = std::clamp(seconds / Seconds(cost), 1 / kMostSurprise, kMostSurprise) - 1;
+  for (const size_t i : {low, low + 1}) {
+    const double near = 1 - std::abs(at - static_cast<double>(i));
+    Point& point = points_[i];
+    point.seconds *= 1 + near * surprise * std::max(1 / (1 + point.seen), kLearn);
+    point.seen += near;
+  }
+  FillGaps();
+  for (size_t i = low; i > 0; --i) {
+    const double here = points_[i].seconds;
+    points_[i - 1].seconds = std::min(points_[i - 1].seconds, here);
+  }
+  for (size_t i = low; i + 1 < kPoints; ++i) {
+    const double here = points_[i].seconds;
+    points_[i + 1].seconds = std::clamp(points_[i + 1].seconds, here, 2 * here);
+  }
+}
+
+void BatchCostModel::FillGaps() {
+  const Point* left = nullptr;  // the last point with an observation
+  for (Point& point : points_) {
+    if (point.seen >= 1) {
+      left = &point;
+      continue;
+    }
+    const auto right = std::find_if(&point, points_.data() + kPoints,
+                                    [](const Point& other) { return other.seen >= 1; });
+    const auto times = [&](const Point& other) {  // cost of `other` / cost of `point`
+      return std::ldexp(1, static_cast<int>(&other - &point));
+    };
+    const bool has_right = right != points_.data() + kPoints;
+    if (left != nullptr && has_right) {
+      const double part = (1 - times(*left)) / (times(*right) - times(*left));
+      point.seconds = left->seconds + part * (right->seconds - left->seconds);
+    } else {
+      const Point& only = has_right ? *right : *left;
+      point.seconds = only.seconds / times(only);
+    }
+  }
+}
+
+double BatchCostModel::Seconds(double cost) const {
+  const double at = std::clamp(std::log2(cost), 0.0, kPoints - 1.001);
+  const auto low = static_cast<size_t>(at);
+  const double begin = std::ldexp(1, static_cast<int>(low));
+  const double part = std::max(cost / begin - 1, 0.0);
+  if (!known_) return cost;
+  return points_[low].seconds + part * (points_[low + 1].seconds - points_[low].seconds);
+}
+
+double BatchCostModel::Target(double answers) const {
+  if (!target_) return kTargetIterations * Seconds(std::max(answers, kTargetAnswers));
+  return std::max(Seconds(std::max(answers, 1.0)), absl::ToDoubleSeconds(*target_));
+}
+
+double BatchCostModel::Reach(double seconds) const {
+  if (!known_) return std::max(seconds, 1.0);
+  if (points_[0].seconds >= seconds) return 1;
+  for (size_t i = 1; i < kPoints; ++i) {
+    if (points_[i].seconds <= seconds) continue;
+    const double begin = std::ldexp(1, static_cast<int>(i) - 1);
+    const double low = points_[i - 1].seconds;
+    return begin * (1 + (seconds - low) / (points_[i].seconds - low));
+  }
+  return std::ldexp(1, kPoints - 1);
+}
+
+void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
+                const BatchCostModel* costs, std::vector<PlanItem>& plan) {
+  struct Draft {
+    size_t item;
+    double chance;  // probability that it and all before it are right
+  };
+  std::vector<Draft> drafts;
+  std::vector<double> expected(plan.size(), 1);  // tokens that an item gives
+  double cost = 0, answers = 0;
+  int64_t n_planned = 0;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const BatchCandidate& candidate = candidates[plan[i].candidate];
+    cost += plan[i].n_tokens * candidate.token_cost;
+    n_planned += plan[i].n_tokens;
+    if (candidate.decoding) ++answers;
+    double chance = 1;
+    for (const float next : candidate.draft_probabilities) drafts.push_back({i, chance *= next});
+  }
+  if (drafts.empty()) return;
+  // The drafts of one item stay in their order, as chances only fall along them.
+  std::ranges::stable_sort(drafts, std::greater(), &Draft::chance);
+  const auto seconds = [&] { return costs == nullptr ? 1 : costs->Seconds(cost); };
+  const double before = seconds();
+  double gain = kDraftMargin * answers / before, sum = answers;
+  size_t n_chosen = 0, n_without = plan.size();
+  const size_t most =
+      std::min(drafts.size(), static_cast<size_t>(std::max(max_tokens - n_planned, int64_t{0})));
+  for (size_t n = 1; n <= most; ++n) {
+    const auto& [item, chance] = drafts[n - 1];
+    cost += candidates[plan[item].candidate].token_cost;
+    sum += chance;
+    if (expected[item] == 1) --n_without;
+    expected[item] += chance;
+    const double after = seconds(), least = n_without > 0 ? 1 : *std::ranges::min_element(expected);
+    if (after > before * least * kDraftMargin || sum / after <= gain) continue;
+    gain = sum / after;
+    n_chosen = n;
+  }
+  for (size_t i = 0; i < n_chosen; ++i) ++plan[drafts[i].item].n_drafted;
+}
+
+std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
+                                int64_t turn, const BatchCostModel* costs,
+                                const StateLayout* layout, int n_variants) {
+  return Planner(candidates, max_tokens, turn, layout).Plan(costs, n_variants);
+}
+
+void BatchPlanner::Choose(std::span<const BatchCandidate> candidates, SteadyTime now) {
+  std::vector<const StateLayout*> variants;  // of candidates that can have tokens
+  for (const BatchCandidate& candidate : candidates) {
+    if (candidate.paused || std::ranges::count(variants, candidate.layout) > 0) continue;
+    variants.push_back(candidate.layout);
+  }
+  choice_.clear();
+  iterations_left_ = 0;
+  if (variants.empty()) return;
+  const auto n = static_cast<int64_t>(variants.size());
+  choice_ = PlanBatch(candidates, max_tokens_, n_choices_ / n, costs(), variants[n_choices_ % n],
+                      static_cast<int>(n));
+  ++n_choices_;
+  const bool may_stand = n == 1 && std::ranges::all_of(choice_, [&](const PlanItem& item) {
+                           return candidates[item.candidate].decoding;
+                         });
+  if (!may_stand) return;
+  iterations_left_ = kStandingIterations;
+  stands_until_ = now + kStandingTime * std::ssize(candidates);
+}
+
+std::span<const PlanItem> BatchPlanner::Standing(SteadyTime now) const {
+  if (iterations_left_ == 0 || now >= stands_until_) return {};
+  return choice_;
+}
+
+std::vector<PlanItem> BatchPlanner::Plan(std::span<const BatchCandidate> candidates) {
+  if (iterations_left_ > 0) --iterations_left_;
+  std::vector<PlanItem> plan = choice_;
+  PlanDrafts(candidates, max_tokens_, costs(), plan);
+  return plan;
+}
+
+void BatchPlanner::Observe(std::span<const BatchCandidate> candidates,
+                           std::span<const PlanItem> plan, absl::Duration took) {
+  double cost = 0;
+  for (const PlanItem& item : plan) {
+    cost += (item.n_tokens + item.n_drafted) * candidates[item.candidate].token_cost;
+  }
+  costs_.Observe(cost, took);
+}
+
+}  // namespace ovq

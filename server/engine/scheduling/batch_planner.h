@@ -1,0 +1,163 @@
+// Chooses the tokens of each batch: how much time an iteration may take, and how clients share it.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "model/state_layout.h"
+#include "server/engine/common/engine_config.h"
+
+namespace ovq {
+
+// A sequence that wants tokens of the next batch.
+struct BatchCandidate {
+  const StateLayout* layout = nullptr;  // of its model variant
+  int64_t n_tokens = 1;   // tokens to consume next: 1 if decoding, otherwise those of a prompt
+  bool decoding = false;  // its one token was drawn
+  bool paused = false;    // its reader is behind: it gets no token
+  int64_t order = 0;      // admission order of its request, whose sequences are neighbors
+  int64_t consumed = 0;   // tokens of its request consumed so far
+  std::string_view client = {};  // CallRequest::client
+  double weight = 1;             // of the client
+  double token_cost = 1;         // cost of a token, in tokens without a state
+  // Probability of each token drafted after a decoding sequence's token to be right if those before
+  // it are.
+  std::span<const float> draft_probabilities = {};
+};
+
+// The part of one candidate in a batch.
+struct PlanItem {
+  int candidate;  // index
+  int32_t n_tokens;
+  int32_t n_drafted = 0;  // drafted tokens in addition
+  bool operator==(const PlanItem&) const = default;
+};
+
+// Predicts the time of an iteration from the cost of its tokens, and learns from iterations. More
+// tokens never take less time. A correction for many tokens limits what fewer tokens are predicted
+// to take only from above, not from below: otherwise a client that slows the machine down, by its
+// memory or its own threads, would raise the predicted time of everybody's tokens, and with it its
+// own part of an iteration. Until something is learned each token takes the same time.
+class BatchCostModel {
+ public:
+  // target: see Target; kTargetIterations without one.
+  explicit BatchCostModel(std::optional<absl::Duration> target = {}) : target_(target) {}
+
+  void Observe(double cost, absl::Duration took);
+  bool known() const { return known_; }
+  double Seconds(double cost) const;   // cost: at least 1
+  double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
+  // Seconds that an iteration may take in which answers of this cost wait beside prompts.
+  double Target(double answers) const;
+
+ private:
+  static constexpr int kPoints = 32;  // of costs 1, 2, 4, ...
+  struct Point {
+    double seconds = 0;
+    double seen = 0;  // number of iterations of about this cost
+  };
+  void FillGaps();  // interpolates points without observations from their neighbors
+
+  std::optional<absl::Duration> target_;
+  std::array<Point, kPoints> points_;
+  bool known_ = false;
+};
+
+// Chooses the tokens of one batch. A client alone has all of a batch. Where several clients want
+// tokens, none waits longer for its tokens than if each had the machine for its part of the time:
+// the iteration ends before the part of the client with the least work is used up. A client's part
+// counts for all its calls together, however many they are, and the other clients share what it
+// leaves. So a prompt of any length, 64 answers and a score of every token slow another client's
+// answer down alike.
+//
+// Within a client, calls that decode share alike and come before its prompts, which get a part of
+// 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are
+// prefilled in turns of kPromptTurn tokens, oldest first.
+//
+// Parts of less than a token are rounded by turns: `turn` is the number of the choice. costs: null
+// for a batch without a bound in time. layout: the variant that the batch is for (null: all
+// candidates have the same one); each of n_variants gets an equal part of the time. A pure
+// function.
+std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
+                                int64_t turn, const BatchCostModel* costs = nullptr,
+                                const StateLayout* layout = nullptr, int n_variants = 1);
+
+// Adds drafted tokens to a plan: the likeliest first, as many as give the answers most tokens per
+// time, and none unless the gain is sure. An answer without drafts in the batch, or with worse
+// ones, does not wait longer for it. costs: null if all batches take the same time. A pure
+// function.
+void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
+                const BatchCostModel* costs, std::vector<PlanItem>& plan);
+// Iteration times are predicted to about 2%.
+inline constexpr double kDraftMargin = 1.02;
+
+// The part of the allowed time that an iteration fills: answers are also written, and an iteration
+// beside others takes longer than it took alone.
+inline constexpr double kFilled = 0.75;
+
+// With prompts beside answers an iteration takes no longer than --target-step-time or, by default,
+// this many times what the answers take alone, so that nobody who watches an answer sees it stand
+// still. Fewer answers than kTargetAnswers count as that many: otherwise prompts would be prefilled
+// a few tokens at a time, which takes longer for all.
+inline constexpr double kTargetIterations = 3;
+inline constexpr double kTargetAnswers = 8;
+
+// The cost of one of a token's best log-probabilities, in bytes read (16 answers with 258 each
+// beside 16 with none, models/python-bytes: a fifth to a third more per token).
+inline constexpr size_t kLogprobCostBytes = 8 << 10;
+
+inline constexpr int64_t kPromptTurn = 512;
+inline constexpr double kPrefillShare = 8;
+
+// The longest time of an iteration however few want tokens, so that new calls soon join one; or,
+// for a model that is slow, the time of this many tokens.
+inline constexpr double kLongBatchSeconds = 0.5;
+inline constexpr double kLongBatchTokens = 8;
+
+// Chooses batch after batch, and learns what they take. Engine thread only.
+class BatchPlanner {
+ public:
+  explicit BatchPlanner(const EngineConfig& config)
+      : max_tokens_(config.options.max_batch_tokens),
+        bounds_time_(config.model.weight_bytes > 0),
+        costs_(config.options.target_step_time) {}
+
+  // Chooses tokens of the candidates (PlanBatch), all of one model variant; variants take turns.
+  void Choose(std::span<const BatchCandidate> candidates, SteadyTime now);
+  // The last choice, if it may stand for one more iteration, otherwise empty. Where all chosen
+  // sequences decode, several iterations run the same tokens' sequences, for a time that is short
+  // beside the wait of many sequences for their turns: looking through a thousand takes as long as
+  // a small iteration, and a state that keeps its turn for a while stays in the caches.
+  std::span<const PlanItem> Standing(SteadyTime now) const;
+  void DropStanding() { iterations_left_ = 0; }
+  // The last choice, with drafted tokens added, as the plan of the next iteration.
+  std::vector<PlanItem> Plan(std::span<const BatchCandidate> candidates);
+  // Learns from an iteration that ran this plan. took: results included.
+  void Observe(std::span<const BatchCandidate> candidates, std::span<const PlanItem> plan,
+               absl::Duration took);
+
+ private:
+  static constexpr auto kStandingTime = std::chrono::microseconds(10);  // per candidate
+  static constexpr int kStandingIterations = 32;                        // at most
+
+  // Null if iterations have no bound in time.
+  const BatchCostModel* costs() const { return bounds_time_ ? &costs_ : nullptr; }
+
+  const int32_t max_tokens_;
+  const bool bounds_time_;
+  BatchCostModel costs_;
+  int64_t n_choices_ = 0;
+  std::vector<PlanItem> choice_;
+  int iterations_left_ = 0;  // for which the choice may stand
+  SteadyTime stands_until_;
+};
+
+}  // namespace ovq

@@ -1,0 +1,69 @@
+// Ends requests: gives back what they hold, reports them, and answers their callers.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "server/engine/common/admission.h"
+#include "server/engine/common/engine_config.h"
+#include "server/engine/common/prefix_cache.h"
+#include "server/engine/common/request.h"
+#include "server/engine/common/state_pool.h"
+#include "server/engine/scheduling/batch_planner.h"
+#include "server/engine/sessions/session_turns.h"
+
+namespace ovq {
+
+// When a request ends, its memory is given back and its session is free again before its caller is
+// told, so that whoever reads the last event can go on at once. Engine thread only.
+class RequestFinisher {
+ public:
+  RequestFinisher(const EngineConfig& config, StatePool& pool, Admission& admission,
+                  SessionTurns& sessions, PrefixCache& prefixes, BatchPlanner& planner)
+      : config_(config),
+        pool_(pool),
+        admission_(admission),
+        sessions_(sessions),
+        prefixes_(prefixes),
+        planner_(planner) {}
+
+  // Ends an answer, and with the last answer its request.
+  void FinishAnswer(Request& request, RunningAnswer& answer, Finished finished);
+  void FinishPrompt(Request& request);  // if nothing is to be generated
+  void FinishScore(Request& request);
+
+  // Answers a score or a session with the status. The stream of a cancelled request gets a Finished
+  // for every answer that had none; every stream is closed with the status.
+  void Fail(Request& request, FinishReason reason, absl::Status status);
+  bool FailIfDead(Request& request, SteadyTime now);  // returns whether the request was dead
+  // The model's output after `position` tokens is not a number.
+  void FailNotANumber(Request& request, int64_t position);
+  // The device had no memory for an iteration that has changed the request's states in part.
+  void FailHalfway(Request& request, int64_t position, absl::Status status);
+
+  // Whether any request has ended since the last call.
+  bool ConsumeAnyEnded() { return std::exchange(any_ended_, false); }
+
+ private:
+  // Fails the request, from whose states nothing may go on.
+  void FailDamaged(Request& request, int64_t position, std::string_view what, absl::Status status);
+  // Ends the request: gives back what it holds, reports it, and calls `tell` when its caller may be
+  // told, with DataLoss if what a turn has added is not on disk. last: the answer that ended last,
+  // or null.
+  void Release(Request& request, FinishReason reason, const RunningAnswer* last,
+               StatusCallback tell);
+  void ReleaseStates(Request& request, StatusCallback then);
+  void SetEnded(Request& request);
+
+  const EngineConfig& config_;
+  StatePool& pool_;
+  Admission& admission_;
+  SessionTurns& sessions_;
+  PrefixCache& prefixes_;
+  BatchPlanner& planner_;
+  bool any_ended_ = false;
+};
+
+}  // namespace ovq

@@ -1,0 +1,337 @@
+#include "server/engine/scheduling/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/engine/common/error_facts.h"
+
+namespace ovq {
+
+void Scheduler::Start(std::shared_ptr<Request> request) {
+  request->admitted = config_.options.clock.steady();
+  request->order = next_order_++;
+  request->weight = config_.options.quotas->Weight(request->tenant);
+  const auto n_tokens = static_cast<int64_t>(request->tokens.size());
+  GenerateWork* const work = request->generate();
+  const bool all = request->score() != nullptr || (work != nullptr && work->wants_tokens()) ||
+                   (request->wake() != nullptr && !request->wake()->waits) ||
+                   (request->open() != nullptr && !request->open()->waits);
+  request->n_prefill = all ? n_tokens : std::max<int64_t>(n_tokens - 1, 0);
+  if (work != nullptr) MakeAnswers(*request);
+  RestorePrefix(*request);
+  if (work != nullptr) {
+    work->stream->Push(
+        {.started = Started{.session_id = work->call.session_id,
+                            .prompt_tokens = request->prompt_tokens,
+                            .cached_tokens = request->cached_tokens + request->prefix_tokens,
+                            .seed = work->call.sampling.seed,
+                            .position = request->session != nullptr ? request->cached_tokens : 0}});
+  }
+  running_.push_back(request);
+  planner_.DropStanding();
+  if (!request->prefilling()) FinishPrefill(*request, nullptr);
+}
+
+void Scheduler::MakeAnswers(Request& request) {
+  GenerateWork& work = *request.generate();
+  const EngineModel& model = config_.model;
+  GenerateRequest& call = work.call;
+  if (call.sampling.seed == 0 && !call.seed_given) call.sampling.seed = random_.Next();
+  const Speculation speculation = call.output.speculation.value_or(config_.options.speculation);
+  for (int i = 0; i < call.n; ++i) {
+    work.answers.push_back(
+        std::make_unique<RunningAnswer>(call, i, call.sampling.seed + static_cast<uint64_t>(i),
+                                        model.eos_token_ids, model.vocab_size, model.tokenizer));
+    RunningAnswer& answer = *work.answers.back();
+    if (speculation == Speculation::kNgram && model.can_undo()) answer.Speculate();
+    if (request.session != nullptr && request.session->log) {
+      const auto consumed = static_cast<size_t>(request.session->state.position);
+      answer.ObserveEarlier(std::span(*request.session->log).first(consumed));
+    }
+    answer.ObservePrompt(request.tokens);
+  }
+}
+
+void Scheduler::RestorePrefix(Request& request) {
+  const int64_t most = std::min(request.cacheable, std::ssize(request.tokens) - 1);
+  if (most <= 0 || request.sequence->position() > 0 || request.score() != nullptr) return;
+  StateHandle& state = request.sequence->state;
+  const std::span<const int32_t> tokens = request.tokens;
+  const auto variant =
+      std::ranges::find(config_.model.variants, state.layout, &ModelVariant::layout);
+  request.prefix =
+      prefixes_.Begin(request.tenant, *variant, tokens.first(static_cast<size_t>(most)), state);
+  request.consumed = request.prefix_tokens = state.position;
+  if (request.session == nullptr) return;
+  request.session->Record(0, tokens.first(static_cast<size_t>(state.position)));
+  sessions_.CheckpointIfDue(*request.session, 0);  // there will be no earlier copy
+}
+
+void Scheduler::StartTurn(std::shared_ptr<Request> request) {
+  request->cached_tokens = request->session->position();
+  if (request->session->pending)
+    request->tokens.insert(request->tokens.begin(), *request->session->pending);
+  if (!FailIfDead(*request, config_.options.clock.steady())) Start(std::move(request));
+}
+
+bool Scheduler::RunIteration(Executor& executor) {
+  const bool copied = CopyPromptStates();
+  const SteadyTime begin = config_.options.clock.steady();
+  std::vector<PlanItem> plan = ChoosePlan(begin);
+  watch_.SetWork(builder_.work().answers, builder_.work().prompts, builder_.work().prompt_tokens);
+  if (plan.empty()) return copied;
+  const StepInput input = builder_.MakeInput(plan);
+  StepOutput output = executor.Execute(input);
+  FailFailed(plan, output);
+  bool any = false;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    if (output.sequences[i].failure) continue;
+    any = true;
+    const StepBuilder::Entry& entry = builder_.entry(plan[i].candidate);
+    if (entry.answer != nullptr) {
+      output.report.accepted_tokens +=
+          ApplyDraws(executor, input.sequences[i], entry, output.sequences[i]);
+    } else {
+      ApplyPrefill(input.sequences[i], *entry.request, output.sequences[i]);
+    }
+    MayCheckpoint(*entry.request);
+  }
+  if (!any) return true;
+  size_t index = 0;
+  std::erase_if(plan,
+                [&](const PlanItem&) { return output.sequences[index++].failure.has_value(); });
+  output.report.duration = TimeBetween(begin, config_.options.clock.steady());
+  planner_.Observe(builder_.candidates(), plan, output.report.duration);
+  config_.events.step(output.report);
+  return true;
+}
+
+std::vector<PlanItem> Scheduler::ChoosePlan(SteadyTime now) {
+  const std::span<const PlanItem> standing = planner_.Standing(now);
+  if (standing.empty() || !builder_.Refresh(standing)) {
+    builder_.Collect(running_, now);
+    planner_.Choose(builder_.candidates(), now);
+  }
+  return planner_.Plan(builder_.candidates());
+}
+
+void Scheduler::FailFailed(std::span<const PlanItem> plan, const StepOutput& output) {
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const std::optional<StepOutput::Failure>& failure = output.sequences[i].failure;
+    const StepBuilder::Entry& entry = builder_.entry(plan[i].candidate);
+    if (!failure || entry.request->ended) continue;
+    if (failure->halfway) {
+      finisher_.FailHalfway(*entry.request, entry.state->position, failure->status);
+    } else {
+      Fail(*entry.request, FinishReason::kError, failure->status);
+    }
+  }
+}
+
+int32_t Scheduler::ApplyDraws(Executor& executor, const StepInput::Sequence& input,
+                              const StepBuilder::Entry& entry, StepOutput::Sequence& output) {
+  Request& request = *entry.request;
+  RunningAnswer& answer = *entry.answer;
+  if (request.ended) return 0;  // by another of its answers
+  StreamEvent event;
+  const auto n_drafted = static_cast<int32_t>(input.drafted.size());
+  int32_t n_kept = 0;
+  // A draw after a drafted token that is not a number is left to the iteration that has this token
+  // as the sequence's own.
+  for (bool goes_on = true; goes_on && n_kept <= n_drafted && output.draws[n_kept].finite;) {
+    Sampled& drawn = output.draws[n_kept];
+    goes_on = n_kept < n_drafted && drawn.token_id == input.drafted[n_kept];
+    ++n_kept;
+    answer.AddDraw(std::move(drawn), event);
+    goes_on = goes_on && !event.finished;
+  }
+  if (n_drafted > 0) {
+    absl::Status status = executor.AcceptDrafts(input, output, std::max(n_kept, 1));
+    if (!status.ok()) {
+      finisher_.FailHalfway(request, entry.state->position, std::move(status));
+      return 0;
+    }
+  }
+  if (n_kept == 0) {
+    finisher_.FailNotANumber(request, entry.state->position);
+    return 0;
+  }
+  answer.drafted += n_drafted;
+  answer.accepted += n_kept - 1;
+  EmitTokens(request, answer, std::move(event));
+  return n_kept - 1;
+}
+
+void Scheduler::ApplyPrefill(const StepInput::Sequence& input, Request& request,
+                             StepOutput::Sequence& output) {
+  const int64_t n_tokens = std::ssize(input.tokens), begin = input.state->position - n_tokens;
+  request.sequence->pending.reset();  // it was the first of the tokens
+  if (request.session != nullptr) request.session->Record(begin, input.tokens);
+  if (ScoreWork* work = request.score()) {
+    std::optional<int64_t> damaged_at;
+    for (int64_t i = 0; i < n_tokens; ++i) {
+      const TokenScore& row =
+          work->result.rows.emplace_back(std::move(output.scores[static_cast<size_t>(i)]));
+      if (!row.finite && !damaged_at) damaged_at = begin + i + 1;
+    }
+    if (damaged_at) return finisher_.FailNotANumber(request, *damaged_at);
+  }
+  request.consumed += n_tokens;
+  if (request.consumed == request.prefix.next_stop())
+    prefixes_.Keep(request.prefix, request.sequence->state);
+  if (!request.prefilling()) FinishPrefill(request, &output);
+}
+
+void Scheduler::MayCheckpoint(Request& request) {
+  if (request.session == nullptr || request.ended) return;
+  if (!request.rewind() && !request.wake())
+    sessions_.CheckpointIfDue(*request.session, request.n_prefill - request.consumed);
+  if (request.generate() != nullptr) sessions_.PublishProgress(request);
+}
+
+void Scheduler::FinishPrefill(Request& request, StepOutput::Sequence* output) {
+  request.prefilled = config_.options.clock.steady();
+  if (request.score() != nullptr) return finisher_.FinishScore(request);
+  const int64_t position = request.sequence->state.position;
+  if (request.generate() == nullptr || !request.generate()->wants_tokens()) {
+    if (output != nullptr && !output->finite) return finisher_.FailNotANumber(request, position);
+    if (request.consumed < std::ssize(request.tokens))
+      AppendTokens(request, *request.sequence, {&request.tokens.back(), 1});
+    return finisher_.FinishPrompt(request);
+  }
+  GenerateWork& work = *request.generate();
+  for (Sampled& drawn : output->draws) work.first.push_back(std::move(drawn));
+  // All draws are from the same logits.
+  if (!work.first.front().finite) return finisher_.FailNotANumber(request, position);
+  work.answers.front()->sequence = request.sequence;
+  if (work.answers.size() == 1) return BeginAnswers(request);
+  copies_ = true;
+}
+
+bool Scheduler::CopyPromptStates() {
+  if (!copies_) return false;
+  bool any = false;
+  size_t bytes = 0;
+  for (const std::shared_ptr<Request>& request : running_) {
+    GenerateWork* const work = request->generate();
+    if (request->ended || work == nullptr || work->first.empty()) continue;
+    any = true;
+    absl::Status status;
+    for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
+      if (answer->sequence != nullptr) continue;
+      if (bytes >= config_.options.copy_bytes_per_iteration) return true;
+      absl::StatusOr<StateHandle> copy = admission_.AcquirePromised(*request);
+      status = copy.status();
+      if (!status.ok()) break;
+      bytes += pool_.SnapshotBytes(*copy);
+      answer->sequence = std::make_shared<Sequence>();
+      answer->sequence->state = *copy;
+    }
+    if (!status.ok()) {
+      Fail(*request, FinishReason::kError, std::move(status));
+    } else {
+      BeginAnswers(*request);
+    }
+  }
+  copies_ = any;
+  return any;
+}
+
+void Scheduler::BeginAnswers(Request& request) {
+  planner_.DropStanding();
+  GenerateWork& work = *request.generate();
+  config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
+  std::vector<Sampled> draws = std::exchange(work.first, {});
+  for (size_t i = 0; i < draws.size(); ++i) {
+    StreamEvent event;
+    work.answers[i]->AddDraw(std::move(draws[i]), event);
+    EmitTokens(request, *work.answers[i], std::move(event));
+  }
+}
+
+void Scheduler::AppendTokens(Request& request, Sequence& sequence,
+                             std::span<const int32_t> tokens) {
+  sequence.pending = tokens.back();
+  if (request.session == nullptr) return;
+  request.session->Record(request.session->state.position - (std::ssize(tokens) - 1), tokens);
+}
+
+void Scheduler::EmitTokens(Request& request, RunningAnswer& answer, StreamEvent event) {
+  const std::vector<int32_t>& tokens = event.chunk->token_ids;
+  AppendTokens(request, *answer.sequence, tokens);
+  config_.options.quotas->ChargeTokens(request.tenant, std::ssize(tokens));
+  const SteadyTime now = config_.options.clock.steady();
+  if (answer.generated() == 1) {
+    answer.first_token = now;
+  } else {
+    // Tokens of one iteration share its time.
+    const absl::Duration each = TimeBetween(answer.last_token, now) / std::ssize(tokens);
+    for (size_t i = 0; i < tokens.size(); ++i) config_.events.next_token(each);
+  }
+  answer.last_token = now;
+  std::optional<Finished> finished = std::exchange(event.finished, std::nullopt);
+  request.generate()->stream->Push(std::move(event));
+  if (finished) finisher_.FinishAnswer(request, answer, *std::move(finished));
+}
+
+void Scheduler::FailDead(SteadyTime now) {
+  for (const std::shared_ptr<Request>& request : running_) {
+    if (!request->ended) FailIfDead(*request, now);
+  }
+}
+
+void Scheduler::FailAll(const absl::Status& status) {
+  for (const std::shared_ptr<Request>& request : running_) {
+    if (!request->ended) Fail(*request, FinishReason::kError, status);
+  }
+}
+
+bool Scheduler::EvictFrom(const std::string& client) {
+  const auto gives = [&client](const std::shared_ptr<Request>& request) {
+    if (request->ended) return false;
+    if (request->session == nullptr)
+      return request->hold != nullptr && request->hold->client() == client;
+    // A session with files writes what it has consumed to the disk first.
+    return request->session->hold->client() == client && !request->session->disk;
+  };
+  const auto last = std::find_if(running_.rbegin(), running_.rend(), gives);
+  if (last == running_.rend()) return false;
+  const std::shared_ptr<Request> request = *last;
+  config_.events.rejected(RejectReason::kGaveWay);
+  Fail(*request, FinishReason::kError,
+       WithFacts(absl::ResourceExhaustedError(
+                     "ended to make way: the server is full, this client has more than its part of "
+                     "it, and another one had nothing"),
+                 {.reason = RejectReason::kGaveWay}));
+  return true;
+}
+
+void Scheduler::AddTo(EngineStats& stats) const {
+  stats.prefixes = prefixes_.stats();
+  const auto add = [&](const Sequence* sequence) {
+    if (sequence == nullptr || sequence->state.base == nullptr) return;
+    const StateHandle& state = sequence->state;
+    stats.live_slots += state.layout->LiveSlotsAt(state.position, state.slot_cap);
+    stats.equivalent_kv_cache_bytes +=
+        static_cast<size_t>(sequence->position()) * config_.model.full_kv_bytes_per_token;
+  };
+  for (const std::shared_ptr<Request>& request : running_) {
+    if (request->ended) continue;
+    ++stats.requests_running;
+    const GenerateWork* work = request->generate();
+    stats.requests_blocked += work != nullptr && work->blocked_since;
+    if (request->in_session()) continue;  // the store counts it
+    add(request->sequence.get());
+    if (work == nullptr) continue;
+    for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
+      if (answer->sequence != request->sequence) add(answer->sequence.get());
+    }
+  }
+}
+
+void Scheduler::RemoveEnded() {
+  if (!finisher_.ConsumeAnyEnded()) return;
+  std::erase_if(running_, [](const std::shared_ptr<Request>& request) { return request->ended; });
+}
+
+}  // namespace ovq

@@ -1,0 +1,256 @@
+#include "server/engine/sessions/session_persistence.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/huge_pages.h"
+
+namespace ovq {
+namespace {
+
+absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
+  const std::string& id = session.info.id;
+  return absl::DataLossError(
+      absl::StrCat("session ", id, ": could not be written to disk, so that a restart would find ",
+                   session.disk->length, " of its ", session.position(),
+                   " tokens; it goes on in memory: ", std::string(status.message())));
+}
+
+SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> image) {
+  return [image = std::move(image)](const SessionFolder::WriteParts& write) {
+    const EncodedSession file = EncodeAroundState(*image);
+    return write({file.head, image->state, file.tail});
+  };
+}
+
+// One token more for so many bytes of a large state: summing and writing it takes four times as
+// long as the copy that a checkpoint is, and is to take as small a part of the time.
+constexpr size_t kSnapshotBytesPerToken = kCheckpointBytesPerToken / 4;
+
+// A turn after which a crash would leave so much to be read again gets a snapshot.
+int64_t SnapshotSpacing(const Session& session) {
+  return std::max(kCheckpointTokens,
+                  static_cast<int64_t>(session.state.committed_bytes / kSnapshotBytesPerToken));
+}
+
+}  // namespace
+
+StatusCallback SessionPersistence::OnEngineThread(StatusCallback then) const {
+  return [inbox = inbox_, then = std::move(then)](absl::Status status) mutable {
+    inbox->Post([then = std::move(then), status = std::move(status)]() mutable {
+      then(std::move(status));
+    });
+  };
+}
+
+JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
+  const ModelVariant& variant = *config_.model.FindVariant(session.info.memory);
+  JournalHead head{.id = session.info.id,
+                   .tenant = session.info.tenant,
+                   .memory = variant.name,
+                   .fingerprint = variant.fingerprint,
+                   .layout = variant.layout->fingerprint(),
+                   .slot_cap = session.state.slot_cap,
+                   .keeps_tokens = session.log.has_value(),
+                   .created_unix_ms = absl::ToUnixMillis(session.info.created)};
+  if (session.ttl != absl::InfiniteDuration()) head.ttl_ms = absl::ToInt64Milliseconds(session.ttl);
+  return head;
+}
+
+SessionMark SessionPersistence::MakeMark(const Session& session) const {
+  return {.length = session.position(),
+          .pending = session.pending,
+          .turn_ends = session.turn_ends,
+          .prompt_tokens = session.info.prompt_tokens_total,
+          .generated_tokens = session.info.generated_tokens_total,
+          .used_unix_ms = absl::ToUnixMillis(config_.options.clock.wall())};
+}
+
+JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
+  const SessionMark mark = MakeMark(session);
+  JournalEntry entry{.begin = begin,
+                     .pending = mark.pending,
+                     .ends_turn = !mark.turn_ends.empty() && mark.turn_ends.back() == mark.length,
+                     .prompt_tokens = mark.prompt_tokens,
+                     .generated_tokens = mark.generated_tokens,
+                     .used_unix_ms = mark.used_unix_ms};
+  std::vector<int32_t> unsaved = std::exchange(session.disk->unsaved, {});
+  if (begin == session.disk->length) entry.tokens = std::move(unsaved);
+  return entry;
+}
+
+void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& sessions,
+                                const std::shared_ptr<const SessionImage>& image,
+                                StatusCallback then) {
+  SessionFolder* const folder = config_.options.session_folder.get();
+  if (folder == nullptr) return then(absl::OkStatus());
+  struct Waiting {
+    size_t sessions;
+    absl::Status status;
+  };
+  auto waiting = std::make_shared<Waiting>(Waiting{sessions.size(), {}});
+  for (const std::shared_ptr<Session>& session : sessions) {
+    SessionOnDisk& disk = *session->disk;
+    JournalHead head = MakeJournalHead(*session);
+    head.mark.used_unix_ms = head.created_unix_ms;
+    std::vector<JournalEntry> entries;
+    if (image != nullptr) {
+      head.version = 1;
+      head.mark = MakeMark(*session);
+      disk.snapshot_at = session->state.position;
+      disk.unsaved.clear();
+    } else if (session->position() > 0) {
+      entries.push_back(MakeJournalEntry(*session, 0));
+    }
+    disk.version = head.version + entries.size();
+    disk.length = session->position();
+    SessionFolder::MakeFile make;
+    if (image != nullptr) make = MakeSnapshotFile(image);
+    folder->Create(std::move(head), std::move(entries), std::move(make),
+                   OnEngineThread([waiting, then, session](absl::Status status) {
+                     if (!status.ok()) session->disk->length = 0;
+                     if (waiting->status.ok() && !status.ok()) {
+                       waiting->status = NotOnDisk(*session, status);
+                     }
+                     if (--waiting->sessions == 0) then(waiting->status);
+                   }));
+  }
+}
+
+void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
+                              StatusCallback then) {
+  if (!session->disk || session->deleted || session->info.damaged_at) {
+    return then(absl::OkStatus());
+  }
+  SessionOnDisk& disk = *session->disk;
+  const bool same = begin == disk.length && disk.length == session->position();
+  if (!session->resident() || (same && !disk.behind)) return then(absl::OkStatus());
+  const int64_t length = session->position();
+  auto saved = [session, length, then = std::move(then)](absl::Status status) {
+    SessionOnDisk& disk = *session->disk;
+    disk.behind = !status.ok();
+    if (status.ok()) disk.length = length;
+    then(status.ok() ? status : NotOnDisk(*session, status));
+  };
+  if (disk.behind) {
+    disk.unsaved.clear();
+    return Snapshot(session, std::move(saved));
+  }
+  JournalEntry entry = MakeJournalEntry(*session, begin);
+  config_.options.session_folder->Append(
+      session->info.id, std::move(entry),
+      OnEngineThread([session, saved = std::move(saved)](absl::Status status) {
+        session->disk->version += status.ok() ? 1 : 0;
+        saved(std::move(status));
+      }));
+}
+
+void SessionPersistence::SnapshotIfDue(const std::shared_ptr<Session>& session) {
+  if (!session->disk || session->deleted || !session->resident()) return;
+  SessionOnDisk& disk = *session->disk;
+  const int64_t unread = session->state.position - disk.snapshot_at;
+  // One that went back behind its snapshot would have to be read from its first token on.
+  if (disk.snapshotting || disk.behind) return;
+  if (unread >= 0 && unread < SnapshotSpacing(*session)) return;
+  Snapshot(session, [](const absl::Status&) {});  // the journal has all that one would
+}
+
+void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, StatusCallback then) {
+  SessionOnDisk& disk = *session->disk;
+  JournalHead head = MakeJournalHead(*session);
+  // What is behind is one change more than the disk has.
+  if (disk.behind) ++disk.version;
+  head.version = disk.version;
+  head.mark = MakeMark(*session);
+  disk.snapshotting = true;
+  disk.snapshot_at = session->state.position;
+  config_.options.session_folder->Snapshot(
+      std::move(head), MakeSnapshotFile(MakeImage(*session)),
+      OnEngineThread([session, then = std::move(then)](absl::Status status) {
+        session->disk->snapshotting = false;
+        then(std::move(status));
+      }));
+}
+
+void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then) {
+  if (!session.disk) return then(absl::OkStatus());
+  const std::string& id = session.info.id;
+  config_.options.session_folder->Remove(
+      id, OnEngineThread([id, then = std::move(then)](const absl::Status& status) {
+        then(status.ok() ? status
+                         : absl::DataLossError(absl::StrCat(
+                               "session ", id, ": is gone, but its files may not be, so that a ",
+                               "restart may find it: ", std::string(status.message()))));
+      }));
+}
+
+void SessionPersistence::Quarantine(Session& session) {
+  table_.Remove(session);
+  config_.options.session_folder->Quarantine(session.info.id);
+}
+
+void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {
+  // The state goes to the disk as it is, so that swapping it in takes no reading of tokens.
+  SessionOnDisk& disk = *session->disk;
+  if (!disk.snapshotting && disk.snapshot_at != session->state.position) {
+    Snapshot(session, [](const absl::Status&) {});
+  }
+  const int64_t position = session->position();
+  DropState(*session);
+  config_.events.session_event(
+      {.event = "hibernate", .duration = absl::ZeroDuration(), .position = position});
+}
+
+void SessionPersistence::DropState(Session& session) {
+  table_.Update(session, [&] {
+    pool_.Vacate(session.state);
+    session.log.reset();
+  });
+  {
+    const auto lock = table_.Lock();
+    table_.checkpoints().Forget(session);
+  }
+  admission_.CountStored(1);
+}
+
+void SessionPersistence::DropLostState(Session& session, int64_t consumed) {
+  session.state.position = consumed;
+  session.pending.reset();
+  if (consumed < std::ssize(*session.log)) session.pending = session.log->back();
+  if (session.disk && !session.disk->behind) {
+    DropState(session);
+    return table_.EndClaim(session);
+  }
+  table_.Remove(session);
+  RemoveFiles(session, [](const absl::Status&) {});
+  table_.Release(session);
+}
+
+SessionImage SessionPersistence::MakeImageHead(const Session& session) const {
+  const ModelVariant& variant = *config_.model.FindVariant(session.info.memory);
+  SessionImage image;
+  image.model_fingerprint = variant.fingerprint;
+  image.layout_fingerprint = variant.layout->fingerprint();
+  image.memory = variant.name;
+  image.slot_cap = session.state.slot_cap;
+  image.position = session.state.position;
+  image.pending = session.pending;
+  image.tokens = session.log;
+  image.turn_ends = session.turn_ends;
+  image.created_unix_ms = absl::ToUnixMillis(session.info.created);
+  return image;
+}
+
+std::shared_ptr<SessionImage> SessionPersistence::MakeImage(const Session& session) {
+  auto image = std::make_shared<SessionImage>(MakeImageHead(session));
+  image->state = RoomFor(pool_.SnapshotBytes(session.state));
+  image->state.resize(pool_.SnapshotBytes(session.state));
+  image->state_bytes = image->state.size();
+  pool_.CopyOut(session.state, std::as_writable_bytes(std::span(image->state)));
+  return image;
+}
+
+}  // namespace ovq

@@ -1,0 +1,41 @@
+// How sessions leave memory or end: deleted by a caller, expired, or evicted for others.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "server/engine/common/engine_config.h"
+#include "server/engine/common/session.h"
+#include "server/engine/common/state_pool.h"
+#include "server/engine/sessions/session_persistence.h"
+#include "server/engine/sessions/session_table.h"
+
+namespace ovq {
+
+// Engine thread only.
+class SessionRemoval {
+ public:
+  SessionRemoval(const EngineConfig& config, StatePool& pool, SessionTable& table,
+                 SessionPersistence& disk)
+      : config_(config), pool_(pool), table_(table), disk_(disk) {}
+
+  // Deletes a session. A busy one keeps its memory until its request sees that it is deleted.
+  void Delete(const std::string& id, const std::optional<std::string>& tenant, SteadyTime called,
+              StatusCallback then);
+  void Expire(SteadyTime now);  // idle sessions only
+  // Swaps idle sessions out until so many bytes of the pool are free. False if they are not.
+  bool EvictIdleStates(size_t bytes);
+  // Ends the client's idle session that was used least recently. With a session folder its state is
+  // swapped out instead, unless `table` says that a place in the table is needed. False without
+  // such a session.
+  bool EvictFrom(const std::string& client, bool table);
+
+ private:
+  const EngineConfig& config_;
+  StatePool& pool_;
+  SessionTable& table_;
+  SessionPersistence& disk_;
+};
+
+}  // namespace ovq

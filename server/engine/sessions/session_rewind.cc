@@ -1,0 +1,137 @@
+#include "server/engine/sessions/session_rewind.h"
+
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/limits.h"
+
+namespace ovq {
+namespace {
+
+absl::Status CheckRewind(const Session& session, uint64_t position) {
+  if (!session.log) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session ", session.info.id, ": keeps no tokens (keep_tokens), so it cannot go back"));
+  }
+  const auto most = static_cast<uint64_t>(session.position());
+  if (position <= most) return absl::OkStatus();
+  return BadField("position", absl::StrCat("at most ", most, ", the session's"), position);
+}
+
+}  // namespace
+
+void SessionRewinder::Rewind(std::shared_ptr<PinnedSession> pin, const RewindOptions& options,
+                             std::shared_ptr<CancelSignal> cancel, SteadyTime called,
+                             RewindCallback done) {
+  Session& session = **pin;
+  if (absl::Status status = CheckRewind(session, options.position); !status.ok()) {
+    pin->Release();
+    return done(std::move(status));
+  }
+  const auto position = static_cast<int64_t>(options.position);
+  const int64_t consumed = ConsumedAt(position);
+  const bool stands = session.state.position == consumed;
+  const int64_t replayed = stands ? 0 : Checkpoints::ReplayTokens(session, position);
+  if (options.dry_run) {
+    const std::shared_ptr<Session> idle = pin->Release();
+    auto lock = table_.Lock();
+    RewindResult result{idle->info, replayed};
+    lock.unlock();
+    return done(std::move(result));
+  }
+  auto request = std::make_shared<Request>();
+  request->tenant = options.tenant;
+  request->prompt_tokens = replayed;
+  if (absl::Status status = admission_.Charge(*request, 0, 0); !status.ok()) {
+    pin->Release();
+    return done(std::move(status));
+  }
+  admission_.Reenter();
+  pin->MarkUsed();
+  request->session = pin->Detach();
+  request->sequence = request->session;
+  request->arrival = called;
+  request->client = options.client;
+  request->deadline = options.deadline;
+  auto before = std::make_shared<Before>(Before{session.state.position, {}});
+  if (!stands) {
+    absl::Status status = RestoreCheckpoint(session, consumed, replayed > 0, *before);
+    if (!status.ok()) {
+      admission_.Leave();
+      return done(std::move(status));
+    }
+  }
+  session.pending.reset();
+  request->tokens.assign(session.log->begin() + session.state.position,
+                         session.log->begin() + position);
+  request->work = RewindWork{std::move(cancel)};
+  request->on_end = [this, before, position, done = std::move(done)](Request& ended,
+                                                                     absl::Status status) {
+    const auto leave = [this, done](absl::StatusOr<RewindResult> result) {
+      done(std::move(result));
+      admission_.Leave();
+    };
+    if (status.ok()) return CommitRewind(ended, position, leave);
+    RestoreAfterFailedRewind(*ended.session, *before);
+    leave(std::move(status));
+  };
+  start_(std::move(request));
+}
+
+absl::Status SessionRewinder::RestoreCheckpoint(Session& session, int64_t consumed, bool replays,
+                                                Before& before) {
+  absl::Status status;
+  if (replays) {
+    absl::StatusOr<std::vector<std::byte>> bytes = pool_.Snapshot(session.state);
+    status = bytes.status();
+    if (status.ok()) before.bytes = *std::move(bytes);
+  }
+  if (status.ok()) status = pool_.Restart(session.state);
+  if (!status.ok()) {
+    table_.EndClaim(session);
+    return status;
+  }
+  const Checkpoint* from = Checkpoints::Before(session, consumed);
+  if (from == nullptr) return status;
+  status = pool_.CopyIn(session.state, from->position, std::span(from->bytes.get(), from->size));
+  if (!status.ok()) disk_.DropLostState(session, before.position);
+  return status;
+}
+
+void SessionRewinder::CommitRewind(Request& request, int64_t position, RewindCallback done) {
+  Session& session = *request.session;
+  {
+    const auto lock = table_.Lock();
+    session.log->resize(static_cast<size_t>(position));
+    std::erase_if(session.turn_ends, [position](int64_t end) { return end > position; });
+    table_.checkpoints().ForgetAfter(session, session.state.position);
+  }
+  turns_.CheckpointIfDue(session, 0);
+  const auto told = [this, session = request.session, since = request.arrival, position,
+                     replayed = request.prompt_tokens,
+                     done = std::move(done)](absl::Status status) {
+    table_.EndClaim(*session);
+    if (!status.ok()) return done(std::move(status));
+    turns_.ReportEvent("rewind", since, position, replayed);
+    auto lock = table_.Lock();
+    RewindResult result = {session->info, replayed};
+    lock.unlock();
+    done(std::move(result));
+    disk_.SnapshotIfDue(session);
+  };
+  disk_.Save(request.session, position, told);
+}
+
+void SessionRewinder::RestoreAfterFailedRewind(Session& session, const Before& before) {
+  if (session.deleted) return table_.Release(session);
+  absl::Status status = pool_.Restart(session.state);
+  if (status.ok()) status = pool_.CopyIn(session.state, before.position, before.bytes);
+  if (!status.ok()) return disk_.DropLostState(session, before.position);
+  session.pending.reset();
+  if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();
+  table_.EndClaim(session);
+}
+
+}  // namespace ovq

@@ -1,0 +1,61 @@
+// Takes sessions back to earlier positions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "server/engine/common/admission.h"
+#include "server/engine/common/engine_config.h"
+#include "server/engine/common/state_pool.h"
+#include "server/engine/sessions/session_persistence.h"
+#include "server/engine/sessions/session_pin.h"
+#include "server/engine/sessions/session_table.h"
+#include "server/engine/sessions/session_turns.h"
+
+namespace ovq {
+
+// Engine thread only.
+class SessionRewinder {
+ public:
+  SessionRewinder(const EngineConfig& config, StatePool& pool, Admission& admission,
+                  StartRequest start, SessionTable& table, SessionPersistence& disk,
+                  SessionTurns& turns)
+      : config_(config),
+        pool_(pool),
+        admission_(admission),
+        start_(std::move(start)),
+        table_(table),
+        disk_(disk),
+        turns_(turns) {}
+
+  // Takes a session back to what it was at an earlier position, or (dry_run) says what that takes.
+  // Starts a request that reads the tokens since the last checkpoint again. A failed rewind leaves
+  // the session as it was.
+  void Rewind(std::shared_ptr<PinnedSession> pin, const RewindOptions& options,
+              std::shared_ptr<CancelSignal> cancel, SteadyTime called, RewindCallback done);
+
+ private:
+  // The state before a rewind.
+  struct Before {
+    int64_t position = 0;          // tokens consumed
+    std::vector<std::byte> bytes;  // of the state; empty if no tokens are read again
+  };
+
+  // Brings the state to its last checkpoint at `consumed` tokens or earlier.
+  absl::Status RestoreCheckpoint(Session& session, int64_t consumed, bool replays, Before& before);
+  void CommitRewind(Request& request, int64_t position, RewindCallback done);
+  // Where the system has no memory for the old state, the session is as DropLostState leaves it.
+  void RestoreAfterFailedRewind(Session& session, const Before& before);
+
+  const EngineConfig& config_;
+  StatePool& pool_;
+  Admission& admission_;
+  const StartRequest start_;
+  SessionTable& table_;
+  SessionPersistence& disk_;
+  SessionTurns& turns_;
+};
+
+}  // namespace ovq

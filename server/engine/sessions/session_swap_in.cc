@@ -1,0 +1,264 @@
+#include "server/engine/sessions/session_swap_in.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/engine/common/session_image.h"
+#include "server/engine/common/validate.h"
+
+namespace ovq {
+
+// A session whose state is being swapped in. The folder's threads and the engine thread own it in
+// turn.
+struct SwappingSession {
+  const std::shared_ptr<Session> session;
+  const ModelVariant& variant;
+  const int64_t vocab_size;
+  const SteadyTime called;
+  const StatusCallback then;
+
+  // Results of reading.
+  absl::Status status = {};
+  std::optional<SessionFolder::StoredSession> files = {};
+  std::unique_ptr<SessionReader> reader = {};  // of the snapshot, if there is one
+  SessionMark mark = {};
+  int64_t from = 0;        // tokens that the state has consumed; 0: there is no usable state
+  std::string bytes = {};  // the state, unless it was read into its place
+  std::vector<int32_t> tokens = {};  // of the conversation from position `begin` on
+  int64_t begin = 0;
+
+  // The memory that the state is read into.
+  StateHandle place = {};
+  std::vector<std::span<std::byte>> live = {};
+  std::shared_ptr<Checkpoint> copy = {};
+
+  int64_t consumed() const { return mark.length - (mark.pending ? 1 : 0); }
+};
+
+namespace {
+
+constexpr size_t kPartBytes = size_t{256} << 10;  // stays in the processor's cache
+// The engine thread copies states up to this size itself: that takes less time than an iteration.
+constexpr size_t kCopiedBytes = size_t{2} << 20;
+
+absl::Status ReadPart(SwappingSession& swapping) {
+  SnapshotFile& file = *swapping.files->snapshot;
+  if (file.left() == 0) return swapping.reader->Finish().status();
+  const std::span<char> room = swapping.reader->Room(std::min(kPartBytes, file.left()));
+  absl::Status status = file.Read(room);
+  return status.ok() ? swapping.reader->AddRoom() : status;
+}
+
+// Reads up to the part of the head that says where the state belongs.
+absl::Status ReadHead(SwappingSession& swapping) {
+  const Journal& journal = swapping.files->journal;
+  swapping.mark = journal.mark();
+  if (swapping.files->snapshot == nullptr) return absl::OkStatus();
+  // Nothing but damage changes these files, and every byte is in a section with a checksum.
+  swapping.reader = std::make_unique<SessionReader>(
+      [&variant = swapping.variant, vocab_size = swapping.vocab_size](const SessionImage& head) {
+        return CheckSessionFits(head, variant.fingerprint, *variant.layout, vocab_size);
+      },
+      /*digest=*/false);
+  while (!swapping.reader->has_head()) {
+    RETURN_IF_ERROR(ReadPart(swapping));
+  }
+  const SessionImage& head = swapping.reader->head();
+  if (head.length() != journal.head.mark.length || head.slot_cap != journal.head.slot_cap) {
+    return absl::DataLossError("session file: not the one that its journal goes on from");
+  }
+  const bool goes_on = std::ranges::all_of(
+      journal.entries, [&head](const JournalEntry& entry) { return entry.begin >= head.position; });
+  if (goes_on && head.position <= swapping.consumed()) swapping.from = head.position;
+  return absl::OkStatus();
+}
+
+absl::Status ReadSnapshot(SwappingSession& swapping) {
+  while (swapping.files->snapshot->left() > 0) {
+    RETURN_IF_ERROR(ReadPart(swapping));
+  }
+  ASSIGN_OR_RETURN(SessionImage image, swapping.reader->Finish());
+  const StateLayout& layout = *swapping.variant.layout;
+  const absl::Status status = swapping.place.base == nullptr
+                                  ? CheckSessionState(image, layout)
+                                  : CheckSessionState(image, layout, swapping.place.base);
+  if (!status.ok()) return status;
+  if (swapping.copy != nullptr) {
+    std::byte* to = swapping.copy->bytes.get();
+    for (const std::span<std::byte> part : swapping.live) to = std::ranges::copy(part, to).out;
+  }
+  if (swapping.from > 0) swapping.bytes = std::move(image.state);
+  if (image.tokens) {
+    swapping.tokens = *std::move(image.tokens);
+  } else {
+    swapping.begin = image.position;
+    if (image.pending) swapping.tokens = {*image.pending};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAll(SwappingSession& swapping) {
+  if (swapping.reader != nullptr) {
+    RETURN_IF_ERROR(ReadSnapshot(swapping));
+  }
+  for (const JournalEntry& entry : swapping.files->journal.entries) {
+    if (entry.begin < swapping.begin) break;
+    swapping.tokens.resize(static_cast<size_t>(entry.begin - swapping.begin));
+    swapping.tokens.insert(swapping.tokens.end(), entry.tokens.begin(), entry.tokens.end());
+  }
+  const auto known = [&swapping](int32_t token) {
+    return token >= 0 && token < swapping.vocab_size;
+  };
+  if (swapping.from < swapping.begin || !std::ranges::all_of(swapping.tokens, known)) {
+    return absl::DataLossError("journal: it does not go on from its snapshot");
+  }
+  return absl::OkStatus();
+}
+
+void ReadRest(SwappingSession& swapping, const SessionFolder& folder) {
+  if (swapping.status.ok()) swapping.status = ReadAll(swapping);
+  if (swapping.files) folder.ReportRead(*swapping.files, swapping.status);
+}
+
+}  // namespace
+
+void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then) {
+  if (session->resident()) return then(absl::OkStatus());
+  const ModelVariant& variant = *config_.model.FindVariant(session->info.memory);
+  SessionFolder* const folder = config_.options.session_folder.get();
+  const std::string id = session->info.id;
+  auto swapping = std::make_shared<SwappingSession>(
+      SwappingSession{std::move(session), variant, config_.model.vocab_size,
+                      config_.options.clock.steady(), std::move(then)});
+  folder->Read(
+      id, [this, folder, inbox = inbox_, on_host = pool_.on_host(), swapping = std::move(swapping)](
+              absl::StatusOr<SessionFolder::StoredSession> files) mutable {
+        swapping->status = files.status();
+        if (files.ok()) {
+          swapping->files = *std::move(files);
+          swapping->status = ReadHead(*swapping);
+        }
+        const bool in_place = swapping->status.ok() && swapping->from > 0 && on_host &&
+                              swapping->reader->head().state_bytes > kCopiedBytes;
+        if (!in_place) ReadRest(*swapping, *folder);
+        inbox->Post([this, in_place, swapping = std::move(swapping)]() mutable {
+          in_place ? ReadIntoPlace(std::move(swapping)) : FinishReading(std::move(swapping));
+        });
+      });
+}
+
+absl::Status SessionSwapIn::AcquirePlace(SwappingSession& swapping) {
+  const Session& session = *swapping.session;
+  admission_.CountStored(-1);
+  const absl::StatusOr<StateHandle> place =
+      admission_.AcquireSession(*session.state.layout, session.state.slot_cap, session.client);
+  if (place.ok()) {
+    swapping.place = *place;
+  } else {
+    admission_.CountStored(1);
+  }
+  return place.status();
+}
+
+void SessionSwapIn::ReadIntoPlace(std::shared_ptr<SwappingSession> swapping) {
+  if (swapping->session->deleted) return FinishReading(std::move(swapping));
+  if (absl::Status status = AcquirePlace(*swapping); !status.ok()) {
+    return swapping->then(std::move(status));
+  }
+  if (absl::Status status = pool_.Commit(swapping->place, swapping->from); !status.ok()) {
+    pool_.Release(swapping->place);
+    admission_.CountStored(1);
+    return swapping->then(std::move(status));
+  }
+  ++placed_;
+  StateHandle& place = swapping->place;
+  pool_.Grow(place, swapping->from);
+  swapping->live = pool_.Live(place);
+  swapping->reader->PutStateInto(swapping->live);
+  if (swapping->session->info.keeps_tokens && Checkpoints::Due(place, 0, 0)) {
+    swapping->copy = table_.checkpoints().Make(place);
+  }
+  SessionFolder* const folder = config_.options.session_folder.get();
+  folder->Run([this, folder, inbox = inbox_, swapping = std::move(swapping)]() mutable {
+    ReadRest(*swapping, *folder);
+    inbox->Post([this, swapping = std::move(swapping)]() mutable {
+      --placed_;
+      FinishReading(std::move(swapping));
+    });
+  });
+}
+
+void SessionSwapIn::FinishReading(std::shared_ptr<SwappingSession> swapping) {
+  const std::shared_ptr<Session>& session = swapping->session;
+  absl::Status status = swapping->status;
+  if (session->deleted) {
+    status = absl::CancelledError("the session was deleted");
+  } else if (!status.ok()) {
+    status = absl::Status(
+        status.code(),
+        absl::StrCat("session ", session->info.id, ": its files: ", std::string(status.message())));
+    if (absl::IsDataLoss(status)) disk_.Quarantine(*session);
+  } else if (swapping->place.base == nullptr) {
+    status = AcquirePlace(*swapping);
+    if (status.ok() && swapping->from > 0) {
+      status =
+          pool_.CopyIn(swapping->place, swapping->from, std::as_bytes(std::span(swapping->bytes)));
+    }
+  }
+  if (!status.ok()) {
+    if (swapping->place.base != nullptr) {
+      pool_.Release(swapping->place);
+      admission_.CountStored(1);
+    }
+    return swapping->then(std::move(status));
+  }
+  StartReplay(std::move(swapping));
+}
+
+void SessionSwapIn::StartReplay(std::shared_ptr<SwappingSession> swapping) {
+  const std::shared_ptr<Session>& session = swapping->session;
+  auto request = std::make_shared<Request>();
+  request->tokens.assign(swapping->tokens.begin() + (swapping->from - swapping->begin),
+                         swapping->tokens.end());
+  request->client = session->client;
+  request->session = session;
+  request->sequence = session;
+  request->prompt_tokens = swapping->consumed() - swapping->from;
+  table_.Update(*session, [&] {
+    session->state = swapping->place;
+    session->pending.reset();
+    if (session->info.keeps_tokens) session->log = std::move(swapping->tokens);
+    session->disk->snapshot_at = swapping->from;
+    if (swapping->copy != nullptr) table_.checkpoints().Add(*session, std::move(swapping->copy));
+  });
+  request->work = WakeWork{.waits = swapping->mark.pending.has_value()};
+  request->on_end = [this, swapping = std::move(swapping)](Request& ended, absl::Status status) {
+    EndReplay(ended, *swapping, std::move(status));
+    admission_.Leave();
+  };
+  admission_.Reenter();
+  start_(std::move(request));
+}
+
+void SessionSwapIn::EndReplay(Request& request, const SwappingSession& swapping,
+                              absl::Status status) {
+  Session& session = *request.session;
+  if (status.ok()) {
+    turns_.CheckpointIfDue(session, 0);
+    turns_.ReportEvent("wake", swapping.called, session.position(), request.prompt_tokens);
+  } else if (!session.deleted) {
+    const bool pending = swapping.mark.pending.has_value();
+    session.state.position = session.disk->length - (pending ? 1 : 0);
+    if (pending) session.pending = request.tokens.back();
+    disk_.DropState(session);
+  }
+  swapping.then(std::move(status));
+}
+
+void SessionSwapIn::AddTo(EngineStats& stats) const { stats.sessions_hibernated -= placed_; }
+
+}  // namespace ovq

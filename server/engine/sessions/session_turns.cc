@@ -1,0 +1,82 @@
+#include "server/engine/sessions/session_turns.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "server/engine/common/limits.h"
+
+namespace ovq {
+
+void SessionTurns::KeepCheckpoint(Session& session) {
+  std::shared_ptr<const Checkpoint> copy = table_.checkpoints().Copy(session.state);
+  const auto lock = table_.Lock();
+  if (copy != nullptr) table_.checkpoints().Add(session, std::move(copy));
+}
+
+void SessionTurns::CheckpointIfDue(Session& session, int64_t left) {
+  if (!session.log || session.deleted) return;
+  if (Checkpoints::Due(session.state, session.checkpoints.made_at, left)) KeepCheckpoint(session);
+}
+
+void SessionTurns::RecordTurnEnd(Session& session, int64_t generated) {
+  const int64_t end = session.position(),
+                since = session.state.position - session.checkpoints.made_at;
+  if (session.log && generated > 0 && since >= kTurnCheckpointTokens) {
+    KeepCheckpoint(session);
+  } else {
+    CheckpointIfDue(session, 0);
+  }
+  std::vector<int64_t>& ends = session.turn_ends;
+  if (!session.log || end == (ends.empty() ? 0 : ends.back())) return;
+  const auto lock = table_.Lock();
+  ends.push_back(end);
+  if (ends.size() > kMaxTurnEnds) ends.erase(ends.begin());
+}
+
+void SessionTurns::PublishProgress(Request& request) {
+  if (!request.session->deleted) table_.Update(*request.session, [] {});
+}
+
+void SessionTurns::SetDamaged(Session& session, int64_t position, std::string_view damage) {
+  const auto lock = table_.Lock();
+  session.info.damaged_at = position;
+  session.damage = damage;
+  table_.checkpoints().Forget(session);
+  // So it is not written to disk, swapped out or given to another server.
+  if (session.disk) session.disk->behind = true;
+}
+
+void SessionTurns::EndTurn(Request& request, StatusCallback then) {
+  const std::shared_ptr<Session> session = request.session;
+  const GenerateWork& work = *request.generate();
+  const int64_t generated = work.answers.empty() ? 0 : work.answers[0]->generated();
+  const bool damaged = session->info.damaged_at.has_value();
+  if (session->resident() && !session->deleted && !damaged) RecordTurnEnd(*session, generated);
+  auto lock = table_.Lock();
+  // A turn that could not begin has read nothing.
+  const int64_t read =
+      session->resident() ? session->position() - request.cached_tokens - generated : 0;
+  session->info.generated_tokens_total += generated;
+  session->info.prompt_tokens_total += read;
+  lock.unlock();
+  disk_.Save(session, session->disk ? session->disk->length : 0,
+             [this, session, checked = !request.prefilling(),
+              then = std::move(then)](absl::Status status) {
+               table_.EndClaim(*session);
+               then(std::move(status));
+               // Whether a prompt that ended early has made numbers is not known yet; its tokens
+               // are saved.
+               if (checked) disk_.SnapshotIfDue(session);
+             });
+}
+
+void SessionTurns::ReportEvent(const char* event, SteadyTime since, int64_t position,
+                               int64_t replayed) {
+  config_.events.session_event({.event = event,
+                                .duration = TimeBetween(since, config_.options.clock.steady()),
+                                .position = position,
+                                .replayed = replayed});
+}
+
+}  // namespace ovq

@@ -1,0 +1,43 @@
+// What the running requests of a session record in it: checkpoints, progress, damage, turn ends.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "server/engine/common/engine_config.h"
+#include "server/engine/common/request.h"
+#include "server/engine/common/session.h"
+#include "server/engine/sessions/session_persistence.h"
+#include "server/engine/sessions/session_table.h"
+
+namespace ovq {
+
+// Engine thread only.
+class SessionTurns {
+ public:
+  SessionTurns(const EngineConfig& config, SessionTable& table, SessionPersistence& disk)
+      : config_(config), table_(table), disk_(disk) {}
+
+  // Makes a checkpoint after an iteration if one is due; `left` tokens of the prompt are to come.
+  void CheckpointIfDue(Session& session, int64_t left);
+  // Records the end of a turn that drew so many tokens, with a checkpoint if it is worth one.
+  void RecordTurnEnd(Session& session, int64_t generated);
+  void PublishProgress(Request& request);  // of a turn's request
+  // Marks the state of a busy session as useless since this position: callers can only see the
+  // session and delete it. The disk keeps the session as its last turn left it.
+  void SetDamaged(Session& session, int64_t position, std::string_view damage);
+  // A turn's request has ended. When `then` is called the session is idle again, or gone if it was
+  // deleted meanwhile. DataLoss: the turn's tokens could not be written to the disk.
+  void EndTurn(Request& request, StatusCallback then);
+  // Reports an event of a session whose conversation has `position` tokens, begun at `since`.
+  void ReportEvent(const char* event, SteadyTime since, int64_t position, int64_t replayed = 0);
+
+ private:
+  void KeepCheckpoint(Session& session);
+
+  const EngineConfig& config_;
+  SessionTable& table_;
+  SessionPersistence& disk_;
+};
+
+}  // namespace ovq
