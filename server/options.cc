@@ -48,6 +48,9 @@ void AddServing(Flags& flags, Options& o) {
       "threads", "N", Number(o.threads, 0, 1024),
       "CPU threads; 0: as many as this process may keep busy, by its affinity mask and by the\n"
       "CPU quota of its control groups");
+}
+
+void AddMemory(Flags& flags, Options& o) {
   flags.Add("state-memory", "SIZE", Size(o.state_memory_bytes),
             "budget for all sessions' states, in the memory of the device (of the GPU with cuda)",
             "half of what is free after the weights");
@@ -65,6 +68,9 @@ void AddServing(Flags& flags, Options& o) {
       "budget of the host's memory for states behind what prompts begin with (of conversations\n"
       "the system part, of others what is marked as cacheable); with 0 every prompt is read",
       "an eighth of --state-memory");
+}
+
+void AddSessionStorage(Flags& flags, Options& o) {
   flags.Add(
       "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
       "sessions are on disk here before a call that changed them ends well, and are there again\n"
@@ -89,9 +95,13 @@ void AddServing(Flags& flags, Options& o) {
       "replay: ImportSession reads a file's tokens again; trust: it takes the file's state, at\n"
       "once. Its numbers are checked, so that none does harm to the server; that they are what\n"
       "its tokens make is trusted: a forged session answers as its maker likes");
+}
+
+void AddModelChoices(Flags& flags, Options& o) {
   std::vector<std::pair<std::string, CachePolicy>> cache_policies;
-  for (const CachePolicy policy : kCachePolicies)
+  for (const CachePolicy policy : kCachePolicies) {
     cache_policies.emplace_back(CachePolicyName(policy), policy);
+  }
   flags.Add(
       "speculate", "HOW",
       Choice(o.engine.speculation, {{"off", Speculation::kOff}, {"ngram", Speculation::kNgram}}),
@@ -246,6 +256,9 @@ void AddActions(Flags& flags, CommandLine& line) {
 Flags Declare(CommandLine& line) {
   Flags flags("OVQ_");
   AddServing(flags, line.options);
+  AddMemory(flags, line.options);
+  AddSessionStorage(flags, line.options);
+  AddModelChoices(flags, line.options);
   AddBounds(flags, line.options);
   AddSecurity(flags, line.options);
   AddLog(flags, line.options);
