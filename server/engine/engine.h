@@ -112,7 +112,7 @@ class Engine : private Evictor {
   bool RunIteration();
   absl::Duration TimeToNextEnd() const;  // until a deadline passes or a session expires
   void EndAll(const absl::Status& status);
-  Sessions& sessions() { return sessions_; }
+  SessionParts& sessions() { return sessions_; }
 
  private:
   static constexpr size_t kFewRequests = 64;
@@ -149,7 +149,7 @@ class Engine : private Evictor {
   RandomSource random_;
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
-  Sessions sessions_;
+  SessionParts sessions_;
   Scheduler scheduler_;
   Executor executor_;
   const int session_slots_;

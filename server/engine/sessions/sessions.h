@@ -17,11 +17,12 @@
 
 namespace ovq {
 
-struct Sessions {
+struct SessionParts {
   // start: the engine's, for requests that session operations make.
-  Sessions(const EngineConfig& config, StatePool& pool, Admission& admission, RandomSource& random,
-           const std::shared_ptr<Inbox>& inbox = std::make_shared<Inbox>(),
-           const StartRequest& start = {})
+  SessionParts(const EngineConfig& config, StatePool& pool, Admission& admission,
+               RandomSource& random,
+               const std::shared_ptr<Inbox>& inbox = std::make_shared<Inbox>(),
+               const StartRequest& start = {})
       : table(config, pool, admission),
         disk(config, pool, admission, inbox, table),
         turns(config, table, disk),

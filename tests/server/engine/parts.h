@@ -70,7 +70,7 @@ struct Parts {
   RandomSource random{7};
   StatePool pool{config.options.state_memory_bytes, *context};
   Admission admission{config, pool};
-  Sessions sessions{config, pool, admission, random};
+  SessionParts sessions{config, pool, admission, random};
 
  private:
   EngineConfig Config(EngineOptions options) {
