@@ -137,9 +137,9 @@ class Engine : private Evictor {
   std::function<void()> Wake() const {
     return [inbox = inbox_] { inbox->Ring(); };
   }
-  // Scanning a thousand requests takes as long as a small model's iteration. With more than
-  // kFewRequests they are scanned when the inbox rings (cancellation rings it), and now and then
-  // for deadlines and statistics.
+  // Scanning a thousand requests takes as long as a small model's iteration. So requests are
+  // scanned when the inbox rings (as cancellation makes it do) and now and then for deadlines: less
+  // often beyond kFewRequests, where statistics are published at intervals, too.
   bool few_requests() const { return scheduler_.requests().size() <= kFewRequests; }
   void EndWhatIsOver(SteadyTime now);
   bool PublishDue() const {
