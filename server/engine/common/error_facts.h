@@ -48,7 +48,7 @@ struct ErrorFacts {
   }
 };
 
-// Adds the facts that are set to the status. An OK status is returned unchanged.
+// Sets those facts of the status that `facts` has. An OK status is returned unchanged.
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts);
 ErrorFacts GetErrorFacts(const absl::Status& status);
 
