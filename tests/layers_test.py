@@ -14,7 +14,7 @@ SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 ROOTS = ("base", "kernels", "model", "server", "clients")
 MOST_UNITS = 25
 
-# What an include of a system header in <> belongs to, by its beginning; others are the language's.
+# {beginning of an include in <>: its library}; other system headers are the language's.
 LIBRARIES = {
     "absl/": "absl", "nlohmann/": "nlohmann", "openssl/": "openssl", "hwy/": "hwy",
     "omp.h": "omp", "cuda": "cuda", "dnnl": "dnnl", "cublas": "cublas", "dlfcn.h": "dl",
@@ -56,7 +56,7 @@ def library_of(include):
 
 
 def faults_of(path, text, table):
-    """What a file includes and may not."""
+    """Messages for the includes of a file that its layer may not have."""
     mine = layer_of(path, table)
     if mine is None:
         return [f"{path}: its folder is not in tests/layers.txt"]

@@ -161,7 +161,7 @@ class Percent : Formatter {
       rest.remove_prefix(at + 1);
       text += One(rest);
     }
-    // As in Python, a dict or list may remain unused.
+    // A dict or list may remain unused, as in Python.
     const bool is_mapping = values_.kind() == Kind::kDict || values_.kind() == Kind::kList;
     const size_t n = values_.kind() == Kind::kTuple ? values_.list().items.size() : 1;
     if (!is_mapping && next_ < n) {

@@ -134,8 +134,8 @@ absl::Status AddedTokens::FillTries(const Normalizer& normalizer) {
   return absl::OkStatus();
 }
 
-// As in the library's find_matches, the white space that a token includes does not count as
-// matched: the search continues right after the token's own text.
+// White space that a token includes does not count as matched, as in the library's find_matches:
+// the search continues right after the token's own text.
 void AddedTokens::Cut(std::string_view text, bool normalized, std::vector<TextPart>& parts) const {
   const StringTrie& trie = normalized ? normalized_ : raw_;
   size_t done = 0;

@@ -167,7 +167,7 @@ void Bpe::Merge(std::string_view part, std::vector<int32_t>& ids) const {
   ids.insert(ids.end(), symbols.begin(), symbols.end());
 }
 
-// As in the library's merge_word, an unknown token waits for the next known character or the end,
+// An unknown token waits for the next known character or the end, as in the library's merge_word,
 // so that others can be fused with it.
 void Bpe::AppendSymbols(std::string_view part, std::vector<int32_t>& symbols) const {
   if (byte_input_) {

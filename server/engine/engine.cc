@@ -20,7 +20,7 @@ EngineConfig Completed(EngineConfig config) {
   EngineOptions& options = config.options;
   Check(!model.variants.empty(), "the engine has a model");
   for (const ModelVariant& variant : model.variants) {
-    // No cap exceeds the address range that the layout keeps for it.
+    // The layout reserves address space for at most this slot cap.
     const int64_t limit = variant.layout->limits().max_slot_cap;
     Check(variant.default_slot_cap <= limit, "the model's own cap fits the layout");
     options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
@@ -33,7 +33,7 @@ EngineConfig Completed(EngineConfig config) {
   return config;
 }
 
-// Whether a session begins with the tokens that an export of it had.
+// Checks that a session begins with the tokens of an earlier export.
 absl::Status CheckGoesOn(const std::string& id, const SessionImage& session,
                          const SessionBase& since) {
   const auto refused = [&id](const auto&... what) {
@@ -196,13 +196,13 @@ absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const 
   Image image = inbox_->Await<Image>([&](const std::function<void(Image)>& tell) {
     sessions_.pins.Pin(id, tenant, [=, this, whole = !since](auto pin) {
       if (!pin.ok()) return tell(pin.status());
-      // A turn that claims the session from now on begins on this thread, later.
+      // A turn that claims the session from now on starts later, on this thread.
       const std::shared_ptr<Session> session = (*pin)->Release();
       tell(whole ? std::move(*sessions_.disk.MakeImage(*session))
                  : sessions_.disk.MakeImageHead(*session));
     });
   });
-  // A digest of millions of tokens would hold up a step.
+  // On the caller's thread: a digest of millions of tokens would delay an iteration.
   if (image.ok() && since) {
     RETURN_IF_ERROR(CheckGoesOn(id, *image, *since));
   }
@@ -338,10 +338,10 @@ void Engine::Run() {
   context_->BindThread();
   while (!stopping_) {
     const bool progressed = RunIteration();
-    // The turn may have taken the ring of Stop, which comes after what it sets.
+    // RunIteration may have consumed the ring of Stop; stopping_ was set before that ring.
     if (!progressed && !stopping_) inbox_->Wait(TimeToNextEnd());
   }
-  RunIteration();  // what was posted meanwhile
+  RunIteration();  // for commands posted meanwhile
 }
 
 bool Engine::RunIteration() {
@@ -356,11 +356,11 @@ bool Engine::RunIteration() {
       scheduler_.Start(std::move(request));
     }
   }
-  // A step may take long, or hang: what begins with it shows before it.
+  // A batch may take long, or hang: statistics show its new requests before it runs.
   if (scheduler_.requests().size() != published_requests_ && PublishDue()) PublishStats();
   const bool progressed = scheduler_.RunIteration(executor_);
   scheduler_.RemoveEnded();
-  if (!progressed) look_again_ = {};  // whenever the next turn is
+  if (!progressed) look_again_ = {};  // in the next iteration
   if (!progressed || PublishDue()) PublishStats();
   watch_.End();
   return progressed;

@@ -1,5 +1,5 @@
-// The engine: what other threads may ask of it, and the turns of its own thread, which drive its
-// parts.
+// The engine: its public interface for other threads, and the loop of its own thread, which runs
+// admission, the scheduler and the executor.
 #pragma once
 
 #include <atomic>
@@ -29,86 +29,90 @@
 
 namespace ovq {
 
-// Callbacks, of streams too, run on the engine thread, must not block and must not call back into
-// the engine, Submit excepted.
+// Callbacks (those of streams, too) run on the engine thread. They must not block, and must not
+// call the engine, except for Submit.
 class Engine : private Evictor {
  public:
-  // Fills in what the options leave to the engine.
+  // Limits max_slot_cap to what the model's layouts allow, and makes the quotas and the request
+  // budget if the options have none.
   Engine(EngineConfig config, std::unique_ptr<DeviceContext> context);
 
   // --- any thread but the engine's own ---
 
-  // Validates, queues and returns at once. Errors come back here (InvalidArgument,
-  // ResourceExhausted, NotFound, FailedPrecondition, Unavailable) or, found later, through the
-  // stream's status. The answer: one Started, TokenChunks, one Finished per completion.
+  // Validates and queues a request, and returns at once. Errors are returned (InvalidArgument,
+  // ResourceExhausted, NotFound, FailedPrecondition, Unavailable) or, if they arise later, become
+  // the stream's status. The stream gets one Started, TokenChunks, and one Finished per completion.
   absl::Status Submit(GenerateRequest request, std::shared_ptr<TokenStream> stream);
 
-  // cancel may be null.
+  // Validates and queues a scoring request, and returns at once. `cancel` may be null.
   absl::Status SubmitScore(ScoreRequest request, std::shared_ptr<CancelSignal> cancel,
                            ScoreCallback done);
 
   void CreateSession(SessionOptions options, SessionCallback done);
-  // Copies an idle session (FailedPrecondition: a call uses it), which then go on independently.
+  // Copies an idle session; the copies are independent of it. FailedPrecondition if a call uses it.
   void ForkSession(ForkOptions options, SessionsCallback done);
-  // Takes an idle session back to an earlier position, to the byte, or only says what that takes;
-  // cancel may be null. Cancelled or failed, it stays as it was.
+  // Returns an idle session to its exact state at an earlier position, or only reports the cost of
+  // that. `cancel` may be null. The session is unchanged if the call is cancelled or fails.
   void RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                      RewindCallback done);
-  // What an idle session is, as of a step boundary; blocks for at most one step. With `since`
-  // (CheckSessionBase) without the state: for EncodeDelta. FailedPrecondition then if the session
-  // keeps no tokens, or does not begin with those of `since`.
+  // Returns the image of an idle session; blocks for at most one iteration. With `since` (checked
+  // by CheckSessionBase) the image has no state and is for EncodeDelta; FailedPrecondition then if
+  // the session keeps no tokens or does not begin with those of `since`.
   absl::StatusOr<SessionImage> ExportSession(const std::string& id, const std::string& tenant,
                                              const std::optional<SessionBase>& since = {});
-  // FailedPrecondition unless a session with this image can live here (CheckSessionFits).
+  // Checks that this server can hold a session with this image: FailedPrecondition for a model
+  // variant or slot cap that it does not have, and the errors of CheckSessionFits.
   absl::Status CheckImport(const SessionImage& head) const;
-  // A session from an image, of which nobody can say that its state is what its tokens make: so
-  // they are read again, unless EngineOptions::trust_session_files: then only those that the state
-  // has not read, and the caller's thread looks whether kernels may have the state
-  // (CheckSessionState). FailedPrecondition without tokens, and as CheckImport has it. memory,
-  // slot_cap and prompt of the options are not looked at.
+  // Makes a session from an image. Nothing proves that an image's state belongs to its tokens, so
+  // the tokens are prefilled again; FailedPrecondition if there are none. With
+  // EngineOptions::trust_session_files only the tokens that the state lacks are prefilled, and the
+  // caller's thread checks that the state is safe for kernels (CheckSessionState). Errors of
+  // CheckImport, too. `variant`, `slot_cap` and `prompt` come from the image, not from the options.
   void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
-  // A tenant that is not given: any, for who may see every tenant's. A session of another tenant is
-  // NotFound. Deleting blocks for at most one step, and cancels the session's run; the others tell
-  // at once what was true at the last step boundary. Both block longer for a session of the
-  // SessionFolder that is not here (SessionFolder::AcquireOwnership, with its errors).
+  // Without a tenant, sessions of all tenants are visible (for administrators); otherwise another
+  // tenant's session is NotFound. Deleting cancels the session's running request and blocks for at
+  // most one iteration; reads return the values of the last iteration boundary at once. Delete and
+  // Get block longer for a session in the SessionFolder that this server does not own
+  // (SessionFolder::AcquireOwnership, with its errors).
   absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
   absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
-  // True if GetSession of this id may block: the session is not here, and another server of the
-  // session folder may have it. Blocks for nothing; any thread.
+  // Whether GetSession of this id may block: the session is not here, and another server that
+  // shares the session folder may own it. Never blocks.
   bool SessionMayBeElsewhere(const std::string& id) const {
     return sessions_.ownership.MayBeElsewhere(id);
   }
-  // Sessions of a SessionFolder (EngineOptions::session_folder), before the first call; says which
-  // do not fit here.
+  // Registers the sessions found in the SessionFolder (EngineOptions::session_folder) before the
+  // first call. Returns one message for each session that does not fit here.
   std::vector<std::string> AdoptSessions(std::vector<FoundSession> found);
   absl::StatusOr<SessionPage> ListSessions(const std::optional<std::string>& tenant, int page_size,
                                            const std::string& page_token) const;
 
-  // Of the tenant's requests per second, for every call before anything is done for it.
+  // Charges one request to the tenant's requests per second. Every call does this first.
   absl::Status ChargeRequest(const std::string& tenant) const;
   TenantQuotas& quotas() const { return *config_.options.quotas; }
 
-  EngineStats Stats() const;  // of the last step boundary
-  // The turn that the engine is in, if any; blocks for nothing.
+  EngineStats Stats() const;  // at the last iteration boundary
+  // The iteration in progress, if any. Never blocks.
   std::optional<IterationInProgress> iteration_in_progress() const { return watch_.Now(); }
   const EngineConfig& config() const { return config_; }
   const EngineOptions& options() const { return config_.options; }
   const EngineModel& model() const { return config_.model; }
 
   // Refuses new work (Unavailable), lets running requests finish until `timeout`, then ends the
-  // rest with Unavailable. Returns when nothing runs. True if all finished by themselves.
+  // rest with Unavailable. Returns when nothing runs: true if all requests finished by themselves.
   bool Drain(absl::Duration timeout);
 
-  // The session's live state bytes (StatePool::CopyOut), for tests and snapshots; blocks for at
-  // most one step. FailedPrecondition if busy.
+  // Returns the session's live state bytes (StatePool::CopyOut), for tests; blocks for at most one
+  // iteration. FailedPrecondition if busy.
   absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
                                                    const std::string& tenant);
-  void Stop();  // Run returns after what was posted
+  void Stop();  // Run returns after the commands posted so far
 
   // --- engine thread ---
 
-  void Run();  // turns until Stop
-  // What was posted, what the time has ended, who is let in, and one step. False: no row could run.
+  void Run();  // iterates until Stop
+  // Runs posted commands, ends requests and sessions whose time is up, admits requests, and runs
+  // one batch. Returns false if no sequence had a token to run.
   bool RunIteration();
   absl::Duration TimeToNextEnd() const;  // until a deadline passes or a session expires
   void EndAll(const absl::Status& status);
@@ -127,14 +131,15 @@ class Engine : private Evictor {
     return sessions_.removal.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
   }
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
-  absl::Status Claim(Request& request);  // its session
-  // Engine thread: swaps the claimed session's state in and starts the turn.
+  absl::Status Claim(Request& request);  // makes its session busy
+  // Swaps the claimed session's state in and starts the turn. Engine thread.
   void StartTurn(std::shared_ptr<Request> request);
   std::function<void()> Wake() const {
     return [inbox = inbox_] { inbox->Ring(); };
   }
-  // To look at a thousand calls takes as long as a small model's step: so it is done when somebody
-  // rang, as who cancels does, and now and then for what the time ends and for the statistics.
+  // Scanning a thousand requests takes as long as a small model's iteration. So requests are
+  // scanned when the inbox rings (as cancellation makes it do) and now and then for deadlines: less
+  // often beyond kFewRequests, where statistics are published at intervals, too.
   bool few_requests() const { return scheduler_.requests().size() <= kFewRequests; }
   void EndWhatIsOver(SteadyTime now);
   bool PublishDue() const {
@@ -153,8 +158,8 @@ class Engine : private Evictor {
   Scheduler scheduler_;
   Executor executor_;
   const int session_slots_;
-  size_t published_requests_ = 0;  // running ones, in stats_
-  SteadyTime publish_again_;       // where there are many
+  size_t published_requests_ = 0;  // running requests in stats_
+  SteadyTime publish_again_;       // earliest next time with more than kFewRequests
   SteadyTime look_again_ = {};
 
   std::atomic<bool> stopping_ = false;
@@ -162,7 +167,7 @@ class Engine : private Evictor {
   EngineStats stats_;  // guarded by mutex_
 };
 
-// An engine on a thread of its own, which its destruction drains without time.
+// An engine and its thread. The destructor ends all requests at once and joins the thread.
 class EngineThread {
  public:
   EngineThread(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,

@@ -38,7 +38,7 @@ def start(build, model, flags):
 
 
 def load(build, server, options):
-    """What ovq-load reports of one run."""
+    """Runs ovq-load once and returns its report."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "load.json")
         run = subprocess.run([os.path.join(build, "bin", "ovq-load"), "--server", server.address,

@@ -55,7 +55,7 @@ class BuildStamp(unittest.TestCase):
         return ended.stdout
 
     def build(self, build="build"):
-        """What the program says then, and whether anything was built."""
+        """Builds; returns the program's build stamp, and whether anything was built."""
         text = self.call("cmake", "--build", os.path.join(self.folder, build))
         return built_from(os.path.join(self.folder, build, "program")), "no work to do" not in text
 

@@ -413,7 +413,7 @@ class ConsoleTest(unittest.TestCase):
 
 
 class Template(ConsoleTest):
-    """The same model with a chat template."""
+    """Runs the console on a model with a chat template."""
 
     @classmethod
     def setUpClass(cls):

@@ -12,10 +12,10 @@ namespace {
 
 using Kept = std::vector<std::shared_ptr<const Checkpoint>>;
 
-constexpr size_t kMostSpares = 3;  // as a rule that many go at once, after as many were added
+constexpr size_t kMostSpares = 3;  // usually as many go at once, after as many were added
 
-// One between two others goes if these are no further apart than the later is from the last: gaps
-// double with the distance.
+// Drops a checkpoint between two others if these are no further apart than the later of them is
+// from the last one: so gaps double with the distance.
 void Thin(Kept& kept) {
   const int64_t last = kept.back()->position;
   for (size_t i = kept.size() - 1; i-- > 0;) {
@@ -48,7 +48,7 @@ void Checkpoints::Held::DropSpare() {
   spares.erase(spares.begin());
 }
 
-// Counted; null if the system has none.
+// Allocates and counts `size` bytes, reusing spare memory if possible. Null if memory runs out.
 Checkpoint::Bytes Checkpoints::RoomFor(size_t size) {
   Checkpoint::Bytes room;
   std::vector<Held::Spare>& spares = held_->spares;

@@ -1,8 +1,8 @@
-// Copies of sessions' states at earlier positions, from which sessions go back (rewind).
+// Checkpoints: copies of sessions' states at earlier positions, for rewinding.
 //
-// A recurrence cannot be undone, so a session returns to a copy and reads the tokens since then
-// again. Taking n tokens back needs fewer than n and twice the spacing to be read again while all
-// copies that this keeps of a session fit the budget.
+// A recurrence cannot be undone, so a rewind restores a checkpoint and prefills the tokens since
+// then again. While all of a session's checkpoints fit the budget, a rewind by n tokens prefills
+// fewer than n plus twice the spacing.
 #pragma once
 
 #include <cstddef>
@@ -17,55 +17,61 @@
 
 namespace ovq {
 
-// The spacing: tokens that a session consumes between two copies, or one for so many bytes of a
-// large state, so that copying them takes a few hundredths of the time of reading. Prompts are
-// copied halfway to their end, halfway from there, and so on, and at their end.
+// Spacing: tokens between two checkpoints of a session. A large state has a token of spacing per
+// kCheckpointBytesPerToken, so that copying takes a few hundredths of the time of prefilling.
+// Prompts get checkpoints halfway to their end, halfway from there, and so on, and at their end.
 inline constexpr int64_t kCheckpointTokens = 512;
 inline constexpr size_t kCheckpointBytesPerToken = size_t{64} << 10;
-// A turn's end is worth a copy after so many tokens that were drawn one by one.
+// A turn that drew tokens gets a checkpoint at its end if this many tokens were consumed since the
+// last one.
 inline constexpr int64_t kTurnCheckpointTokens = 64;
 
-// A conversation of so many tokens has consumed all but the last one.
+// Consumed tokens of a conversation with `position` tokens: all but the last one, which is pending.
 inline int64_t ConsumedAt(int64_t position) { return position > 0 ? position - 1 : 0; }
 
 struct Checkpoint {
-  // Of malloc, which makes the room of one copy that of another without touching its pages.
+  // Memory comes from malloc, whose realloc can reuse a block at another size without touching its
+  // pages.
   struct Free {
     void operator()(std::byte* bytes) const { std::free(bytes); }
   };
   using Bytes = std::unique_ptr<std::byte[], Free>;
 
   int64_t position = 0;  // tokens consumed
-  Bytes bytes;           // StatePool::CopyOut of `size` bytes
+  Bytes bytes;           // `size` bytes in the order of StatePool::CopyOut
   size_t size = 0;
 };
 
-// Not thread-safe. Sessions with checkpoints stay where they are until Forget.
+// All sessions' checkpoints, within one budget. Not thread-safe. A session with checkpoints must
+// not move in memory until Forget.
 class Checkpoints {
  public:
   Checkpoints(size_t budget_bytes, StatePool& pool) : budget_(budget_bytes), pool_(pool) {}
 
-  // Of the state as it is now; null for one that the budget could not hold.
+  // Copies the current state. Null if the copy exceeds the budget or memory runs out.
   std::shared_ptr<const Checkpoint> Copy(const StateHandle& state);
-  // The same before its bytes are there, for who writes them; they are to go by the engine thread.
+  // Makes a checkpoint whose bytes the caller fills in, possibly on another thread. It must be
+  // destroyed on the engine thread. Null as Copy.
   std::shared_ptr<Checkpoint> Make(const StateHandle& state);
-  // The session's latest. Others of it go where they lie closer together than their distance from
-  // here asks for; beyond the budget, those of sessions not added to for longest, earliest first.
+  // Adds the session's latest checkpoint. Drops older ones of the session that lie closer together
+  // than their distance from the latest justifies; beyond the budget, drops checkpoints of the
+  // sessions that were added to least recently, lowest positions first.
   void Add(Session& session, std::shared_ptr<const Checkpoint> checkpoint);
-  // The same for a copy of the session; they are counted once.
+  // Gives a copy of the session the same checkpoints; their bytes count once.
   void Share(const Session& from, Session& to);
-  void ForgetAfter(Session& session, int64_t position);  // tokens consumed
+  // Drops the session's checkpoints at more than this many consumed tokens.
+  void ForgetAfter(Session& session, int64_t position);
   void Forget(Session& session) { ForgetAfter(session, -1); }
 
-  // The last at this many consumed tokens or fewer; null: the session's beginning.
+  // The last checkpoint at no more than this many consumed tokens. Null: the session's beginning.
   static const Checkpoint* Before(const Session& session, int64_t position);
-  // Tokens to be read again, from the last checkpoint on, to return to `position` tokens.
+  // Tokens to prefill again for a return to a conversation of `position` tokens.
   static int64_t ReplayTokens(const Session& session, int64_t position);
-  // Whether a state should have another copy: the last one was made at `made_at`, and `left` tokens
-  // of its prompt are to come.
+  // Whether a state should get a checkpoint: the last one was made at position `made_at`, and
+  // `left` tokens of the prompt remain.
   static bool Due(const StateHandle& state, int64_t made_at, int64_t left);
 
-  // Of the copies, and of what is kept for the next ones.
+  // Bytes of checkpoints and of spare memory for later ones.
   size_t bytes() const { return held_->bytes; }
 
  private:
@@ -73,15 +79,15 @@ class Checkpoints {
 
   const size_t budget_;
   StatePool& pool_;
-  // Shared with the copies, each of which takes its bytes off when its last session lets it go.
+  // Shared with the checkpoints: each subtracts its bytes when its last session drops it.
   struct Held {
     void ReuseMemory(Checkpoint& gone);
     void DropSpare();
 
     size_t bytes = 0;
     size_t copies = 0;
-    // The latest large ones that went, for their room: to find fresh memory takes the system ten
-    // times as long as filling what is there. They go with the last copy.
+    // Memory of large checkpoints that were dropped last, for reuse: fresh memory costs the system
+    // ten times as long as filling existing pages. Freed with the last checkpoint.
     struct Spare {
       Checkpoint::Bytes bytes;
       size_t size = 0;
@@ -91,7 +97,7 @@ class Checkpoints {
   Checkpoint::Bytes RoomFor(size_t size);
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
   int64_t uses_ = 0;
-  std::map<int64_t, Session*> by_use_;  // those with a checkpoint, by CheckpointList::use
+  std::map<int64_t, Session*> by_use_;  // sessions with a checkpoint, by CheckpointList::use
 };
 
 }  // namespace ovq

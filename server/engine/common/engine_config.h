@@ -27,7 +27,7 @@ class SessionFolder;
 
 // The model with one cache policy: the layout of its states, and the functions that run on them.
 struct ModelVariant {
-  std::string name;         // by which callers choose it
+  std::string name;         // callers choose the variant by it
   std::string fingerprint;  // of the model with this policy, hex
   std::vector<std::string> layer_types;
   int32_t default_slot_cap = 0;  // 0: no layer has a growing dictionary
@@ -41,7 +41,7 @@ struct ModelVariant {
   std::function<bool(const TokenRange&)> can_undo_suffix = nullptr;
 };
 
-// The engine's view of a model; tests pass functions of their own.
+// The engine's view of a model. Tests pass fake functions.
 struct EngineModel {
   int64_t vocab_size = 0;
   std::vector<int32_t> eos_token_ids;
@@ -73,9 +73,9 @@ struct EngineOptions {
   std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
   // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
   std::shared_ptr<ByteBudget> request_memory;
-  // With a folder: idle sessions' states are swapped out where others need the memory.
+  // With a folder: idle sessions' states are swapped out when others need the memory.
   bool overcommit = false;
-  bool trust_session_files = false;  // an import uses the file's state, once checked
+  bool trust_session_files = false;  // imports use the file's state after checks
   int max_sessions = 1024;           // live sessions, one-shot requests included
   int max_queue = 1024;              // requests waiting for admission
   int32_t max_batch_tokens = 512;    // tokens of one batch
@@ -85,11 +85,12 @@ struct EngineOptions {
   // one state is copied.
   size_t copy_bytes_per_iteration = size_t{32} << 20;
   absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
-  absl::Duration max_session_ttl = absl::Hours(24);  // the longest that a caller may ask for
-  // Time of an iteration with prompts beside answers; default: kTargetIterations (batch_planner.h).
+  absl::Duration max_session_ttl = absl::Hours(24);  // the longest one that a caller may ask for
+  // Target time of an iteration with both prompts and answers; default: kTargetIterations
+  // (batch_planner.h).
   std::optional<absl::Duration> target_step_time = {};
-  Speculation speculation = Speculation::kOff;  // of requests that do not choose
-  uint64_t seed = 0;  // of the seeds and ids that the server draws; 0: from the system
+  Speculation speculation = Speculation::kOff;  // default of requests
+  uint64_t seed = 0;  // for the seeds and ids that the server draws; 0: system randomness
   std::shared_ptr<TenantQuotas> quotas;  // null: the engine makes one without limits
   Clock clock;
 };
@@ -117,23 +118,23 @@ struct SessionReport {
   const char* event;        // "open", "fork", "rewind", "export", "import", "wake", ..., "expire"
   absl::Duration duration;  // from the call until the state was acquired or released; expire: 0
   int64_t position = 0;     // tokens of the conversation
-  int64_t replayed = 0;     // tokens that a rewind has consumed again
+  int64_t replayed = 0;     // tokens that a rewind has prefilled again
 };
-// Callbacks on the engine thread; `rejected` on the thread that is refused.
-// They must not block and must not call back into the engine.
+// Callbacks run on the engine thread; `rejected` also on the thread of a refused call. They must
+// not block, and must not call the engine.
 struct EngineEvents {
   static constexpr auto kNothing = [](const auto&) {};
   std::function<void(const IterationReport&)> step = kNothing;
-  std::function<void(absl::Duration)> first_token = kNothing;  // time since the arrival
-  std::function<void(absl::Duration)> next_token = kNothing;   // time since the one before
-  // The mean time of next_token, for each answer of two tokens or more that ended by itself.
+  std::function<void(absl::Duration)> first_token = kNothing;  // time since the request's arrival
+  std::function<void(absl::Duration)> next_token = kNothing;   // time since the previous token
+  // Mean time of next_token, for each answer of at least two tokens that ended by itself.
   std::function<void(absl::Duration)> time_per_token = kNothing;
   std::function<void(const RequestReport&)> request_finished = kNothing;
   std::function<void(RejectReason)> rejected = kNothing;
   std::function<void(const SessionReport&)> session_event = kNothing;
   // The model's output was not a number at this position; the call fails.
   std::function<void(int64_t)> not_a_number = kNothing;
-  // Time from a stream's Cancel until its memory was given back.
+  // Time from a stream's Cancel until its memory was released.
   std::function<void(absl::Duration)> cancel_released = kNothing;
   std::function<void(absl::Duration)> stream_blocked =
       kNothing;  // a reader was too slow for this long
@@ -166,7 +167,7 @@ struct EngineConfig {
   EngineEvents events;
 };
 
-// The number of sessions with this cap that fit at once. Exact, as each reserves its maximum.
+// Number of sessions with this slot cap that fit in memory; exact, as each reserves its maximum.
 inline int SessionSlots(const StateLayout& layout, int32_t slot_cap, size_t state_memory_bytes,
                         int max_sessions) {
   const size_t each = std::max<size_t>(layout.bytes_cap(slot_cap), 1);

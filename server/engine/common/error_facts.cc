@@ -8,7 +8,7 @@
 namespace ovq {
 namespace {
 
-// Each fact has a payload of its own, as text.
+// Each fact is a payload, as text.
 constexpr char kField[] = "ovq.field";
 constexpr char kReason[] = "ovq.reason";
 constexpr char kBytesNeeded[] = "ovq.bytes_needed";

@@ -1,5 +1,5 @@
-// Payloads of an absl::Status beside its message: facts for programs, and a text for the log. The
-// message itself is for the caller alone: no code reads it.
+// Payloads of an absl::Status: facts for programs, and a text for the log. The message itself is
+// for the caller; no code parses it.
 #pragma once
 
 #include <array>
@@ -36,12 +36,11 @@ inline const char* RejectReasonName(RejectReason reason) {
 }
 
 struct ErrorFacts {
-  std::string field = {};  // a bad value's path in the request, "sampling.top_p"
+  std::string field = {};  // path of the bad field in the request: "sampling.top_p"
   std::optional<RejectReason> reason = {};
   std::optional<size_t> bytes_needed = {}, bytes_free = {};
-  std::optional<absl::Duration> retry_after =
-      {};                                 // the time after which the refusal ends by itself
-  std::optional<uint64_t> position = {};  // of a session, where another one was expected
+  std::optional<absl::Duration> retry_after = {};  // until this limit no longer refuses
+  std::optional<uint64_t> position = {};           // a session's, if the caller expected another
 
   bool operator==(const ErrorFacts&) const = default;
   bool empty() const {
@@ -49,16 +48,16 @@ struct ErrorFacts {
   }
 };
 
-// Adds the facts that are set to those of the status. An OK status stays as it is.
+// Sets those facts of the status that `facts` has. An OK status is returned unchanged.
 absl::Status WithFacts(absl::Status status, const ErrorFacts& facts);
 ErrorFacts GetErrorFacts(const absl::Status& status);
 
-// Sets the text for the log, for a message that quotes what the caller sent.
+// Sets the text to log in place of a message that quotes the caller's input.
 absl::Status WithLogText(absl::Status status, absl::string_view text);
 std::string LogText(const absl::Status& status);
 
-// InvalidArgument "field: expected X, got Y". The log text omits ", got Y" and `key`, a part of the
-// field's name that came from the caller ("[7]").
+// Returns InvalidArgument "field: expected X, got Y". The log text omits ", got Y" and `key`, a
+// part of the field's name that the caller chose ("[7]").
 absl::Status BadField(absl::string_view field, absl::string_view expected,
                       const absl::AlphaNum& got, absl::string_view key = "");
 

@@ -1,4 +1,4 @@
-// Commands from other threads to the engine thread, and a ring that wakes it.
+// The engine thread's inbox: commands from other threads, and a ring that wakes it.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +27,8 @@ class Inbox {
   T Call(std::function<T()> fn) {
     return Await<T>([&fn](const std::function<void(T)>& tell) { tell(fn()); });
   }
-  // Runs `begin` on the engine thread and waits until it, or a later callback, calls `tell` once.
+  // Runs `begin` on the engine thread and waits until it, or a later callback, passes the result to
+  // `tell`, exactly once.
   template <class T>
   T Await(std::function<void(const std::function<void(T)>& tell)> begin) {
     auto result = std::make_shared<std::promise<T>>();
@@ -37,8 +38,9 @@ class Inbox {
   }
 
   // --- engine thread ---
-  void Wait(absl::Duration timeout);  // returns at once if it rang since the last RunAll
-  // Runs the commands posted until now, in order. Returns whether it rang since the last RunAll.
+  void Wait(absl::Duration timeout);  // returns at once after a ring since the last RunAll
+  // Runs the commands posted so far, in order. Returns whether there was a ring since the last
+  // RunAll.
   bool RunAll();
 
  private:

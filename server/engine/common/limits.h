@@ -1,5 +1,4 @@
-// The bounds of requests. The checks of validate.h, error messages, GetModelInfo and --help all use
-// them from here.
+// Limits of requests, used by validate.h, error messages, GetModelInfo and --help.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@
 
 namespace ovq {
 
-// The range from low to high, high included. It never contains NaN.
+// The range from low to high, including high. It never contains NaN.
 struct FloatRange {
   float low, high;
   bool low_included = true;
@@ -37,7 +36,7 @@ inline constexpr FloatRange kFrequencyPenaltyRange = {-2, 2};
 inline constexpr FloatRange kLogitBiasRange = {-100, 100};
 inline constexpr int32_t kMaxTopK = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kMaxLogitBias = 4096;  // entries
-// A text of more bytes than this times --max-prompt-tokens is refused before it is tokenized.
+// Texts of more than this times --max-prompt-tokens bytes are refused before they are tokenized.
 inline constexpr int64_t kMaxBytesPerToken = 64;
 inline constexpr int32_t kMaxCompletions = 64;  // n
 
@@ -48,21 +47,21 @@ inline constexpr int64_t kMaxToolsBytes = int64_t{1} << 20;
 
 // Stop conditions and output.
 inline constexpr int64_t kMaxStopStrings = 16;
-inline constexpr int64_t kMaxStopStringBytes = 1024;  // of one
+inline constexpr int64_t kMaxStopStringBytes = 1024;  // each
 inline constexpr int64_t kMaxStopTokenIds = 1024;
-inline constexpr int64_t kMaxTopLogprobs = 1024;  // of an answer; of a score, the vocabulary
-inline constexpr size_t kMaxAnswerBytes = size_t{64} << 20;  // of one message to a client
+inline constexpr int64_t kMaxTopLogprobs = 1024;  // in an answer; scores allow the whole vocabulary
+inline constexpr size_t kMaxAnswerBytes = size_t{64} << 20;  // per message to a client
 
-// Sessions. Slot caps begin at kMinSlotCap and end at EngineOptions::max_slot_cap, which the
-// server's own option keeps within kMaxSlotCap (kernels/mixers/state.h).
+// Sessions. Slot caps are at least kMinSlotCap and at most EngineOptions::max_slot_cap, which the
+// server's option keeps within kMaxSlotCap (kernels/mixers/state.h).
 inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(24 * 366);  // --max-session-ttl
-inline constexpr int32_t kMaxForks = 64;                                 // of one call
+inline constexpr int32_t kMaxForks = 64;                                 // per call
 inline constexpr int32_t kDefaultPageSize = 100;
 inline constexpr int32_t kMaxPageSize = 1000;
 
 // GetModelInfo.
 inline constexpr int64_t kMaxInfoPositions = 1000;
-// A position far beyond any conversation that is safe to compute with.
+// Far beyond any conversation, and small enough that arithmetic on it does not overflow.
 inline constexpr uint64_t kMaxInfoPosition = uint64_t{1} << 48;
 
 }  // namespace ovq

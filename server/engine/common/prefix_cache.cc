@@ -51,7 +51,7 @@ PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& vari
     taken = met;
   }
   const int64_t position = static_cast<int64_t>(taken) * kPrefixBlockTokens;
-  // If the system gives no memory here, the prefill fails with the error.
+  // If the system has no memory here, the prefill fails with the error.
   if (longest != nullptr &&
       pool_.CopyIn(state, position, std::span(longest->bytes.get(), longest->size)).ok()) {
     by_use_.splice(by_use_.begin(), by_use_, longest->use);
@@ -71,7 +71,7 @@ void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
   if (most > stats_.budget_bytes) return;
   if (const auto found = nodes_.find(chain.back());
       found != nodes_.end() && found->second.bytes != nullptr) {
-    return;  // another prompt, prefilled at the same time, has left it
+    return;  // a concurrent prompt has stored it
   }
   std::unique_ptr<std::byte[]> bytes;
   {

@@ -7,8 +7,8 @@
 // the same way, hence the same state to the byte; and no tenant uses, or can find out about,
 // another's prefixes.
 //
-// A prompt leaves a copy of the state after its last whole block, and one where it departs from
-// earlier prompts: so what prompts share is found from the third of them on, wherever it ends.
+// A prompt leaves a copy of the state after its last whole block, and one where it diverges from
+// earlier prompts. So a shared prefix of any length is reused from its third prompt on.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@
 namespace ovq {
 
 inline constexpr int64_t kPrefixBlockTokens = 256;
-// Bytes of the budget that a block takes at most, beside the copies of states.
+// Upper bound of a block's bytes in the budget, without copies of states.
 inline constexpr size_t kPrefixBlockBytes = 320;
 
 // One prompt's use of the cache.
@@ -44,20 +44,20 @@ struct PrefixRun {
 // Engine thread only.
 class PrefixCache {
  public:
-  // With a budget of 0 nothing is kept or counted.
+  // A budget of 0 disables the cache and its statistics.
   PrefixCache(size_t budget_bytes, StatePool& pool) : pool_(pool) {
     stats_.budget_bytes = budget_bytes;
   }
 
-  // Moves the state, which must be at position 0, after the longest cached prefix of `tokens`: the
-  // part of a prompt that may be cached, without the prompt's last token, which always runs.
+  // Restores the state, which must be at position 0, to the end of the longest cached prefix of
+  // `tokens`: the cacheable part of a prompt, without the prompt's last token, which always runs.
   PrefixRun Begin(const std::string& tenant, const ModelVariant& variant,
                   std::span<const int32_t> tokens, StateHandle& state);
-  // Copies the state, which must be at the run's next stop. Evicts the copies used longest ago; a
-  // copy larger than the whole budget is not made.
+  // Stores a copy of the state, which must be at the run's next stop. Evicts the least recently
+  // used copies; a copy larger than the whole budget is not made.
   void Keep(PrefixRun& run, const StateHandle& state);
 
-  // Drops the copies of all prefixes of the prompt.
+  // Drops the copies of all prefixes of the run's prompt.
   void Forget(const PrefixRun& run);
 
   const PrefixStats& stats() const { return stats_; }
@@ -75,11 +75,11 @@ class PrefixCache {
 
   Node& FindOrAdd(std::span<const std::string> chain);  // the last node; adds missing ones
   void EvictOne();
-  void Drop(Node* node);  // drops its copy, and nodes that nothing needs then
+  void Drop(Node* node);  // drops its copy, and nodes that become unused
 
   StatePool& pool_;
   std::unordered_map<std::string, Node> nodes_;
-  std::list<Node*> by_use_;  // nodes with a copy, the last used first
+  std::list<Node*> by_use_;  // nodes with a copy, most recently used first
   PrefixStats stats_;
 };
 

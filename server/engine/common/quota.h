@@ -1,4 +1,5 @@
-// Limits and use of each tenant: sessions, state bytes, requests and tokens per second.
+// Tenant quotas: limits and usage of sessions, state bytes, requests per second and tokens per
+// second. Used by admission control and by every call.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct TenantLimits {
   std::optional<size_t> state_bytes = {};
   std::optional<double> requests_per_second = {};
   std::optional<double> tokens_per_second = {};  // tokens of prompts and answers together
-  std::optional<double> weight = {};  // weight of its part of the compute time; default 1
+  std::optional<double> weight = {};  // share of the compute time, relative to others; default 1
   bool operator==(const TenantLimits&) const = default;
 };
 
@@ -47,7 +48,7 @@ struct ClientUse {
 
 class TenantQuotas;
 
-// Sessions and state bytes held for a tenant and a client; the destructor gives them back.
+// Sessions and state bytes held for a tenant and a client; the destructor releases them.
 class QuotaHold {
  public:
   QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, std::string client,
@@ -59,7 +60,7 @@ class QuotaHold {
   void ReleasePart(int64_t sessions, size_t bytes);
   const std::string& tenant() const { return tenant_; }
   const std::string& client() const { return client_; }
-  // Splits a part off as a hold of its own.
+  // Moves a part into a new hold.
   std::unique_ptr<QuotaHold> Split(int64_t sessions, size_t bytes);
 
  private:
@@ -69,12 +70,12 @@ class QuotaHold {
   size_t bytes_;
 };
 
-// Keeps the accounts of tenants and clients. A call is charged as one request before anything is
-// done for it, whatever its outcome. Tokens are charged when they are known: those of a prompt at
-// admission, those of an answer as they are drawn. A request is admitted while the tenant is not in
-// debt; a prompt longer than the rest of the bucket, and what running requests still draw, make a
-// debt that later requests wait for. So no request is too large for a rate, none is cut short, and
-// the mean stays at the rate.
+// Accounts of tenants and clients. Every call is charged as one request before any work, whatever
+// its outcome. Tokens are charged when they are known: a prompt's at admission, an answer's as they
+// are drawn. A request is admitted while its tenant is not in debt; prompts longer than the rest of
+// the token bucket, and tokens that running requests still draw, make a debt, during which further
+// requests are refused. So no request is too large for a rate, none is cut short, and the mean
+// stays at the rate.
 //
 // Any thread. Held by a shared_ptr.
 class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
@@ -88,7 +89,7 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   struct Work {
     std::string client = {};
     int64_t prompt_tokens = 0;
-    int64_t sessions = 0;  // states it will hold, beside those the tenant has
+    int64_t sessions = 0;  // states that it will hold, in addition
     size_t bytes = 0;
   };
   // Charges one call. ResourceExhausted as in Admit.
@@ -96,7 +97,7 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   // Charges and holds the work as a whole, or refuses it and charges nothing. ResourceExhausted
   // names the limit, with its ErrorFacts. Null if there is nothing to hold.
   absl::StatusOr<std::unique_ptr<QuotaHold>> Admit(const std::string& tenant, const Work& work);
-  // Holds what was admitted before: never refuses, and charges nothing.
+  // Holds sessions and bytes that were admitted before: never refuses, and charges nothing.
   std::unique_ptr<QuotaHold> Hold(const std::string& tenant, int64_t sessions, size_t bytes);
   ClientUse ClientUsage(const std::string& client) const;
   std::vector<ClientUse> Clients() const;  // clients with something in use, by name

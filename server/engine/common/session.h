@@ -1,4 +1,5 @@
-// The tokens of a conversation, and a session: one that outlives its requests.
+// A sequence (state and waiting token of a conversation), and a session: a sequence that outlives
+// its requests.
 #pragma once
 
 #include <cstdint>
@@ -22,67 +23,69 @@ namespace ovq {
 struct Checkpoint;
 struct Request;
 
-// Gets the result of work that ends later, success or not.
+// Receives the result of asynchronous work.
 using StatusCallback = std::function<void(absl::Status)>;
-// Starts a request that has its sequence.
+// Starts a request whose sequence is set.
 using StartRequest = std::function<void(std::shared_ptr<Request>)>;
 
-// The last token of a conversation waits outside the state until something follows it; it is then
-// the first row of what is consumed. So the state is a function of the consumed tokens alone, and a
+// The last token of a conversation stays pending, outside the state, until more tokens follow; it
+// is then consumed first. So the state is a function of the consumed tokens alone, and a
 // conversation can always continue from its last token.
 struct Sequence {
   StateHandle state;               // state.position = tokens consumed
-  std::optional<int32_t> pending;  // the token that waits
+  std::optional<int32_t> pending;  // last token, not consumed yet
 
   int64_t position() const { return state.position + (pending ? 1 : 0); }
 };
 
-// What Checkpoints keeps of a session.
+// A session's entry in Checkpoints.
 struct CheckpointList {
-  std::vector<std::shared_ptr<const Checkpoint>> kept;  // by position, rising
-  int64_t made_at = 0;                                  // where the last one was made, kept or not
-  int64_t use = 0;                                      // its place in the order of use
+  std::vector<std::shared_ptr<const Checkpoint>> kept;  // by ascending position
+  int64_t made_at = 0;  // position of the last one made, kept or not
+  int64_t use = 0;      // rank in Checkpoints' order of use
 };
 
-// What lies on disk of a session, where the engine has a SessionFolder.
+// The part of a session that is on disk, if the engine has a SessionFolder.
 struct SessionOnDisk {
-  uint64_t version = 0;  // changes that it has
-  int64_t length = 0;    // tokens of the conversation that it has
-  // Tokens from there on.
+  uint64_t version = 0;  // number of changes on disk
+  int64_t length = 0;    // tokens of the conversation on disk
+  // Tokens from `length` on, not yet on disk.
   std::vector<int32_t> unsaved = {};
-  int64_t snapshot_at = 0;    // tokens that the state of the last snapshot has consumed
-  bool snapshotting = false;  // one is on its way
-  bool behind = false;        // a change could not be written: the next one writes all
+  int64_t snapshot_at = 0;    // tokens consumed by the state of the last snapshot
+  bool snapshotting = false;  // a snapshot is being written
+  bool behind = false;        // a write failed: the next one writes the whole session
 };
 
-// Engine thread only, except where SessionTable says otherwise.
+// A named conversation that requests continue. Engine thread only, except where SessionTable says
+// otherwise.
 struct Session : Sequence {
-  SessionInfo info;                         // what callers see
-  std::string damage;                       // what happened at info.damaged_at
-  std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if they are kept
-  std::vector<int64_t> turn_ends;           // positions, rising; the last kMaxTurnEnds
+  SessionInfo info;                         // as reported to callers
+  std::string damage;                       // cause of the damage at info.damaged_at
+  std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if kept
+  std::vector<int64_t> turn_ends;           // the last kMaxTurnEnds positions, ascending
   CheckpointList checkpoints;
   std::optional<SessionOnDisk> disk;
-  std::unique_ptr<QuotaHold> hold;  // of the tenant's share
-  std::string client;               // CallRequest::client of who used it last
+  std::unique_ptr<QuotaHold> hold;  // counts against the tenant's quota
+  std::string client;               // CallRequest::client of the last call that used it
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
-  bool deleted = false;  // while busy: ends when its run does
+  bool deleted = false;  // deleted while busy: removed when its request ends
 
-  // Its state is in memory; else on disk, with the log.
+  // Whether the state is in memory; otherwise the state and the log are on disk.
   bool resident() const { return state.base != nullptr; }
-  // Into the log and what is to be saved, the tokens from position `begin` on; those that these
-  // have already are skipped.
+  // Appends tokens, the first of which is at position `begin`, to the log and to the unsaved
+  // tokens. Tokens that these have already are skipped.
   void Record(int64_t begin, std::span<const int32_t> tokens);
 };
 
-// What a balancer may go by: 1 to 64 characters A-Z a-z 0-9 _ -.
+// Whether the text is a session key, by which a load balancer can route: 1 to 64 characters of
+// A-Z a-z 0-9 _ -.
 bool IsSessionKey(std::string_view text);
-// Has the form of an id: 32 hex digits, which a key and a dot may stand before.
+// Whether the text has the form of a session id: 32 hex digits, optionally after a key and a dot.
 bool IsSessionId(std::string_view text);
 
-// Random bits for seeds and ids: such as nobody can guess (base/random.h), or for tests a sequence
-// that follows from a seed.
+// Random bits for seeds and ids: unguessable ones (base/random.h) if the seed is 0, otherwise, for
+// tests, a sequence determined by the seed.
 class RandomSource {
  public:
   explicit RandomSource(uint64_t seed) : state_(seed), from_system_(seed == 0) {}

@@ -20,14 +20,15 @@ constexpr std::string_view kMagic = "OVQSESS\n";
 constexpr uint32_t kVersion = 1;
 constexpr std::array<const char*, 5> kSections = {"HEAD", "TOKS", "TURN", "STAT", "DONE"};
 enum SectionIndex : size_t { kHead, kToks, kTurn, kStat, kDone };
-constexpr const char* kDelta = "DELT";  // in the place of HEAD
+constexpr const char* kDelta = "DELT";  // replaces HEAD in a delta
 
 constexpr uint32_t kHasPending = 1;
 constexpr uint32_t kKeepsTokens = 2;
-constexpr size_t kFixedHeadBytes = 64 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8;  // before the two texts
+constexpr size_t kFixedHeadBytes =
+    64 + 8 + 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8;  // before the two strings
 constexpr uint64_t kMaxHeadBytes = kFixedHeadBytes + 2 * (1 + kMaxTextBytes);
 constexpr uint64_t kMaxSkippedBytes = uint64_t{1} << 20;
-constexpr uint64_t kMostAhead = uint64_t{1} << 30;  // of address space, for a state to come
+constexpr uint64_t kMostAhead = uint64_t{1} << 30;  // bytes of address space reserved for a state
 
 std::string MakeJournalHead(const SessionImage& image) {
   Check(image.model_fingerprint.size() == 64, "a model's fingerprint has 64 digits");
@@ -62,7 +63,7 @@ std::string HeadOfDelta(const SessionImage& image, const SessionBase& since) {
   return out;
 }
 
-// The last section; `digest` is of all bytes before it.
+// Writes the last section; `digest` covers all bytes before it.
 void PutDone(std::string& out, Sha256 digest) {
   PutSection(out, kSections[kDone], absl::HexStringToBytes(digest.Hex()));
 }
@@ -176,12 +177,12 @@ absl::Status SessionReader::AddRoom() {
     return status_ = DamagedFile("bytes behind its end, at byte ", taken_);
   }
   const std::string_view bytes(room_.data(), room_.size());
-  if (stage_ == Stage::kPayload) {  // while it is in the processor's cache
+  if (stage_ == Stage::kPayload) {  // now, while the bytes are in the CPU cache
     crc_ = Crc32c(bytes, crc_);
     if (check_digest_ && hex_.empty()) digest_.Add(bytes.data(), bytes.size());
   }
   had_ += bytes.size();
-  // A payload may be empty, and then ends where it begins.
+  // An empty payload is complete as soon as it begins.
   while (status_.ok() && stage_ != Stage::kEnded && had_ == wanted_) status_ = ProcessStage();
   return status_;
 }
@@ -246,7 +247,7 @@ absl::Status SessionReader::ProcessStage() {
   return absl::OkStatus();
 }
 
-// Every length is checked before a byte of the payload is taken.
+// Checks a section's length before any byte of its payload is accepted.
 absl::Status SessionReader::BeginSection() {
   for (const char c : tag_) {
     const bool letter = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');

@@ -1,6 +1,7 @@
-// A session as bytes: what an export writes and an import reads (docs/session-format.md).
+// Session files, which exports write and imports read (docs/session-format.md): the image of a
+// session, its encoding, and an incremental reader.
 //
-// No sampler is kept: draws are a function of (seed, position) of the request that makes them, and
+// An image has no sampler state: draws are a function of the request's (seed, position), and
 // penalties follow from the tokens.
 #pragma once
 
@@ -24,70 +25,72 @@ struct SessionImage {
   uint64_t layout_fingerprint = 0;  // StateLayout::fingerprint
   std::string memory;               // ModelVariant::name; 255 bytes at most
   int32_t slot_cap = 0;             // 0: no layer has one
-  int64_t position = 0;             // tokens that the state has consumed
-  // Tokens behind these that it has not: of a file that was joined with deltas. The one that waits
-  // does not count.
+  int64_t position = 0;             // tokens consumed by the state
+  // Tokens after these that the state has not consumed, without the pending one: of a file that was
+  // joined with deltas.
   int64_t unread = 0;
-  std::optional<int32_t> pending;  // the token that waits
-  // All tokens of the conversation, the one that waits included, if the session keeps them.
+  std::optional<int32_t> pending;  // last token, not consumed yet
+  // All tokens of the conversation with the pending one, if the session keeps them.
   std::optional<std::vector<int32_t>> tokens;
-  std::vector<int64_t> turn_ends;  // positions, rising
-  // For people; nothing depends on them.
+  std::vector<int64_t> turn_ends;  // positions, ascending
+  // Informational; nothing depends on these two.
   int64_t created_unix_ms = 0;
   std::string made_by;  // 255 bytes at most
-  // The live bytes, as StatePool::CopyOut gives them. Of a head alone: empty.
+  // Live bytes in the order of StatePool::CopyOut; empty if only the head was read.
   std::string state;
-  uint64_t state_bytes = 0;  // as declared; state.size() of a whole one
+  uint64_t state_bytes = 0;  // as declared in the head; state.size() of a whole image
 
   int64_t length() const { return position + unread + (pending ? 1 : 0); }
 };
 
-// A conversation as far as a file has it, which a delta goes on from.
+// The conversation in an earlier file, which a delta extends.
 struct SessionBase {
   int64_t length = 0;  // tokens
-  std::string digest;  // SHA-256 of them, as section TOKS has them: kDigestBytes
+  std::string digest;  // SHA-256 of the tokens as encoded in section TOKS: kDigestBytes
 };
 inline constexpr size_t kDigestBytes = 32;
 SessionBase MakeSessionBase(std::span<const int32_t> tokens);
 
-// The file in three pieces, so that the state is not held twice.
+// A file in three pieces, so that the state is not copied.
 struct EncodedSession {
   std::string head, state, tail;
 
   size_t bytes() const { return head.size() + state.size() + tail.size(); }
-  // Up to `most` bytes from `offset` on, which end where a piece does; "" at the end.
+  // Up to `most` bytes from `offset` on, within one piece; "" at the end of the file.
   std::string_view Part(size_t offset, size_t most) const;
 };
 EncodedSession EncodeSession(SessionImage image);
-// The same but for the state, which stays where it is: what stands before it and behind it.
+// Encodes the head and tail of the file; image.state itself is the middle piece, and is not copied.
 EncodedSession EncodeAroundState(const SessionImage& image);
-// What the image, whose state is not looked at, has beyond `since`: its tokens begin with these.
+// Encodes a delta: what the image has beyond `since`. The image's tokens must begin with those of
+// `since`; its state is ignored.
 EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since);
 
-// Reads a file whose parts arrive one after another. Holds at most twice what has arrived, and
+// Reads a session file from consecutive parts. Holds at most twice the bytes that have arrived, and
 // address space for a state.
 class SessionReader {
  public:
-  // Called once, with the head alone, before anything behind it is taken.
+  // Called once, with the head, before any byte after the head is accepted.
   using CheckHead = std::function<absl::Status(const SessionImage& head)>;
-  // digest: whether DONE is compared with the bytes before it. The checksums of the sections always
-  // are, and cover every byte.
+  // digest: whether to compare the digest in section DONE. The sections' checksums cover every byte
+  // and are always compared.
   explicit SessionReader(CheckHead check_head, bool digest = true)
       : check_head_(std::move(check_head)), check_digest_(digest) {}
 
-  // DataLoss for what is damaged, FailedPrecondition for another version, an unknown section that
-  // is required or a delta, and what check_head says. After an error: the same one again.
+  // Reads the next part. DataLoss for a damaged file; FailedPrecondition for another version, an
+  // unknown required section, or a delta; and the errors of check_head. After an error every call
+  // returns that error.
   absl::Status Add(std::string_view part);
-  // Add without a copy: where the next bytes belong, `most` or fewer, but some. They are added once
-  // all of them are there.
+  // Add without a copy: Room returns the buffer for the next bytes, between 1 and `most`; the
+  // caller fills it and calls AddRoom.
   std::span<char> Room(size_t most);
   absl::Status AddRoom();
 
-  // The head was read, and passed.
+  // Whether the head was read and accepted by check_head.
   bool has_head() const { return has_head_; }
   const SessionImage& head() const { return image_; }
-  // Once, with the head just read: the state's bytes go there, end to end, and not into the image.
-  // As many as the head says.
+  // Directs the state's bytes into these places, end to end, instead of into the image. Call at
+  // most once, when the head has just been read; the places have head().state_bytes bytes in all.
   void PutStateInto(std::vector<std::span<std::byte>> places) { places_ = std::move(places); }
   // DataLoss if the end is missing. Call once.
   absl::StatusOr<SessionImage> Finish();
@@ -96,7 +99,7 @@ class SessionReader {
   enum class Stage { kPrelude, kSectionHead, kPayload, kChecksum, kEnded };
 
   bool InState() const;
-  absl::Status ProcessStage();  // what the stage wanted is there
+  absl::Status ProcessStage();  // all bytes of the stage have arrived
   absl::Status BeginSection();
   absl::Status EndSection();
   absl::Status ReadHead(std::string_view payload);
@@ -107,20 +110,20 @@ class SessionReader {
   absl::Status status_;
   SessionImage image_;
   bool has_head_ = false;
-  std::vector<std::span<std::byte>> places_;   // of the state, what is left of them
+  std::vector<std::span<std::byte>> places_;   // for the rest of the state
   uint64_t token_count_ = 0, turn_count_ = 0;  // as declared
-  std::array<bool, 5> seen_{};                 // by place in kSections
+  std::array<bool, 5> seen_{};                 // by index in kSections
   Stage stage_ = Stage::kPrelude;
   uint64_t wanted_ = 12;  // bytes of this stage
-  uint64_t had_ = 0;      // of them
+  uint64_t had_ = 0;      // of which have arrived
   uint64_t taken_ = 0;    // bytes of the file before this stage
   uint64_t skipped_ = 0;  // bytes of unknown sections
-  std::span<char> room_;  // as Room gave it
-  std::string buffer_;    // of this stage, but for the state
+  std::span<char> room_;  // the last result of Room
+  std::string buffer_;    // bytes of this stage, except the state's
   std::string tag_, payload_;
   uint32_t crc_ = 0;
   Sha256 digest_;
-  std::string hex_;  // of all before the last section, once that begins
+  std::string hex_;  // digest of all bytes before the last section, once that begins
 };
 
 }  // namespace ovq

@@ -60,7 +60,7 @@ absl::StatusOr<StateHandle> StatePool::Make(const StateLayout& layout, int32_t s
 
 absl::Status StatePool::Commit(StateHandle& state, int64_t position) {
   Check(position >= state.position, "a state never shrinks");
-  // Sizes rise with the position, so equal sizes mean equal extents.
+  // Sizes never fall as the position rises, so equal sizes mean equal extents.
   if (state.layout->bytes_at(position, state.slot_cap) == state.committed_bytes) return {};
   return Commit(state, position, state.layout->extents_at(state.position, state.slot_cap));
 }

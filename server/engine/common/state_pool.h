@@ -1,5 +1,5 @@
-// Session state memory under one byte budget. Each session owns a reserved address range in which
-// pages are committed as its state grows. Released pages are zero when they are committed again.
+// State memory of all sequences, under one byte budget. Each state owns a reserved address range in
+// which pages are committed as it grows. Released pages are zero when they are committed again.
 #pragma once
 
 #include <cstddef>
@@ -30,18 +30,19 @@ class StatePool {
   StatePool(size_t budget_bytes, DeviceContext& context);
   ~StatePool();
 
-  // Reserves reserve_bytes of the budget (the session's cap, or its size at the last
-  // position it can reach) and commits position 0. ResourceExhausted states bytes needed and free.
+  // Makes a state at position 0. Reserves reserve_bytes of the budget: the layout's maximum, or the
+  // state's size at the last position it can reach. ResourceExhausted states bytes needed and free.
   absl::StatusOr<StateHandle> Acquire(const StateLayout& layout, int32_t slot_cap,
                                       size_t reserve_bytes);
-  // Commits the memory of the state at `position`, within its reservation, but does not move the
-  // state there. ResourceExhausted if the system gives no memory, though the budget has it: the
-  // state is unchanged, and Commit may be called again.
+  // Commits the memory that the state needs at `position`, within its reservation; the state keeps
+  // its position. ResourceExhausted if the system has no memory, though the budget does: the state
+  // is unchanged, and Commit may be called again.
   absl::Status Commit(StateHandle& state, int64_t position);
-  // Moves the state to `position`, for which Commit must not fail.
+  // Commit, and sets the state's position. Commit must not fail: call it before.
   void Grow(StateHandle& state, int64_t position);
+  // Frees the state's memory and reservation, and resets the handle.
   void Release(StateHandle& state);
-  // Releases only the memory: the rest of the handle still describes the state.
+  // Frees memory and reservation alone: the rest of the handle still describes the state.
   void Vacate(StateHandle& state);
   // Lowers the reservation to reserve_bytes.
   void ShrinkReservation(StateHandle& state, size_t reserve_bytes);
@@ -50,7 +51,7 @@ class StatePool {
   absl::Status Restart(StateHandle& state);
   // Copies the state to a new range.
   absl::StatusOr<StateHandle> Clone(const StateHandle& state, size_t reserve_bytes);
-  // Copies the state to one acquired for it. ResourceExhausted as in Commit.
+  // Copies the state into `copy`, which was acquired for it. ResourceExhausted as in Commit.
   absl::Status CopyTo(const StateHandle& state, StateHandle& copy);
 
   // Copies the extents of a state end to end into device memory, and back.
@@ -61,13 +62,13 @@ class StatePool {
     memory_.Unpack(state.base, extents, packed);
   }
 
-  // A snapshot consists of the live bytes, equal on every device for the same layout of the layers.
+  // A snapshot consists of a state's live bytes, and is the same on every device.
   size_t SnapshotBytes(const StateHandle& state) const;
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
-  // ResourceExhausted: the host has no memory for it.
+  // CopyOut into new host memory. ResourceExhausted if there is none.
   absl::StatusOr<std::vector<std::byte>> Snapshot(const StateHandle& state);
-  // Whether states lie in host memory. If so, Live gives a snapshot's bytes in place, for a thread
-  // that has the state to itself.
+  // Whether states are in host memory. If so, Live returns the places of a snapshot's bytes, for a
+  // thread that has exclusive use of the state.
   bool on_host() const { return memory_.on_host(); }
   std::vector<std::span<std::byte>> Live(const StateHandle& state) const;
   // Restores a snapshot into a state at position 0, and moves it to `position`. ResourceExhausted
@@ -82,10 +83,10 @@ class StatePool {
   int sessions() const { return sessions_; }
 
  private:
-  // Makes a new range at position 0. Counts only the committed bytes against the budget's use.
+  // Makes a state at position 0. Counts its committed bytes, but not yet its reservation.
   absl::StatusOr<StateHandle> Make(const StateLayout& layout, int32_t slot_cap,
                                    size_t reserve_bytes);
-  // Commits what the extents at `position` have beyond those in `committed`.
+  // Commits the extents at `position`, except those in `committed`.
   absl::Status Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
 
   const size_t budget_;

@@ -13,7 +13,7 @@
 namespace ovq {
 namespace {
 
-// The API's counts have no sign: one beyond the engine's int32 came here as a negative number.
+// Counts are unsigned in the API: one beyond int32 arrives here as a negative number.
 uint32_t AsSent(int32_t value) { return static_cast<uint32_t>(value); }
 
 bool HasText(const EngineModel& model) {
@@ -269,7 +269,7 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   const std::string& prefix = request.field_prefix;
   const bool one_shot = request.session_id.empty();
   const std::string at = absl::StrCat(prefix, "sampling.");
-  absl::Status status;  // the first error, as Update has it
+  absl::Status status;  // first error (Status::Update)
   if (one_shot) {
     status = CheckVariant(config, request.variant, request.slot_cap, prefix);
   } else if (!request.variant.empty()) {
@@ -318,7 +318,8 @@ absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& reque
   status.Update(CheckPosition(*config.model.FindVariant(request.variant)->layout,
                               static_cast<int64_t>(request.prompt.size())));
   if (!status.ok()) return status;
-  // On the wire an id takes up to 5 bytes and a log-probability 4; here a list takes its own room.
+  // On the wire an id takes up to 5 bytes and a log-probability 4; in memory each list adds its
+  // vector.
   constexpr size_t kPerEntry = 9, kPerToken = sizeof(float) + sizeof(std::vector<TokenLogprob>);
   const size_t room = kMaxAnswerBytes / request.prompt.size();
   const size_t most = room > kPerToken ? (room - kPerToken) / kPerEntry : 0;

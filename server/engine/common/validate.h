@@ -1,5 +1,5 @@
-// The one check of what callers ask, against limits.h and the server's own limits, before anything
-// is queued or computed. Pure functions; every message names the field by its path in the API.
+// Validation of callers' requests against limits.h and the server's own limits, before they are
+// queued. Pure functions; every error message names the field by its path in the API.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace ovq {
 
-// All but what depends on the session.
+// Everything except checks that depend on the session.
 absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request);
 absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& request);
 absl::Status CheckTtl(const EngineConfig& config, const std::optional<absl::Duration>& ttl,
@@ -23,48 +23,49 @@ absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& s
 // OutOfRange if full-attention layers have no room for `position` tokens.
 absl::Status CheckPosition(const StateLayout& layout, int64_t position);
 
-// --- single fields; `path` is the field's, `prefix` what its name is appended to ("", "turn.") ---
-// That there is such a memory, and that its layers take the cap, if there is one.
+// --- single fields; `path` names the field, `prefix` is prepended to its name ("", "turn.") ---
+// Checks that the model variant exists and that its layers accept the slot cap, if there is one.
 absl::Status CheckVariant(const EngineConfig& config, const std::string& memory,
                           std::optional<int32_t> slot_cap, const std::string& prefix);
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
                            const std::string& path);
-// The length alone, for before the tokens are copied.
+// Checks the length alone, before the tokens are copied.
 absl::Status CheckPromptLength(const EngineConfig& config, int64_t n_tokens,
                                const std::string& prefix);
-// The bytes of a text, for before it is tokenized; `path` is its field's name.
+// Checks the size of a text before it is tokenized.
 absl::Status CheckTextBytes(const EngineConfig& config, size_t bytes, const std::string& path);
-// Lists of a generation, likewise; `prefix` begins the names of their fields.
+// Checks the sizes of a generation's lists.
 struct ListSizes {
   int64_t stop_strings = 0, stop_token_ids = 0, logit_bias = 0;
 };
 absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
 absl::Status CheckMessageCount(int64_t n_messages, const std::string& path);
-// Messages of a conversation, of a number that was checked, `known` of which its session holds, and
-// the text of its tools.
+// Checks the messages of a conversation, of which the session already holds the first `known`, and
+// the size of its tools' text. CheckMessageCount has passed.
 absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
-// Of an earlier export, that a delta is asked for since.
+// Checks the base of a delta: length and digest of an earlier export.
 absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path);
 absl::Status CheckPageSize(int32_t page_size);  // 0 is kDefaultPageSize
 absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
-absl::Status EmptyPrompt(const std::string& prefix);  // the error
-absl::Status NoTokenizer(const std::string& path);    // likewise, FailedPrecondition
+// These three return the error.
+absl::Status EmptyPrompt(const std::string& prefix);
+absl::Status NoTokenizer(const std::string& path);  // FailedPrecondition
 absl::Status NoChatTemplate(const std::string& path);
 
-// --- session files, before and after their bytes are there ---
-// Whether a server with this model and layout can take what the head declares: FailedPrecondition
-// for another model or layout, a slot cap or a position beyond its limits; DataLoss for a state of
-// another size or a token beyond the vocabulary, which no session of this model has. The tokens are
-// looked at as far as they are there: none of a head alone.
+// --- session files, before and after their bytes arrive ---
+// Checks that a server with this model and layout can hold a session as the head declares it:
+// FailedPrecondition for another model or layout, or a slot cap or position beyond its limits;
+// DataLoss for a state size or a token that no session of this model has. Checks the tokens that
+// have arrived: none for a head alone.
 absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
                               const StateLayout& layout, int64_t vocab_size);
 
-// DataLoss for a whole image that fits, but whose state no session of this layout has (CheckState):
-// its checksums say that it is as it was written, not by whom.
+// DataLoss if no session of this layout can have the state of an image that CheckSessionFits
+// accepted (CheckState). Checksums only prove that a file is as it was written, not who wrote it.
 absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout);
-// The same for one whose state lies in a session's range, in the host's memory.
+// CheckSessionState for a state that was read into a session's address range in host memory.
 absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout,
                                const std::byte* base);
 

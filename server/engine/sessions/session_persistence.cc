@@ -26,11 +26,12 @@ SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> ima
   };
 }
 
-// One token more for so many bytes of a large state: summing and writing it takes four times as
-// long as the copy that a checkpoint is, and is to take as small a part of the time.
+// A large state has a token of snapshot spacing per this many bytes: a snapshot's checksums and
+// write take four times as long as a checkpoint's copy, and should take as small a share of the
+// time.
 constexpr size_t kSnapshotBytesPerToken = kCheckpointBytesPerToken / 4;
 
-// A turn after which a crash would leave so much to be read again gets a snapshot.
+// Tokens since the last snapshot from which on the end of a turn writes another.
 int64_t SnapshotSpacing(const Session& session) {
   return std::max(kCheckpointTokens,
                   static_cast<int64_t>(session.state.committed_bytes / kSnapshotBytesPerToken));
@@ -152,16 +153,16 @@ void SessionPersistence::SnapshotIfDue(const std::shared_ptr<Session>& session) 
   if (!session->disk || session->deleted || !session->resident()) return;
   SessionOnDisk& disk = *session->disk;
   const int64_t unread = session->state.position - disk.snapshot_at;
-  // One that went back behind its snapshot would have to be read from its first token on.
+  // Below 0 the session was rewound past its snapshot, and a restart would prefill all its tokens.
   if (disk.snapshotting || disk.behind) return;
   if (unread >= 0 && unread < SnapshotSpacing(*session)) return;
-  Snapshot(session, [](const absl::Status&) {});  // the journal has all that one would
+  Snapshot(session, [](const absl::Status&) {});  // a failure is harmless: the journal is complete
 }
 
 void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, StatusCallback then) {
   SessionOnDisk& disk = *session->disk;
   JournalHead head = MakeJournalHead(*session);
-  // What is behind is one change more than the disk has.
+  // The change that could not be written counts as one more than the disk has.
   if (disk.behind) ++disk.version;
   head.version = disk.version;
   head.mark = MakeMark(*session);
@@ -193,7 +194,7 @@ void SessionPersistence::Quarantine(Session& session) {
 }
 
 void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {
-  // The state goes to the disk as it is, so that swapping it in takes no reading of tokens.
+  // Writing the state as it is lets the session be swapped in without a prefill.
   SessionOnDisk& disk = *session->disk;
   if (!disk.snapshotting && disk.snapshot_at != session->state.position) {
     Snapshot(session, [](const absl::Status&) {});

@@ -1,5 +1,5 @@
-// Writes sessions to the session folder: journal entries, snapshots, and states that are swapped
-// out. The changes that a caller is told of are on disk before the caller is told.
+// Writes sessions to the session folder: journal entries, snapshots and swapped-out states. A
+// change is on disk before its caller gets the answer.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace ovq {
 
-// Engine thread only. The folder's threads do the work; `then` runs on the engine thread. Without a
+// Engine thread only. The folder's threads write; `then` runs on the engine thread. Without a
 // folder there is nothing to write, and `then` runs at once.
 class SessionPersistence {
  public:
@@ -31,38 +31,38 @@ class SessionPersistence {
         inbox_(std::move(inbox)),
         table_(table) {}
 
-  // Writes new sessions, which callers don't see yet. image: a snapshot of each of them, or null if
-  // their journals alone say everything.
+  // Writes new sessions, which callers cannot see yet. `image` is the snapshot for each of them, or
+  // null if a journal alone suffices.
   void Create(const std::vector<std::shared_ptr<Session>>& sessions,
               const std::shared_ptr<const SessionImage>& image, StatusCallback then);
   // Writes the changes since the last write: the tokens from `begin` on. DataLoss if that fails;
-  // the session then goes on in memory.
+  // the session then continues in memory.
   void Save(const std::shared_ptr<Session>& session, int64_t begin, StatusCallback then);
-  // Writes a snapshot if a crash would leave too many tokens to be read again.
+  // Writes a snapshot if a restart after a crash would have to prefill too many tokens.
   void SnapshotIfDue(const std::shared_ptr<Session>& session);
   void Snapshot(const std::shared_ptr<Session>& session, StatusCallback then);
   void RemoveFiles(const Session& session, StatusCallback then);
-  // The session's files are damaged: it leaves the table, and the folder keeps the files apart.
+  // Removes a session with damaged files from the table; the folder moves the files aside.
   void Quarantine(Session& session);
 
   // Writes an idle session's state to disk and frees its memory.
   void SwapOut(const std::shared_ptr<Session>& session);
-  // Frees a state's memory. The disk has all that is needed to read it again.
+  // Frees a state's memory. The disk has everything needed to restore it.
   void DropState(Session& session);
-  // The state of a busy session, which had consumed so many tokens, is gone: the session is idle
-  // and on disk alone from now on, or it ends if the disk does not have all of it.
+  // Called when the state of a busy session, with this many consumed tokens, is lost: the session
+  // becomes idle and swapped out, or is removed if the disk does not have all of it.
   void DropLostState(Session& session, int64_t consumed);
 
-  // The session's image with its state, or without.
+  // The session's image, without and with its state.
   SessionImage MakeImageHead(const Session& session) const;
   std::shared_ptr<SessionImage> MakeImage(const Session& session);
 
  private:
-  // A callback that passes its status on to the engine thread, where `then` runs.
+  // Wraps `then` so that it runs on the engine thread.
   StatusCallback OnEngineThread(StatusCallback then) const;
   JournalHead MakeJournalHead(const Session& session) const;
   SessionMark MakeMark(const Session& session) const;
-  // Takes the session's unsaved tokens.
+  // Moves the session's unsaved tokens into the entry.
   JournalEntry MakeJournalEntry(Session& session, int64_t begin) const;
 
   const EngineConfig& config_;

@@ -43,7 +43,7 @@ void SessionTurns::SetDamaged(Session& session, int64_t position, std::string_vi
   session.info.damaged_at = position;
   session.damage = damage;
   table_.checkpoints().Forget(session);
-  // So it is not written to disk, swapped out or given to another server.
+  // This keeps it from being written to disk, swapped out or handed to another server.
   if (session.disk) session.disk->behind = true;
 }
 
@@ -54,7 +54,7 @@ void SessionTurns::EndTurn(Request& request, StatusCallback then) {
   const bool damaged = session->info.damaged_at.has_value();
   if (session->resident() && !session->deleted && !damaged) RecordTurnEnd(*session, generated);
   auto lock = table_.Lock();
-  // A turn that could not begin has read nothing.
+  // A turn that could not start has prefilled nothing.
   const int64_t read =
       session->resident() ? session->position() - request.cached_tokens - generated : 0;
   session->info.generated_tokens_total += generated;
@@ -65,8 +65,8 @@ void SessionTurns::EndTurn(Request& request, StatusCallback then) {
               then = std::move(then)](absl::Status status) {
                table_.EndClaim(*session);
                then(std::move(status));
-               // Whether a prompt that ended early has made numbers is not known yet; its tokens
-               // are saved.
+               // The state of a prompt that ended early may hold NaN that nobody has seen yet:
+               // its tokens are saved, but no snapshot.
                if (checked) disk_.SnapshotIfDue(session);
              });
 }

@@ -1,4 +1,4 @@
-// What the running requests of a session record in it: checkpoints, progress, damage, turn ends.
+// Recording of running requests in their sessions: checkpoints, progress, damage and turn ends.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@ class SessionTurns {
   SessionTurns(const EngineConfig& config, SessionTable& table, SessionPersistence& disk)
       : config_(config), table_(table), disk_(disk) {}
 
-  // Makes a checkpoint after an iteration if one is due; `left` tokens of the prompt are to come.
+  // Makes a checkpoint after an iteration if one is due; `left` tokens of the prompt remain.
   void CheckpointIfDue(Session& session, int64_t left);
-  // Records the end of a turn that drew so many tokens, with a checkpoint if it is worth one.
+  // Records the end of a turn that drew `generated` tokens, with a checkpoint if it is worth one.
   void RecordTurnEnd(Session& session, int64_t generated);
   void PublishProgress(Request& request);  // of a turn's request
-  // Marks the state of a busy session as useless since this position: callers can only see the
-  // session and delete it. The disk keeps the session as its last turn left it.
+  // Marks a busy session's state as unusable from this position on: callers can only view and
+  // delete the session. The disk keeps the session as its last turn left it.
   void SetDamaged(Session& session, int64_t position, std::string_view damage);
-  // A turn's request has ended. When `then` is called the session is idle again, or gone if it was
-  // deleted meanwhile. DataLoss: the turn's tokens could not be written to the disk.
+  // Ends the turn of a request. When `then` runs, the session is idle again, or gone if it was
+  // deleted meanwhile. DataLoss if the turn's tokens could not be written to disk.
   void EndTurn(Request& request, StatusCallback then);
   // Reports an event of a session whose conversation has `position` tokens, begun at `since`.
   void ReportEvent(const char* event, SteadyTime since, int64_t position, int64_t replayed = 0);

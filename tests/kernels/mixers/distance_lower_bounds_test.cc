@@ -150,7 +150,7 @@ TEST_F(DistanceLowerBoundsTest, MoveWithTheMean) {
   for (int i = 0; i < kSlots; ++i) {
     const double distance = Distance(key, value, i);
     EXPECT_LE(lower_bounds[0][static_cast<size_t>(i)], distance);
-    // The same tolerance, with squared norms of at most 130 here.
+    // Tolerance as above, with squared norms of at most 130 here.
     EXPECT_GE(lower_bounds[0][static_cast<size_t>(i)], std::max(0.0, distance - 6e-4 * 260));
   }
 }

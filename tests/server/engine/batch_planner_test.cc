@@ -1,4 +1,4 @@
-// Choosing the tokens of a batch, and learning what batches take.
+// BatchPlanner: the choice of a batch's tokens, and learned batch costs.
 #include "server/engine/scheduling/batch_planner.h"
 
 #include <gmock/gmock.h>
@@ -259,8 +259,8 @@ TEST(PlanBatch, PromptsBesideAnswersKeepToTheTarget) {
   EXPECT_GT(TokensBeside(7, Learned(20)), 2 * TokensBeside(7, Learned(20, {})));
 }
 
-// Few answers count as kTargetAnswers, so that a client's prompts beside them are not prefilled a
-// few tokens at a time.
+// Fewer answers count as kTargetAnswers, so that a client's prompts beside them are not prefilled
+// just a few tokens at a time.
 TEST(PlanBatch, FewAnswersHaveTheTargetOfSome) {
   const BatchCostModel costs = Learned(5, {});
   for (const int n : {1, 4, 12}) {

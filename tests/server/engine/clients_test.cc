@@ -1,4 +1,4 @@
-// Several clients of one engine: what each gets where it is full, and which one is evicted.
+// Several clients of one engine: each one's share when it is full, and which one is evicted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ TEST(Clients, IdleSessionsOfWhoHasMoreThanItsPartMakeWay) {
   std::vector<SessionInfo> many;
   for (int i = 0; i < 4; ++i) many.push_back(engine.NewSession(SessionOf("many")));
   EXPECT_EQ(Opened(engine, SessionOf("many")).code(), absl::StatusCode::kResourceExhausted);
-  // The first session is in use again.
+  // A turn uses the first session again.
   GenerateRequest turn = Turn(many[0].id, SomeTokens(3, 1), 2);
   turn.client = "many";
   EXPECT_TRUE(engine.Run(turn).status.ok());
@@ -149,7 +149,7 @@ TEST(Clients, LogProbabilitiesAreWorkToo) {
   EXPECT_NEAR(tokens[0] / tokens[1], 2, 0.2) << tokens[0] << " " << tokens[1];
 }
 
-// The sequences stay the same from batch to batch (BatchPlanner::Standing) while time stands still.
+// Time stands still, so batches reuse the previous choice of sequences (BatchPlanner::Standing).
 TEST(Clients, WhoComesOrGoesIsInTheNextSteps) {
   EngineOptions options;
   options.max_batch_tokens = 8;

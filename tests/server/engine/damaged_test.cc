@@ -1,5 +1,5 @@
-// What follows when a model's output is not a number: the call that met it ends, its session is
-// shown and deleted and nothing else, and nobody else notices.
+// Model output that is not a number: the call that met it ends, its session can only be viewed and
+// deleted, and no other call is affected.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int32_t kBad = 200;  // after this token there is a logit that is none
+constexpr int32_t kBad = 200;  // after this token a logit is not a number
 
 class Damaged : public testing::Test {
  protected:
@@ -105,7 +105,7 @@ TEST_F(Damaged, AScoreEnds) {
   }
 }
 
-// In the same steps, on the way to the same tokens as alone.
+// The others share iterations with the bad call and draw the same tokens as alone.
 TEST_F(Damaged, OthersDoNotNotice) {
   bad_at_ = {15};
   Start();
@@ -153,7 +153,7 @@ TEST_F(Damaged, ASessionIsShownAndDeletedAndNothingElse) {
   EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
 }
 
-// Of a prompt that ended so, too: what it left would be taken for good by the next one.
+// Prefixes of a prompt that ended so are dropped: later prompts would reuse a bad state.
 TEST_F(Damaged, NoPromptIsKept) {
   Start();
   std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens + 5, 3);
@@ -172,8 +172,8 @@ TEST_F(Damaged, NoPromptIsKept) {
   EXPECT_EQ(cached(3), 0);
 }
 
-// The disk has the session as its last good turn left it, and that is what a restart finds: the
-// damaged one is not written over it, also where others need its memory.
+// A restart finds the session as its last good turn left it: the damaged state is never written to
+// disk, even if others need its memory.
 TEST_F(Damaged, TheDiskKeepsTheLastGoodTurn) {
   bad_at_ = {1015};
   EngineOptions options;
@@ -189,7 +189,7 @@ TEST_F(Damaged, TheDiskKeepsTheLastGoodTurn) {
   EXPECT_EQ(counted_, 1);
   EXPECT_FALSE(engine()->GetSession(id, "")->durable);
   engine().NewSession();
-  engine().NewSession();  // moves the other one out
+  engine().NewSession();  // swaps the other one out
   EXPECT_FALSE(engine()->GetSession(id, "")->hibernated);
 
   bad_at_ = {};
@@ -202,12 +202,12 @@ TEST_F(Damaged, TheDiskKeepsTheLastGoodTurn) {
   EXPECT_TRUE(engine().Run(Turn(id, {1, 2, 3}, 20)).status.ok());
 }
 
-// Where nothing is drawn, it is still looked at what the prompt has made of the state.
+// The output of a prompt is checked even if nothing is drawn.
 TEST_F(Damaged, APromptAloneIsChecked) {
   Start({}, true);
   Receiver<absl::StatusOr<SessionInfo>> opened;
   SessionOptions options;
-  options.prompt = {1, 2, kBad, 4};  // the last one waits outside the state
+  options.prompt = {1, 2, kBad, 4};  // the last one stays pending
   engine()->CreateSession(options, opened.callback());
   EXPECT_EQ(opened.Wait().status().code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(engine()->ListSessions("", 10, "")->sessions.empty());

@@ -1,5 +1,5 @@
-// Sessions on disk: what callers were told of survives the engine, to the byte, whatever stopped
-// it.
+// Sessions on disk: everything that callers got an answer for survives the engine, to the byte,
+// however it stopped.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// A folder of its own, and engines on it, one after another.
+// Runs engines on a folder of the test's own, one after another.
 class Durable : public testing::Test {
  protected:
   Durable() : path_(testing::TempDir() + "/durable" + std::to_string(getpid())) {
@@ -40,7 +40,7 @@ class Durable : public testing::Test {
     std::filesystem::remove_all(path_);
   }
 
-  // The server's start; the folder as it was left.
+  // Starts a server on the folder as it was left.
   void Start(EngineOptions options = {}, const FakeModelOptions& model = {}) {
     engine_.reset();
     const auto count = [this](const DiskReport& report) {
@@ -63,8 +63,8 @@ class Durable : public testing::Test {
     engine_ = std::make_unique<TestEngine>(options, model, events);
     left_ = engine()->AdoptSessions(std::move(found->sessions));
   }
-  // The same from a copy of the files as they are at a moment while the engine still runs: what a
-  // kill would leave.
+  // Starts a server on a copy of the files at one moment while the engine still runs, as a kill
+  // would leave them.
   void Kill() {
     const std::string copy = path_ + "-copy";
     const auto files = [this] {
@@ -95,7 +95,7 @@ class Durable : public testing::Test {
     }
     return "";
   }
-  // A snapshot that was on its way when its session was deleted is gone a little later.
+  // Waits: a snapshot that was being written when its session was deleted goes a little later.
   void ExpectNoFiles(const std::string& id) {
     for (int i = 0; i < 10'000 && !SessionFile(id, "").empty(); ++i) {
       absl::SleepFor(absl::Milliseconds(1));
@@ -118,7 +118,7 @@ class Durable : public testing::Test {
   const std::string path_;
   std::vector<std::string> damaged_, left_, told_;
   int64_t replayed_ = 0;
-  std::atomic<int> snapshots_ = 0;  // that the disk is done with
+  std::atomic<int> snapshots_ = 0;  // finished by the disk
   std::unique_ptr<TestEngine> engine_;
 };
 
@@ -163,7 +163,7 @@ TEST_P(DurableHow, GoesOnWhereItWas) {
 
 INSTANTIATE_TEST_SUITE_P(KeepsTokens, DurableHow, testing::Bool());
 
-// Its time to live goes on from its creation.
+// Its time to live counts from its creation.
 TEST_F(Durable, AnEmptySessionIsThereAgain) {
   Start();
   const SessionInfo made = engine().NewSession();
@@ -179,7 +179,7 @@ TEST_F(Durable, AnEmptySessionIsThereAgain) {
 TEST_F(Durable, ASwapInReplaysLessThanTheSpacing) {
   Start();
   const std::string id = Open(5000);
-  // A session goes on while its snapshot is on its way, as far as the disk is slow.
+  // A session goes on while its snapshot is written to a slow disk.
   const auto expect_snapshots = [this](int count) {
     for (int i = 0; i < 60'000 && snapshots_ < count; ++i) absl::SleepFor(absl::Milliseconds(1));
     EXPECT_EQ(snapshots_, count);
@@ -255,7 +255,7 @@ TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
   EXPECT_EQ(State(engine(), made->id), state);
   Kill();
   EXPECT_EQ(State(engine(), made->id), state);
-  EXPECT_EQ(replayed_, 0);  // its snapshot is of the state that has read them
+  EXPECT_EQ(replayed_, 0);  // its snapshot's state has consumed them
   EXPECT_EQ(engine()->ExportSession(made->id, "")->tokens, joined.tokens);
 }
 
@@ -287,7 +287,7 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
   EXPECT_TRUE(engine().Run(Turn(good, {1}, 1)).status.ok());
 }
 
-// A snapshot whose checksums are right, and whose state no session has.
+// A snapshot with valid checksums and a state that no session can have.
 TEST_F(Durable, AMaliciousStateIsQuarantined) {
   Start();
   const std::string id = Open(700), good = Open(700);
@@ -349,7 +349,7 @@ TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   EXPECT_TRUE(engine().Run(Turn(other, {1}, 3)).status.ok());
   std::filesystem::remove(journal);
   std::filesystem::rename(path_ + "/kept", journal);
-  EXPECT_TRUE(engine().Run(Turn(id, {1}, 3)).status.ok());  // writes what is behind, too
+  EXPECT_TRUE(engine().Run(Turn(id, {1}, 3)).status.ok());  // writes earlier unsaved changes, too
   EXPECT_TRUE(Info(id).durable);
   const std::vector<std::byte> state = State(engine(), id);
   Kill();
@@ -357,7 +357,7 @@ TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   EXPECT_EQ(State(engine(), id), state);
 }
 
-// One that is read straight into its place: of 33,000 rows of 64 bytes.
+// A state that is read straight into its address range: 33,000 slots of 64 bytes.
 class DurableLarge : public Durable {
  protected:
   void StartLarge() {
@@ -375,7 +375,7 @@ class DurableLarge : public Durable {
 TEST_F(DurableLarge, GoesOnWhereItWas) {
   StartLarge();
   const std::string id = OpenLarge();
-  engine().Run(Turn(id, SomeTokens(20, 4), 5));  // of which the snapshot knows nothing
+  engine().Run(Turn(id, SomeTokens(20, 4), 5));  // not in the snapshot
   const std::vector<std::byte> state = State(engine(), id);
   StartLarge();
   EXPECT_EQ(State(engine(), id), state);
@@ -411,7 +411,7 @@ TEST_F(DurableLarge, DamageGivesItsPlaceBack) {
   EXPECT_EQ(stats.sessions_hibernated + stats.sessions_idle + stats.sessions_active, 0);
 }
 
-// Whichever of the two comes first.
+// Deletion and swap-in end in either order.
 TEST_F(DurableLarge, OneThatIsDeletedOnItsWayIsGone) {
   for (int delay = 0; delay < 6; ++delay) {
     StartLarge();
@@ -450,7 +450,7 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
               calm.Run(Turn(twin, SomeTokens(9, 5), 20)).of[0].tokens);
     EXPECT_EQ(State(engine(), id), State(calm, twin));
   }
-  // One shot needs room as well.
+  // A one-shot request needs memory as well.
   EXPECT_TRUE(engine().Run(SampleRequest(SomeTokens(500, 1), 5)).status.ok());
   for (const std::string& id : ids) EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
   const EngineStats stats = engine().SettledStats();

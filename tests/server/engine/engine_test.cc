@@ -1,4 +1,4 @@
-// The whole engine without its thread: what callers ask, and turns of the loop by hand.
+// The whole engine without its thread: callers' requests, and iterations of the loop by hand.
 #include "server/engine/engine.h"
 
 #include <gmock/gmock.h>
@@ -145,7 +145,7 @@ TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);
 }
 
-// Between the look at whether it stops and the commands, which come with Stop's ring.
+// Stop comes between Run's check of stopping_ and RunIteration, which consumes Stop's ring.
 TEST(EngineLoop, AStopWithinATurnIsNotSleptThrough) {
   FakeModel model;
   Engine* running = nullptr;
@@ -156,7 +156,7 @@ TEST(EngineLoop, AStopWithinATurnIsNotSleptThrough) {
   };
   Engine engine({model.Make(), std::move(options), {}}, MakeContext(Device::kCpu));
   running = &engine;
-  engine.Run();  // for ever, if it is
+  engine.Run();  // never returns if Stop is missed
   EXPECT_EQ(running, nullptr);
 }
 

@@ -41,7 +41,7 @@ std::vector<MixerState> Layers(bool full_attention, int row_words) {
   return layers;
 }
 
-// The bytes as themselves, and kEos.
+// A vocabulary of all bytes and kEos.
 nlohmann::json BytesWithEnd() {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte) {
@@ -67,7 +67,7 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
   std::memcpy(&head.position, fixed + 64, 8);
   Check(head.position == static_cast<uint64_t>(position), "a state's rows come in order");
   head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
-  // After the row, as a mixer would at the chunk's end.
+  // Runs after the token, as a mixer's chunk update would.
   const auto touch = [&](int layer, int64_t slot) {
     auto* row =
         reinterpret_cast<uint32_t*>(state + layout.layer(layer).FieldOffset(
@@ -167,7 +167,7 @@ EngineModel FakeModel::Make() {
                               .layout = layout.get(),
                               .exact_tokens = [](int64_t cap) { return cap; },
                               .forward = forward,
-                              // A row may touch any slot.
+                              // A token may change any slot.
                               .undo_extents =
                                   [&layout](const TokenRange& tokens) {
                                     return layout->live_extents_at(tokens.end, tokens.slot_cap);
@@ -190,7 +190,7 @@ void FakeModel::FillLogits(uint64_t hash, int64_t next_position, float* logits) 
   for (int64_t v = 0; v < kVocab; ++v) {
     logits[v] = static_cast<float>(Mix(hash, static_cast<uint64_t>(v)) >> 40) * 0x1p-21f;  // < 8
   }
-  // The end of sequence comes only where a script says so.
+  // Only a script draws the end of sequence.
   logits[kEos] = -30.0f;
   const auto scripted = script_.find(next_position);
   if (scripted != script_.end()) logits[scripted->second] = 100.0f;
@@ -279,12 +279,12 @@ SessionInfo TestEngine::NewSession(SessionOptions options) {
 }
 
 void TestEngine::AwaitBoundary() {
-  // A call that the engine thread answers.
+  // The engine thread answers this call.
   EXPECT_TRUE(absl::IsNotFound(engine_->engine().CopyState("none", "").status()));
 }
 
 EngineStats TestEngine::SettledStats() {
-  // The first waits for a boundary, the second for the statistics of that one.
+  // The first call waits for a boundary, the second for the statistics of that boundary.
   AwaitBoundary();
   AwaitBoundary();
   return engine_->engine().Stats();

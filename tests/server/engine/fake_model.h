@@ -1,6 +1,6 @@
-// A model for the engine's tests. Its logits follow from a hash of all consumed tokens that is kept
-// in the session's state alone, so a missing token, a wrong state pointer or a page that was not
-// committed changes the answer.
+// A model for the engine's tests, and an engine on it. Its logits follow from a hash of all
+// consumed tokens that only the session's state holds, so a missing token, a wrong state pointer or
+// an uncommitted page changes the answer.
 #pragma once
 
 #include <condition_variable>
@@ -21,15 +21,15 @@ inline constexpr int64_t kVocab = 258;
 inline constexpr int32_t kEos = 257;
 inline constexpr int32_t kDefaultSlotCap = 256;
 
-// Stops the engine thread inside chosen steps. Open from the start.
+// Stops the engine thread inside chosen iterations. Open at first.
 class IterationGate {
  public:
-  void CloseAt(int64_t step);       // the engine waits inside step `step` (from 1) and all after it
-  void AwaitEntered(int64_t step);  // until that step has begun
+  void CloseAt(int64_t step);  // the engine waits inside this iteration (from 1) and later ones
+  void AwaitEntered(int64_t step);  // waits until this iteration has begun
   void Open();
   int64_t steps() const;  // begun so far
 
-  void Enter();  // the model's
+  void Enter();  // called by the model
 
  private:
   mutable std::mutex mutex_;
@@ -40,13 +40,13 @@ class IterationGate {
 
 struct FakeModelOptions {
   bool with_text = true;           // a byte tokenizer: token id = byte
-  std::string chat_template = {};  // if any: a tokenizer that writes kEos as <|end|>, too
-  bool full_attention = false;     // one layer more, that grows by a row a token
-  bool exact_too = false;          // a second memory, "exact", with that layer
+  std::string chat_template = {};  // if not empty, the tokenizer writes kEos as <|end|>
+  bool full_attention = false;     // adds a layer that grows by a row per token
+  bool exact_too = false;          // adds a variant "exact" with that layer
   int64_t max_unbounded_tokens = 4096;
-  // Of a slot: with 16, a block of 64 slots is one page. The fixed part grows alike.
+  // Words per slot: with 16, a block of 64 slots is one page. The fixed part grows in proportion.
   int row_words = 16;
-  size_t weight_bytes = 0;  // of which steps reckon their time; 0: they have no bound
+  size_t weight_bytes = 0;  // iteration times are predicted from them; 0: no bound
 };
 
 class FakeModel {
@@ -57,12 +57,13 @@ class FakeModel {
   EngineModel Make();
   const StateLayout& layout(size_t memory = 0) const { return *layouts_[memory]; }
   IterationGate& gate() { return gate_; }
-  // The token drawn at this position, whatever the sampling parameters. Before the first step.
+  // Sets the token drawn at this position, whatever the sampling parameters. Call before the first
+  // iteration.
   void Script(int64_t position, int32_t token) { script_[position] = token; }
   void Script(int64_t position, const std::string& bytes);
-  // After this token the last logit is `logit`. Before the first step.
+  // Sets the last logit after this token. Call before the first iteration.
   void Spoil(int32_t token, float logit) { spoilt_ = {token, logit}; }
-  // The greatest number of rows and of wanted logits that one step had.
+  // The most tokens or wanted logits in one batch.
   int max_rows() const;
 
  private:
@@ -81,7 +82,7 @@ class FakeModel {
   int max_rows_ = 0;
 };
 
-// What came back on a stream, by completion.
+// The events of one completion on a stream.
 struct Answer {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
@@ -94,7 +95,7 @@ struct Answers {
   std::vector<Answer> of;  // [n]
   absl::Status status;
 };
-// Waits for the next event; unset once the stream is closed and empty.
+// Waits for the next event. Unset if the stream is closed and empty.
 std::optional<StreamEvent> Pop(TokenStream& stream);
 Answers ReadAll(TokenStream& stream, int n = 1);
 
@@ -110,8 +111,8 @@ class TestEngine {
   Answers Run(GenerateRequest request);  // to its end
   std::shared_ptr<TokenStream> Start(GenerateRequest request, size_t capacity = 256);
   SessionInfo NewSession(SessionOptions options = {});
-  void AwaitBoundary();        // of a step
-  EngineStats SettledStats();  // of a step boundary after all that was seen so far
+  void AwaitBoundary();        // of an iteration
+  EngineStats SettledStats();  // at an iteration boundary after everything seen so far
 
  private:
   FakeModel model_;
@@ -150,7 +151,7 @@ GenerateRequest SampleRequest(std::vector<int32_t> prompt, int64_t max_tokens, u
 GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t max_tokens,
                      uint64_t seed = 1);
 std::vector<std::byte> State(TestEngine& engine, const std::string& id);
-// What clients make of a file and of a delta that goes on from it.
+// Joins a file and a delta that extends it, as clients do.
 SessionImage Joined(SessionImage file, const SessionImage& delta);
 
 }  // namespace ovq::test

@@ -1,5 +1,5 @@
-// Copies of sessions and of prompts' states: the same bytes, all of them or none, and nobody waits
-// for them all.
+// Copies of sessions and of prompts' states: they are equal to the byte, made all or not at all,
+// and no other request waits for all of them.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -51,7 +51,7 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
     EXPECT_EQ(copy.prompt_tokens_total + copy.generated_tokens_total, 0);
     EXPECT_EQ(State(engine, copy.id), before);
   }
-  // What one is told, the others do not learn; the same words bring all to the same bytes.
+  // A turn of one copy does not change the others; the same turn brings all to the same bytes.
   const std::vector<int32_t> first =
       engine.Run(Turn((*copies)[0].id, SomeTokens(70, 5), 20)).of[0].tokens;
   EXPECT_EQ(State(engine, parent.id), before);
@@ -61,7 +61,7 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
   EXPECT_EQ(engine.Run(Turn(parent.id, SomeTokens(70, 5), 20)).of[0].tokens, first);
   EXPECT_EQ(State(engine, (*copies)[0].id), State(engine, parent.id));
   EXPECT_EQ(State(engine, (*copies)[1].id), State(engine, parent.id));
-  // A copy outlives what it was copied from.
+  // A copy outlives its original.
   EXPECT_TRUE(engine->DeleteSession(parent.id, "").ok());
   const absl::StatusOr<std::vector<SessionInfo>> again =
       Fork(engine, {.session_id = (*copies)[0].id, .ttl = absl::Minutes(1)});
@@ -92,7 +92,7 @@ TEST(Fork, IsWholeOrNotAtAll) {
   const std::string id = engine.NewSession().id;
   const auto code = [&](ForkOptions fork) { return Fork(engine, std::move(fork)).status().code(); };
   const auto reserved = [&] { return engine.SettledStats().state_bytes_reserved; };
-  // Before the first copy is made.
+  // Refused before the first copy is made.
   const absl::Status none = Fork(engine, {.session_id = id, .count = 3}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(none)) << none;
   EXPECT_EQ(none.message(), absl::StrCat("state memory: ", 3 * cap, " bytes needed, ", 2 * cap,
@@ -140,7 +140,7 @@ TEST(Fork, NotWhileACallUsesTheSession) {
   EXPECT_TRUE(Fork(engine, {.session_id = id}).ok());
 }
 
-// An answer that is drawn beside a fork of 20 copies, one a turn.
+// An answer that is drawn beside a fork of 20 copies, one per iteration.
 class ForkBesideOthers : public testing::Test {
  protected:
   static EngineOptions Options() {
@@ -148,7 +148,7 @@ class ForkBesideOthers : public testing::Test {
     options.copy_bytes_per_iteration = 1;
     return options;
   }
-  // Begins the fork inside a step; `done` is told how many steps had begun when it ended.
+  // Begins the fork inside an iteration, and records how many had begun when it ended.
   void Begin() {
     SessionOptions options;
     options.prompt = SomeTokens(140, 3);
@@ -189,7 +189,7 @@ TEST_F(ForkBesideOthers, TheyTakeStepsBetweenItsCopies) {
 
 TEST_F(ForkBesideOthers, TheSessionIsInUseUntilThen) {
   Begin();
-  // The first copies are made before the next step, where the engine waits then.
+  // The first copies are made before the next iteration, in which the engine then waits.
   engine_.model().gate().CloseAt(begun_ + 1);
   engine_.model().gate().AwaitEntered(begun_ + 1);
   auto stream = std::make_shared<TokenStream>(16);
@@ -221,7 +221,8 @@ TEST_F(ForkBesideOthers, ItsCopiesOutliveTheSession) {
   EXPECT_EQ(engine_.SettledStats().state_bytes_reserved, 0u);
 }
 
-// An answer that is drawn beside a prompt with 20 answers, of whose states one is copied a turn.
+// An answer that is drawn beside a prompt with 20 answers, whose states are copied one per
+// iteration.
 class AnswersBesideOthers : public testing::Test {
  protected:
   static EngineOptions Options(size_t copy_bytes_per_iteration) {
@@ -235,7 +236,7 @@ class AnswersBesideOthers : public testing::Test {
     request.sampling = {.temperature = 1, .seed = 7};
     return request;
   }
-  // Begins it inside a step.
+  // Begins the prompt inside an iteration.
   void Begin() {
     other_ = engine_.Start(SampleRequest({1, 2, 3}, 1'000'000), 1'000'000);
     gate_.CloseAt(gate_.steps() + 1);
@@ -252,7 +253,7 @@ class AnswersBesideOthers : public testing::Test {
 
 TEST_F(AnswersBesideOthers, TheyTakeStepsBetweenItsCopies) {
   Begin();
-  gate_.CloseAt(begun_ + 10);  // the prompt is read in the next step
+  gate_.CloseAt(begun_ + 10);  // the next iteration prefills the prompt
   gate_.AwaitEntered(begun_ + 10);
   EXPECT_TRUE(Pop(*answers_)->started);
   EXPECT_LT(engine_->Stats().sessions_active, 2 + 19);

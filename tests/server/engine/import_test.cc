@@ -1,4 +1,4 @@
-// Sessions that leave as bytes and come back, into this engine or another.
+// Sessions that are exported and imported again, into this engine or another.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -87,7 +87,7 @@ TEST_P(ImportHow, AFileJoinedWithDeltasIsTheSessionThatStayed) {
   SessionImage joined = file;
   for (const uint32_t seed : {6u, 7u, 8u}) {
     const SessionBase since = MakeSessionBase(*joined.tokens);
-    if (seed < 8) from.Run(Turn(id, SomeTokens(100, seed), 30));  // the last delta is of nothing
+    if (seed < 8) from.Run(Turn(id, SomeTokens(100, seed), 30));  // the last delta is empty
     const absl::StatusOr<SessionImage> delta = from->ExportSession(id, "", since);
     ASSERT_TRUE(delta.ok()) << delta.status();
     EXPECT_TRUE(delta->state.empty());
@@ -115,7 +115,7 @@ TEST_P(ImportHow, AFileJoinedWithDeltasIsTheSessionThatStayed) {
   EXPECT_EQ(State(to, made->id), State(from, id));
 }
 
-// A prompt that was cancelled: all tokens are in the state, none waits.
+// After a cancelled prompt the state has consumed all tokens, and none is pending.
 TEST(Import, AJoinedFileMayHaveNoTokenThatWaits) {
   EngineOptions options;
   options.trust_session_files = true;
@@ -225,7 +225,7 @@ TEST(Import, EachMisfitHasItsOwnWords) {
   EXPECT_THAT(refused(engine, wrong), HasSubstr("token 5"));
 }
 
-// Others may come to read what a session makes of its first tokens (PrefixCache).
+// A session at position 0 must have the initial state: its prefixes may reach others (PrefixCache).
 TEST(Import, WithoutTokensASessionIsNew) {
   EngineOptions trusts;
   trusts.trust_session_files = true;
@@ -239,7 +239,7 @@ TEST(Import, WithoutTokensASessionIsNew) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("not the one that sessions begin with"));
 }
 
-// Checksums are no question here: an image has none.
+// An image, unlike a file, has no checksums.
 TEST(Import, AStateThatNoSessionHasIsRefusedWhereItIsTaken) {
   EngineOptions trusts;
   trusts.trust_session_files = true;

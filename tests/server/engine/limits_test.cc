@@ -51,7 +51,7 @@ TEST(Cancel, InTheQueueAndBeforeSubmit) {
   EngineOptions options;
   options.state_memory_bytes = probe.layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
-  const std::string id = engine.NewSession().id;  // takes all memory
+  const std::string id = engine.NewSession().id;  // uses all memory
   const std::shared_ptr<TokenStream> stream = engine.Start(SampleRequest({1, 2}, 3));
   EXPECT_EQ(engine.SettledStats().requests_waiting, 1);
   EXPECT_EQ(engine.SettledStats().waiting_prompt_tokens, 2);
@@ -97,7 +97,7 @@ TEST(Deadline, DuringPrefillAndDecode) {
     request.deadline = SteadyNow() + std::chrono::milliseconds(400);
     const std::shared_ptr<TokenStream> stream = engine.Start(request);
     engine.model().gate().AwaitEntered(step);
-    std::this_thread::sleep_until(request.deadline);  // the time itself has to pass
+    std::this_thread::sleep_until(request.deadline);  // real time has to pass
     engine.model().gate().Open();
     const Answers answers = ReadAll(*stream);
     EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -170,7 +170,7 @@ TEST(Queue, FullIsRefusedAndCounted) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("queue"));
   EXPECT_EQ(GetErrorFacts(status), (ErrorFacts{.reason = RejectReason::kQueueFull}));
-  // A turn of an admitted session does not wait behind them.
+  // A turn of an admitted session does not wait for them.
   GenerateRequest turn = SampleRequest({1}, 3);
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(turn).status.ok());

@@ -1,5 +1,5 @@
-// The system gives no memory for states, though the budget has room: the call that needs it ends,
-// and the others go on.
+// The system has no memory for states, though the budget does: the call that needs it fails, and
+// others continue.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -24,7 +24,7 @@ size_t DataBytes() {
   return 0;
 }
 
-// Lets the system give the process only `bytes` more while it lives.
+// Limits the process to `bytes` more memory during its lifetime.
 class MemoryLimit {
  public:
   explicit MemoryLimit(size_t bytes) {
@@ -119,8 +119,8 @@ TEST_F(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
   EXPECT_EQ(engine.SettledStats().sessions_active, 0);
 }
 
-// Runs iterations by hand, so that the limit holds for chosen ones. States have 23 MiB to begin
-// with, and grow by 16 MiB every 64 tokens.
+// Runs iterations by hand, so that the limit applies to chosen ones. States begin with 23 MiB and
+// grow by 16 MiB every 64 tokens.
 class NoMemoryToGoBack : public NoMemory {
  protected:
   NoMemoryToGoBack() {

@@ -1,4 +1,4 @@
-// The engine's parts without a thread, on test clocks.
+// The engine's parts on test clocks, without an engine thread.
 #pragma once
 
 #include <memory>

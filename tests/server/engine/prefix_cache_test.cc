@@ -18,8 +18,8 @@ std::vector<int32_t> Concatenated(std::vector<int32_t> first, const std::vector<
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  // Takes a prompt through the cache as the scheduler does. Its state after block i is filled with
-  // a byte that follows from the consumed tokens. Returns the number of tokens found in the cache.
+  // Runs a prompt with the cache as the scheduler does. Fills its state at each stop with bytes
+  // that follow from the consumed tokens. Returns the number of tokens found in the cache.
   int64_t Read(PrefixCache& cache, const std::vector<int32_t>& tokens) {
     StateHandle state = *pool_.Acquire(model_.layout(), slot_cap_, size_t{1} << 30);
     PrefixRun run = cache.Begin(tenant_, variant_, tokens, state);
@@ -121,7 +121,7 @@ TEST_F(PrefixCacheTest, BelongsToTenantVariantAndSlotCap) {
   EXPECT_EQ(Read(cache, prompt), 0);
   variant_.fingerprint = std::string(64, 'e');
   EXPECT_EQ(Read(cache, prompt), 0);
-  // Tenant and variant names are hashed apart.
+  // Tenant and variant names are separated in the hash.
   tenant_ = "bob" + variant_.fingerprint;
   variant_.fingerprint.clear();
   EXPECT_EQ(Read(cache, prompt), 0);
@@ -135,18 +135,18 @@ TEST_F(PrefixCacheTest, TheOneUsedLongestAgoGoes) {
   for (const uint32_t seed : {1, 2, 3}) EXPECT_EQ(Read(cache, prompt(seed)), 0);
   EXPECT_EQ(cache.stats().bytes, 3 * one);
   EXPECT_EQ(Read(cache, prompt(1)), kPrefixBlockTokens);
-  EXPECT_EQ(Read(cache, prompt(4)), 0);  // 2 goes
+  EXPECT_EQ(Read(cache, prompt(4)), 0);  // evicts 2
   EXPECT_EQ(cache.stats().evictions, 1);
   EXPECT_EQ(cache.stats().bytes, 3 * one);
   for (const uint32_t seed : {3, 1, 4})
     EXPECT_EQ(Read(cache, prompt(seed)), kPrefixBlockTokens) << seed;
-  EXPECT_EQ(Read(cache, prompt(2)), 0);  // 3 goes
+  EXPECT_EQ(Read(cache, prompt(2)), 0);  // evicts 3
   EXPECT_EQ(Read(cache, prompt(3)), 0);
   EXPECT_EQ(cache.stats().evictions, 3);
   EXPECT_LE(cache.stats().bytes, cache.stats().budget_bytes);
 }
 
-// A prefix may lose its copy before longer ones that continue it, or after them.
+// A prefix may lose its copy before or after longer ones that continue it.
 TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
   PrefixCache cache(
       CopyBytes(kPrefixBlockTokens) + 2 * CopyBytes(3 * kPrefixBlockTokens) + 5 * kPrefixBlockBytes,
@@ -155,9 +155,10 @@ TEST_F(PrefixCacheTest, BeginningsGoInAnyOrder) {
   EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kPrefixBlockTokens}), 0);
   EXPECT_EQ(Read(cache, prompt), kPrefixBlockTokens);
   EXPECT_EQ(Read(cache, prompt), 3 * kPrefixBlockTokens);
-  EXPECT_EQ(Read(cache, SomeTokens(3 * kPrefixBlockTokens, 2)), 0);  // the one block goes
+  EXPECT_EQ(Read(cache, SomeTokens(3 * kPrefixBlockTokens, 2)), 0);  // evicts the one block
   EXPECT_EQ(cache.stats().evictions, 1);
-  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kPrefixBlockTokens}), 0);  // the three do
+  EXPECT_EQ(Read(cache, {prompt.begin(), prompt.begin() + kPrefixBlockTokens}),
+            0);  // evicts the three
   EXPECT_EQ(cache.stats().evictions, 2);
   EXPECT_EQ(Read(cache, prompt), kPrefixBlockTokens);
   std::mt19937 random(3);

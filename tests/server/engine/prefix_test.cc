@@ -149,7 +149,7 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
                           receiver.callback());
     const absl::StatusOr<RewindResult> result = receiver.Wait();
     ASSERT_TRUE(result.ok()) << result.status();
-    // A copy exists where prefill began.
+    // A copy exists at the position where prefill began.
     if (position > 4 * kBlock) {
       EXPECT_LT(result->replay_tokens, kBlock);
     }
@@ -192,7 +192,7 @@ TEST(Prefix, ScoresReadEveryToken) {
   EXPECT_EQ(engine.SettledStats().prefixes.queries, 0);
 }
 
-// A request is cancelled with half of the prompt consumed, before the place of the copy.
+// A request is cancelled with half of the prompt consumed, before the position of the copy.
 TEST(Prefix, APromptThatIsCancelledLeavesNothing) {
   TestEngine engine(Options());
   engine.model().gate().CloseAt(3);
@@ -207,7 +207,7 @@ TEST(Prefix, APromptThatIsCancelledLeavesNothing) {
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
 }
 
-// Prompts are prefilled beside other requests, several at once.
+// Several prompts are prefilled at once, beside other requests.
 TEST(Prefix, InCompany) {
   TestEngine engine(Options()), plain(Options(0));
   const std::vector<int32_t> shared = SomeTokens(2 * kBlock + 17, 1);

@@ -1,4 +1,4 @@
-// Limits of tenants: token buckets on a test clock, and what the engine holds and charges.
+// Tenant quotas: token buckets on a test clock, and the engine's holds and charges.
 #include "server/engine/common/quota.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ class FakeClock {
   SteadyTime now_{std::chrono::hours(1)};
 };
 
-// A hold gives back its sessions and bytes at once.
+// Admits the work, releases its hold at once, and returns the status.
 absl::Status Try(TenantQuotas& quotas, const Work& work, const std::string& tenant = "a") {
   return quotas.Admit(tenant, work).status();
 }
@@ -59,7 +59,7 @@ TEST(Quota, SessionsAndBytesAreExact) {
   EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
   EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, 100u);
   first->ReleasePart(1, 100);
-  first.reset();  // gives back nothing more
+  first.reset();  // releases nothing more
   EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 0);
 }
 
@@ -179,7 +179,7 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   EXPECT_EQ(engine->Submit(RequestOf("a", 4, 2), std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(engine.Run(RequestOf("b", 4, 2)).status.ok());
-  // A turn of an existing session takes no further session.
+  // A turn of an existing session holds no further session.
   GenerateRequest turn = RequestOf("a", 4, 2);
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(std::move(turn)).status.ok());

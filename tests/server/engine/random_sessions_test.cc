@@ -1,7 +1,7 @@
-// Sessions under random calls, held to a plain model: a session is the list of its tokens. Whatever
-// was opened, told, cancelled, copied, moved, taken back, written to disk, found there and deleted,
-// in whatever company, its state is to the byte that of a session which has read these tokens and
-// nothing else, and so are its answers.
+// Sessions under random calls, compared with a plain model: a session is the list of its tokens.
+// After any turns, cancellations, forks, moves, rewinds, restarts and deletions, beside any other
+// sessions, its state and its answers equal to the byte those of a session that has consumed just
+// these tokens.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -19,13 +19,13 @@
 namespace ovq::test {
 namespace {
 
-constexpr size_t kMostTokens = 900;  // of a session, which then ends
+constexpr size_t kMostTokens = 900;  // of a session, which is then deleted
 
 struct Plain {
   std::string id;
   std::vector<int32_t> tokens;
   bool keeps_tokens;
-  std::optional<SessionImage> earlier = {};  // as it was when it moved last
+  std::optional<SessionImage> earlier = {};  // at its last move
 };
 
 class Driver {
@@ -75,7 +75,7 @@ class Driver {
       Compare(sessions_.back());
       Delete(static_cast<int>(sessions_.size()) - 1);
     }
-    EXPECT_TRUE(absl::IsNotFound(engine_->CopyState("none", "").status()));  // a boundary
+    EXPECT_TRUE(absl::IsNotFound(engine_->CopyState("none", "").status()));  // waits for a boundary
     const EngineStats stats = engine_->Stats();
     EXPECT_EQ(stats.state_bytes_committed + stats.state_bytes_reserved, 0u);
     EXPECT_EQ(stats.checkpoint_bytes + stats.token_log_bytes, 0u);
@@ -93,7 +93,7 @@ class Driver {
     options.prefix_memory_bytes = std::vector<size_t>{0, 300'000, size_t{1} << 30}[Upto(2)];
     return options;
   }
-  // On disk, with memory for four sessions: the others' states wait there.
+  // Uses a session folder, with memory for four sessions: the others are swapped out.
   void UseFolder() {
     folder_ = testing::TempDir() + "/random_sessions" + std::to_string(getpid());
     std::filesystem::remove_all(folder_);
@@ -102,7 +102,7 @@ class Driver {
         4 * memory.layout->bytes_cap(slot_cap_.value_or(memory.default_slot_cap));
     options_.overcommit = true;
   }
-  // Again, if there is one: the sessions of its folder are the new one's.
+  // Starts an engine, or replaces the one that runs: it finds the sessions in the folder.
   void StartEngine() {
     engine_thread_.reset();
     options_.session_folder.reset();
@@ -131,7 +131,7 @@ class Driver {
     return tokens;
   }
 
-  // Tokens that other prompts begin with, and some of its own.
+  // A prompt: a beginning that others share, and some tokens of its own.
   std::vector<int32_t> Beginning() {
     std::vector<int32_t> tokens(stock_.begin(), stock_.begin() + Upto(std::ssize(stock_)));
     const std::vector<int32_t> own = Tokens(Upto(1) * Upto(300));
@@ -158,13 +158,13 @@ class Driver {
     sessions_.push_back({id, std::move(prompt), keep_tokens});
   }
 
-  // The same answers from a session and from one shot with all its tokens.
+  // A turn of the session, whose answers must equal those of one shot with all its tokens.
   GenerateRequest Talk(const Plain& session, std::vector<int32_t> prompt) {
     GenerateRequest request =
         SampleRequest(session.tokens.empty() ? Beginning() : std::move(prompt), Upto(2) * Upto(20),
                       1 + session.tokens.size());
     request.cacheable = Upto(1) * std::ssize(request.prompt);
-    // Nothing to go on from: no token yet, or a prompt that was cancelled.
+    // Without a pending token (none yet, or a cancelled prompt) a turn needs a prompt.
     if (request.prompt.empty() && !engine_->GetSession(session.id, "")->last_token) {
       request.prompt = Tokens(1);
     }
@@ -253,7 +253,7 @@ class Driver {
     }
   }
 
-  // Out, over bytes, and in again; as a delta behind what it was earlier, if it still begins so.
+  // Exports and imports the session; as a delta if it still begins with its earlier export.
   void Move(Plain& session) {
     absl::StatusOr<SessionImage> image = engine_->ExportSession(session.id, "");
     ASSERT_TRUE(image.ok()) << image.status();
@@ -305,8 +305,8 @@ class Driver {
     if (pending) {
       EXPECT_EQ(*info.last_token, session.tokens.back());
     }
-    // Without a pending token (a prompt was cancelled) the state has read them all: one more token
-    // lets a fresh session do so.
+    // Without a pending token (a prompt was cancelled) the state has consumed all tokens: a fresh
+    // session needs one more token to do the same.
     std::vector<int32_t> read = session.tokens;
     if (!pending && !read.empty()) read.push_back(0);
     const std::string fresh = Create(read, false).id;
@@ -319,7 +319,7 @@ class Driver {
   const int64_t vocab_size_;
   const std::optional<int32_t> slot_cap_;
   std::vector<Plain> sessions_;
-  const std::vector<int32_t> stock_;  // that prompts begin with
+  const std::vector<int32_t> stock_;  // beginnings of prompts
   EngineOptions options_;
   std::string folder_;  // empty: sessions are in memory alone
   std::unique_ptr<EngineThread> engine_thread_;

@@ -1,4 +1,4 @@
-// Sessions that go back: to the byte, whatever is kept of them, and whole or not at all.
+// Rewinds: exact to the byte with any checkpoints, and complete or without effect.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ absl::StatusOr<RewindResult> Rewind(TestEngine& engine, RewindOptions options) {
   return receiver.Wait();
 }
 
-// A session of its own that has read these tokens and nothing else.
+// State of a fresh session that has consumed just these tokens.
 std::vector<std::byte> StateAfter(TestEngine& engine, const std::vector<int32_t>& tokens) {
   SessionOptions options;
   options.prompt = tokens;
@@ -32,7 +32,7 @@ std::vector<std::byte> StateAfter(TestEngine& engine, const std::vector<int32_t>
   return state;
 }
 
-// Turns of random lengths, kept beside the session.
+// A session with turns of random lengths, and a list of its tokens.
 struct Conversation {
   std::string id;
   std::vector<int32_t> tokens;
@@ -87,7 +87,7 @@ TEST_P(RewindWithMemory, IsAsIfItHadNeverGoneFurther) {
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
 }
 
-// No copies at all, a few, and all that are wanted.
+// Budgets for no checkpoint, a few, and all.
 INSTANTIATE_TEST_SUITE_P(Memory, RewindWithMemory, testing::Values(0, 200'000, size_t{1} << 30));
 
 TEST(Rewind, ATurnThatWasDrawnIsTakenBackWithoutReadingAnything) {
@@ -182,14 +182,14 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   talk.Say(engine, 12, 12, 3);
   EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens));
 
-  // Deleted while it reads.
+  // The session is deleted while the rewind prefills.
   const int64_t later = engine.model().gate().steps() + 2;
   engine.model().gate().CloseAt(later);
   Receiver<absl::StatusOr<RewindResult>> deleted;
   engine->RewindSession({.session_id = talk.id, .position = 90}, nullptr, deleted.callback());
   engine.model().gate().AwaitEntered(later);
   std::thread deleter([&] { EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok()); });
-  absl::SleepFor(absl::Milliseconds(100));  // until it has asked, on a busy machine too
+  absl::SleepFor(absl::Milliseconds(100));  // until the call is posted, even on a busy machine
   engine.model().gate().Open();
   deleter.join();
   EXPECT_TRUE(absl::IsCancelled(deleted.Wait().status()));

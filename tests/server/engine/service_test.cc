@@ -64,7 +64,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   EXPECT_EQ(small.model().max_rows(), 7);
 }
 
-// One iteration reads scores, first tokens of several answers and further tokens together.
+// One batch has tokens of scores, first tokens of several answers and later ones.
 TEST(Score, SharesStepsWithGeneration) {
   ScoreRequest score;
   score.prompt = SomeTokens(40, 6);
@@ -151,7 +151,7 @@ TEST(Score, CancellingOneThatWaitsWakesTheEngine) {
   EngineOptions options;
   options.state_memory_bytes = FakeModel().layout().bytes_cap(kDefaultSlotCap);
   TestEngine engine(options);
-  engine.NewSession();  // takes all memory
+  engine.NewSession();  // uses all memory
   ScoreRequest request;
   request.prompt = SomeTokens(9, 1);
   const auto cancel = std::make_shared<CancelSignal>();

@@ -1,4 +1,4 @@
-// Session files: what is written is read, and what is not one is refused, whatever its bytes.
+// Session files: they are read as written, and any other bytes are refused.
 #include "server/engine/common/session_image.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ void ExpectRefused(const std::string& bytes, absl::StatusCode code, const std::s
 constexpr auto kDamaged = absl::StatusCode::kDataLoss;
 constexpr auto kUnfit = absl::StatusCode::kFailedPrecondition;
 
-// A section's bytes with a checksum that fits.
+// Bytes of a section with a valid checksum.
 std::string Section(const std::string& tag, const std::string& payload, uint64_t declared) {
   std::string out = tag;
   for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>(declared >> (8 * i)));
@@ -72,7 +72,7 @@ std::string Section(const std::string& tag, const std::string& payload, uint64_t
   for (int i = 0; i < 4; ++i) out.push_back(static_cast<char>(crc >> (8 * i)));
   return out;
 }
-// With another head, by its own checksum right; behind it the file's rest.
+// The file with one byte of its head replaced and the head's checksum made valid.
 std::string WithHeadByte(size_t at, char value) {
   std::string bytes = Golden();
   const size_t begin = 12, head = bytes.find("TOKS") - begin;
@@ -86,7 +86,7 @@ TEST(SessionImage, IsTheBytesThatAnotherProgramWrites) {
   EXPECT_EQ(Bytes(EncodeSession(Small()), 7), Golden());
 }
 
-// Small, some tokens later.
+// The small image some tokens later.
 SessionImage Longer() {
   SessionImage image = Small();
   image.unread = 3;
@@ -112,7 +112,7 @@ TEST(SessionImage, AJoinedFileHasTokensThatItsStateHasNotRead) {
   EXPECT_EQ(Bytes(*image), Golden("joined"));
 }
 
-// Whatever is in it: none of it is looked at.
+// A delta is refused without a look at its contents.
 TEST(SessionImage, ADeltaAloneIsNoSession) {
   const std::string delta = Golden("delta"), prelude = delta.substr(0, 12);
   const std::string words = "a delta, which has no state: join it with the file";
@@ -143,7 +143,7 @@ TEST(SessionImage, WithoutTokensOrOneThatWaits) {
   EXPECT_EQ(read->tokens, std::nullopt);
   EXPECT_EQ(read->pending, std::nullopt);
   image.position = 0;
-  image.tokens.emplace();  // kept, and none yet
+  image.tokens.emplace();  // the session keeps tokens, and has none yet
   EXPECT_EQ(Read(Bytes(image))->tokens, image.tokens);
 }
 
@@ -175,7 +175,7 @@ TEST(SessionImage, RefusalsSayWhatIsWrong) {
   ExpectRefused(bytes, kDamaged, "section STAT: checksum");
   bytes = Golden();
   bytes.insert(bytes.find("STAT"), Section("note", "hi", 2));
-  ExpectRefused(bytes, kDamaged, "SHA-256");  // skipped, but part of what is summed
+  ExpectRefused(bytes, kDamaged, "SHA-256");  // skipped, but part of the digest
   bytes = Golden();
   bytes.insert(bytes.find("STAT"), Section("NOTE", "hi", 2));
   ExpectRefused(bytes, kUnfit, "section NOTE is unknown and required");
@@ -271,7 +271,7 @@ TEST_F(SessionFits, ItsOwnServer) { EXPECT_EQ(Check(), absl::OkStatus()); }
 TEST_F(SessionFits, NotAnotherModel) {
   image_.model_fingerprint[0] = 'f';
   ExpectUnfit(kUnfit, "of the model f123456789abcdef");
-  image_.model_fingerprint[1] = '\n';  // whatever bytes they are, the message is text
+  image_.model_fingerprint[1] = '\n';  // the message escapes such bytes
   ExpectUnfit(kUnfit, "of the model f\\n23456789abcdef");
 }
 

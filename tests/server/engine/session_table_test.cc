@@ -1,4 +1,4 @@
-// Sessions that outlive a request, on clocks of the test's own and without a thread.
+// The session table on test clocks, without an engine thread.
 #include "server/engine/sessions/session_table.h"
 
 #include <gmock/gmock.h>

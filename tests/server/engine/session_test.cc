@@ -54,7 +54,7 @@ TEST(Session, TurnsEqualOneLongPrompt) {
     EXPECT_EQ(answers.of[0].finished->usage.cached_tokens, before);
     EXPECT_EQ(answers.of[0].finished->usage.prompt_tokens, static_cast<int64_t>(prompt.size()));
     conversation.insert(conversation.end(), prompt.begin(), prompt.end());
-    // The same tokens as a one-shot request with all that was said before.
+    // A one-shot request with the whole conversation draws the same tokens.
     EXPECT_EQ(engine.Run(SampleRequest(conversation, 8, 5)).of[0].tokens, answers.of[0].tokens);
     last_answer = answers.of[0].tokens;
     conversation.insert(conversation.end(), last_answer.begin(), last_answer.end());
@@ -96,7 +96,7 @@ TEST(Session, EmptyPromptContinuesFromThePendingToken) {
   tokens.insert(tokens.end(), more.of[0].tokens.begin(), more.of[0].tokens.end());
   EXPECT_EQ(tokens, expected);
 
-  // Absorbing in parts of any length is the same, single tokens and empty parts included.
+  // Prefill in parts of any length gives the same state, single tokens and empty parts included.
   const std::string parts = engine.NewSession().id;
   for (int32_t token : prompt) {
     EXPECT_TRUE(engine.Run(Turn(parts, {token}, 0)).status.ok());
@@ -140,7 +140,7 @@ TEST(Session, CancelledDuringPrefillStandsWhereItGot) {
   TestEngine engine(options);
   const std::vector<int32_t> prompt = SomeTokens(20, 2);
   SessionOptions begin;
-  begin.prompt = {9};  // its pending token is the first row of the turn
+  begin.prompt = {9};  // its pending token is the turn's first token
   const std::string id = engine.NewSession(begin).id;
   engine.model().gate().CloseAt(2);
   const std::shared_ptr<TokenStream> stream = engine.Start(Turn(id, prompt, 100));
@@ -193,7 +193,7 @@ TEST(Session, OneCallAtATime) {
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.message()), HasSubstr(id));
   engine.model().gate().Open();
-  // Free again as soon as the last event can be read, before the stream is closed.
+  // The session is idle again once the last event can be read, before the stream is closed.
   while (std::optional<StreamEvent> event = Pop(*first)) {
     if (!event->finished) continue;
     EXPECT_TRUE(engine.Run(Turn(id, {3}, 3)).status.ok());
@@ -294,7 +294,7 @@ TEST(Session, IdleOnesExpireAndUseKeepsThemAlive) {
   SessionOptions options;
   options.ttl = absl::Milliseconds(500);
   const std::string id = engine.NewSession(options).id;
-  // A run that lasts longer than the ttl does not count as idle.
+  // A session with a running request is not idle, even for longer than its time to live.
   const std::shared_ptr<TokenStream> stream = engine.Start(Turn(id, {1, 2}, 300), 4);
   const absl::Time later = absl::Now() + absl::Milliseconds(600);
   while (absl::Now() < later) EXPECT_TRUE(engine->GetSession(id, "").ok());

@@ -1,5 +1,5 @@
-// Servers on one session folder: a session is where it was asked for last, to the byte, and nowhere
-// else.
+// Servers on one session folder: a session is on the server that was last asked for it, equal to
+// the byte, and nowhere else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -93,7 +93,7 @@ TEST_F(SharedFolder, OwnershipMovesToTheServerThatRequestsIt) {
     EXPECT_EQ(there.of[0].tokens, here.of[0].tokens);
     EXPECT_EQ(State(*server, id), State(calm, twin));
   }
-  // Where it is not, nothing is counted for it.
+  // A server that does not own the session does not count it.
   EXPECT_EQ((**second).SettledStats().sessions_hibernated, 0);
   EXPECT_EQ((**second).SettledStats().sessions_idle, 0);
   EXPECT_EQ((**second).SettledStats().state_bytes_reserved, 0u);
@@ -188,7 +188,7 @@ TEST_F(SharedFolder, WhatHasExpiredIsNotFoundAnywhere) {
     id = (**first).NewSession(options).id;
     options.ttl = absl::Hours(1);
   }
-  const auto second = Start();  // takes it
+  const auto second = Start();  // acquires it
   absl::SleepFor(absl::Milliseconds(60));
   const auto third = Start();
   EXPECT_TRUE(absl::IsNotFound((*third)->GetSession(id, "").status()));
@@ -198,7 +198,7 @@ TEST_F(SharedFolder, AStartRemovesWhatACrashLeftAndNothingElse) {
   const auto first = Start();
   const std::string id = Open(*first), nobody(32, 'a');
   const auto touch = [&](const std::string& name) { std::ofstream(path_ + "/" + name) << "x"; };
-  // Of a session that another server writes just now; of nobody's.
+  // A file of a session that another server is writing, and two of no session.
   touch(id + "-77.session.part");
   touch("key-1." + nobody + "-3.session");
   touch(nobody + ".journal.part");
@@ -222,8 +222,8 @@ TEST_F(SharedFolder, ADamagedSessionIsQuarantinedByItsAcquirer) {
   EXPECT_TRUE(absl::IsNotFound((*second)->GetSession(id, "").status()));
 }
 
-// Turns of several sessions through either server at random, two callers at a time: each turn is
-// read once, wherever it comes to.
+// Turns of several sessions through either server at random, two callers at a time: each turn runs
+// once, whichever server gets it.
 TEST_F(SharedFolder, TurnsMayComeToEither) {
   constexpr int kCallers = 4, kTurns = 40;
   const std::unique_ptr<Server> servers[] = {Start(), Start()};

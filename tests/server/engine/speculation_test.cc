@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Mixers, SpeculationOf,
                            return name;
                          });
 
-// --- what ends and interrupts answers ---
+// --- ends and interruptions of answers ---
 
 EngineOptions Drafting() {
   EngineOptions options;
@@ -155,7 +155,7 @@ void SayAgain(FakeModel& model) {
 
 class Speculating : public testing::Test {
  protected:
-  // With and without drafts, in sessions of their own: the same answers, then the same states.
+  // Runs the request with and without drafts, in two sessions. Expects equal answers and states.
   Answers RunBoth(GenerateRequest request) {
     const std::string plain_id = plain_.NewSession().id, drafts_id = drafts_.NewSession().id;
     request.session_id = plain_id;
@@ -210,7 +210,7 @@ TEST_F(Speculating, CancelledInTheMiddle) {
   const Answers answers = ReadAll(*stream);
   const std::vector<int32_t>& tokens = answers.of[0].tokens;
   EXPECT_GE(tokens.size(), 50u);
-  // The state is as if a turn had ended there.
+  // The state equals that of a turn which ended there.
   const std::string other = plain_.NewSession().id;
   EXPECT_EQ(plain_.Run(Turn(other, prompt, std::ssize(tokens))).of[0].tokens, tokens);
   EXPECT_EQ(State(drafts_, id), State(plain_, other));

@@ -20,7 +20,7 @@ namespace {
 using StateBytes = std::vector<std::byte>;
 
 constexpr int32_t kCap = 4096;
-// From none to several pages of 2 MiB in both groups, back and forth over block and page borders.
+// From no page to several pages of 2 MiB in both groups, across block and page boundaries.
 constexpr int64_t kPositions[] = {0, 1, 63, 64, 65, 4000, 4096, 4097, 20000, 70000};
 constexpr int64_t kLastPosition = 70000;
 constexpr size_t kBudget = size_t{256} << 20;
@@ -67,14 +67,14 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
     context_->CopyToHost(bytes.data(), state.base + extent.offset, extent.bytes);
     return bytes;
   }
-  // Writes the whole of what is committed, as no kernel does.
+  // Writes all committed bytes, which no kernel does.
   void Fill(const StateHandle& state, std::byte value) {
     for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
       const StateBytes bytes(extent.bytes, value);
       memory_->CopyIn(state.base + extent.offset, bytes.data(), bytes.size());
     }
   }
-  // Writes what a kernel may, and returns it.
+  // Writes the bytes that a kernel may write, and returns them.
   StateBytes FillLive(StatePool& pool, const StateHandle& state, uint64_t seed) {
     const StateBytes bytes = Pattern(pool.SnapshotBytes(state), seed);
     size_t at = 0;
@@ -106,7 +106,7 @@ TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
   layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, {}, image}});
   const StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
   StatePool pool(kBudget, *context_);
-  for (int i = 0; i < 2; ++i) {  // the second time in memory that somebody has used
+  for (int i = 0; i < 2; ++i) {  // the second time in used memory
     StateHandle state = *pool.Acquire(layout, kCap, layout.bytes_cap(kCap));
     EXPECT_TRUE(Read({layout.layer(1).fixed_offset, image->size()}, state) == *image);
     EXPECT_TRUE(Read({layout.layer(0).fixed_offset, 8}, state) == StateBytes(8));
@@ -153,7 +153,7 @@ TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
   StatePool pool(kBudget, *context_);
   const size_t page = memory_->page_bytes();
   StateHandle state = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
-  // What all bytes of a page hold: its number, or 0 where nothing was written.
+  // Value of all bytes of a page: its number, or 0 if nothing was written.
   std::vector<unsigned char> written(layout_->virtual_bytes() / page);
   for (int64_t position : kPositions) {
     pool.Grow(state, position);
@@ -190,7 +190,7 @@ TEST_P(StatePoolDevice, NothingOfAReleasedStateIsSeen) {
       ExpectZero(states.back());
       Fill(states.back(), std::byte{0xee});
     }
-    // The middle one goes and comes again beside the others.
+    // The middle state is released and acquired again beside the others.
     pool.Release(states[1]);
     states[1] = *pool.Acquire(*layout_, 64, layout_->bytes_cap(64));
     pool.Grow(states[1], 4097);
@@ -244,7 +244,7 @@ TEST_P(StatePoolDevice, AClonesBytesAreItsOwn) {
   pool.Release(clone);
 }
 
-// The snapshot of one device, in pages of its size, goes into any other and comes back the same.
+// A snapshot from one device, with its page size, moves to any other and comes back unchanged.
 TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
   for (int64_t position : kPositions) {
     StatePool pool(kBudget, *context_);

@@ -1,4 +1,5 @@
-// The one check of requests, without an engine: every field's name, what was expected, what came.
+// Validation of requests, without an engine: messages name the field, the expected and the actual
+// value.
 #include "server/engine/common/validate.h"
 
 #include <gmock/gmock.h>
@@ -212,7 +213,7 @@ TEST(ErrorFacts, TheLogHasNothingThatTheCallerSent) {
   EXPECT_EQ(bad.message(), "sampling.logit_bias[65]: expected [-100, 100], got 101");
   EXPECT_EQ(LogText(bad), "sampling.logit_bias: expected [-100, 100]");
   EXPECT_EQ(GetErrorFacts(bad), (ErrorFacts{.field = "sampling.logit_bias[65]"}));
-  // Other messages are for both, whatever their words.
+  // Other messages are logged as they are, whatever their words.
   EXPECT_EQ(LogText(absl::InternalError("a, got b")), "a, got b");
 }
 
