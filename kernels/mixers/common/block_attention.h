@@ -89,9 +89,9 @@ size_t BlockAttentionScratch(int n_rows, int head_dim, int value_stride);
 // Attends with an online softmax. Within a segment, block after block, with s_j = q . k_j + bias_j:
 //   m' = max(m, max_j s_j), p_j = exp(s_j - m'), l' = l exp(m - m') + sum_j p_j,
 //   acc' = acc exp(m - m') + sum_j p_j v_j
-// Of segments a, then b: m = max(m_a, m_b), l = l_a exp(m_a - m) + l_b exp(m_b - m), acc likewise;
-// out = acc / l. Scores and sums in float32, sequential over channels and slots; Highway, any
-// instruction set.
+// Folds segment b into segment a: m = max(m_a, m_b), l = l_a exp(m_a - m) + l_b exp(m_b - m), acc
+// likewise; out = acc / l. Scores and sums in float32, sequential over channels and slots; Highway,
+// any instruction set.
 void AttendBlocksCpu(const BlockAttention& tile);
 
 // AttendBlocksCpu in parts. This computes the sums of one segment, with SegmentScratch() floats in
