@@ -190,8 +190,7 @@ std::vector<StateExtent> ClosestPairAttention::UndoExtents(const LayerState& whe
   return extents;
 }
 
-// Adds the part of a block that tokens change within a chunk. The block is one head's or all
-// heads'.
+// Adds the part of a block, one head's or all heads', that tokens change within a chunk.
 void ClosestPairAttention::AddBounds(const StateExtent& block,
                                      std::vector<StateExtent>& extents) const {
   const size_t bounds = layout.block.offset(kBounds);
