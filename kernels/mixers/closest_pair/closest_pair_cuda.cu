@@ -101,33 +101,26 @@ struct Dictionary {
  private:
   // |value - value of i|^2, summed in the order of nearest_cpu.cc.
   __device__ float ValueDistance(int32_t i) const {
+    return SquaredValue(i, [&](int c) -> float { return value[c]; });
+  }
+  // |value of i|^2
+  __device__ float SquaredNorm(int32_t i) const {
+    return SquaredValue(i, [](int) { return 0.0f; });
+  }
+  // The sum over channels c of (from(c) - value of i)^2.
+  template <class From>
+  __device__ float SquaredValue(int32_t i, From from) const {
     const T* other = at.Value(i);
     const float scale = at.StoredValueScale(i);
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
       for (int c = 0; c < kValueSums; ++c) {
-        const float x = value[begin + c];
+        const float x = from(begin + c);
         const float apart = x - ToFloat(other[begin + c]) * scale;
         sums[c] = fmaf(apart, apart, sums[c]);
       }
     }
-    return AddUp(sums);
-  }
-  __device__ float SquaredNorm(int32_t i) const {
-    const T* of = at.Value(i);
-    const float scale = at.StoredValueScale(i);
-    float sums[kValueSums] = {};
-    for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
-#pragma unroll
-      for (int c = 0; c < kValueSums; ++c) {
-        const float x = ToFloat(of[begin + c]) * scale;
-        sums[c] = fmaf(x, x, sums[c]);
-      }
-    }
-    return AddUp(sums);
-  }
-  __device__ static float AddUp(float (&sums)[kValueSums]) {
 #pragma unroll
     for (int half = kValueSums / 2; half > 0; half /= 2) {
 #pragma unroll

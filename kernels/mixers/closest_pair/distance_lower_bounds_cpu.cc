@@ -138,16 +138,13 @@ OVQ_BF16_DOTS void FillSquares(size_t key_pairs, size_t n_pairs, const uint32_t*
 
 void DotAllRows(const uint32_t* rows, int n_rows, size_t key_pairs, size_t n_pairs,
                 const uint32_t* block, float scale, float* dots) {
-  int r = 0;
-  const auto next = [&](auto dot, int n) {
+  for (int r = 0; r < n_rows;) {
+    const bool whole = n_rows - r >= kRowTile;
+    const auto dot = whole ? DotRows<kRowTile> : DotRows<1>;
     dot(rows + static_cast<size_t>(r) * n_pairs, key_pairs, n_pairs, block, scale,
         dots + r * kBlockSlots);
-    r += n;
-  };
-  while (r + kRowTile <= n_rows) next(DotRows<kRowTile>, kRowTile);
-  if (n_rows - r == 3) next(DotRows<3>, 3);
-  if (n_rows - r == 2) next(DotRows<2>, 2);
-  if (n_rows - r == 1) next(DotRows<1>, 1);
+    r += whole ? kRowTile : 1;
+  }
 }
 
 // noinline: a tile load does not tell the compiler what memory it reads; a call does.
