@@ -90,8 +90,6 @@ struct KvmAttention : Attention {
  private:
   AttentionBlocks Blocks(const LayerState& where) const;
   KvmParts Parts(const LayerState& where) const;
-  StatePlace Fixed(const LayerState& where, int field) const;
-  StatePlace Growing(const LayerState& where, int field) const;
 };
 
 void KvmAttentionRef(DeviceContext& context, const KvmArgs& args);

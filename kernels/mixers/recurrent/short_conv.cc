@@ -15,7 +15,7 @@ StateField ShortConvField(int64_t width, int conv_size) {
   return {"newest_inputs", DType::kF32, {conv_size - 1, width}};
 }
 
-ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
+ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart> parts,
                                int conv_size, bool has_bias) {
   ShortConvFilters filters;
   filters.conv_size = conv_size;
@@ -45,7 +45,7 @@ ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<Weig
 
 void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv) {
   Check(conv.n_filters % conv.width == 0, "Convolve: filters for every channel alike");
-  Check(conv.conv_size >= 1 && conv.conv_size <= kMaxConvSize, "Convolve: taps");
+  Check(conv.conv_size >= 1 && conv.conv_size <= kMaxConvSize, "Convolve: conv_size");
   Check(conv.weight != nullptr || (conv.conv_size == 1 && conv.bias == nullptr),
         "Convolve: without weights y = silu(u)");
   Dispatch<ref::Convolve, cpu::Convolve, cuda::Convolve>(context, seqs, conv);

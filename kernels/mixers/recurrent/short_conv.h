@@ -7,7 +7,7 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
+#include <span>
 
 #include "kernels/mixers/mixer.h"
 
@@ -26,7 +26,7 @@ struct ShortConvFilters {
 };
 // Reads `leaf`.weight [filters, 1, conv_size] of each part and, with has_bias, `leaf`.bias
 // [filters]. Errors go to spec.weights.
-ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
+ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart> parts,
                                int conv_size, bool has_bias);
 
 struct ShortConv {

@@ -13,6 +13,13 @@ namespace {
 class MatrixStateTargets : public TargetTest {};
 INSTANTIATE_TEST_SUITE_P(, MatrixStateTargets, testing::ValuesIn(Targets()), TargetName);
 
+// The place of a state that has the matrices alone.
+StatePlace MatrixPlace(int64_t n_heads, int64_t key_dim, int64_t value_dim) {
+  MixerState state;
+  state.fixed = StateFields({MatrixStateField(n_heads, key_dim, value_dim)});
+  return LayerState().FixedPlace(state, 0);
+}
+
 struct StateCase {
   StateRule rule;
   int key_dim, value_dim;
@@ -78,7 +85,7 @@ Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& se
                    .decay = decay.data() + first_token * StateCase::kHeads,
                    .beta = beta.data() + first_token * StateCase::kHeads,
                    .skip = c.rule == StateRule::kAdd ? skip.data() : nullptr,
-                   .states = 0,
+                   .states = MatrixPlace(StateCase::kHeads, c.key_dim, c.value_dim),
                    .y = y.data()});
     return y.Read();
   });
@@ -94,10 +101,10 @@ TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
     return RunBatch(*context, {{1}, {3}, {state}},
                     [&](const BatchSequences& seqs) {
                       std::vector<float> y(4);
-                      AdvanceStates(
-                          *context, seqs,
-                          {rule, 4, 2, 1, 1, rows.data(), rows.data() + 2, rows.data() + 4, 8,
-                           half.data(), quarter.data(), skip.data(), 0, y.data()});
+                      AdvanceStates(*context, seqs,
+                                    {rule, 4, 2, 1, 1, rows.data(), rows.data() + 2,
+                                     rows.data() + 4, 8, half.data(), quarter.data(), skip.data(),
+                                     MatrixPlace(4, 1, 1), y.data()});
                       return y;
                     })
         .y;

@@ -45,18 +45,19 @@ class MesaTokens {
     const SessionBatch tokens(context, n_tokens_, state);
     const size_t head = static_cast<size_t>(matrix) * sizeof(float);
     Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-        context, MesaArgs{.config = config_,
-                          .seqs = tokens.seqs(),
-                          .h_kk = {0, head, 0},
-                          .h_kv = {static_cast<size_t>(config_.n_heads) * head, head, 0},
-                          .q = keys.data(),
-                          .k = keys.data() + config_.width(),
-                          .v = values.data(),
-                          .v_stride = config_.width(),
-                          .beta = betas.data(),
-                          .gamma = gammas.data(),
-                          .lambda = lambdas.data(),
-                          .y = y.data()});
+        context, tokens.seqs(),
+        MesaArgs{.config = config_,
+                 .h_kk = {0, head, 0},
+                 .h_kv = {static_cast<size_t>(config_.n_heads) * head, head, 0},
+                 .q = keys.data(),
+                 .k = keys.data() + config_.width(),
+                 .v = values.data(),
+                 .qk_stride = 2 * config_.width(),
+                 .v_stride = config_.width(),
+                 .beta = betas.data(),
+                 .gamma = gammas.data(),
+                 .lambda = lambdas.data(),
+                 .y = y.data()});
     return {y.Read(), state.Read()};
   }
 
