@@ -42,11 +42,11 @@ AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
-      args.context, AttentionArgs{blocks, args.seqs, rows});
+      args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> BlockSlidingAttention::UndoExtents(const LayerState& where,

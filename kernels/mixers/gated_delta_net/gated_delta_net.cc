@@ -29,7 +29,7 @@ GatedDeltaNetConfig ReadConfig(AttrReader& model, AttrReader& section) {
                                       : section.IntOr("conv_size", 1, 1, kMaxConvSize);
   config.conv_size = convolves ? static_cast<int>(conv_size) : 1;
   config.conv_bias = section.BoolOr("conv_bias", false) && convolves;
-  config.has_gate = section.BoolOr("use_gate", true);
+  config.output_gate = section.BoolOr("use_gate", true);
   config.beta_scale = section.BoolOr("allow_neg_eigval", false) ? 2 : 1;
   config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
   return config;
@@ -41,7 +41,7 @@ GatedDeltaNet::GatedDeltaNet(const StateSpec&, AttrReader& model, AttrReader& se
     : config(ReadConfig(model, section)) {}
 
 RecurrentLayer GatedDeltaNet::Describe() const {
-  const int64_t qk = config.qk_width(), v = config.v_width(), qkv = config.conv_width();
+  const int64_t qk = config.key_width(), v = config.value_width(), qkv = config.conv_width();
   const int64_t heads = config.n_v_heads;
   RecurrentLayer layer = {
       .n_heads = config.n_v_heads,
@@ -56,7 +56,6 @@ RecurrentLayer GatedDeltaNet::Describe() const {
                            {"self_attn.k_conv1d", qk},
                            {"self_attn.v_conv1d", v}},
                .width = qkv,
-               .n_filters = qkv,
                .size = config.conv_size,
                .has_bias = config.conv_bias},
       .unit_heads = {.n_heads = config.n_heads,
@@ -68,7 +67,7 @@ RecurrentLayer GatedDeltaNet::Describe() const {
       .norm = {.weight = "self_attn.o_norm.weight",
                .n_groups = config.n_v_heads,
                .eps = config.norm_eps}};
-  if (config.has_gate) {
+  if (config.output_gate) {
     layer.in.push_back({"self_attn.g_proj.weight", v});
     layer.gate = {.kind = GateKind::kSilu, .channel = qkv + 2 * heads};
   }
@@ -83,8 +82,8 @@ void GatedDeltaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs
                  .key_dim = config.head_dim,
                  .value_dim = config.value_head_dim,
                  .q = inputs.convolved,
-                 .k = inputs.convolved + config.qk_width(),
-                 .v = inputs.convolved + 2 * config.qk_width(),
+                 .k = inputs.convolved + config.key_width(),
+                 .v = inputs.convolved + 2 * config.key_width(),
                  .stride = inputs.convolved_stride,
                  .decay = inputs.decay,
                  .beta = inputs.sigmoids[0],

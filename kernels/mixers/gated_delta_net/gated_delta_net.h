@@ -16,13 +16,13 @@ struct GatedDeltaNetConfig {
   int value_head_dim;
   int conv_size;  // 1: silu without a convolution
   bool conv_bias;
-  bool has_gate;
+  bool output_gate;
   float beta_scale;  // 2 permits negative eigenvalues of the state's transition
   float norm_eps;
 
-  int64_t qk_width() const { return int64_t{n_heads} * head_dim; }
-  int64_t v_width() const { return int64_t{n_v_heads} * value_head_dim; }
-  int64_t conv_width() const { return 2 * qk_width() + v_width(); }
+  int64_t key_width() const { return int64_t{n_heads} * head_dim; }
+  int64_t value_width() const { return int64_t{n_v_heads} * value_head_dim; }
+  int64_t conv_width() const { return 2 * key_width() + value_width(); }
 };
 
 struct GatedDeltaNet : Recurrence {

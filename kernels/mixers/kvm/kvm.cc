@@ -186,23 +186,23 @@ KvmParts KvmAttention::Parts(const LayerState& where) const {
           .value_sums = where.BlockPlace(layout, kValueSums)};
 }
 
-void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   ScratchScope scope(args.context);
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
   float* gate_logits = nullptr;
   if (config.gated()) {
     const int64_t n_tokens = args.seqs.n_tokens();
     gate_logits = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.n_heads));
-    gate.Apply(args.context, rows.x,
+    gate.Apply(args.context, tokens.x,
                {.data = gate_logits, .dtype = DType::kF32, .shape = {n_tokens, shape.n_heads}});
   }
   const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
                               front_temps.as<float>(), state_temps.as<float>()};
   Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
       args.context,
-      KvmArgs{{blocks, args.seqs, rows}, config, Parts(args.where), weights, gate_logits});
+      KvmArgs{{blocks, args.seqs, tokens}, config, Parts(args.where), weights, gate_logits});
 }
 
 std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,

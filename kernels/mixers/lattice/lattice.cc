@@ -89,7 +89,6 @@ RecurrentLayer Lattice::Describe() const {
       // One projection is the input of both convolutions.
       .conv = {.filters = {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
                .width = keys,
-               .n_filters = 2 * keys,
                .size = config.conv_size,
                .has_bias = config.conv_bias},
       .unit_heads = {.n_heads = config.n_heads, .head_dim = config.n_slots},

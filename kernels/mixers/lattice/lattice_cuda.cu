@@ -1,7 +1,6 @@
 // Lattice on CUDA, by the equations of lattice_cpu.cc. A thread block handles a head of a sequence,
 // whose slots lie in shared memory over all tokens of the batch. Warp w has slots w, w + kWarps,
-// ...;
-// each element of a slot belongs to one lane. Sums over slots meet at a barrier.
+// ...; each element of a slot belongs to one lane. Sums over slots meet at a barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"

@@ -96,7 +96,6 @@ RecurrentLayer Mamba2::Describe() const {
       .conv = {.filters = {{"self_attn.conv1d", xbc}},
                .first = width,
                .width = xbc,
-               .n_filters = xbc,
                .size = config.conv_size,
                .has_bias = config.conv_bias},
       .decay =

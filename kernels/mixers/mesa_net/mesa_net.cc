@@ -64,7 +64,6 @@ RecurrentLayer MesaNet::Describe() const {
       .out = {"self_attn.o_proj.weight", width},
       .conv = {.filters = {{"self_attn.q_conv1d", width}, {"self_attn.k_conv1d", width}},
                .width = 2 * width,
-               .n_filters = 2 * width,
                .size = config.conv_size,
                .has_bias = config.conv_bias},
       .unit_heads = {.n_heads = config.n_heads, .head_dim = config.head_dim},

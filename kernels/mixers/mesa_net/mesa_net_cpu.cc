@@ -1,6 +1,5 @@
-// MesaNet on the CPU. For one head and token, with q, k, v, lambda [d], A = h_kk and B = h_kv [d,
-// d]
-// and the scalars beta, gamma:
+// MesaNet on the CPU. For one head and token, with q, k, v, lambda [d], A = h_kk and B = h_kv
+// [d, d] and the scalars beta, gamma:
 //   A <- gamma A + beta k k^T,  B <- gamma B + beta k v^T,  y = B^T u
 //   u = 0, r = p = q, e = r.r;  cg_steps times:  m = A p + lambda (.) p,  a = e / (p.m + 1e-5),
 //   u += a p,  r -= a m,  e' = r.r,  p = r + e' / (e + 1e-5) p,  e = e'

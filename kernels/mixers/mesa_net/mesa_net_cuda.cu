@@ -1,10 +1,7 @@
 // MesaNet on CUDA, by the equations of mesa_net_cpu.cc. A thread block handles a head of a
-// sequence.
-// A token multiplies with A = h_kk cg_steps times, so each thread keeps kRows rows of one column of
-// A in
-// registers over all tokens of the batch. Every warp repeats the work between two products for
-// itself,
-// so that a product needs one barrier.
+// sequence. A token multiplies with A = h_kk cg_steps times, so each thread keeps kRows rows of one
+// column of A in registers over all tokens of the batch. Every warp repeats the work between two
+// products for itself, so that a product needs one barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/ops/cuda/rows.cuh"

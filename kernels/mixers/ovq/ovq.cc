@@ -120,12 +120,12 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
   Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                   OvqArgs{{blocks, args.seqs, rows}, config});
+                                                   OvqArgs{{blocks, args.seqs, tokens}, config});
 }
 
 std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,

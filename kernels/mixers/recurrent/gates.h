@@ -1,6 +1,5 @@
 // Gates of recurrent mixers: decay and sigmoid gates, one number a token and head, and the gated
-// RMS
-// norm of their outputs.
+// RMS norm of their outputs.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,7 @@ namespace ovq {
 
 // Columns of S that are stored together: [n_heads][ceil(value_dim / 32)][key_dim][32] float, with
 // zeros past value_dim. The sums over keys of one column are chains of their own, so their bits do
-// not
-// depend on the vector width, and one task's part of S stays in the nearest cache over all its
+// not depend on the vector width, and one task's part of S stays in the nearest cache over all its
 // tokens.
 inline constexpr int kStateColumns = 32;
 inline constexpr int64_t kMaxStateKeyDim = 512;

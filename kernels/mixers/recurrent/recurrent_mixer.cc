@@ -16,11 +16,7 @@ RecurrentFrame::RecurrentFrame(const MixerSpec& spec, RecurrentLayer layer)
   const int64_t d_model = spec.state.d_model, heads = layer_.n_heads;
   in_ = weights.Product(layer_.in, d_model);
   out_ = weights.Product({{layer_.out.leaf, d_model}}, layer_.out.rows, spec.residual_scale);
-  if (!layer_.in_bias.empty()) {
-    int64_t rows = 0;
-    for (const WeightPart& part : layer_.in) rows += part.rows;
-    in_bias_ = weights.Floats(layer_.in_bias, {rows});
-  }
+  if (!layer_.in_bias.empty()) in_bias_ = weights.Floats(layer_.in_bias, {TotalRows(layer_.in)});
   if (!layer_.out_bias.empty()) {
     out_bias_ = weights.Floats({{layer_.out_bias, d_model}}, spec.residual_scale);
   }
@@ -55,8 +51,8 @@ RecurrentInputs RecurrentFrame::Project(const LayerArgs& args, TensorView x,
   RecurrentInputs inputs = {.state = state_,
                             .projected = p.as<float>(),
                             .projected_stride = stride,
-                            .convolved = scope.Allocate<float>(n_tokens * layer_.conv.n_filters),
-                            .convolved_stride = layer_.conv.n_filters,
+                            .convolved = scope.Allocate<float>(n_tokens * layer_.conv.n_filters()),
+                            .convolved_stride = layer_.conv.n_filters(),
                             .y = scope.Allocate<float>(n_tokens * out_.in())};
   ConvolveInputs(args, inputs);
   ComputeGates(args, inputs, scope);
@@ -71,7 +67,7 @@ void RecurrentFrame::ConvolveInputs(const LayerArgs& args, const RecurrentInputs
             .u_stride = inputs.projected_stride,
             .width = conv.width,
             .conv_size = conv.size,
-            .n_filters = conv.n_filters,
+            .n_filters = conv.n_filters(),
             .weight = conv_.weight.as<float>(),
             .bias = conv_.bias.as<float>(),
             .newest = args.where.fixed_offset + (conv.size > 1 ? state_.fixed.offset(newest) : 0),

@@ -9,8 +9,12 @@
 // A layer gives its description and Advance; everything else is here.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -23,16 +27,25 @@
 
 namespace ovq {
 
+// The rows of all parts.
+inline int64_t TotalRows(std::span<const WeightPart> parts) {
+  int64_t rows = 0;
+  for (const WeightPart& part : parts) rows += part.rows;
+  return rows;
+}
+
 // A layer, as the frame needs to know it. Channels are counted in p.
 struct RecurrentLayer {
-  // Filter f reads channel first + f mod width. size 1: c = silu(p), without filters.
+  // Filter f, counted over all tensors, reads channel first + f mod width. size 1: c = silu(p), the
+  // tensors do not exist.
   struct Convolution {
     std::vector<WeightPart> filters;  // leaves without ".weight" and ".bias"
     int64_t first = 0;
     int64_t width = 0;
-    int64_t n_filters = 0;  // a multiple of width
     int size = 1;
     bool has_bias = false;
+
+    int64_t n_filters() const { return TotalRows(filters); }
   };
   // c begins with n_heads queries and as many keys, head_dim elements each. n_heads 0: none are
   // scaled.
