@@ -92,8 +92,6 @@ struct ClosestPairAttention : Attention {
   ClosestPairConfig config;
 
  private:
-  StatePlace Fixed(const LayerState& where, int field) const;
-  StatePlace Growing(const LayerState& where, int field) const;
   bool Joins(const TokenRange& tokens, int part) const;
   void AddBounds(const StateExtent& block, std::vector<StateExtent>& extents) const;
   AttentionBlocks Blocks(const LayerState& where) const;
