@@ -51,7 +51,7 @@ AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
 void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
-  Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
+  Dispatch<BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
       args.context, AttentionArgs{blocks, args.seqs, rows});
 }
 

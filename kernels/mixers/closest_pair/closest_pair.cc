@@ -142,7 +142,7 @@ void ClosestPairAttention::Attend(const LayerArgs& args, const AttentionTensors&
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
-  Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
+  Dispatch<ClosestPairCpu, ClosestPairCuda>(
       args.context,
       ClosestPairArgs{{blocks, args.seqs, tokens},
                       {{Growing(args.where, kBounds), Growing(args.where, kPartners),

@@ -107,7 +107,6 @@ struct ClosestPairAttention : Attention {
 // DataLoss otherwise.
 absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
-void ClosestPairRef(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& args);
 

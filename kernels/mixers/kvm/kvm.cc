@@ -211,7 +211,7 @@ void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) c
   }
   const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
                               front_temps.as<float>(), state_temps.as<float>()};
-  Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
+  Dispatch<KvmAttentionCpu, KvmAttentionCuda>(
       args.context,
       KvmArgs{{blocks, args.seqs, rows}, config, Parts(args.where), weights, gate_logits});
 }

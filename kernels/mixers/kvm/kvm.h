@@ -94,7 +94,6 @@ struct KvmAttention : Attention {
   StatePlace Growing(const LayerState& where, int field) const;
 };
 
-void KvmAttentionRef(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCuda(DeviceContext& context, const KvmArgs& args);
 

@@ -151,7 +151,7 @@ float* Lattice::Read(const LayerArgs& args, TensorView projected, ScratchScope& 
   PrepareHeads(context, {.queries = {qk, n_tokens, 2 * config.n_heads, config.n_slots, 2 * keys}});
   const size_t head_bytes =
       layout.fixed.list()[kSlots].bytes() / static_cast<size_t>(config.n_heads);
-  Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
+  Dispatch<LatticeCpu, LatticeCuda>(
       context,
       LatticeArgs{.config = config,
                   .seqs = args.seqs,

@@ -92,7 +92,6 @@ struct Lattice {
   float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 
-void LatticeRef(DeviceContext& context, const LatticeArgs& args);
 void LatticeCpu(DeviceContext& context, const LatticeArgs& args);
 void LatticeCuda(DeviceContext& context, const LatticeArgs& args);
 

@@ -112,19 +112,18 @@ float* MesaNet::Read(const LayerArgs& args, TensorView projected, ScratchScope& 
             .newest = args.where.fixed_offset + layout.fixed.offset(kNewestInputs),
             .y = qk});
   PrepareHeads(context, {.queries = {qk, n_tokens, 2 * n_heads, config.head_dim, 2 * width}});
-  Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-      context, MesaArgs{.config = config,
-                        .seqs = args.seqs,
-                        .h_kk = FieldPlace(layout, args.where, kHkk),
-                        .h_kv = FieldPlace(layout, args.where, kHkv),
-                        .q = qk,
-                        .k = qk + width,
-                        .v = projected.as<float>() + 2 * width,
-                        .v_stride = in.out(),
-                        .beta = beta,
-                        .gamma = gamma,
-                        .lambda = lambda.as<float>(),
-                        .y = y});
+  Dispatch<MesaNetCpu, MesaNetCuda>(context, MesaArgs{.config = config,
+                                                      .seqs = args.seqs,
+                                                      .h_kk = FieldPlace(layout, args.where, kHkk),
+                                                      .h_kv = FieldPlace(layout, args.where, kHkv),
+                                                      .q = qk,
+                                                      .k = qk + width,
+                                                      .v = projected.as<float>() + 2 * width,
+                                                      .v_stride = in.out(),
+                                                      .beta = beta,
+                                                      .gamma = gamma,
+                                                      .lambda = lambda.as<float>(),
+                                                      .y = y});
   return y;
 }
 

@@ -70,7 +70,6 @@ struct MesaNet {
   float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
 };
 
-void MesaNetRef(DeviceContext& context, const MesaArgs& args);
 void MesaNetCpu(DeviceContext& context, const MesaArgs& args);
 void MesaNetCuda(DeviceContext& context, const MesaArgs& args);
 

@@ -131,8 +131,7 @@ void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) c
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
-  Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                   OvqArgs{{blocks, args.seqs, rows}, config});
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, rows});
 }
 
 std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,

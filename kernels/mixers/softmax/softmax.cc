@@ -62,8 +62,7 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
 void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = rows.out_dtype;
-  Dispatch<SoftmaxAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                       AttentionArgs{blocks, args.seqs, rows});
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, rows});
 }
 
 std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,

@@ -50,16 +50,16 @@ struct LatticeTokens {
     LatticeGates gates = {.gamma = gammas.data(), .mu = nullptr, .dt = nullptr, .rate = nullptr};
     if (config.decays()) gates.mu = mus.data();
     if (config.thresholds) gates.dt = dts.data(), gates.rate = rates.data();
-    Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
-        context, LatticeArgs{.config = config,
-                             .seqs = tokens.seqs(),
-                             .slots = {0, slots.size() * sizeof(float), 0},
-                             .q = keys.data(),
-                             .k = keys.data() + config.n_slots,
-                             .v = values.data(),
-                             .v_stride = config.value_head_dim,
-                             .gates = gates,
-                             .y = y.data()});
+    Dispatch<LatticeCpu, LatticeCuda>(context,
+                                      LatticeArgs{.config = config,
+                                                  .seqs = tokens.seqs(),
+                                                  .slots = {0, slots.size() * sizeof(float), 0},
+                                                  .q = keys.data(),
+                                                  .k = keys.data() + config.n_slots,
+                                                  .v = values.data(),
+                                                  .v_stride = config.value_head_dim,
+                                                  .gates = gates,
+                                                  .y = y.data()});
     slots = state.Read();
     return y.Read();
   }

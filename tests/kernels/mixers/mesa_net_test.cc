@@ -44,7 +44,7 @@ class MesaTokens {
         y(context, v.size());
     const SessionBatch tokens(context, n_tokens_, state);
     const size_t head = static_cast<size_t>(matrix) * sizeof(float);
-    Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
+    Dispatch<MesaNetCpu, MesaNetCuda>(
         context, MesaArgs{.config = config_,
                           .seqs = tokens.seqs(),
                           .h_kk = {0, head, 0},

@@ -4,6 +4,7 @@
 
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/recurrent/heads.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -92,5 +93,7 @@ void MesaNetRef(DeviceContext& context, const MesaArgs& args) {
     }
   });
 }
+
+const ReferenceOf<MesaNetCpu> kMesaNet = MesaNetRef;
 
 }  // namespace ovq
