@@ -253,7 +253,7 @@ TEST(Options, BadInputNamesTheCulprit) {
       {{"--model", "m", "stray"}, {}, "stray", "--help"},
       {{"--model", "m", "--listen", "50051"}, {}, "--listen", "HOST:PORT"},
       {{"--model", "m", "--listen", "h:70000"}, {}, "--listen", "65535"},
-      {{"--model", "m", "--device", "tpu"}, {}, "--device", "cpu, ref or cuda"},
+      {{"--model", "m", "--device", "tpu"}, {}, "--device", "cpu or cuda"},
       {{"--model", "m", "--threads", "-1"}, {}, "--threads", "0 to 1024"},
       {{"--model", "m", "--threads", "2x"}, {}, "--threads", "'2x'"},
       {{"--model", "m", "--max-centroids", "0"}, {}, "--max-centroids", "2 to"},
