@@ -37,25 +37,25 @@ class ShiftChannels {
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift_.newest);
     const int32_t first = seqs.token_begin[s], last = seqs.token_begin[s + 1] - 1;
     if (seqs.start_pos[s] > 0) {
-      Row(first, newest);
+      ShiftToken(first, newest);
     } else if (shift_.begins_empty) {
-      Row(first, static_cast<const float*>(nullptr));
+      ShiftToken(first, static_cast<const float*>(nullptr));
     } else {
-      Row(first, X(first));
+      ShiftToken(first, X(first));
     }
-    for (int32_t row = first + 1; row <= last; ++row) Row(row, X(row - 1));
+    for (int32_t token = first + 1; token <= last; ++token) ShiftToken(token, X(token - 1));
     for (int64_t i = begin_; i < end_; ++i) newest[i] = ToFloat(X(last)[i]);
   }
 
  private:
-  const In* X(int32_t row) const {
-    return static_cast<const In*>(shift_.x) + row * shift_.x_stride;
+  const In* X(int32_t token) const {
+    return static_cast<const In*>(shift_.x) + token * shift_.x_stride;
   }
   // before: the previous token's x; null for zeros.
   template <class Before>
-  void Row(int32_t row, const Before* before) const {
-    const In* x = X(row);
-    Out* y = static_cast<Out*>(shift_.y) + row * shift_.width;
+  void ShiftToken(int32_t token, const Before* before) const {
+    const In* x = X(token);
+    Out* y = static_cast<Out*>(shift_.y) + token * shift_.width;
     for (int64_t i = begin_; i < end_; ++i) {
       const float mix = shift_.mix ? shift_.mix[i] : 0, at = ToFloat(x[i]);
       y[i] = FromFloat<Out>(at + mix * ((before ? ToFloat(before[i]) : 0) - at));

@@ -59,10 +59,10 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
-  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, rows});
+  blocks.compute_dtype = tokens.out_dtype;
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,

@@ -16,7 +16,7 @@ std::map<std::string, std::map<std::string, Attrs::Value>>& AddedBenchFields() {
   return *fields;
 }
 
-// Random weights of one layer by name; the same for every device.
+// Random weights of one layer by name; the same for every device and in any order of reading.
 class RandomLayer {
  public:
   explicit RandomLayer(const MixerCase& c)
@@ -27,8 +27,11 @@ class RandomLayer {
       const auto named = case_.weights.find(leaf);
       const auto [mean, deviation] =
           named == case_.weights.end() ? std::pair(0.0f, usual_) : named->second;
+      const std::string text = leaf + "7";
+      std::seed_seq seed(text.begin(), text.end());
+      std::mt19937 random(seed);
       std::normal_distribution<float> normal(mean, deviation);
-      for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(normal(random_));
+      for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(normal(random));
     }
     return TensorView{values.data(), DType::kF32, shape};
   }
@@ -36,13 +39,12 @@ class RandomLayer {
  private:
   const MixerCase& case_;
   const float usual_;  // deviation of the weights
-  std::mt19937 random_{7};
   std::map<std::string, std::vector<float>> tensors_;
 };
 
 // The fields of a case as config.json's.
-struct CaseFields {
-  explicit CaseFields(const MixerCase& c) : c(c) {
+struct ConfigFields {
+  explicit ConfigFields(const MixerCase& c) : c(c) {
     for (const auto& [name, value] : c.model) model.Set(name, value);
     for (const auto& [name, value] : c.section) section.Set(name, value);
   }
@@ -105,7 +107,7 @@ BenchFields::BenchFields(const std::string& type, std::map<std::string, Attrs::V
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
                                                          DeviceContext& context) {
-  const CaseFields fields(c);
+  const ConfigFields fields(c);
   const WeightSource source = RandomWeights(c);
   WeightReader weights(source, c.compute_dtype, context);
   return FindMixer(c.type)->make({.layer = 3,
@@ -116,7 +118,7 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
 }
 
 absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device) {
-  return FindMixer(c.type)->state(CaseFields(c).spec(kv_dtype, device));
+  return FindMixer(c.type)->state(ConfigFields(c).spec(kv_dtype, device));
 }
 
 WeightSource RandomWeights(const MixerCase& c) {
