@@ -63,7 +63,7 @@ class Dictionary {
   int32_t& NewSlot(int32_t i) const { return buffers_.new_slots[i - chunk_.first_token()]; }
 
   double SquaredValueNorm(int32_t i) const {
-    const float scale = at_.StoredValueScale(i);
+    const float scale = at_.ValueSlot(i).scale();
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv())) * scale * scale;
   }
 
@@ -217,10 +217,9 @@ class Dictionary {
       *values = at_.template SlotField<T>(blocks.dictionary_values.place, slot);
     for (int c = 0; c < at_.d(); ++c) keys[c * kBlockSlots + s] = at_.Key(i)[c * kBlockSlots];
     std::copy_n(at_.Value(i), stride, values + s * stride);
-    if constexpr (kHasExponents<T>) {
-      const int32_t block = i / kBlockSlots, from = i % kBlockSlots;
-      BlockExponents(keys, at_.d())[s] = BlockExponents(at_.keys(block), at_.d())[from];
-      BlockExponents(values, stride)[s] = BlockExponents(at_.values(block), stride)[from];
+    if constexpr (Slots<T>::kScaled) {
+      *KeyRow(keys, at_.d(), s).exponent = *at_.KeySlot(i).exponent;
+      *ValueRow(values, stride, s).exponent = *at_.ValueSlot(i).exponent;
     }
     at_.template SlotField<uint32_t>(blocks.counts, slot)[s] = at_.Count(i);
     at_.template SlotField<float>(blocks.log_counts, slot)[s] =
@@ -269,13 +268,8 @@ void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args) {
   std::vector<PairBuffers> buffers;
   for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakePairBuffers(scope, args));
   AttendTilesCpu(context, args, {}, {}, [&](const TileTokens& tile, int thread) {
-    if (args.blocks.dtype == DType::kBF16) {
-      PassTile<BF16>(args, tile, buffers[thread]);
-    } else if (args.blocks.dtype == DType::kI8) {
-      PassTile<Int8>(args, tile, buffers[thread]);
-    } else {
-      PassTile<float>(args, tile, buffers[thread]);
-    }
+    VisitSlots(args.blocks.dtype,
+               [&]<class T>(Slots<T>) { PassTile<T>(args, tile, buffers[thread]); });
   });
 }
 

@@ -102,7 +102,7 @@ struct Dictionary {
   // |value - value of i|^2, summed in the order of nearest_cpu.cc.
   __device__ float ValueDistance(int32_t i) const {
     const T* other = at.Value(i);
-    const float scale = at.StoredValueScale(i);
+    const float scale = at.ValueSlot(i).scale();
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
@@ -116,7 +116,7 @@ struct Dictionary {
   }
   __device__ float SquaredNorm(int32_t i) const {
     const T* of = at.Value(i);
-    const float scale = at.StoredValueScale(i);
+    const float scale = at.ValueSlot(i).scale();
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
@@ -139,7 +139,7 @@ struct Dictionary {
   // |key - key of i|^2, or any number above `limit` if it exceeds that.
   __device__ float KeyDistance(int32_t i, float limit) const {
     const T* other = at.Key(i);
-    const float scale = at.KeyScale(i);
+    const float scale = at.KeySlot(i).scale();
     float sum = 0;
     for (int begin = 0; begin < at.d() && !(sum > limit); begin += kCheckChannels) {
       const int end = begin + kCheckChannels < at.d() ? begin + kCheckChannels : at.d();
@@ -202,10 +202,10 @@ struct Dictionary {
     __syncthreads();
     if (threadIdx.x == 0) at.Partner(self) = 0;
     for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
-      key[c] = ToFloat(at.Key(self)[c * kBlockSlots]) * at.KeyScale(self);
+      key[c] = at.KeySlot(self)[c];
     }
     for (int c = threadIdx.x; c < ValueStride(at.dv()); c += kPairThreads) {
-      value[c] = ToFloat(at.Value(self)[c]) * at.StoredValueScale(self);
+      value[c] = at.ValueSlot(self)[c];
     }
     __syncthreads();
     const float scale = at.ValueScale();
@@ -335,12 +335,11 @@ struct Dictionary {
     for (int32_t i = threadIdx.x; i < n_work; i += kPairThreads) {
       const int32_t slot = new_slots[i], s = slot % kBlockSlots;
       if (slot < 0) continue;
-      if constexpr (kHasExponents<T>) {
-        at.template SlotField<T>(at.blocks.dictionary_keys.place, slot)[at.d() * kBlockSlots + s] =
-            at.Exponent(first + i, /*is_value=*/false);
-        at.template SlotField<T>(at.blocks.dictionary_values.place,
-                                 slot)[stride * kBlockSlots + s] =
-            at.Exponent(first + i, /*is_value=*/true);
+      if constexpr (Slots<T>::kScaled) {
+        T* keys = at.template SlotField<T>(at.blocks.dictionary_keys.place, slot);
+        T* values = at.template SlotField<T>(at.blocks.dictionary_values.place, slot);
+        *KeyRow(keys, at.d(), s).exponent = *at.KeySlot(first + i).exponent;
+        *ValueRow(values, stride, s).exponent = *at.ValueSlot(first + i).exponent;
       }
       const uint32_t count = at.Count(first + i);
       at.template SlotField<uint32_t>(at.blocks.counts, slot)[s] = count;
@@ -386,9 +385,8 @@ void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& layer_args) 
                                layer_args.seqs.device, 0};
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
-  const auto pass = layer_args.blocks.dtype == DType::kBF16 ? cuda::PassTokens<BF16>
-                    : layer_args.blocks.dtype == DType::kI8 ? cuda::PassTokens<Int8>
-                                                            : cuda::PassTokens<float>;
+  const auto pass =
+      VisitSlots(layer_args.blocks.dtype, []<class T>(Slots<T>) { return cuda::PassTokens<T>; });
   AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     args.wave = wave;
     cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(layer_args.blocks),

@@ -141,34 +141,28 @@ class PairLookAhead {
   }
   void MakeMean(const Pair& pair, const LookAhead& ahead) const {
     const float share = HighShare(at_.Count(pair.low), at_.Count(pair.high));
-    Mean(KeyChannels(pair.low), KeyChannels(pair.high), at_.d(), share,
+    Mean(at_.KeySlot(pair.low), at_.KeySlot(pair.high), at_.d(), share,
          at_.Rounding(pair.high, /*is_value=*/false), ahead.key);
-    Mean(ValueChannels(pair.low), ValueChannels(pair.high), at_.dv(), share,
+    Mean(at_.ValueSlot(pair.low), at_.ValueSlot(pair.high), at_.dv(), share,
          at_.Rounding(pair.high, /*is_value=*/true), ahead.value);
   }
-  // Channels of a candidate's key or value.
-  struct Channels {
-    const T* data;
-    ptrdiff_t stride;  // between channels
-    float scale;
-    float Channel(int c) const { return ToFloat(data[c * stride]) * scale; }
-  };
-  Channels KeyChannels(int32_t i) const { return {at_.Key(i), kBlockSlots, at_.KeyScale(i)}; }
-  Channels ValueChannels(int32_t i) const { return {at_.Value(i), 1, at_.StoredValueScale(i)}; }
+  // A candidate's key and value.
   void Load(int32_t i, const LookAhead& ahead) const {
-    const Channels key = KeyChannels(i), value = ValueChannels(i);
-    for (int c = 0; c < at_.d(); ++c) ahead.key[c] = key.Channel(c);
-    for (int c = 0; c < at_.dv(); ++c) ahead.value[c] = value.Channel(c);
+    at_.KeySlot(i).Load(at_.d(), ahead.key);
+    at_.ValueSlot(i).Load(at_.dv(), ahead.value);
   }
   // The mean, rounded as it will be stored.
-  void Mean(const Channels& low, const Channels& high, int n, float share, const RoundingKey& key,
-            float* mean) const {
+  void Mean(const SlotRow<T>& low, const SlotRow<T>& high, int n, float share,
+            const RoundingKey& key, float* mean) const {
+    low.Load(n, mean);
+    high.Load(n, buffers_.other);
     for (int c = 0; c < n; ++c) {
-      buffers_.other[c] = WeightedMean(low.Channel(c), high.Channel(c), share);
+      buffers_.other[c] = WeightedMean(mean[c], buffers_.other[c], share);
     }
-    T* rounded = static_cast<T*>(buffers_.rounded);
-    const float scale = ExponentScale(RoundRow(buffers_.other, n, key, rounded, 1));
-    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]) * scale;
+    T exponent = {};
+    const SlotRow<T> rounded = {static_cast<T*>(buffers_.rounded), 1, &exponent};
+    RoundRow(buffers_.other, n, key, rounded);
+    rounded.Load(n, mean);
   }
 
   // Requests the pairs and stale candidates that this pass will probably merge or renew.
