@@ -127,12 +127,12 @@ template <class T>
 concept ExactInBF16 = Slots<T>::kExactInBF16;
 
 template <class Fn, class T, class... Others>
-constexpr auto VisitSlotsOf(DType dtype, Fn& fn) {
+constexpr auto VisitAmong(DType dtype, Fn& fn) {
   if constexpr (!std::is_invocable_v<Fn&, Slots<T>>) {
-    return VisitSlotsOf<Fn, Others...>(dtype, fn);
+    return VisitAmong<Fn, Others...>(dtype, fn);
   } else {
     if constexpr ((... || std::is_invocable_v<Fn&, Slots<Others>>)) {
-      if (dtype != Slots<T>::kDType) return VisitSlotsOf<Fn, Others...>(dtype, fn);
+      if (dtype != Slots<T>::kDType) return VisitAmong<Fn, Others...>(dtype, fn);
     }
     Check(dtype == Slots<T>::kDType, "slots have a type that their kernel takes");
     return fn(Slots<T>());
@@ -143,7 +143,7 @@ struct SlotTypes {
   static constexpr std::array kDTypes = {Slots<T>::kDType...};
   template <class Fn>
   static constexpr auto Visit(DType dtype, Fn& fn) {
-    return VisitSlotsOf<Fn, T...>(dtype, fn);
+    return VisitAmong<Fn, T...>(dtype, fn);
   }
 };
 using AllSlots = SlotTypes<float, BF16, Int8>;

@@ -53,8 +53,8 @@ template <class T>
 struct BlockBuffer {
   static_assert(!kWidened<T> || (Slots<T>::kScaled && sizeof(T) == 1));
   SharedPtr<uint4> keys, values, bias;
-  // Of types that are widened: [kByteChunks] each, [head_dim][kByteChunks], [64][value_stride /
-  // 16].
+  // Types that are widened have these: [kByteChunks] each, [head_dim][kByteChunks],
+  // [64][value_stride / 16].
   SharedPtr<uint4> key_exponents = {}, value_exponents = {}, copied_keys = {}, copied_values = {};
 };
 
