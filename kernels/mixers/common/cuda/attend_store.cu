@@ -76,8 +76,9 @@ __device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
       const int token = i % tile.n, first = i / tile.n * kChannels;
       const float* key = tile.keys + token * tile.stride;
       const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
+      const SlotRow<T> row = KeyRow(to, head_dim, tile.slot + token);
       for (int c = first; c < end; ++c) {
-        to[c * kBlockSlots + tile.slot + token] = Slots<T>::Nearest(key[c] * tile.key_scale);
+        row.data[c * kBlockSlots] = Slots<T>::Nearest(key[c] * tile.key_scale);
       }
     }
   }
