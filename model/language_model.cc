@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/mixers/common/attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 #include "model/batch_threads.h"
 #include "model/families/family_weights.h"
 #include "model/load_config.h"

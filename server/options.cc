@@ -4,8 +4,10 @@
 
 #include <limits>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/mixers/common/slots.h"
 #include "model/cache_policy.h"
 #include "server/engine/common/limits.h"
 
@@ -114,8 +116,10 @@ void AddModelChoices(Flags& flags, Options& o) {
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";
-  std::vector<std::pair<std::string, DType>> state_dtypes = dtypes;
-  state_dtypes.emplace_back("i8", DType::kI8);
+  std::vector<std::pair<std::string, DType>> state_dtypes;
+  for (const DType dtype : AllSlots::kDTypes) {
+    state_dtypes.emplace_back(absl::AsciiStrToLower(DTypeName(dtype)), dtype);
+  }
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
             "keys and values in session states; i8: int8 with a scale for each, half the bytes of\n"
             "bf16; answers differ a little (docs/performance.md)",

@@ -2,8 +2,8 @@
 
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/slide.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {

@@ -39,9 +39,8 @@ void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& laye
   const AttentionBlocks& blocks = layer_args.blocks;
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
-  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SlideWindows<BF16>
-                      : blocks.dtype == DType::kI8 ? cuda::SlideWindows<Int8>
-                                                   : cuda::SlideWindows<float>;
+  const auto kernel =
+      VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return cuda::SlideWindows<T>; });
   AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     if (blocks.recent_spans == 1) return;
     cuda::Launch(context, kernel, grid, cuda::kThreads, 0,

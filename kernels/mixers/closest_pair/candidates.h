@@ -7,6 +7,7 @@
 #include "kernels/mixers/closest_pair/closest_pair.h"
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
 namespace ovq {
@@ -85,17 +86,11 @@ struct PairBlocks {
   constexpr T* Value(int32_t i) const {
     return values(i / kBlockSlots) + i % kBlockSlots * ValueStride(dv());
   }
-  // Factors that a stored key and a stored value are multiplied by (int8; else 1).
-  constexpr float KeyScale(int32_t i) const {
-    return ScaleAt<T>(keys(i / kBlockSlots), d(), i % kBlockSlots);
+  constexpr SlotRow<T> KeySlot(int32_t i) const {
+    return KeyRow(keys(i / kBlockSlots), d(), i % kBlockSlots);
   }
-  constexpr float StoredValueScale(int32_t i) const {
-    return ScaleAt<T>(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
-  }
-  // Scale exponent of a candidate's int8 key or value.
-  constexpr T& Exponent(int32_t i, bool is_value) const {
-    return is_value ? values(i / kBlockSlots)[kBlockSlots * ValueStride(dv()) + i % kBlockSlots]
-                    : keys(i / kBlockSlots)[kBlockSlots * d() + i % kBlockSlots];
+  constexpr SlotRow<T> ValueSlot(int32_t i) const {
+    return ValueRow(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
   }
 
   // V; V / K if K is measured.
@@ -106,7 +101,7 @@ struct PairBlocks {
   constexpr float KeySize(int32_t i) const {
     float sum = 0;
     for (int c = 0; chunk.rule.measures_keys() && c < d(); ++c) {
-      const float x = ToFloat(Key(i)[c * kBlockSlots]) * KeyScale(i);
+      const float x = KeySlot(i)[c];
       sum += x * x;
     }
     return sum;

@@ -57,7 +57,7 @@ class Dictionary {
   int32_t& NewSlot(int32_t i) const { return buffers_.new_slots[i - chunk_.first_token()]; }
 
   double SquaredValueNorm(int32_t i) const {
-    const float scale = at_.StoredValueScale(i);
+    const float scale = at_.ValueSlot(i).scale();
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv())) * scale * scale;
   }
 
@@ -199,9 +199,9 @@ class Dictionary {
       *values = end_.template SlotBlock<T>(blocks.dictionary_values.place, slot);
     for (int c = 0; c < at_.d(); ++c) keys[c * kBlockSlots + s] = at_.Key(i)[c * kBlockSlots];
     std::copy_n(at_.Value(i), stride, values + s * stride);
-    if constexpr (kHasExponents<T>) {
-      keys[at_.d() * kBlockSlots + s] = at_.Exponent(i, /*is_value=*/false);
-      values[stride * kBlockSlots + s] = at_.Exponent(i, /*is_value=*/true);
+    if constexpr (Slots<T>::kScaled) {
+      *KeyRow(keys, at_.d(), s).exponent = *at_.KeySlot(i).exponent;
+      *ValueRow(values, stride, s).exponent = *at_.ValueSlot(i).exponent;
     }
     end_.MoveFields(i, slot, std::log(static_cast<float>(at_.Count(i))));
   }
@@ -243,13 +243,8 @@ void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args) {
   std::vector<PairBuffers> buffers;
   for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakePairBuffers(scope, args));
   AttendTilesCpu(context, args, {}, {}, [&](const TileTokens& tile, int thread) {
-    if (args.blocks.dtype == DType::kBF16) {
-      PassTile<BF16>(args, tile, buffers[thread]);
-    } else if (args.blocks.dtype == DType::kI8) {
-      PassTile<Int8>(args, tile, buffers[thread]);
-    } else {
-      PassTile<float>(args, tile, buffers[thread]);
-    }
+    VisitSlots(args.blocks.dtype,
+               [&]<class T>(Slots<T>) { PassTile<T>(args, tile, buffers[thread]); });
   });
 }
 

@@ -111,7 +111,7 @@ struct Dictionary {
   template <class From>
   __device__ float SquaredValue(int32_t i, From from) const {
     const T* other = at.Value(i);
-    const float scale = at.StoredValueScale(i);
+    const float scale = at.ValueSlot(i).scale();
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
@@ -132,7 +132,7 @@ struct Dictionary {
   // |key - key of i|^2, or any number above `limit` if it exceeds that.
   __device__ float KeyDistance(int32_t i, float limit) const {
     const T* other = at.Key(i);
-    const float scale = at.KeyScale(i);
+    const float scale = at.KeySlot(i).scale();
     float sum = 0;
     for (int begin = 0; begin < at.d() && !(sum > limit); begin += kCheckChannels) {
       const int end = begin + kCheckChannels < at.d() ? begin + kCheckChannels : at.d();
@@ -193,10 +193,10 @@ struct Dictionary {
     __syncthreads();
     if (threadIdx.x == 0) at.Partner(self) = 0;
     for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
-      key[c] = ToFloat(at.Key(self)[c * kBlockSlots]) * at.KeyScale(self);
+      key[c] = at.KeySlot(self)[c];
     }
     for (int c = threadIdx.x; c < ValueStride(at.dv()); c += kPairThreads) {
-      value[c] = ToFloat(at.Value(self)[c]) * at.StoredValueScale(self);
+      value[c] = at.ValueSlot(self)[c];
     }
     __syncthreads();
     const float scale = at.ValueScale();
@@ -330,13 +330,11 @@ struct Dictionary {
     for (int32_t i = threadIdx.x; i < n_work; i += kPairThreads) {
       const int32_t slot = new_slots[i], s = slot % kBlockSlots;
       if (slot < 0) continue;
-      if constexpr (kHasExponents<T>) {
-        slots.template SlotBlock<T>(at.blocks.dictionary_keys.place,
-                                    slot)[at.d() * kBlockSlots + s] =
-            at.Exponent(first + i, /*is_value=*/false);
-        slots.template SlotBlock<T>(at.blocks.dictionary_values.place,
-                                    slot)[stride * kBlockSlots + s] =
-            at.Exponent(first + i, /*is_value=*/true);
+      if constexpr (Slots<T>::kScaled) {
+        T* keys = slots.template SlotBlock<T>(at.blocks.dictionary_keys.place, slot);
+        T* values = slots.template SlotBlock<T>(at.blocks.dictionary_values.place, slot);
+        *KeyRow(keys, at.d(), s).exponent = *at.KeySlot(first + i).exponent;
+        *ValueRow(values, stride, s).exponent = *at.ValueSlot(first + i).exponent;
       }
       slots.MoveFields(first + i, slot, logf(static_cast<float>(at.Count(first + i))));
     }
@@ -376,9 +374,8 @@ void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& layer_args) 
                                layer_args.seqs.device, 0};
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
-  const auto pass = layer_args.blocks.dtype == DType::kBF16 ? cuda::PassTokens<BF16>
-                    : layer_args.blocks.dtype == DType::kI8 ? cuda::PassTokens<Int8>
-                                                            : cuda::PassTokens<float>;
+  const auto pass =
+      VisitSlots(layer_args.blocks.dtype, []<class T>(Slots<T>) { return cuda::PassTokens<T>; });
   AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     args.wave = wave;
     cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(layer_args.blocks),

@@ -99,16 +99,19 @@ class LookAhead {
     float scale;
     float operator[](int c) const { return ToFloat(data[c * stride]) * scale; }
   };
-  Channels KeyChannels(int32_t i) const { return {at_.Key(i), kBlockSlots, at_.KeyScale(i)}; }
-  Channels ValueChannels(int32_t i) const { return {at_.Value(i), 1, at_.StoredValueScale(i)}; }
+  Channels KeyChannels(int32_t i) const {
+    return {at_.Key(i), kBlockSlots, at_.KeySlot(i).scale()};
+  }
+  Channels ValueChannels(int32_t i) const { return {at_.Value(i), 1, at_.ValueSlot(i).scale()}; }
 
   // The mean, rounded as it will be stored.
   void Mean(const Channels& low, const Channels& high, int n, float share, const RoundingKey& key,
             float* mean) const {
     for (int c = 0; c < n; ++c) buffers_.exact[c] = WeightedMean(low[c], high[c], share);
-    T* rounded = static_cast<T*>(buffers_.rounded);
-    const float scale = ExponentScale(RoundRow(buffers_.exact, n, key, rounded, 1));
-    for (int c = 0; c < n; ++c) mean[c] = ToFloat(rounded[c]) * scale;
+    T exponent = {};
+    const SlotRow<T> rounded = {static_cast<T*>(buffers_.rounded), 1, &exponent};
+    RoundRow(buffers_.exact, n, key, rounded);
+    rounded.Load(n, mean);
   }
 
   PackedCandidates Packed() const {

@@ -13,8 +13,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
-#include "kernels/common/load_wide-inl.h"
-#include "kernels/mixers/common/load_int8-inl.h"
+#include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -50,7 +49,7 @@ HWY_INLINE float AddUp([[maybe_unused]] Part part, hn::Vec<Part> sums) {
 #endif
 }
 
-// |x - y|^2 of values, with int8 y times its scale. x null: |y|^2 in units of the scale.
+// |x - y|^2 of values, with y times its scale. x null: |y|^2 in units of the scale.
 template <class T>
 HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride,
                                [[maybe_unused]] float scale = 1) {
@@ -61,7 +60,7 @@ HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride,
   for (int c = 0; c < value_stride; c += kSums) {
     for (int v = 0; v < kParts; ++v) {
       V apart = LoadWide(d, y + c + v * kLanes);
-      if constexpr (kHasExponents<T>) apart = hn::Mul(apart, hn::Set(d, scale));
+      if constexpr (Slots<T>::kScaled) apart = hn::Mul(apart, hn::Set(d, scale));
       if (x != nullptr) apart = hn::Sub(hn::LoadU(d, x + c + v * kLanes), apart);
       sum[v] = hn::MulAdd(apart, apart, sum[v]);
     }
@@ -81,17 +80,16 @@ template <class T>
 HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
   const D d;
   if (search.key == nullptr) return hn::LoadU(d, search.key_distances + first);
-  const T* keys =
-      static_cast<const T*>(search.blocks[first / kBlockSlots].keys) + first % kBlockSlots;
+  const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
+  const T* keys = block + first % kBlockSlots;
   [[maybe_unused]] V scale;
-  if constexpr (kHasExponents<T>) {
-    const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
-    scale = LoadScales(d, BlockExponents(block, search.head_dim) + first % kBlockSlots);
+  if constexpr (Slots<T>::kScaled) {
+    scale = LoadScales(d, block, search.head_dim, static_cast<int>(first % kBlockSlots));
   }
   V sum = hn::Zero(d);
   for (int c = 0; c < search.head_dim; ++c, keys += kBlockSlots) {
     V key = LoadWide(d, keys);
-    if constexpr (kHasExponents<T>) key = hn::Mul(key, scale);
+    if constexpr (Slots<T>::kScaled) key = hn::Mul(key, scale);
     const V apart = hn::Sub(hn::Set(d, search.key[c]), key);
     sum = hn::MulAdd(apart, apart, sum);
   }
@@ -101,17 +99,11 @@ HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
 // Full distance of candidate i, given its key distance.
 template <class T>
 HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_distance) {
-  const auto stride = static_cast<size_t>(search.value_stride);
-  const T* values =
-      static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values);
-  const int32_t slot = i % kBlockSlots;
-  float scale = 1;
-  if constexpr (kHasExponents<T>) {
-    scale = ExponentScale(BlockExponents(values, search.value_stride)[slot]);
-  }
-  return key_distance + search.value_scale *
-                            ValueDistance(search.value, values + static_cast<size_t>(slot) * stride,
-                                          search.value_stride, scale);
+  const SlotRow value =
+      ValueRow(static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values),
+               search.value_stride, i % kBlockSlots);
+  return key_distance + search.value_scale * ValueDistance(search.value, value.data,
+                                                           search.value_stride, value.scale());
 }
 
 // Relative errors of distances stay far below this: float32 sums over at most 1,024 / 16 value
@@ -246,9 +238,7 @@ class Search {
 };
 
 Nearest FindNearest(const NearestSearch& search) {
-  if (search.dtype == DType::kBF16) return Search<BF16>(search).Find();
-  if (search.dtype == DType::kI8) return Search<Int8>(search).Find();
-  return Search<float>(search).Find();
+  return VisitSlots(search.dtype, [&]<class T>(Slots<T>) { return Search<T>(search).Find(); });
 }
 
 int NearestOnes(std::span<const CandidateBlock> blocks, const float* distances,
@@ -307,13 +297,9 @@ PairBound LowestBound(std::span<const CandidateBlock> blocks) {
 }
 
 float SquaredNorm(const void* value, DType dtype, int value_stride) {
-  if (dtype == DType::kBF16) {
-    return ValueDistance(nullptr, static_cast<const BF16*>(value), value_stride);
-  }
-  if (dtype == DType::kI8) {
-    return ValueDistance(nullptr, static_cast<const Int8*>(value), value_stride);
-  }
-  return ValueDistance(nullptr, static_cast<const float*>(value), value_stride);
+  return VisitSlots(dtype, [&]<class T>(Slots<T>) HWY_ATTR {
+    return ValueDistance(nullptr, static_cast<const T*>(value), value_stride);
+  });
 }
 
 }  // namespace

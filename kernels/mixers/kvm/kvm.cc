@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -73,8 +74,8 @@ KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& secti
                  "most chunk_len");
   }
   config.round_values = section.BoolOr("values_round_to_bfloat16", false);
-  // int8 is too coarse for the sums.
-  config.dtype = spec.kv_dtype == DType::kI8 ? DType::kBF16 : spec.kv_dtype;
+  // One byte is too coarse for the sums.
+  config.dtype = IsScaled(spec.kv_dtype) ? DType::kBF16 : spec.kv_dtype;
   return config;
 }
 

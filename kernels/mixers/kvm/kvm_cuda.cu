@@ -54,7 +54,7 @@ struct Fold {
       const int32_t after = tokens.next[i];
       i = after;
     }
-    RoundGroup(sum, left, at.Rounding(row, is_value), static_cast<uint32_t>(from), sums,
+    RoundGroup(sum, left, at.Rounding(row, is_value), static_cast<uint32_t>(from), 1, sums,
                static_cast<size_t>(stride));
   }
 
@@ -106,7 +106,7 @@ struct Fold {
     const float temp = choice.weights.state_temps[at.chunk.kv_head];
     for (int c = 0; c < at.d(); ++c) {
       const float normed = choice.Normed(ToFloat(sums[c * kBlockSlots]), mean, scale, c);
-      key[c * kBlockSlots] = FromFloat<T>(normed * temp);
+      key[c * kBlockSlots] = Slots<T>::Nearest(normed * temp);
     }
     const T* of_values = at.Value(at.parts.value_sums, row);
     T* value = at.Value(at.blocks.dictionary_values.place, row);
@@ -186,7 +186,7 @@ void KvmAttentionCuda(DeviceContext& context, const KvmArgs& layer_args) {
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
   const auto fold =
-      layer_args.blocks.dtype == DType::kBF16 ? cuda::FoldChunks<BF16> : cuda::FoldChunks<float>;
+      VisitSlots(layer_args.blocks.dtype, []<Unscaled T>(Slots<T>) { return cuda::FoldChunks<T>; });
   AttendWavesCuda(
       context, layer_args,
       [&](int wave) {

@@ -10,6 +10,7 @@
 #include "kernels/mixers/common/cuda/attend.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace cuda {
@@ -66,8 +67,9 @@ struct Choice {
 Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared) {
   const int d = blocks.shape.head_dim, per_token = blocks.shape.group() + (blocks.probe ? 1 : 0);
   Choice choice = {};
-  // The widest heads in int8 need more shared memory than the smallest GPUs allow a thread block.
-  choice.tensor_cores = blocks.dtype != DType::kF32 && blocks.compute_dtype == DType::kBF16 &&
+  // The widest heads in types with scales need more shared memory than the smallest GPUs allow a
+  // thread block.
+  choice.tensor_cores = IsExactInBF16(blocks.dtype) && blocks.compute_dtype == DType::kBF16 &&
                         d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim &&
                         AttendPrefillShared(blocks.dtype, d, value_stride, 1) <= max_shared;
   if (choice.tensor_cores) {

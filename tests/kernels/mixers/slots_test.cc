@@ -1,5 +1,5 @@
-// Keys and values as int8 with a scale for each slot.
-#include "kernels/mixers/common/int8_rows.h"
+// Types of slots, above all int8 with a scale for each slot.
+#include "kernels/mixers/common/slots.h"
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,6 @@ float Largest(const std::vector<float>& row) {
 struct Block {
   explicit Block(int channels) : channels(channels), bytes(BlockBytes(DType::kI8, channels)) {}
   Int8* rows() { return reinterpret_cast<Int8*>(bytes.data()); }
-  uint8_t& exponent(int slot) { return BlockExponents(rows(), channels)[slot]; }
 
   int channels;
   std::vector<std::byte> bytes;
@@ -50,30 +49,33 @@ std::vector<float> AsStored(const std::vector<float>& row) {
 }
 
 TEST(Int8Rows, TakeTheSmallestPowerOfTwoThatHoldsTheirLargestChannel) {
-  const auto scale = [](float x) { return ExponentScale(ExponentFor(MagnitudeBits(&x, 1))); };
+  const auto scale = [](float x) {
+    return ExponentScale(Slots<Int8>::Exponent(MagnitudeBits(&x, 1)));
+  };
   EXPECT_EQ(scale(127), 1.0f);
   EXPECT_EQ(scale(-64), 1.0f);
   EXPECT_EQ(scale(63.5f), 0.5f);
   EXPECT_EQ(scale(127.1f), 2.0f);
   EXPECT_EQ(scale(0x1p-130f), 0.0f);
   EXPECT_EQ(scale(0), 0.0f);
-  EXPECT_EQ(ExponentFor(MagnitudeBits(std::vector<float>{1, NAN, 2}.data(), 3)), kBrokenExponent);
+  EXPECT_EQ(Slots<Int8>::Exponent(MagnitudeBits(std::vector<float>{1, NAN, 2}.data(), 3)),
+            kBrokenExponent);
   float most = std::numeric_limits<float>::max();
-  EXPECT_EQ(ExponentFor(MagnitudeBits(&most, 1)), kMaxExponent);
+  EXPECT_EQ(Slots<Int8>::Exponent(MagnitudeBits(&most, 1)), kMaxExponent);
 }
 
 TEST(Int8Rows, RoundToNearestAndAreExactOnceRounded) {
   for (const float size : {1.0f, 1e-6f, 3e20f}) {
     const std::vector<float> row = Normal(40, 3, size), stored = AsStored(row);
-    const float unit = ExponentScale(ExponentFor(MagnitudeBits(row.data(), 40)));
+    const float unit = ExponentScale(Slots<Int8>::Exponent(MagnitudeBits(row.data(), 40)));
     EXPECT_LE(Largest(row), 127 * unit);
     EXPECT_GT(Largest(row), 63 * unit);
     for (size_t i = 0; i < row.size(); ++i) EXPECT_LE(std::abs(stored[i] - row[i]), unit / 2);
     EXPECT_EQ(AsStored(stored), stored);
   }
-  EXPECT_EQ(NearestInt8(0.5f).q, 0);
-  EXPECT_EQ(NearestInt8(-1.5f).q, -2);
-  EXPECT_EQ(NearestInt8(126.5f).q, 126);
+  EXPECT_EQ(Slots<Int8>::Nearest(0.5f).q, 0);
+  EXPECT_EQ(Slots<Int8>::Nearest(-1.5f).q, -2);
+  EXPECT_EQ(Slots<Int8>::Nearest(126.5f).q, 126);
 }
 
 TEST(Int8Rows, ZerosStayAndWhatIsNotFiniteIsNoNumber) {
@@ -88,12 +90,13 @@ TEST(Int8Rows, ZerosStayAndWhatIsNotFiniteIsNoNumber) {
 TEST(Int8Rows, StochasticRoundingKeepsWhatIsExactAndIsUnbiased) {
   for (const uint32_t random16 : {0u, 1u, 0x8000u, 0xffffu}) {
     for (const int q : {-127, -3, 0, 1, 127}) {
-      EXPECT_EQ(StochasticInt8(static_cast<float>(q), random16).q, q);
+      EXPECT_EQ(Slots<Int8>::Stochastic(static_cast<float>(q), random16).q, q);
     }
   }
   for (const float x : {0.3f, -0.3f, 100.7f, -126.9f}) {
     double sum = 0;
-    for (uint32_t random16 = 0; random16 < 65536; ++random16) sum += StochasticInt8(x, random16).q;
+    for (uint32_t random16 = 0; random16 < 65536; ++random16)
+      sum += Slots<Int8>::Stochastic(x, random16).q;
     EXPECT_NEAR(sum / 65536, x, 0x1p-15) << x;
   }
 }
@@ -101,26 +104,47 @@ TEST(Int8Rows, StochasticRoundingKeepsWhatIsExactAndIsUnbiased) {
 // A mean rounded to nearest stops moving once a batch is below half a unit.
 TEST(Int8Rows, RunningMeansDoNotStall) {
   constexpr int kKeys = 20000, kChannels = 16;
-  std::vector<Int8> nearest(kChannels), stochastic(kChannels);
-  uint8_t of_nearest = 0, of_stochastic = 0;
+  std::vector<Int8> nearest(kChannels + 1), stochastic(kChannels + 1);
+  const auto row = [](std::vector<Int8>& of) {
+    return SlotRow<Int8>{of.data(), 1, &of[kChannels]};
+  };
   for (int i = 1; i <= kKeys; ++i) {
     const float key = i <= kKeys / 2 ? 0.5f : 1.0f;
-    const auto merged = [&](const std::vector<Int8>& rows, uint8_t exponent) {
-      std::vector<float> mean;
-      for (Int8 x : rows) {
-        const float old = ToFloat(x) * ExponentScale(exponent);
-        mean.push_back(old + (key - old) / static_cast<float>(i));
-      }
+    const auto merged = [&](std::vector<Int8>& of) {
+      std::vector<float> mean(kChannels);
+      row(of).Load(kChannels, mean.data());
+      for (float& x : mean) x += (key - x) / static_cast<float>(i);
       return mean;
     };
-    of_nearest = StoreNearest(merged(nearest, of_nearest).data(), kChannels, 1, nearest.data(), 1);
-    of_stochastic = RoundRow(merged(stochastic, of_stochastic).data(), kChannels,
-                             {0, 0, 0, false, i}, stochastic.data(), 1);
+    StoreNearest(merged(nearest).data(), kChannels, 1, row(nearest));
+    RoundRow(merged(stochastic).data(), kChannels, {0, 0, 0, false, i}, row(stochastic));
   }
   double mean = 0;
-  for (Int8 x : stochastic) mean += ToFloat(x) * ExponentScale(of_stochastic) / kChannels;
-  EXPECT_LT(ToFloat(nearest[0]) * ExponentScale(of_nearest), 0.6f);  // the true mean is 0.75
+  for (int c = 0; c < kChannels; ++c) mean += row(stochastic)[c] / kChannels;
+  EXPECT_LT(row(nearest)[0], 0.6f);  // the true mean is 0.75
   EXPECT_NEAR(mean, 0.75, 0.03);
+}
+
+// The tensor cores' way of widening four elements at a time is the plain one.
+TEST(Int8Rows, WidenInFoursToWhatTheyAre) {
+  for (int q = -128; q < 128; ++q) {
+    const std::array<int8_t, 4> four = {static_cast<int8_t>(q), 1, static_cast<int8_t>(-q), -128};
+    const std::array<float, 4> wide = Slots<Int8>::Widen(std::bit_cast<uint32_t>(four));
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(wide[i], ToFloat(Int8{four[i]}));
+  }
+}
+
+// A dtype finds its type among those that are visited, and each has a name of its own.
+TEST(Slots, AreVisitedByTheirDType) {
+  for (const DType dtype : AllSlots::kDTypes) {
+    const DType all = VisitSlots(dtype, []<class T>(Slots<T>) { return Slots<T>::kDType; });
+    EXPECT_EQ(all, dtype);
+    if (IsScaled(dtype)) continue;
+    const size_t bytes = VisitSlots(dtype, []<Unscaled T>(Slots<T>) { return sizeof(T); });
+    EXPECT_EQ(bytes, DTypeBytes(dtype));
+  }
+  EXPECT_DEATH((VisitSlots(DType::kI8, []<Unscaled T>(Slots<T>) { return 0; })), "a type");
+  EXPECT_DEATH((VisitSlots(DType::kI32, []<class T>(Slots<T>) { return 0; })), "a type");
 }
 
 // Scales are powers of two, so attention over int8 rows is, bit for bit, attention over the same
