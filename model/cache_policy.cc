@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
+#include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 
 namespace ovq {
@@ -24,20 +29,19 @@ constexpr int64_t kFullAttentionChunk = kBlockSlots;
 constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
-bool AppliesTo(CachePolicy policy, const LayerSpec& layer, const MixerFields& fields) {
+bool AppliesTo(CachePolicy policy, const LayerSpec& layer) {
   if (layer.type == kOvq || layer.type == kClosestPair) return true;
   if (layer.type != kFull) return false;
-  AttrReader model(fields.model);
-  return policy == CachePolicy::kClosestPairAll || model.StringOr("rope", "none") == "none";
+  return policy == CachePolicy::kClosestPairAll || layer.mixer->attention()->input.rope.dims == 0;
 }
 
 // Reads ovq.update; the layer's own type takes precedence.
-absl::Status ReadUpdate(const LayerSpec& layer, const MixerFields& fields, bool& closest_pair) {
+absl::Status ReadUpdate(const LayerSpec& layer, const Attrs& section, bool& closest_pair) {
   static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
-  const Attrs& section = fields.section("ovq");
   AttrReader reader(section);
   const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
-  ReadPairRule(reader);  // read and checked under either rule
+  PairRule rule;
+  ReadPairRule(reader, rule);  // checked under either rule
   closest_pair = !is_paper || layer.type == kClosestPair;
   if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
     reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
@@ -49,16 +53,53 @@ bool HasLayer(const ModelConfig& config, std::string_view type) {
   return std::ranges::find(config.layers, type, &LayerSpec::type) != config.layers.end();
 }
 
-// Fills in the closest-pair fields that the section of a model trained with full attention leaves
-// out.
-void SetFullAttentionDefaults(const ModelConfig& config, Attrs& section) {
-  const auto set = [&](const char* field, int64_t value) {
-    if (!section.Has(field)) section.Set(field, value);
-  };
-  set("chunk_size", kFullAttentionChunk);
-  if (config.family == &kOvqHybrid) return;
-  set("pinned_tokens", kPublishedPinnedTokens);
-  if (!HasLayer(config, "sliding_attention")) set("recent_tokens", kPublishedRecentTokens);
+// The slots of a layer that was trained with full attention, before its section is read.
+DictionaryConfig FullAttentionDefaults(const ModelConfig& config) {
+  DictionaryConfig slots;
+  if (HasLayer(config, kOvq)) return slots;
+  slots.chunk_len = kFullAttentionChunk;
+  if (config.family == &kOvqHybrid) return slots;
+  slots.rule.pinned_tokens = kPublishedPinnedTokens;
+  if (!HasLayer(config, "sliding_attention")) slots.rule.recent_tokens = kPublishedRecentTokens;
+  return slots;
+}
+
+// A layer's config for another type: that of the slots which it has, or those of `defaults` and of
+// the section "ovq" if it was trained with full attention.
+template <class Config>
+std::shared_ptr<const MixerConfig> ConfigAs(const LayerSpec& layer,
+                                            const DictionaryConfig& defaults, const Attrs& section,
+                                            int64_t d_model) {
+  const MixerConfig& from = *layer.mixer;
+  auto to = std::make_shared<LayerConfig<Config>>();
+  to->names = from.names;
+  to->section = from.section;
+  to->problems = from.problems;
+  if constexpr (std::is_base_of_v<DictionaryConfig, Config>) {
+    DictionaryConfig& slots = to->fields;
+    if (layer.type != kFull) {
+      slots = static_cast<const DictionaryConfig&>(*from.attention());
+      return to;
+    }
+    slots = defaults;
+    static_cast<AttentionConfig&>(slots) = *from.attention();
+    to->section = section.path();
+    AttrReader in_place("", from.names), reader(section);
+    to->Read({in_place, reader, d_model, Device::kReference});
+    AddProblems(to->problems, reader.status());
+  } else {
+    static_cast<AttentionConfig&>(to->fields) = *from.attention();
+  }
+  return to;
+}
+
+std::shared_ptr<const MixerConfig> ConfigFor(std::string_view type, const LayerSpec& layer,
+                                             const DictionaryConfig& defaults, const Attrs& section,
+                                             int64_t d_model) {
+  const auto as = type == kOvq           ? ConfigAs<OvqConfig>
+                  : type == kClosestPair ? ConfigAs<ClosestPairConfig>
+                                         : ConfigAs<FullConfig>;
+  return as(layer, defaults, section, d_model);
 }
 
 std::string_view TypeFor(CachePolicy policy, std::string_view type, bool closest_pair) {
@@ -77,12 +118,12 @@ std::string_view TypeFor(CachePolicy policy, std::string_view type, bool closest
 }
 
 // Reads ovq.shares: each of n_layers layers' share of a session's slot cap, 1 in the mean. Sets
-// `shares` to that of layer i, whose fields are `fields`: one number, or one for each of its
-// key/value heads.
-absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
+// `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its key/value
+// heads.
+absl::Status ReadShares(const MixerConfig& mixer, const Attrs& section, size_t n_layers, size_t i,
                         std::vector<double>& shares) {
-  AttrReader reader(fields.section("ovq")), model(fields.model);
-  const int n_heads = ReadAttentionShape(model).n_kv_heads;
+  AttrReader reader(section);
+  const int n_heads = mixer.attention()->shape.n_kv_heads;
   const auto n = static_cast<double>(n_layers);
   const std::vector<std::vector<double>> lists =
       reader.FloatListsOr("shares", n_layers, 1, kMinShare, n * std::max(1, n_heads));
@@ -91,7 +132,7 @@ absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
     sum += std::reduce(list.begin(), list.end()) / static_cast<double>(list.size());
   }
   shares = lists[i];
-  if (reader.ok() && model.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
+  if (reader.ok() && mixer.problems.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
     reader.Fail("shares",
                 absl::StrCat("expected a number, or one for each of ", n_heads,
                              " key/value heads, as entry ", i, ", got a list of ", shares.size()));
@@ -110,23 +151,22 @@ const char* CachePolicyName(CachePolicy policy) {
   return kNames[static_cast<size_t>(policy)];
 }
 
-absl::Status ApplyCachePolicy(CachePolicy policy, ModelConfig& config) {
+absl::Status ApplyCachePolicy(CachePolicy policy, const ConfigFile& file, ModelConfig& config) {
   std::vector<LayerSpec*> served;
   for (LayerSpec& layer : config.layers) {
-    if (AppliesTo(policy, layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
+    if (AppliesTo(policy, layer)) served.push_back(&layer);
   }
-  const bool has_own_slots = HasLayer(config, kOvq);
+  const DictionaryConfig defaults = FullAttentionDefaults(config);
+  const Attrs& section = file.section("ovq");
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
-    MixerFields& fields = config.mixer_fields[layer.fields];
-    RETURN_IF_ERROR(ReadShares(fields, served.size(), i, layer.slot_shares));
+    RETURN_IF_ERROR(ReadShares(*layer.mixer, section, served.size(), i, layer.slot_shares));
     bool closest_pair = false;
-    RETURN_IF_ERROR(ReadUpdate(layer, fields, closest_pair));
+    RETURN_IF_ERROR(ReadUpdate(layer, section, closest_pair));
     const std::string_view type = TypeFor(policy, layer.type, closest_pair);
-    Attrs& section = fields.sections.try_emplace("ovq", "ovq.").first->second;
-    if (layer.type == kFull && type != kFull && !has_own_slots)
-      SetFullAttentionDefaults(config, section);
-    layer.approximates = layer.type == kFull && type != kFull;
+    if (type == layer.type) continue;
+    layer.mixer = ConfigFor(type, layer, defaults, section, config.hidden_size);
+    layer.approximates = layer.type == kFull;
     layer.type = std::string(type);
   }
   if (!served.empty() || policy == CachePolicy::kAsTrained) return absl::OkStatus();

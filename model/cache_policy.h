@@ -13,7 +13,9 @@ inline constexpr CachePolicy kCachePolicies[] = {CachePolicy::kAsTrained, CacheP
                                                  CachePolicy::kClosestPair,
                                                  CachePolicy::kClosestPairAll, CachePolicy::kExact};
 // kAsTrained is "model".
-const char* CachePolicyName(CachePolicy memory);
+const char* CachePolicyName(CachePolicy policy);
+
+struct ConfigFile;
 
 // Sets the types of the layers whose queries and keys carry no positions (ovq_attention,
 // closest_pair_attention, and full_attention without RoPE), which have the same tensors, and gives
@@ -21,7 +23,7 @@ const char* CachePolicyName(CachePolicy memory);
 // closest_pair_attention where ovq.update says so. kClosestPairAll includes full_attention with
 // RoPE: its slots are then means of rotated keys (the rotation of queries does not change distances
 // between keys). InvalidArgument names the field, or the policy that fits no layer.
-absl::Status ApplyCachePolicy(CachePolicy memory, ModelConfig& config);
+absl::Status ApplyCachePolicy(CachePolicy policy, const ConfigFile& file, ModelConfig& config);
 
 // The number of tokens for which layers of a session with this slot cap still compute the full
 // attention that they were trained with; beyond it they approximate it. Empty if no layer

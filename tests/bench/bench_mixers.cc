@@ -92,9 +92,10 @@ Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context
     SetAll(section,
            {{"num_heads", 1}, {"value_head_dim", 1536}, {"codebook_size", 512}, {"mem_len", 512}});
   }
+  const std::shared_ptr<MixerConfig> config = entry.config();
+  ReadFields(model, section, kModelDim, *config);
   auto made = entry.make({.layer = 1,
-                          .state = {.model = model,
-                                    .section = section,
+                          .state = {.config = *config,
                                     .d_model = kModelDim,
                                     .kv_dtype = DType::kBF16,
                                     .device = context.device()},

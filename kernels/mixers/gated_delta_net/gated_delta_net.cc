@@ -15,33 +15,34 @@ enum Field { kMatrices, kNewestInputs };
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxValueDim = 4096;
 
-GatedDeltaNetConfig ReadConfig(AttrReader& model, AttrReader& section) {
-  GatedDeltaNetConfig config{};
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.n_v_heads = static_cast<int>(section.IntOr("num_v_heads", config.n_heads, 1, kMaxHeads));
+}  // namespace
+
+void ReadConfig(const FieldReaders& from, GatedDeltaNetConfig& config) {
+  AttrReader& section = from.section;
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  if (config.n_v_heads == 0) config.n_v_heads = config.n_heads;
+  section.Int("num_v_heads", config.n_v_heads, 1, kMaxHeads);
   if (section.ok() && config.n_v_heads % config.n_heads != 0) {
     section.Fail("num_v_heads", absl::StrCat("expected a multiple of num_heads = ", config.n_heads,
                                              ", got ", config.n_v_heads));
   }
-  config.head_dim = static_cast<int>(section.Int("head_dim", 1, kMaxStateKeyDim));
-  config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxValueDim));
-  const bool convolves = section.BoolOr("use_short_conv", true);
-  // Published files have conv_size even without a convolution; it then means nothing.
-  const int64_t conv_size = convolves ? section.Int("conv_size", 2, kMaxConvSize)
-                                      : section.IntOr("conv_size", 1, 1, kMaxConvSize);
-  config.conv_size = convolves ? static_cast<int>(conv_size) : 1;
-  config.conv_bias = section.BoolOr("conv_bias", false) && convolves;
-  config.has_gate = section.BoolOr("use_gate", true);
-  config.beta_scale = section.BoolOr("allow_neg_eigval", false) ? 2 : 1;
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  return config;
+  section.Int("head_dim", config.head_dim, 1, kMaxStateKeyDim);
+  section.Int("value_head_dim", config.value_head_dim, 1, kMaxValueDim);
+  section.Bool("use_short_conv", config.convolves);
+  section.Bool("conv_bias", config.conv_bias);
+  if (config.convolves) {
+    section.Int("conv_size", config.conv_size, 2, kMaxConvSize);
+  } else {  // published files have conv_size and a bias all the same; they then mean nothing
+    section.IntOr("conv_size", 1, 1, kMaxConvSize);
+    config.conv_size = 1;
+    config.conv_bias = false;
+  }
+  section.Bool("use_gate", config.has_gate);
+  section.Bool("allow_neg_eigval", config.negative_eigenvalues);
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
 }
 
-}  // namespace
-
-GatedDeltaNet::GatedDeltaNet(const StateSpec&, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(model, section)) {
-  if (!model.ok() || !section.ok()) return;
+GatedDeltaNet::GatedDeltaNet(const Config& config) : config(config) {
   std::vector<StateField> fields = {
       MatrixStateField(config.n_v_heads, config.head_dim, config.value_head_dim)};
   if (config.conv_size > 1) fields.push_back(ShortConvField(config.conv_width(), config.conv_size));
@@ -122,7 +123,7 @@ float* GatedDeltaNet::ReadStates(const LayerArgs& args, const TokenInputs& rows,
                          .n_tokens = rows.n_tokens,
                          .n_heads = config.n_v_heads,
                          .y = beta,
-                         .scale = config.beta_scale});
+                         .scale = config.negative_eigenvalues ? 2.0f : 1.0f});
   AdvanceStates(args.context, args.seqs,
                 {.rule = StateRule::kDelta,
                  .n_heads = config.n_v_heads,

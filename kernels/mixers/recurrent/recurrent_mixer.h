@@ -12,7 +12,8 @@
 namespace ovq {
 
 // Requirements for T:
-//   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
+//   Config: its config
+//   explicit T(const Config&)
 //   MixerState layout: has no growing part
 //   void Load(const MixerSpec&): loads its weights; errors go to spec.weights
 //   size_t weight_bytes() const
@@ -35,25 +36,16 @@ class RecurrentMixer final : public SequenceMixer {
   T recurrence_;
 };
 
-template <class T>
-absl::StatusOr<T> ReadRecurrence(const StateSpec& spec) {
-  AttrReader model(spec.model), section(spec.section);
-  T recurrence(spec, model, section);
-  absl::Status status = model.status();
-  status.Update(section.status());
-  if (!status.ok()) return status;
-  return recurrence;
-}
-
 // The two functions of a registry entry.
 template <class T>
 absl::StatusOr<MixerState> RecurrentState(const StateSpec& spec) {
-  ASSIGN_OR_RETURN(T recurrence, ReadRecurrence<T>(spec));
-  return std::move(recurrence.layout);
+  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec));
+  return T(config).layout;
 }
 template <class T>
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeRecurrent(const MixerSpec& spec) {
-  ASSIGN_OR_RETURN(T recurrence, ReadRecurrence<T>(spec.state));
+  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec.state));
+  T recurrence(config);
   recurrence.Load(spec);
   if (!spec.weights.status().ok()) return spec.weights.status();
   return std::make_unique<RecurrentMixer<T>>(std::move(recurrence));

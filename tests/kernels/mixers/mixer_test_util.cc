@@ -32,10 +32,6 @@ class RandomLayer {
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-void SetAll(const std::map<std::string, Attrs::Value>& fields, Attrs& attrs) {
-  for (const auto& [name, value] : fields) attrs.Set(name, value);
-}
-
 }  // namespace
 
 MixerCases::MixerCases(std::vector<MixerCase> cases) {
@@ -62,6 +58,19 @@ std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info) {
          "_" + DeviceName(c.device);
 }
 
+Attrs MakeFields(const Fields& fields, const std::string& path) {
+  Attrs attrs(path);
+  for (const auto& [name, value] : fields) attrs.Set(name, value);
+  return attrs;
+}
+
+std::shared_ptr<MixerConfig> ReadFields(const std::string& type, const Attrs& model,
+                                        const Attrs& section, int64_t d_model) {
+  std::shared_ptr<MixerConfig> config = FindMixer(type)->config();
+  ovq::ReadFields(model, section, d_model, *config);
+  return config;
+}
+
 WeightSource RandomWeights(const MixerCase& c) {
   const auto layer = std::make_shared<RandomLayer>(c);
   return [layer](const std::string& leaf, const Shape& shape) { return (*layer)(leaf, shape); };
@@ -80,14 +89,12 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
       compute_dtype_(c.compute_dtype),
       context_(MakeContext(device, n_threads)) {
   context_->BindThread();
-  Attrs model, section("section.");
-  SetAll(c.model, model);
-  SetAll(c.section, section);
+  const std::shared_ptr<MixerConfig> config =
+      ReadFields(c.type, MakeFields(c.model), MakeFields(c.section, "section."));
   const WeightSource source = RandomWeights(c);
   WeightReader weights(source, c.compute_dtype, *context_);
   auto made = FindMixer(c.type)->make({.layer = 3,
-                                       .state = {.model = model,
-                                                 .section = section,
+                                       .state = {.config = *config,
                                                  .d_model = kModelDim,
                                                  .kv_dtype = c.kv_dtype,
                                                  .device = context_->device(),
