@@ -157,11 +157,11 @@ absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy po
                   ModelConfig& config) {
   Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
+  ConfigFile file{json, fields};  // a copy, so that errors here hide no unread fields
   AttrReader reader(fields);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);
   absl::Status problems;
-  ConfigFile file{json, fields};  // of a copy, so that errors outside hide no unread fields
   if (config.family) problems = config.family->read(file, config);
   if (config.family && config.hidden_size > 0) {
     AddProblems(problems, ApplyCachePolicy(policy, file, config));
