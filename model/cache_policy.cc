@@ -17,6 +17,13 @@
 #include "model/families/family.h"
 
 namespace ovq {
+
+struct SlotFields {
+  DictionaryConfig defaults;
+  const Attrs& section;  // "ovq" of config.json
+  int64_t d_model;
+};
+
 namespace {
 
 constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_attention",
@@ -27,12 +34,13 @@ constexpr int64_t kFullAttentionChunk = kBlockSlots;
 // Defaults for published models, which were trained on texts: their first tokens act as attention
 // sinks, and the newest are read most where no layer has a window of them.
 constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
+constexpr const char* kClosestPairName = "closest-pair";
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
-bool AppliesTo(CachePolicy policy, const LayerSpec& layer) {
+bool AppliesTo(const CachePolicy& policy, const LayerSpec& layer) {
   if (layer.type == kOvq || layer.type == kClosestPair) return true;
   if (layer.type != kFull) return false;
-  return policy == CachePolicy::kClosestPairAll || layer.mixer->attention()->input.rope.dims == 0;
+  return policy.serves_rope || layer.mixer->attention()->input.rope.dims == 0;
 }
 
 // Reads ovq.update; the layer's own type takes precedence.
@@ -64,58 +72,49 @@ DictionaryConfig FullAttentionDefaults(const ModelConfig& config) {
   return slots;
 }
 
-// A layer's config for another type: that of the slots which it has, or those of `defaults` and of
-// the section "ovq" if it was trained with full attention.
+// A layer's config for another type: with the slots that it has, or with `fields` if it was trained
+// with full attention.
 template <class Config>
-std::shared_ptr<const MixerConfig> ConfigAs(const LayerSpec& layer,
-                                            const DictionaryConfig& defaults, const Attrs& section,
-                                            int64_t d_model) {
+std::shared_ptr<const MixerConfig> ConfigAs(const LayerSpec& layer, const SlotFields& fields) {
   const MixerConfig& from = *layer.mixer;
   auto to = std::make_shared<LayerConfig<Config>>();
   to->names = from.names;
   to->section = from.section;
   to->problems = from.problems;
-  if constexpr (std::is_base_of_v<DictionaryConfig, Config>) {
-    DictionaryConfig& slots = to->fields;
-    if (layer.type != kFull) {
-      slots = static_cast<const DictionaryConfig&>(*from.attention());
-      return to;
-    }
-    slots = defaults;
-    static_cast<AttentionConfig&>(slots) = *from.attention();
-    to->section = section.path();
-    AttrReader in_place("", from.names), reader(section);
-    to->Read({in_place, reader, d_model, Device::kReference});
-    AddProblems(to->problems, reader.status());
-  } else {
+  if constexpr (!std::is_base_of_v<DictionaryConfig, Config>) {
     static_cast<AttentionConfig&>(to->fields) = *from.attention();
+  } else if (DictionaryConfig& slots = to->fields; layer.type != kFull) {
+    slots = static_cast<const DictionaryConfig&>(*from.attention());
+  } else {
+    slots = fields.defaults;
+    static_cast<AttentionConfig&>(slots) = *from.attention();
+    to->section = fields.section.path();
+    AttrReader in_place("", from.names), reader(fields.section);
+    to->Read({in_place, reader, fields.d_model, Device::kReference});
+    AddProblems(to->problems, reader.status());
   }
   return to;
 }
 
-std::shared_ptr<const MixerConfig> ConfigFor(std::string_view type, const LayerSpec& layer,
-                                             const DictionaryConfig& defaults, const Attrs& section,
-                                             int64_t d_model) {
-  const auto as = type == kOvq           ? ConfigAs<OvqConfig>
-                  : type == kClosestPair ? ConfigAs<ClosestPairConfig>
-                                         : ConfigAs<FullConfig>;
-  return as(layer, defaults, section, d_model);
-}
-
-std::string_view TypeFor(CachePolicy policy, std::string_view type, bool closest_pair) {
-  switch (policy) {
-    case CachePolicy::kPaper:
-      return kOvq;
-    case CachePolicy::kClosestPair:
-    case CachePolicy::kClosestPairAll:
-      return kClosestPair;
-    case CachePolicy::kExact:
-      return kFull;
-    case CachePolicy::kAsTrained:
-      break;
-  }
-  return type == kOvq && closest_pair ? kClosestPair : type;
-}
+constexpr CachePolicy kPolicies[] = {
+    {.name = "model", .layer_type = "", .help = "what config.json says"},
+    {.name = "paper",
+     .layer_type = kOvq,
+     .config = ConfigAs<OvqConfig>,
+     .help = "rows by the OVQ paper's update, up to max_centroids of them"},
+    {.name = kClosestPairName,
+     .layer_type = kClosestPair,
+     .config = ConfigAs<ClosestPairConfig>,
+     .is_exact_at_first = true,
+     .help = "rows by merging the closest pairs, up to max_centroids of them"},
+    {.name = "closest-pair-all",
+     .layer_type = kClosestPair,
+     .config = ConfigAs<ClosestPairConfig>,
+     .serves_rope = true,
+     .is_exact_at_first = true,
+     .help = "full_attention layers with RoPE as well, on their turned keys"},
+    {.name = "exact", .layer_type = kFull, .config = ConfigAs<FullConfig>, .help = "every token"},
+};
 
 // Reads ovq.shares: each of n_layers layers' share of a session's slot cap, 1 in the mean. Sets
 // `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its key/value
@@ -146,34 +145,38 @@ absl::Status ReadShares(const MixerConfig& mixer, const Attrs& section, size_t n
 
 }  // namespace
 
-const char* CachePolicyName(CachePolicy policy) {
-  constexpr const char* kNames[] = {"model", "paper", "closest-pair", "closest-pair-all", "exact"};
-  return kNames[static_cast<size_t>(policy)];
+std::span<const CachePolicy> CachePolicies() { return kPolicies; }
+
+const CachePolicy* FindCachePolicy(std::string_view name) {
+  const auto* const found = std::ranges::find(kPolicies, name, &CachePolicy::name);
+  return found == std::end(kPolicies) ? nullptr : found;
 }
 
-absl::Status ApplyCachePolicy(CachePolicy policy, const ConfigFile& file, ModelConfig& config) {
+absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
+                              ModelConfig& config) {
   std::vector<LayerSpec*> served;
   for (LayerSpec& layer : config.layers) {
     if (AppliesTo(policy, layer)) served.push_back(&layer);
   }
-  const DictionaryConfig defaults = FullAttentionDefaults(config);
-  const Attrs& section = file.section("ovq");
+  const SlotFields fields = {FullAttentionDefaults(config), file.section("ovq"),
+                             config.hidden_size};
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
-    RETURN_IF_ERROR(ReadShares(*layer.mixer, section, served.size(), i, layer.slot_shares));
+    RETURN_IF_ERROR(ReadShares(*layer.mixer, fields.section, served.size(), i, layer.slot_shares));
     bool closest_pair = false;
-    RETURN_IF_ERROR(ReadUpdate(layer, section, closest_pair));
-    const std::string_view type = TypeFor(policy, layer.type, closest_pair);
-    if (type == layer.type) continue;
-    layer.mixer = ConfigFor(type, layer, defaults, section, config.hidden_size);
+    RETURN_IF_ERROR(ReadUpdate(layer, fields.section, closest_pair));
+    const bool updates = policy.layer_type.empty() && layer.type == kOvq && closest_pair;
+    const CachePolicy& of_layer = updates ? *FindCachePolicy(kClosestPairName) : policy;
+    if (of_layer.layer_type.empty() || of_layer.layer_type == layer.type) continue;
+    layer.mixer = of_layer.config(layer, fields);
     layer.approximates = layer.type == kFull;
-    layer.type = std::string(type);
+    layer.type = std::string(of_layer.layer_type);
   }
-  if (!served.empty() || policy == CachePolicy::kAsTrained) return absl::OkStatus();
+  if (!served.empty() || policy.layer_type.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("layer_types: expected ovq_attention or full_attention",
-                   policy == CachePolicy::kClosestPairAll ? "" : " without RoPE", " for --memory ",
-                   CachePolicyName(policy), ", got no such layer"));
+                   policy.serves_rope ? "" : " without RoPE", " for --memory ", policy.name,
+                   ", got no such layer"));
 }
 
 std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) {

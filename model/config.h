@@ -38,11 +38,6 @@ struct FeedForwardSpec {
   bool parallel = false;
 };
 
-// A cache policy is how layers with a choice keep their past: kAsTrained as config.json says,
-// kPaper by OVQ's update, kClosestPair by merging closest pairs, kClosestPairAll likewise for keys
-// with RoPE too, kExact all tokens (model/cache_policy.h).
-enum class CachePolicy : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
-
 struct LayerSpec {
   std::string type;  // known to the mixer registry
   // Its mixer's part of config.json, of the registry's type for it; null where `type` is unknown.

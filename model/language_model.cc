@@ -84,7 +84,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
     DeviceContext& context) {
   std::vector<ModelConfig> configs;
-  for (const CachePolicy policy : policies) {
+  for (const CachePolicy& policy : policies) {
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
     configs.push_back(std::move(config));
   }

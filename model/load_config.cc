@@ -12,7 +12,6 @@
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "model/cache_policy.h"
 #include "model/families/family.h"
 #include "model/json_attrs.h"
 #include "model/tokenizers/tokenizer_folder.h"
@@ -153,7 +152,7 @@ Json WithTextConfig(const Json& json, Attrs& fields) {
   return all;
 }
 
-absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy policy,
+absl::Status Read(const std::string& folder, const Json& in_file, const CachePolicy& policy,
                   ModelConfig& config) {
   Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
@@ -198,14 +197,14 @@ std::string FolderName(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, CachePolicy policy) {
+absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, const CachePolicy& policy) {
   ModelConfig config;
   const absl::Status status = LoadConfig(folder, config, policy);
   if (!status.ok()) return status;
   return config;
 }
 
-absl::Status LoadConfig(const std::string& folder, ModelConfig& config, CachePolicy policy) {
+absl::Status LoadConfig(const std::string& folder, ModelConfig& config, const CachePolicy& policy) {
   const std::string path = absl::StrCat(folder, "/config.json");
   ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxConfigBytes));
   ASSIGN_OR_RETURN(Json json, ParseJsonObject(WithoutInfinity(std::move(text)), path));
@@ -215,8 +214,7 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config, CachePol
   AddProblems(status, ReadGeneration(folder, config));
   for (std::string_view key : Bookkeeping()) json.erase(std::string(key));
   config.canonical = json.dump();
-  if (policy != CachePolicy::kAsTrained)
-    absl::StrAppend(&config.canonical, " ", CachePolicyName(policy));
+  if (!policy.layer_type.empty()) absl::StrAppend(&config.canonical, " ", policy.name);
   return status;
 }
 
