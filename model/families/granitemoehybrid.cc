@@ -42,19 +42,19 @@ std::shared_ptr<MixerConfig> Mamba(const ConfigFile& file, HubReader& reader,
   mamba->names = {{"num_heads", "mamba_n_heads"},       {"state_size", "mamba_d_state"},
                   {"n_groups", "mamba_n_groups"},       {"conv_kernel", "mamba_d_conv"},
                   {"use_conv_bias", "mamba_conv_bias"}, {"use_bias", "mamba_proj_bias"},
-                  {"dt_limit", "time_step_limit"},      {"expand", "mamba_expand"}};
+                  {"dt_limit", "time_step_limit"},      {"expand", "mamba_expand", true}};
   Mamba2Config& fields = mamba->fields;
   fields.n_heads = 128;
   fields.state_size = 256;
   fields.norm_groups = 1;
   fields.norm_eps = config.norm.eps;
-  fields.expand = 2;
-  const double expand = reader.file().FloatOr("mamba_expand", fields.expand, 0.001, 1024);
+  fields.expand = reader.file().FloatOr("mamba_expand", 2, 0.001, 1024);
   if (file.fields.Has("mamba_d_head") && file.json.at("mamba_d_head") != "auto") {
     mamba->names.push_back({"head_dim", "mamba_d_head"});
   } else {
     const int64_t n_heads = Peek(file.fields, "mamba_n_heads", fields.n_heads, kMaxHiddenSize);
-    const auto width = static_cast<int64_t>(expand * static_cast<double>(config.hidden_size));
+    const auto width =
+        static_cast<int64_t>(fields.expand * static_cast<double>(config.hidden_size));
     fields.head_dim = static_cast<int>(width / n_heads);
     mamba->names.push_back({"head_dim", "mamba_expand", /*is_filled=*/true});
   }

@@ -26,7 +26,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   reader.SetRope(RopeSpec::Layout::kHalves, *attention, {.may_be_null = true});
   reader.ReadMixer(*attention);
   const Attrs& fields = config_file.fields;
-  const int64_t n_heads = Peek(fields, "num_attention_heads", 30, kMaxHiddenSize);
+  int64_t n_heads = 30;  // if it is wrong, no layer's tensors are known
+  file.Int("num_attention_heads", n_heads, 1, 4096);
   const int64_t n_key_heads = Peek(fields, "linear_num_key_heads", n_heads, kMaxHiddenSize);
   const int64_t key_dim = 3 * config.hidden_size / (4 * n_key_heads);
   const auto gdn = reader.GatedDeltaNet({n_key_heads, n_heads, key_dim, /*value_dim=*/0});

@@ -90,8 +90,9 @@ void Reader::ReadSizes() {
   file_.Int("num_attention_heads", shape_.n_heads, 1, kMaxHiddenSize);
   if (!file_.ok()) return;
   const int64_t share = std::max<int64_t>(1, config_.hidden_size / shape_.n_heads);
-  const int64_t head_dim = file_.IntOr("d_head", share, 1, kMaxHiddenSize);
-  shape_.head_dim = shape_.value_head_dim = static_cast<int>(head_dim);
+  shape_.head_dim = static_cast<int>(share);
+  file_.Int("d_head", shape_.head_dim, 1, kMaxHiddenSize);
+  shape_.value_head_dim = shape_.head_dim;
   file_.Int("d_qk_head", shape_.head_dim, 1, kMaxHiddenSize);
   file_.Int("d_v_head", shape_.value_head_dim, 1, kMaxHiddenSize);
   if (file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize) != shape_.n_heads) {
