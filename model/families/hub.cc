@@ -158,7 +158,7 @@ absl::Status HubReader::Done() {
 TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& tensor,
                                std::string name_in_file, const Shape& shape) {
   const auto& gdn = FieldsAs<GatedDeltaNetConfig>(*config.layers[tensor.layer].mixer);
-  const int64_t keys = gdn.qk_width(), values = gdn.v_width();
+  const int64_t keys = gdn.key_width(), values = gdn.value_width();
   const int64_t per_row = shape.elements() / shape[0];
   const char part = tensor.leaf[std::string_view("self_attn.").size()];  // q_proj, q_conv1d, ...
   const int64_t rows = 2 * keys + values;

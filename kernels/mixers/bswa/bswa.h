@@ -20,7 +20,7 @@ struct BlockSlidingAttention : Attention {
   using Config = BlockSlidingConfig;
   BlockSlidingAttention(const StateSpec& spec, const Config& config);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
   int32_t chunk_len, window_chunks, sink_len;  // as in the config

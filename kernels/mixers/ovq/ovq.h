@@ -43,7 +43,7 @@ struct OvqAttention : Attention {
   OvqAttention(const StateSpec& spec, const OvqConfig& config);
 
   void Load(const MixerSpec& spec);
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;

@@ -19,7 +19,7 @@ void ReadConfig(const FieldReaders& from, SlidingConfig& config);
 struct SoftmaxAttention : Attention {
   SoftmaxAttention(const StateSpec& spec, const AttentionConfig& config, int32_t window);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 
