@@ -90,7 +90,7 @@ std::shared_ptr<const MixerConfig> ConfigAs(const LayerSpec& layer, const SlotFi
     static_cast<AttentionConfig&>(slots) = *from.attention();
     to->section = fields.section.path();
     AttrReader in_place("", from.names), reader(fields.section);
-    to->Read({in_place, reader, fields.d_model, Device::kReference});
+    to->Read({in_place, reader, fields.d_model, Device::kCpu});
     AddProblems(to->problems, reader.status());
   }
   return to;

@@ -115,7 +115,7 @@ absl::Status CheckMixers(ModelConfig& config) {
     LayerSpec& layer = config.layers[i];
     layer.is_wrong |= layer.mixer == nullptr;
     if (layer.mixer == nullptr) continue;
-    const absl::Status status = MakeMixerState(config, i, DType::kF32, Device::kReference).status();
+    const absl::Status status = MakeMixerState(config, i, DType::kF32, Device::kCpu).status();
     layer.is_wrong |= !status.ok();
     AddProblems(problems, status);
   }

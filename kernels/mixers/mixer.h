@@ -71,7 +71,7 @@ struct FieldReaders {
   AttrReader& model;    // those at the top of config.json
   AttrReader& section;  // those of the mixer's own object ("ovq", "vq", ...)
   int64_t d_model;      // hidden_size: the width of x and y
-  Device device;        // kReference where it is not known yet
+  Device device;        // kCpu where it is not known yet
   bool ok() const { return model.ok() && section.ok(); }
 };
 

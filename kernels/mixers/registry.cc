@@ -56,7 +56,7 @@ const MixerEntry* FindMixer(std::string_view layer_type) {
 void ReadFields(const Attrs& model, const Attrs& section, int64_t d_model, MixerConfig& config) {
   AttrReader of_model(model, config.names), of_section(section, config.names);
   config.section = section.path();
-  config.Read({of_model, of_section, d_model, Device::kReference});
+  config.Read({of_model, of_section, d_model, Device::kCpu});
   config.problems = of_model.status();
   AddProblems(config.problems, of_section.status());
 }

@@ -29,10 +29,6 @@ Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size
 struct OvqConfig : DictionaryConfig {};
 void ReadConfig(const FieldReaders& from, OvqConfig& config);
 
-struct OvqArgs : AttentionArgs {
-  const OvqConfig& config;
-};
-
 // fixed: pending keys [n_kv_heads][blocks of the chunk][head_dim][64] and values, best_score and
 //        best_slot [n_kv_heads][chunk_len]
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
@@ -51,7 +47,5 @@ struct OvqAttention : Attention {
   OvqConfig config;
   Buffer delta_scale;  // float [n_heads] in the device's memory: factor that makes a key a query
 };
-
-void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 
 }  // namespace ovq

@@ -39,6 +39,4 @@ struct FullAttention : SoftmaxAttention {
       : SoftmaxAttention(spec, config, /*window=*/0) {}
 };
 
-void SoftmaxAttentionRef(DeviceContext& context, const AttentionArgs& args);
-
 }  // namespace ovq
