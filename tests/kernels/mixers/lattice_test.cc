@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
 namespace ovq::test {
