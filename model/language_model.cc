@@ -46,16 +46,16 @@ absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only c
 }  // namespace
 
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
-  size_t block_bytes = 0;  // for 64 tokens
-  for (int i = 0; i < config.n_layers; ++i) {
-    AttrReader reader(config.fields(i).model);
-    const AttentionShape shape = ReadAttentionShape(reader);
-    if (!reader.ok()) return 0;
-    block_bytes +=
-        static_cast<size_t>(shape.n_kv_heads) *
+  for (const LayerSpec& layer : config.layers) {
+    const AttentionConfig* const attention = layer.mixer->attention();
+    if (attention == nullptr) continue;
+    const AttentionShape& shape = attention->shape;  // the same in all layers that have one
+    const size_t block_bytes =                       // for 64 tokens of all layers
+        static_cast<size_t>(config.n_layers) * static_cast<size_t>(shape.n_kv_heads) *
         (BlockBytes(state_dtype, shape.head_dim) + BlockBytes(state_dtype, shape.value_head_dim));
+    return block_bytes / kBlockSlots;
   }
-  return block_bytes / kBlockSlots;
+  return 0;
 }
 
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
@@ -84,7 +84,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
     DeviceContext& context) {
   std::vector<ModelConfig> configs;
-  for (const CachePolicy policy : policies) {
+  for (const CachePolicy& policy : policies) {
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
     configs.push_back(std::move(config));
   }

@@ -97,22 +97,21 @@ void AddSessionStorage(Flags& flags, Options& o) {
 
 void AddModelChoices(Flags& flags, Options& o) {
   std::vector<std::pair<std::string, CachePolicy>> cache_policies;
-  for (const CachePolicy policy : kCachePolicies) {
-    cache_policies.emplace_back(CachePolicyName(policy), policy);
+  std::string kept =
+      "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n";
+  for (const CachePolicy& policy : CachePolicies()) {
+    cache_policies.emplace_back(policy.name, policy);
+    absl::StrAppend(&kept, policy.name, ": ", policy.help, "\n");
   }
   flags.Add(
       "speculate", "HOW",
       Choice(o.engine.speculation, {{"off", Speculation::kOff}, {"ngram", Speculation::kNgram}}),
       "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
       "stood before, and as many are checked in a step as make answers faster; they are the same");
-  flags.Add(
-      "memory", "NAME[,NAME]", Choices<CachePolicy>(o.cache_policies, cache_policies),
-      "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
-      "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
-      "(both up to max_centroids of them), or every token; closest-pair-all: full_attention "
-      "layers\n"
-      "with RoPE as well, on their turned keys. Of several, sessions get the first unless their\n"
-      "creation asks for another; they share the weights");
+  flags.Add("memory", "NAME[,NAME]", Choices<CachePolicy>(o.cache_policies, cache_policies),
+            absl::StrCat(kept,
+                         "of several, sessions get the first unless their creation asks for\n"
+                         "another; they share the weights"));
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";

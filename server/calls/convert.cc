@@ -262,7 +262,7 @@ void Fill(const Finished& from, v1::Finished& to) {
 void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_session_id(from.id);
   to.set_position(static_cast<uint64_t>(from.position));
-  to.set_memory(from.memory);
+  to.set_memory(from.cache_policy);
   to.set_max_centroids(static_cast<uint32_t>(from.slot_cap));
   to.set_state_bytes(from.state_bytes);
   to.set_state_bytes_cap(from.state_bytes_cap);

@@ -95,7 +95,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   info.set_compute_dtype(description.compute_dtype);
   info.set_weights(description.weights);
   info.set_state_dtype(description.state_dtype);
-  info.set_memory(description.memory);
+  info.set_memory(description.cache_policies);
   info.set_state_memory_bytes(options.state_memory_bytes);
   info.set_max_sessions(static_cast<uint64_t>(options.max_sessions));
   info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));

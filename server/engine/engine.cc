@@ -216,10 +216,11 @@ absl::StatusOr<SessionImage> Engine::ExportSession(const std::string& id, const 
 }
 
 absl::Status Engine::CheckImport(const SessionImage& head) const {
-  const ModelVariant* variant = model().FindVariant(head.memory);
+  const ModelVariant* variant = model().FindVariant(head.cache_policy);
   if (variant == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "session file: no memory of this server is named '", absl::CHexEscape(head.memory), "'"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("session file: no memory of this server is named '",
+                     absl::CHexEscape(head.cache_policy), "'"));
   }
   if (head.slot_cap > options().max_slot_cap) {
     return absl::FailedPreconditionError(absl::StrCat("session file: expected at most ",
@@ -231,7 +232,7 @@ absl::Status Engine::CheckImport(const SessionImage& head) const {
 
 void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCallback done) {
   options.imported = true;
-  options.variant = image.memory;
+  options.variant = image.cache_policy;
   if (image.slot_cap > 0) options.slot_cap = image.slot_cap;
   const bool trusted = this->options().trust_session_files;
   absl::Status status = CheckImport(image);
@@ -245,7 +246,8 @@ void Engine::ImportSession(SessionImage image, SessionOptions options, SessionCa
     return CreateSession(std::move(options), std::move(done));
   }
   if (status.ok()) status = ValidateSession(config_, options);
-  if (status.ok()) status = CheckSessionState(image, *model().FindVariant(image.memory)->layout);
+  if (status.ok())
+    status = CheckSessionState(image, *model().FindVariant(image.cache_policy)->layout);
   inbox_->Post([this, status = std::move(status), image = std::move(image),
                 options = std::move(options), done = std::move(done),
                 called = this->options().clock.steady()]() mutable {

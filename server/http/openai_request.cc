@@ -157,7 +157,7 @@ void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
 }  // namespace
 
 void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
-  if (const auto memory = fields.Text("memory")) to.set_memory(*memory);
+  if (const auto policy = fields.Text("memory")) to.set_memory(*policy);
   if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
 }
 

@@ -51,7 +51,7 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : mode
             {"compute_dtype", model.compute_dtype},
             {"weights", model.weights},
             {"state_dtype", model.state_dtype},
-            {"memory", model.memory}})
+            {"memory", model.cache_policies}})
       .Set(1);
   auto& products = Gauges("ovq_matrix_products",
                           "Products with weights that the model was loaded with, by shape: whose "

@@ -44,7 +44,7 @@ struct ModelDescription {
   std::string weights;  // type of most of them: "f32", "bf16", "int8"
   std::vector<ProductChoice> products;
   std::string state_dtype;
-  std::string memory;  // cache policies to choose from, with commas between
+  std::string cache_policies;  // those to choose from, with commas between
   size_t weight_bytes = 0;
   bool has_gpu = false;         // GPU memory is reported, too
   bool has_dictionary = false;  // some layer has centroids

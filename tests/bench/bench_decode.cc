@@ -257,9 +257,7 @@ std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const s
 
 // The policy of this name, as the server's --memory has it.
 CachePolicy ParseCachePolicy(const std::string& name) {
-  for (const CachePolicy policy : kCachePolicies) {
-    if (name == CachePolicyName(policy)) return policy;
-  }
+  if (const CachePolicy* const policy = FindCachePolicy(name)) return *policy;
   std::fprintf(stderr, "--memory: unknown value %s\n", name.c_str());
   std::exit(2);
 }

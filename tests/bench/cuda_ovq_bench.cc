@@ -48,20 +48,21 @@ double FlopsOfOneHead(const Scale& scale) {
   return flops;
 }
 
+OvqConfig LayerConfig(const Scale& scale, int n_heads) {
+  OvqConfig config;
+  config.shape = {
+      .n_heads = n_heads, .n_kv_heads = n_heads, .head_dim = kHeadDim, .value_head_dim = kHeadDim};
+  config.chunk_len = static_cast<int>(scale.chunk_len);
+  config.default_slot_cap = scale.slot_cap;
+  config.dtype = scale.state_dtype;
+  config.layer = 1;
+  return config;
+}
+
 class OvqLayer {
  public:
   OvqLayer(DeviceContext& context, const Scale& scale, int n_heads)
-      : context_(context),
-        scale_(scale),
-        ovq_(OvqConfig{.shape = {.n_heads = n_heads,
-                                 .n_kv_heads = n_heads,
-                                 .head_dim = kHeadDim,
-                                 .value_head_dim = kHeadDim},
-                       .chunk_len = static_cast<int>(scale.chunk_len),
-                       .default_slot_cap = scale.slot_cap,
-                       .dtype = scale.state_dtype,
-                       .layer = 1}),
-        meter_(context) {
+      : context_(context), scale_(scale), ovq_(LayerConfig(scale, n_heads)), meter_(context) {
     const MixerState& layout = ovq_.layout;
     where_ = {0, layout.fixed.bytes(), layout.block.bytes(), layout.head_bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;

@@ -149,7 +149,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
   EXPECT_THAT(options.cache_policies,
-              testing::ElementsAre(CachePolicy::kClosestPair, CachePolicy::kExact));
+              testing::ElementsAre(*FindCachePolicy("closest-pair"), *FindCachePolicy("exact")));
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
   EXPECT_EQ(options.weights, WeightType::kInt8);

@@ -24,7 +24,7 @@ ModelDescription Description() {
           .weights = "int8",
           .products = {},
           .state_dtype = "f32",
-          .memory = "model",
+          .cache_policies = "model",
           .weight_bytes = 4000,
           .has_gpu = false,
           .has_dictionary = true};

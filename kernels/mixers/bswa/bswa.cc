@@ -14,12 +14,18 @@ constexpr int64_t kMaxChunkLen = 1 << 16;
 
 }  // namespace
 
-BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& model,
-                                             AttrReader& section)
-    : Attention{.shape = ReadAttentionShape(model)},
-      chunk_len(static_cast<int32_t>(section.IntOr("chunk_len", 256, 1, kMaxChunkLen))),
-      window_chunks(static_cast<int32_t>(section.IntOr("n_bswa_chunks", 2, 1, 256))),
-      sink_len(static_cast<int32_t>(section.IntOr("sink_len", 1, 0, kMaxChunkLen))),
+void ReadConfig(const FieldReaders& from, BlockSlidingConfig& config) {
+  ReadAttention(from, config);
+  from.section.Int("chunk_len", config.chunk_len, 1, kMaxChunkLen);
+  from.section.Int("n_bswa_chunks", config.window_chunks, 1, 256);
+  from.section.Int("sink_len", config.sink_len, 0, kMaxChunkLen);
+}
+
+BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, const Config& config)
+    : Attention{.shape = config.shape},
+      chunk_len(config.chunk_len),
+      window_chunks(config.window_chunks),
+      sink_len(config.sink_len),
       dtype(spec.kv_dtype) {
   const int64_t heads = shape.n_kv_heads,
                 blocks = NumBlocks(int64_t{chunk_len} * window_chunks + sink_len);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
@@ -13,26 +14,6 @@ namespace {
 
 using enum PairFields::Fixed;
 using enum PairFields::Block;
-
-ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  ClosestPairConfig config{};
-  const int64_t longest = spec.device == Device::kCuda ? kMaxPairCudaChunkLen : 1 << 16;
-  config.shape = ReadAttentionShape(model);
-  config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
-  config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
-  for (const char* flag :
-       {"normalize_centroids", "min_state_size", "counts_for_rates_only", "delta_rule"}) {
-    if (section.BoolOr(flag, false)) {
-      section.Fail(flag, "expected false for rows that merge by closest pairs, got true");
-    }
-  }
-  config.rule = ReadPairRule(section);
-  config.dtype = spec.kv_dtype;
-  config.slot_shares = spec.slot_shares;
-  return config;
-}
-
-constexpr double kMaxValueWeight = 1e6;
 
 // |key|^2 after the norm, without its weights; 0 without a norm.
 float KeySize(HeadNorm norm, int head_dim) {
@@ -51,15 +32,15 @@ float KeySize(HeadNorm norm, int head_dim) {
 
 }  // namespace
 
-PairRule ReadPairRule(AttrReader& section) {
-  PairRule rule;
-  rule.value_weight =
-      static_cast<float>(section.FloatOr("value_weight", rule.value_weight, 0, kMaxValueWeight));
-  rule.pinned_tokens =
-      static_cast<int32_t>(section.IntOr("pinned_tokens", rule.pinned_tokens, 0, kMaxSlotCap));
-  rule.recent_tokens =
-      static_cast<int32_t>(section.IntOr("recent_tokens", rule.recent_tokens, 0, kMaxSlotCap));
-  return rule;
+void ReadConfig(const FieldReaders& from, ClosestPairConfig& config) {
+  ReadDictionary(from, kMaxPairCudaChunkLen, config);
+  for (const auto& [field, is_set] : {std::pair("normalize_centroids", config.normalize_centroids),
+                                      {"min_state_size", config.min_state_size},
+                                      {"counts_for_rates_only", config.counts_for_rates_only},
+                                      {"delta_rule", config.delta_rule}}) {
+    if (!is_set) continue;
+    from.section.Fail(field, "expected false for rows that merge by closest pairs, got true");
+  }
 }
 
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
@@ -72,9 +53,8 @@ Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
           .default_slot_cap = default_slot_cap};
 }
 
-ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, AttrReader& model,
-                                           AttrReader& section)
-    : ClosestPairAttention(ReadConfig(spec, model, section)) {}
+ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config)
+    : ClosestPairAttention(InState(spec, config)) {}
 
 ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     : Attention{.shape = config.shape}, config(config) {

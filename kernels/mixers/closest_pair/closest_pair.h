@@ -9,25 +9,17 @@
 
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/dictionary_config.h"
 
 namespace ovq {
 
 // Number of slots after the last full chunk: one a token, up to the session's slot cap.
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
 
-struct ClosestPairConfig {
-  AttentionShape shape;
-  int chunk_len;                          // L
-  int64_t default_slot_cap;               // N, for sessions that set none
-  std::vector<double> slot_shares = {1};  // shares of N by layer part (Growth::shares)
-  DType dtype;                            // of keys, values and slots
-  PairRule rule = {};  // key_size is not read from here: it follows from the norm of keys
-  int layer = 0;       // seeds the stochastic rounding of means
-};
-
-// Reads ovq.value_weight, .pinned_tokens and .recent_tokens. key_size has no field and keeps its
-// default.
-PairRule ReadPairRule(AttrReader& section);
+// key_size of the rule is not read from here: it follows from the norm of keys.
+struct ClosestPairConfig : DictionaryConfig {};
+// OVQ's variants are refused.
+void ReadConfig(const FieldReaders& from, ClosestPairConfig& config);
 
 // Places of the bookkeeping of candidates, for the slots' blocks and for the chunk's work blocks:
 // [64] elements a block of float (bounds), int32 (partners) and uint32 (oldest).
@@ -81,8 +73,9 @@ struct PairFields {
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
 //        values [64][value_stride] | oldest u32 [64] | bounds f32 [64] | partners i32 [64]
 struct ClosestPairAttention : Attention {
+  using Config = ClosestPairConfig;
   explicit ClosestPairAttention(const ClosestPairConfig& config);
-  ClosestPairAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config);
 
   void Load(const MixerSpec& spec) { config.layer = spec.layer; }
   void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;

@@ -13,32 +13,32 @@ enum Field { kMatrices };
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxValueDim = 4096;
 
-GatedDeltaNetConfig ReadConfig(AttrReader& model, AttrReader& section) {
-  GatedDeltaNetConfig config{};
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.n_v_heads = static_cast<int>(section.IntOr("num_v_heads", config.n_heads, 1, kMaxHeads));
+}  // namespace
+
+void ReadConfig(const FieldReaders& from, GatedDeltaNetConfig& config) {
+  AttrReader& section = from.section;
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  if (config.n_v_heads == 0) config.n_v_heads = config.n_heads;
+  section.Int("num_v_heads", config.n_v_heads, 1, kMaxHeads);
   if (section.ok() && config.n_v_heads % config.n_heads != 0) {
     section.Fail("num_v_heads", absl::StrCat("expected a multiple of num_heads = ", config.n_heads,
                                              ", got ", config.n_v_heads));
   }
-  config.head_dim = static_cast<int>(section.Int("head_dim", 1, kMaxStateKeyDim));
-  config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxValueDim));
-  const bool convolves = section.BoolOr("use_short_conv", true);
-  // Published files have conv_size even without a convolution; it then means nothing.
-  const int64_t conv_size = convolves ? section.Int("conv_size", 2, kMaxConvSize)
-                                      : section.IntOr("conv_size", 1, 1, kMaxConvSize);
-  config.conv_size = convolves ? static_cast<int>(conv_size) : 1;
-  config.conv_bias = section.BoolOr("conv_bias", false) && convolves;
-  config.output_gate = section.BoolOr("use_gate", true);
-  config.beta_scale = section.BoolOr("allow_neg_eigval", false) ? 2 : 1;
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  return config;
+  section.Int("head_dim", config.head_dim, 1, kMaxStateKeyDim);
+  section.Int("value_head_dim", config.value_head_dim, 1, kMaxValueDim);
+  section.Bool("use_short_conv", config.convolves);
+  section.Bool("conv_bias", config.conv_bias);
+  if (config.convolves) {
+    section.Int("conv_size", config.conv_size, 2, kMaxConvSize);
+  } else {  // published files have conv_size and a bias all the same; they then mean nothing
+    section.IntOr("conv_size", 1, 1, kMaxConvSize);
+    config.conv_size = 1;
+    config.conv_bias = false;
+  }
+  section.Bool("use_gate", config.output_gate);
+  section.Bool("allow_neg_eigval", config.negative_eigenvalues);
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
 }
-
-}  // namespace
-
-GatedDeltaNet::GatedDeltaNet(const StateSpec&, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(model, section)) {}
 
 RecurrentLayer GatedDeltaNet::Describe() const {
   const int64_t qk = config.key_width(), v = config.value_width(), qkv = config.conv_width();
@@ -63,7 +63,7 @@ RecurrentLayer GatedDeltaNet::Describe() const {
                      .query_scale =
                          static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)))},
       .decay = RecurrentLayer::DecayInput{.channel = qkv},
-      .sigmoids = {{.channel = qkv + heads, .scale = config.beta_scale}},
+      .sigmoids = {{.channel = qkv + heads, .scale = config.negative_eigenvalues ? 2.0f : 1.0f}},
       .norm = {.weight = "self_attn.o_norm.weight",
                .n_groups = config.n_v_heads,
                .eps = config.norm_eps}};

@@ -9,24 +9,29 @@
 
 namespace ovq {
 
+// Section "gdn" of config.json.
 struct GatedDeltaNetConfig {
-  int n_heads;    // heads of q and k
-  int n_v_heads;  // heads of v and S, a multiple of n_heads
-  int head_dim;   // of q and k
-  int value_head_dim;
-  int conv_size;  // 1: silu without a convolution
-  bool conv_bias;
-  bool output_gate;
-  float beta_scale;  // 2 permits negative eigenvalues of the state's transition
-  float norm_eps;
+  int n_heads = 0;         // heads of q and k: num_heads
+  int n_v_heads = 0;       // heads of v and S, a multiple of n_heads, 0: n_heads; num_v_heads
+  int head_dim = 0;        // of q and k, at most 512
+  int value_head_dim = 0;  // at most 4096
+  bool convolves = true;   // use_short_conv
+  int conv_size = 0;       // 2 to 64, or 1 for silu without a convolution
+  bool conv_bias = false;
+  bool output_gate = true;  // use_gate
+  // Permits negative eigenvalues of the state's transition: allow_neg_eigval.
+  bool negative_eigenvalues = false;
+  float norm_eps = 1e-5f;  // rms_norm_eps
 
   int64_t key_width() const { return int64_t{n_heads} * head_dim; }
   int64_t value_width() const { return int64_t{n_v_heads} * value_head_dim; }
   int64_t conv_width() const { return 2 * key_width() + value_width(); }
 };
+void ReadConfig(const FieldReaders& from, GatedDeltaNetConfig& config);
 
 struct GatedDeltaNet : Recurrence {
-  GatedDeltaNet(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = GatedDeltaNetConfig;
+  explicit GatedDeltaNet(const Config& config) : config(config) {}
 
   RecurrentLayer Describe() const;
   void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;

@@ -14,32 +14,6 @@ enum Field { kSlots };
 
 constexpr int64_t kMaxHeads = 4096;
 
-LatticeConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  static constexpr std::array<std::string_view, 3> kObjectives = {"dec", "enc", "sim"};
-  static constexpr std::array<std::string_view, 2> kRegularizations = {"l2", "l1"};
-  LatticeConfig config;
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.n_slots = static_cast<int>(section.Int("num_slots", 1, kMaxLatticeSlots));
-  config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxLatticeValueDim));
-  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvSize));
-  config.conv_bias = section.BoolOr("conv_bias", false);
-  config.objective = static_cast<LatticeObjective>(section.ChoiceOr("objective", kObjectives));
-  config.normalized_projection = section.BoolOr("normalized_projection", true);
-  config.use_forget_gate = section.BoolOr("use_forget_gate", true);
-  config.thresholds = section.ChoiceOr("regularization", kRegularizations) == 1;
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  if (config.thresholds && !config.use_forget_gate) {
-    section.Fail("regularization", "expected l2 with use_forget_gate false: there is none");
-  }
-  const int64_t most = kMaxLatticeCudaElements / std::max<int64_t>(config.stride(), 1);
-  if (section.ok() && spec.device == Device::kCuda && config.n_slots > most) {
-    section.Fail("num_slots",
-                 absl::StrCat("expected at most ", most, " on cuda with value_head_dim ",
-                              config.value_head_dim, ", got ", config.n_slots));
-  }
-  return config;
-}
-
 // Loads the initial slots, scaled to unit length and padded with zeros.
 std::shared_ptr<const std::vector<std::byte>> LoadInitialSlots(const MixerSpec& spec,
                                                                const LatticeConfig& config) {
@@ -70,8 +44,30 @@ std::shared_ptr<const std::vector<std::byte>> LoadInitialSlots(const MixerSpec& 
 
 }  // namespace
 
-Lattice::Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {}
+void ReadConfig(const FieldReaders& from, LatticeConfig& config) {
+  static constexpr std::array<std::string_view, 3> kObjectives = {"dec", "enc", "sim"};
+  static constexpr std::array<std::string_view, 2> kRegularizations = {"l2", "l1"};
+  AttrReader& section = from.section;
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  section.Int("num_slots", config.n_slots, 1, kMaxLatticeSlots);
+  section.Int("value_head_dim", config.value_head_dim, 1, kMaxLatticeValueDim);
+  section.Int("conv_size", config.conv_size, 2, kMaxConvSize);
+  section.Bool("conv_bias", config.conv_bias);
+  section.Choice("objective", config.objective, kObjectives);
+  section.Bool("normalized_projection", config.normalized_projection);
+  section.Bool("use_forget_gate", config.use_forget_gate);
+  section.Choice("regularization", config.thresholds, kRegularizations);
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
+  if (config.thresholds && !config.use_forget_gate) {
+    section.Fail("regularization", "expected l2 with use_forget_gate false: there is none");
+  }
+  const int64_t most = kMaxLatticeCudaElements / config.stride();
+  if (section.ok() && from.device == Device::kCuda && config.n_slots > most) {
+    section.Fail("num_slots",
+                 absl::StrCat("expected at most ", most, " on cuda with value_head_dim ",
+                              config.value_head_dim, ", got ", config.n_slots));
+  }
+}
 
 RecurrentLayer Lattice::Describe() const {
   const int64_t keys = config.key_width(), values = config.value_width(), heads = config.n_heads;

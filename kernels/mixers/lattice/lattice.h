@@ -21,25 +21,27 @@ inline constexpr int64_t kMaxLatticeCudaElements = 48 * 1024;
 // -<phi(S)^T v, k> (eq. 11).
 enum class LatticeObjective : uint8_t { kDecoding, kEncoding, kSimilarity };
 
+// Section "lattice" of config.json.
 struct LatticeConfig {
-  int n_heads = 0;
-  int n_slots = 0;
-  int value_head_dim = 0;
-  int conv_size = 0;
+  int n_heads = 0;         // num_heads
+  int n_slots = 0;         // m: num_slots
+  int value_head_dim = 0;  // dv
+  int conv_size = 4;       // 2 to 64
   bool conv_bias = false;
   LatticeObjective objective = LatticeObjective::kDecoding;
   bool normalized_projection = true;  // slots are scaled to length 1 (eq. 14); else they keep their
                                       // length
   bool use_forget_gate = true;
   bool thresholds = false;  // the forget gate is a soft threshold (eq. 18) rather than a decay (eq.
-                            // 16)
-  float norm_eps = 0;
+                            // 16): regularization l1
+  float norm_eps = 1e-5f;   // rms_norm_eps
 
   constexpr int64_t key_width() const { return int64_t{n_heads} * n_slots; }
   constexpr int64_t value_width() const { return int64_t{n_heads} * value_head_dim; }
   constexpr int64_t stride() const { return PaddedWidth(value_head_dim); }  // of slots
   constexpr bool decays() const { return use_forget_gate && !thresholds; }
 };
+void ReadConfig(const FieldReaders& from, LatticeConfig& config);
 
 // Gates [n_tokens, n_heads]; null where the config has none.
 struct LatticeGates {
@@ -68,7 +70,8 @@ struct LatticeArgs {
 // A state made from the config alone starts with zero slots, as the initial slots are among the
 // weights.
 struct Lattice : Recurrence {
-  Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = LatticeConfig;
+  explicit Lattice(const Config& config) : config(config) {}
 
   RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);

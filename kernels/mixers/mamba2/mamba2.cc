@@ -17,7 +17,7 @@ constexpr double kMaxDt = 1e9;
 
 void ReadDtLimit(AttrReader& section, Mamba2Config& config) {
   const std::vector<double> limit =
-      section.FloatsOr("dt_limit", {0, std::numeric_limits<double>::infinity()}, 0, kMaxDt);
+      section.FloatsOr("dt_limit", {config.min_dt, config.max_dt}, 0, kMaxDt);
   config.min_dt = static_cast<float>(limit[0]);
   config.max_dt = static_cast<float>(limit[1]);
   if (section.ok() && limit[0] > limit[1]) {
@@ -26,48 +26,15 @@ void ReadDtLimit(AttrReader& section, Mamba2Config& config) {
   }
 }
 
-// Checks that int(expand d_model) is the heads' width.
-void CheckExpand(AttrReader& section, const Mamba2Config& config, int64_t d_model) {
-  const double expand = section.FloatOr("expand", 0, 0, 1e6);
-  if (!section.ok() || expand == 0) return;
-  const auto width = static_cast<int64_t>(expand * static_cast<double>(d_model));
+// Reads expand and checks that int(expand d_model) is the heads' width.
+void ReadExpand(AttrReader& section, Mamba2Config& config, int64_t d_model) {
+  section.Float("expand", config.expand, 0, 1e6);
+  if (!section.ok() || config.expand == 0) return;
+  const auto width = static_cast<int64_t>(config.expand * static_cast<double>(d_model));
   if (width != config.width()) {
     section.Fail("expand", absl::StrCat("times hidden_size = ", d_model, " is ", width,
                                         ", num_heads * head_dim is ", config.width()));
   }
-}
-
-Mamba2Config ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  // Fields for training, or for how other implementations split the work.
-  for (const char* field :
-       {"chunk_size", "dt_min", "dt_max", "dt_init_floor", "A_init_range", "conv_init"}) {
-    spec.section.Ignore(field);
-  }
-  Mamba2Config config{};
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.head_dim = static_cast<int>(section.IntOr("head_dim", 64, 1, kMaxHeadDim));
-  config.state_size = static_cast<int>(section.IntOr("state_size", 128, 1, kMaxStateKeyDim));
-  config.n_groups = static_cast<int>(section.IntOr("n_groups", 1, 1, kMaxHeads));
-  if (section.ok() && config.n_heads % config.n_groups != 0) {
-    section.Fail("n_groups", absl::StrCat("expected a divisor of num_heads = ", config.n_heads,
-                                          ", got ", config.n_groups));
-  }
-  CheckExpand(section, config, spec.d_model);
-  config.conv_size = static_cast<int>(section.IntOr("conv_kernel", 4, 2, kMaxConvSize));
-  config.conv_bias = section.BoolOr("use_conv_bias", true);
-  config.bias = section.BoolOr("use_bias", false);
-  config.norm = section.BoolOr("rmsnorm", true);
-  config.norm_before_gate = section.BoolOr("norm_before_gate", false);
-  config.norm_groups =
-      static_cast<int>(section.IntOr("norm_groups", config.n_groups, 1, kMaxHeads));
-  if (section.ok() && config.width() % config.norm_groups != 0) {
-    section.Fail("norm_groups", absl::StrCat("expected a divisor of num_heads * head_dim = ",
-                                             config.width(), ", got ", config.norm_groups));
-  }
-  config.skip_per_channel = section.BoolOr("D_has_hdim", false);
-  ReadDtLimit(section, config);
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  return config;
 }
 
 // D [n_heads, head_dim], one number a channel.
@@ -82,8 +49,37 @@ Buffer LoadSkip(const MixerSpec& spec, const Mamba2Config& config) {
 
 }  // namespace
 
-Mamba2::Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {}
+void ReadConfig(const FieldReaders& from, Mamba2Config& config) {
+  AttrReader& section = from.section;
+  // Fields for training, or for how other implementations split the work.
+  for (const char* field :
+       {"chunk_size", "dt_min", "dt_max", "dt_init_floor", "A_init_range", "conv_init"}) {
+    section.Has(field);
+  }
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  section.Int("head_dim", config.head_dim, 1, kMaxHeadDim);
+  section.Int("state_size", config.state_size, 1, kMaxStateKeyDim);
+  section.Int("n_groups", config.n_groups, 1, kMaxHeads);
+  if (section.ok() && config.n_heads % config.n_groups != 0) {
+    section.Fail("n_groups", absl::StrCat("expected a divisor of num_heads = ", config.n_heads,
+                                          ", got ", config.n_groups));
+  }
+  ReadExpand(section, config, from.d_model);
+  section.Int("conv_kernel", config.conv_size, 2, kMaxConvSize);
+  section.Bool("use_conv_bias", config.conv_bias);
+  section.Bool("use_bias", config.bias);
+  section.Bool("rmsnorm", config.norm);
+  section.Bool("norm_before_gate", config.norm_before_gate);
+  if (config.norm_groups == 0) config.norm_groups = config.n_groups;
+  section.Int("norm_groups", config.norm_groups, 1, kMaxHeads);
+  if (section.ok() && config.width() % config.norm_groups != 0) {
+    section.Fail("norm_groups", absl::StrCat("expected a divisor of num_heads * head_dim = ",
+                                             config.width(), ", got ", config.norm_groups));
+  }
+  section.Bool("D_has_hdim", config.skip_per_channel);
+  ReadDtLimit(section, config);
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
+}
 
 // W_in's channels: z, x, B, C, dt.
 RecurrentLayer Mamba2::Describe() const {

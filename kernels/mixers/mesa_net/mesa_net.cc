@@ -14,22 +14,6 @@ enum Field { kHkk, kHkv };
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxSteps = 1024;
 
-MesaConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  MesaConfig config;
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.head_dim = static_cast<int>(section.Int("head_dim", 1, kMaxMesaHeadDim));
-  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvSize));
-  config.conv_bias = section.BoolOr("conv_bias", false);
-  config.output_gate = section.BoolOr("use_output_gate", false);
-  config.lambda_lower_bound = section.FloatOr("lambda_lower_bound", 0.25, 0, 1e6);
-  config.cg_steps = static_cast<int>(section.IntOr("max_cg_step_training", 30, 1, kMaxSteps));
-  // Published files have both fields; the layer that models are trained in reads neither.
-  spec.section.Ignore("max_cg_step_decoding");
-  spec.section.Ignore("use_short_conv");
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  return config;
-}
-
 // lambda = softplus(lambda_params) + lambda_lower_bound, [n_heads, stride], padded with zeros.
 Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
   const std::vector<float> params =
@@ -47,8 +31,20 @@ Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
 
 }  // namespace
 
-MesaNet::MesaNet(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {}
+void ReadConfig(const FieldReaders& from, MesaConfig& config) {
+  AttrReader& section = from.section;
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  section.Int("head_dim", config.head_dim, 1, kMaxMesaHeadDim);
+  section.Int("conv_size", config.conv_size, 2, kMaxConvSize);
+  section.Bool("conv_bias", config.conv_bias);
+  section.Bool("use_output_gate", config.output_gate);
+  section.Float("lambda_lower_bound", config.lambda_lower_bound, 0, 1e6);
+  section.Int("max_cg_step_training", config.cg_steps, 1, kMaxSteps);
+  // Published files have both fields; the layer that models are trained in reads neither.
+  section.Has("max_cg_step_decoding");
+  section.Has("use_short_conv");
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
+}
 
 RecurrentLayer MesaNet::Describe() const {
   const int64_t width = config.width(), heads = config.n_heads;

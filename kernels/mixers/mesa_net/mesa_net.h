@@ -15,19 +15,21 @@ inline constexpr int kMaxMesaHeadDim = 128;
 // Part of the model, like the number of CG steps: it damps the steps once r.r has become small.
 inline constexpr float kMesaCgEps = 1e-5f;
 
+// Section "mesa_net" of config.json.
 struct MesaConfig {
-  int n_heads = 0;
-  int head_dim = 0;
-  int conv_size = 0;
+  int n_heads = 0;    // num_heads
+  int head_dim = 0;   // of keys and values
+  int conv_size = 4;  // 2 to 64
   bool conv_bias = false;
-  bool output_gate = false;
-  double lambda_lower_bound = 0;
-  int cg_steps = 0;  // CG steps of every token
-  float norm_eps = 0;
+  bool output_gate = false;  // use_output_gate
+  double lambda_lower_bound = 0.25;
+  int cg_steps = 30;       // CG steps of every token: max_cg_step_training
+  float norm_eps = 1e-5f;  // rms_norm_eps
 
   constexpr int64_t width() const { return int64_t{n_heads} * head_dim; }
   constexpr int64_t stride() const { return PaddedWidth(head_dim); }  // of rows of h_kk and h_kv
 };
+void ReadConfig(const FieldReaders& from, MesaConfig& config);
 
 struct MesaArgs {
   MesaConfig config;
@@ -41,7 +43,8 @@ struct MesaArgs {
 };
 
 struct MesaNet : Recurrence {
-  MesaNet(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = MesaConfig;
+  explicit MesaNet(const Config& config) : config(config) {}
 
   RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);

@@ -135,7 +135,8 @@ class RecurrentFrame {
 };
 
 // The base of a recurrence inside a RecurrentMixer. A derived T has
-//   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
+//   Config: its config
+//   explicit T(const Config&)
 //   RecurrentLayer Describe() const: of a config without errors; the strings are literals
 //   void Advance(const LayerArgs&, const RecurrentInputs&) const: advances the states and fills y
 struct Recurrence {
@@ -165,25 +166,16 @@ class RecurrentMixer final : public SequenceMixer {
   RecurrentFrame frame_;
 };
 
-template <class T>
-absl::StatusOr<T> ReadRecurrence(const StateSpec& spec) {
-  AttrReader model(spec.model), section(spec.section);
-  T recurrence(spec, model, section);
-  absl::Status status = model.status();
-  status.Update(section.status());
-  if (!status.ok()) return status;
-  return recurrence;
-}
-
 // The two functions of a registry entry.
 template <class T>
 absl::StatusOr<MixerState> RecurrentState(const StateSpec& spec) {
-  ASSIGN_OR_RETURN(const T recurrence, ReadRecurrence<T>(spec));
-  return recurrence.Describe().State();
+  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec));
+  return T(config).Describe().State();
 }
 template <class T>
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeRecurrent(const MixerSpec& spec) {
-  ASSIGN_OR_RETURN(T recurrence, ReadRecurrence<T>(spec.state));
+  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec.state));
+  T recurrence(config);
   recurrence.Load(spec);
   RecurrentFrame frame(spec, recurrence.Describe());
   if (!spec.weights.status().ok()) return spec.weights.status();

@@ -26,9 +26,13 @@ BlockPlaces InScratch(ScratchScope& scope, int n_seqs, int64_t n_heads, const St
 
 }  // namespace
 
-VqAttention::VqAttention(const StateSpec&, AttrReader& model, AttrReader& section)
-    : Attention{.shape = ReadAttentionShape(model)},
-      n_codes(section.Int("codebook_size", 1, 1 << 20)) {
+void ReadConfig(const FieldReaders& from, VqConfig& config) {
+  ReadAttention(from, config);
+  from.section.Int("codebook_size", config.n_codes, 1, 1 << 20);
+}
+
+VqAttention::VqAttention(const StateSpec&, const VqConfig& config)
+    : Attention{.shape = config.shape}, n_codes(config.n_codes) {
   const int64_t heads = shape.n_kv_heads, slots = NumBlocks(n_codes) * kBlockSlots;
   const int value_stride = ValueStride(shape.value_head_dim);
   layout.fixed = StateFields(

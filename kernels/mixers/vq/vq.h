@@ -23,9 +23,15 @@ constexpr const float* CodeAt(const AttentionBlocks& blocks, int kv_head, int32_
          code % kBlockSlots;
 }
 
+struct VqConfig : AttentionConfig {
+  int64_t n_codes = 0;  // of a key/value head, 1 to 2^20: codebook_size
+};
+void ReadConfig(const FieldReaders& from, VqConfig& config);
+
 // The state is float32 whatever the server's dtype, because it never grows.
 struct VqAttention : Attention {
-  VqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = VqConfig;
+  VqAttention(const StateSpec& spec, const VqConfig& config);
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return codes.bytes(); }

@@ -31,13 +31,13 @@ SessionOwnership::~SessionOwnership() {
 
 absl::Status SessionOwnership::Register(FoundSession found) {
   const JournalHead& head = found.head;
-  const ModelVariant* const variant = config_.model.FindVariant(head.memory);
+  const ModelVariant* const variant = config_.model.FindVariant(head.cache_policy);
   if (!IsSessionId(head.id) || variant == nullptr || variant->fingerprint != head.fingerprint ||
       variant->layout->fingerprint() != head.layout ||
       head.slot_cap > variant->layout->limits().max_slot_cap) {
     config_.options.session_folder->ReleaseOwnership(head.id);
-    return absl::FailedPreconditionError(
-        absl::StrCat("session ", head.id, ": of another model or memory (", head.memory, ")"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
   auto session = std::make_shared<Session>();
   session->state.layout = variant->layout;
@@ -52,7 +52,7 @@ absl::Status SessionOwnership::Register(FoundSession found) {
   if (head.ttl_ms) session->ttl = absl::Milliseconds(*head.ttl_ms);
   info.id = head.id;
   info.tenant = head.tenant;
-  info.memory = head.memory;
+  info.cache_policy = head.cache_policy;
   info.slot_cap = head.slot_cap;
   info.keeps_tokens = head.keeps_tokens;
   info.created = absl::FromUnixMillis(head.created_unix_ms);

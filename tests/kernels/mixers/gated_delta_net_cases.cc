@@ -4,8 +4,7 @@ namespace ovq::test {
 namespace {
 
 // A decay of about a tenth a token, so that a state remembers some tens of tokens.
-MixerCase GatedDeltaNetCase(const std::string& name, int64_t output_terms,
-                            const std::map<std::string, Attrs::Value>& section,
+MixerCase GatedDeltaNetCase(const std::string& name, int64_t output_terms, const Fields& section,
                             DType compute = DType::kF32) {
   MixerCase c = {
       .type = "gated_delta_net",

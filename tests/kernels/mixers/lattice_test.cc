@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
 namespace ovq::test {
@@ -215,18 +216,12 @@ TEST(Lattice, EveryWidthOfVectorsGivesTheSameBits) {
   }
 }
 
-absl::Status LatticeStatus(const std::map<std::string, Attrs::Value>& fields,
-                           Device device = Device::kCpu) {
-  Attrs model, section("lattice.");
-  section.Set("num_heads", int64_t{2});
-  section.Set("num_slots", int64_t{16});
-  section.Set("value_head_dim", int64_t{20});
-  for (const auto& [name, value] : fields) section.Set(name, value);
-  const auto state = FindMixer("lattice")->state({.model = model,
-                                                  .section = section,
-                                                  .d_model = 48,
-                                                  .kv_dtype = DType::kF32,
-                                                  .device = device});
+absl::Status LatticeStatus(Fields fields, Device device = Device::kCpu) {
+  fields.insert({{"num_heads", 2}, {"num_slots", 16}, {"value_head_dim", 20}});
+  const Attrs section = MakeFields(fields, "lattice.");
+  const auto config = ReadFields("lattice", Attrs(), section);
+  const auto state = FindMixer("lattice")->state(
+      {.config = *config, .d_model = 48, .kv_dtype = DType::kF32, .device = device});
   absl::Status status = state.status();
   status.Update(section.CheckAllRead());
   return status;
@@ -235,7 +230,7 @@ absl::Status LatticeStatus(const std::map<std::string, Attrs::Value>& fields,
 TEST(Lattice, NamesTheFieldThatIsWrong) {
   EXPECT_TRUE(LatticeStatus({}).ok()) << LatticeStatus({});
   EXPECT_TRUE(LatticeStatus({{"num_slots", 1024}, {"value_head_dim", 128}}).ok());
-  const auto expect = [](const std::map<std::string, Attrs::Value>& fields, const std::string& text,
+  const auto expect = [](const Fields& fields, const std::string& text,
                          Device device = Device::kCpu) {
     EXPECT_THAT(std::string(LatticeStatus(fields, device).message()), HasSubstr("lattice." + text));
   };

@@ -4,8 +4,7 @@ namespace ovq::test {
 namespace {
 
 // dt of about a tenth, so that a state remembers some tens of tokens.
-MixerCase Mamba2Case(const std::string& name, int64_t output_terms,
-                     const std::map<std::string, Attrs::Value>& section,
+MixerCase Mamba2Case(const std::string& name, int64_t output_terms, const Fields& section,
                      DType compute = DType::kF32) {
   MixerCase c = {.type = "mamba2",
                  .name = name,

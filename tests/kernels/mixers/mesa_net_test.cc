@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
 namespace ovq::test {
@@ -133,18 +134,10 @@ TEST(MesaNet, EveryWidthOfVectorsGivesTheSameBits) {
   }
 }
 
-absl::Status MesaStatus(const std::map<std::string, Attrs::Value>& fields) {
-  Attrs model, section("mesa_net.");
-  section.Set("num_heads", int64_t{2});
-  section.Set("head_dim", int64_t{16});
-  for (const auto& [name, value] : fields) section.Set(name, value);
-  const auto state = FindMixer("mesa_net")
-                         ->state({.model = model,
-                                  .section = section,
-                                  .d_model = 48,
-                                  .kv_dtype = DType::kF32,
-                                  .device = Device::kCpu});
-  absl::Status status = state.status();
+absl::Status MesaStatus(Fields fields) {
+  fields.insert({{"num_heads", 2}, {"head_dim", 16}});
+  const Attrs section = MakeFields(fields, "mesa_net.");
+  absl::Status status = ReadFields("mesa_net", Attrs(), section)->problems;
   status.Update(section.CheckAllRead());
   return status;
 }

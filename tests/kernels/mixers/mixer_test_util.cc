@@ -42,22 +42,21 @@ class RandomLayer {
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-// The fields of a case as config.json's.
-struct ConfigFields {
-  explicit ConfigFields(const MixerCase& c) : c(c) {
-    for (const auto& [name, value] : c.model) model.Set(name, value);
-    for (const auto& [name, value] : c.section) section.Set(name, value);
-  }
+// The config of a case, with the other parts of its spec.
+struct CaseConfig {
+  explicit CaseConfig(const MixerCase& c)
+      : c(c),
+        config(ReadFields(c.type, MakeFields(c.model), MakeFields(c.section, "section."),
+                          c.d_model)) {}
   StateSpec spec(DType kv_dtype, Device device) const {
-    return {.model = model,
-            .section = section,
+    return {.config = *config,
             .d_model = c.d_model,
             .kv_dtype = kv_dtype,
             .device = device,
             .slot_shares = c.slot_shares};
   }
   const MixerCase& c;
-  Attrs model, section = Attrs("section.");
+  std::shared_ptr<MixerConfig> config;
 };
 
 }  // namespace
@@ -86,6 +85,19 @@ std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info) {
          "_" + DeviceName(c.device);
 }
 
+Attrs MakeFields(const Fields& fields, const std::string& path) {
+  Attrs attrs(path);
+  for (const auto& [name, value] : fields) attrs.Set(name, value);
+  return attrs;
+}
+
+std::shared_ptr<MixerConfig> ReadFields(const std::string& type, const Attrs& model,
+                                        const Attrs& section, int64_t d_model) {
+  std::shared_ptr<MixerConfig> config = FindMixer(type)->config();
+  ovq::ReadFields(model, section, d_model, *config);
+  return config;
+}
+
 MixerCase BenchCase(std::string_view type) {
   constexpr int64_t kSlots = 2048;
   MixerCase c = {
@@ -101,13 +113,13 @@ MixerCase BenchCase(std::string_view type) {
   for (const auto& [field, value] : AddedBenchFields()[c.type]) c.section[field] = value;
   return c;
 }
-BenchFields::BenchFields(const std::string& type, std::map<std::string, Attrs::Value> section) {
+BenchFields::BenchFields(const std::string& type, Fields section) {
   AddedBenchFields().emplace(type, std::move(section));
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
                                                          DeviceContext& context) {
-  const ConfigFields fields(c);
+  const CaseConfig fields(c);
   const WeightSource source = RandomWeights(c);
   WeightReader weights(source, c.compute_dtype, context);
   return FindMixer(c.type)->make({.layer = 3,
@@ -118,7 +130,7 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
 }
 
 absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device) {
-  return FindMixer(c.type)->state(ConfigFields(c).spec(kv_dtype, device));
+  return FindMixer(c.type)->state(CaseConfig(c).spec(kv_dtype, device));
 }
 
 WeightSource RandomWeights(const MixerCase& c) {

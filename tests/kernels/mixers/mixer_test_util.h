@@ -21,11 +21,17 @@ namespace ovq::test {
 
 inline constexpr int kModelDim = 48;
 
+using Fields = std::map<std::string, Attrs::Value>;  // of config.json
+Attrs MakeFields(const Fields& fields, const std::string& path = "");
+// The config of a layer of this type; wrong fields are in its `problems`.
+std::shared_ptr<MixerConfig> ReadFields(const std::string& type, const Attrs& model,
+                                        const Attrs& section, int64_t d_model = kModelDim);
+
 // A layer under test: its fields of config.json and the distribution of its weights.
 struct MixerCase {
   std::string type;  // in layer_types
   std::string name;
-  std::map<std::string, Attrs::Value> model, section;  // fields of config.json
+  Fields model, section;
   // Mean and standard deviation of the weights by leaf; 0 and 0.15 for leaves not named
   // where d_model is kModelDim, less in wider layers.
   std::map<std::string, std::pair<float, float>> weights;

@@ -13,7 +13,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/ovq/ovq.h"
-#include "tests/test_util.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 
 namespace ovq::test {
 namespace {
@@ -61,16 +61,21 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     if (!missing.empty()) GTEST_SKIP() << missing;
   }
 
-  OvqUpdate()
-      : ovq_(OvqConfig{.shape = {.n_heads = GetParam().heads,
-                                 .n_kv_heads = GetParam().heads,
-                                 .head_dim = GetParam().head_dim,
-                                 .value_head_dim = GetParam().value_head_dim},
-                       .chunk_len = GetParam().chunk_len,
-                       .default_slot_cap = GetParam().slot_cap,
-                       .dtype = GetParam().dtype,
-                       .layer = 5,
-                       .normalize_centroids = GetParam().normalizes}) {
+  static OvqConfig Config() {
+    OvqConfig config;
+    config.shape = {.n_heads = GetParam().heads,
+                    .n_kv_heads = GetParam().heads,
+                    .head_dim = GetParam().head_dim,
+                    .value_head_dim = GetParam().value_head_dim};
+    config.chunk_len = GetParam().chunk_len;
+    config.default_slot_cap = GetParam().slot_cap;
+    config.dtype = GetParam().dtype;
+    config.layer = 5;
+    config.normalize_centroids = GetParam().normalizes;
+    return config;
+  }
+
+  OvqUpdate() : ovq_(Config()) {
     const MixerState& layout = ovq_.layout;
     // Odd places, as other layers' states may lie before and between.
     where_.fixed_offset = 64;
@@ -309,15 +314,13 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
   const std::string missing = WhyNoDevice(Device::kCuda);
   if (!missing.empty()) GTEST_SKIP() << missing;
   const auto context = MakeContext(Device::kCuda);
-  Attrs model, section("ovq.");
-  model.Set("num_attention_heads", int64_t{2});
-  model.Set("head_dim", int64_t{32});
-  section.Set("chunk_size", int64_t{kMaxCudaChunkLen} + 1);
+  const auto config =
+      ReadFields("ovq_attention", MakeFields({{"num_attention_heads", 2}, {"head_dim", 32}}),
+                 MakeFields({{"chunk_size", kMaxCudaChunkLen + 1}}, "ovq."));
   const WeightSource nothing;
   WeightReader no_weights(nothing, DType::kF32, *context);
   const auto made = MakeAttention<OvqAttention>({.layer = 0,
-                                                 .state = {.model = model,
-                                                           .section = section,
+                                                 .state = {.config = *config,
                                                            .d_model = 64,
                                                            .kv_dtype = DType::kF32,
                                                            .device = context->device()},

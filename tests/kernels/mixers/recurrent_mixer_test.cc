@@ -17,9 +17,13 @@ constexpr int64_t kDim = 3, kHeads = 2;
 enum Channel { kInput = 0, kDecayInput = 2, kGateInput = 4, kOutputGate = 6, kChannels = 8 };
 constexpr float kMaxDt = 0.5f, kEps = 0.1f;
 
+struct SumConfig {};
+void ReadConfig(const FieldReaders&, SumConfig&) {}
+
 // s <- decay s + gate c,  y = s
 struct SumLayer : Recurrence {
-  SumLayer(const StateSpec&, AttrReader&, AttrReader&) {}
+  using Config = SumConfig;
+  explicit SumLayer(const Config&) {}
   RecurrentLayer Describe() const {
     return {.n_heads = kHeads,
             .fields = {{"sums", DType::kF32, {kHeads, 1}}},
@@ -114,11 +118,10 @@ std::unique_ptr<SequenceMixer> MakeLayer(DeviceContext& context, Weights& w) {
   const WeightSource source = [&w](const std::string& name, const Shape& shape) {
     return absl::StatusOr<TensorView>(TensorView{w.at(name).data(), DType::kF32, shape});
   };
-  const Attrs model, section;
+  const LayerConfig<SumConfig> config = {};
   WeightReader weights(source, DType::kF32, context);
   auto mixer = MakeRecurrent<SumLayer>({.layer = 0,
-                                        .state = {.model = model,
-                                                  .section = section,
+                                        .state = {.config = config,
                                                   .d_model = kDim,
                                                   .kv_dtype = DType::kF32,
                                                   .device = context.device()},

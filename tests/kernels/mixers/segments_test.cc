@@ -189,8 +189,8 @@ TEST(Segments, InPartsHaveTheSameBits) {
 // Layers with few heads of keys that have more than a segment of blocks.
 std::vector<MixerCase> LongMemories() {
   std::vector<MixerCase> cases;
-  const auto add = [&](const std::string& type, const std::map<std::string, Attrs::Value>& section,
-                       int64_t slot_cap, int64_t heads, int64_t kv_heads, DType dtype) {
+  const auto add = [&](const std::string& type, const Fields& section, int64_t slot_cap,
+                       int64_t heads, int64_t kv_heads, DType dtype) {
     cases.push_back({.type = type,
                      .name = type,
                      .model = {{"num_attention_heads", heads},

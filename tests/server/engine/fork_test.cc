@@ -42,7 +42,7 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
     EXPECT_EQ(copy.id.substr(0, 5), "blue.");
     EXPECT_EQ(copy.position, parent.position);
     EXPECT_EQ(copy.last_token, parent.last_token);
-    EXPECT_EQ(copy.memory, "exact");
+    EXPECT_EQ(copy.cache_policy, "exact");
     EXPECT_EQ(copy.slot_cap, 40);
     EXPECT_EQ(copy.live_slots, parent.live_slots);
     EXPECT_EQ(copy.state_bytes, parent.state_bytes);

@@ -215,7 +215,7 @@ TEST(Import, EachMisfitHasItsOwnWords) {
   EXPECT_THAT(refused(narrower, image), HasSubstr("expected at most 39 max_centroids, got 40"));
   EXPECT_THAT(refused(other, image), HasSubstr("states are laid out as"));
   SessionImage wrong = image;
-  wrong.memory = "ex\nact";
+  wrong.cache_policy = "ex\nact";
   EXPECT_THAT(refused(engine, wrong), HasSubstr("no memory of this server is named 'ex\\nact'"));
   wrong = image;
   wrong.model_fingerprint = std::string(64, '0');

@@ -97,9 +97,9 @@ class Driver {
   void UseFolder() {
     folder_ = testing::TempDir() + "/random_sessions" + std::to_string(getpid());
     std::filesystem::remove_all(folder_);
-    const ModelVariant& memory = model_.variants[0];
+    const ModelVariant& variant = model_.variants[0];
     options_.state_memory_bytes =
-        4 * memory.layout->bytes_cap(slot_cap_.value_or(memory.default_slot_cap));
+        4 * variant.layout->bytes_cap(slot_cap_.value_or(variant.default_slot_cap));
     options_.overcommit = true;
   }
   // Starts an engine, or replaces the one that runs: it finds the sessions in the folder.

@@ -23,7 +23,7 @@ TEST(Session, KeepsTheVariantItWasCreatedWith) {
   engine->CreateSession(options, receiver.callback());
   const absl::StatusOr<SessionInfo> created = receiver.Wait();
   ASSERT_TRUE(created.ok()) << created.status();
-  EXPECT_EQ(engine.NewSession().memory, "model");
+  EXPECT_EQ(engine.NewSession().cache_policy, "model");
   const Answers turn = engine.Run(Turn(created->id, SomeTokens(300, 2), 8, 5));
   GenerateRequest whole = SampleRequest(SomeTokens(30, 1), 8, 5);
   const std::vector<int32_t> more = SomeTokens(300, 2);
@@ -32,7 +32,7 @@ TEST(Session, KeepsTheVariantItWasCreatedWith) {
   EXPECT_EQ(engine.Run(whole).of[0].tokens, turn.of[0].tokens);
   const SessionInfo info = *engine->GetSession(created->id, "");
   const StateLayout& layout = engine.model().layout(1);
-  EXPECT_EQ(info.memory, "exact");
+  EXPECT_EQ(info.cache_policy, "exact");
   EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultSlotCap));
   EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultSlotCap));
   EXPECT_EQ(info.live_slots, layout.LiveSlotsAt(info.position - 1, kDefaultSlotCap));
