@@ -321,7 +321,9 @@ absl::StatusOr<std::vector<std::byte>> Engine::CopyState(const std::string& id,
   return inbox_->Await<Bytes>([&](const std::function<void(Bytes)>& tell) {
     sessions_.pins.Pin(id, tenant, [this, tell](auto pin) {
       if (!pin.ok()) return tell(pin.status());
-      tell(pool_.Snapshot((*pin)->Release()->state));
+      const absl::StatusOr<StateSnapshot> state = pool_.Snapshot((*pin)->Release()->state);
+      if (!state.ok()) return tell(state.status());
+      tell(std::vector(state->span().begin(), state->span().end()));
     });
   });
 }

@@ -58,7 +58,7 @@ absl::StatusOr<SessionInfo> SessionTable::Get(const std::string& id,
   ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, FindLocked(id, tenant));
   SessionInfo info = session->info;
   for (const int64_t end : session->turn_ends) {
-    info.turns.push_back({end, Checkpoints::ReplayTokens(*session, end)});
+    info.turns.push_back({end, checkpoints_.ReplayTokens(*session, end)});
   }
   return info;
 }

@@ -254,13 +254,13 @@ TEST(Checkpoints, NTokensBackNeedFewerThanNAndTheSpacing) {
     checkpoints.Add(session, checkpoints.Copy(session.state));
     const int64_t now = session.state.position;
     for (int64_t back = 1; back < now; back += 1 + back / 50) {
-      const Checkpoint* from = Checkpoints::Before(session, now - back);
+      const StateSnapshot* from = checkpoints.Before(session, now - back);
       ASSERT_LT(now - back - (from == nullptr ? 0 : from->position), std::max(back, widest));
     }
   }
-  EXPECT_LT(session.checkpoints.kept.size(), 30u);
+  EXPECT_LT(checkpoints.Find("").size(), 30u);
   EXPECT_EQ(checkpoints.bytes(),
-            session.checkpoints.kept.size() * parts.pool.SnapshotBytes(session.state));
+            checkpoints.Find("").size() * parts.pool.SnapshotBytes(session.state));
   parts.pool.Release(session.state);
 }
 
@@ -269,6 +269,7 @@ TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
   std::vector<Session> sessions(3);
   const StateLayout& layout = parts.model.layout();
   for (Session& session : sessions) {
+    session.info.id = std::to_string(&session - sessions.data());
     session.state = *parts.pool.Acquire(layout, kMinSlotCap, layout.bytes_cap(kMinSlotCap));
   }
   for (Session& session : sessions) parts.pool.Grow(session.state, 100);
@@ -281,10 +282,10 @@ TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
     }
   }
   EXPECT_EQ(checkpoints.bytes(), 5 * each);
-  ASSERT_EQ(sessions[0].checkpoints.kept.size(), 1u);
-  EXPECT_EQ(sessions[0].checkpoints.kept[0]->position, 1000) << "its earliest goes";
-  EXPECT_EQ(Checkpoints::Before(sessions[0], 999), nullptr);
-  EXPECT_EQ(sessions[1].checkpoints.kept.size(), 2u);
+  ASSERT_EQ(checkpoints.Find("0").size(), 1u);
+  EXPECT_EQ(checkpoints.Find("0")[0]->position, 1000) << "its earliest goes";
+  EXPECT_EQ(checkpoints.Before(sessions[0], 999), nullptr);
+  EXPECT_EQ(checkpoints.Find("1").size(), 2u);
   checkpoints.ForgetAfter(sessions[1], 100);
   EXPECT_EQ(checkpoints.bytes(), 4 * each);
   for (Session& session : sessions) checkpoints.Forget(session);
@@ -307,14 +308,14 @@ TEST(Checkpoints, ALargeCopyTakesTheRoomOfOneThatWent) {
     checkpoints.Add(session, checkpoints.Copy(session.state));
   }
   const size_t both = checkpoints.bytes();
-  session.checkpoints.kept.erase(session.checkpoints.kept.begin());
+  checkpoints.EvictOne();
   EXPECT_EQ(checkpoints.bytes(), both) << "its room is kept";
   parts.pool.Grow(session.state, 590'000);
-  std::shared_ptr<const Checkpoint> next = checkpoints.Copy(session.state);
+  std::shared_ptr<const StateSnapshot> next = checkpoints.Copy(session.state);
   std::vector<std::byte> state(next->size);
   parts.pool.CopyOut(session.state, state);
   EXPECT_TRUE(std::equal(state.begin(), state.end(), next->bytes.get())) << "its own bytes";
-  EXPECT_EQ(checkpoints.bytes(), next->size + session.checkpoints.kept[0]->size) << "and taken";
+  EXPECT_EQ(checkpoints.bytes(), next->size + checkpoints.Find("")[0]->size) << "and taken";
   checkpoints.Forget(session);
   next.reset();
   EXPECT_EQ(checkpoints.bytes(), 0u) << "nothing is kept for none";
