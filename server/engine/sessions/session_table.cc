@@ -86,9 +86,9 @@ bool SessionTable::Contains(const std::string& id) const {
   return by_id_.contains(id);
 }
 
-absl::StatusOr<std::shared_ptr<Session>> SessionTable::Claim(
-    const std::string& id, const std::string& tenant,
-    const std::function<absl::Status(const Session&)>& check) {
+absl::StatusOr<std::shared_ptr<Session>> SessionTable::Claim(const std::string& id,
+                                                             const std::string& tenant,
+                                                             const ClaimCheck& check) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(std::shared_ptr<Session> session, FindIdleLocked(id, tenant));
   if (check != nullptr) {
