@@ -69,8 +69,10 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
 }
 
 // Opens --session-dir; null without it. The engine adopts the sessions found there.
-absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
-    const Options& options, Metrics& metrics, SessionFolder::RecoveredSessions& found, Log& log) {
+absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& options,
+                                                                 Metrics& metrics,
+                                                                 RecoveredSessions& found,
+                                                                 Log& log) {
   if (options.session_dir.empty()) return nullptr;
   const auto named = [](const absl::Status& status) {
     return absl::Status(status.code(),
@@ -83,18 +85,17 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
                             if (!report.status.ok()) log.Error(report.status);
                           });
   if (!folder.ok()) return named(folder.status());
-  absl::StatusOr<SessionFolder::RecoveredSessions> here = (*folder)->Recover();
+  absl::StatusOr<RecoveredSessions> here = (*folder)->ownership().Recover();
   if (!here.ok()) return named(here.status());
   found = *std::move(here);
   metrics.SetDamagedSessions(found.damaged.size());
   return folder;
 }
 
-void AdoptSessions(const Options& options, SessionFolder::RecoveredSessions found, Engine& engine,
-                   Log& log) {
+void AdoptSessions(const Options& options, RecoveredSessions found, Engine& engine, Log& log) {
   if (options.session_dir.empty()) return;
   const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
-  const std::vector<std::string> left = engine.AdoptSessions(std::move(found.sessions));
+  const std::vector<std::string> left = engine.sessions().Adopt(std::move(found.sessions));
   for (const std::string& one : left) {
     log.Warning(absl::StrCat(one, ": stays in ", options.session_dir, " as it is"));
   }
@@ -240,7 +241,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(absl::StrCat("metrics on http://", WithPort(options.metrics_address, endpoint->port()),
                           "/metrics"));
   }
-  SessionFolder::RecoveredSessions found;
+  RecoveredSessions found;
   ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
   EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                              metrics.Events());

@@ -33,8 +33,6 @@ LARGE_CLASSES = {
     "model/language_model.h LanguageModel": 26,
     "model/state_layout.h StateLayout": 26,
     "model/tokenizers/tokenizer_file.cc Reader": 27,
-    "server/disk/session_folder.h SessionFolder": 30,
-    "server/engine/engine.h Engine": 37,
     "server/http/connection.cc HttpConnection": 35,
     "server/telemetry/metrics.h Metrics": 40,
 }

@@ -38,7 +38,7 @@ void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
              const UnaryDone<Response>& done) {
   info.services.blocking.Run(info.client, [info, sessions = std::move(sessions), done] {
     for (const SessionInfo& session : sessions) {
-      (void)info.services.engine.DeleteSession(session.id, info.tenant);
+      (void)info.services.engine.sessions().Delete(session.id, info.tenant);
     }
     done(absl::CancelledError("cancelled by the client"));
   });
@@ -50,13 +50,13 @@ void CreateSession(const UnaryInfo& info, const v1::CreateSessionRequest& messag
                    const UnaryDone<v1::Session>& done) {
   absl::StatusOr<SessionOptions> options = ToOptions(info, message);
   if (!options.ok()) return done(options.status());
-  info.services.engine.CreateSession(*std::move(options),
-                                     [info, done](absl::StatusOr<SessionInfo> session) {
-                                       if (!session.ok()) return done(session.status());
-                                       if (info.cancel->cancelled())
-                                         return Abandon(info, {*session}, done);
-                                       done(ToProto(*session));
-                                     });
+  info.services.engine.sessions().Create(*std::move(options),
+                                         [info, done](absl::StatusOr<SessionInfo> session) {
+                                           if (!session.ok()) return done(session.status());
+                                           if (info.cancel->cancelled())
+                                             return Abandon(info, {*session}, done);
+                                           done(ToProto(*session));
+                                         });
 }
 
 void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
@@ -65,16 +65,15 @@ void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
     return done(status);
   }
   info.record.summary().SetSession(message.session_id());
-  info.services.engine.ForkSession(ToForkOptions(message, info.tenant, info.client),
-                                   [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
-                                     if (!copies.ok()) return done(copies.status());
-                                     if (info.cancel->cancelled())
-                                       return Abandon(info, *std::move(copies), done);
-                                     v1::ForkSessionResponse response;
-                                     for (const SessionInfo& copy : *copies)
-                                       Fill(copy, *response.add_sessions());
-                                     done(std::move(response));
-                                   });
+  info.services.engine.sessions().Fork(
+      ToForkOptions(message, info.tenant, info.client),
+      [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+        if (!copies.ok()) return done(copies.status());
+        if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
+        v1::ForkSessionResponse response;
+        for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
+        done(std::move(response));
+      });
 }
 
 void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& message,
@@ -83,7 +82,7 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
     return done(status);
   }
   info.record.summary().SetSession(message.session_id());
-  info.services.engine.RewindSession(
+  info.services.engine.sessions().Rewind(
       {.session_id = message.session_id(),
        .tenant = info.tenant,
        .client = info.client,
@@ -104,8 +103,7 @@ void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
   const std::string& id = message.session_id();
   if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
   info.record.summary().SetSession(id);
-  info.services.RunWithSession(id, info.client, [info, id, done] {
-    const absl::StatusOr<SessionInfo> session = info.services.engine.GetSession(id, info.tenant);
+  info.services.engine.sessions().Get(id, info.tenant, [done](absl::StatusOr<SessionInfo> session) {
     if (!session.ok()) return done(session.status());
     done(ToProto(*session));
   });
@@ -114,7 +112,7 @@ void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
                                                       const v1::ListSessionsRequest& message) {
   ASSIGN_OR_RETURN(SessionPage page,
-                   info.services.engine.ListSessions(
+                   info.services.engine.sessions().List(
                        info.tenant, static_cast<int>(message.page_size()), message.page_token()));
   v1::ListSessionsResponse response;
   for (const SessionInfo& session : page.sessions) Fill(session, *response.add_sessions());
@@ -126,7 +124,7 @@ absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message) {
   RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
   info.record.summary().SetSession(message.session_id());
-  RETURN_IF_ERROR(info.services.engine.DeleteSession(message.session_id(), info.tenant));
+  RETURN_IF_ERROR(info.services.engine.sessions().Delete(message.session_id(), info.tenant));
   return v1::DeleteSessionResponse();
 }
 

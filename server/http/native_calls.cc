@@ -28,12 +28,11 @@ void Answer(const Call& call, const absl::StatusOr<Response>& answer) {
   }
   call->Reply(200, MessageJson(*answer));
 }
-// Answers on a blocking thread: `done` may be called on the engine's thread.
+// Answers on a thread of the queue: `done` may be called on the engine's thread.
 template <class Response>
-UnaryDone<Response> Later(const Call& call) {
-  return [call](absl::StatusOr<Response> answer) {
-    call->services().blocking.Run(call->client(),
-                                  [call, answer = std::move(answer)] { Answer(call, answer); });
+UnaryDone<Response> Later(const Call& call, WorkQueue& queue) {
+  return [call, &queue](absl::StatusOr<Response> answer) {
+    queue.Run(call->client(), [call, answer = std::move(answer)] { Answer(call, answer); });
   };
 }
 
@@ -108,14 +107,13 @@ void ServeSessions(const Call& call, const PathWords&) {
 void ServeCreate(const Call& call, const PathWords&) {
   v1::CreateSessionRequest request;
   if (auto status = MessageBody(*call, request); !status.ok()) return call->Fail(status);
-  CreateSession(call->ForHandler(), request, Later<v1::Session>(call));
+  CreateSession(call->ForHandler(), request, Later<v1::Session>(call, call->services().blocking));
 }
 
 void ServeSession(const Call& call, const PathWords& words) {
   v1::GetSessionRequest request;
   request.set_session_id(words.front());
-  GetSession(call->ForHandler(), request,
-             [call](const absl::StatusOr<v1::Session>& answer) { Answer(call, answer); });
+  GetSession(call->ForHandler(), request, Later<v1::Session>(call, call->services().quick));
 }
 
 void ServeDelete(const Call& call, const PathWords& words) {
@@ -127,13 +125,15 @@ void ServeDelete(const Call& call, const PathWords& words) {
 void ServeFork(const Call& call, const PathWords& words) {
   v1::ForkSessionRequest request;
   if (auto status = ReadFor(call, words, request); !status.ok()) return call->Fail(status);
-  ForkSession(call->ForHandler(), request, Later<v1::ForkSessionResponse>(call));
+  ForkSession(call->ForHandler(), request,
+              Later<v1::ForkSessionResponse>(call, call->services().blocking));
 }
 
 void ServeRewind(const Call& call, const PathWords& words) {
   v1::RewindSessionRequest request;
   if (auto status = ReadFor(call, words, request); !status.ok()) return call->Fail(status);
-  RewindSession(call->ForHandler(), request, Later<v1::RewindSessionResponse>(call));
+  RewindSession(call->ForHandler(), request,
+                Later<v1::RewindSessionResponse>(call, call->services().blocking));
 }
 
 void ServeGenerate(const Call& call, const PathWords& words) {

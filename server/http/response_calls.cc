@@ -58,7 +58,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       digest_ = digest.Hex();
     }
     if (!request_.previous) return absl::OkStatus();
-    if (!call_->services().engine.GetSession(*request_.previous, call_->caller().tenant).ok()) {
+    if (!call_->services().engine.sessions().Get(*request_.previous, call_->caller().tenant).ok()) {
       return NoPrevious();
     }
     const auto previous = call_->responses().Get(*request_.previous);
@@ -135,7 +135,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       return status;
     }
     // NotFound is fine: the session expired or was deleted meanwhile.
-    (void)call_->services().engine.DeleteSession(session_id_, call_->caller().tenant);
+    (void)call_->services().engine.sessions().Delete(session_id_, call_->caller().tenant);
     return status;
   }
 
@@ -168,8 +168,8 @@ void ServeResponses(const Call& call, const PathWords&) {
 void ServeResponse(const Call& call, const PathWords& words) {
   const absl::StatusOr<std::string> session = Named(call, words);
   if (!session.ok()) return call->Fail(session.status());
-  call->services().RunWithSession(*session, call->client(), [call, id = *session] {
-    if (!call->services().engine.GetSession(id, call->caller().tenant).ok()) {
+  const auto answer = [call, id = *session](bool found) {
+    if (!found) {
       call->responses().Remove(id);
       return call->Fail(NoResponse("response_id", nullptr));
     }
@@ -177,14 +177,19 @@ void ServeResponse(const Call& call, const PathWords& words) {
     if (stored) return call->Reply(200, stored->json);
     call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
                         "response_id", "text_not_kept"));
-  });
+  };
+  // The engine's thread may call back: the answer is made on another one.
+  call->services().engine.sessions().Get(
+      *session, call->caller().tenant, [call, answer](const absl::StatusOr<SessionInfo>& info) {
+        call->services().quick.Run(call->client(), [answer, ok = info.ok()] { answer(ok); });
+      });
 }
 
 void ServeResponseDelete(const Call& call, const PathWords& words) {
   const absl::StatusOr<std::string> session = Named(call, words);
   if (!session.ok()) return call->Fail(session.status());
   const absl::Status status =
-      call->services().engine.DeleteSession(*session, call->caller().tenant);
+      call->services().engine.sessions().Delete(*session, call->caller().tenant);
   if (!status.ok()) {
     return call->Fail(absl::IsNotFound(status) ? NoResponse("response_id", nullptr) : status);
   }

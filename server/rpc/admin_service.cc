@@ -15,7 +15,7 @@ namespace {
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
     const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
   ASSIGN_OR_RETURN(SessionPage page,
-                   info.services.engine.ListSessions(
+                   info.services.engine.sessions().List(
                        std::nullopt, static_cast<int>(message.page_size()), message.page_token()));
   v1::AdminListSessionsResponse response;
   for (const SessionInfo& session : page.sessions) {
@@ -34,7 +34,7 @@ void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& me
   if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
   info.record.summary().SetSession(id);
   info.services.blocking.Run(info.client, [info, id, done] {
-    absl::Status status = info.services.engine.DeleteSession(id, std::nullopt);
+    absl::Status status = info.services.engine.sessions().Delete(id, std::nullopt);
     if (!status.ok()) return done(std::move(status));
     done(v1::AdminDeleteSessionResponse());
   });

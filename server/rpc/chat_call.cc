@@ -124,9 +124,11 @@ void ChatCall::Open(const v1::ChatOpen& open) {
     return Opened(BadField("open", "memory, max_centroids and ttl only for a new session",
                            "them with session_id"));
   }
-  OnBlockingThread([this, id = open.session_id(), tenant = caller_.tenant] {
-    OnStrand([this, session = services_.engine.GetSession(id, tenant)] { Opened(session); });
-  });
+  services_.engine.sessions().Get(
+      open.session_id(), caller_.tenant,
+      [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
+        OnStrand([this, session = std::move(session)] { Opened(session); });
+      });
 }
 
 void ChatCall::OpenNew(const v1::ChatOpen& open) {
@@ -136,7 +138,7 @@ void ChatCall::OpenNew(const v1::ChatOpen& open) {
   options->tenant = caller_.tenant;
   options->client = caller_.client;
   options->deadline = record_.deadline();
-  services_.engine.CreateSession(
+  services_.engine.sessions().Create(
       *std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
         OnStrand([this, session = std::move(session)] { Opened(session); });
       });
@@ -276,7 +278,7 @@ void ChatCall::End(absl::Status status) {
   }
   OnBlockingThread([this] {
     // NotFound is fine: it expired, or another call deleted it.
-    (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
+    (void)services_.engine.sessions().Delete(session_id_, caller_.tenant);
     OnStrand([this] {
       cleaned_up_ = true;
       Pump();

@@ -190,7 +190,7 @@ void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then
 
 void SessionPersistence::Quarantine(Session& session) {
   table_.Remove(session);
-  config_.options.session_folder->Quarantine(session.info.id);
+  config_.options.session_folder->ownership().Quarantine(session.info.id);
 }
 
 void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {

@@ -34,7 +34,7 @@ struct SwappingSession {
   // The memory that the state is read into.
   StateHandle place = {};
   std::vector<std::span<std::byte>> live = {};
-  std::shared_ptr<Checkpoint> copy = {};
+  std::shared_ptr<StateSnapshot> copy = {};
 
   int64_t consumed() const { return mark.length - (mark.pending ? 1 : 0); }
 };
