@@ -31,7 +31,6 @@ LARGE_CLASSES = {
     "clients/load/runner.h Runner": 26,
     "kernels/mixers/closest_pair/candidates.h PairBlocks": 32,
     "kernels/mixers/closest_pair/closest_pair_ref.cc DictionaryRef": 28,
-    "model/chat_template/expr_parser.h ExprParser": 32,
     "model/language_model.h LanguageModel": 26,
     "model/state_layout.h StateLayout": 26,
     "model/tokenizers/tokenizer_file.cc Reader": 27,

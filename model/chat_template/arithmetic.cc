@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/format.h"
 #include "model/chat_template/operators.h"
+#include "model/chat_template/print.h"
 
 namespace ovq::jinja {
 namespace {

@@ -1,7 +1,6 @@
-#include "model/chat_template/globals.h"
-
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/limits.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"

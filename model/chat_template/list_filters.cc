@@ -2,13 +2,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/attributes.h"
-#include "model/chat_template/filters.h"
-#include "model/chat_template/methods.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
-#include "model/chat_template/tests.h"
 
 namespace ovq::jinja {
 namespace {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
 #include "model/tokenizers/chars.h"
@@ -164,8 +165,7 @@ int64_t Length(Heap& heap, Value value) {
 
 Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
   if (value.is_undefined()) heap.Undefined(value);
-  if (!value.is_string() && value.kind() != Kind::kList && value.kind() != Kind::kTuple &&
-      value.kind() != Kind::kRange) {
+  if (!value.has_places()) {
     heap.TypeError(absl::StrCat("'", TypeName(value), "' object is not subscriptable"));
   }
   const auto bound = [&](Value given, int64_t otherwise) {
@@ -204,30 +204,11 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
 Value Escape(Heap& heap, Value value) {
   if (value.is_string() && value.string().safe) return value;
   const std::string text = ToText(heap, value);
-  std::string escaped;
   heap.SpendEach(text.size(), 5);
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      case '"':
-        escaped += "&#34;";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return heap.Text(std::move(escaped), /*safe=*/true);
+  return heap.Text(
+      absl::StrReplaceAll(
+          text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"'", "&#39;"}, {"\"", "&#34;"}}),
+      /*safe=*/true);
 }
 
 }  // namespace ovq::jinja

@@ -4,8 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/format.h"
-#include "model/chat_template/methods.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
