@@ -6,7 +6,6 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,15 +21,15 @@ namespace beast = boost::beast;
 // Socket: TCP, or TLS on TCP. All private members run on the strand of the socket; those of
 // Exchange may be called on any thread.
 template <class Socket>
-class Connection final : public Exchange, public AnyConnection {
+class Connection final : public AnyConnection {
  public:
   // args: further arguments of the Socket. tls: kept alive for them.
   template <class... Args>
   Connection(ConnectionHost& host, std::string peer, std::shared_ptr<void> tls, Tcp::socket socket,
              Args&... args)
-      : host_(host),
+      : AnyConnection(std::move(peer)),
+        host_(host),
         leaving_{host, this},
-        peer_(std::move(peer)),
         tls_(std::move(tls)),
         stream_(std::move(socket), args...),
         timer_(stream_.get_executor()) {}
@@ -48,18 +47,6 @@ class Connection final : public Exchange, public AnyConnection {
     });
   }
 
-  const std::string& peer() const override { return peer_; }
-  bool gone() const override { return gone_; }
-  void OnGone(std::function<void()> gone) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (!gone_) {
-        on_gone_ = std::move(gone);
-        return;
-      }
-    }
-    gone();
-  }
   void Reply(HttpReply reply) override {
     PostToStrand([this, reply = std::move(reply)]() mutable {
       const bool whole =
@@ -96,22 +83,15 @@ class Connection final : public Exchange, public AnyConnection {
   static constexpr bool kTls = !std::is_same_v<Socket, Tcp::socket>;
   using Parser = beast::http::request_parser<beast::http::string_body>;
 
-  auto Self() { return std::static_pointer_cast<Connection>(this->shared_from_this()); }
-  template <class Work>
-  void PostToStrand(Work work) {
-    asio::post(stream_.get_executor(),
-               [self = Self(), work = std::move(work)]() mutable { work(); });
-  }
   template <class Work>
   auto WithSelf(Work work) {  // a callback that keeps the connection alive
-    return [self = Self(), work = std::move(work)](auto... args) mutable { work(args...); };
+    return [self = shared_from_this(), work = std::move(work)](auto... args) mutable {
+      work(args...);
+    };
   }
-  Tcp::socket& socket() {
-    if constexpr (kTls) {
-      return stream_.next_layer();
-    } else {
-      return stream_;
-    }
+  template <class Work>
+  void PostToStrand(Work work) {
+    asio::post(stream_.get_executor(), WithSelf(std::move(work)));
   }
 
   // Ends the connection after this time, unless another deadline is set.
@@ -127,11 +107,11 @@ class Connection final : public Exchange, public AnyConnection {
   // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
   // ahead and the client's end.
   void Await() {
-    if (closed_ || gone_) return;
+    if (closed_ || gone()) return;
     if (reading_) {
       // The next request is in the buffer already, sent ahead.
       ErrorCode ignored;
-      if (!handling_ && buffer_.size() > 0) socket().cancel(ignored);
+      if (!handling_ && buffer_.size() > 0) stream_.lowest_layer().cancel(ignored);
       return;
     }
     if (!handling_) {
@@ -139,24 +119,18 @@ class Connection final : public Exchange, public AnyConnection {
     } else if (buffer_.size() >= kMaxPipelinedBytes) {
       return;
     }
-    ReadSome([this](ErrorCode error) {
-      if (!error || error == asio::error::operation_aborted) return Await();
-      // A client that closes only its half counts as gone: the two cannot be told apart in time.
-      Gone();
-      if (!handling_) End();
-    });
-  }
-  // Reads into the buffer, then calls `work`, or FinishNow if the connection is finishing.
-  template <class Work>
-  void ReadSome(Work work) {
     reading_ = true;
     stream_.async_read_some(buffer_.prepare(kReadBytes),
-                            WithSelf([this, work](ErrorCode error, size_t n) {
+                            WithSelf([this](ErrorCode error, size_t n) {
                               reading_ = false;
                               buffer_.commit(n);
                               host_.events().bytes(n, 0);
                               if (finishing_) return FinishNow();
-                              work(error);
+                              if (!error || error == asio::error::operation_aborted) return Await();
+                              // A client that closes only its half counts as gone: the two cannot
+                              // be told apart in time.
+                              SetGone();
+                              if (!handling_) End();
                             }));
   }
 
@@ -168,7 +142,7 @@ class Connection final : public Exchange, public AnyConnection {
     beast::http::async_read_header(
         stream_, buffer_, *parser_,
         WithSelf([this, had = buffer_.size()](ErrorCode error, size_t n) {
-          Received(had, n);
+          host_.events().bytes(n + buffer_.size() - had, 0);
           HeaderRead(error);
         }));
   }
@@ -177,11 +151,15 @@ class Connection final : public Exchange, public AnyConnection {
     if (closed_) return;
     using HttpError = beast::http::error;
     if (error == HttpError::end_of_stream || error == HttpError::partial_message) return End();
-    BeginRequest();
+    version_ = parser_->get().version();
+    keep_alive_ = parser_->get().keep_alive() && version_ >= 11;
+    request_ = ToHttpRequest(parser_->get());
+    fault_ = absl::OkStatus();
+    const size_t most = host_.options().max_body_bytes;
     if (error == HttpError::header_limit || error == HttpError::buffer_overflow) {
       return Fault(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
     }
-    if (error == HttpError::body_limit) return TooLarge();
+    if (error == HttpError::body_limit) return Fault(BodyTooLarge(most));
     if (error && error.category() == make_error_code(HttpError::bad_method).category()) {
       return Fault(BadHeader(error.message()));
     }
@@ -192,7 +170,7 @@ class Connection final : public Exchange, public AnyConnection {
     host_.SetIdle(this, false);
     request_.memory = std::make_unique<ByteHold>(host_.options().memory, client());
     const auto length = parser_->content_length();
-    if (length && *length > host_.options().max_body_bytes) return TooLarge();
+    if (length && *length > most) return Fault(BodyTooLarge(most));
     if (length && !ReserveBody(*length)) return;
     body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options().body_timeout);
     if (!beast::iequals(parser_->get()[beast::http::field::expect], "100-continue")) {
@@ -206,28 +184,22 @@ class Connection final : public Exchange, public AnyConnection {
 
   void ReadBody() {
     if (closed_) return;
-    if (parser_->is_done()) return Dispatch();
+    if (parser_->is_done()) {
+      request_.body = std::move(parser_->get().body());
+      return Handle();
+    }
     const auto now = asio::steady_timer::clock_type::now();
     const absl::Duration left = absl::FromChrono(body_end_ - now);
     Deadline(std::min(host_.options().progress_timeout, left));
     beast::http::async_read_some(stream_, buffer_, *parser_,
                                  WithSelf([this, had = buffer_.size()](ErrorCode error, size_t n) {
-                                   Received(had, n);
-                                   if (error == beast::http::error::body_limit) return TooLarge();
+                                   host_.events().bytes(n + buffer_.size() - had, 0);
+                                   if (error == beast::http::error::body_limit) {
+                                     return Fault(BodyTooLarge(host_.options().max_body_bytes));
+                                   }
                                    if (error) return End();
                                    if (ReserveBody(parser_->get().body().size())) ReadBody();
                                  }));
-  }
-
-  // Counts newly received bytes after the parser took `taken`; the buffer had `had` before.
-  void Received(size_t had, size_t taken) { host_.events().bytes(taken + buffer_.size() - had, 0); }
-
-  void BeginRequest() {
-    const auto& message = parser_->get();
-    version_ = message.version();
-    keep_alive_ = message.keep_alive() && version_ >= 11;
-    request_ = ToHttpRequest(message);
-    fault_ = absl::OkStatus();
   }
 
   // Takes memory for a body of `bytes` in all. False: refused, and the client gets an error.
@@ -239,16 +211,11 @@ class Connection final : public Exchange, public AnyConnection {
     Fault(std::move(status));
     return false;
   }
-  void TooLarge() { Fault(BodyTooLarge(host_.options().max_body_bytes)); }
   // Answers with an error; the rest of the request is not read.
   void Fault(absl::Status fault) {
     host_.SetIdle(this, false);
     fault_ = std::move(fault);
     keep_alive_ = false;
-    Handle();
-  }
-  void Dispatch() {
-    request_.body = std::move(parser_->get().body());
     Handle();
   }
   void Handle() {
@@ -257,7 +224,7 @@ class Connection final : public Exchange, public AnyConnection {
     handling_ = true;
     ended_ = false;
     Await();
-    host_.Handle(std::static_pointer_cast<Exchange>(Self()));
+    host_.Handle(shared_from_this());
   }
 
   void WriteHead(const HttpReply& reply, const std::string& framing) {
@@ -271,14 +238,14 @@ class Connection final : public Exchange, public AnyConnection {
       part_.clear();
       ended_ = !source_(part_);
       const bool nothing = part_.empty();
-      if (gone_) {
+      if (gone()) {
         out_.clear();
       } else if (chunked_ && !nothing) {
         absl::StrAppend(&out_, absl::Hex(part_.size()), "\r\n", part_, "\r\n");
       } else {
         out_ += part_;
       }
-      if (ended_ && chunked_ && !gone_) out_ += "0\r\n\r\n";
+      if (ended_ && chunked_ && !gone()) out_ += "0\r\n\r\n";
       if (!out_.empty() || ended_) return Write();
       if (nothing) return;  // until Pump
     }
@@ -313,12 +280,9 @@ class Connection final : public Exchange, public AnyConnection {
     source_ = nullptr;
     request_ = {};
     out_ = part_ = std::string();
-    {
-      std::lock_guard lock(mutex_);
-      on_gone_ = nullptr;
-    }
+    ReleaseOnGone();
     if (closed_) return;
-    if (gone_ || !keep_alive_) return Finish();
+    if (gone() || !keep_alive_) return Finish();
     host_.SetIdle(this, true);
     Deadline(host_.options().idle_timeout);
     Await();
@@ -326,16 +290,6 @@ class Connection final : public Exchange, public AnyConnection {
 
   // --- the end ---
 
-  void Gone() {
-    std::function<void()> gone;
-    {
-      std::lock_guard lock(mutex_);
-      if (gone_.exchange(true)) return;
-      gone = std::move(on_gone_);
-      on_gone_ = nullptr;
-    }
-    if (gone) gone();
-  }
   // Closes after the answer. Bytes that the client may still be sending are read for a moment: else
   // the system would reset the connection before the client has read the answer.
   void Finish() {
@@ -343,7 +297,7 @@ class Connection final : public Exchange, public AnyConnection {
     Deadline(kFinish);
     if (!reading_) return FinishNow();
     ErrorCode ignored;
-    socket().cancel(ignored);
+    stream_.lowest_layer().cancel(ignored);
   }
   void FinishNow() {
     if (closed_) return;
@@ -351,7 +305,7 @@ class Connection final : public Exchange, public AnyConnection {
       stream_.async_shutdown(WithSelf([this](ErrorCode) { End(); }));
     } else {
       ErrorCode ignored;
-      socket().shutdown(Tcp::socket::shutdown_send, ignored);
+      stream_.lowest_layer().shutdown(Tcp::socket::shutdown_send, ignored);
       Drain();
     }
   }
@@ -367,8 +321,8 @@ class Connection final : public Exchange, public AnyConnection {
     NoDeadline();
     closed_ = true;
     ErrorCode ignored;
-    socket().close(ignored);
-    Gone();
+    stream_.lowest_layer().close(ignored);
+    SetGone();
   }
 
   struct Leaving {
@@ -379,7 +333,6 @@ class Connection final : public Exchange, public AnyConnection {
 
   ConnectionHost& host_;
   const Leaving leaving_;  // destroyed last: the server ends when all have left
-  const std::string peer_;
   const std::shared_ptr<void> tls_;
   Socket stream_;
   asio::steady_timer timer_;
@@ -395,10 +348,6 @@ class Connection final : public Exchange, public AnyConnection {
   Source source_;
   bool chunked_ = false, writing_ = false, ended_ = false;
   std::atomic<bool> pump_posted_ = false;
-
-  std::atomic<bool> gone_ = false;
-  std::mutex mutex_;  // guards on_gone_
-  std::function<void()> on_gone_;
 };
 
 }  // namespace ovq

@@ -21,9 +21,9 @@ namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 
-class AnyConnection : public std::enable_shared_from_this<AnyConnection> {
+class AnyConnection : public Exchange, public std::enable_shared_from_this<AnyConnection> {
  public:
-  virtual ~AnyConnection() = default;
+  using Exchange::Exchange;
   virtual void Close(bool if_idle) = 0;  // any thread
 };
 
