@@ -85,10 +85,12 @@ void Runner::StartDue(Clock::time_point now) {
     if (turn && (!upcoming || closed_loop() || waiting_.top()->due <= upcoming_->due)) {
       ActivePtr active = waiting_.top();
       waiting_.pop();
-      active->send_delay_s = SecondsBetween(active->due, Clock::now());
       Send(std::move(active));
     } else if (upcoming) {
-      Begin(std::exchange(upcoming_, nullptr), now);
+      ActivePtr active = std::exchange(upcoming_, nullptr);
+      ++conversations_;
+      if (closed_loop()) active->due = now;
+      Send(std::move(active));
       PrepareUpcoming();
     } else {
       return;
@@ -96,21 +98,11 @@ void Runner::StartDue(Clock::time_point now) {
   }
 }
 
-void Runner::Begin(ActivePtr active, Clock::time_point now) {
-  ++conversations_;
-  if (closed_loop()) active->due = now;
-  active->send_delay_s = SecondsBetween(active->due, Clock::now());
-  Send(std::move(active));
-}
-
 void Runner::Send(ActivePtr active) {
-  if (!active->plan.session) return SendTurn(std::move(active));
-  if (active->session_id.empty()) return Create(std::move(active));
-  if (active->away_since) return AskPosition(std::move(active));
-  SendTurn(std::move(active));
-}
-
-void Runner::Create(ActivePtr active) {
+  active->send_delay_s = SecondsBetween(active->due, Clock::now());
+  const bool is_new = active->plan.session && active->session_id.empty();
+  if (!is_new && active->away_since) return AskPosition(std::move(active));
+  if (!is_new) return SendTurn(std::move(active));
   ++in_flight_;
   calls_.create_session([this, active, sent = Clock::now()](const absl::StatusOr<std::string>& id) {
     Post([=, this, ended = Clock::now()] { OnCreated(active, id, sent, ended); });
