@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovq_client._messages import MESSAGES, Duration
 from ovq_client.types import (
-    Conversation,
-    ErrorInfo,
-    Event,
-    Finished,
-    Options,
-    Prompt,
-    Started,
-    TokenChunk,
-    from_message,
+    Conversation, ErrorInfo, Event, Finished, Options, Prompt, Started, TokenChunk, from_message,
 )
 
 if TYPE_CHECKING:
@@ -147,9 +139,7 @@ def prompt_parts(prompt: Prompt) -> list[Prompt]:
     return [*parts, data[begin:].decode()]
 
 
-def generate(
-    prompt: Prompt | None, cacheable: bool | None, options: Options, **fields: Any
-) -> Any:
+def generate(prompt: Prompt | None, cacheable: bool | None, options: Options, **fields: Any) -> Any:
     return MESSAGES["GenerateRequest"](
         prompt=prompt_message(prompt, cacheable), **fields, **option_messages(options)
     )

@@ -13,15 +13,7 @@ import grpc
 from ovq_client import _calls, _requests
 from ovq_client._calls import Call, blocking
 from ovq_client._messages import Stub
-from ovq_client.types import (
-    ErrorInfo,
-    Event,
-    Finished,
-    Options,
-    Prompt,
-    Session,
-    from_message,
-)
+from ovq_client.types import ErrorInfo, Event, Finished, Options, Prompt, Session, from_message
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
