@@ -88,8 +88,7 @@ int Dialogue::Run() {
     screen_.Show(screen_.Dim(absl::StrCat(
         "session ", session.session_id(), "\n",
         options_.messages ? "Your turns are messages" : "The model goes on from your text",
-        "; its state never takes more than ",
-        HumanBytes(static_cast<double>(session.state_bytes_cap())),
+        "; its state never takes more than ", HumanBytes(session.state_bytes_cap()),
         ".\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n\n")));
   }
   ReadTurns();

@@ -71,7 +71,7 @@ void Runner::PrepareUpcoming() {
 }
 
 void Runner::PreparePrompt(Active& active) const {
-  const auto turn = static_cast<int64_t>(active.next_turn);
+  const int64_t turn = active.next_turn;
   active.prompt =
       prompts_.Make(active.plan.index, turn, active.plan.turns[active.next_turn].input_tokens);
 }
@@ -124,7 +124,7 @@ void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string
 
 void Runner::SendTurn(ActivePtr active) {
   ++in_flight_;
-  const auto turn = static_cast<int64_t>(active->next_turn);
+  const int64_t turn = active->next_turn;
   GenerateSpec spec{.prompt = std::move(active->prompt),
                     .output_tokens = active->plan.turns[active->next_turn].output_tokens,
                     .session_id = active->session_id,
@@ -211,7 +211,7 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
     return;
   }
   if (!ok && !cancelled_) {
-    result_.abandoned += static_cast<int64_t>(active->plan.turns.size() - active->next_turn);
+    result_.abandoned += active->plan.turns.size() - active->next_turn;
   }
   EndConversation(active);
 }

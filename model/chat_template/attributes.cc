@@ -29,8 +29,8 @@ bool IsUnsafeAttribute(Kind kind, std::string_view name) {
 
 // loop.index etc.; kMissing if there is none of that name.
 Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
-  const auto at = static_cast<int64_t>(loop.at);
-  const auto length = static_cast<int64_t>(loop.items.size());
+  const int64_t at = loop.at;
+  const int64_t length = loop.items.size();
   if (name == "index") return Value::Int(at + 1);
   if (name == "index0") return Value::Int(at);
   if (name == "revindex") return Value::Int(length - at);

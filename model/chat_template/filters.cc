@@ -29,7 +29,7 @@ Value ToJsonFilter(Context& e, const Args& args) {
     style.indent = args[2].text();
   } else if (args[2].given() && !args[2].is_none()) {
     const int64_t n = std::max<int64_t>(args.IntegerOr(e.heap, 2, 0), 0);
-    e.heap.SpendEach(static_cast<size_t>(n), 1);
+    e.heap.SpendEach(n, 1);
     style.indent = std::string(static_cast<size_t>(n), ' ');
   }
   if (style.indent.has_value()) style.item_separator = ",";
@@ -210,8 +210,8 @@ Value Indent(Context& e, const Args& args) {
     indent = args[1].text();
   } else {
     const int64_t width = std::max<int64_t>(args.IntegerOr(e.heap, 1, 4), 0);
-    e.heap.SpendEach(static_cast<size_t>(width), 1);
-    indent.assign(static_cast<size_t>(width), ' ');
+    e.heap.SpendEach(width, 1);
+    indent.assign(width, ' ');
   }
   const bool first = args.TruthOr(2, false), blank = args.TruthOr(3, false);
   e.heap.Spend(2 * value.text().size());
@@ -233,7 +233,7 @@ Value Truncate(Context& e, const Args& args) {
   const bool kill_words = args.TruthOr(2, false);
   const std::string end = args[3].given() ? ToText(e.heap, args[3]) : "...";
   const int64_t leeway = args[4].is_none() ? 5 : args.IntegerOr(e.heap, 4, 5);
-  const auto n_end = static_cast<int64_t>(CountChars(end));
+  const int64_t n_end = CountChars(end);
   if (length < n_end || leeway < 0) e.heap.Fail(ErrorKind::kType, "AssertionError: truncate()");
   const int64_t size = Length(e.heap, value);
   if (size <= length || size - length <= leeway) return value;

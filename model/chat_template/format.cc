@@ -86,7 +86,7 @@ class Formatter {
  private:
   std::string Float(const Spec& spec, double number) {
     if (spec.type == '\0' && spec.precision < 0) return FloatText(number);
-    const auto precision = static_cast<int>(spec.precision < 0 ? 6 : spec.precision);
+    const int precision = spec.precision < 0 ? 6 : spec.precision;
     // The longest double has 309 digits before the point.
     const size_t size = static_cast<size_t>(precision) + 320;
     heap_.Spend(size);
@@ -99,7 +99,7 @@ class Formatter {
     }
     std::string digits(size, '\0');
     const int n = std::snprintf(digits.data(), size, format.c_str(), precision, number);
-    digits.resize(static_cast<size_t>(n));
+    digits.resize(n);
     return digits;
   }
 
@@ -125,9 +125,9 @@ class Formatter {
 
   std::string Padded(const Spec& spec, const std::string& sign, const std::string& body,
                      char default_align) {
-    const auto size = static_cast<int64_t>(CountChars(body) + sign.size());
+    const int64_t size = CountChars(body) + sign.size();
     const int64_t n = std::max<int64_t>(spec.width - size, 0);
-    heap_.SpendEach(static_cast<size_t>(n), spec.fill.size());
+    heap_.SpendEach(n, spec.fill.size());
     const auto fill = [&](int64_t count) {
       std::string text;
       for (int64_t i = 0; i < count; ++i) text += spec.fill;

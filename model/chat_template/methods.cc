@@ -35,7 +35,7 @@ Value DictValues(Context& e, const Args& args) {
 Value ListIndex(Context& e, const Args& args) {
   const std::vector<Value>& items = args[0].list().items;
   for (size_t i = 0; i < items.size(); ++i) {
-    if (Equal(e.heap, items[i], args[1])) return Value::Int(static_cast<int64_t>(i));
+    if (Equal(e.heap, items[i], args[1])) return Value::Int(i);
   }
   e.heap.Fail(ErrorKind::kType, "ValueError: the value is not in the list");
 }

@@ -126,7 +126,7 @@ std::vector<Value> Items(Heap& heap, Value value) {
       const size_t begin = list.next;
       if (value.kind() == Kind::kGenerator) list.next = list.items.size();
       heap.SpendEach(list.items.size() - begin, sizeof(Value));
-      return {list.items.begin() + static_cast<std::ptrdiff_t>(begin), list.items.end()};
+      return {list.items.begin() + begin, list.items.end()};
     }
     case Kind::kDict: {
       heap.SpendEach(value.dict().entries().size(), sizeof(Value));
@@ -135,8 +135,7 @@ std::vector<Value> Items(Heap& heap, Value value) {
       return keys;
     }
     case Kind::kLoop:
-      return {value.loop().items.begin() + static_cast<std::ptrdiff_t>(value.loop().at),
-              value.loop().items.end()};
+      return {value.loop().items.begin() + value.loop().at, value.loop().items.end()};
     default:
       heap.TypeError(absl::StrCat("'", TypeName(value), "' object is not iterable"));
   }
@@ -174,7 +173,7 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
     heap.TypeError("slice indices must be integers or None");
   };
   const std::vector<Value> all = Items(heap, value);
-  const auto length = static_cast<int64_t>(all.size());
+  const int64_t length = all.size();
   const int64_t step = bound(step_value, 1);
   if (step == 0) heap.Fail(ErrorKind::kType, "ValueError: slice step cannot be zero");
   // Follows Python's slice.indices.

@@ -194,7 +194,7 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
     fail(absl::StrCat("takes no keyword argument ", Quoted(args.named.front().first)));
   }
   if (macro.varargs) {
-    const auto n_taken = static_cast<int64_t>(std::min(n_params, args.at.size()));
+    const int64_t n_taken = std::min(n_params, args.at.size());
     heap_.SetName(frame, "varargs",
                   heap_.Make(Kind::kTuple, {args.at.begin() + n_taken, args.at.end()}));
   } else if (args.at.size() > n_params) {

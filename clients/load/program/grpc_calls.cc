@@ -58,7 +58,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   void OnReadDone(bool ok) override {
     if (!ok) return;  // OnDone follows
     if (response_.has_chunk()) {
-      const auto tokens = static_cast<uint32_t>(response_.chunk().token_ids_size());
+      const uint32_t tokens = response_.chunk().token_ids_size();
       if (tokens > 0) outcome_.arrivals.push_back({Clock::now(), tokens});
       calls_.tokens_received_.fetch_add(tokens, std::memory_order_relaxed);
     } else if (response_.has_finished()) {
