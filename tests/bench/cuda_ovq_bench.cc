@@ -102,17 +102,17 @@ class OvqLayer {
         {&ovq_.layout.growth, 1});
     const int64_t width = int64_t{ovq_.shape.n_heads} * kHeadDim;
     const float* q = rows_.as<float>();
-    const AttentionTensors rows = {.q = q,
-                                   .k = q + width,
-                                   .v = q + 2 * width,
-                                   .stride = 3 * width,
-                                   .out = out_.as<void>(),
-                                   .out_dtype = DType::kBF16};
+    const AttentionTensors tokens = {.q = q,
+                                     .k = q + width,
+                                     .v = q + 2 * width,
+                                     .stride = 3 * width,
+                                     .out = out_.as<void>(),
+                                     .out_dtype = DType::kBF16};
     AttentionBlocks blocks = ovq_.Blocks(where_);
-    blocks.compute_dtype = rows.out_dtype;
+    blocks.compute_dtype = tokens.out_dtype;
     blocks.live = staged.live[0];
     meter_.Start();
-    AttendCuda(context_, {blocks, staged.seqs, rows});
+    AttendCuda(context_, {blocks, staged.seqs, tokens});
     return meter_.Stop();
   }
 

@@ -31,28 +31,22 @@ BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& 
 }
 
 AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
-  const auto place = [&](Field field) {
-    const StateField& of = layout.fixed.list()[field];
-    const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-    return BlockPlaces{{where.fixed_offset + layout.fixed.offset(field), head,
-                        head / static_cast<size_t>(of.shape[1])}};
-  };
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = dtype;
   blocks.wave_span = chunk_len;
   blocks.recent_spans = window_chunks;
   blocks.recent_sinks = sink_len;
-  blocks.recent_keys = place(kKeys);
-  blocks.recent_values = place(kValues);
+  blocks.recent_keys = {where.FixedPlace(layout, kKeys)};
+  blocks.recent_values = {where.FixedPlace(layout, kValues)};
   return blocks;
 }
 
-void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
-      args.context, AttentionArgs{blocks, args.seqs, rows});
+      args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> BlockSlidingAttention::UndoExtents(const LayerState& where,

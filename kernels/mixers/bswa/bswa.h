@@ -12,7 +12,7 @@ struct BlockSlidingAttention : Attention {
   static constexpr bool kRopeByDefault = true;
   BlockSlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
   int32_t chunk_len;      // W

@@ -23,11 +23,11 @@ __global__ void __launch_bounds__(kThreads) SlideWindows(const __grid_constant__
   std::byte* session = args.seqs.state[s];
   const int32_t chunk_len = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
-  if (rows.end != rows.span_begin + chunk_len) return;
+  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
+  if (tokens.end != tokens.span_begin + chunk_len) return;
   SlideRecent<T>(args.blocks, {.session = session,
                                .kv_head = static_cast<int>(blockIdx.y),
-                               .chunk = rows.span_begin / chunk_len,
+                               .chunk = tokens.span_begin / chunk_len,
                                .n_old = 0,
                                .n_next = 0});
 }

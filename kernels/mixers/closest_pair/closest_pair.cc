@@ -108,31 +108,20 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
   layout.check = [config](const LayerBytes& layer) { return CheckPairs(config, layer); };
 }
 
-StatePlace ClosestPairAttention::Fixed(const LayerState& where, int field) const {
-  const StateField& of = layout.fixed.list()[field];
-  const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-  return {where.fixed_offset + layout.fixed.offset(field), head,
-          head / static_cast<size_t>(of.shape[1])};
-}
-
-StatePlace ClosestPairAttention::Growing(const LayerState& where, int field) const {
-  return {where.FieldOffset(layout, field, 0), where.head_stride, where.block_stride};
-}
-
 AttentionBlocks ClosestPairAttention::Blocks(const LayerState& where) const {
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = config.dtype;
   blocks.wave_span = config.chunk_len;
-  blocks.dictionary_keys = {Growing(where, kKeys)};
-  blocks.dictionary_values = {Growing(where, kValues)};
-  blocks.dictionary_bias = {Growing(where, kLogCounts)};
+  blocks.dictionary_keys = {where.BlockPlace(layout, kKeys)};
+  blocks.dictionary_values = {where.BlockPlace(layout, kValues)};
+  blocks.dictionary_bias = {where.BlockPlace(layout, kLogCounts)};
   blocks.recent_spans = 1;
-  blocks.recent_keys = {Fixed(where, kWorkKeys)};
-  blocks.recent_values = {Fixed(where, kWorkValues)};
+  blocks.recent_keys = {where.FixedPlace(layout, kWorkKeys)};
+  blocks.recent_values = {where.FixedPlace(layout, kWorkValues)};
   blocks.layer = config.layer;
-  blocks.counts = Growing(where, kCounts);
-  blocks.log_counts = Growing(where, kLogCounts);
+  blocks.counts = where.BlockPlace(layout, kCounts);
+  blocks.log_counts = where.BlockPlace(layout, kLogCounts);
   return blocks;
 }
 
@@ -142,18 +131,17 @@ void ClosestPairAttention::Attend(const LayerArgs& args, const AttentionTensors&
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
+  const auto fixed = [&](int field) { return args.where.FixedPlace(layout, field); };
+  const auto block = [&](int field) { return args.where.BlockPlace(layout, field); };
   Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
-      args.context,
-      ClosestPairArgs{{blocks, args.seqs, tokens},
-                      {{Growing(args.where, kBounds), Growing(args.where, kPartners),
-                        Growing(args.where, kOldest)},
-                       {Fixed(args.where, kWorkBounds), Fixed(args.where, kWorkPartners),
-                        Fixed(args.where, kWorkOldest)},
-                       Fixed(args.where, kWorkKeys),
-                       Fixed(args.where, kWorkValues),
-                       Fixed(args.where, kWorkCounts),
-                       Fixed(args.where, kValueSize)},
-                      rule});
+      args.context, ClosestPairArgs{{blocks, args.seqs, tokens},
+                                    {{block(kBounds), block(kPartners), block(kOldest)},
+                                     {fixed(kWorkBounds), fixed(kWorkPartners), fixed(kWorkOldest)},
+                                     fixed(kWorkKeys),
+                                     fixed(kWorkValues),
+                                     fixed(kWorkCounts),
+                                     fixed(kValueSize)},
+                                    rule});
 }
 
 bool ClosestPairAttention::Joins(const TokenRange& tokens, int part) const {
@@ -190,8 +178,7 @@ std::vector<StateExtent> ClosestPairAttention::UndoExtents(const LayerState& whe
   return extents;
 }
 
-// Adds the part of a block that tokens change within a chunk. The block is one head's or all
-// heads'.
+// Adds the part of a block, one head's or all heads', that tokens change within a chunk.
 void ClosestPairAttention::AddBounds(const StateExtent& block,
                                      std::vector<StateExtent>& extents) const {
   const size_t bounds = layout.block.offset(kBounds);

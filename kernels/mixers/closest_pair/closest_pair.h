@@ -1,8 +1,7 @@
 // Closest-pair attention: softmax over a dictionary of slots and the tokens of the unfinished
-// chunk.
-// Every token gets a slot of its own until the session's slot cap is reached; from then on the
-// closest
-// pairs of slots are replaced by their means. The full rule: kernels/mixers/closest_pair/README.md.
+// chunk. Every token gets a slot of its own until the session's slot cap is reached; from then on
+// the closest pairs of slots are replaced by their means. The full rule is in README.md beside this
+// file.
 #pragma once
 
 #include <cstdint>
@@ -93,8 +92,6 @@ struct ClosestPairAttention : Attention {
   ClosestPairConfig config;
 
  private:
-  StatePlace Fixed(const LayerState& where, int field) const;
-  StatePlace Growing(const LayerState& where, int field) const;
   bool Joins(const TokenRange& tokens, int part) const;
   void AddBounds(const StateExtent& block, std::vector<StateExtent>& extents) const;
   AttentionBlocks Blocks(const LayerState& where) const;
@@ -102,9 +99,8 @@ struct ClosestPairAttention : Attention {
 
 // Checks a state that comes from outside: the number of candidates and of slots that have not
 // joined fits the position, every candidate has a count, partners are candidates and all fields are
-// in
-// range. Such a state always has a pair for a merge that is due and a slot for what a chunk leaves.
-// DataLoss otherwise.
+// in range. Such a state always has a pair for a merge that is due and a slot for what a chunk
+// leaves. DataLoss otherwise.
 absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
 void ClosestPairRef(DeviceContext& context, const ClosestPairArgs& args);

@@ -1,8 +1,7 @@
 // Reference implementation of closest-pair attention: every merge compares every pair of
-// candidates,
-// in plain loops and double precision. It shares the state's layout with the other devices, but no
-// code
-// that decides or computes. It keeps of bounds and partners only whether a candidate is there.
+// candidates, in plain loops and double precision. It shares the state's layout with the other
+// devices, but no code that decides or computes. It keeps of bounds and partners only whether a
+// candidate is there.
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]
 //   (i, j) = argmin |k_i - k_j|^2 + w K / V |v_i - v_j|^2
 //   slot = (c_i slot_i + c_j slot_j) / (c_i + c_j)
@@ -31,6 +30,19 @@ struct PlaceRef {
   int64_t index;
 };
 
+int Slot(const PlaceRef& at) { return static_cast<int>(at.index % kBlockSlots); }
+
+double SquaredDistance(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (size_t c = 0; c < a.size(); ++c) {
+    sum += (static_cast<double>(a[c]) - b[c]) * (static_cast<double>(a[c]) - b[c]);
+  }
+  return sum;
+}
+double SquaredNorm(const std::vector<float>& row) {
+  return SquaredDistance(row, std::vector<float>(row.size()));
+}
+
 class DictionaryRef {
  public:
   DictionaryRef(const ClosestPairArgs& args, const TokenRef& token, int64_t slot_cap)
@@ -58,8 +70,7 @@ class DictionaryRef {
     const int64_t due = n_slots_ + length_ - n_slots_next_;
     for (int64_t merge = 0; merge < due; ++merge) {
       // Merges come two a token, the last with the chunk's last token: this is the offset of merge
-      // number
-      // `merge`.
+      // number `merge`.
       const int64_t comes = length_ - (due - merge - 1) / 2;
       if (comes != offset) continue;
       if (merge == 0) UpdateValueSize();
@@ -160,18 +171,7 @@ class DictionaryRef {
     LoadValue(Values(at), args_.blocks.dtype, dv, ValueStride(dv), Slot(at), value.data());
     return value;
   }
-  static int Slot(const PlaceRef& at) { return static_cast<int>(at.index % kBlockSlots); }
 
-  static double SquaredDistance(const std::vector<float>& a, const std::vector<float>& b) {
-    double sum = 0;
-    for (size_t c = 0; c < a.size(); ++c) {
-      sum += (static_cast<double>(a[c]) - b[c]) * (static_cast<double>(a[c]) - b[c]);
-    }
-    return sum;
-  }
-  static double SquaredNorm(const std::vector<float>& row) {
-    return SquaredDistance(row, std::vector<float>(row.size()));
-  }
   // V over these candidates; V / K if K is measured.
   double MeasureValueSize(const std::vector<PlaceRef>& places) const {
     double values = 0, keys = 0;
@@ -227,8 +227,7 @@ class DictionaryRef {
   }
 
   // Stores the mean of two slots in the state's dtype. Its random bits are keyed by the oldest
-  // token
-  // of the younger slot.
+  // token of the younger slot.
   void Store(const PlaceRef& mean, uint32_t ends, const std::vector<float>& low,
              const std::vector<float>& high, double share, bool is_value) {
     const AttentionBlocks& blocks = args_.blocks;

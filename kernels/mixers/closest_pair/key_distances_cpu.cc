@@ -66,14 +66,7 @@ HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size
   for (; r + kRowTile <= n; r += kRowTile) {
     TileKeyDistances<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
   }
-  switch (n - r) {
-    case 3:
-      return TileKeyDistances<3>(rows + r, keys, batch.head_dim, to + r, at);
-    case 2:
-      return TileKeyDistances<2>(rows + r, keys, batch.head_dim, to + r, at);
-    case 1:
-      return TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
-  }
+  for (; r < n; ++r) TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
 }
 
 // Converts an int8 block to float: every slot's channels times its scale.

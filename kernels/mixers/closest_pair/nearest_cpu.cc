@@ -114,27 +114,16 @@ HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_dist
                                           search.value_stride, scale);
 }
 
-// Relative errors of sizes and distances stay far below this: float32 sums over at most 1,024 / 16
-// value channels and 1,024 key channels.
+// Relative errors of distances stay far below this: float32 sums over at most 1,024 / 16 value
+// channels and 1,024 key channels.
 constexpr float kSlack = 1e-4f;
 
-// Lower bounds of the distances of one vector of candidates, from key distances and value sizes.
-HWY_INLINE V DistanceLowerBounds(const NearestSearch& search, V keys, size_t first) {
+// Lower bounds of the distances of one vector of candidates, from those of a place that is at most
+// `drift` away.
+HWY_INLINE V LowerBounds(const NearestSearch& search, size_t first) {
   const D d;
-  if (search.sizes == nullptr) return keys;
-  const V size = hn::Set(d, search.size), sizes = hn::LoadU(d, search.sizes + first);
-  V apart = hn::AbsDiff(size, sizes);
-  apart = hn::Max(hn::Zero(d), hn::NegMulAdd(hn::Set(d, kSlack), hn::Add(size, sizes), apart));
-  const V whole = hn::MulAdd(hn::Set(d, search.value_scale), hn::Mul(apart, apart), keys);
-  return hn::Mul(whole, hn::Set(d, 1 - kSlack));
-}
-
-// Lower bounds from what is known before any key is read.
-HWY_INLINE V KnownDistances(const NearestSearch& search, size_t first) {
-  const V known = hn::LoadU(D(), search.key_distances + first);
-  if (search.key == nullptr) return DistanceLowerBounds(search, known, first);
+  const V known = hn::LoadU(d, search.key_distances + first);
   if (search.drift == 0) return known;
-  const D d;
   // The root is rounded down, as the difference may be small.
   const V root = hn::Mul(hn::Sqrt(known), hn::Set(d, 1 - 1e-6f));
   const V apart = hn::Max(hn::Zero(d), hn::Sub(root, hn::Set(d, search.drift)));
@@ -151,9 +140,8 @@ int32_t LikelyNearest(const NearestSearch& search) {
   for (size_t b = 0; b < search.blocks.size(); ++b) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
-      // Beyond the drift the lower bound rises with key_distances, so these are compared instead.
-      const V distance = search.key == nullptr ? KnownDistances(search, first)
-                                               : hn::LoadU(d, search.key_distances + first);
+      // Beyond the drift lower bounds rise with key_distances, so these are compared instead.
+      const V distance = hn::LoadU(d, search.key_distances + first);
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
                                hn::Lt(distance, lowest));
       lowest = hn::IfThenElse(nearer, distance, lowest);
@@ -200,10 +188,10 @@ class Search {
     }
   }
   // Largest key_distances of a candidate that can still be nearest, so that most candidates are
-  // skipped without a square root: KnownDistances inverted, rounded up.
+  // skipped without a square root: the inverse of LowerBounds, rounded up.
   HWY_INLINE void SetLimit() {
     limit_ = nearest_.distance;
-    if (search_.key == nullptr || search_.drift == 0) return;
+    if (search_.drift == 0) return;
     const double root = std::sqrt(nearest_.distance / (1.0 - kSlack)) + search_.drift;
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
@@ -220,8 +208,7 @@ class Search {
     const M candidates = Candidates(di, partners),
             is_lost = hn::And(candidates, hn::RebindMask(d, lost));
     const auto at = static_cast<size_t>(first);
-    const V known = search_.key == nullptr ? KnownDistances(search_, at)
-                                           : hn::LoadU(d, search_.key_distances + at);
+    const V known = hn::LoadU(d, search_.key_distances + at);
     const bool none_is_near =
         hn::AllFalse(d, hn::And(candidates, hn::Le(known, hn::Set(d, limit_))));
     if (none_is_near && hn::AllFalse(d, is_lost)) return;
@@ -230,10 +217,7 @@ class Search {
                       : first == seeds_ ? hn::LoadU(d, of_seeds_)
                                         : KeyDistances<T>(search_, at);
     hn::StoreU(of_keys, d, keys);
-    hn::StoreU(none_is_near ? of_keys
-                            : hn::Max(KnownDistances(search_, at),
-                                      DistanceLowerBounds(search_, of_keys, at)),
-               d, lower_bound);
+    hn::StoreU(none_is_near ? of_keys : hn::Max(LowerBounds(search_, at), of_keys), d, lower_bound);
     for (int i = 0; i < kLanes; ++i) VisitCandidate(block, first + i, keys[i], lower_bound[i]);
   }
 
@@ -267,22 +251,23 @@ Nearest FindNearest(const NearestSearch& search) {
   return Search<float>(search).Find();
 }
 
-int LowestBounds(std::span<const CandidateBlock> blocks, std::span<Nearest> lowest) {
+int NearestOnes(std::span<const CandidateBlock> blocks, const float* distances,
+                std::span<Nearest> lowest) {
   const D d;
   const DI di;
   size_t n = 0;
   float limit = kInfinity;
-  for (size_t b = 0; b < blocks.size(); ++b) {
+  for (size_t b = 0; b < blocks.size(); ++b, distances += kBlockSlots) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const M alive = Candidates(di, hn::LoadU(di, blocks[b].partners + s));
-      const M open = hn::Lt(hn::LoadU(d, blocks[b].bounds + s), hn::Set(d, limit));
-      if (hn::AllFalse(d, hn::And(open, alive))) continue;
+      const M near = hn::Lt(hn::LoadU(d, distances + s), hn::Set(d, limit));
+      if (hn::AllFalse(d, hn::And(near, alive))) continue;
       for (int t = s; t < s + kLanes; ++t) {
-        const float bound = blocks[b].bounds[t];
-        if (blocks[b].partners[t] == 0 || !(bound < limit)) continue;
+        const float distance = distances[t];
+        if (blocks[b].partners[t] == 0 || !(distance < limit)) continue;
         size_t at = n < lowest.size() ? n++ : n - 1;
-        for (; at > 0 && bound < lowest[at - 1].distance; --at) lowest[at] = lowest[at - 1];
-        lowest[at] = {bound, static_cast<int32_t>(b * kBlockSlots) + t};
+        for (; at > 0 && distance < lowest[at - 1].distance; --at) lowest[at] = lowest[at - 1];
+        lowest[at] = {distance, static_cast<int32_t>(b * kBlockSlots) + t};
         if (n == lowest.size()) limit = lowest[n - 1].distance;
       }
     }
@@ -331,21 +316,6 @@ float SquaredNorm(const void* value, DType dtype, int value_stride) {
   return ValueDistance(nullptr, static_cast<const float*>(value), value_stride);
 }
 
-void ValueSizes(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
-                float* sizes) {
-  const size_t bytes = static_cast<size_t>(value_stride) * DTypeBytes(dtype);
-  for (const CandidateBlock& block : blocks) {
-    for (size_t s = 0; s < kBlockSlots; ++s) {
-      const auto* value = static_cast<const std::byte*>(block.values) + s * bytes;
-      const float scale = dtype == DType::kI8
-                              ? ExponentScale(BlockExponents(static_cast<const Int8*>(block.values),
-                                                             value_stride)[s])
-                              : 1.0f;
-      *sizes++ = std::sqrt(SquaredNorm(value, dtype, value_stride)) * scale;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace ovq::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -355,9 +325,8 @@ namespace ovq {
 
 HWY_EXPORT(FindNearest);
 HWY_EXPORT(LowestBound);
-HWY_EXPORT(LowestBounds);
+HWY_EXPORT(NearestOnes);
 HWY_EXPORT(SquaredNorm);
-HWY_EXPORT(ValueSizes);
 
 Nearest FindNearestCpu(const NearestSearch& search) {
   return HWY_DYNAMIC_DISPATCH(FindNearest)(search);
@@ -367,13 +336,9 @@ PairBound LowestBoundCpu(std::span<const CandidateBlock> blocks) {
   return HWY_DYNAMIC_DISPATCH(LowestBound)(blocks);
 }
 
-int LowestBoundsCpu(std::span<const CandidateBlock> blocks, std::span<Nearest> lowest) {
-  return HWY_DYNAMIC_DISPATCH(LowestBounds)(blocks, lowest);
-}
-
-void ValueSizesCpu(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
-                   float* sizes) {
-  HWY_DYNAMIC_DISPATCH(ValueSizes)(blocks, dtype, value_stride, sizes);
+int NearestOnesCpu(std::span<const CandidateBlock> blocks, const float* distances,
+                   std::span<Nearest> lowest) {
+  return HWY_DYNAMIC_DISPATCH(NearestOnes)(blocks, distances, lowest);
 }
 
 float SquaredNormCpu(const void* value, DType dtype, int value_stride) {

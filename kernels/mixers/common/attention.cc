@@ -326,11 +326,11 @@ void AttentionProjection::Prepare(const LayerArgs& args, float* q, float* k, int
   PrepareHeads(args.context, prep);
 }
 
-void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& rows,
+void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& tokens,
                                  TensorView y) const {
   const TensorView attended = {
-      .data = rows.out, .dtype = rows.out_dtype, .shape = {y.shape[0], out_.in()}};
-  if (rows.gate != nullptr) GateBySigmoid(args.context, attended, rows.gate, rows.stride);
+      .data = tokens.out, .dtype = tokens.out_dtype, .shape = {y.shape[0], out_.in()}};
+  if (tokens.gate != nullptr) GateBySigmoid(args.context, attended, tokens.gate, tokens.stride);
   out_.Apply(args.context, attended, y, args.adds);
   if (out_bias_.bytes() == 0) return;
   AddBias(args.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);

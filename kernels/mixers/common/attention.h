@@ -105,8 +105,9 @@ class AttentionProjection {
   // Projects x [n_tokens, d_model]; the returned buffers live as long as scope.
   AttentionTensors Project(const LayerArgs& args, TensorView x, const ShiftPlaces& newest,
                            ScratchScope& scope) const;
-  // y[n_tokens, d_model] += residual_scale o_proj(rows.out times its gate), or = (LayerArgs::adds).
-  void Output(const LayerArgs& args, const AttentionTensors& rows, TensorView y) const;
+  // y[n_tokens, d_model] += residual_scale o_proj(tokens.out times its gate), or =
+  // (LayerArgs::adds).
+  void Output(const LayerArgs& args, const AttentionTensors& tokens, TensorView y) const;
   size_t bytes() const;
   // Width of the stored token of the shift of q, k and v.
   static int64_t ShiftWidth(const AttentionShape& shape);
@@ -143,7 +144,7 @@ class AttentionProjection {
 // The base of the attention inside an AttentionMixer, with defaults for its optional parts. A
 // derived T has
 //   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
-//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills rows.out and advances the
+//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills tokens.out and advances the
 //       states
 //   std::vector<StateExtent> UndoExtents(...) const: see SequenceMixer
 struct Attention {
@@ -183,9 +184,9 @@ class AttentionMixer final : public SequenceMixer {
   void Forward(const LayerArgs& args, TensorView x, TensorView y) const override {
     projection_.PublishValues(args);
     ScratchScope scope(args.context);
-    const AttentionTensors rows = projection_.Project(args, x, Newest(args.where), scope);
-    attention_.Attend(args, rows);
-    projection_.Output(args, rows, y);
+    const AttentionTensors tokens = projection_.Project(args, x, Newest(args.where), scope);
+    attention_.Attend(args, tokens);
+    projection_.Output(args, tokens, y);
   }
   std::vector<StateExtent> UndoExtents(const LayerState& where,
                                        const TokenRange& tokens) const override {

@@ -119,7 +119,7 @@ void StoreMeanRef(const std::vector<double>& mean, const MeanKeyRef& key, DType 
 }
 
 const float* KeyRef(const AttentionArgs& args, const TokenRef& token) {
-  return args.rows.k + token.row * args.rows.stride +
+  return args.tokens.k + token.row * args.tokens.stride +
          int64_t{token.kv_head} * args.blocks.shape.head_dim;
 }
 
@@ -146,7 +146,7 @@ void StoreTokenRef(const AttentionArgs& args, const TokenRef& token, const float
   const int slot = static_cast<int>(i % kBlockSlots);
   StoreKey(key, d, blocks.dtype,
            blocks.recent_keys.At(token.session, token.sequence, token.kv_head, block), slot);
-  StoreValue(args.rows.v + token.row * args.rows.stride + int64_t{token.kv_head} * dv, dv,
+  StoreValue(args.tokens.v + token.row * args.tokens.stride + int64_t{token.kv_head} * dv, dv,
              ValueStride(dv), blocks.dtype,
              blocks.recent_values.At(token.session, token.sequence, token.kv_head, block), slot);
 }
@@ -157,14 +157,14 @@ void AttendTokenRef(const AttentionArgs& args, const TokenRef& token,
   std::vector<float> out(static_cast<size_t>(shape.value_head_dim));
   for (int g = 0; g < shape.group(); ++g) {
     const int64_t head = int64_t{token.kv_head} * shape.group() + g;
-    AttendSlotsRef(args.rows.q + token.row * args.rows.stride + head * shape.head_dim, slots,
+    AttendSlotsRef(args.tokens.q + token.row * args.tokens.stride + head * shape.head_dim, slots,
                    args.blocks.dtype, shape.head_dim, shape.value_head_dim, out.data());
     const int64_t begin = (token.row * shape.n_heads + head) * shape.value_head_dim;
     for (int c = 0; c < shape.value_head_dim; ++c) {
-      if (args.rows.out_dtype == DType::kBF16) {
-        static_cast<BF16*>(args.rows.out)[begin + c] = RoundToBF16(out[c]);
+      if (args.tokens.out_dtype == DType::kBF16) {
+        static_cast<BF16*>(args.tokens.out)[begin + c] = RoundToBF16(out[c]);
       } else {
-        static_cast<float*>(args.rows.out)[begin + c] = out[c];
+        static_cast<float*>(args.tokens.out)[begin + c] = out[c];
       }
     }
   }

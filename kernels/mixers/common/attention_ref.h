@@ -53,7 +53,7 @@ SlotRef RecentSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t 
 // Writes a key and the token's value to recent slot i.
 void StoreTokenRef(const AttentionArgs& args, const TokenRef& token, const float* key, int64_t i);
 
-// Writes rows.out of the token for all query heads of its kv head.
+// Writes tokens.out of the token for all query heads of its kv head.
 void AttendTokenRef(const AttentionArgs& args, const TokenRef& token,
                     const std::vector<SlotRef>& slots);
 

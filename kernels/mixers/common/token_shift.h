@@ -15,7 +15,7 @@ StateField TokenShiftField(int64_t width, const char* name = "newest_row");
 MixerState TokenShiftState(int64_t width);
 
 struct TokenShift {
-  const void* x;  // [n_tokens, width], rows x_stride elements apart
+  const void* x;  // [n_tokens, width], tokens x_stride elements apart
   int64_t x_stride;
   int64_t width;
   const float* mix;             // [width]; null: y = x

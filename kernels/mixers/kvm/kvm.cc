@@ -133,6 +133,7 @@ KvmAttention::KvmAttention(const StateSpec& spec, AttrReader& model, AttrReader&
     block.push_back({"value_sums", config.dtype, {kBlockSlots, value_stride}});
   }
   layout.block = StateFields(std::move(block));
+  layout.block_heads = shape.n_kv_heads;
   layout.growth = law.AsGrowth(config.default_slot_cap);
   layout.span = law.chunk_len;
 }
@@ -164,56 +165,44 @@ void KvmAttention::Load(const MixerSpec& spec) {
   state_temps = spec.context.Upload(state.data(), state.size() * sizeof(float));
 }
 
-StatePlace KvmAttention::Fixed(const LayerState& where, int field) const {
-  const StateField& of = layout.fixed.list()[field];
-  const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-  return {where.fixed_offset + layout.fixed.offset(field), head,
-          head / static_cast<size_t>(of.shape[1])};
-}
-
-StatePlace KvmAttention::Growing(const LayerState& where, int field) const {
-  return {where.blocks_offset + layout.block.offset(field),
-          layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads), where.block_stride};
-}
-
 AttentionBlocks KvmAttention::Blocks(const LayerState& where) const {
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = config.dtype;
   blocks.wave_span = static_cast<int32_t>(config.law.chunk_len);
-  blocks.dictionary_keys = {Growing(where, kKeys)};
-  blocks.dictionary_values = {Growing(where, kValues)};
+  blocks.dictionary_keys = {where.BlockPlace(layout, kKeys)};
+  blocks.dictionary_values = {where.BlockPlace(layout, kValues)};
   blocks.recent_spans = static_cast<int32_t>(config.law.window_chunks);
   blocks.recent_key_scale = front_temps.as<float>();
-  blocks.recent_keys = {Fixed(where, kWindowKeys)};
-  blocks.recent_values = {Fixed(where, kWindowValues)};
+  blocks.recent_keys = {where.FixedPlace(layout, kWindowKeys)};
+  blocks.recent_values = {where.FixedPlace(layout, kWindowValues)};
   return blocks;
 }
 
 KvmParts KvmAttention::Parts(const LayerState& where) const {
-  return {.gates = config.gated() ? Fixed(where, kGates) : StatePlace{},
-          .lengths = Growing(where, kLengths),
-          .key_sums = Growing(where, kKeySums),
-          .value_sums = Growing(where, kValueSums)};
+  return {.gates = config.gated() ? where.FixedPlace(layout, kGates) : StatePlace{},
+          .lengths = where.BlockPlace(layout, kLengths),
+          .key_sums = where.BlockPlace(layout, kKeySums),
+          .value_sums = where.BlockPlace(layout, kValueSums)};
 }
 
-void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   ScratchScope scope(args.context);
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
   float* gate_logits = nullptr;
   if (config.gated()) {
     const int64_t n_tokens = args.seqs.n_tokens();
     gate_logits = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.n_heads));
-    gate.Apply(args.context, rows.x,
+    gate.Apply(args.context, tokens.x,
                {.data = gate_logits, .dtype = DType::kF32, .shape = {n_tokens, shape.n_heads}});
   }
   const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
                               front_temps.as<float>(), state_temps.as<float>()};
   Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
       args.context,
-      KvmArgs{{blocks, args.seqs, rows}, config, Parts(args.where), weights, gate_logits});
+      KvmArgs{{blocks, args.seqs, tokens}, config, Parts(args.where), weights, gate_logits});
 }
 
 std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
@@ -227,7 +216,7 @@ std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
     extents = RecentExtents(Blocks(where), tokens);
     const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);
     for (int head = 0; config.gated() && head < shape.n_kv_heads; ++head) {
-      extents.push_back({Fixed(where, kGates).ByteOffset(head, first),
+      extents.push_back({where.FixedPlace(layout, kGates).ByteOffset(head, first),
                          static_cast<size_t>(tokens.end - tokens.begin) * sizeof(float)});
     }
   }

@@ -80,7 +80,7 @@ struct KvmAttention : Attention {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return config.gated() ? gate.bytes() : 0; }
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
   KvmConfig config;
@@ -90,8 +90,6 @@ struct KvmAttention : Attention {
  private:
   AttentionBlocks Blocks(const LayerState& where) const;
   KvmParts Parts(const LayerState& where) const;
-  StatePlace Fixed(const LayerState& where, int field) const;
-  StatePlace Growing(const LayerState& where, int field) const;
 };
 
 void KvmAttentionRef(DeviceContext& context, const KvmArgs& args);

@@ -2,11 +2,13 @@
 // orthogonal to it. It is not linear in its state. The equations: README.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
-#include "kernels/mixers/mixer.h"
 #include "kernels/mixers/recurrent/padded.h"
-#include "kernels/mixers/recurrent/short_conv.h"
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
 
 namespace ovq {
 
@@ -54,46 +56,30 @@ struct LatticeGates {
 };
 
 struct LatticeArgs {
-  const LatticeConfig& config;
-  const BatchSequences& seqs;
+  LatticeConfig config;
   StatePlace slots;    // per head float [n_slots][stride]
-  const float *q, *k;  // [n_tokens, n_heads, n_slots], unit length; q and k share rows of 2
-                       // key_width elements
+  const float *q, *k;  // [n_tokens, n_heads, n_slots], unit length, tokens qk_stride apart
   const float* v;      // [n_tokens, n_heads, value_head_dim], tokens v_stride apart
-  int64_t v_stride;
+  int64_t qk_stride, v_stride;
   LatticeGates gates;
   float* y;  // [n_tokens, n_heads, value_head_dim], packed
-
-  int64_t qk_stride() const { return 2 * config.key_width(); }
 };
 
-// The layer, for RecurrentMixer. A state made from the config alone starts with zero slots, as the
-// initial slots are among the weights.
-struct Lattice {
+// A state made from the config alone starts with zero slots, as the initial slots are among the
+// weights.
+struct Lattice : Recurrence {
   Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
+  RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
 
   LatticeConfig config;
-  MixerState layout;
-  DType compute = DType::kF32;
-  Linear in;  // u, v, the output gate, gamma and, with a forget gate, mu
-  Linear out;
-  ShortConvFilters conv;
-  Buffer dt_bias, rate;  // [n_heads] float
-  Buffer norm_weight;    // [value_head_dim] float
-
- private:
-  LatticeGates Gates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
-  // Output of the recurrence, float [n_tokens, value_width]; advances the slots. projected: `in`'s
-  // output.
-  float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
+  std::shared_ptr<const std::vector<std::byte>> initial_slots;
 };
 
-void LatticeRef(DeviceContext& context, const LatticeArgs& args);
-void LatticeCpu(DeviceContext& context, const LatticeArgs& args);
-void LatticeCuda(DeviceContext& context, const LatticeArgs& args);
+void LatticeRef(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
+void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
+void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 
 }  // namespace ovq

@@ -36,8 +36,8 @@ Token LoadToken(const LatticeArgs& args, int h, int64_t token_index) {
   };
   const int64_t gate = token_index * config.n_heads + h;
   const LatticeGates& gates = args.gates;
-  Token token = {.q = vector(args.q, args.qk_stride(), config.n_slots),
-                 .k = vector(args.k, args.qk_stride(), config.n_slots),
+  Token token = {.q = vector(args.q, args.qk_stride, config.n_slots),
+                 .k = vector(args.k, args.qk_stride, config.n_slots),
                  .v = vector(args.v, args.v_stride, config.value_head_dim),
                  .gamma = gates.gamma[gate],
                  .mu = 1,
@@ -66,11 +66,11 @@ Vector UpdatedSlot(const LatticeConfig& config, const Token& token, const Vector
   return config.normalized_projection ? Scaled(w, 1 / moved) : w;
 }
 
-void PassToken(const LatticeArgs& args, int s, int h, int64_t token_index) {
+void AdvanceToken(const LatticeArgs& args, std::byte* session, int h, int64_t token_index) {
   const LatticeConfig& config = args.config;
   const Token token = LoadToken(args, h, token_index);
   const auto n_slots = static_cast<size_t>(config.n_slots);
-  float* state = args.slots.At<float>(args.seqs.state[s], h);
+  float* state = args.slots.At<float>(session, h);
   std::vector<Vector> slots;
   for (size_t i = 0; i < n_slots; ++i) {
     const float* slot = state + static_cast<int64_t>(i) * config.stride();
@@ -96,11 +96,11 @@ void PassToken(const LatticeArgs& args, int s, int h, int64_t token_index) {
 
 }  // namespace
 
-void LatticeRef(DeviceContext& context, const LatticeArgs& args) {
-  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
-    for (int64_t token_index = args.seqs.token_begin[s]; token_index < args.seqs.token_begin[s + 1];
+void LatticeRef(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args) {
+  ForEachHead(context, seqs, args.config.n_heads, [&](int s, int h) {
+    for (int64_t token_index = seqs.token_begin[s]; token_index < seqs.token_begin[s + 1];
          ++token_index) {
-      PassToken(args, s, h, token_index);
+      AdvanceToken(args, seqs.state[s], h, token_index);
     }
   });
 }

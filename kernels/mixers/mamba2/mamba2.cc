@@ -4,13 +4,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/mixers/recurrent/gates.h"
 #include "kernels/mixers/recurrent/matrix_state.h"
 
 namespace ovq {
 namespace {
 
-enum Field { kMatrices, kNewestInputs };
+enum Field { kMatrices };
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 4096;
@@ -81,107 +80,58 @@ Buffer LoadSkip(const MixerSpec& spec, const Mamba2Config& config) {
   return spec.context.Upload(all.data(), all.size() * sizeof(float));
 }
 
-TensorView VectorView(const Buffer& buffer) {
-  return {buffer.as<void>(), DType::kF32, {static_cast<int64_t>(buffer.bytes() / sizeof(float))}};
-}
-
 }  // namespace
 
 Mamba2::Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {
-  if (!model.ok() || !section.ok()) return;
-  layout.fixed = StateFields({MatrixStateField(config.n_heads, config.state_size, config.head_dim),
-                              ShortConvField(config.conv_width(), config.conv_size)});
-}
+    : config(ReadConfig(spec, model, section)) {}
 
-void Mamba2::Load(const MixerSpec& spec) {
-  WeightReader& weights = spec.weights;
-  compute = spec.compute_dtype;
-  const int64_t rows = config.width() + config.conv_width() + config.n_heads;
-  const int64_t d_model = spec.state.d_model;
-  in = weights.Product({{"self_attn.in_proj.weight", rows}}, d_model);
-  out = weights.Product({{"self_attn.out_proj.weight", d_model}}, config.width(),
-                        spec.residual_scale);
+// W_in's channels: z, x, B, C, dt.
+RecurrentLayer Mamba2::Describe() const {
+  const int64_t width = config.width(), xbc = config.conv_width();
+  RecurrentLayer layer = {
+      .n_heads = config.n_heads,
+      .fields = {MatrixStateField(config.n_heads, config.state_size, config.head_dim)},
+      .in = {{"self_attn.in_proj.weight", width + xbc + config.n_heads}},
+      .out = {"self_attn.out_proj.weight", width},
+      .conv = {.filters = {{"self_attn.conv1d", xbc}},
+               .first = width,
+               .width = xbc,
+               .size = config.conv_size,
+               .has_bias = config.conv_bias},
+      .decay =
+          RecurrentLayer::DecayInput{
+              .channel = width + xbc, .min_dt = config.min_dt, .max_dt = config.max_dt},
+      .norm = {.weight = config.norm ? "self_attn.norm.weight" : "",
+               .n_groups = config.norm_groups,
+               .shares_weight = false,
+               .eps = config.norm_eps},
+      .gate = {.kind = GateKind::kSilu, .channel = 0, .before_norm = !config.norm_before_gate}};
   if (config.bias) {
-    in_bias = weights.Floats("self_attn.in_proj.bias", {rows});
-    out_bias = weights.Floats({{"self_attn.out_proj.bias", d_model}}, spec.residual_scale);
+    layer.in_bias = "self_attn.in_proj.bias";
+    layer.out_bias = "self_attn.out_proj.bias";
   }
-  conv = LoadShortConv(spec, {{"self_attn.conv1d", config.conv_width()}}, config.conv_size,
-                       config.conv_bias);
-  rate = LoadDecayRates(spec, "self_attn.A_log", config.n_heads);
-  dt_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
-  skip = LoadSkip(spec, config);
-  if (config.norm) norm_weight = weights.Floats("self_attn.norm.weight", {config.width()});
+  return layer;
 }
 
-float* Mamba2::ReadStates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const {
-  const int64_t n_tokens = projected.shape[0], stride = in.out(), width = config.width();
-  const int64_t conv_width = config.conv_width(), first = args.where.fixed_offset;
-  auto* const x = scope.Allocate<float>(n_tokens * conv_width);
-  auto* const decay = scope.Allocate<float>(n_tokens * config.n_heads);
-  auto* const dt = scope.Allocate<float>(n_tokens * config.n_heads);
-  auto* const y = scope.Allocate<float>(n_tokens * width);
-  Convolve(args.context, args.seqs,
-           {.u = projected.as<float>() + width,
-            .u_stride = stride,
-            .width = conv_width,
-            .conv_size = config.conv_size,
-            .n_filters = conv_width,
-            .weight = conv.weight.as<float>(),
-            .bias = conv.bias.as<float>(),
-            .newest = first + layout.fixed.offset(kNewestInputs),
-            .y = x});
-  Decay(args.context, {.x = projected.as<float>() + width + conv_width,
-                       .x_stride = stride,
-                       .n_tokens = n_tokens,
-                       .n_heads = config.n_heads,
-                       .bias = dt_bias.as<float>(),
-                       .rate = rate.as<float>(),
-                       .decay = decay,
-                       .dt = dt,
-                       .min_dt = config.min_dt,
-                       .max_dt = config.max_dt});
+void Mamba2::Load(const MixerSpec& spec) { skip = LoadSkip(spec, config); }
+
+void Mamba2::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
+  const float* const b = inputs.convolved + config.width();
   AdvanceStates(args.context, args.seqs,
                 {.rule = StateRule::kAdd,
                  .n_heads = config.n_heads,
                  .n_key_heads = config.n_groups,
                  .key_dim = config.state_size,
                  .value_dim = config.head_dim,
-                 .q = x + width + config.group_width(),
-                 .k = x + width,
-                 .v = x,
-                 .stride = conv_width,
-                 .decay = decay,
-                 .beta = dt,
+                 .q = b + config.group_width(),
+                 .k = b,
+                 .v = inputs.convolved,
+                 .stride = inputs.convolved_stride,
+                 .decay = inputs.decay,
+                 .beta = inputs.dt,
                  .skip = skip.as<float>(),
-                 .states = first + layout.fixed.offset(kMatrices),
-                 .y = y});
-  return y;
-}
-
-void Mamba2::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
-  ScratchScope scope(args.context);
-  const int64_t n_tokens = args.seqs.n_tokens();
-  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, in.out()});
-  in.Apply(args.context, x, projected);
-  if (config.bias) AddBias(args.context, projected, VectorView(in_bias), 1);
-  float* const answers = ReadStates(args, projected, scope);
-  const TensorView gated = scope.Tensor(compute, {n_tokens, config.width()});
-  NormAndGate(args.context, {.x = answers,
-                             .n_tokens = n_tokens,
-                             .n_groups = config.norm_groups,
-                             .width = config.width() / config.norm_groups,
-                             .weight = norm_weight.as<float>(),
-                             .shares_weight = false,
-                             .eps = config.norm_eps,
-                             .gate = GateKind::kSilu,
-                             .z = projected.as<float>(),
-                             .z_stride = in.out(),
-                             .gates_input = !config.norm_before_gate,
-                             .y = gated.data,
-                             .y_dtype = compute});
-  out.Apply(args.context, gated, y, args.adds);
-  if (config.bias) AddBias(args.context, y, VectorView(out_bias), 1);
+                 .states = args.where.FixedPlace(inputs.state, kMatrices),
+                 .y = inputs.y});
 }
 
 }  // namespace ovq

@@ -1,13 +1,11 @@
 // Mamba-2: each head has a matrix state S that decays by an input-dependent dt and adds an outer
 // product: S <- e^(rate dt) S + dt B x^T, y = S^T C + D x. Dao and Gu, "Transformers are SSMs",
-// section
-// 7, as in the published code; the equations: README.md.
+// section 7, as in the published code; the equations: README.md.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/mixers/recurrent/short_conv.h"
-#include "kernels/ops/ops.h"
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
 
 namespace ovq {
 
@@ -27,28 +25,15 @@ struct Mamba2Config {
   int64_t conv_width() const { return width() + 2 * group_width(); }
 };
 
-// fixed: matrices (matrix_state.h) with key_dim = state_size and value_dim = head_dim, then the
-// newest inputs of the convolution: x, B and C side by side.
-struct Mamba2 {
+struct Mamba2 : Recurrence {
   Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
+  RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
 
   Mamba2Config config;
-  MixerState layout;
-  DType compute = DType::kF32;
-  Linear in;  // output rows: z, x, B, C, dt
-  Linear out;
-  ShortConvFilters conv;
-  // float in device memory: in_bias [in.out()] and out_bias [d_model], or empty; rate and dt_bias
-  // [n_heads]; skip [width]; norm_weight [width], or empty.
-  Buffer in_bias, out_bias, rate, dt_bias, skip, norm_weight;
-
- private:
-  // Output y of the recurrence, float [n_tokens, width]; projected [n_tokens, in.out()].
-  float* ReadStates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
+  Buffer skip;  // D, float [width]
 };
 
 }  // namespace ovq

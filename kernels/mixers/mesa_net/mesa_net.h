@@ -1,15 +1,12 @@
 // MesaNet: for each query, conjugate gradients solve (H_kk + diag(lambda)) u = q against the
-// decayed
-// sum H_kk of the keys' outer products; the output is H_kv^T u with H_kv, the decayed sum of k v^T.
-// The
-// equations: README.md.
+// decayed sum H_kk of the keys' outer products; the output is H_kv^T u with H_kv, the decayed sum
+// of k v^T. The equations: README.md.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/mixers/mixer.h"
 #include "kernels/mixers/recurrent/padded.h"
-#include "kernels/mixers/recurrent/short_conv.h"
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
 
 namespace ovq {
 
@@ -33,45 +30,29 @@ struct MesaConfig {
 };
 
 struct MesaArgs {
-  const MesaConfig& config;
-  const BatchSequences& seqs;
+  MesaConfig config;
   StatePlace h_kk, h_kv;  // H_kk and H_kv, per head float [head_dim][stride]
-  // [n_tokens, n_heads, head_dim]. q and k have unit length; they share rows of 2 width elements.
+  // [n_tokens, n_heads, head_dim], q and k of unit length; tokens qk_stride or v_stride apart.
   const float *q, *k, *v;
-  int64_t v_stride;
+  int64_t qk_stride, v_stride;
   const float *beta, *gamma;  // [n_tokens, n_heads]
   const float* lambda;        // [n_heads, stride], padded with zeros
   float* y;                   // [n_tokens, n_heads, head_dim], packed
-
-  int64_t qk_stride() const { return 2 * config.width(); }
 };
 
-// The layer, for RecurrentMixer.
-struct MesaNet {
+struct MesaNet : Recurrence {
   MesaNet(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
+  RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
 
   MesaConfig config;
-  MixerState layout;
-  DType compute = DType::kF32;
-  Linear in;  // W_q, W_k, W_v, the gates beta and gamma, the output gate
-  Linear out;
-  ShortConvFilters conv;
-  Buffer beta_bias, gamma_bias;  // [n_heads] float
-  Buffer lambda;                 // [n_heads, stride] float
-  Buffer norm_weight;            // [head_dim] float
-
- private:
-  // Output of the recurrence, float [n_tokens, width]; advances the states. projected: `in`'s
-  // output.
-  float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
+  Buffer lambda;  // [n_heads, stride] float
 };
 
-void MesaNetRef(DeviceContext& context, const MesaArgs& args);
-void MesaNetCpu(DeviceContext& context, const MesaArgs& args);
-void MesaNetCuda(DeviceContext& context, const MesaArgs& args);
+void MesaNetRef(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
+void MesaNetCpu(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
+void MesaNetCuda(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
 
 }  // namespace ovq

@@ -62,16 +62,15 @@ Vector Solve(const Matrix& a, const float* lambda, const Vector& q, int cg_steps
   return u;
 }
 
-void PassToken(const MesaArgs& args, int s, int h, int64_t token) {
+void AdvanceToken(const MesaArgs& args, std::byte* session, int h, int64_t token) {
   const auto n = static_cast<size_t>(args.config.head_dim);
   const auto stride = static_cast<size_t>(args.config.stride());
   const auto vector = [&](const float* of, int64_t token_stride) {
     const float* begin = of + token * token_stride + int64_t{h} * args.config.head_dim;
     return Vector(begin, begin + n);
   };
-  const Vector q = vector(args.q, args.qk_stride()), k = vector(args.k, args.qk_stride()),
+  const Vector q = vector(args.q, args.qk_stride), k = vector(args.k, args.qk_stride),
                v = vector(args.v, args.v_stride);
-  std::byte* session = args.seqs.state[s];
   const Matrix a = {args.h_kk.At<float>(session, h), n, stride};
   const Matrix b = {args.h_kv.At<float>(session, h), n, stride};
   const int64_t gate = token * args.config.n_heads + h;
@@ -85,10 +84,10 @@ void PassToken(const MesaArgs& args, int s, int h, int64_t token) {
 
 }  // namespace
 
-void MesaNetRef(DeviceContext& context, const MesaArgs& args) {
-  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
-    for (int64_t token = args.seqs.token_begin[s]; token < args.seqs.token_begin[s + 1]; ++token) {
-      PassToken(args, s, h, token);
+void MesaNetRef(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args) {
+  ForEachHead(context, seqs, args.config.n_heads, [&](int s, int h) {
+    for (int64_t token = seqs.token_begin[s]; token < seqs.token_begin[s + 1]; ++token) {
+      AdvanceToken(args, seqs.state[s], h, token);
     }
   });
 }

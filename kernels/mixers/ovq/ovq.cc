@@ -96,15 +96,8 @@ void OvqAttention::Load(const MixerSpec& spec) {
 }
 
 AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
-  const auto fixed = [&](Field field) {
-    const StateField& of = layout.fixed.list()[field];
-    const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-    return StatePlace{where.fixed_offset + layout.fixed.offset(field), head,
-                      head / static_cast<size_t>(of.shape[1])};
-  };
-  const auto growing = [&](BlockField field) {
-    return StatePlace{where.FieldOffset(layout, field, 0), where.head_stride, where.block_stride};
-  };
+  const auto fixed = [&](Field field) { return where.FixedPlace(layout, field); };
+  const auto growing = [&](BlockField field) { return where.BlockPlace(layout, field); };
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = config.dtype;
@@ -127,12 +120,12 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
   Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                   OvqArgs{{blocks, args.seqs, rows}, config});
+                                                   OvqArgs{{blocks, args.seqs, tokens}, config});
 }
 
 std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,

@@ -52,7 +52,7 @@ struct OvqAttention : Attention {
   OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
 
   void Load(const MixerSpec& spec);
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;

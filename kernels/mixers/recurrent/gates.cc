@@ -86,7 +86,7 @@ void Decay(DeviceContext&, const DecayGate& gate) {
       const double dt = std::min<double>(std::max<double>(softplus, gate.min_dt), gate.max_dt);
       const int64_t at = token * gate.n_heads + head;
       gate.decay[at] = static_cast<float>(std::exp(gate.rate[head] * dt));
-      if (gate.dt) gate.dt[at] = static_cast<float>(dt);
+      gate.dt[at] = static_cast<float>(dt);
     }
   }
 }

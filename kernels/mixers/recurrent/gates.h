@@ -1,6 +1,5 @@
 // Gates of recurrent mixers: decay and sigmoid gates, one number a token and head, and the gated
-// RMS
-// norm of their outputs.
+// RMS norm of their outputs.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +18,9 @@ struct DecayGate {
   int64_t x_stride;
   int64_t n_tokens;
   int n_heads;
-  const float* bias;    // [n_heads]
-  const float* rate;    // [n_heads], none above 0 (see LoadDecayRates)
-  float* decay;         // [n_tokens, n_heads], packed
-  float* dt = nullptr;  // [n_tokens, n_heads], packed; null: not wanted
+  const float* bias;  // [n_heads]
+  const float* rate;  // [n_heads], none above 0 (see LoadDecayRates)
+  float *decay, *dt;  // [n_tokens, n_heads], packed
   float min_dt = 0;
   float max_dt = std::numeric_limits<float>::infinity();
 };

@@ -32,7 +32,7 @@ class Matrix {
   }
   double& at(int i, int c) { return values_[i * states_.value_dim + c]; }
   // (S^T x)[c] = sum_i S[i][c] x[i].
-  double Answer(const float* x, int c) {
+  double TransposedTimes(const float* x, int c) {
     double sum = 0;
     for (int i = 0; i < states_.key_dim; ++i) sum += at(i, c) * x[i];
     return sum;
@@ -63,10 +63,10 @@ void AdvanceHead(const MatrixStates& states, std::byte* session, int64_t token, 
   Matrix s(states, session, head);
   for (int c = 0; c < dv; ++c) {
     for (int i = 0; i < dk; ++i) s.at(i, c) *= states.decay[gate];
-    const double error = v[c] - (states.rule == StateRule::kDelta ? s.Answer(k, c) : 0);
+    const double error = v[c] - (states.rule == StateRule::kDelta ? s.TransposedTimes(k, c) : 0);
     for (int i = 0; i < dk; ++i) s.at(i, c) += k[i] * (states.beta[gate] * error);
     const double skipped = states.skip ? double{states.skip[head * dv + c]} * v[c] : 0;
-    states.y[gate * dv + c] = static_cast<float>(s.Answer(q, c) + skipped);
+    states.y[gate * dv + c] = static_cast<float>(s.TransposedTimes(q, c) + skipped);
   }
   s.Store();
 }

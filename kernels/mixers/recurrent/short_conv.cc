@@ -15,12 +15,12 @@ StateField ShortConvField(int64_t width, int conv_size) {
   return {"newest_inputs", DType::kF32, {conv_size - 1, width}};
 }
 
-ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
+ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart> parts,
                                int conv_size, bool has_bias) {
   ShortConvFilters filters;
-  filters.conv_size = conv_size;
-  for (const WeightPart& part : parts) filters.width += part.rows;
-  std::vector<float> weight(static_cast<size_t>(conv_size * filters.width)), bias;
+  int64_t n_filters = 0;
+  for (const WeightPart& part : parts) n_filters += part.rows;
+  std::vector<float> weight(static_cast<size_t>(conv_size * n_filters)), bias;
   int64_t first = 0;
   for (const WeightPart& part : parts) {
     const std::string leaf(part.leaf);
@@ -29,7 +29,7 @@ ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<Weig
     for (size_t i = 0; i < rows.size(); ++i) {
       const auto filter = static_cast<int64_t>(i) / conv_size,
                  tap = static_cast<int64_t>(i) % conv_size;
-      weight[tap * filters.width + first + filter] = rows[i];
+      weight[tap * n_filters + first + filter] = rows[i];
     }
     first += part.rows;
     if (!has_bias) continue;
@@ -45,7 +45,7 @@ ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<Weig
 
 void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv) {
   Check(conv.n_filters % conv.width == 0, "Convolve: filters for every channel alike");
-  Check(conv.conv_size >= 1 && conv.conv_size <= kMaxConvSize, "Convolve: taps");
+  Check(conv.conv_size >= 1 && conv.conv_size <= kMaxConvSize, "Convolve: conv_size");
   Check(conv.weight != nullptr || (conv.conv_size == 1 && conv.bias == nullptr),
         "Convolve: without weights y = silu(u)");
   Dispatch<ref::Convolve, cpu::Convolve, cuda::Convolve>(context, seqs, conv);

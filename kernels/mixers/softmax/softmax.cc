@@ -59,11 +59,11 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   Dispatch<SoftmaxAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                       AttentionArgs{blocks, args.seqs, rows});
+                                                       AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,

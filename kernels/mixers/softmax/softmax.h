@@ -11,7 +11,7 @@ namespace ovq {
 struct SoftmaxAttention : Attention {
   SoftmaxAttention(const StateSpec& spec, AttrReader& model, bool sliding);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 

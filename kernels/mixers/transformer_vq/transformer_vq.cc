@@ -124,8 +124,8 @@ class TransformerVq final : public SequenceMixer {
     Buffer half_norms;                // [n_codes] float
   };
   void LoadHeads(const MixerSpec& spec);
-  // One head's attention. rows: see TransformerVqArgs.
-  void AttendHead(const LayerArgs& args, int h, TensorView x, float* rows, int64_t stride) const;
+  // One head's attention. tokens: see TransformerVqArgs.
+  void AttendHead(const LayerArgs& args, int h, TensorView x, float* tokens, int64_t stride) const;
   size_t place(const LayerState& where, Field field, int head) const {
     const StateField& all = config_.state.fixed.list()[field];
     return where.fixed_offset + config_.state.fixed.offset(field) +
@@ -197,18 +197,18 @@ void TransformerVq::Forward(const LayerArgs& args, TensorView x, TensorView y) c
   ScratchScope scope(args.context);
   const int64_t n_tokens = args.seqs.n_tokens(), width = output_.in();
   // [gates | values] of all heads. The attention's results replace the values.
-  const TensorView rows = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
-  gates_values_.Apply(args.context, x, rows);
+  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
+  gates_values_.Apply(args.context, x, projected);
   for (int h = 0; h < config_.shape.n_heads; ++h) {
-    AttendHead(args, h, x, rows.as<float>() + width + int64_t{h} * config_.shape.value_dim,
+    AttendHead(args, h, x, projected.as<float>() + width + int64_t{h} * config_.shape.value_dim,
                2 * width);
   }
   const TensorView gated = scope.Tensor(compute_, {n_tokens, width});
-  SwiGlu(args.context, rows, gated);
+  SwiGlu(args.context, projected, gated);
   output_.Apply(args.context, gated, y, args.adds);
 }
 
-void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float* rows,
+void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float* tokens,
                                int64_t stride) const {
   const TransformerVqShape& shape = config_.shape;
   const Head& head = heads_[h];
@@ -242,8 +242,8 @@ void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float
                                  .scores = scores.as<float>(),
                                  .half_norms = head.half_norms.as<float>(),
                                  .relative = relative.as<float>(),
-                                 .rows = rows,
-                                 .row_stride = stride});
+                                 .tokens = tokens,
+                                 .token_stride = stride});
 }
 
 std::vector<StateExtent> TransformerVq::UndoExtents(const LayerState& where,

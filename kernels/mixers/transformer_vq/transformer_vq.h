@@ -45,10 +45,10 @@ struct TransformerVqArgs {
   const float* scores;      // [2][n_tokens][n_codes]: (q + c xl_u) . code, and k . code
   const float* half_norms;  // [n_codes]: |code|^2 / 2
   const float* relative;    // [n_tokens][mem_len + 1]: (q + c xl_v) . R_distance
-  // [n_tokens][value_dim], tokens `row_stride` floats apart. Input: values before their silu.
+  // [n_tokens][value_dim], tokens `token_stride` floats apart. Input: values before their silu.
   // Output: the attention's result, in place.
-  float* rows;
-  int64_t row_stride;
+  float* tokens;
+  int64_t token_stride;
 };
 
 void TransformerVqRef(DeviceContext& context, const TransformerVqArgs& args);

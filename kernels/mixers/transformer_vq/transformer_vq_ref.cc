@@ -64,7 +64,7 @@ int32_t NearestCode(const TransformerVqArgs& args, int64_t row) {
 void Store(const TransformerVqArgs& args, const Token& token, HeadState& state) {
   state.code(token.position) = NearestCode(args, token.row);
   for (int c = 0; c < args.shape.value_dim; ++c) {
-    const double v = args.rows[token.row * args.row_stride + c];
+    const double v = args.tokens[token.row * args.token_stride + c];
     state.recent(token.position, c) = static_cast<float>(v / (1 + std::exp(-v)));
   }
 }
@@ -100,7 +100,7 @@ void Attend(const TransformerVqArgs& args, const Token& token, HeadState& state)
                                        : state.recent(term.place, c);
       y += term.times * std::exp(term.exponent - max) * value;
     }
-    args.rows[token.row * args.row_stride + c] = static_cast<float>(y / sum);
+    args.tokens[token.row * args.token_stride + c] = static_cast<float>(y / sum);
   }
 }
 

@@ -86,17 +86,17 @@ AttentionBlocks VqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void VqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void VqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   ScratchScope scope(args.context);
   const int n_seqs = args.seqs.n_seqs();
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.dictionary_bias =
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, NumBlocks(n_codes), kBlockSlots));
   blocks.recent_keys =
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, 1, int64_t{kVqChunk} * shape.head_dim));
   Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(
-      args.context, VqAttentionArgs{{blocks, args.seqs, rows}, half_norm.as<float>()});
+      args.context, VqAttentionArgs{{blocks, args.seqs, tokens}, half_norm.as<float>()});
 }
 
 std::vector<StateExtent> VqAttention::UndoExtents(const LayerState& where,

@@ -29,7 +29,7 @@ struct VqAttention : Attention {
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return codes.bytes(); }
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;

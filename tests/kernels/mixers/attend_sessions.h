@@ -344,7 +344,7 @@ class Sessions {
     const Buffer in = context_.Upload(batch.rows.data(), batch.rows.size() * sizeof(float));
     const Buffer out = context_.Upload(outs.data(), outs.size() * sizeof(float));
     const auto k = int64_t{config_.n_heads} * config_.head_dim;
-    const AttentionTensors rows = {
+    const AttentionTensors tokens = {
         .q = in.as<float>(),
         .k = in.as<float>() + k,
         .v = in.as<float>() + k + int64_t{config_.n_kv_heads} * config_.head_dim,
@@ -353,8 +353,8 @@ class Sessions {
         .out_dtype = DType::kF32};
     const int n_waves = CountWaves(staged.seqs, config_.wave_span);
     for (int wave = 0; wave < n_waves; ++wave) {
-      cuda::StoreRecent(context_, {blocks_, staged.seqs, rows}, wave);
-      cuda::AttendWave(context_, {blocks_, staged.seqs, rows}, wave, split);
+      cuda::StoreRecent(context_, {blocks_, staged.seqs, tokens}, wave);
+      cuda::AttendWave(context_, {blocks_, staged.seqs, tokens}, wave, split);
     }
     context_.CopyToHost(outs.data(), out.as<float>(), outs.size() * sizeof(float));
     for (size_t i = 0; i < batch.owners.size(); ++i) {

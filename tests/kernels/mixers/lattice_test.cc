@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "tests/kernels/mixers/recurrent_session.h"
+#include "tests/kernels/mixers/recurrent_util.h"
 
 namespace ovq::test {
 namespace {
@@ -43,25 +43,28 @@ struct LatticeTokens {
 
   // Advances `slots`; returns y.
   std::vector<float> Run(DeviceContext& context) {
-    const DeviceArray<float> state(context, slots), keys(context, qk), values(context, v),
-        gammas(context, gamma), mus(context, mu), dts(context, dt),
-        rates(context, std::vector<float>{rate}), y(context, v.size());
-    const SessionBatch tokens(context, n_tokens, state);
+    const DeviceArray<float> keys(context, qk), values(context, v), gammas(context, gamma),
+        mus(context, mu), dts(context, dt), rates(context, std::vector<float>{rate}),
+        y(context, v.size());
     LatticeGates gates = {.gamma = gammas.data(), .mu = nullptr, .dt = nullptr, .rate = nullptr};
     if (config.decays()) gates.mu = mus.data();
     if (config.thresholds) gates.dt = dts.data(), gates.rate = rates.data();
-    Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
-        context, LatticeArgs{.config = config,
-                             .seqs = tokens.seqs(),
-                             .slots = {0, slots.size() * sizeof(float), 0},
-                             .q = keys.data(),
-                             .k = keys.data() + config.n_slots,
-                             .v = values.data(),
-                             .v_stride = config.value_head_dim,
-                             .gates = gates,
-                             .y = y.data()});
-    slots = state.Read();
-    return y.Read();
+    Result result = RunBatch(context, {{n_tokens}, {0}, {slots}}, [&](const BatchSequences& seqs) {
+      Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
+          context, seqs,
+          LatticeArgs{.config = config,
+                      .slots = {0, slots.size() * sizeof(float), 0},
+                      .q = keys.data(),
+                      .k = keys.data() + config.n_slots,
+                      .v = values.data(),
+                      .qk_stride = 2 * config.key_width(),
+                      .v_stride = config.value_head_dim,
+                      .gates = gates,
+                      .y = y.data()});
+      return y.Read();
+    });
+    slots = std::move(result.states[0]);
+    return std::move(result.y);
   }
 
   LatticeConfig config;

@@ -217,14 +217,14 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
                 ValueStride(c.value_head_dim), slot, v + row + h * c.value_head_dim);
     }
   }
-  const AttentionTensors rows = {.q = qkv.data(),
-                                 .k = k,
-                                 .v = v,
-                                 .stride = stride,
-                                 .out = out.data(),
-                                 .out_dtype = DType::kF32};
+  const AttentionTensors tokens = {.q = qkv.data(),
+                                   .k = k,
+                                   .v = v,
+                                   .stride = stride,
+                                   .out = out.data(),
+                                   .out_dtype = DType::kF32};
   const StagedBatch staged = StageBatch(*context, Seqs(sequences, states), growths_);
-  AttendCpu(*context, {Blocks(staged), staged.seqs, rows});
+  AttendCpu(*context, {Blocks(staged), staged.seqs, tokens});
 }
 
 // Runs only the update; one more sequence is padding.
@@ -240,8 +240,8 @@ void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
   }
   states.push_back(nullptr);
   const StagedBatch staged = StageBatch(*context, Seqs(padded, states), growths_);
-  const AttentionTensors no_rows = {};
-  UpdateChunksCuda(*context, {Blocks(staged), staged.seqs, no_rows}, wave);
+  const AttentionTensors no_tokens = {};
+  UpdateChunksCuda(*context, {Blocks(staged), staged.seqs, no_tokens}, wave);
   for (size_t s = 0; s < sequences.size(); ++s) {
     context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
   }

@@ -250,8 +250,8 @@ TEST(Segments, AreSharedWhereHeadsAreTooFew) {
     std::vector<std::byte*> states(positions.size());
     const BatchSequences seqs = {
         .token_begin = token_begin, .start_pos = positions, .slot_cap = caps, .state = states};
-    const AttentionTensors rows = {};
-    return SharesHeads({blocks, seqs, rows}, n_threads);
+    const AttentionTensors tokens = {};
+    return SharesHeads({blocks, seqs, tokens}, n_threads);
   };
   EXPECT_FALSE(shares(1, {16384}, 1));       // no one to share with
   EXPECT_TRUE(shares(1, {16384}, 2));        // a core would wait

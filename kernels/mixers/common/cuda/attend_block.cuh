@@ -103,7 +103,7 @@ __device__ inline void CopyBias(const AttendArgs& args, const BlockView& block,
                                 SharedPtr<uint4> to) {
   for (int i = static_cast<int>(threadIdx.x); i < kBiasChunks; i += static_cast<int>(blockDim.x)) {
     const bool biased = block.bias != nullptr;
-    CopyAsync16(to + i, biased ? block.bias + i * 4 : args.rows.q, biased);
+    CopyAsync16(to + i, biased ? block.bias + i * 4 : args.tokens.q, biased);
   }
 }
 

@@ -14,7 +14,7 @@ constexpr int kChannels = 8;  // channels in a thread's share of a key: 32 bytes
 struct StoreArgs {
   AttentionBlocks blocks;
   DeviceSequences seqs;
-  AttentionTensors rows;
+  AttentionTensors tokens;
   int32_t wave;
   int32_t recent_blocks;  // recent blocks that a sequence's tokens may lie in
 };
@@ -130,10 +130,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t from = place == 0 ? begin : block * kBlockSlots;
   const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
   if (from >= to) return;
-  const int64_t row = (wave.row + (from - begin)) * args.rows.stride;
-  const StoreTile tile = {args.rows.k + row + head * blocks.shape.head_dim,
-                          args.rows.v + row + head * blocks.shape.value_head_dim,
-                          args.rows.stride,
+  const int64_t row = (wave.row + (from - begin)) * args.tokens.stride;
+  const StoreTile tile = {args.tokens.k + row + head * blocks.shape.head_dim,
+                          args.tokens.v + row + head * blocks.shape.value_head_dim,
+                          args.tokens.stride,
                           static_cast<int32_t>(from % kBlockSlots),
                           static_cast<int32_t>(to - from),
                           blocks.KeyScale(head)};
@@ -151,7 +151,7 @@ void StoreRecent(DeviceContext& context, const AttentionArgs& layer_args, int wa
   const AttentionBlocks& blocks = layer_args.blocks;
   const int recent_blocks = RecentBlocks(blocks, layer_args.seqs, wave);
   if (recent_blocks == 0) return;
-  const StoreArgs args = {blocks, layer_args.seqs.device, layer_args.rows, wave, recent_blocks};
+  const StoreArgs args = {blocks, layer_args.seqs.device, layer_args.tokens, wave, recent_blocks};
   const auto grid = static_cast<uint32_t>(int64_t{layer_args.seqs.n_seqs()} *
                                           blocks.shape.n_kv_heads * recent_blocks);
   const auto kernel = blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t>

@@ -155,12 +155,12 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t chunk_len = blocks.wave_span;
   const int32_t i = static_cast<int32_t>(blockIdx.z) * kWarps + warp;
   if (session == nullptr || i >= chunk_len) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
+  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
   const int32_t n_old = blocks.LiveAt(s, kv_head, args.wave);
-  if (rows.end != rows.span_begin + chunk_len || n_old == 0) return;
+  if (tokens.end != tokens.span_begin + chunk_len || n_old == 0) return;
   const FullChunk head = {.session = session,
                           .kv_head = kv_head,
-                          .chunk = rows.span_begin / chunk_len,
+                          .chunk = tokens.span_begin / chunk_len,
                           .n_old = n_old,
                           .n_next = n_old};
   const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;

@@ -332,11 +332,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const int32_t chunk_len = args.blocks.wave_span;
-  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
-  if (rows.end != rows.span_begin + chunk_len) return;
+  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
+  if (tokens.end != tokens.span_begin + chunk_len) return;
   const FullChunk head = {.session = session,
                           .kv_head = kv_head,
-                          .chunk = rows.span_begin / chunk_len,
+                          .chunk = tokens.span_begin / chunk_len,
                           .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
                           .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
   const KeyArrays of_key = Arrays(chunk_len);
