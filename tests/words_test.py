@@ -30,6 +30,7 @@ MOST_LINES = 70
 LARGE_CLASSES = {
     "server/disk/session_folder.h SessionFolder": 30,
     "server/engine/engine.h Engine": 37,
+    "server/http/connection.cc HttpConnection": 31,
 }
 LARGE_FUNCTIONS = {}
 

@@ -3,13 +3,22 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
 #include <condition_variable>
 #include <list>
+#include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
 #include "server/http/connection.h"
@@ -115,14 +124,14 @@ class Server final : public HttpServer, public ConnectionHost {
   const HttpEvents& events() const override { return events_; }
   bool ending() const override { return ending_; }
   void Handle(std::shared_ptr<Exchange> exchange) override { handler_(std::move(exchange)); }
-  void SetIdle(AnyConnection* connection, bool idle) override {
+  void SetIdle(Connection* connection, bool idle) override {
     std::lock_guard lock(mutex_);
     const auto found = connections_.find(connection);
     if (found == connections_.end()) return;
     if (found->second != idle_.end()) idle_.erase(found->second);
     found->second = idle ? idle_.insert(idle_.end(), connection) : idle_.end();
   }
-  void OnConnectionClosed(AnyConnection* connection) override {
+  void OnConnectionClosed(Connection* connection) override {
     std::lock_guard lock(mutex_);
     const auto found = connections_.find(connection);
     if (found == connections_.end()) return;
@@ -171,17 +180,13 @@ class Server final : public HttpServer, public ConnectionHost {
       setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
     }
     if (!EvictIdleConnection()) return events_.refused("max_connections");
-    if (options_.tls == nullptr) {
-      return Add(std::make_shared<Connection<Tcp::socket>>(*this, PeerName(peer), nullptr,
-                                                           std::move(socket)));
+    std::shared_ptr<asio::ssl::context> tls;
+    if (options_.tls != nullptr) {
+      tls = TlsContext();
+      if (tls == nullptr) return events_.refused("tls");
     }
-    const std::shared_ptr<asio::ssl::context> context = TlsContext();
-    if (context == nullptr) return events_.refused("tls");
-    Add(std::make_shared<Connection<asio::ssl::stream<Tcp::socket>>>(*this, PeerName(peer), context,
-                                                                     std::move(socket), *context));
-  }
-  template <class Made>
-  void Add(std::shared_ptr<Made> connection) {
+    const std::shared_ptr<Connection> connection = Connection::Make(
+        *this, PeerName(peer), ClientStream::Make(std::move(socket), std::move(tls)));
     {
       std::lock_guard lock(mutex_);
       connections_.emplace(connection.get(), idle_.end());
@@ -192,7 +197,7 @@ class Server final : public HttpServer, public ConnectionHost {
 
   // Makes room for one more connection if needed, by closing the one idle for longest. False: none.
   bool EvictIdleConnection() {
-    std::shared_ptr<AnyConnection>
+    std::shared_ptr<Connection>
         oldest;  // released without the lock, which OnConnectionClosed takes
     std::lock_guard lock(mutex_);
     if (connections_.size() < static_cast<size_t>(options_.max_connections)) return true;
@@ -206,7 +211,7 @@ class Server final : public HttpServer, public ConnectionHost {
     return connections_.size() < 2 * static_cast<size_t>(options_.max_connections);
   }
   void CloseAll(bool if_idle) {
-    std::vector<std::shared_ptr<AnyConnection>> all;  // released without the lock
+    std::vector<std::shared_ptr<Connection>> all;  // released without the lock
     {
       std::lock_guard lock(mutex_);
       for (const auto& [connection, place] : connections_) {
@@ -242,8 +247,8 @@ class Server final : public HttpServer, public ConnectionHost {
   std::mutex mutex_;     // guards the four members below
   bool closed_ = false;  // no connection is added any more
   std::condition_variable none_;
-  std::list<AnyConnection*> idle_;  // longest idle first
-  std::unordered_map<AnyConnection*, std::list<AnyConnection*>::iterator> connections_;
+  std::list<Connection*> idle_;  // longest idle first
+  std::unordered_map<Connection*, std::list<Connection*>::iterator> connections_;
   std::vector<std::thread> threads_;
 };
 

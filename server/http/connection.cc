@@ -1,0 +1,428 @@
+#include "server/http/connection.h"
+
+#include <algorithm>
+#include <atomic>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/string.hpp>
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/status.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/calls/service_context.h"
+#include "server/engine/common/error_facts.h"
+
+namespace ovq {
+namespace {
+
+namespace beast = boost::beast;
+using RequestHeader = beast::http::request_header<>;
+
+constexpr size_t kMaxHeaderBytes = size_t{16} << 10;
+constexpr size_t kMaxPipelinedBytes = size_t{16} << 10;  // read ahead, behind the current request
+constexpr size_t kReadBytes = 4096;
+constexpr size_t kWriteBytes = size_t{64} << 10;
+constexpr absl::Duration kFinish = absl::Seconds(1);
+
+asio::steady_timer::duration ToChrono(absl::Duration time) {
+  return absl::ToChronoNanoseconds(std::min(time, absl::Hours(24 * 365)));
+}
+
+// The status line and headers. framing: the header lines that say where the body ends.
+std::string ReplyHead(const HttpReply& reply, const std::string& framing, bool keep_alive) {
+  const auto status = static_cast<beast::http::status>(reply.status);
+  std::string head = absl::StrCat("HTTP/1.1 ", reply.status, " ",
+                                  std::string(beast::http::obsolete_reason(status)), "\r\n");
+  if (!reply.content_type.empty()) {
+    absl::StrAppend(&head, "Content-Type: ", reply.content_type, "\r\n");
+  }
+  for (const auto& [name, value] : reply.headers) {
+    absl::StrAppend(&head, name, ": ", value, "\r\n");
+  }
+  absl::StrAppend(&head, framing, keep_alive ? "" : "Connection: close\r\n", "\r\n");
+  return head;
+}
+
+// Without its body.
+HttpRequest ToHttpRequest(const RequestHeader& header) {
+  HttpRequest request;
+  request.method = std::string(header.method_string());
+  request.target = std::string(header.target());
+  for (const auto& field : header) {
+    request.headers.emplace_back(absl::AsciiStrToLower(absl::string_view(
+                                     field.name_string().data(), field.name_string().size())),
+                                 std::string(field.value()));
+  }
+  return request;
+}
+
+absl::Status BadHeader(const std::string& why) {
+  return WithFacts(absl::InvalidArgumentError(absl::StrCat("header of the request: ", why)),
+                   {.field = "header"});
+}
+
+// Beast's parser takes a request with an unknown transfer coding for one without a body, and the
+// bytes after it for the next request. A proxy in front may not, so such requests are refused:
+// InvalidArgument.
+absl::Status CheckFraming(const RequestHeader& header) {
+  using Field = beast::http::field;
+  const size_t codings = header.count(Field::transfer_encoding);
+  if (codings == 0 ||
+      (codings == 1 && beast::iequals(header[Field::transfer_encoding], "chunked"))) {
+    return absl::OkStatus();
+  }
+  return BadHeader("expected transfer-encoding chunked, or none");
+}
+
+absl::Status BodyTooLarge(size_t most) {
+  return WithFacts(absl::OutOfRangeError(absl::StrCat("body: expected at most ", most,
+                                                      " bytes (--max-message-bytes)")),
+                   {.field = "body"});
+}
+
+// All private members run on the strand of the socket; those of Exchange may be called on any
+// thread.
+class HttpConnection final : public Exchange, public Connection {
+  auto Self() { return std::static_pointer_cast<HttpConnection>(shared_from_this()); }
+  template <class Work>
+  void PostToStrand(Work work) {
+    asio::post(timer_.get_executor(),
+               [self = Self(), work = std::move(work)]() mutable { work(); });
+  }
+  template <class Work>
+  auto WithSelf(Work work) {  // a callback that keeps the connection alive
+    return [self = Self(), work = std::move(work)](auto... args) mutable { work(args...); };
+  }
+
+ public:
+  HttpConnection(ConnectionHost& host, std::string peer, std::unique_ptr<ClientStream> stream)
+      : Exchange(std::move(peer)),
+        host_(host),
+        leaving_{host, this},
+        stream_(std::move(stream)),
+        timer_(stream_->socket().get_executor()) {}
+
+  void Start() override {
+    PostToStrand([this] {
+      host_.SetIdle(this, true);
+      Deadline(host_.options().header_timeout);
+      stream_->Handshake(WithSelf([this](ErrorCode error, size_t) { error ? End() : Await(); }));
+    });
+  }
+
+  void Reply(HttpReply reply) override {
+    PostToStrand([this, reply = std::move(reply)]() mutable {
+      const bool whole =
+          reply.status != 304;  // its length would be that of the copy the client has
+      WriteHead(reply, whole ? absl::StrCat("Content-Length: ", reply.body.size(), "\r\n") : "");
+      if (request_.method != "HEAD") out_ += reply.body;
+      ended_ = true;
+      Write();
+    });
+  }
+  void Stream(HttpReply head, Source source) override {
+    PostToStrand([this, head = std::move(head), source = std::move(source)]() mutable {
+      chunked_ = version_ >= 11;
+      WriteHead(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "");
+      source_ = std::move(source);
+      Advance();
+    });
+  }
+  void Pump() override {
+    if (pump_posted_.exchange(true)) return;
+    PostToStrand([this] {
+      pump_posted_ = false;
+      if (!writing_) Advance();
+    });
+  }
+
+  void Close(bool if_idle) override {
+    PostToStrand([this, if_idle] {
+      if (!if_idle || !handling_) End();
+    });
+  }
+
+ private:
+  using Parser = beast::http::request_parser<beast::http::string_body>;
+
+  // Ends the connection after this time, unless another deadline is set.
+  void Deadline(absl::Duration time) {
+    timer_.expires_after(ToChrono(time));
+    timer_.async_wait(WithSelf([this](ErrorCode error) {
+      // A new deadline may have been set while this callback was queued.
+      if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) End();
+    }));
+  }
+  void NoDeadline() { timer_.expires_at(asio::steady_timer::time_point::max()); }
+
+  // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
+  // ahead and the client's end.
+  void Await() {
+    if (closed_ || gone()) return;
+    if (reading_) {
+      // The next request is in the buffer already, sent ahead.
+      ErrorCode ignored;
+      if (!handling_ && buffer_.size() > 0) stream_->socket().cancel(ignored);
+      return;
+    }
+    if (!handling_) {
+      if (buffer_.size() > 0) return ReadHeader();
+    } else if (buffer_.size() >= kMaxPipelinedBytes) {
+      return;
+    }
+    ReadSome([this](ErrorCode error) {
+      if (!error || error == asio::error::operation_aborted) return Await();
+      // A client that closes only its half counts as gone: the two cannot be told apart in time.
+      SetGone();
+      if (!handling_) End();
+    });
+  }
+  // Reads into the buffer, then calls `work`, or FinishNow if the connection is finishing.
+  template <class Work>
+  void ReadSome(Work work) {
+    reading_ = true;
+    stream_->Read(buffer_.prepare(kReadBytes), WithSelf([this, work](ErrorCode error, size_t n) {
+                    reading_ = false;
+                    buffer_.commit(n);
+                    host_.events().bytes(n, 0);
+                    if (finishing_) return FinishNow();
+                    work(error);
+                  }));
+  }
+
+  void ReadHeader() {
+    Deadline(host_.options().header_timeout);
+    parser_.emplace();
+    parser_->header_limit(kMaxHeaderBytes);
+    parser_->body_limit(host_.options().max_body_bytes);
+    ParseHeader();
+  }
+  void ParseHeader() {
+    const ErrorCode error = Parse();
+    if (error != beast::http::error::need_more) return HeaderRead(error);
+    ReadSome([this](ErrorCode failed) { failed ? End() : ParseHeader(); });
+  }
+  // Parses the next part of what is buffered. need_more: it is no whole part.
+  ErrorCode Parse() {
+    ErrorCode error = beast::http::error::need_more;
+    if (buffer_.size() > 0) buffer_.consume(parser_->put(buffer_.data(), error));
+    return error;
+  }
+
+  void HeaderRead(ErrorCode error) {
+    if (closed_) return;
+    using HttpError = beast::http::error;
+    const auto& message = parser_->get();
+    version_ = message.version();
+    keep_alive_ = message.keep_alive() && version_ >= 11;
+    request_ = ToHttpRequest(message);
+    fault_ = absl::OkStatus();
+    if (error == HttpError::header_limit || error == HttpError::buffer_overflow) {
+      return Fault(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
+    }
+    if (error == HttpError::body_limit) return TooLarge();
+    if (error && error.category() == make_error_code(HttpError::bad_method).category()) {
+      return Fault(BadHeader(error.message()));
+    }
+    if (error) return End();
+    if (absl::Status framing = CheckFraming(message); !framing.ok()) {
+      return Fault(std::move(framing));
+    }
+    host_.SetIdle(this, false);
+    request_.memory = std::make_unique<ByteHold>(host_.options().memory, client());
+    const auto length = parser_->content_length();
+    if (length && *length > host_.options().max_body_bytes) return TooLarge();
+    if (length && !ReserveBody(*length)) return;
+    body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options().body_timeout);
+    if (!beast::iequals(message[beast::http::field::expect], "100-continue")) {
+      return ReadBody(true);
+    }
+    Deadline(host_.options().progress_timeout);
+    SendContinue("HTTP/1.1 100 Continue\r\n\r\n");
+  }
+  void SendContinue(std::string_view rest) {
+    if (rest.empty()) return ReadBody(true);
+    stream_->Write(asio::buffer(rest), WithSelf([this, rest](ErrorCode error, size_t n) {
+                     error ? End() : SendContinue(rest.substr(n));
+                   }));
+  }
+
+  // progressed: since the deadline was set.
+  void ReadBody(bool progressed) {
+    for (; !closed_; progressed = true) {
+      if (parser_->is_done()) {
+        request_.body = std::move(parser_->get().body());
+        return Handle();
+      }
+      if (progressed) {
+        const auto now = asio::steady_timer::clock_type::now();
+        const absl::Duration left = absl::FromChrono(body_end_ - now);
+        Deadline(std::min(host_.options().progress_timeout, left));
+      }
+      const ErrorCode error = Parse();
+      if (error == beast::http::error::need_more) {
+        return ReadSome([this](ErrorCode failed) { failed ? End() : ReadBody(false); });
+      }
+      if (error == beast::http::error::body_limit) return TooLarge();
+      if (error) return End();
+      if (!ReserveBody(parser_->get().body().size())) return;
+    }
+  }
+
+  // Takes memory for a body of `bytes` in all. False: refused, and the client gets an error.
+  bool ReserveBody(size_t bytes) {
+    const size_t held = request_.memory->bytes();
+    if (bytes <= held) return true;
+    absl::Status status = ReserveBytes(*request_.memory, bytes - held);
+    if (status.ok()) return true;
+    Fault(std::move(status));
+    return false;
+  }
+  void TooLarge() { Fault(BodyTooLarge(host_.options().max_body_bytes)); }
+  // Answers with an error; the rest of the request is not read.
+  void Fault(absl::Status fault) {
+    host_.SetIdle(this, false);
+    fault_ = std::move(fault);
+    keep_alive_ = false;
+    Handle();
+  }
+  void Handle() {
+    parser_.reset();
+    NoDeadline();
+    handling_ = true;
+    ended_ = false;
+    Await();
+    host_.Handle(std::static_pointer_cast<Exchange>(Self()));
+  }
+
+  void WriteHead(const HttpReply& reply, const std::string& framing) {
+    keep_alive_ = keep_alive_ && !host_.ending();
+    out_ = ReplyHead(reply, framing, keep_alive_);
+  }
+
+  // Asks the source for bytes and writes them, while no write is running.
+  void Advance() {
+    while (source_ && !ended_ && !writing_) {
+      part_.clear();
+      ended_ = !source_(part_);
+      const bool nothing = part_.empty();
+      if (gone()) {
+        out_.clear();
+      } else if (chunked_ && !nothing) {
+        absl::StrAppend(&out_, absl::Hex(part_.size()), "\r\n", part_, "\r\n");
+      } else {
+        out_ += part_;
+      }
+      if (ended_ && chunked_ && !gone()) out_ += "0\r\n\r\n";
+      if (!out_.empty() || ended_) return Write();
+      if (nothing) return;  // until Pump
+    }
+  }
+
+  void Write() {
+    if (out_.empty() || closed_) {
+      out_.clear();
+      return ended_ ? Answered() : Advance();
+    }
+    writing_ = true;
+    Deadline(host_.options().progress_timeout);
+    stream_->Write(asio::buffer(out_.data() + sent_, std::min(out_.size() - sent_, kWriteBytes)),
+                   WithSelf([this](ErrorCode error, size_t n) {
+                     writing_ = false;
+                     NoDeadline();
+                     sent_ += n;
+                     host_.events().bytes(0, n);
+                     if (error || sent_ == out_.size()) {
+                       out_.clear();
+                       sent_ = 0;
+                     }
+                     if (error) End();
+                     Write();
+                   }));
+  }
+
+  void Answered() {
+    if (!handling_) return;
+    handling_ = false;
+    source_ = nullptr;
+    request_ = {};
+    out_ = part_ = std::string();
+    ReleaseOnGone();
+    if (closed_) return;
+    if (gone() || !keep_alive_) return Finish();
+    host_.SetIdle(this, true);
+    Deadline(host_.options().idle_timeout);
+    Await();
+  }
+
+  // --- the end ---
+
+  // Closes after the answer. Bytes that the client may still be sending are read for a moment: else
+  // the system would reset the connection before the client has read the answer.
+  void Finish() {
+    finishing_ = true;
+    Deadline(kFinish);
+    if (!reading_) return FinishNow();
+    ErrorCode ignored;
+    stream_->socket().cancel(ignored);
+  }
+  void FinishNow() {
+    if (closed_) return;
+    stream_->ShutDown(WithSelf([this](bool drained) { drained ? End() : Drain(); }));
+  }
+  void Drain() {
+    buffer_.clear();
+    stream_->Read(buffer_.prepare(kReadBytes), WithSelf([this](ErrorCode error, size_t n) {
+                    host_.events().bytes(n, 0);
+                    error ? End() : Drain();
+                  }));
+  }
+  void End() {
+    NoDeadline();
+    closed_ = true;
+    ErrorCode ignored;
+    stream_->socket().close(ignored);
+    SetGone();
+  }
+
+  struct Leaving {
+    ConnectionHost& host;
+    Connection* const connection;
+    ~Leaving() { host.OnConnectionClosed(connection); }
+  };
+
+  ConnectionHost& host_;
+  const Leaving leaving_;  // destroyed last: the server ends when all have left
+  const std::unique_ptr<ClientStream> stream_;
+  asio::steady_timer timer_;
+  beast::flat_buffer buffer_;
+  std::optional<Parser> parser_;
+  asio::steady_timer::time_point body_end_;
+  unsigned version_ = 11;
+  bool keep_alive_ = false;
+  bool reading_ = false, handling_ = false, finishing_ = false, closed_ = false;
+
+  std::string out_, part_;  // bytes to be written; the source's last part
+  size_t sent_ = 0;
+  Source source_;
+  bool chunked_ = false, writing_ = false, ended_ = false;
+  std::atomic<bool> pump_posted_ = false;
+};
+
+}  // namespace
+
+std::shared_ptr<Connection> Connection::Make(ConnectionHost& host, std::string peer,
+                                             std::unique_ptr<ClientStream> stream) {
+  return std::make_shared<HttpConnection>(host, std::move(peer), std::move(stream));
+}
+
+}  // namespace ovq
