@@ -140,7 +140,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
 absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   if (std::ranges::all_of(config.layers, &LayerSpec::is_wrong)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::unique_ptr<DeviceContext> context,
-                   DeviceContext::Make(Device::kReference, 1));
+                   DeviceContext::Make(Device::kCpu, 1));
   LanguageModel model;
   model.config_ = config;
   SharedWeights shared;

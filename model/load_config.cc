@@ -115,8 +115,7 @@ absl::Status ReadMixers(ModelConfig& config) {
   for (int i = 0; i < static_cast<int>(config.layers.size()); ++i) {
     LayerSpec& layer = config.layers[i];
     if (FindMixer(layer.type)) {
-      const absl::Status status =
-          MakeMixerState(config, i, DType::kF32, Device::kReference).status();
+      const absl::Status status = MakeMixerState(config, i, DType::kF32, Device::kCpu).status();
       layer.is_wrong |= !status.ok();
       AddProblems(problems, status);
       continue;
@@ -128,7 +127,7 @@ absl::Status ReadMixers(ModelConfig& config) {
                          .section = fields.section(entry.section),
                          .d_model = config.hidden_size,
                          .kv_dtype = DType::kF32,
-                         .device = Device::kReference});
+                         .device = Device::kCpu});
     }
   }
   return problems;

@@ -38,12 +38,8 @@ void AddServing(Flags& flags, Options& o) {
   FlagValue metrics = OptionalAddress(o.metrics_address);
   flags.Add("metrics-address", "HOST:PORT", std::move(metrics),
             "Prometheus endpoint; '' for none, port 0 for any free one");
-  flags.Add(
-      "device", "NAME",
-      Choice(o.device,
-             {{"cpu", Device::kCpu}, {"ref", Device::kReference}, {"cuda", Device::kCuda}}),
-      "ref is slow, exact loops; cuda needs a build with CUDA and a GPU of compute capability 8.0\n"
-      "or later");
+  flags.Add("device", "NAME", Choice(o.device, {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}}),
+            "cuda needs a build with CUDA and a GPU of compute capability 8.0 or later");
   flags.Add(
       "threads", "N", Number(o.threads, 0, 1024),
       "CPU threads; 0: as many as this process may keep busy, by its affinity mask and by the\n"

@@ -45,7 +45,7 @@ AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
 void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = tokens.out_dtype;
-  Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
+  Dispatch<BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
       args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 

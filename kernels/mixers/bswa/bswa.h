@@ -24,7 +24,6 @@ struct BlockSlidingAttention : Attention {
   AttentionBlocks Blocks(const LayerState& where) const;
 };
 
-void BlockSlidingAttentionRef(DeviceContext& context, const AttentionArgs& args);
 void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args);
 void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& args);
 

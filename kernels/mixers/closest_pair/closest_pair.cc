@@ -133,7 +133,7 @@ void ClosestPairAttention::Attend(const LayerArgs& args, const AttentionTensors&
   blocks.live = args.seqs.live[args.where.growth];
   const auto fixed = [&](int field) { return args.where.FixedPlace(layout, field); };
   const auto block = [&](int field) { return args.where.BlockPlace(layout, field); };
-  Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
+  Dispatch<ClosestPairCpu, ClosestPairCuda>(
       args.context, ClosestPairArgs{{blocks, args.seqs, tokens},
                                     {{block(kBounds), block(kPartners), block(kOldest)},
                                      {fixed(kWorkBounds), fixed(kWorkPartners), fixed(kWorkOldest)},

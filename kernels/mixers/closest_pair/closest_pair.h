@@ -103,7 +103,6 @@ struct ClosestPairAttention : Attention {
 // leaves. DataLoss otherwise.
 absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
-void ClosestPairRef(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& args);
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -28,5 +29,7 @@ struct TokenShift {
 
 // Shifts all tokens of a batch and stores each sequence's last x in its session.
 void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift);
+
+OVQ_ON_EVERY_DEVICE(ShiftTokens)
 
 }  // namespace ovq

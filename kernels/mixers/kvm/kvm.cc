@@ -200,7 +200,7 @@ void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens)
   }
   const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
                               front_temps.as<float>(), state_temps.as<float>()};
-  Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
+  Dispatch<KvmAttentionCpu, KvmAttentionCuda>(
       args.context,
       KvmArgs{{blocks, args.seqs, tokens}, config, Parts(args.where), weights, gate_logits});
 }

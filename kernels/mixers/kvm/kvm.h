@@ -92,7 +92,6 @@ struct KvmAttention : Attention {
   KvmParts Parts(const LayerState& where) const;
 };
 
-void KvmAttentionRef(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCuda(DeviceContext& context, const KvmArgs& args);
 

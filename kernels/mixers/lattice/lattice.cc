@@ -107,7 +107,7 @@ RecurrentLayer Lattice::Describe() const {
 void Lattice::Load(const MixerSpec& spec) { initial_slots = LoadInitialSlots(spec, config); }
 
 void Lattice::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
-  Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
+  Dispatch<LatticeCpu, LatticeCuda>(
       args.context, args.seqs,
       LatticeArgs{.config = config,
                   .slots = args.where.FixedPlace(inputs.state, kSlots),

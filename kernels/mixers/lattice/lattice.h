@@ -78,7 +78,6 @@ struct Lattice : Recurrence {
   std::shared_ptr<const std::vector<std::byte>> initial_slots;
 };
 
-void LatticeRef(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 

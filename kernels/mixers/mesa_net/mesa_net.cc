@@ -81,20 +81,19 @@ RecurrentLayer MesaNet::Describe() const {
 void MesaNet::Load(const MixerSpec& spec) { lambda = LoadLambda(spec, config); }
 
 void MesaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
-  Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-      args.context, args.seqs,
-      MesaArgs{.config = config,
-               .h_kk = args.where.FixedPlace(inputs.state, kHkk),
-               .h_kv = args.where.FixedPlace(inputs.state, kHkv),
-               .q = inputs.convolved,
-               .k = inputs.convolved + config.width(),
-               .v = inputs.projected + 2 * config.width(),
-               .qk_stride = inputs.convolved_stride,
-               .v_stride = inputs.projected_stride,
-               .beta = inputs.sigmoids[0],
-               .gamma = inputs.sigmoids[1],
-               .lambda = lambda.as<float>(),
-               .y = inputs.y});
+  Dispatch<MesaNetCpu, MesaNetCuda>(args.context, args.seqs,
+                                    MesaArgs{.config = config,
+                                             .h_kk = args.where.FixedPlace(inputs.state, kHkk),
+                                             .h_kv = args.where.FixedPlace(inputs.state, kHkv),
+                                             .q = inputs.convolved,
+                                             .k = inputs.convolved + config.width(),
+                                             .v = inputs.projected + 2 * config.width(),
+                                             .qk_stride = inputs.convolved_stride,
+                                             .v_stride = inputs.projected_stride,
+                                             .beta = inputs.sigmoids[0],
+                                             .gamma = inputs.sigmoids[1],
+                                             .lambda = lambda.as<float>(),
+                                             .y = inputs.y});
 }
 
 }  // namespace ovq

@@ -51,7 +51,6 @@ struct MesaNet : Recurrence {
   Buffer lambda;  // [n_heads, stride] float
 };
 
-void MesaNetRef(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
 void MesaNetCpu(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
 void MesaNetCuda(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
 

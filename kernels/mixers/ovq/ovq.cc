@@ -124,8 +124,7 @@ void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens)
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
-  Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                   OvqArgs{{blocks, args.seqs, tokens}, config});
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,

@@ -39,10 +39,6 @@ struct OvqConfig {
   bool delta_rule = false;
 };
 
-struct OvqArgs : AttentionArgs {
-  const OvqConfig& config;
-};
-
 // fixed: pending keys [n_kv_heads][blocks of the chunk][head_dim][64] and values, best_score and
 //        best_slot [n_kv_heads][chunk_len]
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
@@ -60,7 +56,5 @@ struct OvqAttention : Attention {
   OvqConfig config;
   Buffer delta_scale;  // float [n_heads] in the device's memory: factor that makes a key a query
 };
-
-void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 
 }  // namespace ovq

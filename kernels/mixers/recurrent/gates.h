@@ -6,6 +6,7 @@
 #include <limits>
 #include <string_view>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -63,5 +64,9 @@ struct GatedNorm {
   DType y_dtype;  // kF32 or kBF16
 };
 void NormAndGate(DeviceContext& context, const GatedNorm& norm);
+
+OVQ_ON_EVERY_DEVICE(Decay)
+OVQ_ON_EVERY_DEVICE(Sigmoid)
+OVQ_ON_EVERY_DEVICE(NormAndGate)
 
 }  // namespace ovq

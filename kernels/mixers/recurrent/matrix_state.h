@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -50,5 +51,7 @@ struct MatrixStates {
 
 // Runs the recurrence over all tokens of a batch, in order within each sequence.
 void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states);
+
+OVQ_ON_EVERY_DEVICE(AdvanceStates)
 
 }  // namespace ovq

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -40,5 +41,7 @@ struct ShortConv {
 
 // Convolves all tokens of a batch, then stores the newest inputs in the sessions' states.
 void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv);
+
+OVQ_ON_EVERY_DEVICE(Convolve)
 
 }  // namespace ovq

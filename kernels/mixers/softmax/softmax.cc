@@ -62,8 +62,7 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
 void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = tokens.out_dtype;
-  Dispatch<SoftmaxAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                       AttentionArgs{blocks, args.seqs, tokens});
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,

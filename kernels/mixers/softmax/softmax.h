@@ -30,6 +30,4 @@ struct FullAttention : SoftmaxAttention {
       : SoftmaxAttention(spec, model, /*sliding=*/false) {}
 };
 
-void SoftmaxAttentionRef(DeviceContext& context, const AttentionArgs& args);
-
 }  // namespace ovq

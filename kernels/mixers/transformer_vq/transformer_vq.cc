@@ -233,7 +233,7 @@ void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float
   norm(q, &head.position_bias, with_positions);
   head.codes.Apply(context, with_codes, scores);
   head.relative.Apply(context, with_positions, relative);
-  Dispatch<TransformerVqRef, TransformerVqCpu, TransformerVqCuda>(
+  Dispatch<TransformerVqCpu, TransformerVqCuda>(
       context, TransformerVqArgs{.shape = shape,
                                  .seqs = args.seqs,
                                  .values = place(args.where, kValues, h),

@@ -51,7 +51,6 @@ struct TransformerVqArgs {
   int64_t token_stride;
 };
 
-void TransformerVqRef(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& args);
 

@@ -95,7 +95,7 @@ void VqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) 
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, NumBlocks(n_codes), kBlockSlots));
   blocks.recent_keys =
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, 1, int64_t{kVqChunk} * shape.head_dim));
-  Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(
+  Dispatch<VqAttentionCpu, VqAttentionCuda>(
       args.context, VqAttentionArgs{{blocks, args.seqs, tokens}, half_norm.as<float>()});
 }
 

@@ -40,7 +40,6 @@ struct VqAttention : Attention {
   Buffer half_norm;  // float [n_kv_heads][blocks * 64]
 };
 
-void VqAttentionRef(DeviceContext& context, const VqAttentionArgs& args);
 void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args);
 void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& args);
 

@@ -40,5 +40,10 @@ const MixerCases kGatedDeltaNet({
                       DType::kBF16),
 });
 
+const BenchFields kGatedDeltaNetBench("gated_delta_net", {{"num_heads", 3},
+                                                          {"head_dim", 128},
+                                                          {"value_head_dim", 256},
+                                                          {"conv_size", 4}});
+
 }  // namespace
 }  // namespace ovq::test

@@ -52,5 +52,8 @@ const MixerCases kLattice({
     LatticeCase("bf16", 2, 64, 64, {}, DType::kBF16),
 });
 
+const BenchFields kLatticeBench("lattice",
+                                {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
+
 }  // namespace
 }  // namespace ovq::test

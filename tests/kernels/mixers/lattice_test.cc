@@ -50,17 +50,16 @@ struct LatticeTokens {
     if (config.decays()) gates.mu = mus.data();
     if (config.thresholds) gates.dt = dts.data(), gates.rate = rates.data();
     Result result = RunBatch(context, {{n_tokens}, {0}, {slots}}, [&](const BatchSequences& seqs) {
-      Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
-          context, seqs,
-          LatticeArgs{.config = config,
-                      .slots = {0, slots.size() * sizeof(float), 0},
-                      .q = keys.data(),
-                      .k = keys.data() + config.n_slots,
-                      .v = values.data(),
-                      .qk_stride = 2 * config.key_width(),
-                      .v_stride = config.value_head_dim,
-                      .gates = gates,
-                      .y = y.data()});
+      Dispatch<LatticeCpu, LatticeCuda>(context, seqs,
+                                        LatticeArgs{.config = config,
+                                                    .slots = {0, slots.size() * sizeof(float), 0},
+                                                    .q = keys.data(),
+                                                    .k = keys.data() + config.n_slots,
+                                                    .v = values.data(),
+                                                    .qk_stride = 2 * config.key_width(),
+                                                    .v_stride = config.value_head_dim,
+                                                    .gates = gates,
+                                                    .y = y.data()});
       return y.Read();
     });
     slots = std::move(result.states[0]);

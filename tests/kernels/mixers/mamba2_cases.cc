@@ -43,5 +43,7 @@ const MixerCases kMamba2({
                DType::kBF16),
 });
 
+const BenchFields kMamba2Bench("mamba2", {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}});
+
 }  // namespace
 }  // namespace ovq::test

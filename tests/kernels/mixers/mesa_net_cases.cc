@@ -38,5 +38,7 @@ const MixerCases kMesaNet({
                 DType::kBF16),
 });
 
+const BenchFields kMesaNetBench("mesa_net", {{"num_heads", 6}, {"head_dim", 128}});
+
 }  // namespace
 }  // namespace ovq::test

@@ -40,7 +40,7 @@ class MesaTokens {
         gammas(context, gamma), lambdas(context, lambda), y(context, v.size());
     const size_t head = static_cast<size_t>(matrix) * sizeof(float);
     return RunBatch(context, {{n_tokens_}, {0}, {zeros}}, [&](const BatchSequences& seqs) {
-      Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
+      Dispatch<MesaNetCpu, MesaNetCuda>(
           context, seqs,
           MesaArgs{.config = config_,
                    .h_kk = {0, head, 0},

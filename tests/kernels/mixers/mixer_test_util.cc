@@ -1,6 +1,7 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace ovq::test {
 namespace {
@@ -10,16 +11,22 @@ std::vector<MixerCase>& AddedCases() {
   return *cases;
 }
 
+std::map<std::string, std::map<std::string, Attrs::Value>>& AddedBenchFields() {
+  static auto* const fields = new std::map<std::string, std::map<std::string, Attrs::Value>>;
+  return *fields;
+}
+
 // Random weights of one layer by name; the same for every device and in any order of reading.
 class RandomLayer {
  public:
-  explicit RandomLayer(const MixerCase& c) : case_(c) {}
+  explicit RandomLayer(const MixerCase& c)
+      : case_(c), usual_(0.15f * std::sqrt(float{kModelDim} / static_cast<float>(c.d_model))) {}
   absl::StatusOr<TensorView> operator()(const std::string& leaf, const Shape& shape) {
     std::vector<float>& values = tensors_[leaf];
     if (values.empty()) {
       const auto named = case_.weights.find(leaf);
       const auto [mean, deviation] =
-          named == case_.weights.end() ? std::pair(0.0f, 0.15f) : named->second;
+          named == case_.weights.end() ? std::pair(0.0f, usual_) : named->second;
       const std::string text = leaf + "7";
       std::seed_seq seed(text.begin(), text.end());
       std::mt19937 random(seed);
@@ -31,12 +38,27 @@ class RandomLayer {
 
  private:
   const MixerCase& case_;
+  const float usual_;  // deviation of the weights
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-void SetAll(const std::map<std::string, Attrs::Value>& fields, Attrs& attrs) {
-  for (const auto& [name, value] : fields) attrs.Set(name, value);
-}
+// The fields of a case as config.json's.
+struct ConfigFields {
+  explicit ConfigFields(const MixerCase& c) : c(c) {
+    for (const auto& [name, value] : c.model) model.Set(name, value);
+    for (const auto& [name, value] : c.section) section.Set(name, value);
+  }
+  StateSpec spec(DType kv_dtype, Device device) const {
+    return {.model = model,
+            .section = section,
+            .d_model = c.d_model,
+            .kv_dtype = kv_dtype,
+            .device = device,
+            .slot_shares = c.slot_shares};
+  }
+  const MixerCase& c;
+  Attrs model, section = Attrs("section.");
+};
 
 }  // namespace
 
@@ -64,6 +86,41 @@ std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info) {
          "_" + DeviceName(c.device);
 }
 
+MixerCase BenchCase(std::string_view type) {
+  constexpr int64_t kSlots = 2048;
+  MixerCase c = {
+      .type = std::string(type),
+      .name = "benchmark",
+      .model = {{"num_attention_heads", 6}, {"head_dim", 128}, {"sliding_window", 128}},
+      .section = {{"chunk_size", 128}, {"max_centroids", kSlots}, {"codebook_size", kSlots}},
+      .weights = {{"self_attn.beta", {8.0f, 0.04f}}},
+      .slot_cap = kSlots,
+      .kv_dtype = DType::kBF16,
+      .compute_dtype = DType::kBF16,
+      .d_model = 768};
+  for (const auto& [field, value] : AddedBenchFields()[c.type]) c.section[field] = value;
+  return c;
+}
+BenchFields::BenchFields(const std::string& type, std::map<std::string, Attrs::Value> section) {
+  AddedBenchFields().emplace(type, std::move(section));
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
+                                                         DeviceContext& context) {
+  const ConfigFields fields(c);
+  const WeightSource source = RandomWeights(c);
+  WeightReader weights(source, c.compute_dtype, context);
+  return FindMixer(c.type)->make({.layer = 3,
+                                  .state = fields.spec(c.kv_dtype, context.device()),
+                                  .weights = weights,
+                                  .compute_dtype = c.compute_dtype,
+                                  .context = context});
+}
+
+absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device) {
+  return FindMixer(c.type)->state(ConfigFields(c).spec(kv_dtype, device));
+}
+
 WeightSource RandomWeights(const MixerCase& c) {
   const auto layer = std::make_shared<RandomLayer>(c);
   return [layer](const std::string& leaf, const Shape& shape) { return (*layer)(leaf, shape); };
@@ -82,21 +139,7 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
       compute_dtype_(c.compute_dtype),
       context_(MakeContext(device, n_threads)) {
   context_->BindThread();
-  Attrs model, section("section.");
-  SetAll(c.model, model);
-  SetAll(c.section, section);
-  const WeightSource source = RandomWeights(c);
-  WeightReader weights(source, c.compute_dtype, *context_);
-  auto made = FindMixer(c.type)->make({.layer = 3,
-                                       .state = {.model = model,
-                                                 .section = section,
-                                                 .d_model = kModelDim,
-                                                 .kv_dtype = c.kv_dtype,
-                                                 .device = context_->device(),
-                                                 .slot_shares = c.slot_shares},
-                                       .weights = weights,
-                                       .compute_dtype = c.compute_dtype,
-                                       .context = *context_});
+  auto made = MakeMixer(c, *context_);
   Check(made.ok(), made.ok() ? "" : std::string(made.status().message()).c_str());
   mixer_ = *std::move(made);
   const MixerState& state = mixer_->state();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/ops/matmul_device.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq::ref {
 namespace {
@@ -82,5 +83,8 @@ Product MakeInt8Product(DeviceContext&, const StackedWeights& weights) {
   };
   return {static_cast<size_t>(out) * (static_cast<size_t>(in) + sizeof(float)), apply};
 }
+
+const ReferenceOf<cpu::MakeProduct> kMakeProduct = MakeProduct;
+const ReferenceOf<cpu::MakeInt8Product> kMakeInt8Product = MakeInt8Product;
 
 }  // namespace ovq::ref

@@ -12,9 +12,10 @@
 #include <vector>
 
 #include "kernels/common/random.h"
-#include "kernels/mixers/common/attention_ref.h"
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/kvm/kvm.h"
+#include "tests/reference/mixers/attention_ref.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -304,5 +305,7 @@ void PassToken(const KvmArgs& args, const TokenRef& at) {
 void KvmAttentionRef(DeviceContext&, const KvmArgs& args) {
   ForEachTokenRef(args, [&](const TokenRef& at) { PassToken(args, at); });
 }
+
+const ReferenceOf<KvmAttentionCpu> kKvm = KvmAttentionRef;
 
 }  // namespace ovq

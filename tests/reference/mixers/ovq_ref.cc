@@ -1,6 +1,6 @@
 // The reference of OVQ attention, from the paper's equations in plain loops and double precision.
-// It shares the state's layout with the other devices but no decisions or arithmetic:
-//   n(t) = floor(t N / (t + N))                                         equation 17
+// It shares the state's layout and the number of live centroids (equation 17, Growth) with the
+// other devices but no decisions or arithmetic:
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]               equation 15
 //   Dk_j += sum_i (k_i - Dk_j) / c_j over the keys i assigned to j      equations 18, 19
 // and the variants of the KVM paper's published code, see README.md.
@@ -8,22 +8,15 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/mixers/common/attention_ref.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/ovq/ovq.h"
+#include "tests/reference/mixers/attention_ref.h"
 
 namespace ovq {
 namespace {
 
-int64_t CentroidsAfter(const OvqConfig& config, int64_t t, int64_t n) {
-  if (config.min_state_size) return t < n ? t : n;
-  const auto product = static_cast<unsigned __int128>(t) * static_cast<unsigned __int128>(n);
-  return t == 0 ? 0 : static_cast<int64_t>(product / static_cast<unsigned __int128>(t + n));
-}
-
 // One head at one token.
 struct Token {
-  const OvqArgs& args;
+  const AttentionArgs& args;
   const TokenRef& at;
   int chunk_len;
   int offset;      // index of the token in its chunk
@@ -120,11 +113,12 @@ std::vector<std::vector<float>> Predictions(const Token& token) {
 }
 
 void UpdateDictionary(const Token& token) {
-  const OvqConfig& config = token.args.config;
+  const AttentionBlocks& blocks = token.args.blocks;
+  const bool delta_rule = blocks.delta_scale != nullptr;
   std::vector<std::vector<float>> predictions;
-  MergeRuleRef rule = {.normalizes_keys = config.normalize_centroids,
-                       .normalizes_values = config.normalize_centroids && !config.delta_rule};
-  if (config.delta_rule) {
+  MergeRuleRef rule = {.normalizes_keys = blocks.normalizes,
+                       .normalizes_values = blocks.normalizes && !delta_rule};
+  if (delta_rule) {
     predictions = Predictions(token);
     rule.predictions = &predictions;
   }
@@ -137,7 +131,7 @@ void UpdateDictionary(const Token& token) {
     if (members.empty()) continue;
     const uint32_t count = MergeSlotRef(token.args, token.at, j, members, rule);
     float* log_counts =
-        token.args.blocks.log_counts.At<float>(token.at.session, token.at.kv_head, j / kBlockSlots);
+        blocks.log_counts.At<float>(token.at.session, token.at.kv_head, j / kBlockSlots);
     log_counts[j % kBlockSlots] = static_cast<float>(std::log(static_cast<double>(count)));
   }
 }
@@ -156,17 +150,16 @@ void PassToken(const Token& token) {
 
 }  // namespace
 
-void OvqAttentionRef(DeviceContext&, const OvqArgs& args) {
+void OvqAttentionRef(const AttentionArgs& args) {
   const int chunk_len = args.blocks.wave_span;
   ForEachTokenRef(args, [&](const TokenRef& at) {
-    const int64_t chunk = at.position / chunk_len,
-                  cap = args.blocks.live.HeadSlotCap(at.sequence, at.kv_head);
+    const int64_t wave = at.position / chunk_len - args.seqs.start_pos[at.sequence] / chunk_len;
     PassToken({.args = args,
                .at = at,
                .chunk_len = chunk_len,
                .offset = static_cast<int>(at.position % chunk_len),
-               .n_live = CentroidsAfter(args.config, chunk * chunk_len, cap),
-               .n_next = CentroidsAfter(args.config, (chunk + 1) * chunk_len, cap)});
+               .n_live = args.blocks.LiveAt(at.sequence, at.kv_head, wave),
+               .n_next = args.blocks.LiveAt(at.sequence, at.kv_head, wave + 1)});
   });
 }
 

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "kernels/ops/ops_device.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq::ref {
 namespace {
@@ -133,5 +134,17 @@ void LogSumExp(DeviceContext&, TensorView x, float* out) {
         finite ? static_cast<float>(max + std::log(sum)) : std::numeric_limits<float>::quiet_NaN();
   }
 }
+
+const ReferenceOf<cpu::RmsNorm> kRmsNorm = RmsNorm;
+const ReferenceOf<cpu::LayerNorm> kLayerNorm = LayerNorm;
+const ReferenceOf<cpu::SquaredRelu> kSquaredRelu = SquaredRelu;
+const ReferenceOf<cpu::AddScaled> kAddScaled = AddScaled;
+const ReferenceOf<cpu::AddBias> kAddBias = AddBias;
+const ReferenceOf<cpu::MixTowards> kMixTowards = MixTowards;
+const ReferenceOf<cpu::GateBySigmoid> kGateBySigmoid = GateBySigmoid;
+const ReferenceOf<cpu::Copy> kCopy = Copy;
+const ReferenceOf<cpu::SoftCap> kSoftCap = SoftCap;
+const ReferenceOf<cpu::SwiGlu> kSwiGlu = SwiGlu;
+const ReferenceOf<cpu::LogSumExp> kLogSumExp = LogSumExp;
 
 }  // namespace ovq::ref

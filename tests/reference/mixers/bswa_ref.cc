@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "kernels/mixers/bswa/bswa.h"
-#include "kernels/mixers/common/attention_ref.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "tests/reference/mixers/attention_ref.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -58,5 +59,7 @@ void BlockSlidingAttentionRef(DeviceContext&, const AttentionArgs& args) {
     if ((p + 1) % blocks.wave_span == 0) Slide(args, token);
   });
 }
+
+const ReferenceOf<BlockSlidingAttentionCpu> kBswa = BlockSlidingAttentionRef;
 
 }  // namespace ovq

@@ -1,4 +1,4 @@
-#include "kernels/mixers/common/attention_ref.h"
+#include "tests/reference/mixers/attention_ref.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,6 +8,7 @@
 
 #include "kernels/common/random.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -209,5 +210,10 @@ uint32_t MergeSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t 
         {values, rule.predictions == nullptr, rule.normalizes_values, static_cast<double>(count)});
   return count;
 }
+
+void AttendRef(DeviceContext&, const AttentionArgs& args) {
+  args.blocks.probe ? OvqAttentionRef(args) : SoftmaxAttentionRef(args);
+}
+const ReferenceOf<AttendCpu> kAttend = AttendRef;
 
 }  // namespace ovq

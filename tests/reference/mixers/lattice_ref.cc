@@ -5,6 +5,7 @@
 
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/mixers/recurrent/heads.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -104,5 +105,7 @@ void LatticeRef(DeviceContext& context, const BatchSequences& seqs, const Lattic
     }
   });
 }
+
+const ReferenceOf<LatticeCpu> kLattice = LatticeRef;
 
 }  // namespace ovq

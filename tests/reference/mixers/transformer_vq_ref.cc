@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -134,5 +135,7 @@ void TransformerVqRef(DeviceContext&, const TransformerVqArgs& args) {
     }
   }
 }
+
+const ReferenceOf<TransformerVqCpu> kTransformerVq = TransformerVqRef;
 
 }  // namespace ovq

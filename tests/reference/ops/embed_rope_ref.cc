@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernels/ops/ops_device.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq::ref {
 namespace {
@@ -100,5 +101,9 @@ void Embed(DeviceContext&, TensorView table, std::span<const int32_t> ids, Tenso
     }
   }
 }
+
+const ReferenceOf<cpu::PrepareHeads> kPrepareHeads = PrepareHeads;
+const ReferenceOf<cpu::AddSinusoids> kAddSinusoids = AddSinusoids;
+const ReferenceOf<cpu::Embed> kEmbed = Embed;
 
 }  // namespace ovq::ref

@@ -4,6 +4,7 @@
 
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/recurrent/heads.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -91,5 +92,7 @@ void MesaNetRef(DeviceContext& context, const BatchSequences& seqs, const MesaAr
     }
   });
 }
+
+const ReferenceOf<MesaNetCpu> kMesaNet = MesaNetRef;
 
 }  // namespace ovq

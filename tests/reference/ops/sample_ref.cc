@@ -8,6 +8,7 @@
 #include "kernels/common/random.h"
 #include "kernels/ops/ops.h"
 #include "kernels/ops/sample_device.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq::ref {
 namespace {
@@ -133,5 +134,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   for (RowToken& token : reading.tokens) token.logit = rows[token.row * vocab + token.id];
   for (RowBest& best : reading.bests) FindBest(rows + best.row * vocab, vocab, best.best);
 }
+
+const ReferenceOf<cpu::ReadLogits> kReadLogits = ReadLogits;
 
 }  // namespace ovq::ref

@@ -13,8 +13,9 @@
 
 #include "kernels/common/random.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
-#include "kernels/mixers/common/attention_ref.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "tests/reference/mixers/attention_ref.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -293,5 +294,7 @@ void ClosestPairRef(DeviceContext&, const ClosestPairArgs& args) {
     dictionary.PassToken();
   });
 }
+
+const ReferenceOf<ClosestPairCpu> kClosestPair = ClosestPairRef;
 
 }  // namespace ovq

@@ -81,4 +81,8 @@ struct MergeRuleRef {
 uint32_t MergeSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j,
                       const std::vector<int>& members, const MergeRuleRef& rule = {});
 
+// The references of AttendCpu: of blocks without a dictionary, and of those with one.
+void SoftmaxAttentionRef(const AttentionArgs& args);
+void OvqAttentionRef(const AttentionArgs& args);
+
 }  // namespace ovq

@@ -7,9 +7,10 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/mixers/common/attention_ref.h"
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/vq/vq.h"
+#include "tests/reference/mixers/attention_ref.h"
+#include "tests/reference/reference_of.h"
 
 namespace ovq {
 namespace {
@@ -75,5 +76,7 @@ void VqAttentionRef(DeviceContext&, const VqAttentionArgs& args) {
     if (offset + 1 == kVqChunk) MergeChunk(args, token, code_of);
   });
 }
+
+const ReferenceOf<VqAttentionCpu> kVq = VqAttentionRef;
 
 }  // namespace ovq

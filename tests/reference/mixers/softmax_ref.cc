@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/mixers/common/attention_ref.h"
-#include "kernels/mixers/softmax/softmax.h"
+#include "tests/reference/mixers/attention_ref.h"
 
 namespace ovq {
 
-void SoftmaxAttentionRef(DeviceContext&, const AttentionArgs& args) {
+void SoftmaxAttentionRef(const AttentionArgs& args) {
   const int32_t window = args.blocks.window;
   ForEachTokenRef(args, [&](const TokenRef& token) {
     StoreTokenRef(args, token, KeyRef(args, token), token.position);
