@@ -77,7 +77,6 @@ class LanguageModel {
   // problems: invalid layers are left out, and if there are any, unused tensors are not reported.
   static absl::Status Check(const ModelConfig& config, Weights& weights);
 
-  const std::string& name() const { return config_.name; }
   const ModelConfig& config() const { return config_; }
   const StateLayout& layout() const { return *layout_; }
   DType compute_dtype() const { return compute_dtype_; }

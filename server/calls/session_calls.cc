@@ -31,6 +31,13 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   return options;
 }
 
+// Checks the id of the session that the call is about, and records it.
+absl::Status BeginWith(const std::string& session_id, const UnaryInfo& info) {
+  RETURN_IF_ERROR(CheckSessionId(session_id, ""));
+  info.record.summary().SetSession(session_id);
+  return absl::OkStatus();
+}
+
 // Deletes sessions whose ids no client has learned, on a blocking thread: deleting waits for the
 // engine.
 template <class Response>
@@ -50,38 +57,34 @@ void CreateSession(const UnaryInfo& info, const v1::CreateSessionRequest& messag
                    const UnaryDone<v1::Session>& done) {
   absl::StatusOr<SessionOptions> options = ToOptions(info, message);
   if (!options.ok()) return done(options.status());
-  info.services.engine.sessions().Create(*std::move(options),
-                                         [info, done](absl::StatusOr<SessionInfo> session) {
-                                           if (!session.ok()) return done(session.status());
-                                           if (info.cancel->cancelled())
-                                             return Abandon(info, {*session}, done);
-                                           done(ToProto(*session));
-                                         });
+  const auto answer = [info, done](absl::StatusOr<SessionInfo> session) {
+    if (!session.ok()) return done(session.status());
+    if (info.cancel->cancelled()) return Abandon(info, {*session}, done);
+    done(ToProto(*session));
+  };
+  info.services.engine.sessions().Create(*std::move(options), answer);
 }
 
 void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
                  const UnaryDone<v1::ForkSessionResponse>& done) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+  if (absl::Status status = BeginWith(message.session_id(), info); !status.ok()) {
     return done(status);
   }
-  info.record.summary().SetSession(message.session_id());
-  info.services.engine.sessions().Fork(
-      ToForkOptions(message, info.tenant, info.client),
-      [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
-        if (!copies.ok()) return done(copies.status());
-        if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
-        v1::ForkSessionResponse response;
-        for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
-        done(std::move(response));
-      });
+  const auto answer = [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+    if (!copies.ok()) return done(copies.status());
+    if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
+    v1::ForkSessionResponse response;
+    for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
+    done(std::move(response));
+  };
+  info.services.engine.sessions().Fork(ToForkOptions(message, info.tenant, info.client), answer);
 }
 
 void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& message,
                    const UnaryDone<v1::RewindSessionResponse>& done) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+  if (absl::Status status = BeginWith(message.session_id(), info); !status.ok()) {
     return done(status);
   }
-  info.record.summary().SetSession(message.session_id());
   info.services.engine.sessions().Rewind(
       {.session_id = message.session_id(),
        .tenant = info.tenant,
@@ -93,7 +96,7 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
         if (!result.ok()) return done(result.status());
         v1::RewindSessionResponse response;
         Fill(result->session, *response.mutable_session());
-        response.set_replay_tokens(static_cast<uint64_t>(result->replay_tokens));
+        response.set_replay_tokens(result->replay_tokens);
         done(std::move(response));
       });
 }
@@ -101,8 +104,7 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
 void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
                 const UnaryDone<v1::Session>& done) {
   const std::string& id = message.session_id();
-  if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
-  info.record.summary().SetSession(id);
+  if (absl::Status status = BeginWith(id, info); !status.ok()) return done(status);
   info.services.engine.sessions().Get(id, info.tenant, [done](absl::StatusOr<SessionInfo> session) {
     if (!session.ok()) return done(session.status());
     done(ToProto(*session));
@@ -122,8 +124,7 @@ absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
 
 absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message) {
-  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
-  info.record.summary().SetSession(message.session_id());
+  RETURN_IF_ERROR(BeginWith(message.session_id(), info));
   RETURN_IF_ERROR(info.services.engine.sessions().Delete(message.session_id(), info.tenant));
   return v1::DeleteSessionResponse();
 }

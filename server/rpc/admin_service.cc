@@ -42,10 +42,10 @@ void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& me
 
 void Fill(const TenantUse& from, v1::TenantStatus& to) {
   to.set_name(from.name);
-  to.set_sessions(static_cast<uint64_t>(from.sessions));
+  to.set_sessions(from.sessions);
   to.set_state_bytes(from.state_bytes);
   const TenantLimits& limits = from.limits;
-  if (limits.sessions) to.set_sessions_limit(static_cast<uint64_t>(*limits.sessions));
+  if (limits.sessions) to.set_sessions_limit(*limits.sessions);
   if (limits.state_bytes) to.set_state_bytes_limit(*limits.state_bytes);
   if (limits.requests_per_second) to.set_requests_per_second_limit(*limits.requests_per_second);
   if (limits.tokens_per_second) to.set_tokens_per_second_limit(*limits.tokens_per_second);

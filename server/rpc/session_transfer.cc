@@ -1,6 +1,4 @@
 // ExportSession and ImportSession: stream a session file in parts.
-#include "server/rpc/session_transfer.h"
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -68,7 +66,7 @@ class ExportCall final
       v1::SessionBytes& message = out_.emplace_back();
       message.set_data(part.data(), part.size());
       if (sent_ == 0 && base_) {
-        message.mutable_base()->set_length(static_cast<uint64_t>(base_->length));
+        message.mutable_base()->set_length(base_->length);
         message.mutable_base()->set_digest(base_->digest);
       }
       sent_ += part.size();
