@@ -4,14 +4,6 @@
 #include "absl/strings/str_split.h"
 
 namespace ovq {
-namespace {
-
-// abseil 20220623 may have a string_view type of its own, which std::string_view does not convert
-// to.
-absl::string_view AbslView(std::string_view text) { return {text.data(), text.size()}; }
-
-}  // namespace
-
 FlagValue Integers(std::vector<int64_t>& out, int64_t low, int64_t high) {
   const std::string takes = absl::StrCat(NumberRange(low, high), ", or several with commas");
   const auto set = [=, &out](std::string_view text) -> absl::Status {

@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/text.h"
 #include "base/values.h"
 
 namespace ovq {
@@ -60,12 +61,11 @@ FlagValue ReadInto(T& out, const std::string& takes, Parse parse, Show show) {
 template <class T>
 std::optional<T> ParseNumber(std::string_view text, T low, T high) {
   std::conditional_t<std::is_floating_point_v<T>, double, T> value = 0;
-  const absl::string_view view(text.data(), text.size());
   bool whole;
   if constexpr (std::is_floating_point_v<T>) {
-    whole = absl::SimpleAtod(view, &value);
+    whole = absl::SimpleAtod(AbslView(text), &value);
   } else {
-    whole = absl::SimpleAtoi(view, &value);
+    whole = absl::SimpleAtoi(AbslView(text), &value);
   }
   if (!whole || !(value >= low && value <= high)) return std::nullopt;
   return static_cast<T>(value);
@@ -193,7 +193,7 @@ FlagValue Duration(T& out, absl::Duration low, absl::Duration high) {
 template <class T, class Parse>
 FlagValue Parsed(T& out, const std::string& fallback, Parse parse) {
   return {.takes = "", .fallback = fallback, .set = [&out, parse](std::string_view text) {
-            auto value = parse(absl::string_view(text.data(), text.size()));
+            auto value = parse(AbslView(text));
             if (value.ok()) out = *value;
             return value.status();
           }};

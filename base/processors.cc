@@ -6,8 +6,10 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <string_view>
 #include <thread>
+#include <vector>
+
+#include "absl/strings/str_split.h"
 
 namespace ovq {
 namespace {
@@ -51,29 +53,19 @@ double GroupQuota(const std::string& mount, std::string group,
   return quota;
 }
 
-bool Lists(std::string_view controllers, std::string_view name) {
-  while (!controllers.empty()) {
-    const size_t comma = std::min(controllers.find(','), controllers.size());
-    if (controllers.substr(0, comma) == name) return true;
-    controllers.remove_prefix(std::min(comma + 1, controllers.size()));
-  }
-  return false;
-}
-
 }  // namespace
 
 int UsableProcessors(const std::string& root) {
   double quota = kNoQuota;
   std::ifstream groups(root + "proc/self/cgroup");  // lines "ID:CONTROLLERS:PATH"
   for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string group = line.substr(second + 1);
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() < 3) continue;
+    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',', absl::SkipEmpty());
+    const std::string& group = parts[2];
     if (controllers.empty()) {
       quota = std::min(quota, GroupQuota(root + "sys/fs/cgroup", group, &ReadQuotaVersion2));
-    } else if (Lists(controllers, "cpu")) {
+    } else if (std::ranges::count(controllers, "cpu") > 0) {
       for (const char* const mount : {"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"}) {
         quota = std::min(quota, GroupQuota(root + mount, group, &ReadQuotaVersion1));
       }

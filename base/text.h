@@ -5,7 +5,13 @@
 #include <string>
 #include <string_view>
 
+#include "absl/strings/string_view.h"
+
 namespace ovq {
+
+// abseil's own string_view, which Debian's abseil has: it accepts std::string but not
+// std::string_view.
+inline absl::string_view AbslView(std::string_view text) { return {text.data(), text.size()}; }
 
 // A name from a file, made safe for a message: quoted, escaped, at most 120 characters.
 std::string Quoted(std::string_view name);

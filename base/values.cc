@@ -9,27 +9,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "base/text.h"
 
 namespace ovq {
-namespace {
-
-// abseil 20220623 may have a string_view type of its own, which std::string_view does not convert
-// to.
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
-}  // namespace
-
 absl::Status Expected(std::string_view what, std::string_view got) {
   return absl::InvalidArgumentError(
-      absl::StrFormat("expected %s, got '%s'", View(what), View(got)));
+      absl::StrFormat("expected %s, got '%s'", AbslView(what), AbslView(got)));
 }
 
 absl::StatusOr<size_t> ParseSize(std::string_view text) {
   const absl::Status bad = Expected("a size such as 512M, 8G or 1.5GiB", text);
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   double value = 0;
-  if (digits == 0 || !absl::SimpleAtod(View(text.substr(0, digits)), &value)) return bad;
-  std::string unit = absl::AsciiStrToUpper(View(text.substr(digits)));
+  if (digits == 0 || !absl::SimpleAtod(AbslView(text.substr(0, digits)), &value)) return bad;
+  std::string unit = absl::AsciiStrToUpper(AbslView(text.substr(digits)));
   if (unit.size() > 1) {
     absl::string_view stem = unit;
     if (!absl::ConsumeSuffix(&stem, "IB")) absl::ConsumeSuffix(&stem, "B");
@@ -47,7 +40,8 @@ std::string SizeText(size_t bytes) {
   constexpr std::string_view kUnits = "KMGT";
   int power = 0;
   for (; power < 4 && bytes > 0 && bytes % 1024 == 0; ++power) bytes /= 1024;
-  return power == 0 ? absl::StrCat(bytes) : absl::StrCat(bytes, View(kUnits.substr(power - 1, 1)));
+  return power == 0 ? absl::StrCat(bytes)
+                    : absl::StrCat(bytes, AbslView(kUnits.substr(power - 1, 1)));
 }
 
 }  // namespace ovq

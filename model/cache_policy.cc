@@ -2,16 +2,28 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
+#include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 
 namespace ovq {
+
+struct SlotFields {
+  DictionaryConfig defaults;
+  const Attrs& section;  // "ovq" of config.json
+  int64_t d_model;
+};
+
 namespace {
 
 constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_attention",
@@ -22,22 +34,22 @@ constexpr int64_t kFullAttentionChunk = kBlockSlots;
 // Defaults for published models, which were trained on texts: their first tokens act as attention
 // sinks, and the newest are read most where no layer has a window of them.
 constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
+constexpr const char* kClosestPairName = "closest-pair";
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
-bool AppliesTo(CachePolicy policy, const LayerSpec& layer, const MixerFields& fields) {
+bool AppliesTo(const CachePolicy& policy, const LayerSpec& layer) {
   if (layer.type == kOvq || layer.type == kClosestPair) return true;
   if (layer.type != kFull) return false;
-  AttrReader model(fields.model);
-  return policy == CachePolicy::kClosestPairAll || model.StringOr("rope", "none") == "none";
+  return policy.serves_rope || layer.mixer->attention()->input.rope.dims == 0;
 }
 
 // Reads ovq.update; the layer's own type takes precedence.
-absl::Status ReadUpdate(const LayerSpec& layer, const MixerFields& fields, bool& closest_pair) {
+absl::Status ReadUpdate(const LayerSpec& layer, const Attrs& section, bool& closest_pair) {
   static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
-  const Attrs& section = fields.section("ovq");
   AttrReader reader(section);
   const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
-  ReadPairRule(reader);  // read and checked under either rule
+  PairRule rule;
+  ReadPairRule(reader, rule);  // checked under either rule
   closest_pair = !is_paper || layer.type == kClosestPair;
   if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
     reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
@@ -49,40 +61,68 @@ bool HasLayer(const ModelConfig& config, std::string_view type) {
   return std::ranges::find(config.layers, type, &LayerSpec::type) != config.layers.end();
 }
 
-// Fills in the closest-pair fields that the section of a model trained with full attention leaves
-// out.
-void SetFullAttentionDefaults(const ModelConfig& config, Attrs& section) {
-  const auto set = [&](const char* field, int64_t value) {
-    if (!section.Has(field)) section.Set(field, value);
-  };
-  set("chunk_size", kFullAttentionChunk);
-  if (config.family == &kOvqHybrid) return;
-  set("pinned_tokens", kPublishedPinnedTokens);
-  if (!HasLayer(config, "sliding_attention")) set("recent_tokens", kPublishedRecentTokens);
+// The slots of a layer that was trained with full attention, before its section is read.
+DictionaryConfig FullAttentionDefaults(const ModelConfig& config) {
+  DictionaryConfig slots;
+  if (HasLayer(config, kOvq)) return slots;
+  slots.chunk_len = kFullAttentionChunk;
+  if (config.family == &kOvqHybrid) return slots;
+  slots.rule.pinned_tokens = kPublishedPinnedTokens;
+  if (!HasLayer(config, "sliding_attention")) slots.rule.recent_tokens = kPublishedRecentTokens;
+  return slots;
 }
 
-std::string_view TypeFor(CachePolicy policy, std::string_view type, bool closest_pair) {
-  switch (policy) {
-    case CachePolicy::kPaper:
-      return kOvq;
-    case CachePolicy::kClosestPair:
-    case CachePolicy::kClosestPairAll:
-      return kClosestPair;
-    case CachePolicy::kExact:
-      return kFull;
-    case CachePolicy::kAsTrained:
-      break;
+// A layer's config for another type: with the slots that it has, or with `fields` if it was trained
+// with full attention.
+template <class Config>
+std::shared_ptr<const MixerConfig> ConfigAs(const LayerSpec& layer, const SlotFields& fields) {
+  const MixerConfig& from = *layer.mixer;
+  auto to = std::make_shared<LayerConfig<Config>>();
+  to->names = from.names;
+  to->section = from.section;
+  to->problems = from.problems;
+  if constexpr (!std::is_base_of_v<DictionaryConfig, Config>) {
+    static_cast<AttentionConfig&>(to->fields) = *from.attention();
+  } else if (DictionaryConfig& slots = to->fields; layer.type != kFull) {
+    slots = static_cast<const DictionaryConfig&>(*from.attention());
+  } else {
+    slots = fields.defaults;
+    static_cast<AttentionConfig&>(slots) = *from.attention();
+    to->section = fields.section.path();
+    AttrReader in_place("", from.names), reader(fields.section);
+    to->Read({in_place, reader, fields.d_model, Device::kCpu});
+    AddProblems(to->problems, reader.status());
   }
-  return type == kOvq && closest_pair ? kClosestPair : type;
+  return to;
 }
+
+constexpr CachePolicy kPolicies[] = {
+    {.name = "model", .layer_type = "", .help = "what config.json says"},
+    {.name = "paper",
+     .layer_type = kOvq,
+     .config = ConfigAs<OvqConfig>,
+     .help = "rows by the OVQ paper's update, up to max_centroids of them"},
+    {.name = kClosestPairName,
+     .layer_type = kClosestPair,
+     .config = ConfigAs<ClosestPairConfig>,
+     .is_exact_at_first = true,
+     .help = "rows by merging the closest pairs, up to max_centroids of them"},
+    {.name = "closest-pair-all",
+     .layer_type = kClosestPair,
+     .config = ConfigAs<ClosestPairConfig>,
+     .serves_rope = true,
+     .is_exact_at_first = true,
+     .help = "full_attention layers with RoPE as well, on their turned keys"},
+    {.name = "exact", .layer_type = kFull, .config = ConfigAs<FullConfig>, .help = "every token"},
+};
 
 // Reads ovq.shares: each of n_layers layers' share of a session's slot cap, 1 in the mean. Sets
-// `shares` to that of layer i, whose fields are `fields`: one number, or one for each of its
-// key/value heads.
-absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
+// `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its key/value
+// heads.
+absl::Status ReadShares(const MixerConfig& mixer, const Attrs& section, size_t n_layers, size_t i,
                         std::vector<double>& shares) {
-  AttrReader reader(fields.section("ovq")), model(fields.model);
-  const int n_heads = ReadAttentionShape(model).n_kv_heads;
+  AttrReader reader(section);
+  const int n_heads = mixer.attention()->shape.n_kv_heads;
   const auto n = static_cast<double>(n_layers);
   const std::vector<std::vector<double>> lists =
       reader.FloatListsOr("shares", n_layers, 1, kMinShare, n * std::max(1, n_heads));
@@ -91,7 +131,7 @@ absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
     sum += std::reduce(list.begin(), list.end()) / static_cast<double>(list.size());
   }
   shares = lists[i];
-  if (reader.ok() && model.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
+  if (reader.ok() && mixer.problems.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
     reader.Fail("shares",
                 absl::StrCat("expected a number, or one for each of ", n_heads,
                              " key/value heads, as entry ", i, ", got a list of ", shares.size()));
@@ -105,35 +145,38 @@ absl::Status ReadShares(const MixerFields& fields, size_t n_layers, size_t i,
 
 }  // namespace
 
-const char* CachePolicyName(CachePolicy policy) {
-  constexpr const char* kNames[] = {"model", "paper", "closest-pair", "closest-pair-all", "exact"};
-  return kNames[static_cast<size_t>(policy)];
+std::span<const CachePolicy> CachePolicies() { return kPolicies; }
+
+const CachePolicy* FindCachePolicy(std::string_view name) {
+  const auto* const found = std::ranges::find(kPolicies, name, &CachePolicy::name);
+  return found == std::end(kPolicies) ? nullptr : found;
 }
 
-absl::Status ApplyCachePolicy(CachePolicy policy, ModelConfig& config) {
+absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
+                              ModelConfig& config) {
   std::vector<LayerSpec*> served;
   for (LayerSpec& layer : config.layers) {
-    if (AppliesTo(policy, layer, config.mixer_fields[layer.fields])) served.push_back(&layer);
+    if (AppliesTo(policy, layer)) served.push_back(&layer);
   }
-  const bool has_own_slots = HasLayer(config, kOvq);
+  const SlotFields fields = {FullAttentionDefaults(config), file.section("ovq"),
+                             config.hidden_size};
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
-    MixerFields& fields = config.mixer_fields[layer.fields];
-    RETURN_IF_ERROR(ReadShares(fields, served.size(), i, layer.slot_shares));
+    RETURN_IF_ERROR(ReadShares(*layer.mixer, fields.section, served.size(), i, layer.slot_shares));
     bool closest_pair = false;
-    RETURN_IF_ERROR(ReadUpdate(layer, fields, closest_pair));
-    const std::string_view type = TypeFor(policy, layer.type, closest_pair);
-    Attrs& section = fields.sections.try_emplace("ovq", "ovq.").first->second;
-    if (layer.type == kFull && type != kFull && !has_own_slots)
-      SetFullAttentionDefaults(config, section);
-    layer.approximates = layer.type == kFull && type != kFull;
-    layer.type = std::string(type);
+    RETURN_IF_ERROR(ReadUpdate(layer, fields.section, closest_pair));
+    const bool updates = policy.layer_type.empty() && layer.type == kOvq && closest_pair;
+    const CachePolicy& of_layer = updates ? *FindCachePolicy(kClosestPairName) : policy;
+    if (of_layer.layer_type.empty() || of_layer.layer_type == layer.type) continue;
+    layer.mixer = of_layer.config(layer, fields);
+    layer.approximates = layer.type == kFull;
+    layer.type = std::string(of_layer.layer_type);
   }
-  if (!served.empty() || policy == CachePolicy::kAsTrained) return absl::OkStatus();
+  if (!served.empty() || policy.layer_type.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("layer_types: expected ovq_attention or full_attention",
-                   policy == CachePolicy::kClosestPairAll ? "" : " without RoPE", " for --memory ",
-                   CachePolicyName(policy), ", got no such layer"));
+                   policy.serves_rope ? "" : " without RoPE", " for --memory ", policy.name,
+                   ", got no such layer"));
 }
 
 std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) {

@@ -2,26 +2,46 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "model/config.h"
 
 namespace ovq {
 
-inline constexpr CachePolicy kCachePolicies[] = {CachePolicy::kAsTrained, CachePolicy::kPaper,
-                                                 CachePolicy::kClosestPair,
-                                                 CachePolicy::kClosestPairAll, CachePolicy::kExact};
-// kAsTrained is "model".
-const char* CachePolicyName(CachePolicy memory);
+// A config.json that is being read (model/families/family.h).
+struct ConfigFile;
+// Where a layer that was trained with full attention has the fields of its slots from.
+struct SlotFields;
+
+// An entry of the table in cache_policy.cc.
+struct CachePolicy {
+  const char* name;             // in --memory, metrics, reports and messages
+  std::string_view layer_type;  // of the layers that it serves; empty: as config.json says
+  // The config of such a layer, made of its config under another type.
+  std::shared_ptr<const MixerConfig> (*config)(const LayerSpec&, const SlotFields&) = nullptr;
+  bool serves_rope = false;  // serves full_attention layers with RoPE too
+  // Bounds a session, and keeps it exact as long as each token has a slot of its own.
+  bool is_exact_at_first = false;
+  const char* help = "";  // after the name in --help
+
+  bool operator==(const CachePolicy&) const = default;
+};
+// All policies. The first leaves layers as they were trained.
+std::span<const CachePolicy> CachePolicies();
+const CachePolicy* FindCachePolicy(std::string_view name);  // null if unknown
 
 // Sets the types of the layers whose queries and keys carry no positions (ovq_attention,
 // closest_pair_attention, and full_attention without RoPE), which have the same tensors, and gives
-// each its share of a session's slots (ovq.shares). kAsTrained: ovq_attention becomes
-// closest_pair_attention where ovq.update says so. kClosestPairAll includes full_attention with
-// RoPE: its slots are then means of rotated keys (the rotation of queries does not change distances
-// between keys). InvalidArgument names the field, or the policy that fits no layer.
-absl::Status ApplyCachePolicy(CachePolicy memory, ModelConfig& config);
+// each its share of a session's slots (ovq.shares). As trained, ovq_attention becomes
+// closest_pair_attention where ovq.update says so. CachePolicy::serves_rope includes full_attention
+// with RoPE: its slots are then means of rotated keys (the rotation of queries does not change
+// distances between keys). InvalidArgument names the field, or the policy that fits no layer.
+absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
+                              ModelConfig& config);
 
 // The number of tokens for which layers of a session with this slot cap still compute the full
 // attention that they were trained with; beyond it they approximate it. Empty if no layer

@@ -12,12 +12,6 @@ const char* TokenizerName(TokenizerKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-const Attrs& MixerFields::section(std::string_view name) const {
-  static const Attrs* const empty = new Attrs;
-  const auto it = sections.find(name);
-  return it == sections.end() ? *empty : it->second;
-}
-
 std::vector<std::string> ModelConfig::layer_types() const {
   std::vector<std::string> types;
   for (const LayerSpec& layer : layers) types.push_back(layer.type);
@@ -25,15 +19,14 @@ std::vector<std::string> ModelConfig::layer_types() const {
 }
 
 bool ModelConfig::gives_first_values(int i) const {
-  return std::ranges::any_of(mixer_fields, [i](const MixerFields& fields) {
-    AttrReader reader(fields.model);
-    return ReadValueLayer(reader) == i;
+  return std::ranges::any_of(layers, [i](const LayerSpec& layer) {
+    const AttentionConfig* const attention = layer.mixer ? layer.mixer->attention() : nullptr;
+    return attention != nullptr && attention->input.value_layer == i;
   });
 }
 
 StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
-  return {.model = fields(i).model,
-          .section = fields(i).section(FindMixer(layers[i].type)->section),
+  return {.config = *layers[i].mixer,
           .d_model = hidden_size,
           .kv_dtype = kv_dtype,
           .device = device,

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/common/attrs.h"
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/mixer.h"
 
@@ -39,22 +38,10 @@ struct FeedForwardSpec {
   bool parallel = false;
 };
 
-// The fields of config.json that mixers read, under the mixers' own names.
-struct MixerFields {
-  Attrs model;                                         // fields that mixers share
-  std::map<std::string, Attrs, std::less<>> sections;  // "ovq", "vq", ...
-
-  const Attrs& section(std::string_view name) const;  // empty Attrs if absent
-};
-
-// A cache policy is how layers with a choice keep their past: kAsTrained as config.json says,
-// kPaper by OVQ's update, kClosestPair by merging closest pairs, kClosestPairAll likewise for keys
-// with RoPE too, kExact all tokens (model/cache_policy.h).
-enum class CachePolicy : uint8_t { kAsTrained, kPaper, kClosestPair, kClosestPairAll, kExact };
-
 struct LayerSpec {
   std::string type;  // known to the mixer registry
-  int fields = 0;    // index in ModelConfig::mixer_fields
+  // Its mixer's part of config.json, of the registry's type for it; null where `type` is unknown.
+  std::shared_ptr<const MixerConfig> mixer = {};
   FeedForwardSpec feed_forward;
   // Whether the mixer and the feed-forward read normed input (ModelConfig::norm), and whether their
   // output is normed before it is added to the residual (post_norm).
@@ -76,9 +63,8 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int n_layers = 0;
-  std::vector<LayerSpec> layers;          // [n_layers]
-  std::vector<MixerFields> mixer_fields;  // one for each kind of layer
-  float embedding_scale = 1;              // multiplies the embedding, before its norm
+  std::vector<LayerSpec> layers;  // [n_layers]
+  float embedding_scale = 1;      // multiplies the embedding, before its norm
   NormSpec embedding_norm = {.kind = NormKind::kNone};
   NormSpec norm, post_norm;  // of the layers (LayerSpec)
   NormSpec final_norm;       // before the head
@@ -102,7 +88,6 @@ struct ModelConfig {
   int32_t tokenizer_byte_offset = 0;  // kBytes: token id = byte + offset
 
   std::vector<std::string> layer_types() const;
-  const MixerFields& fields(int i) const { return mixer_fields[layers[i].fields]; }
   // Whether later layers mix in the values of layer i (value residuals).
   bool gives_first_values(int i) const;
   // All that the state of layer i depends on; points into this config.

@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/mixers/common/attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 #include "model/batch_threads.h"
 #include "model/families/family_weights.h"
 #include "model/load_config.h"
@@ -46,16 +46,16 @@ absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only c
 }  // namespace
 
 size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
-  size_t block_bytes = 0;  // for 64 tokens
-  for (int i = 0; i < config.n_layers; ++i) {
-    AttrReader reader(config.fields(i).model);
-    const AttentionShape shape = ReadAttentionShape(reader);
-    if (!reader.ok()) return 0;
-    block_bytes +=
-        static_cast<size_t>(shape.n_kv_heads) *
+  for (const LayerSpec& layer : config.layers) {
+    const AttentionConfig* const attention = layer.mixer->attention();
+    if (attention == nullptr) continue;
+    const AttentionShape& shape = attention->shape;  // the same in all layers that have one
+    const size_t block_bytes =                       // for 64 tokens of all layers
+        static_cast<size_t>(config.n_layers) * static_cast<size_t>(shape.n_kv_heads) *
         (BlockBytes(state_dtype, shape.head_dim) + BlockBytes(state_dtype, shape.value_head_dim));
+    return block_bytes / kBlockSlots;
   }
-  return block_bytes / kBlockSlots;
+  return 0;
 }
 
 absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
@@ -84,7 +84,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
     DeviceContext& context) {
   std::vector<ModelConfig> configs;
-  for (const CachePolicy policy : policies) {
+  for (const CachePolicy& policy : policies) {
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
     configs.push_back(std::move(config));
   }
@@ -140,7 +140,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
 absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   if (std::ranges::all_of(config.layers, &LayerSpec::is_wrong)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::unique_ptr<DeviceContext> context,
-                   DeviceContext::Make(Device::kReference, 1));
+                   DeviceContext::Make(Device::kCpu, 1));
   LanguageModel model;
   model.config_ = config;
   SharedWeights shared;

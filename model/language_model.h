@@ -13,6 +13,7 @@
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 #include "model/batch.h"
+#include "model/cache_policy.h"
 #include "model/config.h"
 #include "model/feed_forward.h"
 #include "model/norm.h"
@@ -26,7 +27,7 @@ struct ModelOptions {
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   WeightType weights = WeightType::kAsComputed;
   DType state_dtype = DType::kF32;
-  CachePolicy cache_policy = CachePolicy::kAsTrained;  // read by Load alone
+  CachePolicy cache_policy = CachePolicies().front();  // read by Load alone
   StateLimits limits;
 };
 
@@ -76,7 +77,6 @@ class LanguageModel {
   // problems: invalid layers are left out, and if there are any, unused tensors are not reported.
   static absl::Status Check(const ModelConfig& config, Weights& weights);
 
-  const std::string& name() const { return config_.name; }
   const ModelConfig& config() const { return config_; }
   const StateLayout& layout() const { return *layout_; }
   DType compute_dtype() const { return compute_dtype_; }

@@ -12,7 +12,6 @@
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "model/cache_policy.h"
 #include "model/families/family.h"
 #include "model/json_attrs.h"
 #include "model/tokenizers/tokenizer_folder.h"
@@ -109,41 +108,29 @@ void ReadTokenizer(const std::string& folder, const Attrs& fields, AttrReader& r
   }
 }
 
-// Lets each layer's mixer read its fields. A layer of unknown type may mean any mixer.
-absl::Status ReadMixers(ModelConfig& config) {
+// Marks the layers whose mixers' fields are wrong.
+absl::Status CheckMixers(ModelConfig& config) {
   absl::Status problems;
   for (int i = 0; i < static_cast<int>(config.layers.size()); ++i) {
     LayerSpec& layer = config.layers[i];
-    if (FindMixer(layer.type)) {
-      const absl::Status status =
-          MakeMixerState(config, i, DType::kF32, Device::kReference).status();
-      layer.is_wrong |= !status.ok();
-      AddProblems(problems, status);
-      continue;
-    }
-    layer.is_wrong = true;
-    for (const MixerEntry& entry : MixerRegistry()) {
-      const MixerFields& fields = config.fields(i);
-      (void)entry.state({.model = fields.model,
-                         .section = fields.section(entry.section),
-                         .d_model = config.hidden_size,
-                         .kv_dtype = DType::kF32,
-                         .device = Device::kReference});
-    }
+    layer.is_wrong |= layer.mixer == nullptr;
+    if (layer.mixer == nullptr) continue;
+    const absl::Status status = MakeMixerState(config, i, DType::kF32, Device::kCpu).status();
+    layer.is_wrong |= !status.ok();
+    AddProblems(problems, status);
   }
   return problems;
 }
 
 // Checks that every field of config.json has been read. Sections of layer types that the model does
 // not use may be unread. Families that are not strict allow fields for other code.
-absl::Status CheckAllRead(const ModelConfig& config) {
+absl::Status CheckAllRead(const ConfigFile& file, const ModelConfig& config) {
   absl::Status problems;
-  for (size_t i = 0; i < config.layers.size(); ++i) {
-    const MixerFields& fields = config.fields(static_cast<int>(i));
-    if (config.family->is_strict) AddProblems(problems, fields.model.CheckAllRead());
-    const MixerEntry* mixer = FindMixer(config.layers[i].type);
+  if (config.family->is_strict) AddProblems(problems, file.fields.CheckAllRead());
+  for (const LayerSpec& layer : config.layers) {
+    const MixerEntry* mixer = FindMixer(layer.type);
     if (mixer != nullptr && (config.family->is_strict || mixer->section == kSlotsSection)) {
-      AddProblems(problems, fields.section(mixer->section).CheckAllRead());
+      AddProblems(problems, file.section(mixer->section).CheckAllRead());
     }
   }
   return problems;
@@ -165,20 +152,20 @@ Json WithTextConfig(const Json& json, Attrs& fields) {
   return all;
 }
 
-absl::Status Read(const std::string& folder, const Json& in_file, CachePolicy policy,
+absl::Status Read(const std::string& folder, const Json& in_file, const CachePolicy& policy,
                   ModelConfig& config) {
   Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
-  const Attrs common = fields;  // a copy, so that errors here hide no unread fields
-  AttrReader reader(common);
+  ConfigFile file{json, fields};  // a copy, so that errors here hide no unread fields
+  AttrReader reader(fields);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);
   absl::Status problems;
-  if (config.family) problems = config.family->read(json, fields, config);
+  if (config.family) problems = config.family->read(file, config);
   if (config.family && config.hidden_size > 0) {
-    AddProblems(problems, ApplyCachePolicy(policy, config));
-    AddProblems(problems, ReadMixers(config));
-    AddProblems(problems, CheckAllRead(config));
+    AddProblems(problems, ApplyCachePolicy(policy, file, config));
+    AddProblems(problems, CheckMixers(config));
+    AddProblems(problems, CheckAllRead(file, config));
   }
   ReadSpecialTokens(json, reader, config);
   ReadTokenizer(folder, fields, reader, config);
@@ -210,14 +197,14 @@ std::string FolderName(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, CachePolicy policy) {
+absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, const CachePolicy& policy) {
   ModelConfig config;
   const absl::Status status = LoadConfig(folder, config, policy);
   if (!status.ok()) return status;
   return config;
 }
 
-absl::Status LoadConfig(const std::string& folder, ModelConfig& config, CachePolicy policy) {
+absl::Status LoadConfig(const std::string& folder, ModelConfig& config, const CachePolicy& policy) {
   const std::string path = absl::StrCat(folder, "/config.json");
   ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxConfigBytes));
   ASSIGN_OR_RETURN(Json json, ParseJsonObject(WithoutInfinity(std::move(text)), path));
@@ -227,8 +214,7 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config, CachePol
   AddProblems(status, ReadGeneration(folder, config));
   for (std::string_view key : Bookkeeping()) json.erase(std::string(key));
   config.canonical = json.dump();
-  if (policy != CachePolicy::kAsTrained)
-    absl::StrAppend(&config.canonical, " ", CachePolicyName(policy));
+  if (!policy.layer_type.empty()) absl::StrAppend(&config.canonical, " ", policy.name);
   return status;
 }
 

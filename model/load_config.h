@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "model/cache_policy.h"
 #include "model/config.h"
 
 namespace ovq {
@@ -11,10 +12,10 @@ namespace ovq {
 // Reads folder/config.json and, if there is one, the end-of-sequence ids of
 // folder/generation_config.json. NotFound, InvalidArgument (names the field), DataLoss (not JSON).
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,
-                                       CachePolicy policy = CachePolicy::kAsTrained);
+                                       const CachePolicy& policy = CachePolicies().front());
 // Reads as much as is valid. OK, or all problems (SplitProblems). Invalid fields are 0 or empty;
 // layers with invalid fields are marked (LayerSpec::is_wrong).
 absl::Status LoadConfig(const std::string& folder, ModelConfig& config,
-                        CachePolicy policy = CachePolicy::kAsTrained);
+                        const CachePolicy& policy = CachePolicies().front());
 
 }  // namespace ovq

@@ -54,18 +54,16 @@ size_t StateLayout::Group::bytes_for_slots(int64_t slots) const {
   return SaturatingMultiply(block_bytes, static_cast<size_t>(NumBlocks(slots)));
 }
 
-size_t StateLayout::WholePages(size_t bytes) const { return RoundUp(bytes, page_bytes_); }
-
 int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap, int part) const {
   return growth.capped() ? growth.HeadSlotCap(slot_cap, part) : limits_.max_unbounded_tokens;
 }
 
 size_t StateLayout::SumBytes(const std::function<int64_t(const Growth&, int part)>& slots) const {
-  size_t bytes = WholePages(fixed_bytes_);
+  size_t bytes = RoundUp(fixed_bytes_, page_bytes_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (int part = 0; part < growths_[i].parts(); ++part) {
-      bytes =
-          SaturatingAdd(bytes, WholePages(groups_[i].bytes_for_slots(slots(growths_[i], part))));
+      bytes = SaturatingAdd(
+          bytes, RoundUp(groups_[i].bytes_for_slots(slots(growths_[i], part)), page_bytes_));
     }
   }
   return bytes;
@@ -119,7 +117,7 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
 }
 
 void StateLayout::PlaceGroups() {
-  virtual_bytes_ = std::max(WholePages(fixed_bytes_), page_bytes_);
+  virtual_bytes_ = std::max(RoundUp(fixed_bytes_, page_bytes_), page_bytes_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     const Growth& growth = growths_[i];
@@ -128,7 +126,7 @@ void StateLayout::PlaceGroups() {
       most = std::max(most, MostSlots(growth, limits_.max_slot_cap, part));
     }
     group.offset = virtual_bytes_;
-    group.part_stride = WholePages(group.bytes_for_slots(most));
+    group.part_stride = RoundUp(group.bytes_for_slots(most), page_bytes_);
     virtual_bytes_ =
         SaturatingAdd(virtual_bytes_, SaturatingMultiply(group.part_stride, growth.shares.size()));
   }
@@ -150,7 +148,7 @@ std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t 
 
 std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t slot_cap) const {
   std::vector<StateExtent> extents = live_extents_at(position, slot_cap);
-  for (StateExtent& extent : extents) extent.bytes = WholePages(extent.bytes);
+  for (StateExtent& extent : extents) extent.bytes = RoundUp(extent.bytes, page_bytes_);
   return extents;
 }
 

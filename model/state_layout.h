@@ -99,7 +99,6 @@ class StateLayout {
     int64_t n_layers = 0;
     size_t bytes_for_slots(int64_t slots) const;
   };
-  size_t WholePages(size_t bytes) const;
   int64_t MostSlots(const Growth& growth, int64_t slot_cap, int part) const;
   // Bytes of the fixed part plus slots(growth, part) slots in every run of blocks.
   size_t SumBytes(const std::function<int64_t(const Growth&, int part)>& slots) const;

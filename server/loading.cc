@@ -178,10 +178,10 @@ ModelDescription Describe(const Loaded& loaded, const Options& options) {
           .weights = WeightsName(model),
           .products = ProductChoices(),
           .state_dtype = Lower(DTypeName(model.state_dtype())),
-          .memory = absl::StrJoin(options.cache_policies, ",",
-                                  [](std::string* text, CachePolicy policy) {
-                                    absl::StrAppend(text, CachePolicyName(policy));
-                                  }),
+          .cache_policies = absl::StrJoin(options.cache_policies, ",",
+                                          [](std::string* text, const CachePolicy& policy) {
+                                            absl::StrAppend(text, policy.name);
+                                          }),
           .weight_bytes = model.weight_bytes(),
           .has_gpu = options.device == Device::kCuda,
           .has_dictionary = std::ranges::any_of(
@@ -201,7 +201,7 @@ EngineModel ToEngineModel(const Loaded& loaded, const Options& options) {
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const LanguageModel& model = *loaded.models[i];
     result.variants.push_back(
-        {.name = CachePolicyName(options.cache_policies[i]),
+        {.name = options.cache_policies[i].name,
          .fingerprint = model.fingerprint(),
          .layer_types = model.config().layer_types(),
          .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
@@ -265,13 +265,13 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
 absl::StatusOr<std::string> PlanText(const Options& options) {
   const size_t budget = *options.state_memory_bytes;
   std::string text;
-  for (const CachePolicy policy : options.cache_policies) {
+  for (const CachePolicy& policy : options.cache_policies) {
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(options.model, policy));
     ASSIGN_OR_RETURN(StateLayout layout, PlanLayout(options, config));
     absl::StrAppendFormat(
         &text,
         "model %s, memory %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
-        config.name, CachePolicyName(policy), Lower(DTypeName(StateDType(options, config))),
+        config.name, policy.name, Lower(DTypeName(StateDType(options, config))),
         DeviceName(options.device), budget, options.engine.max_sessions);
     text += OtherTypes(layout, StateDType(options, config));
     if (options.device == Device::kCuda) {
@@ -301,7 +301,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   const Options& options = line.options;
   absl::StatusOr<ModelConfig> config;
-  for (const CachePolicy policy : options.cache_policies) {
+  for (const CachePolicy& policy : options.cache_policies) {
     config = LoadConfig(options.model, policy);
     if (!config.ok()) return config.status();
     RETURN_IF_ERROR(PlanLayout(options, *config).status());

@@ -69,8 +69,10 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
 }
 
 // Opens --session-dir; null without it. The engine adopts the sessions found there.
-absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
-    const Options& options, Metrics& metrics, SessionFolder::RecoveredSessions& found, Log& log) {
+absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& options,
+                                                                 Metrics& metrics,
+                                                                 RecoveredSessions& found,
+                                                                 Log& log) {
   if (options.session_dir.empty()) return nullptr;
   const auto named = [](const absl::Status& status) {
     return absl::Status(status.code(),
@@ -83,18 +85,17 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(
                             if (!report.status.ok()) log.Error(report.status);
                           });
   if (!folder.ok()) return named(folder.status());
-  absl::StatusOr<SessionFolder::RecoveredSessions> here = (*folder)->Recover();
+  absl::StatusOr<RecoveredSessions> here = (*folder)->ownership().Recover();
   if (!here.ok()) return named(here.status());
   found = *std::move(here);
-  metrics.SetDamagedSessions(found.damaged.size());
+  metrics.damaged_sessions.Set(found.damaged.size());
   return folder;
 }
 
-void AdoptSessions(const Options& options, SessionFolder::RecoveredSessions found, Engine& engine,
-                   Log& log) {
+void AdoptSessions(const Options& options, RecoveredSessions found, Engine& engine, Log& log) {
   if (options.session_dir.empty()) return;
   const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
-  const std::vector<std::string> left = engine.AdoptSessions(std::move(found.sessions));
+  const std::vector<std::string> left = engine.sessions().Adopt(std::move(found.sessions));
   for (const std::string& one : left) {
     log.Warning(absl::StrCat(one, ": stays in ", options.session_dir, " as it is"));
   }
@@ -180,7 +181,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
       options.step_timeout, notifier, [&engine] { return engine.iteration_in_progress(); },
       {.hangs =
            [&](const IterationInProgress& step, absl::Duration time) {
-             services.metrics.IterationTimedOut();
+             services.metrics.iteration_timeouts.Increment();
              readiness.SetHanging(true);
              log.Error(absl::InternalError(absl::StrFormat(
                  "step %d has taken %s, longer than --step-timeout: %d answers, %d prompts with %d "
@@ -233,19 +234,19 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   LogSummary(model, description, served, engine_options, log);
 
   Metrics metrics(description, {.methods = RpcLabels(), .routes = HttpRouteLabels()});
-  metrics.SetLogSource([&log] { return log.counts(); });
-  std::unique_ptr<MetricsEndpoint> endpoint;
+  metrics.SetSource<LogCounts>([&log] { return log.counts(); });
+  std::unique_ptr<HttpServer> endpoint;
   if (!options.metrics_address.empty()) {
-    ASSIGN_OR_RETURN(endpoint, MetricsEndpoint::Start(options.metrics_address, metrics));
+    ASSIGN_OR_RETURN(endpoint, ServeMetrics(options.metrics_address, metrics));
     log.Info(absl::StrCat("metrics on http://", WithPort(options.metrics_address, endpoint->port()),
                           "/metrics"));
   }
-  SessionFolder::RecoveredSessions found;
+  RecoveredSessions found;
   ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
   EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                              metrics.Events());
   Engine& engine = engine_thread.engine();
-  metrics.SetStatsSource([&engine] { return engine.Stats(); });
+  metrics.SetSource<EngineStats>([&engine] { return engine.Stats(); });
   AdoptSessions(options, std::move(found), engine, log);
   security->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   shutdown.OnHangUp([&] {
@@ -259,7 +260,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     TraceCollector collector = *options.trace_collector;
     collector.ca = options.security.trace_collector_ca;
     traces.emplace(std::move(collector));
-    metrics.SetTraceSource([&traces] { return traces->counts(); });
+    metrics.SetSource<TraceCounts>([&traces] { return traces->counts(); });
   }
   {
     ServiceContext services(engine, description, metrics,
@@ -269,8 +270,8 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   }
   shutdown.OnHangUp({});
   security->Unwatch();
-  metrics.SetStatsSource(nullptr);
-  metrics.SetTraceSource(nullptr);
+  metrics.SetSource<EngineStats>(nullptr);
+  metrics.SetSource<TraceCounts>(nullptr);
   return status;
 }
 

@@ -4,8 +4,10 @@
 
 #include <limits>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/mixers/common/slots.h"
 #include "model/cache_policy.h"
 #include "server/engine/common/limits.h"
 
@@ -38,12 +40,8 @@ void AddServing(Flags& flags, Options& o) {
   FlagValue metrics = OptionalAddress(o.metrics_address);
   flags.Add("metrics-address", "HOST:PORT", std::move(metrics),
             "Prometheus endpoint; '' for none, port 0 for any free one");
-  flags.Add(
-      "device", "NAME",
-      Choice(o.device,
-             {{"cpu", Device::kCpu}, {"ref", Device::kReference}, {"cuda", Device::kCuda}}),
-      "ref is slow, exact loops; cuda needs a build with CUDA and a GPU of compute capability 8.0\n"
-      "or later");
+  flags.Add("device", "NAME", Choice(o.device, {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}}),
+            "cuda needs a build with CUDA and a GPU of compute capability 8.0 or later");
   flags.Add(
       "threads", "N", Number(o.threads, 0, 1024),
       "CPU threads; 0: as many as this process may keep busy, by its affinity mask and by the\n"
@@ -99,27 +97,28 @@ void AddSessionStorage(Flags& flags, Options& o) {
 
 void AddModelChoices(Flags& flags, Options& o) {
   std::vector<std::pair<std::string, CachePolicy>> cache_policies;
-  for (const CachePolicy policy : kCachePolicies) {
-    cache_policies.emplace_back(CachePolicyName(policy), policy);
+  std::string kept =
+      "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n";
+  for (const CachePolicy& policy : CachePolicies()) {
+    cache_policies.emplace_back(policy.name, policy);
+    absl::StrAppend(&kept, policy.name, ": ", policy.help, "\n");
   }
   flags.Add(
       "speculate", "HOW",
       Choice(o.engine.speculation, {{"off", Speculation::kOff}, {"ngram", Speculation::kNgram}}),
       "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
       "stood before, and as many are checked in a step as make answers faster; they are the same");
-  flags.Add(
-      "memory", "NAME[,NAME]", Choices<CachePolicy>(o.cache_policies, cache_policies),
-      "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n"
-      "what config.json says, rows by the OVQ paper's update, rows by merging the closest pairs\n"
-      "(both up to max_centroids of them), or every token; closest-pair-all: full_attention "
-      "layers\n"
-      "with RoPE as well, on their turned keys. Of several, sessions get the first unless their\n"
-      "creation asks for another; they share the weights");
+  flags.Add("memory", "NAME[,NAME]", Choices<CachePolicy>(o.cache_policies, cache_policies),
+            absl::StrCat(kept,
+                         "of several, sessions get the first unless their creation asks for\n"
+                         "another; they share the weights"));
   const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
                                                              {"bf16", DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";
-  std::vector<std::pair<std::string, DType>> state_dtypes = dtypes;
-  state_dtypes.emplace_back("i8", DType::kI8);
+  std::vector<std::pair<std::string, DType>> state_dtypes;
+  for (const DType dtype : AllSlots::kDTypes) {
+    state_dtypes.emplace_back(absl::AsciiStrToLower(DTypeName(dtype)), dtype);
+  }
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
             "keys and values in session states; i8: int8 with a scale for each, half the bytes of\n"
             "bf16; answers differ a little (docs/performance.md)",

@@ -14,7 +14,7 @@
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
 #include "kernels/ops/ops.h"
-#include "model/config.h"
+#include "model/cache_policy.h"
 #include "server/access/security.h"
 #include "server/engine/common/engine_config.h"
 #include "server/http/http_server.h"
@@ -42,7 +42,7 @@ struct Options {
   std::string session_dir;                        // empty: sessions are kept in memory only
   bool session_sync_always = true;
   std::vector<CachePolicy> cache_policies = {
-      CachePolicy::kAsTrained};        // offered to sessions; the first is the default
+      CachePolicies().front()};        // offered to sessions; the first is the default
   std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   WeightType weights = WeightType::kAsComputed;

@@ -32,8 +32,8 @@ class Readiness {
  private:
   void Publish() {
     const bool ready = !hanging_ && !draining_;
-    metrics_.SetReady(ready);
-    metrics_.SetDraining(draining_);
+    metrics_.ready.Set(ready);
+    metrics_.draining.Set(draining_);
     server_.SetServing(ready);
     if (http_ != nullptr) http_->SetReady(ready);
   }

@@ -68,6 +68,8 @@ def faults_of(path, text, table):
         if layer is not None and (generated or include.startswith(ROOTS)):
             if layer not in folders:
                 faults.append(f"{path}: {mine} may not include {layer} ({include})")
+        elif include.startswith("tests/"):
+            faults.append(f"{path}: a product may not include {include}")
         elif library_of(include) not in libraries | {None}:
             faults.append(f"{path}: {mine} may not include {library_of(include)} ({include})")
     return faults
@@ -137,6 +139,7 @@ class TheChecksThemselves(unittest.TestCase):
         self.assertEqual(len(faults_of("low/a.cc", "#include <grpc/grpc.h>\n", self.TABLE)), 1)
         self.assertEqual(len(faults_of("mid/deep/a.cc", '#include "absl/x.h"\n', self.TABLE)), 1)
         self.assertEqual(len(faults_of("none/a.cc", "", self.TABLE)), 1)
+        self.assertEqual(len(faults_of("low/a.cc", '#include "tests/reference/a.h"\n', self.TABLE)), 1)
         table = read_table("base: ;\nmodel: base;\n")
         self.assertEqual(faults_of("model/a.cc", '#include "base/x.h"\n', table), [])
         self.assertEqual(len(faults_of("base/a.cc", '#include "model/x.h"\n', table)), 1)

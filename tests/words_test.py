@@ -28,17 +28,7 @@ MOST_METHODS = 25
 MOST_LINES = 70
 # Classes and functions that are larger, and by how much: an entry may fall and go, nothing may be added.
 LARGE_CLASSES = {
-    "clients/load/runner.h Runner": 26,
-    "kernels/mixers/closest_pair/candidates.h PairBlocks": 32,
-    "kernels/mixers/closest_pair/closest_pair_ref.cc DictionaryRef": 28,
-    "model/chat_template/expr_parser.h ExprParser": 32,
-    "model/language_model.h LanguageModel": 26,
-    "model/state_layout.h StateLayout": 26,
-    "model/tokenizers/tokenizer_file.cc Reader": 27,
-    "server/disk/session_folder.h SessionFolder": 30,
-    "server/engine/engine.h Engine": 37,
-    "server/http/connection.cc HttpConnection": 35,
-    "server/telemetry/metrics.h Metrics": 40,
+    "server/http/connection.cc HttpConnection": 31,
 }
 LARGE_FUNCTIONS = {}
 

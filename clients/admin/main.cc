@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/flags.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "clients/channel/channel.h"
 #include "clients/common/program.h"
 #include "ovq/v1/admin.grpc.pb.h"
@@ -35,8 +36,7 @@ struct AdminOptions {
 };
 
 std::optional<std::vector<std::string>> ParseServers(std::string_view text) {
-  const std::vector<std::string> servers =
-      absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
+  const std::vector<std::string> servers = absl::StrSplit(AbslView(text), ',');
   std::string ignored;
   const auto bad = [&](const std::string& server) { return !Address(ignored, 1).set(server).ok(); };
   return std::ranges::any_of(servers, bad) ? std::nullopt : std::optional(servers);

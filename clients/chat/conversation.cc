@@ -61,30 +61,31 @@ std::string Conversation::RequestId() const { return FindRequestId(context_); }
 
 struct Conversation::TurnStats {
   Clock::time_point asked = Clock::now();
-  v1::FinishReason reason = v1::FINISH_REASON_UNSPECIFIED;
-  uint64_t prompt_tokens = 0, generated_tokens = 0;
-  uint64_t drafted_tokens = 0, accepted_tokens = 0;  // from speculation
-  double prefill_seconds = 0, decode_seconds = 0;
+  v1::Finished finished;       // of the last part
+  uint64_t prompt_tokens = 0;  // of all parts
+  double prefill_seconds = 0;
   std::optional<double> first_token_seconds;  // as the client measures it, from the first byte of
                                               // the question
-  uint64_t state_bytes = 0;
 
   // "[prompt 12 tokens, 850.1 tokens/s | generated ... | position 46 | length]"
   std::string Text(uint64_t position) const {
     const std::string first = first_token_seconds
                                   ? absl::StrFormat("%.0f ms", *first_token_seconds * 1e3)
                                   : std::string("-");
+    const v1::Usage& usage = finished.usage();
     // The first token is sampled from the prompt's last logits: decoding begins with the second.
-    const uint64_t decoded = generated_tokens > 0 ? generated_tokens - 1 : 0;
-    const std::string guessed = drafted_tokens > 0 ? absl::StrCat(" (", accepted_tokens, " of ",
-                                                                  drafted_tokens, " guessed)")
-                                                   : std::string();
-    const std::string& name = v1::FinishReason_Name(reason);
-    return absl::StrCat(
-        "[prompt ", prompt_tokens, " tokens", Rate(prompt_tokens, prefill_seconds), " | generated ",
-        generated_tokens, " tokens", guessed, Rate(decoded, decode_seconds), " | TTFT ", first,
-        " | state ", HumanBytes(static_cast<double>(state_bytes)), " | position ", position, " | ",
-        absl::AsciiStrToLower(absl::StripPrefix(name, "FINISH_REASON_")), "]");
+    const uint64_t generated = usage.generated_tokens();
+    const uint64_t decoded = generated > 0 ? generated - 1 : 0;
+    const std::string guessed = usage.drafted_tokens() == 0
+                                    ? ""
+                                    : absl::StrCat(" (", usage.accepted_tokens(), " of ",
+                                                   usage.drafted_tokens(), " guessed)");
+    const std::string& name = v1::FinishReason_Name(finished.reason());
+    return absl::StrCat("[prompt ", prompt_tokens, " tokens", Rate(prompt_tokens, prefill_seconds),
+                        " | generated ", generated, " tokens", guessed,
+                        Rate(decoded, Seconds(usage.decode_time())), " | TTFT ", first, " | state ",
+                        HumanBytes(usage.state_bytes()), " | position ", position, " | ",
+                        absl::AsciiStrToLower(absl::StripPrefix(name, "FINISH_REASON_")), "]");
   }
 };
 
@@ -185,7 +186,7 @@ bool Conversation::SendMessages(std::string_view question) {
   };
   if (messages_.messages_size() > 0) {
     add("assistant", answer_);
-    messages_.set_known(static_cast<uint32_t>(messages_.messages_size()));
+    messages_.set_known(messages_.messages_size());
   } else if (options_.system) {
     add("system", *options_.system);
   }
@@ -219,8 +220,8 @@ bool Conversation::SendLeadingParts(const std::vector<std::string_view>& parts, 
     position_ = position;
     stats.prefill_seconds = SecondsSince(stats.asked);
     if (response.has_finished() || phase_ == Phase::kCancelling) {
-      stats.reason = v1::FINISH_REASON_CANCELLED;
-      stats.state_bytes = response.finished().usage().state_bytes();
+      stats.finished = response.finished();
+      stats.finished.set_reason(v1::FINISH_REASON_CANCELLED);
       return false;
     }
   }
@@ -237,15 +238,10 @@ bool Conversation::StreamAnswer(TurnStats& stats) {
       if (!stats.first_token_seconds) stats.first_token_seconds = SecondsSince(stats.asked);
       PrintChunk(response.chunk());
     } else if (response.has_finished()) {
-      const v1::Usage& usage = response.finished().usage();
-      stats.reason = response.finished().reason();
+      stats.finished = response.finished();
+      const v1::Usage& usage = stats.finished.usage();
       stats.prompt_tokens += usage.prompt_tokens();
-      stats.generated_tokens = usage.generated_tokens();
-      stats.drafted_tokens = usage.drafted_tokens();
-      stats.accepted_tokens = usage.accepted_tokens();
       stats.prefill_seconds += Seconds(usage.prefill_time());
-      stats.decode_seconds = Seconds(usage.decode_time());
-      stats.state_bytes = usage.state_bytes();
       position_ = usage.position();
       return true;
     }

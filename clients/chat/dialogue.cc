@@ -48,22 +48,28 @@ struct Dialogue::Command {
   const char* name;
   const char* arguments;
   const char* help;
-  void (Dialogue::*run)(const std::string& rest);
+  void (*run)(Dialogue& dialogue, const std::string& rest);
 };
 
 const Dialogue::Command Dialogue::kCommands[] = {
-    {"/help", "", "this list", &Dialogue::Help},
+    {"/help", "", "this list", [](Dialogue& d, const std::string&) { d.Help(); }},
     {"/set", "[NAME VALUE]", "how answers are made, or change it; VALUE default takes it back",
-     &Dialogue::Settings},
-    {"/stats", "", "the session: position, tokens, memory", &Dialogue::Stats},
-    {"/model", "", "the model and its server", &Dialogue::Model},
-    {"/undo", "", "take the last question and its answer back", &Dialogue::Undo},
-    {"/reset", "", "begin again with a new session", &Dialogue::Reset},
-    {"/fork", "", "copy the session and print the copy's id, for --session", &Dialogue::Fork},
-    {"/save", "FILE", "write the session to a new file", &Dialogue::Save},
+     [](Dialogue& d, const std::string& rest) { d.Settings(rest); }},
+    {"/stats", "", "the session: position, tokens, memory",
+     [](Dialogue& d, const std::string&) { d.sessions_.Show(d.session_id()); }},
+    {"/model", "", "the model and its server", [](Dialogue& d, const std::string&) { d.Model(); }},
+    {"/undo", "", "take the last question and its answer back",
+     [](Dialogue& d, const std::string&) { d.Undo(); }},
+    {"/reset", "", "begin again with a new session",
+     [](Dialogue& d, const std::string&) { d.Reset(); }},
+    {"/fork", "", "copy the session and print the copy's id, for --session",
+     [](Dialogue& d, const std::string&) { d.sessions_.Fork(d.session_id()); }},
+    {"/save", "FILE", "write the session to a new file",
+     [](Dialogue& d, const std::string& file) { d.sessions_.Save(d.session_id(), file); }},
     {"/load", "FILE", "make a session of such a file and print its id, for --session",
-     &Dialogue::Load},
-    {"/quit", "", "end the conversation; so does Ctrl-D", &Dialogue::Quit},
+     [](Dialogue& d, const std::string& file) { d.sessions_.Load(file); }},
+    {"/quit", "", "end the conversation; so does Ctrl-D",
+     [](Dialogue& d, const std::string&) { d.over_ = true; }},
 };
 
 Dialogue::Dialogue(const Connection& connection, ChatOptions& options, const Screen& screen,
@@ -82,8 +88,7 @@ int Dialogue::Run() {
     screen_.Show(screen_.Dim(absl::StrCat(
         "session ", session.session_id(), "\n",
         options_.messages ? "Your turns are messages" : "The model goes on from your text",
-        "; its state never takes more than ",
-        HumanBytes(static_cast<double>(session.state_bytes_cap())),
+        "; its state never takes more than ", HumanBytes(session.state_bytes_cap()),
         ".\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n\n")));
   }
   ReadTurns();
@@ -176,14 +181,14 @@ void Dialogue::Do(std::string_view line) {
                       : absl::StrCat(command.name, " takes nothing else"));
       return;
     }
-    (this->*command.run)(rest);
+    command.run(*this, rest);
     return;
   }
   Complain(absl::StrCat("no command ", std::string(name),
                         "; /help lists them, a question that begins with / is written with //"));
 }
 
-void Dialogue::Help(const std::string&) {
+void Dialogue::Help() {
   std::string text;
   for (const Command& command : kCommands) {
     absl::StrAppendFormat(&text, "  %-6s %-13s %s\n", command.name, command.arguments,
@@ -195,9 +200,7 @@ void Dialogue::Help(const std::string&) {
   screen_.Show(text);
 }
 
-void Dialogue::Stats(const std::string&) { sessions_.Show(conversation_->session().session_id()); }
-
-void Dialogue::Model(const std::string&) {
+void Dialogue::Model() {
   if (model_.name().empty() && !Greet()) return;
   screen_.Show(absl::StrCat(
       "[model ", model_.name(), " | ", Millions(model_.parameters()), ", vocabulary ",
@@ -231,7 +234,7 @@ void Dialogue::Settings(const std::string& rest) {
   options_.turn = changed;
 }
 
-void Dialogue::Reset(const std::string&) {
+void Dialogue::Reset() {
   End();
   options_.open.clear_session_id();
   over_ = !Begin();
@@ -239,24 +242,14 @@ void Dialogue::Reset(const std::string&) {
   if (whole_) screen_.Show("[a new session]\n");
 }
 
-void Dialogue::Undo(const std::string&) {
+void Dialogue::Undo() {
   const std::optional<uint64_t> position = conversation_->PositionBeforeLastQuestion();
   if (!position) {
     Complain("nothing was asked here that could be taken back");
-  } else if (sessions_.Rewind(conversation_->session().session_id(), *position)) {
+  } else if (sessions_.Rewind(session_id(), *position)) {
     conversation_->DropLastQuestion();
   }
 }
-
-void Dialogue::Fork(const std::string&) { sessions_.Fork(conversation_->session().session_id()); }
-
-void Dialogue::Save(const std::string& rest) {
-  sessions_.Save(conversation_->session().session_id(), rest);
-}
-
-void Dialogue::Load(const std::string& rest) { sessions_.Load(rest); }
-
-void Dialogue::Quit(const std::string&) { over_ = true; }
 
 void Dialogue::OnInterrupt() {
   const std::lock_guard lock(mutex_);

@@ -39,16 +39,13 @@ class Dialogue {
   void Do(std::string_view line);
   void Question(std::string_view text);
 
-  void Help(const std::string& rest);
-  void Stats(const std::string& rest);
-  void Model(const std::string& rest);
+  const std::string& session_id() const { return conversation_->session().session_id(); }
+
+  void Help();
+  void Model();
   void Settings(const std::string& rest);
-  void Reset(const std::string& rest);
-  void Undo(const std::string& rest);
-  void Fork(const std::string& rest);
-  void Save(const std::string& rest);
-  void Load(const std::string& rest);
-  void Quit(const std::string& rest);
+  void Reset();
+  void Undo();
 
   const Connection& connection_;
   ChatOptions& options_;

@@ -55,8 +55,8 @@ void Sessions::Show(const std::string& id) const {
   Tell(absl::StrCat("[session ", id, " | position ", session.position(), " | prompt ",
                     session.prompt_tokens_total(), " tokens | generated ",
                     session.generated_tokens_total(), " tokens | state ",
-                    HumanBytes(static_cast<double>(session.state_bytes())), " of at most ",
-                    HumanBytes(static_cast<double>(session.state_bytes_cap())), " | centroids ",
+                    HumanBytes(session.state_bytes()), " of at most ",
+                    HumanBytes(session.state_bytes_cap()), " | centroids ",
                     session.live_centroids(), " of at most ", session.max_centroids(), "]"));
 }
 

@@ -69,7 +69,6 @@ Screen Screen::OfThisProcess() {
 
 std::string Screen::Dim(std::string_view text) const { return Styled(color, "2", text); }
 std::string Screen::Bold(std::string_view text) const { return Styled(color, "1", text); }
-std::string Screen::Red(std::string_view text) const { return Styled(color, "31", text); }
 
 void Screen::Show(std::string_view text) const {
   std::fwrite(text.data(), 1, text.size(), stderr);

@@ -45,7 +45,6 @@ struct Screen {
 
   std::string Dim(std::string_view text) const;
   std::string Bold(std::string_view text) const;
-  std::string Red(std::string_view text) const;
   void Show(std::string_view text) const;  // writes to stderr and flushes
 };
 

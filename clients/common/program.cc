@@ -3,16 +3,11 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace ovq {
-namespace {
-
-absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
-
-}  // namespace
-
 int Fail(std::string_view program, int code, std::string_view message) {
-  std::fputs(absl::StrCat(View(program), ": ", View(message), "\n").c_str(), stderr);
+  std::fputs(absl::StrCat(AbslView(program), ": ", AbslView(message), "\n").c_str(), stderr);
   return code;
 }
 
@@ -27,7 +22,7 @@ void AddHelpAndVersion(Flags& flags, InfoRequest& info_request) {
 void PrintInfo(InfoRequest info_request, std::string_view program, std::string_view help) {
   if (info_request == InfoRequest::kHelp) std::fwrite(help.data(), 1, help.size(), stdout);
   if (info_request == InfoRequest::kVersion) {
-    std::fputs(absl::StrCat(View(program), " ", OVQ_VERSION, "\n").c_str(), stdout);
+    std::fputs(absl::StrCat(AbslView(program), " ", OVQ_VERSION, "\n").c_str(), stdout);
   }
 }
 

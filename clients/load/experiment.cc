@@ -151,7 +151,7 @@ void RunExperiment(const PromptMaker& prompts, const Calls& calls,
   do {
     const double load = sweep.load();
     const std::string name = absl::StrFormat(options.rate ? "%g requests/s" : "%g users", load);
-    const auto part = static_cast<int64_t>(result.levels.size());
+    const int64_t part = result.levels.size();
     Level& level = result.levels.emplace_back(experiment.RunLevel(name, load, part));
     // An interrupted run says nothing about saturation.
     if (!level.run.interrupted) level.verdict = sweep.Add(level.report);

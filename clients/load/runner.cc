@@ -71,7 +71,7 @@ void Runner::PrepareUpcoming() {
 }
 
 void Runner::PreparePrompt(Active& active) const {
-  const auto turn = static_cast<int64_t>(active.next_turn);
+  const int64_t turn = active.next_turn;
   active.prompt =
       prompts_.Make(active.plan.index, turn, active.plan.turns[active.next_turn].input_tokens);
 }
@@ -85,10 +85,12 @@ void Runner::StartDue(Clock::time_point now) {
     if (turn && (!upcoming || closed_loop() || waiting_.top()->due <= upcoming_->due)) {
       ActivePtr active = waiting_.top();
       waiting_.pop();
-      active->send_delay_s = SecondsBetween(active->due, Clock::now());
       Send(std::move(active));
     } else if (upcoming) {
-      Begin(std::exchange(upcoming_, nullptr), now);
+      ActivePtr active = std::exchange(upcoming_, nullptr);
+      ++conversations_;
+      if (closed_loop()) active->due = now;
+      Send(std::move(active));
       PrepareUpcoming();
     } else {
       return;
@@ -96,21 +98,11 @@ void Runner::StartDue(Clock::time_point now) {
   }
 }
 
-void Runner::Begin(ActivePtr active, Clock::time_point now) {
-  ++conversations_;
-  if (closed_loop()) active->due = now;
-  active->send_delay_s = SecondsBetween(active->due, Clock::now());
-  Send(std::move(active));
-}
-
 void Runner::Send(ActivePtr active) {
-  if (!active->plan.session) return SendTurn(std::move(active));
-  if (active->session_id.empty()) return Create(std::move(active));
-  if (active->away_since) return AskPosition(std::move(active));
-  SendTurn(std::move(active));
-}
-
-void Runner::Create(ActivePtr active) {
+  active->send_delay_s = SecondsBetween(active->due, Clock::now());
+  const bool is_new = active->plan.session && active->session_id.empty();
+  if (!is_new && active->away_since) return AskPosition(std::move(active));
+  if (!is_new) return SendTurn(std::move(active));
   ++in_flight_;
   calls_.create_session([this, active, sent = Clock::now()](const absl::StatusOr<std::string>& id) {
     Post([=, this, ended = Clock::now()] { OnCreated(active, id, sent, ended); });
@@ -132,7 +124,7 @@ void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string
 
 void Runner::SendTurn(ActivePtr active) {
   ++in_flight_;
-  const auto turn = static_cast<int64_t>(active->next_turn);
+  const int64_t turn = active->next_turn;
   GenerateSpec spec{.prompt = std::move(active->prompt),
                     .output_tokens = active->plan.turns[active->next_turn].output_tokens,
                     .session_id = active->session_id,
@@ -219,7 +211,7 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
     return;
   }
   if (!ok && !cancelled_) {
-    result_.abandoned += static_cast<int64_t>(active->plan.turns.size() - active->next_turn);
+    result_.abandoned += active->plan.turns.size() - active->next_turn;
   }
   EndConversation(active);
 }

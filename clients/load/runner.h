@@ -95,9 +95,7 @@ class Runner {
   void PrepareUpcoming();
   void PreparePrompt(Active& active) const;
   void StartDue(Clock::time_point now);
-  void Begin(ActivePtr active, Clock::time_point now);
   void Send(ActivePtr active);  // the conversation's next turn
-  void Create(ActivePtr active);
   void AskPosition(ActivePtr active);
   void OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position);
   // Called after a failed call: returns true if the server is unreachable and the call is scheduled

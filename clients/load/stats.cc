@@ -70,7 +70,7 @@ Summary Summarize(std::vector<double> samples) {
   Summary summary;
   if (samples.empty()) return summary;
   std::sort(samples.begin(), samples.end());
-  const auto n = static_cast<double>(samples.size());
+  const double n = samples.size();
   summary.mean = std::accumulate(samples.begin(), samples.end(), 0.0) / n;
   double squares = 0;
   for (const double x : samples) squares += (x - summary.mean) * (x - summary.mean);

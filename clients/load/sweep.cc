@@ -13,7 +13,7 @@ std::string Sweep::Add(const Report& report) {
   const double before = best_throughput_;
   if (report.output_throughput > best_throughput_) {
     best_throughput_ = report.output_throughput;
-    best_ = static_cast<size_t>(level);
+    best_ = level;
   }
   if (level > 0 && report.output_throughput < before * (1 + options_.min_gain)) return "saturated";
   if (levels_ == options_.max_levels) return "last level";

@@ -14,18 +14,16 @@
 namespace ovq::load {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
 constexpr double kMaxSeconds = 1e10;  // large enough for times since 1970
 constexpr size_t kMaxTraceBytes = size_t{1} << 30;
 
-absl::Status Wrong(const char* name, absl::string_view expected, const Json& got) {
+absl::Status Wrong(const char* name, absl::string_view expected, const nlohmann::json& got) {
   return absl::InvalidArgumentError(
       absl::StrCat(name, ": expected ", expected, ", got ", got.dump()));
 }
 
-absl::Status SetTime(const Json& line, TraceEntry& entry) {
+absl::Status SetTime(const nlohmann::json& line, TraceEntry& entry) {
   const bool seconds = line.contains("timestamp_s");
   if (seconds == line.contains("timestamp")) {
     return absl::InvalidArgumentError(
@@ -37,7 +35,7 @@ absl::Status SetTime(const Json& line, TraceEntry& entry) {
   return Wrong(name, "a number from 0 on", line[name]);
 }
 
-absl::Status SetLength(const Json& line, const char* name, int64_t& tokens) {
+absl::Status SetLength(const nlohmann::json& line, const char* name, int64_t& tokens) {
   if (!line.contains(name)) return absl::InvalidArgumentError(absl::StrCat(name, " is missing"));
   // Reads a double: an integer beyond 64 bits signed must not wrap into the range.
   const double value = line[name].is_number_integer() ? line[name].get<double>() : 0;
@@ -47,7 +45,7 @@ absl::Status SetLength(const Json& line, const char* name, int64_t& tokens) {
 }
 
 absl::StatusOr<TraceEntry> ParseLine(absl::string_view text) {
-  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return absl::InvalidArgumentError("expected a JSON object");
   TraceEntry entry;
   for (const absl::Status& status :

@@ -40,10 +40,9 @@ std::vector<Conversation> GroupBySession(std::span<const TraceEntry> trace, doub
 
 Workload::Workload(WorkloadOptions options) : options_(std::move(options)) {
   // The limit counts the trace's requests, not its conversations.
-  const auto all = static_cast<int64_t>(options_.trace.size());
+  const int64_t all = options_.trace.size();
   const int64_t n = std::min(all, options_.max_requests.value_or(all));
-  traced_ =
-      GroupBySession(std::span(options_.trace).first(static_cast<size_t>(n)), options_.trace_speed);
+  traced_ = GroupBySession(std::span(options_.trace).first(n), options_.trace_speed);
   for (Conversation& conversation : traced_) conversation.index += options_.first_index;
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/common/attrs.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -38,6 +39,11 @@ std::string Expected(std::string_view what, const Attrs::Value* got) {
                       got ? Describe(*got) : "");
 }
 
+const FieldName* Named(std::span<const FieldName> names, std::string_view key) {
+  const auto found = std::ranges::find(names, key, &FieldName::name);
+  return found == names.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 const Attrs::Value* Attrs::Find(std::string_view key) const {
@@ -53,12 +59,6 @@ bool Attrs::Has(std::string_view key) const {
 void Attrs::Set(std::string key, Value value, std::string display_name) {
   if (!display_name.empty()) display_names_[key] = std::move(display_name);
   values_[std::move(key)] = std::move(value);
-}
-
-void Attrs::CopyTo(Attrs& to, std::string_view from, std::string_view name) const {
-  if (const Value* value = Find(from)) {
-    to.Set(std::string(name), *value, absl::StrCat(path_, std::string(from)));
-  }
 }
 
 absl::Status Attrs::Error(std::string_view key, std::string_view what) const {
@@ -77,42 +77,69 @@ absl::Status Attrs::CheckAllRead() const {
   return unread;
 }
 
+const Attrs::Value* AttrReader::Find(std::string_view key, const Attrs::Value* in_place) const {
+  if (attrs_ == nullptr) return in_place;
+  if (names_.empty()) return attrs_->Find(key);
+  const FieldName* const field = Named(names_, key);
+  if (field == nullptr) return nullptr;
+  return field->is_filled ? in_place : attrs_->Find(field->in_file.empty() ? key : field->in_file);
+}
+
 void AttrReader::Fail(std::string_view key, std::string_view what) {
-  if (wrong_.emplace(key).second) AddProblems(status_, attrs_.Error(key, what));
+  if (!wrong_.emplace(key).second) return;
+  const FieldName* const field = Named(names_, key);
+  const std::string name(field && !field->in_file.empty() ? field->in_file : key);
+  if (attrs_ != nullptr && (field == nullptr || !field->is_filled)) {
+    return AddProblems(status_, attrs_->Error(name, what));
+  }
+  AddProblems(status_,
+              absl::InvalidArgumentError(absl::StrCat(prefix_, name, ": ", std::string(what))));
 }
 
 // Fails a field whose value decides which other fields are read.
 void AttrReader::FailChoice(std::string_view key, std::string_view what) {
-  attrs_.undecided_ = true;
+  if (attrs_ != nullptr) attrs_->undecided_ = true;
   Fail(key, what);
 }
 
+bool AttrReader::ReadInt(std::string_view key, int64_t& value, int64_t min, int64_t max) {
+  const Attrs::Value in_place(value), *const told = Find(key, &in_place);
+  const int64_t* const number = std::get_if<int64_t>(told ? told : &in_place);
+  const bool is_right = number && *number >= min && *number <= max;
+  if (!is_right) Fail(key, Expected(absl::StrCat("an integer in [", min, ", ", max, "]"), told));
+  value = is_right ? *number : min;
+  return is_right;
+}
+
+bool AttrReader::ReadFloat(std::string_view key, double& value, double min, double max) {
+  const Attrs::Value in_place(value), *const told = Find(key, &in_place);
+  const Attrs::Value& read = told ? *told : in_place;
+  const auto* const integer = std::get_if<int64_t>(&read);
+  const auto* const real = std::get_if<double>(&read);
+  const double number = integer ? static_cast<double>(*integer) : real ? *real : NAN;
+  const bool is_right = number >= min && number <= max;
+  if (!is_right) Fail(key, Expected(absl::StrCat("a number in [", min, ", ", max, "]"), told));
+  value = is_right ? number : min;
+  return is_right;
+}
+
 int64_t AttrReader::Int(std::string_view key, int64_t min, int64_t max) {
-  const Attrs::Value* value = attrs_.Find(key);
-  const int64_t* number = value ? std::get_if<int64_t>(value) : nullptr;
-  if (number && *number >= min && *number <= max) return *number;
-  Fail(key, Expected(absl::StrCat("an integer in [", min, ", ", max, "]"), value));
-  return 0;
+  int64_t value = min - 1;  // missing
+  return ReadInt(key, value, min, max) ? value : 0;
 }
 
 int64_t AttrReader::IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max) {
-  return attrs_.Find(key) ? Int(key, min, max) : fallback;
+  return Has(key) ? Int(key, min, max) : fallback;
 }
 
 double AttrReader::FloatOr(std::string_view key, double fallback, double min, double max) {
-  const Attrs::Value* value = attrs_.Find(key);
-  if (!value) return fallback;
-  const auto* integer = std::get_if<int64_t>(value);
-  const auto* real = std::get_if<double>(value);
-  const double number = integer ? static_cast<double>(*integer) : real ? *real : NAN;
-  if (number >= min && number <= max) return number;
-  Fail(key, Expected(absl::StrCat("a number in [", min, ", ", max, "]"), value));
-  return 0;
+  if (!Has(key)) return fallback;
+  return ReadFloat(key, fallback, min, max) ? fallback : 0;
 }
 
 std::vector<double> AttrReader::FloatsOr(std::string_view key, std::vector<double> fallback,
                                          double min, double max) {
-  const Attrs::Value* value = attrs_.Find(key);
+  const Attrs::Value* value = Find(key);
   if (!value) return fallback;
   std::vector<double> list;
   if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
@@ -136,7 +163,7 @@ std::vector<double> AttrReader::FloatsOr(std::string_view key, std::vector<doubl
 
 std::vector<std::vector<double>> AttrReader::FloatListsOr(std::string_view key, size_t n,
                                                           double fallback, double min, double max) {
-  const Attrs::Value* value = attrs_.Find(key);
+  const Attrs::Value* value = Find(key);
   if (!value) return {n, {fallback}};
   std::vector<std::vector<double>> lists;
   if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
@@ -162,7 +189,7 @@ std::vector<std::vector<double>> AttrReader::FloatListsOr(std::string_view key, 
 
 template <class T>
 T AttrReader::ValueOr(std::string_view key, T fallback, std::string_view expected) {
-  const Attrs::Value* value = attrs_.Find(key);
+  const Attrs::Value* value = Find(key);
   if (!value) return fallback;
   if (const T* typed = std::get_if<T>(value)) return *typed;
   FailChoice(key, Expected(expected, value));
@@ -174,7 +201,7 @@ bool AttrReader::BoolOr(std::string_view key, bool fallback) {
 }
 
 bool AttrReader::FlagOr(std::string_view key, bool fallback) {
-  const Attrs::Value* value = attrs_.Find(key);
+  const Attrs::Value* value = Find(key);
   const auto* number = value ? std::get_if<int64_t>(value) : nullptr;
   if (number && (*number == 0 || *number == 1)) return *number == 1;
   if (number) FailChoice(key, Expected("true, false, 0 or 1", value));
@@ -200,13 +227,13 @@ int AttrReader::ChoiceOr(std::string_view key, std::span<const std::string_view>
 
 std::vector<std::string> AttrReader::Strings(std::string_view key) {
   constexpr std::string_view kExpected = "a list of strings";
-  if (!attrs_.Find(key)) Fail(key, Expected(kExpected, nullptr));
+  if (!Find(key)) Fail(key, Expected(kExpected, nullptr));
   return ValueOr(key, std::vector<std::string>(), kExpected);
 }
 
 std::vector<int64_t> AttrReader::IntPerLayer(std::string_view key, int n, int64_t min,
                                              int64_t max) {
-  const Attrs::Value* value = attrs_.Find(key);
+  const Attrs::Value* value = Find(key);
   const auto* list = value ? std::get_if<std::vector<int64_t>>(value) : nullptr;
   if (!list) return std::vector<int64_t>(n, Int(key, min, max));
   if (static_cast<int>(list->size()) != n) {

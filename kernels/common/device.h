@@ -47,7 +47,7 @@ class ScratchArena {
  public:
   static constexpr size_t kAlignment = 256;
   explicit ScratchArena(Device device) : device_(device) {}
-  void* Allocate(size_t bytes);  // kAlignment-aligned; NaN-filled in debug builds on ref and cpu
+  void* Allocate(size_t bytes);  // kAlignment-aligned; NaN-filled in debug builds on the CPU
   size_t mark() const;
   void Rewind(size_t mark);  // frees everything allocated after mark()
   size_t capacity_bytes() const;
@@ -64,7 +64,7 @@ class ScratchArena {
 
 // One device and the resources of one engine thread; not thread-safe. Kernels may use n_threads()
 // threads, or run later on the device's stream: they read and write the device's memory, and the
-// host sees the results after Synchronize or CopyToHost. On ref and cpu the device's memory is the
+// host sees the results after Synchronize or CopyToHost. On the CPU the device's memory is the
 // host's, and every call has finished when it returns.
 class DeviceContext {
  public:
@@ -81,7 +81,7 @@ class DeviceContext {
   // on the thread that runs kernels.
   void BindThread() const;
 
-  std::optional<GpuInfo> Gpu() const;  // current values; none on ref and cpu. Any thread
+  std::optional<GpuInfo> Gpu() const;  // current values; none on the CPU. Any thread
 
   Buffer Upload(const void* host, size_t bytes);  // copies; `host` may be freed at once
   void CopyFromHost(void* device, const void* host, size_t bytes);  // as Upload

@@ -14,7 +14,7 @@ inline constexpr bool kWithCuda = true;
 inline constexpr bool kWithCuda = false;
 #endif
 
-// kReference: naive loops, double accumulation, one thread; the ground truth of every kernel.
+// kReference: the references that tests link (dispatch.h), on one thread and in the host's memory.
 enum class Device : unsigned char { kReference, kCpu, kCuda };
 
 // A GPU and its memory, as used by all processes together.

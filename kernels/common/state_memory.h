@@ -10,7 +10,7 @@
 
 namespace ovq {
 
-// The unit of commitment: 4 KiB on ref and cpu, the GPU's allocation granularity on CUDA. That has
+// The unit of commitment: 4 KiB on the CPU, the GPU's allocation granularity on CUDA. That has
 // been 2 MiB on every GPU so far, and a plan assumes 2 MiB where there is no GPU to ask.
 inline constexpr size_t kHostPageBytes = 4096;
 inline constexpr size_t kUsualGpuPageBytes = size_t{2} << 20;

@@ -14,7 +14,7 @@
 
 namespace ovq {
 
-// kI8 occurs only in states: slots of int8 with one scale each (kernels/mixers/common/int8_rows.h).
+// kI8 occurs only in states: slots of int8 with one scale each (kernels/mixers/common/slots.h).
 enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kU32, kI8 };
 
 constexpr size_t DTypeBytes(DType type) {

@@ -89,14 +89,14 @@ struct WaveTokens {
 
 constexpr WaveTokens TokensInWave(int64_t start, int32_t first_token, int32_t n_tokens,
                                   int32_t span, int wave) {
-  WaveTokens rows = {start, start + n_tokens, 0, first_token};
+  WaveTokens tokens = {start, start + n_tokens, 0, first_token};
   if (span > 0) {
-    rows.span_begin = (start / span + wave) * span;
-    if (rows.begin < rows.span_begin) rows.begin = rows.span_begin;
-    if (rows.end > rows.span_begin + span) rows.end = rows.span_begin + span;
-    rows.row = first_token + static_cast<int32_t>(rows.begin - start);
+    tokens.span_begin = (start / span + wave) * span;
+    if (tokens.begin < tokens.span_begin) tokens.begin = tokens.span_begin;
+    if (tokens.end > tokens.span_begin + span) tokens.end = tokens.span_begin + span;
+    tokens.row = first_token + static_cast<int32_t>(tokens.begin - start);
   }
-  return rows;
+  return tokens;
 }
 constexpr WaveTokens TokensInWave(const DeviceSequences& seqs, int sequence, int32_t span,
                                   int wave) {

@@ -6,10 +6,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/check.h"
+#include "base/problems.h"
 #include "kernels/common/attrs.h"
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
@@ -62,17 +66,77 @@ class SequenceMixer {
   virtual bool CanUndoSuffix(const TokenRange&) const { return false; }
 };
 
+// Where a mixer's config finds its fields (docs/model-format.md).
+struct FieldReaders {
+  AttrReader& model;    // those at the top of config.json
+  AttrReader& section;  // those of the mixer's own object ("ovq", "vq", ...)
+  int64_t d_model;      // hidden_size: the width of x and y
+  Device device;        // kCpu where it is not known yet
+  bool ok() const { return model.ok() && section.ok(); }
+};
+
+struct AttentionConfig;
+
+// A layer's part of config.json, whose type its mixer declares. A family of checkpoints fills in
+// values, and what it does not fill in the mixer's ReadConfig reads, which also checks all values.
+struct MixerConfig {
+  virtual ~MixerConfig() = default;
+  // Reads and checks the fields. Errors go to the readers.
+  virtual void Read(const FieldReaders& from) = 0;
+  virtual const AttentionConfig* attention() const = 0;  // null if the mixer is no attention
+
+  FieldNames names;       // of the fields in a family's file; empty: those of docs/model-format.md
+  std::string section;    // before the names of the section's fields in messages: "ovq."
+  absl::Status problems;  // of reading it
+};
+
+// Config: a struct with a function ReadConfig(const FieldReaders&, Config&).
+template <class Config>
+struct LayerConfig final : MixerConfig {
+  void Read(const FieldReaders& from) override { ReadConfig(from, fields); }
+  const AttentionConfig* attention() const override {
+    if constexpr (std::is_base_of_v<AttentionConfig, Config>) return &fields;
+    return nullptr;
+  }
+  Config fields;
+};
+
+// The fields of a layer whose type has this config.
+template <class Config>
+const Config& FieldsAs(const MixerConfig& config) {
+  const auto* const typed = dynamic_cast<const LayerConfig<Config>*>(&config);
+  Check(typed != nullptr, "a layer's config is that of its type");
+  return typed->fields;
+}
+
+// Reads a config from the top of config.json and from the mixer's object, which a family's file
+// need not tell apart. Its errors stay in MixerConfig::problems.
+void ReadFields(const Attrs& model, const Attrs& section, int64_t d_model, MixerConfig& config);
+
 // Everything that determines a mixer's state.
 struct StateSpec {
-  const Attrs& model;    // the scalar fields of config.json
-  const Attrs& section;  // the mixer's own object of config.json ("ovq", "vq", ...)
-  int64_t d_model;       // hidden_size: the width of x and y
+  const MixerConfig& config;
+  int64_t d_model;  // hidden_size: the width of x and y
   // The type of stored keys and values, in mixers that have a choice: kF32, kBF16 or kI8.
   DType kv_dtype;
   Device device;
   // Each head's share of a session's slot cap, in layers whose slots are capped (Growth::shares).
   std::vector<double> slot_shares = {1};
 };
+
+// The mixer's part of a spec, checked against the limits of its device. InvalidArgument with all
+// problems, which name fields as the file does.
+template <class Config>
+absl::StatusOr<Config> CheckedConfig(const StateSpec& spec) {
+  if (!spec.config.problems.ok()) return spec.config.problems;
+  Config config = FieldsAs<Config>(spec.config);
+  AttrReader model("", spec.config.names), section(spec.config.section, spec.config.names);
+  ReadConfig({model, section, spec.d_model, spec.device}, config);
+  absl::Status problems = model.status();
+  AddProblems(problems, section.status());
+  if (!problems.ok()) return problems;
+  return config;
+}
 
 // The arguments of a MixerFactory.
 struct MixerSpec {
@@ -87,11 +151,18 @@ struct MixerSpec {
 using MixerFactory = absl::StatusOr<std::unique_ptr<SequenceMixer>> (*)(const MixerSpec&);
 // Returns the state() of the mixer that the factory would make, without its weights.
 using StateFactory = absl::StatusOr<MixerState> (*)(const StateSpec&);
+// Returns a config with the defaults of docs/model-format.md.
+using ConfigFactory = std::shared_ptr<MixerConfig> (*)();
+template <class Config>
+std::shared_ptr<MixerConfig> NewConfig() {
+  return std::make_shared<LayerConfig<Config>>();
+}
 
 // One line of the registry.
 struct MixerEntry {
   std::string_view layer_type;
   std::string_view section;  // key of its object in config.json, empty if it has none
+  ConfigFactory config;
   MixerFactory make;
   StateFactory state;
 };

@@ -17,23 +17,29 @@
 namespace ovq {
 namespace {
 
+template <class T>
+constexpr MixerEntry Attention(std::string_view layer_type, std::string_view section) {
+  return {layer_type, section, NewConfig<typename T::Config>, MakeAttention<T>, AttentionState<T>};
+}
+template <class T>
+constexpr MixerEntry Recurrent(std::string_view layer_type, std::string_view section) {
+  return {layer_type, section, NewConfig<typename T::Config>, MakeRecurrent<T>, RecurrentState<T>};
+}
+
 constexpr std::array kRegistry = {
-    MixerEntry{"sliding_attention", "", MakeAttention<SlidingAttention>,
-               AttentionState<SlidingAttention>},
-    MixerEntry{"block_sliding_attention", "bswa", MakeAttention<BlockSlidingAttention>,
-               AttentionState<BlockSlidingAttention>},
-    MixerEntry{"full_attention", "", MakeAttention<FullAttention>, AttentionState<FullAttention>},
-    MixerEntry{"ovq_attention", "ovq", MakeAttention<OvqAttention>, AttentionState<OvqAttention>},
-    MixerEntry{"closest_pair_attention", "ovq", MakeAttention<ClosestPairAttention>,
-               AttentionState<ClosestPairAttention>},
-    MixerEntry{"kvm_attention", "kvm", MakeAttention<KvmAttention>, AttentionState<KvmAttention>},
-    MixerEntry{"vq_attention", "vq", MakeAttention<VqAttention>, AttentionState<VqAttention>},
-    MixerEntry{"gated_delta_net", "gdn", MakeRecurrent<GatedDeltaNet>,
-               RecurrentState<GatedDeltaNet>},
-    MixerEntry{"mamba2", "mamba2", MakeRecurrent<Mamba2>, RecurrentState<Mamba2>},
-    MixerEntry{"mesa_net", "mesa_net", MakeRecurrent<MesaNet>, RecurrentState<MesaNet>},
-    MixerEntry{"lattice", "lattice", MakeRecurrent<Lattice>, RecurrentState<Lattice>},
-    MixerEntry{"transformer_vq", "transformer_vq", MakeTransformerVq, TransformerVqState},
+    Attention<SlidingAttention>("sliding_attention", ""),
+    Attention<BlockSlidingAttention>("block_sliding_attention", "bswa"),
+    Attention<FullAttention>("full_attention", ""),
+    Attention<OvqAttention>("ovq_attention", "ovq"),
+    Attention<ClosestPairAttention>("closest_pair_attention", "ovq"),
+    Attention<KvmAttention>("kvm_attention", "kvm"),
+    Attention<VqAttention>("vq_attention", "vq"),
+    Recurrent<GatedDeltaNet>("gated_delta_net", "gdn"),
+    Recurrent<Mamba2>("mamba2", "mamba2"),
+    Recurrent<MesaNet>("mesa_net", "mesa_net"),
+    Recurrent<Lattice>("lattice", "lattice"),
+    MixerEntry{"transformer_vq", "transformer_vq", NewConfig<TransformerVqConfig>,
+               MakeTransformerVq, TransformerVqState},
 };
 
 }  // namespace
@@ -45,6 +51,14 @@ const MixerEntry* FindMixer(std::string_view layer_type) {
     if (entry.layer_type == layer_type) return &entry;
   }
   return nullptr;
+}
+
+void ReadFields(const Attrs& model, const Attrs& section, int64_t d_model, MixerConfig& config) {
+  AttrReader of_model(model, config.names), of_section(section, config.names);
+  config.section = section.path();
+  config.Read({of_model, of_section, d_model, Device::kCpu});
+  config.problems = of_model.status();
+  AddProblems(config.problems, of_section.status());
 }
 
 }  // namespace ovq

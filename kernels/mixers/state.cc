@@ -55,6 +55,12 @@ size_t LayerState::FieldOffset(const MixerState& state, int field, int64_t block
          state.block.offset(field % state.fields_per_head());
 }
 
+StatePlace LayerState::FixedPlace(const MixerState& state, int field) const {
+  const StateField& of = state.fixed.list()[field];
+  const size_t head = of.bytes() / static_cast<size_t>(of.shape[0]);
+  return {fixed_offset + state.fixed.offset(field), head, head / static_cast<size_t>(of.shape[1])};
+}
+
 std::vector<StateExtent> LayerState::BlockExtents(const MixerState& state, int part, int64_t first,
                                                   int64_t end) const {
   const size_t bytes = state.block.bytes() / static_cast<size_t>(state.growth.parts());

@@ -131,6 +131,23 @@ struct MixerState {
   std::string name = {};
 };
 
+// The place of one field of a layer's state relative to a session's base pointer, in bytes. The
+// index counts blocks, or elements in fields without blocks.
+struct StatePlace {
+  size_t offset = 0;
+  size_t head_stride = 0;
+  size_t index_stride = 0;
+
+  constexpr size_t ByteOffset(int head, int64_t index) const {
+    return offset + static_cast<size_t>(head) * head_stride +
+           static_cast<size_t>(index) * index_stride;
+  }
+  template <class T = std::byte>
+  constexpr T* At(std::byte* session, int head, int64_t index = 0) const {
+    return reinterpret_cast<T*>(session + ByteOffset(head, index));
+  }
+};
+
 // The place of one layer's state relative to a session's base pointer, in bytes.
 struct LayerState {
   size_t fixed_offset = 0;
@@ -148,26 +165,15 @@ struct LayerState {
     return blocks_offset + static_cast<size_t>(part) * head_stride;
   }
   size_t FieldOffset(const MixerState& state, int field, int64_t block) const;
+  // The place of a fixed field of shape [heads, indices, ...].
+  StatePlace FixedPlace(const MixerState& state, int field) const;
+  // The place of a block's field of head 0, which the other heads have as well.
+  StatePlace BlockPlace(const MixerState& state, int field) const {
+    return {FieldOffset(state, field, 0), head_stride, block_stride};
+  }
   // The extents of blocks [first, end) of a part (Growth::parts).
   std::vector<StateExtent> BlockExtents(const MixerState& state, int part, int64_t first,
                                         int64_t end) const;
-};
-
-// The place of one field of a layer's state relative to a session's base pointer, in bytes. The
-// index counts blocks, or elements in fields without blocks.
-struct StatePlace {
-  size_t offset = 0;
-  size_t head_stride = 0;
-  size_t index_stride = 0;
-
-  constexpr size_t ByteOffset(int head, int64_t index) const {
-    return offset + static_cast<size_t>(head) * head_stride +
-           static_cast<size_t>(index) * index_stride;
-  }
-  template <class T = std::byte>
-  constexpr T* At(std::byte* session, int head, int64_t index = 0) const {
-    return reinterpret_cast<T*>(session + ByteOffset(head, index));
-  }
 };
 
 }  // namespace ovq

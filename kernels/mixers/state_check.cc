@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -60,7 +60,7 @@ absl::Status CheckValues(const FieldPart& part, const ValidRange& range) {
       any ? "a finite number" : absl::StrCat(Text<T>(range.least), " to ", Text<T>(range.most))));
 }
 
-// Checks blocks of int8 slots, in which every byte is valid except those of the exponents.
+// Checks blocks of slots with scales, in which every byte is valid except those of the exponents.
 absl::Status CheckExponents(const FieldPart& part) {
   const Shape& shape = part.field.shape;
   const auto block = static_cast<size_t>(shape[shape.rank() - 2] * shape[shape.rank() - 1]);
@@ -82,21 +82,14 @@ absl::Status CheckField(const FieldPart& part, int64_t live) {
     range.least = 0;
     range.most = static_cast<double>(std::max<int64_t>(live - 1, 0));
   }
-  switch (field.dtype) {
-    case DType::kF32:
-      return CheckValues<float>(part, range);
-    case DType::kBF16:
-      return CheckValues<BF16>(part, range);
-    case DType::kI32:
-      return CheckValues<int32_t>(part, range);
-    case DType::kU32:
-      return CheckValues<uint32_t>(part, range);
-    case DType::kI8:
+  if (field.dtype == DType::kI32) return CheckValues<int32_t>(part, range);
+  if (field.dtype == DType::kU32) return CheckValues<uint32_t>(part, range);
+  return VisitSlots(field.dtype, [&]<class T>(Slots<T>) {
+    if constexpr (Slots<T>::kScaled)
       return CheckExponents(part);
-    case DType::kF16:
-      break;
-  }
-  return absl::InternalError(absl::StrCat(field.name, ": no state has this type"));
+    else
+      return CheckValues<T>(part, range);
+  });
 }
 
 }  // namespace

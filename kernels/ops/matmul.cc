@@ -67,8 +67,7 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTy
   linear.out_ = weights.out;
   linear.compute_ = compute;
   if (types.weights == WeightType::kAsComputed) {
-    linear.product_ =
-        Dispatch<ref::MakeProduct, cpu::MakeProduct, cuda::MakeProduct>(context, weights);
+    linear.product_ = Dispatch<cpu::MakeProduct, cuda::MakeProduct>(context, weights);
     return linear;
   }
   if (context.device() == Device::kCuda && compute != DType::kBF16) {
@@ -79,8 +78,7 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTy
                                                    kMaxInt8Inputs, " inputs of a product, got ",
                                                    weights.in));
   }
-  linear.product_ =
-      Dispatch<ref::MakeInt8Product, cpu::MakeInt8Product, cuda::MakeInt8Product>(context, weights);
+  linear.product_ = Dispatch<cpu::MakeInt8Product, cuda::MakeInt8Product>(context, weights);
   return linear;
 }
 

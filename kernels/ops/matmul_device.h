@@ -43,15 +43,6 @@ std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute);
 
 }  // namespace ovq
 
-namespace ovq::ref {
-
-// y[i][o] (+)= sum_k x[i][k] W[o][k], summed in float64 in the order of k.
-Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
-// WeightType::kInt8, in plain loops over int64.
-Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
-
-}  // namespace ovq::ref
-
 namespace ovq::cpu {
 
 // Plain SIMD: every element of y is one chain of float32 fused multiply-adds over the inputs in

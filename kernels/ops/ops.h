@@ -21,9 +21,9 @@ enum class WeightType : uint8_t {
   // With r(v) = max |v_i| / 127 and q(v) = v * (127 / max |v_i|) rounded to the nearest integers,
   // ties to even:
   //   y[i][o] = (sum_k q(x_i)_k q(w_o)_k) r(x_i) r(w_o)
-  // The sum is exact and the rest is float32 in this order, so ref and cpu give the same bits. A
-  // row of x with a number that is not finite gives NaN; one with all numbers below 2^-100 gives
-  // zeros. CUDA leaves x in bfloat16: y[i][o] = (sum_k x_ik q(w_o)_k) r(w_o).
+  // The sum is exact and the rest is float32 in this order, so the CPU and plain loops agree to the
+  // bit. A row of x with a number that is not finite gives NaN; one with all numbers below 2^-100
+  // gives zeros. CUDA leaves x in bfloat16: y[i][o] = (sum_k x_ik q(w_o)_k) r(w_o).
   kInt8,
 };
 // The most inputs of an int8 product: sums of more products of a byte and an int8 could overflow
@@ -137,8 +137,8 @@ class RopeTable {
 //   x[i], x[j] = x[i] cos a - x[j] sin a, x[j] cos a + x[i] sin a for the pairs (i, j) of the
 //                RopeSpec, at the angle a = positions[row] w
 //   x = the nearest bfloat16 value, kept in float32
-// The angle is reduced to one turn exactly (Phase; long double on ref) before sine and cosine are
-// computed in float64, so it is right at any int64 position.
+// The angle is reduced to one turn exactly (Phase) before sine and cosine are computed in float64,
+// so it is right at any int64 position.
 enum class HeadNorm : uint8_t { kNone, kUnit, kL2, kLayer, kRms };
 struct HeadPrep {
   HeadRows queries;

@@ -57,14 +57,14 @@ void CheckElementwise(const TensorView& x, const TensorView& y, const char* what
 void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows) {
   CheckNorm(x, weights, y, rows);
-  Dispatch<ref::RmsNorm, cpu::RmsNorm, cuda::RmsNorm>(context, x, weights, y, rows);
+  Dispatch<cpu::RmsNorm, cuda::RmsNorm>(context, x, weights, y, rows);
 }
 
 void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows) {
   CheckNorm(x, weights, y, rows);
   Check(weights.bias.data != nullptr, "LayerNorm: has a bias");
-  Dispatch<ref::LayerNorm, cpu::LayerNorm, cuda::LayerNorm>(context, x, weights, y, rows);
+  Dispatch<cpu::LayerNorm, cuda::LayerNorm>(context, x, weights, y, rows);
 }
 
 RopeTable::RopeTable(DeviceContext& context, const RopeSpec& spec) : spec_(spec) {
@@ -91,7 +91,7 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   Check((prep.norm != HeadNorm::kLayer && prep.norm != HeadNorm::kRms) ||
             (prep.query_norm && (prep.key_norm || prep.keys.n_heads == 0)),
         "PrepareHeads: a norm of this kind has weights");
-  Dispatch<ref::PrepareHeads, cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
+  Dispatch<cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
 void AddSinusoids(DeviceContext& context, const RopeTable& table,
@@ -100,54 +100,52 @@ void AddSinusoids(DeviceContext& context, const RopeTable& table,
   Check(IsMatrix(y, DType::kF32) &&
             y.shape == Shape{static_cast<int64_t>(positions.size()), table.spec().dims},
         "AddSinusoids: y is a float32 matrix of the table's width, with a row a position");
-  Dispatch<ref::AddSinusoids, cpu::AddSinusoids, cuda::AddSinusoids>(context, table, positions,
-                                                                     scale, y);
+  Dispatch<cpu::AddSinusoids, cuda::AddSinusoids>(context, table, positions, scale, y);
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   Check(IsMatrix(gate_up, DType::kF32), "SwiGlu: gate_up is a float32 matrix");
   Check(IsActivation(y) && gate_up.shape == Shape{y.shape[0], 2 * y.shape[1]},
         "SwiGlu: gate_up has two columns for each of y");
-  Dispatch<ref::SwiGlu, cpu::SwiGlu, cuda::SwiGlu>(context, gate_up, y);
+  Dispatch<cpu::SwiGlu, cuda::SwiGlu>(context, gate_up, y);
 }
 
 void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
   CheckElementwise(x, y, "SquaredRelu: y has the shape of x, which is float32");
-  Dispatch<ref::SquaredRelu, cpu::SquaredRelu, cuda::SquaredRelu>(context, x, y);
+  Dispatch<cpu::SquaredRelu, cuda::SquaredRelu>(context, x, y);
 }
 
 void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
   CheckElementwise(x, y, "AddScaled: x and y are float32 matrices of one shape");
   Check(y.dtype == DType::kF32, "AddScaled: y is float32");
-  Dispatch<ref::AddScaled, cpu::AddScaled, cuda::AddScaled>(context, x, a, y, b);
+  Dispatch<cpu::AddScaled, cuda::AddScaled>(context, x, a, y, b);
 }
 
 void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale) {
   Check(IsMatrix(x, DType::kF32), "AddBias: x is a float32 matrix");
   Check(bias.data == nullptr || IsVector(bias, x.shape[1]), "AddBias: one float32 bias a column");
-  Dispatch<ref::AddBias, cpu::AddBias, cuda::AddBias>(context, x, bias, scale);
+  Dispatch<cpu::AddBias, cuda::AddBias>(context, x, bias, scale);
 }
 
 void MixTowards(DeviceContext& context, const Mix& mix) {
   Check(mix.x_stride >= mix.width, "MixTowards: rows do not overlap");
   Check((mix.gate == nullptr) == (mix.bias == nullptr), "MixTowards: a gate has a bias");
-  Dispatch<ref::MixTowards, cpu::MixTowards, cuda::MixTowards>(context, mix);
+  Dispatch<cpu::MixTowards, cuda::MixTowards>(context, mix);
 }
 
 void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
   Check(IsActivation(x) && gate_stride >= x.shape[1], "GateBySigmoid: a gate for every element");
-  Dispatch<ref::GateBySigmoid, cpu::GateBySigmoid, cuda::GateBySigmoid>(context, x, gate,
-                                                                        gate_stride);
+  Dispatch<cpu::GateBySigmoid, cuda::GateBySigmoid>(context, x, gate, gate_stride);
 }
 
 void Copy(DeviceContext& context, TensorView x, TensorView y) {
   CheckElementwise(x, y, "Copy: y has the shape of x, which is float32");
-  Dispatch<ref::Copy, cpu::Copy, cuda::Copy>(context, x, y);
+  Dispatch<cpu::Copy, cuda::Copy>(context, x, y);
 }
 
 void SoftCap(DeviceContext& context, TensorView x, float cap) {
   Check(IsMatrix(x, DType::kF32) && cap > 0, "SoftCap: a float32 matrix, and a cap above 0");
-  Dispatch<ref::SoftCap, cpu::SoftCap, cuda::SoftCap>(context, x, cap);
+  Dispatch<cpu::SoftCap, cuda::SoftCap>(context, x, cap);
 }
 
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
@@ -155,12 +153,12 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
   Check(IsActivation(y), "Embed: y is a matrix of float32 or bfloat16");
   Check(y.shape == Shape{static_cast<int64_t>(ids.size()), table.shape[1]},
         "Embed: one row of the table's width an id");
-  Dispatch<ref::Embed, cpu::Embed, cuda::Embed>(context, table, ids, y);
+  Dispatch<cpu::Embed, cuda::Embed>(context, table, ids, y);
 }
 
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   Check(IsMatrix(x, DType::kF32) && x.shape[1] > 0, "LogSumExp: x is a float32 matrix");
-  Dispatch<ref::LogSumExp, cpu::LogSumExp, cuda::LogSumExp>(context, x, out);
+  Dispatch<cpu::LogSumExp, cuda::LogSumExp>(context, x, out);
 }
 
 }  // namespace ovq

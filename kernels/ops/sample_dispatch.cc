@@ -26,7 +26,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     best.best.resize(static_cast<size_t>(std::min<int64_t>(best.n, vocab)));
   }
   reading.log_sum_exp.resize(static_cast<size_t>(n_rows));
-  Dispatch<ref::ReadLogits, cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);
+  Dispatch<cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);
 }
 
 }  // namespace ovq

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/format.h"
 #include "model/chat_template/operators.h"
+#include "model/chat_template/print.h"
 
 namespace ovq::jinja {
 namespace {
@@ -73,7 +73,7 @@ Value Number(Heap& heap, std::string_view name, Value a, Value b) {
 
 // A text or list repeated `count` times.
 Value Repeated(Heap& heap, Value value, int64_t count) {
-  const auto n = static_cast<size_t>(std::max<int64_t>(count, 0));
+  const size_t n = std::max<int64_t>(count, 0);
   if (value.is_string()) {
     heap.SpendEach(n, value.text().size());
     std::string text;

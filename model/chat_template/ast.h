@@ -1,8 +1,11 @@
-// The syntax tree of a template. Nodes belong to the Template and refer to each other.
+// The syntax tree of a template, and its parser. Nodes belong to the Template and refer to each
+// other.
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -112,5 +115,8 @@ struct Template {
   std::deque<Str> strings;
   Block body;
 };
+
+// Parses valid UTF-8. Throws Error: kSyntax, or kType for statements that load other templates.
+std::unique_ptr<const Template> Parse(std::string_view source);
 
 }  // namespace ovq::jinja

@@ -1,7 +1,8 @@
-#include "model/chat_template/attributes.h"
+// Attribute and Item of operators.h.
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/methods.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
@@ -12,6 +13,40 @@ namespace {
 // The object's name in Jinja's error messages.
 std::string ObjectName(Value value) {
   return value.is_none() ? "None" : absl::StrCat(TypeName(value), " object");
+}
+
+constexpr std::string_view kDictChanges[] = {"clear", "pop", "popitem", "setdefault", "update"};
+constexpr std::string_view kListChanges[] = {"append", "clear", "pop",    "reverse",
+                                             "insert", "sort",  "extend", "remove"};
+
+// Whether the sandbox forbids an attribute that the value has: those that change the value, and
+// Python's internal ones.
+bool IsUnsafeAttribute(Kind kind, std::string_view name) {
+  return (name.size() > 4 && name.starts_with("__") && name.ends_with("__")) ||
+         (kind == Kind::kDict && std::ranges::count(kDictChanges, name) > 0) ||
+         (kind == Kind::kList && std::ranges::count(kListChanges, name) > 0);
+}
+
+// loop.index etc.; kMissing if there is none of that name.
+Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
+  const int64_t at = loop.at;
+  const int64_t length = loop.items.size();
+  if (name == "index") return Value::Int(at + 1);
+  if (name == "index0") return Value::Int(at);
+  if (name == "revindex") return Value::Int(length - at);
+  if (name == "revindex0") return Value::Int(length - at - 1);
+  if (name == "first") return Value::Bool(at == 0);
+  if (name == "last") return Value::Bool(at + 1 == length);
+  if (name == "length") return Value::Int(length);
+  if (name == "depth") return Value::Int(loop.depth);
+  if (name == "depth0") return Value::Int(loop.depth - 1);
+  if (name == "previtem") {
+    return at > 0 ? loop.items[loop.at - 1] : heap.MakeUndefined("there is no previous item");
+  }
+  if (name == "nextitem") {
+    return at + 1 < length ? loop.items[loop.at + 1] : heap.MakeUndefined("there is no next item");
+  }
+  return Value();
 }
 
 }  // namespace
@@ -46,9 +81,7 @@ Value Item(Heap& heap, Value value, Value index) {
     const Value* found = value.dict().Find(KeyText(heap, index));
     if (found != nullptr) return *found;
   }
-  const bool has_places = value.is_string() || value.kind() == Kind::kList ||
-                          value.kind() == Kind::kTuple || value.kind() == Kind::kRange;
-  if (has_places && index.is_integer()) {
+  if (value.has_places() && index.is_integer()) {
     const int64_t length = Length(heap, value);
     const int64_t at = index.integer() + (index.integer() < 0 ? length : 0);
     if (at >= 0 && at < length) {

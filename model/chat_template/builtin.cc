@@ -1,6 +1,6 @@
 #include "model/chat_template/builtin.h"
 
-#include <optional>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
@@ -8,16 +8,14 @@
 namespace ovq::jinja {
 namespace {
 
-// Removes and returns the argument `name` of `named`.
-std::optional<Value> ConsumeNamed(std::vector<std::pair<std::string_view, Value>>& named,
-                                  std::string_view name) {
-  for (auto it = named.begin(); it != named.end(); ++it) {
-    if (it->first != name) continue;
-    const Value value = it->second;
-    named.erase(it);
-    return value;
+Value CallNamed(Context& context, const char* kind, std::string_view name, const Builtin* found,
+                Args args) {
+  if (found == nullptr) {
+    context.heap.Fail(ErrorKind::kSyntax,
+                      absl::StrCat("there is no ", kind, " named ", Quoted(name)));
   }
-  return std::nullopt;
+  const Level level(context.heap);
+  return found->call(context, Bind(context.heap, *found, std::move(args)));
 }
 
 }  // namespace
@@ -31,6 +29,14 @@ int64_t Args::IntegerOr(Heap& heap, size_t i, int64_t otherwise) const {
         absl::StrCat("'", TypeName(value), "' object cannot be interpreted as an integer"));
   }
   return value.integer();
+}
+
+Value Args::ConsumeNamed(std::string_view name) {
+  const auto found = std::ranges::find(named, name, [](const auto& arg) { return arg.first; });
+  if (found == named.end()) return Value();
+  const Value value = found->second;
+  named.erase(found);
+  return value;
 }
 
 Args Bind(Heap& heap, const Builtin& builtin, Args args) {
@@ -47,16 +53,15 @@ Args Bind(Heap& heap, const Builtin& builtin, Args args) {
     }
     const bool optional = param.ends_with('?');
     if (optional) param.remove_suffix(1);
-    const std::optional<Value> named = ConsumeNamed(args.named, param);
-    if (n_params < args.at.size()) {
-      if (named.has_value()) {
-        heap.TypeError(
-            absl::StrCat(name, "() got multiple values for argument '", std::string(param), "'"));
+    const Value named = args.ConsumeNamed(param);
+    if (n_params >= args.at.size()) {
+      if (!named.given() && !optional) {
+        heap.TypeError(absl::StrCat(name, "() misses its argument '", std::string(param), "'"));
       }
-    } else if (named.has_value() || optional) {
-      args.at.push_back(named.value_or(Value()));
-    } else {
-      heap.TypeError(absl::StrCat(name, "() misses its argument '", std::string(param), "'"));
+      args.at.push_back(named);
+    } else if (named.given()) {
+      heap.TypeError(
+          absl::StrCat(name, "() got multiple values for argument '", std::string(param), "'"));
     }
     ++n_params;
   }
@@ -69,6 +74,14 @@ Args Bind(Heap& heap, const Builtin& builtin, Args args) {
         absl::StrCat(name, "() got an unexpected argument ", Quoted(args.named.front().first)));
   }
   return args;
+}
+
+Value CallFilter(Context& context, std::string_view name, Args args) {
+  return CallNamed(context, "filter", name, FindFilter(name), std::move(args));
+}
+
+bool CallTest(Context& context, std::string_view name, Args args) {
+  return Truth(CallNamed(context, "test", name, FindTest(name), std::move(args)));
 }
 
 }  // namespace ovq::jinja

@@ -1,5 +1,5 @@
 // Builtin: a builtin function, method, filter or test, with the binding of arguments to its
-// parameters.
+// parameters; and the tables of all of them.
 #pragma once
 
 #include <ctime>
@@ -25,6 +25,8 @@ struct Args {
   Value operator[](size_t i) const { return i < at.size() ? at[i] : Value(); }
   // Integer parameter i, or `otherwise` if it was not given.
   int64_t IntegerOr(Heap& heap, size_t i, int64_t otherwise) const;
+  // Removes and returns a named argument; kMissing if it was not given.
+  Value ConsumeNamed(std::string_view name);
   bool TruthOr(size_t i, bool otherwise) const {
     return (*this)[i].given() ? Truth(at[i]) : otherwise;
   }
@@ -42,7 +44,14 @@ struct Builtin {
 // Binds arguments to the parameters of `builtin`. kType if they do not fit.
 Args Bind(Heap& heap, const Builtin& builtin, Args args);
 
-// The entry of that name; null if there is none.
+// The functions below find the entry of a name; null if there is none.
+const Builtin* FindGlobal(std::string_view name);
+// A method of str, list, tuple, dict or loop.
+const Builtin* FindMethod(Kind kind, std::string_view name);
+const Builtin* FindStrMethod(std::string_view name);
+const Builtin* FindFilter(std::string_view name);  // value | filter
+const Builtin* FindListFilter(std::string_view name);
+const Builtin* FindTest(std::string_view name);  // value is test
 template <class Table>
 const Builtin* FindIn(const Table& table, std::string_view name) {
   for (const Builtin& builtin : table) {
@@ -50,5 +59,9 @@ const Builtin* FindIn(const Table& table, std::string_view name) {
   }
   return nullptr;
 }
+
+// Calls the filter or the test of that name. kSyntax if there is none.
+Value CallFilter(Context& context, std::string_view name, Args args);
+bool CallTest(Context& context, std::string_view name, Args args);
 
 }  // namespace ovq::jinja

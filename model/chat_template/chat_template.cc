@@ -6,7 +6,6 @@
 #include "base/text.h"
 #include "model/chat_template/evaluator.h"
 #include "model/chat_template/heap.h"
-#include "model/chat_template/parser.h"
 
 namespace ovq {
 namespace {

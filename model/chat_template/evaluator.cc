@@ -3,12 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/attributes.h"
-#include "model/chat_template/filters.h"
-#include "model/chat_template/globals.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
-#include "model/chat_template/tests.h"
 
 namespace ovq::jinja {
 

@@ -1,12 +1,12 @@
 #include "model/chat_template/expr_parser.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "model/chat_template/filters.h"
-#include "model/chat_template/tests.h"
+#include "model/chat_template/builtin.h"
 
 namespace ovq::jinja {
 namespace {
@@ -42,27 +42,50 @@ const Expr* ExprParser::Literal(Value value) {
   return literal;
 }
 
-const Expr* ExprParser::Conditional() {
+const Expr* ExprParser::Expression() {
   const Nesting nesting(*this);
-  const Expr* node = Or();
+  const Expr* node = Operation(Precedence::kOr);
   while (tokens_.SkipName("if")) {
-    const Expr* test = Or();
-    const Expr* other = tokens_.SkipName("else") ? Conditional() : nullptr;
+    const Expr* test = Operation(Precedence::kOr);
+    const Expr* other = tokens_.SkipName("else") ? Expression() : nullptr;
     node = Make(ExprKind::kConditional, {test, node, other});
   }
   return node;
 }
 
-const Expr* ExprParser::Or() {
-  const Expr* node = And();
-  while (tokens_.SkipName("or")) node = Make(ExprKind::kOr, {node, And()});
-  return node;
-}
-
-const Expr* ExprParser::And() {
-  const Expr* node = Not();
-  while (tokens_.SkipName("and")) node = Make(ExprKind::kAnd, {node, Not()});
-  return node;
+const Expr* ExprParser::Operation(Precedence loosest) {
+  const auto from_the_left = [&](ExprKind kind, std::initializer_list<std::string_view> operators) {
+    const auto tighter = static_cast<Precedence>(static_cast<int>(loosest) + 1);
+    const Expr* node = Operation(tighter);
+    while (std::ranges::any_of(operators, [this](std::string_view name) {
+      return tokens_.IsOperator(name) || tokens_.IsName(name);
+    })) {
+      const std::string name = tokens_.Next().text;
+      node = Make(kind, {node, Operation(tighter)}, name);
+    }
+    return node;
+  };
+  switch (loosest) {
+    case Precedence::kOr:
+      return from_the_left(ExprKind::kOr, {"or"});
+    case Precedence::kAnd:
+      return from_the_left(ExprKind::kAnd, {"and"});
+    case Precedence::kNot:
+      return Not();
+    case Precedence::kCompare:
+      return Compare();
+    case Precedence::kSum:
+      return from_the_left(ExprKind::kBinary, {"+", "-"});
+    case Precedence::kConcat:
+      return Concat();
+    case Precedence::kProduct:
+      return from_the_left(ExprKind::kBinary, {"*", "/", "//", "%"});
+    case Precedence::kPower:  // from the left in Jinja, unlike in Python
+      return from_the_left(ExprKind::kBinary, {"**"});
+    case Precedence::kUnary:
+      break;
+  }
+  return Unary();
 }
 
 const Expr* ExprParser::Not() {
@@ -73,7 +96,7 @@ const Expr* ExprParser::Not() {
 
 const Expr* ExprParser::Compare() {
   Expr* chain = nullptr;
-  const Expr* node = Sum();
+  const Expr* node = Operation(Precedence::kSum);
   while (true) {
     std::string_view name = tokens_.current().text;
     if (tokens_.IsName("not") && tokens_.lookahead().type == TokenType::kName &&
@@ -86,40 +109,16 @@ const Expr* ExprParser::Compare() {
     tokens_.Next();
     if (chain == nullptr) chain = Make(ExprKind::kCompare, {node});
     chain->names.emplace_back(name);
-    chain->parts.push_back(Sum());
+    chain->parts.push_back(Operation(Precedence::kSum));
   }
-}
-
-const Expr* ExprParser::Sum() {
-  const Expr* node = Concat();
-  while (tokens_.IsOperator("+") || tokens_.IsOperator("-")) {
-    const std::string name = tokens_.Next().text;
-    node = Make(ExprKind::kBinary, {node, Concat()}, name);
-  }
-  return node;
 }
 
 const Expr* ExprParser::Concat() {
-  std::vector<const Expr*> parts = {Product()};
-  while (tokens_.SkipOperator("~")) parts.push_back(Product());
+  std::vector<const Expr*> parts;
+  do {
+    parts.push_back(Operation(Precedence::kProduct));
+  } while (tokens_.SkipOperator("~"));
   return parts.size() == 1 ? parts[0] : Make(ExprKind::kConcat, std::move(parts));
-}
-
-const Expr* ExprParser::Product() {
-  const Expr* node = Power();
-  while (tokens_.IsOperator("*") || tokens_.IsOperator("/") || tokens_.IsOperator("//") ||
-         tokens_.IsOperator("%")) {
-    const std::string name = tokens_.Next().text;
-    node = Make(ExprKind::kBinary, {node, Power()}, name);
-  }
-  return node;
-}
-
-// ** is left-associative in Jinja, unlike in Python.
-const Expr* ExprParser::Power() {
-  const Expr* node = Unary();
-  while (tokens_.SkipOperator("**")) node = Make(ExprKind::kBinary, {node, Unary()}, "**");
-  return node;
 }
 
 const Expr* ExprParser::Unary(bool with_filter) {
@@ -136,22 +135,40 @@ const Expr* ExprParser::Unary(bool with_filter) {
 }
 
 const Expr* ExprParser::Primary() {
-  const Token& token = tokens_.current();
-  switch (token.type) {
+  std::vector<const Expr*> parts;
+  const auto add_part = [&] { parts.push_back(Expression()); };
+  switch (tokens_.current().type) {
     case TokenType::kName:
       return Name();
-    case TokenType::kString:
-      return String();
+    case TokenType::kString: {
+      Str& string = template_.strings.emplace_back();
+      while (tokens_.Is(TokenType::kString)) string.text += tokens_.Next().text;
+      return Literal(Value::FromPointer(Kind::kString, &string));
+    }
     case TokenType::kInteger:
       return Literal(Value::Int(tokens_.Next().integer));
     case TokenType::kFloat:
       return Literal(Value::Float(tokens_.Next().real));
     default:
-      if (tokens_.SkipOperator("(")) return Parenthesized();
-      if (tokens_.SkipOperator("[")) return ListLiteral();
-      if (tokens_.SkipOperator("{")) return DictLiteral();
-      tokens_.Unexpected("an expression");
+      break;
   }
+  if (tokens_.SkipOperator("(")) {
+    if (tokens_.SkipOperator(")")) return Make(ExprKind::kTuple);
+    const Expr* node = Tuple(/*with_conditional=*/true);
+    tokens_.ExpectOperator(")");
+    return node;
+  }
+  if (tokens_.SkipOperator("[")) {
+    CommaSeparated("]", add_part);
+    return Make(ExprKind::kList, std::move(parts));
+  }
+  if (!tokens_.SkipOperator("{")) tokens_.Unexpected("an expression");
+  CommaSeparated("}", [&] {
+    add_part();
+    tokens_.ExpectOperator(":");
+    add_part();
+  });
+  return Make(ExprKind::kDict, std::move(parts));
 }
 
 const Expr* ExprParser::Name() {
@@ -167,55 +184,16 @@ const Expr* ExprParser::Name() {
   return Make(ExprKind::kName, {}, name);
 }
 
-const Expr* ExprParser::String() {
-  Str& string = template_.strings.emplace_back();
-  while (tokens_.Is(TokenType::kString)) string.text += tokens_.Next().text;
-  return Literal(Value::FromPointer(Kind::kString, &string));
-}
-
-const Expr* ExprParser::Parenthesized() {
-  if (tokens_.SkipOperator(")")) return Make(ExprKind::kTuple);
-  const Expr* node = Tuple(/*with_conditional=*/true);
-  tokens_.ExpectOperator(")");
-  return node;
-}
-
-const Expr* ExprParser::ListLiteral() {
-  std::vector<const Expr*> items;
-  while (!tokens_.IsOperator("]")) {
-    if (!items.empty()) tokens_.ExpectOperator(",");
-    if (tokens_.IsOperator("]")) break;
-    items.push_back(Expression());
-  }
-  tokens_.ExpectOperator("]");
-  return Make(ExprKind::kList, std::move(items));
-}
-
-const Expr* ExprParser::DictLiteral() {
-  std::vector<const Expr*> entries;
-  while (!tokens_.IsOperator("}")) {
-    if (!entries.empty()) tokens_.ExpectOperator(",");
-    if (tokens_.IsOperator("}")) break;
-    entries.push_back(Expression());
-    tokens_.ExpectOperator(":");
-    entries.push_back(Expression());
-  }
-  tokens_.ExpectOperator("}");
-  return Make(ExprKind::kDict, std::move(entries));
-}
-
 bool ExprParser::TupleEnds(std::string_view end) const {
   return tokens_.Is(TokenType::kPrintEnd) || tokens_.Is(TokenType::kBlockEnd) ||
          tokens_.IsOperator(")") || (!end.empty() && tokens_.IsName(end));
 }
 
 const Expr* ExprParser::Tuple(bool with_conditional, std::string_view end) {
-  const Expr* first = with_conditional ? Conditional() : Or();
-  if (!tokens_.IsOperator(",")) return first;
-  std::vector<const Expr*> items = {first};
-  while (tokens_.SkipOperator(",") && !TupleEnds(end)) {
-    items.push_back(with_conditional ? Conditional() : Or());
-  }
+  const auto item = [&] { return with_conditional ? Expression() : Operation(Precedence::kOr); };
+  std::vector<const Expr*> items = {item()};
+  if (!tokens_.IsOperator(",")) return items[0];
+  while (tokens_.SkipOperator(",") && !TupleEnds(end)) items.push_back(item());
   return Make(ExprKind::kTuple, std::move(items));
 }
 
@@ -261,30 +239,24 @@ const Expr* ExprParser::Call(const Expr* callee) {
 Arguments ExprParser::CallArguments() {
   Arguments arguments;
   tokens_.ExpectOperator("(");
-  bool is_first = true;
-  while (!tokens_.IsOperator(")")) {
-    if (!is_first) tokens_.ExpectOperator(",");
-    is_first = false;
-    if (tokens_.IsOperator(")")) break;
-    const bool no_named = arguments.named.empty() && arguments.named_spread == nullptr;
-    if (tokens_.IsOperator("*") && arguments.spread == nullptr && !arguments.named_spread) {
-      tokens_.Next();
+  CommaSeparated(")", [&] {
+    const bool may_spread = arguments.named_spread == nullptr;
+    if (may_spread && arguments.spread == nullptr && tokens_.SkipOperator("*")) {
       arguments.spread = Expression();
-    } else if (tokens_.IsOperator("**") && arguments.named_spread == nullptr) {
-      tokens_.Next();
+    } else if (may_spread && tokens_.SkipOperator("**")) {
       arguments.named_spread = Expression();
-    } else if (tokens_.Is(TokenType::kName) && tokens_.lookahead().type == TokenType::kOperator &&
-               tokens_.lookahead().text == "=" && arguments.named_spread == nullptr) {
+    } else if (may_spread && tokens_.Is(TokenType::kName) &&
+               tokens_.lookahead().type == TokenType::kOperator &&
+               tokens_.lookahead().text == "=") {
       std::string name = tokens_.Next().text;
       tokens_.Next();
       arguments.named.emplace_back(std::move(name), Expression());
-    } else if (no_named && arguments.spread == nullptr) {
+    } else if (may_spread && arguments.named.empty() && arguments.spread == nullptr) {
       arguments.positional.push_back(Expression());
     } else {
       tokens_.Fail("arguments of a call out of order");
     }
-  }
-  tokens_.ExpectOperator(")");
+  });
   return arguments;
 }
 
@@ -310,13 +282,18 @@ const Expr* ExprParser::Filters(const Expr* input, bool expects_pipe) {
   return input;
 }
 
+void ExprParser::SetBuiltin(Expr& call, const char* kind,
+                            const Builtin* (*find)(std::string_view)) {
+  call.name = tokens_.Expect(TokenType::kName, absl::StrCat("the name of a ", kind)).text;
+  call.builtin = find(call.name);
+  if (call.builtin == nullptr && open_ifs_ == 0) {
+    tokens_.Fail(absl::StrCat("there is no ", kind, " named ", Quoted(call.name)));
+  }
+}
+
 const Expr* ExprParser::Filter(const Expr* input) {
   Expr* filter = Make(ExprKind::kFilter, {input});
-  filter->name = tokens_.Expect(TokenType::kName, "the name of a filter").text;
-  filter->builtin = FindFilter(filter->name);
-  if (filter->builtin == nullptr && open_ifs_ == 0) {
-    tokens_.Fail(absl::StrCat("there is no filter named ", Quoted(filter->name)));
-  }
+  SetBuiltin(*filter, "filter", FindFilter);
   if (tokens_.IsOperator("(")) filter->arguments = CallArguments();
   return filter;
 }
@@ -324,11 +301,7 @@ const Expr* ExprParser::Filter(const Expr* input) {
 const Expr* ExprParser::Test(const Expr* input) {
   const bool negated = tokens_.SkipName("not");
   Expr* test = Make(ExprKind::kTest, {input});
-  test->name = tokens_.Expect(TokenType::kName, "the name of a test").text;
-  test->builtin = FindTest(test->name);
-  if (test->builtin == nullptr && open_ifs_ == 0) {
-    tokens_.Fail(absl::StrCat("there is no test named ", Quoted(test->name)));
-  }
+  SetBuiltin(*test, "test", FindTest);
   const TokenType type = tokens_.current().type;
   const bool is_word = tokens_.IsName("else") || tokens_.IsName("or") || tokens_.IsName("and");
   if (tokens_.IsOperator("(")) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/chat_template/ast.h"
-#include "model/chat_template/token_reader.h"
+#include "model/chat_template/lexer.h"
 
 namespace ovq::jinja {
 
@@ -16,8 +16,7 @@ class ExprParser {
       : tokens_(std::move(tokens)), template_(parsed) {}
 
  protected:
-  const Expr* Expression() { return Conditional(); }
-  const Expr* Or();
+  const Expr* Expression();
   // Parses one expression, or a tuple without parentheses, up to the end of the tag or the name
   // `end`.
   const Expr* Tuple(bool with_conditional, std::string_view end = "");
@@ -36,30 +35,37 @@ class ExprParser {
  private:
   friend class Nesting;
 
+  // Operators by precedence, the loosest first.
+  enum class Precedence { kOr, kAnd, kNot, kCompare, kSum, kConcat, kProduct, kPower, kUnary };
+
   Expr* Make(ExprKind kind, std::vector<const Expr*> parts = {}, std::string name = "");
   const Expr* Literal(Value value);
-  const Expr* Conditional();
-  const Expr* And();
+  // Parses an expression of operators that bind at least as tightly as `loosest`.
+  const Expr* Operation(Precedence loosest);
   const Expr* Not();
   const Expr* Compare();
-  const Expr* Sum();
   const Expr* Concat();
-  const Expr* Product();
-  const Expr* Power();
   const Expr* Unary(bool with_filter = true);
   const Expr* Primary();
   const Expr* Name();
-  const Expr* String();
-  const Expr* Parenthesized();
-  const Expr* ListLiteral();
-  const Expr* DictLiteral();
   const Expr* Postfix(const Expr* node);
   const Expr* FilterOrTest(const Expr* node);
   const Expr* Filter(const Expr* input);
   const Expr* Test(const Expr* input);
+  // Looks up the filter or test that `call` names.
+  void SetBuiltin(Expr& call, const char* kind, const Builtin* (*find)(std::string_view));
   const Expr* Subscript(const Expr* node);
   const Expr* Call(const Expr* callee);
   Arguments CallArguments();
+  // Parses items, commas between them and perhaps one behind, and the operator `close`.
+  template <class ParseItem>
+  void CommaSeparated(std::string_view close, ParseItem parse_item) {
+    for (bool first = true; !tokens_.IsOperator(close); first = false) {
+      if (!first) tokens_.ExpectOperator(",");
+      if (!tokens_.IsOperator(close)) parse_item();
+    }
+    tokens_.ExpectOperator(close);
+  }
   bool TupleEnds(std::string_view end) const;
   Target OneTarget(bool with_attribute);
 

@@ -1,6 +1,4 @@
 // Filters of values and texts.
-#include "model/chat_template/filters.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -9,8 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "model/chat_template/format.h"
-#include "model/chat_template/methods.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
@@ -32,7 +29,7 @@ Value ToJsonFilter(Context& e, const Args& args) {
     style.indent = args[2].text();
   } else if (args[2].given() && !args[2].is_none()) {
     const int64_t n = std::max<int64_t>(args.IntegerOr(e.heap, 2, 0), 0);
-    e.heap.SpendEach(static_cast<size_t>(n), 1);
+    e.heap.SpendEach(n, 1);
     style.indent = std::string(static_cast<size_t>(n), ' ');
   }
   if (style.indent.has_value()) style.item_separator = ",";
@@ -50,16 +47,15 @@ Value ToJsonFilter(Context& e, const Args& args) {
 Value LengthFilter(Context& e, const Args& args) { return Value::Int(Length(e.heap, args[0])); }
 
 // Calls a method of str on the value as text.
-Value Method(Context& e, std::string_view name, Args args) {
-  args.at[0] = SoftText(e.heap, args.at[0]);
-  const Builtin& method = *FindStrMethod(name);
-  return method.call(e, Bind(e.heap, method, std::move(args)));
+template <const char* kName>
+Value Method(Context& e, const Args& args) {
+  Args of_text = args;
+  of_text.at[0] = SoftText(e.heap, args[0]);
+  const Builtin& method = *FindStrMethod(kName);
+  return method.call(e, Bind(e.heap, method, std::move(of_text)));
 }
-
-Value Trim(Context& e, const Args& args) { return Method(e, "strip", args); }
-Value UpperFilter(Context& e, const Args& args) { return Method(e, "upper", args); }
-Value LowerFilter(Context& e, const Args& args) { return Method(e, "lower", args); }
-Value CapitalizeFilter(Context& e, const Args& args) { return Method(e, "capitalize", args); }
+constexpr char kStrip[] = "strip", kUpper[] = "upper", kLower[] = "lower",
+               kCapitalize[] = "capitalize";
 
 // Unlike in str.title, a word begins only after blanks, - ( { [ or <.
 Value TitleFilter(Context& e, const Args& args) {
@@ -214,8 +210,8 @@ Value Indent(Context& e, const Args& args) {
     indent = args[1].text();
   } else {
     const int64_t width = std::max<int64_t>(args.IntegerOr(e.heap, 1, 4), 0);
-    e.heap.SpendEach(static_cast<size_t>(width), 1);
-    indent.assign(static_cast<size_t>(width), ' ');
+    e.heap.SpendEach(width, 1);
+    indent.assign(width, ' ');
   }
   const bool first = args.TruthOr(2, false), blank = args.TruthOr(3, false);
   e.heap.Spend(2 * value.text().size());
@@ -237,7 +233,7 @@ Value Truncate(Context& e, const Args& args) {
   const bool kill_words = args.TruthOr(2, false);
   const std::string end = args[3].given() ? ToText(e.heap, args[3]) : "...";
   const int64_t leeway = args[4].is_none() ? 5 : args.IntegerOr(e.heap, 4, 5);
-  const auto n_end = static_cast<int64_t>(CountChars(end));
+  const int64_t n_end = CountChars(end);
   if (length < n_end || leeway < 0) e.heap.Fail(ErrorKind::kType, "AssertionError: truncate()");
   const int64_t size = Length(e.heap, value);
   if (size <= length || size - length <= leeway) return value;
@@ -266,10 +262,10 @@ constexpr Builtin kValueFilters[] = {
     {"tojson", "value ensure_ascii? indent? separators? sort_keys?", ToJsonFilter},
     {"length", "value", LengthFilter},
     {"count", "value", LengthFilter},
-    {"trim", "value chars?", Trim},
-    {"upper", "value", UpperFilter},
-    {"lower", "value", LowerFilter},
-    {"capitalize", "value", CapitalizeFilter},
+    {"trim", "value chars?", Method<kStrip>},
+    {"upper", "value", Method<kUpper>},
+    {"lower", "value", Method<kLower>},
+    {"capitalize", "value", Method<kCapitalize>},
     {"title", "value", TitleFilter},
     {"replace", "value old new count?", ReplaceFilter},
     {"default", "value default_value? boolean?", Default},
@@ -290,20 +286,9 @@ constexpr Builtin kValueFilters[] = {
 
 }  // namespace
 
-const Builtin* FindValueFilter(std::string_view name) { return FindIn(kValueFilters, name); }
-
 const Builtin* FindFilter(std::string_view name) {
-  const Builtin* filter = FindValueFilter(name);
+  const Builtin* filter = FindIn(kValueFilters, name);
   return filter != nullptr ? filter : FindListFilter(name);
-}
-
-Value CallFilter(Context& context, std::string_view name, Args args) {
-  const Builtin* filter = FindFilter(name);
-  if (filter == nullptr) {
-    context.heap.Fail(ErrorKind::kSyntax, absl::StrCat("there is no filter named ", Quoted(name)));
-  }
-  const Level level(context.heap);
-  return filter->call(context, Bind(context.heap, *filter, std::move(args)));
 }
 
 }  // namespace ovq::jinja

@@ -1,15 +1,17 @@
-#include "model/chat_template/format.h"
-
+// FormatPercent and FormatBraces of print.h: Python's two kinds of string formatting.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "model/chat_template/attributes.h"
+#include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
 #include "model/tokenizers/chars.h"
@@ -47,16 +49,21 @@ class Formatter {
     return number;
   }
 
+  // Consumes the first character if it is one of `chars`; '\0' if it is not.
+  static char ConsumeAny(std::string_view chars, std::string_view& text) {
+    if (text.empty() || chars.find(text[0]) == chars.npos) return '\0';
+    const char found = text[0];
+    text.remove_prefix(1);
+    return found;
+  }
+
   std::string Number(const Spec& spec, Value value) {
     if (!value.is_number()) {
       heap_.TypeError(absl::StrCat("a number is required, not ", TypeName(value)));
     }
     const bool negative = value.number() < 0 || std::signbit(value.number());
     std::string digits;
-    const bool is_integer = spec.type == 'd' || spec.type == 'i' || spec.type == 'x' ||
-                            spec.type == 'X' || spec.type == 'o' || spec.type == 'b' ||
-                            spec.type == 'u';
-    if (is_integer) {
+    if (std::string_view("dixXobu").find(spec.type) != std::string_view::npos) {
       if (!value.is_integer() && std::abs(value.number()) >= 0x1p63) Fail("a number is too large");
       const int64_t whole =
           value.is_integer() ? value.integer() : static_cast<int64_t>(value.number());
@@ -79,7 +86,7 @@ class Formatter {
  private:
   std::string Float(const Spec& spec, double number) {
     if (spec.type == '\0' && spec.precision < 0) return FloatText(number);
-    const auto precision = static_cast<int>(spec.precision < 0 ? 6 : spec.precision);
+    const int precision = spec.precision < 0 ? 6 : spec.precision;
     // The longest double has 309 digits before the point.
     const size_t size = static_cast<size_t>(precision) + 320;
     heap_.Spend(size);
@@ -92,31 +99,20 @@ class Formatter {
     }
     std::string digits(size, '\0');
     const int n = std::snprintf(digits.data(), size, format.c_str(), precision, number);
-    digits.resize(static_cast<size_t>(n));
+    digits.resize(n);
     return digits;
   }
 
   static std::string Integer(const Spec& spec, uint64_t value) {
-    std::string digits;
-    switch (spec.type) {
-      case 'x':
-        digits = absl::StrFormat("%x", value);
-        break;
-      case 'X':
-        digits = absl::StrFormat("%X", value);
-        break;
-      case 'o':
-        digits = absl::StrFormat("%o", value);
-        break;
-      case 'b':
-        do {
-          digits.insert(digits.begin(), static_cast<char>('0' + (value & 1)));
-        } while ((value >>= 1) != 0);
-        break;
-      default:
-        return absl::StrCat(value);
-    }
-    return spec.alternate ? absl::StrCat("0", std::string(1, spec.type), digits) : digits;
+    const int base = spec.type == 'b'                       ? 2
+                     : spec.type == 'o'                     ? 8
+                     : spec.type == 'x' || spec.type == 'X' ? 16
+                                                            : 10;
+    char buffer[64];
+    std::string digits(buffer, std::to_chars(buffer, std::end(buffer), value, base).ptr);
+    if (spec.type == 'X') absl::AsciiStrToUpper(&digits);
+    const bool has_prefix = spec.alternate && base != 10;
+    return has_prefix ? absl::StrCat("0", std::string(1, spec.type), digits) : digits;
   }
 
   static void AddCommas(std::string& digits) {
@@ -129,9 +125,9 @@ class Formatter {
 
   std::string Padded(const Spec& spec, const std::string& sign, const std::string& body,
                      char default_align) {
-    const auto size = static_cast<int64_t>(CountChars(body) + sign.size());
+    const int64_t size = CountChars(body) + sign.size();
     const int64_t n = std::max<int64_t>(spec.width - size, 0);
-    heap_.SpendEach(static_cast<size_t>(n), spec.fill.size());
+    heap_.SpendEach(n, spec.fill.size());
     const auto fill = [&](int64_t count) {
       std::string text;
       for (int64_t i = 0; i < count; ++i) text += spec.fill;
@@ -186,18 +182,14 @@ class Percent : Formatter {
     }
     Spec spec;
     bool zeros = false;
-    for (; !rest.empty() && std::string_view("-+ #0").find(rest[0]) != std::string_view::npos;
-         rest.remove_prefix(1)) {
-      if (rest[0] == '-') spec.align = '<';
-      if (rest[0] == '+' || (rest[0] == ' ' && spec.sign != '+')) spec.sign = rest[0];
-      spec.alternate |= rest[0] == '#';
-      zeros |= rest[0] == '0';
+    while (const char flag = ConsumeAny("-+ #0", rest)) {
+      if (flag == '-') spec.align = '<';
+      if (flag == '+' || (flag == ' ' && spec.sign != '+')) spec.sign = flag;
+      spec.alternate |= flag == '#';
+      zeros |= flag == '0';
     }
     spec.width = ConsumeNumber(rest);
-    if (rest.starts_with('.')) {
-      rest.remove_prefix(1);
-      spec.precision = std::max<int64_t>(ConsumeNumber(rest), 0);
-    }
+    if (ConsumeAny(".", rest)) spec.precision = std::max<int64_t>(ConsumeNumber(rest), 0);
     if (rest.empty()) Fail("incomplete format");
     spec.type = rest[0];
     rest.remove_prefix(1);
@@ -321,38 +313,23 @@ class Braces : Formatter {
 
   Spec ReadSpec(std::string_view text) {
     constexpr std::string_view kAligns = "<>^=";
-    const auto is_align = [&](size_t at) {
-      return at < text.size() && kAligns.find(text[at]) != std::string_view::npos;
-    };
     Spec spec;
-    const size_t first = PrefixBytes(text, 1);
-    if (is_align(first)) {
-      spec.fill = text.substr(0, first);
-      text.remove_prefix(first);
+    std::string_view behind = text.substr(PrefixBytes(text, 1));
+    if ((spec.align = ConsumeAny(kAligns, behind))) {
+      spec.fill = text.substr(0, text.size() - behind.size() - 1);
+      text = behind;
+    } else {
+      spec.align = ConsumeAny(kAligns, text);
     }
-    if (is_align(0)) {
-      spec.align = text[0];
-      text.remove_prefix(1);
-    }
-    if (!text.empty() && std::string_view("+- ").find(text[0]) != std::string_view::npos) {
-      spec.sign = text[0];
-      text.remove_prefix(1);
-    }
-    if (text.starts_with('#')) {
-      spec.alternate = true;
-      text.remove_prefix(1);
-    }
+    if (const char sign = ConsumeAny("+- ", text)) spec.sign = sign;
+    spec.alternate = ConsumeAny("#", text);
     if (text.starts_with('0') && spec.align == '\0') {
       spec.fill = "0";
       spec.align = '=';
     }
     spec.width = ConsumeNumber(text);
-    if (text.starts_with(',')) {
-      spec.commas = true;
-      text.remove_prefix(1);
-    }
-    if (text.starts_with('.')) {
-      text.remove_prefix(1);
+    spec.commas = ConsumeAny(",", text);
+    if (ConsumeAny(".", text)) {
       spec.precision = ConsumeNumber(text);
       if (spec.precision < 0) Fail("format specifier missing precision");
     }

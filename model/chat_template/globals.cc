@@ -1,7 +1,6 @@
-#include "model/chat_template/globals.h"
-
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/limits.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
@@ -25,7 +24,7 @@ Value Range(Context& e, const Args& args) {
   if (n > static_cast<uint64_t>(kMaxRange)) {
     e.heap.Fail(ErrorKind::kLimit, absl::StrCat("a range of more than ", kMaxRange, " items"));
   }
-  e.heap.Step(static_cast<int64_t>(n));
+  e.heap.Step(n);
   std::vector<Value> items;
   for (uint64_t i = 0; i < n; ++i) {
     items.push_back(Value::Int(

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "model/chat_template/heap.h"
 #include "model/chat_template/strings.h"
 #include "model/tokenizers/chars.h"
 
@@ -311,5 +310,25 @@ class Lexer {
 }  // namespace
 
 std::vector<Token> Lex(std::string_view source) { return Lexer(source).Run(); }
+
+void TokenReader::Unexpected(const std::string& expected) const {
+  const auto found = [this]() -> std::string {
+    switch (current().type) {
+      case TokenType::kData:
+        return "text";
+      case TokenType::kPrintBegin:
+      case TokenType::kBlockBegin:
+        return "the begin of a tag";
+      case TokenType::kPrintEnd:
+      case TokenType::kBlockEnd:
+        return "the end of the tag";
+      case TokenType::kEnd:
+        return "the end of the template";
+      default:
+        return Quoted(current().text);
+    }
+  };
+  Fail(absl::StrCat("expected ", expected, ", got ", found()));
+}
 
 }  // namespace ovq::jinja

@@ -2,13 +2,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/attributes.h"
-#include "model/chat_template/filters.h"
-#include "model/chat_template/methods.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
-#include "model/chat_template/tests.h"
 
 namespace ovq::jinja {
 namespace {
@@ -187,8 +184,7 @@ Value Select(Context& e, const Args& args, size_t first, Value path, bool wanted
     if (args.at.size() <= first) {
       passes = Truth(place);
     } else {
-      Args of_test = {{args.at.begin() + static_cast<std::ptrdiff_t>(first), args.at.end()},
-                      args.named};
+      Args of_test = {{args.at.begin() + first, args.at.end()}, args.named};
       of_test.at[0] = place;
       passes = CallTest(e, ToText(e.heap, args[first]), std::move(of_test));
     }
@@ -244,7 +240,7 @@ Value Batch(Context& e, const Args& args) {
   }
   if (!batch.empty()) {
     if (args[2].given() && !args[2].is_none() && length(batch) < size) {
-      const auto n = static_cast<size_t>(size);
+      const size_t n = size;
       e.heap.SpendEach(n - batch.size(), sizeof(Value));
       batch.resize(n, args[2]);
     }

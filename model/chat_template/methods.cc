@@ -1,8 +1,8 @@
-#include "model/chat_template/methods.h"
-
+// The methods of dict, list, tuple and loop.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 
 namespace ovq::jinja {
@@ -35,7 +35,7 @@ Value DictValues(Context& e, const Args& args) {
 Value ListIndex(Context& e, const Args& args) {
   const std::vector<Value>& items = args[0].list().items;
   for (size_t i = 0; i < items.size(); ++i) {
-    if (Equal(e.heap, items[i], args[1])) return Value::Int(static_cast<int64_t>(i));
+    if (Equal(e.heap, items[i], args[1])) return Value::Int(i);
   }
   e.heap.Fail(ErrorKind::kType, "ValueError: the value is not in the list");
 }
@@ -77,9 +77,6 @@ constexpr Builtin kLoopMethods[] = {
     {"cycle", "self *", LoopCycle},
     {"changed", "self *", LoopChanged},
 };
-constexpr std::string_view kDictChanges[] = {"clear", "pop", "popitem", "setdefault", "update"};
-constexpr std::string_view kListChanges[] = {"append", "clear", "pop",    "reverse",
-                                             "insert", "sort",  "extend", "remove"};
 
 }  // namespace
 
@@ -97,33 +94,6 @@ const Builtin* FindMethod(Kind kind, std::string_view name) {
     default:
       return nullptr;
   }
-}
-
-bool IsUnsafeAttribute(Kind kind, std::string_view name) {
-  return (name.size() > 4 && name.starts_with("__") && name.ends_with("__")) ||
-         (kind == Kind::kDict && std::ranges::count(kDictChanges, name) > 0) ||
-         (kind == Kind::kList && std::ranges::count(kListChanges, name) > 0);
-}
-
-Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
-  const auto at = static_cast<int64_t>(loop.at);
-  const auto length = static_cast<int64_t>(loop.items.size());
-  if (name == "index") return Value::Int(at + 1);
-  if (name == "index0") return Value::Int(at);
-  if (name == "revindex") return Value::Int(length - at);
-  if (name == "revindex0") return Value::Int(length - at - 1);
-  if (name == "first") return Value::Bool(at == 0);
-  if (name == "last") return Value::Bool(at + 1 == length);
-  if (name == "length") return Value::Int(length);
-  if (name == "depth") return Value::Int(loop.depth);
-  if (name == "depth0") return Value::Int(loop.depth - 1);
-  if (name == "previtem") {
-    return at > 0 ? loop.items[loop.at - 1] : heap.MakeUndefined("there is no previous item");
-  }
-  if (name == "nextitem") {
-    return at + 1 < length ? loop.items[loop.at + 1] : heap.MakeUndefined("there is no next item");
-  }
-  return Value();
 }
 
 }  // namespace ovq::jinja

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
 #include "model/tokenizers/chars.h"
@@ -125,7 +126,7 @@ std::vector<Value> Items(Heap& heap, Value value) {
       const size_t begin = list.next;
       if (value.kind() == Kind::kGenerator) list.next = list.items.size();
       heap.SpendEach(list.items.size() - begin, sizeof(Value));
-      return {list.items.begin() + static_cast<std::ptrdiff_t>(begin), list.items.end()};
+      return {list.items.begin() + begin, list.items.end()};
     }
     case Kind::kDict: {
       heap.SpendEach(value.dict().entries().size(), sizeof(Value));
@@ -134,8 +135,7 @@ std::vector<Value> Items(Heap& heap, Value value) {
       return keys;
     }
     case Kind::kLoop:
-      return {value.loop().items.begin() + static_cast<std::ptrdiff_t>(value.loop().at),
-              value.loop().items.end()};
+      return {value.loop().items.begin() + value.loop().at, value.loop().items.end()};
     default:
       heap.TypeError(absl::StrCat("'", TypeName(value), "' object is not iterable"));
   }
@@ -164,8 +164,7 @@ int64_t Length(Heap& heap, Value value) {
 
 Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
   if (value.is_undefined()) heap.Undefined(value);
-  if (!value.is_string() && value.kind() != Kind::kList && value.kind() != Kind::kTuple &&
-      value.kind() != Kind::kRange) {
+  if (!value.has_places()) {
     heap.TypeError(absl::StrCat("'", TypeName(value), "' object is not subscriptable"));
   }
   const auto bound = [&](Value given, int64_t otherwise) {
@@ -174,7 +173,7 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
     heap.TypeError("slice indices must be integers or None");
   };
   const std::vector<Value> all = Items(heap, value);
-  const auto length = static_cast<int64_t>(all.size());
+  const int64_t length = all.size();
   const int64_t step = bound(step_value, 1);
   if (step == 0) heap.Fail(ErrorKind::kType, "ValueError: slice step cannot be zero");
   // Follows Python's slice.indices.
@@ -204,30 +203,11 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
 Value Escape(Heap& heap, Value value) {
   if (value.is_string() && value.string().safe) return value;
   const std::string text = ToText(heap, value);
-  std::string escaped;
   heap.SpendEach(text.size(), 5);
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      case '"':
-        escaped += "&#34;";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return heap.Text(std::move(escaped), /*safe=*/true);
+  return heap.Text(
+      absl::StrReplaceAll(
+          text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"'", "&#39;"}, {"\"", "&#34;"}}),
+      /*safe=*/true);
 }
 
 }  // namespace ovq::jinja

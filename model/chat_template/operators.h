@@ -20,6 +20,10 @@ bool Contains(Heap& heap, Value container, Value item);
 Value Binary(Heap& heap, std::string_view name, Value a, Value b);
 Value Unary(Heap& heap, std::string_view name, Value value);
 
+// value.name by the rules of Jinja's sandbox: the attribute, else the item of that name.
+Value Attribute(Heap& heap, Value value, std::string_view name);
+// value[index]: the item, else the attribute of that name.
+Value Item(Heap& heap, Value value, Value index);
 // value[from:to:step], kNone for omitted parts.
 Value Slice(Heap& heap, Value value, Value from, Value to, Value step);
 

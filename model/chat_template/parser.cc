@@ -1,5 +1,4 @@
-#include "model/chat_template/parser.h"
-
+// Parse of ast.h: the statements of a template.
 #include <initializer_list>
 #include <string>
 #include <utility>

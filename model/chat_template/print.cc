@@ -22,33 +22,25 @@ void Append(Heap& heap, std::string_view part, std::string& text) {
 }
 
 std::string QuotedRepr(std::string_view text) {
+  constexpr std::u32string_view kFrom = U"\n\r\t\\";
+  constexpr std::string_view kTo = "nrt\\";
   const char quote =
       text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"'
                                                                                             : '\'';
   std::string repr(1, quote);
   for (size_t at = 0; at < text.size();) {
     const char32_t c = NextChar(text, at);
-    if (c == '\n') {
-      repr += "\\n";
-    } else if (c == '\r') {
-      repr += "\\r";
-    } else if (c == '\t') {
-      repr += "\\t";
-    } else if (c == '\\' || c == static_cast<unsigned char>(quote)) {
-      repr += '\\';
-      repr += static_cast<char>(c);
+    if (const size_t i = kFrom.find(c); i != kFrom.npos) {
+      repr += {'\\', kTo[i]};
+    } else if (c == static_cast<unsigned char>(quote)) {
+      repr += {'\\', quote};
     } else if (c == ' ' || !(IsOther(c) || IsWhitespace(c))) {
       AppendChar(c, repr);
     } else {
-      const bool byte = c < 0x100, plane = c < 0x10000;
-      absl::StrAppendFormat(&repr, "\\%c%0*x",
-                            byte    ? 'x'
-                            : plane ? 'u'
-                                    : 'U',
-                            byte    ? 2
-                            : plane ? 4
-                                    : 8,
-                            static_cast<uint32_t>(c));
+      const auto [letter, digits] = c < 0x100     ? std::pair('x', 2)
+                                    : c < 0x10000 ? std::pair('u', 4)
+                                                  : std::pair('U', 8);
+      absl::StrAppendFormat(&repr, "\\%c%0*x", letter, digits, static_cast<uint32_t>(c));
     }
   }
   return repr += quote;

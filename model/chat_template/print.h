@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "model/chat_template/heap.h"
+#include "model/chat_template/builtin.h"
 
 namespace ovq::jinja {
 
@@ -26,5 +26,10 @@ std::string ToJson(Heap& heap, Value value, const JsonStyle& style);
 std::string Joined(Heap& heap, const std::vector<Value>& parts, std::string_view separator);
 std::string Replaced(Heap& heap, std::string_view text, std::string_view what, std::string_view by,
                      size_t max_count);
+
+// format % values: a tuple, a dict for %(name)s, or a single value.
+Value FormatPercent(Heap& heap, Value format, Value values);
+// format.format(...), with positional and named arguments.
+Value FormatBraces(Heap& heap, Value format, const Args& args);
 
 }  // namespace ovq::jinja

@@ -163,21 +163,12 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
   const auto fail = [&](std::string_view what) {
     heap_.TypeError(absl::StrCat("macro '", macro.name, "' ", std::string(what)));
   };
-  const auto consume_named = [&](std::string_view name) {
-    for (auto it = args.named.begin(); it != args.named.end(); ++it) {
-      if (it->first != name) continue;
-      const Value value = it->second;
-      args.named.erase(it);
-      return value;
-    }
-    return Value();
-  };
   const size_t n_params = macro.params.size();
   Frame* const frame = heap_.MakeFrame(callable.frame);
   Frame* const caller_frame = std::exchange(frame_, frame);
   for (size_t i = 0; i < n_params; ++i) {
     const std::string& name = macro.params[i];
-    const Value named = consume_named(name);
+    const Value named = args.ConsumeNamed(name);
     if (i < args.at.size() && named.given()) {
       fail(absl::StrCat("got two values for the argument ", Quoted(name)));
     }
@@ -189,7 +180,7 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
     heap_.SetName(frame, name, value);
   }
   if (macro.caller) {
-    const Value caller = consume_named("caller");
+    const Value caller = args.ConsumeNamed("caller");
     heap_.SetName(frame, "caller",
                   caller.given() ? caller : heap_.MakeUndefined("No caller defined"));
   }
@@ -203,10 +194,9 @@ Value Evaluator::CallMacro(const Callable& callable, Args args) {
     fail(absl::StrCat("takes no keyword argument ", Quoted(args.named.front().first)));
   }
   if (macro.varargs) {
-    const size_t n_taken = std::min(n_params, args.at.size());
+    const int64_t n_taken = std::min(n_params, args.at.size());
     heap_.SetName(frame, "varargs",
-                  heap_.Make(Kind::kTuple, {args.at.begin() + static_cast<std::ptrdiff_t>(n_taken),
-                                            args.at.end()}));
+                  heap_.Make(Kind::kTuple, {args.at.begin() + n_taken, args.at.end()}));
   } else if (args.at.size() > n_params) {
     fail(absl::StrCat("takes not more than ", n_params, " argument(s)"));
   }

@@ -4,8 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
-#include "model/chat_template/format.h"
-#include "model/chat_template/methods.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
@@ -112,7 +111,7 @@ std::pair<std::string_view, int64_t> Range(Heap& heap, const Args& args) {
   std::string_view text = args[0].text();
   heap.Scan(text.size());
   if (!args[2].given() && !args[3].given()) return {text, 0};
-  const auto length = static_cast<int64_t>(CountChars(text));
+  const int64_t length = CountChars(text);
   const auto place = [&](int64_t at) {
     return std::clamp(at < 0 ? at + length : at, int64_t{0}, length);
   };
@@ -140,7 +139,7 @@ Value Index(Context& e, const Args& args) {
 
 Value CountMethod(Context& e, const Args& args) {
   const std::string_view text = Range(e.heap, args).first;
-  return Value::Int(static_cast<int64_t>(Count(text, RequireText(e.heap, args[1]))));
+  return Value::Int(Count(text, RequireText(e.heap, args[1])));
 }
 
 Value JoinMethod(Context& e, const Args& args) {

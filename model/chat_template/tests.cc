@@ -1,8 +1,6 @@
-#include "model/chat_template/tests.h"
-
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "model/chat_template/filters.h"
+#include "model/chat_template/builtin.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/print.h"
 #include "model/chat_template/strings.h"
@@ -25,8 +23,7 @@ bool IsInteger(Value value) { return value.kind() == Kind::kInt; }
 bool IsTrue(Value value) { return value.kind() == Kind::kBool && value.integer() != 0; }
 bool IsFalse(Value value) { return value.kind() == Kind::kBool && value.integer() == 0; }
 bool IsSequence(Value value) {
-  return value.is_string() || value.kind() == Kind::kList || value.kind() == Kind::kTuple ||
-         value.kind() == Kind::kRange || value.kind() == Kind::kDict || value.is_undefined();
+  return value.has_places() || value.kind() == Kind::kDict || value.is_undefined();
 }
 bool IsIterable(Value value) {
   return IsSequence(value) || value.has_items() || value.kind() == Kind::kLoop;
@@ -121,14 +118,5 @@ constexpr Builtin kTests[] = {
 }  // namespace
 
 const Builtin* FindTest(std::string_view name) { return FindIn(kTests, name); }
-
-bool CallTest(Context& context, std::string_view name, Args args) {
-  const Builtin* test = FindTest(name);
-  if (test == nullptr) {
-    context.heap.Fail(ErrorKind::kSyntax, absl::StrCat("there is no test named ", Quoted(name)));
-  }
-  const Level level(context.heap);
-  return Truth(test->call(context, Bind(context.heap, *test, std::move(args))));
-}
 
 }  // namespace ovq::jinja

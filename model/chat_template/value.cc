@@ -22,68 +22,22 @@ const Value* Dict::FindName(std::string_view name) const {
 }
 
 std::string TypeName(Value value) {
-  switch (value.kind()) {
-    case Kind::kMissing:
-    case Kind::kUndefined:
-      return "Undefined";
-    case Kind::kNone:
-      return "NoneType";
-    case Kind::kBool:
-      return "bool";
-    case Kind::kInt:
-      return "int";
-    case Kind::kFloat:
-      return "float";
-    case Kind::kString:
-      return value.string().safe ? "Markup" : "str";
-    case Kind::kList:
-      return "list";
-    case Kind::kTuple:
-      return "tuple";
-    case Kind::kRange:
-      return "range";
-    case Kind::kView:
-      return "view of a dict";
-    case Kind::kGenerator:
-      return "generator";
-    case Kind::kDict:
-      return "dict";
-    case Kind::kNamespace:
-      return "Namespace";
-    case Kind::kCallable:
-      return value.callable().macro != nullptr ? "Macro" : "function";
-    case Kind::kLoop:
-      return "LoopContext";
-  }
-  return "";
+  if (value.is_string() && value.string().safe) return "Markup";
+  if (value.kind() == Kind::kCallable && value.callable().macro != nullptr) return "Macro";
+  constexpr const char* kNames[] = {
+      // in the order of Kind
+      "Undefined", "Undefined",  "NoneType", "bool",           "int",       "float", "str",
+      "list",      "tuple",      "range",    "view of a dict", "generator", "dict",  "Namespace",
+      "function",  "LoopContext"};
+  return kNames[static_cast<size_t>(value.kind())];
 }
 
 bool Truth(Value value) {
-  switch (value.kind()) {
-    case Kind::kMissing:
-    case Kind::kUndefined:
-    case Kind::kNone:
-      return false;
-    case Kind::kBool:
-    case Kind::kInt:
-    case Kind::kFloat:
-      return value.number() != 0;
-    case Kind::kString:
-      return !value.text().empty();
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kView:
-      return !value.list().items.empty();
-    case Kind::kDict:
-      return !value.dict().entries().empty();
-    case Kind::kGenerator:
-    case Kind::kNamespace:
-    case Kind::kCallable:
-    case Kind::kLoop:
-      return true;
-  }
-  return true;
+  if (value.is_number()) return value.number() != 0;
+  if (value.is_string()) return !value.text().empty();
+  if (value.kind() == Kind::kDict) return !value.dict().entries().empty();
+  if (value.kind() == Kind::kGenerator) return true;
+  return value.has_items() ? !value.list().items.empty() : value.kind() > Kind::kNone;
 }
 
 }  // namespace ovq::jinja

@@ -97,6 +97,7 @@ class Value {
   bool is_integer() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }
   bool is_number() const { return is_integer() || kind_ == Kind::kFloat; }
   bool has_items() const { return kind_ >= Kind::kList && kind_ <= Kind::kGenerator; }
+  bool has_places() const { return kind_ >= Kind::kString && kind_ <= Kind::kRange; }  // [0], [1:2]
 
   int64_t integer() const { return integer_; }  // for kInt and kBool
   double number() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
@@ -43,8 +44,8 @@ std::vector<std::string> LayerTypes(const Attrs& fields, HubReader& reader) {
   });
 }
 
-absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
-  HubReader reader(json, fields, config);
+absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+  HubReader reader(config_file, config);
   AttrReader& file = reader.file();
   reader.ReadSizes({256000, 8192, 40, 64, 0, 0}, /*is_tied=*/true);
   reader.ReadNorms("layer_norm_eps", 1e-5, {.kind = NormKind::kLayer});
@@ -53,22 +54,18 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
     file.Fail("use_embedding_sharing", "contradicts tie_word_embeddings, which is true by default");
   }
   config.logit_scale = static_cast<float>(file.FloatOr("logit_scale", 0.0625, 0, kMaxScale));
-  RefuseOthers(json, file);
-  enum { kSliding, kFull };
-  for (int kind : {kSliding, kFull}) {
-    Attrs& model = config.mixer_fields.emplace_back().model;
-    reader.SetAttention(model);
-    model.Set("qk_norm", std::string("none"));
-    model.Set("sliding_window", file.IntOr("sliding_window", 4096, 2, kMaxWindow));
-    model.Set("rope", std::string("none"));
-    if (kind == kSliding) reader.SetRope("interleaved", model);
-  }
-  reader.AddLayers(LayerTypes(fields, reader), kLayers,
+  RefuseOthers(config_file.json, file);
+  const auto sliding = reader.Attention<SlidingConfig>();
+  const auto full = reader.Attention<FullConfig>();
+  sliding->fields.input.norm = full->fields.input.norm = HeadNorm::kNone;
+  sliding->fields.window = 4096;
+  file.Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
+  reader.SetRope(RopeSpec::Layout::kInterleaved, *sliding);
+  reader.ReadMixer(*sliding);
+  reader.ReadMixer(*full);
+  reader.AddLayers(LayerTypes(config_file.fields, reader), kLayers, {sliding, full},
                    file.IntOr("intermediate_size", 22528, 1, kMaxHiddenSize));
-  for (LayerSpec& layer : config.layers) {
-    layer.fields = layer.type == "full_attention" ? kFull : kSliding;
-    layer.feed_forward.parallel = true;
-  }
+  for (LayerSpec& layer : config.layers) layer.feed_forward.parallel = true;
   return reader.Done();
 }
 

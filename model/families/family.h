@@ -2,6 +2,7 @@
 // its config.json into a ModelConfig and gives the names of the decoder's tensors in its files.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,14 +25,29 @@ struct TensorInFile {
   int64_t run = 0, first = 0, stride = 0;
 };
 
+// A config.json that is being read.
+struct ConfigFile {
+  const nlohmann::json& json;  // with the fields of text_config at the top
+  // The scalars and flat lists at the top.
+  Attrs fields = Attrs();
+  // Objects with fields of mixers under our own names, as far as the family's files have them.
+  std::map<std::string, Attrs, std::less<>> sections = {};
+
+  const Attrs& section(std::string_view name) const;  // empty Attrs if absent
+};
+
+// An integer of a file, for a default that follows from it; the fallback if the field is wrong,
+// which the mixer that reads it reports.
+int64_t Peek(const Attrs& fields, std::string_view name, int64_t fallback, int64_t max);
+
 struct Family {
   std::string_view model_type;
   bool is_strict;  // a field that nobody reads is an error
-  // Fills in `config`. `fields`: the scalars and flat lists of the file, without those that all
-  // families share (dtype, special tokens, tokenizer), which are read elsewhere, the dtype before.
-  // InvalidArgument with all problems (SplitProblems), which name fields as the file does. Valid
-  // fields are filled in even then, and layers whose tensors cannot be known are marked.
-  absl::Status (*read)(const nlohmann::json& json, const Attrs& fields, ModelConfig& config);
+  // Fills in `config`, except for what all families share (dtype, special tokens, tokenizer), which
+  // is read elsewhere, the dtype before. Problems of mixers stay in their configs. InvalidArgument
+  // with all problems (SplitProblems), which name fields as the file does. Valid fields are filled
+  // in even then, and layers whose tensors cannot be known are marked.
+  absl::Status (*read)(ConfigFile& file, ModelConfig& config);
   // The candidates for the decoder's tensor `name` (docs/model-format.md) of that shape, in order,
   // at least one. The first that the file has counts; if it has none, the first is reported as
   // missing.

@@ -1,14 +1,16 @@
 // Families gated_deltanet and mesa_net of flash-linear-attention (fla-org), with one kind of layer
 // throughout. Defaults are those of its code.
+#include <memory>
 #include <string>
 
+#include "kernels/mixers/gated_delta_net/gated_delta_net.h"
+#include "kernels/mixers/mesa_net/mesa_net.h"
+#include "kernels/mixers/recurrent/matrix_state.h"
 #include "model/families/family.h"
 #include "model/families/renaming.h"
 
 namespace ovq {
 namespace {
-
-constexpr int64_t kMaxHeads = 4096;
 
 // intermediate_size, or two thirds of hidden_ratio times the width, rounded up to a multiple of
 // 256.
@@ -42,52 +44,51 @@ void ReadDecoder(const nlohmann::json& json, AttrReader& file, std::string layer
   const FeedForwardSpec feed_forward = {FeedForwardKind::kGatedSilu,
                                         FeedForwardWidth(file, config.hidden_size)};
   config.layers.assign(static_cast<size_t>(config.n_layers),
-                       LayerSpec{std::move(layer_type), 0, feed_forward});
+                       LayerSpec{.type = std::move(layer_type), .feed_forward = feed_forward});
 }
 
-// Adds the mixer's section to the config.
-Attrs& AddSection(const std::string& section, ModelConfig& config) {
-  MixerFields& fields = config.mixer_fields.emplace_back();
-  fields.model.Set("rms_norm_eps", double{config.norm.eps}, "norm_eps");
-  return fields.sections[section];
-}
-
-// Returns all errors. If a field is wrong, the layers' tensors count as unknown.
-absl::Status Done(const AttrReader& file, ModelConfig& config) {
-  for (LayerSpec& layer : config.layers) layer.is_wrong = !file.ok();
+// Reads the mixer's fields and gives it to all layers. Returns all other errors; if a field is
+// wrong, the layers' tensors count as unknown.
+absl::Status Done(const AttrReader& file, const Attrs& fields,
+                  const std::shared_ptr<MixerConfig>& mixer, ModelConfig& config) {
+  ReadFields(fields, fields, config.hidden_size, *mixer);
+  for (LayerSpec& layer : config.layers) {
+    layer.mixer = mixer;
+    layer.is_wrong = !file.ok();
+  }
   return file.status();
 }
 
-absl::Status ReadGatedDeltaNet(const nlohmann::json& json, const Attrs& fields,
-                               ModelConfig& config) {
-  AttrReader file(fields);
-  ReadDecoder(json, file, "gated_delta_net", /*default_layers=*/21, config);
-  const int64_t head_dim = file.IntOr("head_dim", 256, 1, kMaxHiddenSize);
+absl::Status ReadGatedDeltaNet(ConfigFile& all, ModelConfig& config) {
+  AttrReader file(all.fields);
+  ReadDecoder(all.json, file, "gated_delta_net", /*default_layers=*/21, config);
+  auto gdn = std::make_shared<LayerConfig<GatedDeltaNetConfig>>();
+  const int64_t head_dim = Peek(all.fields, "head_dim", 256, kMaxStateKeyDim);
   const double expansion = file.FloatOr("expand_v", 2.0, 0.0, 1024.0);
-  Attrs& gdn = AddSection("gdn", config);
-  gdn.Set("head_dim", head_dim, "head_dim");
-  gdn.Set("value_head_dim", static_cast<int64_t>(static_cast<double>(head_dim) * expansion),
-          "expand_v");
-  gdn.Set("num_heads", file.IntOr("num_heads", 6, 1, kMaxHeads), "num_heads");
-  gdn.Set("conv_size", file.IntOr("conv_size", 4, 1, kMaxHiddenSize), "conv_size");
-  for (const char* field : {"num_v_heads", "use_gate", "use_short_conv", "allow_neg_eigval"}) {
-    fields.CopyTo(gdn, field, field);
-  }
-  return Done(file, config);
+  gdn->fields.n_heads = 6;
+  gdn->fields.head_dim = 256;
+  gdn->fields.value_head_dim = static_cast<int>(static_cast<double>(head_dim) * expansion);
+  gdn->fields.conv_size = 4;
+  gdn->fields.norm_eps = config.norm.eps;
+  gdn->names = {{"num_heads"}, {"num_v_heads"},
+                {"head_dim"},  {"value_head_dim", "expand_v", /*is_filled=*/true},
+                {"conv_size"}, {"use_short_conv"},
+                {"use_gate"},  {"allow_neg_eigval"}};
+  return Done(file, all.fields, gdn, config);
 }
 
-absl::Status ReadMesaNet(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
-  AttrReader file(fields);
-  ReadDecoder(json, file, "mesa_net", /*default_layers=*/24, config);
-  Attrs& mesa = AddSection("mesa_net", config);
-  mesa.Set("num_heads", file.IntOr("num_heads", 16, 1, kMaxHeads), "num_heads");
-  mesa.Set("head_dim", file.IntOr("head_dim", 128, 1, kMaxHiddenSize), "head_dim");
-  fields.CopyTo(mesa, "use_gate", "use_output_gate");  // some versions' name of the field
-  for (const char* field :
-       {"use_output_gate", "conv_size", "lambda_lower_bound", "max_cg_step_training"}) {
-    fields.CopyTo(mesa, field, field);
-  }
-  return Done(file, config);
+absl::Status ReadMesaNet(ConfigFile& all, ModelConfig& config) {
+  AttrReader file(all.fields);
+  ReadDecoder(all.json, file, "mesa_net", /*default_layers=*/24, config);
+  auto mesa = std::make_shared<LayerConfig<MesaConfig>>();
+  mesa->fields.n_heads = 16;
+  mesa->fields.head_dim = 128;
+  mesa->fields.norm_eps = config.norm.eps;
+  // Some versions name the gate's field otherwise.
+  const char* const gate = all.fields.Has("use_output_gate") ? "use_output_gate" : "use_gate";
+  mesa->names = {{"num_heads"}, {"head_dim"},           {"use_output_gate", gate},
+                 {"conv_size"}, {"lambda_lower_bound"}, {"max_cg_step_training"}};
+  return Done(file, all.fields, mesa, config);
 }
 
 constexpr Renamed kGlobal[] = {

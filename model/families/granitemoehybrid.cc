@@ -1,10 +1,11 @@
 // Family granitemoehybrid of transformers (dense Granite 4.0 hybrids): Mamba-2 layers and a few of
 // softmax attention, without positions in published files. Defaults are those of transformers'
 // code.
-#include <algorithm>
+#include <memory>
 #include <string>
-#include <utility>
 
+#include "kernels/mixers/mamba2/mamba2.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 #include "model/families/hub.h"
 #include "model/families/renaming.h"
@@ -22,39 +23,47 @@ void RefuseExperts(AttrReader& file) {
   file.Fail("num_local_experts", "expected 0: mixtures of experts are not supported");
 }
 
-void SetAttention(HubReader& reader, Attrs& model) {
+std::shared_ptr<MixerConfig> Attention(HubReader& reader) {
   constexpr std::string_view kPositions[] = {"nope", "rope"};
-  AttrReader& file = reader.file();
-  reader.SetAttention(model);
-  model.Set("qk_norm", std::string("none"));
-  model.Set("score_scale", file.FloatOr("attention_multiplier", 1, 0, kMaxMultiplier),
-            "attention_multiplier");
-  if (file.ChoiceOr("position_embedding_type", kPositions) == 1) reader.SetRope("halves", model);
+  auto attention = reader.Attention<FullConfig>();
+  attention->fields.input.norm = HeadNorm::kNone;
+  attention->fields.input.score_scale = 1;
+  attention->names.push_back({"score_scale", "attention_multiplier"});
+  if (reader.file().ChoiceOr("position_embedding_type", kPositions) == 1) {
+    reader.SetRope(RopeSpec::Layout::kHalves, *attention);
+  }
+  reader.ReadMixer(*attention);
+  return attention;
 }
 
-Attrs MambaFields(const nlohmann::json& json, const Attrs& fields, AttrReader& file,
-                  int64_t hidden_size) {
-  Attrs mamba;
-  const int64_t n_heads = file.IntOr("mamba_n_heads", 128, 1, kMaxHiddenSize);
-  const double expand = file.FloatOr("mamba_expand", 2, 0.001, 1024);
-  mamba.Set("num_heads", n_heads, "mamba_n_heads");
-  mamba.Set("state_size", file.IntOr("mamba_d_state", 256, 1, kMaxHiddenSize), "mamba_d_state");
-  mamba.Set("norm_groups", int64_t{1});
-  constexpr std::pair<const char*, const char*> kFields[] = {
-      {"mamba_n_groups", "n_groups"},       {"mamba_d_conv", "conv_kernel"},
-      {"mamba_conv_bias", "use_conv_bias"}, {"mamba_proj_bias", "use_bias"},
-      {"time_step_limit", "dt_limit"},      {"mamba_d_head", "head_dim"}};
-  for (const auto& [in_file, name] : kFields) fields.CopyTo(mamba, in_file, name);
-  mamba.Set("expand", expand, "mamba_expand");
-  if (!fields.Has("mamba_d_head") || json.at("mamba_d_head") == "auto") {
-    const auto width = static_cast<int64_t>(expand * static_cast<double>(hidden_size));
-    mamba.Set("head_dim", width / std::max<int64_t>(n_heads, 1), "mamba_expand");
+std::shared_ptr<MixerConfig> Mamba(const ConfigFile& file, HubReader& reader,
+                                   const ModelConfig& config) {
+  auto mamba = std::make_shared<LayerConfig<Mamba2Config>>();
+  mamba->names = {{"num_heads", "mamba_n_heads"},       {"state_size", "mamba_d_state"},
+                  {"n_groups", "mamba_n_groups"},       {"conv_kernel", "mamba_d_conv"},
+                  {"use_conv_bias", "mamba_conv_bias"}, {"use_bias", "mamba_proj_bias"},
+                  {"dt_limit", "time_step_limit"},      {"expand", "mamba_expand", true}};
+  Mamba2Config& fields = mamba->fields;
+  fields.n_heads = 128;
+  fields.state_size = 256;
+  fields.norm_groups = 1;
+  fields.norm_eps = config.norm.eps;
+  fields.expand = reader.file().FloatOr("mamba_expand", 2, 0.001, 1024);
+  if (file.fields.Has("mamba_d_head") && file.json.at("mamba_d_head") != "auto") {
+    mamba->names.push_back({"head_dim", "mamba_d_head"});
+  } else {
+    const int64_t n_heads = Peek(file.fields, "mamba_n_heads", fields.n_heads, kMaxHiddenSize);
+    const auto width =
+        static_cast<int64_t>(fields.expand * static_cast<double>(config.hidden_size));
+    fields.head_dim = static_cast<int>(width / n_heads);
+    mamba->names.push_back({"head_dim", "mamba_expand", /*is_filled=*/true});
   }
+  reader.ReadMixer(*mamba);
   return mamba;
 }
 
-absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
-  HubReader reader(json, fields, config);
+absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+  HubReader reader(config_file, config);
   AttrReader& file = reader.file();
   reader.ReadSizes({32000, 4096, 32, 32, 0, 0}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6);
@@ -65,14 +74,12 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
       static_cast<float>(file.FloatOr("residual_multiplier", 1, 0, kMaxMultiplier));
   config.logit_scale =
       static_cast<float>(1 / file.FloatOr("logits_scaling", 1, 1 / kMaxMultiplier, kMaxMultiplier));
-  MixerFields& mixer = config.mixer_fields.emplace_back();
-  mixer.model.Set("rms_norm_eps", double{config.norm.eps});
-  SetAttention(reader, mixer.model);
-  mixer.sections["mamba2"] = MambaFields(json, fields, file, config.hidden_size);
+  const auto mamba = Mamba(config_file, reader, config), attention = Attention(reader);
   const int64_t width = file.IntOr("shared_intermediate_size", 1024, 1, kMaxHiddenSize);
-  const char* types = fields.Has("layer_types") ? "layer_types" : "layers_block_type";
+  const char* types = config_file.fields.Has("layer_types") ? "layer_types" : "layers_block_type";
   const auto all_mamba = [](int) { return std::string("mamba"); };
-  reader.AddLayers(reader.LayerTypes(types, kLayers, all_mamba), kLayers, width);
+  reader.AddLayers(reader.LayerTypes(types, kLayers, all_mamba), kLayers, {mamba, attention},
+                   width);
   return reader.Done();
 }
 

@@ -33,51 +33,55 @@ void HubReader::ReadNorms(std::string_view eps_field, double eps, const NormSpec
   config_.final_norm = config_.norm;
 }
 
-void HubReader::SetAttention(Attrs& model) {
-  const int64_t n_heads = file_.IntOr("num_attention_heads", sizes_.n_heads, 1, kMaxHeads);
-  const int64_t n_kv_heads = sizes_.n_kv_heads > 0 ? sizes_.n_kv_heads : n_heads;
-  const int64_t share = std::max<int64_t>(config_.hidden_size / std::max<int64_t>(n_heads, 1), 1);
+void HubReader::FillAttention(AttentionShape& shape, FieldNames& names) {
+  shape.n_heads = static_cast<int>(sizes_.n_heads);
+  const int64_t n_heads = Peek(all_.fields, "num_attention_heads", sizes_.n_heads, kMaxHeads);
+  shape.n_kv_heads = static_cast<int>(sizes_.n_kv_heads);
+  const int64_t share = std::max<int64_t>(config_.hidden_size / n_heads, 1);
   const int64_t head_dim = sizes_.head_dim > 0 ? sizes_.head_dim : share;
-  model.Set("num_attention_heads", n_heads);
-  model.Set("num_key_value_heads", file_.IntOr("num_key_value_heads", n_kv_heads, 1, kMaxHeads));
-  model.Set("head_dim", file_.IntOr("head_dim", head_dim, 1, kMaxHiddenSize));
-  model.Set("attention_bias", file_.BoolOr("attention_bias", false));
+  shape.head_dim = static_cast<int>(Peek(all_.fields, "head_dim", head_dim, kMaxHiddenSize));
+  names = {{"num_attention_heads"}, {"num_key_value_heads"}, {"head_dim"}, {"attention_bias"}};
 }
 
-void HubReader::SetGatedDeltaNet(const HubDeltaNetSizes& sizes, Attrs& gdn) {
-  const auto set = [&](const char* name, const char* in_file, int64_t fallback) {
-    const int64_t value = file_.IntOr(in_file, fallback, 1, kMaxHiddenSize);
-    gdn.Set(name, value, in_file);
-    return value;
-  };
-  set("num_heads", "linear_num_key_heads", sizes.n_key_heads);
-  set("num_v_heads", "linear_num_value_heads", sizes.n_value_heads);
-  const int64_t key_dim = set("head_dim", "linear_key_head_dim", sizes.key_dim);
-  set("value_head_dim", "linear_value_head_dim",
-      sizes.value_dim > 0 ? sizes.value_dim : 2 * key_dim);
-  set("conv_size", "linear_conv_kernel_dim", 4);
+std::shared_ptr<LayerConfig<GatedDeltaNetConfig>> HubReader::GatedDeltaNet(
+    const HubDeltaNetSizes& sizes) {
+  auto gdn = std::make_shared<LayerConfig<GatedDeltaNetConfig>>();
+  gdn->fields.n_heads = static_cast<int>(sizes.n_key_heads);
+  gdn->fields.n_v_heads = static_cast<int>(sizes.n_value_heads);
+  gdn->fields.head_dim = static_cast<int>(sizes.key_dim);
+  const int64_t key_dim = Peek(all_.fields, "linear_key_head_dim", sizes.key_dim, kMaxHiddenSize);
+  gdn->fields.value_head_dim =
+      static_cast<int>(sizes.value_dim > 0 ? sizes.value_dim : 2 * key_dim);
+  gdn->fields.conv_size = 4;
+  gdn->fields.norm_eps = config_.norm.eps;
+  gdn->names = {{"num_heads", "linear_num_key_heads"},
+                {"num_v_heads", "linear_num_value_heads"},
+                {"head_dim", "linear_key_head_dim"},
+                {"value_head_dim", "linear_value_head_dim"},
+                {"conv_size", "linear_conv_kernel_dim"}};
+  return gdn;
 }
 
 const Json& HubReader::Rope() const {
   static const Json* const none = new Json(Json::object());
   for (const char* field : {"rope_scaling", "rope_parameters"}) {
-    const auto found = json_.find(field);
-    if (found != json_.end() && found->is_object()) return *found;
+    const auto found = all_.json.find(field);
+    if (found != all_.json.end() && found->is_object()) return *found;
   }
   return *none;
 }
 
-Json HubReader::RopeNumber(const char* field, double fallback, std::string& display_name) {
+Json HubReader::RopeNumber(const char* field, double fallback, std::string& name_in_file) {
   const Json& rope = Rope();
   const bool is_there = rope.contains(field);
-  display_name = absl::StrCat(is_there ? "rope_parameters." : "", field);
-  const Json value = is_there ? rope.at(field) : json_.value(field, Json(fallback));
+  name_in_file = absl::StrCat(is_there ? "rope_parameters." : "", field);
+  const Json value = is_there ? rope.at(field) : all_.json.value(field, Json(fallback));
   if (value.is_number() || value.is_null()) return value;
-  file_.Fail(display_name, absl::StrCat("expected a number, got ", value.dump()));
+  file_.Fail(name_in_file, absl::StrCat("expected a number, got ", value.dump()));
   return fallback;
 }
 
-void HubReader::SetRope(std::string_view layout, Attrs& model, const HubRope& rope) {
+void HubReader::FillRope(int head_dim, RopeSpec& rope, FieldNames& names, const HubRope& fields) {
   for (const char* field : {"rope_type", "type"}) {
     const Json type = Rope().value(field, Json("default"));
     if (type == "default") continue;
@@ -86,26 +90,29 @@ void HubReader::SetRope(std::string_view layout, Attrs& model, const HubRope& ro
   }
   std::string field;
   const Json theta = RopeNumber("rope_theta", 10000, field);
+  names.push_back({"rope_theta", field, /*is_filled=*/true});
+  rope.dims = theta.is_null() ? 0 : kAllChannels;
   if (theta.is_null()) {
-    if (!rope.may_be_null) file_.Fail(field, "expected a number, got null");
-    return model.Set("rope", std::string("none"), field);
+    if (!fields.may_be_null) file_.Fail(field, "expected a number, got null");
+    return;
   }
-  model.Set("rope", std::string(layout), field);
-  model.Set("rope_theta", theta.get<double>(), field);
-  if (!rope.partial) return;
-  const Json partial = RopeNumber("partial_rotary_factor", *rope.partial, field);
+  rope.theta = theta.get<double>();
+  if (!fields.partial) return;
+  const Json partial = RopeNumber("partial_rotary_factor", *fields.partial, field);
   if (partial.is_null()) return file_.Fail(field, "expected a number, got null");
-  AttrReader reader(model);
-  const auto head_dim = static_cast<double>(reader.IntOr("head_dim", 0, 0, kMaxHiddenSize));
   const double dims = std::clamp(head_dim * partial.get<double>(), -1.0, double{kMaxHiddenSize});
-  model.Set("rope_dims", static_cast<int64_t>(dims), field);
+  rope.dims = static_cast<int>(dims);
+  names.push_back({"rope_dims", field, /*is_filled=*/true});
+  if (rope.dims < 1) {
+    file_.Fail(field, absl::StrCat("expected an integer in [1, ", head_dim, "], got ", rope.dims));
+  }
 }
 
 std::vector<std::string> HubReader::LayerTypes(
     const char* field, std::span<const HubLayer> known,
     const std::function<std::string(int)>& default_type) {
   std::vector<std::string> types;
-  if (fields_.Has(field)) {
+  if (all_.fields.Has(field)) {
     types = file_.Strings(field);
     if (file_.ok() && static_cast<int>(types.size()) != config_.n_layers) {
       file_.Fail(field, absl::StrCat("has ", types.size(), " entries, num_hidden_layers is ",
@@ -126,21 +133,23 @@ std::vector<std::string> HubReader::LayerTypes(
 }
 
 void HubReader::AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
+                          const std::vector<std::shared_ptr<MixerConfig>>& mixers,
                           int64_t feed_forward_width) {
   for (const std::string& type : types) {
     LayerSpec& layer = config_.layers.emplace_back();
     const auto found = std::ranges::find(known, type, &HubLayer::in_file);
-    if (found != known.end()) layer.type = std::string(found->type);
+    if (found != known.end()) {
+      layer.type = std::string(found->type);
+      layer.mixer = mixers[static_cast<size_t>(found - known.begin())];
+    }
     layer.feed_forward = {FeedForwardKind::kGatedSilu, feed_forward_width};
   }
 }
 
 absl::Status HubReader::Done() {
-  const auto rows = json_.find("ovq");
-  if (rows != json_.end() && rows->is_object()) {
-    for (MixerFields& fields : config_.mixer_fields) {
-      FillAttrs(*rows, fields.sections["ovq"], "ovq.");
-    }
+  const auto slots = all_.json.find("ovq");
+  if (slots != all_.json.end() && slots->is_object()) {
+    FillAttrs(*slots, all_.sections.try_emplace("ovq", "ovq.").first->second);
   }
   for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
   return file_.status();
@@ -148,12 +157,8 @@ absl::Status HubReader::Done() {
 
 TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& tensor,
                                std::string name_in_file, const Shape& shape) {
-  AttrReader gdn(config.fields(tensor.layer).section("gdn"));
-  const auto width = [&](const char* heads, const char* dim) {
-    return gdn.Int(heads, 1, kMaxHiddenSize) * gdn.Int(dim, 1, kMaxHiddenSize);
-  };
-  const int64_t keys = width("num_heads", "head_dim");
-  const int64_t values = width("num_v_heads", "value_head_dim");
+  const auto& gdn = FieldsAs<GatedDeltaNetConfig>(*config.layers[tensor.layer].mixer);
+  const int64_t keys = gdn.key_width(), values = gdn.value_width();
   const int64_t per_row = shape.elements() / shape[0];
   const char part = tensor.leaf[std::string_view("self_attn.").size()];  // q_proj, q_conv1d, ...
   const int64_t rows = 2 * keys + values;

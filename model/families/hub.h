@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,8 @@
 #include "absl/status/status.h"
 #include "base/json.h"
 #include "kernels/common/attrs.h"
+#include "kernels/mixers/common/attention.h"
+#include "kernels/mixers/gated_delta_net/gated_delta_net.h"
 #include "model/config.h"
 #include "model/families/family.h"
 #include "model/families/renaming.h"
@@ -45,8 +48,8 @@ struct HubLayer {
 // Reads a file's fields and fills in what these families share. file() keeps the errors.
 class HubReader {
  public:
-  HubReader(const nlohmann::json& json, const Attrs& fields, ModelConfig& config)
-      : json_(json), fields_(fields), file_(fields), config_(config) {}
+  HubReader(ConfigFile& config_file, ModelConfig& config)
+      : all_(config_file), file_(config_file.fields), config_(config) {}
 
   AttrReader& file() { return file_; }
   // Reads vocab_size, hidden_size, num_hidden_layers, tie_word_embeddings; `activation` must be
@@ -54,32 +57,47 @@ class HubReader {
   void ReadSizes(const HubSizes& sizes, bool is_tied, std::string_view activation = "hidden_act");
   // Sets the layers' norm, and a plain one with the same eps before the head.
   void ReadNorms(std::string_view eps_field, double eps, const NormSpec& norm = {});
-  // Sets heads and attention_bias of a mixer's fields. The family sets the norms of queries and
-  // keys.
-  void SetAttention(Attrs& model);
-  // Reads linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim
-  // and linear_conv_kernel_dim.
-  void SetGatedDeltaNet(const HubDeltaNetSizes& sizes, Attrs& gdn);
+  // Makes an attention's config with heads and attention_bias. The family sets the norms of queries
+  // and keys, and calls ReadMixer when all is set.
+  template <class Config>
+  std::shared_ptr<LayerConfig<Config>> Attention() {
+    auto attention = std::make_shared<LayerConfig<Config>>();
+    FillAttention(attention->fields.shape, attention->names);
+    return attention;
+  }
+  // Makes a config with linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
+  // linear_value_head_dim and linear_conv_kernel_dim.
+  std::shared_ptr<LayerConfig<GatedDeltaNetConfig>> GatedDeltaNet(const HubDeltaNetSizes& sizes);
+  // Reads the other fields of a mixer by its names.
+  void ReadMixer(MixerConfig& mixer) {
+    ReadFields(all_.fields, all_.fields, config_.hidden_size, mixer);
+  }
   // Reads rope_theta from rope_parameters (rope_scaling in older files), else from the top level,
-  // else 10000; likewise partial_rotary_factor. `layout`: the field "rope" of docs/model-format.md.
-  void SetRope(std::string_view layout, Attrs& model, const HubRope& rope = {});
+  // else 10000; likewise partial_rotary_factor. Call it after all else of `attention` is set.
+  template <class Config>
+  void SetRope(RopeSpec::Layout layout, LayerConfig<Config>& attention, const HubRope& rope = {}) {
+    attention.fields.input.rope.layout = layout;
+    FillRope(attention.fields.shape.head_dim, attention.fields.input.rope, attention.names, rope);
+  }
   // Reads the list `field`; if absent, layer i has type default_type(i).
   std::vector<std::string> LayerTypes(const char* field, std::span<const HubLayer> known,
                                       const std::function<std::string(int)>& default_type);
-  // Adds a layer with a gated SiLU feed-forward for each type; the mixers read mixer_fields[0].
+  // Adds a layer with a gated SiLU feed-forward for each type. mixers: of the known types.
   void AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
+                 const std::vector<std::shared_ptr<MixerConfig>>& mixers,
                  int64_t feed_forward_width);
   // Reads the section "ovq", which no published file has, as ovq_hybrid does, and returns all
   // errors. If a field is wrong, the layers' tensors count as unknown.
   absl::Status Done();
 
  private:
+  void FillAttention(AttentionShape& shape, FieldNames& names);
+  void FillRope(int head_dim, RopeSpec& rope, FieldNames& names, const HubRope& fields);
   const nlohmann::json& Rope() const;
   // A number from Rope(), else from the top level, else the fallback; null if it is null there.
-  nlohmann::json RopeNumber(const char* field, double fallback, std::string& display_name);
+  nlohmann::json RopeNumber(const char* field, double fallback, std::string& name_in_file);
 
-  const nlohmann::json& json_;
-  const Attrs& fields_;
+  ConfigFile& all_;
   AttrReader file_;
   ModelConfig& config_;
   HubSizes sizes_{};

@@ -1,9 +1,11 @@
 // Families of Mamba-2 checkpoints: model_type "mamba2" as transformers and flash-linear-attention
 // write it, and the folders of the authors' own code (state-spaces/mamba), which name no
 // model_type. They have no feed-forwards.
+#include "kernels/mixers/mamba2/mamba2.h"
+
 #include <algorithm>
+#include <memory>
 #include <string>
-#include <utility>
 
 #include "base/problems.h"
 #include "model/families/family.h"
@@ -13,32 +15,34 @@
 namespace ovq {
 namespace {
 
-// Adds all layers with these mixer fields, for all three formats. is_wrong: a field of the file is
-// invalid, so the tensors count as unknown.
-void SetLayers(Attrs mixer, bool is_wrong, ModelConfig& config) {
-  MixerFields& fields = config.mixer_fields.emplace_back();
-  fields.model.Set("rms_norm_eps", double{config.norm.eps}, "norm_eps");
-  fields.sections["mamba2"] = std::move(mixer);
+using Mamba = LayerConfig<Mamba2Config>;
+
+// Reads the mixer's fields from `in_file` and adds all layers, for all three formats. is_wrong: a
+// field of the file is invalid, so the tensors count as unknown.
+void AddLayers(const Attrs& in_file, const std::shared_ptr<Mamba>& mixer, bool is_wrong,
+               ModelConfig& config) {
+  mixer->fields.norm_eps = config.norm.eps;
+  ReadFields(in_file, in_file, config.hidden_size, *mixer);
   config.final_norm = config.norm;
-  LayerSpec layer;
-  layer.type = "mamba2";
-  layer.is_wrong = is_wrong;
-  config.layers.assign(static_cast<size_t>(config.n_layers), layer);
+  config.layers.assign(
+      static_cast<size_t>(config.n_layers),
+      {.type = "mamba2", .mixer = mixer, .feed_forward = {}, .is_wrong = is_wrong});
 }
 
 // The number of heads of a file that gives only the expansion factor of the inner width.
-int64_t HeadsFor(AttrReader& file, std::string_view expand_field, int64_t hidden_size,
-                 int64_t head_dim) {
-  const double expand = file.FloatOr(expand_field, 2.0, 0.001, 1024.0);
-  return static_cast<int64_t>(expand * static_cast<double>(hidden_size)) /
-         std::max<int64_t>(head_dim, 1);
+int HeadsFor(AttrReader& file, int64_t hidden_size, int64_t head_dim) {
+  const double expand = file.FloatOr("expand", 2.0, 0.001, 1024.0);
+  return static_cast<int>(static_cast<int64_t>(expand * static_cast<double>(hidden_size)) /
+                          head_dim);
 }
 
-struct FieldName {
-  const char *in_file, *name;
-};
+// The name of a field that files write in two ways.
+std::string Either(const Attrs& fields, const char* name, const char* other) {
+  return fields.Has(name) ? name : other;
+}
 
-absl::Status ReadHub(const nlohmann::json&, const Attrs& fields, ModelConfig& config) {
+absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
+  const Attrs& fields = all.fields;
   AttrReader file(fields);
   constexpr std::string_view kActivations[] = {"silu", "swish"};
   config.vocab_size = file.Int("vocab_size", 1, kMaxVocab);
@@ -48,20 +52,23 @@ absl::Status ReadHub(const nlohmann::json&, const Attrs& fields, ModelConfig& co
   config.norm.eps = static_cast<float>(file.FloatOr(eps, 1e-5, 0.0, 1.0));
   config.tie_word_embeddings = file.BoolOr("tie_word_embeddings", false);
   file.ChoiceOr("hidden_act", kActivations);
-  const int64_t head_dim = file.IntOr("head_dim", 64, 1, kMaxHiddenSize);
-  Attrs mixer;
-  mixer.Set("head_dim", head_dim, "head_dim");
-  mixer.Set("num_heads", HeadsFor(file, "expand", config.hidden_size, head_dim), "expand");
-  constexpr FieldName kFields[] = {
-      {"num_heads", "num_heads"},     {"expand", "expand"},
-      {"state_size", "state_size"},   {"n_groups", "n_groups"},
-      {"conv_kernel", "conv_kernel"}, {"use_conv_bias", "use_conv_bias"},
-      {"use_bias", "use_bias"},       {"rms_norm", "rmsnorm"},
-      {"rmsnorm", "rmsnorm"},         {"norm_before_gate", "norm_before_gate"},
-      {"D_has_hdim", "D_has_hdim"},   {"time_step_limit", "dt_limit"},
-      {"dt_limit", "dt_limit"}};
-  for (const FieldName& field : kFields) fields.CopyTo(mixer, field.in_file, field.name);
-  SetLayers(std::move(mixer), !file.ok(), config);
+  const auto mixer = std::make_shared<Mamba>();
+  const int64_t head_dim = Peek(fields, "head_dim", mixer->fields.head_dim, kMaxHiddenSize);
+  mixer->fields.n_heads = HeadsFor(file, config.hidden_size, head_dim);
+  const bool has_heads = fields.Has("num_heads");
+  mixer->names = {{"num_heads", has_heads ? "num_heads" : "expand", /*is_filled=*/!has_heads},
+                  {"head_dim"},
+                  {"expand"},
+                  {"state_size"},
+                  {"n_groups"},
+                  {"conv_kernel"},
+                  {"use_conv_bias"},
+                  {"use_bias"},
+                  {"rmsnorm", Either(fields, "rmsnorm", "rms_norm")},
+                  {"norm_before_gate"},
+                  {"D_has_hdim"},
+                  {"dt_limit", Either(fields, "dt_limit", "time_step_limit")}};
+  AddLayers(fields, mixer, !file.ok(), config);
   return file.status();
 }
 
@@ -79,7 +86,9 @@ void RefuseOthers(const nlohmann::json& json, const Attrs& ssm, AttrReader& file
   if (ssm.Has("d_ssm")) ssm_file.Fail("d_ssm", "expected null: it is not supported");
 }
 
-absl::Status ReadStateSpaces(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
+absl::Status ReadStateSpaces(ConfigFile& all, ModelConfig& config) {
+  const nlohmann::json& json = all.json;
+  const Attrs& fields = all.fields;
   Attrs ssm("ssm_cfg.");
   const auto section = json.find("ssm_cfg");
   if (!section->is_object()) return fields.Error("ssm_cfg", "expected an object");
@@ -96,19 +105,22 @@ absl::Status ReadStateSpaces(const nlohmann::json& json, const Attrs& fields, Mo
                  .eps = static_cast<float>(file.FloatOr("norm_epsilon", 1e-5, 0.0, 1.0)),
                  .bias = !is_rms};
   config.tie_word_embeddings = file.BoolOr("tie_embeddings", true);
-  const int64_t head_dim = ssm_file.IntOr("headdim", 64, 1, kMaxHiddenSize);
-  Attrs mixer;
-  mixer.Set("head_dim", head_dim, "ssm_cfg.headdim");
-  mixer.Set("num_heads", HeadsFor(ssm_file, "expand", config.hidden_size, head_dim),
-            "ssm_cfg.expand");
-  constexpr FieldName kFields[] = {
-      {"expand", "expand"},           {"d_state", "state_size"},
-      {"ngroups", "n_groups"},        {"d_conv", "conv_kernel"},
-      {"conv_bias", "use_conv_bias"}, {"bias", "use_bias"},
-      {"rmsnorm", "rmsnorm"},         {"norm_before_gate", "norm_before_gate"},
-      {"D_has_hdim", "D_has_hdim"},   {"dt_limit", "dt_limit"}};
-  for (const FieldName& field : kFields) ssm.CopyTo(mixer, field.in_file, field.name);
-  SetLayers(std::move(mixer), !file.ok() || !ssm_file.ok(), config);
+  const auto mixer = std::make_shared<Mamba>();
+  const int64_t head_dim = Peek(ssm, "headdim", mixer->fields.head_dim, kMaxHiddenSize);
+  mixer->fields.n_heads = HeadsFor(ssm_file, config.hidden_size, head_dim);
+  mixer->names = {{"num_heads", "expand", /*is_filled=*/true},
+                  {"head_dim", "headdim"},
+                  {"expand"},
+                  {"state_size", "d_state"},
+                  {"n_groups", "ngroups"},
+                  {"conv_kernel", "d_conv"},
+                  {"use_conv_bias", "conv_bias"},
+                  {"use_bias", "bias"},
+                  {"rmsnorm"},
+                  {"norm_before_gate"},
+                  {"D_has_hdim"},
+                  {"dt_limit"}};
+  AddLayers(ssm, mixer, !file.ok() || !ssm_file.ok(), config);
   absl::Status problems = file.status();
   AddProblems(problems, ssm_file.status());
   return problems;

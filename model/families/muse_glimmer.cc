@@ -3,10 +3,12 @@
 // norms before and after every part; lists say which layers slide and which have RoPE. Defaults are
 // those of transformers' code.
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
@@ -31,28 +33,42 @@ void ReadEnds(AttrReader& file, ModelConfig& config) {
   if (config.tie_word_embeddings) file.Fail("tie_word_embeddings", "expected false");
 }
 
-void SetAttention(HubReader& reader, const ModelConfig& config, bool turns, Attrs& model) {
-  AttrReader& file = reader.file();
-  reader.SetAttention(model);
-  AttrReader shape(model);
-  const auto head_dim = static_cast<double>(shape.IntOr("head_dim", 1, 1, kMaxHiddenSize));
+template <class Config>
+std::shared_ptr<LayerConfig<Config>> Attention(HubReader& reader, const ModelConfig& config,
+                                               bool turns) {
+  auto attention = reader.Attention<Config>();
+  AttentionInput& input = attention->fields.input;
   // Older files include sqrt(head_dim) in the factor, which is then above 10.
-  const double factor = file.FloatOr("qk_scale_factor", 3.87, 0, 10);
-  model.Set("qk_norm", std::string("rms"));
-  model.Set("qk_norm_eps", double{config.norm.eps});
-  model.Set("qk_norm_weight", std::string("none"));
-  model.Set("score_scale", factor / std::sqrt(head_dim), "qk_scale_factor");
-  model.Set("output_gate", true);
-  model.Set("sliding_window", file.IntOr("sliding_window", 2048, 2, kMaxWindow));
-  model.Set("rope", std::string("none"));
-  if (turns) reader.SetRope("halves", model);
+  const double factor = reader.file().FloatOr("qk_scale_factor", 3.87, 0, 10);
+  const double head_dim = attention->fields.shape.head_dim;
+  input.norm = HeadNorm::kRms;
+  input.norm_eps = config.norm.eps;
+  input.norm_weight = NormWeightKind::kNone;
+  input.score_scale = static_cast<float>(factor / std::sqrt(head_dim));
+  attention->names.push_back({"score_scale", "qk_scale_factor", /*is_filled=*/true});
+  input.gate = true;
+  input.rope.dims = 0;
+  if (turns) reader.SetRope(RopeSpec::Layout::kHalves, *attention);
+  return attention;
+}
+
+std::shared_ptr<MixerConfig> Full(HubReader& reader, const ModelConfig& config, bool turns) {
+  auto full = Attention<FullConfig>(reader, config, turns);
+  reader.ReadMixer(*full);
+  return full;
+}
+
+std::shared_ptr<MixerConfig> Sliding(HubReader& reader, const ModelConfig& config, bool turns) {
+  auto sliding = Attention<SlidingConfig>(reader, config, turns);
+  sliding->fields.window = 2048;
+  reader.file().Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
+  reader.ReadMixer(*sliding);
+  return sliding;
 }
 
 // layer_rope_theta only says whether a layer has RoPE; its base is that of rope_parameters. Refuses
 // other bases.
-void CheckThetas(const std::vector<double>& thetas, const Attrs& rotary, AttrReader& file) {
-  AttrReader reader(rotary);
-  const double theta = reader.FloatOr("rope_theta", 0, 0, kMaxTheta);
+void CheckThetas(const std::vector<double>& thetas, double theta, AttrReader& file) {
   for (size_t i = 0; i < thetas.size() && file.ok(); ++i) {
     if (thetas[i] == 0 || thetas[i] == theta) continue;
     file.Fail(absl::StrCat("layer_rope_theta[", i, "]"),
@@ -60,32 +76,33 @@ void CheckThetas(const std::vector<double>& thetas, const Attrs& rotary, AttrRea
   }
 }
 
-absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
-  HubReader reader(json, fields, config);
+absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+  HubReader reader(config_file, config);
   AttrReader& file = reader.file();
   reader.ReadSizes({202048, 6656, 52, 32, 2, 128}, /*is_tied=*/false, "hidden_activation");
   reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = NormWeightKind::kOnePlus});
   ReadEnds(file, config);
-  enum { kRotary, kWithoutPositions };
-  config.mixer_fields.resize(2);
-  for (int kind : {kRotary, kWithoutPositions}) {
-    SetAttention(reader, config, kind == kRotary, config.mixer_fields[kind].model);
-  }
+  const std::vector rotary = {Sliding(reader, config, true), Full(reader, config, true)};
+  const std::vector without_positions = {Sliding(reader, config, false),
+                                         Full(reader, config, false)};
   const int last = config.n_layers - 1;
   const auto is_full = [last](int i) { return (last - i) % 4 == 0; };
   std::vector<double> thetas;
   for (int i = 0; i <= last; ++i) thetas.push_back(is_full(i) ? 0 : 1);
-  if (fields.Has("layer_rope_theta")) {
+  if (config_file.fields.Has("layer_rope_theta")) {
     thetas = file.FloatsOr("layer_rope_theta", thetas, 0, kMaxTheta);
-    CheckThetas(thetas, config.mixer_fields[kRotary].model, file);
+    CheckThetas(thetas, rotary.front()->attention()->input.rope.theta, file);
   }
   const auto types = reader.LayerTypes("layer_types", kLayers, [&](int i) {
     return std::string(is_full(i) ? "full_attention" : "sliding_attention");
   });
-  reader.AddLayers(types, kLayers, file.IntOr("intermediate_size", 19968, 1, kMaxHiddenSize));
+  reader.AddLayers(types, kLayers, rotary,
+                   file.IntOr("intermediate_size", 19968, 1, kMaxHiddenSize));
   for (size_t i = 0; i < config.layers.size() && i < thetas.size(); ++i) {
-    config.layers[i].fields = thetas[i] != 0 ? kRotary : kWithoutPositions;
-    config.layers[i].norm_after = true;
+    LayerSpec& layer = config.layers[i];
+    layer.norm_after = true;
+    if (thetas[i] != 0 || layer.mixer == nullptr) continue;
+    layer.mixer = without_positions[layer.type == "sliding_attention" ? 0 : 1];
   }
   return reader.Done();
 }

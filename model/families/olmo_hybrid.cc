@@ -1,8 +1,8 @@
 // Family olmo_hybrid of transformers: gated delta nets with norms before their parts, and softmax
 // attention with norms after them, with or without RoPE. Defaults are those of transformers' code.
-#include <algorithm>
 #include <string>
 
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
@@ -12,29 +12,36 @@ namespace {
 constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
                                 {"full_attention", "full_attention"}};
 
-absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
-  HubReader reader(json, fields, config);
+absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+  HubReader reader(config_file, config);
   AttrReader& file = reader.file();
   reader.ReadSizes({100352, 3840, 32, 30, 0, 0}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6);
   config.post_norm = config.norm;
-  MixerFields& mixer = config.mixer_fields.emplace_back();
-  reader.SetAttention(mixer.model);
-  mixer.model.Set("qk_norm", std::string("rms_all_heads"));
-  mixer.model.Set("qk_norm_eps", double{config.norm.eps});
-  reader.SetRope("halves", mixer.model, {.may_be_null = true});
-  mixer.model.Set("rms_norm_eps", 1e-5);  // of the gated norm, fixed in that code
-  const int64_t n_heads = file.IntOr("num_attention_heads", 30, 1, kMaxHiddenSize);
-  const int64_t n_key_heads = file.IntOr("linear_num_key_heads", n_heads, 1, kMaxHiddenSize);
-  const int64_t key_dim = 3 * config.hidden_size / (4 * std::max<int64_t>(n_key_heads, 1));
-  reader.SetGatedDeltaNet({n_key_heads, n_heads, key_dim, /*value_dim=*/0}, mixer.sections["gdn"]);
-  mixer.sections["gdn"].Set("allow_neg_eigval", file.BoolOr("linear_allow_neg_eigval", true));
+  const auto attention = reader.Attention<FullConfig>();
+  AttentionInput& input = attention->fields.input;
+  input.norm = HeadNorm::kRms;
+  input.norms_all_heads = true;
+  input.norm_eps = config.norm.eps;
+  reader.SetRope(RopeSpec::Layout::kHalves, *attention, {.may_be_null = true});
+  reader.ReadMixer(*attention);
+  const Attrs& fields = config_file.fields;
+  int64_t n_heads = 30;  // if it is wrong, no layer's tensors are known
+  file.Int("num_attention_heads", n_heads, 1, 4096);
+  const int64_t n_key_heads = Peek(fields, "linear_num_key_heads", n_heads, kMaxHiddenSize);
+  const int64_t key_dim = 3 * config.hidden_size / (4 * n_key_heads);
+  const auto gdn = reader.GatedDeltaNet({n_key_heads, n_heads, key_dim, /*value_dim=*/0});
+  gdn->fields.norm_eps = 1e-5f;  // of the gated norm, fixed in that code
+  gdn->fields.negative_eigenvalues = true;
+  gdn->names.push_back({"allow_neg_eigval", "linear_allow_neg_eigval"});
+  reader.ReadMixer(*gdn);
   const int last = config.n_layers - 1;
   const auto types = reader.LayerTypes("layer_types", kLayers, [last](int i) {
     const bool is_full = i % 4 == 3 || (i == last && last < 3);
     return std::string(is_full ? "full_attention" : "linear_attention");
   });
-  reader.AddLayers(types, kLayers, file.IntOr("intermediate_size", 11008, 1, kMaxHiddenSize));
+  reader.AddLayers(types, kLayers, {gdn, attention},
+                   file.IntOr("intermediate_size", 11008, 1, kMaxHiddenSize));
   for (LayerSpec& layer : config.layers) {
     layer.norm_after = layer.type == "full_attention";
     layer.norm_before = !layer.norm_after;

@@ -1,6 +1,8 @@
 // Family ovq_hybrid, the project's own format (docs/model-format.md): field and tensor names are
 // the decoder's. Unread fields are errors.
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,20 +22,20 @@ absl::Status Invalid(std::string_view field, std::string_view what) {
 }
 
 // Reads the file's objects, one for each mixer that has fields of its own.
-absl::Status FillSections(const nlohmann::json& json, MixerFields& fields) {
+absl::Status FillSections(ConfigFile& file) {
   std::vector<std::string> known;
   for (const MixerEntry& entry : MixerRegistry()) {
     if (entry.section.empty()) continue;
     const std::string name(entry.section);
-    if (fields.sections.try_emplace(name, Attrs(absl::StrCat(name, "."))).second) {
+    if (file.sections.try_emplace(name, Attrs(absl::StrCat(name, "."))).second) {
       known.push_back(name);
     }
   }
   absl::Status problems;
-  for (const auto& [key, value] : json.items()) {
+  for (const auto& [key, value] : file.json.items()) {
     if (!value.is_object()) continue;
-    const auto section = fields.sections.find(key);
-    if (section == fields.sections.end()) {
+    const auto section = file.sections.find(key);
+    if (section == file.sections.end()) {
       AddProblems(problems, Invalid(key, absl::StrCat("unknown section; known: ",
                                                       absl::StrJoin(known, ", "))));
       continue;
@@ -74,6 +76,25 @@ void ReadLayers(AttrReader& reader, ModelConfig& config) {
   }
 }
 
+// Reads the fields of the layers' mixers. A layer of unknown type may mean any mixer.
+void ReadMixers(const ConfigFile& file, ModelConfig& config) {
+  std::map<std::string_view, std::shared_ptr<MixerConfig>> of_type;
+  const auto read = [&](const MixerEntry& entry) {
+    std::shared_ptr<MixerConfig>& mixer = of_type[entry.layer_type];
+    if (mixer != nullptr) return mixer;
+    mixer = entry.config();
+    ReadFields(file.fields, file.section(entry.section), config.hidden_size, *mixer);
+    return mixer;
+  };
+  for (LayerSpec& layer : config.layers) {
+    if (const MixerEntry* const entry = FindMixer(layer.type)) {
+      layer.mixer = read(*entry);
+    } else {
+      for (const MixerEntry& any : MixerRegistry()) read(any);
+    }
+  }
+}
+
 // Reads what comes before the first layer and after the last.
 void ReadEnds(AttrReader& reader, ModelConfig& config) {
   const double base = reader.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
@@ -89,18 +110,17 @@ void ReadEnds(AttrReader& reader, ModelConfig& config) {
   config.logit_scale = static_cast<float>(reader.FloatOr("logit_scale", 1.0, 1e-12, 1e12));
 }
 
-absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& config) {
-  config.mixer_fields.emplace_back().model = attrs;
-  MixerFields& fields = config.mixer_fields.back();
+absl::Status Read(ConfigFile& file, ModelConfig& config) {
+  const Attrs& fields = file.fields;
   // Fields that are read for every family, and those that mixers share even if no layer reads them.
   for (const char* field :
        {"model_type", "bos_token_id", "eos_token_id", "torch_dtype", "dtype", "tokenizer",
         "tokenizer_byte_offset", "num_attention_heads", "num_key_value_heads", "head_dim",
         "value_head_dim", "sliding_window", "rope_theta"}) {
-    fields.model.Ignore(field);
+    fields.Ignore(field);
   }
-  absl::Status problems = FillSections(json, fields);
-  AttrReader reader(fields.model), values(fields.model);  // fields that shape tensors, and others
+  absl::Status problems = FillSections(file);
+  AttrReader reader(fields), values(fields);  // fields that shape tensors, and others
   constexpr std::string_view kActivations[] = {"silu"};
   config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
   config.hidden_size = reader.Int("hidden_size", 1, kMaxHiddenSize);
@@ -110,6 +130,7 @@ absl::Status Read(const nlohmann::json& json, const Attrs& attrs, ModelConfig& c
   values.ChoiceOr("hidden_act", kActivations);
   ReadEnds(reader, config);
   ReadLayers(reader, config);
+  ReadMixers(file, config);
   AddProblems(problems, reader.status());
   AddProblems(problems, values.status());
   return problems;

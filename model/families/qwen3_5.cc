@@ -1,9 +1,11 @@
 // Family of Qwen3.5's dense text models: model_type "qwen3_5", with the text model's fields in an
 // object of their own, and "qwen3_5_text" of transformers. Gated delta nets and gated softmax
 // attention. Defaults are those of transformers' code.
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
@@ -13,21 +15,22 @@ namespace {
 constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
                                 {"full_attention", "full_attention"}};
 
-void SetMixers(HubReader& reader, const ModelConfig& config, MixerFields& mixer) {
-  AttrReader& file = reader.file();
-  reader.SetAttention(mixer.model);
-  mixer.model.Set("rms_norm_eps", double{config.norm.eps});
-  mixer.model.Set("qk_norm", std::string("rms"));
-  mixer.model.Set("qk_norm_eps", double{config.norm.eps});
-  mixer.model.Set("qk_norm_weight", std::string("one_plus"));
-  mixer.model.Set("output_gate", true);
-  mixer.model.Set("output_gate_bias", file.BoolOr("attention_bias", false));
-  reader.SetRope("halves", mixer.model, {.partial = 0.25});
-  reader.SetGatedDeltaNet({16, 32, 128, 128}, mixer.sections["gdn"]);
+std::shared_ptr<MixerConfig> Attention(HubReader& reader, const ModelConfig& config) {
+  auto attention = reader.Attention<FullConfig>();
+  AttentionInput& input = attention->fields.input;
+  input.norm = HeadNorm::kRms;
+  input.norm_eps = config.norm.eps;
+  input.norm_weight = NormWeightKind::kOnePlus;
+  input.gate = true;
+  attention->names.push_back({"output_gate_bias", "attention_bias"});
+  reader.SetRope(RopeSpec::Layout::kHalves, *attention, {.partial = 0.25});
+  reader.ReadMixer(*attention);
+  return attention;
 }
 
-absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& config) {
-  HubReader reader(json, fields, config);
+absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+  const nlohmann::json& json = config_file.json;
+  HubReader reader(config_file, config);
   AttrReader& file = reader.file();
   reader.ReadSizes({248320, 4096, 32, 16, 4, 256}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6, {.weight = NormWeightKind::kOnePlus});
@@ -38,19 +41,21 @@ absl::Status Read(const nlohmann::json& json, const Attrs& fields, ModelConfig& 
   if (dense != json.end() && !dense->is_null() && !dense->empty()) {
     file.Fail("mlp_only_layers", "expected none: what it asks for is not supported");
   }
-  SetMixers(reader, config, config.mixer_fields.emplace_back());
+  const auto gdn = reader.GatedDeltaNet({16, 32, 128, 128});
+  reader.ReadMixer(*gdn);
+  const auto attention = Attention(reader, config);
   const int64_t every = file.IntOr("full_attention_interval", 4, 1, kMaxLayers);
   const auto types = reader.LayerTypes("layer_types", kLayers, [every](int i) {
     return std::string((i + 1) % every == 0 ? "full_attention" : "linear_attention");
   });
-  reader.AddLayers(types, kLayers, file.IntOr("intermediate_size", 12288, 1, kMaxHiddenSize));
+  reader.AddLayers(types, kLayers, {gdn, attention},
+                   file.IntOr("intermediate_size", 12288, 1, kMaxHiddenSize));
   return reader.Done();
 }
 
 // q_proj holds each head's query rows followed by its gate rows.
 TensorInFile HalfPerHead(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
-  AttrReader model(config.fields(tensor.layer).model);
-  const int64_t head_dim = model.Int("head_dim", 1, kMaxHiddenSize);
+  const int64_t head_dim = config.layers[tensor.layer].mixer->attention()->shape.head_dim;
   const int64_t row = shape.rank() == 2 ? shape[1] : 1;  // row length of a weight; 1 for a bias
   const bool is_gate = tensor.leaf.starts_with("self_attn.g_proj.");
   constexpr Renamed kGate[] = {{"self_attn.g_proj.", "self_attn.q_proj."}};

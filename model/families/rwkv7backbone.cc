@@ -3,11 +3,16 @@
 // those of that code.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
+#include "kernels/mixers/bswa/bswa.h"
+#include "kernels/mixers/kvm/kvm.h"
+#include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 
 namespace ovq {
@@ -36,7 +41,7 @@ int64_t GateRank(int64_t width) {
   return std::max<int64_t>(32, 32 * static_cast<int64_t>(steps));
 }
 
-// Reads the file's fields under its own names and passes mixers theirs.
+// Reads the file's fields and fills in the configs of its mixers.
 class Reader {
  public:
   Reader(const Attrs& fields, ModelConfig& config)
@@ -55,34 +60,44 @@ class Reader {
   std::string ReadMixer(const std::string& field, const std::string& fallback);
   void ReadLayers();
   FeedForwardSpec ReadFeedForward();
-  MixerFields MakeMixerFields(const Kind& kind);
-  void SetRope(const Kind& kind, Attrs& model);
-  void SetInput(const Kind& kind, Attrs& model);
-  void SetOvq(Attrs& ovq);
-  void SetKvm(Attrs& kvm);
-  void SetFlag(const std::string& from, bool fallback, Attrs& to, const std::string& name) {
-    to.Set(name, file_.FlagOr(from, fallback), from);
+  std::shared_ptr<MixerConfig> ReadMixer(const Kind& kind);
+  // A config with all that attentions have in common.
+  template <class Config>
+  std::shared_ptr<LayerConfig<Config>> Attention(const Kind& kind) {
+    auto attention = std::make_shared<LayerConfig<Config>>();
+    attention->fields.shape = shape_;
+    attention->names = {{"head_dim", "d_qk_head", true}, {"value_head_dim", "d_v_head", true}};
+    attention->fields.input = ReadInput(kind, attention->names);
+    return attention;
   }
+  AttentionInput ReadInput(const Kind& kind, FieldNames& names);
+  void ReadRope(const Kind& kind, RopeSpec& rope, FieldNames& names);
+  std::shared_ptr<MixerConfig> Sliding(const Kind& kind);
+  std::shared_ptr<MixerConfig> Ovq(const Kind& kind);
+  std::shared_ptr<MixerConfig> Kvm(const Kind& kind);
 
   const Attrs& fields_;
   AttrReader file_;
   ModelConfig& config_;
-  int64_t n_heads_ = 0, head_dim_ = 0, value_head_dim_ = 0;
+  AttentionShape shape_;
 };
 
 void Reader::ReadSizes() {
   config_.vocab_size = file_.IntOr("vocab_size", 50304, 1, kMaxVocab);
   config_.hidden_size = file_.IntOr("hidden_size", 768, 1, kMaxHiddenSize);
   config_.n_layers = static_cast<int>(file_.IntOr("num_hidden_layers", 12, 1, kMaxLayers));
-  n_heads_ = file_.IntOr("num_attention_heads", 6, 1, kMaxHiddenSize);
+  shape_.n_heads = 6;
+  file_.Int("num_attention_heads", shape_.n_heads, 1, kMaxHiddenSize);
   if (!file_.ok()) return;
-  const int64_t share = std::max<int64_t>(1, config_.hidden_size / n_heads_);
-  const int64_t head_dim = file_.IntOr("d_head", share, 1, kMaxHiddenSize);
-  head_dim_ = file_.IntOr("d_qk_head", head_dim, 1, kMaxHiddenSize);
-  value_head_dim_ = file_.IntOr("d_v_head", head_dim, 1, kMaxHiddenSize);
-  if (file_.IntOr("num_key_value_heads", n_heads_, 1, kMaxHiddenSize) != n_heads_) {
+  const int64_t share = std::max<int64_t>(1, config_.hidden_size / shape_.n_heads);
+  shape_.head_dim = static_cast<int>(share);
+  file_.Int("d_head", shape_.head_dim, 1, kMaxHiddenSize);
+  shape_.value_head_dim = shape_.head_dim;
+  file_.Int("d_qk_head", shape_.head_dim, 1, kMaxHiddenSize);
+  file_.Int("d_v_head", shape_.value_head_dim, 1, kMaxHiddenSize);
+  if (file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize) != shape_.n_heads) {
     file_.Fail("num_key_value_heads",
-               absl::StrCat("expected num_attention_heads = ", n_heads_, " or null"));
+               absl::StrCat("expected num_attention_heads = ", shape_.n_heads, " or null"));
   }
 }
 
@@ -113,83 +128,101 @@ std::string Reader::ReadMixer(const std::string& field, const std::string& fallb
   return name;
 }
 
-void Reader::SetRope(const Kind& kind, Attrs& model) {
+void Reader::ReadRope(const Kind& kind, RopeSpec& rope, FieldNames& names) {
   const std::string dims_field = kind.rope + "rope_partial_dim";
   const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
-  const bool turns = dims > 0 && kind.name != "ovq";  // "ovq" has no RoPE
-  model.Set("rope", std::string(turns ? "pairs" : "none"), dims_field);
-  model.Set("rope_dims", dims, dims_field);
-  fields_.CopyTo(model, kind.rope + "rope_theta", "rope_theta");
+  rope.layout = RopeSpec::Layout::kPairs;
+  rope.dims = kind.name == "ovq" ? 0 : static_cast<int>(dims);  // "ovq" has no RoPE
   // The original code always rounds these and the values of KVM's state; bfloat16 models were
   // trained with the rounding.
-  model.Set("rope_rounds_to_bfloat16", config_.weights_dtype == DType::kBF16);
+  rope.rounds_to_bf16 = config_.weights_dtype == DType::kBF16;
+  names.push_back({"rope_dims", dims_field, /*is_filled=*/true});
+  names.push_back({"rope_theta", kind.rope + "rope_theta"});
 }
 
-void Reader::SetInput(const Kind& kind, Attrs& model) {
+AttentionInput Reader::ReadInput(const Kind& kind, FieldNames& names) {
+  AttentionInput input;
+  input.norm = kind.name == "ovq" ? HeadNorm::kL2 : HeadNorm::kLayer;
+  ReadRope(kind, input.rope, names);
   constexpr std::string_view kShifts[] = {"rwkv", "none"};
   const std::string fields_of = kind.name == "gptalpha_bswa" ? "gptalpha" : kind.name;
   const bool shifts = file_.ChoiceOr(fields_of + "_token_shift_mode", kShifts) == 0;
-  model.Set("token_shift", file_.FlagOr("use_tokenshift_att", false) && shifts);
+  input.token_shift = file_.FlagOr("use_tokenshift_att", false) && shifts;
+  using enum AttentionInput::ValueResidual;
   constexpr std::string_view kResiduals[] = {"rwkv", "linear", "rwkv_post_tokenshift"};
-  constexpr const char* kOurs[] = {"gated", "linear", "gated_after_shift"};
+  constexpr AttentionInput::ValueResidual kOurs[] = {kGated, kLinear, kGatedAfterShift};
   const std::string residual_field = fields_of + "_value_residual_mode";
   const int residual = file_.ChoiceOr(residual_field, kResiduals);
-  if (!file_.FlagOr("use_value_residual", true)) return;
-  model.Set("value_residual", std::string(kOurs[residual]), residual_field);
-  model.Set("value_residual_layer", int64_t{kind.value_layer});
-  model.Set("value_gate_rank", GateRank(config_.hidden_size));
+  if (!file_.FlagOr("use_value_residual", true)) return input;
+  input.value_residual = kOurs[residual];
+  input.value_layer = kind.value_layer;
+  input.gate_rank = GateRank(config_.hidden_size);
+  names.push_back({"value_residual", residual_field, /*is_filled=*/true});
+  return input;
 }
 
-void Reader::SetOvq(Attrs& ovq) {
-  fields_.CopyTo(ovq, "ovq_chunk_size", "chunk_size");
-  fields_.CopyTo(ovq, "ovq_max_centroids", "max_centroids");
-  SetFlag("ovq_normalize_centroids", false, ovq, "normalize_centroids");
-  SetFlag("ovq_use_min_state_size", false, ovq, "min_state_size");
-  SetFlag("ovq_use_counts_for_lr_only", false, ovq, "counts_for_rates_only");
-  SetFlag("ovq_use_delta_rule", false, ovq, "delta_rule");
+std::shared_ptr<MixerConfig> Reader::Sliding(const Kind& kind) {
+  const auto sliding = Attention<SlidingConfig>(kind);
+  const bool has_own = file_.IntOr("swa_window_size", -1, -1, kMaxWindow) > 0;
+  const char* const field = has_own ? "swa_window_size" : "chunk_len";
+  sliding->fields.window = 256;
+  sliding->names.push_back({"sliding_window", field});
+  return sliding;
 }
 
-void Reader::SetKvm(Attrs& kvm) {
+std::shared_ptr<MixerConfig> Reader::Ovq(const Kind& kind) {
+  const auto ovq = Attention<OvqConfig>(kind);
+  ovq->names.insert(ovq->names.end(),
+                    {{"chunk_size", "ovq_chunk_size"},
+                     {"max_centroids", "ovq_max_centroids"},
+                     {"min_state_size", "ovq_use_min_state_size", true},
+                     {"normalize_centroids", "ovq_normalize_centroids", true},
+                     {"counts_for_rates_only", "ovq_use_counts_for_lr_only", true},
+                     {"delta_rule", "ovq_use_delta_rule", true}});
+  OvqConfig& fields = ovq->fields;
+  fields.normalize_centroids = file_.FlagOr("ovq_normalize_centroids", false);
+  fields.min_state_size = file_.FlagOr("ovq_use_min_state_size", false);
+  fields.counts_for_rates_only = file_.FlagOr("ovq_use_counts_for_lr_only", false);
+  fields.delta_rule = file_.FlagOr("ovq_use_delta_rule", false);
+  return ovq;
+}
+
+std::shared_ptr<MixerConfig> Reader::Kvm(const Kind& kind) {
+  const auto kvm = Attention<KvmConfig>(kind);
   for (const char* field : {"chunk_len", "n_bswa_chunks", "sink_len", "state_budget_mode",
                             "state_growth_factor", "state_growth_exponent", "state_round_down",
                             "state_min_len", "state_saturation_n", "n_max_d_chunks"}) {
-    fields_.CopyTo(kvm, field, field);
+    kvm->names.push_back({field});
   }
+  kvm->names.push_back({"masked_dims", "rope_partial_dim", /*is_filled=*/true});
+  kvm->names.push_back({"use_vlens", "kvm_use_vlens", /*is_filled=*/true});
+  KvmConfig& fields = kvm->fields;
   // The state's slots see only the channels without RoPE: the first rope_partial_dim (the main
   // mixer's field) are masked, or all of them if it is 0.
   const int64_t dims = file_.IntOr("rope_partial_dim", 64, 0, kMaxHiddenSize);
-  kvm.Set("masked_dims", dims > 0 ? dims : head_dim_, "rope_partial_dim");
-  SetFlag("kvm_use_merge_gate_keys", true, kvm, "use_merge_gate_keys");
-  SetFlag("kvm_use_merge_gate_values", true, kvm, "use_merge_gate_values");
-  SetFlag("kvm_use_head_temps", true, kvm, "use_head_temps");
-  SetFlag("kvm_use_vlens", true, kvm, "use_vlens");
-  kvm.Set("values_round_to_bfloat16", config_.weights_dtype == DType::kBF16);
-  SetFlag("kvm_apply_merge_gate_to_initial_state", false, kvm, "apply_merge_gate_to_initial_state");
-  SetFlag("kvm_apply_merge_gate_to_appends", true, kvm, "apply_merge_gate_to_appends");
+  fields.masked_dims = dims > 0 ? static_cast<int>(dims) : shape_.head_dim;
+  fields.gate_keys = file_.FlagOr("kvm_use_merge_gate_keys", true);
+  fields.gate_values = file_.FlagOr("kvm_use_merge_gate_values", true);
+  fields.gate_first = file_.FlagOr("kvm_apply_merge_gate_to_initial_state", false);
+  fields.gate_appends = file_.FlagOr("kvm_apply_merge_gate_to_appends", true);
+  fields.head_temps = file_.FlagOr("kvm_use_head_temps", true);
+  fields.value_lengths = file_.FlagOr("kvm_use_vlens", true);
+  fields.round_values = config_.weights_dtype == DType::kBF16;
+  return kvm;
 }
 
-MixerFields Reader::MakeMixerFields(const Kind& kind) {
-  MixerFields fields;
-  Attrs& model = fields.model;
-  model.Set("num_attention_heads", n_heads_);
-  model.Set("head_dim", head_dim_, "d_qk_head");
-  model.Set("value_head_dim", value_head_dim_, "d_v_head");
-  model.Set("qk_norm", std::string(kind.name == "ovq" ? "l2" : "layer"));
-  SetRope(kind, model);
-  SetInput(kind, model);
-  if (kind.name == "swa") {
-    const bool has_own = file_.IntOr("swa_window_size", -1, -1, kMaxWindow) > 0;
-    const char* field = has_own ? "swa_window_size" : "chunk_len";
-    model.Set("sliding_window", file_.IntOr(field, 256, 1, kMaxWindow), field);
-  }
+std::shared_ptr<MixerConfig> Reader::ReadMixer(const Kind& kind) {
+  std::shared_ptr<MixerConfig> mixer;
+  if (kind.name == "swa") mixer = Sliding(kind);
+  if (kind.name == "gptalpha") mixer = Attention<FullConfig>(kind);
+  if (kind.name == "gptalpha_bswa") mixer = Attention<BlockSlidingConfig>(kind);
+  if (kind.name == "ovq") mixer = Ovq(kind);
+  if (kind.name == "kvm") mixer = Kvm(kind);
   if (kind.name == "gptalpha_bswa") {
-    for (const char* field : {"chunk_len", "n_bswa_chunks", "sink_len"}) {
-      fields_.CopyTo(fields.sections["bswa"], field, field);
-    }
+    mixer->names.insert(mixer->names.end(), {{"chunk_len"}, {"n_bswa_chunks"}, {"sink_len"}});
   }
-  if (kind.name == "ovq") SetOvq(fields.sections["ovq"]);
-  if (kind.name == "kvm") SetKvm(fields.sections["kvm"]);
-  return fields;
+  ReadFields(fields_, fields_, config_.hidden_size, *mixer);
+  return mixer;
 }
 
 FeedForwardSpec Reader::ReadFeedForward() {
@@ -215,11 +248,12 @@ void Reader::ReadLayers() {
   const bool shares_values = file_.FlagOr("alt_share_v0", false);
   const FeedForwardSpec feed_forward = ReadFeedForward();
   if (!file_.ok()) return;
-  config_.mixer_fields.push_back(MakeMixerFields({main, "", alternates && !shares_values ? 1 : 0}));
-  if (alternates) config_.mixer_fields.push_back(MakeMixerFields({alt, "alt_", 0}));
+  const auto of_main = ReadMixer({main, "", alternates && !shares_values ? 1 : 0});
+  const auto of_alt = alternates ? ReadMixer({alt, "alt_", 0}) : of_main;
   for (int i = 0; i < config_.n_layers; ++i) {
     const bool is_alt = alternates && i % every == 0;
-    config_.layers.push_back({LayerType(is_alt ? alt : main), is_alt ? 1 : 0, feed_forward});
+    config_.layers.push_back(
+        {LayerType(is_alt ? alt : main), is_alt ? of_alt : of_main, feed_forward});
   }
   config_.skip_connections = file_.FlagOr("use_skip_connections", false);
   const int half = config_.n_layers / 2;
@@ -245,8 +279,8 @@ absl::Status Reader::Read() {
   return file_.status();
 }
 
-absl::Status Read(const nlohmann::json&, const Attrs& fields, ModelConfig& config) {
-  return Reader(fields, config).Read();
+absl::Status Read(ConfigFile& file, ModelConfig& config) {
+  return Reader(file.fields, config).Read();
 }
 
 struct Renamed {

@@ -40,7 +40,7 @@ class Inspection {
   void Tell(const absl::Status& problems) { AddProblems(problems_, problems); }
   void InspectWeights();
   absl::StatusOr<StateLayout> PlanLayout(const ModelConfig& config) const;
-  void AddSessions(CachePolicy policy, const StateLayout& layout, std::vector<int64_t> caps);
+  void AddSessions(const CachePolicy& policy, const StateLayout& layout, std::vector<int64_t> caps);
   void InspectSessions();
   void InspectTokenizer();
   void InspectChatFormat();
@@ -83,7 +83,7 @@ absl::StatusOr<StateLayout> Inspection::PlanLayout(const ModelConfig& config) co
   return PlanStateLayout(config, report_.state_dtype, limits, Device::kCpu, kHostPageBytes);
 }
 
-void Inspection::AddSessions(CachePolicy policy, const StateLayout& layout,
+void Inspection::AddSessions(const CachePolicy& policy, const StateLayout& layout,
                              std::vector<int64_t> caps) {
   if (caps.empty() || !layout.has_slot_cap()) caps = {layout.default_slot_cap()};
   for (const int64_t cap : caps) {
@@ -105,11 +105,12 @@ void Inspection::InspectSessions() {
   if (!IsWhole(config)) return;
   const absl::StatusOr<StateLayout> layout = PlanLayout(config);
   if (!layout.ok()) return Tell(InContext(File("config.json"), layout.status()));
-  AddSessions(CachePolicy::kAsTrained, *layout, options_.slot_caps);
+  AddSessions(CachePolicies().front(), *layout, options_.slot_caps);
   report_.verdict = "served, in bounded memory as config.json says";
   if (!layout->has_unbounded()) return;
   report_.verdict = "served exactly, in memory that grows with a session; nothing bounds it";
-  for (const CachePolicy policy : {CachePolicy::kClosestPair, CachePolicy::kClosestPairAll}) {
+  for (const CachePolicy& policy : CachePolicies()) {
+    if (!policy.is_exact_at_first) continue;
     const absl::StatusOr<ModelConfig> through = LoadConfig(report_.folder, policy);
     if (!through.ok()) continue;
     const absl::StatusOr<StateLayout> bounded = PlanLayout(*through);
@@ -119,7 +120,7 @@ void Inspection::InspectSessions() {
         options_.slot_caps.empty() ? std::vector<int64_t>{2048, 8192, 32768} : options_.slot_caps);
     report_.verdict =
         absl::StrCat("served exactly, in memory that grows with a session; bounded with --memory ",
-                     CachePolicyName(policy), ", exact up to as many tokens as slot_cap");
+                     policy.name, ", exact up to as many tokens as slot_cap");
     return;
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/cache_policy.h"
 #include "model/config.h"
 #include "model/inspect/options.h"
 

@@ -2,10 +2,11 @@
 
 #include <limits>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/flags.h"
 #include "base/status_macros.h"
-#include "kernels/mixers/state.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -21,10 +22,12 @@ Flags Declare(InspectOptions& o) {
   flags.Add("slot-caps", "N,N,...", Integers(o.slot_caps, kMinSlotCap, kMaxSlotCap),
             "dictionary caps of these sessions",
             "the model's default cap; of models that --memory can bound 2048, 8192 and 32768");
-  flags.Add(
-      "state-dtype", "TYPE",
-      Choice(o.state_dtype, {{"f32", DType::kF32}, {"bf16", DType::kBF16}, {"i8", DType::kI8}}),
-      "keys and values in session states", "bf16 for BF16 checkpoints, else f32");
+  std::vector<std::pair<std::string, DType>> state_dtypes;
+  for (const DType dtype : AllSlots::kDTypes) {
+    state_dtypes.emplace_back(absl::AsciiStrToLower(DTypeName(dtype)), dtype);
+  }
+  flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
+            "keys and values in session states", "bf16 for BF16 checkpoints, else f32");
   flags.AddSwitch(
       "json", [&o] { o.json = true; }, "the report as one JSON object");
   flags.AddEnd(

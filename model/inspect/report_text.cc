@@ -56,8 +56,8 @@ void AppendSessions(const FolderReport& report, std::string& text) {
                         StateTypeName(report.state_dtype), "memory", "position", "slot_cap",
                         "live_slots", "state_bytes", "memory_bytes");
   for (const FolderReport::Session& s : report.sessions) {
-    absl::StrAppendFormat(&text, "%16s %12d %9d %11d %16d %16d\n", CachePolicyName(s.cache_policy),
-                          s.position, s.slot_cap, s.live_slots, s.state_bytes, s.memory_bytes);
+    absl::StrAppendFormat(&text, "%16s %12d %9d %11d %16d %16d\n", s.cache_policy.name, s.position,
+                          s.slot_cap, s.live_slots, s.state_bytes, s.memory_bytes);
   }
 }
 
@@ -137,7 +137,7 @@ std::string ReportJson(const FolderReport& report) {
     json["layers"].push_back({{"first", run.first}, {"last", run.last}, {"type", run.type}});
   }
   for (const FolderReport::Session& s : report.sessions) {
-    json["sessions"].push_back({{"memory", CachePolicyName(s.cache_policy)},
+    json["sessions"].push_back({{"memory", s.cache_policy.name},
                                 {"position", s.position},
                                 {"slot_cap", s.slot_cap},
                                 {"live_slots", s.live_slots},

@@ -7,7 +7,6 @@
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "model/tokenizers/absl_view.h"
 #include "model/tokenizers/chars.h"
 
 namespace ovq {

@@ -1,6 +1,7 @@
 #include "model/tokenizers/decoder.h"
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <utility>
 
@@ -16,13 +17,6 @@ namespace ovq {
 namespace {
 
 using Kind = DecoderStage::Kind;
-
-constexpr std::string_view kDecoderTypes[] = {"Sequence",     "ByteLevel", "Replace",
-                                              "ByteFallback", "Fuse",      "Strip",
-                                              "Metaspace",    "WordPiece", "BPEDecoder"};
-constexpr Kind kKinds[] = {Kind::kJoin,         Kind::kByteLevel, Kind::kReplace,
-                           Kind::kByteFallback, Kind::kFuse,      Kind::kStrip,
-                           Kind::kMetaspace,    Kind::kWordPiece, Kind::kBpe};
 
 void ReadFields(JsonFields& fields, DecoderStage& stage) {
   switch (stage.kind) {
@@ -63,39 +57,13 @@ void ReadFields(JsonFields& fields, DecoderStage& stage) {
   }
 }
 
-absl::Status Append(JsonFields fields, std::vector<DecoderStage>& stages) {
-  const size_t type = fields.Choice("type", {std::begin(kDecoderTypes), std::end(kDecoderTypes)});
-  if (!fields.status().ok()) return fields.status();
-  if (kDecoderTypes[type] == "Sequence") {
-    for (const JsonFields& child : fields.Children("decoders")) {
-      RETURN_IF_ERROR(Append(child, stages));
-    }
-    return fields.status();
-  }
-  DecoderStage stage;
-  stage.kind = kKinds[type];
-  if (!stages.empty()) {
-    const DecoderStage& before = stages.back();
-    stage.fused = before.fused || before.kind == Kind::kFuse || before.kind == Kind::kByteLevel;
-  }
-  ReadFields(fields, stage);
-  stages.push_back(std::move(stage));
-  return fields.status();
-}
-
 // The byte of a token <0xAB>; -1 for other tokens.
 int FallbackByte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
-  int byte = 0;
-  for (char c : token.substr(3, 2)) {
-    const int digit = c >= '0' && c <= '9'   ? c - '0'
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                                             : -1;
-    if (digit < 0) return -1;
-    byte = byte * 16 + digit;
-  }
-  return byte;
+  unsigned byte = 0;
+  const char* const end = token.data() + 5;
+  const auto [parsed, error] = std::from_chars(token.data() + 3, end, byte, 16);
+  return error == std::errc() && parsed == end ? static_cast<int>(byte) : -1;
 }
 
 std::string Replaced(const DecoderStage& stage, std::string_view token) {
@@ -160,14 +128,25 @@ size_t BeginningAtEnd(std::string_view text, std::string_view literal) {
 }  // namespace
 
 absl::StatusOr<TokenDecoder> TokenDecoder::Read(JsonFields& file, std::string_view key) {
+  // In the order of DecoderStage::Kind; Sequence stands in the place of kJoin, which no file names.
+  static constexpr std::string_view kTypes[] = {"Sequence",     "ByteLevel", "Replace",
+                                                "ByteFallback", "Fuse",      "Strip",
+                                                "Metaspace",    "WordPiece", "BPEDecoder"};
   TokenDecoder decoder;
-  if (!file.Has(key)) {
-    decoder.stages_.emplace_back();
-    return decoder;
-  }
-  const JsonFields fields = file.Child(key);
-  if (!file.status().ok()) return file.status();
-  RETURN_IF_ERROR(Append(fields, decoder.stages_));
+  std::vector<DecoderStage>& stages = decoder.stages_;
+  const auto read = [&stages](size_t type, JsonFields& fields, bool) {
+    DecoderStage stage;
+    stage.kind = static_cast<Kind>(type);
+    if (!stages.empty()) {
+      const DecoderStage& before = stages.back();
+      stage.fused = before.fused || before.kind == Kind::kFuse || before.kind == Kind::kByteLevel;
+    }
+    ReadFields(fields, stage);
+    stages.push_back(std::move(stage));
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(ReadStages(file, key, "decoders", kTypes, read));
+  if (!file.Has(key)) stages.emplace_back();
   return decoder;
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 
 namespace ovq {
@@ -78,10 +79,10 @@ int64_t JsonFields::IntOr(std::string_view key, int64_t fallback, int64_t low, i
   return fallback;
 }
 
-size_t JsonFields::Choice(std::string_view key, const std::vector<std::string_view>& names) {
+size_t JsonFields::Choice(std::string_view key, std::span<const std::string_view> names) {
   const std::string name = String(key);
   const auto it = std::ranges::find(names, std::string_view(name));
-  if (it != names.end()) return static_cast<size_t>(it - names.begin());
+  if (it != names.end()) return it - names.begin();
   std::vector<std::string> known(names.begin(), names.end());
   Fail(key, absl::StrCat("unknown value ", Quoted(name), "; known: ", absl::StrJoin(known, ", ")));
   return 0;
@@ -127,6 +128,36 @@ std::vector<int64_t> JsonFields::Ints(std::string_view key, int64_t low, int64_t
     if (fits) ints.push_back(entry.get<int64_t>());
   }
   return ints;
+}
+
+namespace {
+
+absl::Status ReadOneStage(JsonFields fields, std::string_view children,
+                          std::span<const std::string_view> types, bool is_last,
+                          const ReadStage& read) {
+  const size_t type = fields.Choice("type", types);
+  if (!fields.status().ok()) return fields.status();
+  if (type != 0) {
+    RETURN_IF_ERROR(read(type, fields, is_last));
+    return fields.status();
+  }
+  const std::vector<JsonFields> stages = fields.Children(children);
+  if (!fields.status().ok()) return fields.status();
+  for (const JsonFields& stage : stages) {
+    RETURN_IF_ERROR(
+        ReadOneStage(stage, children, types, is_last && &stage == &stages.back(), read));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadStages(JsonFields& file, std::string_view key, std::string_view children,
+                        std::span<const std::string_view> types, const ReadStage& read) {
+  if (!file.Has(key)) return absl::OkStatus();
+  const JsonFields fields = file.Child(key);
+  if (!file.status().ok()) return file.status();
+  return ReadOneStage(fields, children, types, /*is_last=*/true, read);
 }
 
 }  // namespace ovq

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,7 +32,7 @@ class JsonFields {
   int64_t Int(std::string_view key, int64_t low, int64_t high);  // absence is an error
   int64_t IntOr(std::string_view key, int64_t fallback, int64_t low, int64_t high);
   // The index of the field's value in `names`.
-  size_t Choice(std::string_view key, const std::vector<std::string_view>& names);
+  size_t Choice(std::string_view key, std::span<const std::string_view> names);
   JsonFields Child(std::string_view key);
   std::vector<JsonFields> Children(std::string_view key);  // one for each object of a list
   std::vector<int64_t> Ints(std::string_view key, int64_t low, int64_t high);
@@ -43,6 +45,14 @@ class JsonFields {
   std::string path_;
   absl::Status status_;
 };
+
+// Reads the field `key` of the file, which may be absent: an object with a `type`, one of `types`,
+// of which the first is Sequence; an object of that type has more such objects in its list
+// `children`. Calls read(type, fields, is_last) for each of the others in their order: type is the
+// index of the object's type, is_last whether no other follows. Returns the first error.
+using ReadStage = std::function<absl::Status(size_t type, JsonFields& fields, bool is_last)>;
+absl::Status ReadStages(JsonFields& file, std::string_view key, std::string_view children,
+                        std::span<const std::string_view> types, const ReadStage& read);
 
 // "a number", "an object" etc., for messages.
 std::string JsonKindName(const nlohmann::json& json);

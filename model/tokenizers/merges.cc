@@ -50,17 +50,14 @@ void Merges::ApplyByScan(std::vector<int32_t>& symbols) const {
     const Merge* lowest = std::min_element(
         found, found + n - 1, [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
     if (lowest->rank == kNoRank) break;
-    const auto at = static_cast<size_t>(lowest - found);
+    const size_t at = lowest - found;
     symbols[at] = lowest->result;
-    std::copy(symbols.begin() + static_cast<int64_t>(at) + 2,
-              symbols.begin() + static_cast<int64_t>(n),
-              symbols.begin() + static_cast<int64_t>(at) + 1);
+    symbols.erase(symbols.begin() + at + 1);
     std::copy(found + std::min(at + 2, n), found + n, found + at + 1);
     --n;
     if (at > 0) look(at - 1);
     if (at + 1 < n) look(at);
   }
-  symbols.resize(n);
 }
 
 // Symbols are linked by index. A merged symbol keeps the index of its left part, the right one is

@@ -16,8 +16,8 @@ Metaspace Metaspace::Read(JsonFields& fields) {
   // Files from before prepend_scheme use add_prefix_space.
   const bool add_prefix_space = fields.BoolOr("add_prefix_space", true);
   if (fields.Has("prepend_scheme")) {
-    metaspace.scheme =
-        static_cast<PrependScheme>(fields.Choice("prepend_scheme", {"always", "first", "never"}));
+    constexpr std::string_view kSchemes[] = {"always", "first", "never"};
+    metaspace.scheme = static_cast<PrependScheme>(fields.Choice("prepend_scheme", kSchemes));
     if (!add_prefix_space && metaspace.scheme != PrependScheme::kNever) {
       fields.Fail("prepend_scheme", "contradicts \"add_prefix_space\": false");
     }

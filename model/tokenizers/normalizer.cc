@@ -74,9 +74,8 @@ TextStage CleanForBert() {
   });
 }
 
-std::vector<TextStage> ReadBert(JsonFields& fields) {
+void AppendBert(JsonFields& fields, std::vector<TextStage>& stages) {
   const bool lowercase = fields.BoolOr("lowercase", true);
-  std::vector<TextStage> stages;
   if (fields.BoolOr("clean_text", true)) stages.push_back(CleanForBert());
   if (fields.BoolOr("handle_chinese_chars", true)) {
     stages.push_back(EachChar([](char32_t c, std::string& result) {
@@ -90,7 +89,6 @@ std::vector<TextStage> ReadBert(JsonFields& fields) {
     stages.push_back(Remove(IsNonspacingMark));
   }
   if (lowercase) stages.push_back(EachChar(AppendLower));
-  return stages;
 }
 
 absl::StatusOr<TextStage> ReadReplace(JsonFields& fields) {
@@ -113,56 +111,34 @@ TextStage ReadPrepend(JsonFields& fields) {
   });
 }
 
-constexpr std::string_view kNormalizerTypes[] = {
-    "Sequence", "NFC",          "NFD",     "NFKC",      "NFKD", "Lowercase",     "Strip",
-    "Replace",  "StripAccents", "Prepend", "ByteLevel", "Nmt",  "BertNormalizer"};
-
-absl::Status Append(JsonFields fields, std::vector<TextStage>& stages);
-
-absl::Status AppendSequence(JsonFields& fields, std::vector<TextStage>& stages) {
-  const std::vector<JsonFields> children = fields.Children("normalizers");
-  if (!fields.status().ok()) return fields.status();
-  for (const JsonFields& child : children) {
-    RETURN_IF_ERROR(Append(child, stages));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Append(JsonFields fields, std::vector<TextStage>& stages) {
-  const std::string_view type = kNormalizerTypes[fields.Choice(
-      "type", {std::begin(kNormalizerTypes), std::end(kNormalizerTypes)})];
-  if (!fields.status().ok()) return fields.status();
-  if (type == "Sequence") return AppendSequence(fields, stages);
-  if (type == "NFC") stages.push_back(Form(NormalForm::kNfc));
-  if (type == "NFD") stages.push_back(Form(NormalForm::kNfd));
-  if (type == "NFKC") stages.push_back(Form(NormalForm::kNfkc));
-  if (type == "NFKD") stages.push_back(Form(NormalForm::kNfkd));
-  if (type == "Lowercase") stages.push_back(EachChar(AppendLower));
-  if (type == "StripAccents") stages.push_back(Remove(IsMark));
-  if (type == "Nmt") stages.push_back(Nmt());
-  if (type == "ByteLevel") {
-    stages.push_back(Total([](std::string& text) { text = BytesToChars(text); }));
-  }
-  if (type == "Strip") stages.push_back(ReadStrip(fields));
-  if (type == "Prepend") stages.push_back(ReadPrepend(fields));
-  if (type == "Replace") {
-    ASSIGN_OR_RETURN(TextStage stage, ReadReplace(fields));
-    stages.push_back(std::move(stage));
-  }
-  if (type == "BertNormalizer") {
-    for (TextStage& stage : ReadBert(fields)) stages.push_back(std::move(stage));
-  }
-  return fields.status();
-}
-
 }  // namespace
 
 absl::StatusOr<Normalizer> Normalizer::Read(JsonFields& file, std::string_view key) {
+  static constexpr std::string_view kTypes[] = {
+      "Sequence", "NFC",          "NFD",     "NFKC",      "NFKD", "Lowercase",     "Strip",
+      "Replace",  "StripAccents", "Prepend", "ByteLevel", "Nmt",  "BertNormalizer"};
   Normalizer result;
-  if (!file.Has(key)) return result;
-  const JsonFields fields = file.Child(key);
-  if (!file.status().ok()) return file.status();
-  RETURN_IF_ERROR(Append(fields, result.stages_));
+  const auto read = [&stages = result.stages_](size_t i, JsonFields& fields, bool) -> absl::Status {
+    const std::string_view type = kTypes[i];
+    if (type == "NFC") stages.push_back(Form(NormalForm::kNfc));
+    if (type == "NFD") stages.push_back(Form(NormalForm::kNfd));
+    if (type == "NFKC") stages.push_back(Form(NormalForm::kNfkc));
+    if (type == "NFKD") stages.push_back(Form(NormalForm::kNfkd));
+    if (type == "Lowercase") stages.push_back(EachChar(AppendLower));
+    if (type == "StripAccents") stages.push_back(Remove(IsMark));
+    if (type == "Nmt") stages.push_back(Nmt());
+    if (type == "ByteLevel") {
+      stages.push_back(Total([](std::string& text) { text = BytesToChars(text); }));
+    }
+    if (type == "Strip") stages.push_back(ReadStrip(fields));
+    if (type == "Prepend") stages.push_back(ReadPrepend(fields));
+    if (type == "Replace") {
+      ASSIGN_OR_RETURN(stages.emplace_back(), ReadReplace(fields));
+    }
+    if (type == "BertNormalizer") AppendBert(fields, stages);
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(ReadStages(file, key, "normalizers", kTypes, read));
   return result;
 }
 

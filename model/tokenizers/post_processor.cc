@@ -71,40 +71,26 @@ int32_t PairId(JsonFields& fields, std::string_view key, int64_t vocab_size) {
   return 0;
 }
 
-constexpr std::string_view kPostProcessorTypes[] = {"Sequence", "ByteLevel", "TemplateProcessing",
-                                                    "RobertaProcessing", "BertProcessing"};
-
-absl::Status Append(JsonFields fields, int64_t vocab_size, PostProcessor& result) {
-  const std::string_view type = kPostProcessorTypes[fields.Choice(
-      "type", {std::begin(kPostProcessorTypes), std::end(kPostProcessorTypes)})];
-  if (!fields.status().ok()) return fields.status();
-  if (type == "Sequence") {
-    for (const JsonFields& child : fields.Children("processors")) {
-      RETURN_IF_ERROR(Append(child, vocab_size, result));
-    }
-    return fields.status();
-  }
-  PostProcessor added;  // empty, as ByteLevel changes offsets alone
-  if (type == "TemplateProcessing") {
-    ReadTemplate(fields, vocab_size, added);
-  } else if (type != "ByteLevel") {
-    added.before = {PairId(fields, "cls", vocab_size)};
-    added.after = {PairId(fields, "sep", vocab_size)};
-  }
-  result.before.insert(result.before.begin(), added.before.begin(), added.before.end());
-  result.after.insert(result.after.end(), added.after.begin(), added.after.end());
-  return fields.status();
-}
-
 }  // namespace
 
 absl::StatusOr<PostProcessor> PostProcessor::Read(JsonFields& file, std::string_view key,
                                                   int64_t vocab_size) {
+  static constexpr std::string_view kTypes[] = {"Sequence", "ByteLevel", "TemplateProcessing",
+                                                "RobertaProcessing", "BertProcessing"};
   PostProcessor result;
-  if (!file.Has(key)) return result;
-  const JsonFields fields = file.Child(key);
-  if (!file.status().ok()) return file.status();
-  RETURN_IF_ERROR(Append(fields, vocab_size, result));
+  const auto read = [&](size_t type, JsonFields& fields, bool) {
+    PostProcessor added;  // empty, as ByteLevel changes offsets alone
+    if (kTypes[type] == "TemplateProcessing") {
+      ReadTemplate(fields, vocab_size, added);
+    } else if (kTypes[type] != "ByteLevel") {
+      added.before = {PairId(fields, "cls", vocab_size)};
+      added.after = {PairId(fields, "sep", vocab_size)};
+    }
+    result.before.insert(result.before.begin(), added.before.begin(), added.before.end());
+    result.after.insert(result.after.end(), added.after.begin(), added.after.end());
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(ReadStages(file, key, "processors", kTypes, read));
   return result;
 }
 

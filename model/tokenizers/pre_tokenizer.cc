@@ -33,75 +33,66 @@ Stage SplitBy(Splitter splitter) {
   };
 }
 
-// Rewrites every word: `write(word, is_first, text)` appends the new word.
+// A stage that rewrites every word: `write(word, is_first, text)` appends the new word.
 template <class Write>
-void Rewrite(Words& words, Write write) {
-  std::string text;
-  text.reserve(words.text.size() + words.spans.size());
-  std::vector<TextSpan> spans;
-  for (const TextSpan& span : words.spans) {
-    const size_t begin = text.size();
-    write(std::string_view(words.text).substr(span.begin, span.end - span.begin),
-          words.at_start && span.begin == 0, text);
-    if (text.size() > begin) spans.push_back({begin, text.size()});
-  }
-  words.at_start = words.at_start && !words.spans.empty() && words.spans[0].begin == 0;
-  words.text = std::move(text);
-  words.spans = std::move(spans);
+Stage Rewrite(Write write) {
+  return [write](Words& words) {
+    std::string text;
+    text.reserve(words.text.size() + words.spans.size());
+    std::vector<TextSpan> spans;
+    for (const TextSpan& span : words.spans) {
+      const size_t begin = text.size();
+      write(std::string_view(words.text).substr(span.begin, span.end - span.begin),
+            words.at_start && span.begin == 0, text);
+      if (text.size() > begin) spans.push_back({begin, text.size()});
+    }
+    words.at_start = words.at_start && !words.spans.empty() && words.spans[0].begin == 0;
+    words.text = std::move(text);
+    words.spans = std::move(spans);
+    return absl::OkStatus();
+  };
 }
 
-absl::StatusOr<std::vector<Stage>> ReadByteLevel(JsonFields& fields, bool keep_bytes) {
+absl::Status AppendByteLevel(JsonFields& fields, bool keep_bytes, std::vector<Stage>& stages) {
   const bool add_prefix_space = fields.BoolOr("add_prefix_space", true);
   const bool use_regex = fields.BoolOr("use_regex", true);
-  std::vector<Stage> stages;
   if (add_prefix_space) {
-    stages.push_back([](Words& words) {
-      Rewrite(words, [](std::string_view word, bool, std::string& text) {
-        if (word.front() != ' ') text += ' ';
-        text += word;
-      });
-      return absl::OkStatus();
-    });
+    stages.push_back(Rewrite([](std::string_view word, bool, std::string& text) {
+      if (word.front() != ' ') text += ' ';
+      text += word;
+    }));
   }
   if (use_regex) {
     ASSIGN_OR_RETURN(Regex regex, Regex::Compile(kByteLevelPattern));
     stages.push_back(SplitBy({.matcher = MatchRegex(std::move(regex))}));
   }
   if (!keep_bytes) {
-    stages.push_back([](Words& words) {
-      Rewrite(words, [](std::string_view word, bool, std::string& text) {
-        for (char byte : word) AppendByteChar(static_cast<uint8_t>(byte), text);
-      });
-      return absl::OkStatus();
-    });
+    stages.push_back(Rewrite([](std::string_view word, bool, std::string& text) {
+      for (char byte : word) AppendByteChar(static_cast<uint8_t>(byte), text);
+    }));
   }
-  return stages;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Stage>> ReadMetaspace(JsonFields& fields) {
+void AppendMetaspace(JsonFields& fields, std::vector<Stage>& stages) {
   const Metaspace metaspace = Metaspace::Read(fields);
-  std::vector<Stage> stages;
-  stages.push_back([metaspace](Words& words) {
-    Rewrite(words, [&metaspace](std::string_view word, bool is_first, std::string& text) {
-      const bool prepend = metaspace.scheme == PrependScheme::kAlways ||
-                           (metaspace.scheme == PrependScheme::kFirst && is_first);
-      const bool there = word.front() == ' ' || word.starts_with(metaspace.replacement);
-      if (prepend && !there) text += metaspace.replacement;
-      for (char byte : word) {
-        if (byte == ' ') {
-          text += metaspace.replacement;
-        } else {
-          text += byte;
-        }
+  stages.push_back(Rewrite([metaspace](std::string_view word, bool is_first, std::string& text) {
+    const bool prepend = metaspace.scheme == PrependScheme::kAlways ||
+                         (metaspace.scheme == PrependScheme::kFirst && is_first);
+    const bool there = word.front() == ' ' || word.starts_with(metaspace.replacement);
+    if (prepend && !there) text += metaspace.replacement;
+    for (char byte : word) {
+      if (byte == ' ') {
+        text += metaspace.replacement;
+      } else {
+        text += byte;
       }
-    });
-    return absl::OkStatus();
-  });
+    }
+  }));
   if (metaspace.split) {
     stages.push_back(SplitBy({.matcher = MatchLiteral(metaspace.replacement),
                               .behavior = SplitBehavior::kMergedWithNext}));
   }
-  return stages;
 }
 
 absl::StatusOr<Stage> ReadSplit(JsonFields& fields) {
@@ -114,13 +105,12 @@ absl::StatusOr<Stage> ReadSplit(JsonFields& fields) {
 absl::StatusOr<Stage> ReadPunctuation(JsonFields& fields) {
   SplitBehavior behavior = SplitBehavior::kIsolated;
   if (fields.Has("behavior")) {
-    ASSIGN_OR_RETURN(const SplitBehavior given, ReadSplitBehavior(fields));
-    behavior = given;
+    ASSIGN_OR_RETURN(behavior, ReadSplitBehavior(fields));
   }
   return SplitBy({.matcher = MatchChars(IsPunctuation), .behavior = behavior});
 }
 
-absl::StatusOr<Stage> ReadDelimiter(JsonFields& fields) {
+Stage ReadDelimiter(JsonFields& fields) {
   std::string delimiter = fields.String("delimiter");
   if (fields.status().ok() && CountChars(delimiter) != 1) {
     fields.Fail("delimiter", absl::StrCat("expected one character, got ", Quoted(delimiter)));
@@ -150,61 +140,34 @@ Stage SplitOffWhitespace() {
   return SplitBy({.matcher = MatchChars(IsWhitespace), .behavior = SplitBehavior::kRemoved});
 }
 
-constexpr std::string_view kPreTokenizerTypes[] = {
-    "Sequence",          "ByteLevel",  "Split",           "Digits",           "Punctuation",
-    "Metaspace",         "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "FixedLength",
-    "CharDelimiterSplit"};
-
-struct StageReader {
-  bool keep_bytes;
-  std::vector<Stage> stages = {};
-  bool gives_bytes = false;  // the last stage so far is ByteLevel and kept the bytes
-
-  absl::Status Read(JsonFields fields, bool is_last);
-};
-
-absl::StatusOr<std::vector<Stage>> One(absl::StatusOr<Stage> stage) {
-  if (!stage.ok()) return stage.status();
-  return std::vector<Stage>{*std::move(stage)};
+Stage ReadDigits(JsonFields& fields) {
+  const bool alone = fields.BoolOr("individual_digits", false);
+  return SplitBy({.matcher = MatchChars(IsNumber),
+                  .behavior = alone ? SplitBehavior::kIsolated : SplitBehavior::kContiguous});
 }
 
-absl::StatusOr<std::vector<Stage>> ReadOne(std::string_view type, JsonFields& fields,
-                                           bool keep_bytes) {
-  if (type == "ByteLevel") return ReadByteLevel(fields, keep_bytes);
-  if (type == "Metaspace") return ReadMetaspace(fields);
-  if (type == "Split") return One(ReadSplit(fields));
-  if (type == "Punctuation") return One(ReadPunctuation(fields));
-  if (type == "FixedLength") return One(ReadFixedLength(fields));
-  if (type == "CharDelimiterSplit") return One(ReadDelimiter(fields));
-  if (type == "Whitespace") return One(ReadWhitespace());
-  if (type == "WhitespaceSplit") return One(SplitOffWhitespace());
+absl::Status AppendStages(std::string_view type, JsonFields& fields, bool keep_bytes,
+                          std::vector<Stage>& stages) {
+  if (type == "ByteLevel") return AppendByteLevel(fields, keep_bytes, stages);
+  if (type == "Split") {
+    ASSIGN_OR_RETURN(stages.emplace_back(), ReadSplit(fields));
+  }
+  if (type == "Punctuation") {
+    ASSIGN_OR_RETURN(stages.emplace_back(), ReadPunctuation(fields));
+  }
+  if (type == "Whitespace") {
+    ASSIGN_OR_RETURN(stages.emplace_back(), ReadWhitespace());
+  }
+  if (type == "Metaspace") AppendMetaspace(fields, stages);
+  if (type == "FixedLength") stages.push_back(ReadFixedLength(fields));
+  if (type == "CharDelimiterSplit") stages.push_back(ReadDelimiter(fields));
+  if (type == "Digits") stages.push_back(ReadDigits(fields));
+  if (type == "WhitespaceSplit" || type == "BertPreTokenizer") {
+    stages.push_back(SplitOffWhitespace());
+  }
   if (type == "BertPreTokenizer") {
-    return std::vector<Stage>{SplitOffWhitespace(),
-                              SplitBy({.matcher = MatchChars(IsPunctuation)})};
+    stages.push_back(SplitBy({.matcher = MatchChars(IsPunctuation)}));
   }
-  const bool alone = fields.BoolOr("individual_digits", false);  // field of Digits
-  return One(SplitBy({.matcher = MatchChars(IsNumber),
-                      .behavior = alone ? SplitBehavior::kIsolated : SplitBehavior::kContiguous}));
-}
-
-absl::Status StageReader::Read(JsonFields fields, bool is_last) {
-  const std::string_view type = kPreTokenizerTypes[fields.Choice(
-      "type", {std::begin(kPreTokenizerTypes), std::end(kPreTokenizerTypes)})];
-  if (!fields.status().ok()) return fields.status();
-  if (type == "Sequence") {
-    const std::vector<JsonFields> children = fields.Children("pretokenizers");
-    if (!fields.status().ok()) return fields.status();
-    for (size_t i = 0; i < children.size(); ++i) {
-      const bool last = is_last && i + 1 == children.size();
-      RETURN_IF_ERROR(Read(children[i], last));
-    }
-    return absl::OkStatus();
-  }
-  const bool keeps = keep_bytes && is_last && type == "ByteLevel";
-  ASSIGN_OR_RETURN(std::vector<Stage> read, ReadOne(type, fields, keeps));
-  if (!fields.status().ok()) return fields.status();
-  gives_bytes = keeps;
-  stages.insert(stages.end(), read.begin(), read.end());
   return absl::OkStatus();
 }
 
@@ -212,14 +175,16 @@ absl::Status StageReader::Read(JsonFields fields, bool is_last) {
 
 absl::StatusOr<PreTokenizer> PreTokenizer::Read(JsonFields& file, std::string_view key,
                                                 bool keep_bytes) {
+  static constexpr std::string_view kTypes[] = {
+      "Sequence",          "ByteLevel",  "Split",           "Digits",           "Punctuation",
+      "Metaspace",         "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "FixedLength",
+      "CharDelimiterSplit"};
   PreTokenizer result;
-  if (!file.Has(key)) return result;
-  StageReader reader{keep_bytes};
-  const JsonFields fields = file.Child(key);
-  if (!file.status().ok()) return file.status();
-  RETURN_IF_ERROR(reader.Read(fields, /*is_last=*/true));
-  result.stages_ = std::move(reader.stages);
-  result.gives_bytes_ = reader.gives_bytes;
+  const auto read = [&](size_t type, JsonFields& fields, bool is_last) {
+    result.gives_bytes_ = keep_bytes && is_last && kTypes[type] == "ByteLevel";
+    return AppendStages(kTypes[type], fields, result.gives_bytes_, result.stages_);
+  };
+  RETURN_IF_ERROR(ReadStages(file, key, "pretokenizers", kTypes, read));
   return result;
 }
 

@@ -129,8 +129,9 @@ absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, std::s
 }
 
 absl::StatusOr<SplitBehavior> ReadSplitBehavior(JsonFields& fields) {
-  const size_t choice = fields.Choice(
-      "behavior", {"Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext"});
+  constexpr std::string_view kNames[] = {"Isolated", "Removed", "Contiguous", "MergedWithPrevious",
+                                         "MergedWithNext"};
+  const size_t choice = fields.Choice("behavior", kNames);
   if (!fields.status().ok()) return fields.status();
   return static_cast<SplitBehavior>(choice);
 }

@@ -9,7 +9,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/text.h"
-#include "model/tokenizers/absl_view.h"
 #include "model/tokenizers/json_fields.h"
 
 namespace ovq {
@@ -23,16 +22,22 @@ constexpr size_t kMaxDepth = 32;
 // and merges.
 class Reader {
  public:
-  Reader(TokenizerFile& file, int64_t vocab_size, std::vector<std::string> vocab_path,
-         std::vector<std::string> merges_path)
-      : file_(file),
-        vocab_size_(vocab_size),
-        vocab_path_(std::move(vocab_path)),
-        merges_path_(std::move(merges_path)) {}
+  using Path = std::vector<std::string>;
+  Reader(TokenizerFile& file, int64_t vocab_size, Path vocab_path, Path merges_path)
+      : vocab{std::move(vocab_path), "an object", Json::value_t::object},
+        merges{std::move(merges_path), "a list", Json::value_t::array},
+        file_(file),
+        vocab_size_(vocab_size) {}
 
-  const absl::Status& status() const { return status_; }
-  bool has_vocab() const { return has_vocab_; }
-  bool has_merges() const { return has_merges_; }
+  // The first error, and the parts of the file that are no JSON values.
+  absl::Status status;
+  struct Part {
+    const Path path;
+    const char* const expected;
+    const Json::value_t type;
+    bool found = false;
+    size_t depth = 0;  // number of frames around its entries; 0: the reader is not inside
+  } vocab, merges;
 
   bool null() { return Value(Json()); }
   bool boolean(bool value) { return Value(value); }
@@ -57,41 +62,38 @@ class Reader {
     size_t index = 0;
   };
 
-  bool Fail(absl::Status status) {
-    if (status_.ok()) status_ = std::move(status);
+  bool Fail(const absl::Status& why) {
+    status.Update(why);
     return false;
   }
   bool Expected(std::string_view what, const Json& got) {
     return Fail(absl::InvalidArgumentError(
-        absl::StrCat(Path(), ": expected ", std::string(what), ", got ", JsonKindName(got))));
+        absl::StrCat(Place(), ": expected ", std::string(what), ", got ", JsonKindName(got))));
   }
-  bool At(const std::vector<std::string>& path) const;
-  std::string Path() const;
-  const char* VocabName() const { return vocab_path_.empty() ? "" : "model.vocab: "; }
+  // The part whose path is that of the next value; null if it is another's.
+  Part* PartHere();
+  std::string Place() const;
   bool Value(Json value);
   bool Start(Json value);
   bool End();
-  Json* Place(Json value);
+  Json* Put(Json value);
   bool Id(const Json& value);
   bool MergeLine(const std::string& line);
 
   TokenizerFile& file_;
   const int64_t vocab_size_;
-  const std::vector<std::string> vocab_path_, merges_path_;
   std::vector<Frame> frames_;
-  absl::Status status_;
-  bool has_vocab_ = false, has_merges_ = false;
-  size_t vocab_depth_ = 0, merges_depth_ = 0;  // frames around their entries; 0: not inside
-  std::vector<std::string> pair_;              // the merge ["a", "b"] being read
+  std::vector<std::string> pair_;  // the merge ["a", "b"] being read
 };
 
-// Whether the next value has this path.
-bool Reader::At(const std::vector<std::string>& path) const {
-  return frames_.size() == path.size() &&
-         std::ranges::equal(frames_, path, {}, [](const Frame& frame) { return frame.key; });
+Reader::Part* Reader::PartHere() {
+  for (Part* part : {&vocab, &merges}) {
+    if (std::ranges::equal(frames_, part->path, {}, &Frame::key)) return part;
+  }
+  return nullptr;
 }
 
-std::string Reader::Path() const {
+std::string Reader::Place() const {
   std::string path;
   for (const Frame& frame : frames_) {
     const bool is_list = frame.json != nullptr ? frame.json->is_array() : frame.key.empty();
@@ -104,7 +106,7 @@ std::string Reader::Path() const {
   return path.empty() ? "the file" : path;
 }
 
-Json* Reader::Place(Json value) {
+Json* Reader::Put(Json value) {
   if (frames_.empty()) return &(file_.rest = std::move(value));
   Frame& frame = frames_.back();
   if (frame.json->is_object()) return &((*frame.json)[frame.key] = std::move(value));
@@ -113,18 +115,17 @@ Json* Reader::Place(Json value) {
 }
 
 bool Reader::Value(Json value) {
-  if (vocab_depth_ > 0) return Id(value);
-  if (merges_depth_ > 0) return Expected("two tokens", value);
-  if (At(vocab_path_)) return Expected("an object", value);
-  if (At(merges_path_)) return Expected("a list", value);
-  Place(std::move(value));
+  if (vocab.depth > 0) return Id(value);
+  if (merges.depth > 0) return Expected("two tokens", value);
+  if (const Part* part = PartHere()) return Expected(part->expected, value);
+  Put(std::move(value));
   if (!frames_.empty()) ++frames_.back().index;
   return true;
 }
 
 bool Reader::string(std::string& value) {
-  if (merges_depth_ == 0) return Value(std::move(value));
-  if (frames_.size() > merges_depth_) {
+  if (merges.depth == 0) return Value(std::move(value));
+  if (frames_.size() > merges.depth) {
     pair_.push_back(std::move(value));
     return true;
   }
@@ -136,35 +137,26 @@ bool Reader::string(std::string& value) {
 bool Reader::Start(Json value) {
   if (frames_.size() >= kMaxDepth) {
     return Fail(absl::DataLossError(
-        absl::StrCat(Path(), ": nested more than ", kMaxDepth, " levels deep")));
+        absl::StrCat(Place(), ": nested more than ", kMaxDepth, " levels deep")));
   }
-  if (vocab_depth_ > 0) return Id(value);
-  if (merges_depth_ > 0) {
-    if (frames_.size() > merges_depth_ || !value.is_array()) return Expected("two tokens", value);
-    frames_.push_back({nullptr, ""});
-    return true;
+  if (vocab.depth > 0) return Id(value);
+  Json* json = nullptr;
+  if (merges.depth > 0) {
+    if (frames_.size() > merges.depth || !value.is_array()) return Expected("two tokens", value);
+  } else if (Part* part = PartHere()) {
+    if (value.type() != part->type) return Expected(part->expected, value);
+    part->found = true;
+    part->depth = frames_.size() + 1;
+  } else {
+    json = Put(std::move(value));
   }
-  if (At(vocab_path_)) {
-    if (!value.is_object()) return Expected("an object", value);
-    has_vocab_ = true;
-    frames_.push_back({nullptr, ""});
-    vocab_depth_ = frames_.size();
-    return true;
-  }
-  if (At(merges_path_)) {
-    if (!value.is_array()) return Expected("a list", value);
-    has_merges_ = true;
-    frames_.push_back({nullptr, ""});
-    merges_depth_ = frames_.size();
-    return true;
-  }
-  frames_.push_back({Place(std::move(value)), ""});
+  frames_.push_back({json, ""});
   return true;
 }
 
 bool Reader::End() {
   const size_t depth = frames_.size();
-  if (merges_depth_ > 0 && depth > merges_depth_) {
+  if (merges.depth > 0 && depth > merges.depth) {
     if (pair_.size() != 2) {
       return Fail(absl::InvalidArgumentError(absl::StrCat(
           "model.merges[", file_.merges.size(), "]: expected two tokens, got ", pair_.size())));
@@ -172,8 +164,8 @@ bool Reader::End() {
     file_.merges.emplace_back(std::move(pair_[0]), std::move(pair_[1]));
     pair_.clear();
   }
-  if (depth == vocab_depth_) vocab_depth_ = 0;
-  if (depth == merges_depth_) merges_depth_ = 0;
+  if (depth == vocab.depth) vocab.depth = 0;
+  if (depth == merges.depth) merges.depth = 0;
   frames_.pop_back();
   if (!frames_.empty()) ++frames_.back().index;
   return true;
@@ -183,14 +175,14 @@ bool Reader::key(std::string& name) {
   Frame& frame = frames_.back();
   frame.key = name;
   if (frame.json == nullptr || !frame.json->contains(name)) return true;
-  return Fail(absl::DataLossError(absl::StrCat(Path(), ": given twice")));
+  return Fail(absl::DataLossError(absl::StrCat(Place(), ": given twice")));
 }
 
 bool Reader::Id(const Json& value) {
   const bool is_id = value.is_number_unsigned() && value.get<uint64_t>() <= INT32_MAX;
   if (!is_id || value.get<int64_t>() >= vocab_size_) {
     const absl::Status wrong = absl::InvalidArgumentError(
-        absl::StrCat(VocabName(), Quoted(frames_.back().key),
+        absl::StrCat(vocab.path.empty() ? "" : "model.vocab: ", Quoted(frames_.back().key),
                      ": expected an integer id below the model's vocab_size ", vocab_size_,
                      ", got ", JsonKindName(value)));
     if (!is_id) return Fail(wrong);
@@ -237,7 +229,7 @@ absl::Status Read(std::string_view text, Reader& reader) {
     return absl::DataLossError(absl::StrCat("not UTF-8 at byte ", *bad));
   }
   Json::sax_parse(text.begin(), text.end(), &reader);
-  return reader.status();
+  return reader.status;
 }
 
 }  // namespace
@@ -247,11 +239,11 @@ absl::StatusOr<TokenizerFile> TokenizerFile::Parse(std::string_view text, int64_
   Reader reader(file, vocab_size, {"model", "vocab"}, {"model", "merges"});
   absl::Status status = Read(text, reader);
   // Another type may explain other errors: Unigram's vocab is a list.
-  const absl::Status type = CheckType(file.rest, reader.has_merges());
+  const absl::Status type = CheckType(file.rest, reader.merges.found);
   if (absl::IsUnimplemented(type) || status.ok()) status = type;
   if (!status.ok()) return status;
-  if (!reader.has_vocab()) return Missing("model.vocab", "an object");
-  if (!reader.has_merges()) return Missing("model.merges", "a list");
+  if (!reader.vocab.found) return Missing("model.vocab", "an object");
+  if (!reader.merges.found) return Missing("model.merges", "a list");
   return file;
 }
 

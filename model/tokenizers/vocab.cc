@@ -5,7 +5,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "model/tokenizers/absl_view.h"
 
 namespace ovq {
 

@@ -4,7 +4,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/hash/hash.h"
-#include "model/tokenizers/absl_view.h"
+#include "base/text.h"
 
 namespace ovq {
 namespace {

@@ -59,19 +59,15 @@ absl::StatusOr<int64_t> ToCount(const json& value) {
 
 absl::StatusOr<double> ToRate(const json& value) {
   const double rate = value.is_number() ? value.get<double>() : 0;
-  if (!(rate > 0 && rate <= kMaxRate)) {
-    return absl::InvalidArgumentError("expected a number above 0, at most 1e12");
-  }
-  return rate;
+  if (rate > 0 && rate <= kMaxRate) return rate;
+  return absl::InvalidArgumentError("expected a number above 0, at most 1e12");
 }
 
 absl::StatusOr<double> ToWeight(const json& value) {
   const double weight = value.is_number() ? value.get<double>() : 0;
-  if (!(weight >= kMinWeight && weight <= kMaxWeight)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected a number from ", kMinWeight, " to ", kMaxWeight));
-  }
-  return weight;
+  if (weight >= kMinWeight && weight <= kMaxWeight) return weight;
+  return absl::InvalidArgumentError(
+      absl::StrCat("expected a number from ", kMinWeight, " to ", kMaxWeight));
 }
 
 absl::StatusOr<size_t> ToBytes(const json& value) {
@@ -170,21 +166,16 @@ class TenantReader {
   absl::Status ReadLimits(const std::string& where, const json& value, TenantLimits& limits) {
     if (!value.is_object()) return Bad(where, "limits", "expected an object");
     for (const auto& [key, field] : value.items()) {
-      absl::Status status = absl::InvalidArgumentError(
-          "unknown field, expected sessions, state_bytes, requests_per_second or "
-          "tokens_per_second");
-      std::string name = Quoted(key);
-      if (key == "sessions") {
-        status = AssignIfOk(ToCount(field), limits.sessions);
-      } else if (key == "state_bytes") {
-        status = AssignIfOk(ToBytes(field), limits.state_bytes);
-      } else if (key == "requests_per_second") {
-        status = AssignIfOk(ToRate(field), limits.requests_per_second);
-      } else if (key == "tokens_per_second") {
-        status = AssignIfOk(ToRate(field), limits.tokens_per_second);
-      }
+      absl::Status status =
+          key == "sessions"              ? AssignIfOk(ToCount(field), limits.sessions)
+          : key == "state_bytes"         ? AssignIfOk(ToBytes(field), limits.state_bytes)
+          : key == "requests_per_second" ? AssignIfOk(ToRate(field), limits.requests_per_second)
+          : key == "tokens_per_second"   ? AssignIfOk(ToRate(field), limits.tokens_per_second)
+                                         : absl::InvalidArgumentError(
+                                               "unknown field, expected sessions, state_bytes, "
+                                                 "requests_per_second or tokens_per_second");
       if (status.ok()) continue;
-      return Bad(where, absl::StrCat("limits: ", name), status.message());
+      return Bad(where, absl::StrCat("limits: ", Quoted(key)), status.message());
     }
     return absl::OkStatus();
   }

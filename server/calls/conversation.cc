@@ -71,7 +71,7 @@ class Writer {
 
 PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
                             const std::string& tenant) {
-  const absl::StatusOr<SessionInfo> session = engine.GetSession(session_id, tenant);
+  const absl::StatusOr<SessionInfo> session = engine.sessions().Get(session_id, tenant);
   if (!session.ok()) return {};
   return {.at_start = session->position == 0, .last_token = session->last_token};
 }

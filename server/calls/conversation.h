@@ -17,7 +17,7 @@ struct PromptPlace {
   std::optional<int32_t> last_token = {};
 };
 // The place for a session. Also the start if there is no such session: then the engine refuses the
-// request later. May block (Engine::GetSession).
+// request later. May block (SessionOperations::Get).
 PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 

@@ -73,7 +73,7 @@ void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
   to.mutable_token_ids()->Reserve(static_cast<int>(from.size()));
   to.mutable_logprobs()->Reserve(static_cast<int>(from.size()));
   for (const TokenLogprob& entry : from) {
-    to.add_token_ids(static_cast<uint32_t>(entry.token_id));
+    to.add_token_ids(entry.token_id);
     to.add_logprobs(entry.logprob);
   }
 }
@@ -210,7 +210,7 @@ ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string&
 void Fill(absl::Duration from, google::protobuf::Duration& to) {
   absl::Duration rest;
   to.set_seconds(absl::IDivDuration(from, absl::Seconds(1), &rest));
-  to.set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+  to.set_nanos(absl::ToInt64Nanoseconds(rest));
 }
 
 void Fill(const ErrorFacts& from, v1::ErrorInfo& to) {
@@ -224,10 +224,10 @@ void Fill(const ErrorFacts& from, v1::ErrorInfo& to) {
 
 void Fill(const Started& from, v1::Started& to) {
   to.set_session_id(from.session_id);
-  to.set_prompt_tokens(static_cast<uint64_t>(from.prompt_tokens));
-  to.set_cached_tokens(static_cast<uint64_t>(from.cached_tokens));
+  to.set_prompt_tokens(from.prompt_tokens);
+  to.set_cached_tokens(from.cached_tokens);
   to.set_seed(from.seed);
-  to.set_position(static_cast<uint64_t>(from.position));
+  to.set_position(from.position);
 }
 
 void Fill(const TokenChunk& from, v1::TokenChunk& to) {
@@ -235,25 +235,25 @@ void Fill(const TokenChunk& from, v1::TokenChunk& to) {
   to.mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
   to.mutable_logprobs()->Add(from.logprobs.begin(), from.logprobs.end());
   for (const std::vector<TokenLogprob>& top : from.top) Fill(top, *to.add_top());
-  to.set_index(static_cast<uint32_t>(from.index));
+  to.set_index(from.index);
 }
 
 void Fill(const Finished& from, v1::Finished& to) {
   to.set_reason(ToProto(from.reason));
-  to.set_index(static_cast<uint32_t>(from.index));
+  to.set_index(from.index);
   to.set_matched_stop(from.matched_stop);
   if (from.matched_token_id.has_value()) {
-    to.set_matched_token_id(static_cast<uint32_t>(*from.matched_token_id));
+    to.set_matched_token_id(*from.matched_token_id);
   }
   v1::Usage& usage = *to.mutable_usage();
-  usage.set_prompt_tokens(static_cast<uint64_t>(from.usage.prompt_tokens));
-  usage.set_cached_tokens(static_cast<uint64_t>(from.usage.cached_tokens));
-  usage.set_generated_tokens(static_cast<uint64_t>(from.usage.generated_tokens));
-  usage.set_state_bytes(static_cast<uint64_t>(from.usage.state_bytes));
-  usage.set_position(static_cast<uint64_t>(from.usage.position));
-  usage.set_merged_tokens(static_cast<uint64_t>(from.usage.merged_tokens));
-  usage.set_drafted_tokens(static_cast<uint64_t>(from.usage.drafted_tokens));
-  usage.set_accepted_tokens(static_cast<uint64_t>(from.usage.accepted_tokens));
+  usage.set_prompt_tokens(from.usage.prompt_tokens);
+  usage.set_cached_tokens(from.usage.cached_tokens);
+  usage.set_generated_tokens(from.usage.generated_tokens);
+  usage.set_state_bytes(from.usage.state_bytes);
+  usage.set_position(from.usage.position);
+  usage.set_merged_tokens(from.usage.merged_tokens);
+  usage.set_drafted_tokens(from.usage.drafted_tokens);
+  usage.set_accepted_tokens(from.usage.accepted_tokens);
   Fill(from.usage.queue_time, *usage.mutable_queue_time());
   Fill(from.usage.prefill_time, *usage.mutable_prefill_time());
   Fill(from.usage.decode_time, *usage.mutable_decode_time());
@@ -261,27 +261,27 @@ void Fill(const Finished& from, v1::Finished& to) {
 
 void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_session_id(from.id);
-  to.set_position(static_cast<uint64_t>(from.position));
-  to.set_memory(from.memory);
-  to.set_max_centroids(static_cast<uint32_t>(from.slot_cap));
+  to.set_position(from.position);
+  to.set_memory(from.cache_policy);
+  to.set_max_centroids(from.slot_cap);
   to.set_state_bytes(from.state_bytes);
   to.set_state_bytes_cap(from.state_bytes_cap);
-  to.set_live_centroids(static_cast<uint64_t>(from.live_slots));
+  to.set_live_centroids(from.live_slots);
   to.set_keeps_tokens(from.keeps_tokens);
   to.set_durable(from.durable);
   to.set_hibernated(from.hibernated);
-  if (from.damaged_at) to.set_damaged_at(static_cast<uint64_t>(*from.damaged_at));
+  if (from.damaged_at) to.set_damaged_at(*from.damaged_at);
   for (const TurnEnd& turn : from.turns) {
     v1::TurnEnd& end = *to.add_turns();
-    end.set_position(static_cast<uint64_t>(turn.position));
-    end.set_replay_tokens(static_cast<uint64_t>(turn.replay_tokens));
+    end.set_position(turn.position);
+    end.set_replay_tokens(turn.replay_tokens);
   }
   to.set_busy(from.busy);
   Fill(from.created, *to.mutable_created());
   Fill(from.last_used, *to.mutable_last_used());
   Fill(from.expires, *to.mutable_expires());
-  to.set_prompt_tokens_total(static_cast<uint64_t>(from.prompt_tokens_total));
-  to.set_generated_tokens_total(static_cast<uint64_t>(from.generated_tokens_total));
+  to.set_prompt_tokens_total(from.prompt_tokens_total);
+  to.set_generated_tokens_total(from.generated_tokens_total);
 }
 
 v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,

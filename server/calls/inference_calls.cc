@@ -28,13 +28,13 @@ absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& e
   const ModelVariant& variant = *model.FindVariant(request.memory());
   info.set_memory(variant.name);
   for (const std::string& type : variant.layer_types) info.add_layer_types(type);
-  info.set_default_max_centroids(static_cast<uint32_t>(variant.default_slot_cap));
+  info.set_default_max_centroids(variant.default_slot_cap);
   info.set_max_centroids_limit(
       variant.default_slot_cap > 0 ? static_cast<uint32_t>(engine.options().max_slot_cap) : 0);
   const int32_t cap = asked.value_or(variant.default_slot_cap);
   info.set_state_bytes_cap(variant.layout->bytes_cap(cap));
   if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {
-    info.set_exact_tokens(static_cast<uint64_t>(*exact));
+    info.set_exact_tokens(*exact);
   }
   const std::span<const uint64_t> asked_at(request.positions().data(),
                                            static_cast<size_t>(request.positions_size()));
@@ -81,24 +81,24 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   v1::ModelInfo info;
   info.set_name(description.name);
   info.set_fingerprint(description.fingerprint);
-  info.set_vocab_size(static_cast<uint64_t>(model.vocab_size));
-  info.set_hidden_size(static_cast<uint64_t>(description.hidden_size));
-  info.set_parameters(static_cast<uint64_t>(description.parameters));
+  info.set_vocab_size(model.vocab_size);
+  info.set_hidden_size(description.hidden_size);
+  info.set_parameters(description.parameters);
   info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
   info.set_has_chat_template(model.chat_format != nullptr);
   if (model.tokenizer != nullptr) info.set_tokenizer(TokenizerName(model.tokenizer->kind()));
   if (description.bos_token_id.has_value()) {
-    info.set_bos_token_id(static_cast<uint32_t>(*description.bos_token_id));
+    info.set_bos_token_id(*description.bos_token_id);
   }
-  for (int32_t id : model.eos_token_ids) info.add_eos_token_ids(static_cast<uint32_t>(id));
+  for (int32_t id : model.eos_token_ids) info.add_eos_token_ids(id);
   info.set_device(description.device);
   info.set_compute_dtype(description.compute_dtype);
   info.set_weights(description.weights);
   info.set_state_dtype(description.state_dtype);
-  info.set_memory(description.memory);
+  info.set_memory(description.cache_policies);
   info.set_state_memory_bytes(options.state_memory_bytes);
-  info.set_max_sessions(static_cast<uint64_t>(options.max_sessions));
-  info.set_max_prompt_tokens(static_cast<uint64_t>(options.max_prompt_tokens));
+  info.set_max_sessions(options.max_sessions);
+  info.set_max_prompt_tokens(options.max_prompt_tokens);
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
   Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
@@ -185,13 +185,12 @@ v1::ServerStatus GetServerStatus(const ServiceContext& services) {
   status.mutable_started()->set_seconds(absl::ToUnixSeconds(started));
   status.mutable_uptime()->set_seconds(absl::ToInt64Seconds(absl::Now() - started));
   const EngineStats stats = services.engine.Stats();
-  const auto count = [](auto value) { return static_cast<uint64_t>(value); };
-  status.set_requests_running(count(stats.requests_running));
-  status.set_requests_waiting(count(stats.requests_waiting));
-  status.set_waiting_prompt_tokens(count(stats.waiting_prompt_tokens));
-  status.set_sessions_active(count(stats.sessions_active));
-  status.set_sessions_idle(count(stats.sessions_idle));
-  status.set_max_sessions(count(services.engine.options().max_sessions));
+  status.set_requests_running(stats.requests_running);
+  status.set_requests_waiting(stats.requests_waiting);
+  status.set_waiting_prompt_tokens(stats.waiting_prompt_tokens);
+  status.set_sessions_active(stats.sessions_active);
+  status.set_sessions_idle(stats.sessions_idle);
+  status.set_max_sessions(services.engine.options().max_sessions);
   status.set_state_bytes_committed(stats.state_bytes_committed);
   status.set_state_bytes_reserved(stats.state_bytes_reserved);
   status.set_state_bytes_budget(stats.state_bytes_budget);

@@ -54,12 +54,6 @@ absl::StatusOr<Caller> ServiceContext::Admit(const CallContext& context, Access 
   return caller;
 }
 
-void ServiceContext::RunWithSession(const std::string& session_id, const std::string& client,
-                                    std::function<void()> work) {
-  if (!engine.SessionMayBeElsewhere(session_id)) return work();
-  blocking.Run(client, std::move(work));
-}
-
 absl::Status ReserveBytes(ByteHold& hold, size_t bytes) {
   const std::optional<size_t> free = hold.Acquire(bytes);
   if (!free) return absl::OkStatus();

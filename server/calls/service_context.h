@@ -61,11 +61,6 @@ class ServiceContext {
   // Identifies the caller (Authenticator) and charges its tenant one request.
   absl::StatusOr<Caller> Admit(const CallContext& context, Access access = Access::kAny) const;
 
-  // Runs `work`, which asks the engine for this session: at once if the session is here, else on a
-  // blocking thread, where it may wait for the engine and for another server (Engine::GetSession).
-  void RunWithSession(const std::string& session_id, const std::string& client,
-                      std::function<void()> work);
-
   // From then on streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining

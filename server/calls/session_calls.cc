@@ -31,6 +31,13 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
   return options;
 }
 
+// Checks the id of the session that the call is about, and records it.
+absl::Status BeginWith(const std::string& session_id, const UnaryInfo& info) {
+  RETURN_IF_ERROR(CheckSessionId(session_id, ""));
+  info.record.summary().SetSession(session_id);
+  return absl::OkStatus();
+}
+
 // Deletes sessions whose ids no client has learned, on a blocking thread: deleting waits for the
 // engine.
 template <class Response>
@@ -38,7 +45,7 @@ void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
              const UnaryDone<Response>& done) {
   info.services.blocking.Run(info.client, [info, sessions = std::move(sessions), done] {
     for (const SessionInfo& session : sessions) {
-      (void)info.services.engine.DeleteSession(session.id, info.tenant);
+      (void)info.services.engine.sessions().Delete(session.id, info.tenant);
     }
     done(absl::CancelledError("cancelled by the client"));
   });
@@ -50,40 +57,35 @@ void CreateSession(const UnaryInfo& info, const v1::CreateSessionRequest& messag
                    const UnaryDone<v1::Session>& done) {
   absl::StatusOr<SessionOptions> options = ToOptions(info, message);
   if (!options.ok()) return done(options.status());
-  info.services.engine.CreateSession(*std::move(options),
-                                     [info, done](absl::StatusOr<SessionInfo> session) {
-                                       if (!session.ok()) return done(session.status());
-                                       if (info.cancel->cancelled())
-                                         return Abandon(info, {*session}, done);
-                                       done(ToProto(*session));
-                                     });
+  const auto answer = [info, done](absl::StatusOr<SessionInfo> session) {
+    if (!session.ok()) return done(session.status());
+    if (info.cancel->cancelled()) return Abandon(info, {*session}, done);
+    done(ToProto(*session));
+  };
+  info.services.engine.sessions().Create(*std::move(options), answer);
 }
 
 void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
                  const UnaryDone<v1::ForkSessionResponse>& done) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+  if (absl::Status status = BeginWith(message.session_id(), info); !status.ok()) {
     return done(status);
   }
-  info.record.summary().SetSession(message.session_id());
-  info.services.engine.ForkSession(ToForkOptions(message, info.tenant, info.client),
-                                   [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
-                                     if (!copies.ok()) return done(copies.status());
-                                     if (info.cancel->cancelled())
-                                       return Abandon(info, *std::move(copies), done);
-                                     v1::ForkSessionResponse response;
-                                     for (const SessionInfo& copy : *copies)
-                                       Fill(copy, *response.add_sessions());
-                                     done(std::move(response));
-                                   });
+  const auto answer = [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+    if (!copies.ok()) return done(copies.status());
+    if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
+    v1::ForkSessionResponse response;
+    for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
+    done(std::move(response));
+  };
+  info.services.engine.sessions().Fork(ToForkOptions(message, info.tenant, info.client), answer);
 }
 
 void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& message,
                    const UnaryDone<v1::RewindSessionResponse>& done) {
-  if (absl::Status status = CheckSessionId(message.session_id(), ""); !status.ok()) {
+  if (absl::Status status = BeginWith(message.session_id(), info); !status.ok()) {
     return done(status);
   }
-  info.record.summary().SetSession(message.session_id());
-  info.services.engine.RewindSession(
+  info.services.engine.sessions().Rewind(
       {.session_id = message.session_id(),
        .tenant = info.tenant,
        .client = info.client,
@@ -94,7 +96,7 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
         if (!result.ok()) return done(result.status());
         v1::RewindSessionResponse response;
         Fill(result->session, *response.mutable_session());
-        response.set_replay_tokens(static_cast<uint64_t>(result->replay_tokens));
+        response.set_replay_tokens(result->replay_tokens);
         done(std::move(response));
       });
 }
@@ -102,10 +104,8 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
 void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
                 const UnaryDone<v1::Session>& done) {
   const std::string& id = message.session_id();
-  if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
-  info.record.summary().SetSession(id);
-  info.services.RunWithSession(id, info.client, [info, id, done] {
-    const absl::StatusOr<SessionInfo> session = info.services.engine.GetSession(id, info.tenant);
+  if (absl::Status status = BeginWith(id, info); !status.ok()) return done(status);
+  info.services.engine.sessions().Get(id, info.tenant, [done](absl::StatusOr<SessionInfo> session) {
     if (!session.ok()) return done(session.status());
     done(ToProto(*session));
   });
@@ -114,7 +114,7 @@ void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
                                                       const v1::ListSessionsRequest& message) {
   ASSIGN_OR_RETURN(SessionPage page,
-                   info.services.engine.ListSessions(
+                   info.services.engine.sessions().List(
                        info.tenant, static_cast<int>(message.page_size()), message.page_token()));
   v1::ListSessionsResponse response;
   for (const SessionInfo& session : page.sessions) Fill(session, *response.add_sessions());
@@ -124,9 +124,8 @@ absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
 
 absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
                                                         const v1::DeleteSessionRequest& message) {
-  RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
-  info.record.summary().SetSession(message.session_id());
-  RETURN_IF_ERROR(info.services.engine.DeleteSession(message.session_id(), info.tenant));
+  RETURN_IF_ERROR(BeginWith(message.session_id(), info));
+  RETURN_IF_ERROR(info.services.engine.sessions().Delete(message.session_id(), info.tenant));
   return v1::DeleteSessionResponse();
 }
 

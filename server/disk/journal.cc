@@ -95,7 +95,7 @@ template <class Head, class Visit>
 void VisitHead(Head& head, const Visit& visit) {
   visit(head.id);
   visit(head.tenant);
-  visit(head.memory);
+  visit(head.cache_policy);
   visit(head.fingerprint);
   visit(head.layout);
   visit(head.slot_cap);

@@ -27,7 +27,7 @@ struct SessionMark {
 
 struct JournalHead {
   std::string id, tenant;              // at most kMaxTextBytes, like all texts
-  std::string memory;                  // ModelVariant::name
+  std::string cache_policy;            // ModelVariant::name
   std::string fingerprint;             // fingerprint of the model that the session's state belongs
                                        // to
   uint64_t layout = 0;                 // StateLayout::fingerprint

@@ -35,23 +35,28 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
   }
   ASSIGN_OR_RETURN(std::unique_ptr<SessionLocks> locks,
                    SessionLocks::Open(options.path + "/locks"));
-  ASSIGN_OR_RETURN(std::unique_ptr<TransferRequests> asks,
+  ASSIGN_OR_RETURN(std::unique_ptr<TransferRequests> requests,
                    TransferRequests::Open(options.path + "/asked"));
-  return std::unique_ptr<SessionFolder>(
-      new SessionFolder(std::move(options), std::move(locks), std::move(asks), std::move(report)));
+  return std::unique_ptr<SessionFolder>(new SessionFolder(std::move(options), std::move(locks),
+                                                          std::move(requests), std::move(report)));
 }
 
 SessionFolder::SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
-                             std::unique_ptr<TransferRequests> asks,
+                             std::unique_ptr<TransferRequests> requests,
                              std::function<void(const DiskReport&)> report)
     : options_(std::move(options)),
       locks_(std::move(locks)),
-      transfer_requests_(std::move(asks)),
       report_(std::move(report)),
+      files_(options_.path),
+      ownership_(std::make_unique<FolderOwnership>(files_, *locks_, std::move(requests),
+                                                   options_.ownership_timeout,
+                                                   [this](const absl::Status& damaged) {
+                                                     if (report_)
+                                                       report_({.kind = "read", .status = damaged});
+                                                   })),
       synced_(SteadyClock::now()) {
   for (int i = 0; i < kBulkThreads; ++i) bulk_threads_.emplace_back([this] { BulkLoop(); });
   journal_thread_ = std::thread([this] { JournalLoop(); });
-  transfer_thread_ = std::thread([this] { TransferLoop(); });
 }
 
 SessionFolder::~SessionFolder() {
@@ -60,18 +65,8 @@ SessionFolder::~SessionFolder() {
     ending_ = true;
   }
   changed_.notify_all();
-  transfer_requests_->Interrupt();
   for (std::thread& thread : bulk_threads_) thread.join();
   journal_thread_.join();
-  transfer_thread_.join();
-}
-
-std::string SessionFolder::JournalPath(const std::string& id) const {
-  return absl::StrCat(options_.path, "/", id, kJournalEnd);
-}
-
-std::string SessionFolder::SnapshotPath(const std::string& id, uint64_t version) const {
-  return absl::StrCat(options_.path, "/", id, "-", version, kSnapshotEnd);
 }
 
 // --- Requests from any thread ---
@@ -96,7 +91,7 @@ void SessionFolder::WriteSnapshot(const JournalHead& head, const MakeFile& make,
                                   absl::Status& status) const {
   status = make([&](const std::vector<std::string_view>& parts) {
     for (const std::string_view part : parts) bytes += part.size();
-    return WriteFileAtomically(SnapshotPath(head.id, head.version), parts);
+    return WriteFileAtomically(files_.SnapshotPath(head.id, head.version), parts);
   });
 }
 
@@ -104,7 +99,7 @@ absl::Status SessionFolder::WriteJournal(const std::string& id, const std::strin
                                          Change& change) const {
   change.bytes += text.size();
   change.names = true;
-  return WriteFileAtomically(JournalPath(id), {text});
+  return WriteFileAtomically(files_.JournalPath(id), {text});
 }
 
 void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot,
@@ -132,7 +127,7 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
 
 void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done) {
   const auto write = [this, text = EncodeEntry(entry)](Change& change) -> absl::Status {
-    ASSIGN_OR_RETURN(const int fd, AppendToFile(JournalPath(change.id), text));
+    ASSIGN_OR_RETURN(const int fd, AppendToFile(files_.JournalPath(change.id), text));
     change.fd = fd;
     change.bytes = text.size();
     return absl::OkStatus();
@@ -153,8 +148,9 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
     WriteSnapshot(head, snapshot, change.bytes, change.status);
     head.snapshot_bytes = change.bytes;
     change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
-      const std::string file = SnapshotPath(self.id, head.version);
-      const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(self.id), kMaxFileBytes);
+      const std::string file = files_.SnapshotPath(self.id, head.version);
+      const absl::StatusOr<std::string> bytes =
+          ReadFile(files_.JournalPath(self.id), SessionFiles::kMaxBytes);
       if (absl::IsNotFound(bytes.status())) return RemoveFile(file);
       if (!bytes.ok()) return bytes.status();
       ASSIGN_OR_RETURN(const Journal before, DecodeJournal(*bytes));
@@ -163,7 +159,7 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
         if (before.head.version + k + 1 > head.version) text += EncodeEntry(before.entries[k]);
       }
       if (before.head.version > 0 && before.head.version != head.version) {
-        self.garbage = SnapshotPath(self.id, before.head.version);
+        self.garbage = files_.SnapshotPath(self.id, before.head.version);
       }
       return WriteJournal(self.id, text, self);
     };
@@ -173,12 +169,12 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
 
 void SessionFolder::Remove(const std::string& id, Done done) {
   const auto write = [this](Change& change) -> absl::Status {
-    const std::string path = JournalPath(change.id);
-    const absl::StatusOr<std::string> bytes = ReadFile(path, kMaxFileBytes);
+    const std::string path = files_.JournalPath(change.id);
+    const absl::StatusOr<std::string> bytes = ReadFile(path, SessionFiles::kMaxBytes);
     if (bytes.ok()) {
       const absl::StatusOr<Journal> journal = DecodeJournal(*bytes);
       if (journal.ok() && journal->head.version > 0) {
-        change.garbage = SnapshotPath(change.id, journal->head.version);
+        change.garbage = files_.SnapshotPath(change.id, journal->head.version);
       }
     }
     change.names = true;
@@ -200,7 +196,8 @@ void SessionFolder::Read(const std::string& id,
     absl::Status status;
     // Retries, because a new snapshot may replace the files, and with it the journal, meanwhile.
     for (int attempt = 0; attempt < 3; ++attempt) {
-      const absl::StatusOr<std::string> bytes = ReadFile(JournalPath(id), kMaxFileBytes);
+      const absl::StatusOr<std::string> bytes =
+          ReadFile(files_.JournalPath(id), SessionFiles::kMaxBytes);
       absl::StatusOr<Journal> journal =
           bytes.ok() ? DecodeJournal(*bytes) : absl::StatusOr<Journal>(bytes.status());
       status = journal.status();
@@ -209,7 +206,7 @@ void SessionFolder::Read(const std::string& id,
       const uint64_t version = stored.journal.head.version;
       if (version == 0) break;
       absl::StatusOr<std::unique_ptr<SnapshotFile>> file =
-          SnapshotFile::Open(SnapshotPath(id, version));
+          SnapshotFile::Open(files_.SnapshotPath(id, version));
       status = file.status();
       if (status.ok()) stored.snapshot = *std::move(file);
       if (!absl::IsNotFound(status)) break;
@@ -289,7 +286,7 @@ void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   }
   for (Change& change : changes) {
     if (change.fd < 0) continue;
-    const std::string path = JournalPath(change.id);
+    const std::string path = files_.JournalPath(change.id);
     if (!options_.sync_always) {
       unsynced_.insert(path);
     } else if (fdatasync(change.fd) != 0) {

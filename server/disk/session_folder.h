@@ -18,7 +18,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/disk/folder_ownership.h"
 #include "server/disk/journal.h"
+#include "server/disk/session_files.h"
 #include "server/disk/session_locks.h"
 #include "server/disk/snapshot_file.h"
 #include "server/disk/transfer_requests.h"
@@ -44,13 +46,6 @@ struct SessionFolderOptions {
                                                         // session
 };
 
-// A session found in the folder.
-struct FoundSession {
-  JournalHead head;
-  uint64_t version = 0;
-  SessionMark mark;
-};
-
 // Thread-safe. Operations on one session run in the order of their calls. Callbacks run on the
 // folder's threads and may call its methods.
 class SessionFolder {
@@ -71,12 +66,6 @@ class SessionFolder {
       return journal.good_bytes + (snapshot == nullptr ? 0 : snapshot->bytes());
     }
   };
-  struct RecoveredSessions {
-    std::vector<FoundSession> sessions;  // ordered by id
-    std::vector<std::string> damaged;    // why sessions were moved to damaged/, one text each
-    size_t elsewhere = 0;                // number of sessions that other servers own
-  };
-  using OwnershipCallback = std::function<void(absl::StatusOr<FoundSession>)>;
 
   // Opens the folder; creates it if it is missing. Errors name the path. `report` is called on the
   // folder's threads.
@@ -84,23 +73,9 @@ class SessionFolder {
       SessionFolderOptions options, std::function<void(const DiskReport&)> report = {});
   ~SessionFolder();  // finishes pending operations first
 
-  // Call once, before anything else: acquires the sessions that no server owns, moves damaged ones
-  // to damaged/ and deletes files that belong to no session.
-  absl::StatusOr<RecoveredSessions> Recover();
+  FolderOwnership& ownership() { return *ownership_; }
 
-  // Acquires a session, asking the server that owns it, if any, to release it. Errors: NotFound;
-  // FailedPrecondition if the session is in use, here or there; Unavailable if the other server
-  // does not answer; DataLoss if the session is damaged and was moved to damaged/. All name the
-  // session.
-  void AcquireOwnership(const std::string& id, OwnershipCallback done);
-  // Sets the function that is called when another server asks for a session of this one. Answer
-  // with ReleaseOwnership or DeclineTransfer; without an answer the other server asks again.
-  void SetTransferListener(std::function<void(const std::string& id)> asked);
-  void ReleaseOwnership(const std::string& id);  // requires that no operation on the session is
-                                                 // pending
-  void DeclineTransfer(const std::string& id);   // the session is in use
-
-  // The methods below need sessions that this server owns.
+  // Methods with an id or a head need a session that this server owns.
 
   // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
   void Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot, Done done);
@@ -117,15 +92,8 @@ class SessionFolder {
   void Read(const std::string& id, std::function<void(absl::StatusOr<StoredSession>)> opened);
   void ReportRead(const StoredSession& stored, const absl::Status& status) const;
   void Run(std::function<void()> work);  // on one of the folder's threads
-  // Moves the session's files to damaged/ and releases its lock: no server owns it then.
-  void Quarantine(const std::string& id);
 
-  const std::string& path() const { return options_.path; }
-
-  // Limit of a session file and of a journal.
-  static constexpr size_t kMaxFileBytes = size_t{1} << 40;
-  static constexpr const char* kJournalEnd = ".journal";
-  static constexpr const char* kSnapshotEnd = ".session";
+  const std::string& path() const { return files_.path(); }
 
  private:
   // A change of a session's files. CommitChanges calls `write`, syncs the changes of all sessions
@@ -143,27 +111,10 @@ class SessionFolder {
     std::string garbage = {};  // file to delete after the sync
     bool ends = false;         // the session ends: its lock is released after the sync
   };
-  // A pending AcquireOwnership.
-  struct Acquisition {
-    std::string id;
-    std::chrono::steady_clock::time_point begin;
-    OwnershipCallback done;
-    std::chrono::steady_clock::time_point asked = {};  // when another server was last asked
-  };
 
   SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
-                std::unique_ptr<TransferRequests> asks,
+                std::unique_ptr<TransferRequests> requests,
                 std::function<void(const DiskReport&)> report);
-
-  std::string JournalPath(const std::string& id) const;
-  std::string SnapshotPath(const std::string& id, uint64_t version) const;
-  absl::StatusOr<FoundSession> CheckFiles(const std::string& id) const;
-  // Errors: NotFound; AlreadyExists and Unavailable as from SessionLocks; after any other error the
-  // session is in damaged/.
-  absl::StatusOr<FoundSession> TryAcquireOwnership(const std::string& id);
-  absl::Status RemoveLeftovers(const std::vector<std::string>& names,
-                               const std::set<std::string>& taken,
-                               const std::set<std::string>& needed);
 
   void Enqueue(Change change);
   void WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
@@ -171,31 +122,27 @@ class SessionFolder {
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
   void BulkLoop();
-  void TransferLoop();
-  bool TryFinish(Acquisition& call, bool ending);  // true if `call` was completed
   void CommitChanges(std::vector<Change>& changes);
   void SyncLater(bool all);
   void ReportChange(Change& change) const;
 
   const SessionFolderOptions options_;
   const std::unique_ptr<SessionLocks> locks_;
-  const std::unique_ptr<TransferRequests> transfer_requests_;
   const std::function<void(const DiskReport&)> report_;
+  const SessionFiles files_;
+  const std::unique_ptr<FolderOwnership> ownership_;
 
-  std::mutex mutex_;  // guards the members up to transfer_listener_
+  std::mutex mutex_;  // guards the members up to bulk_
   std::condition_variable changed_;
   bool ending_ = false;
   int bulk_running_ = 0;
   std::vector<Change> changes_;
   std::deque<std::function<void()>> bulk_;
-  std::vector<Acquisition> acquisitions_;
-  std::function<void(const std::string&)> transfer_listener_;
 
   std::set<std::string> unsynced_;  // paths; used by the journal thread only
   std::chrono::steady_clock::time_point synced_;
   std::vector<std::thread> bulk_threads_;
   std::thread journal_thread_;
-  std::thread transfer_thread_;
 };
 
 }  // namespace ovq

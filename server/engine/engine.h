@@ -5,14 +5,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -21,10 +19,10 @@
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/engine_config.h"
 #include "server/engine/common/inbox.h"
-#include "server/engine/common/session_image.h"
 #include "server/engine/common/state_pool.h"
 #include "server/engine/scheduling/executor.h"
 #include "server/engine/scheduling/scheduler.h"
+#include "server/engine/sessions/session_operations.h"
 #include "server/engine/sessions/sessions.h"
 
 namespace ovq {
@@ -48,44 +46,8 @@ class Engine : private Evictor {
   absl::Status SubmitScore(ScoreRequest request, std::shared_ptr<CancelSignal> cancel,
                            ScoreCallback done);
 
-  void CreateSession(SessionOptions options, SessionCallback done);
-  // Copies an idle session; the copies are independent of it. FailedPrecondition if a call uses it.
-  void ForkSession(ForkOptions options, SessionsCallback done);
-  // Returns an idle session to its exact state at an earlier position, or only reports the cost of
-  // that. `cancel` may be null. The session is unchanged if the call is cancelled or fails.
-  void RewindSession(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
-                     RewindCallback done);
-  // Returns the image of an idle session; blocks for at most one iteration. With `since` (checked
-  // by CheckSessionBase) the image has no state and is for EncodeDelta; FailedPrecondition then if
-  // the session keeps no tokens or does not begin with those of `since`.
-  absl::StatusOr<SessionImage> ExportSession(const std::string& id, const std::string& tenant,
-                                             const std::optional<SessionBase>& since = {});
-  // Checks that this server can hold a session with this image: FailedPrecondition for a model
-  // variant or slot cap that it does not have, and the errors of CheckSessionFits.
-  absl::Status CheckImport(const SessionImage& head) const;
-  // Makes a session from an image. Nothing proves that an image's state belongs to its tokens, so
-  // the tokens are prefilled again; FailedPrecondition if there are none. With
-  // EngineOptions::trust_session_files only the tokens that the state lacks are prefilled, and the
-  // caller's thread checks that the state is safe for kernels (CheckSessionState). Errors of
-  // CheckImport, too. `variant`, `slot_cap` and `prompt` come from the image, not from the options.
-  void ImportSession(SessionImage image, SessionOptions options, SessionCallback done);
-  // Without a tenant, sessions of all tenants are visible (for administrators); otherwise another
-  // tenant's session is NotFound. Deleting cancels the session's running request and blocks for at
-  // most one iteration; reads return the values of the last iteration boundary at once. Delete and
-  // Get block longer for a session in the SessionFolder that this server does not own
-  // (SessionFolder::AcquireOwnership, with its errors).
-  absl::Status DeleteSession(const std::string& id, const std::optional<std::string>& tenant);
-  absl::StatusOr<SessionInfo> GetSession(const std::string& id, const std::string& tenant);
-  // Whether GetSession of this id may block: the session is not here, and another server that
-  // shares the session folder may own it. Never blocks.
-  bool SessionMayBeElsewhere(const std::string& id) const {
-    return sessions_.ownership.MayBeElsewhere(id);
-  }
-  // Registers the sessions found in the SessionFolder (EngineOptions::session_folder) before the
-  // first call. Returns one message for each session that does not fit here.
-  std::vector<std::string> AdoptSessions(std::vector<FoundSession> found);
-  absl::StatusOr<SessionPage> ListSessions(const std::optional<std::string>& tenant, int page_size,
-                                           const std::string& page_token) const;
+  // The operations on sessions.
+  SessionOperations& sessions() { return sessions_; }
 
   // Charges one request to the tenant's requests per second. Every call does this first.
   absl::Status ChargeRequest(const std::string& tenant) const;
@@ -102,10 +64,6 @@ class Engine : private Evictor {
   // rest with Unavailable. Returns when nothing runs: true if all requests finished by themselves.
   bool Drain(absl::Duration timeout);
 
-  // Returns the session's live state bytes (StatePool::CopyOut), for tests; blocks for at most one
-  // iteration. FailedPrecondition if busy.
-  absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
-                                                   const std::string& tenant);
   void Stop();  // Run returns after the commands posted so far
 
   // --- engine thread ---
@@ -116,7 +74,6 @@ class Engine : private Evictor {
   bool RunIteration();
   absl::Duration TimeToNextEnd() const;  // until a deadline passes or a session expires
   void EndAll(const absl::Status& status);
-  SessionParts& sessions() { return sessions_; }
 
  private:
   static constexpr size_t kFewRequests = 64;
@@ -125,18 +82,14 @@ class Engine : private Evictor {
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
   bool EvictIdleStates(size_t bytes) override {
-    return config_.options.overcommit && sessions_.removal.EvictIdleStates(bytes);
+    return config_.options.overcommit && parts_.removal.EvictIdleStates(bytes);
   }
   bool EvictFrom(const std::string& client, bool table, bool running) override {
-    return sessions_.removal.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
+    return parts_.removal.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
   }
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
-  absl::Status Claim(Request& request);  // makes its session busy
-  // Swaps the claimed session's state in and starts the turn. Engine thread.
-  void StartTurn(std::shared_ptr<Request> request);
-  std::function<void()> Wake() const {
-    return [inbox = inbox_] { inbox->Ring(); };
-  }
+  // Checks that the turn may begin on its session, which is idle and locked, and charges it.
+  absl::Status BeginTurn(Request& request, Session& session);
   // Scanning a thousand requests takes as long as a small model's iteration. So requests are
   // scanned when the inbox rings (as cancellation makes it do) and now and then for deadlines: less
   // often beyond kFewRequests, where statistics are published at intervals, too.
@@ -154,7 +107,8 @@ class Engine : private Evictor {
   RandomSource random_;
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
-  SessionParts sessions_;
+  SessionParts parts_;
+  SessionOperations sessions_{config_, pool_, admission_, inbox_, parts_};
   Scheduler scheduler_;
   Executor executor_;
   const int session_slots_;

@@ -15,11 +15,7 @@ using Json = nlohmann::json;
 
 // A whole number in any notation; unset for other values and beyond 64 bits.
 std::optional<int64_t> Whole(const Json& json) {
-  if (json.is_number_unsigned()) {
-    const auto value = json.get<uint64_t>();
-    // Keeps the bits: seeds may be any.
-    return static_cast<int64_t>(value);
-  }
+  if (json.is_number_unsigned()) return json.get<uint64_t>();  // keeps the bits: seeds may be any
   if (json.is_number_integer()) return json.get<int64_t>();
   if (!json.is_number_float()) return std::nullopt;
   const double value = json.get<double>();
@@ -28,6 +24,20 @@ std::optional<int64_t> Whole(const Json& json) {
   const auto whole = static_cast<int64_t>(value);
   if (static_cast<double>(whole) != value) return std::nullopt;
   return whole;
+}
+std::optional<uint32_t> Whole32(const Json& json) {
+  const std::optional<int64_t> whole = Whole(json);
+  const bool fits = whole && *whole >= 0 && *whole <= std::numeric_limits<uint32_t>::max();
+  return fits ? std::optional<uint32_t>(*whole) : std::nullopt;
+}
+
+// The field as `convert` reads it, which gives none for a value that is not `expected`.
+template <class Convert>
+auto Read(BodyFields& fields, const char* name, const char* expected, Convert convert) {
+  const Json* const json = fields.Any(name);
+  auto value = json == nullptr ? std::nullopt : convert(*json);
+  if (json != nullptr && !value) fields.Expected(name, expected, *json);
+  return value;
 }
 
 }  // namespace
@@ -54,46 +64,29 @@ void BodyFields::Expected(const std::string& name, const char* expected, const J
 }
 
 std::optional<std::string> BodyFields::Text(const char* name) {
-  const Json* const json = Any(name);
-  if (json == nullptr) return std::nullopt;
-  if (json->is_string()) return json->get<std::string>();
-  Expected(name, "a text", *json);
-  return std::nullopt;
+  return Read(*this, name, "a text", [](const Json& json) {
+    return json.is_string() ? std::optional(json.get<std::string>()) : std::nullopt;
+  });
 }
 
 std::optional<bool> BodyFields::Bool(const char* name) {
-  const Json* const json = Any(name);
-  if (json == nullptr) return std::nullopt;
-  if (json->is_boolean()) return json->get<bool>();
-  Expected(name, "true or false", *json);
-  return std::nullopt;
+  return Read(*this, name, "true or false", [](const Json& json) {
+    return json.is_boolean() ? std::optional(json.get<bool>()) : std::nullopt;
+  });
 }
 
 std::optional<float> BodyFields::Number(const char* name) {
-  const Json* const json = Any(name);
-  if (json == nullptr) return std::nullopt;
-  if (json->is_number()) return static_cast<float>(json->get<double>());
-  Expected(name, "a number", *json);
-  return std::nullopt;
+  return Read(*this, name, "a number", [](const Json& json) {
+    return json.is_number() ? std::optional<float>(json.get<double>()) : std::nullopt;
+  });
 }
 
 std::optional<int64_t> BodyFields::Integer(const char* name) {
-  const Json* const json = Any(name);
-  if (json == nullptr) return std::nullopt;
-  const std::optional<int64_t> value = Whole(*json);
-  if (!value) Expected(name, "a whole number", *json);
-  return value;
+  return Read(*this, name, "a whole number", Whole);
 }
 
 std::optional<uint32_t> BodyFields::Count(const char* name) {
-  const Json* const json = Any(name);
-  if (json == nullptr) return std::nullopt;
-  const std::optional<int64_t> value = Whole(*json);
-  if (value && *value >= 0 && *value <= std::numeric_limits<uint32_t>::max()) {
-    return static_cast<uint32_t>(*value);
-  }
-  Expected(name, "a whole number from 0 to 4294967295", *json);
-  return std::nullopt;
+  return Read(*this, name, "a whole number from 0 to 4294967295", Whole32);
 }
 
 std::vector<uint32_t> BodyFields::Ids(const char* name) {
@@ -106,12 +99,12 @@ std::vector<uint32_t> BodyFields::Ids(const char* name) {
   }
   ids.reserve(json->size());
   for (const Json& entry : *json) {
-    const std::optional<int64_t> id = Whole(entry);
-    if (!id || *id < 0 || *id > std::numeric_limits<uint32_t>::max()) {
+    const std::optional<uint32_t> id = Whole32(entry);
+    if (!id) {
       Expected(absl::StrCat(name, "[", ids.size(), "]"), "a token id", entry);
       return {};
     }
-    ids.push_back(static_cast<uint32_t>(*id));
+    ids.push_back(*id);
   }
   return ids;
 }

@@ -11,7 +11,6 @@
 #include <boost/beast/http/status.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -106,9 +105,9 @@ class HttpConnection final : public Exchange, public Connection {
 
  public:
   HttpConnection(ConnectionHost& host, std::string peer, std::unique_ptr<ClientStream> stream)
-      : host_(host),
+      : Exchange(std::move(peer)),
+        host_(host),
         leaving_{host, this},
-        peer_(std::move(peer)),
         stream_(std::move(stream)),
         timer_(stream_->socket().get_executor()) {}
 
@@ -120,18 +119,6 @@ class HttpConnection final : public Exchange, public Connection {
     });
   }
 
-  const std::string& peer() const override { return peer_; }
-  bool gone() const override { return gone_; }
-  void OnGone(std::function<void()> gone) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (!gone_) {
-        on_gone_ = std::move(gone);
-        return;
-      }
-    }
-    gone();
-  }
   void Reply(HttpReply reply) override {
     PostToStrand([this, reply = std::move(reply)]() mutable {
       const bool whole =
@@ -180,7 +167,7 @@ class HttpConnection final : public Exchange, public Connection {
   // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
   // ahead and the client's end.
   void Await() {
-    if (closed_ || gone_) return;
+    if (closed_ || gone()) return;
     if (reading_) {
       // The next request is in the buffer already, sent ahead.
       ErrorCode ignored;
@@ -195,7 +182,7 @@ class HttpConnection final : public Exchange, public Connection {
     ReadSome([this](ErrorCode error) {
       if (!error || error == asio::error::operation_aborted) return Await();
       // A client that closes only its half counts as gone: the two cannot be told apart in time.
-      Gone();
+      SetGone();
       if (!handling_) End();
     });
   }
@@ -328,14 +315,14 @@ class HttpConnection final : public Exchange, public Connection {
       part_.clear();
       ended_ = !source_(part_);
       const bool nothing = part_.empty();
-      if (gone_) {
+      if (gone()) {
         out_.clear();
       } else if (chunked_ && !nothing) {
         absl::StrAppend(&out_, absl::Hex(part_.size()), "\r\n", part_, "\r\n");
       } else {
         out_ += part_;
       }
-      if (ended_ && chunked_ && !gone_) out_ += "0\r\n\r\n";
+      if (ended_ && chunked_ && !gone()) out_ += "0\r\n\r\n";
       if (!out_.empty() || ended_) return Write();
       if (nothing) return;  // until Pump
     }
@@ -369,12 +356,9 @@ class HttpConnection final : public Exchange, public Connection {
     source_ = nullptr;
     request_ = {};
     out_ = part_ = std::string();
-    {
-      std::lock_guard lock(mutex_);
-      on_gone_ = nullptr;
-    }
+    ReleaseOnGone();
     if (closed_) return;
-    if (gone_ || !keep_alive_) return Finish();
+    if (gone() || !keep_alive_) return Finish();
     host_.SetIdle(this, true);
     Deadline(host_.options().idle_timeout);
     Await();
@@ -382,16 +366,6 @@ class HttpConnection final : public Exchange, public Connection {
 
   // --- the end ---
 
-  void Gone() {
-    std::function<void()> gone;
-    {
-      std::lock_guard lock(mutex_);
-      if (gone_.exchange(true)) return;
-      gone = std::move(on_gone_);
-      on_gone_ = nullptr;
-    }
-    if (gone) gone();
-  }
   // Closes after the answer. Bytes that the client may still be sending are read for a moment: else
   // the system would reset the connection before the client has read the answer.
   void Finish() {
@@ -417,7 +391,7 @@ class HttpConnection final : public Exchange, public Connection {
     closed_ = true;
     ErrorCode ignored;
     stream_->socket().close(ignored);
-    Gone();
+    SetGone();
   }
 
   struct Leaving {
@@ -428,7 +402,6 @@ class HttpConnection final : public Exchange, public Connection {
 
   ConnectionHost& host_;
   const Leaving leaving_;  // destroyed last: the server ends when all have left
-  const std::string peer_;
   const std::unique_ptr<ClientStream> stream_;
   asio::steady_timer timer_;
   beast::flat_buffer buffer_;
@@ -443,10 +416,6 @@ class HttpConnection final : public Exchange, public Connection {
   Source source_;
   bool chunked_ = false, writing_ = false, ended_ = false;
   std::atomic<bool> pump_posted_ = false;
-
-  std::atomic<bool> gone_ = false;
-  std::mutex mutex_;  // guards on_gone_
-  std::function<void()> on_gone_;
 };
 
 }  // namespace

@@ -1,8 +1,10 @@
 // One HTTP request and its answer, as handlers see them: no sockets here.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,25 +40,51 @@ class Exchange {
   // bytes are dropped.
   using Source = std::function<bool(std::string& out)>;
 
+  explicit Exchange(std::string peer) : peer_(std::move(peer)) {}
   virtual ~Exchange() = default;
   HttpRequest& request() { return request_; }
   // An error that stopped the reading of the request; `request` has the part before it.
   const absl::Status& fault() const { return fault_; }
 
-  virtual const std::string& peer() const = 0;  // CallContext::peer
+  const std::string& peer() const { return peer_; }  // CallContext::peer
   // The peer's address without the port: parallel requests of one client come on many connections.
-  std::string client() const { return peer().substr(0, peer().rfind(':')); }
-  virtual bool gone() const = 0;  // the client closed the connection or its half
+  std::string client() const { return peer_.substr(0, peer_.rfind(':')); }
+  bool gone() const { return gone_; }  // the client closed the connection or its half
   // `gone` is called once, when the client goes, or at once if it has gone. It must not block.
-  virtual void OnGone(std::function<void()> gone) = 0;
+  void OnGone(std::function<void()> gone) {
+    {
+      std::lock_guard lock(mutex_);
+      on_gone_ = std::move(gone);
+    }
+    if (gone_) CallOnGone();
+  }
   virtual void Reply(HttpReply reply) = 0;
   virtual void Stream(HttpReply head, Source source) = 0;
   // Says that the source has something, so it is called soon. May be called before Stream.
   virtual void Pump() = 0;
 
  protected:
+  void SetGone() {
+    gone_ = true;
+    CallOnGone();
+  }
+  std::function<void()> ReleaseOnGone() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(on_gone_, nullptr);
+  }
+
   HttpRequest request_;
   absl::Status fault_;
+
+ private:
+  void CallOnGone() {
+    if (const std::function<void()> gone = ReleaseOnGone()) gone();
+  }
+
+  const std::string peer_;
+  std::atomic<bool> gone_ = false;
+  std::mutex mutex_;  // guards on_gone_
+  std::function<void()> on_gone_;
 };
 
 }  // namespace ovq

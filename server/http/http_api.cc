@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/text.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/console_page.h"
 #include "server/http/http_errors.h"
@@ -24,7 +25,7 @@ constexpr size_t kResponsesPart =
 struct Route {
   const char* method;
   const char* pattern;  // {} stands for one word of the path
-  HttpHandler handler;
+  HttpHandler* handler;
   Lane lane = Lane::kWork;
   const char* shared_label = nullptr;  // of several patterns; null: the pattern
 
@@ -61,10 +62,8 @@ constexpr const char* kOtherLabel = "other";
 
 // The path's words in place of the pattern's {}; unset if the path does not match.
 std::optional<std::vector<std::string>> Match(std::string_view pattern, std::string_view path) {
-  const std::vector<std::string> parts =
-      absl::StrSplit(absl::string_view(pattern.data(), pattern.size()), '/');
-  const std::vector<std::string> given =
-      absl::StrSplit(absl::string_view(path.data(), path.size()), '/');
+  const std::vector<std::string> parts = absl::StrSplit(AbslView(pattern), '/');
+  const std::vector<std::string> given = absl::StrSplit(AbslView(path), '/');
   if (parts.size() != given.size()) return std::nullopt;
   std::vector<std::string> words;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -169,8 +168,9 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   if (absl::Status status = CheckOrigin(*call, loopback_); !status.ok()) return call->Fail(status);
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
   queue.Run(call->client(), [call, handler = found.route->handler, words = std::move(found.words)] {
-    if (absl::Status status = call->Admit(); !status.ok()) return call->Fail(status);
-    handler(call, words);
+    absl::Status status = call->Admit();
+    if (status.ok()) status = handler(call, words);
+    if (!status.ok()) call->Fail(status);
   });
 }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 
@@ -43,7 +44,7 @@ std::string DecodeUrl(std::string_view text) {
       decoded.push_back(' ');
     } else if (text[i] == '%' && digits.size() == 2 && absl::ascii_isxdigit(digits[0]) &&
                absl::ascii_isxdigit(digits[1])) {
-      decoded += absl::HexStringToBytes(absl::string_view(digits.data(), digits.size()));
+      decoded += absl::HexStringToBytes(AbslView(digits));
       i += 2;
     } else {
       decoded.push_back(text[i]);
@@ -108,12 +109,12 @@ void HttpCall::Stream(Events events) {
   HttpReply head = {.content_type = "text/event-stream; charset=utf-8", .headers = AnswerHeaders()};
   head.headers.emplace_back("Cache-Control", "no-store");
   head.headers.emplace_back("X-Accel-Buffering", "no");
-  services().metrics.HttpStreams(1);
+  services().metrics.http_streams.Increment();
   exchange_->Stream(std::move(head),
                     [self = shared_from_this(), events = std::move(events)](std::string& out) {
                       absl::Status status;
                       if (events(out, status)) return true;
-                      self->services().metrics.HttpStreams(-1);
+                      self->services().metrics.http_streams.Decrement();
                       self->End(200, status);
                       return false;
                     });

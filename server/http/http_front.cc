@@ -11,8 +11,8 @@ absl::StatusOr<std::unique_ptr<HttpFront>> HttpFront::Start(HttpOptions options,
   std::unique_ptr<HttpFront> front(new HttpFront(services, loopback));
   Metrics& metrics = services.metrics;
   const HttpEvents events = {
-      .connections = [&metrics](int open) { metrics.SetHttpConnections(open); },
-      .refused = [&metrics](const char* why) { metrics.HttpRefused(why); },
+      .connections = [&metrics](int open) { metrics.http_connections.Set(open); },
+      .refused = [&metrics](const char* why) { metrics.http_refusals.at(why)->Increment(); },
       .bytes = [&metrics](size_t received, size_t sent) { metrics.HttpBytes(received, sent); }};
   options.memory = services.engine.options().request_memory;
   ASSIGN_OR_RETURN(

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "base/status_macros.h"
-
 namespace ovq {
 namespace {
 
@@ -31,7 +29,7 @@ bool AcceptsGzip(const HttpRequest& request) {
   });
 }
 
-HttpReply Answer(const Exchange& exchange, const HttpRequest& request, const Metrics& metrics) {
+HttpReply Answer(const Exchange& exchange, const HttpRequest& request, Metrics& metrics) {
   if (!exchange.fault().ok()) {
     return TextReply(400, std::string(exchange.fault().message()) + "\n");
   }
@@ -76,27 +74,24 @@ std::string Gzip(const std::string& text) {
   return out;
 }
 
-absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const std::string& address,
-                                                                        Metrics& metrics) {
-  HttpOptions options;
-  options.address = address;
-  options.flag = "--metrics-address";
-  options.max_body_bytes = kMaxRequestBytes;
-  options.max_connections = kMaxConnections;
-  options.memory = std::make_shared<ByteBudget>(kMaxConnections * kMaxRequestBytes);
-  auto endpoint = std::make_unique<MetricsEndpoint>();
+absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const std::string& address,
+                                                         Metrics& metrics) {
+  const HttpOptions options = {
+      .address = address,
+      .flag = "--metrics-address",
+      .max_body_bytes = kMaxRequestBytes,
+      .max_connections = kMaxConnections,
+      .memory = std::make_shared<ByteBudget>(kMaxConnections * kMaxRequestBytes)};
   // A page takes some milliseconds to make, so the server's own threads make it.
-  ASSIGN_OR_RETURN(endpoint->server_,
-                   HttpServer::Start(options, {}, [&metrics](std::shared_ptr<Exchange> exchange) {
-                     const auto start = std::chrono::steady_clock::now();
-                     HttpReply reply = Answer(*exchange, exchange->request(), metrics);
-                     if (reply.status == 200) {
-                       metrics.Scraped(reply.body.size(),
-                                       absl::FromChrono(std::chrono::steady_clock::now() - start));
-                     }
-                     exchange->Reply(std::move(reply));
-                   }));
-  return endpoint;
+  return HttpServer::Start(options, {}, [&metrics](std::shared_ptr<Exchange> exchange) {
+    const auto start = std::chrono::steady_clock::now();
+    HttpReply reply = Answer(*exchange, exchange->request(), metrics);
+    if (reply.status == 200) {
+      metrics.Scraped(reply.body.size(),
+                      absl::FromChrono(std::chrono::steady_clock::now() - start));
+    }
+    exchange->Reply(std::move(reply));
+  });
 }
 
 }  // namespace ovq

@@ -13,17 +13,9 @@ namespace ovq {
 // The text as a gzip file (RFC 1952).
 std::string Gzip(const std::string& text);
 
-class MetricsEndpoint {
- public:
-  // Serves from now on. address: HOST:PORT, port 0 for any. Unavailable if it can't be had. The
-  // metrics outlive it.
-  static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const std::string& address,
-                                                                Metrics& metrics);
-
-  int port() const { return server_->port(); }
-
- private:
-  std::unique_ptr<HttpServer> server_;
-};
+// Serves from now on. address: HOST:PORT, port 0 for any. Unavailable if it can't be had. The
+// metrics outlive the server.
+absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const std::string& address,
+                                                         Metrics& metrics);
 
 }  // namespace ovq

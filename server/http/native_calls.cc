@@ -4,6 +4,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "server/calls/generation.h"
 #include "server/calls/handlers.h"
@@ -17,39 +18,39 @@
 namespace ovq {
 namespace {
 
-using Call = std::shared_ptr<HttpCall>;
-using PathWords = std::vector<std::string>;
-
 template <class Response>
-void Answer(const Call& call, const absl::StatusOr<Response>& answer) {
-  if (!answer.ok()) return call->Fail(answer.status());
+absl::Status Answer(const HttpCallPtr& call, const absl::StatusOr<Response>& answer) {
+  if (!answer.ok()) return answer.status();
   if constexpr (requires { answer->session_id(); }) {
     call->record().summary().SetSession(answer->session_id());
   }
   call->Reply(200, MessageJson(*answer));
+  return absl::OkStatus();
 }
-// Answers on a blocking thread: `done` may be called on the engine's thread.
 template <class Response>
-UnaryDone<Response> Later(const Call& call) {
-  return [call](absl::StatusOr<Response> answer) {
-    call->services().blocking.Run(call->client(),
-                                  [call, answer = std::move(answer)] { Answer(call, answer); });
+void AnswerOrFail(const HttpCallPtr& call, const absl::StatusOr<Response>& answer) {
+  if (const absl::Status status = Answer(call, answer); !status.ok()) call->Fail(status);
+}
+// Answers on a thread of the queue: `done` may be called on the engine's thread.
+template <class Response>
+UnaryDone<Response> Later(const HttpCallPtr& call, WorkQueue& queue) {
+  return [call, &queue](absl::StatusOr<Response> answer) {
+    queue.Run(call->client(), [call, answer = std::move(answer)] { AnswerOrFail(call, answer); });
   };
 }
 
-// Reads a number of the query into `to`, if it is given.
-absl::Status ReadQuery(const HttpCall& call, const char* name, uint32_t& to,
-                       bool* given = nullptr) {
+// A number of the query; unset if it is not given.
+absl::StatusOr<std::optional<uint32_t>> ReadQuery(const HttpCall& call, const char* name) {
   const std::optional<std::string> text = call.Query(name);
-  if (!text) return absl::OkStatus();
-  if (given != nullptr) *given = true;
-  if (absl::SimpleAtoi(*text, &to)) return absl::OkStatus();
+  uint32_t number = 0;
+  if (!text) return std::nullopt;
+  if (absl::SimpleAtoi(*text, &number)) return number;
   return BadField(name, "a whole number", Quoted(*text));
 }
 
 // Reads the body, and the session id from the path if the path names one.
 template <class Message>
-absl::Status ReadFor(const Call& call, const PathWords& words, Message& message) {
+absl::Status ReadFor(const HttpCallPtr& call, const PathWords& words, Message& message) {
   absl::Status status = MessageBody(*call, message);
   if (status.ok() && !words.empty()) message.set_session_id(words.front());
   return status;
@@ -71,76 +72,76 @@ class NativeAnswer final : public AnswerWriter {
 
 }  // namespace
 
-void ServeInfo(const Call& call, const PathWords&) {
+absl::Status ServeInfo(const HttpCallPtr& call, const PathWords&) {
   v1::GetModelInfoRequest request;
   for (absl::string_view text :
        absl::StrSplit(call->Query("positions").value_or(""), ',', absl::SkipEmpty())) {
     uint64_t position = 0;
     if (!absl::SimpleAtoi(text, &position)) {
-      return call->Fail(
-          BadField("positions", "whole numbers with commas between", Quoted(std::string(text))));
+      return BadField("positions", "whole numbers with commas between", Quoted(std::string(text)));
     }
     request.add_positions(position);
   }
-  uint32_t cap = 0;
-  bool given = false;
-  if (auto status = ReadQuery(*call, "max_centroids", cap, &given); !status.ok()) {
-    return call->Fail(status);
-  }
-  if (given) request.set_max_centroids(cap);
+  ASSIGN_OR_RETURN(const std::optional<uint32_t> cap, ReadQuery(*call, "max_centroids"));
+  if (cap) request.set_max_centroids(*cap);
   request.set_memory(call->Query("memory").value_or(""));
-  Answer(call, GetModelInfo(call->ForHandler(), request));
+  return Answer(call, GetModelInfo(call->ForHandler(), request));
 }
 
-void ServeStatus(const Call& call, const PathWords&) {
-  Answer<v1::ServerStatus>(call, GetServerStatus(call->services()));
+absl::Status ServeStatus(const HttpCallPtr& call, const PathWords&) {
+  return Answer<v1::ServerStatus>(call, GetServerStatus(call->services()));
 }
 
-void ServeSessions(const Call& call, const PathWords&) {
+absl::Status ServeSessions(const HttpCallPtr& call, const PathWords&) {
   v1::ListSessionsRequest request;
-  uint32_t size = 0;
-  if (auto status = ReadQuery(*call, "page_size", size); !status.ok()) return call->Fail(status);
-  request.set_page_size(size);
+  ASSIGN_OR_RETURN(const std::optional<uint32_t> size, ReadQuery(*call, "page_size"));
+  request.set_page_size(size.value_or(0));
   request.set_page_token(call->Query("page_token").value_or(""));
-  Answer(call, ListSessions(call->ForHandler(), request));
+  return Answer(call, ListSessions(call->ForHandler(), request));
 }
 
-void ServeCreate(const Call& call, const PathWords&) {
+absl::Status ServeCreate(const HttpCallPtr& call, const PathWords&) {
   v1::CreateSessionRequest request;
-  if (auto status = MessageBody(*call, request); !status.ok()) return call->Fail(status);
-  CreateSession(call->ForHandler(), request, Later<v1::Session>(call));
+  RETURN_IF_ERROR(MessageBody(*call, request));
+  CreateSession(call->ForHandler(), request, Later<v1::Session>(call, call->services().blocking));
+  return absl::OkStatus();
 }
 
-void ServeSession(const Call& call, const PathWords& words) {
+absl::Status ServeSession(const HttpCallPtr& call, const PathWords& words) {
   v1::GetSessionRequest request;
   request.set_session_id(words.front());
-  GetSession(call->ForHandler(), request,
-             [call](const absl::StatusOr<v1::Session>& answer) { Answer(call, answer); });
+  GetSession(call->ForHandler(), request, Later<v1::Session>(call, call->services().quick));
+  return absl::OkStatus();
 }
 
-void ServeDelete(const Call& call, const PathWords& words) {
+absl::Status ServeDelete(const HttpCallPtr& call, const PathWords& words) {
   v1::DeleteSessionRequest request;
   request.set_session_id(words.front());
-  Answer(call, DeleteSession(call->ForHandler(), request));
+  return Answer(call, DeleteSession(call->ForHandler(), request));
 }
 
-void ServeFork(const Call& call, const PathWords& words) {
+absl::Status ServeFork(const HttpCallPtr& call, const PathWords& words) {
   v1::ForkSessionRequest request;
-  if (auto status = ReadFor(call, words, request); !status.ok()) return call->Fail(status);
-  ForkSession(call->ForHandler(), request, Later<v1::ForkSessionResponse>(call));
+  RETURN_IF_ERROR(ReadFor(call, words, request));
+  ForkSession(call->ForHandler(), request,
+              Later<v1::ForkSessionResponse>(call, call->services().blocking));
+  return absl::OkStatus();
 }
 
-void ServeRewind(const Call& call, const PathWords& words) {
+absl::Status ServeRewind(const HttpCallPtr& call, const PathWords& words) {
   v1::RewindSessionRequest request;
-  if (auto status = ReadFor(call, words, request); !status.ok()) return call->Fail(status);
-  RewindSession(call->ForHandler(), request, Later<v1::RewindSessionResponse>(call));
+  RETURN_IF_ERROR(ReadFor(call, words, request));
+  RewindSession(call->ForHandler(), request,
+                Later<v1::RewindSessionResponse>(call, call->services().blocking));
+  return absl::OkStatus();
 }
 
-void ServeGenerate(const Call& call, const PathWords& words) {
+absl::Status ServeGenerate(const HttpCallPtr& call, const PathWords& words) {
   v1::GenerateRequest request;
-  if (auto status = ReadFor(call, words, request); !status.ok()) return call->Fail(status);
+  RETURN_IF_ERROR(ReadFor(call, words, request));
   std::make_shared<GenerationCall>(call, std::make_unique<NativeAnswer>(), GenerationCall::Hooks{})
       ->Start(request);
+  return absl::OkStatus();
 }
 
 }  // namespace ovq

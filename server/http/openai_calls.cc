@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
 #include "server/http/generation_call.h"
@@ -16,29 +17,25 @@
 namespace ovq {
 namespace {
 
-using Call = std::shared_ptr<HttpCall>;
-using PathWords = std::vector<std::string>;
 using Json = nlohmann::json;
 
-const std::string& ModelName(const Call& call) { return call->services().description.name; }
+const std::string& ModelName(const HttpCallPtr& call) { return call->services().description.name; }
 
-void Serve(const Call& call,
-           absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&)) {
-  const absl::StatusOr<Json> body = JsonBody(*call);
-  if (!body.ok()) return call->Fail(body.status());
-  absl::StatusOr<OpenAiRequest> request = read(*body, ModelName(call));
-  if (!request.ok()) return call->Fail(request.status());
-  const OpenAiApi api = request->api;
-  const v1::GenerateRequest message = request->message;
-  auto writer = std::make_unique<OpenAiAnswer>(*std::move(request), ModelName(call),
+absl::Status Serve(const HttpCallPtr& call,
+                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&)) {
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
+  ASSIGN_OR_RETURN(OpenAiRequest request, read(body, ModelName(call)));
+  const auto in_theirs = [api = request.api](const absl::Status& status) {
+    return ToOpenAiError(status, api);
+  };
+  const v1::GenerateRequest message = request.message;
+  auto writer = std::make_unique<OpenAiAnswer>(std::move(request), ModelName(call),
                                                call->services().engine.model().tokenizer,
                                                absl::ToUnixSeconds(absl::Now()));
   std::make_shared<GenerationCall>(call, std::move(writer),
-                                   GenerationCall::Hooks{.translate_error =
-                                                             [api](const absl::Status& status) {
-                                                               return ToOpenAiError(status, api);
-                                                             }})
+                                   GenerationCall::Hooks{.translate_error = in_theirs})
       ->Start(message);
+  return absl::OkStatus();
 }
 
 Json ModelObject(const ServiceContext& services) {
@@ -86,24 +83,29 @@ class TokenList {
 
 }  // namespace
 
-void ServeModels(const Call& call, const PathWords& words) {
+absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
   const Json model = ModelObject(call->services());
   if (words.empty()) {
-    return call->Reply(200, Dump({{"object", "list"}, {"data", Json::array({model})}}));
+    call->Reply(200, Dump({{"object", "list"}, {"data", Json::array({model})}}));
+    return absl::OkStatus();
   }
-  if (words.front() == ModelName(call)) return call->Reply(200, Dump(model));
-  call->Fail(NotFound("model: expected \"" + ModelName(call) + "\", the one that is served",
-                      "model", "model_not_found"));
+  if (words.front() != ModelName(call)) {
+    return NotFound("model: expected \"" + ModelName(call) + "\", the one that is served", "model",
+                    "model_not_found");
+  }
+  call->Reply(200, Dump(model));
+  return absl::OkStatus();
 }
 
-void ServeCompletions(const Call& call, const PathWords&) { Serve(call, &ReadCompletion); }
+absl::Status ServeCompletions(const HttpCallPtr& call, const PathWords&) {
+  return Serve(call, &ReadCompletion);
+}
 
-void ServeChat(const Call& call, const PathWords&) { Serve(call, &ReadChat); }
+absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) { return Serve(call, &ReadChat); }
 
-void ServeTokenize(const Call& call, const PathWords&) {
-  const absl::StatusOr<Json> body = JsonBody(*call);
-  if (!body.ok()) return call->Fail(body.status());
-  BodyFields fields(*body);
+absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
+  BodyFields fields(body);
   ReadModel(fields, ModelName(call));
   const std::optional<std::string> text = fields.Text("prompt");
   const Json* const messages = fields.Any("messages");
@@ -116,7 +118,7 @@ void ServeTokenize(const Call& call, const PathWords&) {
   if ((text.has_value()) == (messages != nullptr)) {
     fields.Fail(BadField("prompt", "it or messages", text ? "both" : "neither"));
   }
-  if (absl::Status status = fields.Finish(); !status.ok()) return call->Fail(status);
+  RETURN_IF_ERROR(fields.Finish());
 
   v1::TokenizeRequest request;
   request.set_add_bos(special);
@@ -124,30 +126,28 @@ void ServeTokenize(const Call& call, const PathWords&) {
   if (messages != nullptr) {
     v1::ApplyTemplateRequest apply;
     *apply.mutable_conversation() = std::move(conversation);
-    absl::StatusOr<v1::ApplyTemplateResponse> applied = ApplyTemplate(call->ForHandler(), apply);
-    if (!applied.ok()) return call->Fail(applied.status());
-    request.set_text(std::move(*applied->mutable_text()));
+    ASSIGN_OR_RETURN(v1::ApplyTemplateResponse applied, ApplyTemplate(call->ForHandler(), apply));
+    request.set_text(std::move(*applied.mutable_text()));
   }
-  const absl::StatusOr<v1::TokenizeResponse> tokens = Tokenize(call->ForHandler(), request);
-  if (!tokens.ok()) return call->Fail(tokens.status());
+  ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->ForHandler(), request));
   TokenList list(*call, with_texts);
-  for (const uint32_t id : tokens->token_ids()) {
-    if (absl::Status status = list.Add(id); !status.ok()) return call->Fail(status);
+  for (const uint32_t id : tokens.token_ids()) {
+    RETURN_IF_ERROR(list.Add(id));
   }
   call->Reply(200, list.Answer(call->services().engine.options().max_prompt_tokens));
+  return absl::OkStatus();
 }
 
-void ServeDetokenize(const Call& call, const PathWords&) {
-  const absl::StatusOr<Json> body = JsonBody(*call);
-  if (!body.ok()) return call->Fail(body.status());
-  BodyFields fields(*body);
+absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
+  BodyFields fields(body);
   ReadModel(fields, ModelName(call));
   v1::DetokenizeRequest request;
   for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
-  if (absl::Status status = fields.Finish(); !status.ok()) return call->Fail(status);
-  const absl::StatusOr<v1::DetokenizeResponse> text = Detokenize(call->ForHandler(), request);
-  if (!text.ok()) return call->Fail(text.status());
-  call->Reply(200, Dump({{"prompt", text->text()}}));
+  RETURN_IF_ERROR(fields.Finish());
+  ASSIGN_OR_RETURN(const v1::DetokenizeResponse text, Detokenize(call->ForHandler(), request));
+  call->Reply(200, Dump({{"prompt", text.text()}}));
+  return absl::OkStatus();
 }
 
 }  // namespace ovq

@@ -157,7 +157,7 @@ void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
 }  // namespace
 
 void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
-  if (const auto memory = fields.Text("memory")) to.set_memory(*memory);
+  if (const auto policy = fields.Text("memory")) to.set_memory(*policy);
   if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
 }
 
@@ -206,7 +206,7 @@ void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
   if (const auto v = fields.Number("repetition_penalty")) sampling.set_repetition_penalty(*v);
   if (const auto v = fields.Number("presence_penalty")) sampling.set_presence_penalty(*v);
   if (const auto v = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*v);
-  if (const auto v = fields.Integer("seed")) sampling.set_seed(static_cast<uint64_t>(*v));
+  if (const auto v = fields.Integer("seed")) sampling.set_seed(*v);
   const Json* const top_k = fields.Any("top_k");
   if (top_k != nullptr && *top_k != -1) {  // -1 means off, like 0
     if (const auto v = fields.Count("top_k")) sampling.set_top_k(*v);

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "base/random.h"
 #include "base/sha256.h"
+#include "base/status_macros.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/generation_call.h"
@@ -18,9 +19,6 @@
 
 namespace ovq {
 namespace {
-
-using Call = std::shared_ptr<HttpCall>;
-using PathWords = std::vector<std::string>;
 
 constexpr const char* kSessionHeader = "ovq-session";
 constexpr size_t kKeyDigits = 16;
@@ -47,7 +45,7 @@ absl::Status NoPrevious() {
 // One POST: gets a session, then generates in it.
 class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
  public:
-  ResponseRun(Call call, ResponseRequest request)
+  ResponseRun(HttpCallPtr call, ResponseRequest request)
       : call_(std::move(call)), request_(std::move(request)) {}
 
   // Checks the instructions against those of the previous response, whose session has read them.
@@ -58,7 +56,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       digest_ = digest.Hex();
     }
     if (!request_.previous) return absl::OkStatus();
-    if (!call_->services().engine.GetSession(*request_.previous, call_->caller().tenant).ok()) {
+    if (!call_->services().engine.sessions().Get(*request_.previous, call_->caller().tenant).ok()) {
       return NoPrevious();
     }
     const auto previous = call_->responses().Get(*request_.previous);
@@ -135,18 +133,18 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       return status;
     }
     // NotFound is fine: the session expired or was deleted meanwhile.
-    (void)call_->services().engine.DeleteSession(session_id_, call_->caller().tenant);
+    (void)call_->services().engine.sessions().Delete(session_id_, call_->caller().tenant);
     return status;
   }
 
-  const Call call_;
+  const HttpCallPtr call_;
   ResponseRequest request_;
   std::string session_id_;  // empty: one shot
   std::string digest_;      // of the instructions, own or inherited; "" without
 };
 
 // The session of the stored response that the path names.
-absl::StatusOr<std::string> Named(const Call& call, const PathWords& words) {
+absl::StatusOr<std::string> Named(const HttpCallPtr& call, const PathWords& words) {
   const std::optional<std::string> session = ResponseSessionId(words.front());
   if (!session) return NoResponse("response_id", nullptr);
   call->record().summary().SetSession(*session);
@@ -155,21 +153,19 @@ absl::StatusOr<std::string> Named(const Call& call, const PathWords& words) {
 
 }  // namespace
 
-void ServeResponses(const Call& call, const PathWords&) {
-  const absl::StatusOr<nlohmann::json> body = JsonBody(*call);
-  if (!body.ok()) return call->Fail(body.status());
-  absl::StatusOr<ResponseRequest> request = ReadResponse(*body, call->services().description.name);
-  if (!request.ok()) return call->Fail(request.status());
-  auto run = std::make_shared<ResponseRun>(call, *std::move(request));
-  if (absl::Status status = run->CheckInstructions(); !status.ok()) return call->Fail(status);
+absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
+  ASSIGN_OR_RETURN(const nlohmann::json body, JsonBody(*call));
+  ASSIGN_OR_RETURN(ResponseRequest request, ReadResponse(body, call->services().description.name));
+  auto run = std::make_shared<ResponseRun>(call, std::move(request));
+  RETURN_IF_ERROR(run->CheckInstructions());
   run->Start();
+  return absl::OkStatus();
 }
 
-void ServeResponse(const Call& call, const PathWords& words) {
-  const absl::StatusOr<std::string> session = Named(call, words);
-  if (!session.ok()) return call->Fail(session.status());
-  call->services().RunWithSession(*session, call->client(), [call, id = *session] {
-    if (!call->services().engine.GetSession(id, call->caller().tenant).ok()) {
+absl::Status ServeResponse(const HttpCallPtr& call, const PathWords& words) {
+  ASSIGN_OR_RETURN(const std::string session, Named(call, words));
+  const auto answer = [call, id = session](bool found) {
+    if (!found) {
       call->responses().Remove(id);
       return call->Fail(NoResponse("response_id", nullptr));
     }
@@ -177,19 +173,24 @@ void ServeResponse(const Call& call, const PathWords& words) {
     if (stored) return call->Reply(200, stored->json);
     call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
                         "response_id", "text_not_kept"));
-  });
+  };
+  // The engine's thread may call back: the answer is made on another one.
+  call->services().engine.sessions().Get(
+      session, call->caller().tenant, [call, answer](const absl::StatusOr<SessionInfo>& info) {
+        call->services().quick.Run(call->client(), [answer, ok = info.ok()] { answer(ok); });
+      });
+  return absl::OkStatus();
 }
 
-void ServeResponseDelete(const Call& call, const PathWords& words) {
-  const absl::StatusOr<std::string> session = Named(call, words);
-  if (!session.ok()) return call->Fail(session.status());
+absl::Status ServeResponseDelete(const HttpCallPtr& call, const PathWords& words) {
+  ASSIGN_OR_RETURN(const std::string session, Named(call, words));
   const absl::Status status =
-      call->services().engine.DeleteSession(*session, call->caller().tenant);
-  if (!status.ok()) {
-    return call->Fail(absl::IsNotFound(status) ? NoResponse("response_id", nullptr) : status);
-  }
-  call->responses().Remove(*session);
+      call->services().engine.sessions().Delete(session, call->caller().tenant);
+  if (absl::IsNotFound(status)) return NoResponse("response_id", nullptr);
+  RETURN_IF_ERROR(status);
+  call->responses().Remove(session);
   call->Reply(200, Dump({{"id", words.front()}, {"object", "response"}, {"deleted", true}}));
+  return absl::OkStatus();
 }
 
 }  // namespace ovq

@@ -15,7 +15,7 @@ namespace {
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
     const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
   ASSIGN_OR_RETURN(SessionPage page,
-                   info.services.engine.ListSessions(
+                   info.services.engine.sessions().List(
                        std::nullopt, static_cast<int>(message.page_size()), message.page_token()));
   v1::AdminListSessionsResponse response;
   for (const SessionInfo& session : page.sessions) {
@@ -34,7 +34,7 @@ void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& me
   if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
   info.record.summary().SetSession(id);
   info.services.blocking.Run(info.client, [info, id, done] {
-    absl::Status status = info.services.engine.DeleteSession(id, std::nullopt);
+    absl::Status status = info.services.engine.sessions().Delete(id, std::nullopt);
     if (!status.ok()) return done(std::move(status));
     done(v1::AdminDeleteSessionResponse());
   });
@@ -42,10 +42,10 @@ void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& me
 
 void Fill(const TenantUse& from, v1::TenantStatus& to) {
   to.set_name(from.name);
-  to.set_sessions(static_cast<uint64_t>(from.sessions));
+  to.set_sessions(from.sessions);
   to.set_state_bytes(from.state_bytes);
   const TenantLimits& limits = from.limits;
-  if (limits.sessions) to.set_sessions_limit(static_cast<uint64_t>(*limits.sessions));
+  if (limits.sessions) to.set_sessions_limit(*limits.sessions);
   if (limits.state_bytes) to.set_state_bytes_limit(*limits.state_bytes);
   if (limits.requests_per_second) to.set_requests_per_second_limit(*limits.requests_per_second);
   if (limits.tokens_per_second) to.set_tokens_per_second_limit(*limits.tokens_per_second);

@@ -1,14 +1,90 @@
-#include "server/rpc/chat_call.h"
-
+// The Chat call: a bidirectional stream that is one conversation.
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/status_macros.h"
+#include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/generation.h"
+#include "server/calls/token_pump.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/validate.h"
+#include "server/rpc/stream_call.h"
 
 namespace ovq {
+namespace {
+
+// Phases: kUnopened -> kOpening -> kIdle <-> kTurn, and from any of them kEnding.
+//
+// Reactions of gRPC and callbacks of the engine only post work to the strand. Work that may block
+// (tokenizing, waiting for the engine) runs on the blocking threads and posts its result back.
+class ChatCall final
+    : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                        v1::ChatResponse>,
+      public TokenSink {
+ public:
+  ChatCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
+  void Start();
+
+  void OnReadDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  void OnEvent(const StreamEvent& event) override;
+  void OnStreamEnd(const absl::Status& status) override;
+  void Wake() override;  // any thread
+
+ private:
+  enum class Phase : uint8_t { kUnopened, kOpening, kIdle, kTurn, kEnding };
+
+  // --- on the strand, unless said otherwise ---
+  void Read();
+  void HandleMessage();
+  void HandleHalfClose();
+  void HandleTurn(const v1::ChatTurn& turn);
+
+  void Open(const v1::ChatOpen& open);
+  void OpenNew(const v1::ChatOpen& open);
+  void Opened(absl::StatusOr<SessionInfo> session);
+
+  void BeginTurn(const v1::ChatTurn& turn);
+  // On a blocking thread. charged: the tenant was charged for this turn with the call.
+  absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream,
+                          bool charged);
+  void TurnSubmitted(const absl::Status& status);
+  void HandleFinished(const Finished& finished);
+  void EndTurn(const absl::Status& status);  // logs it
+
+  void End(absl::Status status);
+  bool Advance() override;
+
+  Phase phase_ = Phase::kUnopened;
+  bool half_closed_ = false;
+  bool draining_ = false;
+  bool opening_charged_ = true;  // the call was charged, which covers its first turn
+  absl::Status end_status_;
+
+  grpc::ByteBuffer in_;
+  bool reading_ = false;
+  bool cleaned_up_ = false;  // phase kEnding: all that is left is to finish
+
+  Caller caller_;
+  std::string session_id_;
+  bool created_ = false;    // the session, by this stream
+  bool ephemeral_ = false;  // the session ends with the stream
+  int64_t position_ = 0;
+  v1::ChatTurn turn_defaults_;  // settings so far; a turn changes those that it has
+
+  std::unique_ptr<TokenPump> pump_;  // of the running turn
+  // The running turn's Finished or PartAbsorbed. Sent once the engine has released the session, as
+  // the client may answer it at once with the next turn.
+  std::optional<v1::ChatResponse> turn_result_;
+  std::optional<v1::ChatTurn> queued_turn_;  // came while a part was being prefilled
+  std::unique_ptr<ByteHold> turn_memory_, queued_turn_memory_;
+  std::optional<TurnRecord> turn_;  // from its first part to its Finished, or the call's end
+};
 
 ChatCall::ChatCall(ServiceContext& services, const char* label,
                    grpc::CallbackServerContext* context)
@@ -124,9 +200,11 @@ void ChatCall::Open(const v1::ChatOpen& open) {
     return Opened(BadField("open", "memory, max_centroids and ttl only for a new session",
                            "them with session_id"));
   }
-  OnBlockingThread([this, id = open.session_id(), tenant = caller_.tenant] {
-    OnStrand([this, session = services_.engine.GetSession(id, tenant)] { Opened(session); });
-  });
+  services_.engine.sessions().Get(
+      open.session_id(), caller_.tenant,
+      [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
+        OnStrand([this, session = std::move(session)] { Opened(session); });
+      });
 }
 
 void ChatCall::OpenNew(const v1::ChatOpen& open) {
@@ -136,7 +214,7 @@ void ChatCall::OpenNew(const v1::ChatOpen& open) {
   options->tenant = caller_.tenant;
   options->client = caller_.client;
   options->deadline = record_.deadline();
-  services_.engine.CreateSession(
+  services_.engine.sessions().Create(
       *std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
         OnStrand([this, session = std::move(session)] { Opened(session); });
       });
@@ -226,7 +304,7 @@ void ChatCall::HandleFinished(const Finished& finished) {
   position_ = finished.usage.position;
   v1::ChatResponse& response = turn_result_.emplace();
   if (turn_defaults_.more() && finished.reason != FinishReason::kCancelled) {
-    response.mutable_absorbed()->set_position(static_cast<uint64_t>(position_));
+    response.mutable_absorbed()->set_position(position_);
   } else {
     Fill(finished, *response.mutable_finished());
   }
@@ -276,7 +354,7 @@ void ChatCall::End(absl::Status status) {
   }
   OnBlockingThread([this] {
     // NotFound is fine: it expired, or another call deleted it.
-    (void)services_.engine.DeleteSession(session_id_, caller_.tenant);
+    (void)services_.engine.sessions().Delete(session_id_, caller_.tenant);
     OnStrand([this] {
       cleaned_up_ = true;
       Pump();
@@ -292,6 +370,8 @@ bool ChatCall::Advance() {
   }
   return phase_ == Phase::kTurn && pump_->Advance();
 }
+
+}  // namespace
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
     ServiceContext& services, const char* label, grpc::CallbackServerContext* context) {

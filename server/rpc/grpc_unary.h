@@ -125,28 +125,13 @@ class RawService final : public Api::Service {
         },
         lane);
   }
-  // Calls that stream: start(services, label, context, ...) gives the reactor, which ends by
-  // itself.
-  template <class Start>
-  void ServerStream(const char* method, Start start) {
-    SetHandler(method,
-               new grpc::internal::CallbackServerStreamingHandler<Bytes, Bytes>(
-                   [this, label = Label(method), start](Context* context, const Bytes* request) {
-                     return start(services_, label, context, request);
-                   }));
-  }
-  template <class Start>
-  void ClientStream(const char* method, Start start) {
-    SetHandler(method, new grpc::internal::CallbackClientStreamingHandler<Bytes, Bytes>(
-                           [this, label = Label(method), start](Context* context, Bytes* response) {
-                             return start(services_, label, context, response);
-                           }));
-  }
-  template <class Start>
-  void BidiStream(const char* method, Start start) {
-    SetHandler(method, new grpc::internal::CallbackBidiHandler<Bytes, Bytes>(
-                           [this, label = Label(method), start](Context* context) {
-                             return start(services_, label, context);
+  // Calls that stream, of gRPC's handler for their kind: start(services, label, context, ...) gives
+  // the reactor, which ends by itself.
+  template <template <class, class> class Handler, class Start>
+  void Stream(const char* method, Start start) {
+    SetHandler(method, new Handler<Bytes, Bytes>(
+                           [this, label = Label(method), start](Context* context, auto... more) {
+                             return start(services_, label, context, more...);
                            }));
   }
 

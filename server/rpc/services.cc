@@ -5,45 +5,39 @@
 
 #include "ovq/v1/inference.grpc.pb.h"
 #include "server/calls/handlers.h"
-#include "server/rpc/chat_call.h"
 #include "server/rpc/grpc_unary.h"
-#include "server/rpc/session_transfer.h"
+#include "server/rpc/stream_call.h"
 
 namespace ovq {
 
-RpcService MakeInferenceService(ServiceContext& services) {
-  auto service = std::make_unique<RawService<v1::InferenceService>>(services, Access::kAny);
-  service->ServerStream("Generate", &StartGenerate);
-  service->BidiStream("Chat", &StartChat);
-  service->Unary("Score", &Score);
-  service->Unary("ApplyTemplate", &ApplyTemplate);
-  service->Unary("Tokenize", &Tokenize);
-  service->Unary("Detokenize", &Detokenize);
-  service->Unary("GetModelInfo", &GetModelInfo, Lane::kQuick);
-  return {v1::InferenceService::service_full_name(), std::move(service)};
-}
-
 std::vector<RpcService> ClientServices(ServiceContext& services) {
-  std::vector<RpcService> made;
-  made.push_back(MakeInferenceService(services));
-  made.push_back(MakeSessionService(services));
-  return made;
-}
+  using grpc::internal::CallbackServerStreamingHandler;
+  auto inference = std::make_unique<RawService<v1::InferenceService>>(services, Access::kAny);
+  inference->Stream<CallbackServerStreamingHandler>("Generate", &StartGenerate);
+  inference->Stream<grpc::internal::CallbackBidiHandler>("Chat", &StartChat);
+  inference->Unary("Score", &Score);
+  inference->Unary("ApplyTemplate", &ApplyTemplate);
+  inference->Unary("Tokenize", &Tokenize);
+  inference->Unary("Detokenize", &Detokenize);
+  inference->Unary("GetModelInfo", &GetModelInfo, Lane::kQuick);
 
-RpcService MakeSessionService(ServiceContext& services) {
   // Imports may hold as much as session states: their host memory is not that of a device's states.
   const auto budget = std::make_shared<ImportBudget>(services.engine.options().state_memory_bytes);
-  auto service = std::make_unique<RawService<v1::SessionService>>(services, Access::kAny);
-  service->Unary("CreateSession", &CreateSession);
-  service->Unary("ForkSession", &ForkSession);
-  service->Unary("GetSession", &GetSession, Lane::kQuick);
-  service->Unary("ListSessions", &ListSessions, Lane::kQuick);
-  service->Unary("DeleteSession", &DeleteSession);
-  service->Unary("RewindSession", &RewindSession);
-  service->ServerStream("ExportSession", &StartExport);
-  service->ClientStream(
+  auto sessions = std::make_unique<RawService<v1::SessionService>>(services, Access::kAny);
+  sessions->Unary("CreateSession", &CreateSession);
+  sessions->Unary("ForkSession", &ForkSession);
+  sessions->Unary("GetSession", &GetSession, Lane::kQuick);
+  sessions->Unary("ListSessions", &ListSessions, Lane::kQuick);
+  sessions->Unary("DeleteSession", &DeleteSession);
+  sessions->Unary("RewindSession", &RewindSession);
+  sessions->Stream<CallbackServerStreamingHandler>("ExportSession", &StartExport);
+  sessions->Stream<grpc::internal::CallbackClientStreamingHandler>(
       "ImportSession", [budget](auto&&... arguments) { return StartImport(budget, arguments...); });
-  return {v1::SessionService::service_full_name(), std::move(service)};
+
+  std::vector<RpcService> made;
+  made.push_back({v1::InferenceService::service_full_name(), std::move(inference)});
+  made.push_back({v1::SessionService::service_full_name(), std::move(sessions)});
+  return made;
 }
 
 }  // namespace ovq

@@ -17,10 +17,7 @@ struct RpcService {
   std::unique_ptr<grpc::Service> service;
 };
 
-// The factories below: `services` outlives the service.
-RpcService MakeInferenceService(ServiceContext& services);
-RpcService MakeSessionService(ServiceContext& services);
-// The inference and the session service.
+// The inference and the session service. `services` outlives them, as below.
 std::vector<RpcService> ClientServices(ServiceContext& services);
 // For a server of its own, which goes on answering while the clients' server drains. drain: starts
 // the drain, as a signal would; may be called more than once, must not block.

@@ -1,6 +1,4 @@
 // ExportSession and ImportSession: stream a session file in parts.
-#include "server/rpc/session_transfer.h"
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -50,8 +48,8 @@ class ExportCall final
       RETURN_IF_ERROR(CheckSessionBase(length, digest.size(), "since."));
       since = {static_cast<int64_t>(length), digest};
     }
-    ASSIGN_OR_RETURN(SessionImage image,
-                     services_.engine.ExportSession(message.session_id(), caller.tenant, since));
+    ASSIGN_OR_RETURN(SessionImage image, services_.engine.sessions().Export(message.session_id(),
+                                                                            caller.tenant, since));
     image.made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
     if (image.tokens) base_ = MakeSessionBase(*image.tokens);
     file_ = since ? EncodeDelta(image, *since) : EncodeSession(std::move(image));
@@ -68,7 +66,7 @@ class ExportCall final
       v1::SessionBytes& message = out_.emplace_back();
       message.set_data(part.data(), part.size());
       if (sent_ == 0 && base_) {
-        message.mutable_base()->set_length(static_cast<uint64_t>(base_->length));
+        message.mutable_base()->set_length(base_->length);
         message.mutable_base()->set_digest(base_->digest);
       }
       sent_ += part.size();
@@ -152,7 +150,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
 
   absl::Status CheckHead(const SessionImage& head) {
-    RETURN_IF_ERROR(services_.engine.CheckImport(head));
+    RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
     const auto tokens = static_cast<size_t>(head.length());
     return reservation_.Reserve(head.state_bytes + tokens * sizeof(int32_t));
   }
@@ -175,7 +173,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (cancelled_) return End(absl::CancelledError("cancelled by the client"));
     absl::StatusOr<SessionImage> image = reader_.Finish();
     if (!image.ok()) return End(image.status());
-    services_.engine.ImportSession(
+    services_.engine.sessions().Import(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
           self->services_.blocking.Run(self->context_.peer(), [self, session = std::move(session)] {
             self->Answer(session);
@@ -186,7 +184,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void Answer(const absl::StatusOr<SessionInfo>& session) {
     if (!session.ok()) return End(session.status());
     if (cancelled_) {  // no client knows its id
-      (void)services_.engine.DeleteSession(session->id, session->tenant);
+      (void)services_.engine.sessions().Delete(session->id, session->tenant);
       return End(absl::CancelledError("cancelled by the client"));
     }
     v1::Session answer;

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -89,12 +90,27 @@ class StreamCall : public Reactor,
   bool finished_ = false;
 };
 
-// Reactors of Generate and Chat; each deletes itself at its end.
+// Reactors of the calls that stream; each deletes itself at its end.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
                                                           const char* label,
                                                           grpc::CallbackServerContext* context,
                                                           const grpc::ByteBuffer* request);
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
     ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
+
+// Memory for all imports together, outside the budget of session states.
+struct ImportBudget {
+  explicit ImportBudget(size_t most) : most(most) {}
+  const size_t most;             // bytes
+  std::atomic<size_t> held = 0;  // at most `most`
+};
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services, const char* label,
+                                                        grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request);
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,
+                                                       ServiceContext& services, const char* label,
+                                                       grpc::CallbackServerContext* context,
+                                                       grpc::ByteBuffer* response);
 
 }  // namespace ovq

@@ -17,15 +17,140 @@ void SetTo(prometheus::Counter& counter, double value) {
   counter.Increment(value - counter.Value());
 }
 
-template <class Builder>
-auto& Register(Builder builder, const char* name, const char* help, const Labels& labels,
-               prometheus::Registry& registry) {
-  return builder.Name(name).Help(help).Labels(labels).Register(registry);
+// Each of the functions below sets series that are read at a scrape.
+void ReadPrefixes(MetricFamilies& all, const PrefixStats& stats) {
+  const auto count = [&all](const char* name, const char* help, int64_t value) {
+    SetTo(all.Counters(name, help).Add({}), value);
+  };
+  count("ovq_prefix_queries_total", "Prompts of which a part may be cached.", stats.queries);
+  count("ovq_prefix_hits_total", "Of these, prompts whose beginning was cached.", stats.hits);
+  count("ovq_prefix_cached_tokens_total", "Prompt tokens that were not read but cached.",
+        stats.cached_tokens);
+  count("ovq_prefix_evictions_total", "Cached states that made room for others.", stats.evictions);
+  auto& bytes = all.Gauges("ovq_prefix_bytes",
+                           "Memory of the host for cached states of prompts: in use, allowed.");
+  bytes.Add({{"kind", "used"}}).Set(stats.bytes);
+  bytes.Add({{"kind", "budget"}}).Set(stats.budget_bytes);
+}
+
+void ReadEngine(MetricFamilies& all, const EngineStats& stats) {
+  const auto set = [&all](const char* name, const char* help, auto value,
+                          const Labels& labels = {}) {
+    all.Gauges(name, help).Add(labels).Set(value);
+  };
+  set("ovq_requests_running", "Requests that hold a state and run.", stats.requests_running);
+  set("ovq_requests_waiting", "Requests that wait for admission.", stats.requests_waiting);
+  set("ovq_requests_blocked", "Running requests that stand still because their reader is slow.",
+      stats.requests_blocked);
+  set("ovq_waiting_prompt_tokens", "Prompt tokens of the waiting requests.",
+      stats.waiting_prompt_tokens);
+  const char* const sessions = "Live sessions, one-shot requests included.";
+  set("ovq_sessions", sessions, stats.sessions_active, {{"state", "active"}});
+  set("ovq_sessions", sessions, stats.sessions_idle, {{"state", "idle"}});
+  set("ovq_sessions", sessions, stats.sessions_hibernated, {{"state", "hibernated"}});
+  set("ovq_session_slots",
+      "Sessions of the first memory's default cap that fit in the state memory.",
+      stats.session_slots);
+  set("ovq_session_slots_used",
+      "Live sessions of any cap; above the slots if many ask for less than the default.",
+      stats.sessions_active + stats.sessions_idle);
+  const char* const bytes = "Session state: memory held now, promised to live sessions, allowed.";
+  set("ovq_session_state_bytes", bytes, stats.state_bytes_committed, {{"kind", "committed"}});
+  set("ovq_session_state_bytes", bytes, stats.state_bytes_reserved, {{"kind", "reserved"}});
+  set("ovq_session_state_bytes", bytes, stats.state_bytes_budget, {{"kind", "budget"}});
+  set("ovq_session_state_utilization_ratio",
+      "Reserved part of the budget: at 1 nothing more is admitted.",
+      stats.state_bytes_budget == 0
+          ? 0
+          : static_cast<double>(stats.state_bytes_reserved) / stats.state_bytes_budget);
+  const char* const request_bytes =
+      "Memory of the host for calls' messages and answers (--request-memory): held now, allowed.";
+  set("ovq_request_memory_bytes", request_bytes, stats.request_bytes, {{"kind", "held"}});
+  set("ovq_request_memory_bytes", request_bytes, stats.request_bytes_budget, {{"kind", "budget"}});
+  set("ovq_equivalent_kv_cache_bytes",
+      "What the live sessions would need as a full KV cache, "
+      "0 for a model without attention heads.",
+      stats.equivalent_kv_cache_bytes);
+  const char* const kept =
+      "Memory of the host beside the states, by which sessions go back: their tokens, and copies "
+      "of "
+      "earlier states.";
+  set("ovq_session_history_bytes", kept, stats.token_log_bytes, {{"kind", "tokens"}});
+  set("ovq_session_history_bytes", kept, stats.checkpoint_bytes, {{"kind", "checkpoints"}});
+  ReadPrefixes(all, stats.prefixes);
+  set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
+      stats.live_slots);
+}
+
+void ReadMemory(MetricFamilies& all, const ModelDescription& model, const EngineStats& stats) {
+  const auto set = [&](const char* kind, size_t bytes) {
+    all.Gauges(
+           "ovq_device_memory_bytes",
+           "Memory of the device, by use; of a GPU, also all of it (total, free), whoever uses it.",
+           false)
+        .Add({{"device", model.device}, {"kind", kind}})
+        .Set(bytes);
+  };
+  set("weights", model.weight_bytes);
+  set("state", stats.state_bytes_committed);
+  if (!model.has_gpu) return;
+  const GpuInfo gpu = stats.gpu.value_or(GpuInfo{});
+  set("total", gpu.total_bytes);
+  set("free", gpu.free_bytes);
+}
+
+void ReadLog(MetricFamilies& all, const LogCounts& counts) {
+  const auto set = [](auto& family, const char* key, const char* value, int64_t lines) {
+    SetTo(family.Add({{key, value}}), lines);
+  };
+  auto& written = all.Counters("ovq_log_lines_total", "Lines of the log, by their level.", false);
+  for (size_t i = 0; i < kLogLevels.size(); ++i) {
+    set(written, "level", kLogLevels[i], counts.written[i]);
+  }
+  auto& suppressed =
+      all.Counters("ovq_log_lines_suppressed_total",
+                   "Lines that were left out: over the rate of their kind, or nobody "
+                   "read stderr (blocked), or it "
+                   "was full or closed (lost).",
+                   false);
+  set(suppressed, "reason", "rate", counts.over_rate);
+  set(suppressed, "reason", "blocked", counts.blocked);
+  set(suppressed, "reason", "lost", counts.lost);
+}
+
+void ReadTraces(MetricFamilies& all, const TraceCounts& counts) {
+  auto& spans =
+      all.Counters("ovq_trace_spans_total",
+                   "Spans for --trace-collector: sent, dropped because too many waited, or "
+                   "failed because it did not take them.",
+                   false);
+  SetTo(spans.Add({{"result", "sent"}}), counts.sent);
+  SetTo(spans.Add({{"result", "dropped"}}), counts.dropped);
+  SetTo(spans.Add({{"result", "failed"}}), counts.failed);
+}
+
+void ReadProcess(MetricFamilies& all) {
+  const ProcessStats stats = ReadProcessStats();
+  const auto set = [&all](const char* name, const char* help, auto value) {
+    all.Gauges(name, help, false).Add({}).Set(value);
+  };
+  SetTo(all.Counters("process_cpu_seconds_total",
+                     "Total user and system CPU time spent in seconds.", false)
+            .Add({}),
+        stats.cpu_seconds);
+  set("process_resident_memory_bytes", "Resident memory size in bytes.", stats.resident_bytes);
+  set("process_virtual_memory_bytes", "Virtual memory size in bytes.", stats.virtual_bytes);
+  set("process_open_fds", "Number of open file descriptors.", stats.open_fds);
+  set("process_max_fds", "Maximum number of open file descriptors.", stats.max_fds);
+  set("process_threads", "Number of threads.", stats.threads);
+  set("process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
+      ProcessStartTimeSeconds());
 }
 
 }  // namespace
 
-Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : model_(model) {
+Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
+    : MetricFamilies(model.name), model_(model) {
   Each(call_duration_, "method", labels.methods, kDurationBuckets);
   Each(http_duration_, "route", labels.routes, kDurationBuckets);
   for (const char* method : labels.methods) {
@@ -38,7 +163,7 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : mode
     dictionary_updates_ = Each(Counters("ovq_dictionary_updates_total",
                                         "Tokens that chunk updates took up, per layer and head: as "
                                         "new centroids or into live ones."),
-                               "op", Names{"insert", "merge"});
+                               "op", std::vector<const char*>{"insert", "merge"});
     dictionary_fill_ = &OneHistogram("ovq_dictionary_fill_ratio",
                                      "Live centroids / cap of a request's state at its end.",
                                      {.1, .2, .3, .4, .5, .6, .7, .8, .9, 1});
@@ -51,7 +176,7 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : mode
             {"compute_dtype", model.compute_dtype},
             {"weights", model.weights},
             {"state_dtype", model.state_dtype},
-            {"memory", model.memory}})
+            {"memory", model.cache_policies}})
       .Set(1);
   auto& products = Gauges("ovq_matrix_products",
                           "Products with weights that the model was loaded with, by shape: whose "
@@ -66,21 +191,6 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels) : mode
         .Set(choice.count);
   }
   Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
-}
-
-prometheus::Family<prometheus::Counter>& Metrics::Counters(const char* name, const char* help,
-                                                           bool of_model) const {
-  return Register(prometheus::BuildCounter(), name, help, of_model ? ModelLabels() : Labels(),
-                  registry_);
-}
-prometheus::Family<prometheus::Gauge>& Metrics::Gauges(const char* name, const char* help,
-                                                       bool of_model) const {
-  return Register(prometheus::BuildGauge(), name, help, of_model ? ModelLabels() : Labels(),
-                  registry_);
-}
-prometheus::Family<prometheus::Histogram>& Metrics::Histograms(const char* name,
-                                                               const char* help) const {
-  return Register(prometheus::BuildHistogram(), name, help, ModelLabels(), registry_);
 }
 
 EngineEvents Metrics::Events() {
@@ -105,29 +215,14 @@ EngineEvents Metrics::Events() {
   return events;
 }
 
-void Metrics::SetStatsSource(std::function<EngineStats()> source) {
-  absl::MutexLock lock(&mutex_);
-  stats_source_ = std::move(source);
-}
-
-void Metrics::SetLogSource(std::function<LogCounts()> source) {
-  absl::MutexLock lock(&mutex_);
-  log_source_ = std::move(source);
-}
-
-void Metrics::SetTraceSource(std::function<TraceCounts()> source) {
-  absl::MutexLock lock(&mutex_);
-  trace_source_ = std::move(source);
-}
-
 void Metrics::HttpFinished(const char* route, int status, absl::Duration duration) {
   http_calls_.Add({{"route", route}, {"status", absl::StrCat(status)}}).Increment();
   http_duration_.Add({{"route", route}}, kDurationBuckets).Observe(absl::ToDoubleSeconds(duration));
 }
 
 void Metrics::HttpBytes(size_t received, size_t sent) {
-  http_bytes_.at("received")->Increment(static_cast<double>(received));
-  http_bytes_.at("sent")->Increment(static_cast<double>(sent));
+  http_bytes_.at("received")->Increment(received);
+  http_bytes_.at("sent")->Increment(sent);
 }
 
 void Metrics::CallFinished(const char* method, absl::StatusCode code, absl::Duration duration) {
@@ -152,153 +247,28 @@ void Metrics::CredentialsReloaded(Credentials what, bool ok) {
 }
 
 void Metrics::SetCertificateExpiry(absl::Time time) {
-  certificate_expiry_.Add({}).Set(static_cast<double>(absl::ToUnixSeconds(time)));
+  certificate_expiry_.Add({}).Set(absl::ToUnixSeconds(time));
 }
 
 void Metrics::Scraped(size_t bytes, absl::Duration duration) {
   scrapes_.Increment();
-  scraped_bytes_.Increment(static_cast<double>(bytes));
+  scraped_bytes_.Increment(bytes);
   scrape_duration_.Observe(absl::ToDoubleMicroseconds(duration));
 }
 
-std::string Metrics::Text() const { return prometheus::TextSerializer().Serialize(Collect()); }
+std::string Metrics::Text() { return prometheus::TextSerializer().Serialize(Collect()); }
 
-std::vector<prometheus::MetricFamily> Metrics::Collect() const {
+std::vector<prometheus::MetricFamily> Metrics::Collect() {
   absl::MutexLock lock(&mutex_);
-  if (stats_source_) stats_ = stats_source_();
-  if (log_source_) log_counts_ = log_source_();
-  ReadEngine(stats_);
-  ReadMemory(stats_);
-  ReadLog(log_counts_);
-  if (trace_source_) ReadTraces(trace_source_());
-  ReadProcess();
-  return registry_.Collect();
-}
-
-void Metrics::ReadEngine(const EngineStats& stats) const {
-  const auto set = [this](const char* name, const char* help, auto value,
-                          const Labels& labels = {}) {
-    Gauges(name, help).Add(labels).Set(static_cast<double>(value));
-  };
-  set("ovq_requests_running", "Requests that hold a state and run.", stats.requests_running);
-  set("ovq_requests_waiting", "Requests that wait for admission.", stats.requests_waiting);
-  set("ovq_requests_blocked", "Running requests that stand still because their reader is slow.",
-      stats.requests_blocked);
-  set("ovq_waiting_prompt_tokens", "Prompt tokens of the waiting requests.",
-      stats.waiting_prompt_tokens);
-  const char* const sessions = "Live sessions, one-shot requests included.";
-  set("ovq_sessions", sessions, stats.sessions_active, {{"state", "active"}});
-  set("ovq_sessions", sessions, stats.sessions_idle, {{"state", "idle"}});
-  set("ovq_sessions", sessions, stats.sessions_hibernated, {{"state", "hibernated"}});
-  set("ovq_session_slots",
-      "Sessions of the first memory's default cap that fit in the state memory.",
-      stats.session_slots);
-  set("ovq_session_slots_used",
-      "Live sessions of any cap; above the slots if many ask for less than the default.",
-      stats.sessions_active + stats.sessions_idle);
-  const char* const bytes = "Session state: memory held now, promised to live sessions, allowed.";
-  set("ovq_session_state_bytes", bytes, stats.state_bytes_committed, {{"kind", "committed"}});
-  set("ovq_session_state_bytes", bytes, stats.state_bytes_reserved, {{"kind", "reserved"}});
-  set("ovq_session_state_bytes", bytes, stats.state_bytes_budget, {{"kind", "budget"}});
-  set("ovq_session_state_utilization_ratio",
-      "Reserved part of the budget: at 1 nothing more is admitted.",
-      stats.state_bytes_budget == 0 ? 0
-                                    : static_cast<double>(stats.state_bytes_reserved) /
-                                          static_cast<double>(stats.state_bytes_budget));
-  const char* const request_bytes =
-      "Memory of the host for calls' messages and answers (--request-memory): held now, allowed.";
-  set("ovq_request_memory_bytes", request_bytes, stats.request_bytes, {{"kind", "held"}});
-  set("ovq_request_memory_bytes", request_bytes, stats.request_bytes_budget, {{"kind", "budget"}});
-  set("ovq_equivalent_kv_cache_bytes",
-      "What the live sessions would need as a full KV cache, "
-      "0 for a model without attention heads.",
-      stats.equivalent_kv_cache_bytes);
-  const char* const kept =
-      "Memory of the host beside the states, by which sessions go back: their tokens, and copies "
-      "of "
-      "earlier states.";
-  set("ovq_session_history_bytes", kept, stats.token_log_bytes, {{"kind", "tokens"}});
-  set("ovq_session_history_bytes", kept, stats.checkpoint_bytes, {{"kind", "checkpoints"}});
-  ReadPrefixes(stats.prefixes);
-  set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
-      stats.live_slots);
-}
-
-void Metrics::ReadPrefixes(const PrefixStats& stats) const {
-  const auto count = [this](const char* name, const char* help, int64_t value) {
-    SetTo(Counters(name, help).Add({}), static_cast<double>(value));
-  };
-  count("ovq_prefix_queries_total", "Prompts of which a part may be cached.", stats.queries);
-  count("ovq_prefix_hits_total", "Of these, prompts whose beginning was cached.", stats.hits);
-  count("ovq_prefix_cached_tokens_total", "Prompt tokens that were not read but cached.",
-        stats.cached_tokens);
-  count("ovq_prefix_evictions_total", "Cached states that made room for others.", stats.evictions);
-  auto& bytes = Gauges("ovq_prefix_bytes",
-                       "Memory of the host for cached states of prompts: in use, allowed.");
-  bytes.Add({{"kind", "used"}}).Set(static_cast<double>(stats.bytes));
-  bytes.Add({{"kind", "budget"}}).Set(static_cast<double>(stats.budget_bytes));
-}
-
-void Metrics::ReadMemory(const EngineStats& stats) const {
-  const auto set = [this](const char* kind, size_t bytes) {
-    Gauges("ovq_device_memory_bytes",
-           "Memory of the device, by use; of a GPU, also all of it (total, free), whoever uses it.",
-           false)
-        .Add({{"device", model_.device}, {"kind", kind}})
-        .Set(static_cast<double>(bytes));
-  };
-  set("weights", model_.weight_bytes);
-  set("state", stats.state_bytes_committed);
-  if (!model_.has_gpu) return;
-  const GpuInfo gpu = stats.gpu.value_or(GpuInfo{});
-  set("total", gpu.total_bytes);
-  set("free", gpu.free_bytes);
-}
-
-void Metrics::ReadLog(const LogCounts& counts) const {
-  const auto set = [](auto& family, const char* key, const char* value, int64_t lines) {
-    SetTo(family.Add({{key, value}}), static_cast<double>(lines));
-  };
-  auto& written = Counters("ovq_log_lines_total", "Lines of the log, by their level.", false);
-  for (size_t i = 0; i < kLogLevels.size(); ++i) {
-    set(written, "level", kLogLevels[i], counts.written[i]);
-  }
-  auto& suppressed = Counters("ovq_log_lines_suppressed_total",
-                              "Lines that were left out: over the rate of their kind, or nobody "
-                              "read stderr (blocked), or it "
-                              "was full or closed (lost).",
-                              false);
-  set(suppressed, "reason", "rate", counts.over_rate);
-  set(suppressed, "reason", "blocked", counts.blocked);
-  set(suppressed, "reason", "lost", counts.lost);
-}
-
-void Metrics::ReadTraces(const TraceCounts& counts) const {
-  auto& spans = Counters("ovq_trace_spans_total",
-                         "Spans for --trace-collector: sent, dropped because too many waited, or "
-                         "failed because it did not take them.",
-                         false);
-  SetTo(spans.Add({{"result", "sent"}}), static_cast<double>(counts.sent));
-  SetTo(spans.Add({{"result", "dropped"}}), static_cast<double>(counts.dropped));
-  SetTo(spans.Add({{"result", "failed"}}), static_cast<double>(counts.failed));
-}
-
-void Metrics::ReadProcess() const {
-  const ProcessStats stats = ReadProcessStats();
-  const auto set = [this](const char* name, const char* help, auto value) {
-    Gauges(name, help, false).Add({}).Set(static_cast<double>(value));
-  };
-  SetTo(Counters("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
-                 false)
-            .Add({}),
-        stats.cpu_seconds);
-  set("process_resident_memory_bytes", "Resident memory size in bytes.", stats.resident_bytes);
-  set("process_virtual_memory_bytes", "Virtual memory size in bytes.", stats.virtual_bytes);
-  set("process_open_fds", "Number of open file descriptors.", stats.open_fds);
-  set("process_max_fds", "Maximum number of open file descriptors.", stats.max_fds);
-  set("process_threads", "Number of threads.", stats.threads);
-  set("process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
-      ProcessStartTimeSeconds());
+  const auto& [read_stats, read_log, read_traces] = sources_;
+  if (read_stats) stats_ = read_stats();
+  if (read_log) log_counts_ = read_log();
+  ReadEngine(*this, stats_);
+  ReadMemory(*this, model_, stats_);
+  ReadLog(*this, log_counts_);
+  if (read_traces) ReadTraces(*this, read_traces());
+  ReadProcess(*this);
+  return registry().Collect();
 }
 
 Metrics::Tokens Metrics::BatchTokens() const {
@@ -323,8 +293,8 @@ void Metrics::Count(const IterationReport& report) {
                                        : "mixed")
       ->Observe(absl::ToDoubleSeconds(report.duration));
   if (report.dictionary_inserts + report.dictionary_merges > 0) {
-    dictionary_updates_.at("insert")->Increment(static_cast<double>(report.dictionary_inserts));
-    dictionary_updates_.at("merge")->Increment(static_cast<double>(report.dictionary_merges));
+    dictionary_updates_.at("insert")->Increment(report.dictionary_inserts);
+    dictionary_updates_.at("merge")->Increment(report.dictionary_merges);
   }
 }
 
@@ -332,20 +302,20 @@ void Metrics::Count(const RequestReport& report) {
   const Usage& usage = report.usage;
   queue_.Observe(absl::ToDoubleSeconds(usage.queue_time));
   prefill_.Observe(absl::ToDoubleSeconds(usage.prefill_time));
-  prompt_tokens_.Increment(static_cast<double>(usage.prompt_tokens));
-  request_prompt_tokens_.Observe(static_cast<double>(usage.prompt_tokens));
+  prompt_tokens_.Increment(usage.prompt_tokens);
+  request_prompt_tokens_.Observe(usage.prompt_tokens);
   if (report.dictionary_fill && dictionary_fill_ != nullptr) {
     dictionary_fill_->Observe(*report.dictionary_fill);
   }
   if (report.score) return;  // Score generates nothing
   finished_.at(FinishReasonName(report.reason))->Increment();
   decode_.Observe(absl::ToDoubleSeconds(usage.decode_time));
-  generated_tokens_.Increment(static_cast<double>(usage.generated_tokens));
-  request_generated_tokens_.Observe(static_cast<double>(usage.generated_tokens));
+  generated_tokens_.Increment(usage.generated_tokens);
+  request_generated_tokens_.Observe(usage.generated_tokens);
 }
 
 void Metrics::Count(const DiskReport& report) {
-  disk_bytes_.at(report.kind)->Increment(static_cast<double>(report.bytes));
+  disk_bytes_.at(report.kind)->Increment(report.bytes);
   if (!report.status.ok()) disk_errors_.at(report.kind)->Increment();
   disk_duration_.at(report.kind)->Observe(absl::ToDoubleSeconds(report.duration));
 }
@@ -356,10 +326,10 @@ void Metrics::Count(const SessionReport& report) {
   if (duration != session_event_duration_.end()) {
     duration->second->Observe(absl::ToDoubleSeconds(report.duration));
   }
-  replayed_tokens_.Increment(static_cast<double>(report.replayed));
+  replayed_tokens_.Increment(report.replayed);
   const std::string_view event = report.event;
   if (event == "close" || event == "expire" || event == "give_way") {
-    session_tokens_.Observe(static_cast<double>(report.position));
+    session_tokens_.Observe(report.position);
   }
 }
 

@@ -1,8 +1,8 @@
 // Prometheus metrics of one server. Label sets exist from the start, so that the rate of an error
 // that has not happened yet is zero, not absent. Session and user ids are never labels.
 //
-// Each series is declared once: series that events move are members here; series that are read,
-// such as the engine's statistics, are declared in metrics.cc and read at each scrape.
+// Each series is declared once: series that events move are members of Metrics; series that are
+// read, such as the engine's statistics, are declared in metrics.cc and read at each scrape.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -18,6 +18,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -44,7 +46,7 @@ struct ModelDescription {
   std::string weights;  // type of most of them: "f32", "bf16", "int8"
   std::vector<ProductChoice> products;
   std::string state_dtype;
-  std::string memory;  // cache policies to choose from, with commas between
+  std::string cache_policies;  // those to choose from, with commas between
   size_t weight_bytes = 0;
   bool has_gpu = false;         // GPU memory is reported, too
   bool has_dictionary = false;  // some layer has centroids
@@ -81,8 +83,63 @@ inline const Buckets kInterTokenBuckets = {.002, .004, .006, .008, .01, .015, .0
                                            .06,  .08,  .1,   .2,   .4,  .6,   .8,  1,    2,   4};
 inline const Buckets kTokenBuckets = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
-// Any thread.
-class Metrics {
+// The families of one registry, each made by the first call for its name.
+class MetricFamilies {
+  // Above the functions that need its type.
+  template <class Builder>
+  auto& Register(Builder builder, const char* name, const char* help, bool of_model) {
+    return builder.Name(name)
+        .Help(help)
+        .Labels(of_model ? model_labels_ : prometheus::Labels())
+        .Register(registry_);
+  }
+
+ public:
+  using Counter = prometheus::Counter;
+  using Gauge = prometheus::Gauge;
+  using Histogram = prometheus::Histogram;
+  template <class T>
+  using ByLabel = std::map<std::string_view, T>;
+
+  explicit MetricFamilies(std::string model) : model_labels_{{"model", std::move(model)}} {}
+
+  // of_model: their series have the model's label.
+  prometheus::Family<Counter>& Counters(const char* name, const char* help, bool of_model = true) {
+    return Register(prometheus::BuildCounter(), name, help, of_model);
+  }
+  prometheus::Family<Gauge>& Gauges(const char* name, const char* help, bool of_model = true) {
+    return Register(prometheus::BuildGauge(), name, help, of_model);
+  }
+  prometheus::Family<Histogram>& Histograms(const char* name, const char* help) {
+    return Register(prometheus::BuildHistogram(), name, help, true);
+  }
+  // The only series of a family.
+  Counter& OneCounter(const char* name, const char* help, bool of_model = true) {
+    return Counters(name, help, of_model).Add({});
+  }
+  Gauge& OneGauge(const char* name, const char* help, bool of_model = true) {
+    return Gauges(name, help, of_model).Add({});
+  }
+  Histogram& OneHistogram(const char* name, const char* help, const Buckets& buckets) {
+    return Histograms(name, help).Add({}, buckets);
+  }
+  // Adds a series for each value of the label `key`.
+  template <class T, class Values = std::vector<const char*>, class... Args>
+  static ByLabel<T*> Each(prometheus::Family<T>& family, const char* key, const Values& values,
+                          const Args&... args) {
+    ByLabel<T*> result;
+    for (const char* value : values) result[value] = &family.Add({{key, value}}, args...);
+    return result;
+  }
+  prometheus::Registry& registry() { return registry_; }
+
+ private:
+  const prometheus::Labels model_labels_;
+  prometheus::Registry registry_;
+};
+
+// Any thread. Series that others set are public members.
+class Metrics : private MetricFamilies {
  public:
   // labels: their series exist from the start; a call with another label gets its series at its
   // end.
@@ -90,18 +147,16 @@ class Metrics {
 
   // Callbacks for an Engine that this object outlives.
   EngineEvents Events();
-  // Sources that every scrape reads: of the engine's gauges, of the counts of log lines, and of the
-  // counts of spans (without a source there is no such metric). Null removes a source and waits for
-  // a scrape that is reading it.
-  void SetStatsSource(std::function<EngineStats()> source);
-  void SetLogSource(std::function<LogCounts()> source);
-  void SetTraceSource(std::function<TraceCounts()> source);
-  void SetReady(bool ready) { ready_.Set(ready ? 1 : 0); }
-  void IterationTimedOut() { iteration_timeouts_.Increment(); }
+  // Sets what every scrape reads: the engine's gauges (EngineStats), the counts of log lines
+  // (LogCounts), or the counts of spans (TraceCounts; without a source there is no such metric).
+  // Null removes a source and waits for a scrape that is reading it.
+  template <class T>
+  void SetSource(std::function<T()> source) {
+    absl::MutexLock lock(&mutex_);
+    std::get<std::function<T()>>(sources_) = std::move(source);
+  }
   // Work on the files of --session-dir.
   void Count(const DiskReport& report);
-  void SetDamagedSessions(size_t n) { damaged_sessions_.Set(static_cast<double>(n)); }
-  void SetDraining(bool draining) { draining_.Set(draining ? 1 : 0); }
   // Tokens of all iterations so far: of prompts, and generated.
   struct Tokens {
     uint64_t prompt = 0, generated = 0;
@@ -109,9 +164,6 @@ class Metrics {
   Tokens BatchTokens() const;
   void CallFinished(const char* method, absl::StatusCode code, absl::Duration duration);
   void HttpFinished(const char* route, int status, absl::Duration duration);
-  void SetHttpConnections(int open) { http_connections_.Set(open); }
-  void HttpRefused(const char* why) { http_refusals_.at(why)->Increment(); }
-  void HttpStreams(int change) { http_streams_.Increment(change); }
   void HttpBytes(size_t received, size_t sent);
   void AuthFailed(AuthFailure reason);
   void CredentialsLoaded(Credentials what);             // at the start
@@ -120,49 +172,29 @@ class Metrics {
 
   // One answer of the endpoint that serves Text: its bytes and the time to make it.
   void Scraped(size_t bytes, absl::Duration duration);
-  std::string Text() const;  // the exposition format, as a scrape sees it
-  std::vector<prometheus::MetricFamily> Collect() const;
+  std::string Text();  // the exposition format, as a scrape sees it
+  std::vector<prometheus::MetricFamily> Collect();
+
+  Gauge& ready = OneGauge("ovq_ready", "1 while the server accepts requests and no step hangs.");
+  Gauge& draining = OneGauge("ovq_draining", "1 from the signal to stop until the end.");
+  Counter& iteration_timeouts =
+      OneCounter("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.");
+  Gauge& damaged_sessions =
+      OneGauge("ovq_session_files_damaged", "Sessions whose files the last start set aside.");
+  Gauge& http_connections = OneGauge("ovq_http_connections", "Open connections of the HTTP front.");
+  Gauge& http_streams = OneGauge("ovq_http_open_streams", "Answers being streamed over HTTP.");
+  ByLabel<Counter*> http_refusals =
+      Each(Counters("ovq_http_connections_refused_total",
+                    "Connections that --http-max-connections had no room for; idle: ended to make "
+                    "room; tls: without a context."),
+           "reason", kHttpRefusals);
 
  private:
-  using Counter = prometheus::Counter;
-  using Gauge = prometheus::Gauge;
-  using Histogram = prometheus::Histogram;
-  using Names = std::vector<const char*>;
-  template <class T>
-  using ByLabel = std::map<std::string_view, T>;
-
-  // Families, made by the first call. of_model: their series have the model's label.
-  prometheus::Family<Counter>& Counters(const char* name, const char* help,
-                                        bool of_model = true) const;
-  prometheus::Family<Gauge>& Gauges(const char* name, const char* help, bool of_model = true) const;
-  prometheus::Family<Histogram>& Histograms(const char* name, const char* help) const;
-  // The only histogram of a family.
-  Histogram& OneHistogram(const char* name, const char* help, const Buckets& buckets) {
-    return Histograms(name, help).Add({}, buckets);
-  }
-  // Adds a series for each value of the label `key`.
-  template <class T, class Values = Names, class... Args>
-  static ByLabel<T*> Each(prometheus::Family<T>& family, const char* key, const Values& values,
-                          const Args&... args) {
-    ByLabel<T*> result;
-    for (const char* value : values) result[value] = &family.Add({{key, value}}, args...);
-    return result;
-  }
-  prometheus::Labels ModelLabels() const { return {{"model", model_.name}}; }
-
   void Count(const IterationReport& report);
   void Count(const RequestReport& report);
   void Count(const SessionReport& report);
-  // Sets the series that are read at a scrape.
-  void ReadEngine(const EngineStats& stats) const;
-  void ReadPrefixes(const PrefixStats& stats) const;
-  void ReadMemory(const EngineStats& stats) const;
-  void ReadLog(const LogCounts& counts) const;
-  void ReadTraces(const TraceCounts& counts) const;
-  void ReadProcess() const;
 
   const ModelDescription model_;
-  mutable prometheus::Registry registry_;
 
   prometheus::Family<Counter>& calls_ =
       Counters("ovq_requests_total", "RPCs that ended, by gRPC status code.");
@@ -175,15 +207,6 @@ class Metrics {
   prometheus::Family<Histogram>& http_duration_ =
       Histograms("ovq_http_request_duration_seconds",
                  "Time from an HTTP request's arrival to the end of its answer.");
-  Gauge& http_connections_ =
-      Gauges("ovq_http_connections", "Open connections of the HTTP front.").Add({});
-  ByLabel<Counter*> http_refusals_ =
-      Each(Counters("ovq_http_connections_refused_total",
-                    "Connections that --http-max-connections had no room for; idle: ended to make "
-                    "room; tls: without a context."),
-           "reason", kHttpRefusals);
-  Gauge& http_streams_ =
-      Gauges("ovq_http_open_streams", "Answers being streamed over HTTP.").Add({});
   ByLabel<Counter*> http_bytes_ =
       Each(Counters("ovq_http_bytes_total", "Bytes of HTTP, TLS taken off."), "direction",
            {"received", "sent"});
@@ -193,21 +216,18 @@ class Metrics {
   ByLabel<Counter*> rejections_ = Each(
       Counters("ovq_admission_rejections_total", "Requests and sessions refused for want of room."),
       "reason", kRejectReasons);
-  Counter& prompt_tokens_ = Counters("ovq_prompt_tokens_total", "Prompt tokens absorbed.").Add({});
-  Counter& generated_tokens_ = Counters("ovq_generated_tokens_total", "Tokens generated.").Add({});
+  Counter& prompt_tokens_ = OneCounter("ovq_prompt_tokens_total", "Prompt tokens absorbed.");
+  Counter& generated_tokens_ = OneCounter("ovq_generated_tokens_total", "Tokens generated.");
   Counter& drafted_tokens_ =
-      Counters("ovq_drafted_tokens_total", "Tokens that were guessed and checked (--speculate).")
-          .Add({});
+      OneCounter("ovq_drafted_tokens_total", "Tokens that were guessed and checked (--speculate).");
   Counter& accepted_tokens_ =
-      Counters("ovq_accepted_tokens_total", "Guessed tokens that were right, hence generated.")
-          .Add({});
-  Counter& not_a_number_ = Counters("ovq_nonfinite_logits_total",
-                                    "Calls that ended because the model's output was not a number.")
-                               .Add({});
+      OneCounter("ovq_accepted_tokens_total", "Guessed tokens that were right, hence generated.");
+  Counter& not_a_number_ =
+      OneCounter("ovq_nonfinite_logits_total",
+                 "Calls that ended because the model's output was not a number.");
   Counter& stream_blocked_ =
-      Counters("ovq_stream_blocked_seconds_total",
-               "Time that requests stood still because their reader was slow.")
-          .Add({});
+      OneCounter("ovq_stream_blocked_seconds_total",
+                 "Time that requests stood still because their reader was slow.");
 
   Histogram& first_token_ =
       OneHistogram("ovq_time_to_first_token_seconds",
@@ -272,23 +292,15 @@ class Metrics {
                  "what a turn waits for at its end."),
       "kind", kDiskWork,
       Buckets{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10});
-  Gauge& damaged_sessions_ =
-      Gauges("ovq_session_files_damaged", "Sessions whose files the last start set aside.").Add({});
   Counter& replayed_tokens_ =
-      Counters("ovq_replayed_tokens_total",
-               "Tokens that were read again to take sessions back, or to wake them.")
-          .Add({});
+      OneCounter("ovq_replayed_tokens_total",
+                 "Tokens that were read again to take sessions back, or to wake them.");
   Histogram& session_tokens_ = OneHistogram(
       "ovq_session_tokens", "Tokens of a session when it was closed or expired.", kTokenBuckets);
   // Empty and null for models without a dictionary.
   ByLabel<Counter*> dictionary_updates_;
   Histogram* dictionary_fill_ = nullptr;
 
-  Gauge& ready_ =
-      Gauges("ovq_ready", "1 while the server accepts requests and no step hangs.").Add({});
-  Counter& iteration_timeouts_ =
-      Counters("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.").Add({});
-  Gauge& draining_ = Gauges("ovq_draining", "1 from the signal to stop until the end.").Add({});
   ByLabel<Counter*> auth_failures_ =
       Each(Counters("ovq_auth_failures_total", "Calls that were not let in, by the reason.", false),
            "reason", kAuthFailures);
@@ -301,25 +313,22 @@ class Metrics {
              "When the first certificate of the chain in use expires.", false);
 
   Counter& scraped_bytes_ =
-      Counters("exposer_transferred_bytes_total", "Transferred bytes to metrics services", false)
-          .Add({});
+      OneCounter("exposer_transferred_bytes_total", "Transferred bytes to metrics services", false);
   Counter& scrapes_ =
-      Counters("exposer_scrapes_total", "Number of times metrics were scraped", false).Add({});
+      OneCounter("exposer_scrapes_total", "Number of times metrics were scraped", false);
   prometheus::Summary& scrape_duration_ =
       prometheus::BuildSummary()
           .Name("exposer_request_latencies")
           .Help("Latencies of serving scrape requests, in microseconds")
-          .Register(registry_)
+          .Register(registry())
           .Add({}, prometheus::Summary::Quantiles{{.5, .05}, {.9, .01}, {.99, .001}});
 
-  mutable absl::Mutex
-      mutex_;  // held while a source is read, so its owner may end after Set...Source(null)
-  std::function<EngineStats()> stats_source_ ABSL_GUARDED_BY(mutex_);
-  std::function<LogCounts()> log_source_ ABSL_GUARDED_BY(mutex_);
-  std::function<TraceCounts()> trace_source_ ABSL_GUARDED_BY(mutex_);
+  absl::Mutex mutex_;  // held while a source is read, so its owner may end after SetSource(null)
+  std::tuple<std::function<EngineStats()>, std::function<LogCounts()>, std::function<TraceCounts()>>
+      sources_ ABSL_GUARDED_BY(mutex_);
   // The last figures read, kept when a source is removed.
-  mutable EngineStats stats_ ABSL_GUARDED_BY(mutex_);
-  mutable LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
+  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ovq

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/random.h"
+#include "base/text.h"
 
 namespace ovq {
 namespace {
@@ -22,8 +23,7 @@ bool IsZero(std::string_view text) { return text.find_first_not_of('0') == std::
 // Parses "VERSION-TRACE-PARENT-FLAGS". False: the header counts as absent.
 bool Parse(std::string_view text, Span& span) {
   constexpr size_t kSizes[] = {2, 32, 16, 2};
-  const std::vector<std::string> parts =
-      absl::StrSplit(absl::string_view(text.data(), text.size()), absl::MaxSplits('-', 4));
+  const std::vector<std::string> parts = absl::StrSplit(AbslView(text), absl::MaxSplits('-', 4));
   if (parts.size() < std::size(kSizes)) return false;
   for (size_t i = 0; i < std::size(kSizes); ++i) {
     if (parts[i].size() != kSizes[i] || !IsHex(parts[i])) return false;

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/text.h"
 #include "base/thread_name.h"
 #include "server/telemetry/trace_context.h"
 
@@ -85,8 +86,7 @@ std::optional<TraceCollector> ParseTraceCollector(std::string_view url) {
   if (colon == std::string_view::npos || colon == 0) return std::nullopt;
   const std::string_view port = address.substr(colon + 1);
   int number = 0;
-  if (!absl::SimpleAtoi(absl::string_view(port.data(), port.size()), &number) || number < 1 ||
-      number > 65535) {
+  if (!absl::SimpleAtoi(AbslView(port), &number) || number < 1 || number > 65535) {
     return std::nullopt;
   }
   for (const char c : url) {  // not allowed in a request's first lines

@@ -36,6 +36,7 @@
 #include <random>
 
 #include "absl/strings/ascii.h"
+#include "kernels/mixers/common/slots.h"
 #include "model/cache_policy.h"
 #include "model/language_model.h"
 #include "tests/bench/bench_util.h"
@@ -256,9 +257,7 @@ std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const s
 
 // The policy of this name, as the server's --memory has it.
 CachePolicy ParseCachePolicy(const std::string& name) {
-  for (const CachePolicy policy : kCachePolicies) {
-    if (name == CachePolicyName(policy)) return policy;
-  }
+  if (const CachePolicy* const policy = FindCachePolicy(name)) return *policy;
   std::fprintf(stderr, "--memory: unknown value %s\n", name.c_str());
   std::exit(2);
 }
@@ -273,7 +272,7 @@ WeightType ParseWeightType(const std::string& name) {
 
 // The type of this name, as the server's --state-dtype has it.
 DType ParseStateType(const std::string& name) {
-  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
+  for (const DType dtype : AllSlots::kDTypes) {
     if (name == absl::AsciiStrToLower(DTypeName(dtype))) return dtype;
   }
   std::fprintf(stderr, "--state-dtype: unknown value %s\n", name.c_str());

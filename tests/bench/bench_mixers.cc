@@ -1,12 +1,8 @@
-// Speed of each mixer alone: one layer of the paper's 77M shape (d_model 768, 6 heads of 128,
-// window
-// and chunk 128, N = 2048) in bfloat16 with random weights. Prints, for each context length,
-// prefill
-// tokens/s in batches of 512 tokens and, for each number of sessions, decode tokens/s, the bytes
-// that a
-// token reads and rewrites, and two fractions of this run's read bandwidth: of the bytes read and
-// of
-// all bytes.
+// Speed of each mixer alone: one layer of the paper's 77M shape (BenchCase of
+// tests/kernels/mixers/mixer_test_util.h) with random weights. Prints, for each context length,
+// prefill tokens/s in batches of 512 tokens and, for each number of sessions, decode tokens/s, the
+// bytes that a token reads and rewrites, and two fractions of this run's read bandwidth: of the
+// bytes read and of all bytes.
 //
 //   bench_mixers [--threads 2] [--contexts 128,1024,4096,16384,65536]
 //                [--sessions 1,4,8,16] [--mixers ovq_attention,gated_delta_net]
@@ -25,6 +21,7 @@
 
 #include "kernels/mixers/mixer.h"
 #include "tests/bench/bench_util.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 
 namespace ovq::bench {
 namespace {
@@ -54,53 +51,8 @@ struct Layer {
   size_t session_bytes;
 };
 
-void SetAll(Attrs& attrs, const std::map<std::string, int64_t>& fields) {
-  for (const auto& [name, value] : fields) attrs.Set(name, value);
-}
-
-// A layer of the OVQ paper's 77M models.
 Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context) {
-  std::mt19937 random(1);
-  std::map<std::string, std::vector<BF16>> tensors;
-  const WeightSource source = [&](const std::string& leaf,
-                                  const Shape& shape) -> absl::StatusOr<TensorView> {
-    std::vector<BF16>& values = tensors[leaf];
-    std::normal_distribution<float> normal(leaf == "self_attn.beta" ? 8.0f : 0.0f, 0.04f);
-    for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(RoundToBF16(normal(random)));
-    return TensorView{values.data(), DType::kBF16, shape};
-  };
-  WeightReader weights(source, DType::kBF16, context);
-  Attrs model, section;
-  model.Set("num_attention_heads", int64_t{6});
-  model.Set("head_dim", int64_t{128});
-  model.Set("sliding_window", int64_t{128});
-  section.Set("chunk_size", int64_t{128});
-  section.Set("max_centroids", int64_t{kSlotCap});
-  section.Set("codebook_size", int64_t{kSlotCap});
-  if (entry.section == "gdn") {
-    SetAll(section,
-           {{"num_heads", 3}, {"head_dim", 128}, {"value_head_dim", 256}, {"conv_size", 4}});
-  } else if (entry.section == "mamba2") {
-    SetAll(section, {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}});
-  } else if (entry.section == "mesa_net") {
-    SetAll(section, {{"num_heads", 6}, {"head_dim", 128}});
-  } else if (entry.section == "lattice") {
-    SetAll(section, {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
-  }
-  if (entry.section == "transformer_vq") {  // the shape of its enwik8 model, which has the same
-                                            // width
-    SetAll(section,
-           {{"num_heads", 1}, {"value_head_dim", 1536}, {"codebook_size", 512}, {"mem_len", 512}});
-  }
-  auto made = entry.make({.layer = 1,
-                          .state = {.model = model,
-                                    .section = section,
-                                    .d_model = kModelDim,
-                                    .kv_dtype = DType::kBF16,
-                                    .device = context.device()},
-                          .weights = weights,
-                          .compute_dtype = DType::kBF16,
-                          .context = context});
+  auto made = test::MakeMixer(test::BenchCase(entry.layer_type), context);
   Check(made.ok(), "the benchmark's own mixer");
   Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
   const MixerState& state = layer.mixer->state();

@@ -114,23 +114,23 @@ class Host {
     options.prompt = std::move(prompt);
     options.keep_tokens = keep_tokens;
     Answer<SessionInfo> answer;
-    (*this)->CreateSession(std::move(options), answer.callback());
+    (*this)->sessions().Create(std::move(options), answer.callback());
     return answer.Get();
   }
   std::string Import(SessionImage image) {
     Answer<SessionInfo> answer;
-    (*this)->ImportSession(std::move(image), {}, answer.callback());
+    (*this)->sessions().Import(std::move(image), {}, answer.callback());
     return answer.Get().id;
   }
   std::string Fork(const std::string& id) {
     Answer<std::vector<SessionInfo>> answer;
-    (*this)->ForkSession({.session_id = id}, answer.callback());
+    (*this)->sessions().Fork({.session_id = id}, answer.callback());
     return answer.Get().front().id;
   }
   int64_t Rewind(const std::string& id, int64_t position) {
     Answer<RewindResult> answer;
-    (*this)->RewindSession({.session_id = id, .position = static_cast<uint64_t>(position)}, nullptr,
-                           answer.callback());
+    (*this)->sessions().Rewind({.session_id = id, .position = static_cast<uint64_t>(position)},
+                               nullptr, answer.callback());
     return answer.Get().replay_tokens;
   }
   void Say(const std::string& id, std::vector<int32_t> prompt, int64_t n_answer) {
@@ -153,10 +153,10 @@ class Host {
     Check(stream->status().ok(), "a turn ends well");
   }
   void ReadState(const std::string& id) {
-    Check((*this)->CopyState(id, "").ok(), "an idle session's state");
+    Check((*this)->sessions().CopyState(id, "").ok(), "an idle session's state");
   }
   void Delete(const std::string& id) {
-    Check((*this)->DeleteSession(id, "").ok(), "a session ends");
+    Check((*this)->sessions().Delete(id, "").ok(), "a session ends");
   }
   SessionReport last_swap_in() {
     std::lock_guard lock(mutex_);
@@ -208,14 +208,14 @@ class Bench {
     const SessionInfo made = host.Create(cap, Tokens(n_tokens), true);
     read_ = Seconds() - begin;
     host.Say(made.id, {}, kAnswer);
-    const SessionInfo info = *host->GetSession(made.id, "");
+    const SessionInfo info = *host->sessions().Get(made.id, "");
     std::printf(
         "%lld tokens, N = %d: %zu bytes of state, %zu of copies, %zu of tokens; read in %.2f s\n",
         static_cast<long long>(info.position), cap, info.state_bytes,
         host->Stats().checkpoint_bytes, host->Stats().token_log_bytes, read_);
     InMemory(host, info, n_tokens);
     AsFiles(host, info.id);
-    SessionImage image = *host->ExportSession(info.id, "");
+    SessionImage image = *host->sessions().Export(info.id, "");
     host.Delete(info.id);
     return image;
   }
@@ -293,13 +293,13 @@ class Bench {
     for (int pass = 0; pass < passes_; ++pass) {
       const std::string copy = host.Fork(id);
       double before = Seconds();
-      SessionImage image = *host->ExportSession(copy, "");
+      SessionImage image = *host->sessions().Export(copy, "");
       const SessionBase since = MakeSessionBase(*image.tokens);
       whole_bytes = EncodeSession(std::move(image)).bytes();
       whole.push_back(Seconds() - before);
       host.Say(copy, {}, kDelta);
       before = Seconds();
-      delta_bytes = EncodeDelta(*host->ExportSession(copy, "", since), since).bytes();
+      delta_bytes = EncodeDelta(*host->sessions().Export(copy, "", since), since).bytes();
       delta.push_back(Seconds() - before);
       host.Delete(copy);
     }
@@ -311,7 +311,7 @@ class Bench {
     Check(!std::filesystem::exists(folder_), "--folder is a new one");
     EngineOptions options = Options();
     auto folder = SessionFolder::Open({.path = folder_}, log.callback());
-    Check(folder.ok() && (*folder)->Recover().ok(), "a folder for sessions");
+    Check(folder.ok() && (*folder)->ownership().Recover().ok(), "a folder for sessions");
     options.session_folder = *std::move(folder);
     return options;
   }

@@ -104,8 +104,9 @@ class Host {
     for (const auto& stream : streams) turns.push_back(Read(*stream));
     for (int i = 0; i < n; ++i) {
       turns[static_cast<size_t>(i)].state =
-          *engine_.engine().CopyState(ids[static_cast<size_t>(i)], "");
-      Check(engine_.engine().DeleteSession(ids[static_cast<size_t>(i)], "").ok(), "it is there");
+          *engine_.engine().sessions().CopyState(ids[static_cast<size_t>(i)], "");
+      Check(engine_.engine().sessions().Delete(ids[static_cast<size_t>(i)], "").ok(),
+            "it is there");
     }
     return turns;
   }
@@ -115,7 +116,7 @@ class Host {
     std::promise<std::string> id;
     SessionOptions options;
     options.prompt = prompt;
-    engine_.engine().CreateSession(options, [&](absl::StatusOr<SessionInfo> session) {
+    engine_.engine().sessions().Create(options, [&](absl::StatusOr<SessionInfo> session) {
       Check(session.ok(), "a session is opened");
       id.set_value(session->id);
     });

@@ -48,20 +48,21 @@ double FlopsOfOneHead(const Scale& scale) {
   return flops;
 }
 
+OvqConfig LayerConfig(const Scale& scale, int n_heads) {
+  OvqConfig config;
+  config.shape = {
+      .n_heads = n_heads, .n_kv_heads = n_heads, .head_dim = kHeadDim, .value_head_dim = kHeadDim};
+  config.chunk_len = static_cast<int>(scale.chunk_len);
+  config.default_slot_cap = scale.slot_cap;
+  config.dtype = scale.state_dtype;
+  config.layer = 1;
+  return config;
+}
+
 class OvqLayer {
  public:
   OvqLayer(DeviceContext& context, const Scale& scale, int n_heads)
-      : context_(context),
-        scale_(scale),
-        ovq_(OvqConfig{.shape = {.n_heads = n_heads,
-                                 .n_kv_heads = n_heads,
-                                 .head_dim = kHeadDim,
-                                 .value_head_dim = kHeadDim},
-                       .chunk_len = static_cast<int>(scale.chunk_len),
-                       .default_slot_cap = scale.slot_cap,
-                       .dtype = scale.state_dtype,
-                       .layer = 1}),
-        meter_(context) {
+      : context_(context), scale_(scale), ovq_(LayerConfig(scale, n_heads)), meter_(context) {
     const MixerState& layout = ovq_.layout;
     where_ = {0, layout.fixed.bytes(), layout.block.bytes(), layout.head_bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
@@ -102,17 +103,17 @@ class OvqLayer {
         {&ovq_.layout.growth, 1});
     const int64_t width = int64_t{ovq_.shape.n_heads} * kHeadDim;
     const float* q = rows_.as<float>();
-    const AttentionTensors rows = {.q = q,
-                                   .k = q + width,
-                                   .v = q + 2 * width,
-                                   .stride = 3 * width,
-                                   .out = out_.as<void>(),
-                                   .out_dtype = DType::kBF16};
+    const AttentionTensors tokens = {.q = q,
+                                     .k = q + width,
+                                     .v = q + 2 * width,
+                                     .stride = 3 * width,
+                                     .out = out_.as<void>(),
+                                     .out_dtype = DType::kBF16};
     AttentionBlocks blocks = ovq_.Blocks(where_);
-    blocks.compute_dtype = rows.out_dtype;
+    blocks.compute_dtype = tokens.out_dtype;
     blocks.live = staged.live[0];
     meter_.Start();
-    AttendCuda(context_, {blocks, staged.seqs, rows});
+    AttendCuda(context_, {blocks, staged.seqs, tokens});
     return meter_.Stop();
   }
 

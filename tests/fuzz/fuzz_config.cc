@@ -16,8 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     folder.Write("generation_config.json", bytes.Rest());
   }
-  for (const CachePolicy policy :
-       {CachePolicy::kAsTrained, CachePolicy::kClosestPair, CachePolicy::kExact}) {
+  for (const CachePolicy& policy : CachePolicies()) {
     const absl::StatusOr<ModelConfig> config = LoadConfig(folder.path(), policy);
     ModelConfig partial;
     const absl::Status status = LoadConfig(folder.path(), partial, policy);

@@ -69,7 +69,7 @@ class Driver {
     Check(scores_ == 0, "a score has an end");
     CheckSums();
     for (const SessionInfo& session : Sessions()) {
-      Check(engine_->DeleteSession(session.id, std::nullopt).ok(), "a session can be deleted");
+      Check(engine_->sessions().Delete(session.id, std::nullopt).ok(), "a session can be deleted");
     }
     image_.reset();
     const EngineStats stats = engine_.SettledStats();
@@ -82,7 +82,7 @@ class Driver {
  private:
   std::string Tenant(Bytes& bytes) { return kTenants[static_cast<size_t>(bytes.Upto(2))]; }
   std::vector<SessionInfo> Sessions() {
-    return engine_->ListSessions(std::nullopt, 1000, "").value().sessions;
+    return engine_->sessions().List(std::nullopt, 1000, "").value().sessions;
   }
   // A live session, or none.
   SessionInfo Session(Bytes& bytes) {
@@ -124,7 +124,7 @@ class Driver {
       case 6:
         return Import(bytes);
       case 7:
-        return (void)engine_->DeleteSession(Session(bytes).id, std::nullopt);
+        return (void)engine_->sessions().Delete(Session(bytes).id, std::nullopt);
       case 8:
         return Cancel(bytes);
       case 10:
@@ -157,7 +157,7 @@ class Driver {
       if (options.cancel) options.cancel->Cancel();
     }
     test::Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine_->CreateSession(std::move(options), receiver.callback());
+    engine_->sessions().Create(std::move(options), receiver.callback());
     Done(receiver);
   }
   void Generate(Bytes& bytes) {
@@ -207,15 +207,15 @@ class Driver {
   }
   void QuerySession(Bytes& bytes) {
     const SessionInfo session = Session(bytes);
-    const absl::StatusOr<SessionInfo> info = engine_->GetSession(session.id, session.tenant);
+    const absl::StatusOr<SessionInfo> info = engine_->sessions().Get(session.id, session.tenant);
     // The session may be in use or quarantined.
     const absl::StatusOr<std::vector<std::byte>> state =
-        engine_->CopyState(session.id, session.tenant);
+        engine_->sessions().CopyState(session.id, session.tenant);
     Check(!state.ok() || info.ok(), "what has a state is known");
     int n = 0;
     std::string token;
     do {
-      const SessionPage page = engine_->ListSessions(session.tenant, 2, token).value();
+      const SessionPage page = engine_->sessions().List(session.tenant, 2, token).value();
       n += static_cast<int>(page.sessions.size());
       token = page.next_page_token;
     } while (!token.empty());
@@ -225,7 +225,7 @@ class Driver {
     const SessionInfo session = Session(bytes);
     if (!image_ || !image_->tokens) return;
     const absl::StatusOr<SessionImage> delta =
-        engine_->ExportSession(session.id, session.tenant, MakeSessionBase(*image_->tokens));
+        engine_->sessions().Export(session.id, session.tenant, MakeSessionBase(*image_->tokens));
     Check(delta.ok() || !delta.status().message().empty(), "an error says what is wrong");
     if (delta.ok()) image_ = test::Joined(*image_, *delta);
   }
@@ -264,28 +264,28 @@ class Driver {
   void Fork(Bytes& bytes) {
     const SessionInfo session = Session(bytes);
     test::Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
-    engine_->ForkSession({.session_id = session.id,
-                          .tenant = session.tenant,
-                          .client = session.tenant,
-                          .count = bytes.Upto(4)},
-                         receiver.callback());
+    engine_->sessions().Fork({.session_id = session.id,
+                              .tenant = session.tenant,
+                              .client = session.tenant,
+                              .count = bytes.Upto(4)},
+                             receiver.callback());
     Done(receiver);
   }
   void Rewind(Bytes& bytes) {
     const SessionInfo session = Session(bytes);
     const int64_t back = bytes.Byte() * (1 + bytes.Upto(3));
     test::Receiver<absl::StatusOr<RewindResult>> receiver;
-    engine_->RewindSession({.session_id = session.id,
-                            .tenant = session.tenant,
-                            .client = session.tenant,
-                            .position = static_cast<uint64_t>(session.position - back),
-                            .dry_run = bytes.Upto(3) == 0},
-                           nullptr, receiver.callback());
+    engine_->sessions().Rewind({.session_id = session.id,
+                                .tenant = session.tenant,
+                                .client = session.tenant,
+                                .position = static_cast<uint64_t>(session.position - back),
+                                .dry_run = bytes.Upto(3) == 0},
+                               nullptr, receiver.callback());
     Done(receiver);
   }
   void Export(Bytes& bytes) {
     const SessionInfo session = Session(bytes);
-    absl::StatusOr<SessionImage> image = engine_->ExportSession(session.id, session.tenant);
+    absl::StatusOr<SessionImage> image = engine_->sessions().Export(session.id, session.tenant);
     if (image.ok()) image_ = *std::move(image);
   }
   void Import(Bytes& bytes) {
@@ -293,7 +293,7 @@ class Driver {
     SessionOptions options;
     options.tenant = options.client = Tenant(bytes);
     test::Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine_->ImportSession(*image_, std::move(options), receiver.callback());
+    engine_->sessions().Import(*image_, std::move(options), receiver.callback());
     Done(receiver);
   }
   // Between iterations, once no call is pending, only the sessions' own use counts.

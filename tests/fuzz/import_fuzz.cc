@@ -132,7 +132,7 @@ class Subject {
     absl::StatusOr<SessionImage> read = Read(random, file);
     if (!read.ok()) return ++counts.unread, void();
     Answer<absl::StatusOr<SessionInfo>> imported;
-    engine().ImportSession(*std::move(read), {}, imported.callback());
+    engine().sessions().Import(*std::move(read), {}, imported.callback());
     const absl::StatusOr<SessionInfo> session = imported.Get();
     if (!session.ok()) return ++counts.refused, void();
     ++counts.taken;
@@ -140,7 +140,7 @@ class Subject {
       counts.tokens += Talk(random, session->id);
       if (!CheckStill(session->id)) break;
     }
-    Check(engine().DeleteSession(session->id, "").ok(), "a session that was taken can go");
+    Check(engine().sessions().Delete(session->id, "").ok(), "a session that was taken can go");
   }
 
  private:
@@ -160,15 +160,16 @@ class Subject {
     options.keep_tokens = length % 2 == 0;
     if (model_->layout().has_slot_cap()) options.slot_cap = 16 + length % 50;
     Answer<absl::StatusOr<SessionInfo>> made;
-    engine().CreateSession(std::move(options), made.callback());
+    engine().sessions().Create(std::move(options), made.callback());
     const absl::StatusOr<SessionInfo> session = made.Get();
     Check(session.ok(), "a session opens");
     if (length > 0) Talk(random, session->id);
-    images_.push_back(*engine().ExportSession(session->id, ""));
+    images_.push_back(*engine().sessions().Export(session->id, ""));
   }
 
   absl::StatusOr<SessionImage> Read(Random& random, const std::string& file) {
-    SessionReader reader([this](const SessionImage& head) { return engine().CheckImport(head); });
+    SessionReader reader(
+        [this](const SessionImage& head) { return engine().sessions().CheckImport(head); });
     for (size_t at = 0; at < file.size();) {
       const std::string part = file.substr(at, 1 + static_cast<size_t>(random.Upto(1 << 17)));
       const absl::Status status = reader.Add(part);
@@ -200,7 +201,7 @@ class Subject {
   // False if the session is quarantined: unbounded numbers can damage the output, after which the
   // session can only be deleted. That is no finding.
   bool CheckStill(const std::string& id) {
-    const absl::StatusOr<SessionImage> image = engine().ExportSession(id, "");
+    const absl::StatusOr<SessionImage> image = engine().sessions().Export(id, "");
     if (absl::IsDataLoss(image.status())) return false;
     Check(image.ok(), "a session that was taken can leave");
     const std::string what(CheckSessionState(*image, model_->layout()).message());

@@ -142,7 +142,7 @@ void ChangeHead(int64_t vocab_size, Random& random, SessionImage& image) {
       image.turn_ends.push_back(random.Upto(2 * image.length()));
       break;
     case 3:
-      image.memory += "?";
+      image.cache_policy += "?";
       break;
     case 4:
       ++image.layout_fingerprint;

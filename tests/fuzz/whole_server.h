@@ -33,16 +33,17 @@ inline std::string SomeSession(test::TestServer& server) {
 // Deletes the sessions and waits until nothing is left of what an input started.
 inline void EndSessions(test::TestServer& server) {
   Engine& engine = server.engine();
-  const SessionPage page = engine.ListSessions(std::nullopt, 1000, "").value();
+  const SessionPage page = engine.sessions().List(std::nullopt, 1000, "").value();
   for (const SessionInfo& session : page.sessions) {
-    (void)engine.DeleteSession(session.id, std::nullopt);
+    (void)engine.sessions().Delete(session.id, std::nullopt);
   }
   const auto ended = [](const EngineStats& stats) {
     return stats.state_bytes_reserved == 0 && stats.requests_running == 0 &&
            stats.sessions_idle == 0;
   };
   // Usually true after the next iteration, long before a poll 10 ms later.
-  for (int i = 0; i < 2 && !ended(engine.Stats()); ++i) (void)engine.CopyState("none", "");
+  for (int i = 0; i < 2 && !ended(engine.Stats()); ++i)
+    (void)engine.sessions().CopyState("none", "");
   server.WaitForStats(ended);
 }
 

@@ -56,16 +56,25 @@ int64_t Period(const Json& json, CachePolicy cache_policy) {
   return layout->growths()[0].period;
 }
 
+TEST(CachePolicies, AreFoundByTheirNames) {
+  for (const CachePolicy& policy : CachePolicies()) {
+    EXPECT_EQ(FindCachePolicy(policy.name), &policy);
+    EXPECT_NE(std::string(policy.help), "") << policy.name;
+    EXPECT_TRUE(policy.layer_type.empty() || FindMixer(policy.layer_type)) << policy.name;
+  }
+  EXPECT_EQ(FindCachePolicy("closest"), nullptr);
+}
+
 TEST(ApplyCachePolicy, LayersWithoutPositionsServeEveryCachePolicy) {
   const Json json =
       Base({"sliding_attention", "ovq_attention", "full_attention"}, {{"chunk_size", 32}});
-  EXPECT_THAT(Types(json, CachePolicy::kAsTrained),
+  EXPECT_THAT(Types(json, Policy("model")),
               ElementsAre("sliding_attention", "ovq_attention", "full_attention"));
-  EXPECT_THAT(Types(json, CachePolicy::kPaper),
+  EXPECT_THAT(Types(json, Policy("paper")),
               ElementsAre("sliding_attention", "ovq_attention", "ovq_attention"));
-  EXPECT_THAT(Types(json, CachePolicy::kClosestPair),
+  EXPECT_THAT(Types(json, Policy("closest-pair")),
               ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
-  EXPECT_THAT(Types(json, CachePolicy::kExact),
+  EXPECT_THAT(Types(json, Policy("exact")),
               ElementsAre("sliding_attention", "full_attention", "full_attention"));
 }
 
@@ -73,37 +82,35 @@ TEST(ApplyCachePolicy, RotatedKeysAreBoundedWhereRequested) {
   Json json =
       Base({"sliding_attention", "full_attention", "full_attention"}, {{"shares", {1.5, 0.5}}});
   json["rope"] = "halves";
-  EXPECT_THAT(Types(json, CachePolicy::kClosestPairAll),
+  EXPECT_THAT(Types(json, Policy("closest-pair-all")),
               ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
-  EXPECT_THAT(Shares(json, CachePolicy::kClosestPairAll), ElementsAre(One(1), One(1.5), One(0.5)));
+  EXPECT_THAT(Shares(json, Policy("closest-pair-all")), ElementsAre(One(1), One(1.5), One(0.5)));
 }
 
 TEST(ApplyCachePolicy, AConfigChoosesItsUpdate) {
   const Json closest = Base({"ovq_attention"}, {{"update", "closest-pair"}});
-  EXPECT_THAT(Types(closest, CachePolicy::kAsTrained), ElementsAre("closest_pair_attention"));
-  EXPECT_THAT(Types(closest, CachePolicy::kPaper), ElementsAre("ovq_attention"));
-  EXPECT_THAT(Types(Base({"ovq_attention"}, {{"update", "paper"}}), CachePolicy::kAsTrained),
+  EXPECT_THAT(Types(closest, Policy("model")), ElementsAre("closest_pair_attention"));
+  EXPECT_THAT(Types(closest, Policy("paper")), ElementsAre("ovq_attention"));
+  EXPECT_THAT(Types(Base({"ovq_attention"}, {{"update", "paper"}}), Policy("model")),
               ElementsAre("ovq_attention"));
-  EXPECT_THAT(Types(Base({"closest_pair_attention"}), CachePolicy::kAsTrained),
+  EXPECT_THAT(Types(Base({"closest_pair_attention"}), Policy("model")),
               ElementsAre("closest_pair_attention"));
 
-  const auto unknown =
-      Load(Base({"ovq_attention"}, {{"update", "nearest"}}), CachePolicy::kAsTrained);
+  const auto unknown = Load(Base({"ovq_attention"}, {{"update", "nearest"}}), Policy("model"));
   EXPECT_THAT(Message(unknown.status()), HasSubstr("config.json: ovq.update: "));
-  const auto both =
-      Load(Base({"closest_pair_attention"}, {{"update", "paper"}}), CachePolicy::kAsTrained);
+  const auto both = Load(Base({"closest_pair_attention"}, {{"update", "paper"}}), Policy("model"));
   EXPECT_THAT(Message(both.status()),
               HasSubstr("ovq.update: expected closest-pair for closest_pair_attention, got paper"));
 }
 
 TEST(ApplyCachePolicy, LayersHaveTheirShareOfTheSlots) {
   const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
-  EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), CachePolicy::kAsTrained),
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), Policy("model")),
               ElementsAre(One(1.75), One(1), One(0.25)));
-  EXPECT_THAT(Shares(Base(types, {{"shares", {1, 1}}}), CachePolicy::kClosestPair), Each(One(1)));
-  EXPECT_THAT(Shares(Base(types), CachePolicy::kPaper), Each(One(1)));
+  EXPECT_THAT(Shares(Base(types, {{"shares", {1, 1}}}), Policy("closest-pair")), Each(One(1)));
+  EXPECT_THAT(Shares(Base(types), Policy("paper")), Each(One(1)));
   const auto error = [&](const Json& shares) {
-    return Message(Load(Base(types, {{"shares", shares}}), CachePolicy::kAsTrained).status());
+    return Message(Load(Base(types, {{"shares", shares}}), Policy("model")).status());
   };
   EXPECT_THAT(error({1.75}), HasSubstr("config.json: ovq.shares: expected a list of 2 numbers"));
   EXPECT_THAT(error("all"), HasSubstr("config.json: ovq.shares: expected a list of 2 numbers"));
@@ -122,7 +129,7 @@ TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
     return json;
   };
   const Json mixed = with({1.25, {0.25, 1.25}});
-  for (CachePolicy cache_policy : {CachePolicy::kPaper, CachePolicy::kClosestPair}) {
+  for (CachePolicy cache_policy : {Policy("paper"), Policy("closest-pair")}) {
     EXPECT_THAT(Shares(mixed, cache_policy),
                 ElementsAre(One(1.25), One(1), ElementsAre(0.25, 1.25)));
   }
@@ -134,12 +141,12 @@ TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
         json["ovq"]["shares"] = Json::array({{0.5, 1.5}});
         return json;
       }(),
-      CachePolicy::kClosestPair);
+      Policy("closest-pair"));
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(ExactTokens(*config, 100), 50);
 
   const auto error = [&](const Json& shares) {
-    return Message(Load(with(shares), CachePolicy::kAsTrained).status());
+    return Message(Load(with(shares), Policy("model")).status());
   };
   EXPECT_THAT(
       error({1, {1, 0.5, 1.5}}),
@@ -155,21 +162,21 @@ TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
 }
 
 TEST(ApplyCachePolicy, FullAttentionIsReadInChunksOfABlock) {
-  EXPECT_EQ(Period(Base({"full_attention"}), CachePolicy::kClosestPair), kBlockSlots);
-  EXPECT_EQ(Period(Base({"full_attention", "ovq_attention"}), CachePolicy::kClosestPair), 128);
-  EXPECT_EQ(Period(Base({"full_attention"}, {{"chunk_size", 32}}), CachePolicy::kClosestPair), 32);
+  EXPECT_EQ(Period(Base({"full_attention"}), Policy("closest-pair")), kBlockSlots);
+  EXPECT_EQ(Period(Base({"full_attention", "ovq_attention"}), Policy("closest-pair")), 128);
+  EXPECT_EQ(Period(Base({"full_attention"}, {{"chunk_size", 32}}), Policy("closest-pair")), 32);
 }
 
 TEST(ApplyCachePolicy, WhereNoLayerCanItSaysSo) {
   Json rotated = Base({"sliding_attention", "full_attention"});
   rotated["rope"] = "halves";
   for (const Json& json : {Base({"sliding_attention"}), rotated}) {
-    EXPECT_TRUE(Load(json, CachePolicy::kAsTrained).ok());
-    const absl::Status status = Load(json, CachePolicy::kClosestPair).status();
+    EXPECT_TRUE(Load(json, Policy("model")).ok());
+    const absl::Status status = Load(json, Policy("closest-pair")).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(Message(status), HasSubstr("for --memory closest-pair, got no such layer"));
   }
-  EXPECT_THAT(Message(Load(Base({"sliding_attention"}), CachePolicy::kClosestPairAll).status()),
+  EXPECT_THAT(Message(Load(Base({"sliding_attention"}), Policy("closest-pair-all")).status()),
               HasSubstr("expected ovq_attention or full_attention for --memory closest-pair-all"));
 }
 
@@ -179,18 +186,17 @@ TEST(ApplyCachePolicy, FullAttentionThroughSlotsIsExactUpToTheirNumber) {
   const auto exact = [](const Json& of, CachePolicy cache_policy, int64_t cap) {
     return ExactTokens(*Load(of, cache_policy), cap);
   };
-  EXPECT_EQ(exact(json, CachePolicy::kClosestPair, 100), 50);
-  EXPECT_EQ(exact(Base({"full_attention"}), CachePolicy::kClosestPair, 100), 100);
-  EXPECT_EQ(exact(json, CachePolicy::kPaper, 100), 0);
-  EXPECT_EQ(exact(json, CachePolicy::kAsTrained, 100), std::nullopt);
-  EXPECT_EQ(exact(Base({"ovq_attention"}), CachePolicy::kClosestPair, 100), std::nullopt);
+  EXPECT_EQ(exact(json, Policy("closest-pair"), 100), 50);
+  EXPECT_EQ(exact(Base({"full_attention"}), Policy("closest-pair"), 100), 100);
+  EXPECT_EQ(exact(json, Policy("paper"), 100), 0);
+  EXPECT_EQ(exact(json, Policy("model"), 100), std::nullopt);
+  EXPECT_EQ(exact(Base({"ovq_attention"}), Policy("closest-pair"), 100), std::nullopt);
 }
 
 // A saved session is restored only into a model of the same fingerprint, which includes the policy.
 TEST(ApplyCachePolicy, TheFingerprintKnowsIt) {
   const Json json = Base({"ovq_attention"});
-  EXPECT_NE(Load(json, CachePolicy::kAsTrained)->canonical,
-            Load(json, CachePolicy::kClosestPair)->canonical);
+  EXPECT_NE(Load(json, Policy("model"))->canonical, Load(json, Policy("closest-pair"))->canonical);
 }
 
 // A full-attention model read through closest pairs gives the same logits, to the bit, while its
@@ -200,7 +206,7 @@ TEST(ApplyCachePolicy, AShortSessionIsFullAttention) {
   model.config.erase("ovq");  // so that chunk lengths are those of layers trained without chunks
   ModelOptions options = kSmallSessions;
   const auto exact = model.Load(options);
-  options.cache_policy = CachePolicy::kClosestPair;
+  options.cache_policy = Policy("closest-pair");
   const auto bounded = model.Load(options);
   ASSERT_TRUE(exact.ok() && bounded.ok()) << exact.status() << bounded.status();
   EXPECT_TRUE((*exact)->layout().has_unbounded());
@@ -224,8 +230,7 @@ TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
   EditedModel model("sw-full");
   ModelOptions options;
   options.limits = {.max_slot_cap = 64, .max_unbounded_tokens = 4096};
-  const CachePolicy policies[] = {CachePolicy::kClosestPair, CachePolicy::kExact,
-                                  CachePolicy::kPaper};
+  const CachePolicy policies[] = {Policy("closest-pair"), Policy("exact"), Policy("paper")};
   const TempFolder folder;
   model.Write(folder);
   const auto each = LanguageModel::LoadEach(folder.path(), options, policies, *model.context);
@@ -242,7 +247,7 @@ TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
     const auto alone = model.Load(options);
     ASSERT_TRUE(alone.ok()) << alone.status();
     found.push_back(logits(*(*each)[i]));
-    EXPECT_EQ(found.back(), logits(**alone)) << CachePolicyName(policies[i]);
+    EXPECT_EQ(found.back(), logits(**alone)) << policies[i].name;
     EXPECT_EQ((*each)[i]->fingerprint(), (*alone)->fingerprint());
     EXPECT_EQ((*each)[i]->parameters(), (*alone)->parameters());
   }
@@ -255,7 +260,7 @@ TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
 TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
   const Golden golden = LoadGolden("ovq-shares");
   const std::vector<int32_t>& tokens = golden.sequences.back();
-  for (CachePolicy cache_policy : {CachePolicy::kPaper, CachePolicy::kClosestPair}) {
+  for (CachePolicy cache_policy : {Policy("paper"), Policy("closest-pair")}) {
     std::vector<float> logits[2];
     for (Device device : {Device::kReference, Device::kCpu}) {
       const auto context = BoundContext(device);
@@ -269,7 +274,7 @@ TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
       logits[device == Device::kCpu] = session.logits();
     }
     EXPECT_THAT(logits[0], ::testing::Pointwise(::testing::FloatNear(3e-5f), logits[1]))
-        << CachePolicyName(cache_policy);
+        << cache_policy.name;
   }
 }
 

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "base/problems.h"
+#include "kernels/mixers/ovq/ovq.h"
+#include "kernels/mixers/softmax/softmax.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
 #include "tests/model/model_test_util.h"
@@ -68,11 +70,11 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   EXPECT_EQ(DefaultSlotCap(*config), 24);
   EXPECT_EQ(config->weights_dtype, DType::kF32);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kNone);
-  EXPECT_EQ(AttrReader(config->fields(0).section("ovq")).Int("chunk_size", 0, 100), 16);
-  EXPECT_FALSE(config->fields(0).section("vq").Has("codebook_size"));
-  AttrReader absent(config->fields(0).section("vq"));
-  absent.Int("codebook_size", 1, 9);
-  EXPECT_THAT(Message(absent.status()), HasSubstr("vq.codebook_size"));
+  EXPECT_EQ(FieldsAs<SlidingConfig>(*config->layers[0].mixer).window, 16);
+  const auto& ovq = FieldsAs<OvqConfig>(*config->layers[1].mixer);
+  EXPECT_EQ(ovq.chunk_len, 16);
+  EXPECT_EQ(ovq.shape.n_kv_heads, 4);
+  EXPECT_EQ(ovq.shape.value_head_dim, 16);
 }
 
 TEST(LoadConfig, ReadsOptionalFields) {
@@ -105,8 +107,6 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(config->tokenizer, TokenizerKind::kBytes);
   EXPECT_EQ(config->tokenizer_byte_offset, 4);
   EXPECT_EQ(DefaultSlotCap(*config), 2048);
-  EXPECT_TRUE(config->fields(0).model.CheckAllRead().ok())
-      << config->fields(0).model.CheckAllRead();
   json["eos_token_id"] = 2;
   json.erase("torch_dtype");
   json["dtype"] = "float16";
@@ -201,6 +201,8 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
               "vocab_size: expected an integer in [1, 2097152], got 1.8");
   ExpectError("hidden_size", nullptr, "hidden_size: expected an integer in [1, 1048576], but");
   ExpectError("num_hidden_layers", 3, "layer_types: has 2 entries, num_hidden_layers is 3");
+  ExpectError("layer_types", {"ovq_attention", "vq_attention"},
+              "vq.codebook_size: expected an integer in [1, 1048576], but it is missing");
   ExpectError("layer_types", {"ovq_attention", "foo"},
               "layer_types[1]: unknown layer type 'foo'; known: sliding_attention, ");
   ExpectError("layer_types", {"ovq_attention", 3}, "layer_types: expected a list of");

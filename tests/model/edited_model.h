@@ -68,6 +68,9 @@ class EditedModel {
   EditedModel() = default;
 };
 
+// The policy of this name in --memory.
+inline const CachePolicy& Policy(std::string_view name) { return *FindCachePolicy(name); }
+
 // Expects that a golden model with these changes of its config is refused, with an error in
 // config.json that continues with `text`.
 inline void ExpectRefused(const char* name, const nlohmann::json& changes,

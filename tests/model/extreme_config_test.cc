@@ -23,7 +23,7 @@ void Integers(nlohmann::json& json, std::vector<nlohmann::json*>& found) {
 
 absl::StatusOr<ModelConfig> Read(const TempFolder& folder, const nlohmann::json& json) {
   folder.Write("config.json", json.dump());
-  return LoadConfig(folder.path(), CachePolicy::kAsTrained);
+  return LoadConfig(folder.path());
 }
 
 // Sets one field after another to the largest of some numbers that the config then still allows.

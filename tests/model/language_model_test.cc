@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 TEST(LanguageModel, KnowsItsSizes) {
   const auto context = BoundContext(Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq-gqa").folder, *context);
-  EXPECT_EQ(model->name(), "sw-ovq-gqa");
+  EXPECT_EQ(model->config().name, "sw-ovq-gqa");
   EXPECT_EQ(model->fingerprint().size(), 64u);
   // Embedding and head 101 x 64. A layer: q and o 64 x 64, k and v 32 x 64, beta 4, two norms of
   // 64, three matrices of 96 x 64. The final norm.

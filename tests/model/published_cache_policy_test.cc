@@ -68,21 +68,21 @@ class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
 };
 
 TEST_P(PublishedCachePolicy, UpToItsSlotsIsExact) {
-  const auto exact = Load(CachePolicy::kAsTrained);
+  const auto exact = Load(Policy("model"));
   ASSERT_NE(exact, nullptr);
   EXPECT_TRUE(exact->layout().has_unbounded());
   const std::vector<int32_t> tokens = Tokens(*exact);
   const auto n = static_cast<int64_t>(tokens.size());
   const std::vector<float> expected = Logits(*exact, tokens, n, 50);
-  for (const CachePolicy cache_policy : {CachePolicy::kClosestPair, CachePolicy::kClosestPairAll}) {
-    if (cache_policy == CachePolicy::kClosestPair && !GetParam().has_unrotated_keys) continue;
+  for (const CachePolicy cache_policy : {Policy("closest-pair"), Policy("closest-pair-all")}) {
+    if (cache_policy == Policy("closest-pair") && !GetParam().has_unrotated_keys) continue;
     const auto bounded = Load(cache_policy);
     ASSERT_NE(bounded, nullptr);
-    EXPECT_FALSE(bounded->layout().has_unbounded()) << CachePolicyName(cache_policy);
+    EXPECT_FALSE(bounded->layout().has_unbounded()) << cache_policy.name;
     for (const int64_t step : {50, 1}) {
-      EXPECT_EQ(Logits(*bounded, tokens, n, step), expected) << CachePolicyName(cache_policy);
+      EXPECT_EQ(Logits(*bounded, tokens, n, step), expected) << cache_policy.name;
     }
-    EXPECT_NE(Logits(*bounded, tokens, 16, 50), expected) << CachePolicyName(cache_policy);
+    EXPECT_NE(Logits(*bounded, tokens, 16, 50), expected) << cache_policy.name;
   }
 }
 
@@ -94,12 +94,7 @@ class BoundedGolden : public PublishedCachePolicy {};
 TEST_P(BoundedGolden, BeyondItsSlotsIsWhatTrainingComputes) {
   const auto json = nlohmann::json::parse(ReadBytes(golden_.folder + "/bounded.json"));
   const auto expected = SafetensorsFile::Open(golden_.folder + "/bounded.safetensors").value();
-  const CachePolicy cache_policy =
-      json.at("memory") == CachePolicyName(CachePolicy::kClosestPairAll)
-          ? CachePolicy::kClosestPairAll
-          : CachePolicy::kClosestPair;
-  EXPECT_EQ(json.at("memory"), CachePolicyName(cache_policy));
-  const auto model = Load(cache_policy);
+  const auto model = Load(Policy(json.at("memory").get<std::string>()));
   ASSERT_NE(model, nullptr);
   const int64_t slot_cap = json.at("max_centroids");
   for (size_t i = 0; i < json.at("sequences").size(); ++i) {
@@ -115,13 +110,13 @@ TEST_P(BoundedGolden, BeyondItsSlotsIsWhatTrainingComputes) {
 }
 
 TEST_P(PublishedCachePolicy, KeysWithPositionsTakeAChoiceOfTheirOwn) {
-  const auto plain = LoadConfig(golden_.folder, CachePolicy::kClosestPair);
+  const auto plain = LoadConfig(golden_.folder, Policy("closest-pair"));
   EXPECT_EQ(plain.ok(), GetParam().has_unrotated_keys) << plain.status();
   if (!plain.ok()) {
     EXPECT_THAT(Message(plain.status()),
                 HasSubstr("full_attention without RoPE for --memory closest-pair, got no such"));
   }
-  const auto all = LoadConfig(golden_.folder, CachePolicy::kClosestPairAll);
+  const auto all = LoadConfig(golden_.folder, Policy("closest-pair-all"));
   ASSERT_TRUE(all.ok()) << all.status();
   EXPECT_THAT(all->layer_types(), ::testing::Contains("closest_pair_attention"));
   EXPECT_THAT(all->layer_types(), ::testing::Not(::testing::Contains("full_attention")));
@@ -132,7 +127,7 @@ TEST(PublishedRows, MayHaveASectionOfTheConfig) {
   EditedModel model("published/granitemoehybrid-dense");
   model.config["ovq"] = {{"max_centroids", 70}, {"shares", {1.5, 0.5}}};
   ModelOptions options;
-  options.cache_policy = CachePolicy::kClosestPair;
+  options.cache_policy = Policy("closest-pair");
   const auto loaded = model.Load(options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ((*loaded)->layout().default_slot_cap(), 70);

@@ -214,7 +214,8 @@ TEST(Qwen35, RefusesWhatItDoesNotHave) {
   refuse({{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters.rope_type: expected");
   refuse({{"rope_parameters", {{"partial_rotary_factor", 2}}}},
          "rope_parameters.partial_rotary_factor: expected an integer in [1, 24], got 48");
-  refuse({{"linear_num_value_heads", 3}}, "linear_num_value_heads: expected a multiple");
+  refuse({{"linear_num_value_heads", 3}},
+         "text_config.linear_num_value_heads: expected a multiple of num_heads = 2, got 3");
   for (const char* type : {"qwen3_5_moe", "qwen3_next"}) {
     EditedModel model(kQwen);
     model.config["model_type"] = type;

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/ops/ops_device.h"
+
 namespace ovq {
 namespace {
 
@@ -42,7 +44,7 @@ class ConfigFile {
 };
 
 TEST(Options, EveryDeviceKeepsEveryTypeOfStates) {
-  for (const std::string device : {"cpu", "ref", "cuda"}) {
+  for (const std::string device : {"cpu", "cuda"}) {
     for (const auto& [name, dtype] :
          {std::pair("f32", DType::kF32), {"bf16", DType::kBF16}, {"i8", DType::kI8}}) {
       const auto line = Parse({"--model", "m", "--device", device, "--state-dtype", name});
@@ -50,6 +52,13 @@ TEST(Options, EveryDeviceKeepsEveryTypeOfStates) {
       EXPECT_EQ(line->options.state_dtype, dtype);
     }
   }
+}
+
+TEST(Options, TheReferencesAreForTests) {
+  EXPECT_THAT(Parse({"--model", "m", "--device", "ref"}).status().message(),
+              HasSubstr("--device: expected cpu or cuda, got 'ref'"));
+  EXPECT_EQ(reference_of<cpu::RmsNorm>,
+            nullptr);  // as in the server, which links the same libraries
 }
 
 TEST(Options, Defaults) {
@@ -76,7 +85,7 @@ TEST(Options, EveryFlag) {
                            "--http-listen=127.0.0.1:0",
                            "--http-max-connections=9",
                            "--metrics-address=",
-                           "--device=ref",
+                           "--device=cuda",
                            "--threads=3",
                            "--state-memory=1.5GiB",
                            "--checkpoint-memory=0",
@@ -127,7 +136,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.http.address, "127.0.0.1:0");
   EXPECT_EQ(options.http.max_connections, 9);
   EXPECT_EQ(options.metrics_address, "");
-  EXPECT_EQ(options.device, Device::kReference);
+  EXPECT_EQ(options.device, Device::kCuda);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
@@ -140,7 +149,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
   EXPECT_THAT(options.cache_policies,
-              testing::ElementsAre(CachePolicy::kClosestPair, CachePolicy::kExact));
+              testing::ElementsAre(*FindCachePolicy("closest-pair"), *FindCachePolicy("exact")));
   EXPECT_EQ(options.state_dtype, DType::kBF16);
   EXPECT_EQ(options.compute_dtype, DType::kF32);
   EXPECT_EQ(options.weights, WeightType::kInt8);
@@ -244,7 +253,7 @@ TEST(Options, BadInputNamesTheCulprit) {
       {{"--model", "m", "stray"}, {}, "stray", "--help"},
       {{"--model", "m", "--listen", "50051"}, {}, "--listen", "HOST:PORT"},
       {{"--model", "m", "--listen", "h:70000"}, {}, "--listen", "65535"},
-      {{"--model", "m", "--device", "tpu"}, {}, "--device", "cpu, ref or cuda"},
+      {{"--model", "m", "--device", "tpu"}, {}, "--device", "cpu or cuda"},
       {{"--model", "m", "--threads", "-1"}, {}, "--threads", "0 to 1024"},
       {{"--model", "m", "--threads", "2x"}, {}, "--threads", "'2x'"},
       {{"--model", "m", "--max-centroids", "0"}, {}, "--max-centroids", "2 to"},

@@ -24,7 +24,7 @@ ModelDescription Description() {
           .weights = "int8",
           .products = {},
           .state_dtype = "f32",
-          .memory = "model",
+          .cache_policies = "model",
           .weight_bytes = 4000,
           .has_gpu = false,
           .has_dictionary = true};
@@ -39,8 +39,8 @@ TestServer::TestServer(TestServerOptions options)
   if (options.setup) options.setup(model_);
   engine_ = std::make_unique<EngineThread>(model_.Make(), options.engine, MakeContext(Device::kCpu),
                                            metrics_.Events());
-  metrics_.SetStatsSource([this] { return engine().Stats(); });
-  metrics_.SetLogSource([this] { return log_.counts(); });
+  metrics_.SetSource<EngineStats>([this] { return engine().Stats(); });
+  metrics_.SetSource<LogCounts>([this] { return log_.counts(); });
   if (options.tenants) {
     tenants_ = std::make_unique<TenantRegistry>(*std::move(options.tenants));
     engine().quotas().SetLimits(tenants_->current()->Limits());
@@ -62,7 +62,7 @@ TestServer::TestServer(TestServerOptions options)
 TestServer::~TestServer() {
   model_.gate().Open();
   server_->Shutdown(absl::Now() + absl::Seconds(1));
-  metrics_.SetStatsSource(nullptr);
+  metrics_.SetSource<EngineStats>(nullptr);
 }
 
 std::shared_ptr<grpc::Channel> TestServer::NewChannel() const {

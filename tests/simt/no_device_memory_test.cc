@@ -96,7 +96,7 @@ TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
   Served served(*model_);
   Engine& engine = served.engine;
   std::string id;
-  engine.CreateSession({}, [&](const absl::StatusOr<SessionInfo>& info) { id = info->id; });
+  engine.sessions().Create({}, [&](const absl::StatusOr<SessionInfo>& info) { id = info->id; });
   engine.RunIteration();
   GenerateRequest turn = Short();
   turn.session_id = id;
@@ -108,7 +108,7 @@ TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(" bytes needed at once"));
   }
-  EXPECT_TRUE(engine.GetSession(id, "")->damaged_at.has_value());
+  EXPECT_TRUE(engine.sessions().Get(id, "")->damaged_at.has_value());
   auto stream = std::make_shared<TokenStream>(1000);
   const absl::Status again = engine.Submit(turn, stream);
   EXPECT_EQ(again.code(), absl::StatusCode::kDataLoss) << again;

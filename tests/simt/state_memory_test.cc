@@ -94,7 +94,7 @@ TEST_F(StateMemoryOnCuda, AGpuWithoutPagesRefusesASession) {
   EXPECT_EQ(pool.Commit(first, 20000).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(first.position, 3000);
   const std::vector<std::byte> bytes(pool.SnapshotBytes(first));
-  EXPECT_EQ(pool.Snapshot(first)->size(), bytes.size());
+  EXPECT_EQ(pool.Snapshot(first)->size, bytes.size());
   pool.Release(second);
   // The other session's pages suffice for a few tokens.
   EXPECT_TRUE(pool.Commit(first, 3500).ok());

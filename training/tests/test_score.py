@@ -127,9 +127,9 @@ class ArithmeticTest(unittest.TestCase):
         exam = scoring.TaskExam(TASK, 0)
         plan = scoring.make_plan(exam, [600, 300], ["64", "100000"], None)
         longest = exam.sequences(600, 1).tokens.shape[1]
-        self.assertEqual(server_flags(plan, "--threads 1 --device ref"),
+        self.assertEqual(server_flags(plan, "--threads 1 --device cpu"),
                          ["--max-prompt-tokens", str(longest), "--max-context", str(longest),
-                          "--max-centroids", "100000", "--threads", "1", "--device", "ref"])
+                          "--max-centroids", "100000", "--threads", "1", "--device", "cpu"])
         self.assertEqual([job.length for job in plan], [300, 300, 600, 600])
         self.assertEqual(plan[0].n_sequences, 96)  # 4 scored tokens each
 

@@ -24,14 +24,6 @@ ServerUsage ToUsage(const v1::Usage& from) {
           .decode_s = Seconds(from.decode_time())};
 }
 
-// Objects that a unary call needs until it ends.
-template <class Request, class Response>
-struct Unary {
-  grpc::ClientContext context;
-  Request request;
-  Response response;
-};
-
 }  // namespace
 
 // One Generate call; deletes itself at its end. gRPC never runs two of its methods concurrently.
@@ -47,7 +39,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
     } else if (options.max_centroids) {
       request_.set_max_centroids(*options.max_centroids);
     }
-    request_.mutable_stop()->set_max_tokens(static_cast<uint32_t>(spec.output_tokens));
+    request_.mutable_stop()->set_max_tokens(spec.output_tokens);
     request_.mutable_stop()->set_ignore_eos(true);
     request_.mutable_sampling()->set_seed(spec.seed);
     if (options.temperature) request_.mutable_sampling()->set_temperature(*options.temperature);
@@ -66,7 +58,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   void OnReadDone(bool ok) override {
     if (!ok) return;  // OnDone follows
     if (response_.has_chunk()) {
-      const auto tokens = static_cast<uint32_t>(response_.chunk().token_ids_size());
+      const uint32_t tokens = response_.chunk().token_ids_size();
       if (tokens > 0) outcome_.arrivals.push_back({Clock::now(), tokens});
       calls_.tokens_received_.fetch_add(tokens, std::memory_order_relaxed);
     } else if (response_.has_finished()) {
@@ -165,41 +157,57 @@ absl::StatusOr<std::vector<uint32_t>> GrpcCalls::Tokenize(const std::string& tex
   return std::vector<uint32_t>(response.token_ids().begin(), response.token_ids().end());
 }
 
-void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> done) {
-  auto call = std::make_shared<Unary<v1::CreateSessionRequest, v1::Session>>();
-  if (options_.max_centroids) call->request.set_max_centroids(*options_.max_centroids);
-  Prepare(call->context, options_.timeout, NewSessionKey());
-  Enter(&call->context);
-  Next().sessions->async()->CreateSession(
+template <class Request, class Response>
+void GrpcCalls::CallSessions(void (Sessions::*method)(grpc::ClientContext*, const Request*,
+                                                      Response*, std::function<void(grpc::Status)>),
+                             const Request& request, absl::Duration timeout,
+                             const std::string& session_key,
+                             std::function<void(absl::StatusOr<Response>)> done) {
+  struct Call {
+    grpc::ClientContext context;
+    Request request;
+    Response response;
+  };
+  auto call = std::make_shared<Call>();
+  call->request = request;
+  Prepare(call->context, timeout, session_key);
+  // Sessions are deleted also after CancelAll.
+  if (!std::is_same_v<Request, v1::DeleteSessionRequest>) Enter(&call->context);
+  (Next().sessions->async()->*method)(
       &call->context, &call->request, &call->response,
       [this, call, done = std::move(done)](const grpc::Status& status) {
         Leave(&call->context);
         if (!status.ok()) return done(ToStatus(status));
-        done(call->response.session_id());
+        done(std::move(call->response));
+      });
+}
+
+void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> done) {
+  v1::CreateSessionRequest request;
+  if (options_.max_centroids) request.set_max_centroids(*options_.max_centroids);
+  CallSessions<v1::CreateSessionRequest, v1::Session>(
+      &Sessions::CreateSession, request, options_.timeout, NewSessionKey(),
+      [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
+        session.ok() ? done(session->session_id()) : done(session.status());
       });
 }
 
 void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::Status)> done) {
-  auto call = std::make_shared<Unary<v1::DeleteSessionRequest, v1::DeleteSessionResponse>>();
-  call->request.set_session_id(id);
-  Prepare(call->context, kDeleteTimeout, SessionKeyFromId(id));
-  Next().sessions->async()->DeleteSession(
-      &call->context, &call->request, &call->response,
-      [call, done = std::move(done)](const grpc::Status& status) { done(ToStatus(status)); });
+  v1::DeleteSessionRequest request;
+  request.set_session_id(id);
+  CallSessions<v1::DeleteSessionRequest, v1::DeleteSessionResponse>(
+      &Sessions::DeleteSession, request, kDeleteTimeout, SessionKeyFromId(id),
+      [done = std::move(done)](const auto& deleted) { done(deleted.status()); });
 }
 
 void GrpcCalls::GetPosition(const std::string& id,
                             std::function<void(absl::StatusOr<int64_t>)> done) {
-  auto call = std::make_shared<Unary<v1::GetSessionRequest, v1::Session>>();
-  call->request.set_session_id(id);
-  Prepare(call->context, std::min(kSetupTimeout, options_.timeout), SessionKeyFromId(id));
-  Enter(&call->context);
-  Next().sessions->async()->GetSession(
-      &call->context, &call->request, &call->response,
-      [this, call, done = std::move(done)](const grpc::Status& status) {
-        Leave(&call->context);
-        if (!status.ok()) return done(ToStatus(status));
-        done(static_cast<int64_t>(call->response.position()));
+  v1::GetSessionRequest request;
+  request.set_session_id(id);
+  CallSessions<v1::GetSessionRequest, v1::Session>(
+      &Sessions::GetSession, request, std::min(kSetupTimeout, options_.timeout),
+      SessionKeyFromId(id), [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
+        session.ok() ? done(session->position()) : done(session.status());
       });
 }
 

@@ -41,6 +41,13 @@ class GrpcCalls {
   const Server& Next() { return servers_[next_server_++ % servers_.size()]; }
   void Prepare(grpc::ClientContext& context, absl::Duration timeout,
                const std::string& session_key = "") const;
+  using Sessions = v1::SessionService::StubInterface::async_interface;
+  // Calls a method for sessions. `done` gets the answer, or the error.
+  template <class Request, class Response>
+  void CallSessions(void (Sessions::*method)(grpc::ClientContext*, const Request*, Response*,
+                                             std::function<void(grpc::Status)>),
+                    const Request& request, absl::Duration timeout, const std::string& session_key,
+                    std::function<void(absl::StatusOr<Response>)> done);
   void CreateSession(std::function<void(absl::StatusOr<std::string>)> done);
   void GetPosition(const std::string& id, std::function<void(absl::StatusOr<int64_t>)> done);
   void DeleteSession(const std::string& id, std::function<void(absl::Status)> done);

@@ -10,53 +10,12 @@
 
 from __future__ import annotations
 
+from ovq_client import types
 from ovq_client.client import Chat, Client, OvqError
-from ovq_client.types import (
-    Conversation,
-    ErrorInfo,
-    Event,
-    Finished,
-    FinishReason,
-    ModelInfo,
-    Options,
-    Prompt,
-    RequestLimits,
-    Score,
-    Rewound,
-    Session,
-    Speculation,
-    Started,
-    StateSize,
-    TokenChunk,
-    TopLogprobs,
-    TurnEnd,
-    Usage,
-)
+from ovq_client.types import *  # noqa: F403
 
 #: Of this package and of the server that it came with.
 __version__ = "0.1.0"
 
-__all__ = [
-    "Chat",
-    "Client",
-    "Conversation",
-    "ErrorInfo",
-    "Event",
-    "FinishReason",
-    "Finished",
-    "ModelInfo",
-    "Options",
-    "OvqError",
-    "Prompt",
-    "RequestLimits",
-    "Score",
-    "Rewound",
-    "Session",
-    "Speculation",
-    "Started",
-    "StateSize",
-    "TokenChunk",
-    "TopLogprobs",
-    "TurnEnd",
-    "Usage",
-]
+__all__ = ["Chat", "Client", "OvqError"]
+__all__ += types.__all__

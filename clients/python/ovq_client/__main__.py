@@ -16,14 +16,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from ovq_client import (
-    Client,
-    Conversation,
-    Finished,
-    OvqError,
-    Prompt,
-    Started,
-    TokenChunk,
-    __version__,
+    Client, Conversation, Finished, OvqError, Prompt, Started, TokenChunk, __version__,
     session_file,
 )
 

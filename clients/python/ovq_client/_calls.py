@@ -13,22 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ovq_client._messages import MESSAGES
 from ovq_client._requests import (
-    check_ids,
-    check_text,
-    conversation_message,
-    duration,
-    prompt_message,
-    session_key,
+    check_ids, check_text, conversation_message, duration, prompt_message, session_key,
 )
-from ovq_client.types import (
-    Conversation,
-    ModelInfo,
-    Prompt,
-    Rewound,
-    Score,
-    Session,
-    from_message,
-)
+from ovq_client.types import Conversation, ModelInfo, Prompt, Rewound, Score, Session, from_message
 
 if TYPE_CHECKING:
     from typing_extensions import Concatenate, ParamSpec

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import (
-    any_pb2,
-    descriptor_pb2,
-    descriptor_pool,
-    duration_pb2,
-    message_factory,
-    timestamp_pb2,
+    any_pb2, descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2,
 )
 
 from ovq_client._descriptors import FILE, compile_descriptors

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovq_client._messages import MESSAGES, Duration
 from ovq_client.types import (
-    Conversation,
-    ErrorInfo,
-    Event,
-    Finished,
-    Options,
-    Prompt,
-    Started,
-    TokenChunk,
-    from_message,
+    Conversation, ErrorInfo, Event, Finished, Options, Prompt, Started, TokenChunk, from_message,
 )
 
 if TYPE_CHECKING:
@@ -147,41 +139,14 @@ def prompt_parts(prompt: Prompt) -> list[Prompt]:
     return [*parts, data[begin:].decode()]
 
 
-def generate(
-    prompt: Prompt | None,
-    session_id: str | None,
-    memory: str | None,
-    max_centroids: int | None,
-    cacheable: bool | None,
-    expected_position: int | None,
-    options: Options,
-) -> Any:
+def generate(prompt: Prompt | None, cacheable: bool | None, options: Options, **fields: Any) -> Any:
     return MESSAGES["GenerateRequest"](
-        prompt=prompt_message(prompt, cacheable),
-        session_id=session_id,
-        memory=memory,
-        max_centroids=max_centroids,
-        expected_position=expected_position,
-        **option_messages(options),
+        prompt=prompt_message(prompt, cacheable), **fields, **option_messages(options)
     )
 
 
-def chat_open(
-    session_id: str | None,
-    memory: str | None,
-    max_centroids: int | None,
-    keep_session: bool | None,
-    ttl: float | None,
-) -> Any:
-    return MESSAGES["ChatRequest"](
-        open=MESSAGES["ChatOpen"](
-            session_id=session_id,
-            memory=memory,
-            max_centroids=max_centroids,
-            keep_session=keep_session,
-            ttl=duration(ttl),
-        )
-    )
+def chat_open(ttl: float | None, **fields: Any) -> Any:
+    return MESSAGES["ChatRequest"](open=MESSAGES["ChatOpen"](ttl=duration(ttl), **fields))
 
 
 def chat_turn(**fields: Any) -> Any:

@@ -14,8 +14,7 @@ Options, events and errors are those of the methods with the same names in ovq_c
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -23,7 +22,7 @@ import grpc.aio
 
 from ovq_client import _calls, _requests
 from ovq_client._calls import Call, awaited
-from ovq_client.client import OvqError, Retries, connect, is_gone, ovq_error, stub
+from ovq_client.client import Connection, OvqError, Retries, is_gone, ovq_errors
 from ovq_client.types import Event, Finished, Options, Prompt, Session, from_message
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
     from ovq_client.session_file import Base
 
 _T = TypeVar("_T")
-
-
-@contextlib.contextmanager
-def _ovq_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise ovq_error(error) from error
 
 
 class AsyncChat:
@@ -69,7 +60,7 @@ class AsyncChat:
             self._call.cancel()
             return
         try:
-            with _ovq_errors():
+            with ovq_errors():
                 await self._call.done_writing()
                 while await self._call.read() is not grpc.aio.EOF:
                     pass
@@ -104,35 +95,22 @@ class AsyncChat:
         await self._write(_requests.chat_cancel())
 
     async def _write(self, request: Any) -> None:
-        with _ovq_errors():
+        with ovq_errors():
             await self._call.write(request)
 
     async def _read(self) -> Any:
-        with _ovq_errors():
+        with ovq_errors():
             response = await self._call.read()
         if response is grpc.aio.EOF:
             raise OvqError(grpc.StatusCode.UNKNOWN, "the server ended the conversation")
         return response
 
 
-class AsyncClient:
+class AsyncClient(Connection):
     """A connection to one server, for the tasks of one event loop. timeout and retries are as in
     Client."""
 
-    def __init__(
-        self,
-        address: str = "127.0.0.1:50051",
-        *,
-        tls_ca: bytes | None = None,
-        tls_cert: bytes | None = None,
-        tls_key: bytes | None = None,
-        token: str | None = None,
-        metadata: Sequence[tuple[str, str]] = (),
-        retries: int = 3,
-    ):
-        self._channel = connect(grpc.aio, address, tls_ca, tls_cert, tls_key)
-        self._retries = retries
-        self._stub = stub(self._channel, token, metadata)
+    _grpc = grpc.aio
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -148,7 +126,7 @@ class AsyncClient:
         retries = Retries(self._retries, call.timeout)
         while True:
             try:
-                with _ovq_errors():
+                with ovq_errors():
                     answer = await send(
                         call.request, timeout=retries.timeout(), session_key=call.session_key
                     )
@@ -172,7 +150,8 @@ class AsyncClient:
         **options: Unpack[Options],
     ) -> AsyncIterator[Event]:
         request = _requests.generate(
-            prompt, session_id, memory, max_centroids, cacheable, expected_position, options
+            prompt, cacheable, options, session_id=session_id, memory=memory,
+            max_centroids=max_centroids, expected_position=expected_position,
         )
         key = _requests.session_key(session_id) if session_id else ""
         retries = Retries(self._retries, timeout)
@@ -180,7 +159,7 @@ class AsyncClient:
         while True:
             call = self._stub.Generate(request, timeout=retries.timeout(), session_key=key)
             try:
-                with _ovq_errors():
+                with ovq_errors():
                     async for response in call:
                         begun = True
                         yield _requests.event(response)
@@ -204,7 +183,10 @@ class AsyncClient:
     ) -> AsyncChat:
         return AsyncChat(
             self._stub,
-            _requests.chat_open(session_id, memory, max_centroids, keep_session, ttl),
+            _requests.chat_open(
+                ttl, session_id=session_id, memory=memory, max_centroids=max_centroids,
+                keep_session=keep_session,
+            ),
             _requests.session_key(session_id),
         )
 
@@ -234,7 +216,7 @@ class AsyncClient:
     ) -> AsyncIterator[bytes]:
         request = _requests.export_session(session_id, since)
         key = _requests.session_key(session_id)
-        with _ovq_errors():
+        with ovq_errors():
             async for part in self._stub.ExportSession(request, session_key=key):
                 yield part.data
 
@@ -248,6 +230,6 @@ class AsyncClient:
                     yield message
 
         key = _requests.session_key(None)
-        with _ovq_errors():
+        with ovq_errors():
             session = await self._stub.ImportSession(messages(), session_key=key)
         return from_message(Session, session)

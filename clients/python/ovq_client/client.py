@@ -13,15 +13,7 @@ import grpc
 from ovq_client import _calls, _requests
 from ovq_client._calls import Call, blocking
 from ovq_client._messages import Stub
-from ovq_client.types import (
-    ErrorInfo,
-    Event,
-    Finished,
-    Options,
-    Prompt,
-    Session,
-    from_message,
-)
+from ovq_client.types import ErrorInfo, Event, Finished, Options, Prompt, Session, from_message
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,18 +44,15 @@ class OvqError(Exception):
 
 
 @contextlib.contextmanager
-def _ovq_errors() -> Iterator[None]:
+def ovq_errors() -> Iterator[None]:
+    """Raises each grpc.RpcError of the block, also one of grpc.aio, as an OvqError."""
     try:
         yield
     except grpc.RpcError as error:
-        raise ovq_error(error) from error
-
-
-def ovq_error(error: Any) -> OvqError:
-    """Converts a grpc.RpcError."""
-    metadata = dict(list(error.trailing_metadata() or ()))
-    info = _requests.error_info(metadata.get("grpc-status-details-bin"))
-    return OvqError(error.code(), error.details(), metadata.get("x-request-id"), info)
+        metadata = dict(list(error.trailing_metadata() or ()))
+        info = _requests.error_info(metadata.get("grpc-status-details-bin"))
+        request_id = metadata.get("x-request-id")
+        raise OvqError(error.code(), error.details(), request_id, info) from error
 
 
 def is_gone(error: OvqError) -> bool:
@@ -93,26 +82,37 @@ class Retries:
         return wait
 
 
-def connect(
-    grpc_module: Any,
-    address: str,
-    tls_ca: bytes | None,
-    tls_cert: bytes | None,
-    tls_key: bytes | None,
-) -> Any:
-    """Creates a channel of grpc or of grpc.aio."""
-    if (tls_cert is None) != (tls_key is None):
-        raise ValueError("tls_cert and tls_key go together")
-    options = _requests.CHANNEL_OPTIONS
-    if tls_ca is None and tls_cert is None:
-        return grpc_module.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
-    return grpc_module.secure_channel(address, credentials, options=options)
+class Connection:
+    """A channel and the stub on it, for the clients of grpc and of grpc.aio."""
 
+    _grpc: Any = grpc
 
-def stub(channel: Any, token: str | None, metadata: Sequence[tuple[str, str]]) -> Any:
-    secret = () if token is None else (("authorization", f"Bearer {token}"),)
-    return Stub(channel, (*metadata, *secret))
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        tls_ca: bytes | None = None,
+        tls_cert: bytes | None = None,
+        tls_key: bytes | None = None,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+        retries: int = 3,
+    ):
+        """tls_*: contents of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca
+        the server's certificate is verified against the authorities that gRPC knows. metadata: sent
+        with every call, such as ("traceparent", ...). retries: how often a call other than chat is
+        sent again if the server refuses it and names a delay; the client waits for that delay."""
+        if (tls_cert is None) != (tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        options = _requests.CHANNEL_OPTIONS
+        if tls_ca is None and tls_cert is None:
+            self._channel = self._grpc.insecure_channel(address, options=options)
+        else:
+            credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
+            self._channel = self._grpc.secure_channel(address, credentials, options=options)
+        secret = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._stub: Any = Stub(self._channel, (*metadata, *secret))
+        self._retries = retries
 
 
 class Chat:
@@ -136,7 +136,7 @@ class Chat:
             self._responses.cancel()
             return
         try:
-            with _ovq_errors():
+            with ovq_errors():
                 for _ in self._responses:
                     pass
         except OvqError as error_of_end:
@@ -174,35 +174,16 @@ class Chat:
             yield event
 
     def _read(self) -> Any:
-        with _ovq_errors():
+        with ovq_errors():
             for response in self._responses:
                 return response
         raise OvqError(grpc.StatusCode.UNKNOWN, "the server ended the conversation")
 
 
-class Client:
+class Client(Connection):
     """A connection to one server. Thread-safe; every method but chat may raise OvqError.
 
     timeout: seconds for the whole call, delays before retries included; None waits for ever."""
-
-    def __init__(
-        self,
-        address: str = "127.0.0.1:50051",
-        *,
-        tls_ca: bytes | None = None,
-        tls_cert: bytes | None = None,
-        tls_key: bytes | None = None,
-        token: str | None = None,
-        metadata: Sequence[tuple[str, str]] = (),
-        retries: int = 3,
-    ):
-        """tls_*: contents of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca
-        the server's certificate is verified against the authorities that gRPC knows. metadata: sent
-        with every call, such as ("traceparent", ...). retries: how often a call other than chat is
-        sent again if the server refuses it and names a delay; the client waits for that delay."""
-        self._channel = connect(grpc, address, tls_ca, tls_cert, tls_key)
-        self._retries = retries
-        self._stub = stub(self._channel, token, metadata)
 
     def __enter__(self) -> Client:
         return self
@@ -218,7 +199,7 @@ class Client:
         retries = Retries(self._retries, call.timeout)
         while True:
             try:
-                with _ovq_errors():
+                with ovq_errors():
                     answer = send(
                         call.request, timeout=retries.timeout(), session_key=call.session_key
                     )
@@ -248,7 +229,8 @@ class Client:
         refused and the error's info has the true number, so a call whose answer was lost can be
         sent again safely."""
         request = _requests.generate(
-            prompt, session_id, memory, max_centroids, cacheable, expected_position, options
+            prompt, cacheable, options, session_id=session_id, memory=memory,
+            max_centroids=max_centroids, expected_position=expected_position,
         )
         return self._stream(request, timeout)
 
@@ -259,7 +241,7 @@ class Client:
         while True:
             call = self._stub.Generate(request, timeout=retries.timeout(), session_key=key)
             try:
-                with _ovq_errors():
+                with ovq_errors():
                     for response in call:
                         begun = True
                         yield _requests.event(response)
@@ -285,7 +267,10 @@ class Client:
         keep_session is set. ttl: idle seconds after which a kept session is deleted."""
         return Chat(
             self._stub,
-            _requests.chat_open(session_id, memory, max_centroids, keep_session, ttl),
+            _requests.chat_open(
+                ttl, session_id=session_id, memory=memory, max_centroids=max_centroids,
+                keep_session=keep_session,
+            ),
             _requests.session_key(session_id),
         )
 
@@ -315,7 +300,7 @@ class Client:
         earlier file (session_file.read) it is a delta, to be applied by session_file.join."""
         request = _requests.export_session(session_id, since)
         key = _requests.session_key(session_id)
-        with _ovq_errors():
+        with ovq_errors():
             for part in self._stub.ExportSession(request, session_key=key):
                 yield part.data
 
@@ -328,5 +313,5 @@ class Client:
                 yield from _requests.session_bytes(part)
 
         key = _requests.session_key(None)
-        with _ovq_errors():
+        with ovq_errors():
             return from_message(Session, self._stub.ImportSession(messages(), session_key=key))

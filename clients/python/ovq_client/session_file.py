@@ -59,23 +59,29 @@ def _pack_tokens(tokens: tuple[int, ...]) -> bytes:
 
 
 @dataclass(frozen=True)
-class SessionFile:
-    """position: tokens that the state has consumed. tokens: the whole conversation, None if the
-    session keeps no tokens. other: sections that this reader does not know. created: None if the
-    time is outside the calendar."""
+class _Head:
+    """Has what a file and a delta have alike. other: sections that this reader does not know.
+    created: None if the time is outside the calendar."""
 
     model_fingerprint: str
     layout_fingerprint: int
     memory: str
     slot_cap: int
-    position: int
     pending: int | None
-    tokens: tuple[int, ...] | None
     turn_ends: tuple[int, ...]
     created: datetime | None
     made_by: str
-    state: bytes
     other: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SessionFile(_Head):
+    """position: tokens that the state has consumed. tokens: the whole conversation, None if the
+    session keeps no tokens."""
+
+    position: int
+    tokens: tuple[int, ...] | None
+    state: bytes
 
     @property
     def base(self) -> Base | None:
@@ -85,22 +91,13 @@ class SessionFile:
 
 
 @dataclass(frozen=True)
-class SessionDelta:
+class SessionDelta(_Head):
     """Changes since `since`: the tokens that lead to the conversation `base`. turn_ends: all of
     them, earlier ones included."""
 
-    model_fingerprint: str
-    layout_fingerprint: int
-    memory: str
-    slot_cap: int
     since: Base
     base: Base
-    pending: int | None
     tokens: tuple[int, ...]
-    turn_ends: tuple[int, ...]
-    created: datetime | None
-    made_by: str
-    other: tuple[str, ...]
 
 
 def _check(good: bool, problem: str) -> None:

@@ -12,6 +12,13 @@ from typing import Any, TypedDict, TypeVar, Union
 
 from google.protobuf.descriptor import FieldDescriptor
 
+__all__ = [
+    "Conversation", "ErrorInfo", "Event", "Finished", "FinishReason", "ModelInfo", "Options",
+    "Prompt", "RequestLimits", "Rewound", "Score", "Session", "Speculation", "Started", "StateSize",
+    "TokenChunk", "TopLogprobs", "TurnEnd", "Usage",
+]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages such as ("user", "Hi"), which the model's chat template formats. tools_json: a JSON

@@ -2,8 +2,8 @@
 
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/slide.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -14,12 +14,18 @@ constexpr int64_t kMaxChunkLen = 1 << 16;
 
 }  // namespace
 
-BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& model,
-                                             AttrReader& section)
-    : Attention{.shape = ReadAttentionShape(model)},
-      chunk_len(static_cast<int32_t>(section.IntOr("chunk_len", 256, 1, kMaxChunkLen))),
-      window_chunks(static_cast<int32_t>(section.IntOr("n_bswa_chunks", 2, 1, 256))),
-      sink_len(static_cast<int32_t>(section.IntOr("sink_len", 1, 0, kMaxChunkLen))),
+void ReadConfig(const FieldReaders& from, BlockSlidingConfig& config) {
+  ReadAttention(from, config);
+  from.section.Int("chunk_len", config.chunk_len, 1, kMaxChunkLen);
+  from.section.Int("n_bswa_chunks", config.window_chunks, 1, 256);
+  from.section.Int("sink_len", config.sink_len, 0, kMaxChunkLen);
+}
+
+BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, const Config& config)
+    : Attention{.shape = config.shape},
+      chunk_len(config.chunk_len),
+      window_chunks(config.window_chunks),
+      sink_len(config.sink_len),
       dtype(spec.kv_dtype) {
   const int64_t heads = shape.n_kv_heads,
                 blocks = NumBlocks(int64_t{chunk_len} * window_chunks + sink_len);
@@ -31,28 +37,22 @@ BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, AttrReader& 
 }
 
 AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
-  const auto place = [&](Field field) {
-    const StateField& of = layout.fixed.list()[field];
-    const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-    return BlockPlaces{{where.fixed_offset + layout.fixed.offset(field), head,
-                        head / static_cast<size_t>(of.shape[1])}};
-  };
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = dtype;
   blocks.wave_span = chunk_len;
   blocks.recent_spans = window_chunks;
   blocks.recent_sinks = sink_len;
-  blocks.recent_keys = place(kKeys);
-  blocks.recent_values = place(kValues);
+  blocks.recent_keys = {where.FixedPlace(layout, kKeys)};
+  blocks.recent_values = {where.FixedPlace(layout, kValues)};
   return blocks;
 }
 
-void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
-  Dispatch<BlockSlidingAttentionRef, BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
-      args.context, AttentionArgs{blocks, args.seqs, rows});
+  blocks.compute_dtype = tokens.out_dtype;
+  Dispatch<BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
+      args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> BlockSlidingAttention::UndoExtents(const LayerState& where,

@@ -6,25 +6,30 @@
 
 namespace ovq {
 
+struct BlockSlidingConfig : AttentionConfig {
+  BlockSlidingConfig() { input.rope.dims = kAllChannels; }
+  int32_t chunk_len = 256;    // W, 1 to 2^16
+  int32_t window_chunks = 2;  // n, 1 to 256: n_bswa_chunks
+  int32_t sink_len = 1;       // first tokens that stay in sight, 0 to 2^16
+};
+void ReadConfig(const FieldReaders& from, BlockSlidingConfig& config);
+
 // fixed: keys [n_kv_heads][blocks][head_dim][64] and values [n_kv_heads][blocks][64][value_stride]
 //        of one run of slots: sinks, then the window
 struct BlockSlidingAttention : Attention {
-  static constexpr bool kRopeByDefault = true;
-  BlockSlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = BlockSlidingConfig;
+  BlockSlidingAttention(const StateSpec& spec, const Config& config);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
-  int32_t chunk_len;      // W
-  int32_t window_chunks;  // n
-  int32_t sink_len;
+  int32_t chunk_len, window_chunks, sink_len;  // as in the config
   DType dtype;
 
  private:
   AttentionBlocks Blocks(const LayerState& where) const;
 };
 
-void BlockSlidingAttentionRef(DeviceContext& context, const AttentionArgs& args);
 void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args);
 void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& args);
 

@@ -23,11 +23,11 @@ __global__ void __launch_bounds__(kThreads) SlideWindows(const __grid_constant__
   std::byte* session = args.seqs.state[s];
   const int32_t chunk_len = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
-  if (rows.end != rows.span_begin + chunk_len) return;
+  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
+  if (tokens.end != tokens.span_begin + chunk_len) return;
   SlideRecent<T>(args.blocks, {.session = session,
                                .kv_head = static_cast<int>(blockIdx.y),
-                               .chunk = rows.span_begin / chunk_len,
+                               .chunk = tokens.span_begin / chunk_len,
                                .n_old = 0,
                                .n_next = 0});
 }
@@ -39,9 +39,8 @@ void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& laye
   const AttentionBlocks& blocks = layer_args.blocks;
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
-  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SlideWindows<BF16>
-                      : blocks.dtype == DType::kI8 ? cuda::SlideWindows<Int8>
-                                                   : cuda::SlideWindows<float>;
+  const auto kernel =
+      VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return cuda::SlideWindows<T>; });
   AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     if (blocks.recent_spans == 1) return;
     cuda::Launch(context, kernel, grid, cuda::kThreads, 0,

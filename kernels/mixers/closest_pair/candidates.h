@@ -7,6 +7,7 @@
 #include "kernels/mixers/closest_pair/closest_pair.h"
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
 namespace ovq {
@@ -37,63 +38,46 @@ constexpr float BoundShrinkFactor(float old_scale, float scale) {
   return scale < old_scale ? scale / old_scale * 0.99999f : 1.0f;
 }
 
-// Accessors of one head's candidates by index. A candidate lives in a block of slots, of the
-// chunk's
-// tokens or of its means. T is the type of keys and values.
+// One head's candidates by index. A candidate lives in a block of slots, of the chunk's tokens or
+// of its means. T is the type of keys and values.
 template <class T>
 struct PairBlocks {
   const AttentionBlocks& blocks;
   const PairPlaces& places;
   PairChunk chunk;
 
+  // Block `block` of a field, which has one place for the slots and one for the work blocks.
   template <class U>
-  constexpr U* At(const StatePlace& row, const StatePlace& work, int32_t block) const {
-    const int32_t slots = chunk.slot_blocks();
-    return block < slots ? row.At<U>(chunk.session, chunk.kv_head, block)
-                         : work.At<U>(chunk.session, chunk.kv_head, block - slots);
+  constexpr U* Block(const StatePlace& slots, const StatePlace& work, int32_t block) const {
+    const int32_t n = chunk.slot_blocks();
+    return block < n ? slots.At<U>(chunk.session, chunk.kv_head, block)
+                     : work.At<U>(chunk.session, chunk.kv_head, block - n);
   }
   constexpr T* keys(int32_t block) const {
-    return At<T>(blocks.dictionary_keys.place, places.work_keys, block);
+    return Block<T>(blocks.dictionary_keys.place, places.work_keys, block);
   }
   constexpr T* values(int32_t block) const {
-    return At<T>(blocks.dictionary_values.place, places.work_values, block);
+    return Block<T>(blocks.dictionary_values.place, places.work_values, block);
   }
-  constexpr uint32_t* counts(int32_t block) const {
-    return At<uint32_t>(blocks.counts, places.work_counts, block);
+  // Element of candidate i in a field of [64] elements a block.
+  template <class U>
+  constexpr U& Element(const StatePlace& slots, const StatePlace& work, int32_t i) const {
+    return Block<U>(slots, work, i / kBlockSlots)[i % kBlockSlots];
   }
-  constexpr float* bounds(int32_t block) const {
-    return At<float>(places.slots.bounds, places.work.bounds, block);
+  constexpr float& Bound(int32_t i) const {
+    return Element<float>(places.slots.bounds, places.work.bounds, i);
   }
-  constexpr int32_t* partners(int32_t block) const {
-    return At<int32_t>(places.slots.partners, places.work.partners, block);
+  constexpr int32_t& Partner(int32_t i) const {
+    return Element<int32_t>(places.slots.partners, places.work.partners, i);
   }
-  constexpr uint32_t* oldest(int32_t block) const {
-    return At<uint32_t>(places.slots.oldest, places.work.oldest, block);
+  constexpr uint32_t& Oldest(int32_t i) const {
+    return Element<uint32_t>(places.slots.oldest, places.work.oldest, i);
   }
-  constexpr float& value_size() const {
-    return *places.value_size.At<float>(chunk.session, chunk.kv_head);
+  // The count of a slot or a mean; a token has no stored count.
+  constexpr uint32_t& StoredCount(int32_t i) const {
+    return Element<uint32_t>(blocks.counts, places.work_counts, i);
   }
-  constexpr bool measures_keys() const { return chunk.rule.key_size == 0; }
-  // |key|^2 of a candidate; 0 if K is a constant and thus not measured.
-  constexpr float KeySize(int32_t i) const {
-    float sum = 0;
-    for (int c = 0; measures_keys() && c < d(); ++c) {
-      const float x = ToFloat(Key(i)[c * kBlockSlots]) * KeyScale(i);
-      sum += x * x;
-    }
-    return sum;
-  }
-  // value_size() from sums over n candidates: of |value|^2 and, if measures_keys(), of |key|^2.
-  template <class Sum>
-  constexpr float MeasureValueSize(Sum values, Sum keys, Sum n) const {
-    if (!measures_keys()) return static_cast<float>(values / n);
-    return keys > 0 ? static_cast<float>(values / keys) : 0.0f;
-  }
-  // Weight of values in distances: w K / V.
-  constexpr float ValueScale() const {
-    const float size = value_size(), key_size = measures_keys() ? 1.0f : chunk.rule.key_size;
-    return size > 0 ? chunk.rule.value_weight * key_size / size : 0.0f;
-  }
+  constexpr uint32_t Count(int32_t i) const { return chunk.IsToken(i) ? 1 : StoredCount(i); }
 
   constexpr int d() const { return blocks.shape.head_dim; }
   constexpr int dv() const { return blocks.shape.value_head_dim; }
@@ -102,53 +86,43 @@ struct PairBlocks {
   constexpr T* Value(int32_t i) const {
     return values(i / kBlockSlots) + i % kBlockSlots * ValueStride(dv());
   }
-  // Factors that a stored key and a stored value are multiplied by (int8; else 1).
-  constexpr float KeyScale(int32_t i) const {
-    return ScaleAt<T>(keys(i / kBlockSlots), d(), i % kBlockSlots);
+  constexpr SlotRow<T> KeySlot(int32_t i) const {
+    return KeyRow(keys(i / kBlockSlots), d(), i % kBlockSlots);
   }
-  constexpr float StoredValueScale(int32_t i) const {
-    return ScaleAt<T>(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
+  constexpr SlotRow<T> ValueSlot(int32_t i) const {
+    return ValueRow(values(i / kBlockSlots), ValueStride(dv()), i % kBlockSlots);
   }
-  // Scale exponent of a candidate's int8 key or value.
-  constexpr T& Exponent(int32_t i, bool is_value) const {
-    return is_value ? values(i / kBlockSlots)[kBlockSlots * ValueStride(dv()) + i % kBlockSlots]
-                    : keys(i / kBlockSlots)[kBlockSlots * d() + i % kBlockSlots];
+
+  // V; V / K if K is measured.
+  constexpr float& value_size() const {
+    return *places.value_size.At<float>(chunk.session, chunk.kv_head);
   }
-  constexpr bool IsToken(int32_t i) const {
-    return i >= chunk.first_token() && i < chunk.first_merged();
+  // |key|^2 of a candidate; 0 if K is a constant and thus not measured.
+  constexpr float KeySize(int32_t i) const {
+    float sum = 0;
+    for (int c = 0; chunk.rule.measures_keys() && c < d(); ++c) {
+      const float x = KeySlot(i)[c];
+      sum += x * x;
+    }
+    return sum;
   }
-  constexpr uint32_t Count(int32_t i) const {
-    return IsToken(i) ? 1 : counts(i / kBlockSlots)[i % kBlockSlots];
+  // value_size() from sums over n candidates: of |value|^2 and of KeySize.
+  template <class Sum>
+  constexpr float MeasureValueSize(Sum values, Sum keys, Sum n) const {
+    if (!chunk.rule.measures_keys()) return static_cast<float>(values / n);
+    return keys > 0 ? static_cast<float>(values / keys) : 0.0f;
   }
-  constexpr uint32_t& Oldest(int32_t i) const { return oldest(i / kBlockSlots)[i % kBlockSlots]; }
-  constexpr unsigned long long CandidateOrder(int32_t one, int32_t other) const {
-    return PairOrder(Oldest(one), Oldest(other));
+  // Weight of values in distances: w K / V.
+  constexpr float ValueScale() const {
+    const float size = value_size(),
+                key_size = chunk.rule.measures_keys() ? 1 : chunk.rule.key_size;
+    return size > 0 ? chunk.rule.value_weight * key_size / size : 0.0f;
   }
-  constexpr float& Bound(int32_t i) const { return bounds(i / kBlockSlots)[i % kBlockSlots]; }
-  constexpr int32_t& Partner(int32_t i) const { return partners(i / kBlockSlots)[i % kBlockSlots]; }
-  constexpr bool IsSlotInUse(int32_t i) const { return Partner(i) != 0 || Bound(i) == kNotJoined; }
+
   // True if slot `row` holds `token` and has not joined the candidates.
   constexpr bool IsUnjoinedToken(int32_t row, int64_t token) const {
     return Oldest(row) == static_cast<uint32_t>(token) && Partner(row) == 0 &&
            Bound(row) == kNotJoined && !chunk.IsPinned(row);
-  }
-  // True if candidate i of the work blocks needs a slot at the chunk's end.
-  constexpr bool StaysAtEnd(int32_t i) const {
-    const int64_t token = chunk.begin + i - chunk.first_token();
-    if (chunk.n_merges() <= 0) return i - chunk.first_token() < chunk.length;
-    return Partner(i) != 0 || (i - chunk.first_token() < chunk.length && chunk.KeepsOwnSlot(token));
-  }
-  constexpr float BoundAtEnd(int32_t i) const {
-    return IsToken(i) && chunk.KeepsOwnSlot(chunk.begin + i - chunk.first_token()) ? kNotJoined
-                                                                                   : Bound(i);
-  }
-  // A slot's field after the chunk's end; its block may be one that the chunk adds.
-  template <class U>
-  constexpr U* SlotField(const StatePlace& place, int32_t slot) const {
-    return place.At<U>(chunk.session, chunk.kv_head, slot / kBlockSlots);
-  }
-  constexpr int32_t& SlotPartner(int32_t slot) const {
-    return SlotField<int32_t>(places.slots.partners, slot)[slot % kBlockSlots];
   }
   // Key of the random bits that round the mean made when candidate `high` is merged away.
   constexpr RoundingKey Rounding(int32_t high, bool is_value) const {
@@ -157,6 +131,45 @@ struct PairBlocks {
             .row = Oldest(high),
             .is_value = is_value,
             .chunk = chunk.begin / chunk.length};
+  }
+};
+
+// A chunk's end: what it leaves in its work blocks moves into slots.
+template <class T>
+struct PairChunkEnd {
+  const PairBlocks<T>& at;
+
+  constexpr bool IsSlotInUse(int32_t slot) const {
+    return at.Partner(slot) != 0 || at.Bound(slot) == kNotJoined;
+  }
+  // True if candidate i of the work blocks is a token that keeps a slot of its own.
+  constexpr bool IsApart(int32_t i) const {
+    return at.chunk.IsToken(i) && at.chunk.KeepsOwnSlot(at.chunk.Position(i));
+  }
+  // True if candidate i of the work blocks needs a slot.
+  constexpr bool Stays(int32_t i) const {
+    const bool is_token = i - at.chunk.first_token() < at.chunk.length;
+    if (at.chunk.n_merges() <= 0) return is_token;
+    return at.Partner(i) != 0 || (is_token && IsApart(i));
+  }
+  // A slot's block of a field; it may be one that the chunk adds.
+  template <class U>
+  constexpr U* SlotBlock(const StatePlace& place, int32_t slot) const {
+    return place.At<U>(at.chunk.session, at.chunk.kv_head, slot / kBlockSlots);
+  }
+  constexpr int32_t& SlotPartner(int32_t slot) const {
+    return SlotBlock<int32_t>(at.places.slots.partners, slot)[slot % kBlockSlots];
+  }
+  // Moves all fields but key and value of candidate i of the work blocks.
+  constexpr void MoveFields(int32_t i, int32_t slot, float log_count) const {
+    const int32_t s = slot % kBlockSlots;
+    const CandidatePlaces& slots = at.places.slots;
+    SlotBlock<uint32_t>(at.blocks.counts, slot)[s] = at.Count(i);
+    SlotBlock<float>(at.blocks.log_counts, slot)[s] = log_count;
+    SlotBlock<uint32_t>(slots.oldest, slot)[s] =
+        at.chunk.IsToken(i) ? static_cast<uint32_t>(at.chunk.Position(i)) : at.Oldest(i);
+    SlotBlock<float>(slots.bounds, slot)[s] = IsApart(i) ? kNotJoined : at.Bound(i);
+    SlotPartner(slot) = at.Partner(i);
   }
 };
 

@@ -38,8 +38,7 @@ class Head {
 
   absl::Status Check() const {
     // Expected numbers at this position: every token is in a slot, a candidate or both, except
-    // those
-    // that were merged away.
+    // those that were merged away.
     const int64_t joined = chunk_.JoinedAt(offset_),
                   pinned = chunk_.rule.EffectivePinnedTokens(chunk_.slot_cap),
                   first = std::max(joined, pinned),  // first token that has not joined but will

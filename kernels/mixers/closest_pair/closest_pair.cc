@@ -2,37 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
 
 using enum PairFields::Fixed;
 using enum PairFields::Block;
-
-ClosestPairConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  ClosestPairConfig config{};
-  const int64_t longest = spec.device == Device::kCuda ? kMaxPairCudaChunkLen : 1 << 16;
-  config.shape = ReadAttentionShape(model);
-  config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
-  config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
-  for (const char* flag :
-       {"normalize_centroids", "min_state_size", "counts_for_rates_only", "delta_rule"}) {
-    if (section.BoolOr(flag, false)) {
-      section.Fail(flag, "expected false for rows that merge by closest pairs, got true");
-    }
-  }
-  config.rule = ReadPairRule(section);
-  config.dtype = spec.kv_dtype;
-  config.slot_shares = spec.slot_shares;
-  return config;
-}
-
-constexpr double kMaxValueWeight = 1e6;
 
 // |key|^2 after the norm, without its weights; 0 without a norm.
 float KeySize(HeadNorm norm, int head_dim) {
@@ -51,15 +32,15 @@ float KeySize(HeadNorm norm, int head_dim) {
 
 }  // namespace
 
-PairRule ReadPairRule(AttrReader& section) {
-  PairRule rule;
-  rule.value_weight =
-      static_cast<float>(section.FloatOr("value_weight", rule.value_weight, 0, kMaxValueWeight));
-  rule.pinned_tokens =
-      static_cast<int32_t>(section.IntOr("pinned_tokens", rule.pinned_tokens, 0, kMaxSlotCap));
-  rule.recent_tokens =
-      static_cast<int32_t>(section.IntOr("recent_tokens", rule.recent_tokens, 0, kMaxSlotCap));
-  return rule;
+void ReadConfig(const FieldReaders& from, ClosestPairConfig& config) {
+  ReadDictionary(from, kMaxPairCudaChunkLen, config);
+  for (const auto& [field, is_set] : {std::pair("normalize_centroids", config.normalize_centroids),
+                                      {"min_state_size", config.min_state_size},
+                                      {"counts_for_rates_only", config.counts_for_rates_only},
+                                      {"delta_rule", config.delta_rule}}) {
+    if (!is_set) continue;
+    from.section.Fail(field, "expected false for rows that merge by closest pairs, got true");
+  }
 }
 
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
@@ -72,9 +53,8 @@ Growth GrowsToCap(int chunk_len, int64_t default_slot_cap) {
           .default_slot_cap = default_slot_cap};
 }
 
-ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, AttrReader& model,
-                                           AttrReader& section)
-    : ClosestPairAttention(ReadConfig(spec, model, section)) {}
+ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config)
+    : ClosestPairAttention(InState(spec, config)) {}
 
 ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
     : Attention{.shape = config.shape}, config(config) {
@@ -108,31 +88,20 @@ ClosestPairAttention::ClosestPairAttention(const ClosestPairConfig& config)
   layout.check = [config](const LayerBytes& layer) { return CheckPairs(config, layer); };
 }
 
-StatePlace ClosestPairAttention::Fixed(const LayerState& where, int field) const {
-  const StateField& of = layout.fixed.list()[field];
-  const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-  return {where.fixed_offset + layout.fixed.offset(field), head,
-          head / static_cast<size_t>(of.shape[1])};
-}
-
-StatePlace ClosestPairAttention::Growing(const LayerState& where, int field) const {
-  return {where.FieldOffset(layout, field, 0), where.head_stride, where.block_stride};
-}
-
 AttentionBlocks ClosestPairAttention::Blocks(const LayerState& where) const {
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = config.dtype;
   blocks.wave_span = config.chunk_len;
-  blocks.dictionary_keys = {Growing(where, kKeys)};
-  blocks.dictionary_values = {Growing(where, kValues)};
-  blocks.dictionary_bias = {Growing(where, kLogCounts)};
+  blocks.dictionary_keys = {where.BlockPlace(layout, kKeys)};
+  blocks.dictionary_values = {where.BlockPlace(layout, kValues)};
+  blocks.dictionary_bias = {where.BlockPlace(layout, kLogCounts)};
   blocks.recent_spans = 1;
-  blocks.recent_keys = {Fixed(where, kWorkKeys)};
-  blocks.recent_values = {Fixed(where, kWorkValues)};
+  blocks.recent_keys = {where.FixedPlace(layout, kWorkKeys)};
+  blocks.recent_values = {where.FixedPlace(layout, kWorkValues)};
   blocks.layer = config.layer;
-  blocks.counts = Growing(where, kCounts);
-  blocks.log_counts = Growing(where, kLogCounts);
+  blocks.counts = where.BlockPlace(layout, kCounts);
+  blocks.log_counts = where.BlockPlace(layout, kLogCounts);
   return blocks;
 }
 
@@ -142,18 +111,17 @@ void ClosestPairAttention::Attend(const LayerArgs& args, const AttentionTensors&
   AttentionBlocks blocks = Blocks(args.where);
   blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
-  Dispatch<ClosestPairRef, ClosestPairCpu, ClosestPairCuda>(
-      args.context,
-      ClosestPairArgs{{blocks, args.seqs, tokens},
-                      {{Growing(args.where, kBounds), Growing(args.where, kPartners),
-                        Growing(args.where, kOldest)},
-                       {Fixed(args.where, kWorkBounds), Fixed(args.where, kWorkPartners),
-                        Fixed(args.where, kWorkOldest)},
-                       Fixed(args.where, kWorkKeys),
-                       Fixed(args.where, kWorkValues),
-                       Fixed(args.where, kWorkCounts),
-                       Fixed(args.where, kValueSize)},
-                      rule});
+  const auto fixed = [&](int field) { return args.where.FixedPlace(layout, field); };
+  const auto block = [&](int field) { return args.where.BlockPlace(layout, field); };
+  Dispatch<ClosestPairCpu, ClosestPairCuda>(
+      args.context, ClosestPairArgs{{blocks, args.seqs, tokens},
+                                    {{block(kBounds), block(kPartners), block(kOldest)},
+                                     {fixed(kWorkBounds), fixed(kWorkPartners), fixed(kWorkOldest)},
+                                     fixed(kWorkKeys),
+                                     fixed(kWorkValues),
+                                     fixed(kWorkCounts),
+                                     fixed(kValueSize)},
+                                    rule});
 }
 
 bool ClosestPairAttention::Joins(const TokenRange& tokens, int part) const {
@@ -190,8 +158,7 @@ std::vector<StateExtent> ClosestPairAttention::UndoExtents(const LayerState& whe
   return extents;
 }
 
-// Adds the part of a block that tokens change within a chunk. The block is one head's or all
-// heads'.
+// Adds the part of a block, one head's or all heads', that tokens change within a chunk.
 void ClosestPairAttention::AddBounds(const StateExtent& block,
                                      std::vector<StateExtent>& extents) const {
   const size_t bounds = layout.block.offset(kBounds);

@@ -1,8 +1,7 @@
 // Closest-pair attention: softmax over a dictionary of slots and the tokens of the unfinished
-// chunk.
-// Every token gets a slot of its own until the session's slot cap is reached; from then on the
-// closest
-// pairs of slots are replaced by their means. The full rule: kernels/mixers/closest_pair/README.md.
+// chunk. Every token gets a slot of its own until the session's slot cap is reached; from then on
+// the closest pairs of slots are replaced by their means. The full rule is in README.md beside this
+// file.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +9,17 @@
 
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/dictionary_config.h"
 
 namespace ovq {
 
 // Number of slots after the last full chunk: one a token, up to the session's slot cap.
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
 
-struct ClosestPairConfig {
-  AttentionShape shape;
-  int chunk_len;                          // L
-  int64_t default_slot_cap;               // N, for sessions that set none
-  std::vector<double> slot_shares = {1};  // shares of N by layer part (Growth::shares)
-  DType dtype;                            // of keys, values and slots
-  PairRule rule = {};  // key_size is not read from here: it follows from the norm of keys
-  int layer = 0;       // seeds the stochastic rounding of means
-};
-
-// Reads ovq.value_weight, .pinned_tokens and .recent_tokens. key_size has no field and keeps its
-// default.
-PairRule ReadPairRule(AttrReader& section);
+// key_size of the rule is not read from here: it follows from the norm of keys.
+struct ClosestPairConfig : DictionaryConfig {};
+// OVQ's variants are refused.
+void ReadConfig(const FieldReaders& from, ClosestPairConfig& config);
 
 // Places of the bookkeeping of candidates, for the slots' blocks and for the chunk's work blocks:
 // [64] elements a block of float (bounds), int32 (partners) and uint32 (oldest).
@@ -82,8 +73,9 @@ struct PairFields {
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
 //        values [64][value_stride] | oldest u32 [64] | bounds f32 [64] | partners i32 [64]
 struct ClosestPairAttention : Attention {
+  using Config = ClosestPairConfig;
   explicit ClosestPairAttention(const ClosestPairConfig& config);
-  ClosestPairAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config);
 
   void Load(const MixerSpec& spec) { config.layer = spec.layer; }
   void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
@@ -93,8 +85,6 @@ struct ClosestPairAttention : Attention {
   ClosestPairConfig config;
 
  private:
-  StatePlace Fixed(const LayerState& where, int field) const;
-  StatePlace Growing(const LayerState& where, int field) const;
   bool Joins(const TokenRange& tokens, int part) const;
   void AddBounds(const StateExtent& block, std::vector<StateExtent>& extents) const;
   AttentionBlocks Blocks(const LayerState& where) const;
@@ -102,12 +92,10 @@ struct ClosestPairAttention : Attention {
 
 // Checks a state that comes from outside: the number of candidates and of slots that have not
 // joined fits the position, every candidate has a count, partners are candidates and all fields are
-// in
-// range. Such a state always has a pair for a merge that is due and a slot for what a chunk leaves.
-// DataLoss otherwise.
+// in range. Such a state always has a pair for a merge that is due and a slot for what a chunk
+// leaves. DataLoss otherwise.
 absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer);
 
-void ClosestPairRef(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& args);
 

@@ -2,17 +2,14 @@
 // keys K and values V up to position t:
 //   o_t = softmax([beta q_t Dk^T + ln c | beta q_t K^T]) [Dv; V]
 // Then, in the same thread, the merges that are due: a candidate joins, and the closest pairs (i,
-// j)
-// become slot = (c_i slot_i + c_j slot_j) / (c_i + c_j).
-// A candidate's distances to all others are computed when it joins, and again when it has the
-// lowest
-// bound but no partner.
+// j) become slot = (c_i slot_i + c_j slot_j) / (c_i + c_j). A candidate's distances to all others
+// are computed when it joins, and again when it has the lowest bound but no partner.
 #include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
 
-#include "kernels/mixers/closest_pair/pair_look_ahead.h"
+#include "kernels/mixers/closest_pair/look_ahead.h"
 
 namespace ovq {
 namespace {
@@ -25,11 +22,10 @@ class Dictionary {
 
   // Joins and merges of the chunk's tokens [from, to), after they have attended.
   void Pass(int64_t from, int64_t to) {
+    pass_.begin = from;
     pass_.end = to;
     pass_.n_means = chunk_.MergedAt(from);
-    pass_.merges = chunk_.MergedAt(to) > pass_.n_means;
-    n_tokens_ = to - from;
-    look_ahead_.Begin(n_tokens_);
+    look_ahead_.Begin();
     const int64_t all_joined = chunk_.JoinedAt(to);
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = chunk_.JoinedAt(offset); i < chunk_.JoinedAt(offset + 1); ++i) {
@@ -46,24 +42,22 @@ class Dictionary {
   // Moves the chunk's tokens and means into the slots of those that are gone, then into new slots.
   void EndChunk() {
     FindSlots();
-    for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
-      const int32_t slot = NewSlot(i);
-      if (slot >= 0) MoveToSlot(i, slot);
+    const int32_t first = chunk_.first_token();
+    for (int32_t i = first; i < chunk_.end(); ++i) {
+      if (NewSlot(i) >= 0) MoveToSlot(i, NewSlot(i));
     }
     for (int32_t slot = 0; slot < chunk_.n_slots_next; ++slot) {
-      int32_t& partner = at_.SlotPartner(slot);
-      if (partner > chunk_.first_token()) partner = NewSlot(partner - 1) + 1;
+      int32_t& partner = end_.SlotPartner(slot);
+      if (partner > first) partner = NewSlot(partner - 1) + 1;
     }
-    for (int32_t b = chunk_.slot_blocks(); b < chunk_.n_blocks(); ++b) {
-      std::fill_n(at_.partners(b), kBlockSlots, 0);
-    }
+    for (int32_t i = first; i < chunk_.end(); ++i) at_.Partner(i) = 0;
   }
 
  private:
   int32_t& NewSlot(int32_t i) const { return buffers_.new_slots[i - chunk_.first_token()]; }
 
   double SquaredValueNorm(int32_t i) const {
-    const float scale = at_.StoredValueScale(i);
+    const float scale = at_.ValueSlot(i).scale();
     return SquaredNormCpu(at_.Value(i), at_.blocks.dtype, ValueStride(at_.dv())) * scale * scale;
   }
 
@@ -82,19 +76,18 @@ class Dictionary {
   // Measures V over the sequence's first n tokens.
   void InitValueSize(int32_t n) {
     at_.value_size() = MeasureValueSize(n, [&](int32_t i) { return chunk_.FindCandidate(i); });
-    look_ahead_.Begin(n_tokens_);
+    look_ahead_.Begin();
   }
 
   // Measures V over the candidates and stores it if the old one is far off; bounds are then scaled
-  // to
-  // stay lower bounds.
+  // to stay lower bounds.
   void UpdateValueSize() {
     const float size =
         MeasureValueSize(chunk_.end(), [&](int32_t i) { return at_.Partner(i) ? i : -1; });
     const float old = at_.value_size(), old_scale = at_.ValueScale();
     if (size <= old * kMaxPairSizeChange && old <= size * kMaxPairSizeChange) return;
     at_.value_size() = size;
-    look_ahead_.Begin(n_tokens_);
+    look_ahead_.Begin();
     const float shrink = BoundShrinkFactor(old_scale, at_.ValueScale());
     for (int32_t i = 0; i < chunk_.end(); ++i) {
       if (at_.Partner(i) == 0) continue;
@@ -103,39 +96,36 @@ class Dictionary {
     }
   }
 
-  void Join(int64_t i, int64_t all_joined) {
-    const int32_t candidate = pass_.FindCandidate(i);
+  void Join(int64_t token, int64_t all_joined) {
+    const int32_t candidate = pass_.FindCandidate(token);
     if (candidate < 0) return;
-    const LookAhead& ahead = look_ahead_.FindOrComputeJoin(candidate, i, all_joined);
-    if (i >= chunk_.begin) at_.Oldest(candidate) = static_cast<uint32_t>(i);
-    UpdatePartner(candidate, ahead);
+    const KnownDistances& known = look_ahead_.FindOrComputeJoin(candidate, token, all_joined);
+    if (token >= chunk_.begin) at_.Oldest(candidate) = static_cast<uint32_t>(token);
+    UpdatePartner(candidate, known);
   }
 
-  // Sets bound and partner of a candidate from all others. gone: the two candidates whose mean it
-  // is.
-  void UpdatePartner(int32_t i, const LookAhead& ahead, const Pair& gone = {-1, -1},
+  // Sets bound and partner of a candidate from all others. gone: the pair whose mean it is. drift:
+  // how far the place of the lower bounds is from the candidate.
+  void UpdatePartner(int32_t i, const KnownDistances& known, const Pair& gone = {-1, -1},
                      double drift = 0) {
-    const float* key = ahead.key;
-    float* of_means = ahead.distances + chunk_.first_merged();
-    const int64_t means = chunk_.first_merged() / kBlockSlots;
+    const float* key = known.key;
+    float* of_means = known.distances + chunk_.first_merged();
     KeyDistancesCpu({.dtype = at_.blocks.dtype,
                      .head_dim = at_.d(),
-                     .blocks = pass_.Blocks(means, means + NumBlocks(pass_.n_means)),
+                     .blocks = pass_.Means(),
                      .keys = {&key, 1},
                      .distances = {&of_means, 1},
                      .wide = buffers_.wide});
     at_.Partner(i) = 0;
     const Nearest nearest = FindNearestCpu({.dtype = at_.blocks.dtype,
                                             .value_stride = ValueStride(at_.dv()),
-                                            .blocks = pass_.Blocks(),
-                                            .key_distances = ahead.distances,
-                                            .key = ahead.is_lower_bound ? key : nullptr,
+                                            .blocks = pass_.All(),
+                                            .key_distances = known.distances,
+                                            .key = look_ahead_.uses_lower_bounds() ? key : nullptr,
                                             .head_dim = at_.d(),
                                             .drift = static_cast<float>(drift),
                                             .value_scale = at_.ValueScale(),
-                                            .value = ahead.value,
-                                            .sizes = pass_.merges ? buffers_.sizes : nullptr,
-                                            .size = pass_.merges ? buffers_.sizes[i] : 0,
+                                            .value = known.value,
                                             .self = i,
                                             .gone = {gone.low, gone.high}});
     at_.Bound(i) = nearest.distance;
@@ -145,9 +135,9 @@ class Dictionary {
   // The closest pair; high = -1 if there are fewer than two candidates. NaN distances, which only
   // broken weights give, count as the largest.
   Pair Closest() {
-    for (PairBound lowest; (lowest = LowestBoundCpu(pass_.Blocks())).high >= 0;) {
+    for (PairBound lowest; (lowest = LowestBoundCpu(pass_.All())).high >= 0;) {
       if (lowest.low >= 0) return {lowest.low, lowest.high};
-      UpdatePartner(lowest.high, look_ahead_.FindOrComputeMean({-1, lowest.high}));
+      UpdatePartner(lowest.high, look_ahead_.FindOrCompute(lowest.high));
     }
     const int32_t low = Oldest(-1);
     return {low, low < 0 ? -1 : Oldest(low)};
@@ -165,37 +155,29 @@ class Dictionary {
   void MergeClosest() {
     const Pair pair = Closest();
     if (pair.high < 0) return;
-    RunningMean* running = look_ahead_.FindRunningMean(pair);
-    if (running != nullptr) look_ahead_.AdvanceRunningMean(*running, pair);
-    LookAhead& ahead =
-        running != nullptr ? buffers_.rounded_mean : look_ahead_.FindOrComputeMean(pair);
+    RunningMean* running = look_ahead_.MakeMean(pair);
+    KnownDistances known = buffers_.mean;
     const int32_t mean = chunk_.first_merged() + static_cast<int32_t>(pass_.n_means),
                   block = mean / kBlockSlots, slot = mean % kBlockSlots;
-    StoreKey(ahead.key, at_.d(), at_.blocks.dtype, at_.keys(block), slot);
-    StoreValue(ahead.value, at_.dv(), ValueStride(at_.dv()), at_.blocks.dtype, at_.values(block),
+    StoreKey(known.key, at_.d(), at_.blocks.dtype, at_.keys(block), slot);
+    StoreValue(known.value, at_.dv(), ValueStride(at_.dv()), at_.blocks.dtype, at_.values(block),
                slot);
-    at_.counts(block)[slot] = AddCounts(at_.Count(pair.low), at_.Count(pair.high));
+    at_.StoredCount(mean) = AddCounts(at_.Count(pair.low), at_.Count(pair.high));
     at_.Oldest(mean) = at_.Oldest(pair.low);
-    buffers_.sizes[mean] = static_cast<float>(std::sqrt(SquaredValueNorm(mean)));
     at_.Partner(pair.low) = at_.Partner(pair.high) = 0;
     if (running != nullptr) {
-      UpdatePartner(mean,
-                    {.of = pair,
-                     .key = ahead.key,
-                     .value = ahead.value,
-                     .distances = running->lower_bounds,
-                     .is_lower_bound = true},
-                    pair, look_ahead_.DistanceRoundedUp(ahead, *running));
+      known.distances = running->lower_bounds;
+      UpdatePartner(mean, known, pair, look_ahead_.DistanceRoundedUp(known, *running));
       running->mean = mean;
     } else {
-      UpdatePartner(mean, ahead, pair);
-      look_ahead_.AddRunningMean(mean, ahead);
+      UpdatePartner(mean, known, pair);
+      look_ahead_.AddRunningMean(mean);
     }
   }
 
   // First slot from `slot` on that is free at the chunk's end.
   int32_t NextFree(int32_t slot) const {
-    while (slot < chunk_.n_slots && at_.IsSlotInUse(slot)) ++slot;
+    while (slot < chunk_.n_slots && end_.IsSlotInUse(slot)) ++slot;
     return slot;
   }
 
@@ -203,7 +185,7 @@ class Dictionary {
   void FindSlots() const {
     int32_t free = chunk_.n_merges() > 0 ? NextFree(0) : chunk_.n_slots;
     for (int32_t i = chunk_.first_token(); i < chunk_.end(); ++i) {
-      const bool stays = at_.StaysAtEnd(i);
+      const bool stays = end_.Stays(i);
       NewSlot(i) = stays ? free : -1;
       if (stays) free = NextFree(free + 1);
     }
@@ -213,31 +195,23 @@ class Dictionary {
   void MoveToSlot(int32_t i, int32_t slot) const {
     const AttentionBlocks& blocks = at_.blocks;
     const int s = slot % kBlockSlots, stride = ValueStride(at_.dv());
-    T *keys = at_.template SlotField<T>(blocks.dictionary_keys.place, slot),
-      *values = at_.template SlotField<T>(blocks.dictionary_values.place, slot);
+    T *keys = end_.template SlotBlock<T>(blocks.dictionary_keys.place, slot),
+      *values = end_.template SlotBlock<T>(blocks.dictionary_values.place, slot);
     for (int c = 0; c < at_.d(); ++c) keys[c * kBlockSlots + s] = at_.Key(i)[c * kBlockSlots];
     std::copy_n(at_.Value(i), stride, values + s * stride);
-    if constexpr (kHasExponents<T>) {
-      const int32_t block = i / kBlockSlots, from = i % kBlockSlots;
-      BlockExponents(keys, at_.d())[s] = BlockExponents(at_.keys(block), at_.d())[from];
-      BlockExponents(values, stride)[s] = BlockExponents(at_.values(block), stride)[from];
+    if constexpr (Slots<T>::kScaled) {
+      *KeyRow(keys, at_.d(), s).exponent = *at_.KeySlot(i).exponent;
+      *ValueRow(values, stride, s).exponent = *at_.ValueSlot(i).exponent;
     }
-    at_.template SlotField<uint32_t>(blocks.counts, slot)[s] = at_.Count(i);
-    at_.template SlotField<float>(blocks.log_counts, slot)[s] =
-        std::log(static_cast<float>(at_.Count(i)));
-    at_.template SlotField<uint32_t>(at_.places.slots.oldest, slot)[s] =
-        at_.IsToken(i) ? static_cast<uint32_t>(chunk_.begin + i - chunk_.first_token())
-                       : at_.Oldest(i);
-    at_.template SlotField<float>(at_.places.slots.bounds, slot)[s] = at_.BoundAtEnd(i);
-    at_.SlotPartner(slot) = at_.Partner(i);
+    end_.MoveFields(i, slot, std::log(static_cast<float>(at_.Count(i))));
   }
 
   PairPass<T> pass_;
-  PairLookAhead<T> look_ahead_;
+  LookAhead<T> look_ahead_;
   const PairBlocks<T>& at_ = pass_.at;
+  const PairChunkEnd<T> end_ = {pass_.at};
   const PairChunk& chunk_ = pass_.chunk;
   PairBuffers& buffers_ = pass_.buffers;
-  int64_t n_tokens_ = 0;  // in this pass
 };
 
 template <class T>
@@ -269,13 +243,8 @@ void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args) {
   std::vector<PairBuffers> buffers;
   for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakePairBuffers(scope, args));
   AttendTilesCpu(context, args, {}, {}, [&](const TileTokens& tile, int thread) {
-    if (args.blocks.dtype == DType::kBF16) {
-      PassTile<BF16>(args, tile, buffers[thread]);
-    } else if (args.blocks.dtype == DType::kI8) {
-      PassTile<Int8>(args, tile, buffers[thread]);
-    } else {
-      PassTile<float>(args, tile, buffers[thread]);
-    }
+    VisitSlots(args.blocks.dtype,
+               [&]<class T>(Slots<T>) { PassTile<T>(args, tile, buffers[thread]); });
   });
 }
 

@@ -1,7 +1,6 @@
 // Closest-pair attention on CUDA, by the rules of closest_pair_cpu.cc: the attention kernels over
 // slots and the chunk's tokens, then the joins and merges of the wave's tokens, one thread block
-// for
-// each head of a session. Distances are summed in the CPU's order.
+// for each head of a session. Distances are summed in the CPU's order.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/closest_pair/pair_mean.cuh"
 
@@ -88,9 +87,10 @@ struct Dictionary {
     FindSlots();
     MoveToSlots();
     __syncthreads();
+    const PairChunkEnd<T> slots = {at};
     const int32_t first = at.chunk.first_token();
     for (int32_t slot = threadIdx.x; slot < at.chunk.n_slots_next; slot += kPairThreads) {
-      int32_t& partner = at.SlotPartner(slot);
+      int32_t& partner = slots.SlotPartner(slot);
       if (partner <= first) continue;
       const int32_t now = new_slots[partner - 1 - first];
       partner = now + 1;
@@ -101,33 +101,26 @@ struct Dictionary {
  private:
   // |value - value of i|^2, summed in the order of nearest_cpu.cc.
   __device__ float ValueDistance(int32_t i) const {
+    return SquaredValue(i, [&](int c) -> float { return value[c]; });
+  }
+  // |value of i|^2
+  __device__ float SquaredNorm(int32_t i) const {
+    return SquaredValue(i, [](int) { return 0.0f; });
+  }
+  // The sum over channels c of (from(c) - value of i)^2.
+  template <class From>
+  __device__ float SquaredValue(int32_t i, From from) const {
     const T* other = at.Value(i);
-    const float scale = at.StoredValueScale(i);
+    const float scale = at.ValueSlot(i).scale();
     float sums[kValueSums] = {};
     for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
 #pragma unroll
       for (int c = 0; c < kValueSums; ++c) {
-        const float x = value[begin + c];
+        const float x = from(begin + c);
         const float apart = x - ToFloat(other[begin + c]) * scale;
         sums[c] = fmaf(apart, apart, sums[c]);
       }
     }
-    return AddUp(sums);
-  }
-  __device__ float SquaredNorm(int32_t i) const {
-    const T* of = at.Value(i);
-    const float scale = at.StoredValueScale(i);
-    float sums[kValueSums] = {};
-    for (int begin = 0; begin < ValueStride(at.dv()); begin += kValueSums) {
-#pragma unroll
-      for (int c = 0; c < kValueSums; ++c) {
-        const float x = ToFloat(of[begin + c]) * scale;
-        sums[c] = fmaf(x, x, sums[c]);
-      }
-    }
-    return AddUp(sums);
-  }
-  __device__ static float AddUp(float (&sums)[kValueSums]) {
 #pragma unroll
     for (int half = kValueSums / 2; half > 0; half /= 2) {
 #pragma unroll
@@ -139,7 +132,7 @@ struct Dictionary {
   // |key - key of i|^2, or any number above `limit` if it exceeds that.
   __device__ float KeyDistance(int32_t i, float limit) const {
     const T* other = at.Key(i);
-    const float scale = at.KeyScale(i);
+    const float scale = at.KeySlot(i).scale();
     float sum = 0;
     for (int begin = 0; begin < at.d() && !(sum > limit); begin += kCheckChannels) {
       const int end = begin + kCheckChannels < at.d() ? begin + kCheckChannels : at.d();
@@ -168,8 +161,7 @@ struct Dictionary {
   }
 
   // Measures V over the candidates and stores it if the old one is far off; bounds are then scaled
-  // to
-  // stay lower bounds.
+  // to stay lower bounds.
   __attribute__((noinline)) __device__ void UpdateValueSize() const {
     float values = 0, keys = 0, n = 0;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
@@ -196,16 +188,15 @@ struct Dictionary {
     __syncthreads();
   }
 
-  // Sets bound and partner of a candidate from all others, by the rules of FindNearestCpu
-  // (nearest.h).
+  // Sets bound and partner of a candidate from all others, by the rules of FindNearestCpu.
   __device__ void UpdatePartner(int32_t self, int32_t gone_low = -1, int32_t gone_high = -1) const {
     __syncthreads();
     if (threadIdx.x == 0) at.Partner(self) = 0;
     for (int c = threadIdx.x; c < at.d(); c += kPairThreads) {
-      key[c] = ToFloat(at.Key(self)[c * kBlockSlots]) * at.KeyScale(self);
+      key[c] = at.KeySlot(self)[c];
     }
     for (int c = threadIdx.x; c < ValueStride(at.dv()); c += kPairThreads) {
-      value[c] = ToFloat(at.Value(self)[c]) * at.StoredValueScale(self);
+      value[c] = at.ValueSlot(self)[c];
     }
     __syncthreads();
     const float scale = at.ValueScale();
@@ -239,7 +230,9 @@ struct Dictionary {
       const int32_t partner = at.Partner(i);
       const float bound = at.Bound(i);
       if (partner == 0 || !(bound < INFINITY)) continue;
-      const Lowest mine = {bound, partner > 0 ? at.CandidateOrder(i, partner - 1) : 0, i};
+      const unsigned long long order =
+          partner > 0 ? PairOrder(at.Oldest(i), at.Oldest(partner - 1)) : 0;
+      const Lowest mine = {bound, order, i};
       lowest = PickLower(lowest, mine);
     }
     return block.ReduceLowest(lowest);
@@ -280,7 +273,7 @@ struct Dictionary {
     StoreMean(at, block, of, /*is_value=*/true);
     __syncthreads();
     if (threadIdx.x == 0) {
-      at.counts(mean / kBlockSlots)[mean % kBlockSlots] = AddCounts(of_low, of_high);
+      at.StoredCount(mean) = AddCounts(of_low, of_high);
       at.Oldest(mean) = at.Oldest(low);
       at.Partner(low) = at.Partner(high) = 0;
     }
@@ -290,13 +283,14 @@ struct Dictionary {
   // Fills new_slots for what the chunk leaves in its work blocks: free slots, then new ones, in
   // ascending order; -1 for candidates that are gone.
   __device__ void FindSlots() const {
+    const PairChunkEnd<T> slots = {at};
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     int32_t n_free = 0;
     const int32_t n_slots = at.chunk.n_merges() > 0 ? at.chunk.n_slots : 0;
     for (int32_t begin = 0; begin < n_slots && n_free < n_work; begin += kPairThreads) {
       const int32_t slot = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
-      const bool is_free = slot < n_slots && !at.IsSlotInUse(slot);
+      const bool is_free = slot < n_slots && !slots.IsSlotInUse(slot);
       const int32_t rank = n_free + block.RankInBlock(is_free, found);
       if (is_free && rank < n_work) free_slots[rank] = slot;
       n_free += found;
@@ -306,7 +300,7 @@ struct Dictionary {
     for (int32_t begin = 0; begin < n_work; begin += kPairThreads) {
       const int32_t i = begin + static_cast<int32_t>(threadIdx.x);
       int32_t found;
-      const bool stays = i < n_work && at.StaysAtEnd(at.chunk.first_token() + i);
+      const bool stays = i < n_work && slots.Stays(at.chunk.first_token() + i);
       const int32_t rank = n_left + block.RankInBlock(stays, found);
       int32_t slot = at.chunk.n_slots + rank - n_free;
       if (rank < n_free) slot = free_slots[rank];
@@ -318,37 +312,31 @@ struct Dictionary {
 
   // Neighbouring threads write neighbouring slots of a key channel, or channels of a value.
   __device__ void MoveToSlots() const {
+    const PairChunkEnd<T> slots = {at};
     const auto n_work = static_cast<int32_t>(WorkSlots(at.chunk.length));
     const int32_t first = at.chunk.first_token(), stride = ValueStride(at.dv());
     for (int32_t item = threadIdx.x; item < n_work * at.d(); item += kPairThreads) {
       const int32_t i = item % n_work, c = item / n_work * kBlockSlots, slot = new_slots[i];
       if (slot < 0) continue;
-      at.template SlotField<T>(at.blocks.dictionary_keys.place, slot)[slot % kBlockSlots + c] =
+      slots.template SlotBlock<T>(at.blocks.dictionary_keys.place, slot)[slot % kBlockSlots + c] =
           at.Key(first + i)[c];
     }
     for (int32_t item = threadIdx.x; item < n_work * stride; item += kPairThreads) {
       const int32_t i = item / stride, c = item % stride, slot = new_slots[i];
       if (slot < 0) continue;
-      at.template SlotField<T>(at.blocks.dictionary_values.place,
-                               slot)[slot % kBlockSlots * stride + c] = at.Value(first + i)[c];
+      slots.template SlotBlock<T>(at.blocks.dictionary_values.place,
+                                  slot)[slot % kBlockSlots * stride + c] = at.Value(first + i)[c];
     }
     for (int32_t i = threadIdx.x; i < n_work; i += kPairThreads) {
       const int32_t slot = new_slots[i], s = slot % kBlockSlots;
       if (slot < 0) continue;
-      if constexpr (kHasExponents<T>) {
-        at.template SlotField<T>(at.blocks.dictionary_keys.place, slot)[at.d() * kBlockSlots + s] =
-            at.Exponent(first + i, /*is_value=*/false);
-        at.template SlotField<T>(at.blocks.dictionary_values.place,
-                                 slot)[stride * kBlockSlots + s] =
-            at.Exponent(first + i, /*is_value=*/true);
+      if constexpr (Slots<T>::kScaled) {
+        T* keys = slots.template SlotBlock<T>(at.blocks.dictionary_keys.place, slot);
+        T* values = slots.template SlotBlock<T>(at.blocks.dictionary_values.place, slot);
+        *KeyRow(keys, at.d(), s).exponent = *at.KeySlot(first + i).exponent;
+        *ValueRow(values, stride, s).exponent = *at.ValueSlot(first + i).exponent;
       }
-      const uint32_t count = at.Count(first + i);
-      at.template SlotField<uint32_t>(at.blocks.counts, slot)[s] = count;
-      at.template SlotField<float>(at.blocks.log_counts, slot)[s] = logf(static_cast<float>(count));
-      at.template SlotField<uint32_t>(at.places.slots.oldest, slot)[s] =
-          at.IsToken(first + i) ? static_cast<uint32_t>(at.chunk.begin + i) : at.Oldest(first + i);
-      at.template SlotField<float>(at.places.slots.bounds, slot)[s] = at.BoundAtEnd(first + i);
-      at.SlotPartner(slot) = at.Partner(first + i);
+      slots.MoveFields(first + i, slot, logf(static_cast<float>(at.Count(first + i))));
     }
   }
 };
@@ -386,9 +374,8 @@ void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& layer_args) 
                                layer_args.seqs.device, 0};
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
-  const auto pass = layer_args.blocks.dtype == DType::kBF16 ? cuda::PassTokens<BF16>
-                    : layer_args.blocks.dtype == DType::kI8 ? cuda::PassTokens<Int8>
-                                                            : cuda::PassTokens<float>;
+  const auto pass =
+      VisitSlots(layer_args.blocks.dtype, []<class T>(Slots<T>) { return cuda::PassTokens<T>; });
   AttendWavesCuda(context, layer_args, {}, [&](int wave) {
     args.wave = wave;
     cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(layer_args.blocks),

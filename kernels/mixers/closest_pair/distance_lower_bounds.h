@@ -10,41 +10,40 @@
 
 namespace ovq {
 
-// Largest number of queries in one call.
-inline constexpr int kMaxLowerBoundRows = 16;
-
-// Arguments of DistanceLowerBoundsCpu. Query elements are float32 with bfloat16 values.
-struct DistanceLowerBounds {
-  struct Query {
-    const float* key;     // [head_dim]
-    const float* value;   // [value_stride]
-    float* lower_bounds;  // [blocks][64]
-  };
+// Candidates packed for dot products: the bfloat16 key and then the value of every slot, two
+// channels a word. Packing costs about as much as the distances of a few candidates, so a pass does
+// it once for all its queries.
+struct PackedCandidates {
   int head_dim, value_stride;
+  float value_scale;  // w K / V
   size_t n_blocks;
-  const uint32_t* packed;  // [blocks] of PackCandidatesCpu
-  const float* squares;    // [blocks][64] |key|^2 + value_scale |value|^2
-  float value_scale;       // w K / V
-  std::span<const Query> rows;
-  uint32_t* scratch;  // [DistanceLowerBoundsScratch()] words
+  uint32_t* pairs;  // [blocks][PackedPairs][64]
+  float* squares;   // [blocks][64] |key|^2 + value_scale |value|^2
 };
+
+// A key and a value (float32 elements with bfloat16 values), and where their lower bounds go.
+struct LowerBoundQuery {
+  const float* key;     // [head_dim]
+  const float* value;   // [value_stride]
+  float* lower_bounds;  // [blocks][64]
+};
+// Largest number of queries in one call.
+inline constexpr int kMaxLowerBoundQueries = 16;
 
 // True if this CPU has AVX-512 BF16.
 bool HasDistanceLowerBounds();
 
-size_t DistanceLowerBoundsScratch(int head_dim, int value_stride);
+// Words of a packed slot, and of a query.
+size_t PackedPairs(int head_dim, int value_stride);
 
-// Packs bfloat16 blocks for dot products: the key and then the value of every slot, two channels a
-// word, [pairs][64] words a block. Packing costs about as much as the distances of a few
-// candidates,
-// so a pass does it once for all its queries.
-void PackCandidatesCpu(std::span<const CandidateBlock> blocks, int head_dim, int value_stride,
-                       uint32_t* packed);
-size_t PackedBlockSize(int head_dim, int value_stride);  // words
+// Fills `pairs` and `squares`.
+void PackCandidatesCpu(std::span<const CandidateBlock> blocks, const PackedCandidates& packed);
 
 // lower_bounds <= |key - key|^2 + value_scale |value - value|^2 as FindNearestCpu computes it, from
 // |x - y|^2 = |x|^2 + |y|^2 - 2 x . y. A bound is too low by at most 6e-4 (|x|^2 + |y|^2).
-void DistanceLowerBoundsCpu(const DistanceLowerBounds& batch);
+// scratch: [kMaxLowerBoundQueries][PackedPairs].
+void DistanceLowerBoundsCpu(const PackedCandidates& packed,
+                            std::span<const LowerBoundQuery> queries, uint32_t* scratch);
 
 // Turns the lower bounds `of_x` of the distances from x into those from x + share (y - x), given
 // those from y. `apart` is |x - y|^2, rounded up.

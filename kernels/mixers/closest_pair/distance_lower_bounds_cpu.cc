@@ -1,8 +1,6 @@
 // Lower bounds from x . y of keys and of values with AVX-512 BF16: products of channel pairs,
-// summed
-// in float32 in the slot's lane. With AMX, tiles of 16 by 16 compute the same products from the
-// same
-// arrays; their order of sums differs, which the slack allows for.
+// summed in float32 in the slot's lane. With AMX, tiles of 16 by 16 compute the same products from
+// the same arrays; their order of sums differs, which the slack allows for.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -32,12 +30,9 @@ constexpr int kVectors = kBlockSlots / kLanes;
 constexpr int kRowTile = 4;
 
 // Slack subtracted from a bound, relative to |x|^2 + |y|^2. A float32 sum of at most 1,024 terms
-// errs
-// by up to 1,024 2^-24 = 6.1e-5. That counts once for |y|^2, twice for 2 x . y (which runs over
-// values,
-// then over keys) and twice for the exact distance, which is at most 2 (|x|^2 + |y|^2); the rest is
-// a
-// tenth of a sum.
+// errs by up to 1,024 2^-24 = 6.1e-5. That counts once for |y|^2, twice for 2 x . y (which runs
+// over values, then over keys) and twice for the exact distance, which is at most
+// 2 (|x|^2 + |y|^2); the rest is a tenth of a sum.
 constexpr float kSlack = 3.2e-4f;
 // Dot products flush float32 subnormals to 0.
 constexpr float kTiny = 1e-30f;
@@ -127,18 +122,29 @@ OVQ_BF16_DOTS void DotRows(const uint32_t* rows, size_t key_pairs, size_t n_pair
   }
 }
 
+// squares[64] = |y|^2 of a block [pair][64], key and value together.
+OVQ_BF16_DOTS void FillSquares(size_t key_pairs, size_t n_pairs, const uint32_t* block, float scale,
+                               float* squares) {
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    __m512 keys = _mm512_setzero_ps(), values = _mm512_setzero_ps();
+    for (size_t p = 0; p < n_pairs; ++p) {
+      const __m512i pair = _mm512_loadu_si512(block + p * kBlockSlots + s);
+      __m512& sum = p < key_pairs ? keys : values;
+      sum = Dot(sum, pair, pair);
+    }
+    _mm512_storeu_ps(squares + s, _mm512_fmadd_ps(_mm512_set1_ps(scale), values, keys));
+  }
+}
+
 void DotAllRows(const uint32_t* rows, int n_rows, size_t key_pairs, size_t n_pairs,
                 const uint32_t* block, float scale, float* dots) {
-  int r = 0;
-  const auto next = [&](auto dot, int n) {
+  for (int r = 0; r < n_rows;) {
+    const bool whole = n_rows - r >= kRowTile;
+    const auto dot = whole ? DotRows<kRowTile> : DotRows<1>;
     dot(rows + static_cast<size_t>(r) * n_pairs, key_pairs, n_pairs, block, scale,
         dots + r * kBlockSlots);
-    r += n;
-  };
-  while (r + kRowTile <= n_rows) next(DotRows<kRowTile>, kRowTile);
-  if (n_rows - r == 3) next(DotRows<3>, 3);
-  if (n_rows - r == 2) next(DotRows<2>, 2);
-  if (n_rows - r == 1) next(DotRows<1>, 1);
+    r += whole ? kRowTile : 1;
+  }
 }
 
 // noinline: a tile load does not tell the compiler what memory it reads; a call does.
@@ -207,45 +213,46 @@ OVQ_BF16_DOTS void AddScaled(const float* values, float scale, int n, float* dot
   }
 }
 
-OVQ_BF16_DOTS void FillLowerBounds(const DistanceLowerBounds& batch) {
-  const auto n_rows = static_cast<int>(batch.rows.size());
-  const size_t key_pairs = ChannelPairs(batch.head_dim),
-               value_pairs = ChannelPairs(batch.value_stride), n_pairs = key_pairs + value_pairs;
-  uint32_t* rows = batch.scratch;
-  float squares[kMaxLowerBoundRows];
-  const bool tiles = n_rows >= kMinTileRows && batch.head_dim % kTileChannels == 0 &&
-                     batch.value_stride % kTileChannels == 0 && HasTiles();
-  if (tiles) std::fill_n(rows, kMaxLowerBoundRows * n_pairs, 0u);
-  for (int r = 0; r < n_rows; ++r) {
-    const DistanceLowerBounds::Query& row = batch.rows[r];
-    uint32_t* to = rows + static_cast<size_t>(r) * n_pairs;
-    for (size_t p = 0; p < key_pairs; ++p) {
-      *to++ = PairAt(row.key, static_cast<int>(p), batch.head_dim);
-    }
-    for (size_t p = 0; p < value_pairs; ++p) {
-      *to++ = PairAt(row.value, static_cast<int>(p), batch.value_stride);
-    }
-    squares[r] = SquaredNorm(row.key, batch.head_dim) +
-                 batch.value_scale * SquaredNorm(row.value, batch.value_stride);
+// Packs a query, two channels a word, and returns |key|^2 + value_scale |value|^2.
+float PackQuery(const PackedCandidates& packed, const LowerBoundQuery& query, uint32_t* to) {
+  for (int p = 0; 2 * p < packed.head_dim; ++p) *to++ = PairAt(query.key, p, packed.head_dim);
+  for (int p = 0; 2 * p < packed.value_stride; ++p) {
+    *to++ = PairAt(query.value, p, packed.value_stride);
   }
-  alignas(64) float dots[kMaxLowerBoundRows * kBlockSlots],
-      of_values[kMaxLowerBoundRows * kBlockSlots];
+  return SquaredNorm(query.key, packed.head_dim) +
+         packed.value_scale * SquaredNorm(query.value, packed.value_stride);
+}
+
+OVQ_BF16_DOTS void FillLowerBounds(const PackedCandidates& packed,
+                                   std::span<const LowerBoundQuery> queries, uint32_t* rows) {
+  const auto n_rows = static_cast<int>(queries.size());
+  const size_t key_pairs = ChannelPairs(packed.head_dim),
+               value_pairs = ChannelPairs(packed.value_stride), n_pairs = key_pairs + value_pairs;
+  float squares[kMaxLowerBoundQueries];
+  const bool tiles = n_rows >= kMinTileRows && packed.head_dim % kTileChannels == 0 &&
+                     packed.value_stride % kTileChannels == 0 && HasTiles();
+  if (tiles) std::fill_n(rows, kMaxLowerBoundQueries * n_pairs, 0u);
+  for (int r = 0; r < n_rows; ++r) {
+    squares[r] = PackQuery(packed, queries[r], rows + static_cast<size_t>(r) * n_pairs);
+  }
+  alignas(64) float dots[kMaxLowerBoundQueries * kBlockSlots],
+      of_values[kMaxLowerBoundQueries * kBlockSlots];
   const __m512 minus_two = _mm512_set1_ps(-2.0f), whole = _mm512_set1_ps(1 - kSlack),
                tiny = _mm512_set1_ps(kTiny),
                infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
   if (tiles) BeginTiles();
-  const uint32_t* block = batch.packed;
-  for (size_t b = 0; b < batch.n_blocks; ++b, block += n_pairs * kBlockSlots) {
+  const uint32_t* block = packed.pairs;
+  for (size_t b = 0; b < packed.n_blocks; ++b, block += n_pairs * kBlockSlots) {
     if (tiles) {
       DotTiles(rows, n_pairs, key_pairs, block, dots);
       DotTiles(rows + key_pairs, n_pairs, value_pairs, block + key_pairs * kBlockSlots, of_values);
-      AddScaled(of_values, batch.value_scale, n_rows * kBlockSlots, dots);
+      AddScaled(of_values, packed.value_scale, n_rows * kBlockSlots, dots);
     } else {
-      DotAllRows(rows, n_rows, key_pairs, n_pairs, block, batch.value_scale, dots);
+      DotAllRows(rows, n_rows, key_pairs, n_pairs, block, packed.value_scale, dots);
     }
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t at = b * kBlockSlots + static_cast<size_t>(s);
-      const __m512 others = _mm512_loadu_ps(batch.squares + at);
+      const __m512 others = _mm512_loadu_ps(packed.squares + at);
       for (int r = 0; r < n_rows; ++r) {
         const __m512 dot = _mm512_loadu_ps(dots + r * kBlockSlots + s);
         const __m512 both = _mm512_add_ps(others, _mm512_set1_ps(squares[r]));
@@ -254,7 +261,7 @@ OVQ_BF16_DOTS void FillLowerBounds(const DistanceLowerBounds& batch) {
         // A bound that is not finite is useless: it becomes 0.
         const __mmask16 known = _mm512_cmp_ps_mask(lower_bound, _mm512_setzero_ps(), _CMP_GT_OQ) &
                                 _mm512_cmp_ps_mask(lower_bound, infinity, _CMP_LT_OQ);
-        _mm512_storeu_ps(batch.rows[r].lower_bounds + at, _mm512_maskz_mov_ps(known, lower_bound));
+        _mm512_storeu_ps(queries[r].lower_bounds + at, _mm512_maskz_mov_ps(known, lower_bound));
       }
     }
   }
@@ -290,30 +297,30 @@ bool HasDistanceLowerBounds() {
 #endif
 }
 
-size_t DistanceLowerBoundsScratch(int head_dim, int value_stride) {
-  return kMaxLowerBoundRows * (ChannelPairs(head_dim) + ChannelPairs(value_stride));
-}
-
-size_t PackedBlockSize(int head_dim, int value_stride) {
-  return (ChannelPairs(head_dim) + ChannelPairs(value_stride)) * kBlockSlots;
+size_t PackedPairs(int head_dim, int value_stride) {
+  return ChannelPairs(head_dim) + ChannelPairs(value_stride);
 }
 
 void PackCandidatesCpu([[maybe_unused]] std::span<const CandidateBlock> blocks,
-                       [[maybe_unused]] int head_dim, [[maybe_unused]] int value_stride,
-                       [[maybe_unused]] uint32_t* packed) {
+                       [[maybe_unused]] const PackedCandidates& packed) {
 #if defined(__x86_64__)
-  for (const CandidateBlock& block : blocks) {
-    PackKeys(static_cast<const uint16_t*>(block.keys), head_dim, packed);
-    PackValues(static_cast<const uint16_t*>(block.values), value_stride,
-               packed + ChannelPairs(head_dim) * kBlockSlots);
-    packed += PackedBlockSize(head_dim, value_stride);
+  const size_t key_pairs = ChannelPairs(packed.head_dim),
+               n_pairs = PackedPairs(packed.head_dim, packed.value_stride);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    uint32_t* pairs = packed.pairs + b * n_pairs * kBlockSlots;
+    PackKeys(static_cast<const uint16_t*>(blocks[b].keys), packed.head_dim, pairs);
+    PackValues(static_cast<const uint16_t*>(blocks[b].values), packed.value_stride,
+               pairs + key_pairs * kBlockSlots);
+    FillSquares(key_pairs, n_pairs, pairs, packed.value_scale, packed.squares + b * kBlockSlots);
   }
 #endif
 }
 
-void DistanceLowerBoundsCpu([[maybe_unused]] const DistanceLowerBounds& batch) {
+void DistanceLowerBoundsCpu([[maybe_unused]] const PackedCandidates& packed,
+                            [[maybe_unused]] std::span<const LowerBoundQuery> queries,
+                            [[maybe_unused]] uint32_t* scratch) {
 #if defined(__x86_64__)
-  FillLowerBounds(batch);
+  FillLowerBounds(packed, queries, scratch);
 #endif
 }
 

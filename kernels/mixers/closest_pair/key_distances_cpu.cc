@@ -3,7 +3,7 @@
 
 #include "kernels/mixers/closest_pair/nearest.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mixers/closest_pair/key_distances_cpu.cc"
@@ -12,8 +12,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
-#include "kernels/common/load_wide-inl.h"
-#include "kernels/mixers/common/load_int8-inl.h"
+#include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -66,49 +65,39 @@ HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size
   for (; r + kRowTile <= n; r += kRowTile) {
     TileKeyDistances<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
   }
-  switch (n - r) {
-    case 3:
-      return TileKeyDistances<3>(rows + r, keys, batch.head_dim, to + r, at);
-    case 2:
-      return TileKeyDistances<2>(rows + r, keys, batch.head_dim, to + r, at);
-    case 1:
-      return TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
-  }
+  for (; r < n; ++r) TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
 }
 
-// Converts an int8 block to float: every slot's channels times its scale.
-HWY_INLINE void WidenBlock(const Int8* keys, int head_dim, float* wide) {
+// Converts a block to float: every slot's channels times its scale.
+template <class T>
+HWY_INLINE void WidenBlock(const T* keys, int head_dim, float* wide) {
   const D d;
-  const uint8_t* exponents = BlockExponents(keys, head_dim);
   for (int s = 0; s < kBlockSlots; s += kLanes) {
-    const V scale = LoadScales(d, exponents + s);
+    [[maybe_unused]] V scale;
+    if constexpr (Slots<T>::kScaled) scale = LoadScales(d, keys, head_dim, s);
     for (auto i = static_cast<size_t>(s); i < static_cast<size_t>(head_dim) * kBlockSlots;
          i += kBlockSlots) {
-      hn::StoreU(hn::Mul(LoadWide(d, keys + i), scale), d, wide + i);
+      V channel = LoadWide(d, keys + i);
+      if constexpr (Slots<T>::kScaled) channel = hn::Mul(channel, scale);
+      hn::StoreU(channel, d, wide + i);
     }
   }
 }
 
 void FillKeyDistances(const KeyDistances& batch) {
-  const D d;
-  const bool widens = batch.keys.size() > kRowTile;
-  const size_t n = static_cast<size_t>(batch.head_dim) * kBlockSlots;
-  for (size_t b = 0; b < batch.blocks.size(); ++b) {
-    const void* keys = batch.blocks[b].keys;
-    if (batch.dtype == DType::kF32) {
-      BlockKeyDistances(batch, static_cast<const float*>(keys), b * kBlockSlots);
-    } else if (batch.dtype == DType::kI8) {
-      WidenBlock(static_cast<const Int8*>(keys), batch.head_dim, batch.wide);
-      BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
-    } else if (widens) {
-      for (size_t i = 0; i < n; i += kLanes) {
-        hn::StoreU(LoadWide(d, static_cast<const BF16*>(keys) + i), d, batch.wide + i);
+  VisitSlots(batch.dtype, [&]<class T>(Slots<T>) HWY_ATTR {
+    const bool widens =
+        Slots<T>::kScaled || (sizeof(T) < sizeof(float) && batch.keys.size() > kRowTile);
+    for (size_t b = 0; b < batch.blocks.size(); ++b) {
+      const T* keys = static_cast<const T*>(batch.blocks[b].keys);
+      if (widens) {
+        WidenBlock(keys, batch.head_dim, batch.wide);
+        BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
+      } else {
+        BlockKeyDistances(batch, keys, b * kBlockSlots);
       }
-      BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
-    } else {
-      BlockKeyDistances(batch, static_cast<const BF16*>(keys), b * kBlockSlots);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -27,8 +27,7 @@ struct KeyDistances {
 
 // distances[n][b][s] = sum_c (keys[n][c] - keys of block b[c][s])^2 in float32, a chain of fused
 // multiply-adds over c in each slot's own lane. The bits do not depend on the vector width or on
-// how
-// many keys are in one call.
+// how many keys are in one call.
 void KeyDistancesCpu(const KeyDistances& batch);
 
 struct NearestSearch {
@@ -36,18 +35,14 @@ struct NearestSearch {
   int value_stride;
   std::span<const CandidateBlock> blocks;
   const float* key_distances;  // [blocks][64] from `self`; lower bounds if `key` is set
-  // If set, exact distances of keys are computed where key_distances are near enough.
+  // If set, exact distances of keys are computed where the lower bounds are near enough.
   const float* key = nullptr;  // [head_dim]
   int head_dim = 0;
   // If `key` is set: key_distances belong to a place that is at most `drift` away from `self`.
   float drift = 0;
   float value_scale;   // w K / V
   const float* value;  // [value_stride]
-  // |value| of every slot [blocks][64] and of `self`. The bound ||x| - |y|| <= |x - y| spares most
-  // value distances where one of the two is a mean of many tokens. Null: not known.
-  const float* sizes = nullptr;
-  float size = 0;
-  int32_t self;  // may be absent from `blocks`
+  int32_t self;        // may be absent from `blocks`
   // The two candidates whose mean `self` is; others may still have them as partners. -1: none.
   int32_t gone[2] = {-1, -1};
 };
@@ -60,27 +55,22 @@ struct Nearest {
 // ties go to the oldest. Values: 16 partial sums, channel c in sum c % 16, folded in halves.
 // Also updates the others: a candidate whose partner is in `gone` becomes stale. A stale candidate
 // equal to `self` gets `self` as its partner if its bound is above 0 or its partner was in `gone`
-// until
-// now (then no older candidate is as near), so that equal tokens need no search each.
+// until now (then no older candidate is as near), so that equal tokens need no search each.
 Nearest FindNearestCpu(const NearestSearch& search);
 
 // The candidate with the lowest bound, with its partner. Stale candidates come first (low = -1,
 // high = the candidate), then pairs by the older member's oldest token, then by the younger's.
-// `low` is
-// the older member. high = -1: no bound is finite.
+// `low` is the older member. high = -1: no bound is finite.
 struct PairBound {
   float bound;
   int32_t low, high;
 };
 PairBound LowestBoundCpu(std::span<const CandidateBlock> blocks);
 
-// Fills `lowest` with the lowest bounds in ascending order, ties to the lowest candidate index.
-// Returns how many there are.
-int LowestBoundsCpu(std::span<const CandidateBlock> blocks, std::span<Nearest> lowest);
-
-// sizes[blocks][64] = |value| of every slot.
-void ValueSizesCpu(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
-                   float* sizes);
+// Fills `lowest` with the candidates that have the lowest of `distances` [blocks][64], in ascending
+// order, ties to the lowest candidate index. Returns how many there are.
+int NearestOnesCpu(std::span<const CandidateBlock> blocks, const float* distances,
+                   std::span<Nearest> lowest);
 
 // |value|^2, summed in FindNearestCpu's order. value: [value_stride] as a block stores it; int8 in
 // units of its scale.

@@ -13,8 +13,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
-#include "kernels/common/load_wide-inl.h"
-#include "kernels/mixers/common/load_int8-inl.h"
+#include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -50,7 +49,7 @@ HWY_INLINE float AddUp([[maybe_unused]] Part part, hn::Vec<Part> sums) {
 #endif
 }
 
-// |x - y|^2 of values, with int8 y times its scale. x null: |y|^2 in units of the scale.
+// |x - y|^2 of values, with y times its scale. x null: |y|^2 in units of the scale.
 template <class T>
 HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride,
                                [[maybe_unused]] float scale = 1) {
@@ -61,7 +60,7 @@ HWY_INLINE float ValueDistance(const float* x, const T* y, int value_stride,
   for (int c = 0; c < value_stride; c += kSums) {
     for (int v = 0; v < kParts; ++v) {
       V apart = LoadWide(d, y + c + v * kLanes);
-      if constexpr (kHasExponents<T>) apart = hn::Mul(apart, hn::Set(d, scale));
+      if constexpr (Slots<T>::kScaled) apart = hn::Mul(apart, hn::Set(d, scale));
       if (x != nullptr) apart = hn::Sub(hn::LoadU(d, x + c + v * kLanes), apart);
       sum[v] = hn::MulAdd(apart, apart, sum[v]);
     }
@@ -81,17 +80,16 @@ template <class T>
 HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
   const D d;
   if (search.key == nullptr) return hn::LoadU(d, search.key_distances + first);
-  const T* keys =
-      static_cast<const T*>(search.blocks[first / kBlockSlots].keys) + first % kBlockSlots;
+  const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
+  const T* keys = block + first % kBlockSlots;
   [[maybe_unused]] V scale;
-  if constexpr (kHasExponents<T>) {
-    const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
-    scale = LoadScales(d, BlockExponents(block, search.head_dim) + first % kBlockSlots);
+  if constexpr (Slots<T>::kScaled) {
+    scale = LoadScales(d, block, search.head_dim, static_cast<int>(first % kBlockSlots));
   }
   V sum = hn::Zero(d);
   for (int c = 0; c < search.head_dim; ++c, keys += kBlockSlots) {
     V key = LoadWide(d, keys);
-    if constexpr (kHasExponents<T>) key = hn::Mul(key, scale);
+    if constexpr (Slots<T>::kScaled) key = hn::Mul(key, scale);
     const V apart = hn::Sub(hn::Set(d, search.key[c]), key);
     sum = hn::MulAdd(apart, apart, sum);
   }
@@ -101,40 +99,23 @@ HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
 // Full distance of candidate i, given its key distance.
 template <class T>
 HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_distance) {
-  const auto stride = static_cast<size_t>(search.value_stride);
-  const T* values =
-      static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values);
-  const int32_t slot = i % kBlockSlots;
-  float scale = 1;
-  if constexpr (kHasExponents<T>) {
-    scale = ExponentScale(BlockExponents(values, search.value_stride)[slot]);
-  }
-  return key_distance + search.value_scale *
-                            ValueDistance(search.value, values + static_cast<size_t>(slot) * stride,
-                                          search.value_stride, scale);
+  const SlotRow value =
+      ValueRow(static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values),
+               search.value_stride, i % kBlockSlots);
+  return key_distance + search.value_scale * ValueDistance(search.value, value.data,
+                                                           search.value_stride, value.scale());
 }
 
-// Relative errors of sizes and distances stay far below this: float32 sums over at most 1,024 / 16
-// value channels and 1,024 key channels.
+// Relative errors of distances stay far below this: float32 sums over at most 1,024 / 16 value
+// channels and 1,024 key channels.
 constexpr float kSlack = 1e-4f;
 
-// Lower bounds of the distances of one vector of candidates, from key distances and value sizes.
-HWY_INLINE V DistanceLowerBounds(const NearestSearch& search, V keys, size_t first) {
+// Lower bounds of the distances of one vector of candidates, from those of a place that is at most
+// `drift` away.
+HWY_INLINE V LowerBounds(const NearestSearch& search, size_t first) {
   const D d;
-  if (search.sizes == nullptr) return keys;
-  const V size = hn::Set(d, search.size), sizes = hn::LoadU(d, search.sizes + first);
-  V apart = hn::AbsDiff(size, sizes);
-  apart = hn::Max(hn::Zero(d), hn::NegMulAdd(hn::Set(d, kSlack), hn::Add(size, sizes), apart));
-  const V whole = hn::MulAdd(hn::Set(d, search.value_scale), hn::Mul(apart, apart), keys);
-  return hn::Mul(whole, hn::Set(d, 1 - kSlack));
-}
-
-// Lower bounds from what is known before any key is read.
-HWY_INLINE V KnownDistances(const NearestSearch& search, size_t first) {
-  const V known = hn::LoadU(D(), search.key_distances + first);
-  if (search.key == nullptr) return DistanceLowerBounds(search, known, first);
+  const V known = hn::LoadU(d, search.key_distances + first);
   if (search.drift == 0) return known;
-  const D d;
   // The root is rounded down, as the difference may be small.
   const V root = hn::Mul(hn::Sqrt(known), hn::Set(d, 1 - 1e-6f));
   const V apart = hn::Max(hn::Zero(d), hn::Sub(root, hn::Set(d, search.drift)));
@@ -151,9 +132,8 @@ int32_t LikelyNearest(const NearestSearch& search) {
   for (size_t b = 0; b < search.blocks.size(); ++b) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
-      // Beyond the drift the lower bound rises with key_distances, so these are compared instead.
-      const V distance = search.key == nullptr ? KnownDistances(search, first)
-                                               : hn::LoadU(d, search.key_distances + first);
+      // Beyond the drift lower bounds rise with key_distances, so these are compared instead.
+      const V distance = hn::LoadU(d, search.key_distances + first);
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
                                hn::Lt(distance, lowest));
       lowest = hn::IfThenElse(nearer, distance, lowest);
@@ -200,10 +180,10 @@ class Search {
     }
   }
   // Largest key_distances of a candidate that can still be nearest, so that most candidates are
-  // skipped without a square root: KnownDistances inverted, rounded up.
+  // skipped without a square root: the inverse of LowerBounds, rounded up.
   HWY_INLINE void SetLimit() {
     limit_ = nearest_.distance;
-    if (search_.key == nullptr || search_.drift == 0) return;
+    if (search_.drift == 0) return;
     const double root = std::sqrt(nearest_.distance / (1.0 - kSlack)) + search_.drift;
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
@@ -220,8 +200,7 @@ class Search {
     const M candidates = Candidates(di, partners),
             is_lost = hn::And(candidates, hn::RebindMask(d, lost));
     const auto at = static_cast<size_t>(first);
-    const V known = search_.key == nullptr ? KnownDistances(search_, at)
-                                           : hn::LoadU(d, search_.key_distances + at);
+    const V known = hn::LoadU(d, search_.key_distances + at);
     const bool none_is_near =
         hn::AllFalse(d, hn::And(candidates, hn::Le(known, hn::Set(d, limit_))));
     if (none_is_near && hn::AllFalse(d, is_lost)) return;
@@ -230,10 +209,7 @@ class Search {
                       : first == seeds_ ? hn::LoadU(d, of_seeds_)
                                         : KeyDistances<T>(search_, at);
     hn::StoreU(of_keys, d, keys);
-    hn::StoreU(none_is_near ? of_keys
-                            : hn::Max(KnownDistances(search_, at),
-                                      DistanceLowerBounds(search_, of_keys, at)),
-               d, lower_bound);
+    hn::StoreU(none_is_near ? of_keys : hn::Max(LowerBounds(search_, at), of_keys), d, lower_bound);
     for (int i = 0; i < kLanes; ++i) VisitCandidate(block, first + i, keys[i], lower_bound[i]);
   }
 
@@ -262,27 +238,26 @@ class Search {
 };
 
 Nearest FindNearest(const NearestSearch& search) {
-  if (search.dtype == DType::kBF16) return Search<BF16>(search).Find();
-  if (search.dtype == DType::kI8) return Search<Int8>(search).Find();
-  return Search<float>(search).Find();
+  return VisitSlots(search.dtype, [&]<class T>(Slots<T>) { return Search<T>(search).Find(); });
 }
 
-int LowestBounds(std::span<const CandidateBlock> blocks, std::span<Nearest> lowest) {
+int NearestOnes(std::span<const CandidateBlock> blocks, const float* distances,
+                std::span<Nearest> lowest) {
   const D d;
   const DI di;
   size_t n = 0;
   float limit = kInfinity;
-  for (size_t b = 0; b < blocks.size(); ++b) {
+  for (size_t b = 0; b < blocks.size(); ++b, distances += kBlockSlots) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const M alive = Candidates(di, hn::LoadU(di, blocks[b].partners + s));
-      const M open = hn::Lt(hn::LoadU(d, blocks[b].bounds + s), hn::Set(d, limit));
-      if (hn::AllFalse(d, hn::And(open, alive))) continue;
+      const M near = hn::Lt(hn::LoadU(d, distances + s), hn::Set(d, limit));
+      if (hn::AllFalse(d, hn::And(near, alive))) continue;
       for (int t = s; t < s + kLanes; ++t) {
-        const float bound = blocks[b].bounds[t];
-        if (blocks[b].partners[t] == 0 || !(bound < limit)) continue;
+        const float distance = distances[t];
+        if (blocks[b].partners[t] == 0 || !(distance < limit)) continue;
         size_t at = n < lowest.size() ? n++ : n - 1;
-        for (; at > 0 && bound < lowest[at - 1].distance; --at) lowest[at] = lowest[at - 1];
-        lowest[at] = {bound, static_cast<int32_t>(b * kBlockSlots) + t};
+        for (; at > 0 && distance < lowest[at - 1].distance; --at) lowest[at] = lowest[at - 1];
+        lowest[at] = {distance, static_cast<int32_t>(b * kBlockSlots) + t};
         if (n == lowest.size()) limit = lowest[n - 1].distance;
       }
     }
@@ -322,28 +297,9 @@ PairBound LowestBound(std::span<const CandidateBlock> blocks) {
 }
 
 float SquaredNorm(const void* value, DType dtype, int value_stride) {
-  if (dtype == DType::kBF16) {
-    return ValueDistance(nullptr, static_cast<const BF16*>(value), value_stride);
-  }
-  if (dtype == DType::kI8) {
-    return ValueDistance(nullptr, static_cast<const Int8*>(value), value_stride);
-  }
-  return ValueDistance(nullptr, static_cast<const float*>(value), value_stride);
-}
-
-void ValueSizes(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
-                float* sizes) {
-  const size_t bytes = static_cast<size_t>(value_stride) * DTypeBytes(dtype);
-  for (const CandidateBlock& block : blocks) {
-    for (size_t s = 0; s < kBlockSlots; ++s) {
-      const auto* value = static_cast<const std::byte*>(block.values) + s * bytes;
-      const float scale = dtype == DType::kI8
-                              ? ExponentScale(BlockExponents(static_cast<const Int8*>(block.values),
-                                                             value_stride)[s])
-                              : 1.0f;
-      *sizes++ = std::sqrt(SquaredNorm(value, dtype, value_stride)) * scale;
-    }
-  }
+  return VisitSlots(dtype, [&]<class T>(Slots<T>) HWY_ATTR {
+    return ValueDistance(nullptr, static_cast<const T*>(value), value_stride);
+  });
 }
 
 }  // namespace
@@ -355,9 +311,8 @@ namespace ovq {
 
 HWY_EXPORT(FindNearest);
 HWY_EXPORT(LowestBound);
-HWY_EXPORT(LowestBounds);
+HWY_EXPORT(NearestOnes);
 HWY_EXPORT(SquaredNorm);
-HWY_EXPORT(ValueSizes);
 
 Nearest FindNearestCpu(const NearestSearch& search) {
   return HWY_DYNAMIC_DISPATCH(FindNearest)(search);
@@ -367,13 +322,9 @@ PairBound LowestBoundCpu(std::span<const CandidateBlock> blocks) {
   return HWY_DYNAMIC_DISPATCH(LowestBound)(blocks);
 }
 
-int LowestBoundsCpu(std::span<const CandidateBlock> blocks, std::span<Nearest> lowest) {
-  return HWY_DYNAMIC_DISPATCH(LowestBounds)(blocks, lowest);
-}
-
-void ValueSizesCpu(std::span<const CandidateBlock> blocks, DType dtype, int value_stride,
-                   float* sizes) {
-  HWY_DYNAMIC_DISPATCH(ValueSizes)(blocks, dtype, value_stride, sizes);
+int NearestOnesCpu(std::span<const CandidateBlock> blocks, const float* distances,
+                   std::span<Nearest> lowest) {
+  return HWY_DYNAMIC_DISPATCH(NearestOnes)(blocks, distances, lowest);
 }
 
 float SquaredNormCpu(const void* value, DType dtype, int value_stride) {

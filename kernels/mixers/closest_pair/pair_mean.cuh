@@ -23,38 +23,34 @@ __device__ void StoreMean(const PairBlocks<T>& at, [[maybe_unused]] const PairSh
                           const PairMean& of, bool is_value) {
   const int n = is_value ? at.dv() : at.d(), stride = is_value ? 1 : kBlockSlots;
   const int begin = static_cast<int>(threadIdx.x) * kRoundingGroup, left = n - begin;
-  const auto row_of = [&](int32_t i) {
-    return (is_value ? at.Value(i) : at.Key(i)) + begin * stride;
-  };
-  const auto scale_of = [&](int32_t i) {
-    return is_value ? at.StoredValueScale(i) : at.KeyScale(i);
-  };
-  const T *low = row_of(of.low), *high = row_of(of.high);
-  const float of_low = scale_of(of.low), of_high = scale_of(of.high);
+  const auto slot = [&](int32_t i) { return is_value ? at.ValueSlot(i) : at.KeySlot(i); };
+  const SlotRow<T> of_low = slot(of.low), of_high = slot(of.high), mean = slot(of.mean);
+  const T *low = of_low.data + begin * stride, *high = of_high.data + begin * stride;
+  const float low_scale = of_low.scale(), high_scale = of_high.scale();
   float x[kRoundingGroup];
 #pragma unroll
   for (int c = 0; c < kRoundingGroup; ++c) {
-    x[c] = c < left ? WeightedMean(ToFloat(low[c * stride]) * of_low,
-                                   ToFloat(high[c * stride]) * of_high, of.share)
+    x[c] = c < left ? WeightedMean(ToFloat(low[c * stride]) * low_scale,
+                                   ToFloat(high[c * stride]) * high_scale, of.share)
                     : 0;
   }
   const RoundingKey key = at.Rounding(of.high, is_value);
-  T* mean = row_of(of.mean);
-  if constexpr (kHasExponents<T>) {
-    uint8_t exponent = ExponentFor(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
-    Int8 rounded[kRoundingGroup] = {};
-    RoundGroup(x, left, key, static_cast<uint32_t>(begin), rounded, 1,
-               InverseExponentScale(exponent));
+  T* to = mean.data + begin * stride;
+  if constexpr (Slots<T>::kScaled) {
+    uint8_t exponent = Slots<T>::Exponent(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
+    T rounded[kRoundingGroup] = {};
+    RoundGroup(x, left, key, static_cast<uint32_t>(begin), InverseExponentScale(exponent), rounded,
+               1);
     for (int c = 0; c < kRoundingGroup; ++c) x[c] = ToFloat(rounded[c]) * ExponentScale(exponent);
     // Rounding down may let the mean fit a scale half as large.
-    exponent = ExponentFor(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
+    exponent = Slots<T>::Exponent(block.ReduceMax(MagnitudeBits(x, kRoundingGroup)));
     const float inverse = InverseExponentScale(exponent);
     for (int c = 0; c < kRoundingGroup && c < left; ++c) {
-      mean[c * stride] = inverse == 0 ? Int8{0} : NearestInt8(x[c] * inverse);
+      to[c * stride] = NearestElement<T>(x[c], inverse);
     }
-    if (threadIdx.x == 0) at.Exponent(of.mean, is_value) = {static_cast<int8_t>(exponent)};
+    if (threadIdx.x == 0) mean.SetExponent(exponent);
   } else {
-    RoundGroup(x, left, key, static_cast<uint32_t>(begin), mean, static_cast<size_t>(stride));
+    RoundGroup(x, left, key, static_cast<uint32_t>(begin), 1, to, static_cast<size_t>(stride));
   }
 }
 

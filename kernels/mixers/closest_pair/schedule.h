@@ -1,7 +1,6 @@
 // Parameters of the closest-pair rule and its schedule: when tokens join the candidates and when
 // pairs merge. Both depend on the position alone, so results do not depend on how a sequence is
-// split
-// into batches, and no token costs much more than another.
+// split into batches, and no token costs much more than another.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +20,7 @@ struct PairRule {
   // The first tokens never merge; the newest ones do not merge yet.
   int32_t pinned_tokens = 0, recent_tokens = 0;
 
+  constexpr bool measures_keys() const { return key_size == 0; }
   // Both numbers are limited for small caps: to a quarter of the cap and to half of it.
   constexpr int64_t EffectivePinnedTokens(int64_t slot_cap) const {
     return std::min<int64_t>(pinned_tokens, slot_cap / 4);
@@ -30,8 +30,7 @@ struct PairRule {
   }
   // After `position` tokens, the tokens before the returned one have joined the candidates, except
   // pinned ones. None join in the first half of the slot cap, so that short sessions pay nothing;
-  // then
-  // two a token join until all but the recent ones have.
+  // then two a token join until all but the recent ones have.
   constexpr int64_t JoinedAt(int64_t position, int64_t slot_cap) const {
     return std::max<int64_t>(
         0, std::min(2 * position - slot_cap, position - EffectiveRecentTokens(slot_cap)));
@@ -72,6 +71,9 @@ struct PairChunk {
   constexpr int32_t first_token() const { return slot_blocks() * kBlockSlots; }
   constexpr int32_t first_merged() const { return first_token() + work_blocks() * kBlockSlots; }
   constexpr int32_t end() const { return n_blocks() * kBlockSlots; }
+  constexpr bool IsToken(int32_t i) const { return i >= first_token() && i < first_merged(); }
+  // Position of the chunk's token with candidate index i.
+  constexpr int64_t Position(int32_t i) const { return begin + i - first_token(); }
   // Candidate index of the sequence's token `token`, valid in its own chunk and until merges begin.
   constexpr int32_t FindCandidate(int64_t token) const {
     return static_cast<int32_t>(token < begin ? token : first_token() + (token - begin));

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 
@@ -37,7 +37,7 @@ std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const Toke
              .stride = kBlockSlots * element});
       }
       extents.push_back({values.ByteOffset(head, index) + slot * row, n_slots * row});
-      if (blocks.dtype == DType::kI8) {
+      if (IsScaled(blocks.dtype)) {
         extents.push_back({values.ByteOffset(head, index) + kBlockSlots * row + slot, n_slots});
       }
     }

@@ -124,7 +124,7 @@ struct FullChunk {
 struct AttentionArgs {
   const AttentionBlocks& blocks;
   const BatchSequences& seqs;
-  const AttentionTensors& rows;
+  const AttentionTensors& tokens;
 };
 
 // Tokens of one kv head of one sequence that lie in one recent block, so that they attend to the
@@ -141,7 +141,7 @@ struct TileTokens {
   int32_t n_live;  // dictionary slots
 };
 
-// Attends for all tokens of a batch: stores each one's key and value, fills rows.out, and merges
+// Attends for all tokens of a batch: stores each one's key and value, fills tokens.out, and merges
 // the spans that the tokens fill.
 void AttendCpu(DeviceContext& context, const AttentionArgs& args);
 void AttendCuda(DeviceContext& context, const AttentionArgs& args);

@@ -90,12 +90,12 @@ void Store(const AttentionArgs& args, const TileTokens& tile) {
   void* keys = blocks.recent_keys.At(tile.session, tile.sequence, tile.kv_head, tile.block);
   void* values = blocks.recent_values.At(tile.session, tile.sequence, tile.kv_head, tile.block);
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const int64_t row = (tile.row + t) * args.rows.stride;
+    const int64_t row = (tile.row + t) * args.tokens.stride;
     if (blocks.recent_keys.shared == nullptr) {
-      StoreKey(args.rows.k + row + int64_t{tile.kv_head} * d, d, blocks.dtype, keys, tile.slot + t,
-               blocks.KeyScale(tile.kv_head));
+      StoreKey(args.tokens.k + row + int64_t{tile.kv_head} * d, d, blocks.dtype, keys,
+               tile.slot + t, blocks.KeyScale(tile.kv_head));
     }
-    StoreValue(args.rows.v + row + int64_t{tile.kv_head} * dv, dv, ValueStride(dv), blocks.dtype,
+    StoreValue(args.tokens.v + row + int64_t{tile.kv_head} * dv, dv, ValueStride(dv), blocks.dtype,
                values, tile.slot + t);
   }
 }
@@ -133,7 +133,7 @@ void WriteOut(const AttentionArgs& args, const TileTokens& tile, const float* fr
     for (int g = 0; g < shape.group(); ++g) {
       const int64_t head =
           (tile.row + t) * shape.n_heads + int64_t{tile.kv_head} * shape.group() + g;
-      T* to = static_cast<T*>(args.rows.out) + head * shape.value_head_dim;
+      T* to = static_cast<T*>(args.tokens.out) + head * shape.value_head_dim;
       for (int c = 0; c < shape.value_head_dim; ++c) to[c] = FromFloat<T>(from[c]);
       from += ValueStride(shape.value_head_dim);
     }
@@ -145,12 +145,12 @@ BlockAttention MakeBlockAttention(const AttentionArgs& args, const TileTokens& t
   const AttentionBlocks& blocks = args.blocks;
   const int group = blocks.shape.group(), d = blocks.shape.head_dim;
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const int64_t row = (tile.row + t) * args.rows.stride;
+    const int64_t row = (tile.row + t) * args.tokens.stride;
     for (int g = 0; g < group; ++g) {
-      buffers.rows[t * group + g] = args.rows.q + row + (int64_t{tile.kv_head} * group + g) * d;
+      buffers.rows[t * group + g] = args.tokens.q + row + (int64_t{tile.kv_head} * group + g) * d;
       buffers.position[t * group + g] = tile.slot + t;
     }
-    buffers.rows[tile.n_tokens * group + t] = args.rows.k + row + int64_t{tile.kv_head} * d;
+    buffers.rows[tile.n_tokens * group + t] = args.tokens.k + row + int64_t{tile.kv_head} * d;
   }
   const bool probe = blocks.probe && tile.n_live > 0;
   return {.dtype = blocks.dtype,
@@ -176,7 +176,7 @@ void BeginTile(const AttentionArgs& args, const TileTokens& tile, const Hooks& h
 // Finishes a tile whose attention is in `out`.
 void EndTile(const AttentionArgs& args, const TileTokens& tile, const float* out,
              const Hooks& hooks, const ChunkBuffers& chunk_buffers, int thread) {
-  if (args.rows.out_dtype == DType::kBF16) {
+  if (args.tokens.out_dtype == DType::kBF16) {
     WriteOut<BF16>(args, tile, out);
   } else {
     WriteOut<float>(args, tile, out);

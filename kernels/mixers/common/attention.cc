@@ -17,89 +17,98 @@ constexpr double kMaxScoreScale = 1e6;
 // The name, among a batch's tensors, of layer `layer`'s projection of FirstValuesInput.
 std::string FirstValues(int layer) { return absl::StrCat("first_values.", layer); }
 
+void ReadShape(AttrReader& model, AttentionShape& shape) {
+  model.Int("num_attention_heads", shape.n_heads, 1, kMaxHeads);
+  if (shape.n_kv_heads == 0) shape.n_kv_heads = shape.n_heads;
+  model.Int("num_key_value_heads", shape.n_kv_heads, 1, kMaxHeads);
+  model.Int("head_dim", shape.head_dim, 1, kMaxHeadDim);
+  if (shape.value_head_dim == 0) shape.value_head_dim = shape.head_dim;
+  model.Int("value_head_dim", shape.value_head_dim, 1, kMaxHeadDim);
+  if (model.ok() && shape.n_heads % shape.n_kv_heads != 0) {
+    model.Fail("num_key_value_heads", absl::StrCat("expected a divisor of num_attention_heads = ",
+                                                   shape.n_heads, ", got ", shape.n_kv_heads));
+  }
+}
+
 // Reads qk_norm and its fields.
 void ReadNorm(AttrReader& model, const AttentionShape& shape, AttentionInput& input) {
   constexpr std::string_view kNorms[] = {"unit", "l2", "layer", "none", "rms", "rms_all_heads"};
   constexpr std::string_view kWeights[] = {"plain", "one_plus", "none"};
   constexpr HeadNorm kHeadNorms[] = {HeadNorm::kUnit, HeadNorm::kL2,  HeadNorm::kLayer,
                                      HeadNorm::kNone, HeadNorm::kRms, HeadNorm::kRms};
-  const int norm = model.ChoiceOr("qk_norm", kNorms);
+  const auto in_place = std::ranges::find(kHeadNorms, input.norm) - std::begin(kHeadNorms);
+  const int norm = model.ChoiceOr("qk_norm", kNorms,
+                                  static_cast<int>(in_place) + (input.norms_all_heads ? 1 : 0));
   input.norm = kHeadNorms[norm];
   input.norms_all_heads = kNorms[norm] == "rms_all_heads";
   if (input.norm == HeadNorm::kRms) {
-    input.norm_eps = static_cast<float>(model.FloatOr("qk_norm_eps", 1e-6, 0, 1));
-    input.norm_weight = NormWeightKind(model.ChoiceOr("qk_norm_weight", kWeights));
+    model.Float("qk_norm_eps", input.norm_eps, 0, 1);
+    model.Choice("qk_norm_weight", input.norm_weight, kWeights);
   }
   if (input.norm != HeadNorm::kRms && input.norm != HeadNorm::kNone) return;
-  const double scale = 1 / std::sqrt(static_cast<double>(std::max(shape.head_dim, 1)));
-  input.score_scale = static_cast<float>(model.FloatOr("score_scale", scale, 0, kMaxScoreScale));
+  const double scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  if (!input.score_scale) input.score_scale = static_cast<float>(scale);
+  model.Float("score_scale", *input.score_scale, 0, kMaxScoreScale);
+}
+
+// Reads value_residual and its fields.
+void ReadValueResidual(const FieldReaders& from, const AttentionShape& shape,
+                       AttentionInput& input) {
+  constexpr std::string_view kResiduals[] = {"none", "gated", "linear", "gated_after_shift"};
+  AttrReader& model = from.model;
+  model.Choice("value_residual", input.value_residual, kResiduals);
+  if (input.value_layer >= 0 || model.Has("value_residual_layer")) {
+    model.Int("value_residual_layer", input.value_layer, 0, kMaxLayer);
+  }
+  if (input.value_residual == AttentionInput::ValueResidual::kGated || input.shifts_gate()) {
+    model.Int("value_gate_rank", input.gate_rank, 1, kMaxGateRank);
+  }
+  const int64_t channels = int64_t{shape.n_kv_heads} * shape.value_head_dim;
+  if (!model.ok() || !input.shifts_gate() || channels == from.d_model) return;
+  model.Fail("value_residual",
+             absl::StrCat("a gate after the token shift needs as many channels of values as "
+                          "hidden_size = ",
+                          from.d_model, ", got ", channels));
+}
+
+// Reads rope and its fields.
+void ReadRope(AttrReader& model, const AttentionShape& shape, RopeSpec& spec) {
+  constexpr std::string_view kRopes[] = {"none", "halves", "interleaved", "pairs"};
+  enum { kNone, kHalves, kInterleaved, kPairs };
+  const int in_place = spec.dims == 0 ? kNone : kHalves + static_cast<int>(spec.layout);
+  const int rope = model.ChoiceOr("rope", kRopes, in_place);
+  if (rope == kNone) {
+    spec.dims = 0;
+    return;
+  }
+  spec.layout = RopeSpec::Layout(rope - kHalves);
+  model.Float("rope_theta", spec.theta, 1.0, 1e15);
+  const bool has_dims = spec.dims > 0 || model.Has("rope_dims");
+  if (spec.dims <= 0) spec.dims = shape.head_dim;
+  model.Int("rope_dims", spec.dims, 1, model.ok() ? shape.head_dim : kMaxHeadDim);
+  if (rope == kPairs) model.Bool("rope_rounds_to_bfloat16", spec.rounds_to_bf16);
+  if (model.ok() && spec.dims % 2 != 0) {
+    model.Fail(has_dims ? "rope_dims" : "head_dim",
+               absl::StrCat("expected an even number for RoPE, got ", spec.dims));
+  }
 }
 
 }  // namespace
 
-AttentionShape ReadAttentionShape(AttrReader& model) {
-  AttentionShape shape;
-  shape.n_heads = static_cast<int>(model.Int("num_attention_heads", 1, kMaxHeads));
-  shape.n_kv_heads =
-      static_cast<int>(model.IntOr("num_key_value_heads", shape.n_heads, 1, kMaxHeads));
-  shape.head_dim = static_cast<int>(model.Int("head_dim", 1, kMaxHeadDim));
-  shape.value_head_dim =
-      static_cast<int>(model.IntOr("value_head_dim", shape.head_dim, 1, kMaxHeadDim));
-  if (model.ok() && shape.n_heads % shape.n_kv_heads != 0) {
-    model.Fail("num_key_value_heads", absl::StrCat("expected a divisor of num_attention_heads = ",
-                                                   shape.n_heads, ", got ", shape.n_kv_heads));
-  }
-  return shape;
-}
-
-AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
-                                  bool rope_by_default) {
-  constexpr std::string_view kResiduals[] = {"none", "gated", "linear", "gated_after_shift"};
-  constexpr std::string_view kRopes[] = {"none", "halves", "interleaved", "pairs"};
-  enum { kNone, kHalves, kInterleaved, kPairs };
-  AttentionInput input;
-  input.value_residual =
-      AttentionInput::ValueResidual(model.ChoiceOr("value_residual", kResiduals));
-  input.value_layer = ReadValueLayer(model);
-  if (input.value_residual == AttentionInput::ValueResidual::kGated || input.shifts_gate()) {
-    input.gate_rank = model.Int("value_gate_rank", 1, kMaxGateRank);
-  }
-  input.token_shift = model.BoolOr("token_shift", false);
-  input.bias = model.BoolOr("attention_bias", false);
-  input.gate = model.BoolOr("output_gate", false);
-  input.gate_bias = input.gate && model.BoolOr("output_gate_bias", false);
+void ReadAttention(const FieldReaders& from, AttentionConfig& config) {
+  AttrReader& model = from.model;
+  AttentionInput& input = config.input;
+  ReadShape(model, config.shape);
+  ReadValueResidual(from, config.shape, input);
+  model.Bool("token_shift", input.token_shift);
+  model.Bool("attention_bias", input.bias);
+  model.Bool("output_gate", input.gate);
+  if (input.gate) model.Bool("output_gate_bias", input.gate_bias);
   if (input.gate && input.token_shift) {
     model.Fail("output_gate", "expected false with token_shift, which shifts no gate");
   }
-  ReadNorm(model, shape, input);
-
-  const int rope = model.ChoiceOr("rope", kRopes, rope_by_default ? kHalves : kNone);
-  if (rope == kNone) return input;
-  input.rope.theta = model.FloatOr("rope_theta", 10000.0, 1.0, 1e15);
-  input.rope.layout = RopeSpec::Layout(rope - kHalves);
-  const int64_t most = shape.head_dim > 0 ? shape.head_dim : kMaxHeadDim;
-  const auto dims = static_cast<int>(model.IntOr("rope_dims", 0, 1, most));
-  input.rope.dims = dims > 0 ? dims : shape.head_dim;
-  if (rope == kPairs) input.rope.rounds_to_bf16 = model.BoolOr("rope_rounds_to_bfloat16", false);
-  if (model.ok() && input.rope.dims % 2 != 0) {
-    model.Fail(dims > 0 ? "rope_dims" : "head_dim",
-               absl::StrCat("expected an even number for RoPE, got ", input.rope.dims));
-  }
-  return input;
-}
-
-void CheckGateShift(AttrReader& model, const AttentionShape& shape, const AttentionInput& input,
-                    int64_t d_model) {
-  const int64_t channels = int64_t{shape.n_kv_heads} * shape.value_head_dim;
-  if (!model.ok() || !input.shifts_gate() || channels == d_model) return;
-  model.Fail("value_residual",
-             absl::StrCat("a gate after the token shift needs as many channels of values as "
-                          "hidden_size = ",
-                          d_model, ", got ", channels));
-}
-
-int ReadValueLayer(AttrReader& model) {
-  return static_cast<int>(model.IntOr("value_residual_layer", -1, 0, kMaxLayer));
+  ReadNorm(model, config.shape, input);
+  ReadRope(model, config.shape, input.rope);
 }
 
 std::string FirstValuesInput(int layer) { return absl::StrCat("first_values_input.", layer); }
@@ -173,12 +182,12 @@ void AttentionProjection::LoadNorms(const MixerSpec& spec) {
       const int64_t n_q = input_.norms_all_heads ? shape_.n_heads : 1;
       const int64_t n_k = input_.norms_all_heads ? shape_.n_kv_heads : 1;
       query_norm_ = weights.NormWeight("self_attn.q_norm.weight", n_q * d, input_.norm_weight,
-                                       input_.score_scale);
+                                       *input_.score_scale);
       key_norm_ = weights.NormWeight("self_attn.k_norm.weight", n_k * d, input_.norm_weight);
       return;
     }
     case HeadNorm::kNone: {
-      const std::vector<float> scales(static_cast<size_t>(shape_.n_heads), input_.score_scale);
+      const std::vector<float> scales(static_cast<size_t>(shape_.n_heads), *input_.score_scale);
       beta_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
       return;
     }
@@ -326,11 +335,11 @@ void AttentionProjection::Prepare(const LayerArgs& args, float* q, float* k, int
   PrepareHeads(args.context, prep);
 }
 
-void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& rows,
+void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& tokens,
                                  TensorView y) const {
   const TensorView attended = {
-      .data = rows.out, .dtype = rows.out_dtype, .shape = {y.shape[0], out_.in()}};
-  if (rows.gate != nullptr) GateBySigmoid(args.context, attended, rows.gate, rows.stride);
+      .data = tokens.out, .dtype = tokens.out_dtype, .shape = {y.shape[0], out_.in()}};
+  if (tokens.gate != nullptr) GateBySigmoid(args.context, attended, tokens.gate, tokens.stride);
   out_.Apply(args.context, attended, y, args.adds);
   if (out_bias_.bytes() == 0) return;
   AddBias(args.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);

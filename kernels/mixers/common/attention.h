@@ -25,9 +25,6 @@ struct AttentionShape {
   constexpr int group() const { return n_heads / n_kv_heads; }
 };
 
-// Reads num_attention_heads, num_key_value_heads, head_dim and value_head_dim.
-AttentionShape ReadAttentionShape(AttrReader& model);
-
 // The processing of queries, keys and values between their projections and a mixer's kernel, in
 // this order. The defaults are those of the OVQ paper (appendix 8.2).
 struct AttentionInput {
@@ -45,9 +42,9 @@ struct AttentionInput {
   // Factor of q: beta for kUnit, beta sqrt(d) for kL2, 1 / sqrt(d) for kLayer, score_scale for
   // kNone and kRms.
   HeadNorm norm = HeadNorm::kUnit;
-  float score_scale = 1;
+  std::optional<float> score_scale = {};  // empty in a config: 1 / sqrt(d)
   bool norms_all_heads = false;  // kRms over all heads of a token at once, weight [heads d]
-  float norm_eps = 0;            // of kRms
+  float norm_eps = 1e-6f;        // of kRms
   NormWeightKind norm_weight = NormWeightKind::kPlain;  // of kRms
   RopeSpec rope;                                        // dims 0: no position encoding
   // The attention's output is multiplied by sigmoid(g_proj x (+ bias)) before o_proj.
@@ -56,18 +53,20 @@ struct AttentionInput {
   constexpr bool shifts_gate() const { return value_residual == ValueResidual::kGatedAfterShift; }
 };
 
-// Reads qk_norm, qk_norm_eps, qk_norm_weight, score_scale, rope, rope_theta, rope_dims,
-// rope_rounds_to_bfloat16, token_shift, attention_bias, output_gate, output_gate_bias,
-// value_residual, value_residual_layer and value_gate_rank (docs/model-format.md).
-AttentionInput ReadAttentionInput(AttrReader& model, const AttentionShape& shape,
-                                  bool rope_by_default);
+// RopeSpec::dims in a config that leaves them open: all channels of a head.
+inline constexpr int kAllChannels = -1;
 
-// Reports an error if a gate's x is shifted like the values but has another width than they.
-void CheckGateShift(AttrReader& model, const AttentionShape& shape, const AttentionInput& input,
-                    int64_t d_model);
+// The part of an attention layer's config that is before its kernel and after it.
+struct AttentionConfig {
+  AttentionShape shape;  // n_kv_heads 0 in a config: n_heads; value_head_dim 0: head_dim
+  AttentionInput input;
+};
+// Reads num_attention_heads, num_key_value_heads, head_dim, value_head_dim, qk_norm, qk_norm_eps,
+// qk_norm_weight, score_scale, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, token_shift,
+// attention_bias, output_gate, output_gate_bias, value_residual, value_residual_layer and
+// value_gate_rank (docs/model-format.md).
+void ReadAttention(const FieldReaders& from, AttentionConfig& config);
 
-// The layer that the value residual takes its values from; -1 without one.
-int ReadValueLayer(AttrReader& model);
 // The name, among a batch's tensors, of the normed embedding [n_tokens, d_model] in the compute
 // dtype, from which the first values of `layer` are projected.
 std::string FirstValuesInput(int layer);
@@ -105,8 +104,9 @@ class AttentionProjection {
   // Projects x [n_tokens, d_model]; the returned buffers live as long as scope.
   AttentionTensors Project(const LayerArgs& args, TensorView x, const ShiftPlaces& newest,
                            ScratchScope& scope) const;
-  // y[n_tokens, d_model] += residual_scale o_proj(rows.out times its gate), or = (LayerArgs::adds).
-  void Output(const LayerArgs& args, const AttentionTensors& rows, TensorView y) const;
+  // y[n_tokens, d_model] += residual_scale o_proj(tokens.out times its gate), or =
+  // (LayerArgs::adds).
+  void Output(const LayerArgs& args, const AttentionTensors& tokens, TensorView y) const;
   size_t bytes() const;
   // Width of the stored token of the shift of q, k and v.
   static int64_t ShiftWidth(const AttentionShape& shape);
@@ -142,15 +142,15 @@ class AttentionProjection {
 
 // The base of the attention inside an AttentionMixer, with defaults for its optional parts. A
 // derived T has
-//   T(const StateSpec&, AttrReader& model, AttrReader& section): reads its fields of config.json
-//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills rows.out and advances the
+//   Config: its config, derived from AttentionConfig
+//   T(const StateSpec&, const Config&)
+//   void Attend(const LayerArgs&, const AttentionTensors&) const: fills tokens.out and advances the
 //       states
 //   std::vector<StateExtent> UndoExtents(...) const: see SequenceMixer
 struct Attention {
   AttentionShape shape;
   AttentionInput input = {};
   MixerState layout = {};
-  static constexpr bool kRopeByDefault = false;  // RoPE if config.json does not say
 
   // The number and bytes of the attention's own fixed fields, which precede those of token shifts.
   int own_fields() const {
@@ -183,9 +183,9 @@ class AttentionMixer final : public SequenceMixer {
   void Forward(const LayerArgs& args, TensorView x, TensorView y) const override {
     projection_.PublishValues(args);
     ScratchScope scope(args.context);
-    const AttentionTensors rows = projection_.Project(args, x, Newest(args.where), scope);
-    attention_.Attend(args, rows);
-    projection_.Output(args, rows, y);
+    const AttentionTensors tokens = projection_.Project(args, x, Newest(args.where), scope);
+    attention_.Attend(args, tokens);
+    projection_.Output(args, tokens, y);
   }
   std::vector<StateExtent> UndoExtents(const LayerState& where,
                                        const TokenRange& tokens) const override {
@@ -221,32 +221,28 @@ class AttentionMixer final : public SequenceMixer {
 };
 
 template <class T>
-absl::StatusOr<T> ReadAttention(const StateSpec& spec) {
-  AttrReader model(spec.model), section(spec.section);
-  T attention(spec, model, section);
-  attention.input = ReadAttentionInput(model, attention.shape, T::kRopeByDefault);
-  CheckGateShift(model, attention.shape, attention.input, spec.d_model);
+absl::StatusOr<T> BuildAttention(const StateSpec& spec) {
+  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec));
+  T attention(spec, config);
+  attention.input = config.input;
   std::vector<StateField> fields = attention.layout.fixed.list();
   if (attention.input.token_shift) {
     fields.push_back(TokenShiftField(AttentionProjection::ShiftWidth(attention.shape)));
   }
   if (attention.input.shifts_gate()) fields.push_back(TokenShiftField(spec.d_model, "newest_x"));
   attention.layout.fixed = StateFields(std::move(fields));
-  absl::Status status = model.status();
-  status.Update(section.status());
-  if (!status.ok()) return status;
   return attention;
 }
 
 // The state and factory functions of a MixerEntry.
 template <class T>
 absl::StatusOr<MixerState> AttentionState(const StateSpec& spec) {
-  ASSIGN_OR_RETURN(const T attention, ReadAttention<T>(spec));
+  ASSIGN_OR_RETURN(const T attention, BuildAttention<T>(spec));
   return attention.layout;
 }
 template <class T>
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeAttention(const MixerSpec& spec) {
-  ASSIGN_OR_RETURN(T attention, ReadAttention<T>(spec.state));
+  ASSIGN_OR_RETURN(T attention, BuildAttention<T>(spec.state));
   attention.Load(spec);
   PrepareAttention(spec, attention.shape);
   AttentionProjection projection(spec, attention.shape, attention.input);

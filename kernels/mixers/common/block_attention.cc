@@ -1,28 +1,8 @@
 #include "kernels/mixers/common/block_attention.h"
 
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
-namespace {
-
-float ElementAt(const void* data, DType dtype, size_t i) {
-  return dtype == DType::kBF16 ? ToFloat(static_cast<const BF16*>(data)[i])
-                               : static_cast<const float*>(data)[i];
-}
-
-void SetElement(void* data, DType dtype, size_t i, float x) {
-  if (dtype == DType::kBF16) {
-    static_cast<BF16*>(data)[i] = RoundToBF16(x);
-  } else {
-    static_cast<float*>(data)[i] = x;
-  }
-}
-
-size_t KeyIndex(int channel, int slot) {
-  return static_cast<size_t>(channel) * kBlockSlots + static_cast<size_t>(slot);
-}
-
-}  // namespace
 
 SegmentSums SegmentSumsIn(float* memory, int n_queries, int n_probes, int value_stride) {
   float* out = memory + 2 * n_queries;
@@ -78,47 +58,29 @@ void FinishSegments(const BlockAttention& tile, const SegmentSums& total) {
 }
 
 void StoreKey(const float* key, int head_dim, DType dtype, void* keys, int slot, float scale) {
-  if (dtype == DType::kI8) {
-    auto* block = static_cast<Int8*>(keys);
-    BlockExponents(block, head_dim)[slot] =
-        StoreNearest(key, head_dim, scale, block + slot, kBlockSlots);
-    return;
-  }
-  for (int i = 0; i < head_dim; ++i) SetElement(keys, dtype, KeyIndex(i, slot), key[i] * scale);
+  VisitSlots(dtype, [&]<class T>(Slots<T>) {
+    StoreNearest(key, head_dim, scale, KeyRow(static_cast<T*>(keys), head_dim, slot));
+  });
 }
 
 void StoreValue(const float* value, int value_head_dim, int value_stride, DType dtype, void* values,
                 int slot) {
-  const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
-  if (dtype == DType::kI8) {
-    auto* block = static_cast<Int8*>(values);
-    BlockExponents(block, value_stride)[slot] =
-        StoreNearest(value, value_head_dim, 1, block + begin, 1);
-    return;
-  }
-  for (int c = 0; c < value_head_dim; ++c) SetElement(values, dtype, begin + c, value[c]);
+  VisitSlots(dtype, [&]<class T>(Slots<T>) {
+    StoreNearest(value, value_head_dim, 1, ValueRow(static_cast<T*>(values), value_stride, slot));
+  });
 }
 
 void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key) {
-  if (dtype == DType::kI8) {
-    const auto* block = static_cast<const Int8*>(keys);
-    const float scale = ExponentScale(BlockExponents(block, head_dim)[slot]);
-    for (int i = 0; i < head_dim; ++i) key[i] = ToFloat(block[KeyIndex(i, slot)]) * scale;
-    return;
-  }
-  for (int i = 0; i < head_dim; ++i) key[i] = ElementAt(keys, dtype, KeyIndex(i, slot));
+  VisitSlots(dtype, [&]<class T>(Slots<T>) {
+    KeyRow(static_cast<const T*>(keys), head_dim, slot).Load(head_dim, key);
+  });
 }
 
 void LoadValue(const void* values, DType dtype, int value_head_dim, int value_stride, int slot,
                float* value) {
-  const size_t begin = static_cast<size_t>(slot) * static_cast<size_t>(value_stride);
-  if (dtype == DType::kI8) {
-    const auto* block = static_cast<const Int8*>(values);
-    const float scale = ExponentScale(BlockExponents(block, value_stride)[slot]);
-    for (int c = 0; c < value_head_dim; ++c) value[c] = ToFloat(block[begin + c]) * scale;
-    return;
-  }
-  for (int c = 0; c < value_head_dim; ++c) value[c] = ElementAt(values, dtype, begin + c);
+  VisitSlots(dtype, [&]<class T>(Slots<T>) {
+    ValueRow(static_cast<const T*>(values), value_stride, slot).Load(value_head_dim, value);
+  });
 }
 
 }  // namespace ovq

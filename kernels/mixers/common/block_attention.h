@@ -4,8 +4,8 @@
 // Layout of a block: keys [head_dim][64], transposed, so that a score is one sequential chain of
 // fused multiply-adds over the channels in every lane. Its bits are then the same on every vector
 // width and wherever the query stands in a tile, as the discrete choices need. values
-// [64][value_stride], value_stride = value_head_dim rounded up to 16, padded with zeros. In int8
-// either is followed by its slots' exponents (int8_rows.h).
+// [64][value_stride], value_stride = value_head_dim rounded up to 16, padded with zeros. In
+// types with scales either is followed by its slots' exponents (slots.h).
 #pragma once
 
 #include <algorithm>

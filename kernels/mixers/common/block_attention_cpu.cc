@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/mixers/common/block_attention_cpu.cc"
@@ -17,8 +17,7 @@
 #include "hwy/highway.h"
 //
 #include "hwy/contrib/math/math-inl.h"
-#include "kernels/common/load_wide-inl.h"
-#include "kernels/mixers/common/load_int8-inl.h"
+#include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ovq::HWY_NAMESPACE {
@@ -48,7 +47,7 @@ HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
 // Prefetches a block's exponents, if it has any.
 template <class T>
 HWY_INLINE void PrefetchExponents(const T* ahead, int channels) {
-  if constexpr (kHasExponents<T>) hwy::Prefetch(BlockExponents(ahead, channels));
+  if constexpr (Slots<T>::kScaled) hwy::Prefetch(ahead + kBlockSlots * channels);
 }
 
 // scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead prefetches `ahead`,
@@ -139,14 +138,18 @@ HWY_INLINE void AccumulateTile(const float* weights, const float* scale, const T
   }
 }
 
-// rows[r][j] *= scale of slot j.
-HWY_INLINE void ScaleRows(const uint8_t* exponents, int n_rows, float* rows) {
-  const D d;
-  for (int s = 0; s < kBlockSlots; s += kLanes) {
-    const V scale = LoadScales(d, exponents + s);
-    for (int r = 0; r < n_rows; ++r) {
-      float* at = rows + r * kBlockSlots + s;
-      hn::StoreU(hn::Mul(hn::LoadU(d, at), scale), d, at);
+// rows[r][j] *= scale of slot j, in types with scales. However a block is read, the scale is
+// applied to scores and weights and not to the channels: a weight times its scale may be subnormal.
+template <class T>
+HWY_INLINE void ScaleSlots(const void* block, int channels, int n_rows, float* rows) {
+  if constexpr (Slots<T>::kScaled) {
+    const D d;
+    for (int s = 0; s < kBlockSlots; s += kLanes) {
+      const V scale = LoadScales(d, static_cast<const T*>(block), channels, s);
+      for (int r = 0; r < n_rows; ++r) {
+        float* at = rows + r * kBlockSlots + s;
+        hn::StoreU(hn::Mul(hn::LoadU(d, at), scale), d, at);
+      }
     }
   }
 }
@@ -239,16 +242,6 @@ struct Operands {
   const T* next_values;
 };
 
-// Multiplies scores or weights by their slots' scales, in types with scales. However a block is
-// read, the scale is applied here and not to the channels: a weight times its scale may be
-// subnormal.
-template <class T>
-HWY_INLINE void ScaleSlots(const void* block, int channels, int n_rows, float* rows) {
-  if constexpr (kHasExponents<T>) {
-    ScaleRows(BlockExponents(static_cast<const T*>(block), channels), n_rows, rows);
-  }
-}
-
 template <class T>
 void AttendTypedSegment(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
                         const SegmentSums& sums) {
@@ -310,25 +303,16 @@ void AttendTypedSegment(const BlockAttention& tile, int segment, size_t fetched,
 
 void AttendSegment(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
                    const SegmentSums& sums) {
-  if (tile.dtype == DType::kBF16) {
-    AttendTypedSegment<BF16>(tile, segment, fetched, scratch, sums);
-  } else if (tile.dtype == DType::kI8) {
-    AttendTypedSegment<Int8>(tile, segment, fetched, scratch, sums);
-  } else {
-    AttendTypedSegment<float>(tile, segment, fetched, scratch, sums);
-  }
+  VisitSlots(tile.dtype, [&]<class T>(Slots<T>) HWY_ATTR {
+    AttendTypedSegment<T>(tile, segment, fetched, scratch, sums);
+  });
 }
 
 void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
-  if (dtype == DType::kBF16) {
-    ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const BF16*>(keys), {}, head_dim, scores);
-  } else if (dtype == DType::kI8) {
-    const auto* block = static_cast<const Int8*>(keys);
-    ScoreRows</*kAhead=*/false>(&row, 1, block, {}, head_dim, scores);
-    ScaleRows(BlockExponents(block, head_dim), 1, scores);
-  } else {
-    ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const float*>(keys), {}, head_dim, scores);
-  }
+  VisitSlots(dtype, [&]<class T>(Slots<T>) HWY_ATTR {
+    ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const T*>(keys), {}, head_dim, scores);
+    ScaleSlots<T>(keys, head_dim, 1, scores);
+  });
 }
 
 }  // namespace

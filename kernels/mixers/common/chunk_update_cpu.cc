@@ -5,7 +5,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
 namespace ovq {
@@ -42,25 +42,6 @@ float Norm(const float* row, int n) {
   return std::max(std::sqrt(squares), kSmallestNorm);
 }
 
-// Channel i of a slot's key or value at data[i * stride], times its scale.
-template <class T>
-struct SlotRow {
-  T* data;
-  size_t stride;
-  uint8_t* exponent = nullptr;  // of int8 slots
-
-  float scale() const { return kHasExponents<T> ? ExponentScale(*exponent) : 1.0f; }
-  float Channel(int i) const { return ToFloat(data[static_cast<size_t>(i) * stride]) * scale(); }
-};
-// block: keys with that many channels, or values with that stride.
-template <class T>
-SlotRow<T> SlotRowAt(T* block, int channels, int slot, bool is_value) {
-  SlotRow<T> row = {is_value ? block + slot * channels : block + slot,
-                    is_value ? size_t{1} : size_t{kBlockSlots}};
-  if constexpr (kHasExponents<T>) row.exponent = BlockExponents(block, channels) + slot;
-  return row;
-}
-
 // One slot's mean += sum_i (k_i - mean) / count over its keys i in ascending order, so that the
 // order of the sum is fixed. A new slot's mean starts at zero.
 template <class T>
@@ -68,7 +49,7 @@ void MergeRow(const RowMerge& merge, std::span<const int32_t> members, const Slo
               const ChunkBuffers& buffers) {
   const int n = merge.n;
   for (int i = 0; i < n; ++i) {
-    buffers.old_row[i] = merge.from_mean ? mean.Channel(i) : 0;
+    buffers.old_row[i] = merge.from_mean ? mean[i] : 0;
     buffers.sum[i] = 0;
   }
   for (int32_t member : members) {
@@ -76,14 +57,13 @@ void MergeRow(const RowMerge& merge, std::span<const int32_t> members, const Slo
     for (int i = 0; i < n; ++i) buffers.sum[i] += row[i] - buffers.old_row[i];
   }
   for (int i = 0; i < n; ++i) {
-    buffers.sum[i] = mean.Channel(i) + buffers.sum[i] / merge.count;
+    buffers.sum[i] = mean[i] + buffers.sum[i] / merge.count;
   }
   if (merge.normalizes) {
     const float norm = Norm(buffers.sum, n);
     for (int i = 0; i < n; ++i) buffers.sum[i] /= norm;
   }
-  const uint8_t exponent = RoundRow(buffers.sum, n, merge.key, mean.data, mean.stride);
-  if constexpr (kHasExponents<T>) *mean.exponent = exponent;
+  RoundRow(buffers.sum, n, merge.key, mean);
 }
 
 template <class T>
@@ -110,7 +90,7 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
                             .chunk = chunk.chunk}};
   if (blocks.merge == Merge::kKeysAndValues) {
     T* keys = blocks.dictionary_keys.place.At<T>(chunk.session, chunk.kv_head, block);
-    MergeRow(merge, members, SlotRowAt(keys, d, slot, /*is_value=*/false), buffers);
+    MergeRow(merge, members, KeyRow(keys, d, slot), buffers);
   }
   merge.rows = buffers.values;
   merge.n = dv;
@@ -118,7 +98,7 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
   merge.normalizes = blocks.normalizes && !has_delta;
   merge.key.is_value = true;
   T* values = blocks.dictionary_values.place.At<T>(chunk.session, chunk.kv_head, block);
-  MergeRow(merge, members, SlotRowAt(values, ValueStride(dv), slot, /*is_value=*/true), buffers);
+  MergeRow(merge, members, ValueRow(values, ValueStride(dv), slot), buffers);
 }
 
 // Delta rule: buffers.values -= the attention output of their keys, times delta_scale, over the old
@@ -247,13 +227,8 @@ void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
     const int32_t slot = slot_of[order[begin]];
     for (end = begin + 1; end < order.size() && slot_of[order[end]] == slot;) ++end;
     const std::span<const int32_t> members = order.subspan(begin, end - begin);
-    if (blocks.dtype == DType::kBF16) {
-      MergeSlot<BF16>(blocks, chunk, members, slot, buffers);
-    } else if (blocks.dtype == DType::kI8) {
-      MergeSlot<Int8>(blocks, chunk, members, slot, buffers);
-    } else {
-      MergeSlot<float>(blocks, chunk, members, slot, buffers);
-    }
+    VisitSlots(blocks.dtype,
+               [&]<class T>(Slots<T>) { MergeSlot<T>(blocks, chunk, members, slot, buffers); });
   }
 }
 

@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/slide.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 
@@ -28,7 +28,7 @@ void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk) {
     std::memmove(slot_of(blocks.recent_values.place, i, value),
                  slot_of(blocks.recent_values.place, from, value),
                  static_cast<size_t>(run) * value);
-    if (blocks.dtype == DType::kI8) {
+    if (IsScaled(blocks.dtype)) {
       const size_t exponents = kBlockSlots * value;
       std::memmove(slot_of(blocks.recent_values.place, i, 1) + exponents,
                    slot_of(blocks.recent_values.place, from, 1) + exponents,

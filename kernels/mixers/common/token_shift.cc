@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
-#include "kernels/common/dispatch.h"
 #include "kernels/common/parallel.h"
 
 namespace ovq {
-
-OVQ_ON_EVERY_DEVICE(ShiftTokens)
 
 StateField TokenShiftField(int64_t width, const char* name) { return {name, DType::kF32, {width}}; }
 
@@ -20,36 +17,8 @@ MixerState TokenShiftState(int64_t width) {
 }
 
 void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift) {
-  Dispatch<ref::ShiftTokens, cpu::ShiftTokens, cuda::ShiftTokens>(context, seqs, shift);
+  Dispatch<cpu::ShiftTokens, cuda::ShiftTokens>(context, seqs, shift);
 }
-
-namespace ref {
-
-// y_t = x_t + mix (x_{t-1} - x_t), token after token, in double.
-void ShiftTokens(DeviceContext&, const BatchSequences& seqs, const TokenShift& shift) {
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift.newest);
-    for (int64_t i = 0; i < shift.width; ++i) {
-      for (int32_t row = seqs.token_begin[s]; row < seqs.token_begin[s + 1]; ++row) {
-        const double x =
-            FloatAt({const_cast<void*>(shift.x), shift.x_dtype, {}}, row * shift.x_stride + i);
-        const bool is_first = seqs.start_pos[s] + row - seqs.token_begin[s] == 0;
-        const double before = !is_first ? newest[i] : shift.begins_empty ? 0 : x;
-        const double mix = shift.mix ? shift.mix[i] : 0;
-        const auto y = static_cast<float>(x + mix * (before - x));
-        newest[i] = static_cast<float>(x);
-        const int64_t at = row * shift.width + i;
-        if (shift.y_dtype == DType::kF32) {
-          static_cast<float*>(shift.y)[at] = y;
-        } else {
-          static_cast<BF16*>(shift.y)[at] = RoundToBF16(y);
-        }
-      }
-    }
-  }
-}
-
-}  // namespace ref
 
 namespace cpu {
 namespace {
@@ -68,25 +37,25 @@ class ShiftChannels {
     auto* newest = reinterpret_cast<float*>(seqs.state[s] + shift_.newest);
     const int32_t first = seqs.token_begin[s], last = seqs.token_begin[s + 1] - 1;
     if (seqs.start_pos[s] > 0) {
-      Row(first, newest);
+      ShiftToken(first, newest);
     } else if (shift_.begins_empty) {
-      Row(first, static_cast<const float*>(nullptr));
+      ShiftToken(first, static_cast<const float*>(nullptr));
     } else {
-      Row(first, X(first));
+      ShiftToken(first, X(first));
     }
-    for (int32_t row = first + 1; row <= last; ++row) Row(row, X(row - 1));
+    for (int32_t token = first + 1; token <= last; ++token) ShiftToken(token, X(token - 1));
     for (int64_t i = begin_; i < end_; ++i) newest[i] = ToFloat(X(last)[i]);
   }
 
  private:
-  const In* X(int32_t row) const {
-    return static_cast<const In*>(shift_.x) + row * shift_.x_stride;
+  const In* X(int32_t token) const {
+    return static_cast<const In*>(shift_.x) + token * shift_.x_stride;
   }
   // before: the previous token's x; null for zeros.
   template <class Before>
-  void Row(int32_t row, const Before* before) const {
-    const In* x = X(row);
-    Out* y = static_cast<Out*>(shift_.y) + row * shift_.width;
+  void ShiftToken(int32_t token, const Before* before) const {
+    const In* x = X(token);
+    Out* y = static_cast<Out*>(shift_.y) + token * shift_.width;
     for (int64_t i = begin_; i < end_; ++i) {
       const float mix = shift_.mix ? shift_.mix[i] : 0, at = ToFloat(x[i]);
       y[i] = FromFloat<Out>(at + mix * ((before ? ToFloat(before[i]) : 0) - at));

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -15,7 +16,7 @@ StateField TokenShiftField(int64_t width, const char* name = "newest_row");
 MixerState TokenShiftState(int64_t width);
 
 struct TokenShift {
-  const void* x;  // [n_tokens, width], rows x_stride elements apart
+  const void* x;  // [n_tokens, width], tokens x_stride elements apart
   int64_t x_stride;
   int64_t width;
   const float* mix;             // [width]; null: y = x
@@ -28,5 +29,7 @@ struct TokenShift {
 
 // Shifts all tokens of a batch and stores each sequence's last x in its session.
 void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift);
+
+OVQ_ON_EVERY_DEVICE(ShiftTokens)
 
 }  // namespace ovq

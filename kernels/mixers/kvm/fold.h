@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 #include "kernels/mixers/kvm/kvm.h"
 
@@ -67,7 +68,7 @@ struct KvmFold {
   // else sum / length.
   constexpr T SlotValue(float sum, float norm, float length) const {
     const float value = config.value_lengths ? sum / norm * length : sum / length;
-    return FromFloat<T>(config.round_values ? ToFloat(RoundToBF16(value)) : value);
+    return Slots<T>::Nearest(config.round_values ? ToFloat(RoundToBF16(value)) : value);
   }
 
   constexpr RoundingKey Rounding(int32_t row, bool is_value) const {

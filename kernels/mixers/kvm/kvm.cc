@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -21,60 +22,35 @@ enum BlockField { kLengths, kKeys, kValues, kKeySums, kValueSums };
 
 constexpr int64_t kMaxSlots = int64_t{1} << 40;
 
-KvmLaw ReadLaw(const StateSpec& spec, AttrReader& section) {
+void ReadLaw(const FieldReaders& from, KvmLaw& law) {
   static constexpr std::array<std::string_view, 3> kBudgets = {"fixed", "power_law",
                                                                "kvm_saturation"};
-  KvmLaw law;
-  const int64_t longest = spec.device == Device::kCuda ? kMaxKvmCudaChunkLen : 1 << 16;
-  law.chunk_len = section.IntOr("chunk_len", 256, 2, longest);
-  law.window_chunks = section.IntOr("n_bswa_chunks", 2, 1, 256);
-  law.budget = static_cast<KvmBudget>(section.ChoiceOr("state_budget_mode", kBudgets));
-  law.factor = section.FloatOr("state_growth_factor", 1.0, 0, 1e9);
+  AttrReader& section = from.section;
+  const int64_t longest = from.device == Device::kCuda ? kMaxKvmCudaChunkLen : 1 << 16;
+  section.Int("chunk_len", law.chunk_len, 2, longest);
+  section.Int("n_bswa_chunks", law.window_chunks, 1, 256);
+  section.Choice("state_budget_mode", law.budget, kBudgets);
+  section.Float("state_growth_factor", law.factor, 0, 1e9);
   // At most 1, or rows would grow faster than tokens arrive.
-  law.exponent = section.FloatOr("state_growth_exponent", 0.5, 0, 1);
-  law.saturation_n = section.IntOr("state_saturation_n", 0, 1, kMaxSlotCap);
-  if (law.budget == KvmBudget::kSaturation && law.saturation_n == 0) {
+  section.Float("state_growth_exponent", law.exponent, 0, 1);
+  if (law.saturation_n > 0 || section.Has("state_saturation_n")) {
+    section.Int("state_saturation_n", law.saturation_n, 1, kMaxSlotCap);
+  } else if (law.budget == KvmBudget::kSaturation) {
     section.Fail("state_saturation_n", "expected a number for state_budget_mode kvm_saturation");
   }
-  law.round_down = std::max<int64_t>(1, section.IntOr("state_round_down", 1, 0, longest));
+  section.Int("state_round_down", law.round_down, 0, longest);
+  law.round_down = std::max<int64_t>(1, law.round_down);
   if (section.ok() && law.chunk_len % law.round_down != 0) {
     section.Fail("state_round_down", absl::StrCat("expected a divisor of chunk_len = ",
                                                   law.chunk_len, ", got ", law.round_down));
   }
-  law.min_slots = section.IntOr("state_min_len", -1, -1, kMaxSlots);
-  law.max_chunks = section.IntOr("n_max_d_chunks", 1, 1, kMaxSlotCap);
-  return law;
+  section.Int("state_min_len", law.min_slots, -1, kMaxSlots);
+  section.Int("n_max_d_chunks", law.max_chunks, 1, kMaxSlotCap);
 }
 
-KvmConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  KvmConfig config{};
-  config.shape = ReadAttentionShape(model);
-  if (model.ok() && config.shape.group() != 1) {
-    model.Fail("num_key_value_heads",
-               absl::StrCat("expected num_attention_heads = ", config.shape.n_heads,
-                            " for kvm_attention, got ", config.shape.n_kv_heads));
-  }
-  config.law = ReadLaw(spec, section);
-  config.default_slot_cap = section.IntOr("max_centroids", 4096, kMinSlotCap, kMaxSlotCap);
-  config.sink_len = static_cast<int>(
-      section.IntOr("sink_len", 1, 0, section.ok() ? config.law.chunk_len - 1 : kMaxSlots));
-  config.masked_dims = static_cast<int>(
-      section.IntOr("masked_dims", 0, 0, model.ok() ? config.shape.head_dim : kMaxSlots));
-  config.gate_keys = section.BoolOr("use_merge_gate_keys", true);
-  config.gate_values = section.BoolOr("use_merge_gate_values", true);
-  config.gate_first = section.BoolOr("apply_merge_gate_to_initial_state", false);
-  config.gate_appends = section.BoolOr("apply_merge_gate_to_appends", true);
-  config.head_temps = section.BoolOr("use_head_temps", true);
-  config.value_lengths = section.BoolOr("use_vlens", true);
-  if (section.ok() && !config.value_lengths &&
-      (config.law.budget != KvmBudget::kFixed || config.law.min_slots > config.law.chunk_len)) {
-    section.Fail("use_vlens",
-                 "expected true: false goes with state_budget_mode fixed and a state_min_len of at "
-                 "most chunk_len");
-  }
-  config.round_values = section.BoolOr("values_round_to_bfloat16", false);
-  // int8 is too coarse for the sums.
-  config.dtype = spec.kv_dtype == DType::kI8 ? DType::kBF16 : spec.kv_dtype;
+KvmConfig InState(const StateSpec& spec, KvmConfig config) {
+  // One byte is too coarse for the sums behind slots.
+  config.dtype = IsScaled(spec.kv_dtype) ? DType::kBF16 : spec.kv_dtype;
   return config;
 }
 
@@ -111,10 +87,37 @@ Growth KvmLaw::AsGrowth(int64_t default_slot_cap) const {
           .default_slot_cap = default_slot_cap};
 }
 
-KvmAttention::KvmAttention(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {
+void ReadConfig(const FieldReaders& from, KvmConfig& config) {
+  AttrReader &model = from.model, &section = from.section;
+  ReadAttention(from, config);
+  if (model.ok() && config.shape.group() != 1) {
+    model.Fail("num_key_value_heads",
+               absl::StrCat("expected num_attention_heads = ", config.shape.n_heads,
+                            " for kvm_attention, got ", config.shape.n_kv_heads));
+  }
+  const KvmLaw& law = config.law;
+  ReadLaw(from, config.law);
+  section.Int("max_centroids", config.default_slot_cap, kMinSlotCap, kMaxSlotCap);
+  section.Int("sink_len", config.sink_len, 0, section.ok() ? law.chunk_len - 1 : kMaxSlots);
+  section.Int("masked_dims", config.masked_dims, 0, model.ok() ? config.shape.head_dim : kMaxSlots);
+  section.Bool("use_merge_gate_keys", config.gate_keys);
+  section.Bool("use_merge_gate_values", config.gate_values);
+  section.Bool("apply_merge_gate_to_initial_state", config.gate_first);
+  section.Bool("apply_merge_gate_to_appends", config.gate_appends);
+  section.Bool("use_head_temps", config.head_temps);
+  section.Bool("use_vlens", config.value_lengths);
+  if (section.ok() && !config.value_lengths &&
+      (law.budget != KvmBudget::kFixed || law.min_slots > law.chunk_len)) {
+    section.Fail("use_vlens",
+                 "expected true: false goes with state_budget_mode fixed and a state_min_len of at "
+                 "most chunk_len");
+  }
+  section.Bool("values_round_to_bfloat16", config.round_values);
+}
+
+KvmAttention::KvmAttention(const StateSpec& spec, const KvmConfig& in_file)
+    : config(InState(spec, in_file)) {
   shape = config.shape;
-  if (!model.ok() || !section.ok()) return;
   const KvmLaw& law = config.law;
   const int64_t heads = shape.n_kv_heads, d = shape.head_dim,
                 window = law.chunk_len * law.window_chunks,
@@ -133,6 +136,7 @@ KvmAttention::KvmAttention(const StateSpec& spec, AttrReader& model, AttrReader&
     block.push_back({"value_sums", config.dtype, {kBlockSlots, value_stride}});
   }
   layout.block = StateFields(std::move(block));
+  layout.block_heads = shape.n_kv_heads;
   layout.growth = law.AsGrowth(config.default_slot_cap);
   layout.span = law.chunk_len;
 }
@@ -164,56 +168,44 @@ void KvmAttention::Load(const MixerSpec& spec) {
   state_temps = spec.context.Upload(state.data(), state.size() * sizeof(float));
 }
 
-StatePlace KvmAttention::Fixed(const LayerState& where, int field) const {
-  const StateField& of = layout.fixed.list()[field];
-  const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-  return {where.fixed_offset + layout.fixed.offset(field), head,
-          head / static_cast<size_t>(of.shape[1])};
-}
-
-StatePlace KvmAttention::Growing(const LayerState& where, int field) const {
-  return {where.blocks_offset + layout.block.offset(field),
-          layout.block.bytes() / static_cast<size_t>(shape.n_kv_heads), where.block_stride};
-}
-
 AttentionBlocks KvmAttention::Blocks(const LayerState& where) const {
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = config.dtype;
   blocks.wave_span = static_cast<int32_t>(config.law.chunk_len);
-  blocks.dictionary_keys = {Growing(where, kKeys)};
-  blocks.dictionary_values = {Growing(where, kValues)};
+  blocks.dictionary_keys = {where.BlockPlace(layout, kKeys)};
+  blocks.dictionary_values = {where.BlockPlace(layout, kValues)};
   blocks.recent_spans = static_cast<int32_t>(config.law.window_chunks);
   blocks.recent_key_scale = front_temps.as<float>();
-  blocks.recent_keys = {Fixed(where, kWindowKeys)};
-  blocks.recent_values = {Fixed(where, kWindowValues)};
+  blocks.recent_keys = {where.FixedPlace(layout, kWindowKeys)};
+  blocks.recent_values = {where.FixedPlace(layout, kWindowValues)};
   return blocks;
 }
 
 KvmParts KvmAttention::Parts(const LayerState& where) const {
-  return {.gates = config.gated() ? Fixed(where, kGates) : StatePlace{},
-          .lengths = Growing(where, kLengths),
-          .key_sums = Growing(where, kKeySums),
-          .value_sums = Growing(where, kValueSums)};
+  return {.gates = config.gated() ? where.FixedPlace(layout, kGates) : StatePlace{},
+          .lengths = where.BlockPlace(layout, kLengths),
+          .key_sums = where.BlockPlace(layout, kKeySums),
+          .value_sums = where.BlockPlace(layout, kValueSums)};
 }
 
-void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   ScratchScope scope(args.context);
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
   float* gate_logits = nullptr;
   if (config.gated()) {
     const int64_t n_tokens = args.seqs.n_tokens();
     gate_logits = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.n_heads));
-    gate.Apply(args.context, rows.x,
+    gate.Apply(args.context, tokens.x,
                {.data = gate_logits, .dtype = DType::kF32, .shape = {n_tokens, shape.n_heads}});
   }
   const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
                               front_temps.as<float>(), state_temps.as<float>()};
-  Dispatch<KvmAttentionRef, KvmAttentionCpu, KvmAttentionCuda>(
+  Dispatch<KvmAttentionCpu, KvmAttentionCuda>(
       args.context,
-      KvmArgs{{blocks, args.seqs, rows}, config, Parts(args.where), weights, gate_logits});
+      KvmArgs{{blocks, args.seqs, tokens}, config, Parts(args.where), weights, gate_logits});
 }
 
 std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
@@ -227,7 +219,7 @@ std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
     extents = RecentExtents(Blocks(where), tokens);
     const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);
     for (int head = 0; config.gated() && head < shape.n_kv_heads; ++head) {
-      extents.push_back({Fixed(where, kGates).ByteOffset(head, first),
+      extents.push_back({where.FixedPlace(layout, kGates).ByteOffset(head, first),
                          static_cast<size_t>(tokens.end - tokens.begin) * sizeof(float)});
     }
   }

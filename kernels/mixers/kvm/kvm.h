@@ -16,13 +16,15 @@ enum class KvmBudget : uint8_t { kFixed, kPowerLaw, kSaturation };
 // The number of state rows, where W = chunk_len and nb = window_chunks is the window's length in
 // chunks.
 struct KvmLaw {
-  KvmBudget budget;
-  int64_t chunk_len, window_chunks;
-  double factor, exponent;        // kPowerLaw: factor * position^exponent
-  int64_t saturation_n;           // kSaturation: N position / (N + position)
-  int64_t round_down, min_slots;  // for kPowerLaw and kSaturation: round down to a multiple, then
-                                  // at least min_slots
-  int64_t max_chunks;             // upper bound of rows, in chunks
+  KvmBudget budget = KvmBudget::kFixed;        // state_budget_mode
+  int64_t chunk_len = 256, window_chunks = 2;  // chunk_len, n_bswa_chunks
+  // kPowerLaw: factor * position^exponent (state_growth_factor, state_growth_exponent)
+  double factor = 1, exponent = 0.5;
+  int64_t saturation_n = 0;  // kSaturation: N position / (N + position); 0: not given
+  // For kPowerLaw and kSaturation: rounds down to a multiple, then at least min_slots
+  // (state_round_down, state_min_len).
+  int64_t round_down = 1, min_slots = -1;
+  int64_t max_chunks = 1;  // upper bound of rows, in chunks: n_max_d_chunks
 
   // Rows after c whole chunks, before a session's cap: 0 for c < nb, else
   //   max(W, min(max(T(c W), min_slots), (c + 1 - nb) W, max_chunks W))
@@ -31,22 +33,27 @@ struct KvmLaw {
   Growth AsGrowth(int64_t default_slot_cap) const;
 };
 
-struct KvmConfig {
-  AttentionShape shape;
+// Section "kvm" of config.json; the gates are use_merge_gate_keys, use_merge_gate_values,
+// apply_merge_gate_to_initial_state and apply_merge_gate_to_appends.
+struct KvmConfig : AttentionConfig {
   KvmLaw law;
-  int64_t default_slot_cap;  // of sessions that name none
-  int sink_len;              // the first rows, into which nothing is merged
-  int masked_dims;           // first channels of a key, zeroed before it enters a row
-  bool gate_keys, gate_values, gate_first, gate_appends;
-  bool head_temps;
-  // True: a row's value keeps the length of its first value. False: lengths count merges.
-  bool value_lengths;
-  bool round_values;  // rounds row values to bfloat16 whatever the dtype
-  DType dtype;        // type of keys, values and their sums
-  int layer = 0;      // only used by the random numbers of rounded sums
+  int64_t default_slot_cap = 4096;  // of sessions that name none: max_centroids
+  int sink_len = 1;                 // the first rows, into which nothing is merged
+  int masked_dims = 0;              // first channels of a key, zeroed before it enters a row
+  bool gate_keys = true, gate_values = true, gate_first = false, gate_appends = true;
+  bool head_temps = true;  // use_head_temps
+  // True: a row's value keeps the length of its first value. False: lengths count merges. use_vlens
+  bool value_lengths = true;
+  // Rounds row values to bfloat16 whatever the dtype: values_round_to_bfloat16.
+  bool round_values = false;
+
+  // Not fields of config.json: StateSpec and MixerSpec have them.
+  DType dtype = DType::kF32;  // type of keys, values and their sums
+  int layer = 0;              // only used by the random numbers of rounded sums
 
   constexpr bool gated() const { return gate_keys || gate_values; }
 };
+void ReadConfig(const FieldReaders& from, KvmConfig& config);
 
 // The state's places beside the window and the rows' keys and values.
 struct KvmParts {
@@ -76,11 +83,12 @@ struct KvmArgs : AttentionArgs {
 // |
 //        value sums, so that one head's part of a block is one run of memory
 struct KvmAttention : Attention {
-  KvmAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = KvmConfig;
+  KvmAttention(const StateSpec& spec, const KvmConfig& config);
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return config.gated() ? gate.bytes() : 0; }
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
 
   KvmConfig config;
@@ -90,11 +98,8 @@ struct KvmAttention : Attention {
  private:
   AttentionBlocks Blocks(const LayerState& where) const;
   KvmParts Parts(const LayerState& where) const;
-  StatePlace Fixed(const LayerState& where, int field) const;
-  StatePlace Growing(const LayerState& where, int field) const;
 };
 
-void KvmAttentionRef(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCuda(DeviceContext& context, const KvmArgs& args);
 

@@ -243,11 +243,11 @@ class Fold {
   }
   void StoreKeySums(int32_t row) const {
     RoundRow(buffers_.sum, d_, at_.Rounding(row, /*is_value=*/false),
-             at_.Key(args_.parts.key_sums, row), kBlockSlots);
+             SlotRow<T>{at_.Key(args_.parts.key_sums, row), kBlockSlots});
   }
   void StoreValueSums(int32_t row) const {
     RoundRow(buffers_.sum, dv_, at_.Rounding(row, /*is_value=*/true),
-             at_.Value(args_.parts.value_sums, row), 1);
+             SlotRow<T>{at_.Value(args_.parts.value_sums, row), 1});
   }
 
   // Recomputes a row's key and value, which attention reads, from its sums and its length.
@@ -256,7 +256,7 @@ class Fold {
     Normalise<1>(args_.weights, d_, buffers_.sum);
     T* key = at_.Key(args_.blocks.dictionary_keys.place, row);
     const float temp = args_.weights.state_temps[at_.chunk.kv_head];
-    for (int c = 0; c < d_; ++c) key[c * kBlockSlots] = FromFloat<T>(buffers_.sum[c] * temp);
+    for (int c = 0; c < d_; ++c) key[c * kBlockSlots] = Slots<T>::Nearest(buffers_.sum[c] * temp);
 
     const T* sums = at_.Value(args_.parts.value_sums, row);
     float squares = 0;
@@ -302,11 +302,8 @@ void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args) {
       context, args, [&](const TileTokens& tile) { StoreGates(args, tile); },
       [&](const FullChunk& chunk, int thread) {
         if (chunk.n_next == 0) return;
-        if (args.config.dtype == DType::kBF16) {
-          Fold<BF16>(args, chunk, buffers[thread]).Run();
-        } else {
-          Fold<float>(args, chunk, buffers[thread]).Run();
-        }
+        VisitSlots(args.config.dtype,
+                   [&]<Unscaled T>(Slots<T>) { Fold<T>(args, chunk, buffers[thread]).Run(); });
       });
 }
 

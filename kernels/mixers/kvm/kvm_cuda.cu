@@ -54,7 +54,7 @@ struct Fold {
       const int32_t after = tokens.next[i];
       i = after;
     }
-    RoundGroup(sum, left, at.Rounding(row, is_value), static_cast<uint32_t>(from), sums,
+    RoundGroup(sum, left, at.Rounding(row, is_value), static_cast<uint32_t>(from), 1, sums,
                static_cast<size_t>(stride));
   }
 
@@ -106,7 +106,7 @@ struct Fold {
     const float temp = choice.weights.state_temps[at.chunk.kv_head];
     for (int c = 0; c < at.d(); ++c) {
       const float normed = choice.Normed(ToFloat(sums[c * kBlockSlots]), mean, scale, c);
-      key[c * kBlockSlots] = FromFloat<T>(normed * temp);
+      key[c * kBlockSlots] = Slots<T>::Nearest(normed * temp);
     }
     const T* of_values = at.Value(at.parts.value_sums, row);
     T* value = at.Value(at.blocks.dictionary_values.place, row);
@@ -137,11 +137,11 @@ __global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant
   std::byte* session = args.seqs.state[s];
   const int32_t n = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, n, args.wave);
-  if (rows.end != rows.span_begin + n) return;
+  const WaveTokens tokens = TokensInWave(args.seqs, s, n, args.wave);
+  if (tokens.end != tokens.span_begin + n) return;
   const FullChunk chunk = {.session = session,
                            .kv_head = kv_head,
-                           .chunk = rows.span_begin / n,
+                           .chunk = tokens.span_begin / n,
                            .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
                            .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
   if (chunk.n_next == 0) return;
@@ -161,12 +161,12 @@ __global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant
   const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, args.blocks.wave_span, args.wave);
-  if (rows.begin >= rows.end) return;
+  const WaveTokens tokens = TokensInWave(args.seqs, s, args.blocks.wave_span, args.wave);
+  if (tokens.begin >= tokens.end) return;
   float* gates =
-      args.parts.gates.At<float>(session, head, rows.begin - args.blocks.origin(rows.begin));
-  const float* logits = args.gate_logits + int64_t{rows.row} * args.blocks.shape.n_heads + head;
-  for (int64_t i = threadIdx.x; i < rows.end - rows.begin; i += kFoldThreads) {
+      args.parts.gates.At<float>(session, head, tokens.begin - args.blocks.origin(tokens.begin));
+  const float* logits = args.gate_logits + int64_t{tokens.row} * args.blocks.shape.n_heads + head;
+  for (int64_t i = threadIdx.x; i < tokens.end - tokens.begin; i += kFoldThreads) {
     const float z = logits[i * args.blocks.shape.n_heads];
     gates[i] = z > 0 ? 1 + z : expf(z);
   }
@@ -186,7 +186,7 @@ void KvmAttentionCuda(DeviceContext& context, const KvmArgs& layer_args) {
   const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
                   static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
   const auto fold =
-      layer_args.blocks.dtype == DType::kBF16 ? cuda::FoldChunks<BF16> : cuda::FoldChunks<float>;
+      VisitSlots(layer_args.blocks.dtype, []<Unscaled T>(Slots<T>) { return cuda::FoldChunks<T>; });
   AttendWavesCuda(
       context, layer_args,
       [&](int wave) {

@@ -6,50 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "kernels/mixers/recurrent/gates.h"
 
 namespace ovq {
 namespace {
 
-enum Field { kSlots, kNewestInputs };
+enum Field { kSlots };
 
 constexpr int64_t kMaxHeads = 4096;
-
-LatticeConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  static constexpr std::array<std::string_view, 3> kObjectives = {"dec", "enc", "sim"};
-  static constexpr std::array<std::string_view, 2> kRegularizations = {"l2", "l1"};
-  LatticeConfig config;
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.n_slots = static_cast<int>(section.Int("num_slots", 1, kMaxLatticeSlots));
-  config.value_head_dim = static_cast<int>(section.Int("value_head_dim", 1, kMaxLatticeValueDim));
-  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvSize));
-  config.conv_bias = section.BoolOr("conv_bias", false);
-  config.objective = static_cast<LatticeObjective>(section.ChoiceOr("objective", kObjectives));
-  config.normalized_projection = section.BoolOr("normalized_projection", true);
-  config.use_forget_gate = section.BoolOr("use_forget_gate", true);
-  config.thresholds = section.ChoiceOr("regularization", kRegularizations) == 1;
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  if (config.thresholds && !config.use_forget_gate) {
-    section.Fail("regularization", "expected l2 with use_forget_gate false: there is none");
-  }
-  const int64_t most = kMaxLatticeCudaElements / std::max<int64_t>(config.stride(), 1);
-  if (section.ok() && spec.device == Device::kCuda && config.n_slots > most) {
-    section.Fail("num_slots",
-                 absl::StrCat("expected at most ", most, " on cuda with value_head_dim ",
-                              config.value_head_dim, ", got ", config.n_slots));
-  }
-  return config;
-}
-
-StateFields LatticeFields(const LatticeConfig& config,
-                          std::shared_ptr<const std::vector<std::byte>> initial_slots) {
-  return StateFields({{"slots",
-                       DType::kF32,
-                       {config.n_heads, config.n_slots, config.stride()},
-                       {},
-                       std::move(initial_slots)},
-                      ShortConvField(config.key_width(), config.conv_size)});
-}
 
 // Loads the initial slots, scaled to unit length and padded with zeros.
 std::shared_ptr<const std::vector<std::byte>> LoadInitialSlots(const MixerSpec& spec,
@@ -81,109 +44,79 @@ std::shared_ptr<const std::vector<std::byte>> LoadInitialSlots(const MixerSpec& 
 
 }  // namespace
 
-Lattice::Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {
-  if (model.ok() && section.ok()) layout.fixed = LatticeFields(config, nullptr);
-}
-
-void Lattice::Load(const MixerSpec& spec) {
-  WeightReader& weights = spec.weights;
-  compute = spec.compute_dtype;
-  const int64_t d_model = spec.state.d_model, keys = config.key_width(),
-                values = config.value_width();
-  std::vector<WeightPart> parts = {{"self_attn.qk_proj.weight", keys},
-                                   {"self_attn.v_proj.weight", values},
-                                   {"self_attn.g_proj.weight", values},
-                                   {"self_attn.b_proj.weight", config.n_heads}};
-  if (config.use_forget_gate) {
-    parts.push_back({"self_attn.a_proj.weight", config.n_heads});
-    dt_bias = weights.Floats("self_attn.dt_bias", {config.n_heads});
-    rate = LoadDecayRates(spec, "self_attn.A_log", config.n_heads);
+void ReadConfig(const FieldReaders& from, LatticeConfig& config) {
+  static constexpr std::array<std::string_view, 3> kObjectives = {"dec", "enc", "sim"};
+  static constexpr std::array<std::string_view, 2> kRegularizations = {"l2", "l1"};
+  AttrReader& section = from.section;
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  section.Int("num_slots", config.n_slots, 1, kMaxLatticeSlots);
+  section.Int("value_head_dim", config.value_head_dim, 1, kMaxLatticeValueDim);
+  section.Int("conv_size", config.conv_size, 2, kMaxConvSize);
+  section.Bool("conv_bias", config.conv_bias);
+  section.Choice("objective", config.objective, kObjectives);
+  section.Bool("normalized_projection", config.normalized_projection);
+  section.Bool("use_forget_gate", config.use_forget_gate);
+  section.Choice("regularization", config.thresholds, kRegularizations);
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
+  if (config.thresholds && !config.use_forget_gate) {
+    section.Fail("regularization", "expected l2 with use_forget_gate false: there is none");
   }
-  in = weights.Product(parts, d_model);
-  conv = LoadShortConv(spec, {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
-                       config.conv_size, config.conv_bias);
-  norm_weight = weights.Floats("self_attn.o_norm.weight", {config.value_head_dim});
-  out = weights.Product({{"self_attn.o_proj.weight", d_model}}, values, spec.residual_scale);
-  layout.fixed = LatticeFields(config, LoadInitialSlots(spec, config));
+  const int64_t most = kMaxLatticeCudaElements / config.stride();
+  if (section.ok() && from.device == Device::kCuda && config.n_slots > most) {
+    section.Fail("num_slots",
+                 absl::StrCat("expected at most ", most, " on cuda with value_head_dim ",
+                              config.value_head_dim, ", got ", config.n_slots));
+  }
 }
 
-LatticeGates Lattice::Gates(const LayerArgs& args, TensorView projected,
-                            ScratchScope& scope) const {
-  const int64_t n_tokens = projected.shape[0];
-  const float* logits = projected.as<float>() + config.key_width() + 2 * config.value_width();
-  float* const gamma = scope.Allocate<float>(n_tokens * config.n_heads);
-  Sigmoid(args.context, {.x = logits,
-                         .x_stride = in.out(),
-                         .n_tokens = n_tokens,
-                         .n_heads = config.n_heads,
-                         .y = gamma});
-  if (!config.use_forget_gate) return {gamma, nullptr, nullptr, nullptr};
-  const DecayGate gate = {.x = logits + config.n_heads,
-                          .x_stride = in.out(),
-                          .n_tokens = n_tokens,
-                          .n_heads = config.n_heads,
-                          .bias = dt_bias.as<float>(),
-                          .rate = rate.as<float>(),
-                          .decay = scope.Allocate<float>(n_tokens * config.n_heads),
-                          .dt = scope.Allocate<float>(n_tokens * config.n_heads)};
-  Decay(args.context, gate);
-  if (config.decays()) return {gamma, gate.decay, nullptr, nullptr};
-  return {gamma, nullptr, gate.dt, gate.rate};
+RecurrentLayer Lattice::Describe() const {
+  const int64_t keys = config.key_width(), values = config.value_width(), heads = config.n_heads;
+  RecurrentLayer layer = {
+      .n_heads = config.n_heads,
+      .fields = {{.name = "slots",
+                  .dtype = DType::kF32,
+                  .shape = {heads, config.n_slots, config.stride()},
+                  .initial = initial_slots}},
+      .in = {{"self_attn.qk_proj.weight", keys},
+             {"self_attn.v_proj.weight", values},
+             {"self_attn.g_proj.weight", values},
+             {"self_attn.b_proj.weight", heads}},
+      .out = {"self_attn.o_proj.weight", values},
+      // One projection is the input of both convolutions.
+      .conv = {.filters = {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
+               .width = keys,
+               .size = config.conv_size,
+               .has_bias = config.conv_bias},
+      .unit_heads = {.n_heads = config.n_heads, .head_dim = config.n_slots},
+      .sigmoids = {{.channel = keys + 2 * values}},
+      .norm = {.weight = "self_attn.o_norm.weight",
+               .n_groups = config.n_heads,
+               .eps = config.norm_eps},
+      .gate = {.kind = GateKind::kGeluTanh, .channel = keys + values}};
+  if (config.use_forget_gate) {
+    layer.in.push_back({"self_attn.a_proj.weight", heads});
+    layer.decay = {.channel = keys + 2 * values + heads};
+  }
+  return layer;
 }
 
-float* Lattice::Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const {
-  DeviceContext& context = args.context;
-  const int64_t n_tokens = projected.shape[0], keys = config.key_width();
-  float *const qk = scope.Allocate<float>(n_tokens * 2 * keys), *const y = scope.Allocate<float>(
-                                                                    n_tokens *
-                                                                    config.value_width());
-  Convolve(context, args.seqs,
-           {.u = projected.as<float>(),
-            .u_stride = in.out(),
-            .width = keys,
-            .conv_size = conv.conv_size,
-            .n_filters = 2 * keys,
-            .weight = conv.weight.as<float>(),
-            .bias = conv.bias.as<float>(),
-            .newest = args.where.fixed_offset + layout.fixed.offset(kNewestInputs),
-            .y = qk});
-  PrepareHeads(context, {.queries = {qk, n_tokens, 2 * config.n_heads, config.n_slots, 2 * keys}});
-  const size_t head_bytes =
-      layout.fixed.list()[kSlots].bytes() / static_cast<size_t>(config.n_heads);
-  Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
-      context,
+void Lattice::Load(const MixerSpec& spec) { initial_slots = LoadInitialSlots(spec, config); }
+
+void Lattice::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
+  Dispatch<LatticeCpu, LatticeCuda>(
+      args.context, args.seqs,
       LatticeArgs{.config = config,
-                  .seqs = args.seqs,
-                  .slots = {args.where.fixed_offset + layout.fixed.offset(kSlots), head_bytes, 0},
-                  .q = qk,
-                  .k = qk + keys,
-                  .v = projected.as<float>() + keys,
-                  .v_stride = in.out(),
-                  .gates = Gates(args, projected, scope),
-                  .y = y});
-  return y;
-}
-
-void Lattice::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
-  ScratchScope scope(args.context);
-  const int64_t n_tokens = args.seqs.n_tokens();
-  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, in.out()});
-  in.Apply(args.context, x, projected);
-  float* const read = Read(args, projected, scope);
-  const TensorView normed = scope.Tensor(compute, {n_tokens, config.value_width()});
-  NormAndGate(args.context, {.x = read,
-                             .n_tokens = n_tokens,
-                             .n_groups = config.n_heads,
-                             .width = config.value_head_dim,
-                             .weight = norm_weight.as<float>(),
-                             .eps = config.norm_eps,
-                             .gate = GateKind::kGeluTanh,
-                             .z = projected.as<float>() + config.key_width() + config.value_width(),
-                             .z_stride = in.out(),
-                             .y = normed.data,
-                             .y_dtype = compute});
-  out.Apply(args.context, normed, y, args.adds);
+                  .slots = args.where.FixedPlace(inputs.state, kSlots),
+                  .q = inputs.convolved,
+                  .k = inputs.convolved + config.key_width(),
+                  .v = inputs.projected + config.key_width(),
+                  .qk_stride = inputs.convolved_stride,
+                  .v_stride = inputs.projected_stride,
+                  .gates = {.gamma = inputs.sigmoids[0],
+                            .mu = config.decays() ? inputs.decay : nullptr,
+                            .dt = config.thresholds ? inputs.dt : nullptr,
+                            .rate = config.thresholds ? inputs.rate : nullptr},
+                  .y = inputs.y});
 }
 
 }  // namespace ovq

@@ -2,11 +2,13 @@
 // orthogonal to it. It is not linear in its state. The equations: README.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
-#include "kernels/mixers/mixer.h"
 #include "kernels/mixers/recurrent/padded.h"
-#include "kernels/mixers/recurrent/short_conv.h"
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
 
 namespace ovq {
 
@@ -19,25 +21,27 @@ inline constexpr int64_t kMaxLatticeCudaElements = 48 * 1024;
 // -<phi(S)^T v, k> (eq. 11).
 enum class LatticeObjective : uint8_t { kDecoding, kEncoding, kSimilarity };
 
+// Section "lattice" of config.json.
 struct LatticeConfig {
-  int n_heads = 0;
-  int n_slots = 0;
-  int value_head_dim = 0;
-  int conv_size = 0;
+  int n_heads = 0;         // num_heads
+  int n_slots = 0;         // m: num_slots
+  int value_head_dim = 0;  // dv
+  int conv_size = 4;       // 2 to 64
   bool conv_bias = false;
   LatticeObjective objective = LatticeObjective::kDecoding;
   bool normalized_projection = true;  // slots are scaled to length 1 (eq. 14); else they keep their
                                       // length
   bool use_forget_gate = true;
   bool thresholds = false;  // the forget gate is a soft threshold (eq. 18) rather than a decay (eq.
-                            // 16)
-  float norm_eps = 0;
+                            // 16): regularization l1
+  float norm_eps = 1e-5f;   // rms_norm_eps
 
   constexpr int64_t key_width() const { return int64_t{n_heads} * n_slots; }
   constexpr int64_t value_width() const { return int64_t{n_heads} * value_head_dim; }
   constexpr int64_t stride() const { return PaddedWidth(value_head_dim); }  // of slots
   constexpr bool decays() const { return use_forget_gate && !thresholds; }
 };
+void ReadConfig(const FieldReaders& from, LatticeConfig& config);
 
 // Gates [n_tokens, n_heads]; null where the config has none.
 struct LatticeGates {
@@ -54,46 +58,30 @@ struct LatticeGates {
 };
 
 struct LatticeArgs {
-  const LatticeConfig& config;
-  const BatchSequences& seqs;
+  LatticeConfig config;
   StatePlace slots;    // per head float [n_slots][stride]
-  const float *q, *k;  // [n_tokens, n_heads, n_slots], unit length; q and k share rows of 2
-                       // key_width elements
+  const float *q, *k;  // [n_tokens, n_heads, n_slots], unit length, tokens qk_stride apart
   const float* v;      // [n_tokens, n_heads, value_head_dim], tokens v_stride apart
-  int64_t v_stride;
+  int64_t qk_stride, v_stride;
   LatticeGates gates;
   float* y;  // [n_tokens, n_heads, value_head_dim], packed
-
-  int64_t qk_stride() const { return 2 * config.key_width(); }
 };
 
-// The layer, for RecurrentMixer. A state made from the config alone starts with zero slots, as the
-// initial slots are among the weights.
-struct Lattice {
-  Lattice(const StateSpec& spec, AttrReader& model, AttrReader& section);
+// A state made from the config alone starts with zero slots, as the initial slots are among the
+// weights.
+struct Lattice : Recurrence {
+  using Config = LatticeConfig;
+  explicit Lattice(const Config& config) : config(config) {}
 
+  RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
 
   LatticeConfig config;
-  MixerState layout;
-  DType compute = DType::kF32;
-  Linear in;  // u, v, the output gate, gamma and, with a forget gate, mu
-  Linear out;
-  ShortConvFilters conv;
-  Buffer dt_bias, rate;  // [n_heads] float
-  Buffer norm_weight;    // [value_head_dim] float
-
- private:
-  LatticeGates Gates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
-  // Output of the recurrence, float [n_tokens, value_width]; advances the slots. projected: `in`'s
-  // output.
-  float* Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
+  std::shared_ptr<const std::vector<std::byte>> initial_slots;
 };
 
-void LatticeRef(DeviceContext& context, const LatticeArgs& args);
-void LatticeCpu(DeviceContext& context, const LatticeArgs& args);
-void LatticeCuda(DeviceContext& context, const LatticeArgs& args);
+void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
+void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 
 }  // namespace ovq

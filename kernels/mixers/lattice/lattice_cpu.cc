@@ -81,19 +81,19 @@ void SubtractFrom(const float* v, int64_t stride, float* y) {
 
 class Head {
  public:
-  Head(const LatticeArgs& args, int s, int h)
+  Head(const LatticeArgs& args, std::byte* session, int h)
       : args_(args),
         config_(args.config),
         head_(h),
         n_slots_(config_.n_slots),
         stride_(config_.stride()),
-        slots_(args.slots.At<float>(args.seqs.state[s], h)),
+        slots_(args.slots.At<float>(session, h)),
         inverse_(static_cast<size_t>(n_slots_), 1.0f),
         weights_(static_cast<size_t>(n_slots_)) {}
 
-  void PassToken(int64_t token) {
+  void AdvanceToken(int64_t token) {
     const int64_t first = int64_t{head_} * config_.value_head_dim;
-    const float* k = args_.k + token * args_.qk_stride() + head_ * n_slots_;
+    const float* k = args_.k + token * args_.qk_stride + head_ * n_slots_;
     std::copy_n(args_.v + token * args_.v_stride + first, config_.value_head_dim, value_);
     if (!config_.normalized_projection) MeasureSlots();
     const float* target = value_;
@@ -104,7 +104,7 @@ class Head {
       target = error_;
     }
     std::fill_n(read_, stride_, 0.0f);
-    const float* q = args_.q + token * args_.qk_stride() + head_ * n_slots_;
+    const float* q = args_.q + token * args_.qk_stride + head_ * n_slots_;
     for (int64_t i = 0; i < n_slots_; i += kGroup) {
       UpdateSlots(token, i, std::min(kGroup, n_slots_ - i), k + i, q + i, target);
     }
@@ -152,10 +152,10 @@ class Head {
   alignas(64) Padded value_ = {}, error_, read_, moved_[kGroup];
 };
 
-void PassTokens(const LatticeArgs& args, int s, int h) {
-  Head head(args, s, h);
-  for (int32_t token = args.seqs.token_begin[s]; token < args.seqs.token_begin[s + 1]; ++token) {
-    head.PassToken(token);
+void AdvanceHead(const BatchSequences& seqs, const LatticeArgs& args, int s, int h) {
+  Head head(args, seqs.state[s], h);
+  for (int32_t token = seqs.token_begin[s]; token < seqs.token_begin[s + 1]; ++token) {
+    head.AdvanceToken(token);
   }
 }
 
@@ -166,12 +166,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 namespace {
-HWY_EXPORT(PassTokens);
+HWY_EXPORT(AdvanceHead);
 }  // namespace
 
-void LatticeCpu(DeviceContext& context, const LatticeArgs& args) {
-  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
-    HWY_DYNAMIC_DISPATCH(PassTokens)(args, s, h);
+void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args) {
+  ForEachHead(context, seqs, args.config.n_heads, [&](int s, int h) {
+    HWY_DYNAMIC_DISPATCH(AdvanceHead)(seqs, args, s, h);
   });
 }
 

@@ -1,7 +1,6 @@
 // Lattice on CUDA, by the equations of lattice_cpu.cc. A thread block handles a head of a sequence,
 // whose slots lie in shared memory over all tokens of the batch. Warp w has slots w, w + kWarps,
-// ...;
-// each element of a slot belongs to one lane. Sums over slots meet at a barrier.
+// ...; each element of a slot belongs to one lane. Sums over slots meet at a barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"
@@ -16,23 +15,13 @@ constexpr int kTogether = 4;  // slots that a warp updates together to hide the 
                               // sums
 static_assert(kMaxLatticeValueDim <= kLatticeThreads, "a thread for every channel");
 
-struct LatticeKernelArgs {
-  LatticeConfig config;
-  DeviceSequences seqs;
-  StatePlace slots;
-  const float *q, *k, *v;
-  int64_t qk_stride, v_stride;
-  LatticeGates gates;
-  float* y;
-};
-
 // kPerLane: channels of a lane; channel e of the lane is lane + 32 e.
 template <int kPerLane>
 class LatticeHead {
  public:
   using Row = float[kPerLane];
 
-  __device__ LatticeHead(const LatticeKernelArgs& args, std::byte* session, int head)
+  __device__ LatticeHead(const LatticeArgs& args, std::byte* session, int head)
       : args_(args),
         head_(head),
         n_slots_(args.config.n_slots),
@@ -45,7 +34,7 @@ class LatticeHead {
     ForEachElement([&](int at) { slots_[at] = state_[at]; });
   }
 
-  __device__ void PassToken(int64_t token) {
+  __device__ void AdvanceToken(int64_t token) {
     const LatticeConfig& config = args_.config;
     const int64_t first = int64_t{head_} * config.value_head_dim;
     const float* keys = args_.k + token * args_.qk_stride + int64_t{head_} * n_slots_;
@@ -183,7 +172,7 @@ class LatticeHead {
     }
   }
 
-  const LatticeKernelArgs& args_;
+  const LatticeArgs& args_;
   const int head_, n_slots_, stride_, warp_, lane_;
   const SharedPtr<float> slots_;    // [n_slots][stride]
   const SharedPtr<float> partial_;  // [2][kWarps][stride]
@@ -194,40 +183,30 @@ class LatticeHead {
 // Grid: (heads, sequences).
 template <int kPerLane>
 __global__ void __launch_bounds__(kLatticeThreads)
-    LatticeKernel(const __grid_constant__ LatticeKernelArgs args) {
+    LatticeKernel(const __grid_constant__ LatticeArgs args,
+                  const __grid_constant__ DeviceSequences seqs) {
   const int s = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
-  const int32_t first = args.seqs.token_begin[s], end = args.seqs.token_begin[s + 1];
+  std::byte* session = seqs.state[s];
+  const int32_t first = seqs.token_begin[s], end = seqs.token_begin[s + 1];
   if (session == nullptr || first == end) return;
   LatticeHead<kPerLane> head(args, session, static_cast<int>(blockIdx.x));
-  for (int32_t token = first; token < end; ++token) head.PassToken(token);
+  for (int32_t token = first; token < end; ++token) head.AdvanceToken(token);
   head.Store();
 }
 
 }  // namespace
 }  // namespace cuda
 
-void LatticeCuda(DeviceContext& context, const LatticeArgs& layer_args) {
-  const cuda::LatticeKernelArgs args = {.config = layer_args.config,
-                                        .seqs = layer_args.seqs.device,
-                                        .slots = layer_args.slots,
-                                        .q = layer_args.q,
-                                        .k = layer_args.k,
-                                        .v = layer_args.v,
-                                        .qk_stride = layer_args.qk_stride(),
-                                        .v_stride = layer_args.v_stride,
-                                        .gates = layer_args.gates,
-                                        .y = layer_args.y};
-  const int64_t stride = layer_args.config.stride();
+void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args) {
+  const int64_t stride = args.config.stride();
   const size_t shared =
-      static_cast<size_t>((layer_args.config.n_slots + 2 * cuda::kWarps) * stride) * sizeof(float);
-  const dim3 grid(static_cast<unsigned>(layer_args.config.n_heads),
-                  static_cast<unsigned>(layer_args.seqs.n_seqs()));
+      static_cast<size_t>((args.config.n_slots + 2 * cuda::kWarps) * stride) * sizeof(float);
+  const dim3 grid(static_cast<unsigned>(args.config.n_heads), static_cast<unsigned>(seqs.n_seqs()));
   const auto kernel = stride <= 32    ? cuda::LatticeKernel<1>
                       : stride <= 64  ? cuda::LatticeKernel<2>
                       : stride <= 128 ? cuda::LatticeKernel<4>
                                       : cuda::LatticeKernel<8>;
-  cuda::Launch(context, kernel, grid, cuda::kLatticeThreads, shared, args);
+  cuda::Launch(context, kernel, grid, cuda::kLatticeThreads, shared, args, seqs.device);
 }
 
 }  // namespace ovq

@@ -1,54 +1,44 @@
 // Mamba-2: each head has a matrix state S that decays by an input-dependent dt and adds an outer
 // product: S <- e^(rate dt) S + dt B x^T, y = S^T C + D x. Dao and Gu, "Transformers are SSMs",
-// section
-// 7, as in the published code; the equations: README.md.
+// section 7, as in the published code; the equations: README.md.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
-#include "kernels/mixers/recurrent/short_conv.h"
-#include "kernels/ops/ops.h"
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
 
 namespace ovq {
 
+// Section "mamba2" of config.json.
 struct Mamba2Config {
-  int n_heads, head_dim;     // of x, z and y
-  int n_groups, state_size;  // of B and C
-  int conv_size;
-  bool conv_bias, bias;
-  bool norm, norm_before_gate;
-  int norm_groups;        // groups of equal width of the RMS norm
-  bool skip_per_channel;  // D has one number a channel, else one a head
-  float min_dt, max_dt;
-  float norm_eps;
+  int n_heads = 0, head_dim = 64;       // of x, z and y: num_heads, head_dim
+  int n_groups = 1, state_size = 128;   // of B and C; n_groups divides n_heads
+  double expand = 0;                    // int(expand d_model) must be the heads' width; 0: not told
+  int conv_size = 4;                    // 2 to 64: conv_kernel
+  bool conv_bias = true, bias = false;  // use_conv_bias, use_bias
+  bool norm = true, norm_before_gate = false;  // rmsnorm, norm_before_gate
+  int norm_groups = 0;                         // groups of equal width of the RMS norm; 0: n_groups
+  bool skip_per_channel = false;  // D has one number a channel, else one a head: D_has_hdim
+  float min_dt = 0, max_dt = std::numeric_limits<float>::infinity();  // dt_limit
+  float norm_eps = 1e-5f;                                             // rms_norm_eps
 
   int64_t width() const { return int64_t{n_heads} * head_dim; }
   int64_t group_width() const { return int64_t{n_groups} * state_size; }  // of B or C
   int64_t conv_width() const { return width() + 2 * group_width(); }
 };
+void ReadConfig(const FieldReaders& from, Mamba2Config& config);
 
-// fixed: matrices (matrix_state.h) with key_dim = state_size and value_dim = head_dim, then the
-// newest inputs of the convolution: x, B and C side by side.
-struct Mamba2 {
-  Mamba2(const StateSpec& spec, AttrReader& model, AttrReader& section);
+struct Mamba2 : Recurrence {
+  using Config = Mamba2Config;
+  explicit Mamba2(const Config& config) : config(config) {}
 
+  RecurrentLayer Describe() const;
   void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return in.bytes() + out.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
 
   Mamba2Config config;
-  MixerState layout;
-  DType compute = DType::kF32;
-  Linear in;  // output rows: z, x, B, C, dt
-  Linear out;
-  ShortConvFilters conv;
-  // float in device memory: in_bias [in.out()] and out_bias [d_model], or empty; rate and dt_bias
-  // [n_heads]; skip [width]; norm_weight [width], or empty.
-  Buffer in_bias, out_bias, rate, dt_bias, skip, norm_weight;
-
- private:
-  // Output y of the recurrence, float [n_tokens, width]; projected [n_tokens, in.out()].
-  float* ReadStates(const LayerArgs& args, TensorView projected, ScratchScope& scope) const;
+  Buffer skip;  // D, float [width]
 };
 
 }  // namespace ovq

@@ -2,39 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels/common/dispatch.h"
-#include "kernels/mixers/recurrent/gates.h"
 
 namespace ovq {
 namespace {
 
-enum Field { kHkk, kHkv, kNewestInputs };
+enum Field { kHkk, kHkv };
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxSteps = 1024;
-
-MesaConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  MesaConfig config;
-  config.n_heads = static_cast<int>(section.Int("num_heads", 1, kMaxHeads));
-  config.head_dim = static_cast<int>(section.Int("head_dim", 1, kMaxMesaHeadDim));
-  config.conv_size = static_cast<int>(section.IntOr("conv_size", 4, 2, kMaxConvSize));
-  config.conv_bias = section.BoolOr("conv_bias", false);
-  config.output_gate = section.BoolOr("use_output_gate", false);
-  config.lambda_lower_bound = section.FloatOr("lambda_lower_bound", 0.25, 0, 1e6);
-  config.cg_steps = static_cast<int>(section.IntOr("max_cg_step_training", 30, 1, kMaxSteps));
-  // Published files have both fields; the layer that models are trained in reads neither.
-  spec.section.Ignore("max_cg_step_decoding");
-  spec.section.Ignore("use_short_conv");
-  config.norm_eps = static_cast<float>(model.FloatOr("rms_norm_eps", 1e-5, 0, 1));
-  return config;
-}
-
-StatePlace FieldPlace(const MixerState& state, const LayerState& where, Field field) {
-  const StateField& of = state.fixed.list()[field];
-  return {where.fixed_offset + state.fixed.offset(field),
-          of.bytes() / static_cast<size_t>(of.shape[0]), 0};
-}
 
 // lambda = softplus(lambda_params) + lambda_lower_bound, [n_heads, stride], padded with zeros.
 Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
@@ -53,101 +31,65 @@ Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
 
 }  // namespace
 
-MesaNet::MesaNet(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : config(ReadConfig(spec, model, section)) {
-  if (!model.ok() || !section.ok()) return;
-  const Shape matrices = {config.n_heads, config.head_dim, config.stride()};
-  layout.fixed = StateFields({{"key_keys", DType::kF32, matrices},
-                              {"key_values", DType::kF32, matrices},
-                              ShortConvField(2 * config.width(), config.conv_size)});
+void ReadConfig(const FieldReaders& from, MesaConfig& config) {
+  AttrReader& section = from.section;
+  section.Int("num_heads", config.n_heads, 1, kMaxHeads);
+  section.Int("head_dim", config.head_dim, 1, kMaxMesaHeadDim);
+  section.Int("conv_size", config.conv_size, 2, kMaxConvSize);
+  section.Bool("conv_bias", config.conv_bias);
+  section.Bool("use_output_gate", config.output_gate);
+  section.Float("lambda_lower_bound", config.lambda_lower_bound, 0, 1e6);
+  section.Int("max_cg_step_training", config.cg_steps, 1, kMaxSteps);
+  // Published files have both fields; the layer that models are trained in reads neither.
+  section.Has("max_cg_step_decoding");
+  section.Has("use_short_conv");
+  from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
 }
 
-void MesaNet::Load(const MixerSpec& spec) {
-  WeightReader& weights = spec.weights;
-  compute = spec.compute_dtype;
-  const int64_t d_model = spec.state.d_model, width = config.width();
-  std::vector<WeightPart> parts = {{"self_attn.q_proj.weight", width},
-                                   {"self_attn.k_proj.weight", width},
-                                   {"self_attn.v_proj.weight", width},
-                                   {"self_attn.b_proj.weight", config.n_heads},
-                                   {"self_attn.a_proj.weight", config.n_heads}};
-  if (config.output_gate) parts.push_back({"self_attn.g_proj.weight", width});
-  in = weights.Product(parts, d_model);
-  beta_bias = weights.Floats("self_attn.b_proj.bias", {config.n_heads});
-  gamma_bias = weights.Floats("self_attn.a_proj.bias", {config.n_heads});
-  conv = LoadShortConv(spec, {{"self_attn.q_conv1d", width}, {"self_attn.k_conv1d", width}},
-                       config.conv_size, config.conv_bias);
-  lambda = LoadLambda(spec, config);
-  norm_weight = weights.Floats("self_attn.o_norm.weight", {config.head_dim});
-  out = weights.Product({{"self_attn.o_proj.weight", d_model}}, width, spec.residual_scale);
+RecurrentLayer MesaNet::Describe() const {
+  const int64_t width = config.width(), heads = config.n_heads;
+  const Shape matrices = {heads, config.head_dim, config.stride()};
+  RecurrentLayer layer = {
+      .n_heads = config.n_heads,
+      .fields = {{"key_keys", DType::kF32, matrices}, {"key_values", DType::kF32, matrices}},
+      .in = {{"self_attn.q_proj.weight", width},
+             {"self_attn.k_proj.weight", width},
+             {"self_attn.v_proj.weight", width},
+             {"self_attn.b_proj.weight", heads},
+             {"self_attn.a_proj.weight", heads}},
+      .out = {"self_attn.o_proj.weight", width},
+      .conv = {.filters = {{"self_attn.q_conv1d", width}, {"self_attn.k_conv1d", width}},
+               .width = 2 * width,
+               .size = config.conv_size,
+               .has_bias = config.conv_bias},
+      .unit_heads = {.n_heads = config.n_heads, .head_dim = config.head_dim},
+      .sigmoids = {{.channel = 3 * width, .bias = "self_attn.b_proj.bias"},
+                   {.channel = 3 * width + heads, .bias = "self_attn.a_proj.bias"}},
+      .norm = {
+          .weight = "self_attn.o_norm.weight", .n_groups = config.n_heads, .eps = config.norm_eps}};
+  if (config.output_gate) {
+    layer.in.push_back({"self_attn.g_proj.weight", width});
+    layer.gate = {.kind = GateKind::kSilu, .channel = 3 * width + 2 * heads};
+  }
+  return layer;
 }
 
-float* MesaNet::Read(const LayerArgs& args, TensorView projected, ScratchScope& scope) const {
-  DeviceContext& context = args.context;
-  const int64_t n_tokens = projected.shape[0], width = config.width();
-  const int n_heads = config.n_heads;
-  float *const beta = scope.Allocate<float>(n_tokens * n_heads),
-               *const gamma = scope.Allocate<float>(n_tokens * n_heads),
-               *const qk = scope.Allocate<float>(n_tokens * 2 * width),
-               *const y = scope.Allocate<float>(n_tokens * width);
-  SigmoidGate gate = {.x = projected.as<float>() + 3 * width,
-                      .x_stride = in.out(),
-                      .n_tokens = n_tokens,
-                      .n_heads = n_heads,
-                      .y = beta,
-                      .bias = beta_bias.as<float>()};
-  Sigmoid(context, gate);
-  gate.x += n_heads;
-  gate.y = gamma;
-  gate.bias = gamma_bias.as<float>();
-  Sigmoid(context, gate);
-  Convolve(context, args.seqs,
-           {.u = projected.as<float>(),
-            .u_stride = in.out(),
-            .width = 2 * width,
-            .conv_size = conv.conv_size,
-            .n_filters = 2 * width,
-            .weight = conv.weight.as<float>(),
-            .bias = conv.bias.as<float>(),
-            .newest = args.where.fixed_offset + layout.fixed.offset(kNewestInputs),
-            .y = qk});
-  PrepareHeads(context, {.queries = {qk, n_tokens, 2 * n_heads, config.head_dim, 2 * width}});
-  Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-      context, MesaArgs{.config = config,
-                        .seqs = args.seqs,
-                        .h_kk = FieldPlace(layout, args.where, kHkk),
-                        .h_kv = FieldPlace(layout, args.where, kHkv),
-                        .q = qk,
-                        .k = qk + width,
-                        .v = projected.as<float>() + 2 * width,
-                        .v_stride = in.out(),
-                        .beta = beta,
-                        .gamma = gamma,
-                        .lambda = lambda.as<float>(),
-                        .y = y});
-  return y;
-}
+void MesaNet::Load(const MixerSpec& spec) { lambda = LoadLambda(spec, config); }
 
-void MesaNet::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
-  ScratchScope scope(args.context);
-  const int64_t n_tokens = args.seqs.n_tokens(), width = config.width();
-  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, in.out()});
-  in.Apply(args.context, x, projected);
-  float* const read = Read(args, projected, scope);
-  const TensorView normed = scope.Tensor(compute, {n_tokens, width});
-  const float* gate = projected.as<float>() + 3 * width + 2 * config.n_heads;
-  NormAndGate(args.context, {.x = read,
-                             .n_tokens = n_tokens,
-                             .n_groups = config.n_heads,
-                             .width = config.head_dim,
-                             .weight = norm_weight.as<float>(),
-                             .eps = config.norm_eps,
-                             .gate = config.output_gate ? GateKind::kSilu : GateKind::kNone,
-                             .z = config.output_gate ? gate : nullptr,
-                             .z_stride = in.out(),
-                             .y = normed.data,
-                             .y_dtype = compute});
-  out.Apply(args.context, normed, y, args.adds);
+void MesaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
+  Dispatch<MesaNetCpu, MesaNetCuda>(args.context, args.seqs,
+                                    MesaArgs{.config = config,
+                                             .h_kk = args.where.FixedPlace(inputs.state, kHkk),
+                                             .h_kv = args.where.FixedPlace(inputs.state, kHkv),
+                                             .q = inputs.convolved,
+                                             .k = inputs.convolved + config.width(),
+                                             .v = inputs.projected + 2 * config.width(),
+                                             .qk_stride = inputs.convolved_stride,
+                                             .v_stride = inputs.projected_stride,
+                                             .beta = inputs.sigmoids[0],
+                                             .gamma = inputs.sigmoids[1],
+                                             .lambda = lambda.as<float>(),
+                                             .y = inputs.y});
 }
 
 }  // namespace ovq

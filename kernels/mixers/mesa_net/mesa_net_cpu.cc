@@ -1,6 +1,5 @@
-// MesaNet on the CPU. For one head and token, with q, k, v, lambda [d], A = h_kk and B = h_kv [d,
-// d]
-// and the scalars beta, gamma:
+// MesaNet on the CPU. For one head and token, with q, k, v, lambda [d], A = h_kk and B = h_kv
+// [d, d] and the scalars beta, gamma:
 //   A <- gamma A + beta k k^T,  B <- gamma B + beta k v^T,  y = B^T u
 //   u = 0, r = p = q, e = r.r;  cg_steps times:  m = A p + lambda (.) p,  a = e / (p.m + 1e-5),
 //   u += a p,  r -= a m,  e' = r.r,  p = r + e' / (e + 1e-5) p,  e = e'
@@ -88,18 +87,18 @@ void Solve(const Head& head, int cg_steps, Iterates& at) {
 }
 
 // Runs all tokens of head h of sequence s.
-void PassTokens(const MesaArgs& args, int s, int h) {
+void AdvanceHead(const BatchSequences& seqs, const MesaArgs& args, int s, int h) {
   const MesaConfig& config = args.config;
   const int64_t n = config.head_dim, stride = config.stride(), first = int64_t{h} * n;
-  std::byte* session = args.seqs.state[s];
+  std::byte* session = seqs.state[s];
   const Head head = {args.h_kk.At<float>(session, h), args.h_kv.At<float>(session, h),
                      args.lambda + h * stride, n, stride};
   Iterates at;
   alignas(64) Padded key = {}, value = {}, beta_key = {}, read;
-  for (int32_t token = args.seqs.token_begin[s]; token < args.seqs.token_begin[s + 1]; ++token) {
+  for (int32_t token = seqs.token_begin[s]; token < seqs.token_begin[s + 1]; ++token) {
     const int64_t gate = int64_t{token} * config.n_heads + h;
-    const float *q = args.q + token * args.qk_stride() + first,
-                *k = args.k + token * args.qk_stride() + first,
+    const float *q = args.q + token * args.qk_stride + first,
+                *k = args.k + token * args.qk_stride + first,
                 *v = args.v + token * args.v_stride + first;
     std::fill_n(at.u, stride, 0.0f);
     std::fill(std::copy_n(q, n, at.r), at.r + stride, 0.0f);
@@ -122,12 +121,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq {
 namespace {
-HWY_EXPORT(PassTokens);
+HWY_EXPORT(AdvanceHead);
 }  // namespace
 
-void MesaNetCpu(DeviceContext& context, const MesaArgs& args) {
-  ForEachHead(context, args.seqs, args.config.n_heads, [&](int s, int h) {
-    HWY_DYNAMIC_DISPATCH(PassTokens)(args, s, h);
+void MesaNetCpu(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args) {
+  ForEachHead(context, seqs, args.config.n_heads, [&](int s, int h) {
+    HWY_DYNAMIC_DISPATCH(AdvanceHead)(seqs, args, s, h);
   });
 }
 

@@ -1,10 +1,7 @@
 // MesaNet on CUDA, by the equations of mesa_net_cpu.cc. A thread block handles a head of a
-// sequence.
-// A token multiplies with A = h_kk cg_steps times, so each thread keeps kRows rows of one column of
-// A in
-// registers over all tokens of the batch. Every warp repeats the work between two products for
-// itself,
-// so that a product needs one barrier.
+// sequence. A token multiplies with A = h_kk cg_steps times, so each thread keeps kRows rows of one
+// column of A in registers over all tokens of the batch. Every warp repeats the work between two
+// products for itself, so that a product needs one barrier.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/ops/cuda/rows.cuh"
@@ -14,16 +11,6 @@ namespace cuda {
 namespace {
 
 constexpr int kGroups = 4;  // groups of rows, and threads for each column
-
-struct MesaKernelArgs {
-  MesaConfig config;
-  DeviceSequences seqs;
-  StatePlace h_kk, h_kv;
-  const float *q, *k, *v;
-  int64_t qk_stride, v_stride;
-  const float *beta, *gamma, *lambda;
-  float* y;
-};
 
 template <int kRows>
 class MesaHead {
@@ -35,7 +22,7 @@ class MesaHead {
     return static_cast<uint32_t>((2 * warps * kWidth + 2 * kGroups * stride) * sizeof(float));
   }
 
-  __device__ MesaHead(const MesaKernelArgs& args, std::byte* session, int head)
+  __device__ MesaHead(const MesaArgs& args, std::byte* session, int head)
       : args_(args),
         head_(head),
         n_(args.config.head_dim),
@@ -55,7 +42,7 @@ class MesaHead {
     LoadVector(args.lambda + int64_t{head} * stride_, lambda_);
   }
 
-  __device__ void PassToken(int64_t token) {
+  __device__ void AdvanceToken(int64_t token) {
     const int64_t gate = token * args_.config.n_heads + head_, first = int64_t{head_} * n_;
     const float beta = args_.beta[gate], gamma = args_.gamma[gate];
     UpdateKeys(args_.k + token * args_.qk_stride + first, beta, gamma);
@@ -204,7 +191,7 @@ class MesaHead {
     }
   }
 
-  const MesaKernelArgs& args_;
+  const MesaArgs& args_;
   const int head_, n_, stride_, column_, group_, lane_;
   // [kWidth], this warp's
   const SharedPtr<float> direction_, key_;
@@ -220,47 +207,34 @@ class MesaHead {
 // Grid: (heads, sequences); one thread for each column and group of rows.
 template <int kRows>
 __global__ void __launch_bounds__(MesaHead<kRows>::kWidth* kGroups)
-    MesaKernel(const __grid_constant__ MesaKernelArgs args) {
+    MesaKernel(const __grid_constant__ MesaArgs args,
+               const __grid_constant__ DeviceSequences seqs) {
   const int s = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
-  const int32_t first = args.seqs.token_begin[s], end = args.seqs.token_begin[s + 1];
+  std::byte* session = seqs.state[s];
+  const int32_t first = seqs.token_begin[s], end = seqs.token_begin[s + 1];
   if (session == nullptr || first == end) return;
   MesaHead<kRows> head(args, session, static_cast<int>(blockIdx.x));
-  for (int32_t token = first; token < end; ++token) head.PassToken(token);
+  for (int32_t token = first; token < end; ++token) head.AdvanceToken(token);
   head.Store();
 }
 
 template <int kRows>
-void LaunchMesa(DeviceContext& context, const MesaArgs& layer_args) {
-  const MesaKernelArgs args = {.config = layer_args.config,
-                               .seqs = layer_args.seqs.device,
-                               .h_kk = layer_args.h_kk,
-                               .h_kv = layer_args.h_kv,
-                               .q = layer_args.q,
-                               .k = layer_args.k,
-                               .v = layer_args.v,
-                               .qk_stride = layer_args.qk_stride(),
-                               .v_stride = layer_args.v_stride,
-                               .beta = layer_args.beta,
-                               .gamma = layer_args.gamma,
-                               .lambda = layer_args.lambda,
-                               .y = layer_args.y};
-  const dim3 grid(static_cast<unsigned>(layer_args.config.n_heads),
-                  static_cast<unsigned>(layer_args.seqs.n_seqs()));
-  const int64_t stride = layer_args.config.stride();
+void LaunchMesa(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args) {
+  const dim3 grid(static_cast<unsigned>(args.config.n_heads), static_cast<unsigned>(seqs.n_seqs()));
+  const int64_t stride = args.config.stride();
   Launch(context, MesaKernel<kRows>, grid, dim3(static_cast<unsigned>(stride * kGroups)),
-         MesaHead<kRows>::SharedBytes(stride), args);
+         MesaHead<kRows>::SharedBytes(stride), args, seqs.device);
 }
 
 }  // namespace
 }  // namespace cuda
 
-void MesaNetCuda(DeviceContext& context, const MesaArgs& layer_args) {
-  const int64_t stride = layer_args.config.stride();
-  if (stride <= 16) return cuda::LaunchMesa<4>(context, layer_args);
-  if (stride <= 32) return cuda::LaunchMesa<8>(context, layer_args);
-  if (stride <= 64) return cuda::LaunchMesa<16>(context, layer_args);
-  cuda::LaunchMesa<32>(context, layer_args);
+void MesaNetCuda(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args) {
+  const int64_t stride = args.config.stride();
+  if (stride <= 16) return cuda::LaunchMesa<4>(context, seqs, args);
+  if (stride <= 32) return cuda::LaunchMesa<8>(context, seqs, args);
+  if (stride <= 64) return cuda::LaunchMesa<16>(context, seqs, args);
+  cuda::LaunchMesa<32>(context, seqs, args);
 }
 
 }  // namespace ovq

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -15,29 +15,6 @@ namespace {
 enum Field { kPendingKeys, kPendingValues, kBestScore, kBestSlot };
 // Block fields of one head.
 enum BlockField { kCounts, kLogCounts, kKeys, kValues };
-
-OvqConfig ReadConfig(const StateSpec& spec, AttrReader& model, AttrReader& section) {
-  OvqConfig config{};
-  config.shape = ReadAttentionShape(model);
-  // Below 2 the first chunk would leave the dictionary empty: n(L) = floor(L N / (L + N)) = 0.
-  const int64_t longest = spec.device == Device::kCuda ? kMaxCudaChunkLen : 1 << 16;
-  config.chunk_len = static_cast<int>(section.IntOr("chunk_size", 128, 2, longest));
-  config.default_slot_cap = section.IntOr("max_centroids", 2048, kMinSlotCap, kMaxSlotCap);
-  config.normalize_centroids = section.BoolOr("normalize_centroids", false);
-  config.min_state_size = section.BoolOr("min_state_size", false);
-  config.counts_for_rates_only = section.BoolOr("counts_for_rates_only", false);
-  config.delta_rule = section.BoolOr("delta_rule", false);
-  if (config.delta_rule && model.ok() && config.shape.group() != 1) {
-    section.Fail(
-        "delta_rule",
-        absl::StrCat("expected false, as keys of shared heads have no one beta: "
-                     "num_key_value_heads is ",
-                     config.shape.n_kv_heads, ", num_attention_heads ", config.shape.n_heads));
-  }
-  config.dtype = spec.kv_dtype;
-  config.slot_shares = spec.slot_shares;
-  return config;
-}
 
 }  // namespace
 
@@ -53,8 +30,18 @@ Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size
           .default_slot_cap = default_slot_cap};
 }
 
-OvqAttention::OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section)
-    : OvqAttention(ReadConfig(spec, model, section)) {}
+void ReadConfig(const FieldReaders& from, OvqConfig& config) {
+  ReadDictionary(from, kMaxCudaChunkLen, config);
+  if (!config.delta_rule || !from.model.ok() || config.shape.group() == 1) return;
+  from.section.Fail(
+      "delta_rule",
+      absl::StrCat("expected false, as keys of shared heads have no one beta: "
+                   "num_key_value_heads is ",
+                   config.shape.n_kv_heads, ", num_attention_heads ", config.shape.n_heads));
+}
+
+OvqAttention::OvqAttention(const StateSpec& spec, const OvqConfig& config)
+    : OvqAttention(InState(spec, config)) {}
 
 OvqAttention::OvqAttention(const OvqConfig& config)
     : Attention{.shape = config.shape}, config(config) {
@@ -96,15 +83,8 @@ void OvqAttention::Load(const MixerSpec& spec) {
 }
 
 AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
-  const auto fixed = [&](Field field) {
-    const StateField& of = layout.fixed.list()[field];
-    const size_t head = of.bytes() / static_cast<size_t>(shape.n_kv_heads);
-    return StatePlace{where.fixed_offset + layout.fixed.offset(field), head,
-                      head / static_cast<size_t>(of.shape[1])};
-  };
-  const auto growing = [&](BlockField field) {
-    return StatePlace{where.FieldOffset(layout, field, 0), where.head_stride, where.block_stride};
-  };
+  const auto fixed = [&](Field field) { return where.FixedPlace(layout, field); };
+  const auto growing = [&](BlockField field) { return where.BlockPlace(layout, field); };
   AttentionBlocks blocks;
   blocks.shape = shape;
   blocks.dtype = config.dtype;
@@ -127,12 +107,11 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void OvqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.live = args.seqs.live[args.where.growth];
-  Dispatch<OvqAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                   OvqArgs{{blocks, args.seqs, rows}, config});
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/dictionary_config.h"
 
 namespace ovq {
 
@@ -25,34 +26,20 @@ constexpr int64_t CentroidsAt(int64_t t, int64_t max_centroids) {
 // session's slot cap is its N.
 Growth GrowsByChunk(int chunk_len, int64_t default_slot_cap, bool min_state_size = false);
 
-struct OvqConfig {
-  AttentionShape shape;
-  int chunk_len;                          // L
-  int64_t default_slot_cap;               // N of sessions that name none
-  std::vector<double> slot_shares = {1};  // shares of N: Growth::shares
-  DType dtype;                            // type of keys, values and centroids
-  int layer = 0;                          // only used by the updates' random numbers
-  // Variants from the KVM paper's published code, see README.md.
-  bool normalize_centroids = false;
-  bool min_state_size = false;
-  bool counts_for_rates_only = false;
-  bool delta_rule = false;
-};
-
-struct OvqArgs : AttentionArgs {
-  const OvqConfig& config;
-};
+struct OvqConfig : DictionaryConfig {};
+void ReadConfig(const FieldReaders& from, OvqConfig& config);
 
 // fixed: pending keys [n_kv_heads][blocks of the chunk][head_dim][64] and values, best_score and
 //        best_slot [n_kv_heads][chunk_len]
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
 //        values [64][value_stride], so that one head's part of a block is one run of memory
 struct OvqAttention : Attention {
+  using Config = OvqConfig;
   explicit OvqAttention(const OvqConfig& config);
-  OvqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  OvqAttention(const StateSpec& spec, const OvqConfig& config);
 
   void Load(const MixerSpec& spec);
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;
@@ -60,7 +47,5 @@ struct OvqAttention : Attention {
   OvqConfig config;
   Buffer delta_scale;  // float [n_heads] in the device's memory: factor that makes a key a query
 };
-
-void OvqAttentionRef(DeviceContext& context, const OvqArgs& args);
 
 }  // namespace ovq

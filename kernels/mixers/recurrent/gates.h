@@ -1,12 +1,12 @@
 // Gates of recurrent mixers: decay and sigmoid gates, one number a token and head, and the gated
-// RMS
-// norm of their outputs.
+// RMS norm of their outputs.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <string_view>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -19,10 +19,9 @@ struct DecayGate {
   int64_t x_stride;
   int64_t n_tokens;
   int n_heads;
-  const float* bias;    // [n_heads]
-  const float* rate;    // [n_heads], none above 0 (see LoadDecayRates)
-  float* decay;         // [n_tokens, n_heads], packed
-  float* dt = nullptr;  // [n_tokens, n_heads], packed; null: not wanted
+  const float* bias;  // [n_heads]
+  const float* rate;  // [n_heads], none above 0 (see LoadDecayRates)
+  float *decay, *dt;  // [n_tokens, n_heads], packed
   float min_dt = 0;
   float max_dt = std::numeric_limits<float>::infinity();
 };
@@ -65,5 +64,9 @@ struct GatedNorm {
   DType y_dtype;  // kF32 or kBF16
 };
 void NormAndGate(DeviceContext& context, const GatedNorm& norm);
+
+OVQ_ON_EVERY_DEVICE(Decay)
+OVQ_ON_EVERY_DEVICE(Sigmoid)
+OVQ_ON_EVERY_DEVICE(NormAndGate)
 
 }  // namespace ovq

@@ -96,7 +96,7 @@ void Decay(DeviceContext& context, const DecayGate& gate) {
       const float softplus = Softplus(gate.x[token * gate.x_stride + head] + gate.bias[head]);
       const float dt = std::min(std::max(softplus, gate.min_dt), gate.max_dt);
       gate.decay[at] = std::exp(gate.rate[head] * dt);
-      if (gate.dt) gate.dt[at] = dt;
+      gate.dt[at] = dt;
     }
   });
 }

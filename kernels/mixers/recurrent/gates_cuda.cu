@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) DecayKernel(const __grid_constant__ 
   const float softplus = Softplus(gate.x[token * gate.x_stride + head] + gate.bias[head]);
   const float dt = fminf(fmaxf(softplus, gate.min_dt), gate.max_dt);
   gate.decay[at] = expf(gate.rate[head] * dt);
-  if (gate.dt != nullptr) gate.dt[at] = dt;
+  gate.dt[at] = dt;
 }
 
 __global__ void __launch_bounds__(kThreads)

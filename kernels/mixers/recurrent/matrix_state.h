@@ -9,14 +9,14 @@
 
 #include <cstdint>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
 
 // Columns of S that are stored together: [n_heads][ceil(value_dim / 32)][key_dim][32] float, with
 // zeros past value_dim. The sums over keys of one column are chains of their own, so their bits do
-// not
-// depend on the vector width, and one task's part of S stays in the nearest cache over all its
+// not depend on the vector width, and one task's part of S stays in the nearest cache over all its
 // tokens.
 inline constexpr int kStateColumns = 32;
 inline constexpr int64_t kMaxStateKeyDim = 512;
@@ -39,20 +39,19 @@ struct MatrixStates {
   int64_t stride;
   const float *decay, *beta;  // [n_tokens, n_heads]
   const float* skip;          // [n_heads, value_dim]; null: 0
-  size_t states;              // offset of the field in a session's state
+  StatePlace states;          // of the MatrixStateField
   float* y;                   // [n_tokens, n_heads, value_dim], packed
 
   constexpr int key_head(int head) const { return head / (n_heads / n_key_heads); }
   // Columns [32 block, 32 block + 32) of a head's S.
   constexpr float* Columns(std::byte* session, int head, int64_t block) const {
-    const size_t bytes = static_cast<size_t>(key_dim) * kStateColumns * sizeof(float);
-    const StatePlace place = {states, static_cast<size_t>(StateColumnBlocks(value_dim)) * bytes,
-                              bytes};
-    return place.At<float>(session, head, block);
+    return states.At<float>(session, head, block);
   }
 };
 
 // Runs the recurrence over all tokens of a batch, in order within each sequence.
 void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states);
+
+OVQ_ON_EVERY_DEVICE(AdvanceStates)
 
 }  // namespace ovq

@@ -33,25 +33,25 @@ struct TokenUpdate {
   V update[kVectors];  // u of the equation above
 };
 
-// answers[c] = sum_i S[i][c] k[i].
-HWY_INLINE void Answer(const float* HWY_RESTRICT s, const float* k, int key_dim, V* answers) {
-  for (int c = 0; c < kVectors; ++c) answers[c] = hn::Zero(d);
+// old_value = S^T k: the value that S has for the key.
+HWY_INLINE void ReadOldValue(const float* HWY_RESTRICT s, const float* k, int key_dim,
+                             V* old_value) {
+  for (int c = 0; c < kVectors; ++c) old_value[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
     const V key = hn::Set(d, k[i]);
     for (int c = 0; c < kVectors; ++c) {
-      answers[c] = hn::MulAdd(key, hn::LoadU(d, s + c * kLanes), answers[c]);
+      old_value[c] = hn::MulAdd(key, hn::LoadU(d, s + c * kLanes), old_value[c]);
     }
   }
 }
 
-// Updates S and computes y = S^T q. The same pass computes answers = S^T next_k, which the next
-// token
-// needs first; nothing if next_k is null.
+// Updates S and computes y = S^T q. The same pass computes old_value = S^T next_k, which the next
+// token needs first.
 template <bool kReadsNext>
 HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const TokenUpdate& token, const float* next_k,
-                        int key_dim, V* y, V* answers) {
+                        int key_dim, V* y, V* old_value) {
   const V decay = hn::Set(d, token.decay);
-  for (int c = 0; c < kVectors; ++c) y[c] = answers[c] = hn::Zero(d);
+  for (int c = 0; c < kVectors; ++c) y[c] = old_value[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
     const V key = hn::Set(d, token.k[i]), query = hn::Set(d, token.q[i]);
     const V next_key = hn::Set(d, kReadsNext ? next_k[i] : 0.0f);
@@ -60,7 +60,7 @@ HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const TokenUpdate& token, const f
       const V state = hn::MulAdd(key, token.update[c], kept);
       hn::StoreU(state, d, s + c * kLanes);
       y[c] = hn::MulAdd(query, state, y[c]);
-      if constexpr (kReadsNext) answers[c] = hn::MulAdd(next_key, state, answers[c]);
+      if constexpr (kReadsNext) old_value[c] = hn::MulAdd(next_key, state, old_value[c]);
     }
   }
 }
@@ -77,9 +77,9 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
   if (states.skip) std::memcpy(skips, states.skip + column, n * sizeof(float));
   const int64_t key = states.key_head(head) * int64_t{dk};
   TokenUpdate token;
-  V y[kVectors], answers[kVectors];
+  V y[kVectors], old_value[kVectors];
   if constexpr (kRule == StateRule::kDelta)
-    Answer(s, states.k + begin * states.stride + key, dk, answers);
+    ReadOldValue(s, states.k + begin * states.stride + key, dk, old_value);
   for (int64_t r = begin; r < end; ++r) {
     std::memcpy(values, states.v + r * states.stride + column, n * sizeof(float));
     token.q = states.q + r * states.stride + key;
@@ -89,13 +89,13 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
     const V beta = hn::Set(d, states.beta[r * states.n_heads + head]);
     for (int c = 0; c < kVectors; ++c) {
       V value = hn::Load(d, values + c * kLanes);
-      if constexpr (kRule == StateRule::kDelta) value = hn::NegMulAdd(decay, answers[c], value);
+      if constexpr (kRule == StateRule::kDelta) value = hn::NegMulAdd(decay, old_value[c], value);
       token.update[c] = hn::Mul(beta, value);
     }
     if (kRule == StateRule::kDelta && r + 1 < end) {
-      Rewrite<true>(s, token, token.k + states.stride, dk, y, answers);
+      Rewrite<true>(s, token, token.k + states.stride, dk, y, old_value);
     } else {
-      Rewrite<false>(s, token, nullptr, dk, y, answers);
+      Rewrite<false>(s, token, nullptr, dk, y, old_value);
     }
     for (int c = 0; c < kVectors; ++c) {
       float* value = values + c * kLanes;

@@ -11,14 +11,12 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kStateColumns;
 // Stages of keys and queries: the current token's, the next one's, whose S^T k is summed in the
-// same
-// pass, and the one after it, which is being loaded.
+// same pass, and the one after it, which is being loaded.
 constexpr int kStages = 3;
 
 // Shared memory: keys and queries of the stages [kStages][2][kPadded] float, then the warps'
-// partial
-// sums [2][2][kWarps][32] float of S^T k and of y. Even and odd tokens use different halves, so one
-// barrier a token is enough.
+// partial sums [2][2][kWarps][32] float of S^T k and of y. Even and odd tokens use different
+// halves, so one barrier a token is enough.
 template <int kRows>
 struct Shared {
   static constexpr int kPadded = kRows * kWarps;
@@ -29,10 +27,10 @@ struct Shared {
     return DynamicShared<float>(0) + stage * 2 * kPadded;
   }
   __device__ static SharedPtr<float> Queries(int stage) { return Keys(stage) + kPadded; }
-  __device__ static SharedPtr<float> Answers(int parity) {
+  __device__ static SharedPtr<float> OldValues(int parity) {
     return DynamicShared<float>(kSums) + parity * 2 * kThreads;
   }
-  __device__ static SharedPtr<float> Reads(int parity) { return Answers(parity) + kThreads; }
+  __device__ static SharedPtr<float> Outputs(int parity) { return OldValues(parity) + kThreads; }
 };
 
 // Sum over the warps for this lane's column.
@@ -58,7 +56,7 @@ __device__ void Stage(const MatrixStates& states, int64_t token, int64_t key, in
 
 // Sum over this warp's keys: sum_r s[r] x[r] for this lane's column.
 template <int kRows>
-__device__ float WarpAnswer(const float (&s)[kRows], SharedPtr<float> x) {
+__device__ float SumOverKeys(const float (&s)[kRows], SharedPtr<float> x) {
   float sum = 0;
 #pragma unroll
   for (int r = 0; r < kRows; r += 4) {
@@ -113,8 +111,8 @@ __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, i
   if (n_tokens > 1) Stage<kRows>(states, first + 1, place.key, 1);
   __syncthreads();
   if constexpr (kRule == StateRule::kDelta) {
-    Memory::Answers(0)[static_cast<int>(threadIdx.x)] =
-        WarpAnswer<kRows>(s, Memory::Keys(0) + begin);
+    Memory::OldValues(0)[static_cast<int>(threadIdx.x)] =
+        SumOverKeys<kRows>(s, Memory::Keys(0) + begin);
     __syncthreads();
   }
   for (int32_t r = 0; r < n_tokens; ++r) {
@@ -125,20 +123,20 @@ __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, i
     const float decay = states.decay[gate];
     float error = value;
     if constexpr (kRule == StateRule::kDelta) {
-      error = fmaf(-decay, SumOverWarps(Memory::Answers(r % 2)), value);
+      error = fmaf(-decay, SumOverWarps(Memory::OldValues(r % 2)), value);
     }
     if (r + 2 < n_tokens) Stage<kRows>(states, token + 2, place.key, (r + 2) % kStages);
     Rewrite<kRows>(s, Memory::Keys(stage) + begin, decay, states.beta[gate] * error);
-    Memory::Reads(parity)[static_cast<int>(threadIdx.x)] =
-        WarpAnswer<kRows>(s, Memory::Queries(stage) + begin);
+    Memory::Outputs(parity)[static_cast<int>(threadIdx.x)] =
+        SumOverKeys<kRows>(s, Memory::Queries(stage) + begin);
     if constexpr (kRule == StateRule::kDelta) {
-      Memory::Answers(parity)[static_cast<int>(threadIdx.x)] =
-          WarpAnswer<kRows>(s, Memory::Keys(next) + begin);
+      Memory::OldValues(parity)[static_cast<int>(threadIdx.x)] =
+          SumOverKeys<kRows>(s, Memory::Keys(next) + begin);
     }
     __syncthreads();
     if (warp == 0 && place.inside) {
       states.y[token * states.n_heads * states.value_dim + place.column] =
-          fmaf(skip, value, SumOverWarps(Memory::Reads(parity)));
+          fmaf(skip, value, SumOverWarps(Memory::Outputs(parity)));
     }
   }
 }

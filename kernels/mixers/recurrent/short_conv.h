@@ -2,13 +2,13 @@
 // With u [n_tokens, width], weight [width][conv_size] and bias [width]:
 //   y_t[c] = silu(bias[c] + sum_j weight[c][j] u_{t-conv_size+1+j}[c])        u_s = 0 for s < 0
 // The last filter element meets the current token. A session keeps its newest conv_size - 1 tokens
-// of
-// u, token s at s mod (conv_size - 1).
+// of u, token s at s mod (conv_size - 1).
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
+#include <span>
 
+#include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq {
@@ -20,13 +20,11 @@ StateField ShortConvField(int64_t width, int conv_size);
 
 // Filters in device memory, of several tensors side by side. Without a weight, y = silu(u).
 struct ShortConvFilters {
-  int conv_size = 1;
-  int64_t width = 0;    // number of filters
-  Buffer weight, bias;  // float [conv_size][width]; float [width], or empty
+  Buffer weight, bias;  // float [conv_size][n_filters]; float [n_filters], or empty
 };
 // Reads `leaf`.weight [filters, 1, conv_size] of each part and, with has_bias, `leaf`.bias
 // [filters]. Errors go to spec.weights.
-ShortConvFilters LoadShortConv(const MixerSpec& spec, std::initializer_list<WeightPart> parts,
+ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart> parts,
                                int conv_size, bool has_bias);
 
 struct ShortConv {
@@ -43,5 +41,7 @@ struct ShortConv {
 
 // Convolves all tokens of a batch, then stores the newest inputs in the sessions' states.
 void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv);
+
+OVQ_ON_EVERY_DEVICE(Convolve)
 
 }  // namespace ovq

@@ -60,8 +60,7 @@ __device__ void StoreNewestInputs(const ShortConv& conv, const SequenceTokens& s
 
 // Launch: one thread for each channel; grid x: channels, y: sequences, z: every gridDim.z-th token.
 // A block that has all tokens also stores the newest inputs; otherwise other blocks might still
-// read
-// the old ones, so StoreNewestInputsKernel does it.
+// read the old ones, so StoreNewestInputsKernel does it.
 __global__ void __launch_bounds__(kThreads)
     ConvolveKernel(const __grid_constant__ ShortConv conv,
                    const __grid_constant__ DeviceSequences seqs) {

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace {
@@ -14,10 +14,17 @@ enum Field { kKeys, kValues };
 
 }  // namespace
 
-SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, bool sliding)
-    : Attention{.shape = ReadAttentionShape(model)}, dtype(spec.kv_dtype) {
-  if (sliding) {
-    window = static_cast<int32_t>(model.Int("sliding_window", 1, 1 << 24));
+void ReadConfig(const FieldReaders& from, FullConfig& config) { ReadAttention(from, config); }
+
+void ReadConfig(const FieldReaders& from, SlidingConfig& config) {
+  ReadAttention(from, config);
+  from.model.Int("sliding_window", config.window, 1, 1 << 24);
+}
+
+SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, const AttentionConfig& config,
+                                   int32_t window)
+    : Attention{.shape = config.shape}, window(window), dtype(spec.kv_dtype) {
+  if (window > 0) {
     // Enough for the query's 64-aligned block and every block that its window reaches into.
     ring = static_cast<int32_t>(1 + NumBlocks(window - 1));
   }
@@ -26,7 +33,7 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, AttrReader& model, boo
                 value_stride = BlockChannels(dtype, ValueStride(shape.value_head_dim));
   StateFields fields({{"keys", dtype, {blocks, channels, kBlockSlots}},
                       {"values", dtype, {blocks, kBlockSlots, value_stride}}});
-  if (sliding) {
+  if (window > 0) {
     layout.fixed = std::move(fields);
   } else {
     layout.growth = GrowsByToken();
@@ -59,11 +66,10 @@ AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
-  Dispatch<SoftmaxAttentionRef, AttendCpu, AttendCuda>(args.context,
-                                                       AttentionArgs{blocks, args.seqs, rows});
+  blocks.compute_dtype = tokens.out_dtype;
+  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, tokens});
 }
 
 std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,

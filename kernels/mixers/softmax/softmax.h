@@ -6,12 +6,20 @@
 
 namespace ovq {
 
+struct FullConfig : AttentionConfig {};
+struct SlidingConfig : AttentionConfig {
+  SlidingConfig() { input.rope.dims = kAllChannels; }
+  int32_t window = 0;  // tokens a query sees, its own included, 1 to 2^24: sliding_window
+};
+void ReadConfig(const FieldReaders& from, FullConfig& config);
+void ReadConfig(const FieldReaders& from, SlidingConfig& config);
+
 // Token t is in slot t % 64 of block t / 64. Sliding: the newest `ring` blocks, block b at index b
 // % ring of the fixed part. Full: block b is block b of the growing part.
 struct SoftmaxAttention : Attention {
-  SoftmaxAttention(const StateSpec& spec, AttrReader& model, bool sliding);
+  SoftmaxAttention(const StateSpec& spec, const AttentionConfig& config, int32_t window);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   AttentionBlocks Blocks(const LayerState& where) const;
 
@@ -21,15 +29,14 @@ struct SoftmaxAttention : Attention {
 };
 
 struct SlidingAttention : SoftmaxAttention {
-  static constexpr bool kRopeByDefault = true;
-  SlidingAttention(const StateSpec& spec, AttrReader& model, AttrReader&)
-      : SoftmaxAttention(spec, model, /*sliding=*/true) {}
+  using Config = SlidingConfig;
+  SlidingAttention(const StateSpec& spec, const Config& config)
+      : SoftmaxAttention(spec, config, config.window) {}
 };
 struct FullAttention : SoftmaxAttention {
-  FullAttention(const StateSpec& spec, AttrReader& model, AttrReader&)
-      : SoftmaxAttention(spec, model, /*sliding=*/false) {}
+  using Config = FullConfig;
+  FullAttention(const StateSpec& spec, const Config& config)
+      : SoftmaxAttention(spec, config, /*window=*/0) {}
 };
-
-void SoftmaxAttentionRef(DeviceContext& context, const AttentionArgs& args);
 
 }  // namespace ovq

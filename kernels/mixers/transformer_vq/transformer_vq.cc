@@ -16,38 +16,16 @@ namespace {
 
 constexpr float kNormEps = 1e-6f;  // norm of q and k
 
-struct Config {
-  TransformerVqShape shape;
-  double pe_lam = 0;
-  MixerState state;
-};
-
 enum Field { kValues, kCounts, kCodes };
 
-absl::StatusOr<Config> ReadConfig(const StateSpec& spec) {
-  AttrReader section(spec.section), model(spec.model);
-  Config config;
-  TransformerVqShape& shape = config.shape;
-  shape.n_heads = static_cast<int>(section.Int("num_heads", 1, 4096));
-  shape.head_dim = static_cast<int>(section.IntOr("head_dim", 128, 1, 4096));
-  shape.value_dim = static_cast<int>(section.Int("value_head_dim", 1, 1 << 16));
-  shape.n_codes = static_cast<int32_t>(section.IntOr("codebook_size", 512, 1, 1 << 20));
-  shape.mem_len = static_cast<int32_t>(section.IntOr("mem_len", 512, 1, 1 << 20));
-  shape.has_means = section.BoolOr("agg_cache", true);
-  config.pe_lam = section.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
-  spec.section.Ignore("block_len");
-  if (!section.ok()) return section.status();
-  if (spec.d_model % 2 != 0) {
-    model.Fail("hidden_size",
-               absl::StrCat("expected an even number for transformer_vq, got ", spec.d_model));
-    return model.status();
-  }
-  config.state.fixed = StateFields(
+MixerState MakeState(const TransformerVqShape& shape) {
+  MixerState state;
+  state.fixed = StateFields(
       {{"values", DType::kF32, {shape.n_heads, shape.slices(), shape.slots(), kValueSlice}},
        {"counts", DType::kU32, {shape.n_heads, shape.n_means()}},
        {"codes", DType::kI32, {shape.n_heads, shape.ring()}, {0, shape.n_codes - 1.0}}});
-  config.state.span = kTransformerVqSpan;
-  return config;
+  state.span = kTransformerVqSpan;
+  return state;
 }
 
 // Rows [first, first + n) of a matrix of `width` columns.
@@ -69,7 +47,7 @@ std::vector<float> Scaled(std::vector<float> values, float scale) {
 }
 
 // The relative keys R_distance = c W_r S(distance), [mem_len + 1][n_heads * head_dim].
-std::vector<float> RelativeKeys(const MixerSpec& spec, const Config& config, float c) {
+std::vector<float> RelativeKeys(const MixerSpec& spec, const TransformerVqConfig& config, float c) {
   DeviceContext& context = spec.context;
   const int64_t n = config.shape.mem_len + 1, d_model = spec.state.d_model,
                 width = int64_t{config.shape.n_heads} * config.shape.head_dim;
@@ -104,9 +82,9 @@ std::vector<float> HalfNorms(const std::vector<float>& codes, size_t head_dim) {
 class TransformerVq final : public SequenceMixer {
  public:
   // Its errors are spec.weights'.
-  TransformerVq(const MixerSpec& spec, Config config);
+  TransformerVq(const MixerSpec& spec, const TransformerVqConfig& config);
 
-  const MixerState& state() const override { return config_.state; }
+  const MixerState& state() const override { return state_; }
   size_t weight_bytes() const override;
   void Forward(const LayerArgs& args, TensorView x, TensorView y) const override;
   std::vector<StateExtent> UndoExtents(const LayerState& where,
@@ -124,15 +102,16 @@ class TransformerVq final : public SequenceMixer {
     Buffer half_norms;                // [n_codes] float
   };
   void LoadHeads(const MixerSpec& spec);
-  // One head's attention. rows: see TransformerVqArgs.
-  void AttendHead(const LayerArgs& args, int h, TensorView x, float* rows, int64_t stride) const;
+  // One head's attention. tokens: see TransformerVqArgs.
+  void AttendHead(const LayerArgs& args, int h, TensorView x, float* tokens, int64_t stride) const;
   size_t place(const LayerState& where, Field field, int head) const {
-    const StateField& all = config_.state.fixed.list()[field];
-    return where.fixed_offset + config_.state.fixed.offset(field) +
+    const StateField& all = state_.fixed.list()[field];
+    return where.fixed_offset + state_.fixed.offset(field) +
            all.bytes() / static_cast<size_t>(config_.shape.n_heads) * static_cast<size_t>(head);
   }
 
-  Config config_;
+  TransformerVqConfig config_;
+  MixerState state_;
   DType compute_;
   Linear gates_values_;  // [2 n_heads value_dim, d_model]
   Linear output_;        // [d_model, n_heads value_dim], times the residual's scale
@@ -140,8 +119,8 @@ class TransformerVq final : public SequenceMixer {
   std::vector<Head> heads_;
 };
 
-TransformerVq::TransformerVq(const MixerSpec& spec, Config config)
-    : config_(std::move(config)), compute_(spec.compute_dtype) {
+TransformerVq::TransformerVq(const MixerSpec& spec, const TransformerVqConfig& config)
+    : config_(config), state_(MakeState(config.shape)), compute_(spec.compute_dtype) {
   const int64_t d_model = spec.state.d_model,
                 width = int64_t{config_.shape.n_heads} * config_.shape.value_dim;
   gates_values_ = spec.weights.Product(
@@ -197,18 +176,18 @@ void TransformerVq::Forward(const LayerArgs& args, TensorView x, TensorView y) c
   ScratchScope scope(args.context);
   const int64_t n_tokens = args.seqs.n_tokens(), width = output_.in();
   // [gates | values] of all heads. The attention's results replace the values.
-  const TensorView rows = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
-  gates_values_.Apply(args.context, x, rows);
+  const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
+  gates_values_.Apply(args.context, x, projected);
   for (int h = 0; h < config_.shape.n_heads; ++h) {
-    AttendHead(args, h, x, rows.as<float>() + width + int64_t{h} * config_.shape.value_dim,
+    AttendHead(args, h, x, projected.as<float>() + width + int64_t{h} * config_.shape.value_dim,
                2 * width);
   }
   const TensorView gated = scope.Tensor(compute_, {n_tokens, width});
-  SwiGlu(args.context, rows, gated);
+  SwiGlu(args.context, projected, gated);
   output_.Apply(args.context, gated, y, args.adds);
 }
 
-void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float* rows,
+void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float* tokens,
                                int64_t stride) const {
   const TransformerVqShape& shape = config_.shape;
   const Head& head = heads_[h];
@@ -233,7 +212,7 @@ void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float
   norm(q, &head.position_bias, with_positions);
   head.codes.Apply(context, with_codes, scores);
   head.relative.Apply(context, with_positions, relative);
-  Dispatch<TransformerVqRef, TransformerVqCpu, TransformerVqCuda>(
+  Dispatch<TransformerVqCpu, TransformerVqCuda>(
       context, TransformerVqArgs{.shape = shape,
                                  .seqs = args.seqs,
                                  .values = place(args.where, kValues, h),
@@ -242,8 +221,8 @@ void TransformerVq::AttendHead(const LayerArgs& args, int h, TensorView x, float
                                  .scores = scores.as<float>(),
                                  .half_norms = head.half_norms.as<float>(),
                                  .relative = relative.as<float>(),
-                                 .rows = rows,
-                                 .row_stride = stride});
+                                 .tokens = tokens,
+                                 .token_stride = stride});
 }
 
 std::vector<StateExtent> TransformerVq::UndoExtents(const LayerState& where,
@@ -251,7 +230,7 @@ std::vector<StateExtent> TransformerVq::UndoExtents(const LayerState& where,
   const TransformerVqShape& shape = config_.shape;
   // The end of a span may touch any code's count and mean.
   if (tokens.end % kTransformerVqSpan == 0) {
-    return {{where.fixed_offset, config_.state.fixed.bytes()}};
+    return {{where.fixed_offset, state_.fixed.bytes()}};
   }
   std::vector<StateExtent> extents;
   for (int64_t begin = tokens.begin; begin < tokens.end;) {
@@ -275,14 +254,31 @@ std::vector<StateExtent> TransformerVq::UndoExtents(const LayerState& where,
 
 }  // namespace
 
+void ReadConfig(const FieldReaders& from, TransformerVqConfig& config) {
+  AttrReader &section = from.section, &model = from.model;
+  TransformerVqShape& shape = config.shape;
+  section.Int("num_heads", shape.n_heads, 1, 4096);
+  section.Int("head_dim", shape.head_dim, 1, 4096);
+  section.Int("value_head_dim", shape.value_dim, 1, 1 << 16);
+  section.Int("codebook_size", shape.n_codes, 1, 1 << 20);
+  section.Int("mem_len", shape.mem_len, 1, 1 << 20);
+  section.Bool("agg_cache", shape.has_means);
+  section.Float("pe_lam", config.pe_lam, 1.0, 1e15);
+  section.Has("block_len");
+  if (!section.ok() || from.d_model % 2 == 0) return;
+  model.Fail("hidden_size",
+             absl::StrCat("expected an even number for transformer_vq, got ", from.d_model));
+}
+
 absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec) {
-  ASSIGN_OR_RETURN(Config config, ReadConfig(spec));
-  return std::move(config.state);
+  ASSIGN_OR_RETURN(const TransformerVqConfig config, CheckedConfig<TransformerVqConfig>(spec));
+  return MakeState(config.shape);
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec) {
-  ASSIGN_OR_RETURN(Config config, ReadConfig(spec.state));
-  auto mixer = std::make_unique<TransformerVq>(spec, std::move(config));
+  ASSIGN_OR_RETURN(const TransformerVqConfig config,
+                   CheckedConfig<TransformerVqConfig>(spec.state));
+  auto mixer = std::make_unique<TransformerVq>(spec, config);
   if (!spec.weights.status().ok()) return spec.weights.status();
   return mixer;
 }

@@ -17,12 +17,12 @@ inline constexpr int kTransformerVqSpan = 64;
 inline constexpr int kValueSlice = 64;
 
 struct TransformerVqShape {
-  int n_heads = 0;
-  int head_dim = 0;
-  int value_dim = 0;
-  int32_t n_codes = 0;
-  int32_t mem_len = 0;    // older keys that a query attends to with a bias
-  bool has_means = true;  // false: older keys are forgotten
+  int n_heads = 0;  // num_heads
+  int head_dim = 128;
+  int value_dim = 0;      // value_head_dim
+  int32_t n_codes = 512;  // of a head: codebook_size
+  int32_t mem_len = 512;  // older keys that a query attends to with a bias
+  bool has_means = true;  // false: older keys are forgotten; agg_cache
 
   constexpr int32_t n_means() const { return has_means ? n_codes : 0; }
   // Position p is in slot p % ring(). A span's tokens find all positions from first() on there.
@@ -35,6 +35,13 @@ struct TransformerVqShape {
   constexpr int slices() const { return (value_dim + kValueSlice - 1) / kValueSlice; }
 };
 
+// Section "transformer_vq" of config.json.
+struct TransformerVqConfig {
+  TransformerVqShape shape;
+  double pe_lam = 100000;  // base of the angles of distances
+};
+void ReadConfig(const FieldReaders& from, TransformerVqConfig& config);
+
 // One head of a batch. `values`, `counts` and `codes` are offsets from a session's base.
 struct TransformerVqArgs {
   TransformerVqShape shape;
@@ -45,13 +52,12 @@ struct TransformerVqArgs {
   const float* scores;      // [2][n_tokens][n_codes]: (q + c xl_u) . code, and k . code
   const float* half_norms;  // [n_codes]: |code|^2 / 2
   const float* relative;    // [n_tokens][mem_len + 1]: (q + c xl_v) . R_distance
-  // [n_tokens][value_dim], tokens `row_stride` floats apart. Input: values before their silu.
+  // [n_tokens][value_dim], tokens `token_stride` floats apart. Input: values before their silu.
   // Output: the attention's result, in place.
-  float* rows;
-  int64_t row_stride;
+  float* tokens;
+  int64_t token_stride;
 };
 
-void TransformerVqRef(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& args);
 

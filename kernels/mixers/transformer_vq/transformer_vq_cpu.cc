@@ -190,14 +190,14 @@ struct Merging {
 // One sequence's tokens of a wave.
 struct SequenceTokens {
   std::byte* session;
-  WaveTokens rows;
+  WaveTokens tokens;
   int64_t first;  // index of its first token in the wave
   std::vector<Merging> merging;
 
-  int n_tokens() const { return static_cast<int>(rows.end - rows.begin); }
+  int n_tokens() const { return static_cast<int>(tokens.end - tokens.begin); }
 };
 
-struct Row {
+struct Token {
   const SequenceTokens* run;
   int64_t offset;  // index from the run's first token
 };
@@ -213,8 +213,8 @@ class Wave {
   T* At(std::byte* session, size_t offset) const {
     return reinterpret_cast<T*>(session + offset);
   }
-  void FindCode(const Row& row) const;
-  void Weigh(const Row& row, float* weights) const;
+  void FindCode(const Token& token) const;
+  void Weigh(const Token& token, float* weights) const;
   // Finds the values that leave the ring for the means and raises their codes' counts.
   std::vector<Merging> Count(const SequenceTokens& run) const;
   // Processes one slice of a run: stores values, sums over all slots, merges.
@@ -224,7 +224,7 @@ class Wave {
   const TransformerVqShape& shape_;
   const int64_t n_weights_;  // weights of one token
   std::vector<SequenceTokens> runs_;
-  std::vector<Row> rows_;
+  std::vector<Token> tokens_;
 };
 
 Wave::Wave(const TransformerVqArgs& args, int wave)
@@ -234,36 +234,36 @@ Wave::Wave(const TransformerVqArgs& args, int wave)
   const BatchSequences& seqs = args.seqs;
   int64_t n_tokens = 0;
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    const WaveTokens rows = TokensInWave(seqs.start_pos[s], seqs.token_begin[s],
-                                         seqs.sequence_length(s), kTransformerVqSpan, wave);
-    if (rows.begin >= rows.end) continue;
-    runs_.push_back({seqs.state[s], rows, n_tokens, {}});
-    n_tokens += rows.end - rows.begin;
+    const WaveTokens tokens = TokensInWave(seqs.start_pos[s], seqs.token_begin[s],
+                                           seqs.sequence_length(s), kTransformerVqSpan, wave);
+    if (tokens.begin >= tokens.end) continue;
+    runs_.push_back({seqs.state[s], tokens, n_tokens, {}});
+    n_tokens += tokens.end - tokens.begin;
   }
   for (const SequenceTokens& run : runs_) {
-    for (int64_t i = 0; i < run.n_tokens(); ++i) rows_.push_back({&run, i});
+    for (int64_t i = 0; i < run.n_tokens(); ++i) tokens_.push_back({&run, i});
   }
 }
 
-void Wave::FindCode(const Row& row) const {
-  const int64_t at = args_.seqs.n_tokens() + row.run->rows.row + row.offset;
-  const int64_t slot = (row.run->rows.begin + row.offset) % shape_.ring();
-  At<int32_t>(row.run->session, args_.codes)[slot] = HWY_DYNAMIC_DISPATCH(NearestCode)(
+void Wave::FindCode(const Token& token) const {
+  const int64_t at = args_.seqs.n_tokens() + token.run->tokens.row + token.offset;
+  const int64_t slot = (token.run->tokens.begin + token.offset) % shape_.ring();
+  At<int32_t>(token.run->session, args_.codes)[slot] = HWY_DYNAMIC_DISPATCH(NearestCode)(
       args_.scores + at * shape_.n_codes, args_.half_norms, shape_.n_codes);
 }
 
-void Wave::Weigh(const Row& row, float* weights) const {
+void Wave::Weigh(const Token& token, float* weights) const {
   HWY_DYNAMIC_DISPATCH(WeighSlots)
-  (args_, row.run->session, row.run->rows.row + row.offset, row.run->rows.begin + row.offset,
-   weights, n_weights_);
+  (args_, token.run->session, token.run->tokens.row + token.offset,
+   token.run->tokens.begin + token.offset, weights, n_weights_);
 }
 
 std::vector<Merging> Wave::Count(const SequenceTokens& run) const {
   std::vector<Merging> merging;
-  const int64_t next = run.rows.span_begin + kTransformerVqSpan;
-  if (run.rows.end < next || !shape_.has_means) return merging;
+  const int64_t next = run.tokens.span_begin + kTransformerVqSpan;
+  if (run.tokens.end < next || !shape_.has_means) return merging;
   auto* counts = At<uint32_t>(run.session, args_.counts);
-  for (int64_t p = shape_.first(run.rows.span_begin); p < shape_.first(next); ++p) {
+  for (int64_t p = shape_.first(run.tokens.span_begin); p < shape_.first(next); ++p) {
     const auto slot = static_cast<int32_t>(p % shape_.ring());
     const int32_t code = At<const int32_t>(run.session, args_.codes)[slot];
     if (counts[code] < std::numeric_limits<uint32_t>::max()) ++counts[code];
@@ -276,17 +276,17 @@ void Wave::AttendSlice(const SequenceTokens& run, int slice, const float* weight
   float* values =
       At<float>(run.session, args_.values) + int64_t{slice} * shape_.slots() * kValueSlice;
   const int width = std::min(kValueSlice, shape_.value_dim - slice * kValueSlice);
-  float* rows = args_.rows + run.rows.row * args_.row_stride + slice * kValueSlice;
+  float* tokens = args_.tokens + run.tokens.row * args_.token_stride + slice * kValueSlice;
   for (int i = 0; i < run.n_tokens(); ++i) {
-    const int64_t slot = shape_.n_means() + (run.rows.begin + i) % shape_.ring();
+    const int64_t slot = shape_.n_means() + (run.tokens.begin + i) % shape_.ring();
     HWY_DYNAMIC_DISPATCH(StoreValue)
-    (rows + i * args_.row_stride, width, values + slot * kValueSlice);
+    (tokens + i * args_.token_stride, width, values + slot * kValueSlice);
   }
   float y[kTransformerVqSpan * kValueSlice];
   HWY_DYNAMIC_DISPATCH(SumSlots)
   (weights + run.first * n_weights_, n_weights_, run.n_tokens(), values, shape_.slots(), y);
   for (int i = 0; i < run.n_tokens(); ++i) {
-    std::copy_n(y + i * kValueSlice, width, rows + i * args_.row_stride);
+    std::copy_n(y + i * kValueSlice, width, tokens + i * args_.token_stride);
   }
   for (const Merging& one : run.merging) {
     HWY_DYNAMIC_DISPATCH(MergeValue)
@@ -296,15 +296,15 @@ void Wave::AttendSlice(const SequenceTokens& run, int slice, const float* weight
 
 void Wave::Run(DeviceContext& context) {
   ScratchScope scope(context);
-  const auto n_tokens = static_cast<int64_t>(rows_.size());
+  const auto n_tokens = static_cast<int64_t>(tokens_.size());
   auto* weights = scope.Allocate<float>(static_cast<size_t>(n_tokens * n_weights_));
-  const auto for_rows = [&](auto&& fn) {
+  const auto for_tokens = [&](auto&& fn) {
     ParallelRows(context, n_tokens, shape_.slots(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) fn(i);
     });
   };
-  for_rows([&](int64_t i) { FindCode(rows_[i]); });
-  for_rows([&](int64_t i) { Weigh(rows_[i], weights + i * n_weights_); });
+  for_tokens([&](int64_t i) { FindCode(tokens_[i]); });
+  for_tokens([&](int64_t i) { Weigh(tokens_[i], weights + i * n_weights_); });
   for (SequenceTokens& run : runs_) run.merging = Count(run);
   const int slices = shape_.slices();
   ParallelFor(context, static_cast<int64_t>(runs_.size()) * slices, [&](int64_t task, int) {

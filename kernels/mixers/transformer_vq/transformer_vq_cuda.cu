@@ -14,12 +14,12 @@ namespace ovq {
 namespace cuda {
 namespace {
 
-constexpr int kRowThreads = 256;
+constexpr int kTokenThreads = 256;
 // In sums, a thread has four channels of a slice and every kGroups-th slot.
 constexpr int kLanes = kValueSlice / 4;
 constexpr int kGroups = 16;
 constexpr int kSumThreads = kLanes * kGroups;
-constexpr int kMostRows = 8;  // tokens of a thread block, which share a read of the values
+constexpr int kMostTokens = 8;  // tokens of a thread block, which share a read of the values
 constexpr int kSpan = kTransformerVqSpan;
 
 struct Args {
@@ -27,8 +27,8 @@ struct Args {
   DeviceSequences seqs;
   size_t values, counts, codes;
   const float *scores, *half_norms, *relative;
-  float* rows;
-  int64_t row_stride;
+  float* tokens;
+  int64_t token_stride;
   int32_t n_tokens;
   float* weights;  // [n_tokens][slots]
   int32_t wave;
@@ -39,7 +39,7 @@ struct Place {
   float* values;
   uint32_t* counts;
   int32_t* codes;
-  WaveTokens rows;
+  WaveTokens tokens;
   int64_t row, position;  // of the `offset`-th token
 };
 
@@ -50,20 +50,20 @@ __device__ bool Find(const Args& args, int sequence, int32_t offset, Place& plac
   place.values = reinterpret_cast<float*>(session + args.values);
   place.counts = reinterpret_cast<uint32_t*>(session + args.counts);
   place.codes = reinterpret_cast<int32_t*>(session + args.codes);
-  place.rows = TokensInWave(args.seqs, sequence, kSpan, args.wave);
-  place.row = int64_t{place.rows.row} + offset;
-  place.position = place.rows.begin + offset;
-  return place.position < place.rows.end;
+  place.tokens = TokensInWave(args.seqs, sequence, kSpan, args.wave);
+  place.row = int64_t{place.tokens.row} + offset;
+  place.position = place.tokens.begin + offset;
+  return place.position < place.tokens.end;
 }
 
 // Grid (tokens of a wave, sequences). Finds the codes. Shared: float2 (score, code) of every warp.
-__global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
+__global__ void __launch_bounds__(kTokenThreads) FindCodes(const Args args) {
   Place at;
   if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
   const int32_t n_codes = args.shape.n_codes;
   const float* products = args.scores + (args.n_tokens + at.row) * n_codes;
   Best best = NoBest();
-  for (int32_t n = static_cast<int32_t>(threadIdx.x); n < n_codes; n += kRowThreads) {
+  for (int32_t n = static_cast<int32_t>(threadIdx.x); n < n_codes; n += kTokenThreads) {
     const float score = products[n] - args.half_norms[n];
     if (score > best.score) best = {score, n};
   }
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kRowThreads) FindCodes(const Args args) {
   }
   __syncthreads();
   if (threadIdx.x > 0) return;
-  for (int warp = 1; warp < kRowThreads / kWarp; ++warp) {
+  for (int warp = 1; warp < kTokenThreads / kWarp; ++warp) {
     const float2 other = of_warps[warp];
     best = BetterSlot(best, {other.x, __float_as_int(other.y)});
   }
@@ -113,9 +113,9 @@ __device__ inline float Silu(float x) {
 
 __device__ inline void StoreValue(const Args& args, const Place& at) {
   const TransformerVqShape& shape = args.shape;
-  const float* from = args.rows + at.row * args.row_stride;
+  const float* from = args.tokens + at.row * args.token_stride;
   const int64_t slot = shape.n_means() + at.position % shape.ring();
-  for (int32_t c = static_cast<int32_t>(threadIdx.x); c < shape.value_dim; c += kRowThreads) {
+  for (int32_t c = static_cast<int32_t>(threadIdx.x); c < shape.value_dim; c += kTokenThreads) {
     const int64_t slice = c / kValueSlice;
     at.values[(slice * shape.slots() + slot) * kValueSlice + c % kValueSlice] = Silu(from[c]);
   }
@@ -123,53 +123,54 @@ __device__ inline void StoreValue(const Args& args, const Place& at) {
 
 // Grid (tokens of a wave, sequences). Computes the weights. Shared: two floats of every warp. A
 // thread has the same slots in each pass.
-__global__ void __launch_bounds__(kRowThreads) Weigh(const Args args) {
+__global__ void __launch_bounds__(kTokenThreads) Weigh(const Args args) {
   Place at;
   if (!Find(args, static_cast<int>(blockIdx.y), static_cast<int32_t>(blockIdx.x), at)) return;
   StoreValue(args, at);
   const int32_t slots = args.shape.slots(), begin = static_cast<int32_t>(threadIdx.x);
-  const int64_t first = args.shape.first(at.rows.span_begin);
+  const int64_t first = args.shape.first(at.tokens.span_begin);
   float* weights = args.weights + at.row * slots;
   float highest = -INFINITY;
-  for (int32_t slot = begin; slot < slots; slot += kRowThreads) {
+  for (int32_t slot = begin; slot < slots; slot += kTokenThreads) {
     weights[slot] = ComputeExponent(args, at, first, slot).value;
     highest = fmaxf(highest, weights[slot]);
   }
-  constexpr int kWarps = kRowThreads / kWarp;
+  constexpr int kWarps = kTokenThreads / kWarp;
   const SharedPtr<float> partial = DynamicShared<float>(0);
   const float max =
       BlockFold(highest, partial, kWarps, [](float a, float b) { return fmaxf(a, b); });
   float sum = 0;
-  for (int32_t slot = begin; slot < slots; slot += kRowThreads) {
+  for (int32_t slot = begin; slot < slots; slot += kTokenThreads) {
     const float times = slot < args.shape.n_means() ? static_cast<float>(at.counts[slot]) : 1.0f;
     weights[slot] = times * expf(weights[slot] - max);
     sum += weights[slot];
   }
   const float factor = 1.0f / BlockSum(sum, partial + kWarps);
-  for (int32_t slot = begin; slot < slots; slot += kRowThreads) weights[slot] *= factor;
+  for (int32_t slot = begin; slot < slots; slot += kTokenThreads) weights[slot] *= factor;
 }
 
-// Grid (slices, tiles of kRows tokens of a wave, sequences). A token's sum over all slots: thread
+// Grid (slices, tiles of kTokens tokens of a wave, sequences). A token's sum over all slots: thread
 // group g adds the slots g, g + kGroups, ... in a chain, then the groups' parts are added in order.
-// Shared: float4 [kRows][kGroups][kLanes].
-template <int kRows>
+// Shared: float4 [kTokens][kGroups][kLanes].
+template <int kTokens>
 __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
   Place at;
   const auto slice = static_cast<int64_t>(blockIdx.x);
-  const int32_t offset = static_cast<int32_t>(blockIdx.y) * kRows;
+  const int32_t offset = static_cast<int32_t>(blockIdx.y) * kTokens;
   if (!Find(args, static_cast<int>(blockIdx.z), offset, at)) return;
-  const int32_t n_tokens = Smaller(at.rows.end - at.position, kRows), slots = args.shape.slots();
+  const int32_t n_tokens = Smaller(at.tokens.end - at.position, kTokens),
+                slots = args.shape.slots();
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const float* values = at.values + slice * slots * kValueSlice + lane * 4;
   const float* weights = args.weights + at.row * slots;
-  float4 sum[kRows];
+  float4 sum[kTokens];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) sum[r] = make_float4(0, 0, 0, 0);
+  for (int r = 0; r < kTokens; ++r) sum[r] = make_float4(0, 0, 0, 0);
   for (int32_t slot = group; slot < slots; slot += kGroups) {
     const float4 v = *reinterpret_cast<const float4*>(values + int64_t{slot} * kValueSlice);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kTokens; ++r) {
       if (r >= n_tokens) break;
       const float w = weights[int64_t{r} * slots + slot];
       sum[r].x = fmaf(w, v.x, sum[r].x);
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
   }
   const SharedPtr<float4> parts = DynamicShared<float4>(0);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) parts[r * kSumThreads + static_cast<int>(threadIdx.x)] = sum[r];
+  for (int r = 0; r < kTokens; ++r) parts[r * kSumThreads + static_cast<int>(threadIdx.x)] = sum[r];
   __syncthreads();
   if (group >= n_tokens) return;
   float4 total = parts[group * kSumThreads + lane];
@@ -190,7 +191,8 @@ __global__ void __launch_bounds__(kSumThreads) SumSlots(const Args args) {
   }
   const int64_t channel = slice * kValueSlice + lane * 4, n = args.shape.value_dim;
   if (channel < n) {
-    Store4(args.rows + (at.row + group) * args.row_stride, channel, n, /*aligned=*/false, total);
+    Store4(args.tokens + (at.row + group) * args.token_stride, channel, n, /*aligned=*/false,
+           total);
   }
 }
 
@@ -205,10 +207,10 @@ struct Leaving {
 };
 __device__ bool FindLeaving(const Args& args, const Place& at, SharedPtr<int32_t> codes,
                             Leaving& leaving) {
-  const int64_t next = at.rows.span_begin + kSpan;
-  if (at.rows.end != next || !args.shape.has_means) return false;
+  const int64_t next = at.tokens.span_begin + kSpan;
+  if (at.tokens.end != next || !args.shape.has_means) return false;
   const auto i = static_cast<int32_t>(threadIdx.x);
-  const int64_t position = args.shape.first(at.rows.span_begin) + i;
+  const int64_t position = args.shape.first(at.tokens.span_begin) + i;
   if (position < args.shape.first(next)) {
     leaving.slot = static_cast<int32_t>(position % args.shape.ring());
     leaving.code = at.codes[leaving.slot];
@@ -280,24 +282,26 @@ void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_ar
                .scores = layer_args.scores,
                .half_norms = layer_args.half_norms,
                .relative = layer_args.relative,
-               .rows = layer_args.rows,
-               .row_stride = layer_args.row_stride,
+               .tokens = layer_args.tokens,
+               .token_stride = layer_args.token_stride,
                .n_tokens = static_cast<int32_t>(n_tokens),
                .weights = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.slots())),
                .wave = 0};
   const auto n_seqs = static_cast<unsigned>(layer_args.seqs.n_seqs()),
              slices = static_cast<unsigned>(shape.slices()),
-             most_rows =
+             most_tokens =
                  static_cast<unsigned>(std::min(kSpan, layer_args.seqs.max_sequence_length()));
-  const dim3 rows_grid(most_rows, n_seqs);
-  const int sum_rows = most_rows == 1 ? 1 : kMostRows;
-  const auto sum_slots = sum_rows == 1 ? SumSlots<1> : SumSlots<kMostRows>;
-  const dim3 sums_grid(slices, (most_rows + sum_rows - 1) / sum_rows, n_seqs);
+  const dim3 tokens_grid(most_tokens, n_seqs);
+  const int sum_tokens = most_tokens == 1 ? 1 : kMostTokens;
+  const auto sum_slots = sum_tokens == 1 ? SumSlots<1> : SumSlots<kMostTokens>;
+  const dim3 sums_grid(slices, (most_tokens + sum_tokens - 1) / sum_tokens, n_seqs);
   const int n_waves = CountWaves(layer_args.seqs, kSpan);
   for (args.wave = 0; args.wave < n_waves; ++args.wave) {
-    Launch(context, FindCodes, rows_grid, kRowThreads, kRowThreads / kWarp * sizeof(float2), args);
-    Launch(context, Weigh, rows_grid, kRowThreads, 2 * kRowThreads / kWarp * sizeof(float), args);
-    Launch(context, sum_slots, sums_grid, kSumThreads, sum_rows * kSumThreads * sizeof(float4),
+    Launch(context, FindCodes, tokens_grid, kTokenThreads, kTokenThreads / kWarp * sizeof(float2),
+           args);
+    Launch(context, Weigh, tokens_grid, kTokenThreads, 2 * kTokenThreads / kWarp * sizeof(float),
+           args);
+    Launch(context, sum_slots, sums_grid, kSumThreads, sum_tokens * kSumThreads * sizeof(float4),
            args);
     if (!shape.has_means) continue;
     Launch(context, MergeMeans, dim3(slices, n_seqs), kSpan,

@@ -26,9 +26,13 @@ BlockPlaces InScratch(ScratchScope& scope, int n_seqs, int64_t n_heads, const St
 
 }  // namespace
 
-VqAttention::VqAttention(const StateSpec&, AttrReader& model, AttrReader& section)
-    : Attention{.shape = ReadAttentionShape(model)},
-      n_codes(section.Int("codebook_size", 1, 1 << 20)) {
+void ReadConfig(const FieldReaders& from, VqConfig& config) {
+  ReadAttention(from, config);
+  from.section.Int("codebook_size", config.n_codes, 1, 1 << 20);
+}
+
+VqAttention::VqAttention(const StateSpec&, const VqConfig& config)
+    : Attention{.shape = config.shape}, n_codes(config.n_codes) {
   const int64_t heads = shape.n_kv_heads, slots = NumBlocks(n_codes) * kBlockSlots;
   const int value_stride = ValueStride(shape.value_head_dim);
   layout.fixed = StateFields(
@@ -86,17 +90,17 @@ AttentionBlocks VqAttention::Blocks(const LayerState& where) const {
   return blocks;
 }
 
-void VqAttention::Attend(const LayerArgs& args, const AttentionTensors& rows) const {
+void VqAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
   ScratchScope scope(args.context);
   const int n_seqs = args.seqs.n_seqs();
   AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = rows.out_dtype;
+  blocks.compute_dtype = tokens.out_dtype;
   blocks.dictionary_bias =
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, NumBlocks(n_codes), kBlockSlots));
   blocks.recent_keys =
       InScratch(scope, n_seqs, shape.n_kv_heads, Floats(0, 1, int64_t{kVqChunk} * shape.head_dim));
-  Dispatch<VqAttentionRef, VqAttentionCpu, VqAttentionCuda>(
-      args.context, VqAttentionArgs{{blocks, args.seqs, rows}, half_norm.as<float>()});
+  Dispatch<VqAttentionCpu, VqAttentionCuda>(
+      args.context, VqAttentionArgs{{blocks, args.seqs, tokens}, half_norm.as<float>()});
 }
 
 std::vector<StateExtent> VqAttention::UndoExtents(const LayerState& where,

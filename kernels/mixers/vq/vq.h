@@ -23,13 +23,19 @@ constexpr const float* CodeAt(const AttentionBlocks& blocks, int kv_head, int32_
          code % kBlockSlots;
 }
 
+struct VqConfig : AttentionConfig {
+  int64_t n_codes = 0;  // of a key/value head, 1 to 2^20: codebook_size
+};
+void ReadConfig(const FieldReaders& from, VqConfig& config);
+
 // The state is float32 whatever the server's dtype, because it never grows.
 struct VqAttention : Attention {
-  VqAttention(const StateSpec& spec, AttrReader& model, AttrReader& section);
+  using Config = VqConfig;
+  VqAttention(const StateSpec& spec, const VqConfig& config);
 
   void Load(const MixerSpec& spec);
   size_t weight_bytes() const { return codes.bytes(); }
-  void Attend(const LayerArgs& args, const AttentionTensors& rows) const;
+  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
   // Everything except what a batch adds.
   AttentionBlocks Blocks(const LayerState& where) const;
@@ -40,7 +46,6 @@ struct VqAttention : Attention {
   Buffer half_norm;  // float [n_kv_heads][blocks * 64]
 };
 
-void VqAttentionRef(DeviceContext& context, const VqAttentionArgs& args);
 void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args);
 void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& args);
 

@@ -41,7 +41,8 @@ void Prepare(const VqAttentionArgs& args, const TileTokens& tile) {
   const int32_t n_codes = blocks.fixed_live;
   int32_t* code = blocks.best_slot.At<int32_t>(tile.session, tile.kv_head);
   for (int t = 0; t < tile.n_tokens; ++t) {
-    const float* key = args.rows.k + (tile.row + t) * args.rows.stride + int64_t{tile.kv_head} * d;
+    const float* key =
+        args.tokens.k + (tile.row + t) * args.tokens.stride + int64_t{tile.kv_head} * d;
     code[tile.slot + t] = NearestCode(args, tile.kv_head, key);
   }
   float* keys = blocks.recent_keys.At<float>(tile.session, tile.sequence, tile.kv_head, 0);

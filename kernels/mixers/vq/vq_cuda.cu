@@ -13,26 +13,26 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRowsPerBlock = 4;  // tokens that share a read of the codebook
+constexpr int kTokensPerBlock = 4;  // tokens that share a read of the codebook
 
 struct VqArgs {
   AttentionBlocks blocks;
   DeviceSequences seqs;
-  AttentionTensors rows;
+  AttentionTensors tokens;
   const float* half_norm;
   int32_t wave;
 };
 
 // Finds the nearest of this thread's codes for every token of the thread block: argmax key . code -
-// |code|^2 / 2, the product one chain over the channels. keys[channel]: kRowsPerBlock tokens.
+// |code|^2 / 2, the product one chain over the channels. keys[channel]: kTokensPerBlock tokens.
 __device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> keys,
-                       Best (&nearest)[kRowsPerBlock]) {
+                       Best (&nearest)[kTokensPerBlock]) {
   for (Best& row : nearest) row = NoBest();
   const int32_t n_codes = args.blocks.fixed_live;
   const float* half_norm = args.half_norm + kv_head * NumBlocks(n_codes) * kBlockSlots;
   for (int32_t code = threadIdx.x; code < n_codes; code += kThreads) {
     const float* channel = CodeAt(args.blocks, kv_head, code);
-    float sum[kRowsPerBlock] = {};
+    float sum[kTokensPerBlock] = {};
     for (int32_t c = 0; c < args.blocks.shape.head_dim; ++c) {
       const float x = channel[c * kBlockSlots];
       const float4 key = keys[c];
@@ -42,40 +42,41 @@ __device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> 
       sum[3] = fmaf(key.w, x, sum[3]);
     }
 #pragma unroll
-    for (int r = 0; r < kRowsPerBlock; ++r) {
+    for (int r = 0; r < kTokensPerBlock; ++r) {
       const float score = sum[r] - half_norm[code];
       if (score > nearest[r].score) nearest[r] = {score, code};
     }
   }
 }
 
-// Grid (sequences, kv heads, ceil(tokens of a wave / kRowsPerBlock)). Finds the code of every
-// token's key. Shared: float4 keys [head_dim], then float2 (score, code) [kRowsPerBlock][kWarps].
+// Grid (sequences, kv heads, ceil(tokens of a wave / kTokensPerBlock)). Finds the code of every
+// token's key. Shared: float4 keys [head_dim], then float2 (score, code) [kTokensPerBlock][kWarps].
 __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, kVqChunk, args.wave);
-  const int32_t first = static_cast<int32_t>(blockIdx.z) * kRowsPerBlock;
-  const int64_t position = rows.begin + first, stride = args.rows.stride;
-  if (position >= rows.end) return;
-  const int32_t n = Smaller(rows.end - position, kRowsPerBlock);
+  const WaveTokens tokens = TokensInWave(args.seqs, s, kVqChunk, args.wave);
+  const int32_t first = static_cast<int32_t>(blockIdx.z) * kTokensPerBlock;
+  const int64_t position = tokens.begin + first, stride = args.tokens.stride;
+  if (position >= tokens.end) return;
+  const int32_t n = Smaller(tokens.end - position, kTokensPerBlock);
 
   const int head_dim = args.blocks.shape.head_dim;
   const SharedPtr<float4> keys = DynamicShared<float4>(0);
-  const float* k = args.rows.k + int64_t{rows.row + first} * stride + int64_t{kv_head} * head_dim;
+  const float* k =
+      args.tokens.k + int64_t{tokens.row + first} * stride + int64_t{kv_head} * head_dim;
   for (int32_t c = threadIdx.x; c < head_dim; c += kThreads) {
     const float* x = k + c;
     keys[c] = make_float4(x[0], n > 1 ? x[stride] : 0, n > 2 ? x[2 * stride] : 0,
                           n > 3 ? x[3 * stride] : 0);
   }
   __syncthreads();
-  Best nearest[kRowsPerBlock];
+  Best nearest[kTokensPerBlock];
   Search(args, kv_head, keys, nearest);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const SharedPtr<float2> of_warps = SharedCast<float2>(keys + head_dim);
-  for (int r = 0; r < kRowsPerBlock; ++r) {
+  for (int r = 0; r < kTokensPerBlock; ++r) {
     Best best = nearest[r];
     for (int apart = 16; apart > 0; apart /= 2) best = BetterSlotOfLanes(best, apart);
     if (lane == 0) {
@@ -101,9 +102,9 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, kVqChunk, args.wave);
-  if (rows.begin >= rows.end) return;
-  const auto n_pending = static_cast<int32_t>(rows.end - rows.span_begin);
+  const WaveTokens tokens = TokensInWave(args.seqs, s, kVqChunk, args.wave);
+  if (tokens.begin >= tokens.end) return;
+  const auto n_pending = static_cast<int32_t>(tokens.end - tokens.span_begin);
   const int32_t* code = blocks.best_slot.At<int32_t>(session, kv_head);
   float* keys = blocks.recent_keys.At<float>(session, s, kv_head, 0);
   for (int32_t i = threadIdx.x; i < blocks.shape.head_dim * kVqChunk; i += kThreads) {
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
 }  // namespace cuda
 
 void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& layer_args) {
-  cuda::VqArgs args = {layer_args.blocks, layer_args.seqs.device, layer_args.rows,
+  cuda::VqArgs args = {layer_args.blocks, layer_args.seqs.device, layer_args.tokens,
                        layer_args.half_norm, 0};
   const AttentionShape& shape = layer_args.blocks.shape;
   const auto heads = static_cast<unsigned>(shape.n_kv_heads),
@@ -131,9 +132,9 @@ void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& layer_args) 
   const int most_rows = std::min(kVqChunk, layer_args.seqs.max_sequence_length());
   const dim3 rows_grid(
       n_seqs, heads,
-      static_cast<unsigned>((most_rows + cuda::kRowsPerBlock - 1) / cuda::kRowsPerBlock));
+      static_cast<unsigned>((most_rows + cuda::kTokensPerBlock - 1) / cuda::kTokensPerBlock));
   const size_t search_bytes = static_cast<size_t>(shape.head_dim) * sizeof(float4) +
-                              cuda::kRowsPerBlock * cuda::kWarps * sizeof(float2);
+                              cuda::kTokensPerBlock * cuda::kWarps * sizeof(float2);
   AttendWavesCuda(
       context, layer_args,
       [&](int wave) {

@@ -1,4 +1,4 @@
-// Checkpoints: copies of sessions' states at earlier positions, for rewinding.
+// Checkpoints: snapshots of sessions' states at earlier positions, for rewinding.
 //
 // A recurrence cannot be undone, so a rewind restores a checkpoint and prefills the tokens since
 // then again. While all of a session's checkpoints fit the budget, a rewind by n tokens prefills
@@ -7,13 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <map>
 #include <memory>
-#include <vector>
 
 #include "server/engine/common/session.h"
-#include "server/engine/common/state_pool.h"
+#include "server/engine/common/snapshot_store.h"
 
 namespace ovq {
 
@@ -29,34 +26,15 @@ inline constexpr int64_t kTurnCheckpointTokens = 64;
 // Consumed tokens of a conversation with `position` tokens: all but the last one, which is pending.
 inline int64_t ConsumedAt(int64_t position) { return position > 0 ? position - 1 : 0; }
 
-struct Checkpoint {
-  // Memory comes from malloc, whose realloc can reuse a block at another size without touching its
-  // pages.
-  struct Free {
-    void operator()(std::byte* bytes) const { std::free(bytes); }
-  };
-  using Bytes = std::unique_ptr<std::byte[], Free>;
-
-  int64_t position = 0;  // tokens consumed
-  Bytes bytes;           // `size` bytes in the order of StatePool::CopyOut
-  size_t size = 0;
-};
-
-// All sessions' checkpoints, within one budget. Not thread-safe. A session with checkpoints must
-// not move in memory until Forget.
-class Checkpoints {
+// All sessions' checkpoints by session id, within one budget. Not thread-safe.
+class Checkpoints : public SnapshotStore {
  public:
-  Checkpoints(size_t budget_bytes, StatePool& pool) : budget_(budget_bytes), pool_(pool) {}
+  Checkpoints(size_t budget_bytes, StatePool& pool);
 
-  // Copies the current state. Null if the copy exceeds the budget or memory runs out.
-  std::shared_ptr<const Checkpoint> Copy(const StateHandle& state);
-  // Makes a checkpoint whose bytes the caller fills in, possibly on another thread. It must be
-  // destroyed on the engine thread. Null as Copy.
-  std::shared_ptr<Checkpoint> Make(const StateHandle& state);
   // Adds the session's latest checkpoint. Drops older ones of the session that lie closer together
   // than their distance from the latest justifies; beyond the budget, drops checkpoints of the
   // sessions that were added to least recently, lowest positions first.
-  void Add(Session& session, std::shared_ptr<const Checkpoint> checkpoint);
+  void Add(Session& session, std::shared_ptr<const StateSnapshot> checkpoint);
   // Gives a copy of the session the same checkpoints; their bytes count once.
   void Share(const Session& from, Session& to);
   // Drops the session's checkpoints at more than this many consumed tokens.
@@ -64,40 +42,12 @@ class Checkpoints {
   void Forget(Session& session) { ForgetAfter(session, -1); }
 
   // The last checkpoint at no more than this many consumed tokens. Null: the session's beginning.
-  static const Checkpoint* Before(const Session& session, int64_t position);
+  const StateSnapshot* Before(const Session& session, int64_t position) const;
   // Tokens to prefill again for a return to a conversation of `position` tokens.
-  static int64_t ReplayTokens(const Session& session, int64_t position);
+  int64_t ReplayTokens(const Session& session, int64_t position) const;
   // Whether a state should get a checkpoint: the last one was made at position `made_at`, and
   // `left` tokens of the prompt remain.
   static bool Due(const StateHandle& state, int64_t made_at, int64_t left);
-
-  // Bytes of checkpoints and of spare memory for later ones.
-  size_t bytes() const { return held_->bytes; }
-
- private:
-  void Use(Session& session);
-
-  const size_t budget_;
-  StatePool& pool_;
-  // Shared with the checkpoints: each subtracts its bytes when its last session drops it.
-  struct Held {
-    void ReuseMemory(Checkpoint& gone);
-    void DropSpare();
-
-    size_t bytes = 0;
-    size_t copies = 0;
-    // Memory of large checkpoints that were dropped last, for reuse: fresh memory costs the system
-    // ten times as long as filling existing pages. Freed with the last checkpoint.
-    struct Spare {
-      Checkpoint::Bytes bytes;
-      size_t size = 0;
-    };
-    std::vector<Spare> spares;
-  };
-  Checkpoint::Bytes RoomFor(size_t size);
-  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
-  int64_t uses_ = 0;
-  std::map<int64_t, Session*> by_use_;  // sessions with a checkpoint, by CheckpointList::use
 };
 
 }  // namespace ovq

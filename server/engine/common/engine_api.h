@@ -208,7 +208,7 @@ struct SessionInfo {
   std::string tenant;
   int64_t position = 0;  // tokens of the conversation
   std::optional<int32_t> last_token;
-  std::string memory;
+  std::string cache_policy;  // ModelVariant::name
   int32_t slot_cap = 0;
   size_t state_bytes = 0;      // committed now
   size_t state_bytes_cap = 0;  // the most it will ever hold

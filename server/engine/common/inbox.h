@@ -15,13 +15,17 @@
 namespace ovq {
 
 // Shared with streams, which ring it and may outlive the engine.
-class Inbox {
+class Inbox : public std::enable_shared_from_this<Inbox> {
  public:
   using Command = std::function<void()>;
 
   // --- any thread ---
   void Ring();
   void Post(Command command);
+  // A function that rings, for what may outlive the engine.
+  std::function<void()> waker() {
+    return [inbox = shared_from_this()] { inbox->Ring(); };
+  }
   // Runs fn on the engine thread between two iterations and waits for its result.
   template <class T>
   T Call(std::function<T()> fn) {

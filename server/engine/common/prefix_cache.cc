@@ -1,9 +1,7 @@
 #include "server/engine/common/prefix_cache.h"
 
-#include <new>
 #include <utility>
 
-#include "base/out_of_memory.h"
 #include "base/sha256.h"
 
 namespace ovq {
@@ -36,27 +34,23 @@ std::vector<std::string> HashChain(const std::string& tenant, const ModelVariant
 PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& variant,
                              std::span<const int32_t> tokens, StateHandle& state) {
   PrefixRun run;
-  if (stats_.budget_bytes == 0) return run;
+  if (store_.budget_bytes() == 0) return run;
   run.chain = HashChain(tenant, variant, state.slot_cap, tokens);
   if (run.chain.empty()) return run;
   ++stats_.queries;
-  Node* longest = nullptr;
   size_t met = 0, taken = 0;  // blocks
-  while (met < run.chain.size()) {
-    const auto found = nodes_.find(run.chain[met]);
-    if (found == nodes_.end()) break;
-    ++met;
-    if (found->second.bytes == nullptr) continue;
-    longest = &found->second;
-    taken = met;
+  while (met < run.chain.size() && nodes_.contains(run.chain[met])) {
+    if (!store_.Find(run.chain[met++]).empty()) taken = met;
   }
-  const int64_t position = static_cast<int64_t>(taken) * kPrefixBlockTokens;
-  // If the system has no memory here, the prefill fails with the error.
-  if (longest != nullptr &&
-      pool_.CopyIn(state, position, std::span(longest->bytes.get(), longest->size)).ok()) {
-    by_use_.splice(by_use_.begin(), by_use_, longest->use);
-    ++stats_.hits;
-    stats_.cached_tokens += position;
+  if (taken > 0) {
+    const std::string& longest = run.chain[taken - 1];
+    const StateSnapshot& copy = *store_.Find(longest).front();
+    // If the system has no memory here, the prefill fails with the error.
+    if (pool_.CopyIn(state, copy.position, copy.span()).ok()) {
+      store_.Use(longest);
+      ++stats_.hits;
+      stats_.cached_tokens += state.position;
+    }
   }
   if (taken < run.chain.size()) run.stops.push_back(run.chain.size());
   if (taken < met && met < run.chain.size()) run.stops.push_back(met);
@@ -66,26 +60,17 @@ PrefixRun PrefixCache::Begin(const std::string& tenant, const ModelVariant& vari
 void PrefixCache::Keep(PrefixRun& run, const StateHandle& state) {
   const std::span chain = std::span(run.chain).first(run.stops.back());
   run.stops.pop_back();
-  const size_t size = pool_.SnapshotBytes(state);
-  const size_t most = size + chain.size() * kPrefixBlockBytes;  // if it shares no block
-  if (most > stats_.budget_bytes) return;
-  if (const auto found = nodes_.find(chain.back());
-      found != nodes_.end() && found->second.bytes != nullptr) {
-    return;  // a concurrent prompt has stored it
+  const size_t nodes = chain.size() * kPrefixBlockBytes;  // if it shares no block
+  if (pool_.SnapshotBytes(state) + nodes > store_.budget_bytes()) return;
+  if (!store_.Find(chain.back()).empty()) return;  // a concurrent prompt has stored it
+  std::shared_ptr<const StateSnapshot> copy = store_.Copy(state);
+  if (copy == nullptr) return;
+  while (bytes() + nodes > store_.budget_bytes()) {
+    Unlink(store_.EvictOne());
+    ++stats_.evictions;
   }
-  std::unique_ptr<std::byte[]> bytes;
-  {
-    const AllocationsMayFail scope;
-    bytes.reset(new (std::nothrow) std::byte[size]);
-  }
-  if (bytes == nullptr) return;
-  while (stats_.bytes + most > stats_.budget_bytes) EvictOne();
-  Node& node = FindOrAdd(chain);
-  node.size = size;
-  node.bytes = std::move(bytes);
-  pool_.CopyOut(state, std::span(node.bytes.get(), size));
-  node.use = by_use_.insert(by_use_.begin(), &node);
-  stats_.bytes += size;
+  ++FindOrAdd(chain).uses;
+  store_.Put(chain.back(), {std::move(copy)});
 }
 
 PrefixCache::Node& PrefixCache::FindOrAdd(std::span<const std::string> chain) {
@@ -93,41 +78,36 @@ PrefixCache::Node& PrefixCache::FindOrAdd(std::span<const std::string> chain) {
                 kPrefixBlockBytes);  // allocator and container overhead included
   Node* node = nullptr;
   for (const std::string& key : chain) {
-    const auto [at, is_new] = nodes_.try_emplace(key);
-    if (is_new) {
-      at->second.key = &at->first;
-      at->second.parent = node;
-      if (node != nullptr) ++node->children;
-      stats_.bytes += kPrefixBlockBytes;
-    }
+    const auto [at, is_new] = nodes_.try_emplace(key, Node{.parent = node});
+    if (is_new) at->second.key = &at->first;
+    if (is_new && node != nullptr) ++node->uses;
     node = &at->second;
   }
   return *node;
 }
 
-void PrefixCache::EvictOne() {
-  Drop(by_use_.back());
-  ++stats_.evictions;
-}
-
 void PrefixCache::Forget(const PrefixRun& run) {
   for (const std::string& key : run.chain) {
-    const auto found = nodes_.find(key);
-    if (found != nodes_.end() && found->second.bytes != nullptr) Drop(&found->second);
+    if (store_.Find(key).empty()) continue;
+    store_.Put(key, {});
+    Unlink(key);
   }
 }
 
-void PrefixCache::Drop(Node* node) {
-  by_use_.erase(node->use);
-  stats_.bytes -= node->size;
-  node->bytes.reset();
-  while (node != nullptr && node->bytes == nullptr && node->children == 0) {
+void PrefixCache::Unlink(const std::string& key) {
+  Node* node = &nodes_.find(key)->second;
+  while (node != nullptr && --node->uses == 0) {
     Node* const parent = node->parent;
     nodes_.erase(nodes_.find(*node->key));
-    stats_.bytes -= kPrefixBlockBytes;
-    if (parent != nullptr) --parent->children;
     node = parent;
   }
+}
+
+PrefixStats PrefixCache::stats() const {
+  PrefixStats stats = stats_;
+  stats.bytes = bytes();
+  stats.budget_bytes = store_.budget_bytes();
+  return stats;
 }
 
 }  // namespace ovq

@@ -14,14 +14,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <list>
-#include <memory>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "server/engine/common/engine_config.h"
+#include "server/engine/common/snapshot_store.h"
 #include "server/engine/common/state_pool.h"
 
 namespace ovq {
@@ -45,9 +44,7 @@ struct PrefixRun {
 class PrefixCache {
  public:
   // A budget of 0 disables the cache and its statistics.
-  PrefixCache(size_t budget_bytes, StatePool& pool) : pool_(pool) {
-    stats_.budget_bytes = budget_bytes;
-  }
+  PrefixCache(size_t budget_bytes, StatePool& pool) : store_(budget_bytes, pool), pool_(pool) {}
 
   // Restores the state, which must be at position 0, to the end of the longest cached prefix of
   // `tokens`: the cacheable part of a prompt, without the prompt's last token, which always runs.
@@ -60,27 +57,25 @@ class PrefixCache {
   // Drops the copies of all prefixes of the run's prompt.
   void Forget(const PrefixRun& run);
 
-  const PrefixStats& stats() const { return stats_; }
+  PrefixStats stats() const;
 
  private:
   // A prefix that has a copy, or that a longer one with a copy continues.
   struct Node {
     const std::string* key = nullptr;
-    Node* parent = nullptr;              // the prefix a block shorter; null for one block
-    int children = 0;                    // number of prefixes a block longer
-    std::unique_ptr<std::byte[]> bytes;  // StatePool::CopyOut of `size` bytes; null: no copy
-    size_t size = 0;
-    std::list<Node*>::iterator use;  // in by_use_, if it has a copy
+    Node* parent = nullptr;  // the prefix a block shorter; null for one block
+    int uses = 0;            // its copy, and the prefixes a block longer
   };
 
+  size_t bytes() const { return store_.bytes() + nodes_.size() * kPrefixBlockBytes; }
   Node& FindOrAdd(std::span<const std::string> chain);  // the last node; adds missing ones
-  void EvictOne();
-  void Drop(Node* node);  // drops its copy, and nodes that become unused
+  // Follows the loss of a prefix's copy: drops nodes that are of no use now.
+  void Unlink(const std::string& key);
 
+  SnapshotStore store_;  // under the prefixes' keys
   StatePool& pool_;
   std::unordered_map<std::string, Node> nodes_;
-  std::list<Node*> by_use_;  // nodes with a copy, most recently used first
-  PrefixStats stats_;
+  PrefixStats stats_;  // without its bytes
 };
 
 }  // namespace ovq

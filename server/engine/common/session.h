@@ -20,7 +20,6 @@
 
 namespace ovq {
 
-struct Checkpoint;
 struct Request;
 
 // Receives the result of asynchronous work.
@@ -36,13 +35,6 @@ struct Sequence {
   std::optional<int32_t> pending;  // last token, not consumed yet
 
   int64_t position() const { return state.position + (pending ? 1 : 0); }
-};
-
-// A session's entry in Checkpoints.
-struct CheckpointList {
-  std::vector<std::shared_ptr<const Checkpoint>> kept;  // by ascending position
-  int64_t made_at = 0;  // position of the last one made, kept or not
-  int64_t use = 0;      // rank in Checkpoints' order of use
 };
 
 // The part of a session that is on disk, if the engine has a SessionFolder.
@@ -63,7 +55,7 @@ struct Session : Sequence {
   std::string damage;                       // cause of the damage at info.damaged_at
   std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if kept
   std::vector<int64_t> turn_ends;           // the last kMaxTurnEnds positions, ascending
-  CheckpointList checkpoints;
+  int64_t checkpoint_at = 0;                // position of the last one made, kept or not
   std::optional<SessionOnDisk> disk;
   std::unique_ptr<QuotaHold> hold;  // counts against the tenant's quota
   std::string client;               // CallRequest::client of the last call that used it

@@ -42,7 +42,7 @@ std::string MakeJournalHead(const SessionImage& image) {
   Put(out, static_cast<uint64_t>(image.tokens ? image.tokens->size() : 0));
   Put(out, static_cast<uint64_t>(image.state.size()));
   Put(out, image.created_unix_ms);
-  PutText(out, image.memory);
+  PutText(out, image.cache_policy);
   PutText(out, image.made_by);
   return out;
 }
@@ -58,7 +58,7 @@ std::string HeadOfDelta(const SessionImage& image, const SessionBase& since) {
   Put(out, image.pending ? kHasPending : 0);
   Put(out, static_cast<uint32_t>(image.turn_ends.size()));
   Put(out, image.created_unix_ms);
-  PutText(out, image.memory);
+  PutText(out, image.cache_policy);
   PutText(out, image.made_by);
   return out;
 }
@@ -321,7 +321,7 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   token_count_ = Get<uint64_t>(payload);
   image_.state_bytes = Get<uint64_t>(payload);
   image_.created_unix_ms = Get<int64_t>(payload);
-  for (std::string* text : {&image_.memory, &image_.made_by}) {
+  for (std::string* text : {&image_.cache_policy, &image_.made_by}) {
     if (!GetText(payload, *text)) return DamagedFile("section HEAD: a text goes beyond its end");
   }
   if (!payload.empty()) return DamagedFile("section HEAD: ", payload.size(), " bytes too many");

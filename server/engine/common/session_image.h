@@ -23,7 +23,7 @@ namespace ovq {
 struct SessionImage {
   std::string model_fingerprint;    // LanguageModel::fingerprint, 64 hex digits
   uint64_t layout_fingerprint = 0;  // StateLayout::fingerprint
-  std::string memory;               // ModelVariant::name; 255 bytes at most
+  std::string cache_policy;         // ModelVariant::name; 255 bytes at most
   int32_t slot_cap = 0;             // 0: no layer has one
   int64_t position = 0;             // tokens consumed by the state
   // Tokens after these that the state has not consumed, without the pending one: of a file that was

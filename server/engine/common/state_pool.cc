@@ -2,16 +2,26 @@
 
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/out_of_memory.h"
+#include "base/huge_pages.h"
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
 
 namespace ovq {
+
+StateSnapshot::Bytes AllocateSnapshot(size_t size, StateSnapshot::Bytes spare) {
+  std::byte* const before = spare.release();
+  auto* const bytes = static_cast<std::byte*>(std::realloc(before, size));
+  if (bytes == nullptr) {
+    std::free(before);
+  } else if (before == nullptr && size >= kLargeBytes) {
+    PreferHugePages(bytes, size);
+  }
+  return StateSnapshot::Bytes(bytes);
+}
 
 StatePool::StatePool(size_t budget_bytes, DeviceContext& context)
     : budget_(budget_bytes), memory_(context) {}
@@ -164,17 +174,15 @@ std::vector<std::span<std::byte>> StatePool::Live(const StateHandle& state) cons
   return live;
 }
 
-absl::StatusOr<std::vector<std::byte>> StatePool::Snapshot(const StateHandle& state) {
-  std::vector<std::byte> bytes;
-  try {
-    const AllocationsMayFail scope;
-    bytes.resize(SnapshotBytes(state));
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(absl::StrCat("the system has no memory for a copy of ",
-                                                     SnapshotBytes(state), " bytes of state"));
+absl::StatusOr<StateSnapshot> StatePool::Snapshot(const StateHandle& state) {
+  const size_t size = SnapshotBytes(state);
+  StateSnapshot snapshot{state.position, AllocateSnapshot(size), size};
+  if (snapshot.bytes == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the system has no memory for a copy of ", size, " bytes of state"));
   }
-  CopyOut(state, bytes);
-  return bytes;
+  CopyOut(state, snapshot.span());
+  return snapshot;
 }
 
 absl::Status StatePool::CopyIn(StateHandle& state, int64_t position,

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,6 +24,24 @@ struct StateHandle {
   size_t committed_bytes = 0;  // = layout->bytes_at(position, slot_cap)
   size_t reserved_bytes = 0;   // counted against the budget
 };
+
+// A state's live bytes in host memory. They are the same on every device.
+struct StateSnapshot {
+  // Memory comes from malloc, whose realloc can reuse a block at another size without touching its
+  // pages.
+  struct Free {
+    void operator()(std::byte* bytes) const { std::free(bytes); }
+  };
+  using Bytes = std::unique_ptr<std::byte[], Free>;
+
+  int64_t position = 0;  // tokens consumed
+  Bytes bytes = {};      // `size` bytes in the order of StatePool::CopyOut
+  size_t size = 0;
+
+  std::span<std::byte> span() const { return {bytes.get(), size}; }
+};
+// Allocates a snapshot's bytes, in the memory of `spare` if there is one. Null if memory runs out.
+StateSnapshot::Bytes AllocateSnapshot(size_t size, StateSnapshot::Bytes spare = {});
 
 // Engine thread only.
 class StatePool {
@@ -62,11 +82,10 @@ class StatePool {
     memory_.Unpack(state.base, extents, packed);
   }
 
-  // A snapshot consists of a state's live bytes, and is the same on every device.
   size_t SnapshotBytes(const StateHandle& state) const;
   void CopyOut(const StateHandle& state, std::span<std::byte> out);
   // CopyOut into new host memory. ResourceExhausted if there is none.
-  absl::StatusOr<std::vector<std::byte>> Snapshot(const StateHandle& state);
+  absl::StatusOr<StateSnapshot> Snapshot(const StateHandle& state);
   // Whether states are in host memory. If so, Live returns the places of a snapshot's bytes, for a
   // thread that has exclusive use of the state.
   bool on_host() const { return memory_.on_host(); }

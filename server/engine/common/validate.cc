@@ -135,16 +135,16 @@ absl::Status NoChatTemplate(const std::string& path) {
       {.field = path});
 }
 
-absl::Status CheckVariant(const EngineConfig& config, const std::string& memory,
+absl::Status CheckVariant(const EngineConfig& config, const std::string& variant,
                           std::optional<int32_t> slot_cap, const std::string& prefix) {
-  const ModelVariant* found = config.model.FindVariant(memory);
+  const ModelVariant* found = config.model.FindVariant(variant);
   if (found == nullptr) {
     std::string names;
     for (const ModelVariant& one : config.model.variants) {
       absl::StrAppend(&names, names.empty() ? "one of " : ", ", one.name);
     }
     return BadField(absl::StrCat(prefix, "memory"), absl::StrCat(names, " (--memory)"),
-                    Quoted(memory));
+                    Quoted(variant));
   }
   if (!slot_cap) return absl::OkStatus();
   const std::string field = absl::StrCat(prefix, "max_centroids");

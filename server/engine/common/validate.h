@@ -25,7 +25,7 @@ absl::Status CheckPosition(const StateLayout& layout, int64_t position);
 
 // --- single fields; `path` names the field, `prefix` is prepended to its name ("", "turn.") ---
 // Checks that the model variant exists and that its layers accept the slot cap, if there is one.
-absl::Status CheckVariant(const EngineConfig& config, const std::string& memory,
+absl::Status CheckVariant(const EngineConfig& config, const std::string& variant,
                           std::optional<int32_t> slot_cap, const std::string& prefix);
 absl::Status CheckTokenIds(std::span<const int32_t> ids, int64_t vocab_size,
                            const std::string& path);

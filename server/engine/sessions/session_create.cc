@@ -31,7 +31,7 @@ std::shared_ptr<Session> SessionCreator::NewSession(const StateHandle& state,
   info.tenant = tenant;
   info.keeps_tokens = keep_tokens;
   info.created = config_.options.clock.wall();
-  info.memory =
+  info.cache_policy =
       std::ranges::find(config_.model.variants, state.layout, &ModelVariant::layout)->name;
   info.slot_cap = state.slot_cap;
   info.state_bytes_cap = state.reserved_bytes;

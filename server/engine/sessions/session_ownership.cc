@@ -18,26 +18,27 @@ SessionOwnership::SessionOwnership(const EngineConfig& config, Admission& admiss
       disk_(disk),
       expire_(std::move(expire)) {
   if (config.options.session_folder == nullptr) return;
-  config.options.session_folder->SetTransferListener([this, inbox = inbox_](const std::string& id) {
-    inbox->Post([this, id] { AnswerTransferRequest(id); });
-  });
+  config.options.session_folder->ownership().SetListener(
+      [this, inbox = inbox_](const std::string& id) {
+        inbox->Post([this, id] { AnswerTransferRequest(id); });
+      });
 }
 
 SessionOwnership::~SessionOwnership() {
   if (config_.options.session_folder != nullptr) {
-    config_.options.session_folder->SetTransferListener({});
+    config_.options.session_folder->ownership().SetListener({});
   }
 }
 
 absl::Status SessionOwnership::Register(FoundSession found) {
   const JournalHead& head = found.head;
-  const ModelVariant* const variant = config_.model.FindVariant(head.memory);
+  const ModelVariant* const variant = config_.model.FindVariant(head.cache_policy);
   if (!IsSessionId(head.id) || variant == nullptr || variant->fingerprint != head.fingerprint ||
       variant->layout->fingerprint() != head.layout ||
       head.slot_cap > variant->layout->limits().max_slot_cap) {
-    config_.options.session_folder->ReleaseOwnership(head.id);
+    config_.options.session_folder->ownership().Release(head.id);
     return absl::FailedPreconditionError(
-        absl::StrCat("session ", head.id, ": of another model or memory (", head.memory, ")"));
+        absl::StrCat("session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
   auto session = std::make_shared<Session>();
   session->state.layout = variant->layout;
@@ -52,7 +53,7 @@ absl::Status SessionOwnership::Register(FoundSession found) {
   if (head.ttl_ms) session->ttl = absl::Milliseconds(*head.ttl_ms);
   info.id = head.id;
   info.tenant = head.tenant;
-  info.memory = head.memory;
+  info.cache_policy = head.cache_policy;
   info.slot_cap = head.slot_cap;
   info.keeps_tokens = head.keeps_tokens;
   info.created = absl::FromUnixMillis(head.created_unix_ms);
@@ -76,7 +77,7 @@ void SessionOwnership::Acquire(const std::string& id, const std::optional<std::s
                                StatusCallback then) {
   if (!MayBeElsewhere(id)) return then(absl::OkStatus());
   const SteadyTime called = config_.options.clock.steady();
-  config_.options.session_folder->AcquireOwnership(
+  config_.options.session_folder->ownership().Acquire(
       id, [this, inbox = inbox_, tenant, called,
            then = std::move(then)](absl::StatusOr<FoundSession> found) mutable {
         inbox->Post(
@@ -92,7 +93,7 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<FoundSession> fou
   if (absl::IsNotFound(found.status())) return absl::OkStatus();
   if (!found.ok()) return found.status();
   if (tenant && found->head.tenant != *tenant) {
-    config_.options.session_folder->ReleaseOwnership(found->head.id);
+    config_.options.session_folder->ownership().Release(found->head.id);
     return absl::OkStatus();  // for this caller there is none
   }
   const int64_t position = found->mark.length;
@@ -107,12 +108,12 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<FoundSession> fou
 }
 
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {
-  SessionFolder& folder = *config_.options.session_folder;
+  FolderOwnership& folder = config_.options.session_folder->ownership();
   const absl::StatusOr<std::shared_ptr<Session>> found = table_.Find(id, std::nullopt);
   if (!found.ok()) return;
   const std::shared_ptr<Session>& session = *found;
   std::unique_lock lock = table_.Lock();
-  if (session->info.busy || session->disk->behind) return folder.DeclineTransfer(id);
+  if (session->info.busy || session->disk->behind) return folder.Decline(id);
   if (session->disk->snapshotting) return;  // until they ask again
   if (session->resident() &&
       session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens) {
@@ -121,11 +122,11 @@ void SessionOwnership::AnswerTransferRequest(const std::string& id) {
   }
   lock.unlock();
   // A turn may have claimed it meanwhile.
-  if (!table_.Claim(id, session->info.tenant).ok()) return folder.DeclineTransfer(id);
+  if (!table_.Claim(id, session->info.tenant).ok()) return folder.Decline(id);
   table_.Remove(*session);
   const int64_t position = session->position();
   table_.Release(*session);
-  folder.ReleaseOwnership(id);
+  folder.Release(id);
   config_.events.session_event(
       {.event = "let_go", .duration = absl::ZeroDuration(), .position = position});
 }

@@ -30,7 +30,7 @@ class SessionOwnership {
   // True if the session is not here but may be in the folder. Any thread; does not block.
   bool MayBeElsewhere(const std::string& id) const;
   // Brings a session here that may be in the folder, from another server if one has it. OK as well
-  // if there is no such session. Errors are those of SessionFolder::AcquireOwnership.
+  // if there is no such session. Errors are those of FolderOwnership::Acquire.
   void Acquire(const std::string& id, const std::optional<std::string>& tenant,
                StatusCallback then);
   // Registers a session found in the folder. FailedPrecondition if it does not fit this server; its

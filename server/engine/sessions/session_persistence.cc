@@ -48,10 +48,10 @@ StatusCallback SessionPersistence::OnEngineThread(StatusCallback then) const {
 }
 
 JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
-  const ModelVariant& variant = *config_.model.FindVariant(session.info.memory);
+  const ModelVariant& variant = *config_.model.FindVariant(session.info.cache_policy);
   JournalHead head{.id = session.info.id,
                    .tenant = session.info.tenant,
-                   .memory = variant.name,
+                   .cache_policy = variant.name,
                    .fingerprint = variant.fingerprint,
                    .layout = variant.layout->fingerprint(),
                    .slot_cap = session.state.slot_cap,
@@ -190,7 +190,7 @@ void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then
 
 void SessionPersistence::Quarantine(Session& session) {
   table_.Remove(session);
-  config_.options.session_folder->Quarantine(session.info.id);
+  config_.options.session_folder->ownership().Quarantine(session.info.id);
 }
 
 void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {
@@ -231,11 +231,11 @@ void SessionPersistence::DropLostState(Session& session, int64_t consumed) {
 }
 
 SessionImage SessionPersistence::MakeImageHead(const Session& session) const {
-  const ModelVariant& variant = *config_.model.FindVariant(session.info.memory);
+  const ModelVariant& variant = *config_.model.FindVariant(session.info.cache_policy);
   SessionImage image;
   image.model_fingerprint = variant.fingerprint;
   image.layout_fingerprint = variant.layout->fingerprint();
-  image.memory = variant.name;
+  image.cache_policy = variant.name;
   image.slot_cap = session.state.slot_cap;
   image.position = session.state.position;
   image.pending = session.pending;

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "server/engine/common/inbox.h"
 #include "server/engine/common/session.h"
 #include "server/engine/sessions/session_ownership.h"
 #include "server/engine/sessions/session_swap_in.h"
@@ -44,34 +46,62 @@ class PinnedSession {
   bool used_;
 };
 
-// Engine thread only.
 class SessionPins {
  public:
-  using Done = std::function<void(absl::StatusOr<std::shared_ptr<PinnedSession>>)>;
+  using Pinned = absl::StatusOr<std::shared_ptr<PinnedSession>>;
+  using Done = std::function<void(Pinned)>;
+  using Check = SessionTable::ClaimCheck;
 
-  SessionPins(SessionTable& table, SessionOwnership& ownership, SessionSwapIn& swap_in)
-      : table_(table), ownership_(ownership), swap_in_(swap_in) {}
+  SessionPins(std::shared_ptr<Inbox> inbox, SessionTable& table, SessionOwnership& ownership,
+              SessionSwapIn& swap_in)
+      : inbox_(std::move(inbox)), table_(table), ownership_(ownership), swap_in_(swap_in) {}
 
   // Acquires the session if another server has it, claims it, swaps its state in, and hands it
   // out. Errors: those of SessionOwnership::Acquire, SessionTable::Claim and SessionSwapIn::SwapIn.
+  // Engine thread.
   void Pin(const std::string& id, const std::string& tenant, Done done) {
-    ownership_.Acquire(id, tenant, [this, id, tenant, done = std::move(done)](absl::Status status) {
-      if (!status.ok()) return done(std::move(status));
-      absl::StatusOr<std::shared_ptr<Session>> session = table_.Claim(id, tenant);
-      if (!session.ok()) return done(session.status());
-      auto pin = std::make_shared<PinnedSession>(table_, *session, !(*session)->resident());
-      swap_in_.SwapIn(*std::move(session),
-                      [this, id, tenant, pin = std::move(pin), done](absl::Status status) mutable {
-                        if (status.ok() && !(**pin).deleted) return done(std::move(pin));
-                        if (status.ok())
-                          status = table_.Find(id, tenant).status();  // it was deleted meanwhile
-                        pin.reset();  // ends the claim before the caller is told
-                        done(std::move(status));
-                      });
+    AcquireAndPin(id, tenant, {}, [this, id, tenant, done = std::move(done)](Pinned pin) {
+      // It may have been deleted meanwhile. That ends the claim before the caller is told.
+      if (pin.ok() && (**pin)->deleted) pin = table_.Find(id, tenant).status();
+      done(std::move(pin));
     });
+  }
+  // Pins a session for a turn, from any thread. A session that is here is claimed at once, and the
+  // error of that is returned; later errors go to `done`. A session that was deleted meanwhile is
+  // handed out, too: its request ends it.
+  absl::Status PinForTurn(const std::string& id, const std::string& tenant, Check check,
+                          Done done) {
+    if (ownership_.MayBeElsewhere(id)) {
+      inbox_->Post([this, id, tenant, check = std::move(check), done = std::move(done)] {
+        AcquireAndPin(id, tenant, check, done);
+      });
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(std::shared_ptr<Session> session, table_.Claim(id, tenant, check));
+    inbox_->Post(
+        [this, session = std::move(session), done = std::move(done)] { SwapIn(session, done); });
+    return absl::OkStatus();
   }
 
  private:
+  void AcquireAndPin(const std::string& id, const std::string& tenant, Check check, Done done) {
+    ownership_.Acquire(id, tenant, [=, this](absl::Status status) {
+      if (!status.ok()) return done(std::move(status));
+      absl::StatusOr<std::shared_ptr<Session>> session = table_.Claim(id, tenant, check);
+      session.ok() ? SwapIn(*std::move(session), done) : done(session.status());
+    });
+  }
+  void SwapIn(std::shared_ptr<Session> session, Done done) {
+    auto pin = std::make_shared<PinnedSession>(table_, session, !session->resident());
+    swap_in_.SwapIn(std::move(session),
+                    [pin = std::move(pin), done = std::move(done)](absl::Status status) mutable {
+                      if (status.ok()) return done(std::move(pin));
+                      pin.reset();  // ends the claim before the caller is told
+                      done(std::move(status));
+                    });
+  }
+
+  const std::shared_ptr<Inbox> inbox_;
   SessionTable& table_;
   SessionOwnership& ownership_;
   SessionSwapIn& swap_in_;

@@ -20,7 +20,9 @@ class SessionRemoval {
                  SessionPersistence& disk)
       : config_(config), pool_(pool), table_(table), disk_(disk) {}
 
-  // Deletes a session. A busy one keeps its memory until its request sees that it is deleted.
+  // Deletes a session. A busy one keeps its memory until its request sees that it is deleted: so a
+  // deletion pins nothing. It ends a running request instead of waiting for it, and a damaged
+  // session, which nobody can claim; and it reads no state from disk to drop it.
   void Delete(const std::string& id, const std::optional<std::string>& tenant, SteadyTime called,
               StatusCallback then);
   void Expire(SteadyTime now);  // idle sessions only

@@ -1,6 +1,5 @@
 #include "server/engine/sessions/session_rewind.h"
 
-#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,7 +32,7 @@ void SessionRewinder::Rewind(std::shared_ptr<PinnedSession> pin, const RewindOpt
   const auto position = static_cast<int64_t>(options.position);
   const int64_t consumed = ConsumedAt(position);
   const bool stands = session.state.position == consumed;
-  const int64_t replayed = stands ? 0 : Checkpoints::ReplayTokens(session, position);
+  const int64_t replayed = stands ? 0 : table_.checkpoints().ReplayTokens(session, position);
   if (options.dry_run) {
     const std::shared_ptr<Session> idle = pin->Release();
     auto lock = table_.Lock();
@@ -55,7 +54,8 @@ void SessionRewinder::Rewind(std::shared_ptr<PinnedSession> pin, const RewindOpt
   request->arrival = called;
   request->client = options.client;
   request->deadline = options.deadline;
-  auto before = std::make_shared<Before>(Before{session.state.position, {}});
+  auto before = std::make_shared<StateSnapshot>();
+  before->position = session.state.position;
   if (!stands) {
     absl::Status status = RestoreCheckpoint(session, consumed, replayed > 0, *before);
     if (!status.ok()) {
@@ -81,21 +81,21 @@ void SessionRewinder::Rewind(std::shared_ptr<PinnedSession> pin, const RewindOpt
 }
 
 absl::Status SessionRewinder::RestoreCheckpoint(Session& session, int64_t consumed, bool replays,
-                                                Before& before) {
+                                                StateSnapshot& before) {
   absl::Status status;
   if (replays) {
-    absl::StatusOr<std::vector<std::byte>> bytes = pool_.Snapshot(session.state);
-    status = bytes.status();
-    if (status.ok()) before.bytes = *std::move(bytes);
+    absl::StatusOr<StateSnapshot> now = pool_.Snapshot(session.state);
+    status = now.status();
+    if (status.ok()) before = *std::move(now);
   }
   if (status.ok()) status = pool_.Restart(session.state);
   if (!status.ok()) {
     table_.EndClaim(session);
     return status;
   }
-  const Checkpoint* from = Checkpoints::Before(session, consumed);
+  const StateSnapshot* from = table_.checkpoints().Before(session, consumed);
   if (from == nullptr) return status;
-  status = pool_.CopyIn(session.state, from->position, std::span(from->bytes.get(), from->size));
+  status = pool_.CopyIn(session.state, from->position, from->span());
   if (!status.ok()) disk_.DropLostState(session, before.position);
   return status;
 }
@@ -124,10 +124,10 @@ void SessionRewinder::CommitRewind(Request& request, int64_t position, RewindCal
   disk_.Save(request.session, position, told);
 }
 
-void SessionRewinder::RestoreAfterFailedRewind(Session& session, const Before& before) {
+void SessionRewinder::RestoreAfterFailedRewind(Session& session, const StateSnapshot& before) {
   if (session.deleted) return table_.Release(session);
   absl::Status status = pool_.Restart(session.state);
-  if (status.ok()) status = pool_.CopyIn(session.state, before.position, before.bytes);
+  if (status.ok()) status = pool_.CopyIn(session.state, before.position, before.span());
   if (!status.ok()) return disk_.DropLostState(session, before.position);
   session.pending.reset();
   if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();

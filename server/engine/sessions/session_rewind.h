@@ -1,10 +1,8 @@
 // Takes sessions back to earlier positions.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "server/engine/common/admission.h"
 #include "server/engine/common/engine_config.h"
@@ -37,17 +35,13 @@ class SessionRewinder {
               std::shared_ptr<CancelSignal> cancel, SteadyTime called, RewindCallback done);
 
  private:
-  // The state before a rewind.
-  struct Before {
-    int64_t position = 0;          // tokens consumed
-    std::vector<std::byte> bytes;  // of the state; empty if no tokens are read again
-  };
-
-  // Brings the state to its last checkpoint at `consumed` tokens or earlier.
-  absl::Status RestoreCheckpoint(Session& session, int64_t consumed, bool replays, Before& before);
+  // Brings the state to its last checkpoint at `consumed` tokens or earlier. `before` gets the
+  // state as it was if tokens are to be read again, otherwise it has its position alone.
+  absl::Status RestoreCheckpoint(Session& session, int64_t consumed, bool replays,
+                                 StateSnapshot& before);
   void CommitRewind(Request& request, int64_t position, RewindCallback done);
   // Where the system has no memory for the old state, the session is as DropLostState leaves it.
-  void RestoreAfterFailedRewind(Session& session, const Before& before);
+  void RestoreAfterFailedRewind(Session& session, const StateSnapshot& before);
 
   const EngineConfig& config_;
   StatePool& pool_;

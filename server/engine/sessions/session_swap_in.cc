@@ -34,7 +34,7 @@ struct SwappingSession {
   // The memory that the state is read into.
   StateHandle place = {};
   std::vector<std::span<std::byte>> live = {};
-  std::shared_ptr<Checkpoint> copy = {};
+  std::shared_ptr<StateSnapshot> copy = {};
 
   int64_t consumed() const { return mark.length - (mark.pending ? 1 : 0); }
 };
@@ -128,7 +128,7 @@ void ReadRest(SwappingSession& swapping, const SessionFolder& folder) {
 
 void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then) {
   if (session->resident()) return then(absl::OkStatus());
-  const ModelVariant& variant = *config_.model.FindVariant(session->info.memory);
+  const ModelVariant& variant = *config_.model.FindVariant(session->info.cache_policy);
   SessionFolder* const folder = config_.options.session_folder.get();
   const std::string id = session->info.id;
   auto swapping = std::make_shared<SwappingSession>(

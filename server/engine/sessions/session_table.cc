@@ -58,7 +58,7 @@ absl::StatusOr<SessionInfo> SessionTable::Get(const std::string& id,
   ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, FindLocked(id, tenant));
   SessionInfo info = session->info;
   for (const int64_t end : session->turn_ends) {
-    info.turns.push_back({end, Checkpoints::ReplayTokens(*session, end)});
+    info.turns.push_back({end, checkpoints_.ReplayTokens(*session, end)});
   }
   return info;
 }
@@ -86,9 +86,9 @@ bool SessionTable::Contains(const std::string& id) const {
   return by_id_.contains(id);
 }
 
-absl::StatusOr<std::shared_ptr<Session>> SessionTable::Claim(
-    const std::string& id, const std::string& tenant,
-    const std::function<absl::Status(const Session&)>& check) {
+absl::StatusOr<std::shared_ptr<Session>> SessionTable::Claim(const std::string& id,
+                                                             const std::string& tenant,
+                                                             const ClaimCheck& check) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(std::shared_ptr<Session> session, FindIdleLocked(id, tenant));
   if (check != nullptr) {

@@ -39,11 +39,11 @@ class SessionTable {
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
   bool Contains(const std::string& id) const;
+  using ClaimCheck = std::function<absl::Status(Session&)>;
   // Makes a session busy, if it is idle (FailedPrecondition) and `check` finds nothing against it.
   // `check` runs with the table locked.
-  absl::StatusOr<std::shared_ptr<Session>> Claim(
-      const std::string& id, const std::string& tenant,
-      const std::function<absl::Status(const Session&)>& check = {});
+  absl::StatusOr<std::shared_ptr<Session>> Claim(const std::string& id, const std::string& tenant,
+                                                 const ClaimCheck& check = {});
   SteadyTime next_expiry() const;  // no session expires earlier
   void AddTo(EngineStats& stats) const;
   // Guards the map, Session::info of sessions in it, turn ends and checkpoints.

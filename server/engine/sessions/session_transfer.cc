@@ -40,7 +40,7 @@ void SessionImporter::Import(SessionImage image, const SessionOptions& options, 
 
 absl::StatusOr<std::shared_ptr<Request>> SessionImporter::MakeSession(
     const SessionImage& image, const SessionOptions& options) {
-  const StateLayout& layout = *config_.model.FindVariant(image.memory)->layout;
+  const StateLayout& layout = *config_.model.FindVariant(image.cache_policy)->layout;
   ASSIGN_OR_RETURN(StateHandle state,
                    admission_.AcquireSession(layout, image.slot_cap, options.client));
   auto request = std::make_shared<Request>();

@@ -9,19 +9,18 @@
 namespace ovq {
 
 void SessionTurns::KeepCheckpoint(Session& session) {
-  std::shared_ptr<const Checkpoint> copy = table_.checkpoints().Copy(session.state);
+  std::shared_ptr<const StateSnapshot> copy = table_.checkpoints().Copy(session.state);
   const auto lock = table_.Lock();
   if (copy != nullptr) table_.checkpoints().Add(session, std::move(copy));
 }
 
 void SessionTurns::CheckpointIfDue(Session& session, int64_t left) {
   if (!session.log || session.deleted) return;
-  if (Checkpoints::Due(session.state, session.checkpoints.made_at, left)) KeepCheckpoint(session);
+  if (Checkpoints::Due(session.state, session.checkpoint_at, left)) KeepCheckpoint(session);
 }
 
 void SessionTurns::RecordTurnEnd(Session& session, int64_t generated) {
-  const int64_t end = session.position(),
-                since = session.state.position - session.checkpoints.made_at;
+  const int64_t end = session.position(), since = session.state.position - session.checkpoint_at;
   if (session.log && generated > 0 && since >= kTurnCheckpointTokens) {
     KeepCheckpoint(session);
   } else {

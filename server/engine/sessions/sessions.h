@@ -30,7 +30,7 @@ struct SessionParts {
         swap_in(config, pool, admission, inbox, start, table, disk, turns),
         ownership(config, admission, inbox, table, disk,
                   [this](SteadyTime now) { removal.Expire(now); }),
-        pins(table, ownership, swap_in),
+        pins(inbox, table, ownership, swap_in),
         creator(config, pool, admission, random, start, table, disk, turns),
         forks(config, pool, admission, inbox, table, disk, creator),
         rewinder(config, pool, admission, start, table, disk, turns),

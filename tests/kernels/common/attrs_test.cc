@@ -155,6 +155,50 @@ TEST(Attrs, UnreadFieldsAreErrors) {
   EXPECT_TRUE(attrs.CheckAllRead().ok());
 }
 
+TEST(Attrs, AbsentFieldsLeaveValuesThatAreChecked) {
+  const Attrs attrs = Example();
+  AttrReader reader(attrs);
+  int size = 1, absent = 5, missing = 0;
+  float rate = 1;
+  bool on = false;
+  enum class Kind { kGelu, kSilu } kind = Kind::kGelu;
+  reader.Int("size", size, 1, 128);
+  reader.Int("absent", absent, 1, 9);
+  reader.Float("rate", rate, 0, 1);
+  reader.Bool("on", on);
+  reader.Choice("name", kind, std::vector<std::string_view>{"gelu", "silu"});
+  EXPECT_TRUE(size == 128 && absent == 5 && rate == 0.5f && on && kind == Kind::kSilu);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  reader.Int("missing", missing, 2, 9);
+  EXPECT_EQ(reader.status().message(),
+            "ovq.missing: expected an integer in [2, 9], but it is missing");
+  EXPECT_EQ(missing, 2);  // so that what follows from it is right
+}
+
+TEST(Attrs, FindsAndNamesFieldsAsTheFileDoes) {
+  Attrs attrs("text.");
+  attrs.Set("in_file", int64_t{3}, "outer.in_file");
+  attrs.Set("ours", int64_t{4});  // means something else in this file
+  const FieldNames names = {{"size", "in_file"}, {"rows", "columns", /*is_filled=*/true}};
+  AttrReader reader(attrs, names);
+  int size = 0, ours = 7, rows = 0;
+  reader.Int("size", size, 1, 9);
+  reader.Int("ours", ours, 1, 9);
+  EXPECT_EQ(size, 3);
+  EXPECT_EQ(ours, 7);
+  EXPECT_EQ(attrs.CheckAllRead().message(), "text.ours: unknown field");
+  reader.Int("size", size, 5, 9);
+  reader.Int("rows", rows, 1, 9);
+  EXPECT_THAT(
+      SplitProblems(reader.status()),
+      testing::ElementsAre(
+          absl::InvalidArgumentError("outer.in_file: expected an integer in [5, 9], got 3"),
+          absl::InvalidArgumentError("text.columns: expected an integer in [1, 9], got 0")));
+  AttrReader check("ovq.", {});
+  check.Int("size", size, 1, 4);
+  EXPECT_EQ(check.status().message(), "ovq.size: expected an integer in [1, 4], got 5");
+}
+
 // With another name, "extra" might be read.
 TEST(Attrs, AWrongChoiceLeavesOpenWhatIsRead) {
   for (const char* choice : {"name", "on"}) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/mixers/common/attention_ref.h"
 #include "tests/kernels/mixers/attend_configs.h"
+#include "tests/reference/mixers/attention_ref.h"
 
 namespace ovq {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/cuda/attend.h"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "tests/test_util.h"
 
@@ -59,9 +59,10 @@ inline void PrintTo(const AttendConfig& config, std::ostream* out) { *out << con
 // Rounds a key or a value to int8 values if the config asks for it.
 inline void RoundRowFor(const AttendConfig& config, float* row, int n) {
   if (!config.rounds_to_int8) return;
-  std::vector<Int8> rounded(static_cast<size_t>(n));
-  const float scale = ExponentScale(StoreNearest(row, n, 1, rounded.data(), 1));
-  for (size_t c = 0; c < rounded.size(); ++c) row[c] = ToFloat(rounded[c]) * scale;
+  std::vector<Int8> rounded(static_cast<size_t>(n) + 1);
+  const SlotRow<Int8> slot = {rounded.data(), 1, &rounded.back()};
+  StoreNearest(row, n, 1, slot);
+  slot.Load(n, row);
 }
 
 // A token's queries, keys and values: [n_heads + n_kv_heads][head_dim],
@@ -344,7 +345,7 @@ class Sessions {
     const Buffer in = context_.Upload(batch.rows.data(), batch.rows.size() * sizeof(float));
     const Buffer out = context_.Upload(outs.data(), outs.size() * sizeof(float));
     const auto k = int64_t{config_.n_heads} * config_.head_dim;
-    const AttentionTensors rows = {
+    const AttentionTensors tokens = {
         .q = in.as<float>(),
         .k = in.as<float>() + k,
         .v = in.as<float>() + k + int64_t{config_.n_kv_heads} * config_.head_dim,
@@ -353,8 +354,8 @@ class Sessions {
         .out_dtype = DType::kF32};
     const int n_waves = CountWaves(staged.seqs, config_.wave_span);
     for (int wave = 0; wave < n_waves; ++wave) {
-      cuda::StoreRecent(context_, {blocks_, staged.seqs, rows}, wave);
-      cuda::AttendWave(context_, {blocks_, staged.seqs, rows}, wave, split);
+      cuda::StoreRecent(context_, {blocks_, staged.seqs, tokens}, wave);
+      cuda::AttendWave(context_, {blocks_, staged.seqs, tokens}, wave, split);
     }
     context_.CopyToHost(outs.data(), out.as<float>(), outs.size() * sizeof(float));
     for (size_t i = 0; i < batch.owners.size(); ++i) {

@@ -165,7 +165,7 @@ TEST_P(ClosestPair, PinnedAndRecentTokensStayRowsOfTheirOwn) {
 TEST_P(ClosestPair, ValuesCountAsMuchAsTheModelSays) {
   MixerCase keys = PairCase("closest_pair_attention", 16, 24), both = keys;
   keys.section["value_weight"] = 0.0;
-  const std::vector<float> x = RandomRows(96, 8);
+  const std::vector<float> x = RandomRows(96, 1);
   std::vector<std::vector<std::vector<uint32_t>>> counts;
   for (const MixerCase& of : {keys, both}) {
     MixerInstance instance(of, GetParam(), 1, 96);
@@ -449,13 +449,26 @@ TEST(LowestBound, StaleOnesFirstThenPairsOfTheOldest) {
   set(90, 2, kStalePartner, 11);
   EXPECT_EQ(LowestBoundCpu(all.blocks).low, -1);
   EXPECT_EQ(LowestBoundCpu(all.blocks).high, 90);
-  std::vector<Nearest> bounds(10);
-  EXPECT_EQ(LowestBoundsCpu(all.blocks, bounds), 6);
-  EXPECT_EQ(bounds[0].candidate, 3);
-  EXPECT_EQ(bounds[1].candidate, 12);
-  EXPECT_EQ(bounds[5].candidate, 70);
-  EXPECT_EQ(LowestBoundsCpu(all.blocks, std::span(bounds).first(2)), 2);
-  EXPECT_EQ(bounds[1].candidate, 12);
+}
+
+TEST(NearestOnes, AreCandidatesInAscendingOrder) {
+  Candidates all(2, 4, 16, 1);
+  std::ranges::fill(all.partners, 0);
+  std::vector<float> distances(all.partners.size(), 1.0f);
+  for (const auto& [i, distance] :
+       std::vector<std::pair<size_t, float>>{{3, 2}, {12, 2}, {70, 4}, {80, 3}, {90, 0}}) {
+    all.partners[i] = kStalePartner;
+    distances[i] = distance;
+  }
+  const auto nearest = [&](size_t most) {
+    std::vector<Nearest> found(most);
+    found.resize(static_cast<size_t>(NearestOnesCpu(all.blocks, distances.data(), found)));
+    std::vector<int32_t> candidates;
+    for (const Nearest& one : found) candidates.push_back(one.candidate);
+    return candidates;
+  };
+  EXPECT_EQ(nearest(10), (std::vector<int32_t>{90, 3, 12, 80, 70}));
+  EXPECT_EQ(nearest(2), (std::vector<int32_t>{90, 3}));
 }
 
 }  // namespace

@@ -21,8 +21,7 @@ class DistanceLowerBoundsTest : public ::testing::Test {
     if (!HasDistanceLowerBounds()) GTEST_SKIP() << "this machine has no AVX-512 BF16";
   }
   // bfloat16 blocks, and queries: copies of candidates and others. The further the data is from 0,
-  // the
-  // more |x|^2 + |y|^2 - 2 x . y cancels.
+  // the more |x|^2 + |y|^2 - 2 x . y cancels.
   DistanceLowerBoundsTest() : random_(11) {}
   void Make(int head_dim, int value_stride, int n_rows, float offset) {
     head_dim_ = head_dim;
@@ -40,8 +39,6 @@ class DistanceLowerBoundsTest : public ::testing::Test {
                          values_.data() + b * value_stride * kBlockSlots, nullptr, nullptr,
                          nullptr});
     }
-    squares_.clear();
-    for (int i = 0; i < kSlots; ++i) squares_.push_back(static_cast<float>(Distance({}, {}, i)));
     of_keys_.clear();
     of_values_.clear();
     for (int r = 0; r < n_rows; ++r) {
@@ -83,21 +80,25 @@ class DistanceLowerBoundsTest : public ::testing::Test {
   std::vector<std::vector<float>> LowerBounds() const {
     std::vector<std::vector<float>> lower_bounds(of_keys_.size(),
                                                  std::vector<float>(kSlots, -1.0f));
-    std::vector<DistanceLowerBounds::Query> rows;
+    std::vector<LowerBoundQuery> queries;
     for (size_t r = 0; r < lower_bounds.size(); ++r) {
-      rows.push_back({of_keys_[r].data(), of_values_[r].data(), lower_bounds[r].data()});
+      queries.push_back({of_keys_[r].data(), of_values_[r].data(), lower_bounds[r].data()});
     }
-    std::vector<uint32_t> scratch(DistanceLowerBoundsScratch(head_dim_, value_stride_)),
-        packed(kBlocks * PackedBlockSize(head_dim_, value_stride_));
-    PackCandidatesCpu(blocks_, head_dim_, value_stride_, packed.data());
-    DistanceLowerBoundsCpu({.head_dim = head_dim_,
-                            .value_stride = value_stride_,
-                            .n_blocks = kBlocks,
-                            .packed = packed.data(),
-                            .squares = squares_.data(),
-                            .value_scale = kScale,
-                            .rows = rows,
-                            .scratch = scratch.data()});
+    const size_t n_pairs = PackedPairs(head_dim_, value_stride_);
+    std::vector<uint32_t> scratch(kMaxLowerBoundQueries * n_pairs), pairs(kSlots * n_pairs);
+    std::vector<float> squares(kSlots);
+    const PackedCandidates packed = {.head_dim = head_dim_,
+                                     .value_stride = value_stride_,
+                                     .value_scale = kScale,
+                                     .n_blocks = kBlocks,
+                                     .pairs = pairs.data(),
+                                     .squares = squares.data()};
+    PackCandidatesCpu(blocks_, packed);
+    for (int i = 0; i < kSlots; ++i) {
+      const double square = Distance<float>({}, {}, i);
+      EXPECT_NEAR(squares[static_cast<size_t>(i)], square, 1e-5 * square);
+    }
+    DistanceLowerBoundsCpu(packed, queries, scratch.data());
     return lower_bounds;
   }
 
@@ -105,7 +106,6 @@ class DistanceLowerBoundsTest : public ::testing::Test {
   int head_dim_ = 0, value_stride_ = 0;
   std::vector<BF16> keys_, values_;
   std::vector<CandidateBlock> blocks_;
-  std::vector<float> squares_;
   std::vector<std::vector<float>> of_keys_, of_values_;
 };
 

@@ -4,8 +4,7 @@ namespace ovq::test {
 namespace {
 
 // A decay of about a tenth a token, so that a state remembers some tens of tokens.
-MixerCase GatedDeltaNetCase(const std::string& name, int64_t output_terms,
-                            const std::map<std::string, Attrs::Value>& section,
+MixerCase GatedDeltaNetCase(const std::string& name, int64_t output_terms, const Fields& section,
                             DType compute = DType::kF32) {
   MixerCase c = {
       .type = "gated_delta_net",
@@ -39,6 +38,11 @@ const MixerCases kGatedDeltaNet({
     GatedDeltaNetCase("bf16", 96, {{"head_dim", 33}, {"num_v_heads", 6}, {"value_head_dim", 16}},
                       DType::kBF16),
 });
+
+const BenchFields kGatedDeltaNetBench("gated_delta_net", {{"num_heads", 3},
+                                                          {"head_dim", 128},
+                                                          {"value_head_dim", 256},
+                                                          {"conv_size", 4}});
 
 }  // namespace
 }  // namespace ovq::test

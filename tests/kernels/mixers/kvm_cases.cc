@@ -36,8 +36,7 @@ const MixerCases kKvm([] {
   });
 }());
 
-MixerCase Small(const std::string& name, int64_t slot_cap,
-                const std::map<std::string, Attrs::Value>& section) {
+MixerCase Small(const std::string& name, int64_t slot_cap, const Fields& section) {
   MixerCase c = {.type = "kvm_attention",
                  .name = name,
                  .model = {{"num_attention_heads", 2}, {"head_dim", 24}, {"value_head_dim", 40}},

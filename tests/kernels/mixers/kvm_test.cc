@@ -127,18 +127,14 @@ MixerCase SmallCase() {
 // The error of a case with a wrong section or wrong weights.
 std::string ErrorText(const MixerCase& c, float weight = 1) {
   const auto context = MakeContext(Device::kCpu);
-  Attrs model, section("kvm.");
-  model.Set("hidden_size", int64_t{kModelDim});
-  for (const auto& [name, value] : c.model) model.Set(name, value);
-  for (const auto& [name, value] : c.section) section.Set(name, value);
+  const auto config = ReadFields(c.type, MakeFields(c.model), MakeFields(c.section, "kvm."));
   std::vector<float> values(1 << 16, weight);
   const WeightSource source = [&](const std::string&, const Shape& shape) {
     return TensorView{values.data(), DType::kF32, shape};
   };
   WeightReader weights(source, DType::kF32, *context);
   const auto made = FindMixer(c.type)->make({.layer = 0,
-                                             .state = {.model = model,
-                                                       .section = section,
+                                             .state = {.config = *config,
                                                        .d_model = kModelDim,
                                                        .kv_dtype = DType::kF32,
                                                        .device = context->device()},

@@ -4,8 +4,7 @@ namespace ovq::test {
 namespace {
 
 MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
-                      int64_t value_head_dim, const std::map<std::string, Attrs::Value>& section,
-                      DType compute = DType::kF32) {
+                      int64_t value_head_dim, const Fields& section, DType compute = DType::kF32) {
   MixerCase c = {.type = "lattice",
                  .name = name,
                  // Far above the rounding errors of the output, which the norm magnifies where it
@@ -51,6 +50,9 @@ const MixerCases kLattice({
                 {{"regularization", "l1"}, {"normalized_projection", false}, {"objective", "enc"}}),
     LatticeCase("bf16", 2, 64, 64, {}, DType::kBF16),
 });
+
+const BenchFields kLatticeBench("lattice",
+                                {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
 
 }  // namespace
 }  // namespace ovq::test

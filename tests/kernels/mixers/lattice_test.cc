@@ -8,7 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "tests/kernels/mixers/recurrent_session.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
+#include "tests/kernels/mixers/recurrent_util.h"
 
 namespace ovq::test {
 namespace {
@@ -43,25 +44,27 @@ struct LatticeTokens {
 
   // Advances `slots`; returns y.
   std::vector<float> Run(DeviceContext& context) {
-    const DeviceArray<float> state(context, slots), keys(context, qk), values(context, v),
-        gammas(context, gamma), mus(context, mu), dts(context, dt),
-        rates(context, std::vector<float>{rate}), y(context, v.size());
-    const SessionBatch tokens(context, n_tokens, state);
+    const DeviceArray<float> keys(context, qk), values(context, v), gammas(context, gamma),
+        mus(context, mu), dts(context, dt), rates(context, std::vector<float>{rate}),
+        y(context, v.size());
     LatticeGates gates = {.gamma = gammas.data(), .mu = nullptr, .dt = nullptr, .rate = nullptr};
     if (config.decays()) gates.mu = mus.data();
     if (config.thresholds) gates.dt = dts.data(), gates.rate = rates.data();
-    Dispatch<LatticeRef, LatticeCpu, LatticeCuda>(
-        context, LatticeArgs{.config = config,
-                             .seqs = tokens.seqs(),
-                             .slots = {0, slots.size() * sizeof(float), 0},
-                             .q = keys.data(),
-                             .k = keys.data() + config.n_slots,
-                             .v = values.data(),
-                             .v_stride = config.value_head_dim,
-                             .gates = gates,
-                             .y = y.data()});
-    slots = state.Read();
-    return y.Read();
+    Result result = RunBatch(context, {{n_tokens}, {0}, {slots}}, [&](const BatchSequences& seqs) {
+      Dispatch<LatticeCpu, LatticeCuda>(context, seqs,
+                                        LatticeArgs{.config = config,
+                                                    .slots = {0, slots.size() * sizeof(float), 0},
+                                                    .q = keys.data(),
+                                                    .k = keys.data() + config.n_slots,
+                                                    .v = values.data(),
+                                                    .qk_stride = 2 * config.key_width(),
+                                                    .v_stride = config.value_head_dim,
+                                                    .gates = gates,
+                                                    .y = y.data()});
+      return y.Read();
+    });
+    slots = std::move(result.states[0]);
+    return std::move(result.y);
   }
 
   LatticeConfig config;
@@ -213,18 +216,12 @@ TEST(Lattice, EveryWidthOfVectorsGivesTheSameBits) {
   }
 }
 
-absl::Status LatticeStatus(const std::map<std::string, Attrs::Value>& fields,
-                           Device device = Device::kCpu) {
-  Attrs model, section("lattice.");
-  section.Set("num_heads", int64_t{2});
-  section.Set("num_slots", int64_t{16});
-  section.Set("value_head_dim", int64_t{20});
-  for (const auto& [name, value] : fields) section.Set(name, value);
-  const auto state = FindMixer("lattice")->state({.model = model,
-                                                  .section = section,
-                                                  .d_model = 48,
-                                                  .kv_dtype = DType::kF32,
-                                                  .device = device});
+absl::Status LatticeStatus(Fields fields, Device device = Device::kCpu) {
+  fields.insert({{"num_heads", 2}, {"num_slots", 16}, {"value_head_dim", 20}});
+  const Attrs section = MakeFields(fields, "lattice.");
+  const auto config = ReadFields("lattice", Attrs(), section);
+  const auto state = FindMixer("lattice")->state(
+      {.config = *config, .d_model = 48, .kv_dtype = DType::kF32, .device = device});
   absl::Status status = state.status();
   status.Update(section.CheckAllRead());
   return status;
@@ -233,7 +230,7 @@ absl::Status LatticeStatus(const std::map<std::string, Attrs::Value>& fields,
 TEST(Lattice, NamesTheFieldThatIsWrong) {
   EXPECT_TRUE(LatticeStatus({}).ok()) << LatticeStatus({});
   EXPECT_TRUE(LatticeStatus({{"num_slots", 1024}, {"value_head_dim", 128}}).ok());
-  const auto expect = [](const std::map<std::string, Attrs::Value>& fields, const std::string& text,
+  const auto expect = [](const Fields& fields, const std::string& text,
                          Device device = Device::kCpu) {
     EXPECT_THAT(std::string(LatticeStatus(fields, device).message()), HasSubstr("lattice." + text));
   };

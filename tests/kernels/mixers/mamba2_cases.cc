@@ -4,8 +4,7 @@ namespace ovq::test {
 namespace {
 
 // dt of about a tenth, so that a state remembers some tens of tokens.
-MixerCase Mamba2Case(const std::string& name, int64_t output_terms,
-                     const std::map<std::string, Attrs::Value>& section,
+MixerCase Mamba2Case(const std::string& name, int64_t output_terms, const Fields& section,
                      DType compute = DType::kF32) {
   MixerCase c = {.type = "mamba2",
                  .name = name,
@@ -42,6 +41,8 @@ const MixerCases kMamba2({
     Mamba2Case("bf16", 96, {{"state_size", 130}, {"n_groups", 4}, {"use_bias", true}},
                DType::kBF16),
 });
+
+const BenchFields kMamba2Bench("mamba2", {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}});
 
 }  // namespace
 }  // namespace ovq::test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/recurrent_util.h"
@@ -12,6 +12,13 @@ namespace {
 
 class MatrixStateTargets : public TargetTest {};
 INSTANTIATE_TEST_SUITE_P(, MatrixStateTargets, testing::ValuesIn(Targets()), TargetName);
+
+// The place of a state that has the matrices alone.
+StatePlace MatrixPlace(int64_t n_heads, int64_t key_dim, int64_t value_dim) {
+  MixerState state;
+  state.fixed = StateFields({MatrixStateField(n_heads, key_dim, value_dim)});
+  return LayerState().FixedPlace(state, 0);
+}
 
 struct StateCase {
   StateRule rule;
@@ -34,34 +41,29 @@ struct StateCase {
   }
 };
 
-// rows [n_tokens][stride]: unit queries and keys, then values; decay and beta are in (0, 1).
+// tokens [n_tokens][stride]: unit queries and keys, then values; decay and beta are in (0, 1).
 struct StateInput {
-  std::vector<float> rows, decay, beta, skip;
+  std::vector<float> tokens, decay, beta, skip;
 };
 StateInput MakeStateInput(const StateCase& c, int n_tokens) {
   const auto n = static_cast<size_t>(n_tokens);
   StateInput input = {RandomNormal(n * static_cast<size_t>(c.stride()), 1),
-                      RandomNormal(n * StateCase::kHeads, 2),
-                      RandomNormal(n * StateCase::kHeads, 3),
+                      Gates(n * StateCase::kHeads, 2), Gates(n * StateCase::kHeads, 3),
                       RandomNormal(static_cast<size_t>(StateCase::kHeads * c.value_dim), 4)};
-  for (int i = 0; i < n_tokens * 2 * StateCase::kKeyHeads; ++i) {
-    const int row = i / (2 * StateCase::kKeyHeads), head = i % (2 * StateCase::kKeyHeads);
-    float* x = input.rows.data() + row * c.stride() + head * c.key_dim;
-    double squares = 0;
-    for (int j = 0; j < c.key_dim; ++j) squares += double{x[j]} * x[j];
-    for (int j = 0; j < c.key_dim; ++j) x[j] /= static_cast<float>(std::sqrt(squares));
+  for (int64_t token = 0; token < n_tokens; ++token) {
+    const auto begin = input.tokens.begin() + token * c.stride();
+    const std::vector<float> heads(begin, begin + 2 * StateCase::kKeyHeads * c.key_dim);
+    std::ranges::copy(UnitVectors(heads, static_cast<size_t>(c.key_dim)), begin);
   }
-  for (float& value : input.decay) value = 1 / (1 + std::exp(-value));
-  for (float& value : input.beta) value = 1 / (1 + std::exp(-value));
   return input;
 }
 
 // Runs the tokens from first_token on.
 Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& sequences,
                  const StateInput& input, int first_token = 0) {
-  const DeviceArray<float> rows(context, input.rows), decay(context, input.decay),
+  const DeviceArray<float> tokens(context, input.tokens), decay(context, input.decay),
       beta(context, input.beta), skip(context, input.skip);
-  const float* q = rows.data() + first_token * c.stride();
+  const float* q = tokens.data() + first_token * c.stride();
   return RunBatch(context, sequences, [&](const BatchSequences& seqs) {
     const DeviceArray<float> y(
         context, static_cast<size_t>(seqs.n_tokens() * StateCase::kHeads * c.value_dim));
@@ -78,7 +80,7 @@ Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& se
                    .decay = decay.data() + first_token * StateCase::kHeads,
                    .beta = beta.data() + first_token * StateCase::kHeads,
                    .skip = c.rule == StateRule::kAdd ? skip.data() : nullptr,
-                   .states = 0,
+                   .states = MatrixPlace(StateCase::kHeads, c.key_dim, c.value_dim),
                    .y = y.data()});
     return y.Read();
   });
@@ -86,7 +88,7 @@ Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& se
 
 TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
   auto context = MakeContext(Device::kReference);
-  std::vector<float> state(4 * kStateColumns), rows = {1, 1, 2, 2, 10, 20, 30, 40};
+  std::vector<float> state(4 * kStateColumns), tokens = {1, 1, 2, 2, 10, 20, 30, 40};
   for (int head = 0; head < 4; ++head) state[static_cast<size_t>(head * kStateColumns)] = 8;
   // key_dim = 1: S is a number, 8 at first. Head h uses key head h / 2: k = 2, q = 1.
   const auto run = [&](StateRule rule) {
@@ -94,10 +96,10 @@ TEST(MatrixStateTargetsReference, AdvancesStatesByHand) {
     return RunBatch(*context, {{1}, {3}, {state}},
                     [&](const BatchSequences& seqs) {
                       std::vector<float> y(4);
-                      AdvanceStates(
-                          *context, seqs,
-                          {rule, 4, 2, 1, 1, rows.data(), rows.data() + 2, rows.data() + 4, 8,
-                           half.data(), quarter.data(), skip.data(), 0, y.data()});
+                      AdvanceStates(*context, seqs,
+                                    {rule, 4, 2, 1, 1, tokens.data(), tokens.data() + 2,
+                                     tokens.data() + 4, 8, half.data(), quarter.data(), skip.data(),
+                                     MatrixPlace(4, 1, 1), y.data()});
                       return y;
                     })
         .y;

@@ -4,8 +4,7 @@ namespace ovq::test {
 namespace {
 
 MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim,
-                      const std::map<std::string, Attrs::Value>& section,
-                      DType compute = DType::kF32) {
+                      const Fields& section, DType compute = DType::kF32) {
   MixerCase c = {.type = "mesa_net",
                  .name = name,
                  .model = {{"rms_norm_eps", 1e-5}},
@@ -37,6 +36,8 @@ const MixerCases kMesaNet({
     MesaNetCase("bf16", 2, 64, {{"use_output_gate", true}, {"max_cg_step_training", 5}},
                 DType::kBF16),
 });
+
+const BenchFields kMesaNetBench("mesa_net", {{"num_heads", 6}, {"head_dim", 128}});
 
 }  // namespace
 }  // namespace ovq::test

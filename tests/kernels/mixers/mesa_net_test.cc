@@ -7,17 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
-#include "tests/kernels/mixers/recurrent_session.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
+#include "tests/kernels/mixers/recurrent_util.h"
 
 namespace ovq::test {
 namespace {
 
 using ::testing::HasSubstr;
 using Vector = std::vector<double>;
-
-struct MesaResult {
-  std::vector<float> y, state;  // y [n_tokens, n_heads, head_dim]; h_kk and h_kv of every head
-};
 
 // Runs n_tokens of random unit keys and queries in a new session.
 class MesaTokens {
@@ -36,28 +33,30 @@ class MesaTokens {
     }
   }
 
-  MesaResult Run(DeviceContext& context) const {
+  // y [n_tokens, n_heads, head_dim]; state: h_kk and h_kv of every head.
+  Result Run(DeviceContext& context) const {
     const int64_t matrix = config_.head_dim * config_.stride();
     const std::vector<float> zeros(static_cast<size_t>(2 * config_.n_heads * matrix), 0.0f);
-    const DeviceArray<float> state(context, zeros), keys(context, qk), values(context, v),
-        betas(context, beta), gammas(context, gamma), lambdas(context, lambda),
-        y(context, v.size());
-    const SessionBatch tokens(context, n_tokens_, state);
+    const DeviceArray<float> keys(context, qk), values(context, v), betas(context, beta),
+        gammas(context, gamma), lambdas(context, lambda), y(context, v.size());
     const size_t head = static_cast<size_t>(matrix) * sizeof(float);
-    Dispatch<MesaNetRef, MesaNetCpu, MesaNetCuda>(
-        context, MesaArgs{.config = config_,
-                          .seqs = tokens.seqs(),
-                          .h_kk = {0, head, 0},
-                          .h_kv = {static_cast<size_t>(config_.n_heads) * head, head, 0},
-                          .q = keys.data(),
-                          .k = keys.data() + config_.width(),
-                          .v = values.data(),
-                          .v_stride = config_.width(),
-                          .beta = betas.data(),
-                          .gamma = gammas.data(),
-                          .lambda = lambdas.data(),
-                          .y = y.data()});
-    return {y.Read(), state.Read()};
+    return RunBatch(context, {{n_tokens_}, {0}, {zeros}}, [&](const BatchSequences& seqs) {
+      Dispatch<MesaNetCpu, MesaNetCuda>(
+          context, seqs,
+          MesaArgs{.config = config_,
+                   .h_kk = {0, head, 0},
+                   .h_kv = {static_cast<size_t>(config_.n_heads) * head, head, 0},
+                   .q = keys.data(),
+                   .k = keys.data() + config_.width(),
+                   .v = values.data(),
+                   .qk_stride = 2 * config_.width(),
+                   .v_stride = config_.width(),
+                   .beta = betas.data(),
+                   .gamma = gammas.data(),
+                   .lambda = lambdas.data(),
+                   .y = y.data()});
+      return y.Read();
+    });
   }
 
   std::vector<float> qk, v, beta, gamma, lambda;
@@ -93,9 +92,9 @@ TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   const MesaConfig config = {.n_heads = 1, .head_dim = 12, .conv_size = 4, .cg_steps = 30};
   constexpr int32_t kTokens = 20;
   MesaTokens tokens(config, kTokens, 5);
-  const MesaResult result = tokens.Run(*context_);
+  const Result result = tokens.Run(*context_);
   const size_t n = 12, stride = static_cast<size_t>(config.stride());
-  const float *a = result.state.data(), *b = a + n * stride;
+  const float *a = result.states[0].data(), *b = a + n * stride;
   std::vector<Vector> m(n, Vector(n));
   for (size_t i = 0; i < n; ++i) {
     for (size_t j = 0; j < n; ++j) m[i][j] = a[i * stride + j] + (i == j ? tokens.lambda[i] : 0);
@@ -111,7 +110,7 @@ TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   AssertClose(std::span(result.y).last(n), expected, 0.02, "y");
   MesaConfig short_of_it = config;
   short_of_it.cg_steps = 2;
-  const MesaResult early = MesaTokens(short_of_it, kTokens, 5).Run(*context_);
+  const Result early = MesaTokens(short_of_it, kTokens, 5).Run(*context_);
   float farthest = 0;
   for (size_t i = 0; i < n; ++i) {
     farthest = std::max(farthest, std::abs(early.y[early.y.size() - n + i] - expected[i]));
@@ -124,29 +123,21 @@ TEST(MesaNet, EveryWidthOfVectorsGivesTheSameBits) {
   for (int head_dim : {16, 37, 128}) {
     const MesaConfig config = {.n_heads = 2, .head_dim = head_dim, .conv_size = 4, .cg_steps = 30};
     const MesaTokens tokens(config, 9, 11);
-    std::vector<MesaResult> results;
+    std::vector<Result> results;
     for (int64_t target : FusedHighwayTargets()) {
       const ScopedHighwayTarget scoped(target);
       results.push_back(tokens.Run(*context));
       const std::string what = absl::StrCat(HighwayTargetName(target), ", head_dim ", head_dim);
       AssertSameBits(results.back().y, results[0].y, what);
-      AssertSameBits(results.back().state, results[0].state, what);
+      AssertSameBits(results.back().states[0], results[0].states[0], what);
     }
   }
 }
 
-absl::Status MesaStatus(const std::map<std::string, Attrs::Value>& fields) {
-  Attrs model, section("mesa_net.");
-  section.Set("num_heads", int64_t{2});
-  section.Set("head_dim", int64_t{16});
-  for (const auto& [name, value] : fields) section.Set(name, value);
-  const auto state = FindMixer("mesa_net")
-                         ->state({.model = model,
-                                  .section = section,
-                                  .d_model = 48,
-                                  .kv_dtype = DType::kF32,
-                                  .device = Device::kCpu});
-  absl::Status status = state.status();
+absl::Status MesaStatus(Fields fields) {
+  fields.insert({{"num_heads", 2}, {"head_dim", 16}});
+  const Attrs section = MakeFields(fields, "mesa_net.");
+  absl::Status status = ReadFields("mesa_net", Attrs(), section)->problems;
   status.Update(section.CheckAllRead());
   return status;
 }

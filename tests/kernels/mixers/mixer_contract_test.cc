@@ -240,6 +240,13 @@ TEST(MixerCases, EveryMixerHasSome) {
   }
 }
 
+TEST(MixerCases, EveryMixerHasABenchmark) {
+  for (const MixerEntry& entry : MixerRegistry()) {
+    const MixerCase c = BenchCase(entry.layer_type);
+    EXPECT_TRUE(MakeState(c, c.kv_dtype, Device::kCpu).ok()) << entry.layer_type;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, MixerContract, ::testing::ValuesIn(MixerCases::OnDevices()),
                          MixerCaseName);
 

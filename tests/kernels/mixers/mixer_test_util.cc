@@ -1,6 +1,7 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace ovq::test {
 namespace {
@@ -10,31 +11,53 @@ std::vector<MixerCase>& AddedCases() {
   return *cases;
 }
 
-// Random weights of one layer by name; the same for every device.
+std::map<std::string, std::map<std::string, Attrs::Value>>& AddedBenchFields() {
+  static auto* const fields = new std::map<std::string, std::map<std::string, Attrs::Value>>;
+  return *fields;
+}
+
+// Random weights of one layer by name; the same for every device and in any order of reading.
 class RandomLayer {
  public:
-  explicit RandomLayer(const MixerCase& c) : case_(c) {}
+  explicit RandomLayer(const MixerCase& c)
+      : case_(c), usual_(0.15f * std::sqrt(float{kModelDim} / static_cast<float>(c.d_model))) {}
   absl::StatusOr<TensorView> operator()(const std::string& leaf, const Shape& shape) {
     std::vector<float>& values = tensors_[leaf];
     if (values.empty()) {
       const auto named = case_.weights.find(leaf);
       const auto [mean, deviation] =
-          named == case_.weights.end() ? std::pair(0.0f, 0.15f) : named->second;
+          named == case_.weights.end() ? std::pair(0.0f, usual_) : named->second;
+      const std::string text = leaf + "7";
+      std::seed_seq seed(text.begin(), text.end());
+      std::mt19937 random(seed);
       std::normal_distribution<float> normal(mean, deviation);
-      for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(normal(random_));
+      for (int64_t i = 0; i < shape.elements(); ++i) values.push_back(normal(random));
     }
     return TensorView{values.data(), DType::kF32, shape};
   }
 
  private:
   const MixerCase& case_;
-  std::mt19937 random_{7};
+  const float usual_;  // deviation of the weights
   std::map<std::string, std::vector<float>> tensors_;
 };
 
-void SetAll(const std::map<std::string, Attrs::Value>& fields, Attrs& attrs) {
-  for (const auto& [name, value] : fields) attrs.Set(name, value);
-}
+// The config of a case, with the other parts of its spec.
+struct CaseConfig {
+  explicit CaseConfig(const MixerCase& c)
+      : c(c),
+        config(ReadFields(c.type, MakeFields(c.model), MakeFields(c.section, "section."),
+                          c.d_model)) {}
+  StateSpec spec(DType kv_dtype, Device device) const {
+    return {.config = *config,
+            .d_model = c.d_model,
+            .kv_dtype = kv_dtype,
+            .device = device,
+            .slot_shares = c.slot_shares};
+  }
+  const MixerCase& c;
+  std::shared_ptr<MixerConfig> config;
+};
 
 }  // namespace
 
@@ -62,6 +85,54 @@ std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info) {
          "_" + DeviceName(c.device);
 }
 
+Attrs MakeFields(const Fields& fields, const std::string& path) {
+  Attrs attrs(path);
+  for (const auto& [name, value] : fields) attrs.Set(name, value);
+  return attrs;
+}
+
+std::shared_ptr<MixerConfig> ReadFields(const std::string& type, const Attrs& model,
+                                        const Attrs& section, int64_t d_model) {
+  std::shared_ptr<MixerConfig> config = FindMixer(type)->config();
+  ovq::ReadFields(model, section, d_model, *config);
+  return config;
+}
+
+MixerCase BenchCase(std::string_view type) {
+  constexpr int64_t kSlots = 2048;
+  MixerCase c = {
+      .type = std::string(type),
+      .name = "benchmark",
+      .model = {{"num_attention_heads", 6}, {"head_dim", 128}, {"sliding_window", 128}},
+      .section = {{"chunk_size", 128}, {"max_centroids", kSlots}, {"codebook_size", kSlots}},
+      .weights = {{"self_attn.beta", {8.0f, 0.04f}}},
+      .slot_cap = kSlots,
+      .kv_dtype = DType::kBF16,
+      .compute_dtype = DType::kBF16,
+      .d_model = 768};
+  for (const auto& [field, value] : AddedBenchFields()[c.type]) c.section[field] = value;
+  return c;
+}
+BenchFields::BenchFields(const std::string& type, Fields section) {
+  AddedBenchFields().emplace(type, std::move(section));
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
+                                                         DeviceContext& context) {
+  const CaseConfig fields(c);
+  const WeightSource source = RandomWeights(c);
+  WeightReader weights(source, c.compute_dtype, context);
+  return FindMixer(c.type)->make({.layer = 3,
+                                  .state = fields.spec(c.kv_dtype, context.device()),
+                                  .weights = weights,
+                                  .compute_dtype = c.compute_dtype,
+                                  .context = context});
+}
+
+absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device) {
+  return FindMixer(c.type)->state(CaseConfig(c).spec(kv_dtype, device));
+}
+
 WeightSource RandomWeights(const MixerCase& c) {
   const auto layer = std::make_shared<RandomLayer>(c);
   return [layer](const std::string& leaf, const Shape& shape) { return (*layer)(leaf, shape); };
@@ -80,21 +151,7 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
       compute_dtype_(c.compute_dtype),
       context_(MakeContext(device, n_threads)) {
   context_->BindThread();
-  Attrs model, section("section.");
-  SetAll(c.model, model);
-  SetAll(c.section, section);
-  const WeightSource source = RandomWeights(c);
-  WeightReader weights(source, c.compute_dtype, *context_);
-  auto made = FindMixer(c.type)->make({.layer = 3,
-                                       .state = {.model = model,
-                                                 .section = section,
-                                                 .d_model = kModelDim,
-                                                 .kv_dtype = c.kv_dtype,
-                                                 .device = context_->device(),
-                                                 .slot_shares = c.slot_shares},
-                                       .weights = weights,
-                                       .compute_dtype = c.compute_dtype,
-                                       .context = *context_});
+  auto made = MakeMixer(c, *context_);
   Check(made.ok(), made.ok() ? "" : std::string(made.status().message()).c_str());
   mixer_ = *std::move(made);
   const MixerState& state = mixer_->state();

@@ -10,6 +10,7 @@
 #include <ostream>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,12 +21,19 @@ namespace ovq::test {
 
 inline constexpr int kModelDim = 48;
 
+using Fields = std::map<std::string, Attrs::Value>;  // of config.json
+Attrs MakeFields(const Fields& fields, const std::string& path = "");
+// The config of a layer of this type; wrong fields are in its `problems`.
+std::shared_ptr<MixerConfig> ReadFields(const std::string& type, const Attrs& model,
+                                        const Attrs& section, int64_t d_model = kModelDim);
+
 // A layer under test: its fields of config.json and the distribution of its weights.
 struct MixerCase {
   std::string type;  // in layer_types
   std::string name;
-  std::map<std::string, Attrs::Value> model, section;  // fields of config.json
-  // Mean and standard deviation of the weights by leaf; 0 and 0.15 for leaves not named.
+  Fields model, section;
+  // Mean and standard deviation of the weights by leaf; 0 and 0.15 for leaves not named
+  // where d_model is kModelDim, less in wider layers.
   std::map<std::string, std::pair<float, float>> weights;
   int64_t slot_cap = 0;
   std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
@@ -33,6 +41,7 @@ struct MixerCase {
   DType kv_dtype = DType::kF32;
   DType compute_dtype = DType::kF32;
   Device device = Device::kCpu;
+  int64_t d_model = kModelDim;
 };
 
 // A case as a test's parameter: gtest copies all tests' parameters whenever a program starts.
@@ -56,6 +65,21 @@ class MixerCases {
   static std::vector<MixerParam> OnDevices();
 };
 std::string MixerCaseName(const testing::TestParamInfo<MixerParam>& info);
+
+// A layer of this type in the shape of the OVQ paper's 77M models, for benchmarks: d_model 768, 6
+// heads of 128, chunks and windows of 128 tokens, N = 2048, in bfloat16.
+MixerCase BenchCase(std::string_view type);
+// A mixer whose section has other fields registers them by defining one of these.
+class BenchFields {
+ public:
+  BenchFields(const std::string& type, std::map<std::string, Attrs::Value> section);
+};
+
+// The layer of a case on the context's device, and its state alone, for which a device need not be
+// there.
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
+                                                         DeviceContext& context);
+absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device);
 
 // The case's random weights, by name; the same for every device. `c` outlives it.
 WeightSource RandomWeights(const MixerCase& c);

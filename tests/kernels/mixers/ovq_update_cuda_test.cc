@@ -13,7 +13,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/ovq/ovq.h"
-#include "tests/test_util.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 
 namespace ovq::test {
 namespace {
@@ -61,16 +61,21 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     if (!missing.empty()) GTEST_SKIP() << missing;
   }
 
-  OvqUpdate()
-      : ovq_(OvqConfig{.shape = {.n_heads = GetParam().heads,
-                                 .n_kv_heads = GetParam().heads,
-                                 .head_dim = GetParam().head_dim,
-                                 .value_head_dim = GetParam().value_head_dim},
-                       .chunk_len = GetParam().chunk_len,
-                       .default_slot_cap = GetParam().slot_cap,
-                       .dtype = GetParam().dtype,
-                       .layer = 5,
-                       .normalize_centroids = GetParam().normalizes}) {
+  static OvqConfig Config() {
+    OvqConfig config;
+    config.shape = {.n_heads = GetParam().heads,
+                    .n_kv_heads = GetParam().heads,
+                    .head_dim = GetParam().head_dim,
+                    .value_head_dim = GetParam().value_head_dim};
+    config.chunk_len = GetParam().chunk_len;
+    config.default_slot_cap = GetParam().slot_cap;
+    config.dtype = GetParam().dtype;
+    config.layer = 5;
+    config.normalize_centroids = GetParam().normalizes;
+    return config;
+  }
+
+  OvqUpdate() : ovq_(Config()) {
     const MixerState& layout = ovq_.layout;
     // Odd places, as other layers' states may lie before and between.
     where_.fixed_offset = 64;
@@ -217,14 +222,14 @@ void OvqUpdate::RunCpu(std::vector<Sequence>& sequences) {
                 ValueStride(c.value_head_dim), slot, v + row + h * c.value_head_dim);
     }
   }
-  const AttentionTensors rows = {.q = qkv.data(),
-                                 .k = k,
-                                 .v = v,
-                                 .stride = stride,
-                                 .out = out.data(),
-                                 .out_dtype = DType::kF32};
+  const AttentionTensors tokens = {.q = qkv.data(),
+                                   .k = k,
+                                   .v = v,
+                                   .stride = stride,
+                                   .out = out.data(),
+                                   .out_dtype = DType::kF32};
   const StagedBatch staged = StageBatch(*context, Seqs(sequences, states), growths_);
-  AttendCpu(*context, {Blocks(staged), staged.seqs, rows});
+  AttendCpu(*context, {Blocks(staged), staged.seqs, tokens});
 }
 
 // Runs only the update; one more sequence is padding.
@@ -240,8 +245,8 @@ void OvqUpdate::RunCuda(std::vector<Sequence>& sequences, int wave) {
   }
   states.push_back(nullptr);
   const StagedBatch staged = StageBatch(*context, Seqs(padded, states), growths_);
-  const AttentionTensors no_rows = {};
-  UpdateChunksCuda(*context, {Blocks(staged), staged.seqs, no_rows}, wave);
+  const AttentionTensors no_tokens = {};
+  UpdateChunksCuda(*context, {Blocks(staged), staged.seqs, no_tokens}, wave);
   for (size_t s = 0; s < sequences.size(); ++s) {
     context->CopyToHost(sequences[s].state.data(), memory[s].as<std::byte>(), state_bytes_);
   }
@@ -309,15 +314,13 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
   const std::string missing = WhyNoDevice(Device::kCuda);
   if (!missing.empty()) GTEST_SKIP() << missing;
   const auto context = MakeContext(Device::kCuda);
-  Attrs model, section("ovq.");
-  model.Set("num_attention_heads", int64_t{2});
-  model.Set("head_dim", int64_t{32});
-  section.Set("chunk_size", int64_t{kMaxCudaChunkLen} + 1);
+  const auto config =
+      ReadFields("ovq_attention", MakeFields({{"num_attention_heads", 2}, {"head_dim", 32}}),
+                 MakeFields({{"chunk_size", kMaxCudaChunkLen + 1}}, "ovq."));
   const WeightSource nothing;
   WeightReader no_weights(nothing, DType::kF32, *context);
   const auto made = MakeAttention<OvqAttention>({.layer = 0,
-                                                 .state = {.model = model,
-                                                           .section = section,
+                                                 .state = {.config = *config,
                                                            .d_model = 64,
                                                            .kv_dtype = DType::kF32,
                                                            .device = context->device()},

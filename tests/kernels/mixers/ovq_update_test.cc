@@ -80,7 +80,7 @@ TEST(Assign, SurvivesNaN) {
 TEST(StochasticRounding, KeepsBFloat16ValuesExactly) {
   for (uint32_t random16 : {0u, 1u, 0x8000u, 0xffffu}) {
     for (float x : {0.0f, 1.0f, -3.5f, 0x1.02p-100f}) {
-      EXPECT_EQ(ToFloat(RoundStochastic(x, random16)), x);
+      EXPECT_EQ(ToFloat(Slots<BF16>::Stochastic(x, random16)), x);
     }
   }
 }
@@ -91,7 +91,7 @@ TEST(StochasticRounding, IsUnbiased) {
   double sum = 0;
   for (int64_t chunk = 0; chunk < kDraws / 8; ++chunk) {
     for (uint32_t bits : RoundingBits({1, 2, 3, false, chunk}, 0)) {
-      sum += ToFloat(RoundStochastic(x, bits));
+      sum += ToFloat(Slots<BF16>::Stochastic(x, bits));
     }
   }
   // The mean of kDraws Bernoulli batches of 2^-7 has deviation 2^-7 * 0.46 / sqrt(kDraws); 5 sigma.
@@ -108,7 +108,7 @@ TEST(StochasticRounding, RunningMeanDoesNotStall) {
     const auto merge = [&](float old) { return old + (key - old) / static_cast<float>(i); };
     nearest = RoundToBF16(merge(ToFloat(nearest)));
     RoundRow(std::vector<float>{merge(ToFloat(stochastic))}.data(), 1, {0, 0, 0, false, i},
-             &stochastic, 1);
+             SlotRow<BF16>{&stochastic, 1});
   }
   EXPECT_LT(ToFloat(nearest), 0.6f);  // the true mean is 0.75
   EXPECT_NEAR(ToFloat(stochastic), 0.75f, 0.03f);

@@ -3,25 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 
-#include "kernels/mixers/mixer.h"
+#include "tests/kernels/mixers/mixer_test_util.h"
 
 namespace ovq::test {
 namespace {
 
-using Fields = std::map<std::string, Attrs::Value>;
-
 absl::StatusOr<MixerState> ReadState(const std::string& type, const Fields& fields) {
-  Attrs model, section("section.");
-  for (const auto& [name, value] : fields) section.Set(name, value);
-  absl::StatusOr<MixerState> state = FindMixer(type)->state({.model = model,
-                                                             .section = section,
-                                                             .d_model = 768,
-                                                             .kv_dtype = DType::kBF16,
-                                                             .device = Device::kCpu});
+  const Attrs section = MakeFields(fields, "section.");
+  const auto config = ReadFields(type, Attrs(), section, /*d_model=*/768);
+  absl::StatusOr<MixerState> state = FindMixer(type)->state(
+      {.config = *config, .d_model = 768, .kv_dtype = DType::kBF16, .device = Device::kCpu});
   if (state.ok()) {
     EXPECT_TRUE(section.CheckAllRead().ok()) << section.CheckAllRead();
   }

@@ -1,4 +1,4 @@
-// Test helpers for kernels/mixers/recurrent: batches over sequences with states.
+// Test helpers for recurrences: batches over sequences with states, and inputs of their kinds.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,6 +49,34 @@ Result RunBatch(DeviceContext& context, const Sequences& sequences, Fn fn) {
 inline std::vector<float> TokenRows(const std::vector<float>& x, int64_t begin, int64_t end,
                                     int64_t width) {
   return {x.begin() + begin * width, x.begin() + end * width};
+}
+
+// Scales every n elements to a vector of unit length.
+inline std::vector<float> UnitVectors(std::vector<float> x, size_t n) {
+  for (size_t begin = 0; begin < x.size(); begin += n) {
+    double squares = 0;
+    for (size_t i = begin; i < begin + n; ++i) squares += static_cast<double>(x[i]) * x[i];
+    for (size_t i = begin; i < begin + n; ++i) {
+      x[i] = static_cast<float>(x[i] / std::sqrt(squares));
+    }
+  }
+  return x;
+}
+
+// Random numbers between 0 and 1.
+inline std::vector<float> Gates(size_t n, uint64_t seed) {
+  std::vector<float> gates = RandomNormal(n, seed);
+  for (float& gate : gates) gate = 1 / (1 + std::exp(-gate));
+  return gates;
+}
+
+// Instruction sets with fused multiply-add: with one order of summation they give the same bits.
+inline std::vector<int64_t> FusedHighwayTargets() {
+  std::vector<int64_t> targets;
+  for (int64_t target : HighwayTargets()) {
+    if (HighwayTargetName(target).starts_with("AVX")) targets.push_back(target);
+  }
+  return targets;
 }
 
 inline std::vector<float> Magnitudes(std::vector<float> x) {

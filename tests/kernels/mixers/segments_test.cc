@@ -189,8 +189,8 @@ TEST(Segments, InPartsHaveTheSameBits) {
 // Layers with few heads of keys that have more than a segment of blocks.
 std::vector<MixerCase> LongMemories() {
   std::vector<MixerCase> cases;
-  const auto add = [&](const std::string& type, const std::map<std::string, Attrs::Value>& section,
-                       int64_t slot_cap, int64_t heads, int64_t kv_heads, DType dtype) {
+  const auto add = [&](const std::string& type, const Fields& section, int64_t slot_cap,
+                       int64_t heads, int64_t kv_heads, DType dtype) {
     cases.push_back({.type = type,
                      .name = type,
                      .model = {{"num_attention_heads", heads},
@@ -250,8 +250,8 @@ TEST(Segments, AreSharedWhereHeadsAreTooFew) {
     std::vector<std::byte*> states(positions.size());
     const BatchSequences seqs = {
         .token_begin = token_begin, .start_pos = positions, .slot_cap = caps, .state = states};
-    const AttentionTensors rows = {};
-    return SharesHeads({blocks, seqs, rows}, n_threads);
+    const AttentionTensors tokens = {};
+    return SharesHeads({blocks, seqs, tokens}, n_threads);
   };
   EXPECT_FALSE(shares(1, {16384}, 1));       // no one to share with
   EXPECT_TRUE(shares(1, {16384}, 2));        // a core would wait

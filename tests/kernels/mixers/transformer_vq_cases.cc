@@ -36,5 +36,11 @@ const MixerCases kTransformerVq({
     TransformerVqCase({2, 16, 24, 40, 33, false}, DType::kF32),
 });
 
+// The shape of its enwik8 model, which has the same width.
+const BenchFields kTransformerVqBench("transformer_vq", {{"num_heads", 1},
+                                                         {"value_head_dim", 1536},
+                                                         {"codebook_size", 512},
+                                                         {"mem_len", 512}});
+
 }  // namespace
 }  // namespace ovq::test

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/ops.h"
 #include "tests/device_tests.h"
@@ -311,7 +312,7 @@ void AssertProductAgrees(DeviceContext& context, int64_t n, int64_t in, int64_t 
   if (dtype == DType::kBF16) w = test::Widened(test::Rounded(w));
   const TensorView part = MakeView(w, {out, in});
   const StackedWeights weights{{&part, 1}, in, out, dtype};
-  const Product exact = ref::MakeProduct(*ref, weights);
+  const Product exact = reference_of<cpu::MakeProduct>(*ref, weights);
   const Product product = make(weights);
   const Activations x(n, in, dtype, 3);
   std::vector<float> before;

@@ -112,7 +112,7 @@ TEST(FolderReport, Verdicts) {
     ASSERT_EQ(bounded.sessions.size(), 12u);  // three lengths; exact, and with three caps
     for (size_t i = 0; i < 12; ++i) {
       const FolderReport::Session& s = bounded.sessions[i];
-      EXPECT_EQ(CachePolicyName(s.cache_policy), std::string(i < 3 ? "model" : cache_policy));
+      EXPECT_EQ(s.cache_policy.name, std::string(i < 3 ? "model" : cache_policy));
       EXPECT_EQ(s.position, (std::vector<int64_t>{32768, 131072, 1048576})[i % 3]);
       EXPECT_EQ(s.live_slots, i < 3 ? 0 : (std::vector<int64_t>{2048, 8192, 32768})[i / 3 - 1]);
     }

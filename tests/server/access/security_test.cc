@@ -113,7 +113,7 @@ TEST(Tokens, TheTokenIsTheTenant) {
   TestServer server(WithTenants());
   v1::Session session;
   ASSERT_THAT(Create(server, kAlice, &session), Succeeds());
-  EXPECT_TRUE(server.engine().GetSession(session.session_id(), "alice").ok());
+  EXPECT_TRUE(server.engine().sessions().Get(session.session_id(), "alice").ok());
   v1::GetSessionRequest request;
   request.set_session_id(session.session_id());
   grpc::ClientContext context;
@@ -157,7 +157,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_THAT(Create(few, kAlice),
               Fails(kExhausted, "tenant alice: sessions: 1 more on top of 1, the limit is 1"));
   few.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 1; });
-  EXPECT_FALSE(few.engine().DeleteSession("none", "").ok());
+  EXPECT_FALSE(few.engine().sessions().Delete("none", "").ok());
   EXPECT_THAT(few.metrics().Text(), HasSubstr("ovq_admission_rejections_total{model=\"fake\","
                                               "reason=\"tenant_sessions\"} 1"));
   TestServer server(WithTenants(R"(,"limits":{"requests_per_second":0.001})"));
@@ -179,7 +179,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_THAT(Create(server, kBob), Succeeds());
   server.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 2; });
   // Waits for the end of an iteration, when refusals are reported.
-  EXPECT_FALSE(server.engine().DeleteSession("none", "").ok());
+  EXPECT_FALSE(server.engine().sessions().Delete("none", "").ok());
   const std::string metrics = server.metrics().Text();
   EXPECT_THAT(metrics, HasSubstr("ovq_admission_rejections_total{model=\"fake\",reason=\"tenant_"
                                  "requests\"} 1"));

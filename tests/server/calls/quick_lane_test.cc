@@ -23,7 +23,7 @@ class QuickLaneTest : public testing::Test {
     std::filesystem::remove_all(path_);
     TestServerOptions options;
     options.engine.session_folder = SessionFolder::Open({.path = path_}).value();
-    EXPECT_TRUE(options.engine.session_folder->Recover().ok());
+    EXPECT_TRUE(options.engine.session_folder->ownership().Recover().ok());
     server_.emplace(std::move(options));
     here_ = server_->NewSession();
     const int64_t held = server_->model().gate().steps() + 1;

@@ -16,7 +16,7 @@ JournalHead SomeHead() {
   JournalHead head;
   head.id = "blue.0123456789abcdef0123456789abcdef";
   head.tenant = "ann";
-  head.memory = "paper";
+  head.cache_policy = "paper";
   head.fingerprint = std::string(64, 'f');
   head.layout = 0x8123456789abcdef;
   head.slot_cap = 40;

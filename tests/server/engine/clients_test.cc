@@ -32,7 +32,7 @@ SessionOptions SessionOf(const std::string& client) {
 
 absl::Status Opened(TestEngine& engine, const SessionOptions& options) {
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine->CreateSession(options, receiver.callback());
+  engine->sessions().Create(options, receiver.callback());
   return receiver.Wait().status();
 }
 
@@ -60,10 +60,10 @@ TEST(Clients, IdleSessionsOfWhoHasMoreThanItsPartMakeWay) {
   EXPECT_TRUE(engine.Run(turn).status.ok());
   EXPECT_TRUE(Opened(engine, SessionOf("new")).ok());
   EXPECT_TRUE(engine.Run(Of("new", 5)).status.ok());
-  EXPECT_TRUE(engine->GetSession(many[0].id, "").ok());
-  EXPECT_TRUE(absl::IsNotFound(engine->GetSession(many[1].id, "").status())) << "least recent";
-  EXPECT_TRUE(absl::IsNotFound(engine->GetSession(many[2].id, "").status()));
-  EXPECT_TRUE(engine->GetSession(many[3].id, "").ok());
+  EXPECT_TRUE(engine->sessions().Get(many[0].id, "").ok());
+  EXPECT_TRUE(absl::IsNotFound(engine->sessions().Get(many[1].id, "").status())) << "least recent";
+  EXPECT_TRUE(absl::IsNotFound(engine->sessions().Get(many[2].id, "").status()));
+  EXPECT_TRUE(engine->sessions().Get(many[3].id, "").ok());
   std::lock_guard lock(mutex);
   EXPECT_EQ(std::ranges::count(told, "give_way"), 2);
 }
@@ -185,7 +185,7 @@ TEST(Clients, ACancelledSessionStopsReadingItsPrompt) {
   session.prompt = SomeTokens(1000, 1);
   session.cancel = std::make_shared<CancelSignal>();
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine->CreateSession(session, receiver.callback());
+  engine->sessions().Create(session, receiver.callback());
   engine.model().gate().AwaitEntered(3);
   session.cancel->Cancel();
   engine.model().gate().Open();

@@ -33,10 +33,10 @@ class Damaged : public testing::Test {
   void Start(EngineOptions options = {}, bool with_folder = false) {
     engine_.reset();
     counted_ = 0;
-    SessionFolder::RecoveredSessions found;
+    RecoveredSessions found;
     if (with_folder) {
       options.session_folder = SessionFolder::Open({.path = path_}).value();
-      found = options.session_folder->Recover().value();
+      found = options.session_folder->ownership().Recover().value();
     }
     EngineEvents events;
     events.not_a_number = [this](int64_t) { ++counted_; };
@@ -45,7 +45,7 @@ class Damaged : public testing::Test {
           model.Spoil(kBad, logit_);
           for (const int64_t position : bad_at_) model.Script(position, kBad);
         });
-    if (with_folder) engine()->AdoptSessions(std::move(found.sessions));
+    if (with_folder) engine()->sessions().Adopt(std::move(found.sessions));
   }
   TestEngine& engine() { return *engine_; }
 
@@ -132,24 +132,24 @@ TEST_F(Damaged, ASessionIsShownAndDeletedAndNothingElse) {
   Start();
   const std::string id = engine().NewSession().id;
   ASSERT_TRUE(engine().Run(Turn(id, SomeTokens(8, 1), 2)).status.ok());
-  EXPECT_EQ(engine()->GetSession(id, "")->damaged_at, std::nullopt);
+  EXPECT_EQ(engine()->sessions().Get(id, "")->damaged_at, std::nullopt);
   EXPECT_EQ(engine().Run(Turn(id, {1}, 20)).status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(engine()->GetSession(id, "")->damaged_at, 16);
-  EXPECT_EQ(engine()->ListSessions("", 10, "")->sessions[0].damaged_at, 16);
+  EXPECT_EQ(engine()->sessions().Get(id, "")->damaged_at, 16);
+  EXPECT_EQ(engine()->sessions().List("", 10, "")->sessions[0].damaged_at, 16);
 
   auto stream = std::make_shared<TokenStream>(16);
   ExpectDamaged(engine()->Submit(Turn(id, {1}, 3), stream), 16);
-  ExpectDamaged(engine()->ExportSession(id, "").status(), 16);
-  ExpectDamaged(engine()->CopyState(id, "").status(), 16);
+  ExpectDamaged(engine()->sessions().Export(id, "").status(), 16);
+  ExpectDamaged(engine()->sessions().CopyState(id, "").status(), 16);
   Receiver<absl::StatusOr<std::vector<SessionInfo>>> forked;
-  engine()->ForkSession({.session_id = id}, forked.callback());
+  engine()->sessions().Fork({.session_id = id}, forked.callback());
   ExpectDamaged(forked.Wait().status(), 16);
   Receiver<absl::StatusOr<RewindResult>> rewound;
-  engine()->RewindSession({.session_id = id, .position = 5}, nullptr, rewound.callback());
+  engine()->sessions().Rewind({.session_id = id, .position = 5}, nullptr, rewound.callback());
   ExpectDamaged(rewound.Wait().status(), 16);
 
-  EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
-  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
+  EXPECT_TRUE(engine()->sessions().Delete(id, "").ok());
+  EXPECT_TRUE(absl::IsNotFound(engine()->sessions().Get(id, "").status()));
   EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
 }
 
@@ -187,14 +187,14 @@ TEST_F(Damaged, TheDiskKeepsTheLastGoodTurn) {
   const std::vector<std::byte> good = State(engine(), id);
   EXPECT_EQ(engine().Run(Turn(id, {1, 2, 3}, 20)).status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(counted_, 1);
-  EXPECT_FALSE(engine()->GetSession(id, "")->durable);
+  EXPECT_FALSE(engine()->sessions().Get(id, "")->durable);
   engine().NewSession();
   engine().NewSession();  // swaps the other one out
-  EXPECT_FALSE(engine()->GetSession(id, "")->hibernated);
+  EXPECT_FALSE(engine()->sessions().Get(id, "")->hibernated);
 
   bad_at_ = {};
   Start(options, true);
-  const absl::StatusOr<SessionInfo> info = engine()->GetSession(id, "");
+  const absl::StatusOr<SessionInfo> info = engine()->sessions().Get(id, "");
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_EQ(info->damaged_at, std::nullopt);
   EXPECT_EQ(info->position, 1003);
@@ -208,9 +208,9 @@ TEST_F(Damaged, APromptAloneIsChecked) {
   Receiver<absl::StatusOr<SessionInfo>> opened;
   SessionOptions options;
   options.prompt = {1, 2, kBad, 4};  // the last one stays pending
-  engine()->CreateSession(options, opened.callback());
+  engine()->sessions().Create(options, opened.callback());
   EXPECT_EQ(opened.Wait().status().code(), absl::StatusCode::kInternal);
-  EXPECT_TRUE(engine()->ListSessions("", 10, "")->sessions.empty());
+  EXPECT_TRUE(engine()->sessions().List("", 10, "")->sessions.empty());
   EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
 
   options.prompt = SomeTokens(2000, 1);
@@ -220,10 +220,10 @@ TEST_F(Damaged, APromptAloneIsChecked) {
   options.prompt.push_back(kBad);
   options.prompt.push_back(4);
   EXPECT_EQ(engine().Run(Turn(id, options.prompt, 0)).status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(engine()->GetSession(id, "")->damaged_at, 4001);
+  EXPECT_EQ(engine()->sessions().Get(id, "")->damaged_at, 4001);
   EXPECT_EQ(counted_, 2);
   Start({}, true);
-  EXPECT_EQ(engine()->GetSession(id, "")->position, 2000);
+  EXPECT_EQ(engine()->sessions().Get(id, "")->position, 2000);
   EXPECT_EQ(State(engine(), id), good);
 }
 
@@ -234,9 +234,9 @@ TEST_F(Damaged, WhatCannotBeReadAgainLeavesASessionAsItWas) {
   const std::string id = engine().NewSession(options).id;
   const std::vector<std::byte> before = State(engine(), id);
   Receiver<absl::StatusOr<RewindResult>> rewound;
-  engine()->RewindSession({.session_id = id, .position = 4}, nullptr, rewound.callback());
+  engine()->sessions().Rewind({.session_id = id, .position = 4}, nullptr, rewound.callback());
   EXPECT_EQ(rewound.Wait().status().code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(engine()->GetSession(id, "")->damaged_at, std::nullopt);
+  EXPECT_EQ(engine()->sessions().Get(id, "")->damaged_at, std::nullopt);
   EXPECT_EQ(State(engine(), id), before);
 }
 

@@ -49,7 +49,7 @@ class Durable : public testing::Test {
     absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
         SessionFolder::Open({.path = path_}, count);
     ASSERT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<SessionFolder::RecoveredSessions> found = (*folder)->Recover();
+    absl::StatusOr<RecoveredSessions> found = (*folder)->ownership().Recover();
     ASSERT_TRUE(found.ok()) << found.status();
     damaged_ = found->damaged;
     options.session_folder = *std::move(folder);
@@ -61,7 +61,7 @@ class Durable : public testing::Test {
     told_.clear();
     replayed_ = 0;
     engine_ = std::make_unique<TestEngine>(options, model, events);
-    left_ = engine()->AdoptSessions(std::move(found->sessions));
+    left_ = engine()->sessions().Adopt(std::move(found->sessions));
   }
   // Starts a server on a copy of the files at one moment while the engine still runs, as a kill
   // would leave them.
@@ -103,7 +103,7 @@ class Durable : public testing::Test {
     EXPECT_EQ(SessionFile(id, ""), "");
   }
   SessionInfo Info(const std::string& id) {
-    const absl::StatusOr<SessionInfo> info = engine()->GetSession(id, "");
+    const absl::StatusOr<SessionInfo> info = engine()->sessions().Get(id, "");
     EXPECT_TRUE(info.ok()) << info.status();
     return info.ok() ? *info : SessionInfo{};
   }
@@ -204,11 +204,11 @@ TEST_F(Durable, ASwapInReplaysLessThanTheSpacing) {
 TEST_F(Durable, WhatWasDeletedStaysAway) {
   Start();
   const std::string id = Open(1000), other = Open(5);
-  EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine()->sessions().Delete(id, "").ok());
   ExpectNoFiles(id);
   Kill();
-  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
-  EXPECT_TRUE(engine()->DeleteSession(other, "").ok());  // while its state is on disk alone
+  EXPECT_TRUE(absl::IsNotFound(engine()->sessions().Get(id, "").status()));
+  EXPECT_TRUE(engine()->sessions().Delete(other, "").ok());  // while its state is on disk alone
   ExpectNoFiles(other);
 }
 
@@ -217,11 +217,11 @@ TEST_F(Durable, ForksAndWaysBackAreKept) {
   const std::string id = Open(1200);
   engine().Run(Turn(id, SomeTokens(10, 4), 3));
   Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
-  engine()->ForkSession({.session_id = id, .count = 3}, forks.callback());
+  engine()->sessions().Fork({.session_id = id, .count = 3}, forks.callback());
   const std::vector<SessionInfo> copies = *forks.Wait();
   Receiver<absl::StatusOr<RewindResult>> rewound;
-  engine()->RewindSession({.session_id = copies[1].id, .position = 600}, nullptr,
-                          rewound.callback());
+  engine()->sessions().Rewind({.session_id = copies[1].id, .position = 600}, nullptr,
+                              rewound.callback());
   ASSERT_TRUE(rewound.Wait().ok());
   engine().Run(Turn(copies[1].id, SomeTokens(20, 6), 5));
   const std::vector<std::byte> first = State(engine(), copies[0].id),
@@ -238,16 +238,16 @@ TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
   trusts.trust_session_files = true;
   Start(trusts);
   const std::string id = Open(700);
-  const SessionImage file = *engine()->ExportSession(id, "");
+  const SessionImage file = *engine()->sessions().Export(id, "");
   engine().Run(Turn(id, SomeTokens(90, 4), 30));
   Start(trusts);  // the delta is of a session on disk
   const absl::StatusOr<SessionImage> delta =
-      engine()->ExportSession(id, "", MakeSessionBase(*file.tokens));
+      engine()->sessions().Export(id, "", MakeSessionBase(*file.tokens));
   ASSERT_TRUE(delta.ok()) << delta.status();
   const SessionImage joined = Joined(file, *delta);
   ASSERT_GT(joined.unread, 90);
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine()->ImportSession(joined, {}, receiver.callback());
+  engine()->sessions().Import(joined, {}, receiver.callback());
   const absl::StatusOr<SessionInfo> made = receiver.Wait();
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_TRUE(made->durable);
@@ -256,7 +256,7 @@ TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
   Kill();
   EXPECT_EQ(State(engine(), made->id), state);
   EXPECT_EQ(replayed_, 0);  // its snapshot's state has consumed them
-  EXPECT_EQ(engine()->ExportSession(made->id, "")->tokens, joined.tokens);
+  EXPECT_EQ(engine()->sessions().Export(made->id, "")->tokens, joined.tokens);
 }
 
 TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
@@ -282,7 +282,7 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
   const Answers answers = engine().Run(Turn(bad_state, {1}, 1));
   EXPECT_TRUE(absl::IsDataLoss(answers.status)) << answers.status;
   EXPECT_THAT(std::string(answers.status.message()), HasSubstr("its files"));
-  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(bad_state, "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine()->sessions().Get(bad_state, "").status()));
   EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + bad_state + ".journal"));
   EXPECT_TRUE(engine().Run(Turn(good, {1}, 1)).status.ok());
 }
@@ -291,7 +291,7 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
 TEST_F(Durable, AMaliciousStateIsQuarantined) {
   Start();
   const std::string id = Open(700), good = Open(700);
-  SessionImage image = *engine()->ExportSession(id, "");
+  SessionImage image = *engine()->sessions().Export(id, "");
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::memcpy(image.state.data() + engine().model().layout().layer(1).fixed_offset, &nan,
               sizeof nan);
@@ -306,7 +306,7 @@ TEST_F(Durable, AMaliciousStateIsQuarantined) {
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("its files: session file: state of layer 1, "
                         "fake_window: window[0] is nan"));
-  EXPECT_TRUE(absl::IsNotFound(engine()->GetSession(id, "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine()->sessions().Get(id, "").status()));
   EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + id + ".journal"));
   EXPECT_TRUE(engine().Run(Turn(good, {1}, 1)).status.ok());
 }
@@ -385,10 +385,10 @@ TEST_F(DurableLarge, GoesOnWhereItWas) {
   EXPECT_EQ(engine().SettledStats().checkpoint_bytes,
             engine().model().layout().live_bytes_at(35'999, 40));
   Receiver<absl::StatusOr<RewindResult>> rewound;
-  engine()->RewindSession({.session_id = id, .position = 36'010}, nullptr, rewound.callback());
+  engine()->sessions().Rewind({.session_id = id, .position = 36'010}, nullptr, rewound.callback());
   EXPECT_EQ(rewound.Wait()->replay_tokens, 10);
   engine().Run(Turn(id, SomeTokens(20, 4), 5));
-  EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine()->sessions().Delete(id, "").ok());
   EXPECT_EQ(engine().SettledStats().checkpoint_bytes, 0u);
 }
 
@@ -419,7 +419,7 @@ TEST_F(DurableLarge, OneThatIsDeletedOnItsWayIsGone) {
     StartLarge();
     const std::shared_ptr<TokenStream> turn = engine().Start(Turn(id, {1}, 1));
     absl::SleepFor(absl::Microseconds(200 * delay));
-    EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+    EXPECT_TRUE(engine()->sessions().Delete(id, "").ok());
     ReadAll(*turn);
     EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
     EXPECT_EQ(engine().SettledStats().sessions_hibernated, 0);
@@ -452,7 +452,7 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
   }
   // A one-shot request needs memory as well.
   EXPECT_TRUE(engine().Run(SampleRequest(SomeTokens(500, 1), 5)).status.ok());
-  for (const std::string& id : ids) EXPECT_TRUE(engine()->DeleteSession(id, "").ok());
+  for (const std::string& id : ids) EXPECT_TRUE(engine()->sessions().Delete(id, "").ok());
   const EngineStats stats = engine().SettledStats();
   EXPECT_EQ(stats.sessions_hibernated + stats.sessions_idle + stats.sessions_active, 0);
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
@@ -464,11 +464,11 @@ TEST_F(Durable, FilesThatStayAreTold) {
   const std::string journal = SessionFile(id, ".journal");
   std::filesystem::remove(journal);
   std::filesystem::create_directory(journal);
-  const absl::Status status = engine()->DeleteSession(id, "");
+  const absl::Status status = engine()->sessions().Delete(id, "");
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               testing::StartsWith("session " + id + ": is gone, but its files may not be"));
-  EXPECT_FALSE(engine()->GetSession(id, "").ok());
+  EXPECT_FALSE(engine()->sessions().Get(id, "").ok());
   EXPECT_EQ(engine().SettledStats().state_bytes_reserved, 0u);
 }
 

@@ -25,8 +25,8 @@ class EngineByHand {
   }
   std::string NewSession(SessionOptions options = {}) {
     std::string id;
-    engine_.CreateSession(std::move(options),
-                          [&](absl::StatusOr<SessionInfo> info) { id = info->id; });
+    engine_.sessions().Create(std::move(options),
+                              [&](absl::StatusOr<SessionInfo> info) { id = info->id; });
     while (engine_.RunIteration()) {
     }
     return id;
@@ -72,7 +72,7 @@ TEST(Engine, AJumpOfTheWallClockEndsNothing) {
     engine.clock.wall += jump;
     engine->RunIteration();
     EXPECT_FALSE(stream->closed());
-    EXPECT_TRUE(engine->GetSession(id, "").ok());
+    EXPECT_TRUE(engine->sessions().Get(id, "").ok());
     EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(30));
   }
   engine.clock.Advance(absl::Seconds(30));
@@ -81,7 +81,7 @@ TEST(Engine, AJumpOfTheWallClockEndsNothing) {
   EXPECT_EQ(engine->TimeToNextEnd(), absl::Seconds(70));
   engine.clock.Advance(absl::Seconds(70));
   engine->RunIteration();
-  EXPECT_TRUE(absl::IsNotFound(engine->GetSession(id, "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine->sessions().Get(id, "").status()));
 }
 
 TEST(Engine, SessionsAreSeenAsOfTheLastIteration) {
@@ -92,11 +92,11 @@ TEST(Engine, SessionsAreSeenAsOfTheLastIteration) {
   GenerateRequest turn = SampleRequest(SomeTokens(10, 1), 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
-  EXPECT_TRUE(engine->GetSession(id, "")->busy);
+  EXPECT_TRUE(engine->sessions().Get(id, "")->busy);
   const std::vector<int64_t> positions = {4, 8, 11, 12};
   for (int64_t position : positions) {
     engine->RunIteration();
-    const SessionPage page = *engine->ListSessions("", 10, "");
+    const SessionPage page = *engine->sessions().List("", 10, "");
     ASSERT_EQ(page.sessions.size(), 1u);
     EXPECT_EQ(page.sessions[0].position, position);
     EXPECT_EQ(page.sessions[0].busy, position < 12);
@@ -138,8 +138,8 @@ TEST(Engine, AClaimedTurnWhoseSessionGoesIsCancelled) {
   GenerateRequest turn = SampleRequest({1}, 2);
   turn.session_id = id;
   const auto stream = engine.Submit(turn);
-  engine->sessions().removal.Delete(id, "", engine.clock.steady,
-                                    [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
+  engine->sessions().parts().removal.Delete(
+      id, "", engine.clock.steady, [](const absl::Status& status) { EXPECT_TRUE(status.ok()); });
   engine->RunIteration();
   EXPECT_THAT(std::string(ReadAll(*stream).status.message()), HasSubstr("session was deleted"));
   EXPECT_EQ(engine->Stats().state_bytes_reserved, 0u);

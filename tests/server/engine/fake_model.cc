@@ -272,7 +272,7 @@ Answers TestEngine::Run(GenerateRequest request) {
 
 SessionInfo TestEngine::NewSession(SessionOptions options) {
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine_->engine().CreateSession(std::move(options), receiver.callback());
+  engine_->engine().sessions().Create(std::move(options), receiver.callback());
   const absl::StatusOr<SessionInfo> info = receiver.Wait();
   EXPECT_TRUE(info.ok()) << info.status();
   return info.ok() ? *info : SessionInfo{};
@@ -280,7 +280,7 @@ SessionInfo TestEngine::NewSession(SessionOptions options) {
 
 void TestEngine::AwaitBoundary() {
   // The engine thread answers this call.
-  EXPECT_TRUE(absl::IsNotFound(engine_->engine().CopyState("none", "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine_->engine().sessions().CopyState("none", "").status()));
 }
 
 EngineStats TestEngine::SettledStats() {
@@ -316,7 +316,7 @@ GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t
 }
 
 std::vector<std::byte> State(TestEngine& engine, const std::string& id) {
-  const absl::StatusOr<std::vector<std::byte>> state = engine->CopyState(id, "");
+  const absl::StatusOr<std::vector<std::byte>> state = engine->sessions().CopyState(id, "");
   EXPECT_TRUE(state.ok()) << state.status();
   return state.ok() ? *state : std::vector<std::byte>{};
 }

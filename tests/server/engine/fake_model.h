@@ -55,7 +55,7 @@ class FakeModel {
   explicit FakeModel(Options options = {});
 
   EngineModel Make();
-  const StateLayout& layout(size_t memory = 0) const { return *layouts_[memory]; }
+  const StateLayout& layout(size_t variant = 0) const { return *layouts_[variant]; }
   IterationGate& gate() { return gate_; }
   // Sets the token drawn at this position, whatever the sampling parameters. Call before the first
   // iteration.

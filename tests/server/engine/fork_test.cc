@@ -16,7 +16,7 @@ namespace {
 
 absl::StatusOr<std::vector<SessionInfo>> Fork(TestEngine& engine, ForkOptions options) {
   Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
-  engine->ForkSession(std::move(options), receiver.callback());
+  engine->sessions().Fork(std::move(options), receiver.callback());
   return receiver.Wait();
 }
 
@@ -30,7 +30,7 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
   options.ttl = absl::Minutes(7);
   const SessionInfo made = engine.NewSession(options);
   engine.Run(Turn(made.id, SomeTokens(30, 4), 9));
-  const SessionInfo parent = *engine->GetSession(made.id, "");
+  const SessionInfo parent = *engine->sessions().Get(made.id, "");
   const std::vector<std::byte> before = State(engine, parent.id);
   const absl::StatusOr<std::vector<SessionInfo>> copies =
       Fork(engine, {.session_id = parent.id, .count = 3});
@@ -42,7 +42,7 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
     EXPECT_EQ(copy.id.substr(0, 5), "blue.");
     EXPECT_EQ(copy.position, parent.position);
     EXPECT_EQ(copy.last_token, parent.last_token);
-    EXPECT_EQ(copy.memory, "exact");
+    EXPECT_EQ(copy.cache_policy, "exact");
     EXPECT_EQ(copy.slot_cap, 40);
     EXPECT_EQ(copy.live_slots, parent.live_slots);
     EXPECT_EQ(copy.state_bytes, parent.state_bytes);
@@ -56,13 +56,13 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
       engine.Run(Turn((*copies)[0].id, SomeTokens(70, 5), 20)).of[0].tokens;
   EXPECT_EQ(State(engine, parent.id), before);
   EXPECT_EQ(State(engine, (*copies)[1].id), before);
-  EXPECT_TRUE(engine->DeleteSession((*copies)[2].id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete((*copies)[2].id, "").ok());
   EXPECT_EQ(engine.Run(Turn((*copies)[1].id, SomeTokens(70, 5), 20)).of[0].tokens, first);
   EXPECT_EQ(engine.Run(Turn(parent.id, SomeTokens(70, 5), 20)).of[0].tokens, first);
   EXPECT_EQ(State(engine, (*copies)[0].id), State(engine, parent.id));
   EXPECT_EQ(State(engine, (*copies)[1].id), State(engine, parent.id));
   // A copy outlives its original.
-  EXPECT_TRUE(engine->DeleteSession(parent.id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(parent.id, "").ok());
   const absl::StatusOr<std::vector<SessionInfo>> again =
       Fork(engine, {.session_id = (*copies)[0].id, .ttl = absl::Minutes(1)});
   ASSERT_TRUE(again.ok()) << again.status();
@@ -104,9 +104,9 @@ TEST(Fork, IsWholeOrNotAtAll) {
   EXPECT_EQ(reserved(), 3 * cap);
   EXPECT_EQ(options.quotas->Use().front().state_bytes, 3 * cap);
   EXPECT_EQ(options.quotas->Use().front().sessions, 3);
-  const SessionPage all = *engine->ListSessions("", 10, "");
+  const SessionPage all = *engine->sessions().List("", 10, "");
   for (const SessionInfo& session : all.sessions) {
-    EXPECT_TRUE(engine->DeleteSession(session.id, "").ok());
+    EXPECT_TRUE(engine->sessions().Delete(session.id, "").ok());
   }
   EXPECT_EQ(reserved(), 0u);
   SessionOptions of_small;
@@ -159,7 +159,7 @@ class ForkBesideOthers : public testing::Test {
     begun_ = gate.steps() + 1;
     gate.CloseAt(begun_);
     gate.AwaitEntered(begun_);
-    engine_->ForkSession({.session_id = id_, .count = 20}, [this](auto copies) {
+    engine_->sessions().Fork({.session_id = id_, .count = 20}, [this](auto copies) {
       ended_ = engine_.model().gate().steps();
       copies_.callback()(std::move(copies));
     });
@@ -195,7 +195,7 @@ TEST_F(ForkBesideOthers, TheSessionIsInUseUntilThen) {
   auto stream = std::make_shared<TokenStream>(16);
   EXPECT_EQ(engine_->Submit(Turn(id_, {1}, 5), stream).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(engine_->GetSession(id_, "")->busy);
+  EXPECT_TRUE(engine_->sessions().Get(id_, "")->busy);
   engine_.model().gate().Open();
   CheckCopies();
   EXPECT_TRUE(engine_.Run(Turn(id_, {1}, 5)).status.ok());
@@ -207,7 +207,7 @@ TEST_F(ForkBesideOthers, ItsCopiesOutliveTheSession) {
   engine_.model().gate().CloseAt(begun_ + 1);
   engine_.model().gate().AwaitEntered(begun_ + 1);
   Receiver<absl::Status> deleted;
-  std::thread deletes([&] { deleted.callback()(engine_->DeleteSession(id_, std::nullopt)); });
+  std::thread deletes([&] { deleted.callback()(engine_->sessions().Delete(id_, std::nullopt)); });
   engine_.model().gate().Open();
   EXPECT_TRUE(deleted.Wait().ok());
   deletes.join();
@@ -216,7 +216,7 @@ TEST_F(ForkBesideOthers, ItsCopiesOutliveTheSession) {
   ReadAll(*other_);
   const absl::StatusOr<std::vector<SessionInfo>> copies = copies_.Wait();
   for (const SessionInfo& copy : *copies) {
-    EXPECT_TRUE(engine_->DeleteSession(copy.id, std::nullopt).ok());
+    EXPECT_TRUE(engine_->sessions().Delete(copy.id, std::nullopt).ok());
   }
   EXPECT_EQ(engine_.SettledStats().state_bytes_reserved, 0u);
 }

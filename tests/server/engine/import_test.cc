@@ -16,7 +16,7 @@ using testing::HasSubstr;
 absl::StatusOr<SessionInfo> Import(TestEngine& engine, SessionImage image,
                                    SessionOptions options = {}) {
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine->ImportSession(std::move(image), std::move(options), receiver.callback());
+  engine->sessions().Import(std::move(image), std::move(options), receiver.callback());
   return receiver.Wait();
 }
 
@@ -27,7 +27,7 @@ SessionInfo NewTalkedSession(TestEngine& engine, bool keep_tokens = true) {
   options.keep_tokens = keep_tokens;
   const SessionInfo made = engine.NewSession(options);
   engine.Run(Turn(made.id, SomeTokens(30, 4), 90));
-  return *engine->GetSession(made.id, "");
+  return *engine->sessions().Get(made.id, "");
 }
 
 class ImportHow : public testing::TestWithParam<bool> {};
@@ -40,9 +40,9 @@ TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
   events.session_event = [&](const SessionReport& report) { told.push_back(report.event); };
   TestEngine from, to(options, {}, events);
   const SessionInfo session = NewTalkedSession(from);
-  const absl::StatusOr<SessionImage> image = from->ExportSession(session.id, "");
+  const absl::StatusOr<SessionImage> image = from->sessions().Export(session.id, "");
   ASSERT_TRUE(image.ok()) << image.status();
-  EXPECT_TRUE(to->CheckImport(*image).ok());
+  EXPECT_TRUE(to->sessions().CheckImport(*image).ok());
   SessionOptions how;
   how.key = "blue";
   how.ttl = absl::Minutes(3);
@@ -58,12 +58,12 @@ TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
   EXPECT_TRUE(made->keeps_tokens);
   EXPECT_EQ(made->state_bytes, session.state_bytes);
   EXPECT_THAT(told, testing::ElementsAre("import"));
-  EXPECT_EQ(*to->CopyState(made->id, "bob"), State(from, session.id));
+  EXPECT_EQ(*to->sessions().CopyState(made->id, "bob"), State(from, session.id));
   const std::vector<int32_t> next = from.Run(Turn(session.id, SomeTokens(50, 5), 20)).of[0].tokens;
   GenerateRequest turn = Turn(made->id, SomeTokens(50, 5), 20);
   turn.tenant = "bob";
   EXPECT_EQ(to.Run(turn).of[0].tokens, next);
-  EXPECT_EQ(*to->CopyState(made->id, "bob"), State(from, session.id));
+  EXPECT_EQ(*to->sessions().CopyState(made->id, "bob"), State(from, session.id));
 }
 
 SessionImage OverBytes(SessionImage image) {
@@ -83,25 +83,25 @@ TEST_P(ImportHow, AFileJoinedWithDeltasIsTheSessionThatStayed) {
   events.step = [&](const IterationReport& report) { rows += report.prefill_tokens; };
   TestEngine from, to(options, {}, events);
   const std::string id = NewTalkedSession(from).id;
-  const SessionImage file = *from->ExportSession(id, "");
+  const SessionImage file = *from->sessions().Export(id, "");
   SessionImage joined = file;
   for (const uint32_t seed : {6u, 7u, 8u}) {
     const SessionBase since = MakeSessionBase(*joined.tokens);
     if (seed < 8) from.Run(Turn(id, SomeTokens(100, seed), 30));  // the last delta is empty
-    const absl::StatusOr<SessionImage> delta = from->ExportSession(id, "", since);
+    const absl::StatusOr<SessionImage> delta = from->sessions().Export(id, "", since);
     ASSERT_TRUE(delta.ok()) << delta.status();
     EXPECT_TRUE(delta->state.empty());
     joined = OverBytes(Joined(joined, *delta));
   }
   EXPECT_EQ(joined.position, file.position);
   EXPECT_EQ(joined.unread, 2 * 130);
-  EXPECT_TRUE(to->CheckImport(joined).ok());
+  EXPECT_TRUE(to->sessions().CheckImport(joined).ok());
   const absl::StatusOr<SessionInfo> made = Import(to, joined);
   ASSERT_TRUE(made.ok()) << made.status();
   to.AwaitBoundary();
   EXPECT_EQ(rows, GetParam() ? 2 * 130 : file.position + 2 * 130);
-  const SessionImage stayed = *from->ExportSession(id, ""),
-                     moved = *to->ExportSession(made->id, "");
+  const SessionImage stayed = *from->sessions().Export(id, ""),
+                     moved = *to->sessions().Export(made->id, "");
   EXPECT_EQ(moved.state, stayed.state);
   EXPECT_EQ(moved.position, stayed.position);
   EXPECT_EQ(moved.pending, stayed.pending);
@@ -121,9 +121,9 @@ TEST(Import, AJoinedFileMayHaveNoTokenThatWaits) {
   options.trust_session_files = true;
   TestEngine from, to(options);
   const std::string id = NewTalkedSession(from).id;
-  const SessionImage file = *from->ExportSession(id, "");
+  const SessionImage file = *from->sessions().Export(id, "");
   from.Run(Turn(id, SomeTokens(100, 6), 30));
-  SessionImage later = *from->ExportSession(id, "", MakeSessionBase(*file.tokens));
+  SessionImage later = *from->sessions().Export(id, "", MakeSessionBase(*file.tokens));
   later.tokens->pop_back();
   later.turn_ends.pop_back();
   later.pending.reset();
@@ -139,10 +139,10 @@ TEST(Import, AJoinedFileWhoseTokensAreNotReadInTimeLeavesNothing) {
   options.trust_session_files = true;
   TestEngine from, to(options);
   const std::string id = NewTalkedSession(from).id;
-  const SessionImage file = *from->ExportSession(id, "");
+  const SessionImage file = *from->sessions().Export(id, "");
   from.Run(Turn(id, SomeTokens(100, 6), 30));
   const SessionImage joined =
-      Joined(file, *from->ExportSession(id, "", MakeSessionBase(*file.tokens)));
+      Joined(file, *from->sessions().Export(id, "", MakeSessionBase(*file.tokens)));
   SessionOptions late;
   late.deadline = to->options().clock.steady();
   EXPECT_TRUE(absl::IsDeadlineExceeded(Import(to, joined, late).status()));
@@ -156,26 +156,27 @@ TEST(Delta, IsOfTheSessionThatTheEarlierExportWasOf) {
   events.session_event = [&](const SessionReport& report) { told.push_back(report.event); };
   TestEngine engine({}, {}, events);
   const SessionInfo session = NewTalkedSession(engine);
-  const SessionImage file = *engine->ExportSession(session.id, "");
+  const SessionImage file = *engine->sessions().Export(session.id, "");
   const SessionBase since = MakeSessionBase(*file.tokens);
   const auto expect_refused = [&](const SessionBase& base, const std::string& words) {
-    const absl::Status status = engine->ExportSession(session.id, "", base).status();
+    const absl::Status status = engine->sessions().Export(session.id, "", base).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(words));
   };
-  EXPECT_TRUE(engine->ExportSession(session.id, "", since).ok());
+  EXPECT_TRUE(engine->sessions().Export(session.id, "", since).ok());
   EXPECT_TRUE(
-      engine->ExportSession(session.id, "", MakeSessionBase({})).ok());  // all of its tokens
+      engine->sessions().Export(session.id, "", MakeSessionBase({})).ok());  // all of its tokens
   expect_refused({since.length - 1, since.digest}, "are not those of the export");
   Receiver<absl::StatusOr<RewindResult>> receiver;
-  engine->RewindSession({.session_id = session.id, .position = 710}, nullptr, receiver.callback());
+  engine->sessions().Rewind({.session_id = session.id, .position = 710}, nullptr,
+                            receiver.callback());
   ASSERT_TRUE(receiver.Wait().ok());
   expect_refused(since, "has 710 tokens, but the export that `since` names had 820");
   engine.Run(Turn(session.id, SomeTokens(300, 9), 1));
   expect_refused(since, "its first 820 tokens are not those of the export");
-  EXPECT_TRUE(absl::IsNotFound(engine->ExportSession(session.id, "eve", since).status()));
+  EXPECT_TRUE(absl::IsNotFound(engine->sessions().Export(session.id, "eve", since).status()));
   const SessionInfo forgetful = NewTalkedSession(engine, /*keep_tokens=*/false);
-  EXPECT_THAT(std::string(engine->ExportSession(forgetful.id, "", since).status().message()),
+  EXPECT_THAT(std::string(engine->sessions().Export(forgetful.id, "", since).status().message()),
               HasSubstr("keeps no tokens"));
   engine.AwaitBoundary();
   EXPECT_THAT(told, testing::ElementsAre("open", "export", "export_delta", "export_delta", "rewind",
@@ -189,7 +190,7 @@ TEST(Import, OnlyATrustedFileNeedsNoTokens) {
   trusts.trust_session_files = true;
   TestEngine checks, takes(trusts);
   const SessionInfo session = NewTalkedSession(checks, /*keep_tokens=*/false);
-  const SessionImage image = *checks->ExportSession(session.id, "");
+  const SessionImage image = *checks->sessions().Export(session.id, "");
   const absl::Status refused = Import(checks, image).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("it has no tokens to read again"));
@@ -203,9 +204,9 @@ TEST(Import, EachMisfitHasItsOwnWords) {
   EngineOptions narrow;
   narrow.max_slot_cap = 39;
   TestEngine engine, narrower(narrow), other({}, {.full_attention = true});
-  const SessionImage image = *engine->ExportSession(NewTalkedSession(engine).id, "");
+  const SessionImage image = *engine->sessions().Export(NewTalkedSession(engine).id, "");
   const auto refused = [&](TestEngine& by, const SessionImage& what) {
-    const absl::Status head = by->CheckImport(what);
+    const absl::Status head = by->sessions().CheckImport(what);
     EXPECT_EQ(Import(by, what).status(), head);
     EXPECT_TRUE(absl::IsFailedPrecondition(head) || absl::IsDataLoss(head)) << head;
     EXPECT_EQ(by.SettledStats().state_bytes_reserved,
@@ -215,7 +216,7 @@ TEST(Import, EachMisfitHasItsOwnWords) {
   EXPECT_THAT(refused(narrower, image), HasSubstr("expected at most 39 max_centroids, got 40"));
   EXPECT_THAT(refused(other, image), HasSubstr("states are laid out as"));
   SessionImage wrong = image;
-  wrong.memory = "ex\nact";
+  wrong.cache_policy = "ex\nact";
   EXPECT_THAT(refused(engine, wrong), HasSubstr("no memory of this server is named 'ex\\nact'"));
   wrong = image;
   wrong.model_fingerprint = std::string(64, '0');
@@ -230,7 +231,7 @@ TEST(Import, WithoutTokensASessionIsNew) {
   EngineOptions trusts;
   trusts.trust_session_files = true;
   TestEngine engine(trusts);
-  SessionImage image = *engine->ExportSession(engine.NewSession().id, "");
+  SessionImage image = *engine->sessions().Export(engine.NewSession().id, "");
   ASSERT_EQ(image.position, 0);
   EXPECT_TRUE(Import(engine, image).ok());
   image.state[image.state.size() / 2] = 1;
@@ -244,7 +245,7 @@ TEST(Import, AStateThatNoSessionHasIsRefusedWhereItIsTaken) {
   EngineOptions trusts;
   trusts.trust_session_files = true;
   TestEngine takes(trusts), replays;
-  SessionImage image = *takes->ExportSession(NewTalkedSession(takes).id, "");
+  SessionImage image = *takes->sessions().Export(NewTalkedSession(takes).id, "");
   const EngineStats before = takes.SettledStats();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::memcpy(image.state.data() + takes.model().layout().layer(1).fixed_offset + 5 * sizeof nan,
@@ -264,14 +265,14 @@ TEST(Import, RefusalsTakeNothing) {
   options.max_sessions = 1;
   TestEngine engine(options);
   const SessionInfo session = NewTalkedSession(engine);
-  const SessionImage image = *engine->ExportSession(session.id, "");
+  const SessionImage image = *engine->sessions().Export(session.id, "");
   const EngineStats before = engine.SettledStats();
   EXPECT_TRUE(absl::IsResourceExhausted(Import(engine, image).status()));
   SessionOptions bad;
   bad.ttl = absl::ZeroDuration();
   EXPECT_TRUE(absl::IsInvalidArgument(Import(engine, image, bad).status()));
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, before.state_bytes_reserved);
-  EXPECT_TRUE(absl::IsNotFound(engine->ExportSession(session.id, "eve").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine->sessions().Export(session.id, "eve").status()));
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ TEST(Cancel, InTheQueueAndBeforeSubmit) {
   EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
 
-  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
   auto early = std::make_shared<TokenStream>();
   early->Cancel();
   EXPECT_TRUE(engine->Submit(SampleRequest({1, 2}, 3), early).ok());
@@ -175,7 +175,7 @@ TEST(Queue, FullIsRefusedAndCounted) {
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(turn).status.ok());
   EXPECT_EQ(rejected, 1);
-  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
   for (const auto& stream : waiting) EXPECT_TRUE(ReadAll(*stream).status.ok());
 }
 
@@ -250,7 +250,7 @@ TEST(FullAttention, HasALengthLimit) {
   turn.prompt = {1};
   EXPECT_EQ(engine->Submit(turn, std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(engine->GetSession(id, "")->position, 51);
+  EXPECT_EQ(engine->sessions().Get(id, "")->position, 51);
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ TEST_F(NoMemory, EndsTheCallThatNeedsItAndNoOther) {
     }
     EXPECT_EQ(ReadAll(*other).of[0].tokens, alone.of[0].tokens);
   }
-  EXPECT_EQ(engine->GetSession(id, "")->position, 8);
+  EXPECT_EQ(engine->sessions().Get(id, "")->position, 8);
   EXPECT_EQ(State(engine, id), state);
   EXPECT_TRUE(engine.Run(Turn(id, {4}, 5)).status.ok());
   EXPECT_EQ(engine.SettledStats().sessions_active, 0);
@@ -127,7 +127,8 @@ class NoMemoryToGoBack : public NoMemory {
     SessionOptions options;
     options.prompt = SomeTokens(100, 1);
     options.slot_cap = 64;
-    engine_.CreateSession(options, [this](absl::StatusOr<SessionInfo> info) { id_ = info->id; });
+    engine_.sessions().Create(options,
+                              [this](absl::StatusOr<SessionInfo> info) { id_ = info->id; });
     RunAll();
   }
   void RunAll() {
@@ -136,7 +137,7 @@ class NoMemoryToGoBack : public NoMemory {
   }
   void Begin(uint64_t position) {
     told_ = absl::UnknownError("not told");
-    engine_.RewindSession(
+    engine_.sessions().Rewind(
         {.session_id = id_, .position = position}, nullptr,
         [this](const absl::StatusOr<RewindResult>& result) { told_ = result.status(); });
   }
@@ -159,13 +160,13 @@ TEST_F(NoMemoryToGoBack, LeavesASessionAsItIs) {
     RunAll();
   }
   EXPECT_TRUE(absl::IsResourceExhausted(told_)) << told_;
-  const SessionInfo info = engine_.GetSession(id_, "").value();
+  const SessionInfo info = engine_.sessions().Get(id_, "").value();
   EXPECT_EQ(info.position, 100);
   EXPECT_FALSE(info.busy);
   Begin(50);
   RunAll();
   EXPECT_TRUE(told_.ok()) << told_;
-  EXPECT_EQ(engine_.GetSession(id_, "").value().position, 50);
+  EXPECT_EQ(engine_.sessions().Get(id_, "").value().position, 50);
 }
 
 TEST_F(NoMemoryToGoBack, NorToUndoThatEndsASession) {
@@ -177,7 +178,7 @@ TEST_F(NoMemoryToGoBack, NorToUndoThatEndsASession) {
     RunAll();
   }
   EXPECT_TRUE(absl::IsResourceExhausted(told_)) << told_;
-  EXPECT_TRUE(absl::IsNotFound(engine_.GetSession(id_, "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine_.sessions().Get(id_, "").status()));
   RunAll();
   EXPECT_EQ(engine_.Stats().state_bytes_reserved, 0u);
   EXPECT_EQ(engine_.Stats().sessions_active + engine_.Stats().sessions_idle, 0);

@@ -25,7 +25,9 @@ class PrefixCacheTest : public testing::Test {
     PrefixRun run = cache.Begin(tenant_, variant_, tokens, state);
     const int64_t taken = state.position;
     if (taken > 0) {
-      EXPECT_EQ(*pool_.Snapshot(state), StateBehind(tokens, taken));
+      std::vector<std::byte> bytes(pool_.SnapshotBytes(state));
+      pool_.CopyOut(state, bytes);
+      EXPECT_EQ(bytes, StateBehind(tokens, taken));
     }
     stops_.clear();
     while (run.next_stop() <= std::ssize(tokens)) {

@@ -69,7 +69,7 @@ TEST_P(PromptOf, GivesTheSameFromTheCache) {
   const std::string id = engine.NewSession(Cacheable(Opened(prompt))).id;
   const std::string same = plain.NewSession(Opened(prompt)).id;
   EXPECT_EQ(State(engine, id), State(plain, same));
-  const SessionInfo info = *engine->GetSession(id, "");
+  const SessionInfo info = *engine->sessions().Get(id, "");
   EXPECT_EQ(info.position, GetParam());
   EXPECT_EQ(info.last_token, prompt.back());
   EXPECT_EQ(info.prompt_tokens_total, GetParam());
@@ -128,7 +128,8 @@ TEST(Prefix, ASessionsFirstTurnAndWhatFollows) {
     EXPECT_EQ(turn(prompt, 30).cached_tokens, 3 * kBlock);
     // The next turn does not begin a sequence, so its prompt does not use the cache.
     EXPECT_EQ(turn(prompt, 30).cached_tokens, std::ssize(prompt) + 30);
-    const SessionInfo info = *engine->GetSession(id, ""), other = *plain->GetSession(same, "");
+    const SessionInfo info = *engine->sessions().Get(id, ""),
+                      other = *plain->sessions().Get(same, "");
     EXPECT_EQ(info.position, other.position);
     EXPECT_EQ(info.prompt_tokens_total, other.prompt_tokens_total);
     EXPECT_EQ(info.generated_tokens_total, other.generated_tokens_total);
@@ -145,8 +146,8 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
   EXPECT_EQ(engine.SettledStats().token_log_bytes, 2 * prompt.size() * sizeof(int32_t));
   for (const int64_t position : {5 * kBlock - 3, 4 * kBlock + 1, 4 * kBlock, kBlock, int64_t{0}}) {
     Receiver<absl::StatusOr<RewindResult>> receiver;
-    engine->RewindSession({.session_id = id, .position = static_cast<uint64_t>(position)}, nullptr,
-                          receiver.callback());
+    engine->sessions().Rewind({.session_id = id, .position = static_cast<uint64_t>(position)},
+                              nullptr, receiver.callback());
     const absl::StatusOr<RewindResult> result = receiver.Wait();
     ASSERT_TRUE(result.ok()) << result.status();
     // A copy exists at the position where prefill began.
@@ -261,8 +262,8 @@ TEST_P(PrefixOf, TheSameStateAndTokens) {
       ASSERT_TRUE(engine.engine().Submit(request, stream).ok());
       drawn.push_back(AnswerTokens(ReadAll(*stream, 2)));
       Receiver<absl::StatusOr<SessionInfo>> receiver;
-      engine.engine().CreateSession(Cacheable(Opened(prompt)), receiver.callback());
-      states.push_back(*engine.engine().CopyState(receiver.Wait()->id, ""));
+      engine.engine().sessions().Create(Cacheable(Opened(prompt)), receiver.callback());
+      states.push_back(*engine.engine().sessions().CopyState(receiver.Wait()->id, ""));
     }
     EXPECT_EQ(engine.engine().Stats().prefixes.hits, memory == 0 ? 0 : 3);
   }

@@ -174,7 +174,7 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   engine.NewSession(options);
   EXPECT_EQ(ClientUsage(*quotas, "a").state_bytes, 2 * cap);
   Receiver<absl::StatusOr<SessionInfo>> third;
-  engine->CreateSession(options, third.callback());
+  engine->sessions().Create(options, third.callback());
   EXPECT_EQ(third.Wait().status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(engine->Submit(RequestOf("a", 4, 2), std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kResourceExhausted);
@@ -183,7 +183,7 @@ TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   GenerateRequest turn = RequestOf("a", 4, 2);
   turn.session_id = id;
   EXPECT_TRUE(engine.Run(std::move(turn)).status.ok());
-  EXPECT_TRUE(engine->DeleteSession(id, "a").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "a").ok());
   EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
   EXPECT_TRUE(engine.Run(RequestOf("a", 4, 2)).status.ok());
   EXPECT_EQ(ClientUsage(*quotas, "a").sessions, 1);
@@ -248,16 +248,16 @@ TEST(EngineQuota, AllTenantsSessionsAreListedAndDeleted) {
     options.tenant = tenant;
     engine.NewSession(options);
   }
-  const auto first = *engine->ListSessions(std::nullopt, 2, "");
+  const auto first = *engine->sessions().List(std::nullopt, 2, "");
   ASSERT_EQ(first.sessions.size(), 2u);
-  const auto rest = *engine->ListSessions(std::nullopt, 2, first.next_page_token);
+  const auto rest = *engine->sessions().List(std::nullopt, 2, first.next_page_token);
   ASSERT_EQ(rest.sessions.size(), 1u);
   EXPECT_EQ(rest.next_page_token, "");
   const std::set<std::string> tenants = {first.sessions[0].tenant, first.sessions[1].tenant,
                                          rest.sessions[0].tenant};
   EXPECT_EQ(tenants, (std::set<std::string>{"a", "b", "c"}));
-  EXPECT_TRUE(engine->DeleteSession(rest.sessions[0].id, std::nullopt).ok());
-  EXPECT_TRUE(absl::IsNotFound(engine->DeleteSession(rest.sessions[0].id, std::nullopt)));
+  EXPECT_TRUE(engine->sessions().Delete(rest.sessions[0].id, std::nullopt).ok());
+  EXPECT_TRUE(absl::IsNotFound(engine->sessions().Delete(rest.sessions[0].id, std::nullopt)));
 }
 
 }  // namespace

@@ -68,14 +68,16 @@ class Driver {
       }
       if (!sessions_.empty()) Compare(Any());
       std::erase_if(sessions_, [this](const Plain& session) {
-        return session.tokens.size() > kMostTokens && engine_->DeleteSession(session.id, "").ok();
+        return session.tokens.size() > kMostTokens &&
+               engine_->sessions().Delete(session.id, "").ok();
       });
     }
     while (!sessions_.empty()) {
       Compare(sessions_.back());
       Delete(static_cast<int>(sessions_.size()) - 1);
     }
-    EXPECT_TRUE(absl::IsNotFound(engine_->CopyState("none", "").status()));  // waits for a boundary
+    EXPECT_TRUE(absl::IsNotFound(
+        engine_->sessions().CopyState("none", "").status()));  // waits for a boundary
     const EngineStats stats = engine_->Stats();
     EXPECT_EQ(stats.state_bytes_committed + stats.state_bytes_reserved, 0u);
     EXPECT_EQ(stats.checkpoint_bytes + stats.token_log_bytes, 0u);
@@ -97,20 +99,20 @@ class Driver {
   void UseFolder() {
     folder_ = testing::TempDir() + "/random_sessions" + std::to_string(getpid());
     std::filesystem::remove_all(folder_);
-    const ModelVariant& memory = model_.variants[0];
+    const ModelVariant& variant = model_.variants[0];
     options_.state_memory_bytes =
-        4 * memory.layout->bytes_cap(slot_cap_.value_or(memory.default_slot_cap));
+        4 * variant.layout->bytes_cap(slot_cap_.value_or(variant.default_slot_cap));
     options_.overcommit = true;
   }
   // Starts an engine, or replaces the one that runs: it finds the sessions in the folder.
   void StartEngine() {
     engine_thread_.reset();
     options_.session_folder.reset();
-    SessionFolder::RecoveredSessions found;
+    RecoveredSessions found;
     if (!folder_.empty()) {
       auto folder = SessionFolder::Open({.path = folder_, .sync_always = false});
       ASSERT_TRUE(folder.ok()) << folder.status();
-      found = *(*folder)->Recover();
+      found = *(*folder)->ownership().Recover();
       EXPECT_THAT(found.damaged, testing::IsEmpty());
       EXPECT_EQ(found.sessions.size(), sessions_.size());
       options_.session_folder = *std::move(folder);
@@ -119,7 +121,7 @@ class Driver {
     engine_thread_ =
         std::make_unique<EngineThread>(model_, options_, MakeContext(Device::kCpu), EngineEvents());
     engine_ = &engine_thread_->engine();
-    EXPECT_THAT(engine_->AdoptSessions(std::move(found.sessions)), testing::IsEmpty());
+    EXPECT_THAT(engine_->sessions().Adopt(std::move(found.sessions)), testing::IsEmpty());
   }
   int Upto(int most) { return std::uniform_int_distribution(0, most)(random_); }
   Plain& Any() {
@@ -146,7 +148,7 @@ class Driver {
     options.keep_tokens = keep_tokens;
     options.slot_cap = slot_cap_;
     Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine_->CreateSession(std::move(options), receiver.callback());
+    engine_->sessions().Create(std::move(options), receiver.callback());
     const absl::StatusOr<SessionInfo> info = receiver.Wait();
     EXPECT_TRUE(info.ok()) << info.status();
     return info.ok() ? *info : SessionInfo{};
@@ -165,7 +167,7 @@ class Driver {
                       1 + session.tokens.size());
     request.cacheable = Upto(1) * std::ssize(request.prompt);
     // Without a pending token (none yet, or a cancelled prompt) a turn needs a prompt.
-    if (request.prompt.empty() && !engine_->GetSession(session.id, "")->last_token) {
+    if (request.prompt.empty() && !engine_->sessions().Get(session.id, "")->last_token) {
       request.prompt = Tokens(1);
     }
     request.stop.ignore_eos = true;
@@ -220,7 +222,7 @@ class Driver {
     if (!answers.of.empty()) {
       tokens.insert(tokens.end(), answers.of[0].tokens.begin(), answers.of[0].tokens.end());
     }
-    const int64_t position = engine_->GetSession(session.id, "")->position;
+    const int64_t position = engine_->sessions().Get(session.id, "")->position;
     ASSERT_LE(position, std::ssize(tokens));
     tokens.resize(static_cast<size_t>(position));
   }
@@ -228,7 +230,7 @@ class Driver {
   void Fork(const Plain& session) {
     const Plain parent = session;
     Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
-    engine_->ForkSession({.session_id = parent.id, .count = 1 + Upto(1)}, receiver.callback());
+    engine_->sessions().Fork({.session_id = parent.id, .count = 1 + Upto(1)}, receiver.callback());
     const auto copies = receiver.Wait();
     ASSERT_TRUE(copies.ok()) << copies.status();
     for (const SessionInfo& copy : *copies) {
@@ -240,8 +242,9 @@ class Driver {
     const int position = Upto(static_cast<int>(session.tokens.size()));
     const auto cancel = std::make_shared<CancelSignal>();
     Receiver<absl::StatusOr<RewindResult>> receiver;
-    engine_->RewindSession({.session_id = session.id, .position = static_cast<uint64_t>(position)},
-                           cancel, receiver.callback());
+    engine_->sessions().Rewind(
+        {.session_id = session.id, .position = static_cast<uint64_t>(position)}, cancel,
+        receiver.callback());
     if (Upto(3) == 0) cancel->Cancel();
     const absl::StatusOr<RewindResult> result = receiver.Wait();
     if (!session.keeps_tokens) {
@@ -255,18 +258,20 @@ class Driver {
 
   // Exports and imports the session; as a delta if it still begins with its earlier export.
   void Move(Plain& session) {
-    absl::StatusOr<SessionImage> image = engine_->ExportSession(session.id, "");
+    absl::StatusOr<SessionImage> image = engine_->sessions().Export(session.id, "");
     ASSERT_TRUE(image.ok()) << image.status();
     std::optional<SessionImage> earlier = std::exchange(session.earlier, std::nullopt);
     if (session.keeps_tokens) session.earlier = *image;
     if (earlier) {
-      const auto delta = engine_->ExportSession(session.id, "", MakeSessionBase(*earlier->tokens));
+      const auto delta =
+          engine_->sessions().Export(session.id, "", MakeSessionBase(*earlier->tokens));
       const auto [known, now] = std::ranges::mismatch(*earlier->tokens, session.tokens);
       EXPECT_EQ(delta.ok(), known == earlier->tokens->end()) << delta.status();
       if (delta.ok()) image = Joined(*std::move(earlier), *delta);
     }
     const EncodedSession file = EncodeSession(*std::move(image));
-    SessionReader reader([this](const SessionImage& head) { return engine_->CheckImport(head); });
+    SessionReader reader(
+        [this](const SessionImage& head) { return engine_->sessions().CheckImport(head); });
     size_t at = 0;
     while (at < file.bytes()) {
       const std::string_view part = file.Part(at, 1 + static_cast<size_t>(Upto(1 << 16)));
@@ -276,29 +281,29 @@ class Driver {
     absl::StatusOr<SessionImage> read = reader.Finish();
     ASSERT_TRUE(read.ok()) << read.status();
     Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine_->ImportSession(*std::move(read), {}, receiver.callback());
+    engine_->sessions().Import(*std::move(read), {}, receiver.callback());
     const absl::StatusOr<SessionInfo> made = receiver.Wait();
     if (!session.keeps_tokens && !engine_->options().trust_session_files) {
       EXPECT_TRUE(absl::IsFailedPrecondition(made.status())) << made.status();
       return;
     }
     ASSERT_TRUE(made.ok()) << made.status();
-    EXPECT_TRUE(engine_->DeleteSession(session.id, "").ok());
+    EXPECT_TRUE(engine_->sessions().Delete(session.id, "").ok());
     session.id = made->id;
   }
 
   void Delete(int index) {
-    EXPECT_TRUE(engine_->DeleteSession(sessions_[static_cast<size_t>(index)].id, "").ok());
+    EXPECT_TRUE(engine_->sessions().Delete(sessions_[static_cast<size_t>(index)].id, "").ok());
     sessions_.erase(sessions_.begin() + index);
   }
 
   std::vector<std::byte> ReadState(const std::string& id) {
-    const absl::StatusOr<std::vector<std::byte>> state = engine_->CopyState(id, "");
+    const absl::StatusOr<std::vector<std::byte>> state = engine_->sessions().CopyState(id, "");
     EXPECT_TRUE(state.ok()) << state.status();
     return state.ok() ? *state : std::vector<std::byte>{};
   }
   void Compare(const Plain& session) {
-    const SessionInfo info = *engine_->GetSession(session.id, "");
+    const SessionInfo info = *engine_->sessions().Get(session.id, "");
     EXPECT_EQ(info.position, std::ssize(session.tokens));
     EXPECT_FALSE(info.busy);
     const bool pending = info.last_token.has_value();
@@ -311,7 +316,7 @@ class Driver {
     if (!pending && !read.empty()) read.push_back(0);
     const std::string fresh = Create(read, false).id;
     EXPECT_TRUE(ReadState(session.id) == ReadState(fresh)) << session.tokens.size() << " tokens";
-    EXPECT_TRUE(engine_->DeleteSession(fresh, "").ok());
+    EXPECT_TRUE(engine_->sessions().Delete(fresh, "").ok());
   }
 
   std::mt19937 random_;

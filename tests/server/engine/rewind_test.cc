@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 absl::StatusOr<RewindResult> Rewind(TestEngine& engine, RewindOptions options) {
   Receiver<absl::StatusOr<RewindResult>> receiver;
-  engine->RewindSession(std::move(options), nullptr, receiver.callback());
+  engine->sessions().Rewind(std::move(options), nullptr, receiver.callback());
   return receiver.Wait();
 }
 
@@ -28,7 +28,7 @@ std::vector<std::byte> StateAfter(TestEngine& engine, const std::vector<int32_t>
   options.prompt = tokens;
   const std::string id = engine.NewSession(options).id;
   std::vector<std::byte> state = State(engine, id);
-  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
   return state;
 }
 
@@ -70,7 +70,7 @@ TEST_P(RewindWithMemory, IsAsIfItHadNeverGoneFurther) {
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->replay_tokens, plan->replay_tokens);
     talk.tokens.resize(position);
-    const SessionInfo info = *engine->GetSession(talk.id, "");
+    const SessionInfo info = *engine->sessions().Get(talk.id, "");
     EXPECT_EQ(info.position, std::ssize(talk.tokens));
     EXPECT_FALSE(info.busy);
     EXPECT_EQ(info.last_token,
@@ -80,7 +80,7 @@ TEST_P(RewindWithMemory, IsAsIfItHadNeverGoneFurther) {
     if (position % 3 != 0) talk.Say(engine, 17, 5, static_cast<uint32_t>(position));
     EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens));
   }
-  EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(talk.id, "").ok());
   const EngineStats stats = engine.SettledStats();
   EXPECT_EQ(stats.checkpoint_bytes, 0u);
   EXPECT_EQ(stats.token_log_bytes, 0u);
@@ -96,7 +96,7 @@ TEST(Rewind, ATurnThatWasDrawnIsTakenBackWithoutReadingAnything) {
   talk.Say(engine, 20, kTurnCheckpointTokens + 1, 1);
   const int64_t first = std::ssize(talk.tokens);
   talk.Say(engine, 30, 10, 2);
-  const SessionInfo info = *engine->GetSession(talk.id, "");
+  const SessionInfo info = *engine->sessions().Get(talk.id, "");
   ASSERT_EQ(info.turns.size(), 2u);
   EXPECT_EQ(info.turns[0].position, first);
   EXPECT_EQ(info.turns[0].replay_tokens, 0);
@@ -119,12 +119,12 @@ TEST(Rewind, CopiesOfASessionGoBackOnTheirOwn) {
   talk.Say(engine, 40, 80, 2);
   const size_t bytes = engine.SettledStats().checkpoint_bytes;
   Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
-  engine->ForkSession({.session_id = talk.id, .count = 2}, receiver.callback());
+  engine->sessions().Fork({.session_id = talk.id, .count = 2}, receiver.callback());
   const auto copies = receiver.Wait();
   ASSERT_TRUE(copies.ok()) << copies.status();
   EXPECT_EQ(engine.SettledStats().checkpoint_bytes, bytes) << "what is shared counts once";
   EXPECT_EQ(engine.SettledStats().token_log_bytes, 3 * talk.tokens.size() * sizeof(int32_t));
-  EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(talk.id, "").ok());
   const std::string& id = copies->front().id;
   ASSERT_TRUE(Rewind(engine, {.session_id = id, .position = 790}).ok());
   EXPECT_EQ(State(engine, id),
@@ -151,7 +151,7 @@ TEST(Rewind, SaysWhatItCannotDo) {
   const absl::Status none = Rewind(engine, {.session_id = without.id, .position = 3}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(none));
   EXPECT_THAT(std::string(none.message()), HasSubstr("keeps no tokens (keep_tokens)"));
-  EXPECT_TRUE(engine->GetSession(without.id, "")->turns.empty());
+  EXPECT_TRUE(engine->sessions().Get(without.id, "")->turns.empty());
   const EngineStats stats = engine.SettledStats();
   EXPECT_EQ(stats.token_log_bytes, 20 * sizeof(int32_t));
   EXPECT_EQ(stats.checkpoint_bytes, 0u);
@@ -169,14 +169,14 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   engine.model().gate().CloseAt(step);
   const auto cancel = std::make_shared<CancelSignal>();
   Receiver<absl::StatusOr<RewindResult>> receiver;
-  engine->RewindSession({.session_id = talk.id, .position = 90}, cancel, receiver.callback());
+  engine->sessions().Rewind({.session_id = talk.id, .position = 90}, cancel, receiver.callback());
   engine.model().gate().AwaitEntered(step);
-  EXPECT_TRUE(engine->GetSession(talk.id, "")->busy);
+  EXPECT_TRUE(engine->sessions().Get(talk.id, "")->busy);
   cancel->Cancel();
   engine.model().gate().Open();
   EXPECT_TRUE(absl::IsCancelled(receiver.Wait().status()));
   EXPECT_EQ(State(engine, talk.id), before);
-  const SessionInfo info = *engine->GetSession(talk.id, "");
+  const SessionInfo info = *engine->sessions().Get(talk.id, "");
   EXPECT_EQ(info.position, 130);
   EXPECT_EQ(info.last_token, talk.tokens.back());
   talk.Say(engine, 12, 12, 3);
@@ -186,9 +186,9 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   const int64_t later = engine.model().gate().steps() + 2;
   engine.model().gate().CloseAt(later);
   Receiver<absl::StatusOr<RewindResult>> deleted;
-  engine->RewindSession({.session_id = talk.id, .position = 90}, nullptr, deleted.callback());
+  engine->sessions().Rewind({.session_id = talk.id, .position = 90}, nullptr, deleted.callback());
   engine.model().gate().AwaitEntered(later);
-  std::thread deleter([&] { EXPECT_TRUE(engine->DeleteSession(talk.id, "").ok()); });
+  std::thread deleter([&] { EXPECT_TRUE(engine->sessions().Delete(talk.id, "").ok()); });
   absl::SleepFor(absl::Milliseconds(100));  // until the call is posted, even on a busy machine
   engine.model().gate().Open();
   deleter.join();
@@ -210,7 +210,7 @@ TEST(Rewind, AfterACancelledPromptTheLogIsWhatWasRead) {
   stream->Cancel();
   engine.model().gate().Open();
   ReadAll(*stream);
-  const int64_t position = engine->GetSession(talk.id, "")->position;
+  const int64_t position = engine->sessions().Get(talk.id, "")->position;
   ASSERT_GT(position, 30);
   ASSERT_LT(position, 230);
   talk.tokens.insert(talk.tokens.end(), prompt.begin(), prompt.begin() + position - 30);
@@ -254,13 +254,13 @@ TEST(Checkpoints, NTokensBackNeedFewerThanNAndTheSpacing) {
     checkpoints.Add(session, checkpoints.Copy(session.state));
     const int64_t now = session.state.position;
     for (int64_t back = 1; back < now; back += 1 + back / 50) {
-      const Checkpoint* from = Checkpoints::Before(session, now - back);
+      const StateSnapshot* from = checkpoints.Before(session, now - back);
       ASSERT_LT(now - back - (from == nullptr ? 0 : from->position), std::max(back, widest));
     }
   }
-  EXPECT_LT(session.checkpoints.kept.size(), 30u);
+  EXPECT_LT(checkpoints.Find("").size(), 30u);
   EXPECT_EQ(checkpoints.bytes(),
-            session.checkpoints.kept.size() * parts.pool.SnapshotBytes(session.state));
+            checkpoints.Find("").size() * parts.pool.SnapshotBytes(session.state));
   parts.pool.Release(session.state);
 }
 
@@ -269,6 +269,7 @@ TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
   std::vector<Session> sessions(3);
   const StateLayout& layout = parts.model.layout();
   for (Session& session : sessions) {
+    session.info.id = std::to_string(&session - sessions.data());
     session.state = *parts.pool.Acquire(layout, kMinSlotCap, layout.bytes_cap(kMinSlotCap));
   }
   for (Session& session : sessions) parts.pool.Grow(session.state, 100);
@@ -281,10 +282,10 @@ TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
     }
   }
   EXPECT_EQ(checkpoints.bytes(), 5 * each);
-  ASSERT_EQ(sessions[0].checkpoints.kept.size(), 1u);
-  EXPECT_EQ(sessions[0].checkpoints.kept[0]->position, 1000) << "its earliest goes";
-  EXPECT_EQ(Checkpoints::Before(sessions[0], 999), nullptr);
-  EXPECT_EQ(sessions[1].checkpoints.kept.size(), 2u);
+  ASSERT_EQ(checkpoints.Find("0").size(), 1u);
+  EXPECT_EQ(checkpoints.Find("0")[0]->position, 1000) << "its earliest goes";
+  EXPECT_EQ(checkpoints.Before(sessions[0], 999), nullptr);
+  EXPECT_EQ(checkpoints.Find("1").size(), 2u);
   checkpoints.ForgetAfter(sessions[1], 100);
   EXPECT_EQ(checkpoints.bytes(), 4 * each);
   for (Session& session : sessions) checkpoints.Forget(session);
@@ -307,14 +308,14 @@ TEST(Checkpoints, ALargeCopyTakesTheRoomOfOneThatWent) {
     checkpoints.Add(session, checkpoints.Copy(session.state));
   }
   const size_t both = checkpoints.bytes();
-  session.checkpoints.kept.erase(session.checkpoints.kept.begin());
+  checkpoints.EvictOne();
   EXPECT_EQ(checkpoints.bytes(), both) << "its room is kept";
   parts.pool.Grow(session.state, 590'000);
-  std::shared_ptr<const Checkpoint> next = checkpoints.Copy(session.state);
+  std::shared_ptr<const StateSnapshot> next = checkpoints.Copy(session.state);
   std::vector<std::byte> state(next->size);
   parts.pool.CopyOut(session.state, state);
   EXPECT_TRUE(std::equal(state.begin(), state.end(), next->bytes.get())) << "its own bytes";
-  EXPECT_EQ(checkpoints.bytes(), next->size + session.checkpoints.kept[0]->size) << "and taken";
+  EXPECT_EQ(checkpoints.bytes(), next->size + checkpoints.Find("")[0]->size) << "and taken";
   checkpoints.Forget(session);
   next.reset();
   EXPECT_EQ(checkpoints.bytes(), 0u) << "nothing is kept for none";

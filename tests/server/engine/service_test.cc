@@ -188,9 +188,9 @@ TEST(Drain, LetsRunningRequestsFinishAndRefusesNewOnes) {
   drain.join();
   EXPECT_TRUE(by_themselves);
   Receiver<absl::StatusOr<SessionInfo>> created;
-  engine->CreateSession({}, created.callback());
+  engine->sessions().Create({}, created.callback());
   EXPECT_EQ(created.Wait().status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_TRUE(engine->GetSession(id, "").ok()) << "sessions stay to be looked at";
+  EXPECT_TRUE(engine->sessions().Get(id, "").ok()) << "sessions stay to be looked at";
 }
 
 TEST(Drain, EndsTheRestWhenTheTimeIsUp) {
@@ -255,7 +255,7 @@ TEST(Events, CountWhatHappened) {
   score.prompt = SomeTokens(15, 1);
   EXPECT_TRUE(Score(engine, score).ok());
   const std::string id = engine.NewSession().id;
-  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
   GenerateRequest huge = SampleRequest({1}, 1000000);
   huge.slot_cap = 4096;
   huge.n = 64;
@@ -321,7 +321,7 @@ TEST(Events, SessionsTellTheirTokensAndTheTimeOfACall) {
   options.prompt = SomeTokens(50, 1);
   const absl::Time begin = absl::Now();
   const std::string id = engine.NewSession(options).id;
-  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
   const absl::Duration both = absl::Now() - begin;
   engine.Destroy();
   ASSERT_EQ(reports.size(), 2u);
@@ -353,7 +353,7 @@ TEST(Stats, SlotsAreSessionsOfTheDefaultCap) {
   EXPECT_EQ(engine.SettledStats().session_slots, 4);
   for (int i = 0; i < 4; ++i) engine.NewSession();
   Receiver<absl::StatusOr<SessionInfo>> fifth;
-  engine->CreateSession({}, fifth.callback());
+  engine->sessions().Create({}, fifth.callback());
   EXPECT_EQ(fifth.Wait().status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(engine.SettledStats().sessions_idle, 4);
   options.max_sessions = 3;
@@ -385,10 +385,10 @@ TEST(Threads, ManyCallersAtOnce) {
         GenerateRequest turn = SampleRequest({1, 2, 3}, 4);
         turn.session_id = id;
         EXPECT_TRUE(engine.Run(turn).status.ok());
-        EXPECT_EQ(engine->GetSession(id, "")->position, 7 * (round + 1));
+        EXPECT_EQ(engine->sessions().Get(id, "")->position, 7 * (round + 1));
         engine->Stats();
       }
-      EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+      EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -28,7 +28,7 @@ SessionImage Small() {
   SessionImage image;
   for (int i = 0; i < 4; ++i) image.model_fingerprint += "0123456789abcdef";
   image.layout_fingerprint = 0x0123456789abcdef;
-  image.memory = "ovq";
+  image.cache_policy = "ovq";
   image.slot_cap = 64;
   image.position = 6;
   image.pending = 3;
@@ -230,7 +230,7 @@ TEST(SessionImage, TurnsRise) {
 
 TEST(SessionImage, TheHeadIsAskedAboutBeforeTheRest) {
   SessionReader reader([](const SessionImage& head) {
-    EXPECT_EQ(head.memory, "ovq");
+    EXPECT_EQ(head.cache_policy, "ovq");
     EXPECT_TRUE(head.state.empty());
     return absl::FailedPreconditionError("no room");
   });

@@ -20,19 +20,19 @@ TEST(Session, KeepsTheVariantItWasCreatedWith) {
   options.variant = "exact";
   options.prompt = SomeTokens(30, 1);
   Receiver<absl::StatusOr<SessionInfo>> receiver;
-  engine->CreateSession(options, receiver.callback());
+  engine->sessions().Create(options, receiver.callback());
   const absl::StatusOr<SessionInfo> created = receiver.Wait();
   ASSERT_TRUE(created.ok()) << created.status();
-  EXPECT_EQ(engine.NewSession().memory, "model");
+  EXPECT_EQ(engine.NewSession().cache_policy, "model");
   const Answers turn = engine.Run(Turn(created->id, SomeTokens(300, 2), 8, 5));
   GenerateRequest whole = SampleRequest(SomeTokens(30, 1), 8, 5);
   const std::vector<int32_t> more = SomeTokens(300, 2);
   whole.prompt.insert(whole.prompt.end(), more.begin(), more.end());
   whole.variant = "exact";
   EXPECT_EQ(engine.Run(whole).of[0].tokens, turn.of[0].tokens);
-  const SessionInfo info = *engine->GetSession(created->id, "");
+  const SessionInfo info = *engine->sessions().Get(created->id, "");
   const StateLayout& layout = engine.model().layout(1);
-  EXPECT_EQ(info.memory, "exact");
+  EXPECT_EQ(info.cache_policy, "exact");
   EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultSlotCap));
   EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultSlotCap));
   EXPECT_EQ(info.live_slots, layout.LiveSlotsAt(info.position - 1, kDefaultSlotCap));
@@ -60,7 +60,7 @@ TEST(Session, TurnsEqualOneLongPrompt) {
     conversation.insert(conversation.end(), last_answer.begin(), last_answer.end());
     EXPECT_EQ(answers.of[0].finished->usage.position, static_cast<int64_t>(conversation.size()));
   }
-  const SessionInfo info = *engine->GetSession(id, "");
+  const SessionInfo info = *engine->sessions().Get(id, "");
   EXPECT_EQ(info.position, static_cast<int64_t>(conversation.size()));
   EXPECT_EQ(info.generated_tokens_total, 32);
   EXPECT_EQ(info.prompt_tokens_total, info.position - 32);
@@ -102,14 +102,14 @@ TEST(Session, EmptyPromptContinuesFromThePendingToken) {
     EXPECT_TRUE(engine.Run(Turn(parts, {token}, 0)).status.ok());
     EXPECT_TRUE(engine.Run(Turn(parts, {}, 0)).status.ok());
   }
-  EXPECT_EQ(engine->GetSession(parts, "")->position, 33);
+  EXPECT_EQ(engine->sessions().Get(parts, "")->position, 33);
   EXPECT_EQ(engine.Run(Turn(parts, {}, 12)).of[0].tokens, expected);
 
   const std::string fresh = engine.NewSession().id;
   const absl::Status status = engine->Submit(Turn(fresh, {}, 5), std::make_shared<TokenStream>());
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("prompt: expected at least one token"));
-  EXPECT_FALSE(engine->GetSession(fresh, "")->busy);
+  EXPECT_FALSE(engine->sessions().Get(fresh, "")->busy);
 }
 
 TEST(Session, CancelledTurnKeepsWhatWasDelivered) {
@@ -127,7 +127,7 @@ TEST(Session, CancelledTurnKeepsWhatWasDelivered) {
   EXPECT_EQ(answers.of[0].finished->reason, FinishReason::kCancelled);
   ASSERT_EQ(answers.of[0].tokens.size(), 4u);
   EXPECT_EQ(answers.of[0].finished->usage.position, 14);
-  EXPECT_EQ(engine->GetSession(id, "")->position, 14);
+  EXPECT_EQ(engine->sessions().Get(id, "")->position, 14);
   const Answers rest = engine.Run(Turn(id, {}, 6));
   std::vector<int32_t> tokens = answers.of[0].tokens;
   tokens.insert(tokens.end(), rest.of[0].tokens.begin(), rest.of[0].tokens.end());
@@ -148,7 +148,7 @@ TEST(Session, CancelledDuringPrefillStandsWhereItGot) {
   stream->Cancel();
   engine.model().gate().Open();
   EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(engine->GetSession(id, "")->position, 8);
+  EXPECT_EQ(engine->sessions().Get(id, "")->position, 8);
   const std::vector<int32_t> rest(prompt.begin() + 7, prompt.end());
   const std::vector<int32_t> tokens = engine.Run(Turn(id, rest, 5)).of[0].tokens;
   std::vector<int32_t> whole = {9};
@@ -171,7 +171,7 @@ TEST(Session, ATurnThatIsSentAgainIsCarriedOutOnce) {
   EXPECT_TRUE(absl::IsFailedPrecondition(again));
   EXPECT_EQ(std::string(again.message()), "expected_position: the session has 5 tokens, not 0");
   EXPECT_EQ(GetErrorFacts(again), ErrorFacts{.position = 5});
-  EXPECT_EQ(engine->GetSession(id, "")->position, 5);
+  EXPECT_EQ(engine->sessions().Get(id, "")->position, 5);
   turn.expected_position = 5;
   EXPECT_EQ(engine.Run(turn).started->position, 5);
   turn.expected_position = ~uint64_t{0};
@@ -206,18 +206,19 @@ TEST(Session, BusyIsVisibleAndGuardsTheState) {
   const std::string id = engine.NewSession().id;
   const std::shared_ptr<TokenStream> parked = engine.Start(Turn(id, {1, 2}, 300), 4);
   while (!parked->full()) engine.AwaitBoundary();
-  EXPECT_TRUE(engine->GetSession(id, "")->busy);
-  EXPECT_EQ(engine->CopyState(id, "").status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(engine->sessions().Get(id, "")->busy);
+  EXPECT_EQ(engine->sessions().CopyState(id, "").status().code(),
+            absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(engine.SettledStats().sessions_active, 1);
   parked->Cancel();
   ReadAll(*parked);
-  EXPECT_FALSE(engine->GetSession(id, "")->busy);
+  EXPECT_FALSE(engine->sessions().Get(id, "")->busy);
   const EngineStats stats = engine.SettledStats();
   EXPECT_EQ(stats.sessions_active, 0);
   EXPECT_EQ(stats.sessions_idle, 1);
   EXPECT_GT(stats.live_slots, 0);
   EXPECT_EQ(stats.equivalent_kv_cache_bytes,
-            static_cast<size_t>(engine->GetSession(id, "")->position) * 1000);
+            static_cast<size_t>(engine->sessions().Get(id, "")->position) * 1000);
 }
 
 TEST(Session, OtherTenantsSeeNothing) {
@@ -225,8 +226,8 @@ TEST(Session, OtherTenantsSeeNothing) {
   SessionOptions options;
   options.tenant = "blue";
   const std::string id = engine.NewSession(options).id;
-  const absl::Status unknown = engine->GetSession("0123", "red").status();
-  const absl::Status foreign = engine->GetSession(id, "red").status();
+  const absl::Status unknown = engine->sessions().Get("0123", "red").status();
+  const absl::Status foreign = engine->sessions().Get(id, "red").status();
   EXPECT_EQ(foreign.code(), absl::StatusCode::kNotFound);
   const auto words = [](const absl::Status& status, const std::string& name) {
     std::string text(status.message());
@@ -237,14 +238,14 @@ TEST(Session, OtherTenantsSeeNothing) {
   request.tenant = "red";
   EXPECT_EQ(engine->Submit(request, std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(engine->DeleteSession(id, "red").code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(engine->CopyState(id, "red").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(engine->ListSessions("red", 10, "")->sessions.empty());
-  EXPECT_EQ(engine->ListSessions("blue", 10, "")->sessions.size(), 1u);
+  EXPECT_EQ(engine->sessions().Delete(id, "red").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(engine->sessions().CopyState(id, "red").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(engine->sessions().List("red", 10, "")->sessions.empty());
+  EXPECT_EQ(engine->sessions().List("blue", 10, "")->sessions.size(), 1u);
   request.tenant = "blue";
   EXPECT_TRUE(engine.Run(request).status.ok());
-  EXPECT_TRUE(engine->DeleteSession(id, "blue").ok());
-  EXPECT_EQ(engine->GetSession(id, "blue").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(engine->sessions().Delete(id, "blue").ok());
+  EXPECT_EQ(engine->sessions().Get(id, "blue").status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(Session, ListIsPagedById) {
@@ -262,7 +263,7 @@ TEST(Session, ListIsPagedById) {
   std::string token;
   int pages = 0;
   do {
-    const SessionPage page = *engine->ListSessions("", 3, token);
+    const SessionPage page = *engine->sessions().List("", 3, token);
     EXPECT_LE(page.sessions.size(), 3u);
     for (const SessionInfo& info : page.sessions) listed.push_back(info.id);
     token = page.next_page_token;
@@ -270,7 +271,8 @@ TEST(Session, ListIsPagedById) {
   } while (!token.empty());
   EXPECT_EQ(listed, ids);
   EXPECT_EQ(pages, 3);
-  EXPECT_EQ(engine->ListSessions("", 1001, "").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine->sessions().List("", 1001, "").status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Session, DeletingABusyOneCancelsItsRun) {
@@ -278,7 +280,7 @@ TEST(Session, DeletingABusyOneCancelsItsRun) {
   const std::string id = engine.NewSession().id;
   const std::shared_ptr<TokenStream> stream = engine.Start(Turn(id, {1, 2}, 1000000), 4);
   while (!stream->full()) engine.AwaitBoundary();
-  EXPECT_TRUE(engine->DeleteSession(id, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
   EXPECT_EQ(ReadAll(*stream).status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
   EXPECT_EQ(engine.SettledStats().sessions_active, 0);
@@ -297,15 +299,15 @@ TEST(Session, IdleOnesExpireAndUseKeepsThemAlive) {
   // A session with a running request is not idle, even for longer than its time to live.
   const std::shared_ptr<TokenStream> stream = engine.Start(Turn(id, {1, 2}, 300), 4);
   const absl::Time later = absl::Now() + absl::Milliseconds(600);
-  while (absl::Now() < later) EXPECT_TRUE(engine->GetSession(id, "").ok());
+  while (absl::Now() < later) EXPECT_TRUE(engine->sessions().Get(id, "").ok());
   EXPECT_FALSE(expired.has_value());
   stream->Cancel();
   ReadAll(*stream);
-  const SessionInfo info = *engine->GetSession(id, "");
+  const SessionInfo info = *engine->sessions().Get(id, "");
   EXPECT_EQ(info.expires, info.last_used + absl::Milliseconds(500));
   expired.Wait();
   EXPECT_GE(absl::Now(), info.expires);
-  EXPECT_EQ(engine->GetSession(id, "").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(engine->sessions().Get(id, "").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
 }
 
@@ -332,7 +334,7 @@ TEST(Session, CreationIsRefusedAtOnceWhenThereIsNoRoom) {
   const std::string second = engine.NewSession().id;
   const auto create = [&](SessionOptions session) {
     Receiver<absl::StatusOr<SessionInfo>> receiver;
-    engine->CreateSession(session, receiver.callback());
+    engine->sessions().Create(session, receiver.callback());
     return receiver.Wait().status();
   };
   const absl::Status memory = create({});
@@ -341,7 +343,7 @@ TEST(Session, CreationIsRefusedAtOnceWhenThereIsNoRoom) {
   SessionOptions small;
   small.slot_cap = 8;
   EXPECT_TRUE(create(small).ok());
-  EXPECT_TRUE(engine->DeleteSession(second, "").ok());
+  EXPECT_TRUE(engine->sessions().Delete(second, "").ok());
   EXPECT_TRUE(create(small).ok());
   const absl::Status sessions = create(small);
   EXPECT_EQ(sessions.code(), absl::StatusCode::kResourceExhausted);

@@ -26,7 +26,7 @@ class SharedFolder : public testing::Test {
  protected:
   struct Server {
     std::vector<std::string> told;  // engine thread
-    SessionFolder::RecoveredSessions found;
+    RecoveredSessions found;
     std::unique_ptr<TestEngine> engine;
 
     TestEngine& operator*() { return *engine; }
@@ -38,12 +38,12 @@ class SharedFolder : public testing::Test {
   }
   ~SharedFolder() override { std::filesystem::remove_all(path_); }
 
-  std::unique_ptr<SessionFolder> OpenFolder(SessionFolder::RecoveredSessions& found,
+  std::unique_ptr<SessionFolder> OpenFolder(RecoveredSessions& found,
                                             SessionFolderOptions options = {}) {
     options.path = path_;
     absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open(options);
     EXPECT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<SessionFolder::RecoveredSessions> here = (*folder)->Recover();
+    absl::StatusOr<RecoveredSessions> here = (*folder)->ownership().Recover();
     EXPECT_TRUE(here.ok()) << here.status();
     found = *std::move(here);
     return *std::move(folder);
@@ -56,7 +56,7 @@ class SharedFolder : public testing::Test {
       to->push_back(report.event);
     };
     server->engine = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
-    EXPECT_THAT((*server)->AdoptSessions(server->found.sessions), IsEmpty());
+    EXPECT_THAT((*server)->sessions().Adopt(server->found.sessions), IsEmpty());
     return server;
   }
   static std::string Open(Server& server, const std::string& tenant = "") {
@@ -67,13 +67,31 @@ class SharedFolder : public testing::Test {
     return (*server).NewSession(options).id;
   }
   static int64_t PositionOn(Server& server, const std::string& id) {
-    const absl::StatusOr<SessionInfo> info = server->GetSession(id, "");
+    const absl::StatusOr<SessionInfo> info = server->sessions().Get(id, "");
     EXPECT_TRUE(info.ok()) << info.status();
     return info.ok() ? info->position : -1;
   }
 
   const std::string path_;
 };
+
+// The caller's thread may be one that must not wait, whether the session is here or has just left.
+TEST_F(SharedFolder, GetNeverWaits) {
+  const auto owner = Start();
+  const std::string id = Open(*owner);
+  FakeModel model;
+  EngineOptions options;
+  RecoveredSessions found;
+  options.session_folder = OpenFolder(found);
+  Engine engine({model.Make(), options, {}}, MakeContext(Device::kCpu));  // has no thread
+  Receiver<absl::StatusOr<SessionInfo>> there, here;
+  engine.sessions().Get(id, "", there.callback());
+  EXPECT_FALSE(there.has_value());
+  while (!there.has_value()) engine.RunIteration();
+  EXPECT_EQ(there.Wait()->position, 700);
+  engine.sessions().Get(id, "", here.callback());
+  EXPECT_TRUE(here.has_value()) << "it is here now";
+}
 
 TEST_F(SharedFolder, OwnershipMovesToTheServerThatRequestsIt) {
   const auto first = Start(), second = Start();
@@ -107,15 +125,15 @@ TEST_F(SharedFolder, EveryCallBringsItsSession) {
   const std::string id = Open(*first);
   EXPECT_EQ(PositionOn(*second, id), 700);
   Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
-  (*first)->ForkSession({.session_id = id}, forks.callback());
+  (*first)->sessions().Fork({.session_id = id}, forks.callback());
   ASSERT_TRUE(forks.Wait().ok()) << forks.Wait().status();
   const std::string copy = forks.Wait()->front().id;
   Receiver<absl::StatusOr<RewindResult>> rewound;
-  (*second)->RewindSession({.session_id = copy, .position = 600}, nullptr, rewound.callback());
+  (*second)->sessions().Rewind({.session_id = copy, .position = 600}, nullptr, rewound.callback());
   ASSERT_TRUE(rewound.Wait().ok()) << rewound.Wait().status();
-  EXPECT_EQ((*first)->ExportSession(copy, "")->length(), 600);
-  EXPECT_TRUE((*second)->DeleteSession(copy, "").ok());
-  EXPECT_TRUE(absl::IsNotFound((*first)->GetSession(copy, "").status()));
+  EXPECT_EQ((*first)->sessions().Export(copy, "")->length(), 600);
+  EXPECT_TRUE((*second)->sessions().Delete(copy, "").ok());
+  EXPECT_TRUE(absl::IsNotFound((*first)->sessions().Get(copy, "").status()));
   EXPECT_EQ(PositionOn(*second, id), 700);
 }
 
@@ -127,7 +145,7 @@ TEST_F(SharedFolder, OneThatIsInUseStays) {
   const Answers there = (**second).Run(Turn(id, {}, 1));
   EXPECT_TRUE(absl::IsFailedPrecondition(there.status)) << there.status;
   EXPECT_EQ(std::string(there.status.message()), "session " + id + ": in use by another call");
-  EXPECT_TRUE(absl::IsFailedPrecondition((*second)->GetSession(id, "").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition((*second)->sessions().Get(id, "").status()));
   stream->cancel_signal().Cancel();
   ReadAll(*stream);
   EXPECT_TRUE((**second).Run(Turn(id, {}, 1)).status.ok());
@@ -154,28 +172,28 @@ TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
     const auto first = Start();
     id = Open(*first);
   }
-  SessionFolder::RecoveredSessions found;
+  RecoveredSessions found;
   const auto silent = OpenFolder(found);
   ASSERT_EQ(found.sessions.size(), 1u);
   const auto second = Start({}, {.ownership_timeout = absl::Milliseconds(300)});
   const absl::Time begin = absl::Now();
-  const absl::Status status = (*second)->GetSession(id, "").status();
+  const absl::Status status = (*second)->sessions().Get(id, "").status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(id + ": another server has it"));
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
   EXPECT_TRUE(std::filesystem::is_empty(path_ + "/asked"));
-  silent->ReleaseOwnership(id);
+  silent->ownership().Release(id);
   EXPECT_EQ(PositionOn(*second, id), 700);
 }
 
 TEST_F(SharedFolder, OthersSessionsAreNotFoundThere) {
   const auto first = Start(), second = Start();
   const std::string id = Open(*first, "anna");
-  EXPECT_TRUE(absl::IsNotFound((*second)->GetSession(id, "bob").status()));
-  EXPECT_EQ((*second)->GetSession(id, "bob").status().message(),
+  EXPECT_TRUE(absl::IsNotFound((*second)->sessions().Get(id, "bob").status()));
+  EXPECT_EQ((*second)->sessions().Get(id, "bob").status().message(),
             absl::NotFoundError("session " + id + ": not found").message());
-  EXPECT_TRUE((*second)->GetSession(id, "anna").ok());
-  EXPECT_TRUE((*first)->GetSession(id, "anna").ok());
+  EXPECT_TRUE((*second)->sessions().Get(id, "anna").ok());
+  EXPECT_TRUE((*first)->sessions().Get(id, "anna").ok());
 }
 
 TEST_F(SharedFolder, WhatHasExpiredIsNotFoundAnywhere) {
@@ -191,7 +209,7 @@ TEST_F(SharedFolder, WhatHasExpiredIsNotFoundAnywhere) {
   const auto second = Start();  // acquires it
   absl::SleepFor(absl::Milliseconds(60));
   const auto third = Start();
-  EXPECT_TRUE(absl::IsNotFound((*third)->GetSession(id, "").status()));
+  EXPECT_TRUE(absl::IsNotFound((*third)->sessions().Get(id, "").status()));
 }
 
 TEST_F(SharedFolder, AStartRemovesWhatACrashLeftAndNothingElse) {
@@ -217,9 +235,9 @@ TEST_F(SharedFolder, ADamagedSessionIsQuarantinedByItsAcquirer) {
     id = Open(*first);
   }
   std::filesystem::resize_file(path_ + "/" + id + ".journal", 20);
-  EXPECT_TRUE(absl::IsDataLoss((*second)->GetSession(id, "").status()));
+  EXPECT_TRUE(absl::IsDataLoss((*second)->sessions().Get(id, "").status()));
   EXPECT_TRUE(std::filesystem::exists(path_ + "/damaged/" + id + ".journal"));
-  EXPECT_TRUE(absl::IsNotFound((*second)->GetSession(id, "").status()));
+  EXPECT_TRUE(absl::IsNotFound((*second)->sessions().Get(id, "").status()));
 }
 
 // Turns of several sessions through either server at random, two callers at a time: each turn runs

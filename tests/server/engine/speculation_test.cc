@@ -101,7 +101,7 @@ TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
     std::vector<std::string> ids;
     for (int i = 0; i < 2; ++i) {
       Receiver<absl::StatusOr<SessionInfo>> receiver;
-      engine.engine().CreateSession({}, receiver.callback());
+      engine.engine().sessions().Create({}, receiver.callback());
       ids.push_back(receiver.Wait()->id);
     }
     for (int turn = 0; turn < 2; ++turn) {
@@ -114,9 +114,10 @@ TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
       EXPECT_EQ(plain.of[0].finished->usage.drafted_tokens, 0);
       drafted += drafts.of[0].finished->usage.drafted_tokens;
       accepted += drafts.of[0].finished->usage.accepted_tokens;
-      EXPECT_EQ(*engine.engine().CopyState(ids[0], ""), *engine.engine().CopyState(ids[1], ""));
+      EXPECT_EQ(*engine.engine().sessions().CopyState(ids[0], ""),
+                *engine.engine().sessions().CopyState(ids[1], ""));
     }
-    for (const std::string& id : ids) EXPECT_TRUE(engine.engine().DeleteSession(id, "").ok());
+    for (const std::string& id : ids) EXPECT_TRUE(engine.engine().sessions().Delete(id, "").ok());
     GenerateRequest several = one_shot;
     several.n = 3;
     ExpectSame(run(several, Speculation::kOff), run(several, Speculation::kNgram));
@@ -245,8 +246,8 @@ TEST(SpeculationDamaged, OnlyWhatIsSaidDamages) {
     const Answers answers = drafts.Run(Turn(drafts_id, prompt, 6));
     ExpectSame(plain.Run(Turn(plain_id, prompt, 6)), answers);
     EXPECT_EQ(answers.status.ok(), next != kBad) << answers.status;
-    EXPECT_EQ(plain->GetSession(plain_id, "")->damaged_at,
-              drafts->GetSession(drafts_id, "")->damaged_at);
+    EXPECT_EQ(plain->sessions().Get(plain_id, "")->damaged_at,
+              drafts->sessions().Get(drafts_id, "")->damaged_at);
     if (next == kBad) continue;
     EXPECT_GT(answers.of[0].finished->usage.drafted_tokens, 0);
     EXPECT_EQ(State(plain, plain_id), State(drafts, drafts_id));

@@ -21,7 +21,7 @@ class FakeExchange final : public Exchange {
  public:
   FakeExchange(std::string method, std::string target, std::string body = {},
                HttpHeaders headers = {}, std::string peer = "ipv4:127.0.0.1:1")
-      : peer_(std::move(peer)) {
+      : Exchange(std::move(peer)) {
     request_.method = std::move(method);
     request_.target = std::move(target);
     request_.headers = std::move(headers);
@@ -30,21 +30,6 @@ class FakeExchange final : public Exchange {
     request_.body = std::move(body);
   }
 
-  const std::string& peer() const override { return peer_; }
-  bool gone() const override {
-    std::lock_guard lock(mutex_);
-    return gone_;
-  }
-  void OnGone(std::function<void()> gone) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (!gone_) {
-        on_gone_ = std::move(gone);
-        return;
-      }
-    }
-    gone();
-  }
   void Reply(HttpReply reply) override {
     std::lock_guard lock(mutex_);
     reply_ = std::move(reply);
@@ -65,15 +50,7 @@ class FakeExchange final : public Exchange {
   }
 
   // The client goes away and reads no more.
-  void Leave() {
-    std::function<void()> gone;
-    {
-      std::lock_guard lock(mutex_);
-      gone_ = true;
-      gone = std::exchange(on_gone_, nullptr);
-    }
-    if (gone) gone();
-  }
+  void Leave() { SetGone(); }
   // Reads until the end of the answer, or until `enough` accepts the body so far. False: neither
   // happened within `time`. One thread at a time.
   bool Read(absl::Duration time, const std::function<bool(const std::string&)>& enough = nullptr) {
@@ -102,11 +79,9 @@ class FakeExchange final : public Exchange {
   bool streamed() const { return reply_.content_type.starts_with("text/event-stream"); }
 
  private:
-  const std::string peer_;
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable cv_;
-  bool gone_ = false, ended_ = false, pumped_ = false;
-  std::function<void()> on_gone_;
+  bool ended_ = false, pumped_ = false;
   HttpReply reply_;
   Source source_;
 };

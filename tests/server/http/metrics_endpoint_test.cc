@@ -36,7 +36,7 @@ std::string Fetch(int port, const std::string& request) {
 class MetricsEndpointTest : public testing::Test {
  protected:
   MetricsEndpointTest() : metrics_(ModelDescription()) {
-    auto endpoint = MetricsEndpoint::Start("127.0.0.1:0", metrics_);
+    auto endpoint = ServeMetrics("127.0.0.1:0", metrics_);
     EXPECT_TRUE(endpoint.ok()) << endpoint.status();
     endpoint_ = *std::move(endpoint);
   }
@@ -47,7 +47,7 @@ class MetricsEndpointTest : public testing::Test {
   }
 
   Metrics metrics_;
-  std::unique_ptr<MetricsEndpoint> endpoint_;
+  std::unique_ptr<HttpServer> endpoint_;
 };
 
 TEST_F(MetricsEndpointTest, ServesThePageAndCountsItself) {
@@ -81,7 +81,7 @@ TEST_F(MetricsEndpointTest, CompressesForThoseWhoAccept) {
 
 TEST_F(MetricsEndpointTest, ATakenPortNamesTheFlag) {
   const std::string address = absl::StrCat("127.0.0.1:", endpoint_->port());
-  const auto second = MetricsEndpoint::Start(address, metrics_);
+  const auto second = ServeMetrics(address, metrics_);
   EXPECT_TRUE(absl::IsUnavailable(second.status()));
   EXPECT_THAT(std::string(second.status().message()),
               StartsWith("--metrics-address: cannot listen on " + address));

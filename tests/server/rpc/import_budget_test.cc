@@ -1,4 +1,4 @@
-// Memory of imports while their bytes arrive (ImportBudget of session_transfer.h).
+// Memory of imports while their bytes arrive (ImportBudget of stream_call.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,8 +46,8 @@ class ImportBudgetTest : public testing::Test {
     v1::CreateSessionRequest create;
     create.mutable_prompt()->set_text("once upon a time there was a session");
     const std::string id = server_.NewSession(create);
-    SessionImage image = *server_.engine().ExportSession(id, "");
-    EXPECT_TRUE(server_.engine().DeleteSession(id, "").ok());
+    SessionImage image = *server_.engine().sessions().Export(id, "");
+    EXPECT_TRUE(server_.engine().sessions().Delete(id, "").ok());
     bytes_ = ImageBytes(image);
     // A head of a session that fits no budget here.
     SessionImage large = image;
@@ -70,7 +70,7 @@ class ImportBudgetTest : public testing::Test {
     import.Send(file_);
     grpc::Status status = import.Finish();
     if (status.ok()) {
-      EXPECT_TRUE(server_.engine().DeleteSession(import.made.session_id(), "").ok());
+      EXPECT_TRUE(server_.engine().sessions().Delete(import.made.session_id(), "").ok());
     }
     return status;
   }
@@ -114,7 +114,7 @@ TEST_F(ImportBudgetTest, IsHeldFromTheHeadToTheEndOfTheCall) {
   EXPECT_TRUE(held.front().Send(file_.substr(head_bytes_)));
   const grpc::Status done = held.front().Finish();
   EXPECT_TRUE(done.ok()) << done.error_message();
-  EXPECT_TRUE(server_.engine().DeleteSession(held.front().made.session_id(), "").ok());
+  EXPECT_TRUE(server_.engine().sessions().Delete(held.front().made.session_id(), "").ok());
   held.pop_front();
   ASSERT_NO_FATAL_FAILURE(AwaitFree(left + bytes_));
   EXPECT_TRUE(Whole().ok());

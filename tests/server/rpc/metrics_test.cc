@@ -166,7 +166,7 @@ TEST(Metrics, GaugesOfCapacityAndUse) {
   stats.sessions_idle = 3;
   stats.session_slots = 40;
   stats.state_bytes_reserved = 300;
-  metrics.SetStatsSource([&] { return stats; });
+  metrics.SetSource<EngineStats>([&] { return stats; });
   EXPECT_EQ(Sample(metrics.Text(), "ovq_session_state_utilization_ratio", {}), 0);  // no budget
   stats.state_bytes_budget = 1200;
   const std::string text = metrics.Text();
@@ -180,7 +180,7 @@ TEST(Metrics, PrefixCache) {
   Metrics metrics(Named(false));
   EXPECT_EQ(Sample(metrics.Text(), "ovq_prefix_queries_total", {}), 0);
   TestEngine engine;
-  metrics.SetStatsSource([&] { return engine.SettledStats(); });
+  metrics.SetSource<EngineStats>([&] { return engine.SettledStats(); });
   GenerateRequest request = SampleRequest(SomeTokens(3 * kPrefixBlockTokens, 1), 1);
   request.cacheable = 3 * kPrefixBlockTokens;
   for (int i = 0; i < 3; ++i) engine.Run(request);
@@ -233,7 +233,7 @@ TEST(Metrics, MemoryOfAGpu) {
   for (bool has_gpu : {true, false}) {
     info.has_gpu = has_gpu;
     Metrics metrics(info);
-    metrics.SetStatsSource([&] { return stats; });
+    metrics.SetSource<EngineStats>([&] { return stats; });
     const std::string text = metrics.Text();
     const auto bytes = [&](const char* kind) {
       return Sample(text, "ovq_device_memory_bytes",

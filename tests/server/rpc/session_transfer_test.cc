@@ -97,7 +97,7 @@ TEST(SessionCalls, ExportAndImport) {
     context.TryCancel();
     EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
-  EXPECT_EQ(server.engine().ListSessions(std::nullopt, 0, "")->sessions.size(), 4u);
+  EXPECT_EQ(server.engine().sessions().List(std::nullopt, 0, "")->sessions.size(), 4u);
 }
 
 TEST(SessionCalls, ExportSince) {
@@ -125,7 +125,8 @@ TEST(SessionCalls, ExportSince) {
   EXPECT_EQ(later.length(), made.position() + 11);
   ASSERT_THAT(Export(server, id, "bob", later, &again).second, Succeeds());
   EXPECT_EQ(again.digest(), later.digest());
-  (void)server.engine().CopyState("none", "");  // waits until the events before are reported
+  (void)server.engine().sessions().CopyState("none",
+                                             "");  // waits until the events before are reported
   EXPECT_THAT(server.metrics().Text(),
               HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export_delta\"} 2\n"));
   EXPECT_THAT(ImportFile(server, delta, copy, "bob"),

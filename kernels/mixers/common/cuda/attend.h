@@ -25,7 +25,7 @@ void StoreRecent(DeviceContext& context, const AttentionArgs& args, int wave);
 // Whether a tile's segments are split over thread blocks. No bit depends on it.
 enum class Split : uint8_t { kAuto, kAlways, kNever };
 
-// Computes rows.out of a wave's tokens, and their probes.
+// Computes tokens.out of a wave's tokens, and their probes.
 void AttendWave(DeviceContext& context, const AttentionArgs& args, int wave,
                 Split split = Split::kAuto);
 

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       UpdateBest(scores, warp * 16, block.live, i * kBlockSlots, rows);
     }
     if (tile.n_queries == 0) {
-      if (kHasExponents<T>) __syncthreads();  // keys may be overwritten
+      if (kWidened<T>) __syncthreads();  // keys may be overwritten
       continue;
     }
     float highest[2];
@@ -234,8 +234,8 @@ DecodeKernelFn SelectDecodeKernel(int value_stride) {
                                : AttendDecodeKernel<4, T>;
 }
 DecodeKernelFn DecodeKernel(DType dtype, int value_stride) {
-  return dtype == DType::kI8 ? SelectDecodeKernel<Int8>(value_stride)
-                             : SelectDecodeKernel<BF16>(value_stride);
+  return VisitSlots(dtype,
+                    [=]<ExactInBF16 T>(Slots<T>) { return SelectDecodeKernel<T>(value_stride); });
 }
 
 // Thread blocks per multiprocessor: while one waits for memory, others compute.
@@ -244,8 +244,8 @@ constexpr int kWantedBlocks = 3;
 }  // namespace
 
 size_t AttendDecodeShared(DType dtype, int head_dim, int value_stride) {
-  const DecodeLayout at = dtype == DType::kI8 ? MakeDecodeLayout<Int8>(head_dim, value_stride)
-                                              : MakeDecodeLayout<BF16>(head_dim, value_stride);
+  const DecodeLayout at = VisitSlots(
+      dtype, [=]<ExactInBF16 T>(Slots<T>) { return MakeDecodeLayout<T>(head_dim, value_stride); });
   return static_cast<size_t>(at.end) * sizeof(uint4);
 }
 

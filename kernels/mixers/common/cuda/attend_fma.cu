@@ -225,13 +225,16 @@ __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
   WarpRow rows[kRows / kWarps];
   for (int i = tile.begin_block; i < tile.end_block; ++i) {
     const BlockView block = BlockAt(args, tile, i);
-    const float key_scale = KeyScale<T>(args, block, slot);
+    // Scores and weights, which are fewer, are multiplied by the scales instead of the channels.
+    const T *block_keys = reinterpret_cast<const T*>(block.keys),
+            *block_values = reinterpret_cast<const T*>(block.values);
+    const float key_scale = KeyRow(block_keys, head_dim, slot).scale();
     LaneSlots slots;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int of_lane = thread % 32 + 32 * j;
       slots.bias[j] = block.bias == nullptr ? 0 : block.bias[of_lane];
-      slots.value_scale[j] = ValueScale<T>(args, block, of_lane);
+      slots.value_scale[j] = ValueRow(block_values, args.value_stride, of_lane).scale();
     }
     float scores[kHalf] = {};
     for (int p = 0; p < slices.of_keys; ++p) {
@@ -273,10 +276,8 @@ size_t AttendFmaShared(int head_dim, int value_stride, int n_rows) {
 
 void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows) {
   const size_t shared = AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
-  const DType dtype = args.blocks.dtype;
-  const auto kernel = dtype == DType::kBF16 ? SelectFmaKernel<uint16_t>(n_rows)
-                      : dtype == DType::kI8 ? SelectFmaKernel<Int8>(n_rows)
-                                            : SelectFmaKernel<float>(n_rows);
+  const auto kernel =
+      VisitSlots(args.blocks.dtype, [=]<class T>(Slots<T>) { return SelectFmaKernel<T>(n_rows); });
   Launch(context, kernel, grid, kFmaThreads, shared, args);
 }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq::cuda {
 
@@ -36,23 +36,6 @@ __host__ __device__ constexpr FmaLayout MakeFmaLayout(int head_dim, int value_st
   at.folded = at.acc + n_rows * value_stride * kFloat;
   at.end = at.folded + n_rows * value_stride * kFloat;
   return at;
-}
-
-__device__ inline float Widen(float x) { return x; }
-__device__ inline float Widen(uint16_t x) {
-  return __uint_as_float(static_cast<uint32_t>(x) << 16);
-}
-__device__ inline float Widen(Int8 x) { return ToFloat(x); }
-
-// The scale of a slot's channels. Scores and weights, which are fewer, are multiplied by it instead
-// of the channels.
-template <class T>
-__device__ inline float KeyScale(const AttendArgs& args, const BlockView& block, int slot) {
-  return ScaleAt(reinterpret_cast<const T*>(block.keys), args.blocks.shape.head_dim, slot);
-}
-template <class T>
-__device__ inline float ValueScale(const AttendArgs& args, const BlockView& block, int slot) {
-  return ScaleAt(reinterpret_cast<const T*>(block.values), args.value_stride, slot);
 }
 
 // A block passes through shared memory in slices of at most one stage: first its keys, some
@@ -134,7 +117,7 @@ __device__ inline void AddScores(SharedPtr<const float> rows, int row_stride,
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const T element = keys[(c + j) * kBlockSlots];
-      key[j] = Widen(element);
+      key[j] = ToFloat(element);
     }
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
@@ -150,7 +133,7 @@ __device__ inline void AddScores(SharedPtr<const float> rows, int row_stride,
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
       const float x = rows[k * row_stride + c];
-      scores[k] = fmaf(x, Widen(element), scores[k]);
+      scores[k] = fmaf(x, ToFloat(element), scores[k]);
     }
   }
 }
@@ -164,7 +147,7 @@ __device__ inline void AddValues(SharedPtr<const float> weights, SharedPtr<const
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const T element = values[(s + j) * value_stride];
-      value[j] = Widen(element);
+      value[j] = ToFloat(element);
     }
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {

@@ -13,9 +13,10 @@ struct AttendArgs;
 // The largest number of recent blocks that one sequence's tokens of a wave lie in.
 int RecentBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs, int wave);
 
-// Tensor core kernels: queries and keys in bfloat16, blocks in bfloat16 or int8 (which take about
-// the same shared memory for decode, and int8 more for prefill); head_dim a multiple of 16, both
-// dimensions at most 256. Decode: tiles of 16 rows. Prefill: tiles of 16 n_warps rows.
+// Tensor core kernels: queries and keys in bfloat16, blocks in a type that is exact in it (those
+// that are widened take about the same shared memory for decode, and more for prefill); head_dim a
+// multiple of 16, both dimensions at most 256. Decode: tiles of 16 rows. Prefill: tiles of 16
+// n_warps rows.
 size_t AttendDecodeShared(DType dtype, int head_dim, int value_stride);
 void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid);
 // Requests the shared memory of whole multiprocessors. `wanted`: thread blocks per multiprocessor,

@@ -253,9 +253,9 @@ PrefillKernelFn SelectPrefillKernel(int value_stride) {
 }  // namespace
 
 size_t AttendPrefillShared(DType dtype, int head_dim, int value_stride, int n_warps) {
-  const PrefillLayout at = dtype == DType::kI8
-                               ? MakePrefillLayout<Int8>(head_dim, value_stride, n_warps)
-                               : MakePrefillLayout<BF16>(head_dim, value_stride, n_warps);
+  const PrefillLayout at = VisitSlots(dtype, [=]<ExactInBF16 T>(Slots<T>) {
+    return MakePrefillLayout<T>(head_dim, value_stride, n_warps);
+  });
   return static_cast<size_t>(at.end) * sizeof(uint4);
 }
 
@@ -264,8 +264,8 @@ void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_
   const DType dtype = args.blocks.dtype;
   const size_t shared =
       AttendPrefillShared(dtype, args.blocks.shape.head_dim, args.value_stride, n_warps);
-  const auto kernel = dtype == DType::kI8 ? SelectPrefillKernel<Int8>(args.value_stride)
-                                          : SelectPrefillKernel<BF16>(args.value_stride);
+  const auto kernel = VisitSlots(
+      dtype, [&]<ExactInBF16 T>(Slots<T>) { return SelectPrefillKernel<T>(args.value_stride); });
   Launch(context, kernel, grid, n_warps * 32, shared, args);
 }
 

@@ -3,7 +3,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq::cuda {
 namespace {
@@ -14,15 +14,10 @@ constexpr int kChannels = 8;  // channels in a thread's share of a key: 32 bytes
 struct StoreArgs {
   AttentionBlocks blocks;
   DeviceSequences seqs;
-  AttentionTensors rows;
+  AttentionTensors tokens;
   int32_t wave;
   int32_t recent_blocks;  // recent blocks that a sequence's tokens may lie in
 };
-
-__device__ inline void Put(float x, float* to) { *to = x; }
-__device__ inline void Put(float x, uint16_t* to) {
-  *to = static_cast<uint16_t>(PackBF16(x, 0.0f));
-}
 
 // Tokens of one head that go to slots [slot, slot + n) of one block.
 struct StoreTile {
@@ -33,47 +28,22 @@ struct StoreTile {
   float key_scale;
 };
 
+// Stores rows, times `factor`, to the slots from `first_slot` on, whose elements are slot_stride
+// apart. Lanes of a warp share a row and first find its largest channel: all 32 lanes where there
+// are few rows, else four, so that adjacent lanes write adjacent slots of a key.
 template <class T>
-__device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
-  const int shares = (head_dim + kChannels - 1) / kChannels;
-  for (int i = static_cast<int>(threadIdx.x); i < tile.n * shares; i += kThreads) {
-    const int token = i % tile.n, first = i / tile.n * kChannels;
-    const float* key = tile.keys + token * tile.stride;
-    const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
-    for (int c = first; c < end; ++c)
-      Put(key[c] * tile.key_scale, to + c * kBlockSlots + tile.slot + token);
-  }
-}
-
-template <class T>
-__device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T* to) {
-  const int value_stride = ValueStride(value_head_dim);
-  for (int i = static_cast<int>(threadIdx.x); i < tile.n * value_head_dim; i += kThreads) {
-    const int token = i / value_head_dim, c = i % value_head_dim;
-    Put(tile.values[token * tile.stride + c], to + (tile.slot + token) * value_stride + c);
-  }
-}
-
-// The destination of int8 rows: the first row's channels, the exponents, and the strides of slots
-// and channels. Lanes of a warp share a row, times `factor`, and first find its largest channel:
-// all 32 lanes where there are few rows, else four, so that adjacent lanes write adjacent slots of
-// a key.
-struct Int8Place {
-  Int8* to;
-  uint8_t* exponents;
-  int32_t slot_stride, channel_stride;
-};
-__device__ inline void StoreInt8(const float* rows, int64_t row_stride, int n_rows, int n_channels,
-                                 float factor, const Int8Place& place) {
+__device__ inline void StoreScaled(const float* rows, int64_t row_stride, int n_rows,
+                                   int n_channels, float factor, const SlotRow<T>& first_slot,
+                                   int slot_stride) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int warp_rows = n_rows < kThreads / 32 ? 1 : 8;
-  const int first = lane / warp_rows * kChannels, layer_args = 32 / warp_rows * kChannels;
+  const int first = lane / warp_rows * kChannels, step = 32 / warp_rows * kChannels;
   for (int begin = thread / 32 * warp_rows; begin < n_rows; begin += kThreads / 32 * warp_rows) {
     const int i = begin + lane % warp_rows;
     const float* row = rows + i * row_stride;
     const int end = i < n_rows ? n_channels : 0;
     uint32_t largest = 0;
-    for (int c = first; c < end; c += layer_args) {
+    for (int c = first; c < end; c += step) {
       const uint32_t bits =
           MagnitudeBits(row + c, end - c < kChannels ? end - c : kChannels, factor);
       largest = bits > largest ? bits : largest;
@@ -82,28 +52,51 @@ __device__ inline void StoreInt8(const float* rows, int64_t row_stride, int n_ro
       const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, apart);
       largest = other > largest ? other : largest;
     }
-    const uint8_t exponent = ExponentFor(largest);
+    const uint8_t exponent = Slots<T>::Exponent(largest);
     const float inverse = InverseExponentScale(exponent);
-    Int8* to = place.to + i * place.slot_stride;
-    for (int group = first; group < end; group += layer_args) {
+    const SlotRow<T> to = {first_slot.data + i * slot_stride, first_slot.stride,
+                           first_slot.exponent + i};
+    for (int group = first; group < end; group += step) {
       for (int c = group; c < group + kChannels && c < end; ++c) {
-        to[c * place.channel_stride] =
-            inverse == 0 ? Int8{0} : NearestInt8(row[c] * factor * inverse);
+        to.data[c * to.stride] = NearestElement<T>(row[c] * factor, inverse);
       }
     }
-    if (first == 0 && i < n_rows) place.exponents[i] = exponent;
+    if (first == 0 && i < n_rows) to.SetExponent(exponent);
   }
 }
-__device__ inline void StoreKeys(const StoreTile& tile, int head_dim, Int8* to) {
-  auto* exponents = reinterpret_cast<uint8_t*>(to + head_dim * kBlockSlots);
-  StoreInt8(tile.keys, tile.stride, tile.n, head_dim, tile.key_scale,
-            {to + tile.slot, exponents + tile.slot, 1, kBlockSlots});
+
+template <class T>
+__device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
+  if constexpr (Slots<T>::kScaled) {
+    StoreScaled(tile.keys, tile.stride, tile.n, head_dim, tile.key_scale,
+                KeyRow(to, head_dim, tile.slot), 1);
+  } else {
+    const int shares = (head_dim + kChannels - 1) / kChannels;
+    for (int i = static_cast<int>(threadIdx.x); i < tile.n * shares; i += kThreads) {
+      const int token = i % tile.n, first = i / tile.n * kChannels;
+      const float* key = tile.keys + token * tile.stride;
+      const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
+      const SlotRow<T> row = KeyRow(to, head_dim, tile.slot + token);
+      for (int c = first; c < end; ++c) {
+        row.data[c * kBlockSlots] = Slots<T>::Nearest(key[c] * tile.key_scale);
+      }
+    }
+  }
 }
-__device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, Int8* to) {
+
+template <class T>
+__device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T* to) {
   const int value_stride = ValueStride(value_head_dim);
-  auto* exponents = reinterpret_cast<uint8_t*>(to + kBlockSlots * value_stride);
-  StoreInt8(tile.values, tile.stride, tile.n, value_head_dim, 1,
-            {to + tile.slot * value_stride, exponents + tile.slot, value_stride, 1});
+  if constexpr (Slots<T>::kScaled) {
+    StoreScaled(tile.values, tile.stride, tile.n, value_head_dim, 1,
+                ValueRow(to, value_stride, tile.slot), value_stride);
+  } else {
+    for (int i = static_cast<int>(threadIdx.x); i < tile.n * value_head_dim; i += kThreads) {
+      const int token = i / value_head_dim, c = i % value_head_dim;
+      to[(tile.slot + token) * value_stride + c] =
+          Slots<T>::Nearest(tile.values[token * tile.stride + c]);
+    }
+  }
 }
 
 // Stores keys (transposed) and values of a wave's tokens to their recent slots, rounded to nearest
@@ -130,10 +123,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t from = place == 0 ? begin : block * kBlockSlots;
   const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
   if (from >= to) return;
-  const int64_t row = (wave.row + (from - begin)) * args.rows.stride;
-  const StoreTile tile = {args.rows.k + row + head * blocks.shape.head_dim,
-                          args.rows.v + row + head * blocks.shape.value_head_dim,
-                          args.rows.stride,
+  const int64_t row = (wave.row + (from - begin)) * args.tokens.stride;
+  const StoreTile tile = {args.tokens.k + row + head * blocks.shape.head_dim,
+                          args.tokens.v + row + head * blocks.shape.value_head_dim,
+                          args.tokens.stride,
                           static_cast<int32_t>(from % kBlockSlots),
                           static_cast<int32_t>(to - from),
                           blocks.KeyScale(head)};
@@ -151,12 +144,11 @@ void StoreRecent(DeviceContext& context, const AttentionArgs& layer_args, int wa
   const AttentionBlocks& blocks = layer_args.blocks;
   const int recent_blocks = RecentBlocks(blocks, layer_args.seqs, wave);
   if (recent_blocks == 0) return;
-  const StoreArgs args = {blocks, layer_args.seqs.device, layer_args.rows, wave, recent_blocks};
+  const StoreArgs args = {blocks, layer_args.seqs.device, layer_args.tokens, wave, recent_blocks};
   const auto grid = static_cast<uint32_t>(int64_t{layer_args.seqs.n_seqs()} *
                                           blocks.shape.n_kv_heads * recent_blocks);
-  const auto kernel = blocks.dtype == DType::kBF16 ? StoreRecentKernel<uint16_t>
-                      : blocks.dtype == DType::kI8 ? StoreRecentKernel<Int8>
-                                                   : StoreRecentKernel<float>;
+  const auto kernel =
+      VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return StoreRecentKernel<T>; });
   Launch(context, kernel, grid, kThreads, 0, args);
 }
 

@@ -26,7 +26,7 @@ inline constexpr int kPartialHeader = 4;
 struct AttendArgs {
   AttentionBlocks blocks;
   DeviceSequences seqs = {};
-  AttentionTensors rows = {};
+  AttentionTensors tokens = {};
   int32_t wave = 0;
   int32_t value_stride = 0;
   // Sequences with fewer or more tokens in this wave belong to another launch.
@@ -107,10 +107,10 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   tile.state = args.seqs.state[tile.sequence];
   if (tile.state == nullptr) return false;
 
-  const WaveTokens rows = TokensInWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
-  const int64_t length = rows.end - rows.begin;
+  const WaveTokens tokens = TokensInWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
+  const int64_t length = tokens.end - tokens.begin;
   if (length < args.min_tokens || length > args.max_tokens) return false;
-  const int64_t begin = rows.begin - blocks.origin(rows.begin);
+  const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
   tile.own_block = begin / kBlockSlots + place / static_cast<uint32_t>(args.block_tiles);
   const int64_t block_begin = tile.own_block * kBlockSlots;
   const int64_t from = begin > block_begin ? begin : block_begin;
@@ -118,8 +118,8 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   if (from >= to) return false;
   tile.n_tokens = static_cast<int32_t>(to - from);
   tile.slot = static_cast<int32_t>(from - block_begin);
-  tile.row = rows.row + static_cast<int32_t>(from - begin);
-  tile.element = rows.begin - rows.span_begin + (from - begin);
+  tile.row = tokens.row + static_cast<int32_t>(from - begin);
+  tile.element = tokens.begin - tokens.span_begin + (from - begin);
 
   tile.first =
       static_cast<int32_t>(place % static_cast<uint32_t>(args.block_tiles)) * rows_per_tile;
@@ -199,13 +199,13 @@ __device__ inline void WriteBest(const AttendArgs& args, const Tile& tile, int r
 // The query or key [head_dim] of row r of the tile.
 __device__ inline const float* RowData(const AttendArgs& args, const Tile& tile, int r) {
   const AttentionShape& shape = args.blocks.shape;
-  const int64_t row = (tile.row + tile.token(args, r)) * args.rows.stride;
-  if (r >= tile.n_queries) return args.rows.k + row + tile.head * shape.head_dim;
+  const int64_t row = (tile.row + tile.token(args, r)) * args.tokens.stride;
+  if (r >= tile.n_queries) return args.tokens.k + row + tile.head * shape.head_dim;
   const int head = tile.head * shape.group() + (tile.first + r) % shape.group();
-  return args.rows.q + row + static_cast<int64_t>(head) * shape.head_dim;
+  return args.tokens.q + row + static_cast<int64_t>(head) * shape.head_dim;
 }
 
-// Writes channel c of rows.out for row r of the tile, a query, if there is such a channel.
+// Writes channel c of tokens.out for row r of the tile, a query, if there is such a channel.
 __device__ inline void WriteOut(const AttendArgs& args, const Tile& tile, int r, int c,
                                 float value) {
   const AttentionShape& shape = args.blocks.shape;
@@ -213,10 +213,10 @@ __device__ inline void WriteOut(const AttendArgs& args, const Tile& tile, int r,
   const int head = tile.head * shape.group() + (tile.first + r) % shape.group();
   const int64_t row = tile.row + tile.token(args, r);
   const int64_t at = (row * shape.n_heads + head) * shape.value_head_dim + c;
-  if (args.rows.out_dtype == DType::kBF16) {
-    static_cast<uint16_t*>(args.rows.out)[at] = static_cast<uint16_t>(PackBF16(value, 0.0f));
+  if (args.tokens.out_dtype == DType::kBF16) {
+    static_cast<uint16_t*>(args.tokens.out)[at] = static_cast<uint16_t>(PackBF16(value, 0.0f));
   } else {
-    static_cast<float*>(args.rows.out)[at] = value;
+    static_cast<float*>(args.tokens.out)[at] = value;
   }
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/mixers/common/cuda/attend.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace cuda {
@@ -36,15 +37,15 @@ WaveBounds FindWaveBounds(const AttentionBlocks& blocks, const BatchSequences& s
     return bounds;
   }
   for (int s = 0; s < seqs.n_seqs(); ++s) {
-    const WaveTokens rows = TokensInWave(seqs.start_pos[s], seqs.token_begin[s],
-                                         seqs.sequence_length(s), blocks.wave_span, wave);
-    const int64_t tokens = rows.end - rows.begin;
-    if (tokens < std::max(min_tokens, 1) || tokens > max_tokens) continue;
-    const int64_t origin = blocks.origin(rows.begin);
+    const WaveTokens tokens = TokensInWave(seqs.start_pos[s], seqs.token_begin[s],
+                                           seqs.sequence_length(s), blocks.wave_span, wave);
+    const int64_t n_tokens = tokens.end - tokens.begin;
+    if (n_tokens < std::max(min_tokens, 1) || n_tokens > max_tokens) continue;
+    const int64_t origin = blocks.origin(tokens.begin);
     const int64_t touched =
-        (rows.end - 1 - origin) / kBlockSlots - (rows.begin - origin) / kBlockSlots + 1;
+        (tokens.end - 1 - origin) / kBlockSlots - (tokens.begin - origin) / kBlockSlots + 1;
     ++bounds.sequences;
-    bounds.tokens = std::max(bounds.tokens, static_cast<int32_t>(tokens));
+    bounds.tokens = std::max(bounds.tokens, static_cast<int32_t>(n_tokens));
     bounds.recent_blocks = std::max(bounds.recent_blocks, static_cast<int32_t>(touched));
   }
   return bounds;
@@ -66,8 +67,9 @@ struct Choice {
 Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared) {
   const int d = blocks.shape.head_dim, per_token = blocks.shape.group() + (blocks.probe ? 1 : 0);
   Choice choice = {};
-  // The widest heads in int8 need more shared memory than the smallest GPUs allow a thread block.
-  choice.tensor_cores = blocks.dtype != DType::kF32 && blocks.compute_dtype == DType::kBF16 &&
+  // The widest heads in types with scales need more shared memory than the smallest GPUs allow a
+  // thread block.
+  choice.tensor_cores = IsExactInBF16(blocks.dtype) && blocks.compute_dtype == DType::kBF16 &&
                         d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim &&
                         AttendPrefillShared(blocks.dtype, d, value_stride, 1) <= max_shared;
   if (choice.tensor_cores) {
@@ -121,7 +123,7 @@ void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wav
     const int tile_rows = is_small ? choice.small_rows : choice.large_rows;
     AttendArgs args = {.blocks = blocks,
                        .seqs = seqs.device,
-                       .rows = layer_args.rows,
+                       .tokens = layer_args.tokens,
                        .wave = wave,
                        .value_stride = value_stride,
                        .min_tokens = is_small ? 1 : choice.small_tokens + 1,

@@ -6,7 +6,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
-#include "kernels/mixers/common/int8_rows.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq {
 namespace cuda {
@@ -48,7 +48,7 @@ __device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T*
       const float x = at.query[c];
       sum = fmaf(x, ToFloat(keys[c * kBlockSlots + slot]), sum);
     }
-    sum *= ScaleAt(keys, shape.head_dim, slot);
+    sum *= KeyRow(keys, shape.head_dim, slot).scale();
     score[j] = slot >= live ? kLowestScore : bias == nullptr ? sum : sum + bias[slot];
     new_max = fmaxf(new_max, score[j]);
   }
@@ -60,7 +60,7 @@ __device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T*
   for (int j = 0; j < 2; ++j) {
     const int slot = lane + 32 * j;
     const float weight = slot < live ? expf(score[j] - new_max) : 0.0f;
-    at.weights[slot] = weight * ScaleAt(values, ValueStride(shape.value_head_dim), slot);
+    at.weights[slot] = weight * ValueRow(values, ValueStride(shape.value_head_dim), slot).scale();
     sum += weight;
   }
   for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(kWholeWarp, sum, apart);
@@ -70,36 +70,28 @@ __device__ float WeighBlock(const AttentionShape& shape, const T* keys, const T*
   return scale;
 }
 
-// Subtracts the attention output of the warp's query from the value in this slot.
+// Subtracts the attention output of the warp's query from a slot's value.
 template <class T>
-__device__ void SubtractFrom(T* values, int slot, int32_t dv, const WarpQuery& at) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, value_stride = ValueStride(dv);
-  T* value = values + slot * value_stride;
-  if constexpr (kHasExponents<T>) {
-    const float scale = ScaleAt(values, value_stride, slot);
-    uint32_t largest = 0;
-    for (int32_t c = lane; c < dv; c += 32) {
-      const float acc = at.acc[c], left = ToFloat(value[c]) * scale - acc / at.sum;
-      at.acc[c] = left;
-      largest = MagnitudeBits(left) > largest ? MagnitudeBits(left) : largest;
-    }
-    for (int apart = 16; apart > 0; apart /= 2) {
-      const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, apart);
-      largest = other > largest ? other : largest;
-    }
-    const uint8_t exponent = ExponentFor(largest);
-    const float inverse = InverseExponentScale(exponent);
-    for (int32_t c = lane; c < dv; c += 32) {
-      const float left = at.acc[c];
-      value[c] = inverse == 0 ? Int8{0} : NearestInt8(left * inverse);
-    }
-    if (lane == 0) values[kBlockSlots * value_stride + slot].q = static_cast<int8_t>(exponent);
-  } else {
-    for (int32_t c = lane; c < dv; c += 32) {
-      const float acc = at.acc[c];
-      value[c] = FromFloat<T>(ToFloat(value[c]) - acc / at.sum);
-    }
+__device__ void SubtractFrom(const SlotRow<T>& value, int32_t dv, const WarpQuery& at) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+  const float scale = value.scale();
+  uint32_t largest = 0;
+  for (int32_t c = lane; c < dv; c += 32) {
+    const float acc = at.acc[c], left = ToFloat(value.data[c]) * scale - acc / at.sum;
+    at.acc[c] = left;
+    largest = MagnitudeBits(left) > largest ? MagnitudeBits(left) : largest;
   }
+  for (int apart = 16; Slots<T>::kScaled && apart > 0; apart /= 2) {
+    const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, apart);
+    largest = other > largest ? other : largest;
+  }
+  const uint8_t exponent = Slots<T>::Exponent(largest);
+  const float inverse = InverseExponentScale(exponent);
+  for (int32_t c = lane; c < dv; c += 32) {
+    const float left = at.acc[c];
+    value.data[c] = NearestElement<T>(left, inverse);
+  }
+  if (lane == 0) value.SetExponent(exponent);
 }
 
 // Attends with key i of the chunk, times the delta rule's scale, over the old slots and subtracts
@@ -112,10 +104,9 @@ __device__ void SubtractPrediction(const AttentionBlocks& blocks, const FullChun
   const auto block_of = [&](const BlockPlaces& places, int64_t b) {
     return places.place.At<T>(head.session, head.kv_head, b);
   };
-  const T* key = block_of(blocks.recent_keys, i / kBlockSlots) + i % kBlockSlots;
-  const float scale =
-      ScaleAt(key - i % kBlockSlots, d, i % kBlockSlots) * blocks.delta_scale[head.kv_head];
-  for (int32_t c = lane; c < d; c += 32) at.query[c] = ToFloat(key[c * kBlockSlots]) * scale;
+  const SlotRow key = KeyRow(block_of(blocks.recent_keys, i / kBlockSlots), d, i % kBlockSlots);
+  const float scale = key.scale() * blocks.delta_scale[head.kv_head];
+  for (int32_t c = lane; c < d; c += 32) at.query[c] = ToFloat(key.data[c * kBlockSlots]) * scale;
   for (int32_t c = lane; c < dv; c += 32) at.acc[c] = 0.0f;
   __syncwarp();
   for (int32_t b = 0; b < NumBlocks(head.n_old); ++b) {
@@ -138,7 +129,9 @@ __device__ void SubtractPrediction(const AttentionBlocks& blocks, const FullChun
     }
     __syncwarp();
   }
-  SubtractFrom(block_of(blocks.recent_values, i / kBlockSlots), i % kBlockSlots, dv, at);
+  SubtractFrom(
+      ValueRow(block_of(blocks.recent_values, i / kBlockSlots), value_stride, i % kBlockSlots), dv,
+      at);
 }
 
 // Corrects the pending values of the chunks that this wave fills. Precision: float32 throughout,
@@ -155,12 +148,12 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t chunk_len = blocks.wave_span;
   const int32_t i = static_cast<int32_t>(blockIdx.z) * kWarps + warp;
   if (session == nullptr || i >= chunk_len) return;
-  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
+  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
   const int32_t n_old = blocks.LiveAt(s, kv_head, args.wave);
-  if (rows.end != rows.span_begin + chunk_len || n_old == 0) return;
+  if (tokens.end != tokens.span_begin + chunk_len || n_old == 0) return;
   const FullChunk head = {.session = session,
                           .kv_head = kv_head,
-                          .chunk = rows.span_begin / chunk_len,
+                          .chunk = tokens.span_begin / chunk_len,
                           .n_old = n_old,
                           .n_next = n_old};
   const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
@@ -180,9 +173,8 @@ void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& layer_
   const size_t shared_bytes =
       cuda::kWarps * cuda::SharedFloats(blocks.shape.head_dim, blocks.shape.value_head_dim) *
       sizeof(float);
-  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::SubtractPredictions<BF16>
-                      : blocks.dtype == DType::kI8 ? cuda::SubtractPredictions<Int8>
-                                                   : cuda::SubtractPredictions<float>;
+  const auto kernel =
+      VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return cuda::SubtractPredictions<T>; });
   cuda::Launch(context, kernel, grid, cuda::kThreads, shared_bytes,
                cuda::PredictionArgs{blocks, layer_args.seqs.device, wave});
 }

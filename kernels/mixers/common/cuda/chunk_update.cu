@@ -19,7 +19,8 @@ constexpr int kMinThreads = 64;
 constexpr int kMaxThreads = 512;
 constexpr int kGroupsPerThread = 4;  // groups of kRoundingGroup channels
 constexpr size_t kSharedBytesPerKey = 12;
-// For int8: kRowLanes lanes of a warp share the groups of one row, and a warp has adjacent rows.
+// For types with scales: kRowLanes lanes of a warp share the groups of one row, and a warp has
+// adjacent rows.
 constexpr int kRowLanes = 4, kWarpRows = 32 / kRowLanes;
 
 // The layout of keys or of values, in the pending chunk and in the dictionary alike: channel c of
@@ -37,17 +38,10 @@ struct RowPlaces {
 
   constexpr int32_t groups() const { return (n_channels + kRoundingGroup - 1) / kRoundingGroup; }
   template <class T>
-  constexpr T* Block(const StatePlace& place, const FullChunk& head, int32_t i) const {
-    return place.At<T>(head.session, head.kv_head, i / kBlockSlots);
-  }
-  template <class T>
-  constexpr T* Row(const StatePlace& place, const FullChunk& head, int32_t i) const {
-    return Block<T>(place, head, i) + static_cast<int64_t>(i % kBlockSlots) * slot_stride;
-  }
-  // The scale of a slot.
-  template <class T>
-  constexpr float Scale(const StatePlace& place, const FullChunk& head, int32_t i) const {
-    return ScaleAt(Block<const T>(place, head, i), block_channels, i % kBlockSlots);
+  constexpr SlotRow<T> Row(const StatePlace& place, const FullChunk& head, int32_t i) const {
+    T* block = place.At<T>(head.session, head.kv_head, i / kBlockSlots);
+    return {block + static_cast<int64_t>(i % kBlockSlots) * slot_stride, channel_stride,
+            block + kBlockSlots * block_channels + i % kBlockSlots};
   }
 };
 
@@ -78,15 +72,15 @@ __device__ KeyArrays Arrays(int32_t chunk_len) {
 // Dot product of the chunk's keys 0 and i, one chain over the channels.
 template <class T>
 __device__ float ScoreWithFirst(const RowPlaces& keys, const FullChunk& head, int32_t i) {
-  const T* first = keys.Row<T>(keys.pending, head, 0);
-  const T* key = keys.Row<T>(keys.pending, head, i);
-  const float scale = keys.Scale<T>(keys.pending, head, 0);
+  const SlotRow<T> first = keys.Row<T>(keys.pending, head, 0),
+                   key = keys.Row<T>(keys.pending, head, i);
+  const float scale = first.scale();
   float sum = 0;
   for (int32_t c = 0; c < keys.n_channels; ++c) {
     const int32_t at = c * keys.channel_stride;
-    sum = fmaf(ToFloat(first[at]) * scale, ToFloat(key[at]), sum);
+    sum = fmaf(ToFloat(first.data[at]) * scale, ToFloat(key.data[at]), sum);
   }
-  return sum * keys.Scale<T>(keys.pending, head, i);
+  return sum * key.scale();
 }
 
 template <class T>
@@ -167,8 +161,9 @@ __device__ void GroupMean(const RowPlaces& rows, const FullChunk& head, const Ke
   const int32_t centroid = of_key.slot[first];
   const int32_t n = rows.n_channels - channel;
   const int64_t at = static_cast<int64_t>(channel) * rows.channel_stride;
-  const T* row = rows.Row<T>(rows.dictionary, head, centroid) + at;
-  const float scale = rows.Scale<T>(rows.dictionary, head, centroid);
+  const SlotRow<T> mean = rows.Row<T>(rows.dictionary, head, centroid);
+  const T* row = mean.data + at;
+  const float scale = mean.scale();
   float old[kRoundingGroup], base[kRoundingGroup];
 #pragma unroll
   for (int c = 0; c < kRoundingGroup; ++c) {
@@ -177,8 +172,9 @@ __device__ void GroupMean(const RowPlaces& rows, const FullChunk& head, const Ke
     sum[c] = 0;
   }
   for (int32_t key = first; key >= 0;) {
-    const T* member = rows.Row<T>(rows.pending, head, key) + at;
-    const float of_member = rows.Scale<T>(rows.pending, head, key);
+    const SlotRow<T> pending = rows.Row<T>(rows.pending, head, key);
+    const T* member = pending.data + at;
+    const float of_member = pending.scale();
 #pragma unroll
     for (int c = 0; c < kRoundingGroup; ++c) {
       if (c < n) sum[c] += ToFloat(member[c * rows.channel_stride]) * of_member - base[c];
@@ -190,38 +186,20 @@ __device__ void GroupMean(const RowPlaces& rows, const FullChunk& head, const Ke
   for (int c = 0; c < kRoundingGroup; ++c) sum[c] = old[c] + sum[c] / divisor;
 }
 
-// exponent: the whole mean's, for int8.
+// exponent: the whole mean's.
 template <class T>
 __device__ void StoreGroup(const RowPlaces& rows, const FullChunk& head, int32_t layer,
                            int32_t centroid, int32_t channel, const float (&mean)[kRoundingGroup],
-                           [[maybe_unused]] uint8_t exponent) {
-  T* row = rows.Row<T>(rows.dictionary, head, centroid) +
+                           uint8_t exponent) {
+  T* row = rows.Row<T>(rows.dictionary, head, centroid).data +
            static_cast<int64_t>(channel) * rows.channel_stride;
   const RoundingKey key = {.layer = static_cast<uint32_t>(layer),
                            .kv_head = static_cast<uint32_t>(head.kv_head),
                            .row = static_cast<uint32_t>(centroid),
                            .is_value = rows.is_value,
                            .chunk = head.chunk};
-  const int32_t n = rows.n_channels - channel;
-  const auto first = static_cast<uint32_t>(channel);
-  const auto stride = static_cast<size_t>(rows.channel_stride);
-  if constexpr (kHasExponents<T>) {
-    RoundGroup(mean, n, key, first, row, stride, InverseExponentScale(exponent));
-  } else {
-    RoundGroup(mean, n, key, first, row, stride);
-  }
-}
-// Called once no thread reads the old mean any more.
-template <class T>
-__device__ void StoreExponent([[maybe_unused]] const RowPlaces& rows,
-                              [[maybe_unused]] const FullChunk& head,
-                              [[maybe_unused]] int32_t centroid,
-                              [[maybe_unused]] uint8_t exponent) {
-  if constexpr (kHasExponents<T>) {
-    rows.Block<T>(rows.dictionary, head,
-                  centroid)[kBlockSlots * rows.block_channels + centroid % kBlockSlots]
-        .q = static_cast<int8_t>(exponent);
-  }
+  RoundGroup(mean, rows.n_channels - channel, key, static_cast<uint32_t>(channel),
+             InverseExponentScale(exponent), row, static_cast<size_t>(rows.channel_stride));
 }
 
 template <class T, bool kPlain>
@@ -235,22 +213,21 @@ __device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t
   StoreGroup<T>(rows, head, layer, centroid, group * kRoundingGroup, mean, kUnitExponent);
 }
 
-// Updates int8 rows, whose channels all depend on the largest. A mean is computed twice, because no
-// thread can keep it.
-template <bool kPlain>
-__device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t layer,
-                          const KeyArrays& of_key, int32_t n_keys) {
+// Updates rows with scales, whose channels all depend on the largest. A mean is computed twice,
+// because no thread can keep it.
+template <class T, bool kPlain>
+__device__ void MergeScaled(const RowPlaces& rows, const FullChunk& head, int32_t layer,
+                            const KeyArrays& of_key, int32_t n_keys) {
   const int32_t thread = threadIdx.x, lane = thread % 32,
-                channel = lane / kWarpRows * kRoundingGroup,
-                layer_args = kRowLanes * kRoundingGroup;
+                channel = lane / kWarpRows * kRoundingGroup, step = kRowLanes * kRoundingGroup;
   const int32_t warp_step = static_cast<int32_t>(blockDim.x) / kRowLanes;
   for (int32_t begin = thread / 32 * kWarpRows; begin < n_keys; begin += warp_step) {
     const int32_t first = begin + lane % kWarpRows;
     float divisor = 0, mean[kRoundingGroup];
     if (first < n_keys) divisor = of_key.divisor[first];
     uint32_t largest = 0;
-    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += layer_args) {
-      GroupMean<Int8, kPlain>(rows, head, of_key, first, c, mean);
+    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
+      GroupMean<T, kPlain>(rows, head, of_key, first, c, mean);
       const uint32_t of_group = MagnitudeBits(mean, kRoundingGroup);
       largest = largest > of_group ? largest : of_group;
     }
@@ -258,15 +235,18 @@ __device__ void MergeInt8(const RowPlaces& rows, const FullChunk& head, int32_t 
       const uint32_t other = __shfl_xor_sync(0xffffffffu, largest, apart);
       largest = largest > other ? largest : other;
     }
-    const uint8_t exponent = ExponentFor(largest);
+    const uint8_t exponent = Slots<T>::Exponent(largest);
     int32_t centroid = 0;
     if (divisor > 0) centroid = of_key.slot[first];
-    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += layer_args) {
-      GroupMean<Int8, kPlain>(rows, head, of_key, first, c, mean);
-      StoreGroup<Int8>(rows, head, layer, centroid, c, mean, exponent);
+    for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
+      GroupMean<T, kPlain>(rows, head, of_key, first, c, mean);
+      StoreGroup<T>(rows, head, layer, centroid, c, mean, exponent);
     }
     __syncwarp();
-    if (divisor > 0 && channel == 0) StoreExponent<Int8>(rows, head, centroid, exponent);
+    // No thread reads the old mean any more.
+    if (divisor > 0 && channel == 0) {
+      rows.Row<T>(rows.dictionary, head, centroid).SetExponent(exponent);
+    }
   }
 }
 
@@ -290,13 +270,13 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
   }
   const float norm = fmaxf(sqrtf(squares), kSmallestNorm);
   // Division is monotonic: the largest channel gives the largest quotient.
-  const uint8_t exponent = ExponentFor(MagnitudeBits(__uint_as_float(largest) / norm));
+  const uint8_t exponent = Slots<T>::Exponent(MagnitudeBits(__uint_as_float(largest) / norm));
   for (int32_t channel = 0; channel < rows.n_channels; channel += kRoundingGroup) {
     GroupMean<T, false>(rows, head, of_key, first, channel, mean);
     for (float& x : mean) x /= norm;
     StoreGroup<T>(rows, head, layer, centroid, channel, mean, exponent);
   }
-  StoreExponent<T>(rows, head, centroid, exponent);
+  rows.Row<T>(rows.dictionary, head, centroid).SetExponent(exponent);
 }
 
 // Adjacent threads read adjacent addresses: slots of a channel of the keys, channels of a slot of
@@ -310,9 +290,9 @@ __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyAr
     if (whole_keys) MergeNormalized<T>(args.keys, head, layer, of_key, i);
     if (whole_values) MergeNormalized<T>(args.values, head, layer, of_key, i);
   }
-  if constexpr (kHasExponents<T>) {
-    if (!whole_keys) MergeInt8<kPlain>(args.keys, head, layer, of_key, n);
-    if (!whole_values) MergeInt8<kPlain>(args.values, head, layer, of_key, n);
+  if constexpr (Slots<T>::kScaled) {
+    if (!whole_keys) MergeScaled<T, kPlain>(args.keys, head, layer, of_key, n);
+    if (!whole_values) MergeScaled<T, kPlain>(args.values, head, layer, of_key, n);
   } else {
     const int32_t key_groups = whole_keys ? 0 : args.keys.groups();
     for (int32_t item = threadIdx.x; item < n * key_groups; item += blockDim.x) {
@@ -332,11 +312,11 @@ __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs 
   std::byte* session = args.seqs.state[s];
   if (session == nullptr) return;
   const int32_t chunk_len = args.blocks.wave_span;
-  const WaveTokens rows = TokensInWave(args.seqs, s, chunk_len, args.wave);
-  if (rows.end != rows.span_begin + chunk_len) return;
+  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
+  if (tokens.end != tokens.span_begin + chunk_len) return;
   const FullChunk head = {.session = session,
                           .kv_head = kv_head,
-                          .chunk = rows.span_begin / chunk_len,
+                          .chunk = tokens.span_begin / chunk_len,
                           .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
                           .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
   const KeyArrays of_key = Arrays(chunk_len);
@@ -391,9 +371,8 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, i
                   static_cast<unsigned>(blocks.shape.n_kv_heads));
   const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
   const bool plain = !has_delta && !blocks.normalizes;
-  const auto kernel = blocks.dtype == DType::kBF16 ? cuda::UpdateKernel<BF16>(plain)
-                      : blocks.dtype == DType::kI8 ? cuda::UpdateKernel<Int8>(plain)
-                                                   : cuda::UpdateKernel<float>(plain);
+  const auto kernel =
+      VisitSlots(blocks.dtype, [=]<class T>(Slots<T>) { return cuda::UpdateKernel<T>(plain); });
   cuda::Launch(context, kernel, grid, threads, shared_bytes, args);
 }
 

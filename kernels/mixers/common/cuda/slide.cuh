@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/int8_rows.h"
 #include "kernels/mixers/common/slide.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq::cuda {
 
@@ -13,7 +13,7 @@ template <class T>
 __device__ void SlideRecent(const AttentionBlocks& blocks, const FullChunk& chunk) {
   const SlotMove move = MoveAfter(blocks, chunk.chunk);
   const int32_t dv = blocks.shape.value_head_dim,
-                key_channels = blocks.shape.head_dim + (kHasExponents<T> ? 1 : 0);
+                key_channels = blocks.shape.head_dim + (Slots<T>::kScaled ? 1 : 0);
   const auto threads = static_cast<int32_t>(blockDim.x);
   const auto slot_of = [&](const StatePlace& place, int32_t i, int32_t stride) {
     return place.At<T>(chunk.session, chunk.kv_head, i / kBlockSlots) + i % kBlockSlots * stride;
@@ -30,7 +30,7 @@ __device__ void SlideRecent(const AttentionBlocks& blocks, const FullChunk& chun
       slot_of(blocks.recent_values.place, i, ValueStride(dv))[c] =
           slot_of(blocks.recent_values.place, i + move.by, ValueStride(dv))[c];
     }
-    for (int32_t item = threadIdx.x; kHasExponents<T> && item < n; item += threads) {
+    for (int32_t item = threadIdx.x; Slots<T>::kScaled && item < n; item += threads) {
       const int32_t i = begin + item, exponents = kBlockSlots * ValueStride(dv);
       slot_of(blocks.recent_values.place, i, 1)[exponents] =
           slot_of(blocks.recent_values.place, i + move.by, 1)[exponents];

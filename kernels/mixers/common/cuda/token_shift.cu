@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kThreads)
   const float mix = shift.mix == nullptr ? 0.0f : shift.mix[i];
   float x = LoadX(shift, first * shift.x_stride + i);
   float before = seqs.start_pos[s] > 0 ? *newest : shift.begins_empty ? 0.0f : x;
-  for (int32_t row = first; row < end; ++row) {
-    x = LoadX(shift, row * shift.x_stride + i);
+  for (int32_t token = first; token < end; ++token) {
+    x = LoadX(shift, token * shift.x_stride + i);
     const float y = fmaf(mix, before - x, x);
-    const int64_t at = row * shift.width + i;
+    const int64_t at = token * shift.width + i;
     if (shift.y_dtype == DType::kF32) {
       static_cast<float*>(shift.y)[at] = y;
     } else {

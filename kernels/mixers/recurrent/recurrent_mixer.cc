@@ -1,0 +1,143 @@
+#include "kernels/mixers/recurrent/recurrent_mixer.h"
+
+namespace ovq {
+
+MixerState RecurrentLayer::State() const {
+  std::vector<StateField> all = fields;
+  if (conv.size > 1) all.push_back(ShortConvField(conv.width, conv.size));
+  MixerState state;
+  state.fixed = StateFields(std::move(all));
+  return state;
+}
+
+RecurrentFrame::RecurrentFrame(const MixerSpec& spec, RecurrentLayer layer)
+    : layer_(std::move(layer)), state_(layer_.State()), compute_(spec.compute_dtype) {
+  WeightReader& weights = spec.weights;
+  const int64_t d_model = spec.state.d_model, heads = layer_.n_heads;
+  in_ = weights.Product(layer_.in, d_model);
+  out_ = weights.Product({{layer_.out.leaf, d_model}}, layer_.out.rows, spec.residual_scale);
+  if (!layer_.in_bias.empty()) in_bias_ = weights.Floats(layer_.in_bias, {TotalRows(layer_.in)});
+  if (!layer_.out_bias.empty()) {
+    out_bias_ = weights.Floats({{layer_.out_bias, d_model}}, spec.residual_scale);
+  }
+  const RecurrentLayer::Convolution& conv = layer_.conv;
+  if (conv.size > 1) conv_ = LoadShortConv(spec, conv.filters, conv.size, conv.has_bias);
+  if (layer_.unit_heads.n_heads > 0) {
+    const std::vector<float> scales(static_cast<size_t>(layer_.unit_heads.n_heads),
+                                    layer_.unit_heads.query_scale);
+    query_scale_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+  }
+  if (layer_.decay) {
+    rate_ = LoadDecayRates(spec, "self_attn.A_log", layer_.n_heads);
+    dt_bias_ = weights.Floats("self_attn.dt_bias", {heads});
+  }
+  for (const RecurrentLayer::SigmoidInput& gate : layer_.sigmoids) {
+    sigmoid_biases_.push_back(gate.bias.empty() ? Buffer() : weights.Floats(gate.bias, {heads}));
+  }
+  const RecurrentLayer::Norm& norm = layer_.norm;
+  if (norm.weight.empty()) return;
+  norm_weight_ = weights.Floats(
+      norm.weight, {norm.shares_weight ? layer_.out.rows / norm.n_groups : layer_.out.rows});
+}
+
+RecurrentInputs RecurrentFrame::Project(const LayerArgs& args, TensorView x,
+                                        ScratchScope& scope) const {
+  const int64_t n_tokens = args.seqs.n_tokens(), stride = in_.out();
+  const TensorView p = scope.Tensor(DType::kF32, {n_tokens, stride});
+  in_.Apply(args.context, x, p);
+  if (in_bias_.bytes() > 0) {
+    AddBias(args.context, p, {in_bias_.as<void>(), DType::kF32, {stride}}, 1);
+  }
+  RecurrentInputs inputs = {.state = state_,
+                            .projected = p.as<float>(),
+                            .projected_stride = stride,
+                            .convolved = scope.Allocate<float>(n_tokens * layer_.conv.n_filters()),
+                            .convolved_stride = layer_.conv.n_filters(),
+                            .y = scope.Allocate<float>(n_tokens * out_.in())};
+  ConvolveInputs(args, inputs);
+  ComputeGates(args, inputs, scope);
+  return inputs;
+}
+
+void RecurrentFrame::ConvolveInputs(const LayerArgs& args, const RecurrentInputs& inputs) const {
+  const RecurrentLayer::Convolution& conv = layer_.conv;
+  const auto newest = static_cast<int>(layer_.fields.size());
+  Convolve(args.context, args.seqs,
+           {.u = inputs.projected + conv.first,
+            .u_stride = inputs.projected_stride,
+            .width = conv.width,
+            .conv_size = conv.size,
+            .n_filters = conv.n_filters(),
+            .weight = conv_.weight.as<float>(),
+            .bias = conv_.bias.as<float>(),
+            .newest = args.where.fixed_offset + (conv.size > 1 ? state_.fixed.offset(newest) : 0),
+            .y = inputs.convolved});
+  const RecurrentLayer::UnitHeads& heads = layer_.unit_heads;
+  if (heads.n_heads == 0) return;
+  const HeadRows queries = {inputs.convolved, args.seqs.n_tokens(), heads.n_heads, heads.head_dim,
+                            inputs.convolved_stride};
+  HeadRows keys = queries;
+  keys.data += int64_t{heads.n_heads} * heads.head_dim;
+  PrepareHeads(args.context, {.queries = queries,
+                              .keys = keys,
+                              .norm = HeadNorm::kUnit,
+                              .beta = query_scale_.as<float>()});
+}
+
+void RecurrentFrame::ComputeGates(const LayerArgs& args, RecurrentInputs& inputs,
+                                  ScratchScope& scope) const {
+  const int64_t n_tokens = args.seqs.n_tokens(), size = n_tokens * layer_.n_heads;
+  for (size_t i = 0; i < layer_.sigmoids.size(); ++i) {
+    auto* const y = scope.Allocate<float>(size);
+    Sigmoid(args.context, {.x = inputs.projected + layer_.sigmoids[i].channel,
+                           .x_stride = inputs.projected_stride,
+                           .n_tokens = n_tokens,
+                           .n_heads = layer_.n_heads,
+                           .y = y,
+                           .bias = sigmoid_biases_[i].as<float>(),
+                           .scale = layer_.sigmoids[i].scale});
+    inputs.sigmoids.push_back(y);
+  }
+  if (!layer_.decay) return;
+  const DecayGate gate = {.x = inputs.projected + layer_.decay->channel,
+                          .x_stride = inputs.projected_stride,
+                          .n_tokens = n_tokens,
+                          .n_heads = layer_.n_heads,
+                          .bias = dt_bias_.as<float>(),
+                          .rate = rate_.as<float>(),
+                          .decay = scope.Allocate<float>(size),
+                          .dt = scope.Allocate<float>(size),
+                          .min_dt = layer_.decay->min_dt,
+                          .max_dt = layer_.decay->max_dt};
+  Decay(args.context, gate);
+  inputs.decay = gate.decay;
+  inputs.dt = gate.dt;
+  inputs.rate = gate.rate;
+}
+
+void RecurrentFrame::Output(const LayerArgs& args, const RecurrentInputs& inputs,
+                            TensorView y) const {
+  ScratchScope scope(args.context);
+  const TensorView normed = scope.Tensor(compute_, {args.seqs.n_tokens(), out_.in()});
+  const RecurrentLayer::Norm& norm = layer_.norm;
+  const RecurrentLayer::OutputGate& gate = layer_.gate;
+  NormAndGate(args.context,
+              {.x = inputs.y,
+               .n_tokens = args.seqs.n_tokens(),
+               .n_groups = norm.n_groups,
+               .width = out_.in() / norm.n_groups,
+               .weight = norm_weight_.as<float>(),
+               .shares_weight = norm.shares_weight,
+               .eps = norm.eps,
+               .gate = gate.kind,
+               .z = gate.kind == GateKind::kNone ? nullptr : inputs.projected + gate.channel,
+               .z_stride = inputs.projected_stride,
+               .gates_input = gate.before_norm,
+               .y = normed.data,
+               .y_dtype = compute_});
+  out_.Apply(args.context, normed, y, args.adds);
+  if (out_bias_.bytes() == 0) return;
+  AddBias(args.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);
+}
+
+}  // namespace ovq

@@ -1,0 +1,200 @@
+#include "server/disk/folder_ownership.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+#include "base/thread_name.h"
+#include "server/disk/durable_files.h"
+
+namespace ovq {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr absl::Duration kPollInterval = absl::Milliseconds(2);
+constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
+
+// Returns the id of the session whose snapshot or half-written file this is; empty for other files.
+std::string LeftoverSessionId(const std::string& name) {
+  absl::string_view id = name;
+  const bool half = absl::ConsumeSuffix(&id, ".part");
+  if (absl::ConsumeSuffix(&id, SessionFiles::kSnapshotEnd)) {
+    return std::string(id.substr(0, id.rfind('-')));
+  }
+  const bool journal = absl::ConsumeSuffix(&id, SessionFiles::kJournalEnd);
+  return half && journal ? std::string(id) : "";
+}
+
+}  // namespace
+
+FolderOwnership::FolderOwnership(const SessionFiles& files, SessionLocks& locks,
+                                 std::unique_ptr<TransferRequests> requests, absl::Duration timeout,
+                                 std::function<void(const absl::Status&)> damaged)
+    : files_(files),
+      locks_(locks),
+      requests_(std::move(requests)),
+      timeout_(absl::ToChronoNanoseconds(timeout)),
+      damaged_(std::move(damaged)),
+      thread_([this] { TransferLoop(); }) {}
+
+FolderOwnership::~FolderOwnership() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  requests_->Interrupt();
+  thread_.join();
+}
+
+void FolderOwnership::Acquire(const std::string& id, Done done) {
+  {
+    std::lock_guard lock(mutex_);
+    acquisitions_.push_back({.id = id, .begin = SteadyClock::now(), .done = std::move(done)});
+  }
+  requests_->Interrupt();
+}
+
+void FolderOwnership::SetListener(std::function<void(const std::string&)> asked) {
+  std::lock_guard lock(mutex_);
+  listener_ = std::move(asked);
+}
+
+void FolderOwnership::Release(const std::string& id) { locks_.Unlock(id); }
+
+void FolderOwnership::Decline(const std::string& id) { requests_->Remove(id); }
+
+void FolderOwnership::TransferLoop() {
+  NameThisThread("moves");
+  std::vector<Acquisition> waiting;
+  for (;;) {
+    const std::vector<std::string> asked =
+        requests_->Wait(waiting.empty() ? absl::InfiniteDuration() : kPollInterval);
+    std::unique_lock lock(mutex_);
+    const std::function<void(const std::string&)> tell = listener_;
+    std::ranges::move(std::exchange(acquisitions_, {}), std::back_inserter(waiting));
+    const bool ending = ending_;
+    lock.unlock();
+    for (const std::string& id : asked) {
+      if (tell) tell(id);
+    }
+    std::erase_if(waiting, [&](Acquisition& call) { return TryFinish(call, ending); });
+    if (ending) return;
+  }
+}
+
+bool FolderOwnership::TryFinish(Acquisition& call, bool ending) {
+  absl::StatusOr<FoundSession> found = TryAcquire(call.id);
+  const auto now = SteadyClock::now();
+  const bool asked = call.asked != SteadyClock::time_point();
+  const absl::Status in_use =
+      absl::FailedPreconditionError(absl::StrCat("session ", call.id, ": in use by another call"));
+  if (absl::IsAlreadyExists(found.status())) {
+    found = in_use;
+  } else if (absl::IsUnavailable(found.status())) {
+    if (asked && !requests_->IsTransferRequested(call.id)) {
+      found = in_use;
+    } else if (!ending && now - call.begin < timeout_) {
+      if (now - call.asked < absl::ToChronoNanoseconds(kRequestInterval)) return false;
+      call.asked = now;
+      requests_->RequestTransfer(call.id);
+      return false;
+    }
+  }
+  if (asked) requests_->Remove(call.id);
+  call.done(std::move(found));
+  return true;
+}
+
+absl::StatusOr<FoundSession> FolderOwnership::TryAcquire(const std::string& id) {
+  const std::string journal = files_.JournalPath(id);
+  const auto gone = [&] { return access(journal.c_str(), F_OK) != 0 && errno == ENOENT; };
+  const absl::Status not_found = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
+  if (gone()) return not_found;
+  RETURN_IF_ERROR(locks_.Lock(id));
+  absl::StatusOr<FoundSession> found = files_.Check(id);
+  if (found.ok()) return found;
+  if (gone()) {  // the session was deleted by a server that owned it meanwhile
+    locks_.Unlock(id);
+    return not_found;
+  }
+  const absl::Status damaged = absl::DataLossError(
+      absl::StrCat("session ", id, ": its files: ", std::string(found.status().message()),
+                   "; they are now in ", files_.path(), "/damaged"));
+  Quarantine(id);
+  damaged_(damaged);
+  return damaged;
+}
+
+absl::StatusOr<RecoveredSessions> FolderOwnership::Recover() {
+  constexpr int kThreads = 4;
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFileNames(files_.path()));
+  std::vector<std::string> ids;
+  for (const std::string& name : names) {
+    if (name.ends_with(SessionFiles::kJournalEnd)) {
+      ids.push_back(
+          name.substr(0, name.size() - std::string_view(SessionFiles::kJournalEnd).size()));
+    }
+  }
+  std::vector<absl::StatusOr<FoundSession>> takes(ids.size());
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (size_t k = next++; k < ids.size(); k = next++) takes[k] = TryAcquire(ids[k]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  RecoveredSessions found;
+  std::set<std::string> taken, needed;
+  for (size_t k = 0; k < ids.size(); ++k) {
+    if (takes[k].ok()) {
+      const FoundSession& session = *takes[k];
+      taken.insert(ids[k]);
+      if (session.head.version > 0)
+        needed.insert(files_.SnapshotPath(ids[k], session.head.version));
+      found.sessions.push_back(*std::move(takes[k]));
+    } else if (absl::IsUnavailable(takes[k].status())) {
+      ++found.elsewhere;
+    } else if (!absl::IsNotFound(takes[k].status())) {
+      found.damaged.emplace_back(takes[k].status().message());
+    }
+  }
+  const absl::Status status = RemoveLeftovers(names, taken, needed);
+  if (!status.ok()) return status;
+  return found;
+}
+
+// Removes files that a crash left behind, of this server's sessions and of sessions without a
+// journal.
+absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& names,
+                                              const std::set<std::string>& taken,
+                                              const std::set<std::string>& needed) {
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(files_.path(), "/", name);
+    const std::string id = LeftoverSessionId(name);
+    if (id.empty() || needed.contains(path)) continue;
+    const bool ours = taken.contains(id);
+    if (!ours && !locks_.Lock(id).ok()) continue;
+    absl::Status status;
+    if (ours || access(files_.JournalPath(id).c_str(), F_OK) != 0) status = RemoveFile(path);
+    if (!ours) locks_.Unlock(id);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void FolderOwnership::Quarantine(const std::string& id) {
+  files_.MoveToDamaged(id);
+  locks_.Unlock(id);
+}
+
+}  // namespace ovq

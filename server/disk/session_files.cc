@@ -1,0 +1,60 @@
+#include "server/disk/session_files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "base/status_macros.h"
+#include "server/disk/durable_files.h"
+
+namespace ovq {
+
+std::string SessionFiles::JournalPath(const std::string& id) const {
+  return absl::StrCat(path_, "/", id, kJournalEnd);
+}
+
+std::string SessionFiles::SnapshotPath(const std::string& id, uint64_t version) const {
+  return absl::StrCat(path_, "/", id, "-", version, kSnapshotEnd);
+}
+
+absl::StatusOr<FoundSession> SessionFiles::Check(const std::string& id) const {
+  const std::string path = JournalPath(id);
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxBytes));
+  ASSIGN_OR_RETURN(const Journal journal, DecodeJournal(bytes));
+  const JournalHead& head = journal.head;
+  if (head.id != id) {
+    return absl::DataLossError(absl::StrCat("journal: of the session ", head.id));
+  }
+  if (head.version > 0) {
+    const std::string snapshot = SnapshotPath(id, head.version);
+    struct stat found = {};
+    if (stat(snapshot.c_str(), &found) != 0) return LastError(snapshot);
+    if (static_cast<uint64_t>(found.st_size) != head.snapshot_bytes) {
+      return absl::DataLossError(
+          absl::StrCat(snapshot, ": ", found.st_size, " bytes, expected ", head.snapshot_bytes));
+    }
+  }
+  if (journal.good_bytes < bytes.size() &&
+      truncate(path.c_str(), static_cast<off_t>(journal.good_bytes)) != 0) {
+    return LastError(path);
+  }
+  return FoundSession{head, journal.version(), journal.mark()};
+}
+
+void SessionFiles::MoveToDamaged(const std::string& id) const {
+  const absl::StatusOr<std::vector<std::string>> names = ListFileNames(path_);
+  for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
+    if (name != id + kJournalEnd && !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
+      continue;
+    }
+    // If the move fails, the next start finds the file again.
+    (void)rename(absl::StrCat(path_, "/", name).c_str(),
+                 absl::StrCat(path_, "/damaged/", name).c_str());
+  }
+}
+
+}  // namespace ovq

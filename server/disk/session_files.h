@@ -1,0 +1,41 @@
+// The files of the sessions in a session folder: their names, and whether they are whole.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "server/disk/journal.h"
+
+namespace ovq {
+
+// A session found in the folder.
+struct FoundSession {
+  JournalHead head;
+  uint64_t version = 0;
+  SessionMark mark;
+};
+
+// Thread-safe.
+class SessionFiles {
+ public:
+  explicit SessionFiles(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  std::string JournalPath(const std::string& id) const;
+  std::string SnapshotPath(const std::string& id, uint64_t version) const;
+  // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones.
+  absl::StatusOr<FoundSession> Check(const std::string& id) const;
+  void MoveToDamaged(const std::string& id) const;
+
+  // Limit of a session file and of a journal.
+  static constexpr size_t kMaxBytes = size_t{1} << 40;
+  static constexpr const char* kJournalEnd = ".journal";
+  static constexpr const char* kSnapshotEnd = ".session";
+
+ private:
+  const std::string path_;
+};
+
+}  // namespace ovq

@@ -1,0 +1,206 @@
+#include "server/engine/sessions/session_operations.h"
+
+#include <future>
+#include <span>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/engine/common/validate.h"
+
+namespace ovq {
+namespace {
+
+// Checks that a session begins with the tokens of an earlier export.
+absl::Status CheckGoesOn(const std::string& id, const SessionImage& session,
+                         const SessionBase& since) {
+  const auto refused = [&id](const auto&... what) {
+    return absl::FailedPreconditionError(absl::StrCat("session ", id, ": ", what...));
+  };
+  if (!session.tokens) return refused("keeps no tokens (keep_tokens), so there is no delta of it");
+  if (since.length > session.length()) {
+    return refused("has ", session.length(), " tokens, but the export that `since` names had ",
+                   since.length, ": it has gone back since; export it whole");
+  }
+  const auto length = static_cast<size_t>(since.length);
+  if (MakeSessionBase(std::span(*session.tokens).first(length)).digest == since.digest) return {};
+  return refused("its first ", since.length,
+                 " tokens are not those of the export that `since` names: it has gone back and on "
+                 "another way since, or that was another session's; export it whole");
+}
+
+}  // namespace
+
+void SessionOperations::Create(SessionOptions options, SessionCallback done) {
+  absl::Status status = ValidateSession(config_, options);
+  if (options.cancel != nullptr) options.cancel->SetWake(inbox_->waker());
+  inbox_->Post([this, status = std::move(status), options = std::move(options),
+                done = std::move(done), called = config_.options.clock.steady()]() mutable {
+    if (!status.ok()) return done(std::move(status));
+    parts_.creator.Create(std::move(options), called, std::move(done));
+  });
+}
+
+void SessionOperations::Fork(ForkOptions options, SessionsCallback done) {
+  absl::Status status = ValidateFork(config_, options);
+  inbox_->Post([this, status = std::move(status), options = std::move(options),
+                done = std::move(done), called = config_.options.clock.steady()]() mutable {
+    if (!status.ok()) return done(std::move(status));
+    if (absl::Status entered = admission_.Enter(); !entered.ok()) return done(std::move(entered));
+    const auto leave = [this, done](absl::StatusOr<std::vector<SessionInfo>> infos) {
+      done(std::move(infos));
+      admission_.Leave();
+    };
+    parts_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
+      if (!pin.ok()) return leave(pin.status());
+      parts_.forks.Fork(*std::move(pin), options, called, leave);
+    });
+  });
+}
+
+void SessionOperations::Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
+                               RewindCallback done) {
+  if (cancel != nullptr) cancel->SetWake(inbox_->waker());
+  inbox_->Post([this, options = std::move(options), cancel = std::move(cancel),
+                done = std::move(done), called = config_.options.clock.steady()]() mutable {
+    if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
+    parts_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
+      if (pin.ok()) {
+        parts_.rewinder.Rewind(*std::move(pin), options, cancel, called, done);
+      } else {
+        done(pin.status());
+      }
+      admission_.Leave();
+    });
+  });
+}
+
+absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
+                                                       const std::string& tenant,
+                                                       const std::optional<SessionBase>& since) {
+  using Image = absl::StatusOr<SessionImage>;
+  const SteadyTime called = config_.options.clock.steady();
+  Image image = inbox_->Await<Image>([&](const std::function<void(Image)>& tell) {
+    parts_.pins.Pin(id, tenant, [=, this, whole = !since](auto pin) {
+      if (!pin.ok()) return tell(pin.status());
+      // A turn that claims the session from now on starts later, on this thread.
+      const std::shared_ptr<Session> session = (*pin)->Release();
+      tell(whole ? std::move(*parts_.disk.MakeImage(*session))
+                 : parts_.disk.MakeImageHead(*session));
+    });
+  });
+  // On the caller's thread: a digest of millions of tokens would delay an iteration.
+  if (image.ok() && since) {
+    RETURN_IF_ERROR(CheckGoesOn(id, *image, *since));
+  }
+  if (image.ok()) {
+    inbox_->Post([this, event = since ? "export_delta" : "export", called,
+                  length = image->length()] { parts_.turns.ReportEvent(event, called, length); });
+  }
+  return image;
+}
+
+absl::Status SessionOperations::CheckImport(const SessionImage& head) const {
+  const ModelVariant* variant = config_.model.FindVariant(head.cache_policy);
+  if (variant == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session file: no memory of this server is named '", absl::CHexEscape(head.cache_policy), "'"));
+  }
+  if (head.slot_cap > config_.options.max_slot_cap) {
+    return absl::FailedPreconditionError(absl::StrCat("session file: expected at most ",
+                                                      config_.options.max_slot_cap,
+                                                      " max_centroids, got ", head.slot_cap));
+  }
+  return CheckSessionFits(head, variant->fingerprint, *variant->layout, config_.model.vocab_size);
+}
+
+void SessionOperations::Import(SessionImage image, SessionOptions options, SessionCallback done) {
+  options.imported = true;
+  options.variant = image.cache_policy;
+  if (image.slot_cap > 0) options.slot_cap = image.slot_cap;
+  const bool trusted = config_.options.trust_session_files;
+  absl::Status status = CheckImport(image);
+  if (status.ok() && !trusted && !image.tokens) {
+    status = absl::FailedPreconditionError(
+        "session file: it has no tokens to read again (keep_tokens), and this server takes no "
+        "state from outside (--imports replay)");
+  }
+  if (status.ok() && !trusted) {
+    options.prompt = *std::move(image.tokens);
+    return Create(std::move(options), std::move(done));
+  }
+  if (status.ok()) status = ValidateSession(config_, options);
+  if (status.ok())
+    status = CheckSessionState(image, *config_.model.FindVariant(image.cache_policy)->layout);
+  inbox_->Post([this, status = std::move(status), image = std::move(image),
+                options = std::move(options), done = std::move(done),
+                called = config_.options.clock.steady()]() mutable {
+    if (!status.ok()) return done(std::move(status));
+    parts_.importer.Import(std::move(image), options, called, std::move(done));
+  });
+}
+
+absl::Status SessionOperations::Delete(const std::string& id,
+                                       const std::optional<std::string>& tenant) {
+  return inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
+    const SteadyTime called = config_.options.clock.steady();
+    parts_.ownership.Acquire(id, tenant, [this, id, tenant, called, tell](absl::Status status) {
+      if (!status.ok()) return tell(std::move(status));
+      parts_.removal.Delete(id, tenant, called, tell);
+    });
+  });
+}
+
+std::vector<std::string> SessionOperations::Adopt(std::vector<FoundSession> found) {
+  return inbox_->Call<std::vector<std::string>>([&] {
+    std::vector<std::string> left;
+    for (FoundSession& one : found) {
+      const absl::Status status = parts_.ownership.Register(std::move(one));
+      if (!status.ok()) left.emplace_back(status.message());
+    }
+    return left;
+  });
+}
+
+void SessionOperations::Get(const std::string& id, const std::string& tenant,
+                            SessionCallback done) {
+  absl::StatusOr<SessionInfo> info = parts_.table.Get(id, tenant);
+  const bool may_be_elsewhere = config_.options.session_folder != nullptr && IsSessionId(id);
+  if (!absl::IsNotFound(info.status()) || !may_be_elsewhere) return done(std::move(info));
+  // On the engine thread no session comes or goes between the two.
+  inbox_->Post([this, id, tenant, done = std::move(done)] {
+    parts_.ownership.Acquire(id, tenant, [this, id, tenant, done](absl::Status status) {
+      if (!status.ok()) return done(std::move(status));
+      done(parts_.table.Get(id, tenant));
+    });
+  });
+}
+
+absl::StatusOr<SessionInfo> SessionOperations::Get(const std::string& id,
+                                                   const std::string& tenant) {
+  std::promise<absl::StatusOr<SessionInfo>> info;
+  Get(id, tenant, [&info](absl::StatusOr<SessionInfo> got) { info.set_value(std::move(got)); });
+  return info.get_future().get();
+}
+
+absl::StatusOr<SessionPage> SessionOperations::List(const std::optional<std::string>& tenant,
+                                                    int page_size,
+                                                    const std::string& page_token) const {
+  return parts_.table.List(tenant, page_size, page_token);
+}
+
+absl::StatusOr<std::vector<std::byte>> SessionOperations::CopyState(const std::string& id,
+                                                                    const std::string& tenant) {
+  using Bytes = absl::StatusOr<std::vector<std::byte>>;
+  return inbox_->Await<Bytes>([&](const std::function<void(Bytes)>& tell) {
+    parts_.pins.Pin(id, tenant, [this, tell](auto pin) {
+      if (!pin.ok()) return tell(pin.status());
+      const absl::StatusOr<StateSnapshot> state = pool_.Snapshot((*pin)->Release()->state);
+      if (!state.ok()) return tell(state.status());
+      tell(std::vector(state->span().begin(), state->span().end()));
+    });
+  });
+}
+
+}  // namespace ovq

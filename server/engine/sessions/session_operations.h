@@ -1,0 +1,83 @@
+// The operations on sessions that other threads may call.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/disk/session_folder.h"
+#include "server/engine/common/engine_api.h"
+#include "server/engine/common/engine_config.h"
+#include "server/engine/common/inbox.h"
+#include "server/engine/common/session_image.h"
+#include "server/engine/common/state_pool.h"
+#include "server/engine/sessions/sessions.h"
+
+namespace ovq {
+
+// Any thread but the engine's own. Each is posted to the engine thread, on which callbacks run;
+// they must not block.
+class SessionOperations {
+ public:
+  SessionOperations(const EngineConfig& config, StatePool& pool, Admission& admission,
+                    std::shared_ptr<Inbox> inbox, SessionParts& parts)
+      : config_(config),
+        pool_(pool),
+        admission_(admission),
+        inbox_(std::move(inbox)),
+        parts_(parts) {}
+
+  void Create(SessionOptions options, SessionCallback done);
+  // Copies an idle session; the copies are independent of it. FailedPrecondition if a call uses it.
+  void Fork(ForkOptions options, SessionsCallback done);
+  // Returns an idle session to its exact state at an earlier position, or only reports the cost of
+  // that. `cancel` may be null. The session is unchanged if the call is cancelled or fails.
+  void Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel, RewindCallback done);
+  // Returns the image of an idle session; blocks for at most one iteration. With `since` (checked
+  // by CheckSessionBase) the image has no state and is for EncodeDelta; FailedPrecondition then if
+  // the session keeps no tokens or does not begin with those of `since`.
+  absl::StatusOr<SessionImage> Export(const std::string& id, const std::string& tenant,
+                                      const std::optional<SessionBase>& since = {});
+  // Checks that this server can hold a session with this image: FailedPrecondition for a model
+  // variant or slot cap that it does not have, and the errors of CheckSessionFits.
+  absl::Status CheckImport(const SessionImage& head) const;
+  // Makes a session from an image. Nothing proves that an image's state belongs to its tokens, so
+  // the tokens are prefilled again; FailedPrecondition if there are none. With
+  // EngineOptions::trust_session_files only the tokens that the state lacks are prefilled, and the
+  // caller's thread checks that the state is safe for kernels (CheckSessionState). Errors of
+  // CheckImport, too. `variant`, `slot_cap` and `prompt` come from the image, not from the options.
+  void Import(SessionImage image, SessionOptions options, SessionCallback done);
+  // Without a tenant, sessions of all tenants are visible (for administrators); otherwise another
+  // tenant's session is NotFound. Deleting cancels the session's running request and blocks for at
+  // most one iteration; reads return the values of the last iteration boundary at once. Delete and
+  // Get take longer for a session in the SessionFolder that this server does not own
+  // (FolderOwnership::Acquire, with its errors).
+  absl::Status Delete(const std::string& id, const std::optional<std::string>& tenant);
+  // Answers at once, on this thread, for a session that is here. Otherwise `done` is called later,
+  // on the engine thread; another server may have to release the session first. Never blocks.
+  void Get(const std::string& id, const std::string& tenant, SessionCallback done);
+  absl::StatusOr<SessionInfo> Get(const std::string& id, const std::string& tenant);  // blocks
+  // Registers the sessions found in the SessionFolder (EngineOptions::session_folder) before the
+  // first call. Returns one message for each session that does not fit here.
+  std::vector<std::string> Adopt(std::vector<FoundSession> found);
+  absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
+                                   const std::string& page_token) const;
+
+  // Returns the session's live state bytes (StatePool::CopyOut), for tests; blocks for at most one
+  // iteration. FailedPrecondition if busy.
+  absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
+                                                   const std::string& tenant);
+  SessionParts& parts() { return parts_; }  // engine thread
+
+ private:
+  const EngineConfig& config_;
+  StatePool& pool_;
+  Admission& admission_;
+  const std::shared_ptr<Inbox> inbox_;
+  SessionParts& parts_;
+};
+
+}  // namespace ovq
