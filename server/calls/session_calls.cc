@@ -85,20 +85,19 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
   if (absl::Status status = BeginWith(message.session_id(), info); !status.ok()) {
     return done(status);
   }
-  info.services.engine.sessions().Rewind(
-      {.session_id = message.session_id(),
-       .tenant = info.tenant,
-       .client = info.client,
-       .position = message.position(),
-       .dry_run = message.dry_run(),
-       .deadline = info.record.deadline()},
-      info.cancel, [done](absl::StatusOr<RewindResult> result) {
-        if (!result.ok()) return done(result.status());
-        v1::RewindSessionResponse response;
-        Fill(result->session, *response.mutable_session());
-        response.set_replay_tokens(result->replay_tokens);
-        done(std::move(response));
-      });
+  info.services.engine.sessions().Rewind({.session_id = message.session_id(),
+                                          .tenant = info.tenant,
+                                          .client = info.client,
+                                          .position = message.position(),
+                                          .dry_run = message.dry_run(),
+                                          .deadline = info.record.deadline()},
+                                         info.cancel, [done](absl::StatusOr<RewindResult> result) {
+                                           if (!result.ok()) return done(result.status());
+                                           v1::RewindSessionResponse response;
+                                           Fill(result->session, *response.mutable_session());
+                                           response.set_replay_tokens(result->replay_tokens);
+                                           done(std::move(response));
+                                         });
 }
 
 void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,

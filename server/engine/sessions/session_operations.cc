@@ -104,8 +104,9 @@ absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
 absl::Status SessionOperations::CheckImport(const SessionImage& head) const {
   const ModelVariant* variant = config_.model.FindVariant(head.cache_policy);
   if (variant == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "session file: no memory of this server is named '", absl::CHexEscape(head.cache_policy), "'"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("session file: no memory of this server is named '",
+                     absl::CHexEscape(head.cache_policy), "'"));
   }
   if (head.slot_cap > config_.options.max_slot_cap) {
     return absl::FailedPreconditionError(absl::StrCat("session file: expected at most ",

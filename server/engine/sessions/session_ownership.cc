@@ -37,8 +37,8 @@ absl::Status SessionOwnership::Register(FoundSession found) {
       variant->layout->fingerprint() != head.layout ||
       head.slot_cap > variant->layout->limits().max_slot_cap) {
     config_.options.session_folder->ownership().Release(head.id);
-    return absl::FailedPreconditionError(
-        absl::StrCat("session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
   auto session = std::make_shared<Session>();
   session->state.layout = variant->layout;
