@@ -16,17 +16,10 @@
 #include "kernels/mixers/kvm/kvm.h"
 #include "tests/reference/mixers/attention_ref.h"
 #include "tests/reference/reference_of.h"
+#include "tests/reference/vectors.h"
 
 namespace ovq {
 namespace {
-
-using Vector = std::vector<double>;
-
-double Dot(const Vector& a, const Vector& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
 
 Vector LayerNorm(const KvmWeights& weights, const Vector& x) {
   const auto n = static_cast<double>(x.size());

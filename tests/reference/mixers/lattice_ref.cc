@@ -6,17 +6,10 @@
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/mixers/recurrent/heads.h"
 #include "tests/reference/reference_of.h"
+#include "tests/reference/vectors.h"
 
 namespace ovq {
 namespace {
-
-using Vector = std::vector<double>;
-
-double Dot(const Vector& a, const Vector& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
 
 Vector Scaled(Vector x, double factor) {
   for (double& element : x) element *= factor;

@@ -5,17 +5,10 @@
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/recurrent/heads.h"
 #include "tests/reference/reference_of.h"
+#include "tests/reference/vectors.h"
 
 namespace ovq {
 namespace {
-
-using Vector = std::vector<double>;
-
-double Dot(const Vector& a, const Vector& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
 
 // x + factor y
 Vector Sum(const Vector& x, double factor, const Vector& y) {
