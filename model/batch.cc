@@ -2,7 +2,7 @@
 
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::model {
 
 bool Batch::is_decode() const {
   return n_tokens() == n_seqs() && logits_indices.size() == token_ids.size();
@@ -28,8 +28,8 @@ void Batch::Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std
   for (int row = n_tokens() - n_logits; row < n_tokens(); ++row) logits_indices.push_back(row);
 }
 
-BatchSequences Batch::seqs() const {
+kernels::BatchSequences Batch::seqs() const {
   return {.token_begin = token_begin, .start_pos = start_pos, .slot_cap = slot_cap, .state = state};
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Example: one sequence decodes token 7 at position 9, another prefills {3, 4, 5} from position 0.
 //   token_ids     7 | 3 4 5
@@ -30,7 +30,7 @@ struct Batch {
   // Appends one sequence's tokens; wants the logits of the last `n_logits` of them.
   void Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std::byte* base,
            int n_logits);
-  BatchSequences seqs() const;
+  kernels::BatchSequences seqs() const;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

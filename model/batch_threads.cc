@@ -1,6 +1,6 @@
 #include "model/batch_threads.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // Rates of one thread. The first is a cache's rather than the memory's, because only small batches
@@ -22,4 +22,4 @@ bool IsFasterOnOneThread(const BatchWork& work, int n_threads) {
   return alone - alone / n_threads < kCallSeconds * calls + kWriteSeconds * work.n_answers;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace ovq {
+namespace ovq::model {
 
 struct BatchWork {
   double bytes = 0;     // weights and states that the batch reads
@@ -17,4 +17,4 @@ struct BatchWork {
 // write the answers of the last batch need a core meanwhile.
 bool IsFasterOnOneThread(const BatchWork& work, int n_threads);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -16,11 +16,11 @@
 #include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct SlotFields {
-  DictionaryConfig defaults;
-  const Attrs& section;  // "ovq" of config.json
+  kernels::DictionaryConfig defaults;
+  const kernels::Attrs& section;  // "ovq" of config.json
   int64_t d_model;
 };
 
@@ -30,7 +30,7 @@ constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_
                            kFull = "full_attention";
 // Chunk length of layers that were trained without chunks: a block of slots, so that a short
 // session reads the same blocks as under full attention.
-constexpr int64_t kFullAttentionChunk = kBlockSlots;
+constexpr int64_t kFullAttentionChunk = kernels::kBlockSlots;
 // Defaults for published models, which were trained on texts: their first tokens act as attention
 // sinks, and the newest are read most where no layer has a window of them.
 constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
@@ -44,12 +44,12 @@ bool AppliesTo(const CachePolicy& policy, const LayerSpec& layer) {
 }
 
 // Reads ovq.update; the layer's own type takes precedence.
-absl::Status ReadUpdate(const LayerSpec& layer, const Attrs& section, bool& closest_pair) {
+absl::Status ReadUpdate(const LayerSpec& layer, const kernels::Attrs& section, bool& closest_pair) {
   static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
-  AttrReader reader(section);
+  kernels::AttrReader reader(section);
   const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
-  PairRule rule;
-  ReadPairRule(reader, rule);  // checked under either rule
+  kernels::PairRule rule;
+  kernels::ReadPairRule(reader, rule);  // checked under either rule
   closest_pair = !is_paper || layer.type == kClosestPair;
   if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
     reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
@@ -62,8 +62,8 @@ bool HasLayer(const ModelConfig& config, std::string_view type) {
 }
 
 // The slots of a layer that was trained with full attention, before its section is read.
-DictionaryConfig FullAttentionDefaults(const ModelConfig& config) {
-  DictionaryConfig slots;
+kernels::DictionaryConfig FullAttentionDefaults(const ModelConfig& config) {
+  kernels::DictionaryConfig slots;
   if (HasLayer(config, kOvq)) return slots;
   slots.chunk_len = kFullAttentionChunk;
   if (config.family == &kOvqHybrid) return slots;
@@ -75,22 +75,23 @@ DictionaryConfig FullAttentionDefaults(const ModelConfig& config) {
 // A layer's config for another type: with the slots that it has, or with `fields` if it was trained
 // with full attention.
 template <class Config>
-std::shared_ptr<const MixerConfig> ConfigAs(const LayerSpec& layer, const SlotFields& fields) {
-  const MixerConfig& from = *layer.mixer;
-  auto to = std::make_shared<LayerConfig<Config>>();
+std::shared_ptr<const kernels::MixerConfig> ConfigAs(const LayerSpec& layer,
+                                                     const SlotFields& fields) {
+  const kernels::MixerConfig& from = *layer.mixer;
+  auto to = std::make_shared<kernels::LayerConfig<Config>>();
   to->names = from.names;
   to->section = from.section;
   to->problems = from.problems;
-  if constexpr (!std::is_base_of_v<DictionaryConfig, Config>) {
-    static_cast<AttentionConfig&>(to->fields) = *from.attention();
-  } else if (DictionaryConfig& slots = to->fields; layer.type != kFull) {
-    slots = static_cast<const DictionaryConfig&>(*from.attention());
+  if constexpr (!std::is_base_of_v<kernels::DictionaryConfig, Config>) {
+    static_cast<kernels::AttentionConfig&>(to->fields) = *from.attention();
+  } else if (kernels::DictionaryConfig& slots = to->fields; layer.type != kFull) {
+    slots = static_cast<const kernels::DictionaryConfig&>(*from.attention());
   } else {
     slots = fields.defaults;
-    static_cast<AttentionConfig&>(slots) = *from.attention();
+    static_cast<kernels::AttentionConfig&>(slots) = *from.attention();
     to->section = fields.section.path();
-    AttrReader in_place("", from.names), reader(fields.section);
-    to->Read({in_place, reader, fields.d_model, Device::kCpu});
+    kernels::AttrReader in_place("", from.names), reader(fields.section);
+    to->Read({in_place, reader, fields.d_model, kernels::Device::kCpu});
     AddProblems(to->problems, reader.status());
   }
   return to;
@@ -100,28 +101,31 @@ constexpr CachePolicy kPolicies[] = {
     {.name = "model", .layer_type = "", .help = "what config.json says"},
     {.name = "paper",
      .layer_type = kOvq,
-     .config = ConfigAs<OvqConfig>,
+     .config = ConfigAs<kernels::OvqConfig>,
      .help = "rows by the OVQ paper's update, up to max_centroids of them"},
     {.name = kClosestPairName,
      .layer_type = kClosestPair,
-     .config = ConfigAs<ClosestPairConfig>,
+     .config = ConfigAs<kernels::ClosestPairConfig>,
      .is_exact_at_first = true,
      .help = "rows by merging the closest pairs, up to max_centroids of them"},
     {.name = "closest-pair-all",
      .layer_type = kClosestPair,
-     .config = ConfigAs<ClosestPairConfig>,
+     .config = ConfigAs<kernels::ClosestPairConfig>,
      .serves_rope = true,
      .is_exact_at_first = true,
      .help = "full_attention layers with RoPE as well, on their turned keys"},
-    {.name = "exact", .layer_type = kFull, .config = ConfigAs<FullConfig>, .help = "every token"},
+    {.name = "exact",
+     .layer_type = kFull,
+     .config = ConfigAs<kernels::FullConfig>,
+     .help = "every token"},
 };
 
 // Reads ovq.shares: each of n_layers layers' share of a session's slot cap, 1 in the mean. Sets
 // `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its key/value
 // heads.
-absl::Status ReadShares(const MixerConfig& mixer, const Attrs& section, size_t n_layers, size_t i,
-                        std::vector<double>& shares) {
-  AttrReader reader(section);
+absl::Status ReadShares(const kernels::MixerConfig& mixer, const kernels::Attrs& section,
+                        size_t n_layers, size_t i, std::vector<double>& shares) {
+  kernels::AttrReader reader(section);
   const int n_heads = mixer.attention()->shape.n_kv_heads;
   const auto n = static_cast<double>(n_layers);
   const std::vector<std::vector<double>> lists =
@@ -183,7 +187,7 @@ std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) 
   std::optional<int64_t> tokens;
   for (const LayerSpec& layer : config.layers) {
     if (!layer.approximates) continue;
-    const Growth growth = Growth().WithShares(layer.slot_shares);
+    const kernels::Growth growth = kernels::Growth().WithShares(layer.slot_shares);
     for (int part = 0; part < growth.parts(); ++part) {
       const int64_t exact = layer.type == kClosestPair ? growth.HeadSlotCap(slot_cap, part) : 0;
       tokens = std::min(tokens.value_or(exact), exact);
@@ -192,4 +196,4 @@ std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) 
   return tokens;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

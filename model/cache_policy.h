@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "model/config.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // A config.json that is being read (model/families/family.h).
 struct ConfigFile;
@@ -22,7 +22,8 @@ struct CachePolicy {
   const char* name;             // in --memory, metrics, reports and messages
   std::string_view layer_type;  // of the layers that it serves; empty: as config.json says
   // The config of such a layer, made of its config under another type.
-  std::shared_ptr<const MixerConfig> (*config)(const LayerSpec&, const SlotFields&) = nullptr;
+  std::shared_ptr<const kernels::MixerConfig> (*config)(const LayerSpec&,
+                                                        const SlotFields&) = nullptr;
   bool serves_rope = false;  // serves full_attention layers with RoPE too
   // Bounds a session, and keeps it exact as long as each token has a slot of its own.
   bool is_exact_at_first = false;
@@ -48,4 +49,4 @@ absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
 // approximates.
 std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "kernels/mixers/common/attention.h"
 
-namespace ovq {
+namespace ovq::model {
 
 const char* TokenizerName(TokenizerKind kind) {
   constexpr const char* kNames[] = {"", "bytes", "sentencepiece", "bpe"};
@@ -20,12 +20,14 @@ std::vector<std::string> ModelConfig::layer_types() const {
 
 bool ModelConfig::gives_first_values(int i) const {
   return std::ranges::any_of(layers, [i](const LayerSpec& layer) {
-    const AttentionConfig* const attention = layer.mixer ? layer.mixer->attention() : nullptr;
+    const kernels::AttentionConfig* const attention =
+        layer.mixer ? layer.mixer->attention() : nullptr;
     return attention != nullptr && attention->input.value_layer == i;
   });
 }
 
-StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
+kernels::StateSpec ModelConfig::state_spec(int i, kernels::DType kv_dtype,
+                                           kernels::Device device) const {
   return {.config = *layers[i].mixer,
           .d_model = hidden_size,
           .kv_dtype = kv_dtype,
@@ -33,23 +35,26 @@ StateSpec ModelConfig::state_spec(int i, DType kv_dtype, Device device) const {
           .slot_shares = layers[i].slot_shares};
 }
 
-absl::StatusOr<MixerState> MakeMixerState(const ModelConfig& config, int i, DType kv_dtype,
-                                          Device device) {
-  return FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device));
+absl::StatusOr<kernels::MixerState> MakeMixerState(const ModelConfig& config, int i,
+                                                   kernels::DType kv_dtype,
+                                                   kernels::Device device) {
+  return kernels::FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device));
 }
 
-absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
-                                                    Device device) {
-  std::vector<MixerState> states;
+absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& config,
+                                                             kernels::DType kv_dtype,
+                                                             kernels::Device device) {
+  std::vector<kernels::MixerState> states;
   for (int i = 0; i < config.n_layers; ++i) {
-    ASSIGN_OR_RETURN(MixerState state, MakeMixerState(config, i, kv_dtype, device));
+    ASSIGN_OR_RETURN(kernels::MixerState state, MakeMixerState(config, i, kv_dtype, device));
     state.name = config.layers[i].type;
     states.push_back(std::move(state));
   }
   for (const LayerSpec& layer : config.layers) {
-    if (layer.feed_forward.token_shift) states.push_back(TokenShiftState(config.hidden_size));
+    if (layer.feed_forward.token_shift)
+      states.push_back(kernels::TokenShiftState(config.hidden_size));
   }
   return states;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -12,7 +12,7 @@
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::model {
 
 enum class TokenizerKind : uint8_t { kNone, kBytes, kSentencePiece, kBpe };
 // "bytes", "sentencepiece", "bpe"; "" for none.
@@ -25,7 +25,7 @@ struct NormSpec {
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   bool bias = false;
-  NormWeightKind weight = NormWeightKind::kPlain;
+  kernels::NormWeightKind weight = kernels::NormWeightKind::kPlain;
 };
 
 // kGatedSilu: down(silu(gate x) up x). kSquaredRelu: down(relu(up x)^2).
@@ -41,7 +41,7 @@ struct FeedForwardSpec {
 struct LayerSpec {
   std::string type;  // known to the mixer registry
   // Its mixer's part of config.json, of the registry's type for it; null where `type` is unknown.
-  std::shared_ptr<const MixerConfig> mixer = {};
+  std::shared_ptr<const kernels::MixerConfig> mixer = {};
   FeedForwardSpec feed_forward;
   // Whether the mixer and the feed-forward read normed input (ModelConfig::norm), and whether their
   // output is normed before it is added to the residual (post_norm).
@@ -82,7 +82,7 @@ struct ModelConfig {
   float logit_softcap = 0;  // c in c tanh(logit / c); 0: none
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json; may be empty
-  DType weights_dtype = DType::kF32;   // torch_dtype
+  kernels::DType weights_dtype = kernels::DType::kF32;  // torch_dtype
 
   TokenizerKind tokenizer = TokenizerKind::kNone;
   int32_t tokenizer_byte_offset = 0;  // kBytes: token id = byte + offset
@@ -91,7 +91,7 @@ struct ModelConfig {
   // Whether later layers mix in the values of layer i (value residuals).
   bool gives_first_values(int i) const;
   // All that the state of layer i depends on; points into this config.
-  StateSpec state_spec(int i, DType kv_dtype, Device device) const;
+  kernels::StateSpec state_spec(int i, kernels::DType kv_dtype, kernels::Device device) const;
 };
 
 inline constexpr int64_t kMaxVocab = 1 << 21;
@@ -99,11 +99,12 @@ inline constexpr int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 4096;
 
 // The state of layer i's mixer. InvalidArgument names the field.
-absl::StatusOr<MixerState> MakeMixerState(const ModelConfig& config, int i, DType kv_dtype,
-                                          Device device);
+absl::StatusOr<kernels::MixerState> MakeMixerState(const ModelConfig& config, int i,
+                                                   kernels::DType kv_dtype, kernels::Device device);
 // The states of all mixers, then of those feed-forwards that have one, from the config alone.
 // InvalidArgument names the field.
-absl::StatusOr<std::vector<MixerState>> LayerStates(const ModelConfig& config, DType kv_dtype,
-                                                    Device device);
+absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& config,
+                                                             kernels::DType kv_dtype,
+                                                             kernels::Device device);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -3,9 +3,10 @@
 #include "kernels/mixers/common/token_shift.h"
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::model {
 
-FeedForward::FeedForward(WeightReader& reader, const ModelConfig& config, const LayerSpec& layer)
+FeedForward::FeedForward(kernels::WeightReader& reader, const ModelConfig& config,
+                         const LayerSpec& layer)
     : spec_(layer.feed_forward), residual_scale_(config.residual_scale) {
   if (!exists()) return;
   const FeedForwardSpec& spec = spec_;
@@ -26,44 +27,46 @@ FeedForward::FeedForward(WeightReader& reader, const ModelConfig& config, const 
                           layer.norm_after ? 1 : residual_scale_);
 }
 
-void FeedForward::Forward(DeviceContext& context, const BatchSequences& seqs,
-                          const LayerState* where, const LayerActivations& activations) const {
+void FeedForward::Forward(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
+                          const kernels::LayerState* where,
+                          const LayerActivations& activations) const {
   if (!exists()) return;
-  const TensorView &h = activations.h, &x = activations.x;
-  ScratchScope scope(context);
+  const kernels::TensorView &h = activations.h, &x = activations.x;
+  kernels::ScratchScope scope(context);
   if (!spec_.parallel) NormAndShift(context, seqs, where, h, x);
-  const TensorView inner = scope.Tensor(DType::kF32, {h.shape[0], inner_.out()});
-  const TensorView active = scope.Tensor(x.dtype, {h.shape[0], spec_.width});
+  const kernels::TensorView inner = scope.Tensor(kernels::DType::kF32, {h.shape[0], inner_.out()});
+  const kernels::TensorView active = scope.Tensor(x.dtype, {h.shape[0], spec_.width});
   inner_.Apply(context, x, inner);
   if (spec_.kind == FeedForwardKind::kGatedSilu) {
-    SwiGlu(context, inner, active);
+    kernels::SwiGlu(context, inner, active);
   } else {
-    SquaredRelu(context, inner, active);
+    kernels::SquaredRelu(context, inner, active);
   }
   outer_.Apply(context, active, post_norm_.exists() ? activations.added : h,
                /*accumulate=*/!post_norm_.exists());
   if (post_norm_.exists()) activations.AddNormed(context, post_norm_, residual_scale_);
 }
 
-void FeedForward::NormAndShift(DeviceContext& context, const BatchSequences& seqs,
-                               const LayerState* where, TensorView h, TensorView x) const {
+void FeedForward::NormAndShift(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
+                               const kernels::LayerState* where, kernels::TensorView h,
+                               kernels::TensorView x) const {
   if (!spec_.token_shift) return norm_.Apply(context, h, x);
-  ScratchScope scope(context);
-  const TensorView z = scope.Tensor(DType::kF32, h.shape);
+  kernels::ScratchScope scope(context);
+  const kernels::TensorView z = scope.Tensor(kernels::DType::kF32, h.shape);
   norm_.Apply(context, h, z);
-  ShiftTokens(context, seqs,
-              {.x = z.as<float>(),
-               .x_stride = z.shape[1],
-               .width = z.shape[1],
-               .mix = shift_.as<float>(),
-               .newest = where->fixed_offset,
-               .begins_empty = true,
-               .y = x.data,
-               .y_dtype = x.dtype});
+  kernels::ShiftTokens(context, seqs,
+                       {.x = z.as<float>(),
+                        .x_stride = z.shape[1],
+                        .width = z.shape[1],
+                        .mix = shift_.as<float>(),
+                        .newest = where->fixed_offset,
+                        .begins_empty = true,
+                        .y = x.data,
+                        .y_dtype = x.dtype});
 }
 
 size_t FeedForward::bytes() const {
   return norm_.bytes() + post_norm_.bytes() + shift_.bytes() + inner_.bytes() + outer_.bytes();
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -6,18 +6,18 @@
 #include "model/config.h"
 #include "model/norm.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // A batch's activations [n_tokens, d_model] between the parts of a layer.
 struct LayerActivations {
-  TensorView h;      // F32: the residual stream
-  TensorView x;      // compute dtype: the input of a part
-  TensorView added;  // F32: a part's output, if normed before it is added to h
+  kernels::TensorView h;      // F32: the residual stream
+  kernels::TensorView x;      // compute dtype: the input of a part
+  kernels::TensorView added;  // F32: a part's output, if normed before it is added to h
 
   // h += scale norm(added)
-  void AddNormed(DeviceContext& context, const Norm& norm, float scale) const {
+  void AddNormed(kernels::DeviceContext& context, const Norm& norm, float scale) const {
     norm.Apply(context, added, added);
-    AddScaled(context, h, 1, added, scale);
+    kernels::AddScaled(context, h, 1, added, scale);
   }
 };
 
@@ -26,26 +26,27 @@ class FeedForward {
   FeedForward() = default;
   // Loads the layer's post_attention_layernorm, mlp.* and post_feedforward_layernorm, as far as
   // `layer` has them. The reader keeps errors.
-  FeedForward(WeightReader& reader, const ModelConfig& config, const LayerSpec& layer);
+  FeedForward(kernels::WeightReader& reader, const ModelConfig& config, const LayerSpec& layer);
 
   bool exists() const { return spec_.kind != FeedForwardKind::kNone; }
   bool has_state() const { return spec_.token_shift; }
   // activations.h += f(norm(h)), with the variations of FeedForwardSpec and LayerSpec. `where`
   // locates the state of a token shift; null without one.
-  void Forward(DeviceContext& context, const BatchSequences& seqs, const LayerState* where,
-               const LayerActivations& activations) const;
+  void Forward(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
+               const kernels::LayerState* where, const LayerActivations& activations) const;
   size_t bytes() const;
 
  private:
-  void NormAndShift(DeviceContext& context, const BatchSequences& seqs, const LayerState* where,
-                    TensorView h, TensorView x) const;
+  void NormAndShift(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
+                    const kernels::LayerState* where, kernels::TensorView h,
+                    kernels::TensorView x) const;
 
   FeedForwardSpec spec_;
   Norm norm_, post_norm_;
   float residual_scale_ = 1;
-  Buffer shift_;  // [d_model] float, weights of the token shift
-  Linear inner_;  // gated: [2 width, d_model], gate first; else [width, d_model]
-  Linear outer_;  // [d_model, width], residual scale included unless a norm follows
+  kernels::Buffer shift_;  // [d_model] float, weights of the token shift
+  kernels::Linear inner_;  // gated: [2 width, d_model], gate first; else [width, d_model]
+  kernels::Linear outer_;  // [d_model, width], residual scale included unless a norm follows
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

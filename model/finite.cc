@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // exponent: the exponent's bits, all set in infinities and NaNs. The loop over a block has no
@@ -26,20 +26,20 @@ std::optional<int64_t> First(std::span<const Bits> values, Bits exponent) {
 }
 
 template <class Bits>
-std::span<const Bits> AsBits(const TensorView& tensor) {
+std::span<const Bits> AsBits(const kernels::TensorView& tensor) {
   return {static_cast<const Bits*>(static_cast<const void*>(tensor.data)),
           static_cast<size_t>(tensor.shape.elements())};
 }
 
 }  // namespace
 
-std::optional<int64_t> FirstNotFinite(const TensorView& tensor) {
+std::optional<int64_t> FirstNotFinite(const kernels::TensorView& tensor) {
   switch (tensor.dtype) {
-    case DType::kF32:
+    case kernels::DType::kF32:
       return First<uint32_t>(AsBits<uint32_t>(tensor), 0x7f800000);
-    case DType::kBF16:
+    case kernels::DType::kBF16:
       return First<uint16_t>(AsBits<uint16_t>(tensor), 0x7f80);
-    case DType::kF16:
+    case kernels::DType::kF16:
       return First<uint16_t>(AsBits<uint16_t>(tensor), 0x7c00);
     default:
       Check(false, "numbers with an exponent");
@@ -47,4 +47,4 @@ std::optional<int64_t> FirstNotFinite(const TensorView& tensor) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

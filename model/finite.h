@@ -6,9 +6,9 @@
 
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Index, in memory order, of the first element that is infinite or NaN. F32, BF16 or F16.
-std::optional<int64_t> FirstNotFinite(const TensorView& tensor);
+std::optional<int64_t> FirstNotFinite(const kernels::TensorView& tensor);
 
-}  // namespace ovq
+}  // namespace ovq::model

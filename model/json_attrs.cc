@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -33,7 +33,7 @@ std::vector<double> ToNumbers(const Json& json) {
   return row;
 }
 
-Attrs::Value ToList(const Json& list) {
+kernels::Attrs::Value ToList(const Json& list) {
   std::vector<int64_t> integers;
   std::vector<double> numbers;
   std::vector<std::string> strings;
@@ -56,7 +56,7 @@ Attrs::Value ToList(const Json& list) {
   return std::monostate();
 }
 
-std::optional<Attrs::Value> ToValue(const Json& json) {
+std::optional<kernels::Attrs::Value> ToValue(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_string()) return json.get_ref<const std::string&>();
   if (json.is_number_float() || IsBeyond64Bits(json)) return json.get<double>();
@@ -69,10 +69,10 @@ std::optional<Attrs::Value> ToValue(const Json& json) {
 
 std::span<const std::string_view> Bookkeeping() { return kBookkeeping; }
 
-void FillAttrs(const Json& object, Attrs& attrs, std::string_view said_in) {
+void FillAttrs(const Json& object, kernels::Attrs& attrs, std::string_view said_in) {
   for (const auto& [key, value] : object.items()) {
     if (std::ranges::find(kBookkeeping, key) != std::end(kBookkeeping)) continue;
-    std::optional<Attrs::Value> attr = ToValue(value);
+    std::optional<kernels::Attrs::Value> attr = ToValue(value);
     if (!attr) continue;
     attrs.Set(key, *std::move(attr),
               said_in.empty() ? "" : absl::StrCat(std::string(said_in), key));
@@ -80,7 +80,7 @@ void FillAttrs(const Json& object, Attrs& attrs, std::string_view said_in) {
 }
 
 std::vector<int32_t> TokenIds(const Json& object, const char* field, int64_t vocab_size,
-                              AttrReader& reader) {
+                              kernels::AttrReader& reader) {
   std::vector<int32_t> ids;
   const auto found = object.find(field);
   if (found == object.end() || found->is_null()) return ids;
@@ -96,4 +96,4 @@ std::vector<int32_t> TokenIds(const Json& object, const char* field, int64_t voc
   return ids;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

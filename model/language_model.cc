@@ -20,14 +20,15 @@
 #include "model/padded_batch.h"
 #include "model/weights.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr char kEmbedding[] = "embedding";  // name of x0 among a batch's tensors
 
-TensorView Rows(TensorView x, int64_t begin, int64_t n) {
+kernels::TensorView Rows(kernels::TensorView x, int64_t begin, int64_t n) {
   const int64_t width = x.shape[1];
-  std::byte* data = x.as<std::byte>() + static_cast<size_t>(begin * width) * DTypeBytes(x.dtype);
+  std::byte* data =
+      x.as<std::byte>() + static_cast<size_t>(begin * width) * kernels::DTypeBytes(x.dtype);
   return {data, x.dtype, {n, width}};
 }
 
@@ -45,23 +46,26 @@ absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only c
 
 }  // namespace
 
-size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype) {
+size_t FullKvBytesPerToken(const ModelConfig& config, kernels::DType state_dtype) {
   for (const LayerSpec& layer : config.layers) {
-    const AttentionConfig* const attention = layer.mixer->attention();
+    const kernels::AttentionConfig* const attention = layer.mixer->attention();
     if (attention == nullptr) continue;
-    const AttentionShape& shape = attention->shape;  // the same in all layers that have one
-    const size_t block_bytes =                       // for 64 tokens of all layers
+    const kernels::AttentionShape& shape =
+        attention->shape;       // the same in all layers that have one
+    const size_t block_bytes =  // for 64 tokens of all layers
         static_cast<size_t>(config.n_layers) * static_cast<size_t>(shape.n_kv_heads) *
-        (BlockBytes(state_dtype, shape.head_dim) + BlockBytes(state_dtype, shape.value_head_dim));
-    return block_bytes / kBlockSlots;
+        (kernels::BlockBytes(state_dtype, shape.head_dim) +
+         kernels::BlockBytes(state_dtype, shape.value_head_dim));
+    return block_bytes / kernels::kBlockSlots;
   }
   return 0;
 }
 
-absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
-                                            const StateLimits& limits, Device device,
+absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, kernels::DType state_dtype,
+                                            const StateLimits& limits, kernels::Device device,
                                             size_t page_bytes) {
-  ASSIGN_OR_RETURN(std::vector<MixerState> states, LayerStates(config, state_dtype, device));
+  ASSIGN_OR_RETURN(std::vector<kernels::MixerState> states,
+                   LayerStates(config, state_dtype, device));
   StateLayout layout(std::move(states), limits, page_bytes);
   RETURN_IF_ERROR(CheckSize(layout));
   return layout;
@@ -73,16 +77,15 @@ LanguageModel::LanguageModel()
         return next++;
       }()) {}
 
-absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& folder,
-                                                                   const ModelOptions& options,
-                                                                   DeviceContext& context) {
+absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
+    const std::string& folder, const ModelOptions& options, kernels::DeviceContext& context) {
   ASSIGN_OR_RETURN(auto models, LoadEach(folder, options, {&options.cache_policy, 1}, context));
   return std::move(models.front());
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadEach(
     const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
-    DeviceContext& context) {
+    kernels::DeviceContext& context) {
   std::vector<ModelConfig> configs;
   for (const CachePolicy& policy : policies) {
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
@@ -94,7 +97,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
   for (ModelConfig& config : configs) {
     models.emplace_back(new LanguageModel);
     absl::Status status;
-    status.Update(CatchOutOfMemory([&] {
+    status.Update(kernels::CatchOutOfMemory([&] {
       status = models.back()->LoadAll(std::move(config), weights, options, context, shared);
     }));
     // If a file changed during the load, its problems say nothing of either version.
@@ -105,25 +108,26 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
 }
 
 absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
-                                    const ModelOptions& options, DeviceContext& context,
+                                    const ModelOptions& options, kernels::DeviceContext& context,
                                     SharedWeights& shared) {
   config_ = std::move(config);
-  compute_dtype_ = options.compute_dtype.value_or(
-      config_.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  compute_dtype_ = options.compute_dtype.value_or(config_.weights_dtype == kernels::DType::kBF16
+                                                      ? kernels::DType::kBF16
+                                                      : kernels::DType::kF32);
   weights_ = options.weights;
   state_dtype_ = options.state_dtype;
   absl::Status status = LoadParts(weights, context, shared);
   if (!status.ok()) return status;
-  ASSIGN_OR_RETURN(std::vector<MixerState> states,
+  ASSIGN_OR_RETURN(std::vector<kernels::MixerState> states,
                    LayerStates(config_, options.state_dtype, context.device()));
   for (int i = 0; i < config_.n_layers; ++i) {
-    MixerState& state = states[i];
+    kernels::MixerState& state = states[i];
     std::string name = std::move(state.name);
     state = layers_[i].mixer->state();
     state.name = std::move(name);
   }
-  layout_ =
-      std::make_unique<StateLayout>(std::move(states), options.limits, StatePageBytes(context));
+  layout_ = std::make_unique<StateLayout>(std::move(states), options.limits,
+                                          kernels::StatePageBytes(context));
   if (status = CheckSize(*layout_); !status.ok()) return InContext("config.json", status);
 
   Sha256 hash;
@@ -139,8 +143,8 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
 
 absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   if (std::ranges::all_of(config.layers, &LayerSpec::is_wrong)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::unique_ptr<DeviceContext> context,
-                   DeviceContext::Make(Device::kCpu, 1));
+  ASSIGN_OR_RETURN(const std::unique_ptr<kernels::DeviceContext> context,
+                   kernels::DeviceContext::Make(kernels::Device::kCpu, 1));
   LanguageModel model;
   model.config_ = config;
   SharedWeights shared;
@@ -153,10 +157,10 @@ absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   return problems;
 }
 
-std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& weights,
-                                                        DeviceContext& context) const {
-  absl::StatusOr<std::unique_ptr<SequenceMixer>> mixer =
-      FindMixer(config_.layers[i].type)
+std::unique_ptr<kernels::SequenceMixer> LanguageModel::MakeMixer(
+    int i, kernels::WeightReader& weights, kernels::DeviceContext& context) const {
+  absl::StatusOr<std::unique_ptr<kernels::SequenceMixer>> mixer =
+      kernels::FindMixer(config_.layers[i].type)
           ->make({.layer = i,
                   .state = config_.state_spec(i, state_dtype_, context.device()),
                   .weights = weights,
@@ -167,7 +171,8 @@ std::unique_ptr<SequenceMixer> LanguageModel::MakeMixer(int i, WeightReader& wei
   return mixer.ok() ? *std::move(mixer) : nullptr;
 }
 
-void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& context) {
+void LanguageModel::LoadLayer(int i, kernels::WeightReader& reader,
+                              kernels::DeviceContext& context) {
   DecoderLayer& layer = layers_.emplace_back();
   layer.gives_first_values = config_.gives_first_values(i);
   if (config_.block_lambdas) {
@@ -184,15 +189,16 @@ void LanguageModel::LoadLayer(int i, WeightReader& reader, DeviceContext& contex
   layer.feed_forward = FeedForward(reader, config_, spec);
 }
 
-TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context) {
+kernels::TensorView LanguageModel::LoadEnds(kernels::WeightReader& reader,
+                                            kernels::DeviceContext& context) {
   const int64_t d_model = config_.hidden_size, vocab = config_.vocab_size;
-  const TensorView table = reader.GetTensor("model.embed_tokens.weight", {vocab, d_model});
+  const kernels::TensorView table = reader.GetTensor("model.embed_tokens.weight", {vocab, d_model});
   embedding_norm_ = Norm(reader, "model.embed_norm", config_.embedding_norm, d_model);
   if (config_.sinusoid_base > 0) {
     const std::vector<float> scale = reader.HostFloats("model.embed_positions.scale", {});
     if (!scale.empty()) sinusoid_scale_ = scale[0];
-    sinusoids_.emplace(context,
-                       RopeSpec{.theta = config_.sinusoid_base, .dims = static_cast<int>(d_model)});
+    sinusoids_.emplace(context, kernels::RopeSpec{.theta = config_.sinusoid_base,
+                                                  .dims = static_cast<int>(d_model)});
   }
   final_norm_ = Norm(reader, "model.norm", config_.final_norm, d_model);
   const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
@@ -201,23 +207,23 @@ TensorView LanguageModel::LoadEnds(WeightReader& reader, DeviceContext& context)
   return table;
 }
 
-absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
+absl::Status LanguageModel::LoadParts(Weights& weights, kernels::DeviceContext& context,
                                       SharedWeights& shared, const absl::Status& so_far) {
   FamilyWeights in_file(config_, weights);
-  const ProductTypes types(compute_dtype_, weights_);
-  const WeightSource source = [&](const std::string& name, const Shape& shape) {
+  const kernels::ProductTypes types(compute_dtype_, weights_);
+  const kernels::WeightSource source = [&](const std::string& name, const kernels::Shape& shape) {
     return in_file.GetTensor(name, shape);
   };
-  WeightReader reader(source, types, context, "", so_far, &shared.products);
-  const TensorView table = LoadEnds(reader, context);
+  kernels::WeightReader reader(source, types, context, "", so_far, &shared.products);
+  const kernels::TensorView table = LoadEnds(reader, context);
   if (config_.skip_connections) {
     skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
   }
   int state = config_.n_layers;
   for (int i = 0; i < config_.n_layers; ++i) {
     if (config_.layers[i].is_wrong) continue;
-    WeightReader of_layer(source, types, context, absl::StrCat("model.layers.", i, "."),
-                          reader.status(), &shared.products);
+    kernels::WeightReader of_layer(source, types, context, absl::StrCat("model.layers.", i, "."),
+                                   reader.status(), &shared.products);
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
     in_file.ForgetCopies();
@@ -230,7 +236,8 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   if (!reader.status().ok()) return reader.status();
 
   if (shared.embedding == nullptr) {
-    shared.embedding = std::make_shared<const Buffer>(context.Upload(table.data, table.bytes()));
+    shared.embedding =
+        std::make_shared<const kernels::Buffer>(context.Upload(table.data, table.bytes()));
   }
   embedding_storage_ = shared.embedding;
   embedding_ = {embedding_storage_->as<void>(), table.dtype, table.shape};
@@ -243,22 +250,23 @@ absl::Status LanguageModel::LoadParts(Weights& weights, DeviceContext& context,
   return absl::OkStatus();
 }
 
-TensorView LanguageModel::Forward(const Batch& batch, DeviceContext& context,
-                                  ScratchScope& scope) const {
-  const bool replayed = context.device() == Device::kCuda && batch.is_decode();
+kernels::TensorView LanguageModel::Forward(const Batch& batch, kernels::DeviceContext& context,
+                                           kernels::ScratchScope& scope) const {
+  const bool replayed = context.device() == kernels::Device::kCuda && batch.is_decode();
   const Batch* input = &batch;
   Batch padded_batch;
   if (replayed) {
     padded_batch = PadBatch(batch);
     input = &padded_batch;
   }
-  BatchSequences seqs = input->seqs();
+  kernels::BatchSequences seqs = input->seqs();
   if (replayed) RoundBounds(seqs);
-  const StagedBatch staged =
-      StageBatch(context, seqs, layout_->growths(), input->token_ids, input->logits_indices);
-  const SingleThreadScope alone(context, IsSmallBatch(seqs, context));
-  const TensorView logits = scope.Tensor(
-      DType::kF32, {static_cast<int64_t>(staged.logits_indices.size()), config_.vocab_size});
+  const kernels::StagedBatch staged = kernels::StageBatch(context, seqs, layout_->growths(),
+                                                          input->token_ids, input->logits_indices);
+  const kernels::SingleThreadScope alone(context, IsSmallBatch(seqs, context));
+  const kernels::TensorView logits =
+      scope.Tensor(kernels::DType::kF32,
+                   {static_cast<int64_t>(staged.logits_indices.size()), config_.vocab_size});
   if (!replayed) {
     Run(staged, context, logits);
   } else {
@@ -269,8 +277,9 @@ TensorView LanguageModel::Forward(const Batch& batch, DeviceContext& context,
   return logits;
 }
 
-bool LanguageModel::IsSmallBatch(const BatchSequences& seqs, const DeviceContext& context) const {
-  if (context.device() != Device::kCpu) return false;
+bool LanguageModel::IsSmallBatch(const kernels::BatchSequences& seqs,
+                                 const kernels::DeviceContext& context) const {
+  if (context.device() != kernels::Device::kCpu) return false;
   auto bytes = static_cast<double>(weight_bytes_);
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     bytes += static_cast<double>(layout_->bytes_at(seqs.start_pos[s], seqs.slot_cap[s]));
@@ -283,8 +292,9 @@ bool LanguageModel::IsSmallBatch(const BatchSequences& seqs, const DeviceContext
                              context.n_threads());
 }
 
-std::vector<StateExtent> LanguageModel::UndoExtents(const TokenRange& tokens) const {
-  std::vector<StateExtent> all;
+std::vector<kernels::StateExtent> LanguageModel::UndoExtents(
+    const kernels::TokenRange& tokens) const {
+  std::vector<kernels::StateExtent> all;
   for (int i = 0; i < config_.n_layers; ++i) {
     const auto of_layer = layers_[i].mixer->UndoExtents(layout_->layer(i), tokens);
     all.insert(all.end(), of_layer.begin(), of_layer.end());
@@ -295,75 +305,80 @@ std::vector<StateExtent> LanguageModel::UndoExtents(const TokenRange& tokens) co
   return all;
 }
 
-bool LanguageModel::CanUndoSuffix(const TokenRange& tokens) const {
+bool LanguageModel::CanUndoSuffix(const kernels::TokenRange& tokens) const {
   return std::ranges::all_of(layers_, [&](const DecoderLayer& layer) {
     return layer.feed_forward_state < 0 && layer.mixer->CanUndoSuffix(tokens);
   });
 }
 
-void LanguageModel::Run(const StagedBatch& staged, DeviceContext& context,
-                        TensorView logits) const {
+void LanguageModel::Run(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+                        kernels::TensorView logits) const {
   const int64_t n_tokens = staged.seqs.n_tokens();
-  ScratchScope scope(context);
-  const Shape rows = {n_tokens, config_.hidden_size};
-  LayerActivations between = {
-      .h = scope.Tensor(DType::kF32, rows), .x = scope.Tensor(compute_dtype_, rows), .added = {}};
+  kernels::ScratchScope scope(context);
+  const kernels::Shape rows = {n_tokens, config_.hidden_size};
+  LayerActivations between = {.h = scope.Tensor(kernels::DType::kF32, rows),
+                              .x = scope.Tensor(compute_dtype_, rows),
+                              .added = {}};
   if (std::ranges::any_of(config_.layers, &LayerSpec::norm_after)) {
-    between.added = scope.Tensor(DType::kF32, rows);
+    between.added = scope.Tensor(kernels::DType::kF32, rows);
   }
-  const TensorView& h = between.h;
-  BatchTensors tensors(scope);
+  const kernels::TensorView& h = between.h;
+  kernels::BatchTensors tensors(scope);
   EmbedTokens(staged, context, h);
-  if (keeps_embedding_) AddScaled(context, tensors.Put(kEmbedding, DType::kF32, rows), 0, h, 1);
+  if (keeps_embedding_)
+    kernels::AddScaled(context, tensors.Put(kEmbedding, kernels::DType::kF32, rows), 0, h, 1);
 
   // The inputs of the first half of the layers are added before the second half, last first.
   const int n_layers = config_.n_layers, half = n_layers / 2;
-  std::vector<TensorView> skipped;
+  std::vector<kernels::TensorView> skipped;
   for (int i = 0; i < n_layers; ++i) {
     if (config_.skip_connections && i < half) {
-      skipped.push_back(scope.Tensor(DType::kF32, rows));
-      AddScaled(context, skipped.back(), 0, h, 1);
+      skipped.push_back(scope.Tensor(kernels::DType::kF32, rows));
+      kernels::AddScaled(context, skipped.back(), 0, h, 1);
     } else if (config_.skip_connections) {
-      AddScaled(context, h, 1, skipped[n_layers - 1 - i], skip_weights_[i - half]);
+      kernels::AddScaled(context, h, 1, skipped[n_layers - 1 - i], skip_weights_[i - half]);
     }
     RunLayer(i, staged, context, tensors, between);
   }
   if (!staged.logits_indices.empty()) RunHead(staged, context, h, between.x, logits);
 }
 
-void LanguageModel::EmbedTokens(const StagedBatch& staged, DeviceContext& context,
-                                TensorView h) const {
-  Embed(context, embedding_, staged.token_ids, h);
-  if (config_.embedding_scale != 1) AddBias(context, h, {}, config_.embedding_scale);
+void LanguageModel::EmbedTokens(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+                                kernels::TensorView h) const {
+  kernels::Embed(context, embedding_, staged.token_ids, h);
+  if (config_.embedding_scale != 1) kernels::AddBias(context, h, {}, config_.embedding_scale);
   if (embedding_norm_.exists()) embedding_norm_.Apply(context, h, h);
   if (sinusoids_) {
     const auto n_tokens = static_cast<size_t>(h.shape[0]);
-    AddSinusoids(context, *sinusoids_, {staged.seqs.device.positions, n_tokens}, sinusoid_scale_,
-                 h);
+    kernels::AddSinusoids(context, *sinusoids_, {staged.seqs.device.positions, n_tokens},
+                          sinusoid_scale_, h);
   }
 }
 
-void LanguageModel::RunHead(const StagedBatch& staged, DeviceContext& context, TensorView h,
-                            TensorView x, TensorView logits) const {
-  const TensorView last = Rows(x, 0, logits.shape[0]);
+void LanguageModel::RunHead(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+                            kernels::TensorView h, kernels::TensorView x,
+                            kernels::TensorView logits) const {
+  const kernels::TensorView last = Rows(x, 0, logits.shape[0]);
   final_norm_.Apply(context, h, last, staged.logits_indices);
   lm_head_.Apply(context, last, logits);
   if (config_.lm_head_bias || config_.logit_scale != 1) {
-    const TensorView bias = {lm_head_bias_.as<void>(), DType::kF32, {config_.vocab_size}};
-    AddBias(context, logits, bias, config_.logit_scale);
+    const kernels::TensorView bias = {
+        lm_head_bias_.as<void>(), kernels::DType::kF32, {config_.vocab_size}};
+    kernels::AddBias(context, logits, bias, config_.logit_scale);
   }
-  if (config_.logit_softcap > 0) SoftCap(context, logits, config_.logit_softcap);
+  if (config_.logit_softcap > 0) kernels::SoftCap(context, logits, config_.logit_softcap);
 }
 
-void LanguageModel::RunLayer(int i, const StagedBatch& staged, DeviceContext& context,
-                             BatchTensors& tensors, const LayerActivations& activations) const {
+void LanguageModel::RunLayer(int i, const kernels::StagedBatch& staged,
+                             kernels::DeviceContext& context, kernels::BatchTensors& tensors,
+                             const LayerActivations& activations) const {
   const DecoderLayer& layer = layers_[i];
-  const TensorView &h = activations.h, &x = activations.x;
-  const TensorView embedding = tensors.Get(kEmbedding);
-  if (config_.block_lambdas) AddScaled(context, h, layer.keep, embedding, layer.embedding);
+  const kernels::TensorView &h = activations.h, &x = activations.x;
+  const kernels::TensorView embedding = tensors.Get(kEmbedding);
+  if (config_.block_lambdas) kernels::AddScaled(context, h, layer.keep, embedding, layer.embedding);
   if (layer.gives_first_values) {
     layer.input_norm.Apply(context, embedding,
-                           tensors.Put(FirstValuesInput(i), compute_dtype_, x.shape));
+                           tensors.Put(kernels::FirstValuesInput(i), compute_dtype_, x.shape));
   }
   layer.input_norm.Apply(context, h, x);
   const bool adds = !layer.post_norm.exists();
@@ -375,4 +390,4 @@ void LanguageModel::RunLayer(int i, const StagedBatch& staged, DeviceContext& co
                              activations);
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -19,14 +19,14 @@
 #include "model/norm.h"
 #include "model/state_layout.h"
 
-namespace ovq {
+namespace ovq::model {
 
 class Weights;
 
 struct ModelOptions {
-  std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
-  WeightType weights = WeightType::kAsComputed;
-  DType state_dtype = DType::kF32;
+  std::optional<kernels::DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  kernels::WeightType weights = kernels::WeightType::kAsComputed;
+  kernels::DType state_dtype = kernels::DType::kF32;
   CachePolicy cache_policy = CachePolicies().front();  // read by Load alone
   StateLimits limits;
 };
@@ -35,26 +35,26 @@ struct ModelOptions {
 // fingerprint.
 struct SharedWeights {
   std::string fingerprint;
-  SharedProducts products;
-  std::shared_ptr<const Buffer> embedding;
+  kernels::SharedProducts products;
+  std::shared_ptr<const kernels::Buffer> embedding;
 };
 
 // Bytes of one token in a full KV cache, were every layer full attention with the config's heads:
 // n_layers x num_key_value_heads x (head_dim + value_head_dim) elements of state_dtype. 0 if the
 // config names no heads, which models without attention layers need not.
-size_t FullKvBytesPerToken(const ModelConfig& config, DType state_dtype);
+size_t FullKvBytesPerToken(const ModelConfig& config, kernels::DType state_dtype);
 
 // Computes the layout of a session's state from the config alone; it equals layout() of the loaded
 // model. page_bytes: see StateLayout. InvalidArgument names the field; states larger than
 // StateLayout::kMostBytes are refused.
-absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, DType state_dtype,
-                                            const StateLimits& limits, Device device,
+absl::StatusOr<StateLayout> PlanStateLayout(const ModelConfig& config, kernels::DType state_dtype,
+                                            const StateLimits& limits, kernels::Device device,
                                             size_t page_bytes);
 
 struct DecoderLayer {
   float keep = 1, embedding = 0;  // block lambdas: x = keep x + embedding x0
   Norm input_norm, post_norm;     // post_norm is applied to the mixer's output
-  std::unique_ptr<SequenceMixer> mixer;
+  std::unique_ptr<kernels::SequenceMixer> mixer;
   FeedForward feed_forward;
   int feed_forward_state = -1;  // index of its state in the layout; -1: none
   bool gives_first_values = false;
@@ -66,11 +66,11 @@ class LanguageModel {
   // Errors: NotFound, InvalidArgument, DataLoss; each names the file and field or tensor.
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& folder,
                                                              const ModelOptions& options,
-                                                             DeviceContext& context);
+                                                             kernels::DeviceContext& context);
   // Loads a model for each policy; they share their large weights. Errors as those of Load.
   static absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LoadEach(
       const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
-      DeviceContext& context);
+      kernels::DeviceContext& context);
 
   // Checks names, shapes and types of the tensors that Load would read. OK, or all tensors that are
   // missing, have another shape or type, or are unused (SplitProblems). The config may have
@@ -79,9 +79,9 @@ class LanguageModel {
 
   const ModelConfig& config() const { return config_; }
   const StateLayout& layout() const { return *layout_; }
-  DType compute_dtype() const { return compute_dtype_; }
-  WeightType weights() const { return weights_; }
-  DType state_dtype() const { return state_dtype_; }
+  kernels::DType compute_dtype() const { return compute_dtype_; }
+  kernels::WeightType weights() const { return weights_; }
+  kernels::DType state_dtype() const { return state_dtype_; }
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
   int64_t parameters() const { return parameters_; }
   size_t weight_bytes() const { return weight_bytes_; }  // that one decode iteration reads
@@ -91,62 +91,66 @@ class LanguageModel {
   // order. They are in device memory and live as long as `scope`; padding may follow them. Advances
   // the state of every sequence by its tokens. `context` is the one the model was loaded with or
   // another of the same device.
-  TensorView Forward(const Batch& batch, DeviceContext& context, ScratchScope& scope) const;
+  kernels::TensorView Forward(const Batch& batch, kernels::DeviceContext& context,
+                              kernels::ScratchScope& scope) const;
 
   // Undoing of the last tokens of a batch, over all layers (SequenceMixer): the bytes of a session
   // that these tokens may change, and whether each token changes bytes of its own. The tokens end
   // before the next StateLayout::BoundaryAfter.
-  std::vector<StateExtent> UndoExtents(const TokenRange& tokens) const;
-  bool CanUndoSuffix(const TokenRange& tokens) const;
+  std::vector<kernels::StateExtent> UndoExtents(const kernels::TokenRange& tokens) const;
+  bool CanUndoSuffix(const kernels::TokenRange& tokens) const;
 
  private:
   LanguageModel();
   absl::Status LoadAll(ModelConfig config, Weights& weights, const ModelOptions& options,
-                       DeviceContext& context, SharedWeights& shared);
+                       kernels::DeviceContext& context, SharedWeights& shared);
   // Only checks weights, without loading them, if `so_far` is an error.
-  absl::Status LoadParts(Weights& weights, DeviceContext& context, SharedWeights& shared,
+  absl::Status LoadParts(Weights& weights, kernels::DeviceContext& context, SharedWeights& shared,
                          const absl::Status& so_far = absl::OkStatus());
   // Loads embedding, final norm and head. Returns the embedding, not yet on the device.
-  TensorView LoadEnds(WeightReader& reader, DeviceContext& context);
-  void LoadLayer(int i, WeightReader& reader, DeviceContext& context);
+  kernels::TensorView LoadEnds(kernels::WeightReader& reader, kernels::DeviceContext& context);
+  void LoadLayer(int i, kernels::WeightReader& reader, kernels::DeviceContext& context);
   // Null on error; the reader's status has the reason.
-  std::unique_ptr<SequenceMixer> MakeMixer(int i, WeightReader& weights,
-                                           DeviceContext& context) const;
+  std::unique_ptr<kernels::SequenceMixer> MakeMixer(int i, kernels::WeightReader& weights,
+                                                    kernels::DeviceContext& context) const;
   // Whether the batch is faster on one thread (IsFasterOnOneThread).
-  bool IsSmallBatch(const BatchSequences& seqs, const DeviceContext& context) const;
+  bool IsSmallBatch(const kernels::BatchSequences& seqs,
+                    const kernels::DeviceContext& context) const;
   // Embedding, layers, norm and head. The launches depend on the shape of the batch alone, so that
   // they can be recorded.
-  void Run(const StagedBatch& staged, DeviceContext& context, TensorView logits) const;
+  void Run(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+           kernels::TensorView logits) const;
   // Sets h [n_tokens, d_model], the residual stream before the first layer.
-  void EmbedTokens(const StagedBatch& staged, DeviceContext& context, TensorView h) const;
+  void EmbedTokens(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+                   kernels::TensorView h) const;
   // Computes the logits of h [n_tokens, d_model]; x is scratch of the compute dtype.
-  void RunHead(const StagedBatch& staged, DeviceContext& context, TensorView h, TensorView x,
-               TensorView logits) const;
+  void RunHead(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+               kernels::TensorView h, kernels::TensorView x, kernels::TensorView logits) const;
   // Applies layer i to activations.h; the other activations are scratch.
-  void RunLayer(int i, const StagedBatch& staged, DeviceContext& context, BatchTensors& tensors,
-                const LayerActivations& activations) const;
+  void RunLayer(int i, const kernels::StagedBatch& staged, kernels::DeviceContext& context,
+                kernels::BatchTensors& tensors, const LayerActivations& activations) const;
 
   const int64_t id_;  // unique in the process: key of recorded batches
   ModelConfig config_;
   std::unique_ptr<StateLayout> layout_;
-  DType compute_dtype_ = DType::kF32;
-  WeightType weights_ = WeightType::kAsComputed;
-  DType state_dtype_ = DType::kF32;
+  kernels::DType compute_dtype_ = kernels::DType::kF32;
+  kernels::WeightType weights_ = kernels::WeightType::kAsComputed;
+  kernels::DType state_dtype_ = kernels::DType::kF32;
   std::string fingerprint_;
   int64_t parameters_ = 0;
   size_t weight_bytes_ = 0;
   size_t full_kv_bytes_per_token_ = 0;
   std::vector<DecoderLayer> layers_;
-  std::shared_ptr<const Buffer> embedding_storage_;
-  TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
+  std::shared_ptr<const kernels::Buffer> embedding_storage_;
+  kernels::TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype
   Norm embedding_norm_;
-  std::optional<RopeTable> sinusoids_;
+  std::optional<kernels::RopeTable> sinusoids_;
   float sinusoid_scale_ = 0;
   bool keeps_embedding_ = false;     // some layer reads x0, the (normed) embedding
   std::vector<float> skip_weights_;  // [n_layers / 2] with skip connections
   Norm final_norm_;
-  Linear lm_head_;       // [vocab, d_model]
-  Buffer lm_head_bias_;  // [vocab] float, if the head has one
+  kernels::Linear lm_head_;       // [vocab, d_model]
+  kernels::Buffer lm_head_bias_;  // [vocab] float, if the head has one
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

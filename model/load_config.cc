@@ -16,7 +16,7 @@
 #include "model/json_attrs.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -46,7 +46,7 @@ void ReplaceInfinity(Json& json) {
   }
 }
 
-void FindFamily(const Json& json, AttrReader& reader, ModelConfig& config) {
+void FindFamily(const Json& json, kernels::AttrReader& reader, ModelConfig& config) {
   std::vector<std::string> known;
   const std::string type = reader.StringOr("model_type", "");
   for (const Family* family : Families()) {
@@ -68,22 +68,23 @@ int64_t VocabSize(const ModelConfig& config) {
   return config.vocab_size > 0 ? config.vocab_size : kMaxVocab;
 }
 
-void ReadSpecialTokens(const Json& json, AttrReader& reader, ModelConfig& config) {
+void ReadSpecialTokens(const Json& json, kernels::AttrReader& reader, ModelConfig& config) {
   const int64_t bos = reader.IntOr("bos_token_id", -1, 0, VocabSize(config) - 1);
   if (bos >= 0 && reader.ok()) config.bos_token_id = static_cast<int32_t>(bos);
   config.eos_token_ids = TokenIds(json, "eos_token_id", VocabSize(config), reader);
 }
 
-void ReadDType(const Attrs& fields, AttrReader& reader, ModelConfig& config) {
+void ReadDType(const kernels::Attrs& fields, kernels::AttrReader& reader, ModelConfig& config) {
   constexpr std::string_view kNames[] = {"float32", "bfloat16", "float16"};
-  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+  constexpr kernels::DType kTypes[] = {kernels::DType::kF32, kernels::DType::kBF16,
+                                       kernels::DType::kF16};
   // Newer versions of transformers call the field dtype.
   const char* field = fields.Has("torch_dtype") ? "torch_dtype" : "dtype";
   config.weights_dtype = kTypes[reader.ChoiceOr(field, kNames)];
 }
 
-void ReadTokenizer(const std::string& folder, const Attrs& fields, AttrReader& reader,
-                   ModelConfig& config) {
+void ReadTokenizer(const std::string& folder, const kernels::Attrs& fields,
+                   kernels::AttrReader& reader, ModelConfig& config) {
   const std::string kind = reader.StringOr("tokenizer", "");
   const int64_t offset = reader.IntOr("tokenizer_byte_offset", 0, 0, kMaxVocab);
   std::error_code error;
@@ -115,7 +116,8 @@ absl::Status CheckMixers(ModelConfig& config) {
     LayerSpec& layer = config.layers[i];
     layer.is_wrong |= layer.mixer == nullptr;
     if (layer.mixer == nullptr) continue;
-    const absl::Status status = MakeMixerState(config, i, DType::kF32, Device::kCpu).status();
+    const absl::Status status =
+        MakeMixerState(config, i, kernels::DType::kF32, kernels::Device::kCpu).status();
     layer.is_wrong |= !status.ok();
     AddProblems(problems, status);
   }
@@ -128,7 +130,7 @@ absl::Status CheckAllRead(const ConfigFile& file, const ModelConfig& config) {
   absl::Status problems;
   if (config.family->is_strict) AddProblems(problems, file.fields.CheckAllRead());
   for (const LayerSpec& layer : config.layers) {
-    const MixerEntry* mixer = FindMixer(layer.type);
+    const kernels::MixerEntry* mixer = kernels::FindMixer(layer.type);
     if (mixer != nullptr && (config.family->is_strict || mixer->section == kSlotsSection)) {
       AddProblems(problems, file.section(mixer->section).CheckAllRead());
     }
@@ -138,7 +140,7 @@ absl::Status CheckAllRead(const ConfigFile& file, const ModelConfig& config) {
 
 // Merges text_config, the object in which transformers writes a text model that is part of a larger
 // one, into the top level. The head is tied if either level says so.
-Json WithTextConfig(const Json& json, Attrs& fields) {
+Json WithTextConfig(const Json& json, kernels::Attrs& fields) {
   Json all = json;
   FillAttrs(json, fields);
   const auto text = json.find("text_config");
@@ -154,10 +156,10 @@ Json WithTextConfig(const Json& json, Attrs& fields) {
 
 absl::Status Read(const std::string& folder, const Json& in_file, const CachePolicy& policy,
                   ModelConfig& config) {
-  Attrs fields;
+  kernels::Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
   ConfigFile file{json, fields};  // a copy, so that errors here hide no unread fields
-  AttrReader reader(fields);
+  kernels::AttrReader reader(fields);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);
   absl::Status problems;
@@ -180,8 +182,8 @@ absl::Status ReadGeneration(const std::string& folder, ModelConfig& config) {
   if (!std::filesystem::exists(path, error)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxGenerationBytes));
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, path));
-  const Attrs none;
-  AttrReader reader(none);
+  const kernels::Attrs none;
+  kernels::AttrReader reader(none);
   for (const int32_t id : TokenIds(json, "eos_token_id", VocabSize(config), reader)) {
     if (std::ranges::find(config.eos_token_ids, id) != config.eos_token_ids.end()) continue;
     config.eos_token_ids.push_back(id);
@@ -218,4 +220,4 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config, const Ca
   return status;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 #include "model/cache_policy.h"
 #include "model/config.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Reads folder/config.json and, if there is one, the end-of-sequence ids of
 // folder/generation_config.json. NotFound, InvalidArgument (names the field), DataLoss (not JSON).
@@ -18,4 +18,4 @@ absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,
 absl::Status LoadConfig(const std::string& folder, ModelConfig& config,
                         const CachePolicy& policy = CachePolicies().front());
 
-}  // namespace ovq
+}  // namespace ovq::model

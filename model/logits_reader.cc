@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace ovq {
+namespace ovq::model {
 
 void LogitsReader::Clear() {
   reading_.Clear();
@@ -43,8 +43,8 @@ size_t LogitsReader::WantScore(int64_t row, std::optional<int32_t> token, int to
   return scores_.size() - 1;
 }
 
-void LogitsReader::Read(DeviceContext& context, TensorView logits) {
-  ReadLogits(context, logits, reading_);
+void LogitsReader::Read(kernels::DeviceContext& context, kernels::TensorView logits) {
+  kernels::ReadLogits(context, logits, reading_);
 }
 
 std::vector<TokenLogprob> LogitsReader::TopLogprobs(size_t best, float log_sum_exp) const {
@@ -58,7 +58,7 @@ std::vector<TokenLogprob> LogitsReader::TopLogprobs(size_t best, float log_sum_e
 }
 
 Sampled LogitsReader::Draw(size_t index) const {
-  const RowDraw& draw = reading_.draws[index];
+  const kernels::RowDraw& draw = reading_.draws[index];
   const float log_sum_exp = reading_.log_sum_exp[draw.row];
   return {.finite = !std::isnan(log_sum_exp),
           .token_id = draw.drawn.id,
@@ -79,4 +79,4 @@ TokenScore LogitsReader::Score(size_t index) const {
 
 bool LogitsReader::IsFinite(int64_t row) const { return !std::isnan(reading_.log_sum_exp[row]); }
 
-}  // namespace ovq
+}  // namespace ovq::model

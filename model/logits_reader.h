@@ -10,7 +10,7 @@
 #include "kernels/ops/sample.h"
 #include "model/sampler.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct TokenScore {
   bool finite = true;             // as in Sampled
@@ -44,7 +44,7 @@ class LogitsReader {
 
   // logits: [n_rows, vocab] in the device's memory. The batch's only wait for the device. Samplers
   // stay as they are: the caller lets them observe the draws that it keeps.
-  void Read(DeviceContext& context, TensorView logits);
+  void Read(kernels::DeviceContext& context, kernels::TensorView logits);
 
   Sampled Draw(size_t index) const;
   TokenScore Score(size_t index) const;
@@ -61,10 +61,10 @@ class LogitsReader {
   size_t WantBest(int64_t row, int n);
   std::vector<TokenLogprob> TopLogprobs(size_t best, float log_sum_exp) const;
 
-  LogitsReading reading_;
+  kernels::LogitsReading reading_;
   std::vector<size_t> draw_bests_;  // [reading_.draws], in reading_.bests
   std::vector<ScorePlace> scores_;
   std::deque<DraftedCounts> drafted_counts_;  // stable addresses: draws point to them
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

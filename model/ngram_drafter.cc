@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace ovq {
+namespace ovq::model {
 
 void NgramDrafter::Record::Add(bool was_right) {
   constexpr float kRecordWindow = 64;
@@ -100,4 +100,4 @@ DraftTokens NgramDrafter::Propose(int64_t most) {
   return {draft_, probabilities_};
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

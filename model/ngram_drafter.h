@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace ovq {
+namespace ovq::model {
 
 // Drafted tokens.
 struct DraftTokens {
@@ -55,4 +55,4 @@ class NgramDrafter {
   std::vector<float> probabilities_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -6,16 +6,19 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
-TensorView Vector(const Buffer& floats) {
-  return {floats.as<float>(), DType::kF32, {static_cast<int64_t>(floats.bytes() / sizeof(float))}};
+kernels::TensorView Vector(const kernels::Buffer& floats) {
+  return {floats.as<float>(),
+          kernels::DType::kF32,
+          {static_cast<int64_t>(floats.bytes() / sizeof(float))}};
 }
 
 }  // namespace
 
-Norm::Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width)
+Norm::Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec& spec,
+           int64_t width)
     : spec_(spec) {
   if (!exists()) return;
   const std::string leaf(name);
@@ -28,17 +31,17 @@ Norm::Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, in
   }
 }
 
-void Norm::Apply(DeviceContext& context, TensorView x, TensorView y,
+void Norm::Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
                  std::span<const int32_t> rows) const {
-  const NormWeights weights = {Vector(weight_), Vector(bias_), spec_.eps};
+  const kernels::NormWeights weights = {Vector(weight_), Vector(bias_), spec_.eps};
   switch (spec_.kind) {
     case NormKind::kRms:
-      return RmsNorm(context, x, weights, y, rows);
+      return kernels::RmsNorm(context, x, weights, y, rows);
     case NormKind::kLayer:
-      return LayerNorm(context, x, weights, y, rows);
+      return kernels::LayerNorm(context, x, weights, y, rows);
     case NormKind::kNone:
-      return rows.empty() ? Copy(context, x, y) : Embed(context, x, rows, y);
+      return rows.empty() ? kernels::Copy(context, x, y) : kernels::Embed(context, x, rows, y);
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,25 +7,25 @@
 #include "kernels/mixers/weight_reader.h"
 #include "model/config.h"
 
-namespace ovq {
+namespace ovq::model {
 
 class Norm {
  public:
   Norm() = default;
   // Loads NAME.weight, if the spec has one, and NAME.bias, if it has a bias. The reader keeps
   // errors.
-  Norm(WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width);
+  Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width);
 
   bool exists() const { return spec_.kind != NormKind::kNone; }
   // y[i] = norm(x[rows[i]]), or norm(x[i]) if `rows` is empty. x [n, width] F32; y F32 or BF16,
   // possibly x itself.
-  void Apply(DeviceContext& context, TensorView x, TensorView y,
+  void Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
              std::span<const int32_t> rows = {}) const;
   size_t bytes() const { return weight_.bytes() + bias_.bytes(); }
 
  private:
   NormSpec spec_ = {.kind = NormKind::kNone};
-  Buffer weight_, bias_;  // [width] float
+  kernels::Buffer weight_, bias_;  // [width] float
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

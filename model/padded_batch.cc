@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 int PaddedSequenceCount(int n_seqs) {
@@ -23,7 +23,7 @@ Batch PadBatch(const Batch& batch) {
   return padded_batch;
 }
 
-void RoundBounds(BatchSequences& seqs) {
+void RoundBounds(kernels::BatchSequences& seqs) {
   uint64_t end = 1024, cap = 64;
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     end = std::max(end, static_cast<uint64_t>(seqs.start_pos[s]) + 1);
@@ -33,4 +33,4 @@ void RoundBounds(BatchSequences& seqs) {
   seqs.slot_cap_bound = static_cast<int32_t>(std::bit_ceil(cap));
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

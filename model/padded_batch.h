@@ -3,12 +3,12 @@
 
 #include "model/batch.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // A copy of the batch with unused tokens at its end, few in proportion.
 Batch PadBatch(const Batch& batch);
 
 // Rounds the bounds up to powers of two, so that many batches share a recording.
-void RoundBounds(BatchSequences& seqs);
+void RoundBounds(kernels::BatchSequences& seqs);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -6,7 +6,7 @@
 
 #include "model/pieces/pieces.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // Sanitizers refuse RTLD_DEEPBIND. No test of their builds has gRPC's protobuf and SentencePiece in
@@ -59,4 +59,4 @@ std::string PieceModel::Text(int32_t id, bool first) const {
 
 bool PieceModel::Begins(int32_t id) const { return api_->begins(*model_, id); }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ovq {
+namespace ovq::model {
 
 struct Pieces;
 struct PiecesApi;
@@ -38,4 +38,4 @@ class PieceModel {
   Pieces* model_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

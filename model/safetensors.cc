@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr size_t kPrefixBytes = 8;  // the header's length, little-endian
@@ -20,36 +20,37 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 // An entry of the header: where a tensor lies in the data section.
 struct Entry {
   std::string name;
-  DType dtype;
-  Shape shape;
+  kernels::DType dtype;
+  kernels::Shape shape;
   uint64_t begin;
   uint64_t end;
 };
 
-std::optional<DType> ParseDType(std::string_view name) {
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kU32}) {
-    if (name == DTypeName(dtype)) return dtype;
+std::optional<kernels::DType> ParseDType(std::string_view name) {
+  for (kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16,
+                               kernels::DType::kI32, kernels::DType::kU32}) {
+    if (name == kernels::DTypeName(dtype)) return dtype;
   }
   return std::nullopt;
 }
 
-Shape MakeShape(const std::vector<int64_t>& dims) {
+kernels::Shape MakeShape(const std::vector<int64_t>& dims) {
   switch (dims.size()) {
     case 0:
-      return Shape{};
+      return kernels::Shape{};
     case 1:
-      return Shape{dims[0]};
+      return kernels::Shape{dims[0]};
     case 2:
-      return Shape{dims[0], dims[1]};
+      return kernels::Shape{dims[0], dims[1]};
     case 3:
-      return Shape{dims[0], dims[1], dims[2]};
+      return kernels::Shape{dims[0], dims[1], dims[2]};
     default:
-      return Shape{dims[0], dims[1], dims[2], dims[3]};
+      return kernels::Shape{dims[0], dims[1], dims[2], dims[3]};
   }
 }
 
-absl::StatusOr<Shape> ParseShape(const std::string& path, const std::string& name,
-                                 const nlohmann::json& json) {
+absl::StatusOr<kernels::Shape> ParseShape(const std::string& path, const std::string& name,
+                                          const nlohmann::json& json) {
   const auto list = json.find("shape");
   if (list == json.end() || !list->is_array()) return Damaged(path, name, "shape is not a list");
   std::vector<int64_t> dims;
@@ -63,7 +64,7 @@ absl::StatusOr<Shape> ParseShape(const std::string& path, const std::string& nam
       return Damaged(path, name, "shape has more elements than any file can hold");
     }
   }
-  while (dims.size() > Shape::kMaxRank) {
+  while (dims.size() > kernels::Shape::kMaxRank) {
     const int64_t last = dims.back();
     dims.pop_back();
     dims.back() = elements == 0 ? 0 : dims.back() * last;
@@ -79,13 +80,13 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
   if (dtype_name == json.end() || !dtype_name->is_string()) {
     return Damaged(path, name, "dtype is not a string");
   }
-  const std::optional<DType> dtype = ParseDType(dtype_name->get_ref<const std::string&>());
+  const std::optional<kernels::DType> dtype = ParseDType(dtype_name->get_ref<const std::string&>());
   if (!dtype) {
     return Damaged(path, name,
                    absl::StrCat("dtype ", Quoted(dtype_name->get_ref<const std::string&>()),
                                 " is not supported; known: F32, BF16, F16, I32, U32"));
   }
-  ASSIGN_OR_RETURN(Shape shape, ParseShape(path, name, json));
+  ASSIGN_OR_RETURN(kernels::Shape shape, ParseShape(path, name, json));
   const auto offsets = json.find("data_offsets");
   if (offsets == json.end() || !offsets->is_array() || offsets->size() != 2 ||
       !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned()) {
@@ -102,16 +103,16 @@ absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& nam
                    absl::StrCat("ends at byte ", entry.end, " of the data, but the file holds ",
                                 data_bytes, ": truncated?"));
   }
-  const uint64_t expected = static_cast<uint64_t>(shape.elements()) * DTypeBytes(*dtype);
+  const uint64_t expected = static_cast<uint64_t>(shape.elements()) * kernels::DTypeBytes(*dtype);
   if (entry.end - entry.begin != expected) {
     return Damaged(path, name,
-                   absl::StrCat("expected ", expected, " bytes for ", DTypeName(*dtype),
+                   absl::StrCat("expected ", expected, " bytes for ", kernels::DTypeName(*dtype),
                                 shape.ToString(), ", got ", entry.end - entry.begin));
   }
-  if ((data_begin + entry.begin) % DTypeBytes(entry.dtype) != 0) {
+  if ((data_begin + entry.begin) % kernels::DTypeBytes(entry.dtype) != 0) {
     return Damaged(path, name,
                    absl::StrCat("begins at byte ", data_begin + entry.begin,
-                                " of the file: not aligned for ", DTypeName(entry.dtype)));
+                                " of the file: not aligned for ", kernels::DTypeName(entry.dtype)));
   }
   return entry;
 }
@@ -212,9 +213,10 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
       ParseHeader(path, text, data_begin, file_bytes - data_begin, entries, mapped.damaged_);
   for (Entry& entry : entries) {
     std::byte* data = mapped.map_.data() + data_begin + entry.begin;
-    mapped.tensors_.emplace(std::move(entry.name), TensorView{data, entry.dtype, entry.shape});
+    mapped.tensors_.emplace(std::move(entry.name),
+                            kernels::TensorView{data, entry.dtype, entry.shape});
   }
   return status;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -11,7 +11,7 @@
 #include "base/mapped_file.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // The errors of tensors that cannot be read, by name.
 using DamagedTensors = std::map<std::string, absl::Status, std::less<>>;
@@ -26,7 +26,7 @@ class SafetensorsFile {
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   // Opens as much as is valid. OK, or all problems (SplitProblems).
   static absl::Status Open(const std::string& path, SafetensorsFile& file);
-  const TensorMap& tensors() const { return tensors_; }
+  const kernels::TensorMap& tensors() const { return tensors_; }
   const DamagedTensors& damaged() const { return damaged_; }
   size_t file_bytes() const { return map_.size(); }
   // Call this after reading the tensors: DataLoss if the file changed meanwhile (MappedFile).
@@ -34,7 +34,7 @@ class SafetensorsFile {
 
  private:
   MappedFile map_;
-  TensorMap tensors_;
+  kernels::TensorMap tensors_;
   DamagedTensors damaged_;
 };
 
@@ -44,4 +44,4 @@ absl::Status Damaged(const std::string& path, std::string_view tensor, std::stri
 // Whether this is an object whose values are all strings.
 bool IsTextMap(const nlohmann::json& json);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace ovq {
+namespace ovq::model {
 
 Sampler::Sampler(SamplingParams params, int64_t vocab_size)
     : params_{.temperature = params.temperature,
@@ -38,7 +38,8 @@ void Sampler::Observe(int32_t token) {
   ++generated_[at->second].count;
 }
 
-RowDraw Sampler::Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const {
+kernels::RowDraw Sampler::Describe(int64_t row, int64_t position,
+                                   std::span<const int32_t> banned) const {
   return {.row = row,
           .position = position,
           .params = params_,
@@ -48,9 +49,10 @@ RowDraw Sampler::Describe(int64_t row, int64_t position, std::span<const int32_t
           .banned = banned};
 }
 
-RowDraw Sampler::DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
-                               std::span<const int32_t> banned, DraftedCounts& counts) const {
-  RowDraw draw = Describe(row, position, banned);
+kernels::RowDraw Sampler::DescribeAfter(std::span<const int32_t> drafted, int64_t row,
+                                        int64_t position, std::span<const int32_t> banned,
+                                        DraftedCounts& counts) const {
+  kernels::RowDraw draw = Describe(row, position, banned);
   std::vector<int32_t> unseen;
   for (const int32_t token : drafted) {
     if (is_seen_.empty() || is_seen_[token] || std::ranges::count(unseen, token) > 0) continue;
@@ -66,10 +68,11 @@ RowDraw Sampler::DescribeAfter(std::span<const int32_t> drafted, int64_t row, in
   for (const int32_t token : drafted) {
     const auto known = generated_index_.find(token);
     const auto begin = counts.generated.begin();
-    const auto at = known != generated_index_.end()
-                        ? begin + static_cast<std::ptrdiff_t>(known->second)
-                        : std::find_if(begin + std::ssize(generated_), counts.generated.end(),
-                                       [&](const TokenCount& entry) { return entry.id == token; });
+    const auto at =
+        known != generated_index_.end()
+            ? begin + static_cast<std::ptrdiff_t>(known->second)
+            : std::find_if(begin + std::ssize(generated_), counts.generated.end(),
+                           [&](const kernels::TokenCount& entry) { return entry.id == token; });
     if (at == counts.generated.end()) {
       counts.generated.push_back({token, 1});
     } else {
@@ -80,4 +83,4 @@ RowDraw Sampler::DescribeAfter(std::span<const int32_t> drafted, int64_t row, in
   return draw;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

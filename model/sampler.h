@@ -10,7 +10,7 @@
 
 #include "kernels/ops/sample.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Not validated here; the caller validates requests.
 struct SamplingParams {
@@ -42,7 +42,7 @@ struct Sampled {
 // The lists of a draw that counts drafted tokens, where they differ from the sampler's own.
 struct DraftedCounts {
   std::vector<int32_t> seen;
-  std::vector<TokenCount> generated;
+  std::vector<kernels::TokenCount> generated;
 };
 
 // Sampling state of one generated sequence. Engine thread only. RowDraw in kernels/ops/sample.h
@@ -55,11 +55,11 @@ class Sampler {
   // Describes a draw from row `row` of the logits. position: of the token to draw. banned: token
   // ids that must not be drawn (end of sequence under ignore_eos), may be empty. The result points
   // into the sampler and `banned`; it is valid until the next Observe.
-  RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
+  kernels::RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
   // Describes the draw that Describe would give after an Observe of each drafted token. The sampler
   // does not change; the result points into `counts` too.
-  RowDraw DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
-                        std::span<const int32_t> banned, DraftedCounts& counts) const;
+  kernels::RowDraw DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
+                                 std::span<const int32_t> banned, DraftedCounts& counts) const;
   void Observe(int32_t token);  // counts a generated token
 
  private:
@@ -68,12 +68,12 @@ class Sampler {
     return params_.presence_penalty != 0.0f || params_.frequency_penalty != 0.0f;
   }
 
-  DrawParams params_;
-  std::vector<TokenBias> bias_;
-  std::vector<TokenCount> generated_;  // kept with a presence or frequency penalty only
+  kernels::DrawParams params_;
+  std::vector<kernels::TokenBias> bias_;
+  std::vector<kernels::TokenCount> generated_;  // kept with a presence or frequency penalty only
   std::unordered_map<int32_t, size_t> generated_index_;  // token id to index in generated_
   std::vector<bool> is_seen_;  // [vocab], kept with a repetition penalty only
   std::vector<int32_t> seen_;  // the set bits of is_seen_
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

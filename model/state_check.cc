@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "kernels/mixers/state_check.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // Whether these are the bytes of a new session.
@@ -24,9 +24,9 @@ bool IsNew(const StateLayout& layout, std::span<const std::byte> state) {
 absl::Status CheckLayers(const StateLayout& layout, int64_t position, int64_t slot_cap,
                          const auto& at) {
   for (size_t i = 0; i < layout.mixers().size(); ++i) {
-    const MixerState& mixer = layout.mixers()[i];
-    const LayerState& where = layout.layer(static_cast<int>(i));
-    const absl::Status status = CheckLayer({mixer, where, position, slot_cap, at});
+    const kernels::MixerState& mixer = layout.mixers()[i];
+    const kernels::LayerState& where = layout.layer(static_cast<int>(i));
+    const absl::Status status = kernels::CheckLayer({mixer, where, position, slot_cap, at});
     if (!status.ok()) {
       return absl::Status(status.code(), absl::StrCat("state of layer ", i, ", ", mixer.name, ": ",
                                                       std::string(status.message())));
@@ -47,10 +47,10 @@ absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slo
   if (position == 0 && !IsNew(layout, state)) {
     return absl::DataLossError("state: not the one that sessions begin with, at position 0");
   }
-  const std::vector<StateExtent> extents = layout.live_extents_at(position, slot_cap);
+  const std::vector<kernels::StateExtent> extents = layout.live_extents_at(position, slot_cap);
   const auto at = [&](size_t offset) {
     const std::byte* begin = state.data();
-    for (const StateExtent& extent : extents) {
+    for (const kernels::StateExtent& extent : extents) {
       if (offset - extent.offset < extent.bytes) return begin + (offset - extent.offset);
       begin += extent.bytes;
     }
@@ -65,4 +65,4 @@ absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slo
   return CheckLayers(layout, position, slot_cap, [base](size_t offset) { return base + offset; });
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "model/state_layout.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Checks a state's live bytes in snapshot order, aligned to 4 bytes, at this position and slot cap.
 // Any thread. DataLoss names the layer, its mixer, the field, the element and what was expected. No
@@ -19,4 +19,4 @@ absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slo
 absl::Status CheckState(const StateLayout& layout, int64_t position, int64_t slot_cap,
                         const std::byte* base);
 
-}  // namespace ovq
+}  // namespace ovq::model

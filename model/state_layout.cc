@@ -6,7 +6,7 @@
 
 #include "base/saturating.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // Sizes are products of config values and saturate at the largest number (saturating.h), which
@@ -23,10 +23,10 @@ class Hasher {
   void Add(uint64_t value) {
     for (int i = 0; i < 8; ++i) AddByte(static_cast<uint8_t>(value >> (8 * i)));
   }
-  void Add(const StateFields& fields) {
+  void Add(const kernels::StateFields& fields) {
     Add(fields.list().size());
     for (size_t i = 0; i < fields.list().size(); ++i) {
-      const StateField& field = fields.list()[i];
+      const kernels::StateField& field = fields.list()[i];
       Add(field.name);
       Add(static_cast<uint64_t>(field.dtype));
       Add(field.shape.ToString());
@@ -51,14 +51,15 @@ std::vector<std::byte> StateLayout::NewSession() const {
 }
 
 size_t StateLayout::Group::bytes_for_slots(int64_t slots) const {
-  return SaturatingMultiply(block_bytes, static_cast<size_t>(NumBlocks(slots)));
+  return SaturatingMultiply(block_bytes, static_cast<size_t>(kernels::NumBlocks(slots)));
 }
 
-int64_t StateLayout::MostSlots(const Growth& growth, int64_t slot_cap, int part) const {
+int64_t StateLayout::MostSlots(const kernels::Growth& growth, int64_t slot_cap, int part) const {
   return growth.capped() ? growth.HeadSlotCap(slot_cap, part) : limits_.max_unbounded_tokens;
 }
 
-size_t StateLayout::SumBytes(const std::function<int64_t(const Growth&, int part)>& slots) const {
+size_t StateLayout::SumBytes(
+    const std::function<int64_t(const kernels::Growth&, int part)>& slots) const {
   size_t bytes = RoundUp(fixed_bytes_, page_bytes_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (int part = 0; part < growths_[i].parts(); ++part) {
@@ -69,7 +70,7 @@ size_t StateLayout::SumBytes(const std::function<int64_t(const Growth&, int part
   return bytes;
 }
 
-StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limits,
+StateLayout::StateLayout(std::vector<kernels::MixerState> layers, const StateLimits& limits,
                          size_t page_bytes)
     : mixers_(std::move(layers)),
       layers_(mixers_.size()),
@@ -78,8 +79,8 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
   Check(page_bytes > 0 && page_bytes % kPartAlignment == 0, "size of a page");
   Hasher hasher;
   for (size_t i = 0; i < mixers_.size(); ++i) {
-    const MixerState& state = mixers_[i];
-    LayerState& layer = layers_[i];
+    const kernels::MixerState& state = mixers_[i];
+    kernels::LayerState& layer = layers_[i];
     layer.fixed_offset = fixed_bytes_;
     fixed_bytes_ = SaturatingAdd(fixed_bytes_, RoundUp(state.fixed.bytes(), kPartAlignment));
     for (size_t f = 0; f < state.fixed.list().size(); ++f) {
@@ -106,7 +107,7 @@ StateLayout::StateLayout(std::vector<MixerState> layers, const StateLimits& limi
     ++group.n_layers;
   }
   PlaceGroups();
-  for (LayerState& layer : layers_) {
+  for (kernels::LayerState& layer : layers_) {
     if (layer.growth < 0) continue;
     const Group& group = groups_[layer.growth];
     layer.blocks_offset += group.offset;
@@ -120,7 +121,7 @@ void StateLayout::PlaceGroups() {
   virtual_bytes_ = std::max(RoundUp(fixed_bytes_, page_bytes_), page_bytes_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
-    const Growth& growth = growths_[i];
+    const kernels::Growth& growth = growths_[i];
     int64_t most = 0;
     for (int part = 0; part < growth.parts(); ++part) {
       most = std::max(most, MostSlots(growth, limits_.max_slot_cap, part));
@@ -132,8 +133,9 @@ void StateLayout::PlaceGroups() {
   }
 }
 
-std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t slot_cap) const {
-  std::vector<StateExtent> extents;
+std::vector<kernels::StateExtent> StateLayout::live_extents_at(int64_t position,
+                                                               int64_t slot_cap) const {
+  std::vector<kernels::StateExtent> extents;
   if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (int part = 0; part < growths_[i].parts(); ++part) {
@@ -146,32 +148,37 @@ std::vector<StateExtent> StateLayout::live_extents_at(int64_t position, int64_t 
   return extents;
 }
 
-std::vector<StateExtent> StateLayout::extents_at(int64_t position, int64_t slot_cap) const {
-  std::vector<StateExtent> extents = live_extents_at(position, slot_cap);
-  for (StateExtent& extent : extents) extent.bytes = RoundUp(extent.bytes, page_bytes_);
+std::vector<kernels::StateExtent> StateLayout::extents_at(int64_t position,
+                                                          int64_t slot_cap) const {
+  std::vector<kernels::StateExtent> extents = live_extents_at(position, slot_cap);
+  for (kernels::StateExtent& extent : extents) extent.bytes = RoundUp(extent.bytes, page_bytes_);
   return extents;
 }
 
 size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
   size_t bytes = 0;
-  for (const StateExtent& extent : live_extents_at(position, slot_cap)) bytes += extent.bytes;
+  for (const kernels::StateExtent& extent : live_extents_at(position, slot_cap))
+    bytes += extent.bytes;
   return bytes;
 }
 
 size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
-  return SumBytes(
-      [&](const Growth& growth, int part) { return growth.LiveAt(position, slot_cap, part); });
+  return SumBytes([&](const kernels::Growth& growth, int part) {
+    return growth.LiveAt(position, slot_cap, part);
+  });
 }
 
 size_t StateLayout::bytes_cap(int64_t slot_cap) const {
   return SumBytes(
-      [&](const Growth& growth, int part) { return MostSlots(growth, slot_cap, part); });
+      [&](const kernels::Growth& growth, int part) { return MostSlots(growth, slot_cap, part); });
 }
 
-bool StateLayout::has_unbounded() const { return !std::ranges::all_of(growths_, &Growth::capped); }
+bool StateLayout::has_unbounded() const {
+  return !std::ranges::all_of(growths_, &kernels::Growth::capped);
+}
 
-const Growth* StateLayout::capped() const {
-  const auto found = std::ranges::find_if(growths_, &Growth::capped);
+const kernels::Growth* StateLayout::capped() const {
+  const auto found = std::ranges::find_if(growths_, &kernels::Growth::capped);
   return found == growths_.end() ? nullptr : &*found;
 }
 
@@ -182,7 +189,7 @@ int64_t StateLayout::default_slot_cap() const {
 int64_t StateLayout::LiveSlotsAt(int64_t position, int64_t slot_cap) const {
   double slots = 0, n_layers = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
-    const Growth& growth = growths_[i];
+    const kernels::Growth& growth = growths_[i];
     if (!growth.capped()) continue;
     int64_t of_layer = 0;
     for (int part = 0; part < growth.parts(); ++part) {
@@ -199,9 +206,10 @@ int64_t StateLayout::BoundaryAfter(int64_t position) const {
   const auto every = [&](int64_t tokens) {
     boundary = std::min(boundary, (position / tokens + 1) * tokens);
   };
-  for (const MixerState& state : mixers_) {
+  for (const kernels::MixerState& state : mixers_) {
     if (state.span > 1) every(state.span);
-    if (state.growth.exists()) every(state.growth.capped() ? state.growth.period : kBlockSlots);
+    if (state.growth.exists())
+      every(state.growth.capped() ? state.growth.period : kernels::kBlockSlots);
   }
   return boundary;
 }
@@ -210,4 +218,4 @@ int64_t StateLayout::DictionaryTokens(int64_t position) const {
   return capped() ? position / capped()->period * capped()->period : 0;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

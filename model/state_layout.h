@@ -22,7 +22,7 @@
 #include "kernels/common/state_memory.h"
 #include "kernels/mixers/state.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Server-wide limits, from which the size of the address ranges follows.
 struct StateLimits {
@@ -34,16 +34,16 @@ struct StateLimits {
 class StateLayout {
  public:
   // page_bytes: unit in which the device commits state memory (StatePageBytes).
-  StateLayout(std::vector<MixerState> layers, const StateLimits& limits,
-              size_t page_bytes = kHostPageBytes);
+  StateLayout(std::vector<kernels::MixerState> layers, const StateLimits& limits,
+              size_t page_bytes = kernels::kHostPageBytes);
 
-  const LayerState& layer(int i) const { return layers_[i]; }
+  const kernels::LayerState& layer(int i) const { return layers_[i]; }
   // The states of the layers, in the order of layer().
-  std::span<const MixerState> mixers() const { return mixers_; }
+  std::span<const kernels::MixerState> mixers() const { return mixers_; }
   const StateLimits& limits() const { return limits_; }
   size_t page_bytes() const { return page_bytes_; }
   // The growth laws; LayerState::growth is an index into them.
-  std::span<const Growth> growths() const { return growths_; }
+  std::span<const kernels::Growth> growths() const { return growths_; }
   // Part of a new session's fixed part that is not zero.
   struct Image {
     size_t offset;
@@ -61,10 +61,10 @@ class StateLayout {
   // limits().max_unbounded_tokens.
   size_t bytes_cap(int64_t slot_cap) const;
   // The committed ranges behind bytes_at, in address order; each a multiple of the page size.
-  std::vector<StateExtent> extents_at(int64_t position, int64_t slot_cap) const;
+  std::vector<kernels::StateExtent> extents_at(int64_t position, int64_t slot_cap) const;
   // The used bytes within extents_at, which end to end make a snapshot: the fixed part, then each
   // group's blocks that have a live slot. The rest of their pages is zero.
-  std::vector<StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const;
+  std::vector<kernels::StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const;
   size_t live_bytes_at(int64_t position, int64_t slot_cap) const;
   // Size of a session's address range. Above kMostBytes no size of this class is meaningful.
   size_t virtual_bytes() const { return virtual_bytes_; }
@@ -99,15 +99,15 @@ class StateLayout {
     int64_t n_layers = 0;
     size_t bytes_for_slots(int64_t slots) const;
   };
-  int64_t MostSlots(const Growth& growth, int64_t slot_cap, int part) const;
+  int64_t MostSlots(const kernels::Growth& growth, int64_t slot_cap, int part) const;
   // Bytes of the fixed part plus slots(growth, part) slots in every run of blocks.
-  size_t SumBytes(const std::function<int64_t(const Growth&, int part)>& slots) const;
+  size_t SumBytes(const std::function<int64_t(const kernels::Growth&, int part)>& slots) const;
   void PlaceGroups();
-  const Growth* capped() const;  // the first growth law with a cap
+  const kernels::Growth* capped() const;  // the first growth law with a cap
 
-  std::vector<MixerState> mixers_;
-  std::vector<LayerState> layers_;
-  std::vector<Growth> growths_;
+  std::vector<kernels::MixerState> mixers_;
+  std::vector<kernels::LayerState> layers_;
+  std::vector<kernels::Growth> growths_;
   std::vector<Group> groups_;  // by growth law
   std::vector<Image> images_;
   StateLimits limits_;
@@ -117,4 +117,4 @@ class StateLayout {
   uint64_t fingerprint_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::model {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& folder,
                                                            const ModelConfig& config) {
@@ -135,4 +135,4 @@ std::string Detokenizer::Finish() {
   return text;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

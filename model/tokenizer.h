@@ -16,7 +16,7 @@
 #include "model/piece_model.h"
 #include "model/tokenizers/bpe_tokenizer.h"
 
-namespace ovq {
+namespace ovq::model {
 
 class Tokenizer {
  public:
@@ -80,4 +80,4 @@ class Detokenizer {
   bool first_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

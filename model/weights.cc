@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "model/finite.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr size_t kMaxIndexBytes = 100'000'000;
@@ -45,7 +45,7 @@ absl::Status ReadIndex(const std::string& path, std::map<std::string, std::strin
 }
 
 // The position of an element as text: "[3, 17]".
-std::string ElementPlace(int64_t element, const Shape& shape) {
+std::string ElementPlace(int64_t element, const kernels::Shape& shape) {
   std::vector<int64_t> place(static_cast<size_t>(shape.rank()));
   for (int i = shape.rank() - 1; i >= 0; --i) {
     place[i] = element % shape[i];
@@ -129,7 +129,8 @@ const std::string& Weights::FileNameFor(std::string_view name) const {
   return list_;
 }
 
-absl::StatusOr<TensorView> Weights::GetTensor(std::string_view name, const Shape& shape) {
+absl::StatusOr<kernels::TensorView> Weights::GetTensor(std::string_view name,
+                                                       const kernels::Shape& shape) {
   const auto it = tensors_.find(name);
   if (it == tensors_.end()) {
     const auto damaged = damaged_.find(name);
@@ -138,24 +139,25 @@ absl::StatusOr<TensorView> Weights::GetTensor(std::string_view name, const Shape
     return absl::NotFoundError(
         absl::StrCat(list_, ": tensor ", Quoted(name), " is missing; expected ", shape.ToString()));
   }
-  const TensorView& view = it->second;
+  const kernels::TensorView& view = it->second;
   const bool is_new = used_.insert(it->first).second;
   if (view.shape != shape) {
     return absl::InvalidArgumentError(absl::StrCat(FileNameFor(name), ": ", it->first,
                                                    ": expected ", shape.ToString(), ", got ",
                                                    view.shape.ToString()));
   }
-  if (view.dtype != DType::kF32 && view.dtype != DType::kBF16 && view.dtype != DType::kF16) {
+  if (view.dtype != kernels::DType::kF32 && view.dtype != kernels::DType::kBF16 &&
+      view.dtype != kernels::DType::kF16) {
     return absl::InvalidArgumentError(absl::StrCat(FileNameFor(name), ": ", it->first,
                                                    ": expected F32, BF16 or F16, got ",
-                                                   DTypeName(view.dtype)));
+                                                   kernels::DTypeName(view.dtype)));
   }
   // Some tensors are requested part by part; check each once.
   const std::optional<int64_t> bad = is_new ? FirstNotFinite(view) : std::nullopt;
   if (!bad) return view;
   return absl::InvalidArgumentError(
       absl::StrCat(FileNameFor(name), ": ", it->first, ": expected finite numbers, got ",
-                   FloatAt(view, *bad), " at ", ElementPlace(*bad, shape)));
+                   kernels::FloatAt(view, *bad), " at ", ElementPlace(*bad, shape)));
 }
 
 absl::Status Weights::CheckAllUsed(bool (*may_be_unused)(std::string_view name)) const {
@@ -176,8 +178,8 @@ absl::Status Weights::CheckWhole() const {
   return problems;
 }
 
-TensorMap Weights::RemoveUnused(bool (*may_be_unused)(std::string_view name)) {
-  TensorMap unused;
+kernels::TensorMap Weights::RemoveUnused(bool (*may_be_unused)(std::string_view name)) {
+  kernels::TensorMap unused;
   for (auto at = tensors_.begin(); at != tensors_.end();) {
     const auto next = std::next(at);
     if (!used_.contains(at->first) && may_be_unused(at->first)) unused.insert(tensors_.extract(at));
@@ -190,7 +192,7 @@ std::string Weights::Fingerprint() const {
   Sha256 hash;
   for (const auto& [name, view] : tensors_) {
     hash.AddText(name);
-    hash.AddText(DTypeName(view.dtype));
+    hash.AddText(kernels::DTypeName(view.dtype));
     hash.AddText(view.shape.ToString());
     hash.Add(view.data, view.bytes());
   }
@@ -203,4 +205,4 @@ int64_t Weights::elements() const {
   return sum;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

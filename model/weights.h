@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "model/safetensors.h"
 
-namespace ovq {
+namespace ovq::model {
 
 class Weights {
  public:
@@ -24,7 +24,7 @@ class Weights {
   // The named tensor, checked to be F32, BF16 or F16, of this shape and finite throughout. NotFound
   // if absent; InvalidArgument "model.safetensors: model.norm.weight: expected [64], got [32]";
   // Open's error if it could not be read.
-  absl::StatusOr<TensorView> GetTensor(std::string_view name, const Shape& shape);
+  absl::StatusOr<kernels::TensorView> GetTensor(std::string_view name, const kernels::Shape& shape);
   // Whether the files name this tensor, readable or not.
   bool Has(std::string_view name) const {
     return tensors_.contains(name) || damaged_.contains(name);
@@ -33,7 +33,7 @@ class Weights {
   absl::Status CheckAllUsed(bool (*may_be_unused)(std::string_view name)) const;
   // Removes the tensors that were never requested and that may_be_unused from tensors() and
   // elements(), and returns them.
-  TensorMap RemoveUnused(bool (*may_be_unused)(std::string_view name));
+  kernels::TensorMap RemoveUnused(bool (*may_be_unused)(std::string_view name));
   // Call this after reading the tensors: DataLoss for each file that was truncated, written or
   // unreadable meanwhile. Data read from it must be discarded.
   absl::Status CheckWhole() const;
@@ -41,7 +41,7 @@ class Weights {
   // config.
   std::string Fingerprint() const;
   int64_t elements() const;  // in tensors()
-  const TensorMap& tensors() const { return tensors_; }
+  const kernels::TensorMap& tensors() const { return tensors_; }
 
  private:
   using ShardByTensor =
@@ -58,9 +58,9 @@ class Weights {
   std::vector<File> files_;
   std::string list_;     // the file that lists the tensors
   absl::Status unread_;  // why list_ could not be read
-  TensorMap tensors_;
+  kernels::TensorMap tensors_;
   DamagedTensors damaged_;
   std::set<std::string, std::less<>> used_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -22,7 +22,7 @@
 #include "model/weights.h"
 #include "server/telemetry/process_stats.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 std::string Lower(const char* name) { return absl::AsciiStrToLower(name); }
@@ -37,9 +37,10 @@ std::string FolderName(const std::string& folder) {
 // Returns the bytes that the largest batch takes beside the states: its logits and activations,
 // twice because scratch grows by doubling, and the partial results of split attention, the
 // sampler's scratch and recorded graphs.
-size_t BatchScratchBytes(const ModelConfig& config, const Options& options) {
+size_t BatchScratchBytes(const model::ModelConfig& config, const Options& options) {
   int64_t d_ff = 0;
-  for (const LayerSpec& layer : config.layers) d_ff = std::max(d_ff, layer.feed_forward.width);
+  for (const model::LayerSpec& layer : config.layers)
+    d_ff = std::max(d_ff, layer.feed_forward.width);
   const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
   return 2 * sizeof(float) * static_cast<size_t>(options.engine.max_batch_tokens * row) +
          (size_t{512} << 20);
@@ -47,28 +48,30 @@ size_t BatchScratchBytes(const ModelConfig& config, const Options& options) {
 
 // On a GPU, reserves scratch memory before the first batch: later other processes may have taken
 // it. Half of a batch's bytes, so that it may still double.
-absl::Status ReserveScratch(const Options& options, const ModelConfig& config,
-                            DeviceContext& context) {
-  if (context.device() != Device::kCuda) return absl::OkStatus();
+absl::Status ReserveScratch(const Options& options, const model::ModelConfig& config,
+                            kernels::DeviceContext& context) {
+  if (context.device() != kernels::Device::kCuda) return absl::OkStatus();
   return InContext(
-      "scratch memory of a step of --max-batch-tokens", CatchOutOfMemory([&] {
-        ScratchScope(context).Allocate<std::byte>(BatchScratchBytes(config, options) / 2);
+      "scratch memory of a step of --max-batch-tokens", kernels::CatchOutOfMemory([&] {
+        kernels::ScratchScope(context).Allocate<std::byte>(BatchScratchBytes(config, options) / 2);
       }));
 }
 
 // Returns the element type of session states: --state-dtype, or by default the checkpoint's.
-DType StateDType(const Options& options, const ModelConfig& config) {
-  return options.state_dtype.value_or(config.weights_dtype == DType::kBF16 ? DType::kBF16
-                                                                           : DType::kF32);
+kernels::DType StateDType(const Options& options, const model::ModelConfig& config) {
+  return options.state_dtype.value_or(
+      config.weights_dtype == kernels::DType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32);
 }
 
-StateLimits StateLimitsFor(const Options& options) {
+model::StateLimits StateLimitsFor(const Options& options) {
   return {.max_slot_cap = options.engine.max_slot_cap, .max_unbounded_tokens = options.max_context};
 }
 
-absl::StatusOr<StateLayout> PlanLayout(const Options& options, const ModelConfig& config) {
-  const size_t page = options.device == Device::kCuda ? kUsualGpuPageBytes : kHostPageBytes;
-  absl::StatusOr<StateLayout> layout = PlanStateLayout(
+absl::StatusOr<model::StateLayout> PlanLayout(const Options& options,
+                                              const model::ModelConfig& config) {
+  const size_t page = options.device == kernels::Device::kCuda ? kernels::kUsualGpuPageBytes
+                                                               : kernels::kHostPageBytes;
+  absl::StatusOr<model::StateLayout> layout = model::PlanStateLayout(
       config, StateDType(options, config), StateLimitsFor(options), options.device, page);
   if (!layout.ok()) return InContext(options.model + "/config.json", layout.status());
   return layout;
@@ -91,9 +94,9 @@ std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
   return over ? absl::StrCat("over ", std::numeric_limits<uint64_t>::max()) : absl::StrCat(product);
 }
 
-std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
-                          const StateLayout& layout) {
-  const size_t kv = FullKvBytesPerToken(config, StateDType(options, config));
+std::vector<Row> MakeRows(const Options& options, const model::ModelConfig& config,
+                          const model::StateLayout& layout) {
+  const size_t kv = model::FullKvBytesPerToken(config, StateDType(options, config));
   std::vector<int64_t> caps = options.plan_slot_caps;
   if (caps.empty() || !layout.has_slot_cap()) {
     caps = {layout.default_slot_cap()};
@@ -113,85 +116,92 @@ std::vector<Row> MakeRows(const Options& options, const ModelConfig& config,
 }
 
 // Returns one line for each kind of layers whose states are not of type `dtype`.
-std::string OtherTypes(const StateLayout& layout, DType dtype) {
-  std::map<std::string, DType> others;
-  for (const MixerState& state : layout.mixers()) {
-    std::vector<StateField> fields = state.fixed.list();
+std::string OtherTypes(const model::StateLayout& layout, kernels::DType dtype) {
+  std::map<std::string, kernels::DType> others;
+  for (const kernels::MixerState& state : layout.mixers()) {
+    std::vector<kernels::StateField> fields = state.fixed.list();
     std::ranges::copy(state.block.list(), std::back_inserter(fields));
     if (fields.empty() || state.name.empty()) continue;
-    const StateField& largest = *std::ranges::max_element(fields, {}, &StateField::bytes);
+    const kernels::StateField& largest =
+        *std::ranges::max_element(fields, {}, &kernels::StateField::bytes);
     if (largest.dtype != dtype) others[state.name] = largest.dtype;
   }
   std::string text;
   for (const auto& [name, other] : others) {
-    absl::StrAppend(&text, name, " layers keep their states in ", Lower(DTypeName(other)), "\n");
+    absl::StrAppend(&text, name, " layers keep their states in ", Lower(kernels::DTypeName(other)),
+                    "\n");
   }
   return text;
 }
 
 // Returns the name of the type of most weights.
-std::string WeightsName(const LanguageModel& model) {
-  return model.weights() == WeightType::kInt8 ? "int8" : Lower(DTypeName(model.compute_dtype()));
+std::string WeightsName(const model::LanguageModel& model) {
+  return model.weights() == kernels::WeightType::kInt8
+             ? "int8"
+             : Lower(kernels::DTypeName(model.compute_dtype()));
 }
 
 }  // namespace
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   Loaded loaded;
-  ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(options.model, options.cache_policies.front()));
+  ASSIGN_OR_RETURN(model::ModelConfig config,
+                   model::LoadConfig(options.model, options.cache_policies.front()));
   ASSIGN_OR_RETURN(loaded.context,
-                   DeviceContext::Make(options.device,
-                                       options.threads > 0 ? options.threads : UsableProcessors()));
+                   kernels::DeviceContext::Make(
+                       options.device, options.threads > 0 ? options.threads : UsableProcessors()));
   loaded.context->BindThread();
-  if (const std::optional<GpuInfo> gpu = loaded.context->Gpu()) {
+  if (const std::optional<kernels::GpuInfo> gpu = loaded.context->Gpu()) {
     log.Info(absl::StrFormat("GPU %s: %d bytes of memory, %d free", gpu->name, gpu->total_bytes,
                              gpu->free_bytes));
   }
 
-  ModelOptions model_options;
+  model::ModelOptions model_options;
   model_options.compute_dtype = options.compute_dtype;
   model_options.weights = options.weights;
   model_options.state_dtype = StateDType(options, config);
   model_options.limits = StateLimitsFor(options);
-  ASSIGN_OR_RETURN(loaded.models, LanguageModel::LoadEach(options.model, model_options,
-                                                          options.cache_policies, *loaded.context));
-  for (const ProductChoice& choice : ProductChoices()) log.Info(choice.ToString());
+  ASSIGN_OR_RETURN(loaded.models,
+                   model::LanguageModel::LoadEach(options.model, model_options,
+                                                  options.cache_policies, *loaded.context));
+  for (const kernels::ProductChoice& choice : kernels::ProductChoices())
+    log.Info(choice.ToString());
   RETURN_IF_ERROR(ReserveScratch(options, config, *loaded.context));
-  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
-                   Tokenizer::Load(options.model, loaded.models.front()->config()));
+  ASSIGN_OR_RETURN(std::unique_ptr<model::Tokenizer> tokenizer,
+                   model::Tokenizer::Load(options.model, loaded.models.front()->config()));
   loaded.tokenizer = std::move(tokenizer);
   for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
-  ASSIGN_OR_RETURN(loaded.chat_format, ChatFormat::Load(options.model));
+  ASSIGN_OR_RETURN(loaded.chat_format, jinja::ChatFormat::Load(options.model));
   return loaded;
 }
 
 ModelDescription Describe(const Loaded& loaded, const Options& options) {
-  const LanguageModel& model = *loaded.models.front();
-  const ModelConfig& config = model.config();
+  const model::LanguageModel& model = *loaded.models.front();
+  const model::ModelConfig& config = model.config();
   return {.name = FolderName(options.model),
           .fingerprint = model.fingerprint(),
           .hidden_size = config.hidden_size,
           .parameters = model.parameters(),
           .bos_token_id = config.bos_token_id,
-          .device = DeviceName(options.device),
-          .compute_dtype = Lower(DTypeName(model.compute_dtype())),
+          .device = kernels::DeviceName(options.device),
+          .compute_dtype = Lower(kernels::DTypeName(model.compute_dtype())),
           .weights = WeightsName(model),
-          .products = ProductChoices(),
-          .state_dtype = Lower(DTypeName(model.state_dtype())),
+          .products = kernels::ProductChoices(),
+          .state_dtype = Lower(kernels::DTypeName(model.state_dtype())),
           .cache_policies = absl::StrJoin(options.cache_policies, ",",
-                                          [](std::string* text, const CachePolicy& policy) {
+                                          [](std::string* text, const model::CachePolicy& policy) {
                                             absl::StrAppend(text, policy.name);
                                           }),
           .weight_bytes = model.weight_bytes(),
-          .has_gpu = options.device == Device::kCuda,
+          .has_gpu = options.device == kernels::Device::kCuda,
           .has_dictionary = std::ranges::any_of(
               loaded.models, [](const auto& each) { return each->layout().has_slot_cap(); })};
 }
 
-EngineModel ToEngineModel(const Loaded& loaded, const Options& options) {
-  const LanguageModel& first = *loaded.models.front();
-  const ModelConfig& config = first.config();
-  EngineModel result;
+engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) {
+  const model::LanguageModel& first = *loaded.models.front();
+  const model::ModelConfig& config = first.config();
+  engine::EngineModel result;
   result.vocab_size = config.vocab_size;
   result.eos_token_ids = config.eos_token_ids;
   result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
@@ -199,26 +209,30 @@ EngineModel ToEngineModel(const Loaded& loaded, const Options& options) {
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
   result.chat_format = loaded.chat_format.get();
   for (size_t i = 0; i < loaded.models.size(); ++i) {
-    const LanguageModel& model = *loaded.models[i];
+    const model::LanguageModel& model = *loaded.models[i];
     result.variants.push_back(
         {.name = options.cache_policies[i].name,
          .fingerprint = model.fingerprint(),
          .layer_types = model.config().layer_types(),
          .default_slot_cap = static_cast<int32_t>(model.layout().default_slot_cap()),
          .layout = &model.layout(),
-         .exact_tokens = [&model](int64_t cap) { return ExactTokens(model.config(), cap); },
-         .forward = [&model](const Batch& batch, DeviceContext& context,
-                             ScratchScope& scope) { return model.Forward(batch, context, scope); },
-         .undo_extents = [&model](const TokenRange& tokens) { return model.UndoExtents(tokens); },
+         .exact_tokens = [&model](int64_t cap) { return model::ExactTokens(model.config(), cap); },
+         .forward =
+             [&model](const model::Batch& batch, kernels::DeviceContext& context,
+                      kernels::ScratchScope& scope) {
+               return model.Forward(batch, context, scope);
+             },
+         .undo_extents =
+             [&model](const kernels::TokenRange& tokens) { return model.UndoExtents(tokens); },
          .can_undo_suffix =
-             [&model](const TokenRange& tokens) { return model.CanUndoSuffix(tokens); }});
+             [&model](const kernels::TokenRange& tokens) { return model.CanUndoSuffix(tokens); }});
   }
   return result;
 }
 
-absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
-                                        DeviceContext& context) {
-  std::optional<GpuInfo> gpu = context.Gpu();
+absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const model::ModelConfig& config,
+                                        kernels::DeviceContext& context) {
+  std::optional<kernels::GpuInfo> gpu = context.Gpu();
   if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
   // A GPU does not swap: promising memory that it does not have would end the server later.
   const size_t step = BatchScratchBytes(config, options);
@@ -240,19 +254,20 @@ CopyMemory CopyMemoryFor(const Options& options, size_t state_memory) {
           .prefixes = options.prefix_memory_bytes.value_or(state_memory / 8)};
 }
 
-void LogSummary(const LanguageModel& model, const ModelDescription& description,
-                const EngineModel& served, const EngineOptions& options, Log& log) {
+void LogSummary(const model::LanguageModel& model, const ModelDescription& description,
+                const engine::EngineModel& served, const engine::EngineOptions& options, Log& log) {
   log.Info(absl::StrFormat(
       "model %s: %d parameters, %d layers, %d weight bytes in %s, compute %s on %s",
       description.name, description.parameters, model.config().n_layers, model.weight_bytes(),
       description.weights, description.compute_dtype, description.device));
-  for (const ModelVariant& variant : served.variants) {
+  for (const engine::ModelVariant& variant : served.variants) {
     const int32_t cap = variant.default_slot_cap;
     log.Info(absl::StrFormat(
         "memory %s: %s, at most %d bytes a session at max_centroids %d; %d sessions fit in %d "
         "bytes",
         variant.name, description.state_dtype, variant.layout->bytes_cap(cap), cap,
-        SessionSlots(*variant.layout, cap, options.state_memory_bytes, options.max_sessions),
+        engine::SessionSlots(*variant.layout, cap, options.state_memory_bytes,
+                             options.max_sessions),
         options.state_memory_bytes));
     if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {
       log.Info(
@@ -265,18 +280,18 @@ void LogSummary(const LanguageModel& model, const ModelDescription& description,
 absl::StatusOr<std::string> PlanText(const Options& options) {
   const size_t budget = *options.state_memory_bytes;
   std::string text;
-  for (const CachePolicy& policy : options.cache_policies) {
-    ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(options.model, policy));
-    ASSIGN_OR_RETURN(StateLayout layout, PlanLayout(options, config));
+  for (const model::CachePolicy& policy : options.cache_policies) {
+    ASSIGN_OR_RETURN(model::ModelConfig config, model::LoadConfig(options.model, policy));
+    ASSIGN_OR_RETURN(model::StateLayout layout, PlanLayout(options, config));
     absl::StrAppendFormat(
         &text,
         "model %s, memory %s, states in %s on %s: %d bytes for states, at most %d sessions\n",
-        config.name, policy.name, Lower(DTypeName(StateDType(options, config))),
-        DeviceName(options.device), budget, options.engine.max_sessions);
+        config.name, policy.name, Lower(kernels::DTypeName(StateDType(options, config))),
+        kernels::DeviceName(options.device), budget, options.engine.max_sessions);
     text += OtherTypes(layout, StateDType(options, config));
-    if (options.device == Device::kCuda) {
+    if (options.device == kernels::Device::kCuda) {
       absl::StrAppendFormat(&text, "assuming that the GPU gives memory in pages of %d bytes\n",
-                            kUsualGpuPageBytes);
+                            kernels::kUsualGpuPageBytes);
     }
     absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
                           "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
@@ -300,18 +315,18 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
 
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   const Options& options = line.options;
-  absl::StatusOr<ModelConfig> config;
-  for (const CachePolicy& policy : options.cache_policies) {
-    config = LoadConfig(options.model, policy);
+  absl::StatusOr<model::ModelConfig> config;
+  for (const model::CachePolicy& policy : options.cache_policies) {
+    config = model::LoadConfig(options.model, policy);
     if (!config.ok()) return config.status();
     RETURN_IF_ERROR(PlanLayout(options, *config).status());
   }
-  ASSIGN_OR_RETURN(Weights weights, Weights::Open(options.model));
-  if (absl::Status status = LanguageModel::Check(*config, weights); !status.ok()) {
+  ASSIGN_OR_RETURN(model::Weights weights, model::Weights::Open(options.model));
+  if (absl::Status status = model::LanguageModel::Check(*config, weights); !status.ok()) {
     return InContext(options.model, status);
   }
-  RETURN_IF_ERROR(Tokenizer::Load(options.model, *config).status());
-  RETURN_IF_ERROR(ChatFormat::Load(options.model).status());
+  RETURN_IF_ERROR(model::Tokenizer::Load(options.model, *config).status());
+  RETURN_IF_ERROR(jinja::ChatFormat::Load(options.model).status());
   std::string text;
   for (const Setting& setting : line.settings) {
     // Formats a file for --config, in which options with default values are comments.
@@ -323,4 +338,4 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
   return text;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

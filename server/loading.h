@@ -14,14 +14,14 @@
 #include "server/options.h"
 #include "server/telemetry/log.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Objects that must outlive the server, in the order of their creation.
 struct Loaded {
-  std::unique_ptr<DeviceContext> context;
-  std::vector<std::unique_ptr<LanguageModel>> models;  // one for each value of --memory
-  std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<ChatFormat> chat_format;  // null: the folder has no chat template
+  std::unique_ptr<kernels::DeviceContext> context;
+  std::vector<std::unique_ptr<model::LanguageModel>> models;  // one for each value of --memory
+  std::unique_ptr<model::Tokenizer> tokenizer;
+  std::unique_ptr<jinja::ChatFormat> chat_format;  // null: the folder has no chat template
 };
 
 // Loads everything. Errors name the flag or the file.
@@ -30,12 +30,12 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log);
 ModelDescription Describe(const Loaded& loaded, const Options& options);
 
 // `loaded` must outlive the result.
-EngineModel ToEngineModel(const Loaded& loaded, const Options& options);
+engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options);
 
 // Returns the bytes for session states. Call it once the weights are loaded: the memory that is
 // free then is for states and batches.
-absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const ModelConfig& config,
-                                        DeviceContext& context);
+absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const model::ModelConfig& config,
+                                        kernels::DeviceContext& context);
 
 // Limits of host memory for copies of states, beside the states themselves.
 struct CopyMemory {
@@ -44,8 +44,8 @@ struct CopyMemory {
 CopyMemory CopyMemoryFor(const Options& options, size_t state_memory);
 
 // Logs the model and how many sessions fit.
-void LogSummary(const LanguageModel& model, const ModelDescription& description,
-                const EngineModel& served, const EngineOptions& options, Log& log);
+void LogSummary(const model::LanguageModel& model, const ModelDescription& description,
+                const engine::EngineModel& served, const engine::EngineOptions& options, Log& log);
 
 // Implements --plan: returns, for each value of --memory, one line for each cap and length with the
 // bytes that the server reserves for such a session, how many of them fit in --state-memory, and
@@ -57,4 +57,4 @@ absl::StatusOr<std::string> PlanText(const Options& options);
 // everything that a start reads except the weights' values. Returns the first error.
 absl::StatusOr<std::string> CheckConfig(const CommandLine& line);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -40,7 +40,7 @@
 #include "server/telemetry/metrics.h"
 #include "server/watchdog.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr int kExitFailed = 1;
@@ -50,8 +50,8 @@ constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // time to close c
                                                               // calls
 
 // Health changes first, so that balancers stop sending calls; then running streams get time to end.
-void Drain(const Options& options, Engine& engine, ServiceContext& services, Readiness& readiness,
-           GrpcServer& server, HttpFront* http, Log& log) {
+void Drain(const Options& options, engine::Engine& engine, ServiceContext& services,
+           Readiness& readiness, GrpcServer& server, HttpFront* http, Log& log) {
   readiness.SetDraining();
   absl::SleepFor(options.drain_notice);
   const absl::Time deadline = absl::Now() + options.drain_timeout;
@@ -69,30 +69,29 @@ void Drain(const Options& options, Engine& engine, ServiceContext& services, Rea
 }
 
 // Opens --session-dir; null without it. The engine adopts the sessions found there.
-absl::StatusOr<std::unique_ptr<SessionFolder>> OpenSessionFolder(const Options& options,
-                                                                 Metrics& metrics,
-                                                                 RecoveredSessions& found,
-                                                                 Log& log) {
+absl::StatusOr<std::unique_ptr<disk::SessionFolder>> OpenSessionFolder(
+    const Options& options, Metrics& metrics, disk::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
   const auto named = [](const absl::Status& status) {
     return absl::Status(status.code(),
                         absl::StrCat("--session-dir: ", std::string(status.message())));
   };
-  absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
-      SessionFolder::Open({.path = options.session_dir, .sync_always = options.session_sync_always},
-                          [&metrics, &log](const DiskReport& report) {
-                            metrics.Count(report);
-                            if (!report.status.ok()) log.Error(report.status);
-                          });
+  absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder = disk::SessionFolder::Open(
+      {.path = options.session_dir, .sync_always = options.session_sync_always},
+      [&metrics, &log](const disk::DiskReport& report) {
+        metrics.Count(report);
+        if (!report.status.ok()) log.Error(report.status);
+      });
   if (!folder.ok()) return named(folder.status());
-  absl::StatusOr<RecoveredSessions> here = (*folder)->ownership().Recover();
+  absl::StatusOr<disk::RecoveredSessions> here = (*folder)->ownership().Recover();
   if (!here.ok()) return named(here.status());
   found = *std::move(here);
   metrics.damaged_sessions.Set(found.damaged.size());
   return folder;
 }
 
-void AdoptSessions(const Options& options, RecoveredSessions found, Engine& engine, Log& log) {
+void AdoptSessions(const Options& options, disk::RecoveredSessions found, engine::Engine& engine,
+                   Log& log) {
   if (options.session_dir.empty()) return;
   const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
   const std::vector<std::string> left = engine.sessions().Adopt(std::move(found.sessions));
@@ -162,7 +161,7 @@ absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
 }
 
 // Serves from the first call to the end of the drain.
-absl::Status ServeCalls(const Options& options, const Security& security, Engine& engine,
+absl::Status ServeCalls(const Options& options, const Security& security, engine::Engine& engine,
                         ServiceContext& services, Shutdown& shutdown,
                         std::optional<ShutdownDeadline>& end) {
   ListenOptions listen = options.listen;
@@ -180,7 +179,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, Engine
   const Watchdog watchdog(
       options.step_timeout, notifier, [&engine] { return engine.iteration_in_progress(); },
       {.hangs =
-           [&](const IterationInProgress& step, absl::Duration time) {
+           [&](const engine::IterationInProgress& step, absl::Duration time) {
              services.metrics.iteration_timeouts.Increment();
              readiness.SetHanging(true);
              log.Error(absl::InternalError(absl::StrFormat(
@@ -217,11 +216,11 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   std::optional<ShutdownDeadline> end;  // destroyed last
   ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
   ASSIGN_OR_RETURN(Loaded loaded, LoadAll(options, log));
-  const LanguageModel& model = *loaded.models.front();
+  const model::LanguageModel& model = *loaded.models.front();
   const ModelDescription description = Describe(loaded, options);
   ASSIGN_OR_RETURN(const size_t state_memory,
                    StateMemoryBytes(options, model.config(), *loaded.context));
-  EngineOptions engine_options = options.engine;
+  engine::EngineOptions engine_options = options.engine;
   engine_options.state_memory_bytes = state_memory;
   const CopyMemory copies = CopyMemoryFor(options, state_memory);
   engine_options.checkpoint_memory_bytes = copies.checkpoints;
@@ -230,7 +229,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
       options.request_memory_bytes.value_or(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
                                             static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 8);
   engine_options.request_memory = std::make_shared<ByteBudget>(request_memory);
-  EngineModel served = ToEngineModel(loaded, options);
+  engine::EngineModel served = ToEngineModel(loaded, options);
   LogSummary(model, description, served, engine_options, log);
 
   Metrics metrics(description, {.methods = RpcLabels(), .routes = HttpRouteLabels()});
@@ -241,12 +240,12 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(absl::StrCat("metrics on http://", WithPort(options.metrics_address, endpoint->port()),
                           "/metrics"));
   }
-  RecoveredSessions found;
+  disk::RecoveredSessions found;
   ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
-  EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
-                             metrics.Events());
-  Engine& engine = engine_thread.engine();
-  metrics.SetSource<EngineStats>([&engine] { return engine.Stats(); });
+  engine::EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
+                                     metrics.Events());
+  engine::Engine& engine = engine_thread.engine();
+  metrics.SetSource<engine::EngineStats>([&engine] { return engine.Stats(); });
   AdoptSessions(options, std::move(found), engine, log);
   security->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   shutdown.OnHangUp([&] {
@@ -270,7 +269,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   }
   shutdown.OnHangUp({});
   security->Unwatch();
-  metrics.SetSource<EngineStats>(nullptr);
+  metrics.SetSource<engine::EngineStats>(nullptr);
   metrics.SetSource<TraceCounts>(nullptr);
   return status;
 }
@@ -364,8 +363,8 @@ int Run(const std::vector<std::string>& args) {
                                                                          char**) = HoldSignals;
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server
 
 int main(int argc, char** argv) {
-  return ovq::Run(std::vector<std::string>(argv + 1, argv + argc));
+  return ovq::server::Run(std::vector<std::string>(argv + 1, argv + argc));
 }

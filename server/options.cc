@@ -11,7 +11,7 @@
 #include "model/cache_policy.h"
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
@@ -40,7 +40,8 @@ void AddServing(Flags& flags, Options& o) {
   FlagValue metrics = OptionalAddress(o.metrics_address);
   flags.Add("metrics-address", "HOST:PORT", std::move(metrics),
             "Prometheus endpoint; '' for none, port 0 for any free one");
-  flags.Add("device", "NAME", Choice(o.device, {{"cpu", Device::kCpu}, {"cuda", Device::kCuda}}),
+  flags.Add("device", "NAME",
+            Choice(o.device, {{"cpu", kernels::Device::kCpu}, {"cuda", kernels::Device::kCuda}}),
             "cuda needs a build with CUDA and a GPU of compute capability 8.0 or later");
   flags.Add(
       "threads", "N", Number(o.threads, 0, 1024),
@@ -96,28 +97,29 @@ void AddSessionStorage(Flags& flags, Options& o) {
 }
 
 void AddModelChoices(Flags& flags, Options& o) {
-  std::vector<std::pair<std::string, CachePolicy>> cache_policies;
+  std::vector<std::pair<std::string, model::CachePolicy>> cache_policies;
   std::string kept =
       "what ovq_attention layers, and full_attention layers without RoPE, keep of their context:\n";
-  for (const CachePolicy& policy : CachePolicies()) {
+  for (const model::CachePolicy& policy : model::CachePolicies()) {
     cache_policies.emplace_back(policy.name, policy);
     absl::StrAppend(&kept, policy.name, ": ", policy.help, "\n");
   }
   flags.Add(
       "speculate", "HOW",
-      Choice(o.engine.speculation, {{"off", Speculation::kOff}, {"ngram", Speculation::kNgram}}),
+      Choice(o.engine.speculation,
+             {{"off", engine::Speculation::kOff}, {"ngram", engine::Speculation::kNgram}}),
       "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
       "stood before, and as many are checked in a step as make answers faster; they are the same");
-  flags.Add("memory", "NAME[,NAME]", Choices<CachePolicy>(o.cache_policies, cache_policies),
+  flags.Add("memory", "NAME[,NAME]", Choices<model::CachePolicy>(o.cache_policies, cache_policies),
             absl::StrCat(kept,
                          "of several, sessions get the first unless their creation asks for\n"
                          "another; they share the weights"));
-  const std::vector<std::pair<std::string, DType>> dtypes = {{"f32", DType::kF32},
-                                                             {"bf16", DType::kBF16}};
+  const std::vector<std::pair<std::string, kernels::DType>> dtypes = {
+      {"f32", kernels::DType::kF32}, {"bf16", kernels::DType::kBF16}};
   const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";
-  std::vector<std::pair<std::string, DType>> state_dtypes;
-  for (const DType dtype : AllSlots::kDTypes) {
-    state_dtypes.emplace_back(absl::AsciiStrToLower(DTypeName(dtype)), dtype);
+  std::vector<std::pair<std::string, kernels::DType>> state_dtypes;
+  for (const kernels::DType dtype : kernels::AllSlots::kDTypes) {
+    state_dtypes.emplace_back(absl::AsciiStrToLower(kernels::DTypeName(dtype)), dtype);
   }
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
             "keys and values in session states; i8: int8 with a scale for each, half the bytes of\n"
@@ -125,8 +127,8 @@ void AddModelChoices(Flags& flags, Options& o) {
             as_checkpoint);
   flags.Add("compute-dtype", "TYPE", Choice(o.compute_dtype, dtypes), "matrix products",
             as_checkpoint);
-  const std::vector<std::pair<std::string, WeightType>> weights = {
-      {"checkpoint", WeightType::kAsComputed}, {"int8", WeightType::kInt8}};
+  const std::vector<std::pair<std::string, kernels::WeightType>> weights = {
+      {"checkpoint", kernels::WeightType::kAsComputed}, {"int8", kernels::WeightType::kInt8}};
   flags.Add(
       "weights", "TYPE", Choice(o.weights, weights),
       "int8: weights of products are rounded to int8 when they are loaded, and so are the rows\n"
@@ -135,7 +137,8 @@ void AddModelChoices(Flags& flags, Options& o) {
 }
 
 void AddBounds(Flags& flags, Options& o) {
-  flags.Add("max-centroids", "N", Number(o.engine.max_slot_cap, kMinSlotCap, kMaxSlotCap),
+  flags.Add("max-centroids", "N",
+            Number(o.engine.max_slot_cap, kernels::kMinSlotCap, kernels::kMaxSlotCap),
             "largest dictionary cap of a session; lowers the model's own default too");
   flags.Add("max-sessions", "N", Number(o.engine.max_sessions, 1, 1 << 20),
             "live sessions, one-shot requests included");
@@ -154,10 +157,10 @@ void AddBounds(Flags& flags, Options& o) {
   flags.Add("max-context", "N", Number(o.max_context, 1, kMaxCount),
             "positions of a session, for models with full-attention layers only");
   flags.Add("session-ttl", "DURATION",
-            Duration(o.engine.session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
+            Duration(o.engine.session_ttl, absl::Milliseconds(1), engine::kMaxSessionTtl),
             "idle time after which a session is deleted");
   flags.Add("max-session-ttl", "DURATION",
-            Duration(o.engine.max_session_ttl, absl::Milliseconds(1), kMaxSessionTtl),
+            Duration(o.engine.max_session_ttl, absl::Milliseconds(1), engine::kMaxSessionTtl),
             "the longest such time that a caller may ask for");
   flags.Add("drain-notice", "DURATION",
             Duration(o.drain_notice, absl::ZeroDuration(), absl::Hours(1)),
@@ -233,7 +236,8 @@ void AddActions(Flags& flags, CommandLine& line) {
   Options& o = line.options;
   using Action = CommandLine::Action;
   const auto act = [&line](Action action) { return [&line, action] { line.action = action; }; };
-  flags.Add("plan-centroids", "N,N,...", Integers(o.plan_slot_caps, kMinSlotCap, kMaxSlotCap),
+  flags.Add("plan-centroids", "N,N,...",
+            Integers(o.plan_slot_caps, kernels::kMinSlotCap, kernels::kMaxSlotCap),
             "--plan: dictionary caps to plan for", "the model's default cap");
   flags.Add("plan-tokens", "N,N,...", Integers(o.plan_tokens, 1, int64_t{1} << 48),
             "--plan: lengths of sessions to plan for");
@@ -364,4 +368,4 @@ std::string HelpText() {
       "Exit codes: 0 stopped by a signal, 1 failed to start or hung at the end, 2 bad options.\n");
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

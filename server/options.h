@@ -23,14 +23,14 @@
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct Options {
   std::string model;  // path of the model folder
   ListenOptions listen = {.address = "127.0.0.1:50051"};
   HttpOptions http;                                // an empty address disables HTTP
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
-  Device device = Device::kCpu;
+  kernels::Device device = kernels::Device::kCpu;
   int threads = 0;                                // 0: all processors that the process may use
   std::optional<size_t> state_memory_bytes;       // default: half of the memory that is free after
                                                   // the weights are loaded
@@ -38,14 +38,14 @@ struct Options {
   std::optional<size_t> prefix_memory_bytes;      // default: an eighth of the state memory
   bool insecure_listen = false;                   // allow listening beyond loopback without tokens
   std::optional<size_t> request_memory_bytes;     // default: an eighth of the machine's memory
-  EngineOptions engine;                           // all fields except those from cache_policies
+  engine::EngineOptions engine;                   // all fields except those from cache_policies
   std::string session_dir;                        // empty: sessions are kept in memory only
   bool session_sync_always = true;
-  std::vector<CachePolicy> cache_policies = {
-      CachePolicies().front()};        // offered to sessions; the first is the default
-  std::optional<DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
-  std::optional<DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
-  WeightType weights = WeightType::kAsComputed;
+  std::vector<model::CachePolicy> cache_policies = {
+      model::CachePolicies().front()};          // offered to sessions; the first is the default
+  std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
+  std::optional<kernels::DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  kernels::WeightType weights = kernels::WeightType::kAsComputed;
   int64_t max_context = 1 << 20;  // most positions of models with full-attention layers
   absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
@@ -80,4 +80,4 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
                                              const EnvLookup& env);
 std::string HelpText();
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -7,7 +7,7 @@
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/metrics.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Publishes readiness to health checks and metrics: the server is ready unless it hangs or drains.
 // Thread-safe.
@@ -45,4 +45,4 @@ class Readiness {
   bool hanging_ = false, draining_ = false;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

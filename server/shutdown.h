@@ -16,7 +16,7 @@
 #include "base/signals.h"
 #include "server/telemetry/log.h"
 
-namespace ovq {
+namespace ovq::server {
 
 inline constexpr absl::Duration kLogFlushTimeout =
     absl::Seconds(1);  // longest wait for the log when the process ends
@@ -72,4 +72,4 @@ class Shutdown {
   const SignalWaiter waiter_;  // last, because its thread uses the other members
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "server/telemetry/log.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Ends the process if it still runs after `time`: a batch that hangs would block the normal end for
 // ever.
@@ -40,4 +40,4 @@ class ShutdownDeadline {
   std::thread thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -5,7 +5,7 @@
 
 #include "base/thread_name.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 absl::Duration CheckInterval(absl::Duration timeout, const ServiceNotifier& notifier) {
@@ -18,7 +18,7 @@ absl::Duration CheckInterval(absl::Duration timeout, const ServiceNotifier& noti
 
 }  // namespace
 
-HangDetector::Verdict HangDetector::Check(const std::optional<IterationInProgress>& step,
+HangDetector::Verdict HangDetector::Check(const std::optional<engine::IterationInProgress>& step,
                                           SteadyTime now) {
   const bool same = step && step->number == hanging_;
   if (same) return Verdict::kHangsStill;
@@ -31,7 +31,8 @@ HangDetector::Verdict HangDetector::Check(const std::optional<IterationInProgres
 }
 
 Watchdog::Watchdog(absl::Duration timeout, const ServiceNotifier& notifier,
-                   std::function<std::optional<IterationInProgress>()> step, Reports reports)
+                   std::function<std::optional<engine::IterationInProgress>()> step,
+                   Reports reports)
     : timeout_(timeout),
       interval_(CheckInterval(timeout, notifier)),
       notifier_(notifier),
@@ -49,7 +50,7 @@ void Watchdog::Run() {
   using Verdict = HangDetector::Verdict;
   HangDetector judge(timeout_);
   do {
-    const std::optional<IterationInProgress> step = in_progress_();
+    const std::optional<engine::IterationInProgress> step = in_progress_();
     const SteadyTime now = Clock().steady();
     const Verdict verdict = judge.Check(step, now);
     if (verdict == Verdict::kHangs) reports_.hangs(*step, TimeBetween(step->began, now));
@@ -59,4 +60,4 @@ void Watchdog::Run() {
   } while (!ending_.WaitForNotificationWithTimeout(interval_));
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

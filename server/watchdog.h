@@ -13,7 +13,7 @@
 #include "base/service_notifier.h"
 #include "server/engine/common/iteration_watch.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Decides whether batches end in time. Not thread-safe.
 class HangDetector {
@@ -23,7 +23,7 @@ class HangDetector {
   enum class Verdict : uint8_t { kGood, kHangs, kHangsStill, kEnded };
   // Returns kHangs once for a batch that takes longer than the timeout, kHangsStill while it goes
   // on and kEnded once when it is over.
-  Verdict Check(const std::optional<IterationInProgress>& step, SteadyTime now);
+  Verdict Check(const std::optional<engine::IterationInProgress>& step, SteadyTime now);
 
  private:
   absl::Duration timeout_;
@@ -33,13 +33,13 @@ class HangDetector {
 class Watchdog {
  public:
   struct Reports {
-    std::function<void(const IterationInProgress&, absl::Duration)> hangs;
+    std::function<void(const engine::IterationInProgress&, absl::Duration)> hangs;
     std::function<void()> ended;  // called when the hanging batch ends
   };
   // Runs on its own thread until it is destroyed. Notifies `notifier` as often as that requires,
   // but not while a batch hangs. `step` and the reports are called on that thread.
   Watchdog(absl::Duration timeout, const ServiceNotifier& notifier,
-           std::function<std::optional<IterationInProgress>()> step, Reports reports);
+           std::function<std::optional<engine::IterationInProgress>()> step, Reports reports);
   ~Watchdog();
 
  private:
@@ -47,10 +47,10 @@ class Watchdog {
 
   const absl::Duration timeout_, interval_;
   const ServiceNotifier& notifier_;
-  const std::function<std::optional<IterationInProgress>()> in_progress_;
+  const std::function<std::optional<engine::IterationInProgress>()> in_progress_;
   const Reports reports_;
   absl::Notification ending_;
   std::thread thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -11,7 +11,7 @@
 
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 // Its parameters are TestDevices().
 class DeviceTest : public testing::TestWithParam<Device> {
@@ -65,4 +65,4 @@ class TargetTest : public testing::TestWithParam<Target> {
   std::unique_ptr<DeviceContext> ref_ = MakeContext(Device::kReference);
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-namespace ovq::test {
+namespace ovq {
 
 std::string GoldenFolder() {
   const char* folder = std::getenv("OVQ_GOLDEN_DIR");
@@ -11,4 +11,4 @@ std::string GoldenFolder() {
 
 std::string ModelsFolder() { return OVQ_MODELS_DIR; }
 
-}  // namespace ovq::test
+}  // namespace ovq

@@ -24,6 +24,14 @@ LIBRARIES = {
 }
 
 
+# {folder: the namespace of its files}; the longest folder that fits a file counts.
+NAMESPACES = {
+    "base": "ovq", "kernels": "ovq::kernels", "model": "ovq::model",
+    "model/chat_template": "ovq::jinja", "server": "ovq::server", "server/disk": "ovq::disk",
+    "server/engine": "ovq::engine", "clients": "ovq::clients", "clients/load": "ovq::load",
+}
+
+
 def read_table(text):
     """{folder: (folders with all they may include in turn, libraries)}."""
     table = {}
@@ -75,6 +83,24 @@ def faults_of(path, text, table):
     return faults
 
 
+def namespace_of(path):
+    """The namespace of a product's file: its layer's, ovq itself for base."""
+    layer = max((l for l in NAMESPACES if path.startswith(l + "/")), key=len)
+    return NAMESPACES[layer]
+
+
+def namespace_faults(path, text):
+    """Messages for namespaces that are another layer's, but for forward declarations of its types."""
+    mine = namespace_of(path)
+    faults = []
+    for name, body in re.findall(r"^namespace (ovq[\w:]*) \{\n(.*?)^\}  // namespace \1$", text,
+                                 re.MULTILINE | re.DOTALL):
+        declares_only = all(re.fullmatch(r"(class|struct) \w+;|", line) for line in body.splitlines())
+        if name != mine and not name.startswith(mine + "::") and not declares_only:
+            faults.append(f"{path}: {name} is not the namespace of its layer, {mine}")
+    return faults
+
+
 def unit_of(path):
     return path.rsplit(".", 1)[0]
 
@@ -117,6 +143,11 @@ class FloorPlan(unittest.TestCase):
                   for fault in faults_of(path, text, self.table)]
         self.assertEqual(faults, [])
 
+    def test_each_layer_has_its_namespace(self):
+        faults = [fault for path, text in self.files.items()
+                  for fault in namespace_faults(path, text)]
+        self.assertEqual(faults, [])
+
     def test_no_circle(self):
         graph = {}
         for path, text in self.files.items():
@@ -147,6 +178,13 @@ class TheChecksThemselves(unittest.TestCase):
     def test_a_line_above_what_it_needs_is_refused(self):
         with self.assertRaises(ValueError):
             read_table("high: low;\nlow: ;\n")
+
+    def test_a_namespace_of_another_layer_may_only_declare(self):
+        declares = "namespace ovq::model {\nclass Batch;\n}  // namespace ovq::model\n"
+        defines = "namespace ovq::model {\nint x;\n}  // namespace ovq::model\n"
+        self.assertEqual(namespace_faults("server/engine/a.h", declares), [])
+        self.assertEqual(len(namespace_faults("server/engine/a.h", defines)), 1)
+        self.assertEqual(namespace_faults("model/a.h", defines), [])
 
     def test_circles_are_found(self):
         self.assertEqual(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}), ["b", "c", "b"])

@@ -10,7 +10,7 @@
 //
 #include "hwy/highway.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // SplitMix64.
@@ -117,4 +117,4 @@ ScopedHighwayTarget::ScopedHighwayTarget(int64_t target) { hwy::GetChosenTarget(
 
 ScopedHighwayTarget::~ScopedHighwayTarget() { hwy::GetChosenTarget().DeInit(); }
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

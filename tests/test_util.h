@@ -16,7 +16,7 @@
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 // Unit roundoff: the largest relative error of one rounding to nearest.
 inline constexpr double kRoundF32 = 0x1p-24;
@@ -163,4 +163,4 @@ class ScopedHighwayTarget {
   ScopedHighwayTarget& operator=(const ScopedHighwayTarget&) = delete;
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

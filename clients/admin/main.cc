@@ -20,7 +20,7 @@
 #include "clients/common/program.h"
 #include "ovq/v1/admin.grpc.pb.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 constexpr std::string_view kAdmin = "ovq-admin";
@@ -278,8 +278,8 @@ int Main(const std::vector<std::string>& args) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::clients
 
 int main(int argc, char** argv) {
-  return ovq::Main(std::vector<std::string>(argv + 1, argv + argc));
+  return ovq::clients::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/files.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 constexpr size_t kMaxCredentialBytes = size_t{4} << 20;
@@ -146,4 +146,4 @@ absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socke
   return connection;
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "clients/common/connect_options.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 absl::Status ToStatus(const grpc::Status& status);
 // Converts a gRPC status to one for users: if the error shows a missing or wrong connection flag,
@@ -40,4 +40,4 @@ std::string SessionKeyFromId(std::string_view session_id);  // empty if the id h
 // channels to the same server. Errors name the flag and the file.
 absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket = false);
 
-}  // namespace ovq
+}  // namespace ovq::clients

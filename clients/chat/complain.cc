@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "clients/common/program.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 std::string FindRequestId(const grpc::ClientContext& context) {
   const auto& metadata = context.GetServerTrailingMetadata();
@@ -20,4 +20,4 @@ int Complain(const Connection& connection, const grpc::Status& status,
   return Complain(absl::StrCat(Explained(status, connection.options).ToString(), request));
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -8,7 +8,7 @@
 
 #include "clients/channel/channel.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 inline constexpr std::string_view kChat = "ovq-chat";
 
@@ -20,4 +20,4 @@ int Complain(std::string_view message);
 int Complain(const Connection& connection, const grpc::Status& status,
              const std::string& request_id);
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -12,7 +12,7 @@
 #include "absl/strings/strip.h"
 #include "clients/chat/complain.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -296,4 +296,4 @@ bool Conversation::OnInterrupt() {
   return true;
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -17,7 +17,7 @@
 #include "clients/chat/terminal.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 // All methods except OnInterrupt must be called on one thread.
 class Conversation {
@@ -93,4 +93,4 @@ class Conversation {
   std::atomic<bool> interrupted_ = false;
 };
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -12,7 +12,7 @@
 #include "clients/chat/complain.h"
 #include "clients/chat/settings.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 constexpr auto kCheckTime = std::chrono::seconds(5);
@@ -256,4 +256,4 @@ void Dialogue::OnInterrupt() {
   if (conversation_ == nullptr || conversation_->OnInterrupt()) input_.Stop();
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

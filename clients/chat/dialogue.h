@@ -12,7 +12,7 @@
 #include "clients/chat/sessions.h"
 #include "clients/chat/terminal.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 // All methods except OnInterrupt must be called on one thread.
 class Dialogue {
@@ -61,4 +61,4 @@ class Dialogue {
   bool whole_ = true;     // no call has ended on its own
 };
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -19,7 +19,7 @@
 #include <system_error>
 #include <utility>
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 constexpr int kHistoryLines = 1000;
@@ -290,4 +290,4 @@ std::string DefaultHistoryFile() {
   return state.empty() ? "" : state + "/ovq-chat/history";
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -13,7 +13,7 @@
 struct editline;
 struct history;
 
-namespace ovq {
+namespace ovq::clients {
 
 // Owns stdin and stderr; a process has at most one. Between calls of Next the terminal echoes
 // nothing; the next call reads what was typed meanwhile, and Ctrl-C raises SIGINT.
@@ -74,4 +74,4 @@ class LineEditor final : public Input {
 // ~/.local/state; "" if neither exists.
 std::string DefaultHistoryFile();
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -20,7 +20,7 @@
 #include "clients/chat/options.h"
 #include "clients/chat/terminal.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 constexpr size_t kMaxQuestionBytes = size_t{1} << 30;
@@ -114,8 +114,8 @@ int Main(const std::vector<std::string>& args) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::clients
 
 int main(int argc, char** argv) {
-  return ovq::Main(std::vector<std::string>(argv + 1, argv + argc));
+  return ovq::clients::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

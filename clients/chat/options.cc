@@ -6,7 +6,7 @@
 #include "clients/chat/line_editor.h"
 #include "clients/chat/settings.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 constexpr int64_t kMaxSeconds = 315'576'000'000;  // upper bound of a protobuf Duration
@@ -107,4 +107,4 @@ std::string HelpText() {
       Declare(options).Help());
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -10,7 +10,7 @@
 #include "clients/common/program.h"
 #include "ovq/v1/inference.pb.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 struct ChatOptions {
   ConnectOptions connect;
@@ -34,4 +34,4 @@ absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args);
 
 std::string HelpText();
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -10,7 +10,7 @@
 #include "clients/chat/terminal.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 using Stub = v1::SessionService::Stub;
@@ -129,4 +129,4 @@ void Sessions::Load(const std::string& path) const {
   Tell(absl::StrCat("session ", session.session_id()));
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

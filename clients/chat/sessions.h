@@ -7,7 +7,7 @@
 
 #include "clients/channel/channel.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 class Sessions {
  public:
@@ -27,4 +27,4 @@ class Sessions {
   const Connection& connection_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 // The field that holds a setting and its message within the turn; both null if no setting has the
@@ -117,4 +117,4 @@ std::string SettingsText(v1::ChatTurn& turn) {
   return text;
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -8,7 +8,7 @@
 #include "base/flags.h"
 #include "ovq/v1/inference.pb.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 // Adds the flags, which write into the turn. The server checks ranges: its errors name field and
 // range.
@@ -20,4 +20,4 @@ absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const st
 // Returns one line for each setting.
 std::string SettingsText(v1::ChatTurn& turn);
 
-}  // namespace ovq
+}  // namespace ovq::clients

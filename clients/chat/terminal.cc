@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace ovq {
+namespace ovq::clients {
 namespace {
 
 // Wraps the text in an ECMA-48 escape sequence (SGR) and a reset.
@@ -101,4 +101,4 @@ std::string Printable(std::string_view text) {
   return out;
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace ovq {
+namespace ovq::clients {
 
 // A source of a conversation's turns. Next is called on one thread, Stop on any.
 class Input {
@@ -54,4 +54,4 @@ std::string HumanBytes(double bytes);  // formats a size, such as "1.3 MiB"
 // terminal.
 std::string Printable(std::string_view text);
 
-}  // namespace ovq
+}  // namespace ovq::clients

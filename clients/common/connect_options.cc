@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 void AddConnection(Flags& flags, ConnectOptions& options) {
   const char* const server = std::getenv("OVQ_SERVER");
@@ -39,4 +39,4 @@ absl::Status CheckCredentials(const ConnectOptions& options) {
   return absl::InvalidArgumentError("give --tls-cert and --tls-key together");
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "base/flags.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 struct ConnectOptions {
   std::string server = "127.0.0.1:50051";
@@ -28,4 +28,4 @@ absl::Status CheckConnection(const ConnectOptions& options);
 void AddCredentials(Flags& flags, ConnectOptions& options);
 absl::Status CheckCredentials(const ConnectOptions& options);
 
-}  // namespace ovq
+}  // namespace ovq::clients

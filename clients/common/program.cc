@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::clients {
 int Fail(std::string_view program, int code, std::string_view message) {
   std::fputs(absl::StrCat(AbslView(program), ": ", AbslView(message), "\n").c_str(), stderr);
   return code;
@@ -26,4 +26,4 @@ void PrintInfo(InfoRequest info_request, std::string_view program, std::string_v
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -5,7 +5,7 @@
 
 #include "base/flags.h"
 
-namespace ovq {
+namespace ovq::clients {
 
 inline constexpr int kExitError = 1;
 inline constexpr int kExitUsage = 2;
@@ -20,4 +20,4 @@ void AddHelpAndVersion(Flags& flags, InfoRequest& info_request);
 // Prints the information: the help text, or the version after the program's name.
 void PrintInfo(InfoRequest info_request, std::string_view program, std::string_view help);
 
-}  // namespace ovq
+}  // namespace ovq::clients

@@ -20,7 +20,7 @@ FlagValue Lengths(LengthDistribution& out, int64_t limit, const std::string& fal
 
 void AddServer(Flags& flags, Options& o) {
   flags.Heading("Connection");
-  AddConnection(flags, o.connect);
+  clients::AddConnection(flags, o.connect);
   flags.Add("connections", "N", Number(o.connections, 1, 256), "TCP connections, used in turn");
 }
 
@@ -118,7 +118,7 @@ void AddReports(Flags& flags, Options& o) {
       "quiet", [&o] { o.output.quiet = true; }, "no progress on stderr");
   flags.AddSwitch(
       "allow-errors", [&o] { o.allow_errors = true; }, "exit status 0 also when requests failed");
-  AddHelpAndVersion(flags, o.info_request);
+  clients::AddHelpAndVersion(flags, o.info_request);
 }
 
 Flags Declare(Options& options) {
@@ -134,7 +134,7 @@ Flags Declare(Options& options) {
 // Checks the flags against each other; reports the first error.
 absl::Status CheckTogether(const Options& o, const Flags& flags) {
   const bool traced = !o.trace.empty();
-  absl::Status status = CheckConnection(o.connect);
+  absl::Status status = clients::CheckConnection(o.connect);
   if (status.ok() && o.rate && traced) {
     status = absl::InvalidArgumentError("give one of --rate and --trace");
   }
@@ -163,7 +163,7 @@ absl::StatusOr<Options> ParseOptions(std::span<const std::string> args) {
   Options options;
   Flags flags = Declare(options);
   RETURN_IF_ERROR(flags.Read(args));
-  if (options.info_request != InfoRequest::kNothing) return options;
+  if (options.info_request != clients::InfoRequest::kNothing) return options;
   RETURN_IF_ERROR(CheckTogether(options, flags));
   options.settings = flags.settings();
   return options;

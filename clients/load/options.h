@@ -27,7 +27,7 @@ struct OutputOptions {
 };
 
 struct Options {
-  ConnectOptions connect;
+  clients::ConnectOptions connect;
   int connections = 1;
 
   // The load is a closed loop if neither a rate nor a trace is given.
@@ -50,7 +50,7 @@ struct Options {
   OutputOptions output;
   bool allow_errors = false;
   std::vector<Setting> settings;  // every flag that has a value, as the reports show it
-  InfoRequest info_request = InfoRequest::kNothing;  // --help or --version
+  clients::InfoRequest info_request = clients::InfoRequest::kNothing;  // --help or --version
 
   bool open_loop() const { return rate.has_value() || !trace.empty(); }
   int64_t users() const { return concurrency.value_or(1); }              // for a closed loop

@@ -8,7 +8,7 @@
 #include "base/problems.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 std::string Describe(const Attrs::Value& value) {
@@ -246,4 +246,4 @@ std::vector<int64_t> AttrReader::IntPerLayer(std::string_view key, int n, int64_
   return wrong_.contains(key) ? std::vector<int64_t>(n, 0) : *list;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

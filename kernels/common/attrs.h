@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 class Attrs {
  public:
@@ -130,4 +130,4 @@ class AttrReader {
   std::set<std::string, std::less<>> wrong_;  // keys
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

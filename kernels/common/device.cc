@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "kernels/common/device_cuda.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr size_t kMinBlockBytes = size_t{1} << 20;
@@ -184,4 +184,4 @@ void DeviceContext::RunCaptured(const std::vector<int64_t>& key, const std::func
   fn();
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -15,7 +15,7 @@
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 const char* DeviceName(Device device);  // "ref", "cpu", "cuda"
 
@@ -149,4 +149,4 @@ class ScratchScope {
   size_t mark_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -12,12 +12,12 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/device_types.h"
 
-namespace ovq {
+namespace ovq::kernels {
 class DeviceContext;
 struct StateExtent;
-}  // namespace ovq
+}  // namespace ovq::kernels
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 absl::StatusOr<CudaDevice*> OpenDevice();  // FailedPrecondition: no usable GPU, and why
 void CloseDevice(CudaDevice* device);
@@ -48,4 +48,4 @@ void PackExtents(DeviceContext& context, const std::byte* base,
 void UnpackExtents(DeviceContext& context, std::byte* base, std::span<const StateExtent> extents,
                    const std::byte* packed);
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

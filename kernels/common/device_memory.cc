@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace ovq {
+namespace ovq::kernels {
 
 OutOfDeviceMemory::OutOfDeviceMemory(const char* whose, size_t bytes) {
   std::snprintf(text_, sizeof(text_), "memory of the %s: %zu bytes needed at once", whose, bytes);
@@ -24,4 +24,4 @@ absl::Status CatchOutOfMemory(const std::function<void()>& fn) {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Thrown by Buffer, ScratchArena and DeviceContext::Staging on CUDA; only CatchOutOfMemory catches
 // it. It is an exception because scratch memory is allocated deep inside kernel launches, which
@@ -28,4 +28,4 @@ class OutOfDeviceMemory : public std::bad_alloc {
 // the states they write are no longer usable.
 absl::Status CatchOutOfMemory(const std::function<void()>& fn);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

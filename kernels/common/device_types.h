@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace ovq {
+namespace ovq::kernels {
 
 // WITH_CUDA is defined for a build of the kernels that includes the .cu files.
 #ifdef WITH_CUDA
@@ -31,4 +31,4 @@ struct StatePages;  // kernels/common/cuda/state_memory.cu
 enum class Staged : uint8_t { kBatch, kReading };
 inline constexpr int kStagedKinds = 2;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -4,15 +4,15 @@
 
 #include "kernels/common/device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
-// Declares Fn in the namespaces cpu and cuda, with the type of ovq::Fn.
-#define OVQ_ON_EVERY_DEVICE(Fn) \
-  namespace cpu {               \
-  decltype(ovq::Fn) Fn;         \
-  }                             \
-  namespace cuda {              \
-  decltype(ovq::Fn) Fn;         \
+// Declares Fn in the namespaces cpu and cuda, with the type of ovq::kernels::Fn.
+#define OVQ_ON_EVERY_DEVICE(Fn)  \
+  namespace cpu {                \
+  decltype(ovq::kernels::Fn) Fn; \
+  }                              \
+  namespace cuda {               \
+  decltype(ovq::kernels::Fn) Fn; \
   }
 
 // The function that Device::kReference runs in place of CpuFn. tests/reference sets it; it is null
@@ -35,4 +35,4 @@ auto Dispatch(DeviceContext& context, Args&&... args) {
   return CpuFn(context, static_cast<Args&&>(args)...);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

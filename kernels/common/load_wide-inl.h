@@ -16,7 +16,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 
 // d is a float tag. p need not be aligned.
 template <class D>
@@ -32,7 +32,7 @@ HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadWide(D d, const BF16* p) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Arrays one after another, each 16-byte aligned.
 class Packer {
@@ -21,4 +21,4 @@ class Packer {
   size_t bytes_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -7,7 +7,7 @@
 
 #include "kernels/common/device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Calls fn(task, thread) for every task in [0, n_tasks), with thread in [0, n_threads). A task's
 // result must not depend on the thread.
@@ -21,4 +21,4 @@ void ParallelFor(const DeviceContext& context, int64_t n_tasks, Fn&& fn) {
   for (int64_t task = 0; task < n_tasks; ++task) fn(task, omp_get_thread_num());
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

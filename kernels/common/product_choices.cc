@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 struct Choices {
@@ -42,4 +42,4 @@ std::vector<ProductChoice> ProductChoices() {
   return All().list;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

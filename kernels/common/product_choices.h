@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct ProductChoice {
   int64_t in, out;
@@ -24,4 +24,4 @@ struct ProductChoice {
 void NoteProduct(const ProductChoice& choice);
 std::vector<ProductChoice> ProductChoices();  // all choices of the process, oldest first
 
-}  // namespace ovq
+}  // namespace ovq::kernels

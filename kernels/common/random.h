@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 constexpr std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
@@ -27,4 +27,4 @@ constexpr double UnitInterval(uint32_t high, uint32_t low) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "base/huge_pages.h"
 #include "kernels/common/device_cuda.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 size_t StatePageBytes(DeviceContext& context) {
   if constexpr (kWithCuda) {
@@ -126,4 +126,4 @@ void StateMemory::CopyIn(std::byte* to, const void* host, size_t bytes) {
   context_.CopyFromHost(to, host, bytes);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "kernels/common/device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The unit of commitment: 4 KiB on the CPU, the GPU's allocation granularity on CUDA. That has
 // been 2 MiB on every GPU so far, and a plan assumes 2 MiB where there is no GPU to ask.
@@ -64,4 +64,4 @@ class StateMemory {
   StatePages* pages_ = nullptr;  // kCuda only
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -1,6 +1,6 @@
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 float HalfToFloat(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
@@ -28,4 +28,4 @@ std::string Shape::ToString() const {
   return text + "]";
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

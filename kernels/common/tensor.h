@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // kI8 occurs only in states: slots of int8 with one scale each (kernels/mixers/common/slots.h).
 enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kU32, kI8 };
@@ -121,4 +121,4 @@ std::vector<float> ToFloats(const TensorView& tensor);
 
 using TensorMap = std::map<std::string, TensorView, std::less<>>;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

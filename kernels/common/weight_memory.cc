@@ -6,7 +6,7 @@
 #include "base/huge_pages.h"
 #include "kernels/common/device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // Smaller pieces come from malloc: a huge page would be mostly empty in a model that has only such.
@@ -54,4 +54,4 @@ std::shared_ptr<std::byte> WeightMemory(size_t bytes) {
           }};
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

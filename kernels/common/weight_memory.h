@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <memory>
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Returns uninitialised, 256-byte aligned memory that lives as long as the pointer. Pieces lie
 // together in large blocks, so that pieces smaller than a huge page get huge pages too. The last
 // piece's room is reused when it is freed, a block's when all of its pieces are. Any thread.
 std::shared_ptr<std::byte> WeightMemory(size_t bytes);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

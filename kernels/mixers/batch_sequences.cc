@@ -5,7 +5,7 @@
 
 #include "kernels/common/packer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 template <class T>
@@ -134,4 +134,4 @@ StagedBatch StageBatch(DeviceContext& context, const BatchSequences& seqs,
   return staged;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -14,7 +14,7 @@
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/state.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The number of live slots by one growth law: for every sequence at the beginning of each period
 // that its tokens touch, and at the end of the last. In the device's memory; evaluated once a
@@ -134,4 +134,4 @@ StagedBatch StageBatch(DeviceContext& context, const BatchSequences& seqs,
                        std::span<const Growth> growths, std::span<const int32_t> token_ids = {},
                        std::span<const int32_t> logits_indices = {});
 
-}  // namespace ovq
+}  // namespace ovq::kernels

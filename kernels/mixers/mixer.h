@@ -21,7 +21,7 @@
 #include "kernels/mixers/state.h"
 #include "kernels/mixers/weight_reader.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The arguments of one layer's forward call.
 struct LayerArgs {
@@ -169,4 +169,4 @@ struct MixerEntry {
 std::span<const MixerEntry> MixerRegistry();
 const MixerEntry* FindMixer(std::string_view layer_type);  // null if unknown
 
-}  // namespace ovq
+}  // namespace ovq::kernels

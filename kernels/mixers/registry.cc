@@ -14,7 +14,7 @@
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "kernels/mixers/vq/vq.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 template <class T>
@@ -61,4 +61,4 @@ void ReadFields(const Attrs& model, const Attrs& section, int64_t d_model, Mixer
   AddProblems(config.problems, of_section.status());
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr size_t kFieldAlignment = 64;
@@ -75,4 +75,4 @@ Growth GrowsByToken() {
   return {.name = "token", .live = [](int64_t position, int64_t) { return position; }};
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

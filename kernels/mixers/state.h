@@ -15,7 +15,7 @@
 #include "kernels/common/state_memory.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Slots (centroids, tokens, state rows) per block of a growing part.
 inline constexpr int kBlockSlots = 64;
@@ -176,4 +176,4 @@ struct LayerState {
                                         int64_t end) const;
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // Elements checked at a time: a loop without an early exit is fast (it vectorises).
@@ -128,4 +128,4 @@ absl::Status CheckLayer(const LayerBytes& layer) {
   return layer.state.check ? layer.state.check(layer) : absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/mixers/state.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // One layer's part of a session's state, at whatever addresses, each a multiple of 4 bytes.
 struct LayerBytes {
@@ -60,4 +60,4 @@ LayerBytes::LayerBytes(const MixerState& state, const LayerState& where, int64_t
 // DataLoss names the field, the element, its value and what was expected.
 absl::Status CheckLayer(const LayerBytes& layer);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // A product with fewer outputs stays in the compute type: these are the gates of a few heads, whose
@@ -84,4 +84,4 @@ Linear WeightReader::Make(std::span<const WeightPart> parts, int64_t in, float s
   return *std::move(product);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

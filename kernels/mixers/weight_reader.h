@@ -15,7 +15,7 @@
 #include "kernels/common/tensor.h"
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Returns the tensor of that name after checking that it exists and has this shape.
 using WeightSource =
@@ -82,4 +82,4 @@ class WeightReader {
   Linear Make(std::span<const WeightPart> parts, int64_t in, float scale, ProductTypes types);
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

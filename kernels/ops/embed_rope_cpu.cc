@@ -10,7 +10,7 @@
 #include "kernels/ops/ops_device.h"
 #include "kernels/ops/parallel_rows.h"
 
-namespace ovq::cpu {
+namespace ovq::kernels::cpu {
 namespace {
 
 // Fills table [cos | sin], one angle per pair.
@@ -109,4 +109,4 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
   });
 }
 
-}  // namespace ovq::cpu
+}  // namespace ovq::kernels::cpu

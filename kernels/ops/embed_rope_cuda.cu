@@ -9,7 +9,7 @@
 #include "kernels/ops/cuda/rows.cuh"
 #include "kernels/ops/ops_device.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kEmbedThreads = 256;
@@ -231,4 +231,4 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
          table.as<void>(), table.dtype, ids.data(), y.shape[1], ToActivations(y));
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

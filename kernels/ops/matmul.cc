@@ -4,7 +4,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 absl::Status CheckPart(const TensorView& part, int64_t in) {
@@ -90,4 +90,4 @@ void Linear::Apply(DeviceContext& context, TensorView x, TensorView y, bool accu
   if (x.shape[0] > 0) product_.apply(context, x, y, accumulate);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

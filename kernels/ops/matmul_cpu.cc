@@ -19,7 +19,7 @@
 #include "kernels/common/weight_memory.h"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq::cpu {
+namespace ovq::kernels::cpu {
 namespace {
 
 using dnnl::memory;
@@ -330,4 +330,4 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   return MakeSimdProduct(weights);
 }
 
-}  // namespace ovq::cpu
+}  // namespace ovq::kernels::cpu

@@ -19,7 +19,7 @@
 #include "kernels/common/device_cuda.h"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
@@ -247,4 +247,4 @@ std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWe
                  }};
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

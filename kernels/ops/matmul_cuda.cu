@@ -16,7 +16,7 @@
 #include "kernels/ops/cuda/product_f32.cuh"
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kSegment = kChunk * kChunksPerSegment;
@@ -192,4 +192,4 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   return fast ? *std::move(fast) : MakeOwnProduct(context, weights);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

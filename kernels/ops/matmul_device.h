@@ -10,7 +10,7 @@
 
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Weights [out_i, in] stacked along out, and the type their products are computed in.
 struct StackedWeights {
@@ -41,9 +41,9 @@ Int8Weights RoundToInt8(const StackedWeights& weights);
 // used.
 std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute);
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 
-namespace ovq::cpu {
+namespace ovq::kernels::cpu {
 
 // Plain SIMD: every element of y is one chain of float32 fused multiply-adds over the inputs in
 // their order (a bfloat16 product is exact in float32), whatever the numbers of rows and threads.
@@ -78,9 +78,9 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 // WeightType::kInt8 with these sums of the same weights.
 Product WithSums(const Int8Weights& weights, Int8Sums sums);
 
-}  // namespace ovq::cpu
+}  // namespace ovq::kernels::cpu
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 // This project's kernels. Segments of 128 inputs are each summed in one fixed order and added from
 // the first to the last, whether by one thread block after another or by several at once. Few rows
@@ -108,4 +108,4 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 Buffer UploadItems(DeviceContext& context, int64_t n, size_t item_bytes,
                    const std::function<void(int64_t item, std::byte* bytes)>& fill);
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -25,7 +25,7 @@
 #include "kernels/ops/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 // The largest absolute value; NaN or infinity if one occurs. Without the sign, floats are ordered
@@ -89,11 +89,11 @@ void FinishRow(const int32_t* sums, const int32_t* offsets, const float* scales,
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 HWY_EXPORT(RoundRow);
@@ -189,5 +189,5 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
 }
 
 }  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -18,7 +18,7 @@
 #include "kernels/common/load_wide-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -26,7 +26,7 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
 
-using ovq::HWY_NAMESPACE::LoadWide;
+using ovq::kernels::HWY_NAMESPACE::LoadWide;
 HWY_INLINE V LoadWide(D, const int8_t* p) {
   const hn::Rebind<int8_t, D> d8;
   const hn::Rebind<int32_t, D> d32;
@@ -110,11 +110,11 @@ void Int8Panel(TensorView x, TensorView packed, TensorView y, int64_t panel) {
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 HWY_EXPORT(PanelColumns);
@@ -216,5 +216,5 @@ Int8Sums MakeSimdSums(const Int8Weights& weights) {
 }
 
 }  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -25,7 +25,7 @@
 #include "kernels/ops/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -221,11 +221,11 @@ float LogSumExp(const float* x, int64_t n) {
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 HWY_EXPORT(RmsNorm);
@@ -341,5 +341,5 @@ void LogSumExp(DeviceContext& context, TensorView x, float* out) {
 }
 
 }  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -13,7 +13,7 @@
 #include "kernels/ops/cuda/rows.cuh"
 #include "kernels/ops/ops_device.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kMaxNormThreads = 256;
@@ -296,4 +296,4 @@ void LogSumExp(DeviceContext& context, TensorView x, float* out) {
          Aligned(x.data, n, sizeof(float)), out);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -12,7 +12,7 @@
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The storage type of a product's weights.
 enum class WeightType : uint8_t {
@@ -192,4 +192,4 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
 // row that is not finite throughout.
 void LogSumExp(DeviceContext& context, TensorView x, float* out);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -6,7 +6,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 OVQ_ON_EVERY_DEVICE(RmsNorm)
 OVQ_ON_EVERY_DEVICE(LayerNorm)
@@ -38,4 +38,4 @@ constexpr double HalfTurns(Phase phase) {
   return static_cast<double>(upper) * 0x1p-63;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

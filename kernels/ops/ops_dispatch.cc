@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "kernels/ops/ops_device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 bool IsMatrix(const TensorView& x, DType dtype) {
@@ -161,4 +161,4 @@ void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   Dispatch<cpu::LogSumExp, cuda::LogSumExp>(context, x, out);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

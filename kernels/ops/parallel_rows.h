@@ -6,7 +6,7 @@
 
 #include "kernels/common/parallel.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Calls fn(begin, end) on disjoint ranges that cover [0, n_rows); row_work is in multiply-adds or
 // the like. Small inputs stay on the calling thread: waking the team costs some microseconds.
@@ -24,4 +24,4 @@ void ParallelRows(const DeviceContext& context, int64_t n_rows, int64_t row_work
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

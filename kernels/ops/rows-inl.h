@@ -16,7 +16,7 @@
 #include "kernels/common/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -112,7 +112,7 @@ HWY_INLINE V Sigmoid(V z) {
 HWY_INLINE V Silu(V z) { return hn::Mul(z, Sigmoid(z)); }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // OVQ_KERNELS_OPS_ROWS_INL_H_

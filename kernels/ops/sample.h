@@ -10,7 +10,7 @@
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct TokenCount {
   int32_t id;
@@ -83,4 +83,4 @@ struct LogitsReading {
 // all earlier work, even when nothing is asked for.
 void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

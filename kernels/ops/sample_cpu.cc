@@ -12,7 +12,7 @@
 #include "kernels/ops/ops.h"
 #include "kernels/ops/sample_device.h"
 
-namespace ovq::cpu {
+namespace ovq::kernels::cpu {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -254,4 +254,4 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   for (RowBest& best : reading.bests) FindBest(row_of(best.row), best.best);
 }
 
-}  // namespace ovq::cpu
+}  // namespace ovq::kernels::cpu

@@ -18,7 +18,7 @@
 #include "kernels/ops/ops.h"
 #include "kernels/ops/sample_device.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 // The scratch memory of all thread blocks together, each of which has its own; it bounds their
@@ -231,4 +231,4 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   ReadResults(results.data(), at, reading);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

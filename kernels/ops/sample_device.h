@@ -8,7 +8,7 @@
 #include "kernels/common/random.h"
 #include "kernels/ops/sample.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The random number of a draw; only the upper 53 bits are used.
 inline uint64_t RandomBits(const RowDraw& draw) {
@@ -32,4 +32,4 @@ constexpr bool BetterLogit(const TokenLogit& a, const TokenLogit& b) {
 
 OVQ_ON_EVERY_DEVICE(ReadLogits)
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "kernels/ops/sample_device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 void LogitsReading::Clear() {
   draws.clear();
@@ -29,4 +29,4 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   Dispatch<cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
-namespace ovq {
+namespace ovq::jinja {
 namespace {
 
 using Json = nlohmann::json;
@@ -30,7 +30,7 @@ const Json* FindNamed(const Json& list, std::string_view name) {
 
 absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& folder) {
   const std::string config_path = absl::StrCat(folder, "/", kConfigFile);
-  ASSIGN_OR_RETURN(const Json config, OptionalObject(config_path));
+  ASSIGN_OR_RETURN(const Json config, model::OptionalObject(config_path));
   const std::string path = absl::StrCat(folder, "/", kTemplateFile);
   std::string what = absl::StrCat(config_path, ": chat_template");
   std::string text;
@@ -59,11 +59,11 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& 
     ASSIGN_OR_RETURN(format->with_tools_,
                      ChatTemplate::Parse(with_tools->get<std::string>(), what + " tool_use"));
   }
-  ASSIGN_OR_RETURN(const Json map, OptionalObject(folder + "/special_tokens_map.json"));
+  ASSIGN_OR_RETURN(const Json map, model::OptionalObject(folder + "/special_tokens_map.json"));
   format->tokens_ = nlohmann::ordered_json::object();
   for (const char* role : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
                            "cls_token", "mask_token"}) {
-    const std::string token = TokenText(config.contains(role) ? config : map, role);
+    const std::string token = model::TokenText(config.contains(role) ? config : map, role);
     if (!token.empty()) format->tokens_[role] = token;
   }
   return format;
@@ -90,4 +90,4 @@ absl::StatusOr<std::string> ChatFormat::Render(std::span<const ChatMessage> mess
   return (uses_tools ? *with_tools_ : usual_).Render(variables, now);
 }
 
-}  // namespace ovq
+}  // namespace ovq::jinja

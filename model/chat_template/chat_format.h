@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_template.h"
 
-namespace ovq {
+namespace ovq::jinja {
 
 struct ChatMessage {
   std::string role, content;
@@ -46,4 +46,4 @@ class ChatFormat {
   nlohmann::ordered_json tokens_;  // bos_token etc., as far as the folder names them
 };
 
-}  // namespace ovq
+}  // namespace ovq::jinja

@@ -7,16 +7,12 @@
 #include "model/chat_template/evaluator.h"
 #include "model/chat_template/heap.h"
 
-namespace ovq {
+namespace ovq::jinja {
 namespace {
 
-using jinja::ErrorKind;
-using jinja::Heap;
-using jinja::Kind;
-using jinja::Value;
 using OrderedJson = nlohmann::ordered_json;
 
-absl::Status ToStatus(const std::string& what, const jinja::Error& error) {
+absl::Status ToStatus(const std::string& what, const Error& error) {
   const auto status = [&](absl::StatusCode code, std::string_view kind) {
     return absl::Status(
         code, absl::StrCat(what, ", line ", error.line, ": ", std::string(kind), error.message));
@@ -56,7 +52,7 @@ Value FromObject(Heap& heap, const OrderedJson& json) {
 }
 
 Value FromJson(Heap& heap, const OrderedJson& json) {
-  const jinja::Level level(heap);
+  const Level level(heap);
   switch (json.type()) {
     case OrderedJson::value_t::boolean:
       return Value::Bool(json.get<bool>());
@@ -85,7 +81,7 @@ Value FromJson(Heap& heap, const OrderedJson& json) {
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(std::shared_ptr<const jinja::Template> parsed, std::string what)
+ChatTemplate::ChatTemplate(std::shared_ptr<const Template> parsed, std::string what)
     : parsed_(std::move(parsed)), what_(std::move(what)) {}
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view text, std::string what) {
@@ -96,9 +92,9 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view text, std::str
     return absl::DataLossError(absl::StrCat(what, ": byte ", *at, " is not valid UTF-8"));
   }
   try {
-    std::shared_ptr<const jinja::Template> parsed = jinja::Parse(text);
+    std::shared_ptr<const Template> parsed = jinja::Parse(text);
     return ChatTemplate(std::move(parsed), std::move(what));
-  } catch (const jinja::Error& error) {
+  } catch (const Error& error) {
     const absl::Status status = ToStatus(what, error);
     return absl::DataLossError(status.message());
   }
@@ -109,10 +105,10 @@ absl::StatusOr<std::string> ChatTemplate::Render(const OrderedJson& variables, c
   Heap heap(limits);
   try {
     const Value root = FromObject(heap, variables);
-    return jinja::Evaluator(heap, *parsed_, root, now).Run();
-  } catch (const jinja::Error& error) {
+    return Evaluator(heap, *parsed_, root, now).Run();
+  } catch (const Error& error) {
     return ToStatus(what_, error);
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::jinja

@@ -14,11 +14,9 @@
 #include "absl/status/statusor.h"
 #include "model/chat_template/limits.h"
 
-namespace ovq {
+namespace ovq::jinja {
 
-namespace jinja {
 struct Template;
-}
 
 // Immutable; any thread.
 class ChatTemplate {
@@ -35,10 +33,10 @@ class ChatTemplate {
                                      const RenderLimits& limits = {}) const;
 
  private:
-  ChatTemplate(std::shared_ptr<const jinja::Template> parsed, std::string what);
+  ChatTemplate(std::shared_ptr<const Template> parsed, std::string what);
 
-  std::shared_ptr<const jinja::Template> parsed_;
+  std::shared_ptr<const Template> parsed_;
   std::string what_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::jinja

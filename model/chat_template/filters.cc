@@ -64,11 +64,11 @@ Value TitleFilter(Context& e, const Args& args) {
   std::string title;
   bool begins = true;
   for (size_t at = 0; at < value.text().size();) {
-    const char32_t c = NextChar(value.text(), at);
+    const char32_t c = model::NextChar(value.text(), at);
     if (begins) {
-      AppendUpper(c, title);
+      model::AppendUpper(c, title);
     } else {
-      AppendLower(c, title);
+      model::AppendLower(c, title);
     }
     begins = IsSpace(c) || std::u32string_view(U"-({[<").find(c) != std::u32string_view::npos;
   }
@@ -233,7 +233,7 @@ Value Truncate(Context& e, const Args& args) {
   const bool kill_words = args.TruthOr(2, false);
   const std::string end = args[3].given() ? ToText(e.heap, args[3]) : "...";
   const int64_t leeway = args[4].is_none() ? 5 : args.IntegerOr(e.heap, 4, 5);
-  const int64_t n_end = CountChars(end);
+  const int64_t n_end = model::CountChars(end);
   if (length < n_end || leeway < 0) e.heap.Fail(ErrorKind::kType, "AssertionError: truncate()");
   const int64_t size = Length(e.heap, value);
   if (size <= length || size - length <= leeway) return value;
@@ -250,8 +250,8 @@ Value WordCount(Context& e, const Args& args) {
   int64_t n = 0;
   bool in_word = false;
   for (size_t at = 0; at < value.text().size();) {
-    const char32_t c = NextChar(value.text(), at);
-    const bool is_word = IsLetter(c) || IsNumber(c) || c == U'_';
+    const char32_t c = model::NextChar(value.text(), at);
+    const bool is_word = model::IsLetter(c) || model::IsNumber(c) || c == U'_';
     n += is_word && !in_word;
     in_word = is_word;
   }

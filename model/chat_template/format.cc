@@ -125,7 +125,7 @@ class Formatter {
 
   std::string Padded(const Spec& spec, const std::string& sign, const std::string& body,
                      char default_align) {
-    const int64_t size = CountChars(body) + sign.size();
+    const int64_t size = model::CountChars(body) + sign.size();
     const int64_t n = std::max<int64_t>(spec.width - size, 0);
     heap_.SpendEach(n, spec.fill.size());
     const auto fill = [&](int64_t count) {

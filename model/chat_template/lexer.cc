@@ -297,7 +297,7 @@ class Lexer {
                          last == digits.data() + n_digits && c <= 0x10ffff &&
                          !(c >= 0xd800 && c <= 0xdfff);
     if (!is_char) Fail("a string has an escape that is no character");
-    AppendChar(c, value);
+    model::AppendChar(c, value);
   }
 
   const std::string source_;

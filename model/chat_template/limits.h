@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace ovq {
+namespace ovq::jinja {
 
 struct RenderLimits {
   int64_t max_steps = 10'000'000;  // nodes, items and 64-byte units of text that are read
@@ -16,4 +16,4 @@ struct RenderLimits {
 inline constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
 inline constexpr int64_t kMaxRange = 100'000;  // longest range(), as in Jinja's sandbox
 
-}  // namespace ovq
+}  // namespace ovq::jinja

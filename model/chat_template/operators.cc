@@ -147,7 +147,7 @@ int64_t Length(Heap& heap, Value value) {
       return 0;
     case Kind::kString:
       heap.Scan(value.text().size());
-      return static_cast<int64_t>(CountChars(value.text()));
+      return static_cast<int64_t>(model::CountChars(value.text()));
     case Kind::kList:
     case Kind::kTuple:
     case Kind::kRange:

@@ -29,13 +29,13 @@ std::string QuotedRepr(std::string_view text) {
                                                                                             : '\'';
   std::string repr(1, quote);
   for (size_t at = 0; at < text.size();) {
-    const char32_t c = NextChar(text, at);
+    const char32_t c = model::NextChar(text, at);
     if (const size_t i = kFrom.find(c); i != kFrom.npos) {
       repr += {'\\', kTo[i]};
     } else if (c == static_cast<unsigned char>(quote)) {
       repr += {'\\', quote};
-    } else if (c == ' ' || !(IsOther(c) || IsWhitespace(c))) {
-      AppendChar(c, repr);
+    } else if (c == ' ' || !(model::IsOther(c) || model::IsWhitespace(c))) {
+      model::AppendChar(c, repr);
     } else {
       const auto [letter, digits] = c < 0x100     ? std::pair('x', 2)
                                     : c < 0x10000 ? std::pair('u', 4)
@@ -213,7 +213,7 @@ class JsonWriter {
     heap_.Spend(text.size() + 2);
     text_ += '"';
     for (size_t at = 0; at < text.size();) {
-      const char32_t c = NextChar(text, at);
+      const char32_t c = model::NextChar(text, at);
       const size_t escape = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos;
       if (escape != std::string_view::npos) {
         Add({"\\"});
@@ -224,7 +224,7 @@ class JsonWriter {
         Add(absl::StrFormat("\\u%04x\\u%04x", 0xd7c0 + (static_cast<uint32_t>(c) >> 10),
                             0xdc00 + (static_cast<uint32_t>(c) & 0x3ff)));
       } else {
-        AppendChar(c, text_);
+        model::AppendChar(c, text_);
       }
     }
     text_ += '"';

@@ -111,7 +111,7 @@ std::pair<std::string_view, int64_t> Range(Heap& heap, const Args& args) {
   std::string_view text = args[0].text();
   heap.Scan(text.size());
   if (!args[2].given() && !args[3].given()) return {text, 0};
-  const int64_t length = CountChars(text);
+  const int64_t length = model::CountChars(text);
   const auto place = [&](int64_t at) {
     return std::clamp(at < 0 ? at + length : at, int64_t{0}, length);
   };
@@ -126,7 +126,7 @@ int64_t Found(Context& e, const Args& args) {
   const size_t at = FindBytes(text, RequireText(e.heap, args[1]));
   return at == std::string_view::npos
              ? -1
-             : before + static_cast<int64_t>(CountChars(text.substr(0, at)));
+             : before + static_cast<int64_t>(model::CountChars(text.substr(0, at)));
 }
 
 Value Find(Context& e, const Args& args) { return Value::Int(Found(e, args)); }

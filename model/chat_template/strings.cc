@@ -21,10 +21,10 @@ template <class IsStripped>
 std::string_view Strip(std::string_view text, bool left, bool right, IsStripped is_stripped) {
   while (left && !text.empty()) {
     size_t at = 0;
-    if (!is_stripped(NextChar(text, at))) break;
+    if (!is_stripped(model::NextChar(text, at))) break;
     text.remove_prefix(at);
   }
-  while (right && !text.empty() && is_stripped(LastChar(text))) {
+  while (right && !text.empty() && is_stripped(model::LastChar(text))) {
     text = text.substr(0, LastCharBegin(text));
   }
   return text;
@@ -33,24 +33,24 @@ std::string_view Strip(std::string_view text, bool left, bool right, IsStripped 
 template <class IsOfClass>
 bool AreAll(std::string_view text, IsOfClass is_of_class) {
   for (size_t at = 0; at < text.size();) {
-    if (!is_of_class(NextChar(text, at))) return false;
+    if (!is_of_class(model::NextChar(text, at))) return false;
   }
   return !text.empty();
 }
 
 std::string OneUpper(char32_t c) {
   std::string text;
-  AppendUpper(c, text);
+  model::AppendUpper(c, text);
   return text;
 }
 std::string OneLower(char32_t c) {
   std::string text;
-  AppendLower(c, text);
+  model::AppendLower(c, text);
   return text;
 }
 std::string One(char32_t c) {
   std::string text;
-  AppendChar(c, text);
+  model::AppendChar(c, text);
   return text;
 }
 
@@ -60,14 +60,14 @@ bool IsLineEnd(char32_t c) {
 }
 
 bool IsDigitChar(char32_t c) {
-  return IsDecimal(c) || c == 0xb2 || c == 0xb3 || c == 0xb9 || c == 0x2070 ||
+  return model::IsDecimal(c) || c == 0xb2 || c == 0xb3 || c == 0xb9 || c == 0x2070 ||
          (c >= 0x2074 && c <= 0x2079) || (c >= 0x2080 && c <= 0x2089);
 }
 
 bool HasCase(std::string_view text, bool lower) {
   bool is_cased = false;
   for (size_t at = 0; at < text.size();) {
-    const char32_t c = NextChar(text, at);
+    const char32_t c = model::NextChar(text, at);
     if ((lower ? OneLower(c) : OneUpper(c)) != One(c)) return false;
     is_cased |= (lower ? OneUpper(c) : OneLower(c)) != One(c);
   }
@@ -76,7 +76,7 @@ bool HasCase(std::string_view text, bool lower) {
 
 }  // namespace
 
-bool IsSpace(char32_t c) { return IsWhitespace(c) || (c >= 0x1c && c <= 0x1f); }
+bool IsSpace(char32_t c) { return model::IsWhitespace(c) || (c >= 0x1c && c <= 0x1f); }
 
 std::string_view StripSpace(std::string_view text, bool left, bool right) {
   return Strip(text, left, right, IsSpace);
@@ -88,13 +88,13 @@ std::string_view StripChars(std::string_view text, std::string_view chars, bool 
 
 std::string Upper(std::string_view text) {
   std::string upper;
-  for (size_t at = 0; at < text.size();) AppendUpper(NextChar(text, at), upper);
+  for (size_t at = 0; at < text.size();) model::AppendUpper(model::NextChar(text, at), upper);
   return upper;
 }
 
 std::string Lower(std::string_view text) {
   std::string lower;
-  for (size_t at = 0; at < text.size();) AppendLower(NextChar(text, at), lower);
+  for (size_t at = 0; at < text.size();) model::AppendLower(model::NextChar(text, at), lower);
   return lower;
 }
 
@@ -102,11 +102,11 @@ std::string Title(std::string_view text) {
   std::string title;
   bool in_word = false;
   for (size_t at = 0; at < text.size();) {
-    const char32_t c = NextChar(text, at);
+    const char32_t c = model::NextChar(text, at);
     if (in_word) {
-      AppendLower(c, title);
+      model::AppendLower(c, title);
     } else {
-      AppendTitle(c, title);
+      model::AppendTitle(c, title);
     }
     in_word = OneUpper(c) != One(c) || OneLower(c) != One(c);
   }
@@ -116,13 +116,13 @@ std::string Title(std::string_view text) {
 std::string Capitalize(std::string_view text) {
   std::string capitalized;
   size_t at = 0;
-  if (!text.empty()) AppendTitle(NextChar(text, at), capitalized);
+  if (!text.empty()) model::AppendTitle(model::NextChar(text, at), capitalized);
   return capitalized + Lower(text.substr(at));
 }
 
 size_t PrefixBytes(std::string_view text, int64_t n_chars) {
   size_t at = 0;
-  for (; n_chars > 0 && at < text.size(); --n_chars) NextChar(text, at);
+  for (; n_chars > 0 && at < text.size(); --n_chars) model::NextChar(text, at);
   return at;
 }
 
@@ -130,7 +130,7 @@ std::vector<std::string_view> Chars(std::string_view text) {
   std::vector<std::string_view> chars;
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;
-    NextChar(text, at);
+    model::NextChar(text, at);
     chars.push_back(text.substr(begin, at - begin));
   }
   return chars;
@@ -145,7 +145,7 @@ size_t FindBytes(std::string_view text, std::string_view what, size_t from) {
 }
 
 size_t Count(std::string_view text, std::string_view what) {
-  if (what.empty()) return CountChars(text) + 1;
+  if (what.empty()) return model::CountChars(text) + 1;
   size_t n = 0;
   for (size_t at = FindBytes(text, what); at != kNpos; at = FindBytes(text, what, at + what.size()))
     ++n;
@@ -165,7 +165,7 @@ std::string Replace(std::string_view text, std::string_view what, std::string_vi
     if (what.empty()) {
       if (at == text.size()) return replaced;
       const size_t begin = at;
-      NextChar(text, at);
+      model::NextChar(text, at);
       replaced += text.substr(begin, at - begin);
     }
   }
@@ -209,14 +209,14 @@ std::vector<std::string_view> SplitSpace(std::string_view text, size_t max_split
   while (!text.empty() && words.size() < max_splits) {
     if (from_right) {
       size_t begin = text.size();
-      while (begin > 0 && !IsSpace(LastChar(text.substr(0, begin)))) {
+      while (begin > 0 && !IsSpace(model::LastChar(text.substr(0, begin)))) {
         begin = LastCharBegin(text.substr(0, begin));
       }
       words.push_back(text.substr(begin));
       text = StripSpace(text.substr(0, begin), false, true);
     } else {
       size_t end = 0;
-      for (size_t at = 0; at < text.size() && !IsSpace(NextChar(text, at));) end = at;
+      for (size_t at = 0; at < text.size() && !IsSpace(model::NextChar(text, at));) end = at;
       words.push_back(text.substr(0, end));
       text = StripSpace(text.substr(end), true, false);
     }
@@ -231,7 +231,7 @@ std::vector<std::string_view> SplitLines(std::string_view text, bool keep_ends) 
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t end = at;
-    const char32_t c = NextChar(text, at);
+    const char32_t c = model::NextChar(text, at);
     if (!IsLineEnd(c)) continue;
     if (c == '\r' && at < text.size() && text[at] == '\n') ++at;
     lines.push_back(text.substr(begin, (keep_ends ? at : end) - begin));
@@ -242,7 +242,7 @@ std::vector<std::string_view> SplitLines(std::string_view text, bool keep_ends) 
 }
 
 bool IsDigits(std::string_view text) { return AreAll(text, IsDigitChar); }
-bool IsAlphas(std::string_view text) { return AreAll(text, IsLetter); }
+bool IsAlphas(std::string_view text) { return AreAll(text, model::IsLetter); }
 bool IsSpaces(std::string_view text) { return AreAll(text, IsSpace); }
 bool IsLowerCase(std::string_view text) { return HasCase(text, /*lower=*/true); }
 bool IsUpperCase(std::string_view text) { return HasCase(text, /*lower=*/false); }

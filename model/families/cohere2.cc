@@ -9,7 +9,7 @@
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
@@ -19,7 +19,7 @@ constexpr double kMaxScale = 1e6;
 constexpr int64_t kMaxWindow = 1 << 24;
 
 // Refuses fields whose values ask for another model, although no code reads them.
-void RefuseOthers(const nlohmann::json& json, AttrReader& file) {
+void RefuseOthers(const nlohmann::json& json, kernels::AttrReader& file) {
   const std::pair<const char*, nlohmann::json> kExpected[] = {
       {"order_of_interleaved_layers", "local_attn_first"},
       {"position_embedding_type", "rope_gptj"},
@@ -35,7 +35,7 @@ void RefuseOthers(const nlohmann::json& json, AttrReader& file) {
   }
 }
 
-std::vector<std::string> LayerTypes(const Attrs& fields, HubReader& reader) {
+std::vector<std::string> LayerTypes(const kernels::Attrs& fields, HubReader& reader) {
   for (const char* field : {"sliding_window_pattern", "layer_switch"}) {
     if (!fields.Has("layer_types")) reader.file().IntOr(field, kFullEvery, kFullEvery, kFullEvery);
   }
@@ -46,7 +46,7 @@ std::vector<std::string> LayerTypes(const Attrs& fields, HubReader& reader) {
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
-  AttrReader& file = reader.file();
+  kernels::AttrReader& file = reader.file();
   reader.ReadSizes({256000, 8192, 40, 64, 0, 0}, /*is_tied=*/true);
   reader.ReadNorms("layer_norm_eps", 1e-5, {.kind = NormKind::kLayer});
   if (file.BoolOr("use_embedding_sharing", config.tie_word_embeddings) !=
@@ -55,12 +55,12 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   }
   config.logit_scale = static_cast<float>(file.FloatOr("logit_scale", 0.0625, 0, kMaxScale));
   RefuseOthers(config_file.json, file);
-  const auto sliding = reader.Attention<SlidingConfig>();
-  const auto full = reader.Attention<FullConfig>();
-  sliding->fields.input.norm = full->fields.input.norm = HeadNorm::kNone;
+  const auto sliding = reader.Attention<kernels::SlidingConfig>();
+  const auto full = reader.Attention<kernels::FullConfig>();
+  sliding->fields.input.norm = full->fields.input.norm = kernels::HeadNorm::kNone;
   sliding->fields.window = 4096;
   file.Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
-  reader.SetRope(RopeSpec::Layout::kInterleaved, *sliding);
+  reader.SetRope(kernels::RopeSpec::Layout::kInterleaved, *sliding);
   reader.ReadMixer(*sliding);
   reader.ReadMixer(*full);
   reader.AddLayers(LayerTypes(config_file.fields, reader), kLayers, {sliding, full},
@@ -69,7 +69,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+                                 const kernels::Shape& shape) {
   return {{std::string(name), shape}};
 }
 
@@ -77,4 +78,4 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, cons
 
 const Family kCohere2 = {"cohere2", /*is_strict=*/false, Read, Tensor, IsUnusedInHub};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -2,7 +2,7 @@
 
 #include "model/families/family.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr std::array kFamilies = {
@@ -12,18 +12,18 @@ constexpr std::array kFamilies = {
 
 }  // namespace
 
-const Attrs& ConfigFile::section(std::string_view name) const {
-  static const Attrs* const empty = new Attrs;
+const kernels::Attrs& ConfigFile::section(std::string_view name) const {
+  static const kernels::Attrs* const empty = new kernels::Attrs;
   const auto it = sections.find(name);
   return it == sections.end() ? *empty : it->second;
 }
 
-int64_t Peek(const Attrs& fields, std::string_view name, int64_t fallback, int64_t max) {
-  AttrReader reader(fields);
+int64_t Peek(const kernels::Attrs& fields, std::string_view name, int64_t fallback, int64_t max) {
+  kernels::AttrReader reader(fields);
   const int64_t value = reader.IntOr(name, fallback, 1, max);
   return reader.ok() ? value : fallback;
 }
 
 std::span<const Family* const> Families() { return kFamilies; }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -14,12 +14,12 @@
 #include "kernels/common/tensor.h"
 #include "model/config.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // The place of a decoder's tensor in a checkpoint, its elements in order.
 struct TensorInFile {
   std::string name;
-  Shape shape;
+  kernels::Shape shape;
   // For a part of a larger tensor: runs of `run` elements, the first at `first`, their beginnings
   // `stride` apart; together they are the decoder's tensor. run 0: the whole tensor.
   int64_t run = 0, first = 0, stride = 0;
@@ -29,16 +29,16 @@ struct TensorInFile {
 struct ConfigFile {
   const nlohmann::json& json;  // with the fields of text_config at the top
   // The scalars and flat lists at the top.
-  Attrs fields = Attrs();
+  kernels::Attrs fields = kernels::Attrs();
   // Objects with fields of mixers under our own names, as far as the family's files have them.
-  std::map<std::string, Attrs, std::less<>> sections = {};
+  std::map<std::string, kernels::Attrs, std::less<>> sections = {};
 
-  const Attrs& section(std::string_view name) const;  // empty Attrs if absent
+  const kernels::Attrs& section(std::string_view name) const;  // empty Attrs if absent
 };
 
 // An integer of a file, for a default that follows from it; the fallback if the field is wrong,
 // which the mixer that reads it reports.
-int64_t Peek(const Attrs& fields, std::string_view name, int64_t fallback, int64_t max);
+int64_t Peek(const kernels::Attrs& fields, std::string_view name, int64_t fallback, int64_t max);
 
 struct Family {
   std::string_view model_type;
@@ -52,7 +52,7 @@ struct Family {
   // at least one. The first that the file has counts; if it has none, the first is reported as
   // missing.
   std::vector<TensorInFile> (*tensor)(const ModelConfig& config, std::string_view name,
-                                      const Shape& shape);
+                                      const kernels::Shape& shape);
   // Tensors that writers of the family store though nothing reads them.
   bool (*is_unused)(std::string_view name_in_file);
   // A field that identifies files of this family without a model_type; empty: none.
@@ -72,4 +72,4 @@ extern const Family kQwen35, kQwen35Text, kMuseGlimmer, kMuseGlimmerText;
 
 std::span<const Family* const> Families();
 
-}  // namespace ovq
+}  // namespace ovq::model

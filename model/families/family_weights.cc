@@ -6,19 +6,21 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 
-namespace ovq {
+namespace ovq::model {
 
-absl::StatusOr<TensorView> FamilyWeights::GetTensor(std::string_view name, const Shape& shape) {
+absl::StatusOr<kernels::TensorView> FamilyWeights::GetTensor(std::string_view name,
+                                                             const kernels::Shape& shape) {
   const std::vector<TensorInFile> places = config_.family->tensor(config_, name, shape);
   const auto there = std::ranges::find_if(
       places, [&](const TensorInFile& place) { return weights_.Has(place.name); });
   const TensorInFile& place = there == places.end() ? places.front() : *there;
-  ASSIGN_OR_RETURN(const TensorView whole, weights_.GetTensor(place.name, place.shape));
-  TensorView view = whole;
+  ASSIGN_OR_RETURN(const kernels::TensorView whole, weights_.GetTensor(place.name, place.shape));
+  kernels::TensorView view = whole;
   view.shape = shape;
   if (place.run == 0) return view;
 
-  const size_t element = DTypeBytes(view.dtype), run = static_cast<size_t>(place.run) * element;
+  const size_t element = kernels::DTypeBytes(view.dtype),
+               run = static_cast<size_t>(place.run) * element;
   const int64_t n_runs = shape.elements() / place.run;
   Check(n_runs * place.run == shape.elements() &&
             place.first + (n_runs - 1) * place.stride + place.run <= place.shape.elements(),
@@ -35,4 +37,4 @@ absl::StatusOr<TensorView> FamilyWeights::GetTensor(std::string_view name, const
   return view;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -10,7 +10,7 @@
 #include "model/families/family.h"
 #include "model/weights.h"
 
-namespace ovq {
+namespace ovq::model {
 
 class FamilyWeights {
  public:
@@ -19,7 +19,7 @@ class FamilyWeights {
 
   // The decoder's tensor `name`. Errors name it as the file does. The view is of the mapped file,
   // or of a copy if its elements are not contiguous there.
-  absl::StatusOr<TensorView> GetTensor(std::string_view name, const Shape& shape);
+  absl::StatusOr<kernels::TensorView> GetTensor(std::string_view name, const kernels::Shape& shape);
   // Frees the copies and so invalidates their views.
   void ForgetCopies() { copies_.clear(); }
 
@@ -29,4 +29,4 @@ class FamilyWeights {
   std::deque<std::vector<std::byte>> copies_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

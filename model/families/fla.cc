@@ -9,12 +9,12 @@
 #include "model/families/family.h"
 #include "model/families/renaming.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // intermediate_size, or two thirds of hidden_ratio times the width, rounded up to a multiple of
 // 256.
-int64_t FeedForwardWidth(AttrReader& file, int64_t hidden_size) {
+int64_t FeedForwardWidth(kernels::AttrReader& file, int64_t hidden_size) {
   const int64_t width = file.IntOr("intermediate_size", 0, 1, kMaxHiddenSize);
   if (width > 0) return width;
   const double ratio = file.FloatOr("hidden_ratio", 4.0, 0.01, 1024.0);
@@ -24,7 +24,7 @@ int64_t FeedForwardWidth(AttrReader& file, int64_t hidden_size) {
 
 // Reads everything but the mixer's fields. Attention layers are refused: no layer type here has
 // their rules (1 / sqrt(d), rotary positions, biases).
-void ReadDecoder(const nlohmann::json& json, AttrReader& file, std::string layer_type,
+void ReadDecoder(const nlohmann::json& json, kernels::AttrReader& file, std::string layer_type,
                  int64_t default_layers, ModelConfig& config) {
   constexpr std::string_view kActivations[] = {"swish", "silu"};
   config.vocab_size = file.IntOr("vocab_size", 32000, 1, kMaxVocab);
@@ -49,9 +49,9 @@ void ReadDecoder(const nlohmann::json& json, AttrReader& file, std::string layer
 
 // Reads the mixer's fields and gives it to all layers. Returns all other errors; if a field is
 // wrong, the layers' tensors count as unknown.
-absl::Status Done(const AttrReader& file, const Attrs& fields,
-                  const std::shared_ptr<MixerConfig>& mixer, ModelConfig& config) {
-  ReadFields(fields, fields, config.hidden_size, *mixer);
+absl::Status Done(const kernels::AttrReader& file, const kernels::Attrs& fields,
+                  const std::shared_ptr<kernels::MixerConfig>& mixer, ModelConfig& config) {
+  kernels::ReadFields(fields, fields, config.hidden_size, *mixer);
   for (LayerSpec& layer : config.layers) {
     layer.mixer = mixer;
     layer.is_wrong = !file.ok();
@@ -60,10 +60,10 @@ absl::Status Done(const AttrReader& file, const Attrs& fields,
 }
 
 absl::Status ReadGatedDeltaNet(ConfigFile& all, ModelConfig& config) {
-  AttrReader file(all.fields);
+  kernels::AttrReader file(all.fields);
   ReadDecoder(all.json, file, "gated_delta_net", /*default_layers=*/21, config);
-  auto gdn = std::make_shared<LayerConfig<GatedDeltaNetConfig>>();
-  const int64_t head_dim = Peek(all.fields, "head_dim", 256, kMaxStateKeyDim);
+  auto gdn = std::make_shared<kernels::LayerConfig<kernels::GatedDeltaNetConfig>>();
+  const int64_t head_dim = Peek(all.fields, "head_dim", 256, kernels::kMaxStateKeyDim);
   const double expansion = file.FloatOr("expand_v", 2.0, 0.0, 1024.0);
   gdn->fields.n_heads = 6;
   gdn->fields.head_dim = 256;
@@ -78,9 +78,9 @@ absl::Status ReadGatedDeltaNet(ConfigFile& all, ModelConfig& config) {
 }
 
 absl::Status ReadMesaNet(ConfigFile& all, ModelConfig& config) {
-  AttrReader file(all.fields);
+  kernels::AttrReader file(all.fields);
   ReadDecoder(all.json, file, "mesa_net", /*default_layers=*/24, config);
-  auto mesa = std::make_shared<LayerConfig<MesaConfig>>();
+  auto mesa = std::make_shared<kernels::LayerConfig<kernels::MesaConfig>>();
   mesa->fields.n_heads = 16;
   mesa->fields.head_dim = 128;
   mesa->fields.norm_eps = config.norm.eps;
@@ -99,7 +99,8 @@ constexpr Renamed kOfLayer[] = {
     {"post_attention_layernorm.", "mlp_norm."},
     {"self_attn.", "attn."},
 };
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+                                 const kernels::Shape& shape) {
   return {{ReplacePrefix(name, kGlobal, "model.layers.", kOfLayer), shape}};
 }
 
@@ -116,4 +117,4 @@ const Family kFlaGatedDeltaNet = {"gated_deltanet", /*is_strict=*/false, ReadGat
 const Family kFlaMesaNet = {"mesa_net", /*is_strict=*/false, ReadMesaNet, Tensor,
                             IsUnusedInMesaNet};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -10,40 +10,40 @@
 #include "model/families/hub.h"
 #include "model/families/renaming.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr HubLayer kLayers[] = {{"mamba", "mamba2"}, {"attention", "full_attention"}};
 constexpr int64_t kMaxExperts = 1 << 20;
 constexpr double kMaxMultiplier = 1e6;
 
-void RefuseExperts(AttrReader& file) {
+void RefuseExperts(kernels::AttrReader& file) {
   constexpr int64_t kInCode = 8;  // default of num_local_experts in transformers
   if (file.IntOr("num_local_experts", kInCode, 0, kMaxExperts) == 0) return;
   file.Fail("num_local_experts", "expected 0: mixtures of experts are not supported");
 }
 
-std::shared_ptr<MixerConfig> Attention(HubReader& reader) {
+std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
   constexpr std::string_view kPositions[] = {"nope", "rope"};
-  auto attention = reader.Attention<FullConfig>();
-  attention->fields.input.norm = HeadNorm::kNone;
+  auto attention = reader.Attention<kernels::FullConfig>();
+  attention->fields.input.norm = kernels::HeadNorm::kNone;
   attention->fields.input.score_scale = 1;
   attention->names.push_back({"score_scale", "attention_multiplier"});
   if (reader.file().ChoiceOr("position_embedding_type", kPositions) == 1) {
-    reader.SetRope(RopeSpec::Layout::kHalves, *attention);
+    reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention);
   }
   reader.ReadMixer(*attention);
   return attention;
 }
 
-std::shared_ptr<MixerConfig> Mamba(const ConfigFile& file, HubReader& reader,
-                                   const ModelConfig& config) {
-  auto mamba = std::make_shared<LayerConfig<Mamba2Config>>();
+std::shared_ptr<kernels::MixerConfig> Mamba(const ConfigFile& file, HubReader& reader,
+                                            const ModelConfig& config) {
+  auto mamba = std::make_shared<kernels::LayerConfig<kernels::Mamba2Config>>();
   mamba->names = {{"num_heads", "mamba_n_heads"},       {"state_size", "mamba_d_state"},
                   {"n_groups", "mamba_n_groups"},       {"conv_kernel", "mamba_d_conv"},
                   {"use_conv_bias", "mamba_conv_bias"}, {"use_bias", "mamba_proj_bias"},
                   {"dt_limit", "time_step_limit"},      {"expand", "mamba_expand", true}};
-  Mamba2Config& fields = mamba->fields;
+  kernels::Mamba2Config& fields = mamba->fields;
   fields.n_heads = 128;
   fields.state_size = 256;
   fields.norm_groups = 1;
@@ -64,7 +64,7 @@ std::shared_ptr<MixerConfig> Mamba(const ConfigFile& file, HubReader& reader,
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
-  AttrReader& file = reader.file();
+  kernels::AttrReader& file = reader.file();
   reader.ReadSizes({32000, 4096, 32, 32, 0, 0}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6);
   RefuseExperts(file);
@@ -83,7 +83,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+                                 const kernels::Shape& shape) {
   constexpr Renamed kOfLayer[] = {{"mlp.gate_proj.", "shared_mlp.input_linear."},
                                   {"mlp.up_proj.", "shared_mlp.input_linear."},
                                   {"mlp.down_proj.", "shared_mlp.output_linear."},
@@ -109,4 +110,4 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, cons
 const Family kGraniteMoeHybrid = {"granitemoehybrid", /*is_strict=*/false, Read, Tensor,
                                   IsUnusedInHub};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "model/json_attrs.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -33,7 +33,7 @@ void HubReader::ReadNorms(std::string_view eps_field, double eps, const NormSpec
   config_.final_norm = config_.norm;
 }
 
-void HubReader::FillAttention(AttentionShape& shape, FieldNames& names) {
+void HubReader::FillAttention(kernels::AttentionShape& shape, kernels::FieldNames& names) {
   shape.n_heads = static_cast<int>(sizes_.n_heads);
   const int64_t n_heads = Peek(all_.fields, "num_attention_heads", sizes_.n_heads, kMaxHeads);
   shape.n_kv_heads = static_cast<int>(sizes_.n_kv_heads);
@@ -43,9 +43,9 @@ void HubReader::FillAttention(AttentionShape& shape, FieldNames& names) {
   names = {{"num_attention_heads"}, {"num_key_value_heads"}, {"head_dim"}, {"attention_bias"}};
 }
 
-std::shared_ptr<LayerConfig<GatedDeltaNetConfig>> HubReader::GatedDeltaNet(
+std::shared_ptr<kernels::LayerConfig<kernels::GatedDeltaNetConfig>> HubReader::GatedDeltaNet(
     const HubDeltaNetSizes& sizes) {
-  auto gdn = std::make_shared<LayerConfig<GatedDeltaNetConfig>>();
+  auto gdn = std::make_shared<kernels::LayerConfig<kernels::GatedDeltaNetConfig>>();
   gdn->fields.n_heads = static_cast<int>(sizes.n_key_heads);
   gdn->fields.n_v_heads = static_cast<int>(sizes.n_value_heads);
   gdn->fields.head_dim = static_cast<int>(sizes.key_dim);
@@ -81,7 +81,8 @@ Json HubReader::RopeNumber(const char* field, double fallback, std::string& name
   return fallback;
 }
 
-void HubReader::FillRope(int head_dim, RopeSpec& rope, FieldNames& names, const HubRope& fields) {
+void HubReader::FillRope(int head_dim, kernels::RopeSpec& rope, kernels::FieldNames& names,
+                         const HubRope& fields) {
   for (const char* field : {"rope_type", "type"}) {
     const Json type = Rope().value(field, Json("default"));
     if (type == "default") continue;
@@ -91,7 +92,7 @@ void HubReader::FillRope(int head_dim, RopeSpec& rope, FieldNames& names, const 
   std::string field;
   const Json theta = RopeNumber("rope_theta", 10000, field);
   names.push_back({"rope_theta", field, /*is_filled=*/true});
-  rope.dims = theta.is_null() ? 0 : kAllChannels;
+  rope.dims = theta.is_null() ? 0 : kernels::kAllChannels;
   if (theta.is_null()) {
     if (!fields.may_be_null) file_.Fail(field, "expected a number, got null");
     return;
@@ -133,7 +134,7 @@ std::vector<std::string> HubReader::LayerTypes(
 }
 
 void HubReader::AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
-                          const std::vector<std::shared_ptr<MixerConfig>>& mixers,
+                          const std::vector<std::shared_ptr<kernels::MixerConfig>>& mixers,
                           int64_t feed_forward_width) {
   for (const std::string& type : types) {
     LayerSpec& layer = config_.layers.emplace_back();
@@ -156,19 +157,21 @@ absl::Status HubReader::Done() {
 }
 
 TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& tensor,
-                               std::string name_in_file, const Shape& shape) {
-  const auto& gdn = FieldsAs<GatedDeltaNetConfig>(*config.layers[tensor.layer].mixer);
+                               std::string name_in_file, const kernels::Shape& shape) {
+  const auto& gdn =
+      kernels::FieldsAs<kernels::GatedDeltaNetConfig>(*config.layers[tensor.layer].mixer);
   const int64_t keys = gdn.key_width(), values = gdn.value_width();
   const int64_t per_row = shape.elements() / shape[0];
   const char part = tensor.leaf[std::string_view("self_attn.").size()];  // q_proj, q_conv1d, ...
   const int64_t rows = 2 * keys + values;
-  return {std::move(name_in_file),
-          shape.rank() == 3 ? Shape{rows, shape[1], shape[2]} : Shape{rows, shape[1]},
-          shape.elements(),
-          (part == 'q'   ? 0
-           : part == 'k' ? keys
-                         : 2 * keys) *
-              per_row};
+  return {
+      std::move(name_in_file),
+      shape.rank() == 3 ? kernels::Shape{rows, shape[1], shape[2]} : kernels::Shape{rows, shape[1]},
+      shape.elements(),
+      (part == 'q'   ? 0
+       : part == 'k' ? keys
+                     : 2 * keys) *
+          per_row};
 }
 
 std::vector<TensorInFile> InEitherPrefix(const ModelConfig& config, TensorInFile tensor) {
@@ -184,4 +187,4 @@ bool IsUnusedInHub(std::string_view name) {
   return name == "lm_head.weight" || name.ends_with(".rotary_emb.inv_freq");
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -12,17 +12,17 @@
 #include "model/families/renaming.h"
 #include "model/json_attrs.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
-using Mamba = LayerConfig<Mamba2Config>;
+using Mamba = kernels::LayerConfig<kernels::Mamba2Config>;
 
 // Reads the mixer's fields from `in_file` and adds all layers, for all three formats. is_wrong: a
 // field of the file is invalid, so the tensors count as unknown.
-void AddLayers(const Attrs& in_file, const std::shared_ptr<Mamba>& mixer, bool is_wrong,
+void AddLayers(const kernels::Attrs& in_file, const std::shared_ptr<Mamba>& mixer, bool is_wrong,
                ModelConfig& config) {
   mixer->fields.norm_eps = config.norm.eps;
-  ReadFields(in_file, in_file, config.hidden_size, *mixer);
+  kernels::ReadFields(in_file, in_file, config.hidden_size, *mixer);
   config.final_norm = config.norm;
   config.layers.assign(
       static_cast<size_t>(config.n_layers),
@@ -30,20 +30,20 @@ void AddLayers(const Attrs& in_file, const std::shared_ptr<Mamba>& mixer, bool i
 }
 
 // The number of heads of a file that gives only the expansion factor of the inner width.
-int HeadsFor(AttrReader& file, int64_t hidden_size, int64_t head_dim) {
+int HeadsFor(kernels::AttrReader& file, int64_t hidden_size, int64_t head_dim) {
   const double expand = file.FloatOr("expand", 2.0, 0.001, 1024.0);
   return static_cast<int>(static_cast<int64_t>(expand * static_cast<double>(hidden_size)) /
                           head_dim);
 }
 
 // The name of a field that files write in two ways.
-std::string Either(const Attrs& fields, const char* name, const char* other) {
+std::string Either(const kernels::Attrs& fields, const char* name, const char* other) {
   return fields.Has(name) ? name : other;
 }
 
 absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
-  const Attrs& fields = all.fields;
-  AttrReader file(fields);
+  const kernels::Attrs& fields = all.fields;
+  kernels::AttrReader file(fields);
   constexpr std::string_view kActivations[] = {"silu", "swish"};
   config.vocab_size = file.Int("vocab_size", 1, kMaxVocab);
   config.hidden_size = file.Int("hidden_size", 1, kMaxHiddenSize);
@@ -73,8 +73,8 @@ absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
 }
 
 // Refuses parts of the authors' models that no layer type here has.
-void RefuseOthers(const nlohmann::json& json, const Attrs& ssm, AttrReader& file,
-                  AttrReader& ssm_file) {
+void RefuseOthers(const nlohmann::json& json, const kernels::Attrs& ssm, kernels::AttrReader& file,
+                  kernels::AttrReader& ssm_file) {
   const auto attention = json.find("attn_layer_idx");
   if (attention != json.end() && !attention->is_null() && !attention->empty()) {
     file.Fail("attn_layer_idx", "expected no layers: attention of this kind is not supported");
@@ -88,12 +88,12 @@ void RefuseOthers(const nlohmann::json& json, const Attrs& ssm, AttrReader& file
 
 absl::Status ReadStateSpaces(ConfigFile& all, ModelConfig& config) {
   const nlohmann::json& json = all.json;
-  const Attrs& fields = all.fields;
-  Attrs ssm("ssm_cfg.");
+  const kernels::Attrs& fields = all.fields;
+  kernels::Attrs ssm("ssm_cfg.");
   const auto section = json.find("ssm_cfg");
   if (!section->is_object()) return fields.Error("ssm_cfg", "expected an object");
   FillAttrs(*section, ssm);
-  AttrReader file(fields), ssm_file(ssm);
+  kernels::AttrReader file(fields), ssm_file(ssm);
   RefuseOthers(json, ssm, file, ssm_file);
   const int64_t vocab = file.IntOr("vocab_size", 50277, 1, kMaxVocab);
   const int64_t multiple = file.IntOr("pad_vocab_size_multiple", 8, 1, kMaxVocab);
@@ -129,17 +129,18 @@ absl::Status ReadStateSpaces(ConfigFile& all, ModelConfig& config) {
 constexpr Renamed kOfLayer[] = {{"input_layernorm.", "norm."}, {"self_attn.", "mixer."}};
 
 template <size_t n>
-std::vector<TensorInFile> Tensor(std::string_view name, const Shape& shape,
+std::vector<TensorInFile> Tensor(std::string_view name, const kernels::Shape& shape,
                                  const Renamed (&global)[n]) {
   return {{ReplacePrefix(name, global, "backbone.layers.", kOfLayer), shape}};
 }
-std::vector<TensorInFile> HubTensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> HubTensor(const ModelConfig&, std::string_view name,
+                                    const kernels::Shape& shape) {
   constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embeddings."},
                                  {"model.norm.", "backbone.norm_f."}};
   return Tensor(name, shape, kGlobal);
 }
 std::vector<TensorInFile> StateSpacesTensor(const ModelConfig&, std::string_view name,
-                                            const Shape& shape) {
+                                            const kernels::Shape& shape) {
   constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embedding."},
                                  {"model.norm.", "backbone.norm_f."}};
   return Tensor(name, shape, kGlobal);
@@ -155,4 +156,4 @@ const Family kStateSpacesMamba2 = {
     "state-spaces mamba2",
     /*is_strict=*/false,   ReadStateSpaces, StateSpacesTensor, IsUnused, "ssm_cfg"};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -12,7 +12,7 @@
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
@@ -21,9 +21,9 @@ constexpr double kMaxScale = 1e6;
 constexpr double kMaxTheta = 1e15;
 constexpr int64_t kMaxWindow = 1 << 24;
 
-void ReadEnds(AttrReader& file, ModelConfig& config) {
-  config.embedding_norm = {.eps = config.norm.eps, .weight = NormWeightKind::kNone};
-  config.final_norm.weight = NormWeightKind::kPlain;
+void ReadEnds(kernels::AttrReader& file, ModelConfig& config) {
+  config.embedding_norm = {.eps = config.norm.eps, .weight = kernels::NormWeightKind::kNone};
+  config.final_norm.weight = kernels::NormWeightKind::kPlain;
   config.post_norm = config.norm;
   config.post_norm.eps = static_cast<float>(file.FloatOr("post_norm_eps", 1e-8, 0, 1));
   config.logit_scale =
@@ -34,32 +34,34 @@ void ReadEnds(AttrReader& file, ModelConfig& config) {
 }
 
 template <class Config>
-std::shared_ptr<LayerConfig<Config>> Attention(HubReader& reader, const ModelConfig& config,
-                                               bool turns) {
+std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
+                                                        const ModelConfig& config, bool turns) {
   auto attention = reader.Attention<Config>();
-  AttentionInput& input = attention->fields.input;
+  kernels::AttentionInput& input = attention->fields.input;
   // Older files include sqrt(head_dim) in the factor, which is then above 10.
   const double factor = reader.file().FloatOr("qk_scale_factor", 3.87, 0, 10);
   const double head_dim = attention->fields.shape.head_dim;
-  input.norm = HeadNorm::kRms;
+  input.norm = kernels::HeadNorm::kRms;
   input.norm_eps = config.norm.eps;
-  input.norm_weight = NormWeightKind::kNone;
+  input.norm_weight = kernels::NormWeightKind::kNone;
   input.score_scale = static_cast<float>(factor / std::sqrt(head_dim));
   attention->names.push_back({"score_scale", "qk_scale_factor", /*is_filled=*/true});
   input.gate = true;
   input.rope.dims = 0;
-  if (turns) reader.SetRope(RopeSpec::Layout::kHalves, *attention);
+  if (turns) reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention);
   return attention;
 }
 
-std::shared_ptr<MixerConfig> Full(HubReader& reader, const ModelConfig& config, bool turns) {
-  auto full = Attention<FullConfig>(reader, config, turns);
+std::shared_ptr<kernels::MixerConfig> Full(HubReader& reader, const ModelConfig& config,
+                                           bool turns) {
+  auto full = Attention<kernels::FullConfig>(reader, config, turns);
   reader.ReadMixer(*full);
   return full;
 }
 
-std::shared_ptr<MixerConfig> Sliding(HubReader& reader, const ModelConfig& config, bool turns) {
-  auto sliding = Attention<SlidingConfig>(reader, config, turns);
+std::shared_ptr<kernels::MixerConfig> Sliding(HubReader& reader, const ModelConfig& config,
+                                              bool turns) {
+  auto sliding = Attention<kernels::SlidingConfig>(reader, config, turns);
   sliding->fields.window = 2048;
   reader.file().Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
   reader.ReadMixer(*sliding);
@@ -68,7 +70,7 @@ std::shared_ptr<MixerConfig> Sliding(HubReader& reader, const ModelConfig& confi
 
 // layer_rope_theta only says whether a layer has RoPE; its base is that of rope_parameters. Refuses
 // other bases.
-void CheckThetas(const std::vector<double>& thetas, double theta, AttrReader& file) {
+void CheckThetas(const std::vector<double>& thetas, double theta, kernels::AttrReader& file) {
   for (size_t i = 0; i < thetas.size() && file.ok(); ++i) {
     if (thetas[i] == 0 || thetas[i] == theta) continue;
     file.Fail(absl::StrCat("layer_rope_theta[", i, "]"),
@@ -78,9 +80,9 @@ void CheckThetas(const std::vector<double>& thetas, double theta, AttrReader& fi
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
-  AttrReader& file = reader.file();
+  kernels::AttrReader& file = reader.file();
   reader.ReadSizes({202048, 6656, 52, 32, 2, 128}, /*is_tied=*/false, "hidden_activation");
-  reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = NormWeightKind::kOnePlus});
+  reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = kernels::NormWeightKind::kOnePlus});
   ReadEnds(file, config);
   const std::vector rotary = {Sliding(reader, config, true), Full(reader, config, true)};
   const std::vector without_positions = {Sliding(reader, config, false),
@@ -108,7 +110,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
 }
 
 std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
-                                 const Shape& shape) {
+                                 const kernels::Shape& shape) {
   constexpr Renamed kNames[] = {{"post_attention_layernorm.", "pre_feedforward_layernorm."},
                                 {"post_mixer_layernorm.", "post_attention_layernorm."},
                                 {"self_attn.g_proj.", "self_attn.gate_proj."}};
@@ -126,4 +128,4 @@ bool IsUnused(std::string_view name) {
 const Family kMuseGlimmer = {"muse_glimmer", /*is_strict=*/false, Read, Tensor, IsUnused};
 const Family kMuseGlimmerText = {"muse_glimmer_text", /*is_strict=*/false, Read, Tensor, IsUnused};
 
-}  // namespace ovq
+}  // namespace ovq::model

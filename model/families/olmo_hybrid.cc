@@ -6,7 +6,7 @@
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
@@ -14,18 +14,18 @@ constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
-  AttrReader& file = reader.file();
+  kernels::AttrReader& file = reader.file();
   reader.ReadSizes({100352, 3840, 32, 30, 0, 0}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6);
   config.post_norm = config.norm;
-  const auto attention = reader.Attention<FullConfig>();
-  AttentionInput& input = attention->fields.input;
-  input.norm = HeadNorm::kRms;
+  const auto attention = reader.Attention<kernels::FullConfig>();
+  kernels::AttentionInput& input = attention->fields.input;
+  input.norm = kernels::HeadNorm::kRms;
   input.norms_all_heads = true;
   input.norm_eps = config.norm.eps;
-  reader.SetRope(RopeSpec::Layout::kHalves, *attention, {.may_be_null = true});
+  reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention, {.may_be_null = true});
   reader.ReadMixer(*attention);
-  const Attrs& fields = config_file.fields;
+  const kernels::Attrs& fields = config_file.fields;
   int64_t n_heads = 30;  // if it is wrong, no layer's tensors are known
   file.Int("num_attention_heads", n_heads, 1, 4096);
   const int64_t n_key_heads = Peek(fields, "linear_num_key_heads", n_heads, kMaxHiddenSize);
@@ -50,7 +50,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
 }
 
 std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
-                                 const Shape& shape) {
+                                 const kernels::Shape& shape) {
   const LayerTensor tensor = ParseLayerTensor(name);
   if (tensor.layer < 0) return {{std::string(name), shape}};
   if (config.layers[tensor.layer].type != "gated_delta_net") {
@@ -76,4 +76,4 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view nam
 
 const Family kOlmoHybrid = {"olmo_hybrid", /*is_strict=*/false, Read, Tensor, IsUnusedInHub};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -14,7 +14,7 @@
 #include "model/families/family.h"
 #include "model/json_attrs.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 absl::Status Invalid(std::string_view field, std::string_view what) {
@@ -24,10 +24,10 @@ absl::Status Invalid(std::string_view field, std::string_view what) {
 // Reads the file's objects, one for each mixer that has fields of its own.
 absl::Status FillSections(ConfigFile& file) {
   std::vector<std::string> known;
-  for (const MixerEntry& entry : MixerRegistry()) {
+  for (const kernels::MixerEntry& entry : kernels::MixerRegistry()) {
     if (entry.section.empty()) continue;
     const std::string name(entry.section);
-    if (file.sections.try_emplace(name, Attrs(absl::StrCat(name, "."))).second) {
+    if (file.sections.try_emplace(name, kernels::Attrs(absl::StrCat(name, "."))).second) {
       known.push_back(name);
     }
   }
@@ -50,7 +50,7 @@ absl::Status FillSections(ConfigFile& file) {
 }
 
 // Reads the layers. `reader` has read the other fields that shape the model.
-void ReadLayers(AttrReader& reader, ModelConfig& config) {
+void ReadLayers(kernels::AttrReader& reader, ModelConfig& config) {
   std::vector<std::string> types = reader.Strings("layer_types");
   std::vector<int64_t> widths(types.size());
   if (config.n_layers > 0) {
@@ -67,9 +67,10 @@ void ReadLayers(AttrReader& reader, ModelConfig& config) {
     layer.type = types[i];
     layer.is_wrong = !has_shape;
     if (widths[i] > 0) layer.feed_forward = {FeedForwardKind::kGatedSilu, widths[i]};
-    if (FindMixer(layer.type)) continue;
+    if (kernels::FindMixer(layer.type)) continue;
     std::vector<std::string> known;
-    for (const MixerEntry& entry : MixerRegistry()) known.emplace_back(entry.layer_type);
+    for (const kernels::MixerEntry& entry : kernels::MixerRegistry())
+      known.emplace_back(entry.layer_type);
     reader.Fail(absl::StrCat("layer_types[", i, "]"),
                 absl::StrCat("unknown layer type ", Quoted(layer.type),
                              "; known: ", absl::StrJoin(known, ", ")));
@@ -78,25 +79,25 @@ void ReadLayers(AttrReader& reader, ModelConfig& config) {
 
 // Reads the fields of the layers' mixers. A layer of unknown type may mean any mixer.
 void ReadMixers(const ConfigFile& file, ModelConfig& config) {
-  std::map<std::string_view, std::shared_ptr<MixerConfig>> of_type;
-  const auto read = [&](const MixerEntry& entry) {
-    std::shared_ptr<MixerConfig>& mixer = of_type[entry.layer_type];
+  std::map<std::string_view, std::shared_ptr<kernels::MixerConfig>> of_type;
+  const auto read = [&](const kernels::MixerEntry& entry) {
+    std::shared_ptr<kernels::MixerConfig>& mixer = of_type[entry.layer_type];
     if (mixer != nullptr) return mixer;
     mixer = entry.config();
-    ReadFields(file.fields, file.section(entry.section), config.hidden_size, *mixer);
+    kernels::ReadFields(file.fields, file.section(entry.section), config.hidden_size, *mixer);
     return mixer;
   };
   for (LayerSpec& layer : config.layers) {
-    if (const MixerEntry* const entry = FindMixer(layer.type)) {
+    if (const kernels::MixerEntry* const entry = kernels::FindMixer(layer.type)) {
       layer.mixer = read(*entry);
     } else {
-      for (const MixerEntry& any : MixerRegistry()) read(any);
+      for (const kernels::MixerEntry& any : kernels::MixerRegistry()) read(any);
     }
   }
 }
 
 // Reads what comes before the first layer and after the last.
-void ReadEnds(AttrReader& reader, ModelConfig& config) {
+void ReadEnds(kernels::AttrReader& reader, ModelConfig& config) {
   const double base = reader.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
   if (reader.BoolOr("pe_abs", false)) config.sinusoid_base = base;
   if (config.sinusoid_base > 0 && config.hidden_size % 2 != 0) {
@@ -111,7 +112,7 @@ void ReadEnds(AttrReader& reader, ModelConfig& config) {
 }
 
 absl::Status Read(ConfigFile& file, ModelConfig& config) {
-  const Attrs& fields = file.fields;
+  const kernels::Attrs& fields = file.fields;
   // Fields that are read for every family, and those that mixers share even if no layer reads them.
   for (const char* field :
        {"model_type", "bos_token_id", "eos_token_id", "torch_dtype", "dtype", "tokenizer",
@@ -120,7 +121,7 @@ absl::Status Read(ConfigFile& file, ModelConfig& config) {
     fields.Ignore(field);
   }
   absl::Status problems = FillSections(file);
-  AttrReader reader(fields), values(fields);  // fields that shape tensors, and others
+  kernels::AttrReader reader(fields), values(fields);  // fields that shape tensors, and others
   constexpr std::string_view kActivations[] = {"silu"};
   config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
   config.hidden_size = reader.Int("hidden_size", 1, kMaxHiddenSize);
@@ -136,7 +137,8 @@ absl::Status Read(ConfigFile& file, ModelConfig& config) {
   return problems;
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+                                 const kernels::Shape& shape) {
   return {{std::string(name), shape}};
 }
 bool IsUnused(std::string_view) { return false; }
@@ -145,4 +147,4 @@ bool IsUnused(std::string_view) { return false; }
 
 const Family kOvqHybrid = {"ovq_hybrid", /*is_strict=*/true, Read, Tensor, IsUnused};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -9,21 +9,21 @@
 #include "model/families/family.h"
 #include "model/families/hub.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
                                 {"full_attention", "full_attention"}};
 
-std::shared_ptr<MixerConfig> Attention(HubReader& reader, const ModelConfig& config) {
-  auto attention = reader.Attention<FullConfig>();
-  AttentionInput& input = attention->fields.input;
-  input.norm = HeadNorm::kRms;
+std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader, const ModelConfig& config) {
+  auto attention = reader.Attention<kernels::FullConfig>();
+  kernels::AttentionInput& input = attention->fields.input;
+  input.norm = kernels::HeadNorm::kRms;
   input.norm_eps = config.norm.eps;
-  input.norm_weight = NormWeightKind::kOnePlus;
+  input.norm_weight = kernels::NormWeightKind::kOnePlus;
   input.gate = true;
   attention->names.push_back({"output_gate_bias", "attention_bias"});
-  reader.SetRope(RopeSpec::Layout::kHalves, *attention, {.partial = 0.25});
+  reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention, {.partial = 0.25});
   reader.ReadMixer(*attention);
   return attention;
 }
@@ -31,9 +31,9 @@ std::shared_ptr<MixerConfig> Attention(HubReader& reader, const ModelConfig& con
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   const nlohmann::json& json = config_file.json;
   HubReader reader(config_file, config);
-  AttrReader& file = reader.file();
+  kernels::AttrReader& file = reader.file();
   reader.ReadSizes({248320, 4096, 32, 16, 4, 256}, /*is_tied=*/false);
-  reader.ReadNorms("rms_norm_eps", 1e-6, {.weight = NormWeightKind::kOnePlus});
+  reader.ReadNorms("rms_norm_eps", 1e-6, {.weight = kernels::NormWeightKind::kOnePlus});
   if (!file.BoolOr("attn_output_gate", true)) {
     file.Fail("attn_output_gate", "expected true: every published layer has the gate");
   }
@@ -54,16 +54,19 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
 }
 
 // q_proj holds each head's query rows followed by its gate rows.
-TensorInFile HalfPerHead(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
+TensorInFile HalfPerHead(const ModelConfig& config, const LayerTensor& tensor,
+                         const kernels::Shape& shape) {
   const int64_t head_dim = config.layers[tensor.layer].mixer->attention()->shape.head_dim;
   const int64_t row = shape.rank() == 2 ? shape[1] : 1;  // row length of a weight; 1 for a bias
   const bool is_gate = tensor.leaf.starts_with("self_attn.g_proj.");
   constexpr Renamed kGate[] = {{"self_attn.g_proj.", "self_attn.q_proj."}};
-  return {tensor.As(kGate), shape.rank() == 2 ? Shape{2 * shape[0], row} : Shape{2 * shape[0]},
+  return {tensor.As(kGate),
+          shape.rank() == 2 ? kernels::Shape{2 * shape[0], row} : kernels::Shape{2 * shape[0]},
           head_dim * row, is_gate ? head_dim * row : 0, 2 * head_dim * row};
 }
 
-TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor, const Shape& shape) {
+TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor,
+                     const kernels::Shape& shape) {
   const std::string_view leaf = tensor.leaf;
   if (config.layers[tensor.layer].type != "gated_delta_net") {
     if (leaf.starts_with("self_attn.q_proj.") || leaf.starts_with("self_attn.g_proj.")) {
@@ -88,7 +91,7 @@ TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor, const
 }
 
 std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
-                                 const Shape& shape) {
+                                 const kernels::Shape& shape) {
   const LayerTensor tensor = ParseLayerTensor(name);
   return InEitherPrefix(config, tensor.layer < 0 ? TensorInFile{std::string(name), shape}
                                                  : InLayer(config, tensor, shape));
@@ -104,4 +107,4 @@ bool IsUnused(std::string_view name) {
 const Family kQwen35 = {"qwen3_5", /*is_strict=*/false, Read, Tensor, IsUnused};
 const Family kQwen35Text = {"qwen3_5_text", /*is_strict=*/false, Read, Tensor, IsUnused};
 
-}  // namespace ovq
+}  // namespace ovq::model

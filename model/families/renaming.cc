@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr std::string_view kLayers = "model.layers.";
@@ -47,4 +47,4 @@ LayerTensor ParseLayerTensor(std::string_view name) {
   return tensor;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

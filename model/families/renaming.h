@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace ovq {
+namespace ovq::model {
 
 struct Renamed {
   std::string_view begin, in_file;
@@ -29,4 +29,4 @@ struct LayerTensor {
 };
 LayerTensor ParseLayerTensor(std::string_view name);
 
-}  // namespace ovq
+}  // namespace ovq::model

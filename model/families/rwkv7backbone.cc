@@ -15,7 +15,7 @@
 #include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr double kMaxNumber = 1e15;
@@ -44,7 +44,7 @@ int64_t GateRank(int64_t width) {
 // Reads the file's fields and fills in the configs of its mixers.
 class Reader {
  public:
-  Reader(const Attrs& fields, ModelConfig& config)
+  Reader(const kernels::Attrs& fields, ModelConfig& config)
       : fields_(fields), file_(fields), config_(config) {}
   absl::Status Read();
 
@@ -60,26 +60,26 @@ class Reader {
   std::string ReadMixer(const std::string& field, const std::string& fallback);
   void ReadLayers();
   FeedForwardSpec ReadFeedForward();
-  std::shared_ptr<MixerConfig> ReadMixer(const Kind& kind);
+  std::shared_ptr<kernels::MixerConfig> ReadMixer(const Kind& kind);
   // A config with all that attentions have in common.
   template <class Config>
-  std::shared_ptr<LayerConfig<Config>> Attention(const Kind& kind) {
-    auto attention = std::make_shared<LayerConfig<Config>>();
+  std::shared_ptr<kernels::LayerConfig<Config>> Attention(const Kind& kind) {
+    auto attention = std::make_shared<kernels::LayerConfig<Config>>();
     attention->fields.shape = shape_;
     attention->names = {{"head_dim", "d_qk_head", true}, {"value_head_dim", "d_v_head", true}};
     attention->fields.input = ReadInput(kind, attention->names);
     return attention;
   }
-  AttentionInput ReadInput(const Kind& kind, FieldNames& names);
-  void ReadRope(const Kind& kind, RopeSpec& rope, FieldNames& names);
-  std::shared_ptr<MixerConfig> Sliding(const Kind& kind);
-  std::shared_ptr<MixerConfig> Ovq(const Kind& kind);
-  std::shared_ptr<MixerConfig> Kvm(const Kind& kind);
+  kernels::AttentionInput ReadInput(const Kind& kind, kernels::FieldNames& names);
+  void ReadRope(const Kind& kind, kernels::RopeSpec& rope, kernels::FieldNames& names);
+  std::shared_ptr<kernels::MixerConfig> Sliding(const Kind& kind);
+  std::shared_ptr<kernels::MixerConfig> Ovq(const Kind& kind);
+  std::shared_ptr<kernels::MixerConfig> Kvm(const Kind& kind);
 
-  const Attrs& fields_;
-  AttrReader file_;
+  const kernels::Attrs& fields_;
+  kernels::AttrReader file_;
   ModelConfig& config_;
-  AttentionShape shape_;
+  kernels::AttentionShape shape_;
 };
 
 void Reader::ReadSizes() {
@@ -117,7 +117,7 @@ std::string Reader::ReadMixer(const std::string& field, const std::string& fallb
     name = path.substr(kBegin.size(), path.size() - kBegin.size() - kEnd.size());
   }
   const std::string type = LayerType(name);
-  if (type.empty() || !FindMixer(type)) {
+  if (type.empty() || !kernels::FindMixer(type)) {
     std::string known;
     for (const MixerName& mixer : kMixers) {
       absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(mixer.in_file));
@@ -128,29 +128,29 @@ std::string Reader::ReadMixer(const std::string& field, const std::string& fallb
   return name;
 }
 
-void Reader::ReadRope(const Kind& kind, RopeSpec& rope, FieldNames& names) {
+void Reader::ReadRope(const Kind& kind, kernels::RopeSpec& rope, kernels::FieldNames& names) {
   const std::string dims_field = kind.rope + "rope_partial_dim";
   const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
-  rope.layout = RopeSpec::Layout::kPairs;
+  rope.layout = kernels::RopeSpec::Layout::kPairs;
   rope.dims = kind.name == "ovq" ? 0 : static_cast<int>(dims);  // "ovq" has no RoPE
   // The original code always rounds these and the values of KVM's state; bfloat16 models were
   // trained with the rounding.
-  rope.rounds_to_bf16 = config_.weights_dtype == DType::kBF16;
+  rope.rounds_to_bf16 = config_.weights_dtype == kernels::DType::kBF16;
   names.push_back({"rope_dims", dims_field, /*is_filled=*/true});
   names.push_back({"rope_theta", kind.rope + "rope_theta"});
 }
 
-AttentionInput Reader::ReadInput(const Kind& kind, FieldNames& names) {
-  AttentionInput input;
-  input.norm = kind.name == "ovq" ? HeadNorm::kL2 : HeadNorm::kLayer;
+kernels::AttentionInput Reader::ReadInput(const Kind& kind, kernels::FieldNames& names) {
+  kernels::AttentionInput input;
+  input.norm = kind.name == "ovq" ? kernels::HeadNorm::kL2 : kernels::HeadNorm::kLayer;
   ReadRope(kind, input.rope, names);
   constexpr std::string_view kShifts[] = {"rwkv", "none"};
   const std::string fields_of = kind.name == "gptalpha_bswa" ? "gptalpha" : kind.name;
   const bool shifts = file_.ChoiceOr(fields_of + "_token_shift_mode", kShifts) == 0;
   input.token_shift = file_.FlagOr("use_tokenshift_att", false) && shifts;
-  using enum AttentionInput::ValueResidual;
+  using enum kernels::AttentionInput::ValueResidual;
   constexpr std::string_view kResiduals[] = {"rwkv", "linear", "rwkv_post_tokenshift"};
-  constexpr AttentionInput::ValueResidual kOurs[] = {kGated, kLinear, kGatedAfterShift};
+  constexpr kernels::AttentionInput::ValueResidual kOurs[] = {kGated, kLinear, kGatedAfterShift};
   const std::string residual_field = fields_of + "_value_residual_mode";
   const int residual = file_.ChoiceOr(residual_field, kResiduals);
   if (!file_.FlagOr("use_value_residual", true)) return input;
@@ -161,8 +161,8 @@ AttentionInput Reader::ReadInput(const Kind& kind, FieldNames& names) {
   return input;
 }
 
-std::shared_ptr<MixerConfig> Reader::Sliding(const Kind& kind) {
-  const auto sliding = Attention<SlidingConfig>(kind);
+std::shared_ptr<kernels::MixerConfig> Reader::Sliding(const Kind& kind) {
+  const auto sliding = Attention<kernels::SlidingConfig>(kind);
   const bool has_own = file_.IntOr("swa_window_size", -1, -1, kMaxWindow) > 0;
   const char* const field = has_own ? "swa_window_size" : "chunk_len";
   sliding->fields.window = 256;
@@ -170,8 +170,8 @@ std::shared_ptr<MixerConfig> Reader::Sliding(const Kind& kind) {
   return sliding;
 }
 
-std::shared_ptr<MixerConfig> Reader::Ovq(const Kind& kind) {
-  const auto ovq = Attention<OvqConfig>(kind);
+std::shared_ptr<kernels::MixerConfig> Reader::Ovq(const Kind& kind) {
+  const auto ovq = Attention<kernels::OvqConfig>(kind);
   ovq->names.insert(ovq->names.end(),
                     {{"chunk_size", "ovq_chunk_size"},
                      {"max_centroids", "ovq_max_centroids"},
@@ -179,7 +179,7 @@ std::shared_ptr<MixerConfig> Reader::Ovq(const Kind& kind) {
                      {"normalize_centroids", "ovq_normalize_centroids", true},
                      {"counts_for_rates_only", "ovq_use_counts_for_lr_only", true},
                      {"delta_rule", "ovq_use_delta_rule", true}});
-  OvqConfig& fields = ovq->fields;
+  kernels::OvqConfig& fields = ovq->fields;
   fields.normalize_centroids = file_.FlagOr("ovq_normalize_centroids", false);
   fields.min_state_size = file_.FlagOr("ovq_use_min_state_size", false);
   fields.counts_for_rates_only = file_.FlagOr("ovq_use_counts_for_lr_only", false);
@@ -187,8 +187,8 @@ std::shared_ptr<MixerConfig> Reader::Ovq(const Kind& kind) {
   return ovq;
 }
 
-std::shared_ptr<MixerConfig> Reader::Kvm(const Kind& kind) {
-  const auto kvm = Attention<KvmConfig>(kind);
+std::shared_ptr<kernels::MixerConfig> Reader::Kvm(const Kind& kind) {
+  const auto kvm = Attention<kernels::KvmConfig>(kind);
   for (const char* field : {"chunk_len", "n_bswa_chunks", "sink_len", "state_budget_mode",
                             "state_growth_factor", "state_growth_exponent", "state_round_down",
                             "state_min_len", "state_saturation_n", "n_max_d_chunks"}) {
@@ -196,7 +196,7 @@ std::shared_ptr<MixerConfig> Reader::Kvm(const Kind& kind) {
   }
   kvm->names.push_back({"masked_dims", "rope_partial_dim", /*is_filled=*/true});
   kvm->names.push_back({"use_vlens", "kvm_use_vlens", /*is_filled=*/true});
-  KvmConfig& fields = kvm->fields;
+  kernels::KvmConfig& fields = kvm->fields;
   // The state's slots see only the channels without RoPE: the first rope_partial_dim (the main
   // mixer's field) are masked, or all of them if it is 0.
   const int64_t dims = file_.IntOr("rope_partial_dim", 64, 0, kMaxHiddenSize);
@@ -207,21 +207,21 @@ std::shared_ptr<MixerConfig> Reader::Kvm(const Kind& kind) {
   fields.gate_appends = file_.FlagOr("kvm_apply_merge_gate_to_appends", true);
   fields.head_temps = file_.FlagOr("kvm_use_head_temps", true);
   fields.value_lengths = file_.FlagOr("kvm_use_vlens", true);
-  fields.round_values = config_.weights_dtype == DType::kBF16;
+  fields.round_values = config_.weights_dtype == kernels::DType::kBF16;
   return kvm;
 }
 
-std::shared_ptr<MixerConfig> Reader::ReadMixer(const Kind& kind) {
-  std::shared_ptr<MixerConfig> mixer;
+std::shared_ptr<kernels::MixerConfig> Reader::ReadMixer(const Kind& kind) {
+  std::shared_ptr<kernels::MixerConfig> mixer;
   if (kind.name == "swa") mixer = Sliding(kind);
-  if (kind.name == "gptalpha") mixer = Attention<FullConfig>(kind);
-  if (kind.name == "gptalpha_bswa") mixer = Attention<BlockSlidingConfig>(kind);
+  if (kind.name == "gptalpha") mixer = Attention<kernels::FullConfig>(kind);
+  if (kind.name == "gptalpha_bswa") mixer = Attention<kernels::BlockSlidingConfig>(kind);
   if (kind.name == "ovq") mixer = Ovq(kind);
   if (kind.name == "kvm") mixer = Kvm(kind);
   if (kind.name == "gptalpha_bswa") {
     mixer->names.insert(mixer->names.end(), {{"chunk_len"}, {"n_bswa_chunks"}, {"sink_len"}});
   }
-  ReadFields(fields_, fields_, config_.hidden_size, *mixer);
+  kernels::ReadFields(fields_, fields_, config_.hidden_size, *mixer);
   return mixer;
 }
 
@@ -327,7 +327,8 @@ constexpr Renamed kOfLayer[] = {
     {"self_attn.state_head_temp", "attn.state_head_temp"},
 };
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name, const Shape& shape) {
+std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+                                 const kernels::Shape& shape) {
   std::string_view leaf = name;
   std::string prefix;
   std::span<const Renamed> table = kGlobal;
@@ -356,4 +357,4 @@ bool IsUnused(std::string_view name) {
 
 const Family kRwkv7Backbone = {"rwkv7backbone", /*is_strict=*/false, Read, Tensor, IsUnused};
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -16,7 +16,7 @@
 #include "model/tokenizer.h"
 #include "model/weights.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 int64_t VocabSize(const ModelConfig& config) {
@@ -55,13 +55,13 @@ void Inspection::InspectWeights() {
   Tell(Weights::Open(report_.folder, weights));
   Tell(LanguageModel::Check(report_.config, weights));
   if (report_.config.family != nullptr) {
-    const TensorMap skipped = weights.RemoveUnused(report_.config.family->is_unused);
+    const kernels::TensorMap skipped = weights.RemoveUnused(report_.config.family->is_unused);
     report_.n_skipped = static_cast<int64_t>(skipped.size());
     for (const auto& [name, view] : skipped) report_.skipped_bytes += view.bytes();
   }
   for (const auto& [name, view] : weights.tensors()) {
     report_.weight_bytes += view.bytes();
-    ++report_.tensor_types[DTypeName(view.dtype)];
+    ++report_.tensor_types[kernels::DTypeName(view.dtype)];
   }
   report_.n_tensors = static_cast<int64_t>(weights.tensors().size());
   report_.parameters = weights.elements();
@@ -78,9 +78,10 @@ void Inspection::InspectWeights() {
 }
 
 absl::StatusOr<StateLayout> Inspection::PlanLayout(const ModelConfig& config) const {
-  const StateLimits limits = {.max_slot_cap = kMaxSlotCap,
+  const StateLimits limits = {.max_slot_cap = kernels::kMaxSlotCap,
                               .max_unbounded_tokens = std::ranges::max(options_.positions)};
-  return PlanStateLayout(config, report_.state_dtype, limits, Device::kCpu, kHostPageBytes);
+  return PlanStateLayout(config, report_.state_dtype, limits, kernels::Device::kCpu,
+                         kernels::kHostPageBytes);
 }
 
 void Inspection::AddSessions(const CachePolicy& policy, const StateLayout& layout,
@@ -101,7 +102,7 @@ void Inspection::AddSessions(const CachePolicy& policy, const StateLayout& layou
 void Inspection::InspectSessions() {
   const ModelConfig& config = report_.config;
   report_.state_dtype = options_.state_dtype.value_or(
-      config.weights_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32);
+      config.weights_dtype == kernels::DType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32);
   if (!IsWhole(config)) return;
   const absl::StatusOr<StateLayout> layout = PlanLayout(config);
   if (!layout.ok()) return Tell(InContext(File("config.json"), layout.status()));
@@ -148,7 +149,8 @@ void Inspection::InspectTokenizer() {
 }
 
 void Inspection::InspectChatFormat() {
-  const absl::StatusOr<std::unique_ptr<ChatFormat>> format = ChatFormat::Load(report_.folder);
+  const absl::StatusOr<std::unique_ptr<jinja::ChatFormat>> format =
+      jinja::ChatFormat::Load(report_.folder);
   if (!format.ok()) return Tell(format.status());
   if (*format != nullptr) report_.chat_template = (*format)->source();
 }
@@ -182,4 +184,4 @@ FolderReport Inspection::Run() {
 
 FolderReport InspectFolder(const InspectOptions& options) { return Inspection(options).Run(); }
 
-}  // namespace ovq
+}  // namespace ovq::model

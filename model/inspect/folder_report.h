@@ -11,7 +11,7 @@
 #include "model/config.h"
 #include "model/inspect/options.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct FolderReport {
   // Size of a session after `position` tokens under `cache_policy`.
@@ -28,7 +28,7 @@ struct FolderReport {
   int64_t n_tensors = 0, parameters = 0, n_skipped = 0;
   size_t weight_bytes = 0, skipped_bytes = 0;
   std::map<std::string, int64_t> tensor_types;  // number of tensors by type name
-  DType state_dtype = DType::kF32;
+  kernels::DType state_dtype = kernels::DType::kF32;
   // Sessions under the config's own policy and, if they grow without bound, under closest pairs
   // too. Empty if a layer is invalid.
   std::vector<Session> sessions;
@@ -43,4 +43,4 @@ struct FolderReport {
 
 FolderReport InspectFolder(const InspectOptions& options);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -8,7 +8,7 @@
 #include "model/inspect/options.h"
 #include "model/inspect/report_text.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr int kExitProblems = 1;
@@ -34,8 +34,8 @@ int Main(const std::vector<std::string>& args) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::model
 
 int main(int argc, char** argv) {
-  return ovq::Main(std::vector<std::string>(argv + 1, argv + argc));
+  return ovq::model::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr int64_t kMaxPosition = std::numeric_limits<int32_t>::max();
@@ -19,12 +19,13 @@ Flags Declare(InspectOptions& o) {
                     "model folder: config.json, *.safetensors, tokenizer");
   flags.Add("positions", "N,N,...", Integers(o.positions, 1, kMaxPosition),
             "lengths of sessions whose state is measured", "32768,131072,1048576");
-  flags.Add("slot-caps", "N,N,...", Integers(o.slot_caps, kMinSlotCap, kMaxSlotCap),
+  flags.Add("slot-caps", "N,N,...",
+            Integers(o.slot_caps, kernels::kMinSlotCap, kernels::kMaxSlotCap),
             "dictionary caps of these sessions",
             "the model's default cap; of models that --memory can bound 2048, 8192 and 32768");
-  std::vector<std::pair<std::string, DType>> state_dtypes;
-  for (const DType dtype : AllSlots::kDTypes) {
-    state_dtypes.emplace_back(absl::AsciiStrToLower(DTypeName(dtype)), dtype);
+  std::vector<std::pair<std::string, kernels::DType>> state_dtypes;
+  for (const kernels::DType dtype : kernels::AllSlots::kDTypes) {
+    state_dtypes.emplace_back(absl::AsciiStrToLower(kernels::DTypeName(dtype)), dtype);
   }
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
             "keys and values in session states", "bf16 for BF16 checkpoints, else f32");
@@ -62,4 +63,4 @@ std::string InspectHelp() {
       "Exit status: 0 no problem, 1 problems, 2 bad usage.\n");
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct InspectOptions {
   std::string folder;
@@ -18,8 +18,8 @@ struct InspectOptions {
   bool help = false;
   bool version = false;
   std::vector<int64_t> positions = {1 << 15, 1 << 17, 1 << 20};
-  std::vector<int64_t> slot_caps;    // empty: the model's default, for closest pairs three caps
-  std::optional<DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  std::vector<int64_t> slot_caps;  // empty: the model's default, for closest pairs three caps
+  std::optional<kernels::DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32
 };
 
 // args: the command line without the program's name. InvalidArgument names the option and what was
@@ -27,4 +27,4 @@ struct InspectOptions {
 absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args);
 std::string InspectHelp();
 
-}  // namespace ovq
+}  // namespace ovq::model

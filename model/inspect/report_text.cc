@@ -11,7 +11,7 @@
 #include "model/cache_policy.h"
 #include "model/families/family.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -35,7 +35,9 @@ std::string FamilyName(const FolderReport& report) {
   return report.config.family ? std::string(report.config.family->model_type) : "unknown";
 }
 
-std::string StateTypeName(DType dtype) { return absl::AsciiStrToLower(DTypeName(dtype)); }
+std::string StateTypeName(kernels::DType dtype) {
+  return absl::AsciiStrToLower(kernels::DTypeName(dtype));
+}
 
 std::string TokenizerText(const FolderReport& report) {
   if (report.tokenizer_size == 0) return "none";
@@ -99,7 +101,7 @@ std::string ReportText(const FolderReport& report) {
                           report.n_skipped);
   }
   absl::StrAppendFormat(&text, "dtype       %s\ntokenizer   %s\nchat        %s\n",
-                        DTypeName(config.weights_dtype), OneLine(TokenizerText(report)),
+                        kernels::DTypeName(config.weights_dtype), OneLine(TokenizerText(report)),
                         report.chat_template.empty() ? "no template" : report.chat_template);
   AppendSessions(report, text);
   for (const std::string& note : report.notes)
@@ -124,7 +126,7 @@ std::string ReportJson(const FolderReport& report) {
       {"tensor_types", report.tensor_types},
       {"skipped_tensors", report.n_skipped},
       {"skipped_bytes", report.skipped_bytes},
-      {"dtype", DTypeName(config.weights_dtype)},
+      {"dtype", kernels::DTypeName(config.weights_dtype)},
       {"vocab_size", config.vocab_size},
       {"tokenizer", nullptr},
       {"chat_template", report.chat_template.empty() ? Json() : Json(report.chat_template)},
@@ -154,4 +156,4 @@ std::string ReportJson(const FolderReport& report) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

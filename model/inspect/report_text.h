@@ -5,11 +5,11 @@
 
 #include "model/inspect/folder_report.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Text for people. Problems come last, a line each, under a line with their number.
 std::string ReportText(const FolderReport& report);
 // One JSON object; docs/operations.md has its fields.
 std::string ReportJson(const FolderReport& report);
 
-}  // namespace ovq
+}  // namespace ovq::model

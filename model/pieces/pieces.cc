@@ -6,7 +6,7 @@
 #include <memory>
 #include <string_view>
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr std::string_view kSpace = "\xe2\x96\x81";  // "▁"
@@ -97,14 +97,14 @@ bool Begins(const Pieces& model, int32_t id) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::model
 
-extern "C" const ovq::PiecesApi* ovq_pieces_api() {
-  static constexpr ovq::PiecesApi kApi = {.load = ovq::Load,
-                                          .free = ovq::Free,
-                                          .size = ovq::Size,
-                                          .encode = ovq::Encode,
-                                          .text = ovq::Text,
-                                          .begins = ovq::Begins};
+extern "C" const ovq::model::PiecesApi* ovq_pieces_api() {
+  static constexpr ovq::model::PiecesApi kApi = {.load = ovq::model::Load,
+                                                 .free = ovq::model::Free,
+                                                 .size = ovq::model::Size,
+                                                 .encode = ovq::model::Encode,
+                                                 .text = ovq::model::Text,
+                                                 .begins = ovq::model::Begins};
   return &kApi;
 }

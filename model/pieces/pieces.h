@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ovq {
+namespace ovq::model {
 
 struct Pieces;  // a loaded model
 
@@ -24,6 +24,6 @@ struct PiecesApi {
   bool (*begins)(const Pieces& model, int32_t id);
 };
 
-}  // namespace ovq
+}  // namespace ovq::model
 
-extern "C" const ovq::PiecesApi* ovq_pieces_api();
+extern "C" const ovq::model::PiecesApi* ovq_pieces_api();

@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 uint64_t Edge(uint32_t node, char byte) { return uint64_t{node} << 8 | static_cast<uint8_t>(byte); }
@@ -163,4 +163,4 @@ const AddedToken* AddedTokens::Find(std::string_view content) const {
   return it == by_content_.end() ? nullptr : &tokens_[it->second];
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

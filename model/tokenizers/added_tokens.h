@@ -12,7 +12,7 @@
 #include "model/tokenizers/normalizer.h"
 #include "model/tokenizers/vocab.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct AddedToken {
   int32_t id = -1;
@@ -79,4 +79,4 @@ class AddedTokens {
   StringTrie raw_, normalized_;  // values: indices in tokens_
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -10,7 +10,7 @@
 #include "model/tokenizers/byte_alphabet.h"
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr char32_t kLowChars = 0x3000;
@@ -205,4 +205,4 @@ bool Bpe::AppendFallback(std::string_view c, std::vector<int32_t>& symbols) cons
   return true;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -17,7 +17,7 @@
 #include "model/tokenizers/vocab.h"
 #include "model/tokenizers/word_cache.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Immutable after EnableByteInput; any thread.
 class Bpe {
@@ -73,4 +73,4 @@ class Bpe {
   bool can_cut_ = false;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

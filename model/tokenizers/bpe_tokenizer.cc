@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "model/tokenizers/json_fields.h"
 
-namespace ovq {
+namespace ovq::model {
 
 absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Load(const std::string& folder,
                                                                  int64_t vocab_size) {
@@ -172,4 +172,4 @@ bool BpeTokenizer::IsSpecial(int64_t id) const {
   return added != nullptr && added->special;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

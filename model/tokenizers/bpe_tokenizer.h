@@ -19,7 +19,7 @@
 #include "model/tokenizers/tokenizer_file.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Immutable, except for a cache that does not affect results; any thread.
 class BpeTokenizer {
@@ -63,4 +63,4 @@ class BpeTokenizer {
   std::vector<std::string> notes_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

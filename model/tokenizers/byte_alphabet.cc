@@ -4,7 +4,7 @@
 
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr char32_t kEnd = 0x144;  // after the last character of the alphabet
@@ -51,4 +51,4 @@ std::optional<std::string> CharsToBytes(std::string_view chars) {
   return bytes;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

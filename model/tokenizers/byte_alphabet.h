@@ -8,11 +8,11 @@
 #include <string>
 #include <string_view>
 
-namespace ovq {
+namespace ovq::model {
 
 void AppendByteChar(uint8_t byte, std::string& text);
 std::string BytesToChars(std::string_view bytes);
 // Empty if the valid UTF-8 has a character outside the alphabet.
 std::optional<std::string> CharsToBytes(std::string_view chars);
 
-}  // namespace ovq
+}  // namespace ovq::model

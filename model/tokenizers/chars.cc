@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 utf8proc_category_t Category(char32_t c) {
@@ -140,4 +140,4 @@ std::string_view StripWhitespace(std::string_view text, bool left, bool right) {
   return text;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

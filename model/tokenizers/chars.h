@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace ovq {
+namespace ovq::model {
 
 // The character at offset `at` of valid UTF-8; moves `at` past it.
 char32_t NextChar(std::string_view text, size_t& at);
@@ -34,4 +34,4 @@ void AppendTitle(char32_t c, std::string& text);
 // Strips white space from the ends.
 std::string_view StripWhitespace(std::string_view text, bool left, bool right);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -13,7 +13,7 @@
 #include "model/tokenizers/chars.h"
 #include "model/tokenizers/metaspace.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Kind = DecoderStage::Kind;
@@ -318,4 +318,4 @@ void DecodeStream::End(size_t i) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

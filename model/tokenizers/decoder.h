@@ -10,7 +10,7 @@
 #include "model/tokenizers/json_fields.h"
 #include "model/tokenizers/split.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // A stage of the decoder chain. A stage maps a list of tokens to a list of tokens; the text is the
 // last list, joined.
@@ -85,4 +85,4 @@ class DecodeStream {
   std::string text_;  // output of the current call
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::model {
 
 using Json = nlohmann::json;
 
@@ -160,4 +160,4 @@ absl::Status ReadStages(JsonFields& file, std::string_view key, std::string_view
   return ReadOneStage(fields, children, types, /*is_last=*/true, read);
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // The first error stays; after it, reads return the fallback. A null field counts as absent; unread
 // fields are ignored.
@@ -57,4 +57,4 @@ absl::Status ReadStages(JsonFields& file, std::string_view key, std::string_view
 // "a number", "an object" etc., for messages.
 std::string JsonKindName(const nlohmann::json& json);
 
-}  // namespace ovq
+}  // namespace ovq::model

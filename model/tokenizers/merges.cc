@@ -4,7 +4,7 @@
 #include <functional>
 #include <limits>
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // Up to this many symbols, scanning all ranks for the lowest is faster than a heap.
@@ -103,4 +103,4 @@ void Merges::ApplyByHeap(std::vector<int32_t>& symbols) const {
   std::erase(symbols, kGone);
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

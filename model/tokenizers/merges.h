@@ -7,7 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Immutable once filled; any thread.
 class Merges {
@@ -37,4 +37,4 @@ class Merges {
   std::vector<Pair> by_rank_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

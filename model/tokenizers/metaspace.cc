@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 
 Metaspace Metaspace::Read(JsonFields& fields) {
   Metaspace metaspace;
@@ -28,4 +28,4 @@ Metaspace Metaspace::Read(JsonFields& fields) {
   return metaspace;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -6,7 +6,7 @@
 
 #include "model/tokenizers/json_fields.h"
 
-namespace ovq {
+namespace ovq::model {
 
 enum class PrependScheme { kAlways, kFirst, kNever };
 
@@ -19,4 +19,4 @@ struct Metaspace {
   static Metaspace Read(JsonFields& fields);
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -10,7 +10,7 @@
 
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Chars = std::vector<utf8proc_int32_t>;
@@ -117,4 +117,4 @@ void Normalize(NormalForm form, std::string& text) {
   text = std::move(result);
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

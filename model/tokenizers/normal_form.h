@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace ovq {
+namespace ovq::model {
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
@@ -11,4 +11,4 @@ enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 // character once; n log n in the worst case.
 void Normalize(NormalForm form, std::string& text);
 
-}  // namespace ovq
+}  // namespace ovq::model

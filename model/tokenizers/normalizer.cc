@@ -10,7 +10,7 @@
 #include "model/tokenizers/normal_form.h"
 #include "model/tokenizers/split.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using TextStage = Normalizer::Stage;
@@ -149,4 +149,4 @@ absl::Status Normalizer::Apply(std::string& text) const {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "model/tokenizers/json_fields.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Immutable; any thread.
 class Normalizer {
@@ -26,4 +26,4 @@ class Normalizer {
   std::vector<Stage> stages_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Ids = std::vector<int32_t>;
@@ -94,4 +94,4 @@ absl::StatusOr<PostProcessor> PostProcessor::Read(JsonFields& file, std::string_
   return result;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

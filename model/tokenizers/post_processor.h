@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "model/tokenizers/json_fields.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct PostProcessor {
   std::vector<int32_t> before;  // ids before and after those of the text
@@ -20,4 +20,4 @@ struct PostProcessor {
                                             int64_t vocab_size);
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

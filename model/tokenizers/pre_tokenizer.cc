@@ -11,7 +11,7 @@
 #include "model/tokenizers/chars.h"
 #include "model/tokenizers/metaspace.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Stage = PreTokenizer::Stage;
@@ -195,4 +195,4 @@ absl::Status PreTokenizer::Apply(Words& words) const {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -11,7 +11,7 @@
 #include "model/tokenizers/json_fields.h"
 #include "model/tokenizers/split.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // A text and the words it is split into: nonempty, in order, not overlapping. Text between two
 // words is dropped.
@@ -45,4 +45,4 @@ class PreTokenizer {
   bool gives_bytes_ = false;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

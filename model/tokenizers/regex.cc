@@ -7,7 +7,7 @@
 #include "base/text.h"
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 // Backtracking steps of one search. With `\s*[\r\n]+` a run of n spaces takes n of them; patterns
@@ -131,4 +131,4 @@ absl::Status Regex::FindAll(std::string_view text, std::vector<TextSpan>& matche
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -13,7 +13,7 @@
 
 struct re_pattern_buffer;
 
-namespace ovq {
+namespace ovq::model {
 
 // Bytes [begin, end) of a text.
 struct TextSpan {
@@ -39,4 +39,4 @@ class Regex {
   std::shared_ptr<re_pattern_buffer> regex_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 #include "model/tokenizers/chars.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 struct Part {
@@ -150,4 +150,4 @@ absl::Status Splitter::Split(std::string_view text, TextSpan span,
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

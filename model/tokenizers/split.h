@@ -11,7 +11,7 @@
 #include "model/tokenizers/json_fields.h"
 #include "model/tokenizers/regex.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Appends the matches of a pattern in valid UTF-8, in order, not overlapping.
 using Matcher = std::function<absl::Status(std::string_view text, std::vector<TextSpan>& matches)>;
@@ -42,4 +42,4 @@ struct Splitter {
   absl::Status Split(std::string_view text, TextSpan span, std::vector<TextSpan>& pieces) const;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "model/tokenizers/json_fields.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -277,4 +277,4 @@ absl::StatusOr<Bpe::MergeList> ParseMerges(std::string_view text) {
   return merges;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

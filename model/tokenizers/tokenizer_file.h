@@ -11,7 +11,7 @@
 #include "model/tokenizers/bpe.h"
 #include "model/tokenizers/vocab.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // tokenizer.json, its two long parts model.vocab and model.merges parsed directly into lists: as
 // JSON values they take many times their size.
@@ -30,4 +30,4 @@ struct TokenizerFile {
 absl::StatusOr<Vocab::Entries> ParseVocab(std::string_view text, int64_t vocab_size);
 absl::StatusOr<Bpe::MergeList> ParseMerges(std::string_view text);
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "model/tokenizers/json_fields.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -138,4 +138,4 @@ std::string TokenText(const Json& config, std::string_view key) {
   return content != token->end() && content->is_string() ? content->get<std::string>() : "";
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "model/tokenizers/tokenizer_file.h"
 
-namespace ovq {
+namespace ovq::model {
 
 struct TokenizerFolder {
   std::string path;    // main file, for messages: tokenizer.json or vocab.json
@@ -34,4 +34,4 @@ absl::StatusOr<nlohmann::json> OptionalObject(const std::string& path);
 // A token as transformers writes it, a text or an object with one; "" if absent.
 std::string TokenText(const nlohmann::json& config, std::string_view key);
 
-}  // namespace ovq
+}  // namespace ovq::model

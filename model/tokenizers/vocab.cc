@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::model {
 
 absl::StatusOr<Vocab> Vocab::Make(Entries entries, const std::string& path) {
   Vocab vocab;
@@ -40,4 +40,4 @@ const std::string* Vocab::Token(int64_t id) const {
   return it == by_id_.end() ? nullptr : &entries_[it->second].first;
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace ovq {
+namespace ovq::model {
 
 // Immutable; any thread.
 class Vocab {
@@ -36,4 +36,4 @@ class Vocab {
   size_t longest_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -6,7 +6,7 @@
 #include "absl/hash/hash.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr size_t kShards = 64;
@@ -48,4 +48,4 @@ void WordCache::Insert(std::string_view word, const int32_t* ids, size_t n) {
   slot.ids.assign(ids, ids + n);
 }
 
-}  // namespace ovq
+}  // namespace ovq::model

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ovq {
+namespace ovq::model {
 
 // A word has one place, by its hash, and a new word there replaces the old one. So the size is
 // fixed, and text that never repeats costs no more than without a cache.
@@ -28,4 +28,4 @@ class WordCache {
   std::unique_ptr<Shard[]> shards_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::model

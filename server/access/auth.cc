@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr absl::string_view kScheme = "bearer ";
@@ -75,4 +75,4 @@ absl::Status Authenticator::Recheck(const Caller& caller) const {
   return Unauthenticated("metadata");
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "server/access/security.h"
 #include "server/telemetry/metrics.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct Caller {
   std::string tenant;
@@ -44,4 +44,4 @@ class Authenticator {
   Metrics& metrics_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // gRPC metadata or HTTP headers of one call, and its connection.
 class CallContext {
@@ -31,4 +31,4 @@ class CallContext {
   }
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

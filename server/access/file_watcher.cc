@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
 
-namespace ovq {
+namespace ovq::server {
 
 FileSet::FileSet(std::vector<std::string> paths) : paths_(std::move(paths)) {
   std::erase(paths_, "");
@@ -59,4 +59,4 @@ void FileWatcher::Loop() {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -10,7 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // One set of files that belong together. Not thread-safe.
 class FileSet {
@@ -56,4 +56,4 @@ class FileWatcher {
   std::thread thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

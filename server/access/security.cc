@@ -7,7 +7,7 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr size_t kMaxTenantsBytes = size_t{64} << 20;
@@ -43,7 +43,8 @@ absl::StatusOr<std::unique_ptr<Security>> Security::Load(SecurityFiles files) {
   return result;
 }
 
-void Security::Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval) {
+void Security::Watch(engine::TenantQuotas& quotas, Metrics& metrics, Log& log,
+                     absl::Duration interval) {
   if (tls_ != nullptr) {
     metrics.CredentialsLoaded(Credentials::kTls);
     metrics.SetCertificateExpiry(tls_->current()->expiry);
@@ -79,7 +80,7 @@ bool Security::ReloadTls(Metrics& metrics, Log& log) {
   return true;
 }
 
-bool Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log) {
+bool Security::ReloadTenants(engine::TenantQuotas& quotas, Metrics& metrics, Log& log) {
   absl::StatusOr<TenantList> list = ReadTenants();
   metrics.CredentialsReloaded(Credentials::kTenants, list.ok());
   if (!list.ok()) {
@@ -94,4 +95,4 @@ bool Security::ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log) {
   return true;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

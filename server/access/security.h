@@ -13,7 +13,7 @@
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 
-namespace ovq {
+namespace ovq::server {
 
 using TenantRegistry = Current<TenantList>;  // the tenants in force
 
@@ -34,7 +34,7 @@ class Security {
   // Puts the tenants' limits into force and from now on reloads changed files. An invalid file
   // changes nothing and is tried again after 20 intervals; each reload is logged and counted. The
   // arguments must live until Unwatch or the end of this object.
-  void Watch(TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
+  void Watch(engine::TenantQuotas& quotas, Metrics& metrics, Log& log, absl::Duration interval);
   void Unwatch() { watcher_.reset(); }
   // Reads all files again at the next poll, while watching. Any thread.
   void Reload() {
@@ -45,7 +45,7 @@ class Security {
   explicit Security(SecurityFiles files) : files_(std::move(files)) {}
   absl::StatusOr<TenantList> ReadTenants() const;
   bool ReloadTls(Metrics& metrics, Log& log);  // both return whether the files are valid
-  bool ReloadTenants(TenantQuotas& quotas, Metrics& metrics, Log& log);
+  bool ReloadTenants(engine::TenantQuotas& quotas, Metrics& metrics, Log& log);
 
   const SecurityFiles files_;
   std::unique_ptr<TlsSource> tls_;
@@ -54,4 +54,4 @@ class Security {
   std::unique_ptr<FileWatcher> watcher_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

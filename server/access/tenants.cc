@@ -18,7 +18,7 @@
 #include "base/text.h"
 #include "base/values.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using nlohmann::json;
@@ -163,7 +163,8 @@ class TenantReader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadLimits(const std::string& where, const json& value, TenantLimits& limits) {
+  absl::Status ReadLimits(const std::string& where, const json& value,
+                          engine::TenantLimits& limits) {
     if (!value.is_object()) return Bad(where, "limits", "expected an object");
     for (const auto& [key, field] : value.items()) {
       absl::Status status =
@@ -230,10 +231,10 @@ const TenantList::Tenant* TenantList::Find(const TokenDigest& digest) const {
   return found;
 }
 
-std::map<std::string, TenantLimits> TenantList::Limits() const {
-  std::map<std::string, TenantLimits> limits;
+std::map<std::string, engine::TenantLimits> TenantList::Limits() const {
+  std::map<std::string, engine::TenantLimits> limits;
   for (const Tenant& tenant : tenants_) limits[tenant.name] = tenant.limits;
   return limits;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "server/engine/common/quota.h"
 
-namespace ovq {
+namespace ovq::server {
 
 using TokenDigest = std::array<uint8_t, 32>;  // SHA-256
 
@@ -29,7 +29,7 @@ class TenantList {
   struct Tenant {
     std::string name;
     bool admin = false;
-    TenantLimits limits;
+    engine::TenantLimits limits;
   };
 
   // Errors: InvalidArgument that names the file, the tenant and the field.
@@ -37,7 +37,7 @@ class TenantList {
 
   // Null for an unknown digest. Takes the same time for every digest.
   const Tenant* Find(const TokenDigest& digest) const;
-  std::map<std::string, TenantLimits> Limits() const;
+  std::map<std::string, engine::TenantLimits> Limits() const;
   size_t size() const { return tenants_.size(); }
 
  private:
@@ -46,4 +46,4 @@ class TenantList {
   std::vector<std::pair<TokenDigest, size_t>> tokens_;  // digest and index into tenants_
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -18,7 +18,7 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{4} << 20;
@@ -211,4 +211,4 @@ std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsSource& sou
   return std::make_shared<ReloadingCredentials>(source);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

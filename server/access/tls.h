@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/current.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct TlsFiles {
   std::string cert;       // PEM: the server's certificate, then its chain; empty: no TLS
@@ -38,4 +38,4 @@ using TlsSource = Current<TlsMaterial>;  // the certificate in use, shared by al
 // later. The source and the credentials must outlive the server.
 std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsSource& source);
 
-}  // namespace ovq
+}  // namespace ovq::server

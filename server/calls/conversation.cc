@@ -13,37 +13,38 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // An error of the template. Its text may quote the caller, so the log gets the field's name only.
 absl::Status TemplateError(const std::string& field, const absl::Status& why) {
   const absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, ": ", why.message()));
-  return WithLogText(WithFacts(status, {.field = field}), absl::StrCat(field, ": refused"));
+  return engine::WithLogText(engine::WithFacts(status, {.field = field}),
+                             absl::StrCat(field, ": refused"));
 }
 
 absl::Status HistoryMismatch(const std::string& path, std::string_view why) {
   const std::string field = path + ".known";
-  return WithFacts(absl::FailedPreconditionError(absl::StrCat(field, ": ", std::string(why))),
-                   {.field = field});
+  return engine::WithFacts(
+      absl::FailedPreconditionError(absl::StrCat(field, ": ", std::string(why))), {.field = field});
 }
 
 // Renders one conversation by the model's template.
 class Writer {
  public:
   static absl::StatusOr<Writer> Make(const v1::Conversation& from, const std::string& path,
-                                     const Engine& engine) {
-    const ChatFormat* format = engine.model().chat_format;
-    if (format == nullptr) return NoChatTemplate(path);
+                                     const engine::Engine& engine) {
+    const jinja::ChatFormat* format = engine.model().chat_format;
+    if (format == nullptr) return engine::NoChatTemplate(path);
     // Checked before the messages are copied.
-    RETURN_IF_ERROR(CheckMessageCount(from.messages_size(), path));
+    RETURN_IF_ERROR(engine::CheckMessageCount(from.messages_size(), path));
     Writer writer(*format, path, from.tools_json(),
                   absl::ToTM(engine.config().options.clock.wall(), absl::LocalTimeZone()));
     for (const v1::ChatMessage& message : from.messages()) {
       writer.messages.push_back({message.role(), message.content()});
     }
-    RETURN_IF_ERROR(CheckConversation(writer.messages, from.known(),
-                                      static_cast<int64_t>(from.tools_json().size()), path));
+    RETURN_IF_ERROR(engine::CheckConversation(
+        writer.messages, from.known(), static_cast<int64_t>(from.tools_json().size()), path));
     return writer;
   }
 
@@ -54,14 +55,14 @@ class Writer {
     return text;
   }
 
-  std::vector<ChatMessage> messages;
+  std::vector<jinja::ChatMessage> messages;
 
  private:
-  Writer(const ChatFormat& format, const std::string& path, const std::string& tools_json,
+  Writer(const jinja::ChatFormat& format, const std::string& path, const std::string& tools_json,
          const std::tm& now)
       : format_(format), path_(path), tools_json_(tools_json), now_(now) {}
 
-  const ChatFormat& format_;
+  const jinja::ChatFormat& format_;
   const std::string& path_;
   const std::string& tools_json_;
   const std::tm now_;
@@ -69,15 +70,15 @@ class Writer {
 
 }  // namespace
 
-PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
+PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant) {
-  const absl::StatusOr<SessionInfo> session = engine.sessions().Get(session_id, tenant);
+  const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
   if (!session.ok()) return {};
   return {.at_start = session->position == 0, .last_token = session->last_token};
 }
 
 absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const Engine& engine) {
+                                    const PromptPlace& place, const engine::Engine& engine) {
   ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
   if ((known == 0) != place.at_start) {
@@ -92,7 +93,7 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
   if (known == 0 || !text.ok()) return text;
   // The text that the session has read: the messages, or, if the last one is an answer, the text
   // that opened the answer and the answer itself.
-  const ChatMessage& last = writer.messages[known - 1];
+  const jinja::ChatMessage& last = writer.messages[known - 1];
   const bool is_answer = last.role == "assistant";
   ASSIGN_OR_RETURN(std::string read, writer.Text(known - is_answer, /*opens_answer=*/is_answer));
   if (is_answer) read += last.content;
@@ -115,12 +116,12 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
   return text;
 }
 
-std::string SystemText(const v1::Conversation& conversation, const Engine& engine) {
+std::string SystemText(const v1::Conversation& conversation, const engine::Engine& engine) {
   const std::string path;  // its errors are dropped
   absl::StatusOr<Writer> writer = Writer::Make(conversation, path, engine);
   if (!writer.ok()) return "";
-  std::vector<ChatMessage>& messages = writer->messages;
-  const auto other = std::ranges::find_if(messages, [](const ChatMessage& message) {
+  std::vector<jinja::ChatMessage>& messages = writer->messages;
+  const auto other = std::ranges::find_if(messages, [](const jinja::ChatMessage& message) {
     return message.role != "system" && message.role != "developer";
   });
   const auto n_system = static_cast<size_t>(other - messages.begin());
@@ -134,4 +135,4 @@ std::string SystemText(const v1::Conversation& conversation, const Engine& engin
   return one->substr(0, static_cast<size_t>(std::ranges::mismatch(*one, *two).in1 - one->begin()));
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

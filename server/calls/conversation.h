@@ -9,7 +9,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/engine/engine.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The place of a prompt: at the start of a session, or after its last token.
 struct PromptPlace {
@@ -18,7 +18,7 @@ struct PromptPlace {
 };
 // The place for a session. Also the start if there is no such session: then the engine refuses the
 // request later. May block (SessionOperations::Get).
-PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
+PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 
 // The text of the conversation after its first `known` messages. `path`: the name of its field.
@@ -27,11 +27,11 @@ PromptPlace FindPromptPlace(Engine& engine, const std::string& session_id,
 // template; `known` does not fit the place; or the template renders the known messages differently
 // within the whole conversation.
 absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const Engine& engine);
+                                    const PromptPlace& place, const engine::Engine& engine);
 
 // The common text of conversations with the same system messages: the rendered text before the
 // first message that is neither "system" nor "developer", as far as it does not depend on that
 // message. Empty if the template refuses it.
-std::string SystemText(const v1::Conversation& conversation, const Engine& engine);
+std::string SystemText(const v1::Conversation& conversation, const engine::Engine& engine);
 
-}  // namespace ovq
+}  // namespace ovq::server

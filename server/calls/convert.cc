@@ -10,7 +10,7 @@
 #include "server/engine/common/session.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::server {
 
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids) {
   return {ids.begin(), ids.end()};
@@ -18,8 +18,8 @@ std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& i
 
 namespace {
 
-void SetSampling(const v1::SamplingParams& from, GenerateRequest& to) {
-  SamplingParams& params = to.sampling;
+void SetSampling(const v1::SamplingParams& from, engine::GenerateRequest& to) {
+  model::SamplingParams& params = to.sampling;
   if (from.has_temperature()) params.temperature = from.temperature();
   if (from.has_top_p()) params.top_p = from.top_p();
   if (from.has_min_p()) params.min_p = from.min_p();
@@ -36,7 +36,7 @@ void SetSampling(const v1::SamplingParams& from, GenerateRequest& to) {
   if (from.has_n()) to.n = static_cast<int>(from.n());
 }
 
-void SetStop(const v1::StopConditions& from, GenerateRequest& to) {
+void SetStop(const v1::StopConditions& from, engine::GenerateRequest& to) {
   if (from.has_max_tokens()) to.stop.max_tokens = from.max_tokens();
   to.stop.min_tokens = from.min_tokens();
   to.stop.strings.assign(from.stop_strings().begin(), from.stop_strings().end());
@@ -45,7 +45,7 @@ void SetStop(const v1::StopConditions& from, GenerateRequest& to) {
   to.stop.include_stop_text = from.include_stop_text();
 }
 
-void Fill(absl::Time from, google::protobuf::Timestamp& to) {
+void FillTime(absl::Time from, google::protobuf::Timestamp& to) {
   // Rounds down, so that the nanoseconds are never negative.
   const int64_t seconds = absl::ToUnixSeconds(from);
   to.set_seconds(seconds);
@@ -53,26 +53,26 @@ void Fill(absl::Time from, google::protobuf::Timestamp& to) {
       static_cast<int32_t>(absl::ToInt64Nanoseconds(from - absl::FromUnixSeconds(seconds))));
 }
 
-v1::FinishReason ToProto(FinishReason reason) {
+v1::FinishReason ToProto(engine::FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop:
+    case engine::FinishReason::kStop:
       return v1::FINISH_REASON_STOP;
-    case FinishReason::kLength:
+    case engine::FinishReason::kLength:
       return v1::FINISH_REASON_LENGTH;
-    case FinishReason::kCancelled:
+    case engine::FinishReason::kCancelled:
       return v1::FINISH_REASON_CANCELLED;
     // These two end the call with a status.
-    case FinishReason::kDeadline:
-    case FinishReason::kError:
+    case engine::FinishReason::kDeadline:
+    case engine::FinishReason::kError:
       break;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
+void FillTop(const std::vector<model::TokenLogprob>& from, v1::TopLogprobs& to) {
   to.mutable_token_ids()->Reserve(static_cast<int>(from.size()));
   to.mutable_logprobs()->Reserve(static_cast<int>(from.size()));
-  for (const TokenLogprob& entry : from) {
+  for (const model::TokenLogprob& entry : from) {
     to.add_token_ids(entry.token_id);
     to.add_logprobs(entry.logprob);
   }
@@ -81,8 +81,8 @@ void Fill(const std::vector<TokenLogprob>& from, v1::TopLogprobs& to) {
 // The number of tokens of the conversation's system part: the common prefix of `tokens` and of the
 // tokens of SystemText.
 int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32_t> tokens,
-                     const Engine& engine) {
-  if (std::ssize(tokens) <= kPrefixBlockTokens) return 0;  // too short to be cached
+                     const engine::Engine& engine) {
+  if (std::ssize(tokens) <= engine::kPrefixBlockTokens) return 0;  // too short to be cached
   const auto system = engine.model().tokenizer->Encode(SystemText(conversation, engine), false);
   if (!system.ok()) return 0;
   return std::ranges::mismatch(tokens, *system).in1 - tokens.begin();
@@ -97,36 +97,37 @@ absl::Duration ToDuration(const google::protobuf::Duration& from) {
   return absl::Seconds(from.seconds()) + absl::Nanoseconds(from.nanos());
 }
 
-absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
+absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field) {
-  RETURN_IF_ERROR(CheckTextBytes(engine.config(), text.size(), field));
+  RETURN_IF_ERROR(engine::CheckTextBytes(engine.config(), text.size(), field));
   absl::StatusOr<std::vector<int32_t>> tokens = engine.model().tokenizer->Encode(text, add_bos);
   if (tokens.ok()) return tokens;
   // The tokenizer's message may quote the text.
-  return WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
+  return engine::WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
                                                   const std::string& prefix,
-                                                  const PromptPlace& place, const Engine& engine) {
-  const Tokenizer* tokenizer = engine.model().tokenizer;
+                                                  const PromptPlace& place,
+                                                  const engine::Engine& engine) {
+  const model::Tokenizer* tokenizer = engine.model().tokenizer;
   const bool has_text = tokenizer != nullptr && tokenizer->has_text();
   switch (prompt.kind_case()) {
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
-      if (!has_text) return NoTokenizer(field);
+      if (!has_text) return engine::NoTokenizer(field);
       return Encode(engine, prompt.text(), place.at_start, field);
     }
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
-      if (!has_text) return NoTokenizer(field);
+      if (!has_text) return engine::NoTokenizer(field);
       ASSIGN_OR_RETURN(const std::string text,
                        NewText(prompt.conversation(), field, place, engine));
       return Encode(engine, text, /*add_bos=*/false, field);
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();
-      RETURN_IF_ERROR(CheckPromptLength(engine.config(), ids.size(), prefix));
+      RETURN_IF_ERROR(engine::CheckPromptLength(engine.config(), ids.size(), prefix));
       return TokenIds(ids);
     }
     case v1::Prompt::KIND_NOT_SET:
@@ -135,8 +136,8 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
   return std::vector<int32_t>();
 }
 
-absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
-                       CallRequest& to) {
+absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
+                       const engine::Engine& engine, engine::CallRequest& to) {
   ASSIGN_OR_RETURN(to.prompt, PromptTokens(prompt, to.field_prefix, place, engine));
   const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
   if (!cached) return absl::OkStatus();
@@ -149,33 +150,34 @@ absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const
 }
 
 template <class Message>
-absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
-                           GenerateRequest& to) {
+absl::Status SetGeneration(const Message& from, const PromptPlace& place,
+                           const engine::Engine& engine, engine::GenerateRequest& to) {
   // Checked before the lists are copied.
-  absl::Status sizes = CheckListSizes({.stop_strings = from.stop().stop_strings_size(),
-                                       .stop_token_ids = from.stop().stop_token_ids_size(),
-                                       .logit_bias = std::ssize(from.sampling().logit_bias())},
-                                      to.field_prefix);
+  absl::Status sizes =
+      engine::CheckListSizes({.stop_strings = from.stop().stop_strings_size(),
+                              .stop_token_ids = from.stop().stop_token_ids_size(),
+                              .logit_bias = std::ssize(from.sampling().logit_bias())},
+                             to.field_prefix);
   if (!sizes.ok()) return sizes;
   SetSampling(from.sampling(), to);
   SetStop(from.stop(), to);
   to.output.logprobs = from.output().logprobs();
   to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
   if (from.output().speculation() != v1::SPECULATION_UNSPECIFIED) {
-    to.output.speculation = static_cast<Speculation>(from.output().speculation());
+    to.output.speculation = static_cast<engine::Speculation>(from.output().speculation());
   }
   if (from.has_expected_position()) to.expected_position = from.expected_position();
   return SetPrompt(from.prompt(), place, engine, to);
 }
-template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&, const Engine&,
-                                    GenerateRequest&);
-template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const Engine&,
-                                    GenerateRequest&);
+template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&,
+                                    const engine::Engine&, engine::GenerateRequest&);
+template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const engine::Engine&,
+                                    engine::GenerateRequest&);
 
-absl::Status ParseSessionKey(const CallContext& context, SessionOptions& to) {
+absl::Status ParseSessionKey(const CallContext& context, engine::SessionOptions& to) {
   std::optional<std::string> key = context.Value("ovq-session");
   if (!key) return absl::OkStatus();
-  if (!IsSessionKey(*key)) {
+  if (!engine::IsSessionKey(*key)) {
     return absl::InvalidArgumentError(absl::StrCat(
         context.kind(), " ovq-session: expected one key of 1 to 64 characters A-Z a-z 0-9 _ -"));
   }
@@ -184,8 +186,9 @@ absl::Status ParseSessionKey(const CallContext& context, SessionOptions& to) {
 }
 
 template <class Message>
-absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context) {
-  SessionOptions to;
+absl::StatusOr<engine::SessionOptions> ToSessionOptions(const Message& from,
+                                                        const CallContext& context) {
+  engine::SessionOptions to;
   RETURN_IF_ERROR(ParseSessionKey(context, to));
   to.variant = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
@@ -193,13 +196,14 @@ absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallC
   if (from.has_keep_tokens()) to.keep_tokens = from.keep_tokens();
   return to;
 }
-template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::CreateSessionRequest&,
-                                                         const CallContext&);
-template absl::StatusOr<SessionOptions> ToSessionOptions(const v1::ChatOpen&, const CallContext&);
+template absl::StatusOr<engine::SessionOptions> ToSessionOptions(const v1::CreateSessionRequest&,
+                                                                 const CallContext&);
+template absl::StatusOr<engine::SessionOptions> ToSessionOptions(const v1::ChatOpen&,
+                                                                 const CallContext&);
 
-ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
-                          const std::string& client) {
-  ForkOptions to = {.session_id = from.session_id(), .tenant = tenant, .client = client};
+engine::ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
+                                  const std::string& client) {
+  engine::ForkOptions to = {.session_id = from.session_id(), .tenant = tenant, .client = client};
   if (from.has_count()) to.count = from.count();
   if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
   return to;
@@ -213,16 +217,16 @@ void Fill(absl::Duration from, google::protobuf::Duration& to) {
   to.set_nanos(absl::ToInt64Nanoseconds(rest));
 }
 
-void Fill(const ErrorFacts& from, v1::ErrorInfo& to) {
+void Fill(const engine::ErrorFacts& from, v1::ErrorInfo& to) {
   to.set_field(from.field);
-  if (from.reason) to.set_reason(RejectReasonName(*from.reason));
+  if (from.reason) to.set_reason(engine::RejectReasonName(*from.reason));
   if (from.bytes_needed) to.set_bytes_needed(*from.bytes_needed);
   if (from.bytes_free) to.set_bytes_free(*from.bytes_free);
   if (from.retry_after) Fill(*from.retry_after, *to.mutable_retry_after());
   if (from.position) to.set_position(*from.position);
 }
 
-void Fill(const Started& from, v1::Started& to) {
+void Fill(const engine::Started& from, v1::Started& to) {
   to.set_session_id(from.session_id);
   to.set_prompt_tokens(from.prompt_tokens);
   to.set_cached_tokens(from.cached_tokens);
@@ -230,15 +234,15 @@ void Fill(const Started& from, v1::Started& to) {
   to.set_position(from.position);
 }
 
-void Fill(const TokenChunk& from, v1::TokenChunk& to) {
+void Fill(const engine::TokenChunk& from, v1::TokenChunk& to) {
   to.set_text(from.text);
   to.mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
   to.mutable_logprobs()->Add(from.logprobs.begin(), from.logprobs.end());
-  for (const std::vector<TokenLogprob>& top : from.top) Fill(top, *to.add_top());
+  for (const std::vector<model::TokenLogprob>& top : from.top) FillTop(top, *to.add_top());
   to.set_index(from.index);
 }
 
-void Fill(const Finished& from, v1::Finished& to) {
+void Fill(const engine::Finished& from, v1::Finished& to) {
   to.set_reason(ToProto(from.reason));
   to.set_index(from.index);
   to.set_matched_stop(from.matched_stop);
@@ -259,7 +263,7 @@ void Fill(const Finished& from, v1::Finished& to) {
   Fill(from.usage.decode_time, *usage.mutable_decode_time());
 }
 
-void Fill(const SessionInfo& from, v1::Session& to) {
+void Fill(const engine::SessionInfo& from, v1::Session& to) {
   to.set_session_id(from.id);
   to.set_position(from.position);
   to.set_memory(from.cache_policy);
@@ -271,28 +275,28 @@ void Fill(const SessionInfo& from, v1::Session& to) {
   to.set_durable(from.durable);
   to.set_hibernated(from.hibernated);
   if (from.damaged_at) to.set_damaged_at(*from.damaged_at);
-  for (const TurnEnd& turn : from.turns) {
+  for (const engine::TurnEnd& turn : from.turns) {
     v1::TurnEnd& end = *to.add_turns();
     end.set_position(turn.position);
     end.set_replay_tokens(turn.replay_tokens);
   }
   to.set_busy(from.busy);
-  Fill(from.created, *to.mutable_created());
-  Fill(from.last_used, *to.mutable_last_used());
-  Fill(from.expires, *to.mutable_expires());
+  FillTime(from.created, *to.mutable_created());
+  FillTime(from.last_used, *to.mutable_last_used());
+  FillTime(from.expires, *to.mutable_expires());
   to.set_prompt_tokens_total(from.prompt_tokens_total);
   to.set_generated_tokens_total(from.generated_tokens_total);
 }
 
 v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
-                                  const std::vector<TokenScore>& rows) {
+                                  const std::vector<model::TokenScore>& rows) {
   v1::ScoreResponse to;
   to.mutable_token_ids()->Add(tokens.begin(), tokens.end());
-  for (const TokenScore& row : rows) {
+  for (const model::TokenScore& row : rows) {
     if (row.logprob) to.add_logprobs(*row.logprob);
-    if (!row.top.empty()) Fill(row.top, *to.add_top());
+    if (!row.top.empty()) FillTop(row.top, *to.add_top());
   }
   return to;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -15,50 +15,52 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/engine.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // --- requests to structs ---
 
 // Encodes a text whose length CheckTextBytes accepts. The model must have a tokenizer. The error
 // may quote the text, so the log gets only the field's name.
-absl::StatusOr<std::vector<int32_t>> Encode(const Engine& engine, const std::string& text,
+absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field);
 // Token ids of a prompt; none for an absent prompt. At the start of a session text gets the model's
 // beginning-of-sequence token. Errors: text without a tokenizer, a prompt beyond the limit, and
 // those of NewText. `prefix` stands before the name of the field.
 absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
                                                   const std::string& prefix,
-                                                  const PromptPlace& place, const Engine& engine);
+                                                  const PromptPlace& place,
+                                                  const engine::Engine& engine);
 // Sets the prompt's tokens and how many of them may be cached. Errors: see PromptTokens.
-absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place, const Engine& engine,
-                       CallRequest& to);
+absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
+                       const engine::Engine& engine, engine::CallRequest& to);
 // Sets the parts that v1::GenerateRequest and v1::ChatTurn share: prompt, sampling, stop, output.
 // Refuses lists that are too long before it copies them. Other errors: see PromptTokens.
 template <class Message>
-absl::Status SetGeneration(const Message& from, const PromptPlace& place, const Engine& engine,
-                           GenerateRequest& to);
+absl::Status SetGeneration(const Message& from, const PromptPlace& place,
+                           const engine::Engine& engine, engine::GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
 absl::Duration ToDuration(const google::protobuf::Duration& from);
 // Reads `ovq-session`: a key that the client chooses for a new session, by which a balancer sends
 // calls with the same key to one server. The session's id is then "KEY.RANDOM", so clients with the
 // id have the key. InvalidArgument for text that cannot begin an id.
-absl::Status ParseSessionKey(const CallContext& context, SessionOptions& to);
+absl::Status ParseSessionKey(const CallContext& context, engine::SessionOptions& to);
 // Options from the fields that v1::CreateSessionRequest and v1::ChatOpen share, and the session
 // key.
 template <class Message>
-absl::StatusOr<SessionOptions> ToSessionOptions(const Message& from, const CallContext& context);
+absl::StatusOr<engine::SessionOptions> ToSessionOptions(const Message& from,
+                                                        const CallContext& context);
 
-ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
-                          const std::string& client);
+engine::ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
+                                  const std::string& client);
 
 // --- structs to answers ---
-void Fill(const Started& from, v1::Started& to);
-void Fill(const TokenChunk& from, v1::TokenChunk& to);
-void Fill(const Finished& from, v1::Finished& to);
-void Fill(const SessionInfo& from, v1::Session& to);
+void Fill(const engine::Started& from, v1::Started& to);
+void Fill(const engine::TokenChunk& from, v1::TokenChunk& to);
+void Fill(const engine::Finished& from, v1::Finished& to);
+void Fill(const engine::SessionInfo& from, v1::Session& to);
 void Fill(absl::Duration from, google::protobuf::Duration& to);
-void Fill(const ErrorFacts& from, v1::ErrorInfo& to);
+void Fill(const engine::ErrorFacts& from, v1::ErrorInfo& to);
 v1::ScoreResponse ToScoreResponse(const std::vector<int32_t>& tokens,
-                                  const std::vector<TokenScore>& rows);
+                                  const std::vector<model::TokenScore>& rows);
 
-}  // namespace ovq
+}  // namespace ovq::server

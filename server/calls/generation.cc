@@ -5,13 +5,14 @@
 #include "base/status_macros.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
-absl::Status Map(const v1::GenerateRequest& from, Engine& engine, GenerateRequest& to) {
+absl::Status Map(const v1::GenerateRequest& from, engine::Engine& engine,
+                 engine::GenerateRequest& to) {
   PromptPlace place;
   if (from.has_session_id()) {
-    RETURN_IF_ERROR(CheckSessionId(from.session_id(), ""));
+    RETURN_IF_ERROR(engine::CheckSessionId(from.session_id(), ""));
     to.session_id = from.session_id();
     place = FindPromptPlace(engine, to.session_id, to.tenant);
   }
@@ -24,11 +25,11 @@ absl::Status Map(const v1::GenerateRequest& from, Engine& engine, GenerateReques
 
 absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& caller,
                             CallRecord& record, ByteHold& memory,
-                            std::shared_ptr<TokenStream> stream) {
-  Engine& engine = record.services().engine;
+                            std::shared_ptr<engine::TokenStream> stream) {
+  engine::Engine& engine = record.services().engine;
   record.summary().tenant = caller.tenant;
   record.summary().SetSession(message.session_id());
-  GenerateRequest request;
+  engine::GenerateRequest request;
   request.tenant = caller.tenant;
   request.client = caller.client;
   request.arrival = record.arrival();
@@ -38,4 +39,4 @@ absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& ca
   return engine.Submit(std::move(request), std::move(stream));
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

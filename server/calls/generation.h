@@ -10,28 +10,29 @@
 #include "server/calls/service_context.h"
 #include "server/engine/common/engine_api.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The most bytes that a request's events take while they wait for the client.
-inline size_t StreamBytes(const GenerateRequest& request) {
+inline size_t StreamBytes(const engine::GenerateRequest& request) {
   constexpr size_t kEventBytes = 512;
-  return TokenStream::kCapacity *
-         (kEventBytes + sizeof(TokenLogprob) * static_cast<size_t>(request.output.top_logprobs));
+  return engine::TokenStream::kCapacity *
+         (kEventBytes +
+          sizeof(model::TokenLogprob) * static_cast<size_t>(request.output.top_logprobs));
 }
 
 // Maps and tokenizes the message, takes StreamBytes from `memory`, and submits the request. Errors:
 // those of the mapping and of Engine::Submit. May block, so never on the engine's thread.
 absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& caller,
                             CallRecord& record, ByteHold& memory,
-                            std::shared_ptr<TokenStream> stream);
+                            std::shared_ptr<engine::TokenStream> stream);
 
 // Appends an engine event as messages, of which it may need several. `add` appends a new message
 // and returns it.
 template <class Add>
-void ToMessages(const StreamEvent& event, Add add) {
+void ToMessages(const engine::StreamEvent& event, Add add) {
   if (event.started) Fill(*event.started, *add().mutable_started());
   if (event.chunk) Fill(*event.chunk, *add().mutable_chunk());
   if (event.finished) Fill(*event.finished, *add().mutable_finished());
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

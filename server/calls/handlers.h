@@ -6,7 +6,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/unary.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // --- InferenceService ---
 absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& info,
@@ -37,4 +37,4 @@ absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
 // --- for the admin service: the status without its tenants ---
 v1::ServerStatus GetServerStatus(const ServiceContext& services);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -10,7 +10,7 @@
 #include "server/engine/common/limits.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
@@ -19,13 +19,13 @@ uint64_t SaturatingProduct(uint64_t a, uint64_t b) {
 }
 
 // Fills the fields that depend on the model variant of the request.
-absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& engine,
+absl::Status FillVariant(const v1::GetModelInfoRequest& request, const engine::Engine& engine,
                          v1::ModelInfo& info) {
-  const EngineModel& model = engine.model();
+  const engine::EngineModel& model = engine.model();
   std::optional<int32_t> asked;
   if (request.has_max_centroids()) asked = static_cast<int32_t>(request.max_centroids());
-  RETURN_IF_ERROR(CheckVariant(engine.config(), request.memory(), asked, ""));
-  const ModelVariant& variant = *model.FindVariant(request.memory());
+  RETURN_IF_ERROR(engine::CheckVariant(engine.config(), request.memory(), asked, ""));
+  const engine::ModelVariant& variant = *model.FindVariant(request.memory());
   info.set_memory(variant.name);
   for (const std::string& type : variant.layer_types) info.add_layer_types(type);
   info.set_default_max_centroids(variant.default_slot_cap);
@@ -38,7 +38,7 @@ absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& e
   }
   const std::span<const uint64_t> asked_at(request.positions().data(),
                                            static_cast<size_t>(request.positions_size()));
-  RETURN_IF_ERROR(CheckInfoPositions(asked_at));
+  RETURN_IF_ERROR(engine::CheckInfoPositions(asked_at));
   std::vector<uint64_t> positions(asked_at.begin(), asked_at.end());
   if (positions.empty()) positions = {1 << 10, 1 << 15, 1 << 20};
   for (uint64_t position : positions) {
@@ -51,22 +51,22 @@ absl::Status FillVariant(const v1::GetModelInfoRequest& request, const Engine& e
 }
 
 void FillLimits(v1::RequestLimits& limits) {
-  limits.set_max_completions(kMaxCompletions);
-  limits.set_max_stop_strings(kMaxStopStrings);
-  limits.set_max_stop_string_bytes(kMaxStopStringBytes);
-  limits.set_max_stop_token_ids(kMaxStopTokenIds);
-  limits.set_max_logit_bias(kMaxLogitBias);
-  limits.set_max_top_logprobs(kMaxTopLogprobs);
-  limits.set_max_page_size(kMaxPageSize);
-  limits.set_max_messages(kMaxMessages);
-  limits.set_max_role_bytes(kMaxRoleBytes);
-  limits.set_max_tools_bytes(kMaxToolsBytes);
-  limits.set_min_centroids(kMinSlotCap);
+  limits.set_max_completions(engine::kMaxCompletions);
+  limits.set_max_stop_strings(engine::kMaxStopStrings);
+  limits.set_max_stop_string_bytes(engine::kMaxStopStringBytes);
+  limits.set_max_stop_token_ids(engine::kMaxStopTokenIds);
+  limits.set_max_logit_bias(engine::kMaxLogitBias);
+  limits.set_max_top_logprobs(engine::kMaxTopLogprobs);
+  limits.set_max_page_size(engine::kMaxPageSize);
+  limits.set_max_messages(engine::kMaxMessages);
+  limits.set_max_role_bytes(engine::kMaxRoleBytes);
+  limits.set_max_tools_bytes(engine::kMaxToolsBytes);
+  limits.set_min_centroids(kernels::kMinSlotCap);
 }
 
-absl::StatusOr<const Tokenizer*> TextTokenizer(const UnaryInfo& info, const char* field) {
-  const Tokenizer* tokenizer = info.services.engine.model().tokenizer;
-  if (tokenizer == nullptr || !tokenizer->has_text()) return NoTokenizer(field);
+absl::StatusOr<const model::Tokenizer*> TextTokenizer(const UnaryInfo& info, const char* field) {
+  const model::Tokenizer* tokenizer = info.services.engine.model().tokenizer;
+  if (tokenizer == nullptr || !tokenizer->has_text()) return engine::NoTokenizer(field);
   return tokenizer;
 }
 
@@ -76,8 +76,8 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
                                            const v1::GetModelInfoRequest& request) {
   const ServiceContext& services = call.services;
   const ModelDescription& description = services.description;
-  const EngineModel& model = services.engine.model();
-  const EngineOptions& options = services.engine.options();
+  const engine::EngineModel& model = services.engine.model();
+  const engine::EngineOptions& options = services.engine.options();
   v1::ModelInfo info;
   info.set_name(description.name);
   info.set_fingerprint(description.fingerprint);
@@ -86,7 +86,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   info.set_parameters(description.parameters);
   info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
   info.set_has_chat_template(model.chat_format != nullptr);
-  if (model.tokenizer != nullptr) info.set_tokenizer(TokenizerName(model.tokenizer->kind()));
+  if (model.tokenizer != nullptr) info.set_tokenizer(model::TokenizerName(model.tokenizer->kind()));
   if (description.bos_token_id.has_value()) {
     info.set_bos_token_id(*description.bos_token_id);
   }
@@ -102,27 +102,28 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   info.set_server_version(OVQ_VERSION);
   FillLimits(*info.mutable_limits());
   Fill(options.max_session_ttl, *info.mutable_limits()->mutable_max_ttl());
-  for (const ModelVariant& variant : model.variants) info.add_memories(variant.name);
+  for (const engine::ModelVariant& variant : model.variants) info.add_memories(variant.name);
   RETURN_IF_ERROR(FillVariant(request, services.engine, info));
   return info;
 }
 
 void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
            const UnaryDone<v1::ScoreResponse>& done) {
-  Engine& engine = info.services.engine;
+  engine::Engine& engine = info.services.engine;
   absl::StatusOr<std::vector<int32_t>> tokens =
       PromptTokens(message.prompt(), "", PromptPlace(), engine);
   if (!tokens.ok()) return done(tokens.status());
   info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
-  ScoreRequest request;
+  engine::ScoreRequest request;
   request.prompt = *tokens;
   request.variant = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
   // The scores, the message made of them and its bytes. Larger answers are refused below.
-  constexpr size_t kTopBytes = sizeof(TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
-  const size_t per_token = 2 * sizeof(TokenScore) + kTopBytes * message.top_logprobs();
-  const size_t bytes = std::min(per_token * tokens->size(), 4 * kMaxAnswerBytes);
+  constexpr size_t kTopBytes =
+      sizeof(model::TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
+  const size_t per_token = 2 * sizeof(model::TokenScore) + kTopBytes * message.top_logprobs();
+  const size_t bytes = std::min(per_token * tokens->size(), 4 * engine::kMaxAnswerBytes);
   if (absl::Status status = ReserveBytes(info.memory, bytes); !status.ok()) return done(status);
   request.tenant = info.tenant;
   request.client = info.client;
@@ -131,7 +132,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
   const absl::Status status = engine.SubmitScore(
       std::move(request), info.cancel,
       [&services = info.services, client = info.client, done,
-       tokens = *std::move(tokens)](absl::StatusOr<ScoreResult> result) mutable {
+       tokens = *std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
         // Made on another thread, which also frees the scores: the answer may be large.
         services.blocking.Run(client,
@@ -144,7 +145,7 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
 
 absl::StatusOr<v1::ApplyTemplateResponse> ApplyTemplate(const UnaryInfo& info,
                                                         const v1::ApplyTemplateRequest& message) {
-  Engine& engine = info.services.engine;
+  engine::Engine& engine = info.services.engine;
   ASSIGN_OR_RETURN(std::string text,
                    NewText(message.conversation(), "conversation", PromptPlace(), engine));
   v1::ApplyTemplateResponse response;
@@ -164,12 +165,12 @@ absl::StatusOr<v1::TokenizeResponse> Tokenize(const UnaryInfo& info,
 
 absl::StatusOr<v1::DetokenizeResponse> Detokenize(const UnaryInfo& info,
                                                   const v1::DetokenizeRequest& message) {
-  ASSIGN_OR_RETURN(const Tokenizer* tokenizer, TextTokenizer(info, "token_ids"));
+  ASSIGN_OR_RETURN(const model::Tokenizer* tokenizer, TextTokenizer(info, "token_ids"));
   const std::vector<int32_t> ids = TokenIds(message.token_ids());
   const int64_t vocab_size = info.services.engine.model().vocab_size;
-  RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size, "token_ids"));
+  RETURN_IF_ERROR(engine::CheckTokenIds(ids, vocab_size, "token_ids"));
   // Not Tokenizer::Decode: the text of a message must be UTF-8, the bytes of one token need not.
-  Detokenizer detokenizer(tokenizer);
+  model::Detokenizer detokenizer(tokenizer);
   v1::DetokenizeResponse response;
   for (int32_t id : ids) response.mutable_text()->append(detokenizer.Push(id));
   response.mutable_text()->append(detokenizer.Finish());
@@ -184,7 +185,7 @@ v1::ServerStatus GetServerStatus(const ServiceContext& services) {
   const absl::Time started = services.started;
   status.mutable_started()->set_seconds(absl::ToUnixSeconds(started));
   status.mutable_uptime()->set_seconds(absl::ToInt64Seconds(absl::Now() - started));
-  const EngineStats stats = services.engine.Stats();
+  const engine::EngineStats stats = services.engine.Stats();
   status.set_requests_running(stats.requests_running);
   status.set_requests_waiting(stats.requests_waiting);
   status.set_waiting_prompt_tokens(stats.waiting_prompt_tokens);
@@ -200,4 +201,4 @@ v1::ServerStatus GetServerStatus(const ServiceContext& services) {
   return status;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

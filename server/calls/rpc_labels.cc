@@ -10,7 +10,7 @@
 #include "ovq/v1/admin.pb.h"
 #include "ovq/v1/inference.pb.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // Labels by the full names of the RPCs.
@@ -50,4 +50,4 @@ const char* RpcLabel(const std::string& service, const std::string& method) {
   return found->second.c_str();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq {
+namespace ovq::server {
 
 // The labels of all RPCs. An RPC's label is its name, with "Admin" before it for those of
 // admin.proto.
@@ -14,4 +14,4 @@ std::vector<const char*> RpcLabels();
 // Ends the program if the proto has no such RPC: services are registered at the start.
 const char* RpcLabel(const std::string& service, const std::string& method);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/telemetry/call_spans.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr int kWriterThreads = 2;
@@ -36,8 +36,8 @@ Span StartCallSpan(const CallContext& context) {
 
 }  // namespace
 
-ServiceContext::ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics,
-                               CallLog log, const TenantRegistry* tenants)
+ServiceContext::ServiceContext(engine::Engine& engine, ModelDescription description,
+                               Metrics& metrics, CallLog log, const TenantRegistry* tenants)
     : engine(engine),
       description(std::move(description)),
       metrics(metrics),
@@ -57,11 +57,11 @@ absl::StatusOr<Caller> ServiceContext::Admit(const CallContext& context, Access 
 absl::Status ReserveBytes(ByteHold& hold, size_t bytes) {
   const std::optional<size_t> free = hold.Acquire(bytes);
   if (!free) return absl::OkStatus();
-  return WithFacts(
+  return engine::WithFacts(
       absl::ResourceExhaustedError(absl::StrCat("request memory: ", bytes, " bytes needed, ", *free,
                                                 " of ", hold.budget().total(),
                                                 " free for this client (--request-memory)")),
-      {.reason = RejectReason::kRequestMemory, .bytes_needed = bytes, .bytes_free = *free});
+      {.reason = engine::RejectReason::kRequestMemory, .bytes_needed = bytes, .bytes_free = *free});
 }
 
 void ServiceContext::Drain() {
@@ -84,8 +84,8 @@ void ServiceContext::AwaitCalls(absl::Time deadline) {
 
 absl::Status ServiceContext::CheckServing() const {
   if (!draining_) return absl::OkStatus();
-  return WithFacts(absl::UnavailableError("the server is draining"),
-                   {.reason = RejectReason::kDraining});
+  return engine::WithFacts(absl::UnavailableError("the server is draining"),
+                           {.reason = engine::RejectReason::kDraining});
 }
 
 void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) {
@@ -134,9 +134,9 @@ void CallRecord::LogEnd(const CallSummary& summary, std::optional<int64_t> turn,
   const LogLevel level = CallLogLevel(status.code(), services_.draining());
   if (!services_.log.log.enabled(level)) return;
   LogFields fields = {{"method", method_}, {"code", absl::StatusCodeToString(status.code())}};
-  if (!status.ok()) fields.emplace_back("error", LogText(status));
-  if (const auto reason = GetErrorFacts(status).reason) {
-    fields.emplace_back("reason", RejectReasonName(*reason));
+  if (!status.ok()) fields.emplace_back("error", engine::LogText(status));
+  if (const auto reason = engine::GetErrorFacts(status).reason) {
+    fields.emplace_back("reason", engine::RejectReasonName(*reason));
   }
   if (turn) fields.emplace_back("turn", *turn);
   summary.AppendTo(fields);
@@ -182,4 +182,4 @@ void CallRecord::End(const absl::Status& seen) {
   TraceEnd(summary_, std::nullopt, seen, start_);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

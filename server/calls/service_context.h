@@ -26,7 +26,7 @@
 #include "server/telemetry/trace_context.h"
 #include "server/telemetry/trace_export.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Log and trace export of calls. `traces` may be null.
 struct CallLog {
@@ -39,10 +39,10 @@ struct CallLog {
 class ServiceContext {
  public:
   // tenants: null if no tokens are asked for.
-  ServiceContext(Engine& engine, ModelDescription description, Metrics& metrics, CallLog log,
-                 const TenantRegistry* tenants = nullptr);
+  ServiceContext(engine::Engine& engine, ModelDescription description, Metrics& metrics,
+                 CallLog log, const TenantRegistry* tenants = nullptr);
 
-  Engine& engine;
+  engine::Engine& engine;
   const ModelDescription description;
   Metrics& metrics;
   const CallLog log;
@@ -136,4 +136,4 @@ class CallRecord {
   CallSummary summary_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,21 +9,21 @@
 #include "server/calls/handlers.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
-v1::Session ToProto(const SessionInfo& info) {
+v1::Session ToProto(const engine::SessionInfo& info) {
   v1::Session session;
   Fill(info, session);
   return session;
 }
 
-absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
-                                         const v1::CreateSessionRequest& message) {
-  ASSIGN_OR_RETURN(SessionOptions options, ToSessionOptions(message, info.context));
+absl::StatusOr<engine::SessionOptions> ToOptions(const UnaryInfo& info,
+                                                 const v1::CreateSessionRequest& message) {
+  ASSIGN_OR_RETURN(engine::SessionOptions options, ToSessionOptions(message, info.context));
   RETURN_IF_ERROR(SetPrompt(message.prompt(), PromptPlace(), info.services.engine, options));
   // A prompt may be absent, for an empty session, but not empty.
-  if (message.has_prompt() && options.prompt.empty()) return EmptyPrompt("");
+  if (message.has_prompt() && options.prompt.empty()) return engine::EmptyPrompt("");
   options.tenant = info.tenant;
   options.client = info.client;
   options.cancel = info.cancel;
@@ -33,7 +33,7 @@ absl::StatusOr<SessionOptions> ToOptions(const UnaryInfo& info,
 
 // Checks the id of the session that the call is about, and records it.
 absl::Status BeginWith(const std::string& session_id, const UnaryInfo& info) {
-  RETURN_IF_ERROR(CheckSessionId(session_id, ""));
+  RETURN_IF_ERROR(engine::CheckSessionId(session_id, ""));
   info.record.summary().SetSession(session_id);
   return absl::OkStatus();
 }
@@ -41,10 +41,10 @@ absl::Status BeginWith(const std::string& session_id, const UnaryInfo& info) {
 // Deletes sessions whose ids no client has learned, on a blocking thread: deleting waits for the
 // engine.
 template <class Response>
-void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
+void Abandon(const UnaryInfo& info, std::vector<engine::SessionInfo> sessions,
              const UnaryDone<Response>& done) {
   info.services.blocking.Run(info.client, [info, sessions = std::move(sessions), done] {
-    for (const SessionInfo& session : sessions) {
+    for (const engine::SessionInfo& session : sessions) {
       (void)info.services.engine.sessions().Delete(session.id, info.tenant);
     }
     done(absl::CancelledError("cancelled by the client"));
@@ -55,9 +55,9 @@ void Abandon(const UnaryInfo& info, std::vector<SessionInfo> sessions,
 
 void CreateSession(const UnaryInfo& info, const v1::CreateSessionRequest& message,
                    const UnaryDone<v1::Session>& done) {
-  absl::StatusOr<SessionOptions> options = ToOptions(info, message);
+  absl::StatusOr<engine::SessionOptions> options = ToOptions(info, message);
   if (!options.ok()) return done(options.status());
-  const auto answer = [info, done](absl::StatusOr<SessionInfo> session) {
+  const auto answer = [info, done](absl::StatusOr<engine::SessionInfo> session) {
     if (!session.ok()) return done(session.status());
     if (info.cancel->cancelled()) return Abandon(info, {*session}, done);
     done(ToProto(*session));
@@ -70,11 +70,11 @@ void ForkSession(const UnaryInfo& info, const v1::ForkSessionRequest& message,
   if (absl::Status status = BeginWith(message.session_id(), info); !status.ok()) {
     return done(status);
   }
-  const auto answer = [info, done](absl::StatusOr<std::vector<SessionInfo>> copies) {
+  const auto answer = [info, done](absl::StatusOr<std::vector<engine::SessionInfo>> copies) {
     if (!copies.ok()) return done(copies.status());
     if (info.cancel->cancelled()) return Abandon(info, *std::move(copies), done);
     v1::ForkSessionResponse response;
-    for (const SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
+    for (const engine::SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
     done(std::move(response));
   };
   info.services.engine.sessions().Fork(ToForkOptions(message, info.tenant, info.client), answer);
@@ -91,7 +91,8 @@ void RewindSession(const UnaryInfo& info, const v1::RewindSessionRequest& messag
                                           .position = message.position(),
                                           .dry_run = message.dry_run(),
                                           .deadline = info.record.deadline()},
-                                         info.cancel, [done](absl::StatusOr<RewindResult> result) {
+                                         info.cancel,
+                                         [done](absl::StatusOr<engine::RewindResult> result) {
                                            if (!result.ok()) return done(result.status());
                                            v1::RewindSessionResponse response;
                                            Fill(result->session, *response.mutable_session());
@@ -104,19 +105,20 @@ void GetSession(const UnaryInfo& info, const v1::GetSessionRequest& message,
                 const UnaryDone<v1::Session>& done) {
   const std::string& id = message.session_id();
   if (absl::Status status = BeginWith(id, info); !status.ok()) return done(status);
-  info.services.engine.sessions().Get(id, info.tenant, [done](absl::StatusOr<SessionInfo> session) {
-    if (!session.ok()) return done(session.status());
-    done(ToProto(*session));
-  });
+  info.services.engine.sessions().Get(id, info.tenant,
+                                      [done](absl::StatusOr<engine::SessionInfo> session) {
+                                        if (!session.ok()) return done(session.status());
+                                        done(ToProto(*session));
+                                      });
 }
 
 absl::StatusOr<v1::ListSessionsResponse> ListSessions(const UnaryInfo& info,
                                                       const v1::ListSessionsRequest& message) {
-  ASSIGN_OR_RETURN(SessionPage page,
+  ASSIGN_OR_RETURN(engine::SessionPage page,
                    info.services.engine.sessions().List(
                        info.tenant, static_cast<int>(message.page_size()), message.page_token()));
   v1::ListSessionsResponse response;
-  for (const SessionInfo& session : page.sessions) Fill(session, *response.add_sessions());
+  for (const engine::SessionInfo& session : page.sessions) Fill(session, *response.add_sessions());
   response.set_next_page_token(page.next_page_token);
   return response;
 }
@@ -128,4 +130,4 @@ absl::StatusOr<v1::DeleteSessionResponse> DeleteSession(const UnaryInfo& info,
   return v1::DeleteSessionResponse();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-namespace ovq {
+namespace ovq::server {
 
 void TokenPump::Submitted(const absl::Status& status, const std::weak_ptr<void>& owner) {
   if (!status.ok()) stream_->Close(status);
@@ -16,7 +16,7 @@ void TokenPump::Submitted(const absl::Status& status, const std::weak_ptr<void>&
 
 bool TokenPump::Advance() {
   if (state_ != State::kOpen) return false;
-  if (const std::optional<StreamEvent> event = stream_->TryPop()) {
+  if (const std::optional<engine::StreamEvent> event = stream_->TryPop()) {
     work_.Add(*event);
     if (refusal_.ok()) sink_.OnEvent(*event);
     return true;
@@ -33,4 +33,4 @@ void TokenPump::Refuse(absl::Status why) {
   stream_->Cancel();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

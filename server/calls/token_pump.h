@@ -9,14 +9,14 @@
 #include "server/engine/common/engine_api.h"
 #include "server/telemetry/call_summary.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // A client's side of a TokenPump.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;
   // One event for the client. Called from Advance.
-  virtual void OnEvent(const StreamEvent& event) = 0;
+  virtual void OnEvent(const engine::StreamEvent& event) = 0;
   // The end of the stream, once, after its last event. Called from Advance.
   virtual void OnStreamEnd(const absl::Status& status) = 0;
   // Asks for Advance where the client's writes are made. Any thread, the engine's, too: must not
@@ -35,7 +35,7 @@ class TokenPump {
   TokenPump(TokenSink& sink, WorkSummary& work) : sink_(sink), work_(work) {}
 
   // For Engine::Submit.
-  const std::shared_ptr<TokenStream>& stream() const { return stream_; }
+  const std::shared_ptr<engine::TokenStream>& stream() const { return stream_; }
   // The result of Engine::Submit, once; an error ends the stream. `owner` keeps the sink alive
   // while it is woken. Any thread.
   void Submitted(const absl::Status& status, const std::weak_ptr<void>& owner);
@@ -53,9 +53,9 @@ class TokenPump {
 
   TokenSink& sink_;
   WorkSummary& work_;
-  const std::shared_ptr<TokenStream> stream_ = std::make_shared<TokenStream>();
+  const std::shared_ptr<engine::TokenStream> stream_ = std::make_shared<engine::TokenStream>();
   std::atomic<State> state_ = State::kSubmitting;
   absl::Status refusal_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

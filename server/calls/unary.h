@@ -10,15 +10,15 @@
 #include "absl/status/statusor.h"
 #include "server/calls/service_context.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Arguments of a handler beside the message. The references are valid until `done` is called.
 struct UnaryInfo {
   ServiceContext& services;
   const CallContext& context;
   CallRecord& record;
-  std::string tenant, client;            // of the Caller
-  std::shared_ptr<CancelSignal> cancel;  // set when the client cancels
+  std::string tenant, client;                    // of the Caller
+  std::shared_ptr<engine::CancelSignal> cancel;  // set when the client cancels
   ByteHold& memory;
 };
 
@@ -35,4 +35,4 @@ template <class Request, class Response>
 using UnaryHandler =
     std::function<void(const UnaryInfo&, const Request&, const UnaryDone<Response>&)>;
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,7 +8,7 @@
 
 #include "base/thread_name.h"
 
-namespace ovq {
+namespace ovq::server {
 
 WorkQueue::WorkQueue(int n_threads, int nice) : most_running_(std::max(n_threads - 1, 1)) {
   for (int i = 0; i < n_threads; ++i) threads_.emplace_back([this, nice] { Loop(nice); });
@@ -97,4 +97,4 @@ void Strand::Drain() {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // A few threads that run functions: a client's in the order they came, clients in round robin, and,
 // if there are several threads, never one client's on all of them. So a busy client does not keep
@@ -72,4 +72,4 @@ class Strand {
   bool running_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 
-namespace ovq {
+namespace ovq::disk {
 
 absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
 
@@ -73,4 +73,4 @@ absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path) 
   return names;
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

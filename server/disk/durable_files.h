@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 // Returns errno of the last call as a status that names the path.
 absl::Status LastError(const std::string& path);
@@ -26,4 +26,4 @@ absl::Status SyncFolder(const std::string& path);
 absl::Status RemoveFile(const std::string& path);  // OK if the file does not exist
 absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path);  // sorted
 
-}  // namespace ovq
+}  // namespace ovq::disk

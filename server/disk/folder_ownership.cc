@@ -15,7 +15,7 @@
 #include "base/thread_name.h"
 #include "server/disk/durable_files.h"
 
-namespace ovq {
+namespace ovq::disk {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
@@ -197,4 +197,4 @@ void FolderOwnership::Quarantine(const std::string& id) {
   locks_.Unlock(id);
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

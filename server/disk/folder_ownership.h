@@ -18,7 +18,7 @@
 #include "server/disk/session_locks.h"
 #include "server/disk/transfer_requests.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 struct RecoveredSessions {
   std::vector<FoundSession> sessions;  // ordered by id
@@ -86,4 +86,4 @@ class FolderOwnership {
   std::thread thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::disk

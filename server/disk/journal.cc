@@ -6,7 +6,7 @@
 #include "base/binary.h"
 #include "base/crc32c.h"
 
-namespace ovq {
+namespace ovq::disk {
 namespace {
 
 constexpr std::string_view kMagic = "OVQJRNL\n";
@@ -243,4 +243,4 @@ absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
   return journal;
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

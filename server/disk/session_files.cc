@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "server/disk/durable_files.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 std::string SessionFiles::JournalPath(const std::string& id) const {
   return absl::StrCat(path_, "/", id, kJournalEnd);
@@ -57,4 +57,4 @@ void SessionFiles::MoveToDamaged(const std::string& id) const {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

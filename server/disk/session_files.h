@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "server/disk/journal.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 // A session found in the folder.
 struct FoundSession {
@@ -38,4 +38,4 @@ class SessionFiles {
   const std::string path_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::disk

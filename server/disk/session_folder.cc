@@ -14,7 +14,7 @@
 #include "base/thread_name.h"
 #include "server/disk/durable_files.h"
 
-namespace ovq {
+namespace ovq::disk {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
@@ -322,4 +322,4 @@ void SessionFolder::SyncLater(bool all) {
   synced_ = SteadyClock::now();
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

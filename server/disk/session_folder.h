@@ -25,7 +25,7 @@
 #include "server/disk/snapshot_file.h"
 #include "server/disk/transfer_requests.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 // Reports one finished disk operation.
 struct DiskReport {
@@ -145,4 +145,4 @@ class SessionFolder {
   std::thread journal_thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::disk

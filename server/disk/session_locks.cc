@@ -11,7 +11,7 @@
 #include "base/sha256.h"
 #include "server/disk/durable_files.h"
 
-namespace ovq {
+namespace ovq::disk {
 namespace {
 
 // Locks are spread over files, because the kernel searches all locks of a file for each new one.
@@ -83,4 +83,4 @@ void SessionLocks::Unlock(const std::string& id) {
   if (locked_.erase(id) > 0) (void)SetLock(files_[place.file], F_UNLCK, place.byte);
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 // Kernel locks (fcntl, F_OFD_SETLK) on bytes of files in the folder: the locks of a server that
 // ends are released at once, however it ends. Thread-safe.
@@ -33,4 +33,4 @@ class SessionLocks {
   std::unordered_set<std::string> locked_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::disk

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/disk/durable_files.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 absl::StatusOr<std::unique_ptr<SnapshotFile>> SnapshotFile::Open(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -41,4 +41,4 @@ absl::Status SnapshotFile::Read(std::span<char> into) {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 // An open snapshot; its content stays the same even if another snapshot replaces the file.
 class SnapshotFile {
@@ -34,4 +34,4 @@ class SnapshotFile {
   uint64_t read_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::disk

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/disk/durable_files.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 TransferRequests::TransferRequests(std::string folder, int events, int wake)
     : folder_(std::move(folder)), events_(events), wake_(wake) {}
@@ -82,4 +82,4 @@ std::vector<std::string> TransferRequests::Wait(absl::Duration timeout) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::disk

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace ovq {
+namespace ovq::disk {
 
 // A request is a file named after the session. The owner releases the session, or declines by
 // removing the file.
@@ -38,4 +38,4 @@ class TransferRequests {
   const int wake_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::disk

@@ -10,7 +10,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 EngineConfig Completed(EngineConfig config) {
@@ -33,7 +33,7 @@ EngineConfig Completed(EngineConfig config) {
 
 }  // namespace
 
-Engine::Engine(EngineConfig config, std::unique_ptr<DeviceContext> context)
+Engine::Engine(EngineConfig config, std::unique_ptr<kernels::DeviceContext> context)
     : config_(Completed(std::move(config))),
       context_(std::move(context)),
       pool_(config_.options.state_memory_bytes, *context_),
@@ -215,4 +215,4 @@ void Engine::PublishStats() {
   stats_ = stats;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

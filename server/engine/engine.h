@@ -25,7 +25,7 @@
 #include "server/engine/sessions/session_operations.h"
 #include "server/engine/sessions/sessions.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Callbacks (those of streams, too) run on the engine thread. They must not block, and must not
 // call the engine, except for Submit.
@@ -33,7 +33,7 @@ class Engine : private Evictor {
  public:
   // Limits max_slot_cap to what the model's layouts allow, and makes the quotas and the request
   // budget if the options have none.
-  Engine(EngineConfig config, std::unique_ptr<DeviceContext> context);
+  Engine(EngineConfig config, std::unique_ptr<kernels::DeviceContext> context);
 
   // --- any thread but the engine's own ---
 
@@ -101,7 +101,7 @@ class Engine : private Evictor {
   void PublishStats();
 
   const EngineConfig config_;
-  const std::unique_ptr<DeviceContext> context_;
+  const std::unique_ptr<kernels::DeviceContext> context_;
   StatePool pool_;
   IterationWatch watch_;
   RandomSource random_;
@@ -124,8 +124,8 @@ class Engine : private Evictor {
 // An engine and its thread. The destructor ends all requests at once and joins the thread.
 class EngineThread {
  public:
-  EngineThread(EngineModel model, EngineOptions options, std::unique_ptr<DeviceContext> context,
-               EngineEvents events)
+  EngineThread(EngineModel model, EngineOptions options,
+               std::unique_ptr<kernels::DeviceContext> context, EngineEvents events)
       : engine_({std::move(model), std::move(options), std::move(events)}, std::move(context)),
         thread_([this] { engine_.Run(); }) {}
   ~EngineThread() {
@@ -141,4 +141,4 @@ class EngineThread {
   std::thread thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

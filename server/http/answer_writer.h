@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "server/engine/common/engine_api.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The format of one answer. One thread at a time.
 class AnswerWriter {
@@ -14,7 +14,7 @@ class AnswerWriter {
   virtual ~AnswerWriter() = default;
   virtual bool streams() const = 0;
   // Streams: appends the event's text to `out`. Otherwise keeps the event for End.
-  virtual void Add(const StreamEvent& event, std::string& out) = 0;
+  virtual void Add(const engine::StreamEvent& event, std::string& out) = 0;
   // Streams: appends the end of the stream, which tells an error that came after the first event.
   // Otherwise appends the whole answer; status is OK.
   virtual void End(const absl::Status& status, std::string& out) = 0;
@@ -27,4 +27,4 @@ inline void AppendEvent(std::string_view data, std::string& out) {
   out += "\n\n";
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

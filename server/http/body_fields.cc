@@ -8,7 +8,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -60,7 +60,7 @@ const Json* BodyFields::Any(const char* name) {
 }
 
 void BodyFields::Expected(const std::string& name, const char* expected, const Json& got) {
-  Fail(BadField(Path(name), expected, Shown(got)));
+  Fail(engine::BadField(Path(name), expected, Shown(got)));
 }
 
 std::optional<std::string> BodyFields::Text(const char* name) {
@@ -122,10 +122,11 @@ absl::Status BodyFields::Finish() {
     if (read_.contains(entry.key())) continue;
     const std::string name = IsName(entry.key()) ? entry.key() : Quoted(entry.key());
     // The name is the caller's text, which the log must not get.
-    return WithLogText(Unsupported(absl::StrCat(prefix_, name), "a field that docs/http.md lists"),
-                       "a field that this server does not know");
+    return engine::WithLogText(
+        Unsupported(absl::StrCat(prefix_, name), "a field that docs/http.md lists"),
+        "a field that this server does not know");
   }
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

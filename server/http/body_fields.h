@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Keeps the first error. A field that is null counts as absent.
 class BodyFields {
@@ -53,4 +53,4 @@ class BodyFields {
 // The value in a few words, for an error text.
 std::string Shown(const nlohmann::json& json);
 
-}  // namespace ovq
+}  // namespace ovq::server

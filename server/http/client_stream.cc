@@ -4,7 +4,7 @@
 #include <boost/asio/ssl/stream.hpp>
 #include <utility>
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 class PlainStream final : public ClientStream {
@@ -62,4 +62,4 @@ std::unique_ptr<ClientStream> ClientStream::Make(Tcp::socket socket,
   return std::make_unique<TlsStream>(std::move(socket), std::move(tls));
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

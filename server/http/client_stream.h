@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 
-namespace ovq {
+namespace ovq::server {
 
 namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
@@ -34,4 +34,4 @@ class ClientStream {
   virtual void ShutDown(std::function<void(bool drained)> done) = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

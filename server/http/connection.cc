@@ -21,7 +21,7 @@
 #include "server/calls/service_context.h"
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 namespace beast = boost::beast;
@@ -66,8 +66,8 @@ HttpRequest ToHttpRequest(const RequestHeader& header) {
 }
 
 absl::Status BadHeader(const std::string& why) {
-  return WithFacts(absl::InvalidArgumentError(absl::StrCat("header of the request: ", why)),
-                   {.field = "header"});
+  return engine::WithFacts(absl::InvalidArgumentError(absl::StrCat("header of the request: ", why)),
+                           {.field = "header"});
 }
 
 // Beast's parser takes a request with an unknown transfer coding for one without a body, and the
@@ -84,9 +84,9 @@ absl::Status CheckFraming(const RequestHeader& header) {
 }
 
 absl::Status BodyTooLarge(size_t most) {
-  return WithFacts(absl::OutOfRangeError(absl::StrCat("body: expected at most ", most,
-                                                      " bytes (--max-message-bytes)")),
-                   {.field = "body"});
+  return engine::WithFacts(absl::OutOfRangeError(absl::StrCat("body: expected at most ", most,
+                                                              " bytes (--max-message-bytes)")),
+                           {.field = "body"});
 }
 
 // All private members run on the strand of the socket; those of Exchange may be called on any
@@ -425,4 +425,4 @@ std::shared_ptr<Connection> Connection::Make(ConnectionHost& host, std::string p
   return std::make_shared<HttpConnection>(host, std::move(peer), std::move(stream));
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

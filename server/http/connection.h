@@ -8,7 +8,7 @@
 #include "server/http/exchange.h"
 #include "server/http/http_options.h"
 
-namespace ovq {
+namespace ovq::server {
 
 class ConnectionHost;
 
@@ -35,4 +35,4 @@ class ConnectionHost {
   virtual void OnConnectionClosed(Connection* connection) = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -6,7 +6,7 @@
 
 #include "server/http/console/files.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // The page may load from and talk to this server only, and may not be framed.
@@ -48,4 +48,4 @@ std::optional<HttpReply> ConsoleReply(const HttpRequest& request) {
   return reply;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "base/byte_budget.h"
 
-namespace ovq {
+namespace ovq::server {
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
@@ -87,4 +87,4 @@ class Exchange {
   std::function<void()> on_gone_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -7,7 +7,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr size_t kHoldBytes = size_t{4} << 10;  // memory is taken in such parts
@@ -56,7 +56,7 @@ bool GenerationCall::Events(std::string& out, absl::Status& status) {
   return false;
 }
 
-void GenerationCall::OnEvent(const StreamEvent& event) {
+void GenerationCall::OnEvent(const engine::StreamEvent& event) {
   if (!writer_->streams()) {
     if (Hold(event)) writer_->Add(event, out_);
     return;
@@ -70,16 +70,16 @@ void GenerationCall::OnEvent(const StreamEvent& event) {
   });
 }
 
-bool GenerationCall::Hold(const StreamEvent& event) {
+bool GenerationCall::Hold(const engine::StreamEvent& event) {
   if (!event.chunk) return true;
   size_t bytes = 2 * event.chunk->text.size() + kTokenBytes;
   for (const auto& top : event.chunk->top) bytes += kLogprobBytes * top.size();
   bytes += kLogprobBytes * event.chunk->logprobs.size();
   held_ += bytes;
   absl::Status status;
-  if (held_ > kMaxAnswerBytes) {
-    status = absl::ResourceExhaustedError(
-        absl::StrCat("answer: more than ", kMaxAnswerBytes, " bytes; a stream has no such bound"));
+  if (held_ > engine::kMaxAnswerBytes) {
+    status = absl::ResourceExhaustedError(absl::StrCat(
+        "answer: more than ", engine::kMaxAnswerBytes, " bytes; a stream has no such bound"));
   } else if (held_ / kHoldBytes != (held_ - bytes) / kHoldBytes) {
     status = ReserveBytes(call_->memory(), std::max(bytes, kHoldBytes));
   }
@@ -111,4 +111,4 @@ void GenerationCall::Finish() {
   call_->Reply(200, std::move(whole));
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

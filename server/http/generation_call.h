@@ -13,7 +13,7 @@
 #include "server/http/answer_writer.h"
 #include "server/http/http_call.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The engine's events go to the client through a TokenPump. A client that goes cancels the request.
 class GenerationCall final : public TokenSink, public std::enable_shared_from_this<GenerationCall> {
@@ -28,7 +28,7 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   // On a thread that may block.
   void Start(const v1::GenerateRequest& message);
 
-  void OnEvent(const StreamEvent& event) override;
+  void OnEvent(const engine::StreamEvent& event) override;
   void OnStreamEnd(const absl::Status& status) override;
   void Wake() override;  // any thread
 
@@ -39,7 +39,7 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   bool Events(std::string& out, absl::Status& status);
   // Takes the memory that an event needs until an answer that is not streamed is sent. False: there
   // is no room, and the request is refused.
-  bool Hold(const StreamEvent& event);
+  bool Hold(const engine::StreamEvent& event);
   void Finish();  // an answer that is not streamed, or an error
 
   const std::shared_ptr<HttpCall> call_;
@@ -55,4 +55,4 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   std::shared_ptr<GenerationCall> self_;  // until the end
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -16,7 +16,7 @@
 #include "server/http/http_errors.h"
 #include "server/http/http_handlers.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr size_t kResponsesPart =
@@ -174,4 +174,4 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

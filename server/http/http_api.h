@@ -9,7 +9,7 @@
 #include "server/http/exchange.h"
 #include "server/http/response_store.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The labels of all requests in metrics, logs and spans: the patterns of the routes.
 std::vector<const char*> HttpRouteLabels();
@@ -32,4 +32,4 @@ class HttpApi {
   std::atomic<bool> ready_ = true;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

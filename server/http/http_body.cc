@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr int kMaxDepth = 32;
@@ -45,15 +45,15 @@ absl::Status Check(HttpCall& call) {
   const std::string& body = call.request().body;
   const std::string type = call.Value("content-type").value_or("");
   if (!absl::StartsWithIgnoreCase(type, "application/json")) {
-    return BadField("header content-type", "application/json", Quoted(type));
+    return engine::BadField("header content-type", "application/json", Quoted(type));
   }
   if (const std::optional<size_t> at = FirstInvalidUtf8(body)) {
-    return BadField("body", "UTF-8 text", absl::StrCat("another byte at offset ", *at));
+    return engine::BadField("body", "UTF-8 text", absl::StrCat("another byte at offset ", *at));
   }
   const Extent extent = MeasureText(body);
   if (extent.depth > kMaxDepth) {
-    return BadField("body", absl::StrCat("JSON nested at most ", kMaxDepth, " levels deep"),
-                    extent.depth);
+    return engine::BadField("body", absl::StrCat("JSON nested at most ", kMaxDepth, " levels deep"),
+                            extent.depth);
   }
   return ReserveBytes(call.memory(), extent.values * kValueBytes + body.size() * kBytesPerChar);
 }
@@ -65,8 +65,9 @@ absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call) {
   RETURN_IF_ERROR(Check(call));
   absl::StatusOr<nlohmann::json> json = ParseJsonObject(call.request().body, "body");
   if (json.ok()) return json;
-  return WithLogText(WithFacts(absl::InvalidArgumentError(json.status().message()), {}),
-                     "body: not a JSON object that can be read");
+  return engine::WithLogText(
+      engine::WithFacts(absl::InvalidArgumentError(json.status().message()), {}),
+      "body: not a JSON object that can be read");
 }
 
 absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message) {
@@ -74,10 +75,11 @@ absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message) {
   RETURN_IF_ERROR(Check(call));
   const auto parsed = google::protobuf::util::JsonStringToMessage(call.request().body, &message);
   if (parsed.ok()) return absl::OkStatus();
-  return WithLogText(absl::InvalidArgumentError(absl::StrCat(
-                         "body: expected a ", message.GetDescriptor()->full_name(), " as JSON: ",
-                         std::string(parsed.message().data(), parsed.message().size()))),
-                     "body: not a message as JSON");
+  return engine::WithLogText(
+      absl::InvalidArgumentError(absl::StrCat(
+          "body: expected a ", message.GetDescriptor()->full_name(),
+          " as JSON: ", std::string(parsed.message().data(), parsed.message().size()))),
+      "body: not a message as JSON");
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

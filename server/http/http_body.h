@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "server/http/http_call.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The body as a JSON object; an empty body is an empty object. InvalidArgument for another content
 // type (browsers send JSON across origins only to servers that allow it, and this one never does),
@@ -18,4 +18,4 @@ absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call);
 // The body as a message, in protobuf's JSON mapping. Same errors; unknown fields are one, too.
 absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message);
 
-}  // namespace ovq
+}  // namespace ovq::server

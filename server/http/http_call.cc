@@ -9,7 +9,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 
-namespace ovq {
+namespace ovq::server {
 
 HttpCall::HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
                    std::shared_ptr<Exchange> exchange)
@@ -120,4 +120,4 @@ void HttpCall::Stream(Events events) {
                     });
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

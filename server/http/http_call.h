@@ -14,7 +14,7 @@
 #include "server/http/exchange.h"
 #include "server/http/response_store.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Held by whoever will answer it, so it lives until then.
 class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
@@ -45,7 +45,7 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   ByteHold& memory() { return *exchange_->request().memory; }
   const Caller& caller() const { return caller_; }
   Exchange& exchange() { return *exchange_; }
-  const std::shared_ptr<CancelSignal>& cancel() const { return cancel_; }
+  const std::shared_ptr<engine::CancelSignal>& cancel() const { return cancel_; }
 
   // Identifies and charges the caller (ServiceContext::Admit). Before any work for the call.
   absl::Status Admit();
@@ -71,7 +71,7 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   const std::shared_ptr<Exchange> exchange_;
   const char* const route_;
   CallRecord record_;
-  const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
+  const std::shared_ptr<engine::CancelSignal> cancel_ = std::make_shared<engine::CancelSignal>();
   std::string_view path_, query_;
   Caller caller_;
 };
@@ -79,4 +79,4 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
 // Decodes %XX and +.
 std::string DecodeUrl(std::string_view text);
 
-}  // namespace ovq
+}  // namespace ovq::server

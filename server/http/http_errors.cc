@@ -8,7 +8,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/http/message_json.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // Payload of a status: OpenAI's `code` for it.
@@ -32,9 +32,10 @@ const char* OpenAiErrorType(int http_status) {
   }
 }
 
-std::optional<std::string> OpenAiErrorCode(const absl::Status& status, const ErrorFacts& facts) {
+std::optional<std::string> OpenAiErrorCode(const absl::Status& status,
+                                           const engine::ErrorFacts& facts) {
   if (const auto code = status.GetPayload(kCodeUrl)) return std::string(*code);
-  if (facts.reason) return RejectReasonName(*facts.reason);
+  if (facts.reason) return engine::RejectReasonName(*facts.reason);
   if (absl::IsUnauthenticated(status)) return "invalid_api_key";
   return std::nullopt;
 }
@@ -46,12 +47,12 @@ int ToHttpStatus(const absl::Status& status) {
     case absl::StatusCode::kOk:
       return 200;
     case absl::StatusCode::kInvalidArgument:
-      return GetErrorFacts(status).field == "header content-type" ? 415 : 400;
+      return engine::GetErrorFacts(status).field == "header content-type" ? 415 : 400;
     case absl::StatusCode::kOutOfRange:
-      return GetErrorFacts(status).field == "body" ? 413 : 400;
+      return engine::GetErrorFacts(status).field == "body" ? 413 : 400;
     case absl::StatusCode::kFailedPrecondition:
       // About a field, the request can never succeed; about a session's state, it may later.
-      return GetErrorFacts(status).field.empty() ? 409 : 400;
+      return engine::GetErrorFacts(status).field.empty() ? 409 : 400;
     case absl::StatusCode::kUnauthenticated:
       return 401;
     case absl::StatusCode::kPermissionDenied:
@@ -63,7 +64,7 @@ int ToHttpStatus(const absl::Status& status) {
     case absl::StatusCode::kCancelled:
       return kHttpClientGone;
     case absl::StatusCode::kUnimplemented:
-      return GetErrorFacts(status).field == "method" ? 405 : 501;
+      return engine::GetErrorFacts(status).field == "method" ? 405 : 501;
     case absl::StatusCode::kUnavailable:
       return 503;
     case absl::StatusCode::kDeadlineExceeded:
@@ -74,7 +75,7 @@ int ToHttpStatus(const absl::Status& status) {
 }
 
 nlohmann::json ErrorObject(const absl::Status& status) {
-  const ErrorFacts facts = GetErrorFacts(status);
+  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
   nlohmann::json error = {{"message", std::string(status.message())},
                           {"type", OpenAiErrorType(ToHttpStatus(status))},
                           {"param", nullptr},
@@ -94,7 +95,7 @@ std::string ErrorBody(const absl::Status& status) { return Dump(ErrorObject(stat
 
 void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
   if (absl::IsUnauthenticated(status)) headers.emplace_back("WWW-Authenticate", "Bearer");
-  const std::optional<absl::Duration> wait = GetErrorFacts(status).retry_after;
+  const std::optional<absl::Duration> wait = engine::GetErrorFacts(status).retry_after;
   if (!wait) return;
   const int64_t ms = absl::ToInt64Milliseconds(*wait);
   headers.emplace_back("Retry-After", absl::StrCat((ms + 999) / 1000));
@@ -106,19 +107,19 @@ std::string Dump(const nlohmann::json& json) {
 }
 
 absl::Status Unsupported(const std::string& field, const std::string& expected) {
-  return WithCode(WithFacts(absl::InvalidArgumentError(
-                                absl::StrCat(field, ": not served here; expected ", expected)),
-                            {.field = field}),
+  return WithCode(engine::WithFacts(absl::InvalidArgumentError(absl::StrCat(
+                                        field, ": not served here; expected ", expected)),
+                                    {.field = field}),
                   "unsupported_parameter");
 }
 
 absl::Status MethodNotAllowed(const std::string& allowed) {
-  return WithFacts(absl::UnimplementedError(absl::StrCat("method: expected ", allowed)),
-                   {.field = "method"});
+  return engine::WithFacts(absl::UnimplementedError(absl::StrCat("method: expected ", allowed)),
+                           {.field = "method"});
 }
 
 absl::Status NotFound(const std::string& message, const std::string& field, const char* code) {
-  return WithCode(WithFacts(absl::NotFoundError(message), {.field = field}), code);
+  return WithCode(engine::WithFacts(absl::NotFoundError(message), {.field = field}), code);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "server/http/exchange.h"
 
-namespace ovq {
+namespace ovq::server {
 
 inline constexpr int kHttpClientGone = 499;  // nginx's code, for metrics only
 
@@ -30,4 +30,4 @@ absl::Status MethodNotAllowed(const std::string& allowed);
 // NotFound with a code such as "model_not_found", or null.
 absl::Status NotFound(const std::string& message, const std::string& field, const char* code);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -4,7 +4,7 @@
 
 #include "base/status_macros.h"
 
-namespace ovq {
+namespace ovq::server {
 
 absl::StatusOr<std::unique_ptr<HttpFront>> HttpFront::Start(HttpOptions options, bool loopback,
                                                             ServiceContext& services) {
@@ -23,4 +23,4 @@ absl::StatusOr<std::unique_ptr<HttpFront>> HttpFront::Start(HttpOptions options,
   return front;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

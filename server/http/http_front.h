@@ -8,7 +8,7 @@
 #include "server/http/http_api.h"
 #include "server/http/http_server.h"
 
-namespace ovq {
+namespace ovq::server {
 
 class HttpFront {
  public:
@@ -30,4 +30,4 @@ class HttpFront {
   std::unique_ptr<HttpServer> server_;  // ends before api_
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "server/http/http_call.h"
 
-namespace ovq {
+namespace ovq::server {
 
 using HttpCallPtr = std::shared_ptr<HttpCall>;
 using PathWords = std::vector<std::string>;  // in place of {} in the route's pattern
@@ -24,4 +24,4 @@ HttpHandler ServeInfo, ServeStatus, ServeSessions, ServeCreate, ServeSession, Se
     ServeFork, ServeRewind;
 HttpHandler ServeGenerate;  // within a session, or without one
 
-}  // namespace ovq
+}  // namespace ovq::server

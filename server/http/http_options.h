@@ -10,7 +10,7 @@
 #include "base/byte_budget.h"
 #include "server/access/tls.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct HttpOptions {
   std::string address;                 // HOST:PORT; port 0: any; empty: none
@@ -34,4 +34,4 @@ struct HttpEvents {
   std::function<void(size_t received, size_t sent)> bytes = [](size_t, size_t) {};
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

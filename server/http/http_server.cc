@@ -23,7 +23,7 @@
 #include "base/thread_name.h"
 #include "server/http/connection.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr int kThreads = 2;
@@ -261,4 +261,4 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions&
   return server;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -11,7 +11,7 @@
 #include "server/http/exchange.h"
 #include "server/http/http_options.h"
 
-namespace ovq {
+namespace ovq::server {
 
 class HttpServer {
  public:
@@ -31,4 +31,4 @@ class HttpServer {
   virtual void Shutdown() = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -2,7 +2,7 @@
 
 #include <google/protobuf/util/json_util.h>
 
-namespace ovq {
+namespace ovq::server {
 
 std::string MessageJson(const google::protobuf::Message& message) {
   std::string json;
@@ -11,4 +11,4 @@ std::string MessageJson(const google::protobuf::Message& message) {
   return json;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -5,9 +5,9 @@
 
 #include <string>
 
-namespace ovq {
+namespace ovq::server {
 
 // The message in protobuf's JSON mapping.
 std::string MessageJson(const google::protobuf::Message& message);
 
-}  // namespace ovq
+}  // namespace ovq::server

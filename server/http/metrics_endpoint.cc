@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr const char* kPath = "/metrics";
@@ -94,4 +94,4 @@ absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const std::string& addr
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

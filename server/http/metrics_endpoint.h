@@ -8,7 +8,7 @@
 #include "server/http/http_server.h"
 #include "server/telemetry/metrics.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The text as a gzip file (RFC 1952).
 std::string Gzip(const std::string& text);
@@ -18,4 +18,4 @@ std::string Gzip(const std::string& text);
 absl::StatusOr<std::unique_ptr<HttpServer>> ServeMetrics(const std::string& address,
                                                          Metrics& metrics);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -15,7 +15,7 @@
 #include "server/http/http_handlers.h"
 #include "server/http/message_json.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 template <class Response>
@@ -45,7 +45,7 @@ absl::StatusOr<std::optional<uint32_t>> ReadQuery(const HttpCall& call, const ch
   uint32_t number = 0;
   if (!text) return std::nullopt;
   if (absl::SimpleAtoi(*text, &number)) return number;
-  return BadField(name, "a whole number", Quoted(*text));
+  return engine::BadField(name, "a whole number", Quoted(*text));
 }
 
 // Reads the body, and the session id from the path if the path names one.
@@ -59,7 +59,7 @@ absl::Status ReadFor(const HttpCallPtr& call, const PathWords& words, Message& m
 class NativeAnswer final : public AnswerWriter {
  public:
   bool streams() const override { return true; }
-  void Add(const StreamEvent& event, std::string& out) override {
+  void Add(const engine::StreamEvent& event, std::string& out) override {
     std::deque<v1::GenerateResponse> messages;
     ToMessages(
         event, [&messages]() -> auto& { return messages.emplace_back(); });
@@ -78,7 +78,8 @@ absl::Status ServeInfo(const HttpCallPtr& call, const PathWords&) {
        absl::StrSplit(call->Query("positions").value_or(""), ',', absl::SkipEmpty())) {
     uint64_t position = 0;
     if (!absl::SimpleAtoi(text, &position)) {
-      return BadField("positions", "whole numbers with commas between", Quoted(std::string(text)));
+      return engine::BadField("positions", "whole numbers with commas between",
+                              Quoted(std::string(text)));
     }
     request.add_positions(position);
   }
@@ -144,4 +145,4 @@ absl::Status ServeGenerate(const HttpCallPtr& call, const PathWords& words) {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "server/engine/common/limits.h"
 #include "server/http/http_errors.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -28,7 +28,7 @@ Json Bytes(const std::string& text) {
   return bytes;
 }
 
-Json StopJson(const Finished& finished) {
+Json StopJson(const engine::Finished& finished) {
   if (!finished.matched_stop.empty()) return finished.matched_stop;
   if (finished.matched_token_id) return *finished.matched_token_id;
   return nullptr;
@@ -36,12 +36,13 @@ Json StopJson(const Finished& finished) {
 
 }  // namespace
 
-std::string TokenText(const Tokenizer* tokenizer, int32_t id) {
+std::string TokenText(const model::Tokenizer* tokenizer, int32_t id) {
   if (tokenizer == nullptr || !tokenizer->has_text()) return absl::StrCat("token_id:", id);
   return tokenizer->Decode(std::array{id}).value_or("");
 }
 
-void AppendChatLogprobs(const TokenChunk& chunk, const Tokenizer* tokenizer, Json& list) {
+void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
+                        Json& list) {
   const auto entry = [tokenizer](int32_t id, float logprob) {
     const std::string text = TokenText(tokenizer, id);
     return Json{{"token", text}, {"logprob", logprob}, {"bytes", Bytes(text)}};
@@ -50,27 +51,27 @@ void AppendChatLogprobs(const TokenChunk& chunk, const Tokenizer* tokenizer, Jso
     Json& token = list.emplace_back(entry(chunk.token_ids[i], chunk.logprobs[i]));
     token["top_logprobs"] = Json::array();
     if (i >= chunk.top.size()) continue;
-    for (const TokenLogprob& top : chunk.top[i]) {
+    for (const model::TokenLogprob& top : chunk.top[i]) {
       token["top_logprobs"].push_back(entry(top.token_id, top.logprob));
     }
   }
 }
 
-Json FinishName(FinishReason reason) {
-  if (reason == FinishReason::kStop) return "stop";
-  if (reason == FinishReason::kLength) return "length";
+Json FinishName(engine::FinishReason reason) {
+  if (reason == engine::FinishReason::kStop) return "stop";
+  if (reason == engine::FinishReason::kLength) return "length";
   return nullptr;
 }
 
-OpenAiAnswer::OpenAiAnswer(OpenAiRequest request, std::string model, const Tokenizer* tokenizer,
-                           int64_t created)
+OpenAiAnswer::OpenAiAnswer(OpenAiRequest request, std::string model,
+                           const model::Tokenizer* tokenizer, int64_t created)
     : request_(std::move(request)),
       tokenizer_(tokenizer),
       id_(absl::StrCat(chat() ? "chatcmpl-" : "cmpl-", UnguessableHex())),
       model_(std::move(model)),
       created_(created),
       head_(Head(id_, chat(), created, model_)),
-      choices_(std::min<size_t>(request_.message.sampling().n(), kMaxCompletions)) {}
+      choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {}
 
 Json OpenAiAnswer::Usage() const {
   return {{"prompt_tokens", prompt_tokens_},
@@ -80,7 +81,7 @@ Json OpenAiAnswer::Usage() const {
 }
 
 // The form of the completions API: parallel lists.
-void OpenAiAnswer::AddLogprobs(const TokenChunk& chunk, Choice& choice, Json& to) const {
+void OpenAiAnswer::AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
   if (chunk.logprobs.empty()) return;
   if (chat()) {
     if (to.is_null()) to = {{"content", Json::array()}, {"refusal", nullptr}};
@@ -96,7 +97,7 @@ void OpenAiAnswer::AddLogprobs(const TokenChunk& chunk, Choice& choice, Json& to
     const std::string text = TokenText(tokenizer_, chunk.token_ids[i]);
     Json best = Json::object();
     if (i < chunk.top.size()) {
-      for (const TokenLogprob& top : chunk.top[i]) {
+      for (const model::TokenLogprob& top : chunk.top[i]) {
         best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
       }
     }
@@ -116,7 +117,7 @@ void OpenAiAnswer::AppendChunk(int index, const std::string& members, std::strin
   AppendEvent(data, out);
 }
 
-void OpenAiAnswer::Add(const StreamEvent& event, std::string& out) {
+void OpenAiAnswer::Add(const engine::StreamEvent& event, std::string& out) {
   if (event.started) {
     prompt_tokens_ = event.started->prompt_tokens;
     cached_tokens_ = event.started->cached_tokens;
@@ -128,7 +129,7 @@ void OpenAiAnswer::Add(const StreamEvent& event, std::string& out) {
     }
   }
   if (event.chunk) {
-    const TokenChunk& chunk = *event.chunk;
+    const engine::TokenChunk& chunk = *event.chunk;
     Choice& choice = choices_[chunk.index];
     completion_tokens_ += std::ssize(chunk.token_ids);
     if (streams()) {
@@ -194,4 +195,4 @@ Json OpenAiAnswer::Whole() const {
   return whole;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,23 +9,24 @@
 #include "server/http/answer_writer.h"
 #include "server/http/openai_request.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The text of one token, as OpenAI's logprobs show it.
-std::string TokenText(const Tokenizer* tokenizer, int32_t id);
+std::string TokenText(const model::Tokenizer* tokenizer, int32_t id);
 // Appends {"token", "logprob", "bytes", "top_logprobs"} for each token of the chunk.
-void AppendChatLogprobs(const TokenChunk& chunk, const Tokenizer* tokenizer, nlohmann::json& list);
+void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
+                        nlohmann::json& list);
 // "stop" or "length"; null for other ends.
-nlohmann::json FinishName(FinishReason reason);
+nlohmann::json FinishName(engine::FinishReason reason);
 
 class OpenAiAnswer final : public AnswerWriter {
  public:
   // The tokenizer may be null, and outlives it. created: seconds since 1970.
-  OpenAiAnswer(OpenAiRequest request, std::string model, const Tokenizer* tokenizer,
+  OpenAiAnswer(OpenAiRequest request, std::string model, const model::Tokenizer* tokenizer,
                int64_t created);
 
   bool streams() const override { return request_.stream; }
-  void Add(const StreamEvent& event, std::string& out) override;
+  void Add(const engine::StreamEvent& event, std::string& out) override;
   void End(const absl::Status& status, std::string& out) override;
 
  private:
@@ -38,14 +39,14 @@ class OpenAiAnswer final : public AnswerWriter {
   };
 
   bool chat() const { return request_.api == OpenAiApi::kChat; }
-  void AddLogprobs(const TokenChunk& chunk, Choice& choice, nlohmann::json& to) const;
+  void AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, nlohmann::json& to) const;
   nlohmann::json Usage() const;
   // Appends a chunk with one choice; `members`: its members without the index.
   void AppendChunk(int index, const std::string& members, std::string& out) const;
   nlohmann::json Whole() const;
 
   const OpenAiRequest request_;
-  const Tokenizer* const tokenizer_;
+  const model::Tokenizer* const tokenizer_;
   const std::string id_, model_;
   const int64_t created_;
   const std::string head_;  // beginning of every chunk, up to its choices
@@ -53,4 +54,4 @@ class OpenAiAnswer final : public AnswerWriter {
   int64_t prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

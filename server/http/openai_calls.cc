@@ -14,7 +14,7 @@
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -75,7 +75,7 @@ class TokenList {
 
  private:
   HttpCall& call_;
-  const Tokenizer* const tokenizer_;  // null: ids alone
+  const model::Tokenizer* const tokenizer_;  // null: ids alone
   std::string ids_, texts_;
   int64_t count_ = 0;
   size_t held_ = 0;
@@ -116,7 +116,7 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   const bool special = fields.Bool("add_special_tokens").value_or(messages == nullptr);
   const bool with_texts = fields.Bool("return_token_strs").value_or(false);
   if ((text.has_value()) == (messages != nullptr)) {
-    fields.Fail(BadField("prompt", "it or messages", text ? "both" : "neither"));
+    fields.Fail(engine::BadField("prompt", "it or messages", text ? "both" : "neither"));
   }
   RETURN_IF_ERROR(fields.Finish());
 
@@ -150,4 +150,4 @@ absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

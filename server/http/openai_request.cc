@@ -14,7 +14,7 @@
 #include "server/engine/common/validate.h"
 #include "server/http/http_errors.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -58,7 +58,7 @@ void ReadStop(BodyFields& fields, v1::StopConditions& to) {
   if (stop->is_string()) return to.add_stop_strings(stop->get<std::string>());
   if (!stop->is_array()) return fields.Expected("stop", "a text or a list of texts", *stop);
   const int64_t size = std::ssize(*stop);
-  fields.Fail(CheckListSizes({.stop_strings = size}, ""));
+  fields.Fail(engine::CheckListSizes({.stop_strings = size}, ""));
   if (!fields.ok()) return;
   for (const Json& entry : *stop) {
     if (!entry.is_string()) return fields.Expected("stop", "a text or a list of texts", entry);
@@ -70,12 +70,12 @@ void ReadLogitBias(BodyFields& fields, v1::SamplingParams& to) {
   const Json* const bias = fields.Any("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Expected("logit_bias", "an object", *bias);
-  fields.Fail(CheckListSizes({.logit_bias = std::ssize(*bias)}, ""));
+  fields.Fail(engine::CheckListSizes({.logit_bias = std::ssize(*bias)}, ""));
   if (!fields.ok()) return;
   for (const auto& entry : bias->items()) {
     uint32_t id = 0;
     if (!absl::SimpleAtoi(entry.key(), &id)) {
-      return fields.Fail(BadField("logit_bias", "token ids as keys", Quoted(entry.key())));
+      return fields.Fail(engine::BadField("logit_bias", "token ids as keys", Quoted(entry.key())));
     }
     if (!entry.value().is_number()) return fields.Expected("logit_bias", "numbers", entry.value());
     (*to.mutable_logit_bias())[id] = static_cast<float>(entry.value().get<double>());
@@ -87,7 +87,8 @@ void ReadStream(BodyFields& fields, OpenAiRequest& to) {
   const Json* const options = fields.Any("stream_options");
   if (options == nullptr) return;
   if (!options->is_object()) return fields.Expected("stream_options", "an object", *options);
-  if (!to.stream) return fields.Fail(BadField("stream_options", "it only with stream", "it"));
+  if (!to.stream)
+    return fields.Fail(engine::BadField("stream_options", "it only with stream", "it"));
   BodyFields inner(*options, "stream_options.");
   to.include_usage = inner.Bool("include_usage").value_or(false);
   to.continuous_usage = inner.Bool("continuous_usage_stats").value_or(false);
@@ -98,7 +99,8 @@ void ReadStream(BodyFields& fields, OpenAiRequest& to) {
 // Reads the prompt of a completion: one text, or its token ids.
 void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
   const Json* prompt = fields.Any("prompt");
-  if (prompt == nullptr) return fields.Fail(BadField("prompt", "a text or token ids", "none"));
+  if (prompt == nullptr)
+    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
   const bool one_of_one = prompt->is_array() && prompt->size() == 1 &&
                           (prompt->front().is_string() || prompt->front().is_array());
   if (one_of_one) prompt = &prompt->front();
@@ -278,7 +280,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   message.mutable_output()->set_logprobs(fields.Bool("logprobs").value_or(false));
   if (const auto top = fields.Count("top_logprobs")) {
     if (*top > 0 && !message.output().logprobs()) {
-      fields.Fail(BadField("top_logprobs", "it only with logprobs", "it"));
+      fields.Fail(engine::BadField("top_logprobs", "it only with logprobs", "it"));
     }
     message.mutable_output()->set_top_logprobs(*top);
   }
@@ -305,7 +307,7 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
       {"output.top_logprobs", "logprobs"},
       {"output.", ""},
   }};
-  const ErrorFacts facts = GetErrorFacts(status);
+  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
   for (auto [ours, theirs] : kNames) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     if (api == OpenAiApi::kChat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
@@ -313,11 +315,11 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
       return absl::ConsumePrefix(&text, ours) ? absl::StrCat(theirs, text) : std::string(text);
     };
     absl::Status in_theirs(status.code(), renamed(status.message()));
-    ErrorFacts all = facts;
+    engine::ErrorFacts all = facts;
     all.field = renamed(facts.field);
-    return WithLogText(WithFacts(in_theirs, all), LogText(status));
+    return engine::WithLogText(engine::WithFacts(in_theirs, all), engine::LogText(status));
   }
   return status;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/http/body_fields.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Token limits of requests without one. For completions OpenAI's default; for chats, where OpenAI's
 // is the rest of the context window, the length of a long answer.
@@ -47,4 +47,4 @@ std::string ReadContent(BodyFields& fields, const std::string& name, const nlohm
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,7 +8,7 @@
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 }  // namespace
 
 ResponseAnswer::ResponseAnswer(const ResponseRequest& request, std::string id,
-                               const std::string& model, const Tokenizer* tokenizer,
+                               const std::string& model, const model::Tokenizer* tokenizer,
                                int64_t created)
     : streams_(request.stream),
       tokenizer_(tokenizer),
@@ -76,7 +76,7 @@ void ResponseAnswer::AppendBegin(std::string& out) {
          {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", Part()}}, out);
 }
 
-void ResponseAnswer::Add(const StreamEvent& event, std::string& out) {
+void ResponseAnswer::Add(const engine::StreamEvent& event, std::string& out) {
   if (event.started) {
     position_ = event.started->position;
     cached_ = event.started->cached_tokens;
@@ -98,8 +98,8 @@ void ResponseAnswer::Add(const StreamEvent& event, std::string& out) {
     }
   }
   if (event.finished) {
-    const Usage& usage = event.finished->usage;
-    status_ = event.finished->reason == FinishReason::kLength ? "incomplete" : "completed";
+    const engine::Usage& usage = event.finished->usage;
+    status_ = event.finished->reason == engine::FinishReason::kLength ? "incomplete" : "completed";
     const int64_t input = position_ + usage.prompt_tokens;
     usage_ = {{"input_tokens", input},
               {"input_tokens_details", {{"cached_tokens", cached_}}},
@@ -136,4 +136,4 @@ void ResponseAnswer::End(const absl::Status& status, std::string& out) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,16 +8,16 @@
 #include "server/http/answer_writer.h"
 #include "server/http/response_request.h"
 
-namespace ovq {
+namespace ovq::server {
 
 class ResponseAnswer final : public AnswerWriter {
  public:
   // id: of the response. The tokenizer may be null, and outlives it.
   ResponseAnswer(const ResponseRequest& request, std::string id, const std::string& model,
-                 const Tokenizer* tokenizer, int64_t created);
+                 const model::Tokenizer* tokenizer, int64_t created);
 
   bool streams() const override { return streams_; }
-  void Add(const StreamEvent& event, std::string& out) override;
+  void Add(const engine::StreamEvent& event, std::string& out) override;
   void End(const absl::Status& status, std::string& out) override;
   // The response so far: complete once Finished was added.
   nlohmann::json Response() const;
@@ -30,7 +30,7 @@ class ResponseAnswer final : public AnswerWriter {
   nlohmann::json Item() const;  // the message with the text part
 
   const bool streams_;
-  const Tokenizer* const tokenizer_;
+  const model::Tokenizer* const tokenizer_;
   const std::string id_, item_id_;
   nlohmann::json head_;  // the fields that do not change
   std::string text_;
@@ -42,4 +42,4 @@ class ResponseAnswer final : public AnswerWriter {
   int64_t sequence_ = 0;  // number of the next event
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -17,7 +17,7 @@
 #include "server/http/response_answer.h"
 #include "server/http/response_request.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr const char* kSessionHeader = "ovq-session";
@@ -65,8 +65,8 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
       return absl::OkStatus();
     }
     if (!request_.instructions) return absl::OkStatus();
-    return BadField("instructions", "none, or those of the response before, which it goes on with",
-                    "others");
+    return engine::BadField(
+        "instructions", "none, or those of the response before, which it goes on with", "others");
   }
 
   void Start() {
@@ -176,7 +176,8 @@ absl::Status ServeResponse(const HttpCallPtr& call, const PathWords& words) {
   };
   // The engine's thread may call back: the answer is made on another one.
   call->services().engine.sessions().Get(
-      session, call->caller().tenant, [call, answer](const absl::StatusOr<SessionInfo>& info) {
+      session, call->caller().tenant,
+      [call, answer](const absl::StatusOr<engine::SessionInfo>& info) {
         call->services().quick.Run(call->client(), [answer, ok = info.ok()] { answer(ok); });
       });
   return absl::OkStatus();
@@ -193,4 +194,4 @@ absl::Status ServeResponseDelete(const HttpCallPtr& call, const PathWords& words
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

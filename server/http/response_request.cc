@@ -9,7 +9,7 @@
 #include "server/http/http_errors.h"
 #include "server/http/openai_request.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -18,7 +18,7 @@ constexpr std::string_view kPrefix = "resp_";
 
 void ReadInput(BodyFields& fields, v1::Conversation& to) {
   const Json* const input = fields.Any("input");
-  if (input == nullptr) return fields.Fail(BadField("input", "a text or messages", "none"));
+  if (input == nullptr) return fields.Fail(engine::BadField("input", "a text or messages", "none"));
   if (!input->is_string()) return ReadMessages(fields, "input", *input, to);
   v1::ChatMessage& message = *to.add_messages();
   message.set_role("user");
@@ -35,8 +35,8 @@ void ReadLogprobs(BodyFields& fields, v1::OutputOptions& to) {
   const std::optional<uint32_t> top = fields.Count("top_logprobs");
   if (!top) return;
   if (*top > 0 && !to.logprobs()) {
-    fields.Fail(
-        BadField("top_logprobs", "it only with include message.output_text.logprobs", "it"));
+    fields.Fail(engine::BadField("top_logprobs",
+                                 "it only with include message.output_text.logprobs", "it"));
   }
   to.set_top_logprobs(*top);
 }
@@ -75,7 +75,7 @@ std::string ResponseId(const std::string& session_id) {
 std::optional<std::string> ResponseSessionId(const std::string& response_id) {
   if (!response_id.starts_with(kPrefix)) return std::nullopt;
   std::string session = response_id.substr(kPrefix.size());
-  if (!IsSessionId(session)) return std::nullopt;
+  if (!engine::IsSessionId(session)) return std::nullopt;
   return session;
 }
 
@@ -118,7 +118,8 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string
   }
   RefuseOthers(fields);
   if (previous && (!message.memory().empty() || message.has_max_centroids())) {
-    fields.Fail(BadField("memory", "it and max_centroids without previous_response_id", "them"));
+    fields.Fail(
+        engine::BadField("memory", "it and max_centroids without previous_response_id", "them"));
   }
   RETURN_IF_ERROR(fields.Finish());
   request.shown = {
@@ -138,4 +139,4 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string
   return request;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

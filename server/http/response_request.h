@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct ResponseRequest {
   // Its conversation has the new messages only: instructions, if any, and the input.
@@ -30,4 +30,4 @@ std::string ResponseId(const std::string& session_id);
 std::optional<std::string> ResponseSessionId(const std::string& response_id);
 absl::Status NoResponse(const std::string& field, const char* code);  // NotFound
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace ovq {
+namespace ovq::server {
 
 size_t ResponseStore::Bytes(const std::string& id, const Stored& stored) {
   constexpr size_t kEntryBytes = 256;
@@ -40,4 +40,4 @@ void ResponseStore::Drop(const std::string& session_id) {
   entries_.erase(found);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,7 +8,7 @@
 #include <string>
 #include <unordered_map>
 
-namespace ovq {
+namespace ovq::server {
 
 // A response lives as long as its session. Its text is kept here, within a budget in bytes: beyond
 // it the oldest texts are dropped, and those responses can be continued but not shown. Any thread.
@@ -40,4 +40,4 @@ class ResponseStore {
   size_t bytes_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 namespace asio = boost::asio;
@@ -111,4 +111,4 @@ std::optional<HttpAnswer> PostJson(const HttpTarget& target, const std::string& 
   return Post(io, stream, target, json, time);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -6,7 +6,7 @@
 
 #include "absl/time/time.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The target of a request: http[s]://HOST:PORT/PATH.
 struct HttpTarget {
@@ -30,4 +30,4 @@ struct HttpAnswer {
 std::optional<HttpAnswer> PostJson(const HttpTarget& target, const std::string& json,
                                    absl::Duration patience);
 
-}  // namespace ovq
+}  // namespace ovq::server

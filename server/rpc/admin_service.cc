@@ -9,16 +9,16 @@
 #include "server/rpc/grpc_unary.h"
 #include "server/rpc/services.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
     const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
-  ASSIGN_OR_RETURN(SessionPage page,
+  ASSIGN_OR_RETURN(engine::SessionPage page,
                    info.services.engine.sessions().List(
                        std::nullopt, static_cast<int>(message.page_size()), message.page_token()));
   v1::AdminListSessionsResponse response;
-  for (const SessionInfo& session : page.sessions) {
+  for (const engine::SessionInfo& session : page.sessions) {
     v1::TenantSession& entry = *response.add_sessions();
     entry.set_tenant(session.tenant);
     Fill(session, *entry.mutable_session());
@@ -31,7 +31,7 @@ absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
 void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message,
                   const UnaryDone<v1::AdminDeleteSessionResponse>& done) {
   const std::string& id = message.session_id();
-  if (absl::Status status = CheckSessionId(id, ""); !status.ok()) return done(status);
+  if (absl::Status status = engine::CheckSessionId(id, ""); !status.ok()) return done(status);
   info.record.summary().SetSession(id);
   info.services.blocking.Run(info.client, [info, id, done] {
     absl::Status status = info.services.engine.sessions().Delete(id, std::nullopt);
@@ -40,11 +40,11 @@ void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& me
   });
 }
 
-void Fill(const TenantUse& from, v1::TenantStatus& to) {
+void FillTenant(const engine::TenantUse& from, v1::TenantStatus& to) {
   to.set_name(from.name);
   to.set_sessions(from.sessions);
   to.set_state_bytes(from.state_bytes);
-  const TenantLimits& limits = from.limits;
+  const engine::TenantLimits& limits = from.limits;
   if (limits.sessions) to.set_sessions_limit(*limits.sessions);
   if (limits.state_bytes) to.set_state_bytes_limit(*limits.state_bytes);
   if (limits.requests_per_second) to.set_requests_per_second_limit(*limits.requests_per_second);
@@ -55,7 +55,8 @@ void Fill(const TenantUse& from, v1::TenantStatus& to) {
 
 absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::GetStatusRequest&) {
   v1::ServerStatus status = GetServerStatus(info.services);
-  for (const TenantUse& use : info.services.engine.quotas().Use()) Fill(use, *status.add_tenants());
+  for (const engine::TenantUse& use : info.services.engine.quotas().Use())
+    FillTenant(use, *status.add_tenants());
   return status;
 }
 
@@ -76,4 +77,4 @@ std::vector<RpcService> AdminServices(ServiceContext& services, std::function<vo
   return made;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

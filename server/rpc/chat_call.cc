@@ -13,7 +13,7 @@
 #include "server/engine/common/validate.h"
 #include "server/rpc/stream_call.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // Phases: kUnopened -> kOpening -> kIdle <-> kTurn, and from any of them kEnding.
@@ -32,7 +32,7 @@ class ChatCall final
   void OnCancel() override;
   void OnDone() override;
 
-  void OnEvent(const StreamEvent& event) override;
+  void OnEvent(const engine::StreamEvent& event) override;
   void OnStreamEnd(const absl::Status& status) override;
   void Wake() override;  // any thread
 
@@ -47,14 +47,14 @@ class ChatCall final
 
   void Open(const v1::ChatOpen& open);
   void OpenNew(const v1::ChatOpen& open);
-  void Opened(absl::StatusOr<SessionInfo> session);
+  void Opened(absl::StatusOr<engine::SessionInfo> session);
 
   void BeginTurn(const v1::ChatTurn& turn);
   // On a blocking thread. charged: the tenant was charged for this turn with the call.
-  absl::Status SubmitTurn(const v1::ChatTurn& turn, const std::shared_ptr<TokenStream>& stream,
-                          bool charged);
+  absl::Status SubmitTurn(const v1::ChatTurn& turn,
+                          const std::shared_ptr<engine::TokenStream>& stream, bool charged);
   void TurnSubmitted(const absl::Status& status);
-  void HandleFinished(const Finished& finished);
+  void HandleFinished(const engine::Finished& finished);
   void EndTurn(const absl::Status& status);  // logs it
 
   void End(absl::Status status);
@@ -193,34 +193,35 @@ void ChatCall::Open(const v1::ChatOpen& open) {
     ephemeral_ = !open.keep_session();
     return OpenNew(open);
   }
-  if (absl::Status status = CheckSessionId(open.session_id(), "open."); !status.ok()) {
+  if (absl::Status status = engine::CheckSessionId(open.session_id(), "open."); !status.ok()) {
     return Opened(status);
   }
   if (!open.memory().empty() || open.has_max_centroids() || open.has_ttl()) {
-    return Opened(BadField("open", "memory, max_centroids and ttl only for a new session",
-                           "them with session_id"));
+    return Opened(engine::BadField("open", "memory, max_centroids and ttl only for a new session",
+                                   "them with session_id"));
   }
   services_.engine.sessions().Get(
       open.session_id(), caller_.tenant,
-      [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
+      [self = shared_from_this(), this](absl::StatusOr<engine::SessionInfo> session) {
         OnStrand([this, session = std::move(session)] { Opened(session); });
       });
 }
 
 void ChatCall::OpenNew(const v1::ChatOpen& open) {
-  absl::StatusOr<SessionOptions> options = ToSessionOptions(open, context_);
+  absl::StatusOr<engine::SessionOptions> options = ToSessionOptions(open, context_);
   if (!options.ok()) return Opened(options.status());
   options->field_prefix = "open.";
   options->tenant = caller_.tenant;
   options->client = caller_.client;
   options->deadline = record_.deadline();
   services_.engine.sessions().Create(
-      *std::move(options), [self = shared_from_this(), this](absl::StatusOr<SessionInfo> session) {
+      *std::move(options),
+      [self = shared_from_this(), this](absl::StatusOr<engine::SessionInfo> session) {
         OnStrand([this, session = std::move(session)] { Opened(session); });
       });
 }
 
-void ChatCall::Opened(absl::StatusOr<SessionInfo> session) {
+void ChatCall::Opened(absl::StatusOr<engine::SessionInfo> session) {
   if (session.ok()) {
     session_id_ = session->id;
     record_.summary().SetSession(session_id_);
@@ -264,11 +265,12 @@ void ChatCall::BeginTurn(const v1::ChatTurn& turn) {
 
 // Uses only members that do not change while a turn is being submitted.
 absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
-                                  const std::shared_ptr<TokenStream>& stream, bool charged) {
+                                  const std::shared_ptr<engine::TokenStream>& stream,
+                                  bool charged) {
   // A conversation may outlast its token.
   RETURN_IF_ERROR(services_.auth.Recheck(caller_));
   RETURN_IF_ERROR(charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant));
-  GenerateRequest request;
+  engine::GenerateRequest request;
   request.field_prefix = "turn.";
   request.session_id = session_id_;
   request.tenant = caller_.tenant;
@@ -277,7 +279,7 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
   request.deadline = record_.deadline();
   const PromptPlace place = FindPromptPlace(services_.engine, session_id_, caller_.tenant);
   RETURN_IF_ERROR(SetGeneration(turn, place, services_.engine, request));
-  if (turn.more() && request.prompt.empty()) return EmptyPrompt(request.field_prefix);
+  if (turn.more() && request.prompt.empty()) return engine::EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
   RETURN_IF_ERROR(ReserveBytes(*turn_memory_, StreamBytes(request)));
   return services_.engine.Submit(std::move(request), stream);
@@ -293,17 +295,17 @@ void ChatCall::Wake() {
   OnStrand([this] { Pump(); });
 }
 
-void ChatCall::OnEvent(const StreamEvent& event) {
+void ChatCall::OnEvent(const engine::StreamEvent& event) {
   if (event.started && !turn_defaults_.more())
     Fill(*event.started, *out_.emplace_back().mutable_started());
   if (event.chunk) Fill(*event.chunk, *out_.emplace_back().mutable_chunk());
   if (event.finished) HandleFinished(*event.finished);
 }
 
-void ChatCall::HandleFinished(const Finished& finished) {
+void ChatCall::HandleFinished(const engine::Finished& finished) {
   position_ = finished.usage.position;
   v1::ChatResponse& response = turn_result_.emplace();
-  if (turn_defaults_.more() && finished.reason != FinishReason::kCancelled) {
+  if (turn_defaults_.more() && finished.reason != engine::FinishReason::kCancelled) {
     response.mutable_absorbed()->set_position(position_);
   } else {
     Fill(finished, *response.mutable_finished());
@@ -380,4 +382,4 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
   return call.get();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,7 +8,7 @@
 #include "server/calls/token_pump.h"
 #include "server/rpc/stream_call.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 class GenerateCall final
@@ -27,7 +27,7 @@ class GenerateCall final
   }
 
   void OnCancel() override { pump_.Cancel(); }
-  void OnEvent(const StreamEvent& event) override {
+  void OnEvent(const engine::StreamEvent& event) override {
     ToMessages(
         event, [this]() -> auto& { return out_.emplace_back(); });
   }
@@ -60,4 +60,4 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& servic
   return call.get();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -4,7 +4,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/rpc/grpc_codec.h"
 
-namespace ovq {
+namespace ovq::server {
 
 GrpcCallContext::GrpcCallContext(grpc::CallbackServerContext* context)
     : context_(context), deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))) {}
@@ -20,7 +20,7 @@ std::vector<std::string> GrpcCallContext::Values(const char* name) const {
 
 grpc::Status GrpcCallContext::End(CallRecord& record, const absl::Status& status) const {
   const absl::Status seen = record.Seen(status);
-  if (const std::optional<absl::Duration> wait = GetErrorFacts(seen).retry_after) {
+  if (const std::optional<absl::Duration> wait = engine::GetErrorFacts(seen).retry_after) {
     context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
   }
   for (const auto& [name, value] : record.AnswerHeaders()) {
@@ -31,4 +31,4 @@ grpc::Status GrpcCallContext::End(CallRecord& record, const absl::Status& status
   return ToGrpcStatus(seen);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "server/access/call_context.h"
 #include "server/calls/service_context.h"
 
-namespace ovq {
+namespace ovq::server {
 
 class GrpcCallContext final : public CallContext {
  public:
@@ -31,4 +31,4 @@ class GrpcCallContext final : public CallContext {
   const SteadyTime deadline_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

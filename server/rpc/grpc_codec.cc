@@ -19,7 +19,7 @@
 #include "server/calls/service_context.h"
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -124,20 +124,21 @@ absl::StatusOr<Extent> MeasureMessage(grpc::ByteBuffer& bytes, const Message& me
   if (!Measure(in, *message.GetDescriptor(), extent)) return NotTheMessage(message);
   const std::string& name = message.GetDescriptor()->full_name();
   if (extent.unknown > kMaxUnknownBytes) {
-    return BadField(name,
-                    absl::StrCat("at most ", kMaxUnknownBytes,
-                                 " bytes of fields that this server does not know"),
-                    extent.unknown);
+    return engine::BadField(name,
+                            absl::StrCat("at most ", kMaxUnknownBytes,
+                                         " bytes of fields that this server does not know"),
+                            extent.unknown);
   }
   if (extent.parts > kMaxParts) {
-    return BadField(name, absl::StrCat("at most ", kMaxParts, " messages and texts"), extent.parts);
+    return engine::BadField(name, absl::StrCat("at most ", kMaxParts, " messages and texts"),
+                            extent.parts);
   }
   return extent;
 }
 
 // The serialized google.rpc.Status in which standard clients look for details; "" without facts.
 std::string Details(const absl::Status& status) {
-  const ErrorFacts facts = GetErrorFacts(status);
+  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
   if (facts.empty()) return "";
   v1::ErrorInfo info;
   Fill(facts, info);
@@ -168,8 +169,8 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, Message& message, ByteH
   if (!reader.status().ok() || !message.ParseFromZeroCopyStream(&reader)) {
     const std::string field = NotUtf8(message);
     if (field.empty()) return NotTheMessage(message);
-    return WithFacts(absl::InvalidArgumentError(absl::StrCat(field, ": expected UTF-8 text")),
-                     {.field = field});
+    return engine::WithFacts(
+        absl::InvalidArgumentError(absl::StrCat(field, ": expected UTF-8 text")), {.field = field});
   }
   message.DiscardUnknownFields();
   return absl::OkStatus();
@@ -183,4 +184,4 @@ grpc::ByteBuffer SerializeMessage(const Message& message) {
   return bytes;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "base/byte_budget.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Limit on the bytes of unknown fields in one request. proto3 skips such fields, but they take many
 // times their bytes while the message is parsed.
@@ -31,4 +31,4 @@ absl::Status ParseMessage(const grpc::ByteBuffer& bytes, google::protobuf::Messa
                           ByteHold& hold);
 grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message);
 
-}  // namespace ovq
+}  // namespace ovq::server

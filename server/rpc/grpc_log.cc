@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 std::atomic<Log*> target = nullptr;
@@ -34,4 +34,4 @@ GrpcLog::~GrpcLog() {
   target = nullptr;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -3,7 +3,7 @@
 
 #include "server/telemetry/log.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Only one object of the class at a time. While it exists, the library's messages go to `log`,
 // under the rate of their kind; the environment variable GRPC_VERBOSITY selects their level.
@@ -15,4 +15,4 @@ class GrpcLog {
   GrpcLog& operator=(const GrpcLog&) = delete;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

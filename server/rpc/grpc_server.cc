@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr int kMinPingIntervalMs = 10'000;
@@ -36,7 +36,7 @@ int ToMs(absl::Duration time) {
 
 void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  builder.SetMaxSendMessageSize(static_cast<int>(kMaxAnswerBytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(engine::kMaxAnswerBytes));
   // The library inflates a whole message before it checks the size: 64 MiB could become 64 GiB of
   // zeros.
   for (grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
@@ -98,4 +98,4 @@ void GrpcServer::Shutdown(absl::Time deadline) {
   server_->Wait();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -13,7 +13,7 @@
 #include "server/access/tls.h"
 #include "server/rpc/services.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct ListenOptions {
   std::string address;            // HOST:PORT; port 0: any
@@ -48,4 +48,4 @@ class GrpcServer {
   int port_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

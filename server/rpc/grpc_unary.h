@@ -19,7 +19,7 @@
 #include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
 
-namespace ovq {
+namespace ovq::server {
 
 template <class Request, class Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
@@ -45,8 +45,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       absl::StatusOr<Caller> caller = services_.Admit(context_, access);
       if (!caller.ok()) return End(caller.status());
       if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
-        return End(BadField(Request::descriptor()->full_name(),
-                            absl::StrCat("at most ", kMaxQuickBytes, " bytes"), request->Length()));
+        return End(engine::BadField(Request::descriptor()->full_name(),
+                                    absl::StrCat("at most ", kMaxQuickBytes, " bytes"),
+                                    request->Length()));
       }
       Request message;
       if (absl::Status status = ParseMessage(*request, message, memory_); !status.ok())
@@ -81,7 +82,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   ByteHold memory_;
   grpc::ByteBuffer* const response_;
   WorkQueue* queue_ = nullptr;
-  const std::shared_ptr<CancelSignal> cancel_ = std::make_shared<CancelSignal>();
+  const std::shared_ptr<engine::CancelSignal> cancel_ = std::make_shared<engine::CancelSignal>();
 };
 
 // A service of ovq.v1 whose methods take and give bytes, as the generated WithRawCallbackMethod_*
@@ -150,4 +151,4 @@ class RawService final : public Api::Service {
   const Access access_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

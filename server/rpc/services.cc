@@ -8,7 +8,7 @@
 #include "server/rpc/grpc_unary.h"
 #include "server/rpc/stream_call.h"
 
-namespace ovq {
+namespace ovq::server {
 
 std::vector<RpcService> ClientServices(ServiceContext& services) {
   using grpc::internal::CallbackServerStreamingHandler;
@@ -40,4 +40,4 @@ std::vector<RpcService> ClientServices(ServiceContext& services) {
   return made;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -10,7 +10,7 @@
 
 #include "server/calls/service_context.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct RpcService {
   std::string name;  // full name, for health checks
@@ -23,4 +23,4 @@ std::vector<RpcService> ClientServices(ServiceContext& services);
 // the drain, as a signal would; may be called more than once, must not block.
 std::vector<RpcService> AdminServices(ServiceContext& services, std::function<void()> drain);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -15,7 +15,7 @@
 #include "server/engine/common/validate.h"
 #include "server/rpc/stream_call.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr size_t kPartBytes = size_t{1} << 20;
@@ -38,21 +38,21 @@ class ExportCall final
     ASSIGN_OR_RETURN(Caller caller, services_.Admit(context_));
     v1::ExportSessionRequest message;
     RETURN_IF_ERROR(ParseMessage(bytes, message, memory_));
-    RETURN_IF_ERROR(CheckSessionId(message.session_id(), ""));
+    RETURN_IF_ERROR(engine::CheckSessionId(message.session_id(), ""));
     record_.summary().tenant = caller.tenant;
     record_.summary().SetSession(message.session_id());
-    std::optional<SessionBase> since;
+    std::optional<engine::SessionBase> since;
     if (message.has_since()) {
       const std::string& digest = message.since().digest();
       const uint64_t length = message.since().length();
-      RETURN_IF_ERROR(CheckSessionBase(length, digest.size(), "since."));
+      RETURN_IF_ERROR(engine::CheckSessionBase(length, digest.size(), "since."));
       since = {static_cast<int64_t>(length), digest};
     }
-    ASSIGN_OR_RETURN(SessionImage image, services_.engine.sessions().Export(message.session_id(),
-                                                                            caller.tenant, since));
+    ASSIGN_OR_RETURN(engine::SessionImage image, services_.engine.sessions().Export(
+                                                     message.session_id(), caller.tenant, since));
     image.made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
-    if (image.tokens) base_ = MakeSessionBase(*image.tokens);
-    file_ = since ? EncodeDelta(image, *since) : EncodeSession(std::move(image));
+    if (image.tokens) base_ = engine::MakeSessionBase(*image.tokens);
+    file_ = since ? engine::EncodeDelta(image, *since) : engine::EncodeSession(std::move(image));
     return absl::OkStatus();
   }
 
@@ -74,8 +74,8 @@ class ExportCall final
     return true;
   }
 
-  EncodedSession file_;
-  std::optional<SessionBase> base_;  // of the exported file; none without tokens
+  engine::EncodedSession file_;
+  std::optional<engine::SessionBase> base_;  // of the exported file; none without tokens
   size_t sent_ = 0;
 };
 
@@ -97,10 +97,10 @@ class ImportReservation {
       bytes_ += bytes;
       return absl::OkStatus();
     }
-    return WithFacts(absl::ResourceExhaustedError(
-                         absl::StrCat("imports: ", bytes, " bytes needed, ", budget_->most - held,
-                                      " of ", budget_->most, " bytes free")),
-                     {.reason = RejectReason::kStateMemory, .bytes_needed = bytes});
+    return engine::WithFacts(absl::ResourceExhaustedError(absl::StrCat(
+                                 "imports: ", bytes, " bytes needed, ", budget_->most - held,
+                                 " of ", budget_->most, " bytes free")),
+                             {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes});
   }
 
  private:
@@ -118,7 +118,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         response_(response),
         record_(services, label, context_),
         reservation_(std::move(budget)),
-        reader_([this](const SessionImage& head) { return CheckHead(head); }) {}
+        reader_([this](const engine::SessionImage& head) { return CheckHead(head); }) {}
 
   void Start() {
     self_ = shared_from_this();
@@ -149,7 +149,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
   void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
 
-  absl::Status CheckHead(const SessionImage& head) {
+  absl::Status CheckHead(const engine::SessionImage& head) {
     RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
     const auto tokens = static_cast<size_t>(head.length());
     return reservation_.Reserve(head.state_bytes + tokens * sizeof(int32_t));
@@ -161,7 +161,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     absl::Status status = ParseMessage(part_, message, memory);
     if (status.ok() && message.has_ttl()) {
       options_.ttl = ToDuration(message.ttl());
-      status = CheckTtl(services_.engine.config(), options_.ttl, "");
+      status = engine::CheckTtl(services_.engine.config(), options_.ttl, "");
     }
     if (status.ok()) status = reader_.Add(message.data());
     if (!status.ok()) return End(status);
@@ -171,7 +171,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Import() {
     if (cancelled_) return End(absl::CancelledError("cancelled by the client"));
-    absl::StatusOr<SessionImage> image = reader_.Finish();
+    absl::StatusOr<engine::SessionImage> image = reader_.Finish();
     if (!image.ok()) return End(image.status());
     services_.engine.sessions().Import(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
@@ -181,7 +181,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         });
   }
 
-  void Answer(const absl::StatusOr<SessionInfo>& session) {
+  void Answer(const absl::StatusOr<engine::SessionInfo>& session) {
     if (!session.ok()) return End(session.status());
     if (cancelled_) {  // no client knows its id
       (void)services_.engine.sessions().Delete(session->id, session->tenant);
@@ -199,8 +199,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   grpc::ByteBuffer* const response_;
   CallRecord record_;
   ImportReservation reservation_;
-  SessionReader reader_;
-  SessionOptions options_;
+  engine::SessionReader reader_;
+  engine::SessionOptions options_;
   grpc::ByteBuffer part_;
   std::atomic<bool> cancelled_ = false;
   std::shared_ptr<ImportCall> self_;  // until OnDone
@@ -225,4 +225,4 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBud
   return call.get();
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

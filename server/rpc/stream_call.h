@@ -12,7 +12,7 @@
 #include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // Writes messages one at a time: the next one is made once gRPC has taken the one before, so a slow
 // client holds up its own call only. Make it with std::make_shared.
@@ -113,4 +113,4 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBud
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // Spans of the engine's phases, placed backwards from the end: decoding comes last.
@@ -66,4 +66,4 @@ void ExportCall(const EndedCall& call, TraceExporter& traces) {
   if (parts) ExportParts(span, work, traces);
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -10,7 +10,7 @@
 #include "server/telemetry/trace_context.h"
 #include "server/telemetry/trace_export.h"
 
-namespace ovq {
+namespace ovq::server {
 
 struct EndedCall {
   const char* method;  // RPC label, or over HTTP the route
@@ -28,4 +28,4 @@ struct EndedCall {
 // caller's trace is not sampled.
 void ExportCall(const EndedCall& call, TraceExporter& traces);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -4,9 +4,9 @@
 
 #include "server/engine/common/session.h"
 
-namespace ovq {
+namespace ovq::server {
 
-void WorkSummary::Add(const StreamEvent& event) {
+void WorkSummary::Add(const engine::StreamEvent& event) {
   if (event.started) {
     prompt_tokens = prompt_tokens.value_or(0) + event.started->prompt_tokens;
     generated_tokens = generated_tokens.value_or(0);
@@ -16,7 +16,7 @@ void WorkSummary::Add(const StreamEvent& event) {
         generated_tokens.value_or(0) + static_cast<int64_t>(event.chunk->token_ids.size());
   }
   if (!event.finished) return;
-  const Usage& usage = event.finished->usage;
+  const engine::Usage& usage = event.finished->usage;
   finish = event.finished->reason;
   queue_time = usage.queue_time;
   prefill_time = usage.prefill_time;
@@ -29,11 +29,11 @@ void WorkSummary::AppendTo(LogFields& fields) const {
   if (generated_tokens) fields.emplace_back("generated_tokens", *generated_tokens);
   if (queue_time) fields.emplace_back("queue_ms", Milliseconds(*queue_time));
   if (first_token) fields.emplace_back("ttft_ms", Milliseconds(*first_token));
-  if (finish) fields.emplace_back("finish_reason", FinishReasonName(*finish));
+  if (finish) fields.emplace_back("finish_reason", engine::FinishReasonName(*finish));
 }
 
 void CallSummary::SetSession(std::string_view id) {
-  session_id = IsSessionId(id) ? std::string(id) : "";
+  session_id = engine::IsSessionId(id) ? std::string(id) : "";
 }
 
 void CallSummary::AppendTo(LogFields& fields) const {
@@ -61,4 +61,4 @@ double Milliseconds(absl::Duration time) {
   return std::round(absl::ToDoubleMicroseconds(time)) / 1000;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -13,7 +13,7 @@
 #include "server/engine/common/engine_api.h"
 #include "server/telemetry/log.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The calls that get a line (--log-requests).
 enum class LogRequests : uint8_t { kNone, kErrors, kAll };
@@ -25,9 +25,9 @@ struct WorkSummary {
   std::optional<absl::Duration> queue_time;                 // of the last engine request
   std::optional<absl::Duration> first_token;                // since that request
   std::optional<absl::Duration> prefill_time, decode_time;  // of the last engine request
-  std::optional<FinishReason> finish;                       // of the last completion
+  std::optional<engine::FinishReason> finish;               // of the last completion
 
-  void Add(const StreamEvent& event);
+  void Add(const engine::StreamEvent& event);
   void AppendTo(LogFields& fields) const;
 };
 
@@ -47,4 +47,4 @@ LogLevel CallLogLevel(absl::StatusCode code, bool draining);
 
 double Milliseconds(absl::Duration time);  // rounded to microseconds
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // --- formatting ---
 
@@ -230,4 +230,4 @@ LogCounts Log::counts() const {
   return counts;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

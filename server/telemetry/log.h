@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/token_bucket.h"
 
-namespace ovq {
+namespace ovq::server {
 
 enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
 inline constexpr std::array<const char*, 4> kLogLevels = {"debug", "info", "warning", "error"};
@@ -107,4 +107,4 @@ class Log {
 std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level, LogKind kind,
                           std::string_view message, const LogFields& fields);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/telemetry/process_stats.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using prometheus::Labels;
@@ -18,7 +18,7 @@ void SetTo(prometheus::Counter& counter, double value) {
 }
 
 // Each of the functions below sets series that are read at a scrape.
-void ReadPrefixes(MetricFamilies& all, const PrefixStats& stats) {
+void ReadPrefixes(MetricFamilies& all, const engine::PrefixStats& stats) {
   const auto count = [&all](const char* name, const char* help, int64_t value) {
     SetTo(all.Counters(name, help).Add({}), value);
   };
@@ -33,7 +33,7 @@ void ReadPrefixes(MetricFamilies& all, const PrefixStats& stats) {
   bytes.Add({{"kind", "budget"}}).Set(stats.budget_bytes);
 }
 
-void ReadEngine(MetricFamilies& all, const EngineStats& stats) {
+void ReadEngine(MetricFamilies& all, const engine::EngineStats& stats) {
   const auto set = [&all](const char* name, const char* help, auto value,
                           const Labels& labels = {}) {
     all.Gauges(name, help).Add(labels).Set(value);
@@ -82,7 +82,8 @@ void ReadEngine(MetricFamilies& all, const EngineStats& stats) {
       stats.live_slots);
 }
 
-void ReadMemory(MetricFamilies& all, const ModelDescription& model, const EngineStats& stats) {
+void ReadMemory(MetricFamilies& all, const ModelDescription& model,
+                const engine::EngineStats& stats) {
   const auto set = [&](const char* kind, size_t bytes) {
     all.Gauges(
            "ovq_device_memory_bytes",
@@ -94,7 +95,7 @@ void ReadMemory(MetricFamilies& all, const ModelDescription& model, const Engine
   set("weights", model.weight_bytes);
   set("state", stats.state_bytes_committed);
   if (!model.has_gpu) return;
-  const GpuInfo gpu = stats.gpu.value_or(GpuInfo{});
+  const kernels::GpuInfo gpu = stats.gpu.value_or(kernels::GpuInfo{});
   set("total", gpu.total_bytes);
   set("free", gpu.free_bytes);
 }
@@ -181,7 +182,7 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
   auto& products = Gauges("ovq_matrix_products",
                           "Products with weights that the model was loaded with, by shape: whose "
                           "implementation, and which one, or why our own.");
-  for (const ProductChoice& choice : model.products) {
+  for (const kernels::ProductChoice& choice : model.products) {
     products
         .Add({{"inputs", absl::StrCat(choice.in)},
               {"outputs", absl::StrCat(choice.out)},
@@ -193,11 +194,11 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
   Gauges("ovq_build_info", "The program; always 1.", false).Add({{"version", OVQ_VERSION}}).Set(1);
 }
 
-EngineEvents Metrics::Events() {
+engine::EngineEvents Metrics::Events() {
   const auto observe = [](prometheus::Histogram& histogram) {
     return [&histogram](absl::Duration time) { histogram.Observe(absl::ToDoubleSeconds(time)); };
   };
-  EngineEvents events;
+  engine::EngineEvents events;
   events.first_token = observe(first_token_);
   events.next_token = observe(inter_token_);
   events.time_per_token = observe(time_per_output_token_);
@@ -206,12 +207,12 @@ EngineEvents Metrics::Events() {
     stream_blocked_.Increment(absl::ToDoubleSeconds(time));
   };
   events.not_a_number = [this](int64_t) { not_a_number_.Increment(); };
-  events.rejected = [this](RejectReason reason) {
-    rejections_.at(RejectReasonName(reason))->Increment();
+  events.rejected = [this](engine::RejectReason reason) {
+    rejections_.at(engine::RejectReasonName(reason))->Increment();
   };
-  events.session_event = [this](const SessionReport& report) { Count(report); };
-  events.step = [this](const IterationReport& report) { Count(report); };
-  events.request_finished = [this](const RequestReport& report) { Count(report); };
+  events.session_event = [this](const engine::SessionReport& report) { Count(report); };
+  events.step = [this](const engine::IterationReport& report) { Count(report); };
+  events.request_finished = [this](const engine::RequestReport& report) { Count(report); };
   return events;
 }
 
@@ -278,7 +279,7 @@ Metrics::Tokens Metrics::BatchTokens() const {
   return {.prompt = sum("prefill"), .generated = sum("decode")};
 }
 
-void Metrics::Count(const IterationReport& report) {
+void Metrics::Count(const engine::IterationReport& report) {
   if (report.prefill_tokens > 0) batch_tokens_.at("prefill")->Observe(report.prefill_tokens);
   if (report.decode_tokens > 0) {
     batch_tokens_.at("decode")->Observe(report.decode_tokens + report.accepted_tokens);
@@ -298,8 +299,8 @@ void Metrics::Count(const IterationReport& report) {
   }
 }
 
-void Metrics::Count(const RequestReport& report) {
-  const Usage& usage = report.usage;
+void Metrics::Count(const engine::RequestReport& report) {
+  const engine::Usage& usage = report.usage;
   queue_.Observe(absl::ToDoubleSeconds(usage.queue_time));
   prefill_.Observe(absl::ToDoubleSeconds(usage.prefill_time));
   prompt_tokens_.Increment(usage.prompt_tokens);
@@ -308,19 +309,19 @@ void Metrics::Count(const RequestReport& report) {
     dictionary_fill_->Observe(*report.dictionary_fill);
   }
   if (report.score) return;  // Score generates nothing
-  finished_.at(FinishReasonName(report.reason))->Increment();
+  finished_.at(engine::FinishReasonName(report.reason))->Increment();
   decode_.Observe(absl::ToDoubleSeconds(usage.decode_time));
   generated_tokens_.Increment(usage.generated_tokens);
   request_generated_tokens_.Observe(usage.generated_tokens);
 }
 
-void Metrics::Count(const DiskReport& report) {
+void Metrics::Count(const disk::DiskReport& report) {
   disk_bytes_.at(report.kind)->Increment(report.bytes);
   if (!report.status.ok()) disk_errors_.at(report.kind)->Increment();
   disk_duration_.at(report.kind)->Observe(absl::ToDoubleSeconds(report.duration));
 }
 
-void Metrics::Count(const SessionReport& report) {
+void Metrics::Count(const engine::SessionReport& report) {
   session_events_.at(report.event)->Increment();
   const auto duration = session_event_duration_.find(report.event);
   if (duration != session_event_duration_.end()) {
@@ -333,4 +334,4 @@ void Metrics::Count(const SessionReport& report) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -32,7 +32,7 @@
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The model that is served, for GetModelInfo and the metrics.
 struct ModelDescription {
@@ -44,7 +44,7 @@ struct ModelDescription {
   std::string device;
   std::string compute_dtype;
   std::string weights;  // type of most of them: "f32", "bf16", "int8"
-  std::vector<ProductChoice> products;
+  std::vector<kernels::ProductChoice> products;
   std::string state_dtype;
   std::string cache_policies;  // those to choose from, with commas between
   size_t weight_bytes = 0;
@@ -146,7 +146,7 @@ class Metrics : private MetricFamilies {
   explicit Metrics(const ModelDescription& model, const CallLabels& labels = {});
 
   // Callbacks for an Engine that this object outlives.
-  EngineEvents Events();
+  engine::EngineEvents Events();
   // Sets what every scrape reads: the engine's gauges (EngineStats), the counts of log lines
   // (LogCounts), or the counts of spans (TraceCounts; without a source there is no such metric).
   // Null removes a source and waits for a scrape that is reading it.
@@ -156,7 +156,7 @@ class Metrics : private MetricFamilies {
     std::get<std::function<T()>>(sources_) = std::move(source);
   }
   // Work on the files of --session-dir.
-  void Count(const DiskReport& report);
+  void Count(const disk::DiskReport& report);
   // Tokens of all iterations so far: of prompts, and generated.
   struct Tokens {
     uint64_t prompt = 0, generated = 0;
@@ -190,9 +190,9 @@ class Metrics : private MetricFamilies {
            "reason", kHttpRefusals);
 
  private:
-  void Count(const IterationReport& report);
-  void Count(const RequestReport& report);
-  void Count(const SessionReport& report);
+  void Count(const engine::IterationReport& report);
+  void Count(const engine::RequestReport& report);
+  void Count(const engine::SessionReport& report);
 
   const ModelDescription model_;
 
@@ -212,10 +212,10 @@ class Metrics : private MetricFamilies {
            {"received", "sent"});
   ByLabel<Counter*> finished_ = Each(
       Counters("ovq_requests_finished_total", "Generation requests that ended, by the reason."),
-      "reason", kFinishReasons);
+      "reason", engine::kFinishReasons);
   ByLabel<Counter*> rejections_ = Each(
       Counters("ovq_admission_rejections_total", "Requests and sessions refused for want of room."),
-      "reason", kRejectReasons);
+      "reason", engine::kRejectReasons);
   Counter& prompt_tokens_ = OneCounter("ovq_prompt_tokens_total", "Prompt tokens absorbed.");
   Counter& generated_tokens_ = OneCounter("ovq_generated_tokens_total", "Tokens generated.");
   Counter& drafted_tokens_ =
@@ -324,11 +324,12 @@ class Metrics : private MetricFamilies {
           .Add({}, prometheus::Summary::Quantiles{{.5, .05}, {.9, .01}, {.99, .001}});
 
   absl::Mutex mutex_;  // held while a source is read, so its owner may end after SetSource(null)
-  std::tuple<std::function<EngineStats()>, std::function<LogCounts()>, std::function<TraceCounts()>>
+  std::tuple<std::function<engine::EngineStats()>, std::function<LogCounts()>,
+             std::function<TraceCounts()>>
       sources_ ABSL_GUARDED_BY(mutex_);
   // The last figures read, kept when a source is removed.
-  EngineStats stats_ ABSL_GUARDED_BY(mutex_);
+  engine::EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   LogCounts log_counts_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -14,7 +14,7 @@
 
 #include "absl/time/clock.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 // The number behind `key` in a file of "key number" lines; 0 without the key.
@@ -71,4 +71,4 @@ ProcessStats ReadProcessStats() {
   return stats;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace ovq {
+namespace ovq::server {
 
 // Bytes that can be allocated without swapping: MemAvailable, or less under a cgroup's limit.
 size_t AvailableMemoryBytes();
@@ -17,4 +17,4 @@ struct ProcessStats {
 ProcessStats ReadProcessStats();
 double ProcessStartTimeSeconds();  // since the epoch
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr size_t kMaxStateSize =
@@ -59,4 +59,4 @@ Span StartSpan(const std::optional<std::string>& traceparent,
   return span;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

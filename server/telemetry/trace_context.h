@@ -8,7 +8,7 @@
 
 #include "base/text.h"
 
-namespace ovq {
+namespace ovq::server {
 
 inline bool IsRequestId(std::string_view text) { return IsName(text); }
 std::string NewRequestId();  // 128 random bits as hexadecimal digits
@@ -29,4 +29,4 @@ struct Span {
 Span StartSpan(const std::optional<std::string>& traceparent,
                const std::optional<std::string>& tracestate);
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -12,7 +12,7 @@
 #include "base/thread_name.h"
 #include "server/telemetry/trace_context.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -171,4 +171,4 @@ void TraceExporter::Run() {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::server

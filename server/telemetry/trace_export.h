@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "server/http_client/http_post.h"
 
-namespace ovq {
+namespace ovq::server {
 
 // The collector of spans: http[s]://HOST:PORT[/PATH], by default /v1/traces.
 using TraceCollector = HttpTarget;
@@ -74,4 +74,4 @@ class TraceExporter {
   std::thread thread_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::server

@@ -15,7 +15,7 @@
 #include <thread>
 #include <utility>
 #include <vector>
-namespace ovq::test {
+namespace ovq {
 namespace {
 
 using testing::HasSubstr;
@@ -115,4 +115,4 @@ TEST_F(MappedFileTest, OtherBusErrorsEndTheProcess) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq

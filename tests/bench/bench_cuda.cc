@@ -91,17 +91,18 @@ void Describe(const Ceilings& ceilings, Report& report) {
   std::fflush(stdout);
 }
 
-int Run(const Case& which, DeviceContext& context, const std::string& folder, Report& report) {
-  ModelOptions options;
-  options.compute_dtype = DType::kBF16;
+int Run(const Case& which, kernels::DeviceContext& context, const std::string& folder,
+        Report& report) {
+  model::ModelOptions options;
+  options.compute_dtype = kernels::DType::kBF16;
   options.state_dtype = which.scale.state_dtype;
   options.limits.max_slot_cap = which.scale.slot_cap;
-  auto model = LanguageModel::Load(folder, options, context);
+  auto model = model::LanguageModel::Load(folder, options, context);
   if (!model.ok()) {
     std::fprintf(stderr, "bench_cuda: %s\n", std::string(model.status().message()).c_str());
     return 1;
   }
-  for (const ProductChoice& choice : ProductChoices()) {
+  for (const kernels::ProductChoice& choice : kernels::ProductChoices()) {
     report.root()["products"].push_back({{"in", choice.in},
                                          {"out", choice.out},
                                          {"weights", choice.weights},
@@ -148,7 +149,7 @@ int Main(int argc, char** argv) {
                  state_dtype.c_str());
     return 2;
   }
-  auto context = DeviceContext::Make(Device::kCuda, 0);
+  auto context = kernels::DeviceContext::Make(kernels::Device::kCuda, 0);
   if (!context.ok()) {
     std::fprintf(stderr, "bench_cuda: %s\n", std::string(context.status().message()).c_str());
     return 1;
@@ -158,7 +159,7 @@ int Main(int argc, char** argv) {
   report.root()["build"] = nlohmann::json::parse(std::strchr(kBuildStamp, '{'));
   report.root()["state_dtype"] = state_dtype;
   Case which = smoke ? SmokeCase() : FullCase();
-  if (state_dtype == "i8") which.scale.state_dtype = DType::kI8;
+  if (state_dtype == "i8") which.scale.state_dtype = kernels::DType::kI8;
   const std::filesystem::path folder = WriteModel(which);
   const int status = Run(which, **context, folder.string(), report);
   std::filesystem::remove_all(folder);

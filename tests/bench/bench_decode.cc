@@ -53,12 +53,13 @@ constexpr int64_t kChunk = 256;    // a multiple of every model's chunk length
 // Address range of one session; pages are allocated when touched.
 class StateBuffer {
  public:
-  StateBuffer(const StateLayout& layout, int32_t slot_cap) : layout_(layout), slot_cap_(slot_cap) {
+  StateBuffer(const model::StateLayout& layout, int32_t slot_cap)
+      : layout_(layout), slot_cap_(slot_cap) {
     void* memory = mmap(nullptr, layout.virtual_bytes(), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     Check(memory != MAP_FAILED, "address space of a session");
     base_ = static_cast<std::byte*>(memory);
-    for (const StateLayout::Image& image : layout.images()) {
+    for (const model::StateLayout::Image& image : layout.images()) {
       std::ranges::copy(*image.bytes, base_ + image.offset);
     }
   }
@@ -68,23 +69,24 @@ class StateBuffer {
 
   std::byte* base() const { return base_; }
   void CopyFrom(const StateBuffer& other, int64_t position) {
-    for (const StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
+    for (const kernels::StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
       std::memcpy(base_ + extent.offset, other.base_ + extent.offset, extent.bytes);
     }
   }
   // Fills the state with small bfloat16 numbers; a pair of them is also a small float32.
   void FillRandomly(int64_t position, std::mt19937& random) {
-    for (const StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
-      const auto n = static_cast<int64_t>(extent.bytes / sizeof(BF16));
-      auto* values = reinterpret_cast<BF16*>(base_ + extent.offset);
+    for (const kernels::StateExtent& extent : layout_.extents_at(position, slot_cap_)) {
+      const auto n = static_cast<int64_t>(extent.bytes / sizeof(kernels::BF16));
+      auto* values = reinterpret_cast<kernels::BF16*>(base_ + extent.offset);
       for (int64_t i = 0; i < n; ++i) {
-        values[i] = RoundToBF16(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-35f);
+        values[i] =
+            kernels::RoundToBF16(static_cast<float>(static_cast<int32_t>(random())) * 0x1p-35f);
       }
     }
   }
 
  private:
-  const StateLayout& layout_;
+  const model::StateLayout& layout_;
   const int32_t slot_cap_;
   std::byte* base_;
 };
@@ -105,8 +107,8 @@ struct Setting {
 
 class Bench {
  public:
-  Bench(std::string name, std::unique_ptr<LanguageModel> model, int32_t slot_cap,
-        DeviceContext& context)
+  Bench(std::string name, std::unique_ptr<model::LanguageModel> model, int32_t slot_cap,
+        kernels::DeviceContext& context)
       : name_(std::move(name)),
         owned_(std::move(model)),
         model_(*owned_),
@@ -211,38 +213,40 @@ class Bench {
   std::vector<float> Forward(const std::vector<const StateBuffer*>& sessions,
                              const std::vector<int32_t>& tokens, int64_t position, int n_logits) {
     const size_t each = tokens.size() / sessions.size();
-    Batch batch;
+    model::Batch batch;
     for (size_t i = 0; i < sessions.size(); ++i) {
       batch.Add(std::span(tokens).subspan(i * each, each), position, slot_cap_, sessions[i]->base(),
                 n_logits);
     }
-    ScratchScope scope(context_);
-    const TensorView logits = model_.Forward(batch, context_, scope);
+    kernels::ScratchScope scope(context_);
+    const kernels::TensorView logits = model_.Forward(batch, context_, scope);
     return {logits.as<float>(), logits.as<float>() + logits.shape.elements()};
   }
 
   const std::string name_;
-  const std::unique_ptr<LanguageModel> owned_;
-  const LanguageModel& model_;
+  const std::unique_ptr<model::LanguageModel> owned_;
+  const model::LanguageModel& model_;
   const int32_t slot_cap_;
-  DeviceContext& context_;
+  kernels::DeviceContext& context_;
   std::mt19937 random_;
   std::map<int64_t, std::unique_ptr<StateBuffer>> kept_;    // by context
   std::map<int64_t, std::vector<double>> prefill_seconds_;  // by context, one for each pass
   std::vector<std::unique_ptr<StateBuffer>> sessions_;
 };
 
-std::unique_ptr<LanguageModel> LoadFolder(const std::string& folder, const ModelOptions& options,
-                                          DeviceContext& context) {
-  auto model = LanguageModel::Load(folder, options, context);
+std::unique_ptr<model::LanguageModel> LoadFolder(const std::string& folder,
+                                                 const model::ModelOptions& options,
+                                                 kernels::DeviceContext& context) {
+  auto model = model::LanguageModel::Load(folder, options, context);
   if (model.ok()) return *std::move(model);
   std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
   std::exit(1);
 }
 
-std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const std::string& mixer,
-                                               const ModelOptions& options,
-                                               DeviceContext& context) {
+std::unique_ptr<model::LanguageModel> LoadRandomModel(const std::string& shape,
+                                                      const std::string& mixer,
+                                                      const model::ModelOptions& options,
+                                                      kernels::DeviceContext& context) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("ovq-bench-" + shape + "-" + mixer);
   if (!std::filesystem::exists(folder / "model.safetensors")) {
@@ -256,24 +260,24 @@ std::unique_ptr<LanguageModel> LoadRandomModel(const std::string& shape, const s
 }
 
 // The policy of this name, as the server's --memory has it.
-CachePolicy ParseCachePolicy(const std::string& name) {
-  if (const CachePolicy* const policy = FindCachePolicy(name)) return *policy;
+model::CachePolicy ParseCachePolicy(const std::string& name) {
+  if (const model::CachePolicy* const policy = model::FindCachePolicy(name)) return *policy;
   std::fprintf(stderr, "--memory: unknown value %s\n", name.c_str());
   std::exit(2);
 }
 
 // The type of this name, as the server's --weights has it.
-WeightType ParseWeightType(const std::string& name) {
-  if (name == "checkpoint") return WeightType::kAsComputed;
-  if (name == "int8") return WeightType::kInt8;
+kernels::WeightType ParseWeightType(const std::string& name) {
+  if (name == "checkpoint") return kernels::WeightType::kAsComputed;
+  if (name == "int8") return kernels::WeightType::kInt8;
   std::fprintf(stderr, "--weights: unknown value %s\n", name.c_str());
   std::exit(2);
 }
 
 // The type of this name, as the server's --state-dtype has it.
-DType ParseStateType(const std::string& name) {
-  for (const DType dtype : AllSlots::kDTypes) {
-    if (name == absl::AsciiStrToLower(DTypeName(dtype))) return dtype;
+kernels::DType ParseStateType(const std::string& name) {
+  for (const kernels::DType dtype : kernels::AllSlots::kDTypes) {
+    if (name == absl::AsciiStrToLower(kernels::DTypeName(dtype))) return dtype;
   }
   std::fprintf(stderr, "--state-dtype: unknown value %s\n", name.c_str());
   std::exit(2);
@@ -294,9 +298,9 @@ int Main(int argc, char** argv) {
             prefills = std::atoi(FlagValue(argc, argv, "--prefills", "1"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
   const std::vector<std::string> dtypes = Names(FlagValue(argc, argv, "--state-dtype", "bf16"));
-  auto context = *DeviceContext::Make(Device::kCpu, n_threads);
+  auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, n_threads);
   context->BindThread();
-  ModelOptions options;
+  model::ModelOptions options;
   options.limits.max_slot_cap = static_cast<int32_t>(*std::ranges::max_element(centroids));
   options.limits.max_unbounded_tokens = contexts.back() + 2 * kChunk;
 
@@ -315,7 +319,8 @@ int Main(int argc, char** argv) {
     if (!folder.empty()) options.cache_policy = ParseCachePolicy(name);
     options.weights = ParseWeightType(kind);
     options.state_dtype = ParseStateType(dtype);
-    Check(states != "random" || options.state_dtype != DType::kI8, "--states random: not of int8");
+    Check(states != "random" || options.state_dtype != kernels::DType::kI8,
+          "--states random: not of int8");
     auto model = folder.empty() ? LoadRandomModel(shape, name, options, *context)
                                 : LoadFolder(folder, options, *context);
     std::printf("%s, %s, %.1fM parameters, weights %s, state %s, N = %d, %d threads\n",

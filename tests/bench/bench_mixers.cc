@@ -46,27 +46,28 @@ class StateBuffer {
 };
 
 struct Layer {
-  std::unique_ptr<SequenceMixer> mixer;
-  LayerState where;
+  std::unique_ptr<kernels::SequenceMixer> mixer;
+  kernels::LayerState where;
   size_t session_bytes;
 };
 
-Layer MakeLayer(const MixerEntry& entry, int64_t longest, DeviceContext& context) {
-  auto made = test::MakeMixer(test::BenchCase(entry.layer_type), context);
+Layer MakeLayer(const kernels::MixerEntry& entry, int64_t longest,
+                kernels::DeviceContext& context) {
+  auto made = kernels::test::MakeMixer(kernels::test::BenchCase(entry.layer_type), context);
   Check(made.ok(), "the benchmark's own mixer");
   Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
-  const MixerState& state = layer.mixer->state();
+  const kernels::MixerState& state = layer.mixer->state();
   const bool grows = state.growth.exists();
   layer.where = {0, state.fixed.bytes(), state.block.bytes(), state.head_bytes(), grows ? 0 : -1};
   const int64_t slots = state.growth.capped() ? kSlotCap : longest + 4096;
-  const int64_t blocks = grows ? NumBlocks(slots) : 0;
+  const int64_t blocks = grows ? kernels::NumBlocks(slots) : 0;
   layer.session_bytes = state.fixed.bytes() + static_cast<size_t>(blocks) * state.block.bytes();
   return layer;
 }
 
 StateBuffer NewSession(const Layer& layer) {
   StateBuffer session(layer.session_bytes);
-  const StateFields& fixed = layer.mixer->state().fixed;
+  const kernels::StateFields& fixed = layer.mixer->state().fixed;
   for (size_t i = 0; i < fixed.list().size(); ++i) {
     const auto& initial = fixed.list()[i].initial;
     if (initial) std::ranges::copy(*initial, session.data() + fixed.offset(static_cast<int>(i)));
@@ -75,8 +76,9 @@ StateBuffer NewSession(const Layer& layer) {
 }
 
 // Runs n_rows tokens for each session, all at the same position.
-void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byte*>& sessions,
-          int64_t position, int n_rows, std::vector<BF16>& x, std::vector<float>& y) {
+void Step(const Layer& layer, kernels::DeviceContext& context,
+          const std::vector<std::byte*>& sessions, int64_t position, int n_rows,
+          std::vector<kernels::BF16>& x, std::vector<float>& y) {
   std::vector<int32_t> token_begin{0}, caps;
   std::vector<int64_t> start;
   for (size_t i = 0; i < sessions.size(); ++i) {
@@ -86,25 +88,27 @@ void Step(const Layer& layer, DeviceContext& context, const std::vector<std::byt
   }
   const int64_t rows = token_begin.back();
   y.assign(static_cast<size_t>(rows) * kModelDim, 0.0f);
-  const Growth& growth = layer.mixer->state().growth;
-  const StagedBatch staged = StageBatch(
+  const kernels::Growth& growth = layer.mixer->state().growth;
+  const kernels::StagedBatch staged = kernels::StageBatch(
       context,
       {.token_begin = token_begin, .start_pos = start, .slot_cap = caps, .state = sessions},
       {&growth, growth.exists() ? size_t{1} : 0});
-  ScratchScope scope(context);
-  BatchTensors tensors(scope);
-  layer.mixer->Forward({context, staged.seqs, layer.where, tensors},
-                       {.data = x.data(), .dtype = DType::kBF16, .shape = {rows, kModelDim}},
-                       {.data = y.data(), .dtype = DType::kF32, .shape = {rows, kModelDim}});
+  kernels::ScratchScope scope(context);
+  kernels::BatchTensors tensors(scope);
+  layer.mixer->Forward(
+      {context, staged.seqs, layer.where, tensors},
+      {.data = x.data(), .dtype = kernels::DType::kBF16, .shape = {rows, kModelDim}},
+      {.data = y.data(), .dtype = kernels::DType::kF32, .shape = {rows, kModelDim}});
 }
 
-bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<BF16>& x) {
+bool SplitKeepsEveryBit(const Layer& layer, kernels::DeviceContext& context,
+                        std::vector<kernels::BF16>& x) {
   constexpr int kTokens = 300;
   StateBuffer whole = NewSession(layer), steps = whole;
   std::vector<float> all, one, joined;
   Step(layer, context, {whole.data()}, 0, kTokens, x, all);
   for (int t = 0; t < kTokens; ++t) {
-    std::vector<BF16> row(x.begin() + t * kModelDim, x.begin() + (t + 1) * kModelDim);
+    std::vector<kernels::BF16> row(x.begin() + t * kModelDim, x.begin() + (t + 1) * kModelDim);
     Step(layer, context, {steps.data()}, t, 1, row, one);
     joined.insert(joined.end(), one.begin(), one.end());
   }
@@ -113,16 +117,17 @@ bool SplitKeepsEveryBit(const Layer& layer, DeviceContext& context, std::vector<
 
 // State bytes that one decoded token of one session reads.
 size_t StateBytesRead(const Layer& layer, int64_t position) {
-  const MixerState& state = layer.mixer->state();
+  const kernels::MixerState& state = layer.mixer->state();
   const int64_t slots = state.growth.exists() ? state.growth.live(position, kSlotCap) : 0;
-  return state.fixed.bytes() + static_cast<size_t>(NumBlocks(slots)) * state.block.bytes();
+  return state.fixed.bytes() + static_cast<size_t>(kernels::NumBlocks(slots)) * state.block.bytes();
 }
 
 // State bytes that a token rewrites, averaged over n_tokens.
 double StateBytesWritten(const Layer& layer, int64_t position, int n_tokens) {
   size_t bytes = 0;
   for (int64_t t = position; t < position + n_tokens; ++t) {
-    for (const StateExtent& extent : layer.mixer->UndoExtents(layer.where, {t, t + 1, kSlotCap})) {
+    for (const kernels::StateExtent& extent :
+         layer.mixer->UndoExtents(layer.where, {t, t + 1, kSlotCap})) {
       bytes += extent.total_bytes();
     }
   }
@@ -145,7 +150,7 @@ struct Setting {
 // Times all settings of a layer in turn, pass after pass, as the machine's speed drifts.
 class LayerBench {
  public:
-  LayerBench(const Layer& layer, DeviceContext& context, std::vector<BF16>& x)
+  LayerBench(const Layer& layer, kernels::DeviceContext& context, std::vector<kernels::BF16>& x)
       : layer_(layer), context_(context), x_(x) {}
 
   // Prefills up to each of the positions and keeps the states there.
@@ -156,7 +161,7 @@ class LayerBench {
     int64_t at = 0;
     for (int64_t position : positions) {
       while (at < position) {
-        for (BF16& value : x_) value = RoundToBF16(normal(random));
+        for (kernels::BF16& value : x_) value = kernels::RoundToBF16(normal(random));
         const auto n = static_cast<int>(std::min<int64_t>(kPromptRows, position - at));
         Step(layer_, context_, {session.data()}, at, n, x_, y_);
         at += n;
@@ -207,8 +212,8 @@ class LayerBench {
   }
 
   const Layer& layer_;
-  DeviceContext& context_;
-  std::vector<BF16>& x_;
+  kernels::DeviceContext& context_;
+  std::vector<kernels::BF16>& x_;
   std::vector<float> y_;
   std::map<int64_t, StateBuffer> kept_;
   std::vector<StateBuffer> memory_;
@@ -222,9 +227,9 @@ int Main(int argc, char** argv) {
   const std::vector<int64_t> sessions = Numbers(FlagValue(argc, argv, "--sessions", "1,4,8,16"));
   const std::vector<std::string> chosen = Names(FlagValue(argc, argv, "--mixers", ""));
   for (const std::string& name : chosen) {
-    Check(name.empty() || FindMixer(name) != nullptr, "--mixers: no such layer type");
+    Check(name.empty() || kernels::FindMixer(name) != nullptr, "--mixers: no such layer type");
   }
-  auto context = *DeviceContext::Make(Device::kCpu, n_threads);
+  auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, n_threads);
   context->BindThread();
   const double bandwidth = ReadBandwidth(context->n_threads());
   std::printf("read bandwidth %.1f GB/s with %d threads\n", bandwidth * 1e-9, context->n_threads());
@@ -232,10 +237,10 @@ int Main(int argc, char** argv) {
               "tokens/s", "bytes read", "rewritten", "of ceiling", "with both");
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
-  std::vector<BF16> x(kPromptRows * kModelDim);
-  for (BF16& value : x) value = RoundToBF16(normal(random));
+  std::vector<kernels::BF16> x(kPromptRows * kModelDim);
+  for (kernels::BF16& value : x) value = kernels::RoundToBF16(normal(random));
   int failures = 0;
-  for (const MixerEntry& entry : MixerRegistry()) {
+  for (const kernels::MixerEntry& entry : kernels::MixerRegistry()) {
     if (!chosen.front().empty() && !std::ranges::count(chosen, std::string(entry.layer_type)))
       continue;
     const Layer layer = MakeLayer(entry, *std::ranges::max_element(contexts), *context);

@@ -33,14 +33,15 @@ namespace {
 constexpr int64_t kAnswer = 256, kPart = 2048;  // tokens of a timed turn
 constexpr int64_t kDelta = 64;                  // tokens of a delta
 
-std::unique_ptr<LanguageModel> Load(const std::string& shape, const std::string& mixer,
-                                    const ModelOptions& options, DeviceContext& context) {
+std::unique_ptr<model::LanguageModel> Load(const std::string& shape, const std::string& mixer,
+                                           const model::ModelOptions& options,
+                                           kernels::DeviceContext& context) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("ovq-bench-" + shape + "-" + mixer);
   if (!std::filesystem::exists(folder / "model.safetensors")) {
     WriteRandomModel(folder, PaperShape(shape), mixer);
   }
-  auto model = LanguageModel::Load(folder.string(), options, context);
+  auto model = model::LanguageModel::Load(folder.string(), options, context);
   Check(model.ok(), "the model that was written just now loads");
   return *std::move(model);
 }
@@ -65,8 +66,8 @@ class Answer {
 // Counts what a SessionFolder did.
 class DiskLog {
  public:
-  std::function<void(const DiskReport&)> callback() {
-    return [this](const DiskReport& report) {
+  std::function<void(const disk::DiskReport&)> callback() {
+    return [this](const disk::DiskReport& report) {
       Check(report.status.ok(), "the disk takes it");
       std::lock_guard lock(mutex_);
       reports_.push_back(report);
@@ -77,16 +78,16 @@ class DiskLog {
     std::lock_guard lock(mutex_);
     return Of(kind).size();
   }
-  DiskReport Await(const std::string& kind, size_t count) {
+  disk::DiskReport Await(const std::string& kind, size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return Of(kind).size() >= count; });
     return Of(kind)[count - 1];
   }
 
  private:
-  std::vector<DiskReport> Of(const std::string& kind) const {
-    std::vector<DiskReport> reports;
-    for (const DiskReport& report : reports_) {
+  std::vector<disk::DiskReport> Of(const std::string& kind) const {
+    std::vector<disk::DiskReport> reports;
+    for (const disk::DiskReport& report : reports_) {
       if (report.kind == kind) reports.push_back(report);
     }
     return reports;
@@ -94,56 +95,56 @@ class DiskLog {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<DiskReport> reports_;
+  std::vector<disk::DiskReport> reports_;
 };
 
 // An engine and the calls to it.
 class Host {
  public:
-  Host(const LanguageModel& model, int threads, EngineOptions options)
-      : engine_thread_(test::Served(model), std::move(options),
-                       *DeviceContext::Make(Device::kCpu, threads), Events()) {}
+  Host(const model::LanguageModel& model, int threads, engine::EngineOptions options)
+      : engine_thread_(engine::test::Served(model), std::move(options),
+                       *kernels::DeviceContext::Make(kernels::Device::kCpu, threads), Events()) {}
 
-  Engine* operator->() { return &engine_thread_.engine(); }
+  engine::Engine* operator->() { return &engine_thread_.engine(); }
 
-  SessionInfo Create(int32_t cap, std::vector<int32_t> prompt, bool keep_tokens,
-                     bool cacheable = false) {
-    SessionOptions options;
+  engine::SessionInfo Create(int32_t cap, std::vector<int32_t> prompt, bool keep_tokens,
+                             bool cacheable = false) {
+    engine::SessionOptions options;
     options.slot_cap = cap;
     options.cacheable = cacheable ? std::ssize(prompt) : 0;
     options.prompt = std::move(prompt);
     options.keep_tokens = keep_tokens;
-    Answer<SessionInfo> answer;
+    Answer<engine::SessionInfo> answer;
     (*this)->sessions().Create(std::move(options), answer.callback());
     return answer.Get();
   }
-  std::string Import(SessionImage image) {
-    Answer<SessionInfo> answer;
+  std::string Import(engine::SessionImage image) {
+    Answer<engine::SessionInfo> answer;
     (*this)->sessions().Import(std::move(image), {}, answer.callback());
     return answer.Get().id;
   }
   std::string Fork(const std::string& id) {
-    Answer<std::vector<SessionInfo>> answer;
+    Answer<std::vector<engine::SessionInfo>> answer;
     (*this)->sessions().Fork({.session_id = id}, answer.callback());
     return answer.Get().front().id;
   }
   int64_t Rewind(const std::string& id, int64_t position) {
-    Answer<RewindResult> answer;
+    Answer<engine::RewindResult> answer;
     (*this)->sessions().Rewind({.session_id = id, .position = static_cast<uint64_t>(position)},
                                nullptr, answer.callback());
     return answer.Get().replay_tokens;
   }
   void Say(const std::string& id, std::vector<int32_t> prompt, int64_t n_answer) {
-    GenerateRequest request;
+    engine::GenerateRequest request;
     request.session_id = id;
     request.prompt = std::move(prompt);
     request.stop.max_tokens = n_answer;
     request.stop.ignore_eos = true;
-    const auto stream = std::make_shared<TokenStream>(1 << 20);
+    const auto stream = std::make_shared<engine::TokenStream>(1 << 20);
     std::promise<void> over;
     bool told = false;
     stream->SetListener([&] {
-      while (std::optional<StreamEvent> event = stream->TryPop()) {
+      while (std::optional<engine::StreamEvent> event = stream->TryPop()) {
       }
       if (stream->closed() && !std::exchange(told, true)) over.set_value();
     });
@@ -158,15 +159,15 @@ class Host {
   void Delete(const std::string& id) {
     Check((*this)->sessions().Delete(id, "").ok(), "a session ends");
   }
-  SessionReport last_swap_in() {
+  engine::SessionReport last_swap_in() {
     std::lock_guard lock(mutex_);
     return last_swap_in_;
   }
 
  private:
-  EngineEvents Events() {
-    EngineEvents events;
-    events.session_event = [this](const SessionReport& report) {
+  engine::EngineEvents Events() {
+    engine::EngineEvents events;
+    events.session_event = [this](const engine::SessionReport& report) {
       std::lock_guard lock(mutex_);
       if (std::string_view(report.event) == "wake") last_swap_in_ = report;
     };
@@ -174,13 +175,13 @@ class Host {
   }
 
   std::mutex mutex_;
-  SessionReport last_swap_in_ = {};
-  EngineThread engine_thread_;
+  engine::SessionReport last_swap_in_ = {};
+  engine::EngineThread engine_thread_;
 };
 
 class Bench {
  public:
-  Bench(const LanguageModel& model, int threads, int passes, int pairs, std::string folder)
+  Bench(const model::LanguageModel& model, int threads, int passes, int pairs, std::string folder)
       : model_(model),
         threads_(threads),
         passes_(passes),
@@ -190,7 +191,7 @@ class Bench {
   void Run(int32_t cap, int64_t n_tokens) {
     Host host(model_, threads_, Options());
     if (passes_ > 0) {
-      const SessionImage image = Once(host, cap, n_tokens);
+      const engine::SessionImage image = Once(host, cap, n_tokens);
       OnDisk(cap, image);
     }
     Turns(cap, host);
@@ -203,25 +204,25 @@ class Bench {
   };
 
   // Times every operation on a session that has prefilled its prompt; returns its file.
-  SessionImage Once(Host& host, int32_t cap, int64_t n_tokens) {
+  engine::SessionImage Once(Host& host, int32_t cap, int64_t n_tokens) {
     const double begin = Seconds();
-    const SessionInfo made = host.Create(cap, Tokens(n_tokens), true);
+    const engine::SessionInfo made = host.Create(cap, Tokens(n_tokens), true);
     read_ = Seconds() - begin;
     host.Say(made.id, {}, kAnswer);
-    const SessionInfo info = *host->sessions().Get(made.id, "");
+    const engine::SessionInfo info = *host->sessions().Get(made.id, "");
     std::printf(
         "%lld tokens, N = %d: %zu bytes of state, %zu of copies, %zu of tokens; read in %.2f s\n",
         static_cast<long long>(info.position), cap, info.state_bytes,
         host->Stats().checkpoint_bytes, host->Stats().token_log_bytes, read_);
     InMemory(host, info, n_tokens);
     AsFiles(host, info.id);
-    SessionImage image = *host->sessions().Export(info.id, "");
+    engine::SessionImage image = *host->sessions().Export(info.id, "");
     host.Delete(info.id);
     return image;
   }
 
-  static EngineOptions Options() {
-    EngineOptions options;
+  static engine::EngineOptions Options() {
+    engine::EngineOptions options;
     options.state_memory_bytes = size_t{8} << 30;
     options.checkpoint_memory_bytes = options.prefix_memory_bytes = size_t{1} << 30;
     options.seed = 1;
@@ -246,11 +247,11 @@ class Bench {
     std::printf("\n");
   }
 
-  void InMemory(Host& host, const SessionInfo& info, int64_t n_tokens) {
+  void InMemory(Host& host, const engine::SessionInfo& info, int64_t n_tokens) {
     std::vector<double> fork, snapshot, turn, inside, half, prefix;
     // All tokens but the last are cached; the last one has to be computed.
     const std::vector<int32_t> prompt =
-        Tokens(n_tokens / kPrefixBlockTokens * kPrefixBlockTokens + 1);
+        Tokens(n_tokens / engine::kPrefixBlockTokens * engine::kPrefixBlockTokens + 1);
     const int64_t hits = host->Stats().prefixes.hits;
     host.Delete(host.Create(info.slot_cap, prompt, true, true).id);  // leaves a copy in the prefix
                                                                      // cache
@@ -273,7 +274,7 @@ class Bench {
       half.push_back(Seconds() - before);
       host.Delete(copy);
       before = Seconds();
-      const SessionInfo hit = host.Create(info.slot_cap, prompt, true, true);
+      const engine::SessionInfo hit = host.Create(info.slot_cap, prompt, true, true);
       prefix.push_back(Seconds() - before);
       host.Delete(hit.id);
     }
@@ -293,13 +294,13 @@ class Bench {
     for (int pass = 0; pass < passes_; ++pass) {
       const std::string copy = host.Fork(id);
       double before = Seconds();
-      SessionImage image = *host->sessions().Export(copy, "");
-      const SessionBase since = MakeSessionBase(*image.tokens);
-      whole_bytes = EncodeSession(std::move(image)).bytes();
+      engine::SessionImage image = *host->sessions().Export(copy, "");
+      const engine::SessionBase since = engine::MakeSessionBase(*image.tokens);
+      whole_bytes = engine::EncodeSession(std::move(image)).bytes();
       whole.push_back(Seconds() - before);
       host.Say(copy, {}, kDelta);
       before = Seconds();
-      delta_bytes = EncodeDelta(*host->sessions().Export(copy, "", since), since).bytes();
+      delta_bytes = engine::EncodeDelta(*host->sessions().Export(copy, "", since), since).bytes();
       delta.push_back(Seconds() - before);
       host.Delete(copy);
     }
@@ -307,19 +308,19 @@ class Bench {
     Print("delta after 64 tokens", delta, -1, static_cast<int64_t>(delta_bytes));
   }
 
-  EngineOptions WithFolder(DiskLog& log) const {
+  engine::EngineOptions WithFolder(DiskLog& log) const {
     Check(!std::filesystem::exists(folder_), "--folder is a new one");
-    EngineOptions options = Options();
-    auto folder = SessionFolder::Open({.path = folder_}, log.callback());
+    engine::EngineOptions options = Options();
+    auto folder = disk::SessionFolder::Open({.path = folder_}, log.callback());
     Check(folder.ok() && (*folder)->ownership().Recover().ok(), "a folder for sessions");
     options.session_folder = *std::move(folder);
     return options;
   }
 
   // A server with a folder and memory for one session: using one session swaps the other out.
-  void OnDisk(int32_t cap, const SessionImage& image) {
+  void OnDisk(int32_t cap, const engine::SessionImage& image) {
     DiskLog log;
-    EngineOptions options = WithFolder(log);
+    engine::EngineOptions options = WithFolder(log);
     options.overcommit = true;
     options.state_memory_bytes = model_.layout().bytes_cap(cap);
     {
@@ -331,7 +332,7 @@ class Bench {
         host.Say(id, Tokens(1), 0);  // the snapshot is now outdated
         const size_t written = log.Count("snapshot");
         host.ReadState(other);
-        const DiskReport report = log.Await("snapshot", written + 1);
+        const disk::DiskReport report = log.Await("snapshot", written + 1);
         snapshot.push_back(absl::ToDoubleSeconds(report.duration));
         bytes = report.bytes;
         host.ReadState(id);
@@ -402,7 +403,7 @@ class Bench {
                 ratios[ratios.size() - 1 - quarter], ratios.front(), ratios.back());
   }
 
-  const LanguageModel& model_;
+  const model::LanguageModel& model_;
   const int threads_, passes_, pairs_;
   const std::string folder_;
   std::mt19937 random_{3};
@@ -420,10 +421,10 @@ int Main(int argc, char** argv) {
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "7"));
   const int pairs = std::atoi(FlagValue(argc, argv, "--pairs", "7"));
   const std::string folder = FlagValue(argc, argv, "--folder", "/tmp/ovq-bench-sessions");
-  const auto context = *DeviceContext::Make(Device::kCpu, threads);
-  ModelOptions options;
-  options.state_dtype = DType::kBF16;
-  const std::unique_ptr<LanguageModel> model =
+  const auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, threads);
+  model::ModelOptions options;
+  options.state_dtype = kernels::DType::kBF16;
+  const std::unique_ptr<model::LanguageModel> model =
       Load(FlagValue(argc, argv, "--shape", "77m"),
            FlagValue(argc, argv, "--mixer", "ovq_attention"), options, *context);
   Bench bench(*model, threads, passes, pairs, folder);

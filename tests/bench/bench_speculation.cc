@@ -34,8 +34,9 @@
 namespace ovq::bench {
 namespace {
 
-std::unique_ptr<LanguageModel> Load(const std::string& named, const std::string& shape,
-                                    const ModelOptions& options, DeviceContext& context) {
+std::unique_ptr<model::LanguageModel> Load(const std::string& named, const std::string& shape,
+                                           const model::ModelOptions& options,
+                                           kernels::DeviceContext& context) {
   std::filesystem::path folder = named;
   if (named.empty()) {
     folder = std::filesystem::temp_directory_path() / ("ovq-bench-" + shape + "-ovq_attention");
@@ -43,7 +44,7 @@ std::unique_ptr<LanguageModel> Load(const std::string& named, const std::string&
       WriteRandomModel(folder, PaperShape(shape), "ovq_attention");
     }
   }
-  auto model = LanguageModel::Load(folder.string(), options, context);
+  auto model = model::LanguageModel::Load(folder.string(), options, context);
   if (model.ok()) return *std::move(model);
   std::fprintf(stderr, "%s\n", std::string(model.status().message()).c_str());
   std::exit(1);
@@ -55,12 +56,13 @@ struct Script {
 };
 
 // The model, with logits that produce the script.
-EngineModel Scripted(const LanguageModel& model, const Script& script) {
-  EngineModel served = test::Served(model);
+engine::EngineModel Scripted(const model::LanguageModel& model, const Script& script) {
+  engine::EngineModel served = engine::test::Served(model);
   served.weight_bytes = model.weight_bytes();
-  served.variants[0].forward = [&model, &script](const Batch& batch, DeviceContext& context,
-                                                 ScratchScope& scope) {
-    const TensorView logits = model.Forward(batch, context, scope);
+  served.variants[0].forward = [&model, &script](const model::Batch& batch,
+                                                 kernels::DeviceContext& context,
+                                                 kernels::ScratchScope& scope) {
+    const kernels::TensorView logits = model.Forward(batch, context, scope);
     int sequence = 0;
     for (size_t i = 0; i < batch.logits_indices.size() && !script.tokens.empty(); ++i) {
       const int32_t row = batch.logits_indices[i];
@@ -84,20 +86,21 @@ struct Turn {
 
 class Host {
  public:
-  Host(const LanguageModel& model, int threads)
-      : engine_(Scripted(model, script_), EngineOptions(),
-                *DeviceContext::Make(Device::kCpu, threads), EngineEvents()) {}
+  Host(const model::LanguageModel& model, int threads)
+      : engine_(Scripted(model, script_), engine::EngineOptions(),
+                *kernels::DeviceContext::Make(kernels::Device::kCpu, threads),
+                engine::EngineEvents()) {}
 
   // Runs the same turn in n new sessions at once.
   std::vector<Turn> Run(const std::vector<int32_t>& prompt, std::vector<int32_t> script,
-                        GenerateRequest request, int n) {
+                        engine::GenerateRequest request, int n) {
     script_.tokens = std::move(script);  // no batch is running here
     std::vector<std::string> ids;
     for (int i = 0; i < n; ++i) ids.push_back(Open(prompt));
-    std::vector<std::shared_ptr<TokenStream>> streams;
+    std::vector<std::shared_ptr<engine::TokenStream>> streams;
     for (const std::string& id : ids) {
       request.session_id = id;
-      streams.push_back(std::make_shared<TokenStream>(1 << 20));
+      streams.push_back(std::make_shared<engine::TokenStream>(1 << 20));
       Check(engine_.engine().Submit(request, streams.back()).ok(), "a turn is taken");
     }
     std::vector<Turn> turns;
@@ -114,25 +117,25 @@ class Host {
  private:
   std::string Open(const std::vector<int32_t>& prompt) {
     std::promise<std::string> id;
-    SessionOptions options;
+    engine::SessionOptions options;
     options.prompt = prompt;
-    engine_.engine().sessions().Create(options, [&](absl::StatusOr<SessionInfo> session) {
+    engine_.engine().sessions().Create(options, [&](absl::StatusOr<engine::SessionInfo> session) {
       Check(session.ok(), "a session is opened");
       id.set_value(session->id);
     });
     return id.get_future().get();
   }
-  static Turn Read(TokenStream& stream) {
+  static Turn Read(engine::TokenStream& stream) {
     Turn turn;
     while (!stream.closed()) {
-      const std::optional<StreamEvent> event = stream.TryPop();
+      const std::optional<engine::StreamEvent> event = stream.TryPop();
       if (!event) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       if (event && event->chunk) {
         turn.tokens.insert(turn.tokens.end(), event->chunk->token_ids.begin(),
                            event->chunk->token_ids.end());
       }
       if (!event || !event->finished) continue;
-      const Usage& usage = event->finished->usage;
+      const engine::Usage& usage = event->finished->usage;
       turn.seconds = absl::ToDoubleSeconds(usage.decode_time);
       turn.drafted = usage.drafted_tokens;
       turn.accepted = usage.accepted_tokens;
@@ -142,7 +145,7 @@ class Host {
   }
 
   Script script_;
-  EngineThread engine_;
+  engine::EngineThread engine_;
 };
 
 class Bench {
@@ -198,7 +201,7 @@ class Bench {
     std::vector<int32_t> script(from, from + static_cast<std::ptrdiff_t>(length));
     const std::vector<int32_t> prompt(script.begin(), script.begin() + prompt_ - 1);
     // The turn sends one token; the answer follows it.
-    GenerateRequest request;
+    engine::GenerateRequest request;
     request.prompt = {script[static_cast<size_t>(prompt_) - 1]};
     for (size_t i = 0; i + static_cast<size_t>(prompt_) < length; ++i) {
       int32_t& token = script[i + static_cast<size_t>(prompt_)];
@@ -210,7 +213,7 @@ class Bench {
     request.sampling.seed = random() | 1;
     request.stop.max_tokens = answer_;
     request.stop.ignore_eos = true;
-    request.output.speculation = way == 0 ? Speculation::kOff : Speculation::kNgram;
+    request.output.speculation = way == 0 ? engine::Speculation::kOff : engine::Speculation::kNgram;
     return host_.Run(prompt, std::move(script), std::move(request), sessions);
   }
 
@@ -239,10 +242,10 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "--text: expected a file of more than --prompt and --answer bytes\n");
     return 2;
   }
-  auto context = *DeviceContext::Make(Device::kCpu, threads);
+  auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, threads);
   context->BindThread();
-  ModelOptions options;
-  options.state_dtype = DType::kBF16;
+  model::ModelOptions options;
+  options.state_dtype = kernels::DType::kBF16;
   const auto model = Load(model_folder, shape, options, *context);
   Host host(*model, threads);
   Bench bench(host, std::move(text), prompt, answer,

@@ -30,7 +30,7 @@ double Seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-void Measure(const char* name, const BpeTokenizer& tokenizer, const std::string& text) {
+void Measure(const char* name, const model::BpeTokenizer& tokenizer, const std::string& text) {
   const double begin = Seconds();
   const absl::StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(text);
   const double encoding = Seconds() - begin;
@@ -39,7 +39,7 @@ void Measure(const char* name, const BpeTokenizer& tokenizer, const std::string&
     return;
   }
   const double middle = Seconds();
-  DecodeStream stream(tokenizer.decoder(), /*at_start=*/true);
+  model::DecodeStream stream(tokenizer.decoder(), /*at_start=*/true);
   std::string decoded;
   for (int32_t id : *ids) decoded += stream.Push(*tokenizer.Token(id));
   decoded += stream.Finish();
@@ -54,8 +54,8 @@ void Measure(const char* name, const BpeTokenizer& tokenizer, const std::string&
 int Main(int argc, char** argv) {
   Check(argc == 3, "two arguments: the folder of a tokenizer, a file of text");
   const double begin = Seconds();
-  const absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer =
-      BpeTokenizer::Load(argv[1], int64_t{1} << 21);
+  const absl::StatusOr<std::unique_ptr<model::BpeTokenizer>> tokenizer =
+      model::BpeTokenizer::Load(argv[1], int64_t{1} << 21);
   if (!tokenizer.ok()) {
     std::fprintf(stderr, "%s\n", tokenizer.status().ToString().c_str());
     return 1;

@@ -24,13 +24,13 @@ constexpr int kWarmUp = 3;
 constexpr int kRepeats = 21;
 
 // A buffer of random bfloat16 values: one tile, repeated.
-Buffer RandomBuffer(DeviceContext& context, size_t bytes) {
+kernels::Buffer RandomBuffer(kernels::DeviceContext& context, size_t bytes) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
-  std::vector<BF16> tile(kTileBytes / sizeof(BF16));
-  for (BF16& value : tile) value = RoundToBF16(normal(random));
-  const Buffer source = context.Upload(tile.data(), kTileBytes);
-  Buffer buffer(Device::kCuda, bytes);
+  std::vector<kernels::BF16> tile(kTileBytes / sizeof(kernels::BF16));
+  for (kernels::BF16& value : tile) value = kernels::RoundToBF16(normal(random));
+  const kernels::Buffer source = context.Upload(tile.data(), kTileBytes);
+  kernels::Buffer buffer(kernels::Device::kCuda, bytes);
   for (size_t at = 0; at < bytes; at += kTileBytes) {
     CheckCuda(cudaMemcpyAsync(buffer.as<std::byte>() + at, source.as<void>(),
                               std::min(kTileBytes, bytes - at), cudaMemcpyDeviceToDevice,
@@ -40,7 +40,7 @@ Buffer RandomBuffer(DeviceContext& context, size_t bytes) {
   return buffer;
 }
 
-double MedianSeconds(DeviceContext& context, const std::function<void()>& fn) {
+double MedianSeconds(kernels::DeviceContext& context, const std::function<void()>& fn) {
   Meter meter(context);
   std::vector<double> seconds;
   for (int i = 0; i < kWarmUp + kRepeats; ++i) {
@@ -53,9 +53,9 @@ double MedianSeconds(DeviceContext& context, const std::function<void()>& fn) {
   return seconds[seconds.size() / 2];
 }
 
-double CopyBandwidth(DeviceContext& context) {
-  const Buffer from = RandomBuffer(context, kCopyBytes);
-  const Buffer to(Device::kCuda, kCopyBytes);
+double CopyBandwidth(kernels::DeviceContext& context) {
+  const kernels::Buffer from = RandomBuffer(context, kCopyBytes);
+  const kernels::Buffer to(kernels::Device::kCuda, kCopyBytes);
   const double seconds = MedianSeconds(context, [&] {
     CheckCuda(cudaMemcpyAsync(to.as<void>(), from.as<void>(), kCopyBytes, cudaMemcpyDeviceToDevice,
                               cuda::Stream(context)));
@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(kReadThreads)
   if (bits == 0x9e3779b9u) atomicAdd(sink, 1u);
 }
 
-double ReadBandwidth(DeviceContext& context) {
-  const Buffer from = RandomBuffer(context, kCopyBytes);
-  const Buffer sink(Device::kCuda, sizeof(unsigned));
+double ReadBandwidth(kernels::DeviceContext& context) {
+  const kernels::Buffer from = RandomBuffer(context, kCopyBytes);
+  const kernels::Buffer sink(kernels::Device::kCuda, sizeof(unsigned));
   const auto blocks = static_cast<unsigned>(kReadBlocks * context.cuda().n_multiprocessors);
   const double seconds = MedianSeconds(context, [&] {
     cuda::Launch(context, ReadAll, dim3(blocks), dim3(kReadThreads), 0, from.as<const uint4>(),
@@ -114,14 +114,14 @@ struct Cublas {
   }
 };
 
-void MatmulRate(DeviceContext& context, Ceilings& ceilings) {
+void MatmulRate(kernels::DeviceContext& context, Ceilings& ceilings) {
   Cublas cublas;
   ceilings.note = cublas.Load();
   if (!ceilings.note.empty()) return;
   constexpr int kN = kMatmulSize;
-  constexpr size_t kBytes = size_t{kN} * kN * sizeof(BF16);
-  const Buffer a = RandomBuffer(context, kBytes), b = RandomBuffer(context, kBytes);
-  const Buffer c(Device::kCuda, kBytes);
+  constexpr size_t kBytes = size_t{kN} * kN * sizeof(kernels::BF16);
+  const kernels::Buffer a = RandomBuffer(context, kBytes), b = RandomBuffer(context, kBytes);
+  const kernels::Buffer c(kernels::Device::kCuda, kBytes);
   const float one = 1, zero = 0;
   cublasHandle_t handle = nullptr;
   bool fine = cublas.create(&handle) == CUBLAS_STATUS_SUCCESS &&
@@ -156,12 +156,12 @@ GpuFacts DescribeGpu() {
 }
 
 struct Meter::State {
-  DeviceContext& context;
+  kernels::DeviceContext& context;
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
 };
 
-Meter::Meter(DeviceContext& context) : state_(new State{context}) {
+Meter::Meter(kernels::DeviceContext& context) : state_(new State{context}) {
   CheckCuda(cudaEventCreate(&state_->begin));
   CheckCuda(cudaEventCreate(&state_->end));
 }
@@ -181,7 +181,7 @@ double Meter::Stop() {
   return milliseconds * 1e-3;
 }
 
-Ceilings MeasureCeilings(DeviceContext& context) {
+Ceilings MeasureCeilings(kernels::DeviceContext& context) {
   Ceilings ceilings;
   ceilings.copy_bytes_per_s = CopyBandwidth(context);
   ceilings.read_bytes_per_s = ReadBandwidth(context);

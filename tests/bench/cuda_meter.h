@@ -24,7 +24,7 @@ GpuFacts DescribeGpu();
 // Measures seconds between two points of a context's stream.
 class Meter {
  public:
-  explicit Meter(DeviceContext& context);
+  explicit Meter(kernels::DeviceContext& context);
   ~Meter();
   Meter(const Meter&) = delete;
   Meter& operator=(const Meter&) = delete;
@@ -43,6 +43,6 @@ struct Ceilings {
   double matmul_flops_per_s = 0;  // cuBLAS, 8192 x 8192 x 8192 in bfloat16; 0 if there is none
   std::string note;               // reason if a figure is missing
 };
-Ceilings MeasureCeilings(DeviceContext& context);
+Ceilings MeasureCeilings(kernels::DeviceContext& context);
 
 }  // namespace ovq::bench

@@ -4,13 +4,13 @@
 namespace ovq::bench {
 
 struct Meter::State {
-  DeviceContext& context;
+  kernels::DeviceContext& context;
   double begin;
 };
 
 GpuFacts DescribeGpu() { return {.name = "host executor", .memory_bytes = size_t{8} << 30}; }
 
-Meter::Meter(DeviceContext& context) : state_(new State{context, 0}) {}
+Meter::Meter(kernels::DeviceContext& context) : state_(new State{context, 0}) {}
 Meter::~Meter() = default;
 
 void Meter::Start() { state_->begin = Seconds(); }
@@ -20,6 +20,8 @@ double Meter::Stop() {
   return Seconds() - state_->begin;
 }
 
-Ceilings MeasureCeilings(DeviceContext&) { return {.note = "no GPU: figures mean nothing"}; }
+Ceilings MeasureCeilings(kernels::DeviceContext&) {
+  return {.note = "no GPU: figures mean nothing"};
+}
 
 }  // namespace ovq::bench

@@ -15,7 +15,7 @@ constexpr double kFloorTarget = 1.35;
 constexpr double kUpdateTarget = 0.05;
 constexpr double kWorstTarget = 1.5;
 
-Buffer NewState(DeviceContext& context, const LanguageModel& model) {
+kernels::Buffer NewState(kernels::DeviceContext& context, const model::LanguageModel& model) {
   const std::vector<std::byte> state = model.layout().NewSession();
   return context.Upload(state.data(), state.size());
 }
@@ -37,7 +37,7 @@ std::vector<double> Medians(const std::vector<std::vector<double>>& runs) {
 
 }  // namespace
 
-CudaModelBench::CudaModelBench(const LanguageModel& model, DeviceContext& context,
+CudaModelBench::CudaModelBench(const model::LanguageModel& model, kernels::DeviceContext& context,
                                const Scale& scale, const Ceilings& ceilings, Report& report)
     : model_(model),
       context_(context),
@@ -46,12 +46,12 @@ CudaModelBench::CudaModelBench(const LanguageModel& model, DeviceContext& contex
       report_(report),
       meter_(context) {}
 
-std::vector<float> CudaModelBench::ComputeLogits(const Buffer& state,
+std::vector<float> CudaModelBench::ComputeLogits(const kernels::Buffer& state,
                                                  std::span<const int32_t> tokens, int64_t begin) {
-  Batch batch;
+  model::Batch batch;
   batch.Add(tokens, begin, scale_.slot_cap, state.as<std::byte>(), static_cast<int>(tokens.size()));
-  ScratchScope scope(context_);
-  const TensorView logits = model_.Forward(batch, context_, scope);
+  kernels::ScratchScope scope(context_);
+  const kernels::TensorView logits = model_.Forward(batch, context_, scope);
   std::vector<float> values(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
   context_.CopyToHost(values.data(), logits.data, values.size() * sizeof(float));
   return values;
@@ -62,7 +62,7 @@ bool CudaModelBench::SplitKeepsEveryBit() {
   for (int32_t& token : tokens) {
     token = static_cast<int32_t>(random_() % model_.config().vocab_size);
   }
-  const Buffer whole = NewState(context_, model_), steps = NewState(context_, model_);
+  const kernels::Buffer whole = NewState(context_, model_), steps = NewState(context_, model_);
   const std::vector<float> expected = ComputeLogits(whole, tokens, 0);
   std::vector<float> logits;
   for (size_t t = 0; t < tokens.size(); ++t) {
@@ -75,7 +75,7 @@ bool CudaModelBench::SplitKeepsEveryBit() {
 CudaModelBench::BatchTime CudaModelBench::Step(std::span<const int64_t> begin, int64_t rows_each,
                                                Logits wanted) {
   const bool wants_logits = wanted != Logits::kNone;
-  Batch batch;
+  model::Batch batch;
   std::vector<int32_t> tokens(static_cast<size_t>(rows_each));
   for (size_t i = 0; i < begin.size(); ++i) {
     for (int32_t& token : tokens) {
@@ -85,17 +85,17 @@ CudaModelBench::BatchTime CudaModelBench::Step(std::span<const int64_t> begin, i
   }
   const double wall = Seconds();
   meter_.Start();
-  ScratchScope scope(context_);
-  const TensorView logits = model_.Forward(batch, context_, scope);
+  kernels::ScratchScope scope(context_);
+  const kernels::TensorView logits = model_.Forward(batch, context_, scope);
   if (wanted == Logits::kDrawnFrom) Draw(begin, logits);
   const double device = meter_.Stop();
   return {device, Seconds() - wall};
 }
 
 // Samples tokens and waits for them, as the engine does after a batch.
-void CudaModelBench::Draw(std::span<const int64_t> begin, TensorView logits) {
+void CudaModelBench::Draw(std::span<const int64_t> begin, kernels::TensorView logits) {
   while (samplers_.size() < begin.size()) {
-    samplers_.emplace_back(SamplingParams{.top_p = 0.95f, .seed = samplers_.size()},
+    samplers_.emplace_back(model::SamplingParams{.top_p = 0.95f, .seed = samplers_.size()},
                            model_.config().vocab_size);
   }
   reader_.Clear();
@@ -104,7 +104,7 @@ void CudaModelBench::Draw(std::span<const int64_t> begin, TensorView logits) {
   }
   reader_.Read(context_, logits);
   for (size_t i = 0; i < begin.size(); ++i) {
-    const Sampled drawn = reader_.Draw(i);
+    const model::Sampled drawn = reader_.Draw(i);
     Check(drawn.finite, "logits of the benchmark's model are finite");
     samplers_[i].Observe(drawn.token_id);
   }

@@ -15,8 +15,8 @@ namespace ovq::bench {
 
 class CudaModelBench {
  public:
-  CudaModelBench(const LanguageModel& model, DeviceContext& context, const Scale& scale,
-                 const Ceilings& ceilings, Report& report);
+  CudaModelBench(const model::LanguageModel& model, kernels::DeviceContext& context,
+                 const Scale& scale, const Ceilings& ceilings, Report& report);
 
   // False if whole-prompt and token-by-token runs differ in one bit.
   bool SplitKeepsEveryBit();
@@ -38,25 +38,25 @@ class CudaModelBench {
   // begin[i]
   // on.
   BatchTime Step(std::span<const int64_t> begin, int64_t rows_each, Logits wanted);
-  void Draw(std::span<const int64_t> begin, TensorView logits);
-  std::vector<float> ComputeLogits(const Buffer& state, std::span<const int32_t> tokens,
+  void Draw(std::span<const int64_t> begin, kernels::TensorView logits);
+  std::vector<float> ComputeLogits(const kernels::Buffer& state, std::span<const int32_t> tokens,
                                    int64_t begin);
   // Device seconds of `n_steps` decode batches, session i's from position begin[i] on.
   std::vector<double> TimeDecode(std::vector<int64_t> begin, int64_t n_steps);
   std::vector<int64_t> SpreadPhases(int n) const;
   double LinearFlops() const;  // of one token, without the head
 
-  const LanguageModel& model_;
-  DeviceContext& context_;
+  const model::LanguageModel& model_;
+  kernels::DeviceContext& context_;
   const Scale& scale_;
   const Ceilings& ceilings_;
   Report& report_;
   Meter meter_;
   std::mt19937 random_{3};
   std::vector<std::byte> prefilled_;  // state of one session after Prefill
-  std::vector<Buffer> sessions_;
-  std::vector<Sampler> samplers_;  // one for each session
-  LogitsReader reader_;
+  std::vector<kernels::Buffer> sessions_;
+  std::vector<model::Sampler> samplers_;  // one for each session
+  model::LogitsReader reader_;
 };
 
 }  // namespace ovq::bench

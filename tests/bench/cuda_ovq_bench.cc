@@ -30,7 +30,8 @@ std::vector<float> RandomRows(int64_t n_rows, int n_heads) {
       float squares = 0;
       for (int i = 0; i < kHeadDim; ++i) squares += x[i] * x[i];
       const float scale = (head < n_heads ? kBeta : 1.0f) / std::sqrt(squares);
-      for (int i = 0; i < kHeadDim; ++i) x[i] = ToFloat(RoundToBF16(x[i] * scale));
+      for (int i = 0; i < kHeadDim; ++i)
+        x[i] = kernels::ToFloat(kernels::RoundToBF16(x[i] * scale));
     }
   }
   return rows;
@@ -40,7 +41,7 @@ double FlopsOfOneHead(const Scale& scale) {
   const double pair = 2 * kHeadDim;  // FLOPs of the dot product of two head vectors
   double flops = 0;
   for (int64_t begin = 0; begin < scale.prefill_tokens; begin += scale.chunk_len) {
-    const auto live = static_cast<double>(CentroidsAt(begin, scale.slot_cap));
+    const auto live = static_cast<double>(kernels::CentroidsAt(begin, scale.slot_cap));
     const auto length =
         static_cast<double>(std::min(scale.chunk_len, scale.prefill_tokens - begin));
     flops += length * 3 * pair * live + 2 * pair * length * (length + 1) / 2;
@@ -48,8 +49,8 @@ double FlopsOfOneHead(const Scale& scale) {
   return flops;
 }
 
-OvqConfig LayerConfig(const Scale& scale, int n_heads) {
-  OvqConfig config;
+kernels::OvqConfig LayerConfig(const Scale& scale, int n_heads) {
+  kernels::OvqConfig config;
   config.shape = {
       .n_heads = n_heads, .n_kv_heads = n_heads, .head_dim = kHeadDim, .value_head_dim = kHeadDim};
   config.chunk_len = static_cast<int>(scale.chunk_len);
@@ -61,22 +62,22 @@ OvqConfig LayerConfig(const Scale& scale, int n_heads) {
 
 class OvqLayer {
  public:
-  OvqLayer(DeviceContext& context, const Scale& scale, int n_heads)
+  OvqLayer(kernels::DeviceContext& context, const Scale& scale, int n_heads)
       : context_(context), scale_(scale), ovq_(LayerConfig(scale, n_heads)), meter_(context) {
-    const MixerState& layout = ovq_.layout;
+    const kernels::MixerState& layout = ovq_.layout;
     where_ = {0, layout.fixed.bytes(), layout.block.bytes(), layout.head_bytes(), 0};
-    const int64_t blocks = (scale.slot_cap + kBlockSlots - 1) / kBlockSlots;
+    const int64_t blocks = (scale.slot_cap + kernels::kBlockSlots - 1) / kernels::kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
     const int64_t n_rows = scale.prefill_sessions * scale.prefill_chunk_tokens;
     const std::vector<float> rows = RandomRows(n_rows, n_heads);
     rows_ = context.Upload(rows.data(), rows.size() * sizeof(float));
-    out_ = Buffer(context.device(), rows.size() / 3 * sizeof(BF16));
+    out_ = kernels::Buffer(context.device(), rows.size() / 3 * sizeof(kernels::BF16));
   }
 
   // Seconds of the attention while all sessions prefill their prompts.
   double Pass() {
     const std::vector<std::byte> zeros(session_bytes_);
-    std::vector<Buffer> memory;
+    std::vector<kernels::Buffer> memory;
     std::vector<std::byte*> bases;
     for (int i = 0; i < scale_.prefill_sessions; ++i) {
       memory.push_back(context_.Upload(zeros.data(), zeros.size()));
@@ -97,40 +98,40 @@ class OvqLayer {
     }
     const std::vector<int64_t> start(bases.size(), position);
     const std::vector<int32_t> caps(bases.size(), scale_.slot_cap);
-    const StagedBatch staged = StageBatch(
+    const kernels::StagedBatch staged = kernels::StageBatch(
         context_,
         {.token_begin = token_begin, .start_pos = start, .slot_cap = caps, .state = bases},
         {&ovq_.layout.growth, 1});
     const int64_t width = int64_t{ovq_.shape.n_heads} * kHeadDim;
     const float* q = rows_.as<float>();
-    const AttentionTensors tokens = {.q = q,
-                                     .k = q + width,
-                                     .v = q + 2 * width,
-                                     .stride = 3 * width,
-                                     .out = out_.as<void>(),
-                                     .out_dtype = DType::kBF16};
-    AttentionBlocks blocks = ovq_.Blocks(where_);
+    const kernels::AttentionTensors tokens = {.q = q,
+                                              .k = q + width,
+                                              .v = q + 2 * width,
+                                              .stride = 3 * width,
+                                              .out = out_.as<void>(),
+                                              .out_dtype = kernels::DType::kBF16};
+    kernels::AttentionBlocks blocks = ovq_.Blocks(where_);
     blocks.compute_dtype = tokens.out_dtype;
     blocks.live = staged.live[0];
     meter_.Start();
-    AttendCuda(context_, {blocks, staged.seqs, tokens});
+    kernels::AttendCuda(context_, {blocks, staged.seqs, tokens});
     return meter_.Stop();
   }
 
-  DeviceContext& context_;
+  kernels::DeviceContext& context_;
   const Scale& scale_;
-  OvqAttention ovq_;
-  LayerState where_;
+  kernels::OvqAttention ovq_;
+  kernels::LayerState where_;
   size_t session_bytes_ = 0;
-  Buffer rows_;  // [n_rows][3 d_model] float32
-  Buffer out_;   // [n_rows][d_model] bfloat16
+  kernels::Buffer rows_;  // [n_rows][3 d_model] float32
+  kernels::Buffer out_;   // [n_rows][d_model] bfloat16
   Meter meter_;
 };
 
 }  // namespace
 
-void OvqPrefill(DeviceContext& context, const Scale& scale, int n_heads, const Ceilings& ceilings,
-                Report& report) {
+void OvqPrefill(kernels::DeviceContext& context, const Scale& scale, int n_heads,
+                const Ceilings& ceilings, Report& report) {
   OvqLayer layer(context, scale, n_heads);
   layer.Pass();
   std::vector<double> passes;

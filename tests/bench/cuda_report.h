@@ -67,7 +67,7 @@ class Report {
 
 // Sizes of the measurements.
 struct Scale {
-  DType state_dtype = DType::kBF16;
+  kernels::DType state_dtype = kernels::DType::kBF16;
   int64_t chunk_len;
   int32_t slot_cap;
   std::vector<int> decode_sessions;

@@ -68,7 +68,7 @@ class RandomModelWriter {
                      {"shape", shape},
                      {"data_offsets", {data_.size() * 2, (data_.size() + n) * 2}}};
     std::normal_distribution<float> normal(mean, deviation);
-    for (size_t i = 0; i < n; ++i) data_.push_back(RoundToBF16(normal(random_)));
+    for (size_t i = 0; i < n; ++i) data_.push_back(kernels::RoundToBF16(normal(random_)));
   }
   void Write(const std::filesystem::path& path) const {
     std::string header = header_.dump();
@@ -78,14 +78,14 @@ class RandomModelWriter {
     file.write(reinterpret_cast<const char*>(&length), sizeof length);
     file.write(header.data(), static_cast<std::streamsize>(header.size()));
     file.write(reinterpret_cast<const char*>(data_.data()),
-               static_cast<std::streamsize>(data_.size() * sizeof(BF16)));
+               static_cast<std::streamsize>(data_.size() * sizeof(kernels::BF16)));
     Check(file.good(), "the random model is written");
   }
 
  private:
   std::mt19937 random_{1};
   nlohmann::json header_ = nlohmann::json::object();
-  std::vector<BF16> data_;
+  std::vector<kernels::BF16> data_;
 };
 
 inline void WriteRandomModel(const std::filesystem::path& folder, const ModelShape& shape,

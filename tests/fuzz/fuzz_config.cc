@@ -8,7 +8,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
-  static const test::TempFolder folder;
+  static const model::test::TempFolder folder;
   fuzz::Bytes bytes(data, size);
   folder.Write("config.json", bytes.Word());
   if (bytes.empty()) {
@@ -16,21 +16,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     folder.Write("generation_config.json", bytes.Rest());
   }
-  for (const CachePolicy& policy : CachePolicies()) {
-    const absl::StatusOr<ModelConfig> config = LoadConfig(folder.path(), policy);
-    ModelConfig partial;
-    const absl::Status status = LoadConfig(folder.path(), partial, policy);
+  for (const model::CachePolicy& policy : model::CachePolicies()) {
+    const absl::StatusOr<model::ModelConfig> config = model::LoadConfig(folder.path(), policy);
+    model::ModelConfig partial;
+    const absl::Status status = model::LoadConfig(folder.path(), partial, policy);
     Check(config.status() == status, "the config, and as much of it as can be read");
     if (!config.ok()) {
       Check(!status.message().empty(), "an error says what is wrong");
       continue;
     }
     // Reporting all missing weights takes time quadratic in the number of layers.
-    Weights none;
-    Check(config->n_layers > 8 || !LanguageModel::Check(*config, none).ok(),
+    model::Weights none;
+    Check(config->n_layers > 8 || !model::LanguageModel::Check(*config, none).ok(),
           "no model is without weights");
-    const absl::StatusOr<StateLayout> layout =
-        PlanStateLayout(*config, DType::kBF16, StateLimits{}, Device::kCpu, kHostPageBytes);
+    const absl::StatusOr<model::StateLayout> layout =
+        model::PlanStateLayout(*config, kernels::DType::kBF16, model::StateLimits{},
+                               kernels::Device::kCpu, kernels::kHostPageBytes);
     if (!layout.ok()) continue;
     const int64_t cap = layout->default_slot_cap();
     size_t before = 0;

@@ -32,12 +32,13 @@ struct LeapingClock {
   }
 };
 
-std::map<std::string, TenantLimits> UsualLimits() {
+std::map<std::string, engine::TenantLimits> UsualLimits() {
   return {{"b", {.sessions = 2}}, {"c", {.state_bytes = 40'000}}};
 }
 
-EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas, const Clock& clock) {
-  EngineOptions options;
+engine::EngineOptions Options(const std::shared_ptr<engine::TenantQuotas>& quotas,
+                              const Clock& clock) {
+  engine::EngineOptions options;
   options.seed = 1;
   options.clock = clock;
   options.state_memory_bytes = 250'000;
@@ -55,10 +56,10 @@ EngineOptions Options(const std::shared_ptr<TenantQuotas>& quotas, const Clock& 
 class Driver {
  public:
   Driver()
-      : quotas_(std::make_shared<TenantQuotas>(clock_.clock())),
+      : quotas_(std::make_shared<engine::TenantQuotas>(clock_.clock())),
         engine_(Options(quotas_, clock_.clock()),
                 {.exact_too = true, .max_unbounded_tokens = 1500, .weight_bytes = 4000}, {},
-                [](test::FakeModel& model) {
+                [](engine::test::FakeModel& model) {
                   model.Spoil(kSpoilt, std::numeric_limits<float>::quiet_NaN());
                 }) {}
 
@@ -68,11 +69,11 @@ class Driver {
     ReadAll();
     Check(scores_ == 0, "a score has an end");
     CheckSums();
-    for (const SessionInfo& session : Sessions()) {
+    for (const engine::SessionInfo& session : Sessions()) {
       Check(engine_->sessions().Delete(session.id, std::nullopt).ok(), "a session can be deleted");
     }
     image_.reset();
-    const EngineStats stats = engine_.SettledStats();
+    const engine::EngineStats stats = engine_.SettledStats();
     Check(stats.state_bytes_reserved + stats.state_bytes_committed == 0, "no state is left");
     Check(stats.checkpoint_bytes + stats.token_log_bytes == 0, "nor copies, nor tokens");
     Check(stats.requests_running + stats.requests_waiting == 0, "nor a call");
@@ -81,13 +82,13 @@ class Driver {
 
  private:
   std::string Tenant(Bytes& bytes) { return kTenants[static_cast<size_t>(bytes.Upto(2))]; }
-  std::vector<SessionInfo> Sessions() {
+  std::vector<engine::SessionInfo> Sessions() {
     return engine_->sessions().List(std::nullopt, 1000, "").value().sessions;
   }
   // A live session, or none.
-  SessionInfo Session(Bytes& bytes) {
-    const std::vector<SessionInfo> sessions = Sessions();
-    SessionInfo none;
+  engine::SessionInfo Session(Bytes& bytes) {
+    const std::vector<engine::SessionInfo> sessions = Sessions();
+    engine::SessionInfo none;
     none.id = "none";
     if (sessions.empty()) return none;
     return sessions[static_cast<size_t>(bytes.Upto(static_cast<int>(sessions.size()) - 1))];
@@ -102,7 +103,7 @@ class Driver {
   }
   // True if the call succeeded; an error must have a text.
   template <class T>
-  bool Done(test::Receiver<absl::StatusOr<T>>& receiver) {
+  bool Done(engine::test::Receiver<absl::StatusOr<T>>& receiver) {
     const absl::StatusOr<T> result = receiver.Wait();
     Check(result.ok() || !result.status().message().empty(), "an error says what is wrong");
     return result.ok();
@@ -143,7 +144,7 @@ class Driver {
     }
   }
   void Create(Bytes& bytes) {
-    SessionOptions options;
+    engine::SessionOptions options;
     options.tenant = options.client = Tenant(bytes);
     options.prompt = Tokens(bytes);
     options.keep_tokens = bytes.Upto(3) > 0;
@@ -153,16 +154,16 @@ class Driver {
       options.variant = PolicyName(more);
       if (more % 4 == 1) options.key = "key";
       if (more % 4 == 2) options.ttl = absl::Minutes(10 * bytes.Upto(20));
-      if (more == 3) options.cancel = std::make_shared<CancelSignal>();
+      if (more == 3) options.cancel = std::make_shared<engine::CancelSignal>();
       if (options.cancel) options.cancel->Cancel();
     }
-    test::Receiver<absl::StatusOr<SessionInfo>> receiver;
+    engine::test::Receiver<absl::StatusOr<engine::SessionInfo>> receiver;
     engine_->sessions().Create(std::move(options), receiver.callback());
     Done(receiver);
   }
   void Generate(Bytes& bytes) {
-    GenerateRequest request;
-    const SessionInfo session = Session(bytes);
+    engine::GenerateRequest request;
+    const engine::SessionInfo session = Session(bytes);
     const int how = bytes.Upto(3);
     if (how > 0) request.session_id = session.id;
     request.tenant = request.client = how == 1 ? Tenant(bytes) : session.tenant;
@@ -175,12 +176,12 @@ class Driver {
     if (const int more = bytes.Upto(15); more > 0) {
       if (how == 0) request.variant = PolicyName(more);
       request.cacheable = bytes.Upto(1) * std::ssize(request.prompt);
-      if (more % 4 == 1) request.output.speculation = Speculation::kNgram;
+      if (more % 4 == 1) request.output.speculation = engine::Speculation::kNgram;
       if (more % 4 == 2) request.output = {.logprobs = true, .top_logprobs = bytes.Upto(3)};
       if (more == 3) request.deadline = clock_.clock().steady();
       request.seed_given = more % 2 == 0;
     }
-    auto stream = std::make_shared<TokenStream>(static_cast<size_t>(4 + bytes.Byte()));
+    auto stream = std::make_shared<engine::TokenStream>(static_cast<size_t>(4 + bytes.Byte()));
     const absl::Status status = engine_->Submit(std::move(request), stream);
     Check(status.ok() || !status.message().empty(), "an error says what is wrong");
     if (status.ok()) calls_.push_back(std::move(stream));
@@ -188,12 +189,12 @@ class Driver {
   }
   static std::string PolicyName(int more) { return more < 8 ? "" : more < 15 ? "exact" : "none"; }
   void Score(Bytes& bytes) {
-    ScoreRequest request;
+    engine::ScoreRequest request;
     request.tenant = request.client = Tenant(bytes);
     request.prompt = Tokens(bytes);
     request.top_logprobs = bytes.Upto(3);
     request.variant = PolicyName(bytes.Upto(15));
-    const auto cancel = std::make_shared<CancelSignal>();
+    const auto cancel = std::make_shared<engine::CancelSignal>();
     ++scores_;
     const absl::Status status = engine_->SubmitScore(
         request, cancel, [this, n = request.prompt.size()](const auto& result) {
@@ -206,8 +207,9 @@ class Driver {
     if (bytes.Upto(7) == 0) cancel->Cancel();
   }
   void QuerySession(Bytes& bytes) {
-    const SessionInfo session = Session(bytes);
-    const absl::StatusOr<SessionInfo> info = engine_->sessions().Get(session.id, session.tenant);
+    const engine::SessionInfo session = Session(bytes);
+    const absl::StatusOr<engine::SessionInfo> info =
+        engine_->sessions().Get(session.id, session.tenant);
     // The session may be in use or quarantined.
     const absl::StatusOr<std::vector<std::byte>> state =
         engine_->sessions().CopyState(session.id, session.tenant);
@@ -215,22 +217,22 @@ class Driver {
     int n = 0;
     std::string token;
     do {
-      const SessionPage page = engine_->sessions().List(session.tenant, 2, token).value();
+      const engine::SessionPage page = engine_->sessions().List(session.tenant, 2, token).value();
       n += static_cast<int>(page.sessions.size());
       token = page.next_page_token;
     } while (!token.empty());
     Check(n <= 8, "pages have each session once");
   }
   void Delta(Bytes& bytes) {
-    const SessionInfo session = Session(bytes);
+    const engine::SessionInfo session = Session(bytes);
     if (!image_ || !image_->tokens) return;
-    const absl::StatusOr<SessionImage> delta =
-        engine_->sessions().Export(session.id, session.tenant, MakeSessionBase(*image_->tokens));
+    const absl::StatusOr<engine::SessionImage> delta = engine_->sessions().Export(
+        session.id, session.tenant, engine::MakeSessionBase(*image_->tokens));
     Check(delta.ok() || !delta.status().message().empty(), "an error says what is wrong");
-    if (delta.ok()) image_ = test::Joined(*image_, *delta);
+    if (delta.ok()) image_ = engine::test::Joined(*image_, *delta);
   }
   void Limit(Bytes& bytes) {
-    std::map<std::string, TenantLimits> limits = UsualLimits();
+    std::map<std::string, engine::TenantLimits> limits = UsualLimits();
     if (bytes.Upto(1) == 1) limits["a"] = {.weight = 1 + bytes.Upto(3)};
     if (bytes.Upto(1) == 1) limits["b"].tokens_per_second = 1 + bytes.Byte();
     if (bytes.Upto(1) == 1) limits["c"].requests_per_second = 1 + bytes.Upto(2);
@@ -262,8 +264,8 @@ class Driver {
     if (bytes.Upto(1) == 0) ReadAll();
   }
   void Fork(Bytes& bytes) {
-    const SessionInfo session = Session(bytes);
-    test::Receiver<absl::StatusOr<std::vector<SessionInfo>>> receiver;
+    const engine::SessionInfo session = Session(bytes);
+    engine::test::Receiver<absl::StatusOr<std::vector<engine::SessionInfo>>> receiver;
     engine_->sessions().Fork({.session_id = session.id,
                               .tenant = session.tenant,
                               .client = session.tenant,
@@ -272,9 +274,9 @@ class Driver {
     Done(receiver);
   }
   void Rewind(Bytes& bytes) {
-    const SessionInfo session = Session(bytes);
+    const engine::SessionInfo session = Session(bytes);
     const int64_t back = bytes.Byte() * (1 + bytes.Upto(3));
-    test::Receiver<absl::StatusOr<RewindResult>> receiver;
+    engine::test::Receiver<absl::StatusOr<engine::RewindResult>> receiver;
     engine_->sessions().Rewind({.session_id = session.id,
                                 .tenant = session.tenant,
                                 .client = session.tenant,
@@ -284,25 +286,26 @@ class Driver {
     Done(receiver);
   }
   void Export(Bytes& bytes) {
-    const SessionInfo session = Session(bytes);
-    absl::StatusOr<SessionImage> image = engine_->sessions().Export(session.id, session.tenant);
+    const engine::SessionInfo session = Session(bytes);
+    absl::StatusOr<engine::SessionImage> image =
+        engine_->sessions().Export(session.id, session.tenant);
     if (image.ok()) image_ = *std::move(image);
   }
   void Import(Bytes& bytes) {
     if (!image_) return;
-    SessionOptions options;
+    engine::SessionOptions options;
     options.tenant = options.client = Tenant(bytes);
-    test::Receiver<absl::StatusOr<SessionInfo>> receiver;
+    engine::test::Receiver<absl::StatusOr<engine::SessionInfo>> receiver;
     engine_->sessions().Import(*image_, std::move(options), receiver.callback());
     Done(receiver);
   }
   // Between iterations, once no call is pending, only the sessions' own use counts.
   void CheckSums() {
     if (!calls_.empty() || scores_ > 0) return;
-    const EngineStats stats = engine_.SettledStats();
+    const engine::EngineStats stats = engine_.SettledStats();
     size_t bytes = 0;
     int64_t sessions = 0;
-    for (const SessionInfo& session : Sessions()) {
+    for (const engine::SessionInfo& session : Sessions()) {
       bytes += session.state_bytes_cap;
       ++sessions;
     }
@@ -310,7 +313,7 @@ class Driver {
     Check(stats.state_bytes_reserved == bytes, "what is reserved is the sum of the sessions' caps");
     int64_t counted = 0;
     size_t held = 0;
-    for (const TenantUse& use : quotas_->Use()) {
+    for (const engine::TenantUse& use : quotas_->Use()) {
       counted += use.sessions;
       held += use.state_bytes;
     }
@@ -318,12 +321,12 @@ class Driver {
   }
 
   LeapingClock clock_;
-  const std::shared_ptr<TenantQuotas> quotas_;
+  const std::shared_ptr<engine::TenantQuotas> quotas_;
   std::atomic<int> scores_ = 0;  // not ended yet
-  test::TestEngine engine_;
-  std::vector<std::shared_ptr<TokenStream>> calls_;
-  std::vector<std::shared_ptr<CancelSignal>> score_cancels_;
-  std::optional<SessionImage> image_;
+  engine::test::TestEngine engine_;
+  std::vector<std::shared_ptr<engine::TokenStream>> calls_;
+  std::vector<std::shared_ptr<engine::CancelSignal>> score_cancels_;
+  std::optional<engine::SessionImage> image_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 struct Target {
   const char* path;  // {}: a session's id, {r}: the last response's, or a plausible one
   const char* method = "POST";
-  HttpHeaders headers = {};
+  server::HttpHeaders headers = {};
 };
 const std::array kTargets = {
     Target{"/v1/completions"},
@@ -79,16 +79,16 @@ void CheckEvents(const std::string& body) {
 
 // Sends a request and reads the whole answer; hangs up after too long a wait. Returns the answer's
 // id, if it has one.
-std::string Ask(HttpApi& api, const Target& to, std::string target, std::string body) {
+std::string Ask(server::HttpApi& api, const Target& to, std::string target, std::string body) {
   const auto exchange =
-      std::make_shared<test::FakeExchange>(to.method, target, std::move(body), to.headers);
+      std::make_shared<server::test::FakeExchange>(to.method, target, std::move(body), to.headers);
   api.Handle(exchange);
   if (!exchange->Read(kPatience)) {
     exchange->Leave();
     Check(exchange->Read(absl::Seconds(10)), "who goes is done with");
     return "";
   }
-  const HttpReply& reply = exchange->reply();
+  const server::HttpReply& reply = exchange->reply();
   if (!IsDocumented(reply.status)) {
     std::fprintf(stderr, "%s: %d: %s\n", target.c_str(), reply.status, reply.body.c_str());
     std::abort();
@@ -116,8 +116,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   using namespace ovq::fuzz;
   constexpr int kMostRequests = 8;
-  test::TestServer& server = WholeServer();
-  static HttpApi api(server.services(), /*loopback=*/true);
+  server::test::TestServer& server = WholeServer();
+  static server::HttpApi api(server.services(), /*loopback=*/true);
   Bytes bytes(data, size);
   const std::string session = SomeSession(server);
   std::string response = "resp_" + std::string(32, '0');

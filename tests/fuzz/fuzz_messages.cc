@@ -44,7 +44,7 @@ bool IsDocumented(grpc::StatusCode code) {
 }
 
 // Sends the messages and reads all answers.
-grpc::Status Talk(test::TestServer& server, const std::string& method,
+grpc::Status Talk(server::test::TestServer& server, const std::string& method,
                   const std::vector<std::string>& messages, std::vector<std::string>& answers) {
   grpc::GenericStub stub(server.channel());
   grpc::CompletionQueue queue;
@@ -111,7 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq::fuzz;
   constexpr int kMostCalls = 6;
   constexpr int kMore = 0x80;  // bit of the method byte: another call follows
-  test::TestServer& server = WholeServer();
+  server::test::TestServer& server = WholeServer();
   Bytes bytes(data, size);
   const std::string session = SomeSession(server);
   std::vector<std::string> exported;  // imported if an input sends nothing

@@ -5,10 +5,10 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
-  static const test::TempFolder folder;
+  static const model::test::TempFolder folder;
   folder.Write("tokenizer.model", fuzz::Text(data, size));
   std::string error;
-  const auto model = PieceModel::Load(folder.file("tokenizer.model"), &error);
+  const auto model = model::PieceModel::Load(folder.file("tokenizer.model"), &error);
   if (model == nullptr) {
     Check(!error.empty(), "an error says what is wrong");
     return 0;

@@ -10,19 +10,20 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
   fuzz::Bytes bytes(data, size);
-  const auto quotas = std::make_shared<TenantQuotas>();
-  std::vector<std::unique_ptr<QuotaHold>> holds;
+  const auto quotas = std::make_shared<engine::TenantQuotas>();
+  std::vector<std::unique_ptr<engine::QuotaHold>> holds;
   int64_t sessions = 0;
   while (!bytes.empty()) {
     const std::string_view text = bytes.Word();
-    (void)HashToken(text);
-    const absl::StatusOr<TenantList> list = TenantList::Parse(text, "t.json");
+    (void)server::HashToken(text);
+    const absl::StatusOr<server::TenantList> list = server::TenantList::Parse(text, "t.json");
     if (!list.ok()) {
       Check(absl::StartsWith(list.status().message(), "t.json"), "an error names the file");
       continue;
     }
-    Check(list->Find(DigestToken("nobody's token")) == nullptr, "a token that is in no file");
-    const std::map<std::string, TenantLimits> limits = list->Limits();
+    Check(list->Find(server::DigestToken("nobody's token")) == nullptr,
+          "a token that is in no file");
+    const std::map<std::string, engine::TenantLimits> limits = list->Limits();
     Check(limits.size() == list->size(), "every tenant has limits of its own");
     quotas->SetLimits(limits);
     for (const auto& [name, limit] : limits) {
@@ -46,11 +47,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       Check(quotas->ClientUsage(name).sessions > 0, "the client has something");
     }
     int64_t used = 0;
-    for (const TenantUse& use : quotas->Use()) used += use.sessions;
+    for (const engine::TenantUse& use : quotas->Use()) used += use.sessions;
     Check(used == sessions, "what is held is what was admitted");
   }
   holds.clear();
-  for (const TenantUse& use : quotas->Use()) {
+  for (const engine::TenantUse& use : quotas->Use()) {
     Check(use.sessions == 0 && use.state_bytes == 0, "all was given back");
   }
   Check(quotas->Clients().empty(), "by the clients, too");

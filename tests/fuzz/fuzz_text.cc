@@ -24,12 +24,12 @@ struct Cut {
 // Splits the text into parts whose lengths `next` returns.
 template <class Next>
 Cut Match(const std::vector<std::string>& strings, bool include, std::string_view text, Next next) {
-  StopMatcher matcher(strings, include);
+  engine::StopMatcher matcher(strings, include);
   Cut cut;
   while (!text.empty()) {
     const std::string_view part = text.substr(0, next());
     text.remove_prefix(part.size());
-    StopMatcher::Result result = matcher.Push(part);
+    engine::StopMatcher::Result result = matcher.Push(part);
     cut.text += result.text;
     if (result.matched) {
       cut.matched = result.matched;
@@ -76,11 +76,12 @@ void StopStrings(Bytes& bytes) {
 
 constexpr int64_t kVocab = 260;
 
-const Tokenizer& OfBytes() {
-  ModelConfig config;
+const model::Tokenizer& OfBytes() {
+  model::ModelConfig config;
   config.vocab_size = kVocab;
-  config.tokenizer = TokenizerKind::kBytes;
-  static const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load("", config);
+  config.tokenizer = model::TokenizerKind::kBytes;
+  static const absl::StatusOr<std::unique_ptr<model::Tokenizer>> tokenizer =
+      model::Tokenizer::Load("", config);
   Check(tokenizer.ok(), "a tokenizer of bytes");
   return **tokenizer;
 }
@@ -92,9 +93,9 @@ std::vector<int32_t> Ids(Bytes& bytes) {
 }
 
 void Tokens(Bytes& bytes) {
-  const Tokenizer& tokenizer = OfBytes();
+  const model::Tokenizer& tokenizer = OfBytes();
   const std::vector<int32_t> ids = Ids(bytes);
-  Detokenizer detokenizer(&tokenizer);
+  model::Detokenizer detokenizer(&tokenizer);
   std::string text;
   for (const int32_t id : ids) {
     const std::string part = detokenizer.Push(id);
@@ -109,9 +110,9 @@ void Tokens(Bytes& bytes) {
   Check(round.ok() && *round == text, "valid text comes back as it is");
 }
 
-GenerateRequest MakeGenerateRequest(Bytes& bytes) {
-  GenerateRequest request;
-  StopConditions& stop = request.stop;
+engine::GenerateRequest MakeGenerateRequest(Bytes& bytes) {
+  engine::GenerateRequest request;
+  engine::StopConditions& stop = request.stop;
   stop.include_stop_text = bytes.Upto(1) == 1;
   stop.ignore_eos = bytes.Upto(1) == 1;
   stop.max_tokens = 1 + bytes.Byte();
@@ -132,21 +133,21 @@ GenerateRequest MakeGenerateRequest(Bytes& bytes) {
 // Compares with a naive search in the whole text of the accepted tokens.
 void Answer(Bytes& bytes) {
   const std::vector<int32_t> eos = {257};
-  const GenerateRequest request = MakeGenerateRequest(bytes);
-  const StopConditions& stop = request.stop;
+  const engine::GenerateRequest request = MakeGenerateRequest(bytes);
+  const engine::StopConditions& stop = request.stop;
   const std::vector<int32_t> ids = Ids(bytes);
   const size_t prompt = std::min<size_t>(ids.size(), 3);
-  RunningAnswer answer(request, 0, 1, eos, kVocab, &OfBytes());
+  engine::RunningAnswer answer(request, 0, 1, eos, kVocab, &OfBytes());
   answer.ObservePrompt(std::span(ids).first(prompt));
-  Detokenizer detokenizer(&OfBytes(), /*at_start=*/false);
+  model::Detokenizer detokenizer(&OfBytes(), /*at_start=*/false);
   detokenizer.Precede(std::span(ids).first(prompt));
   std::string text, whole;
-  std::optional<Finished> finished;
+  std::optional<engine::Finished> finished;
   for (size_t i = prompt; i < ids.size() && !finished; ++i) {
-    Sampled drawn;
+    model::Sampled drawn;
     drawn.token_id = ids[i];
     drawn.top.resize(static_cast<size_t>(request.output.top_logprobs));
-    StreamEvent event;
+    engine::StreamEvent event;
     answer.AddDraw(std::move(drawn), event);
     Check(event.chunk->token_ids.size() == 1, "a token at a time");
     Check(event.chunk->logprobs.size() == (request.output.logprobs ? 1u : 0u), "if asked for");

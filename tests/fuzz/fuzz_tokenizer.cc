@@ -18,7 +18,7 @@ namespace ovq::fuzz {
 namespace {
 
 // Writes a file that is read together with tokenizer.json, or instead of it.
-void WriteOther(const test::TempFolder& folder, std::string_view word) {
+void WriteOther(const model::test::TempFolder& folder, std::string_view word) {
   constexpr std::array kNames = {"tokenizer_config.json", "vocab.json", "merges.txt",
                                  "added_tokens.json"};
   const size_t colon = word.find(':');
@@ -26,8 +26,8 @@ void WriteOther(const test::TempFolder& folder, std::string_view word) {
   if (colon != word.npos && name != kNames.end()) folder.Write(*name, word.substr(colon + 1));
 }
 
-void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
-  Detokenizer detokenizer(&tokenizer);
+void Decode(const model::Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  model::Detokenizer detokenizer(&tokenizer);
   std::string text;
   for (const int32_t id : ids) {
     const std::string part = detokenizer.Push(id);
@@ -38,7 +38,7 @@ void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   const absl::StatusOr<std::string> whole = tokenizer.Decode(ids);
   Check(whole.ok() && *whole == text, "one by one and all at once");
   // An answer continues a prompt, of which the detokenizer keeps only the start of a character.
-  Detokenizer later(&tokenizer, /*at_start=*/false);
+  model::Detokenizer later(&tokenizer, /*at_start=*/false);
   const size_t prompt = ids.size() / 2;
   later.Precede(std::span(ids).first(prompt));
   std::string rest;
@@ -52,7 +52,7 @@ void Decode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
-  static const test::TempFolder folder;
+  static const model::test::TempFolder folder;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     std::filesystem::remove(entry);
   }
@@ -60,16 +60,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view word = bytes.Word();
   for (; word.starts_with('@'); word = bytes.Word()) fuzz::WriteOther(folder, word);
   if (!word.empty()) folder.Write("tokenizer.json", word);
-  ModelConfig config;
+  model::ModelConfig config;
   config.vocab_size = 512;
-  config.tokenizer = TokenizerKind::kBpe;
-  const absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = Tokenizer::Load(folder.path(), config);
+  config.tokenizer = model::TokenizerKind::kBpe;
+  const absl::StatusOr<std::unique_ptr<model::Tokenizer>> loaded =
+      model::Tokenizer::Load(folder.path(), config);
   if (!loaded.ok()) {
     Check(loaded.status().message().find(folder.path()) != std::string_view::npos,
           "an error names the file");
     return 0;
   }
-  const Tokenizer& tokenizer = **loaded;
+  const model::Tokenizer& tokenizer = **loaded;
   for (const auto& [id, text] : tokenizer.special_tokens()) {
     Check(id >= 0 && id < config.vocab_size, "a special token is the model's");
   }

@@ -7,7 +7,7 @@
 namespace {
 
 // Sum of the tensor's bytes; a sanitizer watches the reads.
-uint64_t Read(const ovq::TensorView& tensor) {
+uint64_t Read(const ovq::kernels::TensorView& tensor) {
   uint64_t sum = 0;
   const auto* const bytes = static_cast<const uint8_t*>(tensor.data);
   for (size_t i = 0; i < tensor.bytes(); ++i) sum += bytes[i];
@@ -18,7 +18,7 @@ uint64_t Read(const ovq::TensorView& tensor) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq;
-  static const test::TempFolder folder;
+  static const model::test::TempFolder folder;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     std::filesystem::remove(entry);
   }
@@ -29,9 +29,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     folder.Write("model.safetensors.index.json", bytes.Word());
     folder.Write("a.safetensors", bytes.Rest());
   }
-  Weights partial;
-  const absl::Status status = Weights::Open(folder.path(), partial);
-  absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+  model::Weights partial;
+  const absl::Status status = model::Weights::Open(folder.path(), partial);
+  absl::StatusOr<model::Weights> weights = model::Weights::Open(folder.path());
   Check(weights.status() == status, "the weights, and as many of them as can be read");
   Check(status.ok() || !status.message().empty(), "an error says what is wrong");
   static volatile uint64_t sum;
@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!weights.ok()) return 0;
   Check(weights->Fingerprint().size() == 64, "every model has a fingerprint");
   for (const auto& [name, tensor] : weights->tensors()) {
-    const absl::StatusOr<TensorView> taken = weights->GetTensor(name, tensor.shape);
+    const absl::StatusOr<kernels::TensorView> taken = weights->GetTensor(name, tensor.shape);
     Check(taken.ok() || !taken.status().message().empty(), "a tensor, or why not");
   }
   Check(weights->CheckWhole().ok(), "nobody wrote them meanwhile");

@@ -68,52 +68,52 @@ class Answer {
   std::promise<T> promise_;
 };
 
-std::unique_ptr<DeviceContext> MakeContext() {
-  auto context = DeviceContext::Make(Device::kCpu, 1);
+std::unique_ptr<kernels::DeviceContext> MakeContext() {
+  auto context = kernels::DeviceContext::Make(kernels::Device::kCpu, 1);
   Check(context.ok(), "one thread of the CPU");
   return *std::move(context);
 }
 
 struct Kind {
   const char* folder;  // in tests/golden
-  DType state_dtype;
+  kernels::DType state_dtype;
 };
-constexpr Kind kKinds[] = {{"native/sw-ovq", DType::kF32},
-                           {"native/sw-ovq", DType::kBF16},
-                           {"native/ovq-delta", DType::kF32},
-                           {"native/sw-closest-pair", DType::kF32},
-                           {"native/sw-closest-pair", DType::kBF16},
-                           {"native/sw-vq", DType::kF32},
-                           {"native/transformer-vq", DType::kF32},
-                           {"native/sw-full", DType::kBF16},
-                           {"native/gdn-ovq", DType::kF32},
-                           {"native/mamba2-ovq", DType::kF32},
-                           {"native/mesa-sw", DType::kF32},
-                           {"native/sw-lattice", DType::kF32},
-                           {"kvm/kvm-power-law", DType::kBF16},
-                           {"kvm/gptalpha-nope-swa", DType::kF32},
-                           {"kvm/bswa-sinks", DType::kF32},
-                           {"kvm/post-tokenshift", DType::kF32},
-                           {"native/sw-ovq", DType::kI8},
-                           {"native/sw-closest-pair", DType::kI8},
-                           {"native/sw-full", DType::kI8}};
+constexpr Kind kKinds[] = {{"native/sw-ovq", kernels::DType::kF32},
+                           {"native/sw-ovq", kernels::DType::kBF16},
+                           {"native/ovq-delta", kernels::DType::kF32},
+                           {"native/sw-closest-pair", kernels::DType::kF32},
+                           {"native/sw-closest-pair", kernels::DType::kBF16},
+                           {"native/sw-vq", kernels::DType::kF32},
+                           {"native/transformer-vq", kernels::DType::kF32},
+                           {"native/sw-full", kernels::DType::kBF16},
+                           {"native/gdn-ovq", kernels::DType::kF32},
+                           {"native/mamba2-ovq", kernels::DType::kF32},
+                           {"native/mesa-sw", kernels::DType::kF32},
+                           {"native/sw-lattice", kernels::DType::kF32},
+                           {"kvm/kvm-power-law", kernels::DType::kBF16},
+                           {"kvm/gptalpha-nope-swa", kernels::DType::kF32},
+                           {"kvm/bswa-sinks", kernels::DType::kF32},
+                           {"kvm/post-tokenshift", kernels::DType::kF32},
+                           {"native/sw-ovq", kernels::DType::kI8},
+                           {"native/sw-closest-pair", kernels::DType::kI8},
+                           {"native/sw-full", kernels::DType::kI8}};
 
 // A model, an engine that trusts session files, and files of sessions on it.
 class Subject {
  public:
   explicit Subject(const Kind& kind) : context_(MakeContext()) {
-    ModelOptions options;
+    model::ModelOptions options;
     options.state_dtype = kind.state_dtype;
     options.limits.max_unbounded_tokens = 1 << 13;
-    auto model = LanguageModel::Load(test::GoldenFolder() + "/" + kind.folder, options, *context_);
+    auto model = model::LanguageModel::Load(GoldenFolder() + "/" + kind.folder, options, *context_);
     Check(model.ok(), std::string(model.status().message()).c_str());
     model_ = *std::move(model);
-    EngineOptions trusting;
+    engine::EngineOptions trusting;
     trusting.trust_session_files = true;
     trusting.seed = 1;
     trusting.max_slot_cap = 4096;
-    engine_thread_ = std::make_unique<EngineThread>(test::Served(*model_), trusting, MakeContext(),
-                                                    EngineEvents());
+    engine_thread_ = std::make_unique<engine::EngineThread>(engine::test::Served(*model_), trusting,
+                                                            MakeContext(), engine::EngineEvents());
     Random random(7);
     for (const int length : {0, 20, 150, 333, 640}) MakeImage(length, random);
   }
@@ -122,18 +122,18 @@ class Subject {
     int64_t runs = 0, unread = 0, refused = 0, taken = 0, tokens = 0;
   };
   void Run(Random& random, Counts& counts) {
-    SessionImage image = images_[static_cast<size_t>(random.Upto(std::ssize(images_) - 1))];
+    engine::SessionImage image = images_[static_cast<size_t>(random.Upto(std::ssize(images_) - 1))];
     const bool bytes = random.OneIn(8);
     if (!bytes) MutateImage(model_->layout(), vocab_size(), random, image);
-    const EncodedSession encoded = EncodeSession(std::move(image));
+    const engine::EncodedSession encoded = engine::EncodeSession(std::move(image));
     std::string file = encoded.head + encoded.state + encoded.tail;
     if (bytes) MutateFile(random, file);
     ++counts.runs;
-    absl::StatusOr<SessionImage> read = Read(random, file);
+    absl::StatusOr<engine::SessionImage> read = Read(random, file);
     if (!read.ok()) return ++counts.unread, void();
-    Answer<absl::StatusOr<SessionInfo>> imported;
+    Answer<absl::StatusOr<engine::SessionInfo>> imported;
     engine().sessions().Import(*std::move(read), {}, imported.callback());
-    const absl::StatusOr<SessionInfo> session = imported.Get();
+    const absl::StatusOr<engine::SessionInfo> session = imported.Get();
     if (!session.ok()) return ++counts.refused, void();
     ++counts.taken;
     for (int64_t turn = random.Upto(1); turn >= 0; --turn) {
@@ -144,7 +144,7 @@ class Subject {
   }
 
  private:
-  Engine& engine() { return engine_thread_->engine(); }
+  engine::Engine& engine() { return engine_thread_->engine(); }
   int64_t vocab_size() const { return model_->config().vocab_size; }
   std::vector<int32_t> Tokens(int64_t n, Random& random) {
     std::vector<int32_t> tokens;
@@ -155,21 +155,21 @@ class Subject {
   }
 
   void MakeImage(int length, Random& random) {
-    SessionOptions options;
+    engine::SessionOptions options;
     options.prompt = Tokens(length, random);
     options.keep_tokens = length % 2 == 0;
     if (model_->layout().has_slot_cap()) options.slot_cap = 16 + length % 50;
-    Answer<absl::StatusOr<SessionInfo>> made;
+    Answer<absl::StatusOr<engine::SessionInfo>> made;
     engine().sessions().Create(std::move(options), made.callback());
-    const absl::StatusOr<SessionInfo> session = made.Get();
+    const absl::StatusOr<engine::SessionInfo> session = made.Get();
     Check(session.ok(), "a session opens");
     if (length > 0) Talk(random, session->id);
     images_.push_back(*engine().sessions().Export(session->id, ""));
   }
 
-  absl::StatusOr<SessionImage> Read(Random& random, const std::string& file) {
-    SessionReader reader(
-        [this](const SessionImage& head) { return engine().sessions().CheckImport(head); });
+  absl::StatusOr<engine::SessionImage> Read(Random& random, const std::string& file) {
+    engine::SessionReader reader(
+        [this](const engine::SessionImage& head) { return engine().sessions().CheckImport(head); });
     for (size_t at = 0; at < file.size();) {
       const std::string part = file.substr(at, 1 + static_cast<size_t>(random.Upto(1 << 17)));
       const absl::Status status = reader.Add(part);
@@ -181,17 +181,17 @@ class Subject {
 
   // Number of tokens that the turn read and generated.
   int64_t Talk(Random& random, const std::string& id) {
-    GenerateRequest request;
+    engine::GenerateRequest request;
     request.session_id = id;
     request.prompt = Tokens(1 + random.Upto(random.OneIn(3) ? 200 : 20), random);
     request.stop.max_tokens = 1 + random.Upto(12);
     request.sampling.seed = 1;
     int64_t tokens = std::ssize(request.prompt);
-    auto stream = std::make_shared<TokenStream>(256);
+    auto stream = std::make_shared<engine::TokenStream>(256);
     const absl::Status status = engine().Submit(std::move(request), stream);
     Check(status.ok(), std::string(status.message()).c_str());
     while (!stream->closed()) {
-      const std::optional<StreamEvent> event = stream->TryPop();
+      const std::optional<engine::StreamEvent> event = stream->TryPop();
       if (event && event->chunk) tokens += std::ssize(event->chunk->token_ids);
       if (!event) usleep(50);
     }
@@ -201,10 +201,10 @@ class Subject {
   // False if the session is quarantined: unbounded numbers can damage the output, after which the
   // session can only be deleted. That is no finding.
   bool CheckStill(const std::string& id) {
-    const absl::StatusOr<SessionImage> image = engine().sessions().Export(id, "");
+    const absl::StatusOr<engine::SessionImage> image = engine().sessions().Export(id, "");
     if (absl::IsDataLoss(image.status())) return false;
     Check(image.ok(), "a session that was taken can leave");
-    const std::string what(CheckSessionState(*image, model_->layout()).message());
+    const std::string what(engine::CheckSessionState(*image, model_->layout()).message());
     if (what.find("nan, expected") != std::string::npos ||
         what.find("inf, expected") != std::string::npos)
       return true;
@@ -212,10 +212,10 @@ class Subject {
     return true;
   }
 
-  std::unique_ptr<DeviceContext> context_;
-  std::unique_ptr<LanguageModel> model_;
-  std::unique_ptr<EngineThread> engine_thread_;
-  std::vector<SessionImage> images_;
+  std::unique_ptr<kernels::DeviceContext> context_;
+  std::unique_ptr<model::LanguageModel> model_;
+  std::unique_ptr<engine::EngineThread> engine_thread_;
+  std::vector<engine::SessionImage> images_;
 };
 
 int Main(const std::vector<std::string>& args) {

@@ -16,33 +16,35 @@ namespace {
 
 // Place of a field in an image's state, and the values that its numbers may be compared with.
 struct Place {
-  const StateField* field;
+  const kernels::StateField* field;
   size_t offset;
   int64_t live;
 };
 
-Place AnyField(const StateLayout& layout, Random& random, const SessionImage& image) {
-  const std::vector<StateExtent> extents = layout.live_extents_at(image.position, image.slot_cap);
+Place AnyField(const model::StateLayout& layout, Random& random,
+               const engine::SessionImage& image) {
+  const std::vector<kernels::StateExtent> extents =
+      layout.live_extents_at(image.position, image.slot_cap);
   const auto i = static_cast<int>(random.Upto(std::ssize(layout.mixers()) - 1));
-  const MixerState& mixer = layout.mixers()[i];
-  const LayerState& where = layout.layer(i);
+  const kernels::MixerState& mixer = layout.mixers()[i];
+  const kernels::LayerState& where = layout.layer(i);
   const auto head = static_cast<int>(random.Upto(mixer.growth.parts() - 1));
   const int64_t live =
       mixer.growth.exists() ? mixer.growth.LiveAt(image.position, image.slot_cap, head) : 0;
   const bool grown = live > 0 && (mixer.fixed.list().empty() || random.OneIn(2));
-  const StateFields& fields = grown ? mixer.block : mixer.fixed;
+  const kernels::StateFields& fields = grown ? mixer.block : mixer.fixed;
   if (fields.list().empty()) return {};
   // Picks a field regardless of its size, with a preference for indices.
   auto f = static_cast<int>(random.Upto(std::ssize(fields.list()) - 1));
-  for (int more = 0; more < 4 && fields.list()[f].dtype != DType::kI32; ++more) {
+  for (int more = 0; more < 4 && fields.list()[f].dtype != kernels::DType::kI32; ++more) {
     f = static_cast<int>(random.Upto(std::ssize(fields.list()) - 1));
   }
   if (grown && mixer.growth.parts() > 1)
     f = head * mixer.fields_per_head() + f % mixer.fields_per_head();
-  const size_t base = grown ? where.FieldOffset(mixer, f, random.Upto(NumBlocks(live) - 1))
+  const size_t base = grown ? where.FieldOffset(mixer, f, random.Upto(kernels::NumBlocks(live) - 1))
                             : where.fixed_offset + fields.offset(f);
   size_t packed = 0;
-  for (const StateExtent& extent : extents) {
+  for (const kernels::StateExtent& extent : extents) {
     if (base - extent.offset < extent.bytes) {
       return {&fields.list()[f], packed + base - extent.offset, live};
     }
@@ -53,7 +55,7 @@ Place AnyField(const StateLayout& layout, Random& random, const SessionImage& im
 
 uint32_t AnyWord(const Place& place, Random& random) {
   const auto live = static_cast<int32_t>(place.live);
-  if (place.field->dtype == DType::kI32 || place.field->dtype == DType::kU32) {
+  if (place.field->dtype == kernels::DType::kI32 || place.field->dtype == kernels::DType::kU32) {
     const std::array<int32_t, 13> numbers = {-1,
                                              0,
                                              1,
@@ -73,13 +75,13 @@ uint32_t AnyWord(const Place& place, Random& random) {
       std::nanf(""), HUGE_VALF, -HUGE_VALF, -1,    0,
       3.3e38f,       -3.3e38f,  1e-40f,     1e19f, static_cast<float>(random.Upto(1000)) / 100};
   const auto word = std::bit_cast<uint32_t>(random.Any(numbers));
-  return place.field->dtype == DType::kBF16 ? word >> 16 : word;
+  return place.field->dtype == kernels::DType::kBF16 ? word >> 16 : word;
 }
 
-void SetNumber(const StateLayout& layout, Random& random, SessionImage& image) {
+void SetNumber(const model::StateLayout& layout, Random& random, engine::SessionImage& image) {
   const Place place = AnyField(layout, random, image);
   if (place.field == nullptr) return;
-  const size_t bytes = DTypeBytes(place.field->dtype);
+  const size_t bytes = kernels::DTypeBytes(place.field->dtype);
   const int64_t n = place.field->shape.elements();
   if (n == 0) return;
   const uint32_t word = AnyWord(place, random);
@@ -107,9 +109,10 @@ void FlipBits(Random& random, std::string& bytes) {
 }
 
 // Changes the position or the cap, with state and tokens of the matching size.
-void MoveElsewhere(const StateLayout& layout, Random& random, SessionImage& image) {
+void MoveElsewhere(const model::StateLayout& layout, Random& random, engine::SessionImage& image) {
   if (random.OneIn(3) && image.slot_cap > 0) {
-    image.slot_cap = static_cast<int32_t>(std::max<int64_t>(kMinSlotCap, random.Upto(100)));
+    image.slot_cap =
+        static_cast<int32_t>(std::max<int64_t>(kernels::kMinSlotCap, random.Upto(100)));
   } else {
     const std::array<int64_t, 6> positions = {
         image.position + 1,       std::max<int64_t>(0, image.position - 1),
@@ -125,7 +128,7 @@ void MoveElsewhere(const StateLayout& layout, Random& random, SessionImage& imag
   std::erase_if(image.turn_ends, [&](int64_t end) { return end > image.length(); });
 }
 
-void ChangeHead(int64_t vocab_size, Random& random, SessionImage& image) {
+void ChangeHead(int64_t vocab_size, Random& random, engine::SessionImage& image) {
   const auto token = static_cast<int32_t>(random.Any(std::array<int64_t, 4>{
       -1, vocab_size, std::numeric_limits<int32_t>::max(), random.Upto(vocab_size - 1)}));
   switch (random.Upto(5)) {
@@ -175,8 +178,8 @@ void Seal(std::string& file) {
 
 }  // namespace
 
-void MutateImage(const StateLayout& layout, int64_t vocab_size, Random& random,
-                 SessionImage& image) {
+void MutateImage(const model::StateLayout& layout, int64_t vocab_size, Random& random,
+                 engine::SessionImage& image) {
   for (int64_t n = random.Upto(2); n >= 0; --n) {
     switch (random.Upto(9)) {
       case 0:

@@ -27,8 +27,8 @@ class Random {
 
 // Changes numbers of the layers, bytes of the state or fields of the head; sometimes so that the
 // reader already refuses the file.
-void MutateImage(const StateLayout& layout, int64_t vocab_size, Random& random,
-                 SessionImage& image);
+void MutateImage(const model::StateLayout& layout, int64_t vocab_size, Random& random,
+                 engine::SessionImage& image);
 
 // Changes bytes of a file, and corrects the checksums or not.
 void MutateFile(Random& random, std::string& file);

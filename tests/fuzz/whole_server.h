@@ -5,9 +5,9 @@
 
 namespace ovq::fuzz {
 
-inline test::TestServer& WholeServer() {
-  static test::TestServer server([] {
-    test::TestServerOptions options;
+inline server::test::TestServer& WholeServer() {
+  static server::test::TestServer server([] {
+    server::test::TestServerOptions options;
     options.engine.seed = 1;
     options.engine.max_sessions = 16;
     options.engine.max_prompt_tokens = 5000;
@@ -16,28 +16,28 @@ inline test::TestServer& WholeServer() {
         "{% for m in messages %}{% if m['role'] == 'nobody' %}{{ raise_exception('who?') }}{% "
         "endif %}"
         "{{ m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}";
-    options.log_requests = LogRequests::kNone;
+    options.log_requests = server::LogRequests::kNone;
     return options;
   }());
   return server;
 }
 
 // A session that has prefilled "hi" and finished an answer.
-inline std::string SomeSession(test::TestServer& server) {
+inline std::string SomeSession(server::test::TestServer& server) {
   v1::CreateSessionRequest request;
-  for (const uint32_t id : {104u, 105u, static_cast<uint32_t>(test::kEos)})
+  for (const uint32_t id : {104u, 105u, static_cast<uint32_t>(engine::test::kEos)})
     request.mutable_prompt()->mutable_token_ids()->add_ids(id);
   return server.NewSession(request);
 }
 
 // Deletes the sessions and waits until nothing is left of what an input started.
-inline void EndSessions(test::TestServer& server) {
-  Engine& engine = server.engine();
-  const SessionPage page = engine.sessions().List(std::nullopt, 1000, "").value();
-  for (const SessionInfo& session : page.sessions) {
+inline void EndSessions(server::test::TestServer& server) {
+  engine::Engine& engine = server.engine();
+  const engine::SessionPage page = engine.sessions().List(std::nullopt, 1000, "").value();
+  for (const engine::SessionInfo& session : page.sessions) {
     (void)engine.sessions().Delete(session.id, std::nullopt);
   }
-  const auto ended = [](const EngineStats& stats) {
+  const auto ended = [](const engine::EngineStats& stats) {
     return stats.state_bytes_reserved == 0 && stats.requests_running == 0 &&
            stats.sessions_idle == 0;
   };

@@ -19,7 +19,7 @@
 #include "kernels/mixers/mixer.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 constexpr std::array kDevices = {Device::kCpu, Device::kCuda};
@@ -85,6 +85,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test
 
-int main(int argc, char** argv) { return ovq::test::Main(argc, argv); }
+int main(int argc, char** argv) { return ovq::kernels::test::Main(argc, argv); }

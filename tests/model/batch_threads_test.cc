@@ -8,7 +8,7 @@
 
 #include "tests/model/golden_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 // The work of a batch of n_tokens sequences with one token each: a bfloat16 model, this much state
@@ -54,12 +54,12 @@ TEST(BatchThreads, OneThreadIsAlwaysAlone) {
 }
 
 TEST(BatchThreads, AContextHasItsThreadsAgainAfterASmallBatch) {
-  const auto context = BoundContext(Device::kCpu, 2);
+  const auto context = BoundContext(kernels::Device::kCpu, 2);
   EXPECT_EQ(context->n_threads(), 2);
   {
-    const SingleThreadScope alone(*context, true);
+    const kernels::SingleThreadScope alone(*context, true);
     EXPECT_EQ(context->n_threads(), 1);
-    const SingleThreadScope within(*context, false);
+    const kernels::SingleThreadScope within(*context, false);
     EXPECT_EQ(context->n_threads(), 2);
   }
   EXPECT_EQ(context->n_threads(), 2);
@@ -70,7 +70,8 @@ int64_t ThreadsOfTheProcess() {
 }
 
 // Number of threads that a batch calls, on a thread that has never called any.
-int64_t ThreadsCalled(const LanguageModel& model, DeviceContext& context, size_t n_tokens) {
+int64_t ThreadsCalled(const LanguageModel& model, kernels::DeviceContext& context,
+                      size_t n_tokens) {
   int64_t called = 0;
   std::thread([&] {
     context.BindThread();
@@ -83,11 +84,11 @@ int64_t ThreadsCalled(const LanguageModel& model, DeviceContext& context, size_t
 }
 
 TEST(BatchThreads, SmallBatchesOfAModelUseOneThread) {
-  const auto context = BoundContext(Device::kCpu, 4);
+  const auto context = BoundContext(kernels::Device::kCpu, 4);
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   EXPECT_EQ(ThreadsCalled(*model, *context, 1), 0);
   EXPECT_EQ(ThreadsCalled(*model, *context, 2000), 3);
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -8,7 +8,7 @@
 #include "model/load_config.h"
 #include "tests/model/edited_model.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::Each;
@@ -51,7 +51,8 @@ auto One(double share) { return ElementsAre(share); }
 // Number of tokens after which the slots of a layer's growing part change.
 int64_t Period(const Json& json, CachePolicy cache_policy) {
   const absl::StatusOr<ModelConfig> config = Load(json, cache_policy);
-  const auto layout = PlanStateLayout(*config, DType::kF32, {}, Device::kCpu, kHostPageBytes);
+  const auto layout = PlanStateLayout(*config, kernels::DType::kF32, {}, kernels::Device::kCpu,
+                                      kernels::kHostPageBytes);
   EXPECT_TRUE(layout.ok()) << layout.status();
   return layout->growths()[0].period;
 }
@@ -60,7 +61,7 @@ TEST(CachePolicies, AreFoundByTheirNames) {
   for (const CachePolicy& policy : CachePolicies()) {
     EXPECT_EQ(FindCachePolicy(policy.name), &policy);
     EXPECT_NE(std::string(policy.help), "") << policy.name;
-    EXPECT_TRUE(policy.layer_type.empty() || FindMixer(policy.layer_type)) << policy.name;
+    EXPECT_TRUE(policy.layer_type.empty() || kernels::FindMixer(policy.layer_type)) << policy.name;
   }
   EXPECT_EQ(FindCachePolicy("closest"), nullptr);
 }
@@ -162,7 +163,7 @@ TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
 }
 
 TEST(ApplyCachePolicy, FullAttentionIsReadInChunksOfABlock) {
-  EXPECT_EQ(Period(Base({"full_attention"}), Policy("closest-pair")), kBlockSlots);
+  EXPECT_EQ(Period(Base({"full_attention"}), Policy("closest-pair")), kernels::kBlockSlots);
   EXPECT_EQ(Period(Base({"full_attention", "ovq_attention"}), Policy("closest-pair")), 128);
   EXPECT_EQ(Period(Base({"full_attention"}, {{"chunk_size", 32}}), Policy("closest-pair")), 32);
 }
@@ -262,7 +263,7 @@ TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
   const std::vector<int32_t>& tokens = golden.sequences.back();
   for (CachePolicy cache_policy : {Policy("paper"), Policy("closest-pair")}) {
     std::vector<float> logits[2];
-    for (Device device : {Device::kReference, Device::kCpu}) {
+    for (kernels::Device device : {kernels::Device::kReference, kernels::Device::kCpu}) {
       const auto context = BoundContext(device);
       ModelOptions options;
       options.limits = {.max_slot_cap = 64, .max_unbounded_tokens = 4096};
@@ -271,7 +272,7 @@ TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
       ASSERT_TRUE(loaded.ok()) << loaded.status();
       Session session(**loaded, *context, tokens, /*slot_cap=*/24);
       while (session.remaining() > 0) session.Feed(std::min<int64_t>(7, session.remaining()));
-      logits[device == Device::kCpu] = session.logits();
+      logits[device == kernels::Device::kCpu] = session.logits();
     }
     EXPECT_THAT(logits[0], ::testing::Pointwise(::testing::FloatNear(3e-5f), logits[1]))
         << cache_policy.name;
@@ -279,4 +280,4 @@ TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -8,7 +8,7 @@
 #include "model/load_config.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -45,7 +45,8 @@ void ExpectError(const std::string& field, const Json& value, const std::string&
 }
 
 int64_t DefaultSlotCap(const ModelConfig& config) {
-  const auto layout = PlanStateLayout(config, DType::kF32, {}, Device::kCpu, kHostPageBytes);
+  const auto layout = PlanStateLayout(config, kernels::DType::kF32, {}, kernels::Device::kCpu,
+                                      kernels::kHostPageBytes);
   EXPECT_TRUE(layout.ok()) << layout.status();
   return layout->default_slot_cap();
 }
@@ -68,10 +69,10 @@ TEST(LoadConfig, ReadsFieldsAndDefaults) {
   EXPECT_FALSE(config->bos_token_id.has_value());
   EXPECT_TRUE(config->eos_token_ids.empty());
   EXPECT_EQ(DefaultSlotCap(*config), 24);
-  EXPECT_EQ(config->weights_dtype, DType::kF32);
+  EXPECT_EQ(config->weights_dtype, kernels::DType::kF32);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kNone);
-  EXPECT_EQ(FieldsAs<SlidingConfig>(*config->layers[0].mixer).window, 16);
-  const auto& ovq = FieldsAs<OvqConfig>(*config->layers[1].mixer);
+  EXPECT_EQ(kernels::FieldsAs<kernels::SlidingConfig>(*config->layers[0].mixer).window, 16);
+  const auto& ovq = kernels::FieldsAs<kernels::OvqConfig>(*config->layers[1].mixer);
   EXPECT_EQ(ovq.chunk_len, 16);
   EXPECT_EQ(ovq.shape.n_kv_heads, 4);
   EXPECT_EQ(ovq.shape.value_head_dim, 16);
@@ -103,7 +104,7 @@ TEST(LoadConfig, ReadsOptionalFields) {
   EXPECT_EQ(config->sinusoid_base, 100000);
   EXPECT_EQ(config->bos_token_id, 1);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(2, 3));
-  EXPECT_EQ(config->weights_dtype, DType::kBF16);
+  EXPECT_EQ(config->weights_dtype, kernels::DType::kBF16);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kBytes);
   EXPECT_EQ(config->tokenizer_byte_offset, 4);
   EXPECT_EQ(DefaultSlotCap(*config), 2048);
@@ -113,7 +114,7 @@ TEST(LoadConfig, ReadsOptionalFields) {
   const auto other = Load(json);
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_THAT(other->eos_token_ids, ElementsAre(2));
-  EXPECT_EQ(other->weights_dtype, DType::kF16);
+  EXPECT_EQ(other->weights_dtype, kernels::DType::kF16);
 }
 
 // The fields named by the errors, in order.
@@ -264,4 +265,4 @@ TEST(LoadConfig, NamesFilesThatAreNoConfig) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

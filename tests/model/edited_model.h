@@ -13,7 +13,7 @@
 #include "model/weights.h"
 #include "tests/model/golden_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 // A copy of a golden model whose config and tensors a test may change before loading it.
 class EditedModel {
@@ -62,7 +62,7 @@ class EditedModel {
 
   nlohmann::json config;
   std::map<std::string, std::pair<nlohmann::json, std::string>> tensors;
-  std::unique_ptr<DeviceContext> context = BoundContext(Device::kCpu);
+  std::unique_ptr<kernels::DeviceContext> context = BoundContext(kernels::Device::kCpu);
 
  private:
   EditedModel() = default;
@@ -80,7 +80,7 @@ inline void ExpectRefused(const char* name, const nlohmann::json& changes,
   model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: " + text);
 }
 
-inline std::vector<float> Logits(const LanguageModel& model, DeviceContext& context) {
+inline std::vector<float> Logits(const LanguageModel& model, kernels::DeviceContext& context) {
   Session session(model, context, {1, 2, 3, 4, 5}, 24);
   session.Feed(5);
   return session.logits();
@@ -95,4 +95,4 @@ inline std::string Bytes(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

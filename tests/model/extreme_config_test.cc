@@ -10,7 +10,7 @@
 #include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 // Collects the integers of a config.
@@ -42,7 +42,8 @@ nlohmann::json Extreme(const TempFolder& folder, nlohmann::json json) {
 }
 
 TEST(ExtremeConfig, SizesAreToldOrRefused) {
-  constexpr StateLimits kLimits = {.max_slot_cap = kMaxSlotCap, .max_unbounded_tokens = INT32_MAX};
+  constexpr StateLimits kLimits = {.max_slot_cap = kernels::kMaxSlotCap,
+                                   .max_unbounded_tokens = INT32_MAX};
   int told = 0;
   for (const auto& entry : std::filesystem::directory_iterator(GoldenFolder() + "/native")) {
     const std::string path = entry.path().string() + "/config.json";
@@ -50,9 +51,9 @@ TEST(ExtremeConfig, SizesAreToldOrRefused) {
     const nlohmann::json json = Extreme(folder, nlohmann::json::parse(ReadBytes(path)));
     const absl::StatusOr<ModelConfig> config = Read(folder, json);
     ASSERT_TRUE(config.ok()) << path << ": " << config.status();
-    const absl::StatusOr<StateLayout> layout =
-        PlanStateLayout(*config, DType::kF32, kLimits, Device::kCpu, kHostPageBytes);
-    EXPECT_LE(FullKvBytesPerToken(*config, DType::kF32), size_t{1} << 62) << path;
+    const absl::StatusOr<StateLayout> layout = PlanStateLayout(
+        *config, kernels::DType::kF32, kLimits, kernels::Device::kCpu, kernels::kHostPageBytes);
+    EXPECT_LE(FullKvBytesPerToken(*config, kernels::DType::kF32), size_t{1} << 62) << path;
     if (!layout.ok()) {
       EXPECT_TRUE(absl::IsInvalidArgument(layout.status())) << layout.status();
       continue;
@@ -61,16 +62,16 @@ TEST(ExtremeConfig, SizesAreToldOrRefused) {
     size_t before = 0;
     for (const int64_t position :
          {int64_t{1}, int64_t{1000}, int64_t{1} << 24, int64_t{INT32_MAX}}) {
-      const size_t bytes = layout->bytes_at(position, kMaxSlotCap);
+      const size_t bytes = layout->bytes_at(position, kernels::kMaxSlotCap);
       EXPECT_GE(bytes, before) << path << " at " << position;
       before = bytes;
     }
     EXPECT_GT(before, 0u) << path;
-    EXPECT_LE(before, layout->bytes_cap(kMaxSlotCap)) << path;
-    EXPECT_LE(layout->bytes_cap(kMaxSlotCap), layout->virtual_bytes()) << path;
+    EXPECT_LE(before, layout->bytes_cap(kernels::kMaxSlotCap)) << path;
+    EXPECT_LE(layout->bytes_cap(kernels::kMaxSlotCap), layout->virtual_bytes()) << path;
   }
   EXPECT_GT(told, 10);
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

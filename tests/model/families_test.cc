@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/model/edited_model.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 constexpr char kFull[] = "kvm/gptalpha-nope-swa";
@@ -25,12 +25,12 @@ TEST(Rwkv7Backbone, RoundsWhereBFloat16ModelsWereTrainedSo) {
     EditedModel model(name);
     model.config["dtype"] = "bfloat16";
     ModelOptions options = kSmallSessions;
-    options.compute_dtype = DType::kF32;
+    options.compute_dtype = kernels::DType::kF32;
     const auto loaded = model.Load(options);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     const Golden golden = LoadGolden(name);
     const auto expected = SafetensorsFile::Open(golden.folder + "/expected.safetensors");
-    const TensorView& logits = expected->tensors().at("prefill_bf16cast.s4_len56");
+    const kernels::TensorView& logits = expected->tensors().at("prefill_bf16cast.s4_len56");
     Session session(**loaded, *model.context, golden.sequences[4],
                     std::max<int64_t>((*loaded)->layout().default_slot_cap(), 2));
     session.Feed(56);
@@ -231,4 +231,4 @@ TEST(Rwkv7Backbone, SoftCapBoundsTheLogits) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

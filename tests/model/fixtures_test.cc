@@ -11,7 +11,7 @@
 #include "tests/model/golden_util.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 // Float32 sums of up to 96 products through four layers stay within 5e-6 of the float64 logits, and
@@ -21,13 +21,13 @@ constexpr float kTolerance = 3e-5f;
 
 struct Case {
   const char* name;
-  Device device;
+  kernels::Device device;
 };
 
 class Fixtures : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    const std::string missing = WhyNoDevice(GetParam().device);
+    const std::string missing = kernels::test::WhyNoDevice(GetParam().device);
     if (!missing.empty()) GTEST_SKIP() << missing;
     golden_ = LoadGolden(GetParam().name);
     context_ = BoundContext(GetParam().device);
@@ -38,7 +38,7 @@ class Fixtures : public ::testing::TestWithParam<Case> {
   int64_t centroids() const { return std::max<int64_t>(model_->layout().default_slot_cap(), 2); }
 
   void ExpectLogits(const Session& session, const std::string& tensor) {
-    const TensorView& view = expected_.tensors().at(tensor);
+    const kernels::TensorView& view = expected_.tensors().at(tensor);
     ASSERT_EQ(session.logits().size(), static_cast<size_t>(view.shape.elements()));
     float worst = 0;
     size_t where = 0;
@@ -62,7 +62,7 @@ class Fixtures : public ::testing::TestWithParam<Case> {
   }
 
   Golden golden_;
-  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<kernels::DeviceContext> context_;
   std::unique_ptr<LanguageModel> model_;
   SafetensorsFile expected_;
 };
@@ -82,7 +82,7 @@ TEST_P(Fixtures, EverySplitOfShortSequences) {
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
     const auto n = static_cast<int64_t>(golden_.sequences[i].size());
     if (n > 60) continue;
-    const int64_t stride = IsSlow(GetParam().device) ? 5 : 1;
+    const int64_t stride = kernels::test::IsSlow(GetParam().device) ? 5 : 1;
     for (int64_t split = 1; split < n; split += stride, ++n_splits) ExpectSplit(i, {split});
   }
   EXPECT_GT(n_splits, 0);
@@ -91,7 +91,7 @@ TEST_P(Fixtures, EverySplitOfShortSequences) {
 TEST_P(Fixtures, RandomSplits) {
   std::mt19937 random(7);
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
-    const int trials = IsSlow(GetParam().device) ? 2 : 8;
+    const int trials = kernels::test::IsSlow(GetParam().device) ? 2 : 8;
     for (int trial = 0; trial < trials; ++trial) {
       auto left = static_cast<int64_t>(golden_.sequences[i].size());
       std::vector<int64_t> lengths;
@@ -119,13 +119,13 @@ TEST_P(OverriddenCap, IsTheSessions) {
 std::vector<Case> Cases(const std::vector<const char*>& names) {
   std::vector<Case> cases;
   for (const char* name : names) {
-    for (Device device : TestDevices()) cases.push_back({name, device});
+    for (kernels::Device device : kernels::test::TestDevices()) cases.push_back({name, device});
   }
   return cases;
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
-  std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
+  std::string name = absl::StrCat(info.param.name, "_", kernels::DeviceName(info.param.device));
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 }
@@ -166,4 +166,4 @@ INSTANTIATE_TEST_SUITE_P(Golden, OverriddenCap,
                          ::testing::ValuesIn(Cases({"sw-ovq", "sw-closest-pair"})), CaseName);
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -6,7 +6,7 @@
 #include "tests/folders.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 Golden LoadGolden(const std::string& name) {
   Golden golden;
@@ -27,14 +27,14 @@ Golden LoadGolden(const std::string& name) {
   return golden;
 }
 
-std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads) {
-  std::unique_ptr<DeviceContext> context = MakeContext(device, n_threads);
+std::unique_ptr<kernels::DeviceContext> BoundContext(kernels::Device device, int n_threads) {
+  std::unique_ptr<kernels::DeviceContext> context = kernels::test::MakeContext(device, n_threads);
   context->BindThread();
   return context;
 }
 
-std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
-                                         DType compute, DType state) {
+std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, kernels::DeviceContext& context,
+                                         kernels::DType compute, kernels::DType state) {
   ModelOptions options = kSmallSessions;
   options.compute_dtype = compute;
   options.state_dtype = state;
@@ -43,22 +43,23 @@ std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContex
   return *std::move(model);
 }
 
-Buffer NewState(const LanguageModel& model, DeviceContext& context) {
+kernels::Buffer NewState(const LanguageModel& model, kernels::DeviceContext& context) {
   const std::vector<std::byte> bytes = model.layout().NewSession();
   return context.Upload(bytes.data(), bytes.size());
 }
 
-std::vector<float> Forward(const LanguageModel& model, DeviceContext& context, const Batch& batch) {
-  ScratchScope scope(context);
-  const TensorView rows = model.Forward(batch, context, scope);
+std::vector<float> Forward(const LanguageModel& model, kernels::DeviceContext& context,
+                           const Batch& batch) {
+  kernels::ScratchScope scope(context);
+  const kernels::TensorView rows = model.Forward(batch, context, scope);
   std::vector<float> logits(batch.logits_indices.size() *
                             static_cast<size_t>(model.config().vocab_size));
   context.CopyToHost(logits.data(), rows.data, logits.size() * sizeof(float));
   return logits;
 }
 
-Session::Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
-                 int64_t slot_cap)
+Session::Session(const LanguageModel& model, kernels::DeviceContext& context,
+                 std::vector<int32_t> tokens, int64_t slot_cap)
     : model_(model),
       context_(context),
       tokens_(std::move(tokens)),
@@ -89,7 +90,7 @@ void Session::ContinueFrom(const Session& other) {
   position_ = other.position_;
   const std::string bytes = other.LiveBytes();
   size_t at = 0;
-  for (const StateExtent& extent : model_.layout().live_extents_at(position_, slot_cap_)) {
+  for (const kernels::StateExtent& extent : model_.layout().live_extents_at(position_, slot_cap_)) {
     Check(at + extent.bytes <= bytes.size(), "both states have the same bytes");
     context_.CopyFromHost(memory_.as<std::byte>() + extent.offset, bytes.data() + at, extent.bytes);
     at += extent.bytes;
@@ -104,9 +105,9 @@ std::string Session::LiveBytes() const {
   return ReadExtents(model_.layout().live_extents_at(position_, slot_cap_));
 }
 
-std::string Session::ReadExtents(const std::vector<StateExtent>& extents) const {
+std::string Session::ReadExtents(const std::vector<kernels::StateExtent>& extents) const {
   std::string bytes;
-  for (const StateExtent& extent : extents) {
+  for (const kernels::StateExtent& extent : extents) {
     std::string part(extent.bytes, '\0');
     context_.CopyToHost(part.data(), memory_.as<std::byte>() + extent.offset, extent.bytes);
     bytes += part;
@@ -114,7 +115,7 @@ std::string Session::ReadExtents(const std::vector<StateExtent>& extents) const 
   return bytes;
 }
 
-void FeedTogether(const LanguageModel& model, DeviceContext& context,
+void FeedTogether(const LanguageModel& model, kernels::DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths) {
   Batch batch;
   for (;;) {
@@ -131,4 +132,4 @@ void FeedTogether(const LanguageModel& model, DeviceContext& context,
   }
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

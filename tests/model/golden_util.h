@@ -10,7 +10,7 @@
 #include "model/language_model.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 struct Golden {
   std::string folder;
@@ -23,7 +23,7 @@ struct Golden {
 Golden LoadGolden(const std::string& name);
 
 // A context bound to the calling thread.
-std::unique_ptr<DeviceContext> BoundContext(Device device, int n_threads = 1);
+std::unique_ptr<kernels::DeviceContext> BoundContext(kernels::Device device, int n_threads = 1);
 // Limits that keep a session's address range small, because NewState writes all of it.
 inline const ModelOptions kSmallSessions = [] {
   ModelOptions options;
@@ -31,19 +31,21 @@ inline const ModelOptions kSmallSessions = [] {
   return options;
 }();
 // Loads a model with small sessions; ends the process on error.
-std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, DeviceContext& context,
-                                         DType compute = DType::kF32, DType state = DType::kF32);
+std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, kernels::DeviceContext& context,
+                                         kernels::DType compute = kernels::DType::kF32,
+                                         kernels::DType state = kernels::DType::kF32);
 
 // A new session's whole address range in device memory.
-Buffer NewState(const LanguageModel& model, DeviceContext& context);
+kernels::Buffer NewState(const LanguageModel& model, kernels::DeviceContext& context);
 
 // All logits of one batch, on the host.
-std::vector<float> Forward(const LanguageModel& model, DeviceContext& context, const Batch& batch);
+std::vector<float> Forward(const LanguageModel& model, kernels::DeviceContext& context,
+                           const Batch& batch);
 
 // A sequence that is fed to a model batch by batch, with its logits.
 class Session {
  public:
-  Session(const LanguageModel& model, DeviceContext& context, std::vector<int32_t> tokens,
+  Session(const LanguageModel& model, kernels::DeviceContext& context, std::vector<int32_t> tokens,
           int64_t slot_cap);
 
   int64_t position() const { return position_; }
@@ -63,18 +65,18 @@ class Session {
 
  private:
   const LanguageModel& model_;
-  DeviceContext& context_;
+  kernels::DeviceContext& context_;
   std::vector<int32_t> tokens_;
   int64_t slot_cap_;
   int64_t position_ = 0;
-  Buffer memory_;
+  kernels::Buffer memory_;
   std::vector<float> logits_;
 
-  std::string ReadExtents(const std::vector<StateExtent>& extents) const;
+  std::string ReadExtents(const std::vector<kernels::StateExtent>& extents) const;
 };
 
 // Feeds sessions together, lengths[i] tokens of session i in each batch, until all are done.
-void FeedTogether(const LanguageModel& model, DeviceContext& context,
+void FeedTogether(const LanguageModel& model, kernels::DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths);
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -12,14 +12,14 @@
 #include "tests/model/golden_util.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 struct TypedCase {
   const char* name;
-  Device device;
-  DType compute;
-  DType state;
+  kernels::Device device;
+  kernels::DType compute;
+  kernels::DType state;
 };
 
 // The bits of a run of one sequence.
@@ -38,7 +38,7 @@ Trace MakeTrace(const Session& session) {
 class Identity : public ::testing::TestWithParam<TypedCase> {
  protected:
   void SetUp() override {
-    const std::string missing = WhyNoDevice(GetParam().device);
+    const std::string missing = kernels::test::WhyNoDevice(GetParam().device);
     if (!missing.empty()) GTEST_SKIP() << missing;
     golden_ = LoadGolden(GetParam().name);
     context_ = BoundContext(GetParam().device);
@@ -50,12 +50,12 @@ class Identity : public ::testing::TestWithParam<TypedCase> {
     }
   }
 
-  bool slow() const { return IsSlow(GetParam().device); }
+  bool slow() const { return kernels::test::IsSlow(GetParam().device); }
 
   // Small enough that a long sequence nearly fills its dictionary.
   static constexpr int64_t kCap = 40;
   Golden golden_;
-  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<kernels::DeviceContext> context_;
   std::unique_ptr<LanguageModel> model_;
   std::vector<Trace> whole_;  // every sequence alone, in one batch
 };
@@ -97,7 +97,7 @@ TEST_P(Identity, AnyCompany) {
 class HostIdentity : public Identity {};
 
 TEST_P(HostIdentity, AnyThreads) {
-  const auto two = BoundContext(Device::kCpu, 2);
+  const auto two = BoundContext(kernels::Device::kCpu, 2);
   const auto model = LoadModel(golden_.folder, *two, GetParam().compute, GetParam().state);
   for (size_t i = 0; i < golden_.sequences.size(); ++i) {
     for (int64_t length : slow() ? std::vector<int64_t>{7} : std::vector<int64_t>{1, 7, 1000}) {
@@ -112,19 +112,20 @@ bool KeepsInt8(std::string_view name) {
   return name.find("ovq") != name.npos || name.find("sw-") == 0 || name.find("mesa-sw") == 0;
 }
 
-std::vector<TypedCase> TypedCases(Device device) {
+std::vector<TypedCase> TypedCases(kernels::Device device) {
   std::vector<TypedCase> cases;
   for (const char* name :
        {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa", "sw-gdn", "mamba2-ovq", "mesa-sw", "sw-lattice",
         "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
-    for (DType compute : {DType::kF32, DType::kBF16}) {
-      for (DType state : {DType::kF32, DType::kBF16, DType::kI8}) {
+    for (kernels::DType compute : {kernels::DType::kF32, kernels::DType::kBF16}) {
+      for (kernels::DType state :
+           {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kI8}) {
         // CUDA tests only the types that a server chooses by default, and int8, to save time.
         const bool is_default =
-            compute == state || (compute == DType::kBF16 && state == DType::kI8);
-        if (device == Device::kCuda && !is_default) continue;
+            compute == state || (compute == kernels::DType::kBF16 && state == kernels::DType::kI8);
+        if (device == kernels::Device::kCuda && !is_default) continue;
         // int8 is tested for models with layers that keep it; others' states do not change.
-        if (state == DType::kI8 && !KeepsInt8(name)) continue;
+        if (state == kernels::DType::kI8 && !KeepsInt8(name)) continue;
         cases.push_back({name, device, compute, state});
       }
     }
@@ -133,22 +134,23 @@ std::vector<TypedCase> TypedCases(Device device) {
 }
 
 std::vector<TypedCase> AllTypedCases() {
-  std::vector<TypedCase> cases = TypedCases(Device::kCpu);
-  if (kWithCuda) std::ranges::copy(TypedCases(Device::kCuda), std::back_inserter(cases));
+  std::vector<TypedCase> cases = TypedCases(kernels::Device::kCpu);
+  if (kernels::kWithCuda)
+    std::ranges::copy(TypedCases(kernels::Device::kCuda), std::back_inserter(cases));
   return cases;
 }
 
 std::string TypedCaseName(const ::testing::TestParamInfo<TypedCase>& info) {
-  std::string name =
-      absl::StrCat(info.param.name, "_", DeviceName(info.param.device), "_",
-                   DTypeName(info.param.compute), "_state_", DTypeName(info.param.state));
+  std::string name = absl::StrCat(info.param.name, "_", kernels::DeviceName(info.param.device), "_",
+                                  kernels::DTypeName(info.param.compute), "_state_",
+                                  kernels::DTypeName(info.param.state));
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, Identity, ::testing::ValuesIn(AllTypedCases()), TypedCaseName);
-INSTANTIATE_TEST_SUITE_P(Golden, HostIdentity, ::testing::ValuesIn(TypedCases(Device::kCpu)),
-                         TypedCaseName);
+INSTANTIATE_TEST_SUITE_P(Golden, HostIdentity,
+                         ::testing::ValuesIn(TypedCases(kernels::Device::kCpu)), TypedCaseName);
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

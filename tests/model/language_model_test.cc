@@ -14,13 +14,13 @@
 #include "tests/model/edited_model.h"
 #include "tests/model/golden_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::HasSubstr;
 
 TEST(LanguageModel, KnowsItsSizes) {
-  const auto context = BoundContext(Device::kCpu);
+  const auto context = BoundContext(kernels::Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq-gqa").folder, *context);
   EXPECT_EQ(model->config().name, "sw-ovq-gqa");
   EXPECT_EQ(model->fingerprint().size(), 64u);
@@ -30,7 +30,7 @@ TEST(LanguageModel, KnowsItsSizes) {
   EXPECT_EQ(model->parameters(), 2 * 101 * 64 + 4 * layer + 64);
   EXPECT_GE(model->weight_bytes(), sizeof(float) * (101 * 64 + 4 * (layer - 4) + 64));
   EXPECT_EQ(model->full_kv_bytes_per_token(), 4u * 2 * (16 + 16) * sizeof(float));
-  EXPECT_EQ(model->compute_dtype(), DType::kF32);
+  EXPECT_EQ(model->compute_dtype(), kernels::DType::kF32);
 }
 
 TEST(LanguageModel, NamesTensorsThatDoNotFit) {
@@ -254,7 +254,7 @@ TEST(LanguageModel, TheHeadMayReadTheResidualStream) {
     for (size_t i = row; i < row + kVocab; ++i) EXPECT_NEAR(b[i], ratio * a[i], 1e-4 * ratio) << i;
   }
   ModelOptions bf16;
-  bf16.compute_dtype = DType::kBF16;
+  bf16.compute_dtype = kernels::DType::kBF16;
   const auto rounded = bare.Load(bf16);
   ASSERT_TRUE(rounded.ok()) << rounded.status();
   // Logits of size 10 from bfloat16 factors through four layers.
@@ -291,11 +291,11 @@ TEST(LanguageModel, FingerprintSeesTheConfig) {
 }
 
 TEST(LanguageModel, LogitsOfChosenTokensOnly) {
-  const auto context = BoundContext(Device::kCpu);
+  const auto context = BoundContext(kernels::Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   const int64_t vocab = model->config().vocab_size;
   const std::vector<float> all = Logits(*model, *context);
-  const Buffer memory = NewState(*model, *context);
+  const kernels::Buffer memory = NewState(*model, *context);
   Batch batch;
   const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
   batch.Add(tokens, 0, 24, memory.as<std::byte>(), 0);
@@ -312,7 +312,7 @@ TEST(LanguageModel, LogitsOfChosenTokensOnly) {
 }
 
 TEST(LanguageModel, SteadyBatchesUseNoMoreScratch) {
-  const auto context = BoundContext(Device::kCpu);
+  const auto context = BoundContext(kernels::Device::kCpu);
   const auto model = LoadModel(LoadGolden("sw-ovq").folder, *context);
   Session session(*model, *context, std::vector<int32_t>(200, 7), 24);
   session.Feed(20);
@@ -323,4 +323,4 @@ TEST(LanguageModel, SteadyBatchesUseNoMoreScratch) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

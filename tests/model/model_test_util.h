@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/check.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 // An empty folder, removed by the destructor.
 class TempFolder {
@@ -54,4 +54,4 @@ inline std::string SafetensorsBytes(std::string_view header, std::string_view da
 
 inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -11,20 +11,20 @@
 #include "tests/model/golden_util.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 struct MovedCase {
   const char* name;
-  Device from, to;
-  DType compute, state;
+  kernels::Device from, to;
+  kernels::DType compute, state;
 };
 
 class MovedState : public ::testing::TestWithParam<MovedCase> {
  protected:
   void SetUp() override {
-    for (const Device device : {GetParam().from, GetParam().to}) {
-      const std::string missing = WhyNoDevice(device);
+    for (const kernels::Device device : {GetParam().from, GetParam().to}) {
+      const std::string missing = kernels::test::WhyNoDevice(device);
       if (!missing.empty()) GTEST_SKIP() << missing;
     }
   }
@@ -61,24 +61,25 @@ TEST_P(MovedState, GoesOnAsItWould) {
       worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
     }
   }
-  EXPECT_LE(worst, (c.compute == DType::kBF16 ? 0.05 : 0.01) * largest);
+  EXPECT_LE(worst, (c.compute == kernels::DType::kBF16 ? 0.05 : 0.01) * largest);
 }
 
 // Moves to and from the CPU.
 std::vector<MovedCase> MovedCases() {
   std::vector<MovedCase> cases;
-  std::vector<Device> others = {Device::kReference};
-  if (kWithCuda) others.push_back(Device::kCuda);
-  for (const Device other : others) {
+  std::vector<kernels::Device> others = {kernels::Device::kReference};
+  if (kernels::kWithCuda) others.push_back(kernels::Device::kCuda);
+  for (const kernels::Device other : others) {
     for (const char* name : {"sw-ovq", "sw-ovq-gqa", "sw-full", "sw-closest-pair", "ovq-delta",
                              "ovq-normalize", "kvm/bswa-sinks"}) {
-      for (const auto& [compute, state] : {std::pair(DType::kF32, DType::kI8),
-                                           {DType::kBF16, DType::kI8},
-                                           {DType::kBF16, DType::kBF16}}) {
+      for (const auto& [compute, state] : {std::pair(kernels::DType::kF32, kernels::DType::kI8),
+                                           {kernels::DType::kBF16, kernels::DType::kI8},
+                                           {kernels::DType::kBF16, kernels::DType::kBF16}}) {
         // With rounded products, other pairs are the closest.
-        if (compute == DType::kBF16 && std::string_view(name) == "sw-closest-pair") continue;
-        cases.push_back({name, Device::kCpu, other, compute, state});
-        cases.push_back({name, other, Device::kCpu, compute, state});
+        if (compute == kernels::DType::kBF16 && std::string_view(name) == "sw-closest-pair")
+          continue;
+        cases.push_back({name, kernels::Device::kCpu, other, compute, state});
+        cases.push_back({name, other, kernels::Device::kCpu, compute, state});
       }
     }
   }
@@ -89,13 +90,14 @@ INSTANTIATE_TEST_SUITE_P(Golden, MovedState, ::testing::ValuesIn(MovedCases()),
                          [](const auto& info) {
                            const MovedCase& c = info.param;
                            std::string name = absl::StrCat(
-                               c.name, c.from == Device::kCpu ? "_to_" : "_of_",
-                               DeviceName(c.from == Device::kCpu ? c.to : c.from), "_in_",
-                               DTypeName(c.compute), "_state_", DTypeName(c.state));
+                               c.name, c.from == kernels::Device::kCpu ? "_to_" : "_of_",
+                               kernels::DeviceName(c.from == kernels::Device::kCpu ? c.to : c.from),
+                               "_in_", kernels::DTypeName(c.compute), "_state_",
+                               kernels::DTypeName(c.state));
                            for (char& ch : name)
                              ch = std::isalnum(static_cast<unsigned char>(ch)) ? ch : '_';
                            return name;
                          });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -5,7 +5,7 @@
 
 #include <random>
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using testing::Each;
@@ -87,4 +87,4 @@ TEST(NgramDrafter, OnlyTheLastTokensAreKept) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::model

@@ -15,7 +15,7 @@
 #include "model/safetensors.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq::plain {
+namespace ovq::model::plain {
 namespace {
 
 using Vector = std::vector<double>;
@@ -26,7 +26,9 @@ struct Model {
   SafetensorsFile file;
 
   int64_t field(const char* name) const { return config.at(name).get<int64_t>(); }
-  const TensorView& tensor(const std::string& name) const { return file.tensors().at(name); }
+  const kernels::TensorView& tensor(const std::string& name) const {
+    return file.tensors().at(name);
+  }
 };
 
 double Dot(const Vector& a, const Vector& b) {
@@ -34,12 +36,12 @@ double Dot(const Vector& a, const Vector& b) {
 }
 
 // y_ti = sum_j w_ij x_tj, for weights [out, in].
-Matrix Multiply(const Matrix& x, const TensorView& w) {
+Matrix Multiply(const Matrix& x, const kernels::TensorView& w) {
   const int64_t n_out = w.shape[0], n_in = w.shape[1];
   Matrix y(x.size(), Vector(n_out));
   for (size_t t = 0; t < x.size(); ++t) {
     for (int64_t i = 0; i < n_out; ++i) {
-      for (int64_t j = 0; j < n_in; ++j) y[t][i] += FloatAt(w, i * n_in + j) * x[t][j];
+      for (int64_t j = 0; j < n_in; ++j) y[t][i] += kernels::FloatAt(w, i * n_in + j) * x[t][j];
     }
   }
   return y;
@@ -52,10 +54,11 @@ void Add(Matrix& x, const Matrix& y) {
 }
 
 // x_i w_i / sqrt(mean x^2 + eps).
-Matrix RmsNorm(Matrix x, const TensorView& w, double eps) {
+Matrix RmsNorm(Matrix x, const kernels::TensorView& w, double eps) {
   for (Vector& row : x) {
     const double scale = 1 / std::sqrt(Dot(row, row) / static_cast<double>(row.size()) + eps);
-    for (size_t i = 0; i < row.size(); ++i) row[i] *= scale * FloatAt(w, static_cast<int64_t>(i));
+    for (size_t i = 0; i < row.size(); ++i)
+      row[i] *= scale * kernels::FloatAt(w, static_cast<int64_t>(i));
   }
   return x;
 }
@@ -158,7 +161,7 @@ Matrix Attention(const Model& model, const std::string& layer, const std::string
   const Matrix q = Multiply(x, model.tensor(layer + "self_attn.q_proj.weight"));  // [T, H d]
   const Matrix k = Multiply(x, model.tensor(layer + "self_attn.k_proj.weight"));  // [T, G d]
   const Matrix v = Multiply(x, model.tensor(layer + "self_attn.v_proj.weight"));  // [T, G dv]
-  const TensorView& beta = model.tensor(layer + "self_attn.beta");                // [H]
+  const kernels::TensorView& beta = model.tensor(layer + "self_attn.beta");       // [H]
   // Only sliding layers know positions.
   const auto unit = [&](const Matrix& rows, int64_t t, int64_t head) {  // [d]
     const Vector normed = UnitNorm(Head(rows[t], head, d));
@@ -176,7 +179,7 @@ Matrix Attention(const Model& model, const std::string& layer, const std::string
       std::vector<Slot> slots = dictionary;  // empty in layers without one
       slots.insert(slots.end(), tokens.begin() + begin, tokens.end());
       for (int64_t h = g * n_heads / n_kv_heads; h < (g + 1) * n_heads / n_kv_heads; ++h) {
-        const Vector o = Attend(unit(q, t, h), FloatAt(beta, h), slots);  // [dv]
+        const Vector o = Attend(unit(q, t, h), kernels::FloatAt(beta, h), slots);  // [dv]
         std::copy(o.begin(), o.end(), out[t].begin() + h * dv);
       }
       // The last token of a chunk still reads the old dictionary. n(t) = floor(t N / (t + N)),
@@ -210,12 +213,12 @@ std::vector<double> Forward(const std::string& folder, std::span<const int32_t> 
   if (max_centroids == 0) max_centroids = model.config.at("ovq").at("max_centroids").get<int64_t>();
   const double eps = model.config.at("rms_norm_eps").get<double>();
 
-  const TensorView& embedding = model.tensor("model.embed_tokens.weight");  // [V, D]
-  Matrix x;                                                                 // [T, D]
+  const kernels::TensorView& embedding = model.tensor("model.embed_tokens.weight");  // [V, D]
+  Matrix x;                                                                          // [T, D]
   for (int32_t id : tokens) {
     Vector& row = x.emplace_back();
     const int64_t width = embedding.shape[1];
-    for (int64_t i = 0; i < width; ++i) row.push_back(FloatAt(embedding, id * width + i));
+    for (int64_t i = 0; i < width; ++i) row.push_back(kernels::FloatAt(embedding, id * width + i));
   }
   int index = 0;
   for (const std::string type : model.config.at("layer_types")) {
@@ -233,4 +236,4 @@ std::vector<double> Forward(const std::string& folder, std::span<const int32_t> 
   return logits;
 }
 
-}  // namespace ovq::plain
+}  // namespace ovq::model::plain

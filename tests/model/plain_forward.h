@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq::plain {
+namespace ovq::model::plain {
 
 // Logits of every token, [n_tokens, vocab_size], computed in float64. The folder holds a native
 // model (docs/model-format.md) of sliding_attention, full_attention and ovq_attention layers,
@@ -16,4 +16,4 @@ namespace ovq::plain {
 std::vector<double> Forward(const std::string& folder, std::span<const int32_t> tokens,
                             int64_t max_centroids = 0);
 
-}  // namespace ovq::plain
+}  // namespace ovq::model::plain

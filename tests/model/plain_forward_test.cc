@@ -10,7 +10,7 @@
 #include "model/safetensors.h"
 #include "tests/model/golden_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 // The expected logits are float64 results that were stored as float32.
@@ -21,7 +21,7 @@ class PlainForward : public ::testing::TestWithParam<const char*> {
   void ExpectLogits(size_t sequence, int64_t max_centroids, const std::string& tensor) {
     const std::vector<double> logits =
         plain::Forward(golden_.folder, golden_.sequences[sequence], max_centroids);
-    const TensorView& expected = expected_.tensors().at(tensor);
+    const kernels::TensorView& expected = expected_.tensors().at(tensor);
     ASSERT_EQ(logits.size(), static_cast<size_t>(expected.shape.elements()));
     double worst = 0;
     for (size_t i = 0; i < logits.size(); ++i) {
@@ -52,4 +52,4 @@ INSTANTIATE_TEST_SUITE_P(Golden, PlainForward, ::testing::Values("sw-ovq", "sw-o
                          });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -15,7 +15,7 @@
 #include "tests/model/edited_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::FloatNear;
@@ -25,7 +25,7 @@ using ::testing::Pointwise;
 struct CachePolicyCase {
   const char* name;
   bool has_unrotated_keys;  // some growing layer has no RoPE
-  Device device = Device::kCpu;
+  kernels::Device device = kernels::Device::kCpu;
 };
 
 // Limits far above the tests' lengths.
@@ -34,7 +34,7 @@ constexpr StateLimits kFarLimits = {.max_slot_cap = 4096, .max_unbounded_tokens 
 class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
  protected:
   void SetUp() override {
-    const std::string missing = WhyNoDevice(GetParam().device);
+    const std::string missing = kernels::test::WhyNoDevice(GetParam().device);
     if (!missing.empty()) GTEST_SKIP() << missing;
     golden_ = LoadGolden(absl::StrCat("published/", GetParam().name));
     context_ = BoundContext(GetParam().device);
@@ -56,7 +56,7 @@ class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
   // Tokens whose first blocks are read as slots.
   static std::vector<int32_t> Tokens(const LanguageModel& model) {
     std::mt19937 random(5);
-    std::vector<int32_t> tokens(2 * kBlockSlots + 30);
+    std::vector<int32_t> tokens(2 * kernels::kBlockSlots + 30);
     for (int32_t& token : tokens) {
       token = static_cast<int32_t>(random() % static_cast<uint32_t>(model.config().vocab_size));
     }
@@ -64,7 +64,7 @@ class PublishedCachePolicy : public ::testing::TestWithParam<CachePolicyCase> {
   }
 
   Golden golden_;
-  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<kernels::DeviceContext> context_;
 };
 
 TEST_P(PublishedCachePolicy, UpToItsSlotsIsExact) {
@@ -99,7 +99,7 @@ TEST_P(BoundedGolden, BeyondItsSlotsIsWhatTrainingComputes) {
   const int64_t slot_cap = json.at("max_centroids");
   for (size_t i = 0; i < json.at("sequences").size(); ++i) {
     const std::vector<int32_t> tokens = json.at("sequences")[i];
-    const TensorView& view = expected.tensors().at(absl::StrCat("logits.", i));
+    const kernels::TensorView& view = expected.tensors().at(absl::StrCat("logits.", i));
     const std::span<const float> logits(view.as<float>(), view.shape.elements());
     for (const int64_t step : {1, 23, 1000}) {
       EXPECT_THAT(Logits(*model, tokens, slot_cap, step),
@@ -142,7 +142,7 @@ TEST(PublishedRows, MayHaveASectionOfTheConfig) {
 std::vector<CachePolicyCase> CachePolicyCases(const std::vector<CachePolicyCase>& folders) {
   std::vector<CachePolicyCase> cases;
   for (CachePolicyCase of : folders) {
-    for (Device device : TestDevices()) {
+    for (kernels::Device device : kernels::test::TestDevices()) {
       of.device = device;
       cases.push_back(of);
     }
@@ -151,7 +151,7 @@ std::vector<CachePolicyCase> CachePolicyCases(const std::vector<CachePolicyCase>
 }
 
 std::string CachePolicyCaseName(const ::testing::TestParamInfo<CachePolicyCase>& info) {
-  std::string name = absl::StrCat(info.param.name, "_", DeviceName(info.param.device));
+  std::string name = absl::StrCat(info.param.name, "_", kernels::DeviceName(info.param.device));
   std::ranges::replace_if(
       name, [](char c) { return !absl::ascii_isalnum(static_cast<unsigned char>(c)); }, '_');
   return name;
@@ -175,4 +175,4 @@ INSTANTIATE_TEST_SUITE_P(Families, BoundedGolden,
                          CachePolicyCaseName);
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -8,7 +8,7 @@
 #include "model/load_config.h"
 #include "tests/model/edited_model.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 constexpr char kGranite[] = "published/granitemoehybrid-dense";
@@ -328,4 +328,4 @@ TEST(PublishedFamilies, AttentionMayHaveBiases) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

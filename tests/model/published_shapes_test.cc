@@ -9,7 +9,7 @@
 #include "model/load_config.h"
 #include "tests/model/edited_model.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 struct PublishedShape {
@@ -40,7 +40,7 @@ std::vector<PublishedShape> PublishedShapes() {
         {"mamba_d_head", 32},
         {"mamba_d_state", 128}},
        28 * sizeof(float) * (48 * 32 * 128 + 3 * (2 * 768 + 2 * 128)),
-       4 * 2 * 4 * 64 * sizeof(BF16)},
+       4 * 2 * 4 * 64 * sizeof(kernels::BF16)},
       {"granite-4.0-h-1b",
        "published/granitemoehybrid-dense",
        {{"hidden_size", 1536},
@@ -52,7 +52,7 @@ std::vector<PublishedShape> PublishedShapes() {
         {"mamba_d_head", 64},
         {"mamba_d_state", 128}},
        36 * sizeof(float) * (48 * 64 * 128 + 3 * (2 * 1536 + 2 * 128)),
-       4 * 2 * 4 * 128 * sizeof(BF16)},
+       4 * 2 * 4 * 128 * sizeof(kernels::BF16)},
       {"olmo-hybrid-7b",
        "published/olmo_hybrid-nope",
        {{"hidden_size", 3840},
@@ -65,7 +65,7 @@ std::vector<PublishedShape> PublishedShapes() {
         {"linear_key_head_dim", 96},
         {"linear_value_head_dim", 192}},
        24 * sizeof(float) * (30 * 96 * 192 + 3 * 30 * (2 * 96 + 192)),
-       8 * 2 * 30 * 128 * sizeof(BF16)},
+       8 * 2 * 30 * 128 * sizeof(kernels::BF16)},
       {"c4ai-command-r7b",
        "published/cohere2-sw",
        {{"hidden_size", 4096},
@@ -74,8 +74,8 @@ std::vector<PublishedShape> PublishedShapes() {
         {"num_key_value_heads", 8},
         {"head_dim", 128},
         {"sliding_window", 4096}},
-       24 * 65 * 64 * 2 * 8 * 128 * sizeof(BF16),
-       8 * 2 * 8 * 128 * sizeof(BF16)},
+       24 * 65 * 64 * 2 * 8 * 128 * sizeof(kernels::BF16),
+       8 * 2 * 8 * 128 * sizeof(kernels::BF16)},
       {"qwen3.5-0.8b",
        "published/qwen3_5-text",
        {{"hidden_size", 1024},
@@ -89,7 +89,7 @@ std::vector<PublishedShape> PublishedShapes() {
         {"linear_key_head_dim", 128},
         {"linear_value_head_dim", 128}},
        18 * sizeof(float) * (16 * 128 * 128 + 3 * 3 * 16 * 128),
-       6 * 2 * 2 * 256 * sizeof(BF16)},
+       6 * 2 * 2 * 256 * sizeof(kernels::BF16)},
       {"muse-glimmer-30b",
        "published/muse_glimmer-hub",
        {{"text_config",
@@ -101,8 +101,8 @@ std::vector<PublishedShape> PublishedShapes() {
           {"num_key_value_heads", 2},
           {"head_dim", 128},
           {"sliding_window", 2048}}}},
-       39 * 33 * 64 * 2 * 2 * 128 * sizeof(BF16),
-       13 * 2 * 2 * 128 * sizeof(BF16)},
+       39 * 33 * 64 * 2 * 2 * 128 * sizeof(kernels::BF16),
+       13 * 2 * 2 * 128 * sizeof(kernels::BF16)},
   };
 }
 
@@ -114,8 +114,9 @@ TEST(PublishedShapes, StatesAreKnownFromTheConfigAlone) {
     folder.Write("config.json", model.config.dump());
     const auto config = LoadConfig(folder.path());
     ASSERT_TRUE(config.ok()) << shape.name << config.status();
-    const auto layout = PlanStateLayout(*config, DType::kBF16, {.max_unbounded_tokens = 1 << 20},
-                                        Device::kCpu, kHostPageBytes);
+    const auto layout =
+        PlanStateLayout(*config, kernels::DType::kBF16, {.max_unbounded_tokens = 1 << 20},
+                        kernels::Device::kCpu, kernels::kHostPageBytes);
     ASSERT_TRUE(layout.ok()) << shape.name << layout.status();
     for (int64_t tokens : {int64_t{1} << 15, int64_t{1} << 17, int64_t{1} << 20}) {
       EXPECT_EQ(layout->live_bytes_at(tokens, 0),
@@ -139,9 +140,9 @@ TEST(PublishedShapes, ShardsOfNarrowWeightsAreTheSameModel) {
     std::memcpy(values.data(), tensor.second.data(), tensor.second.size());
     std::string narrow;
     for (float& value : values) {
-      const BF16 rounded = RoundToBF16(value);
+      const kernels::BF16 rounded = kernels::RoundToBF16(value);
       uint16_t bits = rounded.bits;
-      value = ToFloat(rounded);
+      value = kernels::ToFloat(rounded);
       // A bfloat16 number that binary16 represents exactly: 1 + 5 + 10 bits.
       const auto exponent = static_cast<int>(bits >> 7 & 0xff) - 127 + 15;
       if (shard == 1 && (exponent < 1 || exponent > 30)) value = 0, bits = 0;
@@ -176,4 +177,4 @@ TEST(PublishedShapes, ShardsOfNarrowWeightsAreTheSameModel) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -7,7 +7,7 @@
 #include "model/load_config.h"
 #include "tests/model/edited_model.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 constexpr char kGdn[] = "fla/fla-gated_deltanet";
@@ -93,4 +93,4 @@ TEST(RecurrentFamilies, ReadPythonsInfinity) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

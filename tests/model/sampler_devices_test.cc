@@ -8,16 +8,16 @@
 
 #include "tests/model/sampler_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using SamplerAgreement = SamplerTest;
-INSTANTIATE_TEST_SUITE_P(Devices, SamplerAgreement, testing::ValuesIn(TestDevices()),
-                         [](const auto& info) { return DeviceName(info.param); });
+INSTANTIATE_TEST_SUITE_P(Devices, SamplerAgreement, testing::ValuesIn(kernels::test::TestDevices()),
+                         [](const auto& info) { return kernels::DeviceName(info.param); });
 
 // Logits by kind: normal, with many ties, or with values that no model should give.
 std::vector<float> SomeLogits(size_t vocab, int kind, uint64_t seed) {
-  std::vector<float> logits = RandomNormal(vocab, seed);
+  std::vector<float> logits = kernels::test::RandomNormal(vocab, seed);
   for (size_t i = 0; i < vocab; ++i) {
     logits[i] *= 3;
     if (kind == 1) logits[i] = std::round(logits[i]);
@@ -33,7 +33,7 @@ std::vector<float> SomeLogits(size_t vocab, int kind, uint64_t seed) {
 // are fixed, and none gives such a draw.
 TEST_P(SamplerAgreement, AgreesWithTheReference) {
   constexpr int kPositions = 3;
-  Step reference(MakeContext(Device::kReference));
+  Step reference(kernels::test::MakeContext(kernels::Device::kReference));
   for (size_t vocab : {1, 2, 7, 600, 4999}) {
     for (int kind = 0; kind < 4; ++kind) {
       const std::vector<float> logits = SomeLogits(vocab, kind, vocab + static_cast<size_t>(kind));
@@ -64,8 +64,8 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
 // Enough draws from one row to reach every token and the borders between them.
 TEST_P(SamplerAgreement, ManyDrawsFromOneLogitsRow) {
   constexpr int kDraws = 300;
-  const std::vector<float> logits = RandomNormal(7, 21);
-  Step reference(MakeContext(Device::kReference));
+  const std::vector<float> logits = kernels::test::RandomNormal(7, 21);
+  Step reference(kernels::test::MakeContext(kernels::Device::kReference));
   Sampler sampler({.seed = 4}, 7);
   const std::vector<int32_t> drawn = step_->DrawMany(sampler, logits, 0, kDraws);
   EXPECT_EQ(drawn, reference.DrawMany(sampler, logits, 0, kDraws));
@@ -75,8 +75,8 @@ TEST_P(SamplerAgreement, ManyDrawsFromOneLogitsRow) {
 // A vocabulary of real size: several tokens a thread, and sums near the top.
 TEST_P(SamplerAgreement, LargeVocabulary) {
   constexpr int64_t kVocab = 70001;
-  Step reference(MakeContext(Device::kReference));
-  const std::vector<std::vector<float>> rows = {RandomNormal(kVocab, 5),
+  Step reference(kernels::test::MakeContext(kernels::Device::kReference));
+  const std::vector<std::vector<float>> rows = {kernels::test::RandomNormal(kVocab, 5),
                                                 std::vector<float>(kVocab, -1.5f)};
   for (const std::vector<float>& logits : rows) {
     for (const SamplingParams& params :
@@ -107,13 +107,14 @@ TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
   const std::vector<int32_t> banned = {7, 8, 9, 100};
   std::vector<int32_t> prompt(200);
   std::iota(prompt.begin(), prompt.end(), 20);
-  Step reference(MakeContext(Device::kReference));
+  Step reference(kernels::test::MakeContext(kernels::Device::kReference));
   Sampler ours(params, kVocab), theirs(params, kVocab);
   ours.ObservePrompt(prompt);
   theirs.ObservePrompt(prompt);
   for (int position = 0; position < kSteps; ++position) {
     // Few candidates, so that tokens repeat and their counts rise.
-    std::vector<float> logits = RandomNormal(kVocab, static_cast<uint64_t>(position));
+    std::vector<float> logits =
+        kernels::test::RandomNormal(kVocab, static_cast<uint64_t>(position));
     for (size_t i = 0; i < logits.size(); ++i) logits[i] *= i % 50 == 7 ? 5.0f : 1.0f;
     const Sampled a = step_->Draw(ours, logits, position, 2, banned);
     const Sampled b = reference.Draw(theirs, logits, position, 2, banned);
@@ -128,7 +129,7 @@ TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
 TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
   constexpr int64_t kVocab = 257;
   constexpr int kRows = 5;
-  const std::vector<float> logits = RandomNormal(kRows * kVocab, 11);
+  const std::vector<float> logits = kernels::test::RandomNormal(kRows * kVocab, 11);
   const auto row_of = [&](int row) {
     return std::vector<float>(logits.begin() + row * kVocab, logits.begin() + (row + 1) * kVocab);
   };
@@ -179,4 +180,4 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

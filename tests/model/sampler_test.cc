@@ -10,13 +10,13 @@
 
 #include "tests/model/sampler_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::HasSubstr;
 
-INSTANTIATE_TEST_SUITE_P(Devices, SamplerTest, testing::ValuesIn(TestDevices()),
-                         [](const auto& info) { return DeviceName(info.param); });
+INSTANTIATE_TEST_SUITE_P(Devices, SamplerTest, testing::ValuesIn(kernels::test::TestDevices()),
+                         [](const auto& info) { return kernels::DeviceName(info.param); });
 
 // The distribution by the definition of each filter, with full sorts.
 struct Distribution {
@@ -94,11 +94,11 @@ void ExpectDistribution(Step& step, const std::vector<float>& logits, const Samp
 }
 
 TEST(Sampler, FiltersFollowTheirDefinitions) {
-  Step step(MakeContext(Device::kCpu));
+  Step step(kernels::test::MakeContext(kernels::Device::kCpu));
   const std::vector<SamplingParams> cases = FilterCases();
   for (size_t vocab : {1, 2, 7, 50, 600}) {
     for (size_t i = 0; i < cases.size(); ++i) {
-      const std::vector<float> normal = RandomNormal(vocab, 100 * vocab + i);
+      const std::vector<float> normal = kernels::test::RandomNormal(vocab, 100 * vocab + i);
       std::vector<float> logits(vocab);
       std::ranges::transform(normal, logits.begin(), [](float x) { return 2 * x; });
       SamplingParams params = cases[i];
@@ -137,7 +137,7 @@ TEST_P(SamplerTest, TiesGoToTheLowerId) {
 }
 
 TEST_P(SamplerTest, DrawsDependOnSeedAndPositionOnly) {
-  const std::vector<float> logits = RandomNormal(1000, 1);
+  const std::vector<float> logits = kernels::test::RandomNormal(1000, 1);
   Sampler forward({.top_p = 0.95f, .seed = 5}, 1000), backward({.top_p = 0.95f, .seed = 5}, 1000);
   Sampler other({.top_p = 0.95f, .seed = uint64_t{5} << 32}, 1000);
   const std::vector<int32_t> a = step_->DrawMany(forward, logits, 0, 50);
@@ -179,7 +179,7 @@ TEST_P(SamplerTest, PenaltiesCountWhatTheyShould) {
 // Draws after drafted tokens are the draws of a sampler that has observed them.
 TEST_P(SamplerTest, DraftedTokensCountAsGenerated) {
   constexpr int64_t kIds = 16;
-  const std::vector<float> row = RandomNormal(kIds, 3);
+  const std::vector<float> row = kernels::test::RandomNormal(kIds, 3);
   const std::vector<int32_t> drafted = {4, 7, 4, 1, 7}, early = {2}, late = {3};
   for (SamplingParams params :
        {SamplingParams{.repetition_penalty = 1.7f}, SamplingParams{.presence_penalty = 0.8f},
@@ -249,7 +249,7 @@ TEST_P(SamplerTest, OddLogitsNeverCrash) {
 }
 
 TEST_P(SamplerTest, TopLogprobsAgreeWithAFullSort) {
-  std::vector<float> logits = RandomNormal(500, 9);
+  std::vector<float> logits = kernels::test::RandomNormal(500, 9);
   for (float& logit : logits) logit = std::round(logit * 4) / 4;  // many ties
   const float log_sum_exp = LogSumExp(logits);
   std::vector<int32_t> ids(logits.size());
@@ -268,4 +268,4 @@ TEST_P(SamplerTest, TopLogprobsAgreeWithAFullSort) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

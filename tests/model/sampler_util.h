@@ -15,7 +15,7 @@
 #include "model/logits_reader.h"
 #include "tests/device_tests.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -29,13 +29,14 @@ inline float LogSumExp(const std::vector<float>& logits) {
 // Reads logits on one device: copies rows of logits there and reads what is wanted of them.
 class Step {
  public:
-  explicit Step(std::unique_ptr<DeviceContext> context) : context_(std::move(context)) {}
+  explicit Step(std::unique_ptr<kernels::DeviceContext> context) : context_(std::move(context)) {}
 
   // rows: [n, vocab]
   void Read(const std::vector<float>& rows, int64_t vocab, LogitsReader& reader) {
-    const Buffer memory = context_->Upload(rows.data(), rows.size() * sizeof(float));
+    const kernels::Buffer memory = context_->Upload(rows.data(), rows.size() * sizeof(float));
     const auto n_rows = static_cast<int64_t>(rows.size()) / vocab;
-    reader.Read(*context_, {memory.as<void>(), DType::kF32, Shape{n_rows, vocab}});
+    reader.Read(*context_,
+                {memory.as<void>(), kernels::DType::kF32, kernels::Shape{n_rows, vocab}});
     std::vector<float> after(rows.size());
     context_->CopyToHost(after.data(), memory.as<void>(), rows.size() * sizeof(float));
     EXPECT_EQ(std::memcmp(after.data(), rows.data(), rows.size() * sizeof(float)), 0)
@@ -72,13 +73,13 @@ class Step {
   }
 
  private:
-  std::unique_ptr<DeviceContext> context_;
+  std::unique_ptr<kernels::DeviceContext> context_;
 };
 
-class SamplerTest : public DeviceTest {
+class SamplerTest : public kernels::test::DeviceTest {
  protected:
   void SetUp() override {
-    DeviceTest::SetUp();
+    kernels::test::DeviceTest::SetUp();
     if (!IsSkipped()) step_.emplace(std::move(context_));
   }
   std::optional<Step> step_;
@@ -104,4 +105,4 @@ inline std::vector<SamplingParams> FilterCases() {
   };
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 void TrainPieces(const std::string& corpus, const std::string& prefix, int n_pieces) {
   const auto status = sentencepiece::SentencePieceTrainer::Train(
@@ -21,4 +21,4 @@ std::string ReferenceDecode(const std::string& model, const std::vector<int32_t>
   return processor.DecodeIds(std::vector<int>(ids.begin(), ids.end()));
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 // Writes prefix.model with exactly n_pieces pieces, single bytes among them. Ends the process if
 // the library cannot.
@@ -15,4 +15,4 @@ void TrainPieces(const std::string& corpus, const std::string& prefix, int n_pie
 // The result of the library's own Decode.
 std::string ReferenceDecode(const std::string& model, const std::vector<int32_t>& ids);
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -13,14 +13,14 @@
 
 #include "model/state_check.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 using testing::HasSubstr;
 
 constexpr int64_t kPosition = 150, kCap = 100;
 
-Growth ToCap() {
+kernels::Growth ToCap() {
   return {.name = "to the cap",
           .live = [](int64_t position, int64_t cap) { return std::min(position, cap); },
           .period = 1,
@@ -30,25 +30,29 @@ Growth ToCap() {
 // A window; slots up to a cap; slots of both growth laws, one of which has a check of its own.
 StateLayout Layout() {
   const auto begins = std::make_shared<std::vector<std::byte>>(40, std::byte{1});
-  std::vector<MixerState> layers(4);
+  std::vector<kernels::MixerState> layers(4);
   layers[0].name = "window";
-  layers[0].fixed = StateFields({{"words", DType::kU32, {10}, {0, 5e8}, begins}});
+  layers[0].fixed = kernels::StateFields({{"words", kernels::DType::kU32, {10}, {0, 5e8}, begins}});
   layers[1].name = "rows";
   layers[1].growth = ToCap();
-  layers[1].block = StateFields({{"near", DType::kI32, {kBlockSlots}, {.is_slot = true}},
-                                 {"near", DType::kI32, {kBlockSlots}, {.is_slot = true}}});
+  layers[1].block = kernels::StateFields(
+      {{"near", kernels::DType::kI32, {kernels::kBlockSlots}, {.is_slot = true}},
+       {"near", kernels::DType::kI32, {kernels::kBlockSlots}, {.is_slot = true}}});
   layers[1].block_heads = 2;
   layers[2].name = "tokens";
-  layers[2].fixed = StateFields({{"best", DType::kF32, {3}, {.least = -HUGE_VAL}}});
-  layers[2].growth = GrowsByToken();
-  layers[2].block = StateFields({{"keys", DType::kBF16, {kBlockSlots, 8}}});
-  layers[2].check = [](const LayerBytes& layer) {
+  layers[2].fixed =
+      kernels::StateFields({{"best", kernels::DType::kF32, {3}, {.least = -HUGE_VAL}}});
+  layers[2].growth = kernels::GrowsByToken();
+  layers[2].block =
+      kernels::StateFields({{"keys", kernels::DType::kBF16, {kernels::kBlockSlots, 8}}});
+  layers[2].check = [](const kernels::LayerBytes& layer) {
     EXPECT_EQ(layer.parts[0].live, layer.position);
     return layer.Fixed<float>(0)[2] == 7 ? absl::DataLossError("no seven") : absl::OkStatus();
   };
   layers[3] = layers[1];
   layers[3].name = "rows by head";
-  layers[3].fixed = StateFields({{"best", DType::kI32, {2, 3}, {.is_slot = true}}});
+  layers[3].fixed =
+      kernels::StateFields({{"best", kernels::DType::kI32, {2, 3}, {.is_slot = true}}});
   layers[3].growth = ToCap().WithShares({0.25, 1.75});
   return {layers, {.max_slot_cap = 1000, .max_unbounded_tokens = 1000}};
 }
@@ -60,7 +64,7 @@ class StateCheck : public testing::Test {
   template <class T>
   void Set(size_t offset, T value) {
     size_t packed = 0;
-    for (const StateExtent& extent : layout_.live_extents_at(kPosition, kCap)) {
+    for (const kernels::StateExtent& extent : layout_.live_extents_at(kPosition, kCap)) {
       if (offset >= extent.offset && offset < extent.offset + extent.bytes) {
         std::memcpy(bytes_.data() + packed + offset - extent.offset, &value, sizeof value);
         return;
@@ -87,11 +91,11 @@ TEST_F(StateCheck, NamesLayerMixerFieldAndElement) {
   Set(Field(1, 1, 1) + 5 * 4, int32_t{100});
   EXPECT_EQ(Check(), "state of layer 1, rows: block 1, head 1: near[5] is 100, expected 0 to 99");
   Set(Field(1, 1, 1) + 5 * 4, int32_t{0});
-  Set(Field(2, 0, 2) + 63 * 16, RoundToBF16(HUGE_VALF));
+  Set(Field(2, 0, 2) + 63 * 16, kernels::RoundToBF16(HUGE_VALF));
   EXPECT_EQ(
       Check(),
       "state of layer 2, tokens: block 2, head 0: keys[504] is inf, expected a finite number");
-  Set(Field(2, 0, 2) + 63 * 16, BF16{});
+  Set(Field(2, 0, 2) + 63 * 16, kernels::BF16{});
   Set(layout_.layer(0).fixed_offset + 9 * 4, uint32_t{500'000'001});
   EXPECT_THAT(Check(), HasSubstr("state of layer 0, window: words[9] is 500000001, expected 0 to"));
 }
@@ -139,4 +143,4 @@ TEST_F(StateCheck, NothingReadIsANewSession) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::model

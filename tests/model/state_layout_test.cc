@@ -9,7 +9,7 @@
 
 #include "kernels/mixers/ovq/ovq.h"
 
-namespace ovq {
+namespace ovq::model {
 namespace {
 
 constexpr int kChunkLen = 8;
@@ -19,35 +19,38 @@ constexpr int64_t kPositions[] = {0, 1, 7, 8, 9, 63, 64, 65, 128, 129, 1000, 299
 constexpr int64_t kCaps[] = {2, 64, 65, 1000};
 
 // A state of fixed_words and, with a growth, row_words a slot. A default Growth means none.
-MixerState State(int64_t fixed_words, const Growth& growth, int64_t row_words) {
-  MixerState state{.fixed = StateFields({{"fixed", DType::kU32, Shape{fixed_words}}}),
-                   .growth = growth,
-                   .block = {}};
+kernels::MixerState State(int64_t fixed_words, const kernels::Growth& growth, int64_t row_words) {
+  kernels::MixerState state{
+      .fixed = kernels::StateFields({{"fixed", kernels::DType::kU32, kernels::Shape{fixed_words}}}),
+      .growth = growth,
+      .block = {}};
   if (growth.exists()) {
-    state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, row_words}},
-                               {"counts", DType::kU32, Shape{kBlockSlots}}});
+    state.block = kernels::StateFields(
+        {{"rows", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots, row_words}},
+         {"counts", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots}}});
   }
   return state;
 }
 
 // Layers of all growth laws, two of each, interleaved; no size is a multiple of the alignment.
-std::vector<MixerState> Layers() {
-  const Growth chunks = GrowsByChunk(kChunkLen, 300), tokens = GrowsByToken();
+std::vector<kernels::MixerState> Layers() {
+  const kernels::Growth chunks = kernels::GrowsByChunk(kChunkLen, 300),
+                        tokens = kernels::GrowsByToken();
   return {State(3, chunks, 5),   State(700, {}, 0),    State(1, tokens, 3),
           State(33, chunks, 10), State(90, tokens, 7), State(17, {}, 0)};
 }
 
-int64_t Blocks(const MixerState& state, int64_t position, int64_t cap) {
-  return state.growth.exists() ? NumBlocks(state.growth.live(position, cap)) : 0;
+int64_t Blocks(const kernels::MixerState& state, int64_t position, int64_t cap) {
+  return state.growth.exists() ? kernels::NumBlocks(state.growth.live(position, cap)) : 0;
 }
 
 // Every byte range that the layers' kernels touch, in address order.
 std::vector<std::pair<size_t, size_t>> Parts(const StateLayout& layout, int64_t position,
                                              int64_t cap) {
   std::vector<std::pair<size_t, size_t>> parts;
-  const std::vector<MixerState> layers = Layers();
+  const std::vector<kernels::MixerState> layers = Layers();
   for (size_t i = 0; i < layers.size(); ++i) {
-    const LayerState& where = layout.layer(static_cast<int>(i));
+    const kernels::LayerState& where = layout.layer(static_cast<int>(i));
     parts.emplace_back(where.fixed_offset, where.fixed_offset + layers[i].fixed.bytes());
     for (int64_t b = 0; b < Blocks(layers[i], position, cap); ++b) {
       const size_t begin = where.blocks_offset + static_cast<size_t>(b) * where.block_stride;
@@ -58,9 +61,9 @@ std::vector<std::pair<size_t, size_t>> Parts(const StateLayout& layout, int64_t 
   return parts;
 }
 
-size_t Sum(const std::vector<StateExtent>& extents) {
+size_t Sum(const std::vector<kernels::StateExtent>& extents) {
   size_t bytes = 0;
-  for (const StateExtent& extent : extents) bytes += extent.bytes;
+  for (const kernels::StateExtent& extent : extents) bytes += extent.bytes;
   return bytes;
 }
 
@@ -69,13 +72,13 @@ TEST(StateLayout, PartsAreAlignedDisjointAndLive) {
     const StateLayout layout(Layers(), kLimits, page);
     for (int64_t position : kPositions) {
       size_t end = 0;
-      const std::vector<StateExtent> live = layout.live_extents_at(position, 1000);
+      const std::vector<kernels::StateExtent> live = layout.live_extents_at(position, 1000);
       for (const auto& [from, to] : Parts(layout, position, 1000)) {
         EXPECT_EQ(from % StateLayout::kPartAlignment, 0u);
         EXPECT_GE(from, end) << "overlap at " << from << ", position " << position;
         end = to;
         EXPECT_EQ(std::count_if(live.begin(), live.end(),
-                                [&, from = from, to = to](const StateExtent& extent) {
+                                [&, from = from, to = to](const kernels::StateExtent& extent) {
                                   return from >= extent.offset &&
                                          to <= extent.offset + extent.bytes;
                                 }),
@@ -92,8 +95,8 @@ TEST(StateLayout, CommittedExtentsAreThePagesOfTheLiveOnes) {
     EXPECT_EQ(layout.page_bytes(), page);
     for (int64_t position : kPositions) {
       for (int64_t cap : kCaps) {
-        const std::vector<StateExtent> live = layout.live_extents_at(position, cap);
-        const std::vector<StateExtent> committed = layout.extents_at(position, cap);
+        const std::vector<kernels::StateExtent> live = layout.live_extents_at(position, cap);
+        const std::vector<kernels::StateExtent> committed = layout.extents_at(position, cap);
         ASSERT_EQ(committed.size(), live.size());
         size_t end = 0;
         for (size_t i = 0; i < live.size(); ++i) {
@@ -123,8 +126,8 @@ TEST(StateLayout, LiveBytesDoNotDependOnThePageSize) {
     const StateLayout layout(Layers(), kLimits, page);
     EXPECT_EQ(layout.fingerprint(), small.fingerprint());
     for (int64_t position : kPositions) {
-      const std::vector<StateExtent> a = small.live_extents_at(position, 300);
-      const std::vector<StateExtent> b = layout.live_extents_at(position, 300);
+      const std::vector<kernels::StateExtent> a = small.live_extents_at(position, 300);
+      const std::vector<kernels::StateExtent> b = layout.live_extents_at(position, 300);
       ASSERT_EQ(a.size(), b.size());
       for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].bytes, b[i].bytes);
     }
@@ -136,11 +139,11 @@ TEST(StateLayout, LiveBytesDoNotDependOnThePageSize) {
 }
 
 TEST(StateLayout, AModelWithoutStateStillHasAnAddress) {
-  const MixerState nothing{.fixed = {}, .growth = {}, .block = {}};
+  const kernels::MixerState nothing{.fixed = {}, .growth = {}, .block = {}};
   const StateLayout layout({nothing}, kLimits);
   EXPECT_EQ(layout.bytes_at(1000, 64), 0u);
   EXPECT_TRUE(layout.extents_at(1000, 64).empty());
-  EXPECT_EQ(layout.virtual_bytes(), kHostPageBytes);
+  EXPECT_EQ(layout.virtual_bytes(), kernels::kHostPageBytes);
 }
 
 TEST(StateLayout, DictionariesTakeUpWholeChunks) {
@@ -148,7 +151,7 @@ TEST(StateLayout, DictionariesTakeUpWholeChunks) {
   for (int64_t position : kPositions) {
     EXPECT_EQ(layout.DictionaryTokens(position), position - position % kChunkLen);
   }
-  EXPECT_EQ(StateLayout({State(3, GrowsByToken(), 3)}, kLimits).DictionaryTokens(100), 0);
+  EXPECT_EQ(StateLayout({State(3, kernels::GrowsByToken(), 3)}, kLimits).DictionaryTokens(100), 0);
 }
 
 TEST(StateLayout, LayersOfOneLawGrowTogether) {
@@ -162,15 +165,16 @@ TEST(StateLayout, LayersOfOneLawGrowTogether) {
   EXPECT_TRUE(layout.has_unbounded());
   EXPECT_EQ(layout.default_slot_cap(), 300);
   EXPECT_EQ(StateLayout(Layers(), {.max_slot_cap = 50}).default_slot_cap(), 50);
-  EXPECT_EQ(StateLayout({State(3, GrowsByToken(), 3)}, kLimits).default_slot_cap(), 0);
+  EXPECT_EQ(StateLayout({State(3, kernels::GrowsByToken(), 3)}, kLimits).default_slot_cap(), 0);
   // Another chunk length is another growth law, hence another group of blocks.
-  const StateLayout two({State(1, GrowsByChunk(8, 64), 1), State(1, GrowsByChunk(16, 64), 1)},
-                        kLimits);
+  const StateLayout two(
+      {State(1, kernels::GrowsByChunk(8, 64), 1), State(1, kernels::GrowsByChunk(16, 64), 1)},
+      kLimits);
   EXPECT_EQ(two.growths().size(), 2u);
 }
 
 TEST(StateLayout, ASessionsCapIsSharedOut) {
-  const Growth chunks = GrowsByChunk(kChunkLen, 300);
+  const kernels::Growth chunks = kernels::GrowsByChunk(kChunkLen, 300);
   const StateLayout equal({State(3, chunks, 5), State(1, chunks, 5)}, kLimits,
                           StateLayout::kPartAlignment);
   const StateLayout layout(
@@ -179,7 +183,7 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
   ASSERT_EQ(layout.growths().size(), 2u);
   EXPECT_EQ(layout.growths()[0].HeadSlotCap(300, 0), 525);
   EXPECT_EQ(layout.growths()[1].HeadSlotCap(300, 0), 75);
-  EXPECT_EQ(layout.growths()[1].HeadSlotCap(2, 0), kMinSlotCap);
+  EXPECT_EQ(layout.growths()[1].HeadSlotCap(2, 0), kernels::kMinSlotCap);
   EXPECT_EQ(layout.growths()[0].LiveAt(2999, 300, 0), chunks.live(2999, 525));
   EXPECT_EQ(layout.LiveSlotsAt(2999, 300), (chunks.live(2999, 525) + chunks.live(2999, 75)) / 2);
   EXPECT_EQ(layout.default_slot_cap(), 300);
@@ -193,23 +197,23 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
 }
 
 // A state whose blocks have `heads` heads.
-MixerState StateWithHeads(const Growth& growth, int heads) {
-  MixerState state{.fixed = {}, .growth = growth, .block = {}, .block_heads = heads};
-  std::vector<StateField> fields;
+kernels::MixerState StateWithHeads(const kernels::Growth& growth, int heads) {
+  kernels::MixerState state{.fixed = {}, .growth = growth, .block = {}, .block_heads = heads};
+  std::vector<kernels::StateField> fields;
   for (int head = 0; head < heads; ++head) {
-    fields.push_back({"counts", DType::kU32, Shape{kBlockSlots}});
-    fields.push_back({"rows", DType::kU32, Shape{kBlockSlots, 3}});
+    fields.push_back({"counts", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots}});
+    fields.push_back({"rows", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots, 3}});
   }
-  state.block = StateFields(std::move(fields));
+  state.block = kernels::StateFields(std::move(fields));
   return state;
 }
 
 TEST(StateLayout, HeadsHaveBlocksOfTheirOwn) {
-  const Growth chunks = GrowsByChunk(kChunkLen, 300);
-  const Growth by_head = chunks.WithShares({0.5, 2, 0.5});
+  const kernels::Growth chunks = kernels::GrowsByChunk(kChunkLen, 300);
+  const kernels::Growth by_head = chunks.WithShares({0.5, 2, 0.5});
   EXPECT_EQ(by_head.parts(), 3);
   EXPECT_EQ(by_head.HeadSlotCap(300, 1), 600);
-  EXPECT_EQ(by_head.HeadSlotCap(kMaxSlotCap, 1), kMaxSlotCap);
+  EXPECT_EQ(by_head.HeadSlotCap(kernels::kMaxSlotCap, 1), kernels::kMaxSlotCap);
   EXPECT_EQ(by_head.MostLiveAt(2999, 300), chunks.live(2999, 600));
   EXPECT_EQ(chunks.WithShares({2, 2, 2}).name, chunks.WithShares({2}).name);
   for (size_t page : kPages) {
@@ -222,28 +226,29 @@ TEST(StateLayout, HeadsHaveBlocksOfTheirOwn) {
         // Every field lies in one committed range, and in no other field.
         std::vector<std::pair<size_t, size_t>> fields;
         for (int i : {0, 2}) {
-          const MixerState& state = layout.mixers()[i];
+          const kernels::MixerState& state = layout.mixers()[i];
           for (int f = 0; f < std::ssize(state.block.list()); ++f) {
             const int64_t live = by_head.LiveAt(position, cap, state.FieldHead(f));
-            for (int64_t b = 0; b < NumBlocks(live); ++b) {
+            for (int64_t b = 0; b < kernels::NumBlocks(live); ++b) {
               const size_t begin = layout.layer(i).FieldOffset(state, f, b);
               fields.emplace_back(begin, begin + state.block.list()[f].bytes());
             }
           }
         }
         std::sort(fields.begin(), fields.end());
-        const std::vector<StateExtent> extents = layout.live_extents_at(position, cap);
+        const std::vector<kernels::StateExtent> extents = layout.live_extents_at(position, cap);
         for (size_t i = 0; i < fields.size(); ++i) {
           const auto [begin, end] = fields[i];
           if (i > 0) {
             EXPECT_GE(begin, fields[i - 1].second);
           }
-          EXPECT_TRUE(std::ranges::any_of(extents, [&](const StateExtent& extent) {
+          EXPECT_TRUE(std::ranges::any_of(extents, [&](const kernels::StateExtent& extent) {
             return begin >= extent.offset && end <= extent.offset + extent.bytes;
           }));
         }
         size_t bytes = 0;
-        for (const StateExtent& extent : layout.extents_at(position, cap)) bytes += extent.bytes;
+        for (const kernels::StateExtent& extent : layout.extents_at(position, cap))
+          bytes += extent.bytes;
         EXPECT_EQ(layout.bytes_at(position, cap), bytes);
         EXPECT_LE(bytes, layout.bytes_cap(cap));
         EXPECT_LE(layout.bytes_cap(cap), layout.virtual_bytes());
@@ -257,10 +262,11 @@ TEST(StateLayout, HeadsHaveBlocksOfTheirOwn) {
 }
 
 TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
-  std::vector<MixerState> layers = Layers();
+  std::vector<kernels::MixerState> layers = Layers();
   const auto image = std::make_shared<const std::vector<std::byte>>(8, std::byte{7});
   layers[3].fixed =
-      StateFields({{"zero", DType::kU32, Shape{5}}, {"learned", DType::kF32, Shape{2}, {}, image}});
+      kernels::StateFields({{"zero", kernels::DType::kU32, kernels::Shape{5}},
+                            {"learned", kernels::DType::kF32, kernels::Shape{2}, {}, image}});
   const StateLayout layout(layers, kLimits);
   ASSERT_EQ(layout.images().size(), 1u);
   EXPECT_EQ(layout.images()[0].offset, layout.layer(3).fixed_offset + layers[3].fixed.offset(1));
@@ -274,20 +280,20 @@ TEST(StateLayout, ImagesStandWhereTheirFieldsLie) {
 // Sizes that do not fit 64 bits are above kMostBytes wherever they arise; none overflows.
 TEST(StateLayout, SizesThatDoNotFitAreTheLargest) {
   constexpr int64_t kHuge = int64_t{1} << 61;
-  const auto layout = [](std::vector<MixerState> layers, int64_t tokens) {
+  const auto layout = [](std::vector<kernels::MixerState> layers, int64_t tokens) {
     return StateLayout(std::move(layers), {.max_slot_cap = 1000, .max_unbounded_tokens = tokens});
   };
   const auto fixed = [](int64_t words) { return State(words, {}, 0); };
   EXPECT_GT(layout({fixed(kHuge)}, 1).virtual_bytes(), StateLayout::kMostBytes);  // of a field
   EXPECT_GT(layout({fixed(INT64_MAX)}, 1).virtual_bytes(), StateLayout::kMostBytes);
-  std::vector<MixerState> many(4096, fixed(kHuge / 1024));  // of the layers
+  std::vector<kernels::MixerState> many(4096, fixed(kHuge / 1024));  // of the layers
   EXPECT_GT(layout(many, 1).virtual_bytes(), StateLayout::kMostBytes);
-  many.assign(4096, State(0, GrowsByToken(), kHuge >> 16));  // of a block
+  many.assign(4096, State(0, kernels::GrowsByToken(), kHuge >> 16));  // of a block
   EXPECT_GT(layout(many, 64).virtual_bytes(), StateLayout::kMostBytes);
-  many.assign(1024, State(0, GrowsByToken(), 1 << 23));  // of the blocks: 2^41 bytes each
+  many.assign(1024, State(0, kernels::GrowsByToken(), 1 << 23));  // of the blocks: 2^41 bytes each
   EXPECT_LT(layout(many, 1 << 20).virtual_bytes(), StateLayout::kMostBytes);
   EXPECT_GT(layout(many, INT32_MAX).virtual_bytes(), StateLayout::kMostBytes);
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::model

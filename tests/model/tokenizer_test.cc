@@ -9,7 +9,7 @@
 #include "tests/model/model_test_util.h"
 #include "tests/model/sentencepiece_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -249,4 +249,4 @@ TEST(Detokenizer, CompletesACharacterThatThePromptBegan) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -12,7 +12,7 @@
 #include "tests/model/edited_model.h"
 #include "tests/model/golden_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 constexpr char kName[] = "transformer-vq";
@@ -160,4 +160,4 @@ TEST(TransformerVq, NamesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

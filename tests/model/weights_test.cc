@@ -14,7 +14,7 @@
 #include "base/problems.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -60,10 +60,10 @@ TEST(Safetensors, ReadsTensors) {
   const auto file = SafetensorsFile::Open(folder.file("model.safetensors"));
   ASSERT_TRUE(file.ok()) << file.status();
   ASSERT_EQ(file->tensors().size(), 2u);
-  const TensorView& a = file->tensors().at("a");
-  EXPECT_EQ(a.dtype, DType::kF32);
-  EXPECT_EQ(a.shape, (Shape{2, 1}));
-  EXPECT_EQ(file->tensors().at("b").dtype, DType::kBF16);
+  const kernels::TensorView& a = file->tensors().at("a");
+  EXPECT_EQ(a.dtype, kernels::DType::kF32);
+  EXPECT_EQ(a.shape, (kernels::Shape{2, 1}));
+  EXPECT_EQ(file->tensors().at("b").dtype, kernels::DType::kBF16);
   EXPECT_EQ(std::memcmp(a.data, std::string(8, '\x3f').data(), 8), 0);
   EXPECT_EQ(file->file_bytes(), Small().size());
 }
@@ -85,7 +85,7 @@ TEST(Safetensors, FoldsTheLastOfManyDimensions) {
   folder.Write("x", SafetensorsBytes(Padded(header), std::string(48, '\0')));
   const auto file = SafetensorsFile::Open(folder.file("x"));
   ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(file->tensors().at("a").shape, (Shape{2, 1, 1, 6}));
+  EXPECT_EQ(file->tensors().at("a").shape, (kernels::Shape{2, 1, 1, 6}));
   EXPECT_EQ(file->tensors().at("b").shape.elements(), 0);
 }
 
@@ -289,7 +289,7 @@ TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
     absl::StatusOr<Weights> weights = Weights::Open(folder.path());
     ASSERT_TRUE(weights.ok()) << weights.status();
     std::filesystem::resize_file(path, left);
-    const absl::StatusOr<TensorView> tensor = weights->GetTensor("a", {kElements});
+    const absl::StatusOr<kernels::TensorView> tensor = weights->GetTensor("a", {kElements});
     ASSERT_TRUE(tensor.ok()) << tensor.status();
     EXPECT_EQ(tensor->as<float>()[kElements - 1], 0);
     const absl::Status status = weights->CheckWhole();
@@ -432,4 +432,4 @@ TEST_F(Shards, NamesTheMissingFileWithoutAnIndex) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

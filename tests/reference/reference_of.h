@@ -5,7 +5,7 @@
 
 #include "kernels/common/dispatch.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // An object `const ReferenceOf<CpuFn> name = fn;` makes fn the reference of CpuFn when the program
 // starts.
@@ -14,4 +14,4 @@ struct ReferenceOf {
   ReferenceOf(decltype(CpuFn) fn) { reference_of<CpuFn> = fn; }
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

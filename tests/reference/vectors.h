@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace ovq {
+namespace ovq::kernels {
 
 using Vector = std::vector<double>;
 
@@ -15,4 +15,4 @@ inline double Dot(const Vector& a, const Vector& b) {
   return sum;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -12,7 +12,7 @@
 
 #include "kernels/ops/ops_device.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using testing::AllOf;
@@ -45,8 +45,9 @@ class ConfigFile {
 
 TEST(Options, EveryDeviceKeepsEveryTypeOfStates) {
   for (const std::string device : {"cpu", "cuda"}) {
-    for (const auto& [name, dtype] :
-         {std::pair("f32", DType::kF32), {"bf16", DType::kBF16}, {"i8", DType::kI8}}) {
+    for (const auto& [name, dtype] : {std::pair("f32", kernels::DType::kF32),
+                                      {"bf16", kernels::DType::kBF16},
+                                      {"i8", kernels::DType::kI8}}) {
       const auto line = Parse({"--model", "m", "--device", device, "--state-dtype", name});
       ASSERT_TRUE(line.ok()) << line.status();
       EXPECT_EQ(line->options.state_dtype, dtype);
@@ -57,7 +58,7 @@ TEST(Options, EveryDeviceKeepsEveryTypeOfStates) {
 TEST(Options, TheReferencesAreForTests) {
   EXPECT_THAT(Parse({"--model", "m", "--device", "ref"}).status().message(),
               HasSubstr("--device: expected cpu or cuda, got 'ref'"));
-  EXPECT_EQ(reference_of<cpu::RmsNorm>,
+  EXPECT_EQ(kernels::reference_of<kernels::cpu::RmsNorm>,
             nullptr);  // as in the server, which links the same libraries
 }
 
@@ -68,7 +69,7 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.model, "m");
   EXPECT_EQ(options.listen.address, "127.0.0.1:50051");
   EXPECT_EQ(options.metrics_address, "127.0.0.1:9464");
-  EXPECT_EQ(options.device, Device::kCpu);
+  EXPECT_EQ(options.device, kernels::Device::kCpu);
   EXPECT_FALSE(options.state_memory_bytes.has_value());
   EXPECT_FALSE(options.state_dtype.has_value());
   EXPECT_EQ(options.engine.max_slot_cap, 65536);
@@ -136,7 +137,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.http.address, "127.0.0.1:0");
   EXPECT_EQ(options.http.max_connections, 9);
   EXPECT_EQ(options.metrics_address, "");
-  EXPECT_EQ(options.device, Device::kCuda);
+  EXPECT_EQ(options.device, kernels::Device::kCuda);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.state_memory_bytes, (size_t{3} << 30) / 2);
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
@@ -148,11 +149,11 @@ TEST(Options, EveryFlag) {
   EXPECT_TRUE(options.engine.trust_session_files);
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
-  EXPECT_THAT(options.cache_policies,
-              testing::ElementsAre(*FindCachePolicy("closest-pair"), *FindCachePolicy("exact")));
-  EXPECT_EQ(options.state_dtype, DType::kBF16);
-  EXPECT_EQ(options.compute_dtype, DType::kF32);
-  EXPECT_EQ(options.weights, WeightType::kInt8);
+  EXPECT_THAT(options.cache_policies, testing::ElementsAre(*model::FindCachePolicy("closest-pair"),
+                                                           *model::FindCachePolicy("exact")));
+  EXPECT_EQ(options.state_dtype, kernels::DType::kBF16);
+  EXPECT_EQ(options.compute_dtype, kernels::DType::kF32);
+  EXPECT_EQ(options.weights, kernels::WeightType::kInt8);
   EXPECT_EQ(options.engine.max_batch_tokens, 64);
   EXPECT_EQ(options.engine.max_queue, 0);
   EXPECT_EQ(options.engine.max_prompt_tokens, 1000);
@@ -162,7 +163,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.drain_timeout, absl::Seconds(5));
   EXPECT_EQ(options.step_timeout, absl::Seconds(3));
   EXPECT_EQ(options.engine.target_step_time, absl::Milliseconds(40));
-  EXPECT_EQ(options.engine.speculation, Speculation::kNgram);
+  EXPECT_EQ(options.engine.speculation, engine::Speculation::kNgram);
   EXPECT_EQ(options.listen.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));
@@ -385,4 +386,4 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

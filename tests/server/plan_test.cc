@@ -12,7 +12,7 @@
 #include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using testing::ElementsAre;
@@ -21,7 +21,7 @@ using testing::Not;
 
 Options ForModel(const std::string& name) {
   Options options;
-  options.model = test::ModelsFolder() + "/" + name;
+  options.model = ModelsFolder() + "/" + name;
   options.state_memory_bytes = size_t{64} << 20;
   return options;
 }
@@ -50,15 +50,15 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
     const absl::StatusOr<std::string> text = PlanText(options);
     ASSERT_TRUE(text.ok()) << text.status();
 
-    auto context = DeviceContext::Make(Device::kCpu, 1);
+    auto context = kernels::DeviceContext::Make(kernels::Device::kCpu, 1);
     ASSERT_TRUE(context.ok());
-    const ModelOptions model_options = {
+    const model::ModelOptions model_options = {
         .compute_dtype = std::nullopt,
-        .state_dtype = DType::kBF16,
+        .state_dtype = kernels::DType::kBF16,
         .limits = {.max_slot_cap = options.engine.max_slot_cap, .max_unbounded_tokens = 8192}};
-    const auto model = LanguageModel::Load(options.model, model_options, **context);
+    const auto model = model::LanguageModel::Load(options.model, model_options, **context);
     ASSERT_TRUE(model.ok()) << model.status();
-    const StateLayout& layout = (*model)->layout();
+    const model::StateLayout& layout = (*model)->layout();
     const int64_t cap = (*model)->layout().default_slot_cap();
     const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv,
                          int64_t position) {
@@ -89,10 +89,10 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
 TEST(Plan, Int8StatesTakeHalfOfBf16) {
   Options options = ForModel("python-bytes");
   options.plan_tokens = {4096};
-  options.state_dtype = DType::kBF16;
+  options.state_dtype = kernels::DType::kBF16;
   const absl::StatusOr<std::string> bf16 = PlanText(options);
   ASSERT_TRUE(bf16.ok()) << bf16.status();
-  options.state_dtype = DType::kI8;
+  options.state_dtype = kernels::DType::kI8;
   const absl::StatusOr<std::string> int8 = PlanText(options);
   ASSERT_TRUE(int8.ok()) << int8.status();
   EXPECT_THAT(*int8, HasSubstr("states in i8 on cpu"));
@@ -105,7 +105,7 @@ TEST(Plan, Int8StatesTakeHalfOfBf16) {
 
 TEST(Plan, SaysWhichLayersKeepOtherTypes) {
   Options options = ForModel("basic-icr-small-gdn");
-  for (const DType dtype : {DType::kBF16, DType::kI8}) {
+  for (const kernels::DType dtype : {kernels::DType::kBF16, kernels::DType::kI8}) {
     options.state_dtype = dtype;
     const absl::StatusOr<std::string> text = PlanText(options);
     ASSERT_TRUE(text.ok()) << text.status();
@@ -131,13 +131,14 @@ TEST(Plan, CapsAsAsked) {
 // wrap.
 TEST(Plan, ExtremeSizes) {
   Options options = ForModel("basic-icr-small-full");
-  nlohmann::json config = nlohmann::json::parse(test::ReadBytes(options.model + "/config.json"));
+  nlohmann::json config =
+      nlohmann::json::parse(model::test::ReadBytes(options.model + "/config.json"));
   config["num_hidden_layers"] = 1024;
   config["layer_types"] = std::vector<std::string>(1024, "full_attention");
   config["num_attention_heads"] = config["num_key_value_heads"] = 4096;
   config["head_dim"] = config["value_head_dim"] = 1024;
   config.erase("ovq");
-  const test::TempFolder folder;
+  const model::test::TempFolder folder;
   folder.Write("config.json", config.dump());
   options.model = folder.path();
   options.plan_tokens = {1 << 20};
@@ -158,7 +159,7 @@ TEST(Plan, ExtremeSizes) {
 // The KVM paper's law for sqrt16, floor(16 sqrt(t)) slots (2,896 at 32,768 tokens), for its
 // published 120M shape, from the config alone.
 TEST(Plan, RowsOfAKvmCheckpoint) {
-  const test::TempFolder folder;
+  const model::test::TempFolder folder;
   folder.Write("config.json", bench::KvmPaperConfig({12, 768, 6, 1.0}, "kvm_sqrt16").dump());
   Options options = ForModel("");
   options.model = folder.path();
@@ -200,7 +201,7 @@ TEST(Plan, RecurrentModelsAreOfOneSizeForEver) {
        4 * (6 * 128 * 128 + 3 * 6 * 128)},
   };
   for (const auto& c : cases) {
-    const test::TempFolder folder;
+    const model::test::TempFolder folder;
     const nlohmann::json config = {{"model_type", "ovq_hybrid"},
                                    {"vocab_size", 10000},
                                    {"hidden_size", 768},
@@ -226,7 +227,7 @@ TEST(Plan, RecurrentModelsAreOfOneSizeForEver) {
 // A GPU's pages are large, so its sessions take more memory; the plan needs no GPU.
 TEST(Plan, ForAGpuThatIsNotThere) {
   Options options = ForModel("python-bytes");
-  options.device = Device::kCuda;
+  options.device = kernels::Device::kCuda;
   const absl::StatusOr<std::string> text = PlanText(options);
   ASSERT_TRUE(text.ok()) << text.status();
   for (const auto& row : Rows(*text)) EXPECT_EQ(std::stol(row[2]) % (2 << 20), 0);
@@ -243,4 +244,4 @@ TEST(CheckConfig, SaysWhatHoldsAndWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

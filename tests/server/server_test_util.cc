@@ -10,7 +10,7 @@
 #include "server/http/http_api.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 ModelDescription Description() {
@@ -37,9 +37,10 @@ TestServer::TestServer(TestServerOptions options)
       log_(options.log, log_file_.fd()),
       metrics_(Description(), {.methods = RpcLabels(), .routes = HttpRouteLabels()}) {
   if (options.setup) options.setup(model_);
-  engine_ = std::make_unique<EngineThread>(model_.Make(), options.engine, MakeContext(Device::kCpu),
-                                           metrics_.Events());
-  metrics_.SetSource<EngineStats>([this] { return engine().Stats(); });
+  engine_ = std::make_unique<engine::EngineThread>(
+      model_.Make(), options.engine, kernels::test::MakeContext(kernels::Device::kCpu),
+      metrics_.Events());
+  metrics_.SetSource<engine::EngineStats>([this] { return engine().Stats(); });
   metrics_.SetSource<LogCounts>([this] { return log_.counts(); });
   if (options.tenants) {
     tenants_ = std::make_unique<TenantRegistry>(*std::move(options.tenants));
@@ -62,7 +63,7 @@ TestServer::TestServer(TestServerOptions options)
 TestServer::~TestServer() {
   model_.gate().Open();
   server_->Shutdown(absl::Now() + absl::Seconds(1));
-  metrics_.SetSource<EngineStats>(nullptr);
+  metrics_.SetSource<engine::EngineStats>(nullptr);
 }
 
 std::shared_ptr<grpc::Channel> TestServer::NewChannel() const {
@@ -78,8 +79,9 @@ std::string TestServer::LogText() {
   return log_file_.Text();
 }
 
-EngineStats TestServer::WaitForStats(const std::function<bool(const EngineStats&)>& condition) {
-  EngineStats stats;
+engine::EngineStats TestServer::WaitForStats(
+    const std::function<bool(const engine::EngineStats&)>& condition) {
+  engine::EngineStats stats;
   for (int i = 0; i < 1000; ++i) {
     stats = engine().Stats();
     if (condition(stats)) return stats;
@@ -207,4 +209,4 @@ bool ReadTurn(ChatStream& stream, Collected& turn) {
   return false;
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -16,13 +16,13 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/telemetry/log_file.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 
 struct TestServerOptions {
-  EngineOptions engine = {};
-  FakeModelOptions model = {};
+  engine::EngineOptions engine = {};
+  engine::test::FakeModelOptions model = {};
   size_t max_message_bytes = size_t{64} << 20;
-  std::function<void(FakeModel&)> setup = {};
+  std::function<void(engine::test::FakeModel&)> setup = {};
   std::optional<TenantList> tenants = {};  // if set, calls need a tenant's token
   LogOptions log = {.format = LogFormat::kJson};
   LogRequests log_requests = LogRequests::kAll;
@@ -36,8 +36,8 @@ class TestServer {
 
   v1::InferenceService::Stub& inference() { return *inference_; }
   v1::SessionService::Stub& sessions() { return *sessions_; }
-  FakeModel& model() { return model_; }
-  Engine& engine() { return engine_->engine(); }
+  engine::test::FakeModel& model() { return model_; }
+  engine::Engine& engine() { return engine_->engine(); }
   Metrics& metrics() { return metrics_; }
   ServiceContext& services() { return *services_; }
   GrpcServer& server() { return *server_; }
@@ -48,15 +48,16 @@ class TestServer {
   std::shared_ptr<grpc::Channel> NewChannel() const;  // a new connection
   // Waits until `condition` holds for the engine's statistics and returns them; fails the test
   // after 10 s.
-  EngineStats WaitForStats(const std::function<bool(const EngineStats&)>& condition);
+  engine::EngineStats WaitForStats(
+      const std::function<bool(const engine::EngineStats&)>& condition);
   std::string NewSession(const v1::CreateSessionRequest& request = {});
 
  private:
-  FakeModel model_;
+  engine::test::FakeModel model_;
   LogFile log_file_;
   Log log_;
   Metrics metrics_;
-  std::unique_ptr<EngineThread> engine_;
+  std::unique_ptr<engine::EngineThread> engine_;
   std::unique_ptr<TenantRegistry> tenants_;
   std::unique_ptr<ServiceContext> services_;
   std::unique_ptr<GrpcServer> server_;
@@ -119,4 +120,4 @@ grpc::Status Call(
   return (stub.*method)(&context, request, &response);
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::server::test

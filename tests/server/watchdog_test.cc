@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Verdict = HangDetector::Verdict;
@@ -10,8 +10,8 @@ using Verdict = HangDetector::Verdict;
 class HangDetectorTest : public testing::Test {
  protected:
   Verdict Check(int64_t number, int began, int now) {
-    const std::optional<IterationInProgress> step =
-        IterationInProgress{.number = number, .began = At(began)};
+    const std::optional<engine::IterationInProgress> step =
+        engine::IterationInProgress{.number = number, .began = At(began)};
     return judge_.Check(number == 0 ? std::nullopt : step, At(now));
   }
   static SteadyTime At(int seconds) { return SteadyTime(std::chrono::seconds(1000 + seconds)); }
@@ -43,4 +43,4 @@ TEST_F(HangDetectorTest, WithoutATimeNothingIsLate) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

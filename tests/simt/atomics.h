@@ -21,7 +21,7 @@ T Atomic(T* p, Change change) {
 }
 
 template <class T, class Change>
-T Atomic(cuda::SharedPtr<T> p, Change change) {
+T Atomic(kernels::cuda::SharedPtr<T> p, Change change) {
   T* at = static_cast<T*>(p.ForAtomic());
   const T old = *at;
   *at = change(old);
@@ -39,14 +39,14 @@ T Sum(T a, T b) {
 
 }  // namespace ovq::simt
 
-#define OVQ_SIMT_ATOMIC(name, constraint, result)                                         \
-  template <class T>                                                                      \
-  requires(constraint) T name(T* p, std::type_identity_t<T> value) {                      \
-    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; });     \
-  }                                                                                       \
-  template <class T>                                                                      \
-  requires(constraint) T name(ovq::cuda::SharedPtr<T> p, std::type_identity_t<T> value) { \
-    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; });     \
+#define OVQ_SIMT_ATOMIC(name, constraint, result)                                                  \
+  template <class T>                                                                               \
+  requires(constraint) T name(T* p, std::type_identity_t<T> value) {                               \
+    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; });              \
+  }                                                                                                \
+  template <class T>                                                                               \
+  requires(constraint) T name(ovq::kernels::cuda::SharedPtr<T> p, std::type_identity_t<T> value) { \
+    return ovq::simt::Atomic(p, [&]([[maybe_unused]] T old) -> T { return result; });              \
   }
 
 OVQ_SIMT_ATOMIC(atomicAdd,
@@ -65,7 +65,7 @@ T atomicCAS(T* p, std::type_identity_t<T> compare, std::type_identity_t<T> value
   return ovq::simt::Atomic(p, [&](T old) { return old == compare ? value : old; });
 }
 template <ovq::simt::AtomicInteger T>
-T atomicCAS(ovq::cuda::SharedPtr<T> p, std::type_identity_t<T> compare,
+T atomicCAS(ovq::kernels::cuda::SharedPtr<T> p, std::type_identity_t<T> compare,
             std::type_identity_t<T> value) {
   return ovq::simt::Atomic(p, [&](T old) { return old == compare ? value : old; });
 }

@@ -7,7 +7,7 @@
 #include "tests/kernels/mixers/attend_sessions.h"
 #include "tests/simt/simt.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AttendConfig;
@@ -54,4 +54,4 @@ INSTANTIATE_TEST_SUITE_P(DTypes, AttendFold, testing::Values(DType::kF32, DType:
                          [](const auto& info) { return DTypeName(info.param); });
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -7,7 +7,7 @@
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 class DecodeOccupancy : public testing::Test {
@@ -50,4 +50,4 @@ TEST_F(DecodeOccupancy, AModelIsRefusedWhereFewerRun) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -3,10 +3,10 @@
 
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 TEST(CudaHost, HasItsDevice) { EXPECT_EQ(WhyNoDevice(Device::kCuda), ""); }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

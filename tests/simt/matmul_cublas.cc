@@ -2,11 +2,11 @@
 // gives none.
 #include "kernels/ops/matmul_device.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 std::optional<Product> MakeCublasProduct(DeviceContext&, const StackedWeights&, std::string& what) {
   what = "the host executor has no cuBLASLt";
   return std::nullopt;
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

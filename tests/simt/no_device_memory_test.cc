@@ -13,7 +13,7 @@
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 using testing::HasSubstr;
@@ -26,10 +26,10 @@ class NoDeviceMemory : public testing::Test {
     simt::FailGraphLaunches(0);
   }
 
-  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(DeviceContext& context) {
-    ModelOptions options;
+  static absl::StatusOr<std::unique_ptr<model::LanguageModel>> Load(DeviceContext& context) {
+    model::ModelOptions options;
     options.limits.max_unbounded_tokens = 4096;
-    return LanguageModel::Load(GoldenFolder() + "/native/sw-ovq", options, context);
+    return model::LanguageModel::Load(GoldenFolder() + "/native/sw-ovq", options, context);
   }
 };
 
@@ -68,48 +68,53 @@ TEST_F(NoDeviceMemory, IsAnErrorOfTheLoadWhicheverBufferHasNone) {
 class NoMemoryForAStep : public NoDeviceMemory {
  protected:
   struct Served {
-    explicit Served(const LanguageModel& model)
-        : engine({test::Served(model), EngineOptions(), {}}, MakeContext(Device::kCuda)) {}
-    std::shared_ptr<TokenStream> Start(GenerateRequest request) {
-      auto stream = std::make_shared<TokenStream>(1000);
+    explicit Served(const model::LanguageModel& model)
+        : engine({engine::test::Served(model), engine::EngineOptions(), {}},
+                 MakeContext(Device::kCuda)) {}
+    std::shared_ptr<engine::TokenStream> Start(engine::GenerateRequest request) {
+      auto stream = std::make_shared<engine::TokenStream>(1000);
       EXPECT_TRUE(engine.Submit(std::move(request), stream).ok());
       return stream;
     }
-    Answers Finish(TokenStream& stream) {
+    engine::test::Answers Finish(engine::TokenStream& stream) {
       while (engine.RunIteration()) {
       }
-      return ReadAll(stream);
+      return engine::test::ReadAll(stream);
     }
-    Answers Run(GenerateRequest request) { return Finish(*Start(std::move(request))); }
+    engine::test::Answers Run(engine::GenerateRequest request) {
+      return Finish(*Start(std::move(request)));
+    }
 
-    Engine engine;
+    engine::Engine engine;
   };
 
   std::unique_ptr<DeviceContext> loader_ = MakeContext(Device::kCuda);
-  std::unique_ptr<LanguageModel> model_ = *Load(*loader_);
+  std::unique_ptr<model::LanguageModel> model_ = *Load(*loader_);
 };
 
-GenerateRequest Short() { return SampleRequest({1, 2, 3}, 8); }
+engine::GenerateRequest Short() { return engine::test::SampleRequest({1, 2, 3}, 8); }
 
 TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
   const std::vector<int32_t> right = Served(*model_).Run(Short()).of[0].tokens;
   Served served(*model_);
-  Engine& engine = served.engine;
+  engine::Engine& engine = served.engine;
   std::string id;
-  engine.sessions().Create({}, [&](const absl::StatusOr<SessionInfo>& info) { id = info->id; });
+  engine.sessions().Create({},
+                           [&](const absl::StatusOr<engine::SessionInfo>& info) { id = info->id; });
   engine.RunIteration();
-  GenerateRequest turn = Short();
+  engine::GenerateRequest turn = Short();
   turn.session_id = id;
   const auto in_session = served.Start(turn), once = served.Start(Short());
   simt::FailAllocations(1);
-  const Answers session_answers = served.Finish(*in_session), answers = ReadAll(*once);
+  const engine::test::Answers session_answers = served.Finish(*in_session),
+                              answers = engine::test::ReadAll(*once);
   EXPECT_EQ(simt::AllocationsToFail(), 0);
   for (const absl::Status& status : {session_answers.status, answers.status}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(" bytes needed at once"));
   }
   EXPECT_TRUE(engine.sessions().Get(id, "")->damaged_at.has_value());
-  auto stream = std::make_shared<TokenStream>(1000);
+  auto stream = std::make_shared<engine::TokenStream>(1000);
   const absl::Status again = engine.Submit(turn, stream);
   EXPECT_EQ(again.code(), absl::StatusCode::kDataLoss) << again;
   EXPECT_THAT(std::string(again.message()), HasSubstr("the device had no memory for a step at"));
@@ -119,10 +124,10 @@ TEST_F(NoMemoryForAStep, EndsItsCallsAndNothingElse) {
 
 // Includes draft tokens, which need memory to be undone.
 TEST_F(NoMemoryForAStep, WhicheverOfItsBuffersHasNone) {
-  GenerateRequest request = SampleRequest({1, 2, 3, 1, 2, 3, 1, 2}, 24);
+  engine::GenerateRequest request = engine::test::SampleRequest({1, 2, 3, 1, 2, 3, 1, 2}, 24);
   for (const int32_t token : {1, 2, 3}) request.sampling.logit_bias[token] = 60;
-  request.output.speculation = Speculation::kNgram;
-  const Answers right = Served(*model_).Run(request);
+  request.output.speculation = engine::Speculation::kNgram;
+  const engine::test::Answers right = Served(*model_).Run(request);
   ASSERT_TRUE(right.status.ok()) << right.status;
   EXPECT_GT(right.of[0].finished->usage.drafted_tokens, 0);
   int n_failed = 0;
@@ -150,4 +155,4 @@ TEST_F(NoMemoryForAStep, AStepWithoutItsGraphIsTheSame) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

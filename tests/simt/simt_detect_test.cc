@@ -9,11 +9,11 @@
 namespace ovq::simt {
 namespace {
 
-using cuda::CommitCopies;
-using cuda::CopyAsync16;
-using cuda::DynamicShared;
-using cuda::SharedPtr;
-using cuda::WaitCopies;
+using kernels::cuda::CommitCopies;
+using kernels::cuda::CopyAsync16;
+using kernels::cuda::DynamicShared;
+using kernels::cuda::SharedPtr;
+using kernels::cuda::WaitCopies;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -58,7 +58,7 @@ TEST(DetectTest, Misaligned) {
 
 __global__ void Uninitialised(float* out, Variant variant) {
   const SharedPtr<float2> p = DynamicShared<float2>(0);
-  const SharedPtr<float> halves = cuda::SharedCast<float>(p);
+  const SharedPtr<float> halves = kernels::cuda::SharedCast<float>(p);
   halves[2 * threadIdx.x] = 1;
   if (variant == kRight || threadIdx.x != 5) halves[2 * threadIdx.x + 1] = 2;
   const float2 x = p[threadIdx.x];
@@ -202,7 +202,7 @@ __global__ void LoadRows(uint32_t* out, Variant variant) {
   p[threadIdx.x] = make_uint4(1, 2, 3, 4);
   if (variant == kRight) __syncwarp();
   uint32_t r[4];
-  cuda::LoadMatrices(r, p + threadIdx.x);
+  kernels::cuda::LoadMatrices(r, p + threadIdx.x);
   out[threadIdx.x] = r[0];
 }
 

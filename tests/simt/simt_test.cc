@@ -15,12 +15,12 @@
 namespace ovq::simt {
 namespace {
 
-using cuda::CommitCopies;
-using cuda::CopyAsync16;
-using cuda::DynamicShared;
-using cuda::SharedCast;
-using cuda::SharedPtr;
-using cuda::WaitCopies;
+using kernels::cuda::CommitCopies;
+using kernels::cuda::CopyAsync16;
+using kernels::cuda::DynamicShared;
+using kernels::cuda::SharedCast;
+using kernels::cuda::SharedPtr;
+using kernels::cuda::WaitCopies;
 using ::testing::Each;
 using ::testing::ElementsAre;
 
@@ -34,7 +34,7 @@ std::vector<float> RandomFloats(size_t n, unsigned seed) {
   return values;
 }
 
-uint16_t BF16(float x) { return static_cast<uint16_t>(cuda::PackBF16(x, 0)); }
+uint16_t BF16(float x) { return static_cast<uint16_t>(kernels::cuda::PackBF16(x, 0)); }
 float FromBF16(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
 __global__ void SumBlocks(const float* __restrict__ in, float* __restrict__ out) {
@@ -197,15 +197,15 @@ __global__ void Product(const uint4* a, const uint4* b, float* c) {
   __syncwarp();
   const int row = static_cast<int>(threadIdx.x) % 16, half = static_cast<int>(threadIdx.x) / 16;
   uint32_t a_parts[4], b_parts[4];
-  cuda::LoadMatrices(a_parts, SharedPtr<const uint4>(a_shared + row * 2 + half));
+  kernels::cuda::LoadMatrices(a_parts, SharedPtr<const uint4>(a_shared + row * 2 + half));
   if (kTransposed) {
-    cuda::LoadMatricesTransposed(b_parts, b_shared + static_cast<int>(threadIdx.x));
+    kernels::cuda::LoadMatricesTransposed(b_parts, b_shared + static_cast<int>(threadIdx.x));
   } else {
     const int lane = static_cast<int>(threadIdx.x);
-    cuda::LoadMatrices(b_parts, b_shared + (lane % 8 * 2 + lane / 8 % 2 + lane / 16 * 16));
+    kernels::cuda::LoadMatrices(b_parts, b_shared + (lane % 8 * 2 + lane / 8 % 2 + lane / 16 * 16));
   }
   float d[4] = {1, 1, 1, 1};
-  cuda::MmaBF16(d, a_parts, b_parts[0], b_parts[1]);
+  kernels::cuda::MmaBF16(d, a_parts, b_parts[0], b_parts[1]);
   const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
   c[g * 8 + 2 * t] = d[0];
   c[g * 8 + 2 * t + 1] = d[1];
@@ -355,10 +355,10 @@ TEST(SimtTest, Intrinsics) {
   EXPECT_EQ(rsqrtf(4), 0.5f);
   EXPECT_EQ(min(3, 4u), 3u);
   EXPECT_EQ(max(3.0f, NAN), 3.0f);
-  EXPECT_EQ(cuda::PackBF16(1.0f, -2.0f), 0xc0003f80u);
-  EXPECT_EQ(cuda::PackBF16(1.00390625f, 1.01171875f), 0x3f823f80u);
-  EXPECT_EQ(cuda::Exp2Approx(3), 8);
-  EXPECT_EQ(cuda::Exp2Approx(-130), 0);
+  EXPECT_EQ(kernels::cuda::PackBF16(1.0f, -2.0f), 0xc0003f80u);
+  EXPECT_EQ(kernels::cuda::PackBF16(1.00390625f, 1.01171875f), 0x3f823f80u);
+  EXPECT_EQ(kernels::cuda::Exp2Approx(3), 8);
+  EXPECT_EQ(kernels::cuda::Exp2Approx(-130), 0);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 
 namespace {
 
-using ovq::cuda::DynamicShared;
-using ovq::cuda::SharedPtr;
+using ovq::kernels::cuda::DynamicShared;
+using ovq::kernels::cuda::SharedPtr;
 
 constexpr int kRepeats = 1000;
 
@@ -29,7 +29,7 @@ __global__ void SharedWrites() {
 __global__ void Products(float* out) {
   float d[4] = {};
   const uint32_t a[4] = {};
-  for (int i = 0; i < kRepeats; ++i) ovq::cuda::MmaBF16(d, a, 0, 0);
+  for (int i = 0; i < kRepeats; ++i) ovq::kernels::cuda::MmaBF16(d, a, 0, 0);
   out[threadIdx.x] = d[0];
 }
 

@@ -10,7 +10,7 @@
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -82,14 +82,15 @@ TEST_F(StateMemoryOnCuda, AGpuWithoutPagesRefusesASession) {
   const MixerState layer = {.fixed = {},
                             .growth = GrowsByToken(),
                             .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 512}}})};
-  const StateLayout layout({layer}, {.max_unbounded_tokens = 20000}, StatePageBytes(*context_));
-  StatePool pool(size_t{1} << 30, *context_);
+  const model::StateLayout layout({layer}, {.max_unbounded_tokens = 20000},
+                                  StatePageBytes(*context_));
+  engine::StatePool pool(size_t{1} << 30, *context_);
   const auto acquire = [&] { return pool.Acquire(layout, 0, layout.bytes_at(20000, 0)); };
-  StateHandle first = *acquire();
+  engine::StateHandle first = *acquire();
   pool.Grow(first, 3000);
   const GpuInfo gpu = *context_->Gpu();
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 2 * kMiB);
-  StateHandle second = *acquire();
+  engine::StateHandle second = *acquire();
   EXPECT_EQ(pool.Commit(second, 20000).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool.Commit(first, 20000).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(first.position, 3000);
@@ -116,4 +117,4 @@ TEST_F(StateMemoryOnCuda, WhatIsNotCommittedCannotBeTouched) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -19,9 +19,9 @@ ServerUsage ToUsage(const v1::Usage& from) {
           .generated_tokens = static_cast<int64_t>(from.generated_tokens()),
           .state_bytes = static_cast<int64_t>(from.state_bytes()),
           .position = static_cast<int64_t>(from.position()),
-          .queue_s = Seconds(from.queue_time()),
-          .prefill_s = Seconds(from.prefill_time()),
-          .decode_s = Seconds(from.decode_time())};
+          .queue_s = clients::Seconds(from.queue_time()),
+          .prefill_s = clients::Seconds(from.prefill_time()),
+          .decode_s = clients::Seconds(from.decode_time())};
 }
 
 }  // namespace
@@ -47,7 +47,8 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   }
 
   void Start() {
-    calls_.Prepare(context_, calls_.options_.timeout, SessionKeyFromId(request_.session_id()));
+    calls_.Prepare(context_, calls_.options_.timeout,
+                   clients::SessionKeyFromId(request_.session_id()));
     calls_.Enter(&context_);
     outcome_.sent = Clock::now();
     calls_.Next().inference->async()->Generate(&context_, &request_, this);
@@ -71,7 +72,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   void OnDone(const grpc::Status& status) override {
     outcome_.ended = Clock::now();
     calls_.Leave(&context_);
-    outcome_.status = ToStatus(status);
+    outcome_.status = clients::ToStatus(status);
     if (status.ok()) outcome_.status = CheckWhole();
     if (!outcome_.status.ok()) outcome_.usage = {};
     done_(std::move(outcome_));
@@ -103,7 +104,8 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
 absl::StatusOr<std::unique_ptr<GrpcCalls>> GrpcCalls::Make(const Options& options) {
   std::unique_ptr<GrpcCalls> calls(new GrpcCalls(options));
   for (int i = 0; i < options.connections; ++i) {
-    ASSIGN_OR_RETURN(Connection connection, Connect(options.connect, /*own_socket=*/true));
+    ASSIGN_OR_RETURN(clients::Connection connection,
+                     clients::Connect(options.connect, /*own_socket=*/true));
     calls->servers_.push_back({connection, v1::InferenceService::NewStub(connection.channel),
                                v1::SessionService::NewStub(connection.channel)});
   }
@@ -136,7 +138,7 @@ absl::StatusOr<ModelFacts> GrpcCalls::GetModel() {
   Prepare(context, std::min(kSetupTimeout, options_.timeout));
   v1::ModelInfo info;
   const grpc::Status status = Next().inference->GetModelInfo(&context, {}, &info);
-  if (!status.ok()) return Explained(status, options_.connect);
+  if (!status.ok()) return clients::Explained(status, options_.connect);
   if (info.vocab_size() == 0) return absl::DataLossError("the server tells no vocab_size");
   return ModelFacts{.name = info.name(),
                     .fingerprint = info.fingerprint(),
@@ -153,7 +155,7 @@ absl::StatusOr<std::vector<uint32_t>> GrpcCalls::Tokenize(const std::string& tex
   request.set_text(text);
   v1::TokenizeResponse response;
   const grpc::Status status = Next().inference->Tokenize(&context, request, &response);
-  if (!status.ok()) return ToStatus(status);
+  if (!status.ok()) return clients::ToStatus(status);
   return std::vector<uint32_t>(response.token_ids().begin(), response.token_ids().end());
 }
 
@@ -177,7 +179,7 @@ void GrpcCalls::CallSessions(void (Sessions::*method)(grpc::ClientContext*, cons
       &call->context, &call->request, &call->response,
       [this, call, done = std::move(done)](const grpc::Status& status) {
         Leave(&call->context);
-        if (!status.ok()) return done(ToStatus(status));
+        if (!status.ok()) return done(clients::ToStatus(status));
         done(std::move(call->response));
       });
 }
@@ -186,7 +188,7 @@ void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> d
   v1::CreateSessionRequest request;
   if (options_.max_centroids) request.set_max_centroids(*options_.max_centroids);
   CallSessions<v1::CreateSessionRequest, v1::Session>(
-      &Sessions::CreateSession, request, options_.timeout, NewSessionKey(),
+      &Sessions::CreateSession, request, options_.timeout, clients::NewSessionKey(),
       [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
         session.ok() ? done(session->session_id()) : done(session.status());
       });
@@ -196,7 +198,7 @@ void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::St
   v1::DeleteSessionRequest request;
   request.set_session_id(id);
   CallSessions<v1::DeleteSessionRequest, v1::DeleteSessionResponse>(
-      &Sessions::DeleteSession, request, kDeleteTimeout, SessionKeyFromId(id),
+      &Sessions::DeleteSession, request, kDeleteTimeout, clients::SessionKeyFromId(id),
       [done = std::move(done)](const auto& deleted) { done(deleted.status()); });
 }
 
@@ -206,7 +208,8 @@ void GrpcCalls::GetPosition(const std::string& id,
   request.set_session_id(id);
   CallSessions<v1::GetSessionRequest, v1::Session>(
       &Sessions::GetSession, request, std::min(kSetupTimeout, options_.timeout),
-      SessionKeyFromId(id), [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
+      clients::SessionKeyFromId(id),
+      [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
         session.ok() ? done(session->position()) : done(session.status());
       });
 }

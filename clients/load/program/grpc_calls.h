@@ -32,7 +32,7 @@ class GrpcCalls {
  private:
   class GenerateCall;
   struct Server {  // stubs over one connection
-    Connection connection;
+    clients::Connection connection;
     std::unique_ptr<v1::InferenceService::Stub> inference;
     std::unique_ptr<v1::SessionService::Stub> sessions;
   };

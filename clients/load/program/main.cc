@@ -32,7 +32,7 @@ constexpr std::string_view kProgram = "ovq-load";
 constexpr size_t kMaxPromptFileBytes = size_t{16} << 20;
 
 int Fail(int code, absl::string_view message) {
-  return ovq::Fail(kProgram, code, {message.data(), message.size()});
+  return ovq::clients::Fail(kProgram, code, {message.data(), message.size()});
 }
 
 absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts& model,
@@ -80,10 +80,10 @@ int ExitCode(const Result& result) {
     errors += level.errors();
     completed += level.report.completed;
   }
-  if (completed == 0) return Fail(kExitError, "no request completed");
+  if (completed == 0) return Fail(clients::kExitError, "no request completed");
   const auto interrupted = [](const Level& level) { return level.run.interrupted; };
-  if (std::ranges::any_of(result.levels, interrupted)) return kExitInterrupted;
-  return errors > 0 && !result.options.allow_errors ? kExitError : 0;
+  if (std::ranges::any_of(result.levels, interrupted)) return clients::kExitInterrupted;
+  return errors > 0 && !result.options.allow_errors ? clients::kExitError : 0;
 }
 
 // Prepares and runs everything. Errors before the first request are usage errors unless they are
@@ -92,20 +92,22 @@ int Run(Result result) {
   Options& options = result.options;
   if (!options.trace.empty()) {
     absl::StatusOr<std::vector<TraceEntry>> trace = ReadTrace(options.trace);
-    if (!trace.ok()) return Fail(kExitUsage, absl::StrCat("--trace: ", trace.status().message()));
+    if (!trace.ok())
+      return Fail(clients::kExitUsage, absl::StrCat("--trace: ", trace.status().message()));
     options.work.trace = *std::move(trace);
   }
   const absl::StatusOr<std::unique_ptr<GrpcCalls>> calls = GrpcCalls::Make(options);
-  if (!calls.ok()) return Fail(kExitUsage, calls.status().message());
+  if (!calls.ok()) return Fail(clients::kExitUsage, calls.status().message());
   const absl::StatusOr<ModelFacts> model = (*calls)->GetModel();
   if (!model.ok()) {
-    return Fail(kExitError, absl::StrCat(options.connect.server, ": ", model.status().ToString()));
+    return Fail(clients::kExitError,
+                absl::StrCat(options.connect.server, ": ", model.status().ToString()));
   }
   result.model = *model;
   const absl::Status lengths = CheckPromptLengths(options, model->max_prompt_tokens);
-  if (!lengths.ok()) return Fail(kExitUsage, lengths.message());
+  if (!lengths.ok()) return Fail(clients::kExitUsage, lengths.message());
   const absl::StatusOr<PromptMaker> prompts = MakePrompts(options, *model, **calls);
-  if (!prompts.ok()) return Fail(kExitUsage, prompts.status().message());
+  if (!prompts.ok()) return Fail(clients::kExitUsage, prompts.status().message());
   result.started = absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone());
   {
     std::atomic<int> interrupts = 0;
@@ -115,16 +117,16 @@ int Run(Result result) {
   std::fputs(TextReport(result).c_str(), stdout);
   std::fflush(stdout);
   if (const absl::Status status = WriteReports(result); !status.ok()) {
-    return Fail(kExitError, status.message());
+    return Fail(clients::kExitError, status.message());
   }
   return ExitCode(result);
 }
 
 int Main(int argc, char** argv) {
   absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
-  if (!options.ok()) return Fail(kExitUsage, options.status().message());
-  if (options->info_request != InfoRequest::kNothing) {
-    PrintInfo(options->info_request, kProgram, HelpText());
+  if (!options.ok()) return Fail(clients::kExitUsage, options.status().message());
+  if (options->info_request != clients::InfoRequest::kNothing) {
+    clients::PrintInfo(options->info_request, kProgram, HelpText());
     return 0;
   }
   BlockSignals({SIGINT});

@@ -12,7 +12,7 @@
 #include "kernels/common/device_cuda.h"
 #include "kernels/common/device_memory.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr size_t kUploadHalfBytes = size_t{4} << 20;
@@ -238,4 +238,4 @@ void RunCaptured(CudaDevice& device, const std::vector<int64_t>& key,
   CheckCuda(error);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

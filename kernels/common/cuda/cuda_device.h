@@ -15,7 +15,7 @@
 
 #include "kernels/common/device.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Page-locked host memory and its copy on the device; they grow together.
 struct CudaStaging {
@@ -81,4 +81,4 @@ void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
 }
 
 }  // namespace cuda
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "kernels/common/cuda/shared.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 __device__ inline uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -74,4 +74,4 @@ __device__ inline uint32_t PackBF16(float low, float high) {
   return packed;
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 template <class T>
 using SharedPtr = T*;
@@ -28,4 +28,4 @@ __device__ inline SharedPtr<To> SharedCast(From* from) {
   return reinterpret_cast<To*>(from);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -16,7 +16,7 @@
 #include "kernels/common/device_cuda.h"
 #include "kernels/common/state_memory.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 template <class Fn>
@@ -325,4 +325,4 @@ void UnpackExtents(DeviceContext& context, std::byte* base, std::span<const Stat
 }
 
 }  // namespace cuda
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -5,7 +5,7 @@
 #include "kernels/mixers/common/slide.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kKeys, kValues };
@@ -69,4 +69,4 @@ void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args)
                  [&](const FullChunk& chunk, int) { SlideRecentCpu(args.blocks, chunk); });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

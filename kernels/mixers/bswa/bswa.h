@@ -4,7 +4,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct BlockSlidingConfig : AttentionConfig {
   BlockSlidingConfig() { input.rope.dims = kAllChannels; }
@@ -33,4 +33,4 @@ struct BlockSlidingAttention : Attention {
 void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args);
 void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -4,7 +4,7 @@
 #include "kernels/mixers/bswa/bswa.h"
 #include "kernels/mixers/common/cuda/slide.cuh"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -48,4 +48,4 @@ void BlockSlidingAttentionCuda(DeviceContext& context, const AttentionArgs& laye
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

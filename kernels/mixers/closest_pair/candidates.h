@@ -10,7 +10,7 @@
 #include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 inline constexpr float kMaxPairSizeChange = 2.0f;  // factor; V is measured again beyond it
 // Tie-break key of a pair of candidates, given their oldest tokens: smaller keys merge first. Pairs
@@ -173,4 +173,4 @@ struct PairChunkEnd {
   }
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -10,7 +10,7 @@
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/state_check.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using enum PairFields::Fixed;
@@ -133,4 +133,4 @@ absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer
   return status;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

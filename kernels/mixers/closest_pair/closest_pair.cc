@@ -9,7 +9,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using enum PairFields::Fixed;
@@ -167,4 +167,4 @@ void ClosestPairAttention::AddBounds(const StateExtent& block,
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -11,7 +11,7 @@
 #include "kernels/mixers/common/attend.h"
 #include "kernels/mixers/common/dictionary_config.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Number of slots after the last full chunk: one a token, up to the session's slot cap.
 Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
@@ -99,4 +99,4 @@ absl::Status CheckPairs(const ClosestPairConfig& config, const LayerBytes& layer
 void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args);
 void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

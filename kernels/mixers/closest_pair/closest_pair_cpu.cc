@@ -11,7 +11,7 @@
 
 #include "kernels/mixers/closest_pair/look_ahead.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 template <class T>
@@ -248,4 +248,4 @@ void ClosestPairCpu(DeviceContext& context, const ClosestPairArgs& args) {
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

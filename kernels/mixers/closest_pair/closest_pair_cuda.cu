@@ -4,7 +4,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/closest_pair/pair_mean.cuh"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -383,4 +383,4 @@ void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& layer_args) 
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "kernels/mixers/closest_pair/nearest.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Candidates packed for dot products: the bfloat16 key and then the value of every slot, two
 // channels a word. Packing costs about as much as the distances of a few candidates, so a pass does
@@ -50,4 +50,4 @@ void DistanceLowerBoundsCpu(const PackedCandidates& packed,
 //   |x + s (y - x) - z|^2 = (1 - s) |x - z|^2 + s |y - z|^2 - s (1 - s) |x - y|^2
 void MoveLowerBoundsCpu(const float* of_y, float share, float apart, std::span<float> of_x);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

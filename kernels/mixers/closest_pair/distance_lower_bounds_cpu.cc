@@ -15,7 +15,7 @@
 #include <unistd.h>
 #endif
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr size_t ChannelPairs(int channels) { return (static_cast<size_t>(channels) + 1) / 2; }
@@ -331,4 +331,4 @@ void MoveLowerBoundsCpu([[maybe_unused]] const float* of_y, [[maybe_unused]] flo
 #endif
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -15,7 +15,7 @@
 #include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -101,15 +101,15 @@ void FillKeyDistances(const KeyDistances& batch) {
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 
 HWY_EXPORT(FillKeyDistances);
 
 void KeyDistancesCpu(const KeyDistances& batch) { HWY_DYNAMIC_DISPATCH(FillKeyDistances)(batch); }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -11,7 +11,7 @@
 
 #include "kernels/mixers/closest_pair/pair_pass.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Largest number of candidates whose distances are computed in one pass over the slots: tokens that
 // will join, and candidates that a running mean will meet.
@@ -204,4 +204,4 @@ class LookAhead {
   int n_pending_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -6,7 +6,7 @@
 
 #include "kernels/common/tensor.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct CandidateBlock {
   const void* keys;        // [head_dim][64]
@@ -76,4 +76,4 @@ int NearestOnesCpu(std::span<const CandidateBlock> blocks, const float* distance
 // units of its scale.
 float SquaredNormCpu(const void* value, DType dtype, int value_stride);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

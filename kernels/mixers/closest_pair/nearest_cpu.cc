@@ -16,7 +16,7 @@
 #include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -303,11 +303,11 @@ float SquaredNorm(const void* value, DType dtype, int value_stride) {
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 
 HWY_EXPORT(FindNearest);
 HWY_EXPORT(LowestBound);
@@ -331,5 +331,5 @@ float SquaredNormCpu(const void* value, DType dtype, int value_stride) {
   return HWY_DYNAMIC_DISPATCH(SquaredNorm)(value, dtype, value_stride);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

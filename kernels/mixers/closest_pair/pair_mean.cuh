@@ -6,7 +6,7 @@
 #include "kernels/mixers/closest_pair/candidates.h"
 #include "kernels/mixers/closest_pair/search.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 // A thread does one rounding group; 1024 is the widest head.
 static_assert(1024 / kRoundingGroup <= kPairThreads);
@@ -54,4 +54,4 @@ __device__ void StoreMean(const PairBlocks<T>& at, [[maybe_unused]] const PairSh
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

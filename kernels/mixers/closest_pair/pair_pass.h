@@ -10,7 +10,7 @@
 #include "kernels/mixers/closest_pair/distance_lower_bounds.h"
 #include "kernels/mixers/closest_pair/nearest.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Two candidates, the older one first.
 struct Pair {
@@ -167,4 +167,4 @@ struct PairPass {
   int64_t n_means = 0;         // made in the chunk so far
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 
 #include "kernels/mixers/state.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 inline constexpr int64_t kMergesPerToken = 2;
 
@@ -82,4 +82,4 @@ struct PairChunk {
   constexpr bool HasMerged() const { return begin > n_slots; }
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

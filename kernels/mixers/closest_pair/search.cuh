@@ -6,7 +6,7 @@
 
 #include "kernels/common/cuda/shared.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kPairThreads = 256;
 inline constexpr int kPairWarps = kPairThreads / 32;
@@ -104,4 +104,4 @@ struct PairShared {
   }
 };
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

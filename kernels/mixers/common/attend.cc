@@ -5,7 +5,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 int64_t MostBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs) {
   const int64_t window = int64_t{blocks.recent_spans} * blocks.wave_span + blocks.recent_sinks;
@@ -61,4 +61,4 @@ void PrepareAttention(const MixerSpec& spec, const AttentionShape& shape) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -13,7 +13,7 @@
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The address of block i of a kv head: in the session's state, or in memory that the mixer divides
 // among the sequences of a batch.
@@ -164,4 +164,4 @@ void AttendWavesCuda(DeviceContext& context, const AttentionArgs& args,
                      const std::function<void(int wave)>& prepare,
                      const std::function<void(int wave)>& update);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -7,7 +7,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // The hooks of AttendTilesCpu.
@@ -374,4 +374,4 @@ void AttendTilesCpu(DeviceContext& context, const AttentionArgs& args,
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr int64_t kMaxHeads = 4096;
@@ -345,4 +345,4 @@ void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& 
   AddBias(args.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

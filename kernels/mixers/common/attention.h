@@ -14,7 +14,7 @@
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Query head h reads key/value head h / group().
 struct AttentionShape {
@@ -250,4 +250,4 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeAttention(const MixerSpec& sp
   return std::make_unique<AttentionMixer<T>>(std::move(attention), std::move(projection));
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -2,7 +2,7 @@
 
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 SegmentSums SegmentSumsIn(float* memory, int n_queries, int n_probes, int value_stride) {
   float* out = memory + 2 * n_queries;
@@ -83,4 +83,4 @@ void LoadValue(const void* values, DType dtype, int value_head_dim, int value_st
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

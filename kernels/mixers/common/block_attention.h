@@ -16,7 +16,7 @@
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 constexpr int kValueAlignment = 16;
 constexpr int ValueStride(int value_head_dim) {
@@ -118,4 +118,4 @@ void LoadKey(const void* keys, DType dtype, int head_dim, int slot, float* key);
 void LoadValue(const void* values, DType dtype, int value_head_dim, int value_stride, int slot,
                float* value);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

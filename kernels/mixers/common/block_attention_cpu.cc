@@ -20,7 +20,7 @@
 #include "kernels/mixers/common/slots-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -316,11 +316,11 @@ void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, f
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 
 HWY_EXPORT(AttendSegment);
 HWY_EXPORT(ScoreBlock);
@@ -334,5 +334,5 @@ void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim
   HWY_DYNAMIC_DISPATCH(ScoreBlock)(row, keys, dtype, head_dim, scores);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -16,7 +16,7 @@
 #include "kernels/mixers/common/attend.h"
 #include "kernels/mixers/common/block_attention.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 inline constexpr float kSmallestNorm = 1e-12f;
 
@@ -59,4 +59,4 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& args, int wav
 // nearest.
 void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& args, int wave);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

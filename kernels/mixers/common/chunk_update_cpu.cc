@@ -8,7 +8,7 @@
 #include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // Writes the slot of every key to buffers.assignment.
@@ -232,4 +232,4 @@ void UpdateChunkCpu(const AttentionBlocks& blocks, const FullChunk& chunk,
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

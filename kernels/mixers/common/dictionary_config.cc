@@ -1,6 +1,6 @@
 #include "kernels/mixers/common/dictionary_config.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 void ReadPairRule(AttrReader& section, PairRule& rule) {
   constexpr double kMaxValueWeight = 1e6;
@@ -23,4 +23,4 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
   ReadPairRule(section, config.rule);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

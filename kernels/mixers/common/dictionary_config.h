@@ -7,7 +7,7 @@
 #include "kernels/mixers/closest_pair/schedule.h"
 #include "kernels/mixers/common/attention.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct DictionaryConfig : AttentionConfig {
   int chunk_len = 128;              // L, at least 2: chunk_size
@@ -39,4 +39,4 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
 // Reads value_weight, pinned_tokens and recent_tokens.
 void ReadPairRule(AttrReader& section, PairRule& rule);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -12,7 +12,7 @@
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -41,11 +41,11 @@ void FoldSegment(const BlockAttention& tile, const SegmentSums& next, const Segm
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 
 HWY_EXPORT(FoldSegment);
 
@@ -53,5 +53,5 @@ void FoldSegmentCpu(const BlockAttention& tile, const SegmentSums& next, const S
   HWY_DYNAMIC_DISPATCH(FoldSegment)(tile, next, total);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

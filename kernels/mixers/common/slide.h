@@ -7,7 +7,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Slots [to + by, to + by + n) become slots [to, to + n). n = 0: the window is not full yet.
 struct SlotMove {
@@ -22,4 +22,4 @@ constexpr SlotMove MoveAfter(const AttentionBlocks& blocks, int64_t chunk) {
 // Moves the keys and values of the head. The CUDA version is in cuda/slide.cuh.
 void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -5,7 +5,7 @@
 #include "kernels/mixers/common/slide.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk) {
   const SlotMove move = MoveAfter(blocks, chunk.chunk);
@@ -37,4 +37,4 @@ void SlideRecentCpu(const AttentionBlocks& blocks, const FullChunk& chunk) {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

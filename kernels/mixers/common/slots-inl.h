@@ -18,7 +18,7 @@
 #include "kernels/common/load_wide-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 
 // d is a float tag. p need not be aligned.
 template <class D>
@@ -39,7 +39,7 @@ HWY_INLINE hwy::HWY_NAMESPACE::Vec<D> LoadScales(D d, const T* block, int channe
   return hn::BitCast(d, hn::ShiftLeft<23>(hn::PromoteTo(d32, hn::LoadU(d8, exponents))));
 }
 
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif

@@ -19,7 +19,7 @@
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/state.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Exponents: of scale 1, which types without scales use; the largest of a finite row; and that of a
 // row with a channel that is not finite, whose channels are all 0 times infinity.
@@ -215,4 +215,4 @@ constexpr void StoreNearest(const float* x, int n, float factor, const SlotRow<T
   to.SetExponent(exponent);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

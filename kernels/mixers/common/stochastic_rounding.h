@@ -9,7 +9,7 @@
 #include "kernels/common/random.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The inputs of one row's random bits, beside the channel.
 struct RoundingKey {
@@ -58,4 +58,4 @@ void RoundRow(const float* x, int n, const RoundingKey& key, const SlotRow<T>& t
   to.SetExponent(exponent);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

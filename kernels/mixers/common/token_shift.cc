@@ -4,7 +4,7 @@
 
 #include "kernels/common/parallel.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 StateField TokenShiftField(int64_t width, const char* name) { return {name, DType::kF32, {width}}; }
 
@@ -93,4 +93,4 @@ void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const Token
 }
 
 }  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The newest x of a session, float [width], as a field of a state or as a state of its own.
 StateField TokenShiftField(int64_t width, const char* name = "newest_row");
@@ -32,4 +32,4 @@ void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const Token
 
 OVQ_ON_EVERY_DEVICE(ShiftTokens)
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/recurrent/matrix_state.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kMatrices };
@@ -92,4 +92,4 @@ void GatedDeltaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs
                  .y = inputs.y});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -7,7 +7,7 @@
 
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Section "gdn" of config.json.
 struct GatedDeltaNetConfig {
@@ -39,4 +39,4 @@ struct GatedDeltaNet : Recurrence {
   GatedDeltaNetConfig config;
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

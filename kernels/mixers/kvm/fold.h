@@ -9,7 +9,7 @@
 #include "kernels/mixers/common/stochastic_rounding.h"
 #include "kernels/mixers/kvm/kvm.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 inline constexpr float kKvmNormEps = 1e-5f;
 inline constexpr float kKvmSmallestNorm = 1e-12f;
@@ -80,4 +80,4 @@ struct KvmFold {
   }
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -13,7 +13,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kWindowKeys, kWindowValues, kGates };
@@ -229,4 +229,4 @@ std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
   return extents;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -6,7 +6,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The update on CUDA keeps 24 bytes a token of the chunk in shared memory.
 inline constexpr int64_t kMaxKvmCudaChunkLen = 2048;
@@ -103,4 +103,4 @@ struct KvmAttention : Attention {
 void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args);
 void KvmAttentionCuda(DeviceContext& context, const KvmArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/kvm/fold.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kFoldThreads = 256;
 // Rows that are scored together, and how many of their channels are in shared memory at a time.
@@ -241,4 +241,4 @@ struct Choice {
   }
 };
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

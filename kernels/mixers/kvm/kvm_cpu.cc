@@ -16,7 +16,7 @@
 #include "kernels/mixers/common/slide.h"
 #include "kernels/mixers/kvm/fold.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // Buffers of one thread for the update of a chunk of n tokens.
@@ -307,4 +307,4 @@ void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args) {
       });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

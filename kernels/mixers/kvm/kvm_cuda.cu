@@ -4,7 +4,7 @@
 #include "kernels/mixers/common/cuda/slide.cuh"
 #include "kernels/mixers/kvm/kvm_choose.cuh"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -201,4 +201,4 @@ void KvmAttentionCuda(DeviceContext& context, const KvmArgs& layer_args) {
       });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kSlots };
@@ -119,4 +119,4 @@ void Lattice::Advance(const LayerArgs& args, const RecurrentInputs& inputs) cons
                   .y = inputs.y});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -10,7 +10,7 @@
 #include "kernels/mixers/recurrent/padded.h"
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 inline constexpr int64_t kMaxLatticeSlots = 4096;
 inline constexpr int64_t kMaxLatticeValueDim = 256;
@@ -84,4 +84,4 @@ struct Lattice : Recurrence {
 void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -22,7 +22,7 @@
 #include "kernels/mixers/recurrent/matrix-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 using Padded = float[kMaxLatticeValueDim];
@@ -160,11 +160,11 @@ void AdvanceHead(const BatchSequences& seqs, const LatticeArgs& args, int s, int
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 HWY_EXPORT(AdvanceHead);
 }  // namespace
@@ -175,5 +175,5 @@ void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const Lattic
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -5,7 +5,7 @@
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -209,4 +209,4 @@ void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const Latti
   cuda::Launch(context, kernel, grid, cuda::kLatticeThreads, shared, args, seqs.device);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

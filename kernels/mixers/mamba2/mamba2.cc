@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/recurrent/matrix_state.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kMatrices };
@@ -130,4 +130,4 @@ void Mamba2::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const
                  .y = inputs.y});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Section "mamba2" of config.json.
 struct Mamba2Config {
@@ -41,4 +41,4 @@ struct Mamba2 : Recurrence {
   Buffer skip;  // D, float [width]
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

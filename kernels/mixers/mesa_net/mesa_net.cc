@@ -6,7 +6,7 @@
 
 #include "kernels/common/dispatch.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kHkk, kHkv };
@@ -92,4 +92,4 @@ void MesaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs) cons
                                              .y = inputs.y});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "kernels/mixers/recurrent/padded.h"
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Largest head_dim; the published kernels have the same bound.
 inline constexpr int kMaxMesaHeadDim = 128;
@@ -57,4 +57,4 @@ struct MesaNet : Recurrence {
 void MesaNetCpu(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
 void MesaNetCuda(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

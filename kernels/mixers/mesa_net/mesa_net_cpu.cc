@@ -19,7 +19,7 @@
 #include "kernels/mixers/recurrent/matrix-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 using Padded = float[kMaxMesaHeadDim];
@@ -115,11 +115,11 @@ void AdvanceHead(const BatchSequences& seqs, const MesaArgs& args, int s, int h)
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 HWY_EXPORT(AdvanceHead);
 }  // namespace
@@ -130,5 +130,5 @@ void MesaNetCpu(DeviceContext& context, const BatchSequences& seqs, const MesaAr
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

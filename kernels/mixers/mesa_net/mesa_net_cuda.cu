@@ -6,7 +6,7 @@
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -237,4 +237,4 @@ void MesaNetCuda(DeviceContext& context, const BatchSequences& seqs, const MesaA
   cuda::LaunchMesa<32>(context, seqs, args);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kPendingKeys, kPendingValues, kBestScore, kBestSlot };
@@ -132,4 +132,4 @@ std::vector<StateExtent> OvqAttention::UndoExtents(const LayerState& where,
   return extents;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "kernels/mixers/common/attend.h"
 #include "kernels/mixers/common/dictionary_config.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The update on CUDA keeps 12 bytes per key of the chunk in shared memory; every supported GPU has
 // at least 99 KiB.
@@ -48,4 +48,4 @@ struct OvqAttention : Attention {
   Buffer delta_scale;  // float [n_heads] in the device's memory: factor that makes a key a query
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

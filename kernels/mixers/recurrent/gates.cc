@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq {
+namespace ovq::kernels {
 
 Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads) {
   std::vector<float> rates = spec.weights.HostFloats(leaf, {n_heads});
@@ -33,4 +33,4 @@ void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
   Dispatch<cpu::NormAndGate, cuda::NormAndGate>(context, norm);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Decay of head h at token t, in float32 with log1p:
 //   dt[t,h]    = min(max(softplus(x[t,h] + bias[h]), min_dt), max_dt)     softplus(z) = ln(1 + e^z)
@@ -69,4 +69,4 @@ OVQ_ON_EVERY_DEVICE(Decay)
 OVQ_ON_EVERY_DEVICE(Sigmoid)
 OVQ_ON_EVERY_DEVICE(NormAndGate)
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -19,7 +19,7 @@
 #include "kernels/ops/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
@@ -70,11 +70,11 @@ void NormGroup(const GatedNorm& norm, int64_t group) {
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 HWY_EXPORT(NormGroup);
@@ -119,5 +119,5 @@ void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
 }
 
 }  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

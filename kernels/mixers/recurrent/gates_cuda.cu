@@ -9,7 +9,7 @@
 #include "kernels/mixers/recurrent/gates.h"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -97,4 +97,4 @@ void NormAndGate(DeviceContext& context, const GatedNorm& norm) {
          dim3(RowThreads(norm.width, kMaxNormThreads)), kWarp * sizeof(float), norm);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -6,7 +6,7 @@
 #include "kernels/common/parallel.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Calls fn(sequence, head) for every head of every sequence. A call is one task and handles all of
 // the sequence's tokens in the batch.
@@ -17,4 +17,4 @@ void ForEachHead(const DeviceContext& context, const BatchSequences& seqs, int n
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

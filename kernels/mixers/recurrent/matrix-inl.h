@@ -17,7 +17,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::CappedTag<float, kSumLanes>;
@@ -169,7 +169,7 @@ HWY_INLINE void UpdateAndMultiply(const MatrixRows& m, const Rank1Update& update
   Multiply<true>(m, update, x, out);
 }
 
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif

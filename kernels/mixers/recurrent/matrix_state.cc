@@ -2,7 +2,7 @@
 
 #include <vector>
 
-namespace ovq {
+namespace ovq::kernels {
 
 StateField MatrixStateField(int64_t n_heads, int64_t key_dim, int64_t value_dim) {
   return {"matrices", DType::kF32, {n_heads, StateColumnBlocks(value_dim), key_dim, kStateColumns}};
@@ -14,4 +14,4 @@ void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const Mat
   Dispatch<cpu::AdvanceStates, cuda::AdvanceStates>(context, seqs, states);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

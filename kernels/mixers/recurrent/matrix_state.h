@@ -12,7 +12,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Columns of S that are stored together: [n_heads][ceil(value_dim / 32)][key_dim][32] float, with
 // zeros past value_dim. The sums over keys of one column are chains of their own, so their bits do
@@ -54,4 +54,4 @@ void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const Mat
 
 OVQ_ON_EVERY_DEVICE(AdvanceStates)
 
-}  // namespace ovq
+}  // namespace ovq::kernels

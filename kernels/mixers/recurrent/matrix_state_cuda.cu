@@ -5,7 +5,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/recurrent/matrix_state.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8;
@@ -188,4 +188,4 @@ void AdvanceStates(DeviceContext& context, const BatchSequences& seqs, const Mat
   LaunchAdvance<64>(context, seqs, states);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Number of partial sums of a sum over a row, on every vector width.
 inline constexpr int kSumLanes = 16;
@@ -12,4 +12,4 @@ constexpr int64_t PaddedWidth(int64_t width) {
   return (width + kSumLanes - 1) / kSumLanes * kSumLanes;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

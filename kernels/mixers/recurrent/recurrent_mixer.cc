@@ -1,6 +1,6 @@
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 MixerState RecurrentLayer::State() const {
   std::vector<StateField> all = fields;
@@ -140,4 +140,4 @@ void RecurrentFrame::Output(const LayerArgs& args, const RecurrentInputs& inputs
   AddBias(args.context, y, {out_bias_.as<void>(), DType::kF32, {y.shape[1]}}, 1);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -25,7 +25,7 @@
 #include "kernels/mixers/recurrent/short_conv.h"
 #include "kernels/ops/ops.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The rows of all parts.
 inline int64_t TotalRows(std::span<const WeightPart> parts) {
@@ -182,4 +182,4 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeRecurrent(const MixerSpec& sp
   return std::make_unique<RecurrentMixer<T>>(std::move(recurrence), std::move(frame));
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 StateField ShortConvField(int64_t width, int conv_size) {
   return {"newest_inputs", DType::kF32, {conv_size - 1, width}};
@@ -48,4 +48,4 @@ void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortCon
   Dispatch<cpu::Convolve, cuda::Convolve>(context, seqs, conv);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -11,7 +11,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 inline constexpr int64_t kMaxConvSize = 64;
 
@@ -44,4 +44,4 @@ void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortCon
 
 OVQ_ON_EVERY_DEVICE(Convolve)
 
-}  // namespace ovq
+}  // namespace ovq::kernels

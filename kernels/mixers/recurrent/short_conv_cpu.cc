@@ -18,7 +18,7 @@
 #include "kernels/ops/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 // Convolves one token's channels [begin, end) with the filters from `first`. inputs[conv_size]:
@@ -38,11 +38,11 @@ void ConvolveToken(const ShortConv& conv, const float* const* inputs, int64_t be
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 HWY_EXPORT(ConvolveToken);
@@ -89,5 +89,5 @@ void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortCon
 }
 
 }  // namespace cpu
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

@@ -6,7 +6,7 @@
 #include "kernels/mixers/recurrent/short_conv.h"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -100,4 +100,4 @@ void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortCon
          seqs.device);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

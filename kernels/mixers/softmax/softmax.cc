@@ -7,7 +7,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kKeys, kValues };
@@ -77,4 +77,4 @@ std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,
   return RecentExtents(Blocks(where), tokens);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -4,7 +4,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct FullConfig : AttentionConfig {};
 struct SlidingConfig : AttentionConfig {
@@ -39,4 +39,4 @@ struct FullAttention : SoftmaxAttention {
       : SoftmaxAttention(spec, config, /*window=*/0) {}
 };
 
-}  // namespace ovq
+}  // namespace ovq::kernels

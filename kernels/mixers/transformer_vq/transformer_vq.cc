@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "kernels/common/dispatch.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr float kNormEps = 1e-6f;  // norm of q and k
@@ -283,4 +283,4 @@ absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec
   return mixer;
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "kernels/mixers/mixer.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // Values that left the window join the means at multiples of this many positions. Until then
 // queries attend to them one by one, which in exact arithmetic is the same.
@@ -65,4 +65,4 @@ void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& args);
 absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec);
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -23,7 +23,7 @@
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ovq::HWY_NAMESPACE {
+namespace ovq::kernels::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -165,11 +165,11 @@ void MergeValue(const float* value, float rate, float* mean) {
 }
 
 }  // namespace
-}  // namespace ovq::HWY_NAMESPACE
+}  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 HWY_EXPORT(NearestCode);
@@ -319,5 +319,5 @@ void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args) {
   for (int wave = 0; wave < n_waves; ++wave) Wave(args, wave).Run(context);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels
 #endif  // HWY_ONCE

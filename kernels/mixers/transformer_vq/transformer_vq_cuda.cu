@@ -10,7 +10,7 @@
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -310,4 +310,4 @@ void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_ar
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

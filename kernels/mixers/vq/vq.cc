@@ -5,7 +5,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 enum Field { kCounts, kLogCounts, kValues, kPendingCode, kPendingValues };
@@ -110,4 +110,4 @@ std::vector<StateExtent> VqAttention::UndoExtents(const LayerState& where,
   return RecentExtents(Blocks(where), tokens);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

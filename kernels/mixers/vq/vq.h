@@ -6,7 +6,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 // The last, unfinished block of 64 tokens waits beside the means, so that a prompt is prefilled in
 // blocks; in exact arithmetic any block length gives the same answer.
@@ -49,4 +49,4 @@ struct VqAttention : Attention {
 void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args);
 void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -9,7 +9,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/vq/vq.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // argmin |key - code|^2 = argmax key . code - |code|^2 / 2, ties to the lowest code.
@@ -65,4 +65,4 @@ void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args) {
   AttendTilesCpu(context, args, [&](const TileTokens& tile) { Prepare(args, tile); }, {});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

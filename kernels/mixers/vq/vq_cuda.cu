@@ -7,7 +7,7 @@
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/vq/vq.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -145,4 +145,4 @@ void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& layer_args) 
       {});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -6,7 +6,7 @@
 
 #include "kernels/common/cuda/shared.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kLanes = 32;
 
@@ -76,4 +76,4 @@ __global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRows(const ProductTas
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

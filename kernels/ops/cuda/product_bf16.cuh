@@ -21,7 +21,7 @@
 #include "kernels/common/tensor.h"
 #include "kernels/ops/cuda/product.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kOutTile = 16;
 inline constexpr int kTileRows = 8;
@@ -250,4 +250,4 @@ __global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductTask p
   StoreSums(p, total);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

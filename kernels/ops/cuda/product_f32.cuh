@@ -9,7 +9,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/ops/cuda/product.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kPanel = 64;
 inline constexpr int kSegmentF32 = 128;
@@ -138,4 +138,4 @@ __global__ void __launch_bounds__(kManyThreadsF32) ManyRowsF32(const ProductTask
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -7,7 +7,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/common/tensor.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kWarp = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
@@ -112,4 +112,4 @@ __device__ inline float BlockSum(float value, SharedPtr<float> partial) {
                    [](float a, float b) { return a + b; });
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -18,7 +18,7 @@
 #include "kernels/ops/cuda/sample_select.cuh"
 #include "kernels/ops/sample.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr double kNegligible = -60;  // a weight with this exponent or less counts as 0
 
@@ -281,4 +281,4 @@ __device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw
   return Pick(weights, vocab, draw.random);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -11,7 +11,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kSampleThreads = 512;
 inline constexpr int kSampleWarps = kSampleThreads / 32;
@@ -202,4 +202,4 @@ __device__ inline bool Reaches(const Order& order, int32_t id, Place last) {
   return (Place{order.Key(id)} << kIdBits | static_cast<unsigned>(id)) <= last;
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

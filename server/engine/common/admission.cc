@@ -8,7 +8,7 @@
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 template <class... Args>
@@ -237,8 +237,8 @@ bool Admission::EvictLargest(const std::string& client, int n_states, size_t byt
   return may && evictor_->EvictFrom(largest, table, has == 0);
 }
 
-absl::StatusOr<StateHandle> Admission::AcquireSession(const StateLayout& layout, int32_t slot_cap,
-                                                      const std::string& client) {
+absl::StatusOr<StateHandle> Admission::AcquireSession(const model::StateLayout& layout,
+                                                      int32_t slot_cap, const std::string& client) {
   const size_t bytes = layout.bytes_cap(slot_cap);
   RETURN_IF_ERROR(CheckRoom(client, 1, bytes));
   absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
@@ -316,4 +316,4 @@ void Admission::AddTo(EngineStats& stats) const {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

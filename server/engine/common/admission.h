@@ -18,7 +18,7 @@
 #include "server/engine/common/request.h"
 #include "server/engine/common/state_pool.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 class Admission {
  public:
@@ -51,7 +51,7 @@ class Admission {
   std::vector<std::shared_ptr<Request>> DequeuePushedOut();
   absl::Status PushedOut() const;  // the status that these requests end with
   // Acquires the state of a new session, or of one that is swapped in: at once or not at all.
-  absl::StatusOr<StateHandle> AcquireSession(const StateLayout& layout, int32_t slot_cap,
+  absl::StatusOr<StateHandle> AcquireSession(const model::StateLayout& layout, int32_t slot_cap,
                                              const std::string& client);
   // Acquires the states of `count` copies of a session: all at once or none.
   absl::StatusOr<std::vector<StateHandle>> AcquireCopies(const StateHandle& state, int count,
@@ -108,4 +108,4 @@ class Admission {
   Evictor* evictor_ = nullptr;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

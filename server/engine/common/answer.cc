@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 bool Contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-SamplingParams WithSeed(SamplingParams params, uint64_t seed) {
+model::SamplingParams WithSeed(model::SamplingParams params, uint64_t seed) {
   params.seed = seed;
   return params;
 }
@@ -64,7 +64,7 @@ std::string StopMatcher::Flush() { return std::exchange(held_, {}); }
 
 RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t seed,
                              const std::vector<int32_t>& eos, int64_t vocab_size,
-                             const Tokenizer* tokenizer)
+                             const model::Tokenizer* tokenizer)
     : request_(request),
       index_(index),
       eos_(eos),
@@ -94,12 +94,12 @@ void RunningAnswer::ObservePrompt(std::span<const int32_t> tokens) {
   if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
 }
 
-DraftTokens RunningAnswer::Propose(int64_t most) {
+model::DraftTokens RunningAnswer::Propose(int64_t most) {
   if (!drafter_) return {};
   return drafter_->Propose(std::min(most, request_.stop.max_tokens - generated_ - 1));
 }
 
-DrawRequest RunningAnswer::NextDraw() const {
+model::DrawRequest RunningAnswer::NextDraw() const {
   return {.sampler = &sampler_,
           .top_logprobs = request_.output.top_logprobs,
           .banned = banned_always_,
@@ -107,7 +107,7 @@ DrawRequest RunningAnswer::NextDraw() const {
           .n_early = std::max<int64_t>(request_.stop.min_tokens - generated_, 0)};
 }
 
-void RunningAnswer::AddDraw(Sampled drawn, StreamEvent& event) {
+void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
   const OutputOptions& output = request_.output;
   ++generated_;
   sampler_.Observe(drawn.token_id);
@@ -144,4 +144,4 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -18,7 +18,7 @@
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/session.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Finds stop strings in a text that comes in parts, and holds back text that may begin one. The
 // result does not depend on how the text is cut: the match that ends first wins, and the longest of
@@ -56,7 +56,8 @@ class RunningAnswer {
  public:
   // request, eos and tokenizer (may be null) must outlive the answer. seed: of this answer alone.
   RunningAnswer(const GenerateRequest& request, int index, uint64_t seed,
-                const std::vector<int32_t>& eos, int64_t vocab_size, const Tokenizer* tokenizer);
+                const std::vector<int32_t>& eos, int64_t vocab_size,
+                const model::Tokenizer* tokenizer);
 
   // Counts tokens that the session consumed before this request.
   void ObserveEarlier(std::span<const int32_t> tokens) { Observe(tokens); }
@@ -67,13 +68,13 @@ class RunningAnswer {
   void Speculate() { drafter_.emplace(); }
   // Drafts at most `most` tokens to follow the pending one, within max_tokens. Empty without
   // Speculate.
-  DraftTokens Propose(int64_t most);
+  model::DraftTokens Propose(int64_t most);
 
   // Describes the draw of the next token. It points into the answer and is valid until AddDraw.
-  DrawRequest NextDraw() const;
+  model::DrawRequest NextDraw() const;
   // Appends a drawn token to the answer. Adds the token and the text that became certain to the
   // event's chunk, and `finished` (the caller fills in usage) if it was the last token.
-  void AddDraw(Sampled drawn, StreamEvent& event);
+  void AddDraw(model::Sampled drawn, StreamEvent& event);
 
   int index() const { return index_; }
   int64_t generated() const { return generated_; }
@@ -93,11 +94,11 @@ class RunningAnswer {
   const std::vector<int32_t>& eos_;
   std::vector<int32_t> banned_early_;   // not drawn before min_tokens
   std::vector<int32_t> banned_always_;  // not drawn after that either (ignore_eos)
-  Sampler sampler_;
-  std::optional<NgramDrafter> drafter_;
-  std::optional<Detokenizer> detokenizer_;  // none if the tokenizer has no text
+  model::Sampler sampler_;
+  std::optional<model::NgramDrafter> drafter_;
+  std::optional<model::Detokenizer> detokenizer_;  // none if the tokenizer has no text
   StopMatcher matcher_;
   int64_t generated_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

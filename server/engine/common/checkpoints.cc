@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 constexpr size_t kMostSpares = 3;  // usually as many go at once, after as many were added
@@ -65,4 +65,4 @@ bool Checkpoints::Due(const StateHandle& state, int64_t made_at, int64_t left) {
   return state.position - made_at >= std::max(spacing, left);
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -12,7 +12,7 @@
 #include "server/engine/common/session.h"
 #include "server/engine/common/snapshot_store.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Spacing: tokens between two checkpoints of a session. A large state has a token of spacing per
 // kCheckpointBytesPerToken, so that copying takes a few hundredths of the time of prefilling.
@@ -50,4 +50,4 @@ class Checkpoints : public SnapshotStore {
   static bool Due(const StateHandle& state, int64_t made_at, int64_t left);
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

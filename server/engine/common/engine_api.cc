@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 void CancelSignal::Cancel() {
   {
@@ -98,4 +98,4 @@ absl::Status TokenStream::status() const {
   return status_;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -18,7 +18,7 @@
 #include "model/logits_reader.h"
 #include "model/sampler.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct StopConditions {
   int64_t max_tokens = 256;  // 0: consume the prompt, generate nothing
@@ -58,7 +58,7 @@ struct CallRequest {
 
 struct GenerateRequest : CallRequest {  // variant, slot_cap: one-shot only
   std::string session_id;               // empty: a session that ends with the request
-  SamplingParams sampling;
+  model::SamplingParams sampling;
   std::optional<uint64_t> expected_position;  // of the session, or FailedPrecondition
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
@@ -97,8 +97,8 @@ struct TokenChunk {
   int index = 0;     // of the n answers
   std::string text;  // valid UTF-8
   std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;                 // [token_ids], if asked for
-  std::vector<std::vector<TokenLogprob>> top;  // [token_ids], if asked for
+  std::vector<float> logprobs;                        // [token_ids], if asked for
+  std::vector<std::vector<model::TokenLogprob>> top;  // [token_ids], if asked for
 };
 struct Finished {
   int index = 0;
@@ -184,7 +184,7 @@ struct ScoreRequest : CallRequest {  // prompt: at least one token
 struct ScoreResult {
   // [n_tokens]: row i scores token i + 1 given tokens 0..i (none in the last row), with the best
   // alternatives.
-  std::vector<TokenScore> rows;
+  std::vector<model::TokenScore> rows;
   int64_t state_bytes = 0;
 };
 // Called on the engine thread: should pass the rows on, not process them.
@@ -251,4 +251,4 @@ struct SessionPage {
   std::string next_page_token;        // empty at the end
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

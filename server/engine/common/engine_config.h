@@ -21,9 +21,11 @@
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/quota.h"
 
-namespace ovq {
-
+namespace ovq::disk {
 class SessionFolder;
+}  // namespace ovq::disk
+
+namespace ovq::engine {
 
 // The model with one cache policy: the layout of its states, and the functions that run on them.
 struct ModelVariant {
@@ -31,14 +33,17 @@ struct ModelVariant {
   std::string fingerprint;  // of the model with this policy, hex
   std::vector<std::string> layer_types;
   int32_t default_slot_cap = 0;  // 0: no layer has a growing dictionary
-  const StateLayout* layout = nullptr;
+  const model::StateLayout* layout = nullptr;
   // ExactTokens of a session with this slot cap.
   std::function<std::optional<int64_t>(int64_t slot_cap)> exact_tokens;
   // LanguageModel::Forward.
-  std::function<TensorView(const Batch&, DeviceContext&, ScratchScope&)> forward;
+  std::function<kernels::TensorView(const model::Batch&, kernels::DeviceContext&,
+                                    kernels::ScratchScope&)>
+      forward;
   // LanguageModel::UndoExtents and CanUndoSuffix. Without them nothing is drafted.
-  std::function<std::vector<StateExtent>(const TokenRange&)> undo_extents = nullptr;
-  std::function<bool(const TokenRange&)> can_undo_suffix = nullptr;
+  std::function<std::vector<kernels::StateExtent>(const kernels::TokenRange&)> undo_extents =
+      nullptr;
+  std::function<bool(const kernels::TokenRange&)> can_undo_suffix = nullptr;
 };
 
 // The engine's view of a model. Tests pass fake functions.
@@ -49,9 +54,9 @@ struct EngineModel {
   // Bytes of weights that an iteration reads beside the states; iteration times are predicted from
   // both. 0: iterations have no bound in time.
   size_t weight_bytes = 0;
-  std::vector<ModelVariant> variants;       // at least one; the first is the default
-  const Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
-  const ChatFormat* chat_format = nullptr;  // may be null: no messages
+  std::vector<ModelVariant> variants;              // at least one; the first is the default
+  const model::Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
+  const jinja::ChatFormat* chat_format = nullptr;  // may be null: no messages
 
   bool can_undo() const {
     return std::ranges::all_of(variants, [](const ModelVariant& variant) {
@@ -68,9 +73,9 @@ struct EngineModel {
 
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
-  size_t checkpoint_memory_bytes = size_t{1} << 28;  // host memory of Checkpoints
-  size_t prefix_memory_bytes = size_t{1} << 28;      // host memory of PrefixCache; 0: no cache
-  std::shared_ptr<SessionFolder> session_folder;     // null: sessions are in memory alone
+  size_t checkpoint_memory_bytes = size_t{1} << 28;     // host memory of Checkpoints
+  size_t prefix_memory_bytes = size_t{1} << 28;         // host memory of PrefixCache; 0: no cache
+  std::shared_ptr<disk::SessionFolder> session_folder;  // null: sessions are in memory alone
   // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
   std::shared_ptr<ByteBudget> request_memory;
   // With a folder: idle sessions' states are swapped out when others need the memory.
@@ -158,7 +163,7 @@ struct EngineStats {
   PrefixStats prefixes;
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // bytes that a KV cache of these positions would need
-  std::optional<GpuInfo> gpu;            // at the time of the call; none without a GPU
+  std::optional<kernels::GpuInfo> gpu;   // at the time of the call; none without a GPU
 };
 
 struct EngineConfig {
@@ -168,10 +173,10 @@ struct EngineConfig {
 };
 
 // Number of sessions with this slot cap that fit in memory; exact, as each reserves its maximum.
-inline int SessionSlots(const StateLayout& layout, int32_t slot_cap, size_t state_memory_bytes,
-                        int max_sessions) {
+inline int SessionSlots(const model::StateLayout& layout, int32_t slot_cap,
+                        size_t state_memory_bytes, int max_sessions) {
   const size_t each = std::max<size_t>(layout.bytes_cap(slot_cap), 1);
   return static_cast<int>(std::min(state_memory_bytes / each, static_cast<size_t>(max_sessions)));
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

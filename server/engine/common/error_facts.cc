@@ -5,7 +5,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // Each fact is a payload, as text.
@@ -79,4 +79,4 @@ absl::Status BadField(absl::string_view field, absl::string_view expected,
   return WithFacts(std::move(status), {.field = name});
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // The reason why a valid request was refused.
 enum class RejectReason : uint8_t {
@@ -61,4 +61,4 @@ std::string LogText(const absl::Status& status);
 absl::Status BadField(absl::string_view field, absl::string_view expected,
                       const absl::AlphaNum& got, absl::string_view key = "");
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class Evictor {
@@ -19,4 +19,4 @@ class Evictor {
   virtual bool EvictFrom(const std::string& client, bool table, bool running) = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -1,6 +1,6 @@
 #include "server/engine/common/inbox.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 void Inbox::Ring() {
   {
@@ -35,4 +35,4 @@ bool Inbox::RunAll() {
   return rung;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Shared with streams, which ring it and may outlive the engine.
 class Inbox : public std::enable_shared_from_this<Inbox> {
@@ -54,4 +54,4 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   std::vector<Command> commands_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

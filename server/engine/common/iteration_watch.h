@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct IterationInProgress {
   int64_t number = 0;  // of the engine's iteration, from 1
@@ -47,4 +47,4 @@ class IterationWatch {
   std::optional<IterationInProgress> iteration_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "kernels/mixers/state.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // The range from low to high, including high. It never contains NaN.
 struct FloatRange {
@@ -64,4 +64,4 @@ inline constexpr int64_t kMaxInfoPositions = 1000;
 // Far beyond any conversation, and small enough that arithmetic on it does not overflow.
 inline constexpr uint64_t kMaxInfoPosition = uint64_t{1} << 48;
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -4,7 +4,7 @@
 
 #include "base/sha256.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 constexpr size_t kKeyBytes = 64;  // hex digits
@@ -110,4 +110,4 @@ PrefixStats PrefixCache::stats() const {
   return stats;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

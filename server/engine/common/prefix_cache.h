@@ -23,7 +23,7 @@
 #include "server/engine/common/snapshot_store.h"
 #include "server/engine/common/state_pool.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 inline constexpr int64_t kPrefixBlockTokens = 256;
 // Upper bound of a block's bytes in the budget, without copies of states.
@@ -78,4 +78,4 @@ class PrefixCache {
   PrefixStats stats_;  // without its bytes
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

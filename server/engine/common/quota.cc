@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // The bucket holds one second of the rate, and at least one.
@@ -197,4 +197,4 @@ void TenantQuotas::GiveBack(const QuotaHold& hold, int64_t sessions, size_t byte
   if (found->second.idle()) accounts_.erase(found);
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -17,7 +17,7 @@
 #include "base/token_bucket.h"
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct TenantLimits {
   std::optional<int64_t> sessions = {};  // live sessions, one-shot and queued requests included
@@ -127,4 +127,4 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
   std::map<std::string, ClientUse> clients_;  // clients with something in use
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -4,11 +4,11 @@
 #include <string>
 #include <utility>
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // State bytes after at most `tokens` + `more` tokens; `more` may be huge.
-size_t BytesWithin(const StateLayout& layout, int64_t tokens, int64_t more, int32_t cap) {
+size_t BytesWithin(const model::StateLayout& layout, int64_t tokens, int64_t more, int32_t cap) {
   constexpr int64_t kFar = int64_t{1} << 52;  // beyond it no dictionary grows any more
   int64_t reach = tokens + std::min(more, kFar);
   if (layout.has_unbounded()) reach = std::min(reach, layout.limits().max_unbounded_tokens);
@@ -83,4 +83,4 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call
   return request;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

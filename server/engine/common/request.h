@@ -19,13 +19,13 @@
 #include "server/engine/common/quota.h"
 #include "server/engine/common/session.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct GenerateWork {
   GenerateRequest call;  // its prompt has moved to Request::tokens
   std::shared_ptr<TokenStream> stream;
   std::vector<std::unique_ptr<RunningAnswer>> answers;  // [n] from admission on
-  std::vector<Sampled> first;               // [n] first draws, until every answer has a state
+  std::vector<model::Sampled> first;        // [n] first draws, until every answer has a state
   std::optional<SteadyTime> blocked_since;  // set while the stream is full
 
   bool wants_tokens() const { return call.stop.max_tokens > 0; }
@@ -121,4 +121,4 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call
                                      std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
                                      SteadyTime now);
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/random.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 constexpr size_t kMaxKey = 64;
@@ -55,4 +55,4 @@ std::string RandomSource::NextId() {
   return absl::StrFormat("%016x%016x", high, Next());
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

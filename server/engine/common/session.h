@@ -18,7 +18,7 @@
 #include "server/engine/common/quota.h"
 #include "server/engine/common/state_pool.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct Request;
 
@@ -89,4 +89,4 @@ class RandomSource {
   const bool from_system_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

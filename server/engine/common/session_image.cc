@@ -13,7 +13,7 @@
 #include "server/disk/journal.h"
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 constexpr std::string_view kMagic = "OVQSESS\n";
@@ -341,8 +341,8 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   }
   image_.unread = static_cast<int64_t>(token_count_ - least);
   if (keeps) image_.tokens.emplace();
-  if (turn_count_ > kMaxTurnEnds) {
-    return DamagedFile("section HEAD: ", turn_count_, " turns, expected ", kMaxTurnEnds,
+  if (turn_count_ > disk::kMaxTurnEnds) {
+    return DamagedFile("section HEAD: ", turn_count_, " turns, expected ", disk::kMaxTurnEnds,
                        " at most");
   }
   const absl::Status status = check_head_(image_);
@@ -364,4 +364,4 @@ absl::Status SessionReader::ReadTurns(std::string_view payload) {
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

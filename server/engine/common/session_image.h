@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/sha256.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct SessionImage {
   std::string model_fingerprint;    // LanguageModel::fingerprint, 64 hex digits
@@ -126,4 +126,4 @@ class SessionReader {
   std::string hex_;  // digest of all bytes before the last section, once that begins
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -4,7 +4,7 @@
 
 #include "base/huge_pages.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 std::shared_ptr<const StateSnapshot> SnapshotStore::Copy(const StateHandle& state) {
   const std::shared_ptr<StateSnapshot> copy = Make(state);
@@ -96,4 +96,4 @@ void SnapshotStore::Shrink() {
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -10,7 +10,7 @@
 
 #include "server/engine/common/state_pool.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Keeps snapshots of states under keys, within one byte budget, in the order in which the keys were
 // used. A snapshot under several keys counts once. Not thread-safe.
@@ -70,4 +70,4 @@ class SnapshotStore {
   std::list<const std::string*> by_use_;  // keys, the one used longest ago first
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -10,7 +10,7 @@
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 StateSnapshot::Bytes AllocateSnapshot(size_t size, StateSnapshot::Bytes spare) {
   std::byte* const before = spare.release();
@@ -23,7 +23,7 @@ StateSnapshot::Bytes AllocateSnapshot(size_t size, StateSnapshot::Bytes spare) {
   return StateSnapshot::Bytes(bytes);
 }
 
-StatePool::StatePool(size_t budget_bytes, DeviceContext& context)
+StatePool::StatePool(size_t budget_bytes, kernels::DeviceContext& context)
     : budget_(budget_bytes), memory_(context) {}
 
 StatePool::~StatePool() { Check(sessions_ == 0, "every session state is released"); }
@@ -36,7 +36,7 @@ absl::Status StatePool::CheckFree(size_t bytes) const {
       {.bytes_needed = bytes, .bytes_free = free_bytes()});
 }
 
-absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_t slot_cap,
+absl::StatusOr<StateHandle> StatePool::Acquire(const model::StateLayout& layout, int32_t slot_cap,
                                                size_t reserve_bytes) {
   Check(layout.page_bytes() % memory_.page_bytes() == 0, "the layout counts in the device's pages");
   RETURN_IF_ERROR(CheckFree(reserve_bytes));
@@ -46,7 +46,7 @@ absl::StatusOr<StateHandle> StatePool::Acquire(const StateLayout& layout, int32_
   return state;
 }
 
-absl::StatusOr<StateHandle> StatePool::Make(const StateLayout& layout, int32_t slot_cap,
+absl::StatusOr<StateHandle> StatePool::Make(const model::StateLayout& layout, int32_t slot_cap,
                                             size_t reserve_bytes) {
   StateHandle state;
   state.layout = &layout;
@@ -62,7 +62,7 @@ absl::StatusOr<StateHandle> StatePool::Make(const StateLayout& layout, int32_t s
     memory_.Release(state.base, layout.virtual_bytes());
     return status;
   }
-  for (const StateLayout::Image& image : layout.images()) {
+  for (const model::StateLayout::Image& image : layout.images()) {
     memory_.CopyIn(state.base + image.offset, image.bytes->data(), image.bytes->size());
   }
   return state;
@@ -81,11 +81,11 @@ void StatePool::Grow(StateHandle& state, int64_t position) {
 }
 
 absl::Status StatePool::Commit(StateHandle& state, int64_t position,
-                               std::span<const StateExtent> committed) {
+                               std::span<const kernels::StateExtent> committed) {
   size_t total = 0;
-  for (const StateExtent& extent : state.layout->extents_at(position, state.slot_cap)) {
+  for (const kernels::StateExtent& extent : state.layout->extents_at(position, state.slot_cap)) {
     size_t have = 0;
-    for (const StateExtent& old : committed) {
+    for (const kernels::StateExtent& old : committed) {
       if (old.offset == extent.offset) have = old.bytes;
     }
     total += extent.bytes;
@@ -146,7 +146,8 @@ absl::Status StatePool::CopyTo(const StateHandle& state, StateHandle& copy) {
   Check(copy.position == 0, "a copy goes into a fresh state");
   RETURN_IF_ERROR(Commit(copy, state.position));
   Grow(copy, state.position);
-  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
+  for (const kernels::StateExtent& extent :
+       state.layout->live_extents_at(state.position, state.slot_cap)) {
     memory_.Copy(copy.base + extent.offset, state.base + extent.offset, extent.bytes);
   }
   return absl::OkStatus();
@@ -159,7 +160,8 @@ size_t StatePool::SnapshotBytes(const StateHandle& state) const {
 void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
   Check(out.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
+  for (const kernels::StateExtent& extent :
+       state.layout->live_extents_at(state.position, state.slot_cap)) {
     memory_.CopyOut(out.data() + at, state.base + extent.offset, extent.bytes);
     at += extent.bytes;
   }
@@ -168,7 +170,8 @@ void StatePool::CopyOut(const StateHandle& state, std::span<std::byte> out) {
 std::vector<std::span<std::byte>> StatePool::Live(const StateHandle& state) const {
   Check(on_host(), "the host writes to its own memory");
   std::vector<std::span<std::byte>> live;
-  for (const StateExtent& extent : state.layout->live_extents_at(state.position, state.slot_cap)) {
+  for (const kernels::StateExtent& extent :
+       state.layout->live_extents_at(state.position, state.slot_cap)) {
     live.emplace_back(state.base + extent.offset, extent.bytes);
   }
   return live;
@@ -192,11 +195,12 @@ absl::Status StatePool::CopyIn(StateHandle& state, int64_t position,
   Grow(state, position);
   Check(in.size() == SnapshotBytes(state), "size of a state's snapshot");
   size_t at = 0;
-  for (const StateExtent& extent : state.layout->live_extents_at(position, state.slot_cap)) {
+  for (const kernels::StateExtent& extent :
+       state.layout->live_extents_at(position, state.slot_cap)) {
     memory_.CopyIn(state.base + extent.offset, in.data() + at, extent.bytes);
     at += extent.bytes;
   }
   return absl::OkStatus();
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -13,11 +13,11 @@
 #include "kernels/common/state_memory.h"
 #include "model/state_layout.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // The memory of one sequence's state. Plain data that only StatePool changes.
 struct StateHandle {
-  const StateLayout* layout = nullptr;
+  const model::StateLayout* layout = nullptr;
   std::byte* base = nullptr;  // device memory
   int32_t slot_cap = 0;
   int64_t position = 0;        // tokens consumed
@@ -47,12 +47,12 @@ StateSnapshot::Bytes AllocateSnapshot(size_t size, StateSnapshot::Bytes spare = 
 class StatePool {
  public:
   // States lie in the memory of the context's device; their layouts count in its pages.
-  StatePool(size_t budget_bytes, DeviceContext& context);
+  StatePool(size_t budget_bytes, kernels::DeviceContext& context);
   ~StatePool();
 
   // Makes a state at position 0. Reserves reserve_bytes of the budget: the layout's maximum, or the
   // state's size at the last position it can reach. ResourceExhausted states bytes needed and free.
-  absl::StatusOr<StateHandle> Acquire(const StateLayout& layout, int32_t slot_cap,
+  absl::StatusOr<StateHandle> Acquire(const model::StateLayout& layout, int32_t slot_cap,
                                       size_t reserve_bytes);
   // Commits the memory that the state needs at `position`, within its reservation; the state keeps
   // its position. ResourceExhausted if the system has no memory, though the budget does: the state
@@ -75,10 +75,12 @@ class StatePool {
   absl::Status CopyTo(const StateHandle& state, StateHandle& copy);
 
   // Copies the extents of a state end to end into device memory, and back.
-  void Pack(const StateHandle& state, std::span<const StateExtent> extents, std::byte* packed) {
+  void Pack(const StateHandle& state, std::span<const kernels::StateExtent> extents,
+            std::byte* packed) {
     memory_.Pack(state.base, extents, packed);
   }
-  void Unpack(StateHandle& state, std::span<const StateExtent> extents, const std::byte* packed) {
+  void Unpack(StateHandle& state, std::span<const kernels::StateExtent> extents,
+              const std::byte* packed) {
     memory_.Unpack(state.base, extents, packed);
   }
 
@@ -103,16 +105,17 @@ class StatePool {
 
  private:
   // Makes a state at position 0. Counts its committed bytes, but not yet its reservation.
-  absl::StatusOr<StateHandle> Make(const StateLayout& layout, int32_t slot_cap,
+  absl::StatusOr<StateHandle> Make(const model::StateLayout& layout, int32_t slot_cap,
                                    size_t reserve_bytes);
   // Commits the extents at `position`, except those in `committed`.
-  absl::Status Commit(StateHandle& state, int64_t position, std::span<const StateExtent> committed);
+  absl::Status Commit(StateHandle& state, int64_t position,
+                      std::span<const kernels::StateExtent> committed);
 
   const size_t budget_;
-  StateMemory memory_;
+  kernels::StateMemory memory_;
   size_t reserved_ = 0;
   size_t committed_ = 0;
   int sessions_ = 0;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -10,7 +10,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // Counts are unsigned in the API: one beyond int32 arrives here as a negative number.
@@ -24,7 +24,7 @@ std::string TokenIdBelow(int64_t vocab_size) {
   return absl::StrCat("a token id below ", vocab_size);
 }
 
-absl::Status CheckSampling(const SamplingParams& sampling, int64_t vocab_size,
+absl::Status CheckSampling(const model::SamplingParams& sampling, int64_t vocab_size,
                            const std::string& at) {
   const struct {
     const char* name;
@@ -151,11 +151,12 @@ absl::Status CheckVariant(const EngineConfig& config, const std::string& variant
   if (!found->layout->has_slot_cap()) {
     return BadField(field, "none, as no layer has a growing dictionary", AsSent(*slot_cap));
   }
-  if (*slot_cap >= kMinSlotCap && *slot_cap <= config.options.max_slot_cap) {
+  if (*slot_cap >= kernels::kMinSlotCap && *slot_cap <= config.options.max_slot_cap) {
     return absl::OkStatus();
   }
   return BadField(
-      field, absl::StrCat(kMinSlotCap, " to ", config.options.max_slot_cap, " (--max-centroids)"),
+      field,
+      absl::StrCat(kernels::kMinSlotCap, " to ", config.options.max_slot_cap, " (--max-centroids)"),
       AsSent(*slot_cap));
 }
 
@@ -207,7 +208,7 @@ absl::Status CheckMessageCount(int64_t n_messages, const std::string& path) {
   return BadField(absl::StrCat(path, ".messages"), absl::StrCat("1 to ", kMaxMessages), n_messages);
 }
 
-absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
+absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path) {
   const auto n_messages = static_cast<int64_t>(messages.size());
   for (int64_t i = 0; i < n_messages; ++i) {
@@ -258,7 +259,7 @@ absl::Status CheckInfoPositions(std::span<const uint64_t> positions) {
   return absl::OkStatus();
 }
 
-absl::Status CheckPosition(const StateLayout& layout, int64_t position) {
+absl::Status CheckPosition(const model::StateLayout& layout, int64_t position) {
   const int64_t limit = layout.limits().max_unbounded_tokens;
   if (!layout.has_unbounded() || position <= limit) return absl::OkStatus();
   return absl::OutOfRangeError(absl::StrCat("position ", position, " is beyond the ", limit,
@@ -320,7 +321,8 @@ absl::Status ValidateScore(const EngineConfig& config, const ScoreRequest& reque
   if (!status.ok()) return status;
   // On the wire an id takes up to 5 bytes and a log-probability 4; in memory each list adds its
   // vector.
-  constexpr size_t kPerEntry = 9, kPerToken = sizeof(float) + sizeof(std::vector<TokenLogprob>);
+  constexpr size_t kPerEntry = 9,
+                   kPerToken = sizeof(float) + sizeof(std::vector<model::TokenLogprob>);
   const size_t room = kMaxAnswerBytes / request.prompt.size();
   const size_t most = room > kPerToken ? (room - kPerToken) / kPerEntry : 0;
   if (static_cast<size_t>(request.top_logprobs) <= most) return absl::OkStatus();
@@ -350,7 +352,7 @@ absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& s
 }
 
 absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
-                              const StateLayout& layout, int64_t vocab_size) {
+                              const model::StateLayout& layout, int64_t vocab_size) {
   if (image.model_fingerprint != model_fingerprint) {
     return Unfit("of the model ", absl::CHexEscape(image.model_fingerprint),
                  ", but this server has ", std::string(model_fingerprint));
@@ -359,7 +361,7 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
     return Unfit("states are laid out as ", absl::Hex(image.layout_fingerprint, absl::kZeroPad16),
                  ", but here as ", absl::Hex(layout.fingerprint(), absl::kZeroPad16));
   }
-  const int64_t least = layout.has_slot_cap() ? kMinSlotCap : 0;
+  const int64_t least = layout.has_slot_cap() ? kernels::kMinSlotCap : 0;
   const int64_t most = layout.has_slot_cap() ? layout.limits().max_slot_cap : 0;
   if (image.slot_cap < least || image.slot_cap > most) {
     return Unfit("slot cap ", image.slot_cap, ", this server takes ", least, " to ", most);
@@ -386,16 +388,16 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
   return status;
 }
 
-absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout) {
-  const absl::Status status =
-      CheckState(layout, image.position, image.slot_cap, std::as_bytes(std::span(image.state)));
+absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout) {
+  const absl::Status status = model::CheckState(layout, image.position, image.slot_cap,
+                                                std::as_bytes(std::span(image.state)));
   return status.ok() ? status : Damaged(std::string(status.message()));
 }
 
-absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout,
+absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout,
                                const std::byte* base) {
-  const absl::Status status = CheckState(layout, image.position, image.slot_cap, base);
+  const absl::Status status = model::CheckState(layout, image.position, image.slot_cap, base);
   return status.ok() ? status : Damaged(std::string(status.message()));
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

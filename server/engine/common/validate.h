@@ -11,7 +11,7 @@
 #include "server/engine/common/engine_config.h"
 #include "server/engine/common/session_image.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Everything except checks that depend on the session.
 absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest& request);
@@ -21,7 +21,7 @@ absl::Status CheckTtl(const EngineConfig& config, const std::optional<absl::Dura
 absl::Status ValidateFork(const EngineConfig& config, const ForkOptions& fork);
 absl::Status ValidateSession(const EngineConfig& config, const SessionOptions& session);
 // OutOfRange if full-attention layers have no room for `position` tokens.
-absl::Status CheckPosition(const StateLayout& layout, int64_t position);
+absl::Status CheckPosition(const model::StateLayout& layout, int64_t position);
 
 // --- single fields; `path` names the field, `prefix` is prepended to its name ("", "turn.") ---
 // Checks that the model variant exists and that its layers accept the slot cap, if there is one.
@@ -42,7 +42,7 @@ absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
 absl::Status CheckMessageCount(int64_t n_messages, const std::string& path);
 // Checks the messages of a conversation, of which the session already holds the first `known`, and
 // the size of its tools' text. CheckMessageCount has passed.
-absl::Status CheckConversation(std::span<const ChatMessage> messages, int64_t known,
+absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
                                int64_t tools_bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
 // Checks the base of a delta: length and digest of an earlier export.
@@ -60,13 +60,13 @@ absl::Status NoChatTemplate(const std::string& path);
 // DataLoss for a state size or a token that no session of this model has. Checks the tokens that
 // have arrived: none for a head alone.
 absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_fingerprint,
-                              const StateLayout& layout, int64_t vocab_size);
+                              const model::StateLayout& layout, int64_t vocab_size);
 
 // DataLoss if no session of this layout can have the state of an image that CheckSessionFits
 // accepted (CheckState). Checksums only prove that a file is as it was written, not who wrote it.
-absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout);
+absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout);
 // CheckSessionState for a state that was read into a session's address range in host memory.
-absl::Status CheckSessionState(const SessionImage& image, const StateLayout& layout,
+absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout,
                                const std::byte* base);
 
-}  // namespace ovq
+}  // namespace ovq::engine

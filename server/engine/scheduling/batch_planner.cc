@@ -7,7 +7,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 constexpr double kRounding = 1e-9;
@@ -63,7 +63,7 @@ std::vector<double> Shares(double amount, std::span<const double> wants,
 class Planner {
  public:
   Planner(std::span<const BatchCandidate> candidates, int32_t max_tokens, int64_t turn,
-          const StateLayout* layout)
+          const model::StateLayout* layout)
       : candidates_(candidates), max_tokens_(max_tokens), turn_(turn), layout_(layout) {
     Group();
   }
@@ -260,7 +260,7 @@ class Planner {
   const std::span<const BatchCandidate> candidates_;
   const int64_t max_tokens_;
   const int64_t turn_;
-  const StateLayout* const layout_;
+  const model::StateLayout* const layout_;
   std::vector<Client> clients_;
   double carried_ = 0;  // remainders of tokens
   int64_t n_planned_ = 0;
@@ -389,12 +389,12 @@ void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
 
 std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                                 int64_t turn, const BatchCostModel* costs,
-                                const StateLayout* layout, int n_variants) {
+                                const model::StateLayout* layout, int n_variants) {
   return Planner(candidates, max_tokens, turn, layout).Plan(costs, n_variants);
 }
 
 void BatchPlanner::Choose(std::span<const BatchCandidate> candidates, SteadyTime now) {
-  std::vector<const StateLayout*> variants;  // of candidates that can have tokens
+  std::vector<const model::StateLayout*> variants;  // of candidates that can have tokens
   for (const BatchCandidate& candidate : candidates) {
     if (candidate.paused || std::ranges::count(variants, candidate.layout) > 0) continue;
     variants.push_back(candidate.layout);
@@ -435,4 +435,4 @@ void BatchPlanner::Observe(std::span<const BatchCandidate> candidates,
   costs_.Observe(cost, took);
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -15,11 +15,11 @@
 #include "model/state_layout.h"
 #include "server/engine/common/engine_config.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // A sequence that wants tokens of the next batch.
 struct BatchCandidate {
-  const StateLayout* layout = nullptr;  // of its model variant
+  const model::StateLayout* layout = nullptr;  // of its model variant
   int64_t n_tokens = 1;   // tokens to consume next: 1 if decoding, otherwise those of a prompt
   bool decoding = false;  // its one token was drawn
   bool paused = false;    // its reader is behind: it gets no token
@@ -88,7 +88,7 @@ class BatchCostModel {
 // function.
 std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                                 int64_t turn, const BatchCostModel* costs = nullptr,
-                                const StateLayout* layout = nullptr, int n_variants = 1);
+                                const model::StateLayout* layout = nullptr, int n_variants = 1);
 
 // Adds drafted tokens to a plan: the likeliest first, as many as give the answers most tokens per
 // time, and none unless the gain is sure. An answer without drafts in the batch, or with worse
@@ -160,4 +160,4 @@ class BatchPlanner {
   SteadyTime stands_until_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -5,19 +5,19 @@
 
 #include "kernels/common/device_memory.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
-size_t TotalBytes(std::span<const StateExtent> extents) {
+size_t TotalBytes(std::span<const kernels::StateExtent> extents) {
   size_t bytes = 0;
-  for (const StateExtent& extent : extents) bytes += extent.total_bytes();
+  for (const kernels::StateExtent& extent : extents) bytes += extent.total_bytes();
   return bytes;
 }
 
 // Counts what `n_tokens` more do to a dictionary, which follows from the positions: a chunk's
 // update takes up all its tokens, as many of them as new centroids as the law of growth says.
 void CountUpdates(const StateHandle& state, int64_t n_tokens, IterationReport& report) {
-  const StateLayout& layout = *state.layout;
+  const model::StateLayout& layout = *state.layout;
   const int64_t end = state.position + n_tokens;
   const int64_t tokens = layout.DictionaryTokens(end) - layout.DictionaryTokens(state.position);
   if (tokens == 0) return;
@@ -44,7 +44,7 @@ StepOutput Executor::Execute(const StepInput& input) {
     }
   }
   if (!any) return output;
-  absl::Status computed = CatchOutOfMemory([&] { Compute(input, output); });
+  absl::Status computed = kernels::CatchOutOfMemory([&] { Compute(input, output); });
   if (!computed.ok()) {
     context_.Synchronize();  // launched work still reads memory that was staged for it
     output.undo_memory.reset();
@@ -66,7 +66,7 @@ void Executor::Compute(const StepInput& input, StepOutput& output) {
     if (output.sequences[i].failure) continue;
     if (!sequence.drafted.empty()) {
       if (output.undo_memory == nullptr) {
-        output.undo_memory = std::make_unique<ScratchScope>(context_);
+        output.undo_memory = std::make_unique<kernels::ScratchScope>(context_);
       }
       output.sequences[i].undo = SaveForUndo(sequence, *output.undo_memory);
     }
@@ -74,8 +74,8 @@ void Executor::Compute(const StepInput& input, StepOutput& output) {
     if (first == nullptr) first = sequence.state;
   }
 
-  ScratchScope scratch(context_);
-  TensorView logits = VariantFor(*first).forward(batch_, context_, scratch);
+  kernels::ScratchScope scratch(context_);
+  kernels::TensorView logits = VariantFor(*first).forward(batch_, context_, scratch);
   logits.shape = {static_cast<int64_t>(batch_.logits_indices.size()), model_.vocab_size};
   reader_.Read(context_, logits);  // the iteration's only wait for the device
   for (size_t i = 0; i < input.sequences.size(); ++i) {
@@ -89,14 +89,15 @@ const ModelVariant& Executor::VariantFor(const StateHandle& state) const {
 }
 
 // The sequence's own token is kept in any case: it needs no copy where a suffix can be undone.
-DraftUndo Executor::SaveForUndo(const StepInput::Sequence& sequence, ScratchScope& memory) {
+DraftUndo Executor::SaveForUndo(const StepInput::Sequence& sequence,
+                                kernels::ScratchScope& memory) {
   const StateHandle& state = *sequence.state;
   const ModelVariant& variant = VariantFor(state);
-  TokenRange tokens = {state.position, state.position + 1 + std::ssize(sequence.drafted),
-                       state.slot_cap};
+  kernels::TokenRange tokens = {state.position, state.position + 1 + std::ssize(sequence.drafted),
+                                state.slot_cap};
   const bool keeps_prefix = variant.can_undo_suffix(tokens);
   if (keeps_prefix) ++tokens.begin;
-  const std::vector<StateExtent> extents = variant.undo_extents(tokens);
+  const std::vector<kernels::StateExtent> extents = variant.undo_extents(tokens);
   std::byte* const before = memory.Allocate<std::byte>(TotalBytes(extents));
   pool_.Pack(state, extents, before);
   return {.tokens = tokens, .keeps_prefix = keeps_prefix, .before = before};
@@ -152,7 +153,7 @@ void Executor::ReadResults(const StepInput::Sequence& sequence, const Place& pla
 
 absl::Status Executor::AcceptDrafts(const StepInput::Sequence& sequence,
                                     const StepOutput::Sequence& output, int32_t n_tokens) {
-  absl::Status undone = CatchOutOfMemory([&] { Undo(sequence, *output.undo, n_tokens); });
+  absl::Status undone = kernels::CatchOutOfMemory([&] { Undo(sequence, *output.undo, n_tokens); });
   if (undone.ok()) pool_.Grow(*sequence.state, sequence.state->position - 1 + n_tokens);
   return undone;
 }
@@ -162,11 +163,11 @@ void Executor::Undo(const StepInput::Sequence& sequence, const DraftUndo& undo, 
   const int64_t start = state.position - 1, end = start + n_tokens;
   const ModelVariant& variant = VariantFor(state);
   if (end >= undo.tokens.end) return;
-  ScratchScope scratch(context_);
+  kernels::ScratchScope scratch(context_);
   // Restores the earlier content of all extents, then writes the accepted tokens again: from a copy
   // where their part of the extents is their own, otherwise by another forward pass over them.
-  const TokenRange accepted = {undo.tokens.begin, end, state.slot_cap};
-  std::vector<StateExtent> kept;
+  const kernels::TokenRange accepted = {undo.tokens.begin, end, state.slot_cap};
+  std::vector<kernels::StateExtent> kept;
   if (undo.keeps_prefix && end > accepted.begin) kept = variant.undo_extents(accepted);
   std::byte* const bytes = scratch.Allocate<std::byte>(TotalBytes(kept));
   pool_.Pack(state, kept, bytes);
@@ -181,4 +182,4 @@ void Executor::Undo(const StepInput::Sequence& sequence, const DraftUndo& undo, 
   variant.forward(batch_, context_, scratch);
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -11,12 +11,12 @@
 #include "server/engine/common/state_pool.h"
 #include "server/engine/scheduling/step_io.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class Executor {
  public:
-  Executor(const EngineConfig& config, DeviceContext& context, StatePool& pool)
+  Executor(const EngineConfig& config, kernels::DeviceContext& context, StatePool& pool)
       : model_(config.model), context_(context), pool_(pool) {}
 
   // Consumes the sequences' tokens and moves their states on by them. A sequence for whose state
@@ -43,16 +43,16 @@ class Executor {
   void ReadResults(const StepInput::Sequence& sequence, const Place& place,
                    StepOutput::Sequence& output) const;
   const ModelVariant& VariantFor(const StateHandle& state) const;
-  DraftUndo SaveForUndo(const StepInput::Sequence& sequence, ScratchScope& memory);
+  DraftUndo SaveForUndo(const StepInput::Sequence& sequence, kernels::ScratchScope& memory);
   void Undo(const StepInput::Sequence& sequence, const DraftUndo& undo, int32_t n_tokens);
 
   const EngineModel& model_;
-  DeviceContext& context_;
+  kernels::DeviceContext& context_;
   StatePool& pool_;
-  Batch batch_;
-  LogitsReader reader_;
+  model::Batch batch_;
+  model::LogitsReader reader_;
   std::vector<int32_t> tokens_;  // reused: of one sequence
   std::vector<Place> places_;    // reused: [sequences]
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 const Sequence* FindSequence(const Request& request, const RunningAnswer* answer) {
@@ -204,4 +204,4 @@ bool RequestFinisher::FailIfDead(Request& request, SteadyTime now) {
   return true;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -14,7 +14,7 @@
 #include "server/engine/scheduling/batch_planner.h"
 #include "server/engine/sessions/session_turns.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // When a request ends, its memory is given back and its session is free again before its caller is
 // told, so that whoever reads the last event can go on at once. Engine thread only.
@@ -66,4 +66,4 @@ class RequestFinisher {
   bool any_ended_ = false;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

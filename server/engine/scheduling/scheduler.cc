@@ -5,7 +5,7 @@
 
 #include "server/engine/common/error_facts.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 void Scheduler::Start(std::shared_ptr<Request> request) {
   request->admitted = config_.options.clock.steady();
@@ -139,7 +139,7 @@ int32_t Scheduler::ApplyDraws(Executor& executor, const StepInput::Sequence& inp
   // A draw after a drafted token that is not a number is left to the iteration that has this token
   // as the sequence's own.
   for (bool goes_on = true; goes_on && n_kept <= n_drafted && output.draws[n_kept].finite;) {
-    Sampled& drawn = output.draws[n_kept];
+    model::Sampled& drawn = output.draws[n_kept];
     goes_on = n_kept < n_drafted && drawn.token_id == input.drafted[n_kept];
     ++n_kept;
     answer.AddDraw(std::move(drawn), event);
@@ -170,7 +170,7 @@ void Scheduler::ApplyPrefill(const StepInput::Sequence& input, Request& request,
   if (ScoreWork* work = request.score()) {
     std::optional<int64_t> damaged_at;
     for (int64_t i = 0; i < n_tokens; ++i) {
-      const TokenScore& row =
+      const model::TokenScore& row =
           work->result.rows.emplace_back(std::move(output.scores[static_cast<size_t>(i)]));
       if (!row.finite && !damaged_at) damaged_at = begin + i + 1;
     }
@@ -200,7 +200,7 @@ void Scheduler::FinishPrefill(Request& request, StepOutput::Sequence* output) {
     return finisher_.FinishPrompt(request);
   }
   GenerateWork& work = *request.generate();
-  for (Sampled& drawn : output->draws) work.first.push_back(std::move(drawn));
+  for (model::Sampled& drawn : output->draws) work.first.push_back(std::move(drawn));
   // All draws are from the same logits.
   if (!work.first.front().finite) return finisher_.FailNotANumber(request, position);
   work.answers.front()->sequence = request.sequence;
@@ -241,7 +241,7 @@ void Scheduler::BeginAnswers(Request& request) {
   planner_.DropStanding();
   GenerateWork& work = *request.generate();
   config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
-  std::vector<Sampled> draws = std::exchange(work.first, {});
+  std::vector<model::Sampled> draws = std::exchange(work.first, {});
   for (size_t i = 0; i < draws.size(); ++i) {
     StreamEvent event;
     work.answers[i]->AddDraw(std::move(draws[i]), event);
@@ -334,4 +334,4 @@ void Scheduler::RemoveEnded() {
   std::erase_if(running_, [](const std::shared_ptr<Request>& request) { return request->ended; });
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -21,7 +21,7 @@
 #include "server/engine/scheduling/step_builder.h"
 #include "server/engine/sessions/session_turns.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class Scheduler {
@@ -101,4 +101,4 @@ class Scheduler {
   bool copies_ = false;  // some prompts may wait for CopyPromptStates
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -4,13 +4,13 @@
 
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // The most tokens after the next one that can be undone: the state commits nothing before their
 // end.
 int64_t MaxDrafted(const StateHandle& state) {
-  const StateLayout& layout = *state.layout;
+  const model::StateLayout& layout = *state.layout;
   int64_t end = layout.BoundaryAfter(state.position) - 1;
   if (layout.has_unbounded()) end = std::min(end, layout.limits().max_unbounded_tokens);
   return end - (state.position + 1);
@@ -95,7 +95,7 @@ void StepBuilder::AddShare(const Request& request, int top_logprobs, const State
 
 absl::Status StepBuilder::RefreshAnswer(Entry& entry, BatchCandidate& candidate) const {
   entry.tokens = {&*entry.answer->sequence->pending, 1};
-  const DraftTokens drafts = entry.answer->Propose(MaxDrafted(*entry.state));
+  const model::DraftTokens drafts = entry.answer->Propose(MaxDrafted(*entry.state));
   entry.drafted = drafts.tokens;
   candidate.draft_probabilities = drafts.probabilities;
   return CheckPosition(*entry.state->layout, entry.state->position + 1);
@@ -138,4 +138,4 @@ StepInput StepBuilder::MakeInput(std::span<const PlanItem> plan) const {
   return input;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -12,7 +12,7 @@
 #include "server/engine/scheduling/request_finisher.h"
 #include "server/engine/scheduling/step_io.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class StepBuilder {
@@ -58,4 +58,4 @@ class StepBuilder {
   IterationInProgress work_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

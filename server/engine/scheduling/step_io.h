@@ -14,7 +14,7 @@
 #include "server/engine/common/engine_config.h"
 #include "server/engine/common/state_pool.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Asks for a score of every consumed token: the log-probability of the token that follows it, and
 // the best alternatives.
@@ -33,7 +33,7 @@ struct StepInput {
     std::span<const int32_t> drafted = {};  // further tokens that may follow; needs one draw
     bool decoding = false;                  // the token was drawn; otherwise tokens of a prompt
     // Draws from the logits of the last token. One draw also draws after each drafted token.
-    absl::InlinedVector<DrawRequest, 1> draws = {};
+    absl::InlinedVector<model::DrawRequest, 1> draws = {};
     std::optional<ScoreWanted> score = {};
     bool check = false;  // whether the logits of the last token are finite
   };
@@ -42,9 +42,9 @@ struct StepInput {
 
 // The part of a state that drafted tokens overwrite, saved so that rejected ones can be undone.
 struct DraftUndo {
-  TokenRange tokens = {};       // tokens that can be undone
-  bool keeps_prefix = false;    // a suffix of them can be undone without the others
-  std::byte* before = nullptr;  // device memory: the earlier content of their extents
+  kernels::TokenRange tokens = {};  // tokens that can be undone
+  bool keeps_prefix = false;        // a suffix of them can be undone without the others
+  std::byte* before = nullptr;      // device memory: the earlier content of their extents
 };
 
 struct StepOutput {
@@ -53,15 +53,17 @@ struct StepOutput {
     bool halfway = false;  // some layers have changed the state, which nobody may use any more
   };
   struct Sequence {
-    std::optional<Failure> failure = {};         // if set, there are no results
-    absl::InlinedVector<Sampled, 1> draws = {};  // [draws], or [1 + drafted] for a single draw
-    std::vector<TokenScore> scores = {};         // [tokens], if a score was wanted
+    std::optional<Failure> failure = {};  // if set, there are no results
+    absl::InlinedVector<model::Sampled, 1> draws =
+        {};                                      // [draws], or [1 + drafted] for a single draw
+    std::vector<model::TokenScore> scores = {};  // [tokens], if a score was wanted
     bool finite = true;                          // if a check was wanted
     std::optional<DraftUndo> undo = {};          // with drafted tokens
   };
-  std::vector<Sequence> sequences;            // index as in StepInput
-  IterationReport report;                     // token counts; the caller adds the rest
-  std::unique_ptr<ScratchScope> undo_memory;  // holds DraftUndo::before; null without drafts
+  std::vector<Sequence> sequences;  // index as in StepInput
+  IterationReport report;           // token counts; the caller adds the rest
+  std::unique_ptr<kernels::ScratchScope>
+      undo_memory;  // holds DraftUndo::before; null without drafts
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

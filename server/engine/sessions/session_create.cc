@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 SessionsCallback SessionCreator::ForSingleSession(SessionCallback done) {
   return [done = std::move(done)](absl::StatusOr<std::vector<SessionInfo>> infos) {
@@ -102,4 +102,4 @@ void SessionCreator::PublishSessions(std::vector<std::shared_ptr<Session>> made,
   disk_.Create(made, image, std::move(created));
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -13,7 +13,7 @@
 #include "server/engine/sessions/session_table.h"
 #include "server/engine/sessions/session_turns.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class SessionCreator {
@@ -56,4 +56,4 @@ class SessionCreator {
   SessionTurns& turns_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

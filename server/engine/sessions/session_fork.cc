@@ -5,7 +5,7 @@
 #include "base/status_macros.h"
 #include "server/engine/common/session_image.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // A fork whose copies have memory and quota, and get their bytes.
 struct SessionForks::Forking {
@@ -94,4 +94,4 @@ std::vector<std::shared_ptr<Session>> SessionForks::MakeCopies(Forking& fork) {
   return copies;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -12,7 +12,7 @@
 #include "server/engine/sessions/session_create.h"
 #include "server/engine/sessions/session_pin.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class SessionForks {
@@ -51,4 +51,4 @@ class SessionForks {
   std::deque<std::shared_ptr<Forking>> forks_;  // in order of arrival
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

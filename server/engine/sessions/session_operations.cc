@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // Checks that a session begins with the tokens of an earlier export.
@@ -153,10 +153,10 @@ absl::Status SessionOperations::Delete(const std::string& id,
   });
 }
 
-std::vector<std::string> SessionOperations::Adopt(std::vector<FoundSession> found) {
+std::vector<std::string> SessionOperations::Adopt(std::vector<disk::FoundSession> found) {
   return inbox_->Call<std::vector<std::string>>([&] {
     std::vector<std::string> left;
-    for (FoundSession& one : found) {
+    for (disk::FoundSession& one : found) {
       const absl::Status status = parts_.ownership.Register(std::move(one));
       if (!status.ok()) left.emplace_back(status.message());
     }
@@ -204,4 +204,4 @@ absl::StatusOr<std::vector<std::byte>> SessionOperations::CopyState(const std::s
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

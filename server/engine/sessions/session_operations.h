@@ -16,7 +16,7 @@
 #include "server/engine/common/state_pool.h"
 #include "server/engine/sessions/sessions.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Any thread but the engine's own. Each is posted to the engine thread, on which callbacks run;
 // they must not block.
@@ -62,7 +62,7 @@ class SessionOperations {
   absl::StatusOr<SessionInfo> Get(const std::string& id, const std::string& tenant);  // blocks
   // Registers the sessions found in the SessionFolder (EngineOptions::session_folder) before the
   // first call. Returns one message for each session that does not fit here.
-  std::vector<std::string> Adopt(std::vector<FoundSession> found);
+  std::vector<std::string> Adopt(std::vector<disk::FoundSession> found);
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
 
@@ -80,4 +80,4 @@ class SessionOperations {
   SessionParts& parts_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

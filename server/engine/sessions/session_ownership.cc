@@ -6,7 +6,7 @@
 #include "base/status_macros.h"
 #include "server/engine/common/checkpoints.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 SessionOwnership::SessionOwnership(const EngineConfig& config, Admission& admission,
                                    std::shared_ptr<Inbox> inbox, SessionTable& table,
@@ -30,8 +30,8 @@ SessionOwnership::~SessionOwnership() {
   }
 }
 
-absl::Status SessionOwnership::Register(FoundSession found) {
-  const JournalHead& head = found.head;
+absl::Status SessionOwnership::Register(disk::FoundSession found) {
+  const disk::JournalHead& head = found.head;
   const ModelVariant* const variant = config_.model.FindVariant(head.cache_policy);
   if (!IsSessionId(head.id) || variant == nullptr || variant->fingerprint != head.fingerprint ||
       variant->layout->fingerprint() != head.layout ||
@@ -79,7 +79,7 @@ void SessionOwnership::Acquire(const std::string& id, const std::optional<std::s
   const SteadyTime called = config_.options.clock.steady();
   config_.options.session_folder->ownership().Acquire(
       id, [this, inbox = inbox_, tenant, called,
-           then = std::move(then)](absl::StatusOr<FoundSession> found) mutable {
+           then = std::move(then)](absl::StatusOr<disk::FoundSession> found) mutable {
         inbox->Post(
             [this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
               then(RegisterAcquired(std::move(found), tenant, called));
@@ -87,7 +87,7 @@ void SessionOwnership::Acquire(const std::string& id, const std::optional<std::s
       });
 }
 
-absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<FoundSession> found,
+absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<disk::FoundSession> found,
                                                 const std::optional<std::string>& tenant,
                                                 SteadyTime called) {
   if (absl::IsNotFound(found.status())) return absl::OkStatus();
@@ -108,7 +108,7 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<FoundSession> fou
 }
 
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {
-  FolderOwnership& folder = config_.options.session_folder->ownership();
+  disk::FolderOwnership& folder = config_.options.session_folder->ownership();
   const absl::StatusOr<std::shared_ptr<Session>> found = table_.Find(id, std::nullopt);
   if (!found.ok()) return;
   const std::shared_ptr<Session>& session = *found;
@@ -131,4 +131,4 @@ void SessionOwnership::AnswerTransferRequest(const std::string& id) {
       {.event = "let_go", .duration = absl::ZeroDuration(), .position = position});
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

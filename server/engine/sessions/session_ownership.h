@@ -15,7 +15,7 @@
 #include "server/engine/sessions/session_persistence.h"
 #include "server/engine/sessions/session_table.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only, except for MayBeElsewhere.
 class SessionOwnership {
@@ -35,10 +35,10 @@ class SessionOwnership {
                StatusCallback then);
   // Registers a session found in the folder. FailedPrecondition if it does not fit this server; its
   // files then stay as they are.
-  absl::Status Register(FoundSession found);
+  absl::Status Register(disk::FoundSession found);
 
  private:
-  absl::Status RegisterAcquired(absl::StatusOr<FoundSession> found,
+  absl::Status RegisterAcquired(absl::StatusOr<disk::FoundSession> found,
                                 const std::optional<std::string>& tenant, SteadyTime called);
   void AnswerTransferRequest(const std::string& id);  // another server wants the session
 
@@ -50,4 +50,4 @@ class SessionOwnership {
   const ExpireSessions expire_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

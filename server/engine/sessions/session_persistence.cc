@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/huge_pages.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
@@ -19,8 +19,8 @@ absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
                    " tokens; it goes on in memory: ", std::string(status.message())));
 }
 
-SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> image) {
-  return [image = std::move(image)](const SessionFolder::WriteParts& write) {
+disk::SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> image) {
+  return [image = std::move(image)](const disk::SessionFolder::WriteParts& write) {
     const EncodedSession file = EncodeAroundState(*image);
     return write({file.head, image->state, file.tail});
   };
@@ -47,21 +47,21 @@ StatusCallback SessionPersistence::OnEngineThread(StatusCallback then) const {
   };
 }
 
-JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
+disk::JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
   const ModelVariant& variant = *config_.model.FindVariant(session.info.cache_policy);
-  JournalHead head{.id = session.info.id,
-                   .tenant = session.info.tenant,
-                   .cache_policy = variant.name,
-                   .fingerprint = variant.fingerprint,
-                   .layout = variant.layout->fingerprint(),
-                   .slot_cap = session.state.slot_cap,
-                   .keeps_tokens = session.log.has_value(),
-                   .created_unix_ms = absl::ToUnixMillis(session.info.created)};
+  disk::JournalHead head{.id = session.info.id,
+                         .tenant = session.info.tenant,
+                         .cache_policy = variant.name,
+                         .fingerprint = variant.fingerprint,
+                         .layout = variant.layout->fingerprint(),
+                         .slot_cap = session.state.slot_cap,
+                         .keeps_tokens = session.log.has_value(),
+                         .created_unix_ms = absl::ToUnixMillis(session.info.created)};
   if (session.ttl != absl::InfiniteDuration()) head.ttl_ms = absl::ToInt64Milliseconds(session.ttl);
   return head;
 }
 
-SessionMark SessionPersistence::MakeMark(const Session& session) const {
+disk::SessionMark SessionPersistence::MakeMark(const Session& session) const {
   return {.length = session.position(),
           .pending = session.pending,
           .turn_ends = session.turn_ends,
@@ -70,14 +70,15 @@ SessionMark SessionPersistence::MakeMark(const Session& session) const {
           .used_unix_ms = absl::ToUnixMillis(config_.options.clock.wall())};
 }
 
-JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
-  const SessionMark mark = MakeMark(session);
-  JournalEntry entry{.begin = begin,
-                     .pending = mark.pending,
-                     .ends_turn = !mark.turn_ends.empty() && mark.turn_ends.back() == mark.length,
-                     .prompt_tokens = mark.prompt_tokens,
-                     .generated_tokens = mark.generated_tokens,
-                     .used_unix_ms = mark.used_unix_ms};
+disk::JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
+  const disk::SessionMark mark = MakeMark(session);
+  disk::JournalEntry entry{
+      .begin = begin,
+      .pending = mark.pending,
+      .ends_turn = !mark.turn_ends.empty() && mark.turn_ends.back() == mark.length,
+      .prompt_tokens = mark.prompt_tokens,
+      .generated_tokens = mark.generated_tokens,
+      .used_unix_ms = mark.used_unix_ms};
   std::vector<int32_t> unsaved = std::exchange(session.disk->unsaved, {});
   if (begin == session.disk->length) entry.tokens = std::move(unsaved);
   return entry;
@@ -86,7 +87,7 @@ JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begi
 void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& sessions,
                                 const std::shared_ptr<const SessionImage>& image,
                                 StatusCallback then) {
-  SessionFolder* const folder = config_.options.session_folder.get();
+  disk::SessionFolder* const folder = config_.options.session_folder.get();
   if (folder == nullptr) return then(absl::OkStatus());
   struct Waiting {
     size_t sessions;
@@ -95,9 +96,9 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
   auto waiting = std::make_shared<Waiting>(Waiting{sessions.size(), {}});
   for (const std::shared_ptr<Session>& session : sessions) {
     SessionOnDisk& disk = *session->disk;
-    JournalHead head = MakeJournalHead(*session);
+    disk::JournalHead head = MakeJournalHead(*session);
     head.mark.used_unix_ms = head.created_unix_ms;
-    std::vector<JournalEntry> entries;
+    std::vector<disk::JournalEntry> entries;
     if (image != nullptr) {
       head.version = 1;
       head.mark = MakeMark(*session);
@@ -108,7 +109,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
     }
     disk.version = head.version + entries.size();
     disk.length = session->position();
-    SessionFolder::MakeFile make;
+    disk::SessionFolder::MakeFile make;
     if (image != nullptr) make = MakeSnapshotFile(image);
     folder->Create(std::move(head), std::move(entries), std::move(make),
                    OnEngineThread([waiting, then, session](absl::Status status) {
@@ -140,7 +141,7 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
     disk.unsaved.clear();
     return Snapshot(session, std::move(saved));
   }
-  JournalEntry entry = MakeJournalEntry(*session, begin);
+  disk::JournalEntry entry = MakeJournalEntry(*session, begin);
   config_.options.session_folder->Append(
       session->info.id, std::move(entry),
       OnEngineThread([session, saved = std::move(saved)](absl::Status status) {
@@ -161,7 +162,7 @@ void SessionPersistence::SnapshotIfDue(const std::shared_ptr<Session>& session) 
 
 void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, StatusCallback then) {
   SessionOnDisk& disk = *session->disk;
-  JournalHead head = MakeJournalHead(*session);
+  disk::JournalHead head = MakeJournalHead(*session);
   // The change that could not be written counts as one more than the disk has.
   if (disk.behind) ++disk.version;
   head.version = disk.version;
@@ -254,4 +255,4 @@ std::shared_ptr<SessionImage> SessionPersistence::MakeImage(const Session& sessi
   return image;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

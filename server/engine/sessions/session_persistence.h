@@ -17,7 +17,7 @@
 #include "server/engine/common/state_pool.h"
 #include "server/engine/sessions/session_table.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only. The folder's threads write; `then` runs on the engine thread. Without a
 // folder there is nothing to write, and `then` runs at once.
@@ -60,10 +60,10 @@ class SessionPersistence {
  private:
   // Wraps `then` so that it runs on the engine thread.
   StatusCallback OnEngineThread(StatusCallback then) const;
-  JournalHead MakeJournalHead(const Session& session) const;
-  SessionMark MakeMark(const Session& session) const;
+  disk::JournalHead MakeJournalHead(const Session& session) const;
+  disk::SessionMark MakeMark(const Session& session) const;
   // Moves the session's unsaved tokens into the entry.
-  JournalEntry MakeJournalEntry(Session& session, int64_t begin) const;
+  disk::JournalEntry MakeJournalEntry(Session& session, int64_t begin) const;
 
   const EngineConfig& config_;
   StatePool& pool_;
@@ -72,4 +72,4 @@ class SessionPersistence {
   SessionTable& table_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

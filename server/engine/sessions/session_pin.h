@@ -14,7 +14,7 @@
 #include "server/engine/sessions/session_swap_in.h"
 #include "server/engine/sessions/session_table.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // A session whose state is in memory, until the destruction of this object ends its claim. Engine
 // thread only.
@@ -107,4 +107,4 @@ class SessionPins {
   SessionSwapIn& swap_in_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-namespace ovq {
+namespace ovq::engine {
 
 void SessionRemoval::Delete(const std::string& id, const std::optional<std::string>& tenant,
                             SteadyTime called, StatusCallback then) {
@@ -62,4 +62,4 @@ bool SessionRemoval::EvictFrom(const std::string& client, bool table) {
   return true;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

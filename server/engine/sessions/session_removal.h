@@ -11,7 +11,7 @@
 #include "server/engine/sessions/session_persistence.h"
 #include "server/engine/sessions/session_table.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class SessionRemoval {
@@ -40,4 +40,4 @@ class SessionRemoval {
   SessionPersistence& disk_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -6,7 +6,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 absl::Status CheckRewind(const Session& session, uint64_t position) {
@@ -134,4 +134,4 @@ void SessionRewinder::RestoreAfterFailedRewind(Session& session, const StateSnap
   table_.EndClaim(session);
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

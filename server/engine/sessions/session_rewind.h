@@ -12,7 +12,7 @@
 #include "server/engine/sessions/session_table.h"
 #include "server/engine/sessions/session_turns.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class SessionRewinder {
@@ -52,4 +52,4 @@ class SessionRewinder {
   SessionTurns& turns_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

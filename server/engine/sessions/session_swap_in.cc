@@ -10,7 +10,7 @@
 #include "server/engine/common/session_image.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // A session whose state is being swapped in. The folder's threads and the engine thread own it in
 // turn.
@@ -23,9 +23,9 @@ struct SwappingSession {
 
   // Results of reading.
   absl::Status status = {};
-  std::optional<SessionFolder::StoredSession> files = {};
+  std::optional<disk::SessionFolder::StoredSession> files = {};
   std::unique_ptr<SessionReader> reader = {};  // of the snapshot, if there is one
-  SessionMark mark = {};
+  disk::SessionMark mark = {};
   int64_t from = 0;        // tokens that the state has consumed; 0: there is no usable state
   std::string bytes = {};  // the state, unless it was read into its place
   std::vector<int32_t> tokens = {};  // of the conversation from position `begin` on
@@ -46,7 +46,7 @@ constexpr size_t kPartBytes = size_t{256} << 10;  // stays in the processor's ca
 constexpr size_t kCopiedBytes = size_t{2} << 20;
 
 absl::Status ReadPart(SwappingSession& swapping) {
-  SnapshotFile& file = *swapping.files->snapshot;
+  disk::SnapshotFile& file = *swapping.files->snapshot;
   if (file.left() == 0) return swapping.reader->Finish().status();
   const std::span<char> room = swapping.reader->Room(std::min(kPartBytes, file.left()));
   absl::Status status = file.Read(room);
@@ -55,7 +55,7 @@ absl::Status ReadPart(SwappingSession& swapping) {
 
 // Reads up to the part of the head that says where the state belongs.
 absl::Status ReadHead(SwappingSession& swapping) {
-  const Journal& journal = swapping.files->journal;
+  const disk::Journal& journal = swapping.files->journal;
   swapping.mark = journal.mark();
   if (swapping.files->snapshot == nullptr) return absl::OkStatus();
   // Nothing but damage changes these files, and every byte is in a section with a checksum.
@@ -72,7 +72,8 @@ absl::Status ReadHead(SwappingSession& swapping) {
     return absl::DataLossError("session file: not the one that its journal goes on from");
   }
   const bool goes_on = std::ranges::all_of(
-      journal.entries, [&head](const JournalEntry& entry) { return entry.begin >= head.position; });
+      journal.entries,
+      [&head](const disk::JournalEntry& entry) { return entry.begin >= head.position; });
   if (goes_on && head.position <= swapping.consumed()) swapping.from = head.position;
   return absl::OkStatus();
 }
@@ -82,7 +83,7 @@ absl::Status ReadSnapshot(SwappingSession& swapping) {
     RETURN_IF_ERROR(ReadPart(swapping));
   }
   ASSIGN_OR_RETURN(SessionImage image, swapping.reader->Finish());
-  const StateLayout& layout = *swapping.variant.layout;
+  const model::StateLayout& layout = *swapping.variant.layout;
   const absl::Status status = swapping.place.base == nullptr
                                   ? CheckSessionState(image, layout)
                                   : CheckSessionState(image, layout, swapping.place.base);
@@ -105,7 +106,7 @@ absl::Status ReadAll(SwappingSession& swapping) {
   if (swapping.reader != nullptr) {
     RETURN_IF_ERROR(ReadSnapshot(swapping));
   }
-  for (const JournalEntry& entry : swapping.files->journal.entries) {
+  for (const disk::JournalEntry& entry : swapping.files->journal.entries) {
     if (entry.begin < swapping.begin) break;
     swapping.tokens.resize(static_cast<size_t>(entry.begin - swapping.begin));
     swapping.tokens.insert(swapping.tokens.end(), entry.tokens.begin(), entry.tokens.end());
@@ -119,7 +120,7 @@ absl::Status ReadAll(SwappingSession& swapping) {
   return absl::OkStatus();
 }
 
-void ReadRest(SwappingSession& swapping, const SessionFolder& folder) {
+void ReadRest(SwappingSession& swapping, const disk::SessionFolder& folder) {
   if (swapping.status.ok()) swapping.status = ReadAll(swapping);
   if (swapping.files) folder.ReportRead(*swapping.files, swapping.status);
 }
@@ -129,14 +130,14 @@ void ReadRest(SwappingSession& swapping, const SessionFolder& folder) {
 void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then) {
   if (session->resident()) return then(absl::OkStatus());
   const ModelVariant& variant = *config_.model.FindVariant(session->info.cache_policy);
-  SessionFolder* const folder = config_.options.session_folder.get();
+  disk::SessionFolder* const folder = config_.options.session_folder.get();
   const std::string id = session->info.id;
   auto swapping = std::make_shared<SwappingSession>(
       SwappingSession{std::move(session), variant, config_.model.vocab_size,
                       config_.options.clock.steady(), std::move(then)});
   folder->Read(
       id, [this, folder, inbox = inbox_, on_host = pool_.on_host(), swapping = std::move(swapping)](
-              absl::StatusOr<SessionFolder::StoredSession> files) mutable {
+              absl::StatusOr<disk::SessionFolder::StoredSession> files) mutable {
         swapping->status = files.status();
         if (files.ok()) {
           swapping->files = *std::move(files);
@@ -182,7 +183,7 @@ void SessionSwapIn::ReadIntoPlace(std::shared_ptr<SwappingSession> swapping) {
   if (swapping->session->info.keeps_tokens && Checkpoints::Due(place, 0, 0)) {
     swapping->copy = table_.checkpoints().Make(place);
   }
-  SessionFolder* const folder = config_.options.session_folder.get();
+  disk::SessionFolder* const folder = config_.options.session_folder.get();
   folder->Run([this, folder, inbox = inbox_, swapping = std::move(swapping)]() mutable {
     ReadRest(*swapping, *folder);
     inbox->Post([this, swapping = std::move(swapping)]() mutable {
@@ -261,4 +262,4 @@ void SessionSwapIn::EndReplay(Request& request, const SwappingSession& swapping,
 
 void SessionSwapIn::AddTo(EngineStats& stats) const { stats.sessions_hibernated -= placed_; }
 
-}  // namespace ovq
+}  // namespace ovq::engine

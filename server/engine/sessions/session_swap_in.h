@@ -14,7 +14,7 @@
 #include "server/engine/sessions/session_table.h"
 #include "server/engine/sessions/session_turns.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct SwappingSession;
 
@@ -58,4 +58,4 @@ class SessionSwapIn {
   int placed_ = 0;  // sessions published as hibernated whose states are being read into the pool
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -10,7 +10,7 @@
 #include "server/engine/common/limits.h"
 #include "server/engine/common/validate.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 SessionTable::SessionTable(const EngineConfig& config, StatePool& pool, Admission& admission)
     : config_(config),
@@ -234,4 +234,4 @@ void SessionTable::Release(Session& session) {
   checkpoints_.Forget(session);
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -19,7 +19,7 @@
 #include "server/engine/common/session.h"
 #include "server/engine/common/state_pool.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Session::info is the published part of a session: callers read it without waiting for the engine
 // thread. The rest of a session belongs to the engine thread or, while the session is not busy, to
@@ -97,4 +97,4 @@ class SessionTable {
   Checkpoints checkpoints_;  // of sessions in by_id_
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -5,7 +5,7 @@
 
 #include "base/status_macros.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 void SessionImporter::Import(SessionImage image, const SessionOptions& options, SteadyTime called,
                              SessionCallback done) {
@@ -40,7 +40,7 @@ void SessionImporter::Import(SessionImage image, const SessionOptions& options, 
 
 absl::StatusOr<std::shared_ptr<Request>> SessionImporter::MakeSession(
     const SessionImage& image, const SessionOptions& options) {
-  const StateLayout& layout = *config_.model.FindVariant(image.cache_policy)->layout;
+  const model::StateLayout& layout = *config_.model.FindVariant(image.cache_policy)->layout;
   ASSIGN_OR_RETURN(StateHandle state,
                    admission_.AcquireSession(layout, image.slot_cap, options.client));
   auto request = std::make_shared<Request>();
@@ -75,4 +75,4 @@ absl::StatusOr<std::shared_ptr<Request>> SessionImporter::MakeSession(
   return request;
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -5,7 +5,7 @@
 #include "server/engine/common/session_image.h"
 #include "server/engine/sessions/session_create.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class SessionImporter {
@@ -42,4 +42,4 @@ class SessionImporter {
   SessionCreator& creator_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -6,7 +6,7 @@
 
 #include "server/engine/common/limits.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 void SessionTurns::KeepCheckpoint(Session& session) {
   std::shared_ptr<const StateSnapshot> copy = table_.checkpoints().Copy(session.state);
@@ -30,7 +30,7 @@ void SessionTurns::RecordTurnEnd(Session& session, int64_t generated) {
   if (!session.log || end == (ends.empty() ? 0 : ends.back())) return;
   const auto lock = table_.Lock();
   ends.push_back(end);
-  if (ends.size() > kMaxTurnEnds) ends.erase(ends.begin());
+  if (ends.size() > disk::kMaxTurnEnds) ends.erase(ends.begin());
 }
 
 void SessionTurns::PublishProgress(Request& request) {
@@ -78,4 +78,4 @@ void SessionTurns::ReportEvent(const char* event, SteadyTime since, int64_t posi
                                 .replayed = replayed});
 }
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -10,7 +10,7 @@
 #include "server/engine/sessions/session_persistence.h"
 #include "server/engine/sessions/session_table.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 // Engine thread only.
 class SessionTurns {
@@ -40,4 +40,4 @@ class SessionTurns {
   SessionPersistence& disk_;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -15,7 +15,7 @@
 #include "server/engine/sessions/session_transfer.h"
 #include "server/engine/sessions/session_turns.h"
 
-namespace ovq {
+namespace ovq::engine {
 
 struct SessionParts {
   // start: the engine's, for requests that session operations make.
@@ -49,4 +49,4 @@ struct SessionParts {
   SessionImporter importer;
 };
 
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -24,7 +24,7 @@ endforeach()
 file(WRITE "${OUT}" "// Made by embed.cmake.
 #include \"server/http/console/files.h\"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 ${ARRAYS}
@@ -41,5 +41,5 @@ ${ROWS}  };
   return files;
 }
 
-}  // namespace ovq
+}  // namespace ovq::server
 ")

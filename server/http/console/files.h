@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-namespace ovq {
+namespace ovq::server {
 
 struct ConsoleFile {
   std::string_view name;        // "style.css"
@@ -17,4 +17,4 @@ struct ConsoleFile {
 // By name. Any thread.
 std::span<const ConsoleFile> ConsoleFiles();
 
-}  // namespace ovq
+}  // namespace ovq::server

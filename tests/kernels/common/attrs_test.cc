@@ -7,7 +7,7 @@
 
 #include "base/problems.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using testing::HasSubstr;
@@ -212,4 +212,4 @@ TEST(Attrs, AWrongChoiceLeavesOpenWhatIsRead) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr int64_t kVocab = 50, kWidth = 8;
@@ -74,4 +74,4 @@ TEST_F(RunCaptured, ForgetsWhenThereAreTooManyKinds) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -12,7 +12,7 @@
 #include "kernels/ops/parallel_rows.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 bool Aligned(const void* p) {
@@ -127,4 +127,4 @@ TEST(ParallelRows, CoversEveryRowOnceAndKeepsSmallInputsHere) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

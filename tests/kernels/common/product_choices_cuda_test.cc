@@ -10,7 +10,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 class ProductChoicesTest : public testing::Test {
@@ -61,4 +61,4 @@ TEST_F(ProductChoicesTest, AreOursWhereTheEnvironmentSaysSoOnCuda) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

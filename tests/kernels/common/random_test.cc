@@ -4,7 +4,7 @@
 
 #include <limits>
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using Words = std::array<uint32_t, 4>;
@@ -28,4 +28,4 @@ TEST(UnitInterval, CoversZeroToBelowOne) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

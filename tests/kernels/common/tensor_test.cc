@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 TEST(BF16, RoundsToNearestTiesToEven) {
@@ -76,4 +76,4 @@ TEST(TensorView, Bytes) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -6,7 +6,7 @@
 
 #include "tests/kernels/mixers/attend_sessions.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 inline constexpr DType kF32 = DType::kF32, kBF16 = DType::kBF16, kI8 = DType::kI8;
 
@@ -49,4 +49,4 @@ inline AttendConfig Full(std::string name, int n_heads, int n_kv_heads, int d, i
           .wave_span = 0};
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

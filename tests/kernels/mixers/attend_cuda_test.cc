@@ -11,7 +11,7 @@
 #include "tests/kernels/mixers/attend_configs.h"
 #include "tests/reference/mixers/attention_ref.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using cuda::Split;
@@ -354,4 +354,4 @@ INSTANTIATE_TEST_SUITE_P(DTypes, AttendTies, ::testing::Values(kF32, kBF16, kI8)
                          [](const auto& info) { return DTypeName(info.param); });
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

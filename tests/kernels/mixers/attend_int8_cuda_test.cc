@@ -9,7 +9,7 @@
 
 #include "tests/kernels/mixers/attend_configs.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using cuda::Split;
@@ -183,4 +183,4 @@ INSTANTIATE_TEST_SUITE_P(TensorCores, AttendInt8Dictionary, ::testing::ValuesIn(
                          NameInInt8);
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

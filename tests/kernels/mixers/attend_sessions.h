@@ -17,7 +17,7 @@
 #include "kernels/mixers/ovq/ovq.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 using cuda::Split;
 
@@ -376,4 +376,4 @@ class Sessions {
   std::vector<Session> sessions_;
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 struct AttentionCaseShape {
   int64_t n_heads, n_kv_heads, head_dim, value_head_dim;
@@ -87,4 +87,4 @@ inline std::vector<MixerCase> AlsoInInt8(std::vector<MixerCase> cases) {
   return cases;
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -6,7 +6,7 @@
 
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // n(t) = min(t, cap) at multiples of `period`.
@@ -87,4 +87,4 @@ TEST(CountWaves, CountsTheSpansThatRowsTouch) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/attention_cases.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // No sinks, few, and more than a window holds.
@@ -17,4 +17,4 @@ const MixerCases kBlockSliding([] {
 }());
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -2,7 +2,7 @@
 
 #include "tests/kernels/mixers/attention_cases.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // Slot caps below the length of a test, so that most chunks merge; some are below the chunk's
@@ -27,4 +27,4 @@ const MixerCases kClosestPair(AlsoInInt8(
     })));
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

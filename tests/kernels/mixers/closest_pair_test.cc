@@ -12,7 +12,7 @@
 #include "kernels/mixers/closest_pair/nearest.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 constexpr int64_t kHeads = 2, kHeadDim = 24;
@@ -472,4 +472,4 @@ TEST(NearestOnes, AreCandidatesInAscendingOrder) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

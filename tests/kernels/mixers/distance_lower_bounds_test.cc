@@ -9,7 +9,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // Lower bounds never exceed the computed distances, and are tight enough to be useful.
@@ -156,4 +156,4 @@ TEST_F(DistanceLowerBoundsTest, MoveWithTheMean) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

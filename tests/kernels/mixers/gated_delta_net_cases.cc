@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // A decay of about a tenth a token, so that a state remembers some tens of tokens.
@@ -45,4 +45,4 @@ const BenchFields kGatedDeltaNetBench("gated_delta_net", {{"num_heads", 3},
                                                           {"conv_size", 4}});
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

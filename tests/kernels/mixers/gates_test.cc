@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 class GatesTargets : public TargetTest {};
@@ -177,4 +177,4 @@ TEST_P(GatesTargets, NormsAndGatesAsTheReference) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/attention_cases.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // All budgets in turn, with one flag more or less each time.
@@ -71,4 +71,4 @@ const MixerCases kSmall({
 });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 KvmLaw Law(KvmBudget budget, int64_t chunk_len = 256) {
@@ -238,4 +238,4 @@ TEST(Kvm, SinksStayAsTheyAreAndOtherRowsDoNot) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
@@ -55,4 +55,4 @@ const BenchFields kLatticeBench("lattice",
                                 {{"num_heads", 6}, {"num_slots", 128}, {"value_head_dim", 128}});
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -11,7 +11,7 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -250,4 +250,4 @@ TEST(Lattice, NamesTheFieldThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // dt of about a tenth, so that a state remembers some tens of tokens.
@@ -45,4 +45,4 @@ const MixerCases kMamba2({
 const BenchFields kMamba2Bench("mamba2", {{"num_heads", 12}, {"head_dim", 64}, {"state_size", 64}});
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

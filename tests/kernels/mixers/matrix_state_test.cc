@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 class MatrixStateTargets : public TargetTest {};
@@ -155,4 +155,4 @@ TEST_P(MatrixStateTargets, SplitsGiveTheSameStates) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

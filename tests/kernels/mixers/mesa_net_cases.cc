@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim,
@@ -40,4 +40,4 @@ const MixerCases kMesaNet({
 const BenchFields kMesaNetBench("mesa_net", {{"num_heads", 6}, {"head_dim", 128}});
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

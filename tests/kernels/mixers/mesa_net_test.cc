@@ -10,7 +10,7 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -160,4 +160,4 @@ TEST(MesaNet, NamesTheFieldThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -12,7 +12,7 @@
 
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 template <class T>
@@ -251,4 +251,4 @@ INSTANTIATE_TEST_SUITE_P(All, MixerContract, ::testing::ValuesIn(MixerCases::OnD
                          MixerCaseName);
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -9,7 +9,7 @@
 #include "base/problems.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 // The fields of a case as a mixer reads them.
@@ -89,4 +89,4 @@ TEST(MixerProblems, AfterAnErrorTheSameWeightsAreAskedFor) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

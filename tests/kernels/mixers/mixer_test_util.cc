@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 std::vector<MixerCase>& AddedCases() {
@@ -94,7 +94,7 @@ Attrs MakeFields(const Fields& fields, const std::string& path) {
 std::shared_ptr<MixerConfig> ReadFields(const std::string& type, const Attrs& model,
                                         const Attrs& section, int64_t d_model) {
   std::shared_ptr<MixerConfig> config = FindMixer(type)->config();
-  ovq::ReadFields(model, section, d_model, *config);
+  ovq::kernels::ReadFields(model, section, d_model, *config);
   return config;
 }
 
@@ -225,4 +225,4 @@ std::vector<float> MixerInstance::Run(MixerSession& session, const std::vector<f
   return y;
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -17,7 +17,7 @@
 #include "kernels/mixers/mixer.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 inline constexpr int kModelDim = 48;
 
@@ -165,4 +165,4 @@ class MixerInstance {
   std::vector<std::byte> initial_;
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/attention_cases.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 const MixerCases kOvq(AlsoInInt8(AttentionCases("ovq_attention", [](const AttentionCaseShape& s,
@@ -50,4 +50,4 @@ const MixerCases kVariants(AlsoInInt8({
 }));
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

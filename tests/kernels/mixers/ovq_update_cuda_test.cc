@@ -15,7 +15,7 @@
 #include "kernels/mixers/ovq/ovq.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 struct Case {
@@ -332,4 +332,4 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

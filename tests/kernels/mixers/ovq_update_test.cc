@@ -9,7 +9,7 @@
 #include "kernels/mixers/common/stochastic_rounding.h"
 #include "kernels/mixers/ovq/ovq.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 TEST(CentroidsAt, FollowsEquation17InIntegers) {
@@ -115,4 +115,4 @@ TEST(StochasticRounding, RunningMeanDoesNotStall) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 absl::StatusOr<MixerState> ReadState(const std::string& type, const Fields& fields) {
@@ -91,4 +91,4 @@ TEST(RecurrentConfig, Mamba2RefusesByName) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -10,7 +10,7 @@
 
 #include "tests/kernels/mixers/recurrent_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 constexpr int64_t kDim = 3, kHeads = 2;
@@ -183,4 +183,4 @@ TEST(RecurrentMixer, KeepsTheNewestInputsBehindTheRecurrencesFields) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

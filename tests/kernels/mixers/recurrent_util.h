@@ -12,7 +12,7 @@
 #include "kernels/mixers/mixer.h"
 #include "tests/device_tests.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 
 // Sequences of a batch: numbers of tokens, first positions and states.
 struct Sequences {
@@ -84,4 +84,4 @@ inline std::vector<float> Magnitudes(std::vector<float> x) {
   return x;
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

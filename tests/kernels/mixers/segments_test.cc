@@ -11,7 +11,7 @@
 #include "tests/kernels/mixers/mixer_test_util.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 constexpr int kSegmentDim = 24, kSegmentValueDim = 20,
@@ -265,4 +265,4 @@ TEST(Segments, AreSharedWhereHeadsAreTooFew) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

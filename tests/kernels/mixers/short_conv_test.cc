@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/recurrent_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 class ShortConvTargets : public TargetTest {};
@@ -130,4 +130,4 @@ TEST_P(ShortConvTargets, SplitsOfAConvolutionGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -13,7 +13,7 @@
 #include "kernels/mixers/common/stochastic_rounding.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 std::vector<float> Normal(size_t n, uint32_t seed, float size = 1) {
@@ -209,4 +209,4 @@ TEST(Int8Rows, AttentionIsThatOfTheSameRowsInFloat32) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

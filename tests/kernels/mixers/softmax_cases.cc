@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/attention_cases.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 const MixerCases kFull(AlsoInInt8(AttentionCases("full_attention",
@@ -12,4 +12,4 @@ const MixerCases kSliding(AlsoInInt8(AttentionCases("sliding_attention",
                                                     })));
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -17,7 +17,7 @@
 
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 class StateCheck : public MixerCaseTest {
@@ -152,4 +152,4 @@ INSTANTIATE_TEST_SUITE_P(All, StateCheck, testing::ValuesIn(MixerCases::OnDevice
                          MixerCaseName);
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 constexpr int64_t kWidth = 70;  // of which the rows of a batch take one more
@@ -103,4 +103,4 @@ TEST_P(TokenShiftDevices, SplitsGiveTheSameBits) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

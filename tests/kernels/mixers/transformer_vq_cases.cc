@@ -2,7 +2,7 @@
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 MixerCase TransformerVqCase(const TransformerVqShape& s, DType dtype) {
@@ -43,4 +43,4 @@ const BenchFields kTransformerVqBench("transformer_vq", {{"num_heads", 1},
                                                          {"mem_len", 512}});
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

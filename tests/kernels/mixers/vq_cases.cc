@@ -1,6 +1,6 @@
 #include "tests/kernels/mixers/attention_cases.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 const MixerCases kVq(AttentionCases("vq_attention", [](const AttentionCaseShape& s, MixerCase& c) {
@@ -9,4 +9,4 @@ const MixerCases kVq(AttentionCases("vq_attention", [](const AttentionCaseShape&
 }));
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

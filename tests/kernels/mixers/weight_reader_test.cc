@@ -5,7 +5,7 @@
 
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::kernels::test {
 namespace {
 
 TEST(WeightReader, MakesSharedProductsOnce) {
@@ -55,4 +55,4 @@ TEST(WeightReader, ProductsOfFewOutputsStayInTheComputeType) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::kernels::test

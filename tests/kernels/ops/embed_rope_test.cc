@@ -10,7 +10,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/device_tests.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AssertClose;
@@ -337,4 +337,4 @@ TEST_P(EmbedDevices, CopiesRowsExactly) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -11,7 +11,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/device_tests.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AssertClose;
@@ -200,4 +200,4 @@ TEST_P(HeadDevices, CopiesRoundToNearest) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

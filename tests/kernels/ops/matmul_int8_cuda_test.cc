@@ -10,7 +10,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AssertSameBits;
@@ -75,4 +75,4 @@ TEST(CudaInt8, SumsAreThoseOfItsWeights) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

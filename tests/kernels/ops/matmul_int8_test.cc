@@ -16,7 +16,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AssertSameBits;
@@ -231,4 +231,4 @@ TEST(OneDnnSums, AreExact) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

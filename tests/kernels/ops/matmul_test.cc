@@ -16,7 +16,7 @@
 #include "tests/device_tests.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AssertClose;
@@ -383,4 +383,4 @@ TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
 #endif
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

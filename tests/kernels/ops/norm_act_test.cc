@@ -11,7 +11,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/device_tests.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 using test::AssertClose;
@@ -526,4 +526,4 @@ TEST_P(NormActTargets, RowsDoNotDependOnTheirCompany) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

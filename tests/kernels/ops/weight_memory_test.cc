@@ -14,7 +14,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -69,4 +69,4 @@ TEST(WeightMemoryTest, WeightsOfProductsAreOnHugePages) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::kernels

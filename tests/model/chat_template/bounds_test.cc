@@ -4,7 +4,7 @@
 
 #include "tests/model/chat_template/render_util.h"
 
-namespace ovq::test {
+namespace ovq::jinja::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -181,4 +181,4 @@ TEST(ChatTemplateBounds, AnyTextIsParsedOrRefused) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::jinja::test

@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "tests/model/chat_template/render_util.h"
 
-namespace ovq::test {
+namespace ovq::jinja::test {
 namespace {
 
 using ::testing::EndsWith;
@@ -108,4 +108,4 @@ TEST_F(ChatFormatTest, ErrorsNameTheFile) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::jinja::test

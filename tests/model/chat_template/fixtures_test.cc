@@ -12,7 +12,7 @@
 #include "tests/folders.h"
 #include "tests/model/chat_template/render_util.h"
 
-namespace ovq::test {
+namespace ovq::jinja::test {
 namespace {
 
 Json ReadJson(const std::string& path) {
@@ -85,4 +85,4 @@ INSTANTIATE_TEST_SUITE_P(All, PublicTemplates,
                          });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::jinja::test

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_template.h"
 
-namespace ovq::test {
+namespace ovq::jinja::test {
 
 using Json = nlohmann::ordered_json;
 
@@ -34,4 +34,4 @@ inline absl::StatusOr<std::string> Render(std::string_view text,
   return parsed->Render(variables, TestNow(), limits);
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::jinja::test

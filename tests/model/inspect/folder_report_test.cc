@@ -12,7 +12,7 @@
 #include "tests/folders.h"
 #include "tests/model/edited_model.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -39,13 +39,13 @@ TEST(FolderReport, IsWhatTheLoadedModelIs) {
   InspectOptions options;
   options.positions = {1, 100, 4000};
   options.slot_caps = {16, 24};
-  options.state_dtype = DType::kBF16;
+  options.state_dtype = kernels::DType::kBF16;
   const FolderReport report = Report(folder + "/", options);
   EXPECT_THAT(report.problems, IsEmpty());
   EXPECT_EQ(report.folder, folder);
-  const auto context = BoundContext(Device::kCpu);
+  const auto context = BoundContext(kernels::Device::kCpu);
   ModelOptions model_options;
-  model_options.state_dtype = DType::kBF16;
+  model_options.state_dtype = kernels::DType::kBF16;
   const auto model = LanguageModel::Load(folder, model_options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(report.parameters, (*model)->parameters());
@@ -280,7 +280,7 @@ TEST(InspectOptions, AreChecked) {
   EXPECT_TRUE(options->json);
   EXPECT_THAT(options->positions, ElementsAre(1, 2));
   EXPECT_THAT(options->slot_caps, ElementsAre(7));
-  EXPECT_EQ(options->state_dtype, DType::kBF16);
+  EXPECT_EQ(options->state_dtype, kernels::DType::kBF16);
   EXPECT_THAT(InspectHelp(), HasSubstr("usage: ovq-inspect MODEL"));
 }
 
@@ -300,4 +300,4 @@ TEST(FolderReport, ChatTemplates) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -12,7 +12,7 @@
 #include "tests/model/tokenizers/bpe_util.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -29,7 +29,7 @@ std::unique_ptr<BpeTokenizer> LoadGolden(const char* name) {
 // Random bytes, then text of random characters.
 TEST(BpeTokenizer, ManyRandomBytesComeBack) {
   std::mt19937 random(1);
-  std::string bytes(IsSlow(Device::kCpu) ? 100'000 : 1'000'000, '\0');
+  std::string bytes(kernels::test::IsSlow(kernels::Device::kCpu) ? 100'000 : 1'000'000, '\0');
   for (char& c : bytes) c = static_cast<char>(random());
   std::string rest = bytes;
   std::string valid = ConsumeUtf8(rest);
@@ -167,4 +167,4 @@ TEST(BpeTokenizer, APatternThatGivesUpIsAnError) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -5,7 +5,7 @@
 #include "model/tokenizers/byte_alphabet.h"
 #include "tests/model/model_test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 using Json = nlohmann::json;
 
@@ -67,4 +67,4 @@ std::string Decode(const BpeTokenizer& tokenizer, const std::vector<int32_t>& id
   return text;
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "model/tokenizers/bpe_tokenizer.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 
 inline constexpr int64_t kManyIds = 1 << 21;
 
@@ -38,4 +38,4 @@ std::vector<std::string> Stream(const BpeTokenizer& tokenizer, const std::vector
 std::string Decode(const BpeTokenizer& tokenizer, const std::vector<int32_t>& ids,
                    bool skip_special = false);
 
-}  // namespace ovq::test
+}  // namespace ovq::model::test

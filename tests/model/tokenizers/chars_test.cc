@@ -4,7 +4,7 @@
 
 #include "model/tokenizers/byte_alphabet.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 TEST(Chars, Classes) {
@@ -43,4 +43,4 @@ TEST(ByteAlphabet, EveryByteHasACharacterOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

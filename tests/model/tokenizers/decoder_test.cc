@@ -9,7 +9,7 @@
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -148,4 +148,4 @@ TEST(TokenDecoder, ErrorsNameTheirPlace) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

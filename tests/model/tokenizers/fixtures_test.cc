@@ -14,7 +14,7 @@
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -163,4 +163,4 @@ INSTANTIATE_TEST_SUITE_P(All, SplitPatterns, ::testing::Values("split-regex.json
                          [](const auto&) { return "published"; });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

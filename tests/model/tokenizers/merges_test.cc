@@ -7,7 +7,7 @@
 #include <random>
 #include <utility>
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -83,4 +83,4 @@ TEST(Merges, EveryLengthIsAsByDefinition) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -9,7 +9,7 @@
 
 #include "model/tokenizers/chars.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 std::string In(NormalForm form, std::string text) {
@@ -73,4 +73,4 @@ TEST(NormalForm, ManyMarksInARow) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -6,7 +6,7 @@
 
 #include "tests/model/model_test_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -63,4 +63,4 @@ TEST(Regex, LeavesTheCLibrarysAlone) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

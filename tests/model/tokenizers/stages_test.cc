@@ -8,7 +8,7 @@
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -181,4 +181,4 @@ TEST(PostProcessor, ErrorsNameTheirPlace) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

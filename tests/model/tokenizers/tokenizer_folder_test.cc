@@ -7,7 +7,7 @@
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
-namespace ovq::test {
+namespace ovq::model::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -143,4 +143,4 @@ TEST(TokenizerJson, FilesThatAreNone) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::model::test

@@ -10,7 +10,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // 16 random bits, drawn for (layer, head, row, channel, chunk).
@@ -216,4 +216,4 @@ void AttendRef(DeviceContext&, const AttentionArgs& args) {
 }
 const ReferenceOf<AttendCpu> kAttend = AttendRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

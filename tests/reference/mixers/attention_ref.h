@@ -7,7 +7,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 struct SlotRef {
   const void* keys;  // the slot's block
@@ -85,4 +85,4 @@ uint32_t MergeSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t 
 void SoftmaxAttentionRef(const AttentionArgs& args);
 void OvqAttentionRef(const AttentionArgs& args);
 
-}  // namespace ovq
+}  // namespace ovq::kernels

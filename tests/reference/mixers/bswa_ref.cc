@@ -10,7 +10,7 @@
 #include "tests/reference/mixers/attention_ref.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 int64_t WindowBegin(const AttentionBlocks& blocks, int64_t position) {
@@ -62,4 +62,4 @@ void BlockSlidingAttentionRef(DeviceContext&, const AttentionArgs& args) {
 
 const ReferenceOf<BlockSlidingAttentionCpu> kBswa = BlockSlidingAttentionRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

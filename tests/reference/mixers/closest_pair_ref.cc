@@ -17,7 +17,7 @@
 #include "tests/reference/mixers/attention_ref.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // State of a place: empty (also a token's place before the token), a candidate, or a slot that has
@@ -297,4 +297,4 @@ void ClosestPairRef(DeviceContext&, const ClosestPairArgs& args) {
 
 const ReferenceOf<ClosestPairCpu> kClosestPair = ClosestPairRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

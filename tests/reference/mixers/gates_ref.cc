@@ -6,7 +6,7 @@
 #include "kernels/mixers/recurrent/gates.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 double EvaluateGate(GateKind kind, double z) {
@@ -78,4 +78,4 @@ const ReferenceOf<cpu::Decay> kDecay = Decay;
 const ReferenceOf<cpu::Sigmoid> kSigmoid = Sigmoid;
 const ReferenceOf<cpu::NormAndGate> kNormAndGate = NormAndGate;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

@@ -18,7 +18,7 @@
 #include "tests/reference/reference_of.h"
 #include "tests/reference/vectors.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 Vector LayerNorm(const KvmWeights& weights, const Vector& x) {
@@ -301,4 +301,4 @@ void KvmAttentionRef(DeviceContext&, const KvmArgs& args) {
 
 const ReferenceOf<KvmAttentionCpu> kKvm = KvmAttentionRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

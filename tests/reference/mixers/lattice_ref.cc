@@ -8,7 +8,7 @@
 #include "tests/reference/reference_of.h"
 #include "tests/reference/vectors.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 Vector Scaled(Vector x, double factor) {
@@ -101,4 +101,4 @@ void LatticeRef(DeviceContext& context, const BatchSequences& seqs, const Lattic
 
 const ReferenceOf<LatticeCpu> kLattice = LatticeRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

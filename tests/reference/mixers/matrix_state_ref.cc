@@ -5,7 +5,7 @@
 #include "kernels/mixers/recurrent/matrix_state.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 // S of one head as a plain matrix, in double while a token rewrites it.
@@ -72,4 +72,4 @@ void AdvanceStates(DeviceContext&, const BatchSequences& seqs, const MatrixState
 
 const ReferenceOf<cpu::AdvanceStates> kAdvanceStates = AdvanceStates;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

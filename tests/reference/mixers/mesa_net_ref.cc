@@ -7,7 +7,7 @@
 #include "tests/reference/reference_of.h"
 #include "tests/reference/vectors.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // x + factor y
@@ -88,4 +88,4 @@ void MesaNetRef(DeviceContext& context, const BatchSequences& seqs, const MesaAr
 
 const ReferenceOf<MesaNetCpu> kMesaNet = MesaNetRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -11,7 +11,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "tests/reference/mixers/attention_ref.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // One head at one token.
@@ -163,4 +163,4 @@ void OvqAttentionRef(const AttentionArgs& args) {
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -4,7 +4,7 @@
 #include "kernels/mixers/recurrent/short_conv.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 // u of channel c at position s of a sequence, from the batch or from the session's state.
@@ -51,4 +51,4 @@ void Convolve(DeviceContext&, const BatchSequences& seqs, const ShortConv& conv)
 
 const ReferenceOf<cpu::Convolve> kConvolve = Convolve;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

@@ -7,7 +7,7 @@
 
 #include "tests/reference/mixers/attention_ref.h"
 
-namespace ovq {
+namespace ovq::kernels {
 
 void SoftmaxAttentionRef(const AttentionArgs& args) {
   const int32_t window = args.blocks.window;
@@ -22,4 +22,4 @@ void SoftmaxAttentionRef(const AttentionArgs& args) {
   });
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -2,7 +2,7 @@
 #include "kernels/mixers/common/token_shift.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 
 // y_t = x_t + mix (x_{t-1} - x_t), token after token, in double.
 void ShiftTokens(DeviceContext&, const BatchSequences& seqs, const TokenShift& shift) {
@@ -30,4 +30,4 @@ void ShiftTokens(DeviceContext&, const BatchSequences& seqs, const TokenShift& s
 
 const ReferenceOf<cpu::ShiftTokens> kShiftTokens = ShiftTokens;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

@@ -12,7 +12,7 @@
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // A session's state, one element at a time.
@@ -138,4 +138,4 @@ void TransformerVqRef(DeviceContext&, const TransformerVqArgs& args) {
 
 const ReferenceOf<TransformerVqCpu> kTransformerVq = TransformerVqRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -12,7 +12,7 @@
 #include "tests/reference/mixers/attention_ref.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace {
 
 // argmin |key - code|^2 = argmax key . code - |code|^2 / 2, ties to the lowest code.
@@ -79,4 +79,4 @@ void VqAttentionRef(DeviceContext&, const VqAttentionArgs& args) {
 
 const ReferenceOf<VqAttentionCpu> kVq = VqAttentionRef;
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "kernels/ops/ops_device.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 // weights: [2][n] for kLayer, [n] for kRms.
@@ -106,4 +106,4 @@ const ReferenceOf<cpu::PrepareHeads> kPrepareHeads = PrepareHeads;
 const ReferenceOf<cpu::AddSinusoids> kAddSinusoids = AddSinusoids;
 const ReferenceOf<cpu::Embed> kEmbed = Embed;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

@@ -8,7 +8,7 @@
 #include "kernels/ops/matmul_device.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 // A row as integers times a scale.
@@ -87,4 +87,4 @@ Product MakeInt8Product(DeviceContext&, const StackedWeights& weights) {
 const ReferenceOf<cpu::MakeProduct> kMakeProduct = MakeProduct;
 const ReferenceOf<cpu::MakeInt8Product> kMakeInt8Product = MakeInt8Product;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

@@ -14,7 +14,7 @@
 #include "kernels/ops/ops_device.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 void Store(const TensorView& y, int64_t i, double value) {
@@ -147,4 +147,4 @@ const ReferenceOf<cpu::SoftCap> kSoftCap = SoftCap;
 const ReferenceOf<cpu::SwiGlu> kSwiGlu = SwiGlu;
 const ReferenceOf<cpu::LogSumExp> kLogSumExp = LogSumExp;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

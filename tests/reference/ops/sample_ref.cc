@@ -10,7 +10,7 @@
 #include "kernels/ops/sample_device.h"
 #include "tests/reference/reference_of.h"
 
-namespace ovq::ref {
+namespace ovq::kernels::ref {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -137,4 +137,4 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
 
 const ReferenceOf<cpu::ReadLogits> kReadLogits = ReadLogits;
 
-}  // namespace ovq::ref
+}  // namespace ovq::kernels::ref

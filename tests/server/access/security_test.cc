@@ -8,7 +8,7 @@
 #include "server/rpc/services.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -156,7 +156,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_THAT(Create(few, kAlice), Succeeds());
   EXPECT_THAT(Create(few, kAlice),
               Fails(kExhausted, "tenant alice: sessions: 1 more on top of 1, the limit is 1"));
-  few.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 1; });
+  few.WaitForStats([](const engine::EngineStats& stats) { return stats.sessions_idle == 1; });
   EXPECT_FALSE(few.engine().sessions().Delete("none", "").ok());
   EXPECT_THAT(few.metrics().Text(), HasSubstr("ovq_admission_rejections_total{model=\"fake\","
                                               "reason=\"tenant_sessions\"} 1"));
@@ -177,7 +177,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_EQ(GetErrorInfo(refused).reason(), "tenant_requests");
   EXPECT_EQ(GetErrorInfo(refused).retry_after().seconds(), ms / 1000);
   EXPECT_THAT(Create(server, kBob), Succeeds());
-  server.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 2; });
+  server.WaitForStats([](const engine::EngineStats& stats) { return stats.sessions_idle == 2; });
   // Waits for the end of an iteration, when refusals are reported.
   EXPECT_FALSE(server.engine().sessions().Delete("none", "").ok());
   const std::string metrics = server.metrics().Text();
@@ -267,7 +267,7 @@ TEST_F(Admin, StatusTellsUseAgainstLimits) {
   Serve(server);
   v1::Session session;
   ASSERT_THAT(Create(server, kAlice, &session), Succeeds());
-  server.WaitForStats([](const EngineStats& stats) { return stats.sessions_idle == 1; });
+  server.WaitForStats([](const engine::EngineStats& stats) { return stats.sessions_idle == 1; });
   v1::ServerStatus status;
   ASSERT_THAT(Call(&Stub::GetStatus, v1::GetStatusRequest(), status), Succeeds());
   EXPECT_EQ(status.model(), "fake");
@@ -286,13 +286,13 @@ TEST(TenantFile, ReadsWhatItSays) {
   const TenantList list =
       Three(R"(,"limits":{"sessions":10,"state_bytes":1073741824,"requests_per_second":2.5,)"
             R"("tokens_per_second":1000},"weight":2.5)");
-  const TenantLimits limits = list.Limits().at("alice");
+  const engine::TenantLimits limits = list.Limits().at("alice");
   EXPECT_EQ(limits.sessions, 10);
   EXPECT_EQ(limits.state_bytes, size_t{1} << 30);
   EXPECT_EQ(limits.requests_per_second, 2.5);
   EXPECT_EQ(limits.tokens_per_second, 1000);
   EXPECT_EQ(limits.weight, 2.5);
-  EXPECT_EQ(list.Limits().at("bob"), TenantLimits{});
+  EXPECT_EQ(list.Limits().at("bob"), engine::TenantLimits{});
   EXPECT_TRUE(list.Find(DigestToken(kRoot))->admin);
   EXPECT_EQ(list.Find(DigestToken("alice")), nullptr);
 }
@@ -361,4 +361,4 @@ TEST(FileSet, ChangesAreToldOnceTheyHaveSettled) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -6,7 +6,7 @@
 #include "server/http/http_api.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -70,4 +70,4 @@ TEST(Labels, EveryRpcOfTheProtoIsServedAndCounted) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

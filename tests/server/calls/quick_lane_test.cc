@@ -10,7 +10,7 @@
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
@@ -22,7 +22,7 @@ class QuickLaneTest : public testing::Test {
   QuickLaneTest() {
     std::filesystem::remove_all(path_);
     TestServerOptions options;
-    options.engine.session_folder = SessionFolder::Open({.path = path_}).value();
+    options.engine.session_folder = disk::SessionFolder::Open({.path = path_}).value();
     EXPECT_TRUE(options.engine.session_folder->ownership().Recover().ok());
     server_.emplace(std::move(options));
     here_ = server_->NewSession();
@@ -126,4 +126,4 @@ TEST_F(QuickLaneTest, HttpCallsAnswerWhileSessionsElsewhereAreAskedFor) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::ElementsAre;
 
 // A client that notes what it gets.
 struct Notes final : TokenSink {
-  void OnEvent(const StreamEvent& event) override {
+  void OnEvent(const engine::StreamEvent& event) override {
     log.push_back(event.chunk->text);
     if (event.chunk->text == refused) pump.Refuse(absl::ResourceExhaustedError("no room"));
   }
@@ -25,7 +25,7 @@ struct Notes final : TokenSink {
   void Wake() override { ++wakes; }
 
   void Push(const std::string& text) {
-    StreamEvent event;
+    engine::StreamEvent event;
     event.chunk.emplace().text = text;
     event.chunk->token_ids = {1};
     pump.stream()->Push(std::move(event));
@@ -72,7 +72,7 @@ TEST(TokenPump, ARequestThatIsNotTakenEndsAtOnce) {
 TEST(TokenPump, ASinkThatDoesNotAdvanceFillsItsOwnStream) {
   const auto sink = std::make_shared<Notes>();
   sink->pump.Submitted(absl::OkStatus(), sink);
-  for (size_t i = 0; i < TokenStream::kCapacity; ++i) {
+  for (size_t i = 0; i < engine::TokenStream::kCapacity; ++i) {
     EXPECT_FALSE(sink->pump.stream()->full());
     sink->Push("x");
   }
@@ -95,11 +95,11 @@ TEST(TokenPump, ARefusedAnswerIsCancelledAndEndsWithTheReason) {
 
 TEST(TokenPump, ASinkThatIsGoneIsNotWoken) {
   auto sink = std::make_shared<Notes>();
-  const std::shared_ptr<TokenStream> stream = sink->pump.stream();
+  const std::shared_ptr<engine::TokenStream> stream = sink->pump.stream();
   sink->pump.Submitted(absl::OkStatus(), sink);
   sink.reset();
   stream->Close(absl::OkStatus());
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

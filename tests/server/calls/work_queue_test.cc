@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::ElementsAre;
@@ -72,4 +72,4 @@ TEST(WorkQueue, WorkMayBringMoreWork) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -5,7 +5,7 @@
 
 #include <random>
 
-namespace ovq::test {
+namespace ovq::disk::test {
 namespace {
 
 using testing::ElementsAre;
@@ -134,4 +134,4 @@ TEST(Journal, RandomBytesHurtNobody) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::disk::test

@@ -7,7 +7,7 @@
 #include "server/engine/common/error_facts.h"
 #include "tests/server/engine/parts.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::ElementsAre;
@@ -244,4 +244,4 @@ TEST(Admission, TheQueueKnowsItsFirstDeadline) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -4,7 +4,7 @@
 
 #include <random>
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 // Feeds `text` in parts of cut() bytes; returns the text sent and the match.
@@ -70,4 +70,4 @@ TEST(StopMatcher, HoldsBackOnlyWhatMayBeginAStopString) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 BatchCandidate Prefilling(int64_t n_tokens, int64_t order, const char* client = "") {
@@ -350,9 +350,9 @@ class BatchPlannerTest : public testing::Test {
     Choose();
     return Plan();
   }
-  static const StateLayout* Variant(size_t i) {  // never dereferenced
+  static const model::StateLayout* Variant(size_t i) {  // never dereferenced
     static const std::array<char, 2> kPlaces = {};
-    return reinterpret_cast<const StateLayout*>(&kPlaces[i]);
+    return reinterpret_cast<const model::StateLayout*>(&kPlaces[i]);
   }
 
   EngineConfig config_;
@@ -477,4 +477,4 @@ TEST(BatchCostModel, AnInterruptedIterationIsSoonForgotten) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -13,7 +13,7 @@
 #include "server/engine/scheduling/batch_planner.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 constexpr int64_t kForEver = 1'000'000'000;
@@ -195,4 +195,4 @@ TEST(Clients, ACancelledSessionStopsReadingItsPrompt) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -13,7 +13,7 @@
 #include "server/disk/session_folder.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -33,9 +33,9 @@ class Damaged : public testing::Test {
   void Start(EngineOptions options = {}, bool with_folder = false) {
     engine_.reset();
     counted_ = 0;
-    RecoveredSessions found;
+    disk::RecoveredSessions found;
     if (with_folder) {
-      options.session_folder = SessionFolder::Open({.path = path_}).value();
+      options.session_folder = disk::SessionFolder::Open({.path = path_}).value();
       found = options.session_folder->ownership().Recover().value();
     }
     EngineEvents events;
@@ -241,4 +241,4 @@ TEST_F(Damaged, WhatCannotBeReadAgainLeavesASessionAsItWas) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -22,7 +22,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::ElementsAre;
@@ -43,13 +43,13 @@ class Durable : public testing::Test {
   // Starts a server on the folder as it was left.
   void Start(EngineOptions options = {}, const FakeModelOptions& model = {}) {
     engine_.reset();
-    const auto count = [this](const DiskReport& report) {
+    const auto count = [this](const disk::DiskReport& report) {
       if (report.kind == std::string_view("snapshot")) ++snapshots_;
     };
-    absl::StatusOr<std::unique_ptr<SessionFolder>> folder =
-        SessionFolder::Open({.path = path_}, count);
+    absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder =
+        disk::SessionFolder::Open({.path = path_}, count);
     ASSERT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<RecoveredSessions> found = (*folder)->ownership().Recover();
+    absl::StatusOr<disk::RecoveredSessions> found = (*folder)->ownership().Recover();
     ASSERT_TRUE(found.ok()) << found.status();
     damaged_ = found->damaged;
     options.session_folder = *std::move(folder);
@@ -473,4 +473,4 @@ TEST_F(Durable, FilesThatStayAreTold) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

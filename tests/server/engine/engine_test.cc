@@ -6,7 +6,7 @@
 
 #include "tests/server/engine/parts.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -14,7 +14,8 @@ using testing::HasSubstr;
 class EngineByHand {
  public:
   explicit EngineByHand(EngineOptions options = {}, EngineEvents events = {})
-      : engine_(Config(std::move(options), std::move(events)), MakeContext(Device::kCpu)) {}
+      : engine_(Config(std::move(options), std::move(events)),
+                kernels::test::MakeContext(kernels::Device::kCpu)) {}
   ~EngineByHand() { engine_.EndAll(absl::CancelledError("")); }
 
   Engine* operator->() { return &engine_; }
@@ -154,11 +155,12 @@ TEST(EngineLoop, AStopWithinATurnIsNotSleptThrough) {
     if (running != nullptr) std::exchange(running, nullptr)->Stop();
     return std::chrono::steady_clock::now();
   };
-  Engine engine({model.Make(), std::move(options), {}}, MakeContext(Device::kCpu));
+  Engine engine({model.Make(), std::move(options), {}},
+                kernels::test::MakeContext(kernels::Device::kCpu));
   running = &engine;
   engine.Run();  // never returns if Stop is missed
   EXPECT_EQ(running, nullptr);
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

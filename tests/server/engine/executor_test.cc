@@ -8,7 +8,7 @@
 
 #include "tests/server/engine/parts.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::ElementsAre;
@@ -18,8 +18,9 @@ class ExecutorTest : public testing::Test {
   ExecutorTest() {
     config_.model = parts_.model.Make();
     for (ModelVariant& variant : config_.model.variants) {
-      variant.forward = [this, forward = variant.forward](
-                            const Batch& batch, DeviceContext& context, ScratchScope& scratch) {
+      variant.forward = [this, forward = variant.forward](const model::Batch& batch,
+                                                          kernels::DeviceContext& context,
+                                                          kernels::ScratchScope& scratch) {
         batch_ = batch;
         return forward(batch, context, scratch);
       };
@@ -35,8 +36,8 @@ class ExecutorTest : public testing::Test {
 
   Parts parts_;
   EngineConfig config_;
-  Batch batch_;  // the last one
-  const Sampler sampler_{{.seed = 5}, kVocab};
+  model::Batch batch_;  // the last one
+  const model::Sampler sampler_{{.seed = 5}, kVocab};
   std::deque<StateHandle> states_;
   Executor executor_{config_, *parts_.context, parts_.pool};
 };
@@ -50,7 +51,7 @@ TEST_F(ExecutorTest, TokensLieEndToEndAndGiveWhatIsWanted) {
   input.sequences = {{.state = &answer, .tokens = drawn, .decoding = true},
                      {.state = &score, .tokens = scored},
                      {.state = &prompt, .tokens = part}};
-  input.sequences[0].draws = {DrawRequest{.sampler = &sampler_}};
+  input.sequences[0].draws = {model::DrawRequest{.sampler = &sampler_}};
   input.sequences[1].score = {.top_logprobs = 2, .next = std::span(scored).subspan(1)};
   const StepOutput output = executor_.Execute(input);
   EXPECT_THAT(batch_.token_ids, ElementsAre(42, 1, 2, 3, 9, 8, 7, 6));
@@ -72,7 +73,7 @@ TEST_F(ExecutorTest, TokensLieEndToEndAndGiveWhatIsWanted) {
   EXPECT_EQ(output.sequences[0].draws.size(), 1u);
   ASSERT_EQ(output.sequences[1].scores.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
-    const TokenScore& row = output.sequences[1].scores[i];
+    const model::TokenScore& row = output.sequences[1].scores[i];
     EXPECT_EQ(row.logprob.has_value(), i < 2) << "no token follows the last";
     EXPECT_EQ(row.top.size(), 2u);
   }
@@ -85,11 +86,11 @@ TEST_F(ExecutorTest, TheLastTokenOfAPromptDrawsForEveryAnswer) {
   const std::vector<int32_t> prompt = SomeTokens(6, 1);
   StepInput input;
   input.sequences = {{.state = &state, .tokens = prompt}};
-  input.sequences[0].draws.assign(3, DrawRequest{.sampler = &sampler_});
+  input.sequences[0].draws.assign(3, model::DrawRequest{.sampler = &sampler_});
   const StepOutput output = executor_.Execute(input);
   EXPECT_THAT(batch_.logits_indices, ElementsAre(5));
   ASSERT_EQ(output.sequences[0].draws.size(), 3u);
-  for (const Sampled& drawn : output.sequences[0].draws) EXPECT_EQ(drawn.token_id, 77);
+  for (const model::Sampled& drawn : output.sequences[0].draws) EXPECT_EQ(drawn.token_id, 77);
 }
 
 TEST_F(ExecutorTest, ACheckLooksAtTheLastToken) {
@@ -103,4 +104,4 @@ TEST_F(ExecutorTest, ACheckLooksAtTheLastToken) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -11,7 +11,7 @@
 #include "tests/model/model_test_util.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 constexpr int kChunkLen = 4;
@@ -23,21 +23,26 @@ uint64_t Mix(uint64_t a, uint64_t b) {
   return z ^ (z >> 31);
 }
 
-MixerState Fields(std::vector<StateField> fixed, Growth growth, int row_words) {
-  MixerState state{.fixed = StateFields(std::move(fixed)), .growth = growth, .block = {}};
+kernels::MixerState Fields(std::vector<kernels::StateField> fixed, kernels::Growth growth,
+                           int row_words) {
+  kernels::MixerState state{
+      .fixed = kernels::StateFields(std::move(fixed)), .growth = growth, .block = {}};
   if (growth.exists()) {
-    state.block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, row_words}}});
+    state.block = kernels::StateFields(
+        {{"rows", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots, row_words}}});
   }
   return state;
 }
 
-std::vector<MixerState> Layers(bool full_attention, int row_words) {
-  std::vector<MixerState> layers;
-  layers.push_back(Fields({{"hash", DType::kU32, Shape{2}}, {"position", DType::kU32, Shape{2}}},
-                          GrowsByChunk(kChunkLen, kDefaultSlotCap), row_words));
-  layers.push_back(Fields({{"window", DType::kF32, Shape{1500, row_words / 16}}}, {}, row_words));
+std::vector<kernels::MixerState> Layers(bool full_attention, int row_words) {
+  std::vector<kernels::MixerState> layers;
+  layers.push_back(Fields({{"hash", kernels::DType::kU32, kernels::Shape{2}},
+                           {"position", kernels::DType::kU32, kernels::Shape{2}}},
+                          kernels::GrowsByChunk(kChunkLen, kDefaultSlotCap), row_words));
+  layers.push_back(Fields({{"window", kernels::DType::kF32, kernels::Shape{1500, row_words / 16}}},
+                          {}, row_words));
   layers.back().name = "fake_window";
-  if (full_attention) layers.push_back(Fields({}, GrowsByToken(), row_words));
+  if (full_attention) layers.push_back(Fields({}, kernels::GrowsByToken(), row_words));
   return layers;
 }
 
@@ -46,7 +51,7 @@ nlohmann::json BytesWithEnd() {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte) {
     std::string character;
-    AppendByteChar(static_cast<uint8_t>(byte), character);
+    model::AppendByteChar(static_cast<uint8_t>(byte), character);
     vocab[character] = byte;
   }
   return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}},
@@ -55,7 +60,7 @@ nlohmann::json BytesWithEnd() {
           {"decoder", {{"type", "ByteLevel"}}}};
 }
 
-uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int32_t cap,
+uint64_t Consume(const model::StateLayout& layout, int32_t token, int64_t position, int32_t cap,
                  std::byte* state, int row_words) {
   struct Head {
     uint64_t hash;
@@ -69,10 +74,10 @@ uint64_t Consume(const StateLayout& layout, int32_t token, int64_t position, int
   head.hash = Mix(head.hash, static_cast<uint64_t>(token) + 1);
   // Runs after the token, as a mixer's chunk update would.
   const auto touch = [&](int layer, int64_t slot) {
-    auto* row =
-        reinterpret_cast<uint32_t*>(state + layout.layer(layer).FieldOffset(
-                                                layout.mixers()[layer], 0, slot / kBlockSlots)) +
-        slot % kBlockSlots * row_words;
+    auto* row = reinterpret_cast<uint32_t*>(
+                    state + layout.layer(layer).FieldOffset(layout.mixers()[layer], 0,
+                                                            slot / kernels::kBlockSlots)) +
+                slot % kernels::kBlockSlots * row_words;
     head.hash = Mix(head.hash, row[3]);
     row[3] ^= static_cast<uint32_t>(head.hash);
   };
@@ -122,23 +127,25 @@ FakeModel::FakeModel(Options options)
   std::vector<bool> variants = {options.full_attention};
   if (options.exact_too) variants.push_back(true);
   for (const bool full_attention : variants) {
-    layouts_.push_back(std::make_unique<StateLayout>(
+    layouts_.push_back(std::make_unique<model::StateLayout>(
         Layers(full_attention, options.row_words),
-        StateLimits{.max_slot_cap = 4096, .max_unbounded_tokens = options.max_unbounded_tokens}));
+        model::StateLimits{.max_slot_cap = 4096,
+                           .max_unbounded_tokens = options.max_unbounded_tokens}));
   }
   if (!options.with_text) return;
-  ModelConfig config;
+  model::ModelConfig config;
   config.vocab_size = kVocab;
-  config.tokenizer = TokenizerKind::kBytes;
+  config.tokenizer = model::TokenizerKind::kBytes;
   config.eos_token_ids = {kEos};
-  const TempFolder folder;
+  const model::test::TempFolder folder;
   if (!options.chat_template.empty()) {
-    config.tokenizer = TokenizerKind::kBpe;
+    config.tokenizer = model::TokenizerKind::kBpe;
     folder.Write("tokenizer.json", BytesWithEnd().dump());
     folder.Write("chat_template.jinja", options.chat_template);
-    chat_format_ = ChatFormat::Load(folder.path()).value();
+    chat_format_ = jinja::ChatFormat::Load(folder.path()).value();
   }
-  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(folder.path(), config);
+  absl::StatusOr<std::unique_ptr<model::Tokenizer>> tokenizer =
+      model::Tokenizer::Load(folder.path(), config);
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
   tokenizer_ = *std::move(tokenizer);
 }
@@ -152,11 +159,12 @@ EngineModel FakeModel::Make() {
   model.tokenizer = tokenizer_.get();
   model.chat_format = chat_format_.get();
   for (const auto& layout : layouts_) {
-    const auto forward = [this, &layout](const Batch& batch, DeviceContext&, ScratchScope& scope) {
+    const auto forward = [this, &layout](const model::Batch& batch, kernels::DeviceContext&,
+                                         kernels::ScratchScope& scope) {
       gate_.Enter();
       const size_t rows = batch.logits_indices.size();
-      const TensorView logits{scope.Allocate<float>(rows * kVocab), DType::kF32,
-                              Shape{static_cast<int64_t>(rows), kVocab}};
+      const kernels::TensorView logits{scope.Allocate<float>(rows * kVocab), kernels::DType::kF32,
+                                       kernels::Shape{static_cast<int64_t>(rows), kVocab}};
       Forward(*layout, batch, logits);
       return logits;
     };
@@ -169,10 +177,10 @@ EngineModel FakeModel::Make() {
                               .forward = forward,
                               // A token may change any slot.
                               .undo_extents =
-                                  [&layout](const TokenRange& tokens) {
+                                  [&layout](const kernels::TokenRange& tokens) {
                                     return layout->live_extents_at(tokens.end, tokens.slot_cap);
                                   },
-                              .can_undo_suffix = [](const TokenRange&) { return false; }});
+                              .can_undo_suffix = [](const kernels::TokenRange&) { return false; }});
   }
   return model;
 }
@@ -196,7 +204,8 @@ void FakeModel::FillLogits(uint64_t hash, int64_t next_position, float* logits) 
   if (scripted != script_.end()) logits[scripted->second] = 100.0f;
 }
 
-void FakeModel::Forward(const StateLayout& layout, const Batch& batch, TensorView logits) {
+void FakeModel::Forward(const model::StateLayout& layout, const model::Batch& batch,
+                        kernels::TensorView logits) {
   size_t wanted = 0;
   float* out = logits.as<float>();
   for (int i = 0; i < batch.n_seqs(); ++i) {
@@ -253,8 +262,8 @@ TestEngine::TestEngine(EngineOptions options, FakeModel::Options model, EngineEv
                        const std::function<void(FakeModel&)>& setup)
     : model_(model) {
   if (setup) setup(model_);
-  engine_ = std::make_unique<EngineThread>(model_.Make(), options, MakeContext(Device::kCpu),
-                                           std::move(events));
+  engine_ = std::make_unique<EngineThread>(
+      model_.Make(), options, kernels::test::MakeContext(kernels::Device::kCpu), std::move(events));
 }
 
 std::shared_ptr<TokenStream> TestEngine::Start(GenerateRequest request, size_t capacity) {
@@ -329,4 +338,4 @@ SessionImage Joined(SessionImage file, const SessionImage& delta) {
   return file;
 }
 
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

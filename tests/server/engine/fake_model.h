@@ -15,7 +15,7 @@
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 
 inline constexpr int64_t kVocab = 258;
 inline constexpr int32_t kEos = 257;
@@ -55,7 +55,7 @@ class FakeModel {
   explicit FakeModel(Options options = {});
 
   EngineModel Make();
-  const StateLayout& layout(size_t variant = 0) const { return *layouts_[variant]; }
+  const model::StateLayout& layout(size_t variant = 0) const { return *layouts_[variant]; }
   IterationGate& gate() { return gate_; }
   // Sets the token drawn at this position, whatever the sampling parameters. Call before the first
   // iteration.
@@ -67,14 +67,15 @@ class FakeModel {
   int max_rows() const;
 
  private:
-  void Forward(const StateLayout& layout, const Batch& batch, TensorView logits);
+  void Forward(const model::StateLayout& layout, const model::Batch& batch,
+               kernels::TensorView logits);
   void FillLogits(uint64_t hash, int64_t next_position, float* logits) const;
 
   const int row_words_;
   const size_t weight_bytes_;
-  std::vector<std::unique_ptr<StateLayout>> layouts_;
-  std::unique_ptr<Tokenizer> tokenizer_;
-  std::unique_ptr<ChatFormat> chat_format_;
+  std::vector<std::unique_ptr<model::StateLayout>> layouts_;
+  std::unique_ptr<model::Tokenizer> tokenizer_;
+  std::unique_ptr<jinja::ChatFormat> chat_format_;
   std::map<int64_t, int32_t> script_;
   std::pair<int32_t, float> spoilt_ = {-1, 0};
   IterationGate gate_;
@@ -86,7 +87,7 @@ class FakeModel {
 struct Answer {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
-  std::vector<std::vector<TokenLogprob>> top;
+  std::vector<std::vector<model::TokenLogprob>> top;
   std::string text;
   std::optional<Finished> finished;
 };
@@ -154,4 +155,4 @@ std::vector<std::byte> State(TestEngine& engine, const std::string& id);
 // Joins a file and a delta that extends it, as clients do.
 SessionImage Joined(SessionImage file, const SessionImage& delta);
 
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -11,7 +11,7 @@
 #include "server/engine/common/quota.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 absl::StatusOr<std::vector<SessionInfo>> Fork(TestEngine& engine, ForkOptions options) {
@@ -296,4 +296,4 @@ TEST(CopiesOfAPrompt, NeedNobodyElsesSteps) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -7,7 +7,7 @@
 #include "server/engine/common/error_facts.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::ElementsAre;
@@ -319,4 +319,4 @@ TEST(Submit, ModelWithoutText) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -8,7 +8,7 @@
 #include "server/engine/common/session_image.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -276,4 +276,4 @@ TEST(Import, RefusalsTakeNothing) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

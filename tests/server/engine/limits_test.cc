@@ -8,7 +8,7 @@
 #include "server/engine/common/error_facts.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -197,7 +197,7 @@ TEST(Memory, RequestsWaitInOrderAndRunWhenItIsFreed) {
 
 TEST(Memory, ReservationIsWhatTheRequestCanReach) {
   TestEngine engine;
-  const StateLayout& layout = engine.model().layout();
+  const model::StateLayout& layout = engine.model().layout();
   for (int64_t max_tokens : {int64_t{100}, INT64_MAX}) {
     const std::shared_ptr<TokenStream> parked =
         engine.Start(SampleRequest(SomeTokens(500, 1), max_tokens), 2);
@@ -254,4 +254,4 @@ TEST(FullAttention, HasALengthLimit) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

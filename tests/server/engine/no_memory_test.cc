@@ -12,7 +12,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 // Bytes of the process's private writable memory.
@@ -61,9 +61,10 @@ class NoMemory : public testing::Test {
 
 TEST_F(NoMemory, AStateThatCannotGrowStaysAsItWas) {
   FakeModel model(kModel);
-  const std::unique_ptr<DeviceContext> context = MakeContext(Device::kCpu);
+  const std::unique_ptr<kernels::DeviceContext> context =
+      kernels::test::MakeContext(kernels::Device::kCpu);
   StatePool pool(size_t{1} << 30, *context);
-  const StateLayout& layout = model.layout();
+  const model::StateLayout& layout = model.layout();
   StateHandle state = *pool.Acquire(layout, 256, layout.bytes_cap(256));
   pool.Grow(state, 100);
   const size_t before = pool.committed_bytes();
@@ -148,7 +149,7 @@ class NoMemoryToGoBack : public NoMemory {
   }
 
   FakeModel model_{{.full_attention = true, .max_unbounded_tokens = 256, .row_words = 1 << 16}};
-  Engine engine_{Config(), MakeContext(Device::kCpu)};
+  Engine engine_{Config(), kernels::test::MakeContext(kernels::Device::kCpu)};
   std::string id_;
   absl::Status told_;
 };
@@ -185,4 +186,4 @@ TEST_F(NoMemoryToGoBack, NorToUndoThatEndsASession) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -13,7 +13,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 
 inline SessionOptions Lasting(absl::Duration ttl) {
   SessionOptions options;
@@ -66,7 +66,8 @@ struct Parts {
   std::vector<RejectReason> rejected;
   std::vector<std::string> events;
   const EngineConfig config;
-  std::unique_ptr<DeviceContext> context = MakeContext(Device::kCpu);
+  std::unique_ptr<kernels::DeviceContext> context =
+      kernels::test::MakeContext(kernels::Device::kCpu);
   RandomSource random{7};
   StatePool pool{config.options.state_memory_bytes, *context};
   Admission admission{config, pool};
@@ -83,4 +84,4 @@ struct Parts {
   }
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -8,7 +8,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 std::vector<int32_t> Concatenated(std::vector<int32_t> first, const std::vector<int32_t>& second) {
@@ -52,7 +52,8 @@ class PrefixCacheTest : public testing::Test {
 
   FakeModel model_;
   ModelVariant variant_ = model_.Make().variants[0];
-  std::unique_ptr<DeviceContext> context_ = MakeContext(Device::kCpu);
+  std::unique_ptr<kernels::DeviceContext> context_ =
+      kernels::test::MakeContext(kernels::Device::kCpu);
   StatePool pool_{size_t{4} << 30, *context_};
   std::string tenant_ = "alice";
   int32_t slot_cap_ = kDefaultSlotCap;
@@ -209,4 +210,4 @@ TEST_F(PrefixCacheTest, PromptsThatAreReadSideBySideLeaveOneCopy) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

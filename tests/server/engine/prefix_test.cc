@@ -10,7 +10,7 @@
 #include "tests/server/engine/served_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 constexpr int64_t kBlock = kPrefixBlockTokens;
@@ -242,11 +242,11 @@ TEST(Prefix, WithoutRoomNothingIsKept) {
 class PrefixOf : public testing::TestWithParam<const char*> {};
 
 TEST_P(PrefixOf, TheSameStateAndTokens) {
-  const auto context = MakeContext(Device::kCpu);
-  ModelOptions model_options;
+  const auto context = kernels::test::MakeContext(kernels::Device::kCpu);
+  model::ModelOptions model_options;
   model_options.limits.max_unbounded_tokens = 4096;
   const auto model =
-      LanguageModel::Load(GoldenFolder() + "/native/" + GetParam(), model_options, *context);
+      model::LanguageModel::Load(GoldenFolder() + "/native/" + GetParam(), model_options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
   std::vector<int32_t> prompt = SomeTokens(2 * kBlock + 70, 3);
   const int64_t vocab = (*model)->config().vocab_size;
@@ -254,7 +254,8 @@ TEST_P(PrefixOf, TheSameStateAndTokens) {
   std::vector<std::vector<std::vector<int32_t>>> drawn;
   std::vector<std::vector<std::byte>> states;
   for (const size_t memory : {size_t{0}, size_t{1} << 28}) {
-    EngineThread engine(Served(**model), Options(memory), MakeContext(Device::kCpu), {});
+    EngineThread engine(Served(**model), Options(memory),
+                        kernels::test::MakeContext(kernels::Device::kCpu), {});
     for (int i = 0; i < 2; ++i) {
       GenerateRequest request = Cacheable(SampleRequest(prompt, 20));
       request.n = 2;
@@ -282,4 +283,4 @@ INSTANTIATE_TEST_SUITE_P(Mixers, PrefixOf,
                          });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

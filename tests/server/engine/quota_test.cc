@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -261,4 +261,4 @@ TEST(EngineQuota, AllTenantsSessionsAreListedAndDeleted) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

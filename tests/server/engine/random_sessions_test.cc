@@ -16,7 +16,7 @@
 #include "tests/server/engine/served_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 constexpr size_t kMostTokens = 900;  // of a session, which is then deleted
@@ -108,9 +108,9 @@ class Driver {
   void StartEngine() {
     engine_thread_.reset();
     options_.session_folder.reset();
-    RecoveredSessions found;
+    disk::RecoveredSessions found;
     if (!folder_.empty()) {
-      auto folder = SessionFolder::Open({.path = folder_, .sync_always = false});
+      auto folder = disk::SessionFolder::Open({.path = folder_, .sync_always = false});
       ASSERT_TRUE(folder.ok()) << folder.status();
       found = *(*folder)->ownership().Recover();
       EXPECT_THAT(found.damaged, testing::IsEmpty());
@@ -118,8 +118,8 @@ class Driver {
       options_.session_folder = *std::move(folder);
       ++options_.seed;  // ids are new ones
     }
-    engine_thread_ =
-        std::make_unique<EngineThread>(model_, options_, MakeContext(Device::kCpu), EngineEvents());
+    engine_thread_ = std::make_unique<EngineThread>(
+        model_, options_, kernels::test::MakeContext(kernels::Device::kCpu), EngineEvents());
     engine_ = &engine_thread_->engine();
     EXPECT_THAT(engine_->sessions().Adopt(std::move(found.sessions)), testing::IsEmpty());
   }
@@ -332,7 +332,7 @@ class Driver {
 };
 
 TEST(RandomSessions, OfAModelThatRemembersEverything) {
-  const uint32_t sequences = IsSlow(Device::kCpu) ? 50 : 400;
+  const uint32_t sequences = kernels::test::IsSlow(kernels::Device::kCpu) ? 50 : 400;
   for (uint32_t seed = 0; seed < sequences && !HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     FakeModel model;
@@ -343,13 +343,13 @@ TEST(RandomSessions, OfAModelThatRemembersEverything) {
 class RandomSessionsOf : public testing::TestWithParam<const char*> {};
 
 TEST_P(RandomSessionsOf, AreFunctionsOfTheirTokens) {
-  const auto context = MakeContext(Device::kCpu);
-  ModelOptions options;
+  const auto context = kernels::test::MakeContext(kernels::Device::kCpu);
+  model::ModelOptions options;
   options.limits.max_unbounded_tokens = 4096;
   const auto model =
-      LanguageModel::Load(GoldenFolder() + "/native/" + GetParam(), options, *context);
+      model::LanguageModel::Load(GoldenFolder() + "/native/" + GetParam(), options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
-  const bool slow = IsSlow(Device::kCpu);
+  const bool slow = kernels::test::IsSlow(kernels::Device::kCpu);
   for (uint32_t seed = 0; seed < (slow ? 2u : 20u) && !HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Driver(Served(**model), seed).Run(slow ? 8 : 20);
@@ -367,4 +367,4 @@ INSTANTIATE_TEST_SUITE_P(Mixers, RandomSessionsOf,
                          });
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

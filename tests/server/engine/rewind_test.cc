@@ -11,7 +11,7 @@
 #include "server/engine/common/limits.h"
 #include "tests/server/engine/parts.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -267,10 +267,11 @@ TEST(Checkpoints, NTokensBackNeedFewerThanNAndTheSpacing) {
 TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
   Parts parts;
   std::vector<Session> sessions(3);
-  const StateLayout& layout = parts.model.layout();
+  const model::StateLayout& layout = parts.model.layout();
   for (Session& session : sessions) {
     session.info.id = std::to_string(&session - sessions.data());
-    session.state = *parts.pool.Acquire(layout, kMinSlotCap, layout.bytes_cap(kMinSlotCap));
+    session.state =
+        *parts.pool.Acquire(layout, kernels::kMinSlotCap, layout.bytes_cap(kernels::kMinSlotCap));
   }
   for (Session& session : sessions) parts.pool.Grow(session.state, 100);
   const size_t each = parts.pool.SnapshotBytes(sessions[0].state);
@@ -297,7 +298,7 @@ TEST(Checkpoints, TheBudgetTakesFromTheSessionUsedLongestAgo) {
 TEST(Checkpoints, ALargeCopyTakesTheRoomOfOneThatWent) {
   Parts parts;
   const FakeModel model({.full_attention = true, .max_unbounded_tokens = 1 << 20});
-  const StateLayout& layout = model.layout();
+  const model::StateLayout& layout = model.layout();
   Session session;
   session.state = *parts.pool.Acquire(layout, 256, layout.bytes_cap(256));
   ASSERT_TRUE(parts.pool.Commit(session.state, 600'000).ok());
@@ -323,4 +324,4 @@ TEST(Checkpoints, ALargeCopyTakesTheRoomOfOneThatWent) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

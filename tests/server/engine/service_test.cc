@@ -6,7 +6,7 @@
 
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -44,7 +44,7 @@ TEST(Score, IsTheLogprobOfEveryGivenToken) {
   const ScoreResult result = *Score(engine, request);
   ASSERT_EQ(result.rows.size(), 55u);
   for (int i = 0; i < 25; ++i) {
-    const TokenScore& row = result.rows[29 + i];
+    const model::TokenScore& row = result.rows[29 + i];
     EXPECT_EQ(row.logprob, answer.logprobs[i]) << i;
     ASSERT_EQ(row.top.size(), 3u);
     for (int j = 0; j < 3; ++j) {
@@ -396,4 +396,4 @@ TEST(Threads, ManyCallersAtOnce) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

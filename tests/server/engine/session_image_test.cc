@@ -14,13 +14,13 @@
 #include "server/engine/common/validate.h"
 #include "tests/folders.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 using ::testing::HasSubstr;
 
 std::string Golden(const std::string& name = "small") {
-  std::ifstream file(test::GoldenFolder() + "/session/" + name + ".ovqs", std::ios::binary);
+  std::ifstream file(GoldenFolder() + "/session/" + name + ".ovqs", std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -240,16 +240,18 @@ TEST(SessionImage, TheHeadIsAskedAboutBeforeTheRest) {
   EXPECT_EQ(reader.Finish().status().message(), "no room");
 }
 
-StateLayout LayoutOf(const Growth& growth) {
-  const MixerState state{.fixed = StateFields({{"fixed", DType::kU32, {3}}}),
-                         .growth = growth,
-                         .block = StateFields({{"rows", DType::kU32, {kBlockSlots}}})};
-  return StateLayout({state}, {.max_slot_cap = 100, .max_unbounded_tokens = 3000});
+model::StateLayout LayoutOf(const kernels::Growth& growth) {
+  const kernels::MixerState state{
+      .fixed = kernels::StateFields({{"fixed", kernels::DType::kU32, {3}}}),
+      .growth = growth,
+      .block = kernels::StateFields({{"rows", kernels::DType::kU32, {kernels::kBlockSlots}}})};
+  return model::StateLayout({state}, {.max_slot_cap = 100, .max_unbounded_tokens = 3000});
 }
 
 class SessionFits : public ::testing::Test {
  protected:
-  explicit SessionFits(const Growth& growth = GrowsByChunk(8, 64)) : layout_(LayoutOf(growth)) {
+  explicit SessionFits(const kernels::Growth& growth = kernels::GrowsByChunk(8, 64))
+      : layout_(LayoutOf(growth)) {
     image_.layout_fingerprint = layout_.fingerprint();
     image_.slot_cap = layout_.has_slot_cap() ? 64 : 0;
     image_.state_bytes = layout_.live_bytes_at(image_.position, image_.slot_cap);
@@ -262,7 +264,7 @@ class SessionFits : public ::testing::Test {
     EXPECT_THAT(std::string(Check().message()), HasSubstr(message));
   }
 
-  const StateLayout layout_;
+  const model::StateLayout layout_;
   SessionImage image_ = Small();
 };
 
@@ -315,7 +317,7 @@ TEST_F(SessionFits, NoTokenBeyondTheVocabulary) {
 
 class SessionFitsUncapped : public SessionFits {
  protected:
-  SessionFitsUncapped() : SessionFits(GrowsByToken()) {}
+  SessionFitsUncapped() : SessionFits(kernels::GrowsByToken()) {}
 };
 
 TEST_F(SessionFitsUncapped, NoSlotCapAndNoPositionBeyondTheServers) {
@@ -334,4 +336,4 @@ TEST_F(SessionFitsUncapped, NoSlotCapAndNoPositionBeyondTheServers) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -7,7 +7,7 @@
 #include "server/engine/common/error_facts.h"
 #include "tests/server/engine/parts.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 SessionOptions OfTenant(const std::string& tenant, const std::string& key = "") {
@@ -93,7 +93,7 @@ TEST(SessionTable, WhatCallersSeeChangesWhenItIsPublished) {
   EXPECT_EQ(stats.equivalent_kv_cache_bytes + static_cast<size_t>(stats.live_slots), 0u);
 
   parts.sessions.turns.PublishProgress(*request);
-  const StateLayout& layout = parts.model.layout();
+  const model::StateLayout& layout = parts.model.layout();
   SessionInfo info = *parts.sessions.table.Get(opened.id, "");
   EXPECT_TRUE(info.busy);
   EXPECT_EQ(info.position, 41);
@@ -197,4 +197,4 @@ TEST(SessionTable, WhatCannotOpenTakesNothing) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

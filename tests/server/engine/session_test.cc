@@ -9,7 +9,7 @@
 
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::HasSubstr;
@@ -31,7 +31,7 @@ TEST(Session, KeepsTheVariantItWasCreatedWith) {
   whole.variant = "exact";
   EXPECT_EQ(engine.Run(whole).of[0].tokens, turn.of[0].tokens);
   const SessionInfo info = *engine->sessions().Get(created->id, "");
-  const StateLayout& layout = engine.model().layout(1);
+  const model::StateLayout& layout = engine.model().layout(1);
   EXPECT_EQ(info.cache_policy, "exact");
   EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultSlotCap));
   EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultSlotCap));
@@ -66,7 +66,7 @@ TEST(Session, TurnsEqualOneLongPrompt) {
   EXPECT_EQ(info.prompt_tokens_total, info.position - 32);
   EXPECT_FALSE(info.busy);
   EXPECT_EQ(info.slot_cap, kDefaultSlotCap);
-  const StateLayout& layout = engine.model().layout();
+  const model::StateLayout& layout = engine.model().layout();
   EXPECT_EQ(info.state_bytes, layout.bytes_at(info.position - 1, kDefaultSlotCap));
   EXPECT_EQ(info.state_bytes_cap, layout.bytes_cap(kDefaultSlotCap));
   EXPECT_EQ(info.live_slots, layout.LiveSlotsAt(info.position - 1, kDefaultSlotCap));
@@ -356,4 +356,4 @@ TEST(Session, CreationIsRefusedAtOnceWhenThereIsNoRoom) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -15,7 +15,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 using testing::ElementsAre;
@@ -26,7 +26,7 @@ class SharedFolder : public testing::Test {
  protected:
   struct Server {
     std::vector<std::string> told;  // engine thread
-    RecoveredSessions found;
+    disk::RecoveredSessions found;
     std::unique_ptr<TestEngine> engine;
 
     TestEngine& operator*() { return *engine; }
@@ -38,17 +38,18 @@ class SharedFolder : public testing::Test {
   }
   ~SharedFolder() override { std::filesystem::remove_all(path_); }
 
-  std::unique_ptr<SessionFolder> OpenFolder(RecoveredSessions& found,
-                                            SessionFolderOptions options = {}) {
+  std::unique_ptr<disk::SessionFolder> OpenFolder(disk::RecoveredSessions& found,
+                                                  disk::SessionFolderOptions options = {}) {
     options.path = path_;
-    absl::StatusOr<std::unique_ptr<SessionFolder>> folder = SessionFolder::Open(options);
+    absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder =
+        disk::SessionFolder::Open(options);
     EXPECT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<RecoveredSessions> here = (*folder)->ownership().Recover();
+    absl::StatusOr<disk::RecoveredSessions> here = (*folder)->ownership().Recover();
     EXPECT_TRUE(here.ok()) << here.status();
     found = *std::move(here);
     return *std::move(folder);
   }
-  std::unique_ptr<Server> Start(EngineOptions options = {}, SessionFolderOptions disk = {}) {
+  std::unique_ptr<Server> Start(EngineOptions options = {}, disk::SessionFolderOptions disk = {}) {
     auto server = std::make_unique<Server>();
     options.session_folder = OpenFolder(server->found, disk);
     EngineEvents events;
@@ -81,9 +82,10 @@ TEST_F(SharedFolder, GetNeverWaits) {
   const std::string id = Open(*owner);
   FakeModel model;
   EngineOptions options;
-  RecoveredSessions found;
+  disk::RecoveredSessions found;
   options.session_folder = OpenFolder(found);
-  Engine engine({model.Make(), options, {}}, MakeContext(Device::kCpu));  // has no thread
+  Engine engine({model.Make(), options, {}},
+                kernels::test::MakeContext(kernels::Device::kCpu));  // has no thread
   Receiver<absl::StatusOr<SessionInfo>> there, here;
   engine.sessions().Get(id, "", there.callback());
   EXPECT_FALSE(there.has_value());
@@ -172,7 +174,7 @@ TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
     const auto first = Start();
     id = Open(*first);
   }
-  RecoveredSessions found;
+  disk::RecoveredSessions found;
   const auto silent = OpenFolder(found);
   ASSERT_EQ(found.sessions.size(), 1u);
   const auto second = Start({}, {.ownership_timeout = absl::Milliseconds(300)});
@@ -266,4 +268,4 @@ TEST_F(SharedFolder, TurnsMayComeToEither) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

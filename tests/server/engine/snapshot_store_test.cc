@@ -6,7 +6,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/engine/parts.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 class SnapshotStoreTest : public testing::Test {
@@ -60,4 +60,4 @@ TEST_F(SnapshotStoreTest, ShrinksToWhatIsBeingFilled) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

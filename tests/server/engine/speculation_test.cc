@@ -15,7 +15,7 @@
 #include "tests/server/engine/served_model.h"
 #include "tests/test_util.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 void ExpectSame(const Answers& a, const Answers& b) {
@@ -75,19 +75,21 @@ std::vector<GenerateRequest> Samplings(int64_t max_tokens) {
 class SpeculationOf : public testing::TestWithParam<const char*> {};
 
 TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
-  const auto context = MakeContext(Device::kCpu);
-  ModelOptions model_options;
+  const auto context = kernels::test::MakeContext(kernels::Device::kCpu);
+  model::ModelOptions model_options;
   model_options.limits.max_unbounded_tokens = 4096;
   std::string name = GetParam();
   constexpr std::string_view kInInt8 = " in int8";
   if (name.ends_with(kInInt8)) {
     name.resize(name.size() - kInInt8.size());
-    model_options.state_dtype = DType::kI8;
+    model_options.state_dtype = kernels::DType::kI8;
   }
   const std::string folder = name.find('/') == std::string::npos ? "/native/" : "/";
-  const auto model = LanguageModel::Load(GoldenFolder() + folder + name, model_options, *context);
+  const auto model =
+      model::LanguageModel::Load(GoldenFolder() + folder + name, model_options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
-  EngineThread engine(Served(**model), EngineOptions(), MakeContext(Device::kCpu), EngineEvents());
+  EngineThread engine(Served(**model), EngineOptions(),
+                      kernels::test::MakeContext(kernels::Device::kCpu), EngineEvents());
 
   const auto run = [&](GenerateRequest request, Speculation how) {
     request.output.speculation = how;
@@ -97,7 +99,8 @@ TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
     return ReadAll(*stream, n);
   };
   int64_t drafted = 0, accepted = 0;
-  for (const GenerateRequest& one_shot : Samplings(IsSlow(Device::kCpu) ? 40 : 100)) {
+  for (const GenerateRequest& one_shot :
+       Samplings(kernels::test::IsSlow(kernels::Device::kCpu) ? 40 : 100)) {
     std::vector<std::string> ids;
     for (int i = 0; i < 2; ++i) {
       Receiver<absl::StatusOr<SessionInfo>> receiver;
@@ -255,4 +258,4 @@ TEST(SpeculationDamaged, OnlyWhatIsSaidDamages) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -14,7 +14,7 @@
 #include "server/engine/common/state_pool.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 using StateBytes = std::vector<std::byte>;
@@ -27,20 +27,25 @@ constexpr size_t kBudget = size_t{256} << 20;
 
 // Its fixed part and its blocks end inside pages. The groups come to several pages of 2 MiB, one of
 // them to three copies, which take 4 MiB each.
-std::vector<MixerState> Layers() {
-  const Growth centroids = GrowsByChunk(4, kCap), tokens = GrowsByToken();
-  return {{.fixed = StateFields({{"counter", DType::kU32, Shape{2}}}),
+std::vector<kernels::MixerState> Layers() {
+  const kernels::Growth centroids = kernels::GrowsByChunk(4, kCap),
+                        tokens = kernels::GrowsByToken();
+  return {{.fixed = kernels::StateFields({{"counter", kernels::DType::kU32, kernels::Shape{2}}}),
            .growth = centroids,
-           .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 131}}})},
-          {.fixed = StateFields({{"window", DType::kF32, Shape{1500}}}), .growth = {}, .block = {}},
+           .block = kernels::StateFields(
+               {{"rows", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots, 131}}})},
+          {.fixed = kernels::StateFields({{"window", kernels::DType::kF32, kernels::Shape{1500}}}),
+           .growth = {},
+           .block = {}},
           {.fixed = {},
            .growth = tokens,
-           .block = StateFields({{"rows", DType::kU32, Shape{kBlockSlots, 41}}})}};
+           .block = kernels::StateFields(
+               {{"rows", kernels::DType::kU32, kernels::Shape{kernels::kBlockSlots, 41}}})}};
 }
 
-StateLayout LayoutFor(size_t page_bytes) {
-  return StateLayout(Layers(), {.max_slot_cap = kCap, .max_unbounded_tokens = kLastPosition},
-                     page_bytes);
+model::StateLayout LayoutFor(size_t page_bytes) {
+  return model::StateLayout(Layers(), {.max_slot_cap = kCap, .max_unbounded_tokens = kLastPosition},
+                            page_bytes);
 }
 
 StateBytes Pattern(size_t n, uint64_t seed) {
@@ -52,24 +57,24 @@ StateBytes Pattern(size_t n, uint64_t seed) {
   return bytes;
 }
 
-class StatePoolDevice : public testing::TestWithParam<Device> {
+class StatePoolDevice : public testing::TestWithParam<kernels::Device> {
  protected:
   void SetUp() override {
-    const std::string missing = test::WhyNoDevice(GetParam());
+    const std::string missing = kernels::test::WhyNoDevice(GetParam());
     if (!missing.empty()) GTEST_SKIP() << missing;
-    context_ = test::MakeContext(GetParam());
+    context_ = kernels::test::MakeContext(GetParam());
     memory_.emplace(*context_);
-    layout_.emplace(LayoutFor(StatePageBytes(*context_)));
+    layout_.emplace(LayoutFor(kernels::StatePageBytes(*context_)));
   }
 
-  StateBytes Read(const StateExtent& extent, const StateHandle& state) {
+  StateBytes Read(const kernels::StateExtent& extent, const StateHandle& state) {
     StateBytes bytes(extent.bytes);
     context_->CopyToHost(bytes.data(), state.base + extent.offset, extent.bytes);
     return bytes;
   }
   // Writes all committed bytes, which no kernel does.
   void Fill(const StateHandle& state, std::byte value) {
-    for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
+    for (const kernels::StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
       const StateBytes bytes(extent.bytes, value);
       memory_->CopyIn(state.base + extent.offset, bytes.data(), bytes.size());
     }
@@ -78,14 +83,15 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
   StateBytes FillLive(StatePool& pool, const StateHandle& state, uint64_t seed) {
     const StateBytes bytes = Pattern(pool.SnapshotBytes(state), seed);
     size_t at = 0;
-    for (const StateExtent& extent : layout_->live_extents_at(state.position, state.slot_cap)) {
+    for (const kernels::StateExtent& extent :
+         layout_->live_extents_at(state.position, state.slot_cap)) {
       memory_->CopyIn(state.base + extent.offset, bytes.data() + at, extent.bytes);
       at += extent.bytes;
     }
     return bytes;
   }
   void ExpectZero(const StateHandle& state) {
-    for (const StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
+    for (const kernels::StateExtent& extent : layout_->extents_at(state.position, state.slot_cap)) {
       EXPECT_TRUE(Read(extent, state) == StateBytes(extent.bytes)) << "extent at " << extent.offset;
     }
   }
@@ -95,16 +101,17 @@ class StatePoolDevice : public testing::TestWithParam<Device> {
     return bytes;
   }
 
-  std::unique_ptr<DeviceContext> context_;
-  std::optional<StateMemory> memory_;
-  std::optional<StateLayout> layout_;
+  std::unique_ptr<kernels::DeviceContext> context_;
+  std::optional<kernels::StateMemory> memory_;
+  std::optional<model::StateLayout> layout_;
 };
 
 TEST_P(StatePoolDevice, NewStatesBeginWithTheirImages) {
-  std::vector<MixerState> layers = Layers();
+  std::vector<kernels::MixerState> layers = Layers();
   const auto image = std::make_shared<const StateBytes>(Pattern(6000, 3));
-  layers[1].fixed = StateFields({{"learned", DType::kF32, Shape{1500}, {}, image}});
-  const StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
+  layers[1].fixed =
+      kernels::StateFields({{"learned", kernels::DType::kF32, kernels::Shape{1500}, {}, image}});
+  const model::StateLayout layout(layers, layout_->limits(), layout_->page_bytes());
   StatePool pool(kBudget, *context_);
   for (int i = 0; i < 2; ++i) {  // the second time in used memory
     StateHandle state = *pool.Acquire(layout, kCap, layout.bytes_cap(kCap));
@@ -120,7 +127,7 @@ TEST_P(StatePoolDevice, PackedExtentsComeBackAndNothingElseChanges) {
   StatePool pool(kBudget, *context_);
   StateHandle state = *pool.Acquire(*layout_, kCap, layout_->bytes_cap(kCap));
   pool.Grow(state, 300);
-  std::vector<StateExtent> extents;
+  std::vector<kernels::StateExtent> extents;
   size_t total = 0;
   const size_t window = layout_->layer(1).fixed_offset;
   for (size_t i = 0; i < 70; ++i) {
@@ -129,7 +136,7 @@ TEST_P(StatePoolDevice, PackedExtentsComeBackAndNothingElseChanges) {
     total += extents.back().total_bytes();
   }
   StateBytes expected = FillLive(pool, state, 5);
-  const Buffer packed(context_->device(), total);
+  const kernels::Buffer packed(context_->device(), total);
   pool.Pack(state, extents, packed.as<std::byte>());
   StateBytes held(total);
   context_->CopyToHost(held.data(), packed.as<std::byte>(), total);
@@ -138,7 +145,7 @@ TEST_P(StatePoolDevice, PackedExtentsComeBackAndNothingElseChanges) {
   // The fixed part begins a snapshot.
   StateBytes mixed = after;
   size_t at = 0;
-  for (const StateExtent& extent : extents) {
+  for (const kernels::StateExtent& extent : extents) {
     for (size_t i = 0; i < extent.pieces; ++i, at += extent.bytes) {
       const auto place = static_cast<std::ptrdiff_t>(extent.offset + i * extent.stride);
       ASSERT_EQ(std::memcmp(&held[at], &expected[static_cast<size_t>(place)], extent.bytes), 0);
@@ -159,7 +166,7 @@ TEST_P(StatePoolDevice, BytesAreExactNewOnesZeroAndOldOnesKept) {
     pool.Grow(state, position);
     ASSERT_EQ(state.committed_bytes, layout_->bytes_at(position, kCap)) << position;
     EXPECT_EQ(pool.committed_bytes(), state.committed_bytes);
-    for (const StateExtent& extent : layout_->extents_at(position, kCap)) {
+    for (const kernels::StateExtent& extent : layout_->extents_at(position, kCap)) {
       StateBytes bytes = Read(extent, state);
       for (size_t at = 0; at < bytes.size(); at += page) {
         unsigned char& number = written[(extent.offset + at) / page];
@@ -212,8 +219,8 @@ TEST_P(StatePoolDevice, SteadyUseTakesNoMoreOfTheGpu) {
     pool->Release(a);
     return committed;
   };
-  const std::optional<GpuInfo> before = context_->Gpu();
-  EXPECT_EQ(before.has_value(), GetParam() == Device::kCuda);
+  const std::optional<kernels::GpuInfo> before = context_->Gpu();
+  EXPECT_EQ(before.has_value(), GetParam() == kernels::Device::kCuda);
   const size_t committed = use();
   if (!before) return;
   EXPECT_FALSE(before->name.empty());
@@ -255,8 +262,8 @@ TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
     ASSERT_TRUE(Snapshot(pool, state) == bytes) << position;
     pool.Release(state);
 
-    auto host = test::MakeContext(Device::kCpu);
-    const StateLayout large_pages = LayoutFor(size_t{64} << 10);
+    auto host = kernels::test::MakeContext(kernels::Device::kCpu);
+    const model::StateLayout large_pages = LayoutFor(size_t{64} << 10);
     StatePool elsewhere(kBudget, *host);
     StateHandle moved = *elsewhere.Acquire(large_pages, kCap, large_pages.bytes_cap(kCap));
     EXPECT_TRUE(elsewhere.CopyIn(moved, position, bytes).ok());
@@ -272,8 +279,10 @@ TEST_P(StatePoolDevice, SnapshotsMoveBetweenDevices) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, StatePoolDevice, testing::ValuesIn(test::TestDevices()),
-                         [](const auto& info) { return std::string(DeviceName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Devices, StatePoolDevice, testing::ValuesIn(kernels::test::TestDevices()),
+                         [](const auto& info) {
+                           return std::string(kernels::DeviceName(info.param));
+                         });
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::engine

@@ -14,7 +14,7 @@
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
-namespace ovq {
+namespace ovq::engine {
 namespace {
 
 using testing::HasSubstr;
@@ -37,24 +37,25 @@ size_t WritableBytes(const std::byte* base, size_t bytes) {
 }
 
 size_t ResidentBytes(std::byte* base, size_t bytes) {
-  std::vector<unsigned char> pages(bytes / kHostPageBytes);
+  std::vector<unsigned char> pages(bytes / kernels::kHostPageBytes);
   EXPECT_EQ(mincore(base, bytes, pages.data()), 0);
   size_t resident = 0;
-  for (unsigned char page : pages) resident += (page & 1) * kHostPageBytes;
+  for (unsigned char page : pages) resident += (page & 1) * kernels::kHostPageBytes;
   return resident;
 }
 
 class StatePoolTest : public testing::Test {
  protected:
   test::FakeModel model_{{.with_text = false, .full_attention = true}};
-  const StateLayout& layout_ = model_.layout();
-  std::unique_ptr<DeviceContext> context_ = test::MakeContext(Device::kCpu);
+  const model::StateLayout& layout_ = model_.layout();
+  std::unique_ptr<kernels::DeviceContext> context_ =
+      kernels::test::MakeContext(kernels::Device::kCpu);
 };
 
 TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
   StatePool pool(size_t{1} << 24, *context_);
   StateHandle state = *pool.Acquire(layout_, 512, size_t{1} << 20);
-  std::vector<unsigned char> written(layout_.virtual_bytes() / kHostPageBytes);
+  std::vector<unsigned char> written(layout_.virtual_bytes() / kernels::kHostPageBytes);
   for (int64_t position : {0, 1, 4, 63, 64, 65, 200, 1000, 1001, 4000, 4096}) {
     const size_t before = state.committed_bytes;
     pool.Grow(state, position);
@@ -62,10 +63,10 @@ TEST_F(StatePoolTest, CommitsWhatTheLayoutSaysAndNoMore) {
     EXPECT_EQ(pool.committed_bytes(), state.committed_bytes);
     EXPECT_EQ(WritableBytes(state.base, layout_.virtual_bytes()), state.committed_bytes);
     EXPECT_LE(ResidentBytes(state.base, layout_.virtual_bytes()), before) << "nothing touched yet";
-    for (const StateExtent& extent : layout_.extents_at(position, 512)) {
-      for (size_t page = 0; page < extent.bytes; page += kHostPageBytes) {
+    for (const kernels::StateExtent& extent : layout_.extents_at(position, 512)) {
+      for (size_t page = 0; page < extent.bytes; page += kernels::kHostPageBytes) {
         std::byte& first = state.base[extent.offset + page];
-        unsigned char& seen = written[(extent.offset + page) / kHostPageBytes];
+        unsigned char& seen = written[(extent.offset + page) / kernels::kHostPageBytes];
         ASSERT_EQ(static_cast<unsigned char>(first), seen) << "zero when new, kept when old";
         seen = 1;
         first = std::byte{1};
@@ -98,4 +99,4 @@ TEST_F(StatePoolTest, BudgetIsExact) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::engine

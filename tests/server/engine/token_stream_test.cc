@@ -7,7 +7,7 @@
 #include "server/engine/common/engine_api.h"
 #include "tests/server/engine/fake_model.h"
 
-namespace ovq::test {
+namespace ovq::engine::test {
 namespace {
 
 StreamEvent Token(int32_t id) {
@@ -106,4 +106,4 @@ TEST(TokenStream, RemovingTheListenerWaitsForARunningCall) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::engine::test

@@ -9,7 +9,7 @@
 
 #include "server/http/console/files.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using testing::Contains;
@@ -81,4 +81,4 @@ TEST(ConsolePage, WhatFilesNameIsThereAndNothingIsFromElsewhere) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

@@ -15,7 +15,7 @@
 #include "server/http/exchange.h"
 #include "server/http/http_api.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 
 class FakeExchange final : public Exchange {
  public:
@@ -86,4 +86,4 @@ class FakeExchange final : public Exchange {
   Source source_;
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::server::test

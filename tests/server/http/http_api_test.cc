@@ -8,7 +8,7 @@
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::ElementsAre;
@@ -169,7 +169,8 @@ TEST_F(HttpApiTest, WhoGoesIsCancelled) {
       exchange->Read(kPatience, [](const std::string& body) { return body.size() > 1000; }));
   exchange->Leave();
   ASSERT_TRUE(exchange->Read(kPatience));
-  server_.WaitForStats([](const EngineStats& stats) { return stats.requests_running == 0; });
+  server_.WaitForStats(
+      [](const engine::EngineStats& stats) { return stats.requests_running == 0; });
   EXPECT_EQ(Requests("/v1/completions", 499), 1);
 }
 
@@ -177,7 +178,8 @@ TEST_F(HttpApiTest, WhoReadsNothingIsParkedAndOthersGoOn) {
   const auto slow = Send("POST", "/v1/completions",
                          R"({"prompt": "x", "max_tokens": 4000000000, "stream": true,
                              "ignore_eos": true})");
-  server_.WaitForStats([](const EngineStats& stats) { return stats.requests_running == 1; });
+  server_.WaitForStats(
+      [](const engine::EngineStats& stats) { return stats.requests_running == 1; });
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Post("/v1/completions", {{"prompt", "y"},
                                        {"max_tokens", 500},
@@ -250,4 +252,4 @@ TEST_F(SmallMemory, WhatABodyWouldTakeIsCountedBeforeItIsParsed) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

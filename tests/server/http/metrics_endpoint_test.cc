@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -97,4 +97,4 @@ TEST(Gzip, EndsWithChecksumAndLength) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

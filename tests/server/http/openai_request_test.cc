@@ -9,7 +9,7 @@
 #include "server/http/response_request.h"
 #include "server/http/response_store.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using testing::ElementsAre;
@@ -108,17 +108,17 @@ TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
            Refusal{R"({"prompt": "x", "model": "other"})", "model"},
        }) {
     const absl::Status status = Completion(body).status();
-    EXPECT_EQ(GetErrorFacts(status).field, field) << body << ": " << status;
+    EXPECT_EQ(engine::GetErrorFacts(status).field, field) << body << ": " << status;
     EXPECT_EQ(ErrorObject(status)["error"]["param"], field);
   }
 }
 
 TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
   const auto in_words = [](const char* field, OpenAiApi api) {
-    const absl::Status status = ToOpenAiError(BadField(field, "something", "nothing"), api);
+    const absl::Status status = ToOpenAiError(engine::BadField(field, "something", "nothing"), api);
     EXPECT_THAT(std::string(status.message()),
-                testing::StartsWith(GetErrorFacts(status).field + ":"));
-    return GetErrorFacts(status).field;
+                testing::StartsWith(engine::GetErrorFacts(status).field + ":"));
+    return engine::GetErrorFacts(status).field;
   };
   EXPECT_EQ(in_words("sampling.top_p", OpenAiApi::kCompletions), "top_p");
   EXPECT_EQ(in_words("output.top_logprobs", OpenAiApi::kCompletions), "logprobs");
@@ -129,12 +129,12 @@ TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
 
 TEST(HttpErrors, StatusesAndHeaders) {
   EXPECT_EQ(ToHttpStatus(absl::FailedPreconditionError("busy")), 409);
-  EXPECT_EQ(
-      ToHttpStatus(WithFacts(absl::FailedPreconditionError("no template"), {.field = "messages"})),
-      400);
-  const absl::Status limited =
-      WithFacts(absl::ResourceExhaustedError("later"),
-                {.reason = RejectReason::kTenantRequests, .retry_after = absl::Milliseconds(1200)});
+  EXPECT_EQ(ToHttpStatus(engine::WithFacts(absl::FailedPreconditionError("no template"),
+                                           {.field = "messages"})),
+            400);
+  const absl::Status limited = engine::WithFacts(
+      absl::ResourceExhaustedError("later"),
+      {.reason = engine::RejectReason::kTenantRequests, .retry_after = absl::Milliseconds(1200)});
   HttpHeaders headers;
   AddErrorHeaders(limited, headers);
   EXPECT_THAT(headers,
@@ -161,7 +161,7 @@ TEST(ResponseRequests, GoOnFromAResponse) {
   EXPECT_EQ(ToHttpStatus(ReadResponse(body, "m").status()), 404);
   body = {
       {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
-  EXPECT_EQ(GetErrorFacts(ReadResponse(body, "m").status()).field, "text");
+  EXPECT_EQ(engine::GetErrorFacts(ReadResponse(body, "m").status()).field, "text");
   body.erase("text");
   EXPECT_EQ(ReadResponse(body, "m")->message.prompt().conversation().messages(0).role(), "system");
 }
@@ -179,4 +179,4 @@ TEST(ResponseStore, TheOldestGoBeyondTheBudget) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

@@ -6,7 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -312,7 +312,7 @@ TEST_F(ChatLines, ATurnThatTheClientLeaves) {
   while (stream_->Read(&response)) {
   }
   EXPECT_THAT(stream_->Finish(), Fails(grpc::StatusCode::CANCELLED, ""));
-  server_.WaitForStats([&](const EngineStats&) { return Lines(server_).size() == 2; });
+  server_.WaitForStats([&](const engine::EngineStats&) { return Lines(server_).size() == 2; });
   for (const Json& line : Lines(server_)) {
     EXPECT_EQ(line["code"], "CANCELLED");
     EXPECT_EQ(line["level"], "info");
@@ -360,4 +360,4 @@ TEST(CallLines, AreCountedAndSoAreThoseLeftOut) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -1,7 +1,7 @@
 // The Chat call: one stream is one conversation.
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 constexpr uint32_t kUnendingTurn = 4'000'000;
@@ -34,7 +34,7 @@ class Chat : public testing::Test {
     return stream->Finish();
   }
   void ExpectNoSessions() {
-    server_.WaitForStats([](const EngineStats& s) {
+    server_.WaitForStats([](const engine::EngineStats& s) {
       return s.sessions_active + s.sessions_idle == 0 && s.state_bytes_reserved == 0;
     });
   }
@@ -157,7 +157,7 @@ TEST_F(Chat, KeptSessionOutlivesTheStream) {
   EXPECT_EQ(session_.position(), 7u);
   second_context.TryCancel();
   second->Finish();
-  server_.WaitForStats([](const EngineStats& s) { return s.sessions_idle == 1; });
+  server_.WaitForStats([](const engine::EngineStats& s) { return s.sessions_idle == 1; });
 }
 
 TEST_F(Chat, ATurnExpectsAPosition) {
@@ -223,4 +223,4 @@ TEST_F(Chat, WrongMessagesNameTheCulprit) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

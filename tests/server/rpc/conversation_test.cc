@@ -1,7 +1,7 @@
 // Prompts of messages: the text of the chat template, and within a session the new part of it.
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -46,9 +46,9 @@ class ConversationTest : public testing::Test {
     options.model.chat_template = text;
     // "[user]Hi<|end|>\n[assistant]" are 21 tokens. The answer is "yo" and, unless it is stopped
     // before, the end token.
-    options.setup = [](FakeModel& model) {
+    options.setup = [](engine::test::FakeModel& model) {
       model.Script(21, "yo");
-      model.Script(23, kEos);
+      model.Script(23, engine::test::kEos);
     };
     return server_.emplace(std::move(options));
   }
@@ -206,4 +206,4 @@ TEST_F(ConversationTest, ApplyTemplateShowsTheText) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -16,11 +16,11 @@ TEST(Generate, StreamingEqualsCollected) {
   const Collected over_wire = Generate(server.inference(), request);
   ASSERT_THAT(over_wire.status, Succeeds());
 
-  GenerateRequest direct = SampleRequest({'h', 'e', 'l', 'l', 'o'}, 20);
+  engine::GenerateRequest direct = engine::test::SampleRequest({'h', 'e', 'l', 'l', 'o'}, 20);
   direct.output.logprobs = true;
-  auto stream = std::make_shared<TokenStream>();
+  auto stream = std::make_shared<engine::TokenStream>();
   ASSERT_TRUE(server.engine().Submit(direct, stream).ok());
-  const Answers answers = ReadAll(*stream);
+  const engine::test::Answers answers = engine::test::ReadAll(*stream);
   const std::vector<uint32_t> tokens(answers.of[0].tokens.begin(), answers.of[0].tokens.end());
   EXPECT_EQ(over_wire.tokens, tokens);
   EXPECT_EQ(over_wire.logprobs, answers.of[0].logprobs);
@@ -72,7 +72,8 @@ TEST(Generate, SeveralCompletions) {
 }
 
 TEST(Generate, StopsSayWhatMatched) {
-  TestServer server({.setup = [](FakeModel& model) { model.Script(3, "xyz END more"); }});
+  TestServer server(
+      {.setup = [](engine::test::FakeModel& model) { model.Script(3, "xyz END more"); }});
   v1::GenerateRequest request = TextRequest("abc", 50);
   request.mutable_stop()->add_stop_strings("END");
   const Collected result = Generate(server.inference(), request);
@@ -237,7 +238,7 @@ TEST(Generate, BrokenBytesAreInvalidArguments) {
 }
 
 TEST(Generate, ErrorsCarryTheirFacts) {
-  EngineOptions engine;
+  engine::EngineOptions engine;
   engine.state_memory_bytes = 20'000;
   TestServer server({.engine = engine});
   v1::GenerateRequest request = TextRequest("abc", 4);
@@ -250,7 +251,8 @@ TEST(Generate, ErrorsCarryTheirFacts) {
   EXPECT_EQ(large.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   const v1::ErrorInfo info = GetErrorInfo(large);
   EXPECT_EQ(info.reason(), "state_memory");
-  EXPECT_EQ(info.bytes_needed(), server.model().layout().bytes_at(3005, kDefaultSlotCap));
+  EXPECT_EQ(info.bytes_needed(),
+            server.model().layout().bytes_at(3005, engine::test::kDefaultSlotCap));
   EXPECT_EQ(info.bytes_free(), 20'000u);
   EXPECT_FALSE(info.has_retry_after());
   EXPECT_THAT(server.LogText(), HasSubstr("\"reason\":\"state_memory\""));
@@ -296,13 +298,13 @@ TEST(Generate, CancelFreesTheState) {
   v1::GenerateResponse response;
   ASSERT_TRUE(reader->Read(&response));
   ASSERT_TRUE(reader->Read(&response));
-  server.WaitForStats([](const EngineStats& s) { return s.state_bytes_reserved > 0; });
+  server.WaitForStats([](const engine::EngineStats& s) { return s.state_bytes_reserved > 0; });
   context.TryCancel();
   while (reader->Read(&response)) {
   }
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  const EngineStats stats =
-      server.WaitForStats([](const EngineStats& s) { return s.state_bytes_reserved == 0; });
+  const engine::EngineStats stats =
+      server.WaitForStats([](const engine::EngineStats& s) { return s.state_bytes_reserved == 0; });
   EXPECT_EQ(stats.requests_running, 0);
   EXPECT_EQ(stats.state_bytes_committed, 0u);
 }
@@ -313,8 +315,9 @@ TEST(Generate, DeadlineEndsTheRequest) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
   const Collected result = Generate(server.inference(), TextRequest("abc", 4'000'000), context);
   EXPECT_EQ(result.status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  server.WaitForStats(
-      [](const EngineStats& s) { return s.requests_running == 0 && s.state_bytes_reserved == 0; });
+  server.WaitForStats([](const engine::EngineStats& s) {
+    return s.requests_running == 0 && s.state_bytes_reserved == 0;
+  });
 }
 
 TEST(Generate, SlowClientHoldsUpNobodyElse) {
@@ -335,7 +338,7 @@ TEST(Generate, SlowClientHoldsUpNobodyElse) {
   EXPECT_THAT(quick.status, Succeeds());
   EXPECT_EQ(quick.tokens.size(), 100u);
   slow_context.TryCancel();
-  server.WaitForStats([](const EngineStats& s) { return s.requests_running == 0; });
+  server.WaitForStats([](const engine::EngineStats& s) { return s.requests_running == 0; });
 }
 
 TEST(Generate, ManyStreamsAtOnce) {
@@ -355,4 +358,4 @@ TEST(Generate, ManyStreamsAtOnce) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -11,7 +11,7 @@
 #include "server/engine/common/session_image.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 TestServerOptions WithMemory(size_t bytes) {
@@ -46,22 +46,22 @@ class ImportBudgetTest : public testing::Test {
     v1::CreateSessionRequest create;
     create.mutable_prompt()->set_text("once upon a time there was a session");
     const std::string id = server_.NewSession(create);
-    SessionImage image = *server_.engine().sessions().Export(id, "");
+    engine::SessionImage image = *server_.engine().sessions().Export(id, "");
     EXPECT_TRUE(server_.engine().sessions().Delete(id, "").ok());
     bytes_ = ImageBytes(image);
     // A head of a session that fits no budget here.
-    SessionImage large = image;
+    engine::SessionImage large = image;
     large.position = kBudget;
     large.tokens = std::vector<int32_t>(kBudget + 1, 1);
     large.pending = 1;
     large.state.resize(server_.model().layout().live_bytes_at(large.position, large.slot_cap));
     large_bytes_ = ImageBytes(large);
-    large_head_ = EncodeSession(std::move(large)).head.substr(0, 400);
-    const EncodedSession file = EncodeSession(std::move(image));
+    large_head_ = engine::EncodeSession(std::move(large)).head.substr(0, 400);
+    const engine::EncodedSession file = engine::EncodeSession(std::move(image));
     file_ = absl::StrCat(file.head, file.state, file.tail);
     head_bytes_ = file.head.size();
   }
-  static size_t ImageBytes(const SessionImage& image) {
+  static size_t ImageBytes(const engine::SessionImage& image) {
     return image.state.size() + static_cast<size_t>(image.length()) * sizeof(int32_t);
   }
   // Imports the whole file and deletes the session.
@@ -123,4 +123,4 @@ TEST_F(ImportBudgetTest, IsHeldFromTheHeadToTheEndOfTheCall) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -12,7 +12,7 @@
 #include "server/http/http_api.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -39,9 +39,9 @@ ModelDescription Named(bool has_dictionary) {
 }
 
 // The page once the engine's thread has ended.
-std::string TextAfter(const std::function<void(TestEngine&)>& run) {
+std::string TextAfter(const std::function<void(engine::test::TestEngine&)>& run) {
   Metrics metrics(Named(true));
-  TestEngine engine({}, {}, metrics.Events());
+  engine::test::TestEngine engine({}, {}, metrics.Events());
   run(engine);
   engine.Destroy();
   return metrics.Text();
@@ -98,17 +98,18 @@ TEST(Metrics, ProductsOfEveryShape) {
 
 TEST(Metrics, ModelsWithoutADictionaryHaveNoFigureOfOne) {
   Metrics metrics(Named(false));
-  const EngineEvents events = metrics.Events();
+  const engine::EngineEvents events = metrics.Events();
   events.step({.prefill_tokens = 4, .duration = absl::Milliseconds(1)});
-  events.request_finished({.reason = FinishReason::kStop, .usage = {}});
+  events.request_finished({.reason = engine::FinishReason::kStop, .usage = {}});
   EXPECT_THAT(metrics.Text(), testing::Not(HasSubstr("ovq_dictionary")));
 }
 
 // By hand: 30 + 9 tokens consumed with chunks of 4 and a cap of 256 are 36 tokens in the
 // dictionary, floor(256 * 36 / (256 + 36)) = 31 of them as centroids of their own.
 TEST(Metrics, Dictionary) {
-  const std::string text =
-      TextAfter([](TestEngine& engine) { engine.Run(SampleRequest(SomeTokens(30, 1), 10)); });
+  const std::string text = TextAfter([](engine::test::TestEngine& engine) {
+    engine.Run(engine::test::SampleRequest(engine::test::SomeTokens(30, 1), 10));
+  });
   EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {"op=\"insert\""}), 31);
   EXPECT_EQ(Sample(text, "ovq_dictionary_updates_total", {"op=\"merge\""}), 5);
   EXPECT_EQ(Sample(text, "ovq_dictionary_fill_ratio_count", {}), 1);
@@ -119,8 +120,9 @@ TEST(Metrics, Dictionary) {
 
 // Answers of 10 tokens, 1 and none: only the first has a time per token.
 TEST(Metrics, TimePerOutputToken) {
-  const std::string text = TextAfter([](TestEngine& engine) {
-    for (int64_t tokens : {10, 1, 0}) engine.Run(SampleRequest(SomeTokens(30, 1), tokens));
+  const std::string text = TextAfter([](engine::test::TestEngine& engine) {
+    for (int64_t tokens : {10, 1, 0})
+      engine.Run(engine::test::SampleRequest(engine::test::SomeTokens(30, 1), tokens));
   });
   EXPECT_EQ(Sample(text, "ovq_time_per_output_token_seconds_count", {}), 1);
   const double sum = Sample(text, "ovq_time_per_output_token_seconds_sum", {});
@@ -130,7 +132,7 @@ TEST(Metrics, TimePerOutputToken) {
 
 TEST(Metrics, SessionEvents) {
   Metrics metrics(Named(false));
-  const EngineEvents events = metrics.Events();
+  const engine::EngineEvents events = metrics.Events();
   events.session_event({.event = "open", .duration = absl::Milliseconds(2), .position = 20});
   events.session_event({.event = "fork", .duration = absl::Milliseconds(1), .position = 20});
   events.session_event({.event = "rewind", .duration = {}, .position = 9, .replayed = 700});
@@ -159,14 +161,14 @@ TEST(Metrics, SessionEvents) {
 
 TEST(Metrics, GaugesOfCapacityAndUse) {
   Metrics metrics(Named(false));
-  EngineStats stats;
+  engine::EngineStats stats;
   stats.requests_running = 5;
   stats.requests_blocked = 2;
   stats.sessions_active = 5;
   stats.sessions_idle = 3;
   stats.session_slots = 40;
   stats.state_bytes_reserved = 300;
-  metrics.SetSource<EngineStats>([&] { return stats; });
+  metrics.SetSource<engine::EngineStats>([&] { return stats; });
   EXPECT_EQ(Sample(metrics.Text(), "ovq_session_state_utilization_ratio", {}), 0);  // no budget
   stats.state_bytes_budget = 1200;
   const std::string text = metrics.Text();
@@ -179,22 +181,24 @@ TEST(Metrics, GaugesOfCapacityAndUse) {
 TEST(Metrics, PrefixCache) {
   Metrics metrics(Named(false));
   EXPECT_EQ(Sample(metrics.Text(), "ovq_prefix_queries_total", {}), 0);
-  TestEngine engine;
-  metrics.SetSource<EngineStats>([&] { return engine.SettledStats(); });
-  GenerateRequest request = SampleRequest(SomeTokens(3 * kPrefixBlockTokens, 1), 1);
-  request.cacheable = 3 * kPrefixBlockTokens;
+  engine::test::TestEngine engine;
+  metrics.SetSource<engine::EngineStats>([&] { return engine.SettledStats(); });
+  engine::GenerateRequest request =
+      engine::test::SampleRequest(engine::test::SomeTokens(3 * engine::kPrefixBlockTokens, 1), 1);
+  request.cacheable = 3 * engine::kPrefixBlockTokens;
   for (int i = 0; i < 3; ++i) engine.Run(request);
   request.prompt[0] ^= 1;
   engine.Run(request);
   const std::string text = metrics.Text();
   EXPECT_EQ(Sample(text, "ovq_prefix_queries_total", {}), 4);
   EXPECT_EQ(Sample(text, "ovq_prefix_hits_total", {}), 2);
-  EXPECT_EQ(Sample(text, "ovq_prefix_cached_tokens_total", {}), 2 * 2 * kPrefixBlockTokens);
+  EXPECT_EQ(Sample(text, "ovq_prefix_cached_tokens_total", {}), 2 * 2 * engine::kPrefixBlockTokens);
   EXPECT_EQ(Sample(text, "ovq_prefix_evictions_total", {}), 0);
-  EXPECT_EQ(Sample(text, "ovq_prefix_bytes", {"kind=\"used\""}),
-            2 * static_cast<double>(
-                    engine.model().layout().live_bytes_at(2 * kPrefixBlockTokens, kDefaultSlotCap) +
-                    2 * kPrefixBlockBytes));
+  EXPECT_EQ(
+      Sample(text, "ovq_prefix_bytes", {"kind=\"used\""}),
+      2 * static_cast<double>(engine.model().layout().live_bytes_at(2 * engine::kPrefixBlockTokens,
+                                                                    engine::test::kDefaultSlotCap) +
+                              2 * engine::kPrefixBlockBytes));
   EXPECT_EQ(Sample(text, "ovq_prefix_bytes", {"kind=\"budget\""}), 1 << 28);
 }
 
@@ -228,12 +232,12 @@ TEST(Metrics, MemoryOfAGpu) {
   ModelDescription info;
   info.device = "cuda";
   info.weight_bytes = 10;
-  EngineStats stats;
-  stats.gpu = GpuInfo{.name = "a GPU", .total_bytes = 100, .free_bytes = 40};
+  engine::EngineStats stats;
+  stats.gpu = kernels::GpuInfo{.name = "a GPU", .total_bytes = 100, .free_bytes = 40};
   for (bool has_gpu : {true, false}) {
     info.has_gpu = has_gpu;
     Metrics metrics(info);
-    metrics.SetSource<EngineStats>([&] { return stats; });
+    metrics.SetSource<engine::EngineStats>([&] { return stats; });
     const std::string text = metrics.Text();
     const auto bytes = [&](const char* kind) {
       return Sample(text, "ovq_device_memory_bytes",
@@ -315,7 +319,7 @@ TEST(Server, MetricsMove) {
   EXPECT_THAT(Generate(server.inference(), TextRequest("abc", 20)).status, Succeeds());
   EXPECT_FALSE(Generate(server.inference(), TextRequest("", 20)).status.ok());
   server.WaitForStats(
-      [](const EngineStats& s) { return s.requests_running == 0 && s.sessions_idle == 1; });
+      [](const engine::EngineStats& s) { return s.requests_running == 0 && s.sessions_idle == 1; });
   const std::string after = server.metrics().Text();
   EXPECT_EQ(Sample(after, "ovq_requests_finished_total", {"reason=\"length\""}), 1);
   EXPECT_EQ(Sample(after, "ovq_generated_tokens_total", {}), 20);
@@ -334,4 +338,4 @@ TEST(Server, MetricsMove) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -2,10 +2,10 @@
 #include "server/engine/common/prefix_cache.h"
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
-constexpr uint32_t kBlock = kPrefixBlockTokens;
+constexpr uint32_t kBlock = engine::kPrefixBlockTokens;
 
 using Messages = std::vector<std::pair<std::string, std::string>>;
 
@@ -145,4 +145,4 @@ TEST_F(PrefixCallsTest, TheFirstTurnOfAChat) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -9,7 +9,7 @@
 
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -122,4 +122,4 @@ TEST_F(RequestMemoryTest, AChatsTurnHoldsItsOwn) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -5,7 +5,7 @@
 
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::ElementsAre;
@@ -59,10 +59,10 @@ TEST(Unary, CancelledScoreFreesItsState) {
                      .Score(&context, MakeScoreRequest(std::string(1'000'000, 'x')), &response)
                      .ok());
   });
-  server.WaitForStats([](const EngineStats& s) { return s.requests_running == 1; });
+  server.WaitForStats([](const engine::EngineStats& s) { return s.requests_running == 1; });
   context.TryCancel();
   caller.join();
-  server.WaitForStats([](const EngineStats& s) { return s.requests_running == 0; });
+  server.WaitForStats([](const engine::EngineStats& s) { return s.requests_running == 0; });
 }
 
 TEST(Unary, TokenizeAndBack) {
@@ -107,7 +107,7 @@ TEST(Unary, ModelInfo) {
   v1::GetModelInfoRequest request;
   v1::ModelInfo info;
   ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
-  EXPECT_EQ(info.vocab_size(), static_cast<uint64_t>(kVocab));
+  EXPECT_EQ(info.vocab_size(), static_cast<uint64_t>(engine::test::kVocab));
   EXPECT_EQ(info.state_sizes_size(), 3);
   EXPECT_EQ(info.state_sizes(2).position(), 1048576u);
   EXPECT_LE(info.state_sizes(2).state_bytes(), info.state_bytes_cap());
@@ -129,7 +129,7 @@ TEST(Unary, ModelInfo) {
   EXPECT_FALSE(info.has_chat_template());
   EXPECT_EQ(info.memory(), "model");
   EXPECT_EQ(info.weights(), "int8");
-  EXPECT_EQ(info.exact_tokens(), static_cast<uint64_t>(kDefaultSlotCap));
+  EXPECT_EQ(info.exact_tokens(), static_cast<uint64_t>(engine::test::kDefaultSlotCap));
   request.set_max_centroids(100);
   ASSERT_THAT(Call(server.inference(), &Inference::GetModelInfo, request, info), Succeeds());
   EXPECT_EQ(info.exact_tokens(), 100u);
@@ -452,7 +452,7 @@ TEST(Server, ReflectionListsTheServices) {
 }
 
 TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
-  TestServer server({.setup = [](FakeModel& model) { model.gate().CloseAt(3); }});
+  TestServer server({.setup = [](engine::test::FakeModel& model) { model.gate().CloseAt(3); }});
   grpc::ClientContext chat_context;
   const auto chat = server.inference().Chat(&chat_context);
   ASSERT_TRUE(chat->Write(OpenMessage()));
@@ -482,4 +482,4 @@ TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

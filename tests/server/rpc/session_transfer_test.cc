@@ -5,7 +5,7 @@
 
 #include "tests/server/server_test_util.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using testing::HasSubstr;
@@ -154,4 +154,4 @@ TEST(SessionCalls, ExportSince) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/common/session.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 TEST(CallSummary, OnlySessionIdsAreSessions) {
@@ -17,13 +17,13 @@ TEST(CallSummary, OnlySessionIdsAreSessions) {
     summary.SetSession(other);
     EXPECT_EQ(summary.session_id, "") << other;
   }
-  EXPECT_TRUE(IsSessionId(RandomSource(1).NextId()));
-  const std::string id = absl::StrCat(".", RandomSource(1).NextId());
-  EXPECT_TRUE(IsSessionId("My_key-1" + id));
-  EXPECT_TRUE(IsSessionId(std::string(64, 'k') + id));
+  EXPECT_TRUE(engine::IsSessionId(engine::RandomSource(1).NextId()));
+  const std::string id = absl::StrCat(".", engine::RandomSource(1).NextId());
+  EXPECT_TRUE(engine::IsSessionId("My_key-1" + id));
+  EXPECT_TRUE(engine::IsSessionId(std::string(64, 'k') + id));
   for (const std::string& key : {std::string(), std::string(65, 'k'), std::string("my secret"),
                                  std::string("a.b"), std::string("k\n")}) {
-    EXPECT_FALSE(IsSessionId(key + id)) << key;
+    EXPECT_FALSE(engine::IsSessionId(key + id)) << key;
   }
 }
 
@@ -45,17 +45,17 @@ TEST(CallSummary, AddsUpWhatTheEngineDid) {
   LogFields fields;
   work.AppendTo(fields);
   EXPECT_TRUE(fields.empty());
-  StreamEvent event;
+  engine::StreamEvent event;
   event.started.emplace().prompt_tokens = 7;
   work.Add(event);
   for (int i = 0; i < 3; ++i) {
-    StreamEvent chunk;
+    engine::StreamEvent chunk;
     chunk.chunk.emplace().token_ids = {1, 2};
     work.Add(chunk);
   }
-  StreamEvent last;
-  Finished& finished = last.finished.emplace();
-  finished.reason = FinishReason::kLength;
+  engine::StreamEvent last;
+  engine::Finished& finished = last.finished.emplace();
+  finished.reason = engine::FinishReason::kLength;
   finished.usage.generated_tokens = 6;
   finished.usage.queue_time = absl::Microseconds(1500);
   finished.usage.prefill_time = absl::Nanoseconds(2'000'400);
@@ -70,4 +70,4 @@ TEST(CallSummary, AddsUpWhatTheEngineDid) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 
 class LogFile {
  public:
@@ -34,4 +34,4 @@ class LogFile {
   std::FILE* const file_ = std::tmpfile();
 };
 
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/server/telemetry/log_file.h"
 
-namespace ovq::test {
+namespace ovq::server::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -250,4 +250,4 @@ TEST(LogThreads, EndsThoughTheReaderIsStuckOrGone) {
 }
 
 }  // namespace
-}  // namespace ovq::test
+}  // namespace ovq::server::test

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 constexpr char kTrace[] = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -124,4 +124,4 @@ TEST(RequestId, FormOfACallersOwn) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

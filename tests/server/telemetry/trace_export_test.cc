@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/telemetry/call_spans.h"
 
-namespace ovq {
+namespace ovq::server {
 namespace {
 
 using Json = nlohmann::json;
@@ -233,4 +233,4 @@ TEST_F(Collected, NothingOfATraceThatIsNotSampled) {
 }
 
 }  // namespace
-}  // namespace ovq
+}  // namespace ovq::server

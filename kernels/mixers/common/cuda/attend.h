@@ -14,7 +14,7 @@
 
 #include "kernels/mixers/common/attend.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kCudaSegmentBlocks = 4;  // kCpuSegmentBlocks is 8
 
@@ -29,4 +29,4 @@ enum class Split : uint8_t { kAuto, kAlways, kNever };
 void AttendWave(DeviceContext& context, const AttentionArgs& args, int wave,
                 Split split = Split::kAuto);
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

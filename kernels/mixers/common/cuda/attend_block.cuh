@@ -12,7 +12,7 @@
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 template <class T>
 inline constexpr bool kWidened = !std::is_same_v<T, BF16>;
@@ -207,4 +207,4 @@ __device__ inline void ScaleScores(const BlockBuffer<T>& buffer, int slot,
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -4,7 +4,7 @@
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_mma.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 4;
@@ -275,4 +275,4 @@ void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t
   Launch(context, DecodeKernel(dtype, args.value_stride), grid, kWarps * 32, shared, args);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

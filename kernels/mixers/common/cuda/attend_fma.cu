@@ -2,7 +2,7 @@
 #include "kernels/mixers/common/cuda/attend_fma.cuh"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kFmaThreads / 32;
@@ -281,4 +281,4 @@ void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t gr
   Launch(context, kernel, grid, kFmaThreads, shared, args);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -8,7 +8,7 @@
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kFmaThreads = 128;
 inline constexpr int kStages = 3;
@@ -160,4 +160,4 @@ __device__ inline void AddValues(SharedPtr<const float> weights, SharedPtr<const
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -6,7 +6,7 @@
 
 #include "kernels/mixers/common/cuda/attend.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 struct AttendArgs;
 
@@ -34,4 +34,4 @@ void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_
 size_t AttendFmaShared(int head_dim, int value_stride, int n_rows);
 void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t grid, int n_rows);
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

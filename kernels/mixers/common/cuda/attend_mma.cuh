@@ -16,7 +16,7 @@
 
 #include "kernels/mixers/common/cuda/attend_block.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr int kRowTile = 16;
 inline constexpr int kSlotPairs = kBlockSlots / 16;  // pairs of n tiles in a block's scores
@@ -226,4 +226,4 @@ __device__ inline void WritePartialRows(const AttendArgs& args, const Tile& tile
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

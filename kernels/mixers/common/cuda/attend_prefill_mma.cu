@@ -2,7 +2,7 @@
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_mma.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kMaxWarps = 4;
@@ -269,4 +269,4 @@ void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_
   Launch(context, kernel, grid, n_warps * 32, shared, args);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

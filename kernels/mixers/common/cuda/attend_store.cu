@@ -5,7 +5,7 @@
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -152,4 +152,4 @@ void StoreRecent(DeviceContext& context, const AttentionArgs& layer_args, int wa
   Launch(context, kernel, grid, kThreads, 0, args);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -13,7 +13,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/cuda/attend.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xffffffffu;
 // Below any score of finite inputs, and finite: the initial running maximum.
@@ -310,4 +310,4 @@ __device__ inline void FoldPartials(const AttendArgs& args, const Tile& tile) {
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -12,7 +12,7 @@
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -184,4 +184,4 @@ void AttendWavesCuda(DeviceContext& context, const AttentionArgs& layer_args,
   }
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

@@ -8,7 +8,7 @@
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -179,4 +179,4 @@ void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& layer_
                cuda::PredictionArgs{blocks, layer_args.seqs.device, wave});
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

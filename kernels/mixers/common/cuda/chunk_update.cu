@@ -11,7 +11,7 @@
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
-namespace ovq {
+namespace ovq::kernels {
 namespace cuda {
 namespace {
 
@@ -376,4 +376,4 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, i
   cuda::Launch(context, kernel, grid, threads, shared_bytes, args);
 }
 
-}  // namespace ovq
+}  // namespace ovq::kernels

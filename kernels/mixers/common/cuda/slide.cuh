@@ -5,7 +5,7 @@
 #include "kernels/mixers/common/slide.h"
 #include "kernels/mixers/common/slots.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 // All threads must call it together. T: type of keys and values. It moves as many slots at a time
 // as the distance of the move, so that none is read after it was written.
@@ -39,4 +39,4 @@ __device__ void SlideRecent(const AttentionBlocks& blocks, const FullChunk& chun
   }
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

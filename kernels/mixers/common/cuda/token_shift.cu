@@ -3,7 +3,7 @@
 #include "kernels/mixers/common/token_shift.h"
 #include "kernels/ops/cuda/rows.cuh"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -49,4 +49,4 @@ void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const Token
          shift, seqs.device);
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

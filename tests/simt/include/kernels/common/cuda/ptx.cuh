@@ -6,7 +6,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "tests/simt/tensor_core.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 // The data is seen by nobody before the thread waits for it.
 __attribute__((noinline)) inline void CopyAsync16(SharedPtr<uint4> to, const void* from,
@@ -38,4 +38,4 @@ inline void MmaBF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
 inline float Exp2Approx(float x) { return simt::Exp2FlushingSubnormals(x); }
 inline uint32_t PackBF16(float low, float high) { return simt::PackBF16(low, high); }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda

@@ -9,7 +9,7 @@
 
 #include "tests/simt/block.h"
 
-namespace ovq::cuda {
+namespace ovq::kernels::cuda {
 
 template <class T>
 class SharedPtr;
@@ -109,6 +109,6 @@ SharedPtr<To> SharedCast(SharedPtr<From> from) {
   return SharedPtr<To>(from.offset());
 }
 
-}  // namespace ovq::cuda
+}  // namespace ovq::kernels::cuda
 
 #include "tests/simt/atomics.h"
