@@ -13,7 +13,7 @@
 namespace ovq::bench {
 namespace {
 
-using cuda::CheckCuda;
+using kernels::cuda::CheckCuda;
 
 constexpr size_t kTileBytes = size_t{32} << 20;
 constexpr size_t kCopyBytes = size_t{2} << 30;
@@ -34,7 +34,7 @@ kernels::Buffer RandomBuffer(kernels::DeviceContext& context, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kTileBytes) {
     CheckCuda(cudaMemcpyAsync(buffer.as<std::byte>() + at, source.as<void>(),
                               std::min(kTileBytes, bytes - at), cudaMemcpyDeviceToDevice,
-                              cuda::Stream(context)));
+                              kernels::cuda::Stream(context)));
   }
   context.Synchronize();
   return buffer;
@@ -58,7 +58,7 @@ double CopyBandwidth(kernels::DeviceContext& context) {
   const kernels::Buffer to(kernels::Device::kCuda, kCopyBytes);
   const double seconds = MedianSeconds(context, [&] {
     CheckCuda(cudaMemcpyAsync(to.as<void>(), from.as<void>(), kCopyBytes, cudaMemcpyDeviceToDevice,
-                              cuda::Stream(context)));
+                              kernels::cuda::Stream(context)));
   });
   return 2.0 * static_cast<double>(kCopyBytes) / seconds;
 }
@@ -81,8 +81,8 @@ double ReadBandwidth(kernels::DeviceContext& context) {
   const kernels::Buffer sink(kernels::Device::kCuda, sizeof(unsigned));
   const auto blocks = static_cast<unsigned>(kReadBlocks * context.cuda().n_multiprocessors);
   const double seconds = MedianSeconds(context, [&] {
-    cuda::Launch(context, ReadAll, dim3(blocks), dim3(kReadThreads), 0, from.as<const uint4>(),
-                 kCopyBytes / sizeof(uint4), sink.as<unsigned>());
+    kernels::cuda::Launch(context, ReadAll, dim3(blocks), dim3(kReadThreads), 0,
+                          from.as<const uint4>(), kCopyBytes / sizeof(uint4), sink.as<unsigned>());
   });
   return static_cast<double>(kCopyBytes) / seconds;
 }
@@ -125,7 +125,7 @@ void MatmulRate(kernels::DeviceContext& context, Ceilings& ceilings) {
   const float one = 1, zero = 0;
   cublasHandle_t handle = nullptr;
   bool fine = cublas.create(&handle) == CUBLAS_STATUS_SUCCESS &&
-              cublas.set_stream(handle, cuda::Stream(context)) == CUBLAS_STATUS_SUCCESS;
+              cublas.set_stream(handle, kernels::cuda::Stream(context)) == CUBLAS_STATUS_SUCCESS;
   const double seconds = MedianSeconds(context, [&] {
     fine = fine && cublas.gemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, kN, kN, kN, &one, a.as<void>(),
                                CUDA_R_16BF, kN, b.as<void>(), CUDA_R_16BF, kN, &zero, c.as<void>(),
@@ -171,10 +171,12 @@ Meter::~Meter() {
   CheckCuda(cudaEventDestroy(state_->end));
 }
 
-void Meter::Start() { CheckCuda(cudaEventRecord(state_->begin, cuda::Stream(state_->context))); }
+void Meter::Start() {
+  CheckCuda(cudaEventRecord(state_->begin, kernels::cuda::Stream(state_->context)));
+}
 
 double Meter::Stop() {
-  CheckCuda(cudaEventRecord(state_->end, cuda::Stream(state_->context)));
+  CheckCuda(cudaEventRecord(state_->end, kernels::cuda::Stream(state_->context)));
   CheckCuda(cudaEventSynchronize(state_->end));
   float milliseconds = 0;
   CheckCuda(cudaEventElapsedTime(&milliseconds, state_->begin, state_->end));
