@@ -16,9 +16,10 @@ namespace {
 
 constexpr int kMaxNesting = 100;
 
-class ExprParser {
+// Makes the nodes of expressions, and has the state of a parser.
+class NodeMaker {
  public:
-  ExprParser(std::vector<Token> tokens, Template& parsed)
+  NodeMaker(std::vector<Token> tokens, Template& parsed)
       : tokens_(std::move(tokens)), template_(parsed) {}
 
  protected:
@@ -31,6 +32,54 @@ class ExprParser {
     return absl::Cleanup([this] { --depth_; });
   }
 
+  const Expr* Make(int line, std::function<Value(Rendering&)> value, const Call* call = nullptr) {
+    template_.exprs.push_back({line, std::move(value), call});
+    return &template_.exprs.back();
+  }
+  const Expr* Literal(Value value) {
+    return Make(tokens_.previous_line(), [=](Rendering&) { return value; });
+  }
+  const Expr* Sequence(Kind kind, std::vector<const Expr*> items) {
+    const int line = items.empty() ? tokens_.previous_line() : items[0]->line;
+    return Make(line, [=](Rendering& r) { return r.heap.Make(kind, r.EvalAll(items)); });
+  }
+  const Expr* Negated(const Expr* node) {
+    return Make(node->line, [=](Rendering& r) { return Value::Bool(!Truth((*node)(r))); });
+  }
+  const Call* Keep(const Expr* callee, Arguments arguments) {
+    template_.calls.push_back({callee, std::move(arguments)});
+    return &template_.calls.back();
+  }
+
+  // Parses the name of a filter or test.
+  std::string BuiltinName(const BuiltinKind& kind) {
+    std::string name =
+        tokens_.Expect(TokenType::kName, absl::StrCat("the name of a ", kind.name)).text;
+    if (kind.find(name) == nullptr && open_ifs_ == 0) {
+      tokens_.Fail(absl::StrCat("there is no ", kind.name, " named ", Quoted(name)));
+    }
+    return name;
+  }
+  bool TupleEnds(std::string_view end) const {
+    return tokens_.Is(TokenType::kPrintEnd) || tokens_.Is(TokenType::kBlockEnd) ||
+           tokens_.IsOperator(")") || (!end.empty() && tokens_.IsName(end));
+  }
+
+  TokenReader tokens_;
+  Template& template_;
+  // Number of open ifs. An unknown filter or test is a syntax error outside of ifs; inside one,
+  // only evaluating it fails.
+  int open_ifs_ = 0;
+
+ private:
+  int depth_ = 0;
+};
+
+class ExprParser : protected NodeMaker {
+ public:
+  using NodeMaker::NodeMaker;
+
+ protected:
   const Expr* Expression() {
     const auto nesting = Nest();
     const Expr* node = Or();
@@ -59,11 +108,6 @@ class ExprParser {
     return Sequence(Kind::kTuple, std::move(items));
   }
 
-  bool TupleEnds(std::string_view end) const {
-    return tokens_.Is(TokenType::kPrintEnd) || tokens_.Is(TokenType::kBlockEnd) ||
-           tokens_.IsOperator(")") || (!end.empty() && tokens_.IsName(end));
-  }
-
   // Parses any number of filters `| name(...)` applied to `input`, which is null in blocks: the
   // first one's input is what the rendering has captured.
   const Expr* Filters(const Expr* input, bool expects_pipe = true) {
@@ -79,27 +123,10 @@ class ExprParser {
     return input;
   }
 
-  TokenReader tokens_;
-  Template& template_;
-  // Number of open ifs. An unknown filter or test is a syntax error outside of ifs; inside one,
-  // only evaluating it fails.
-  int open_ifs_ = 0;
   std::vector<Macro*> open_macros_;
 
  private:
   using Rule = const Expr* (ExprParser::*)();
-
-  const Expr* Make(int line, std::function<Value(Rendering&)> value, const Call* call = nullptr) {
-    template_.exprs.push_back({line, std::move(value), call});
-    return &template_.exprs.back();
-  }
-  const Expr* Literal(Value value) {
-    return Make(tokens_.previous_line(), [=](Rendering&) { return value; });
-  }
-  const Expr* Sequence(Kind kind, std::vector<const Expr*> items) {
-    const int line = items.empty() ? tokens_.previous_line() : items[0]->line;
-    return Make(line, [=](Rendering& r) { return r.heap.Make(kind, r.EvalAll(items)); });
-  }
 
   // The methods below parse the operators by precedence, the loosest first.
   const Expr* And() { return Logic("and", &ExprParser::Not); }
@@ -129,9 +156,6 @@ class ExprParser {
 
   const Expr* Logic(std::string_view name, Rule tighter);
   const Expr* Binaries(std::initializer_list<std::string_view> names, Rule tighter);
-  const Expr* Negated(const Expr* node) {
-    return Make(node->line, [=](Rendering& r) { return Value::Bool(!Truth((*node)(r))); });
-  }
   const Expr* Primary();
   const Expr* Name();
   const Expr* Postfix(const Expr* node);
@@ -147,19 +171,6 @@ class ExprParser {
         },
         call);
   }
-  // Parses the name of a filter or test.
-  std::string BuiltinName(const BuiltinKind& kind) {
-    std::string name =
-        tokens_.Expect(TokenType::kName, absl::StrCat("the name of a ", kind.name)).text;
-    if (kind.find(name) == nullptr && open_ifs_ == 0) {
-      tokens_.Fail(absl::StrCat("there is no ", kind.name, " named ", Quoted(name)));
-    }
-    return name;
-  }
-  const Call* Keep(const Expr* callee, Arguments arguments) {
-    template_.calls.push_back({callee, std::move(arguments)});
-    return &template_.calls.back();
-  }
   Arguments CallArguments();
   // Parses items, commas between them and perhaps one behind, and the operator `close`.
   template <class ParseItem>
@@ -170,8 +181,6 @@ class ExprParser {
     }
     tokens_.ExpectOperator(close);
   }
-
-  int depth_ = 0;
 };
 
 const Expr* ExprParser::Logic(std::string_view name, Rule tighter) {
