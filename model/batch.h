@@ -33,4 +33,21 @@ struct Batch {
   kernels::BatchSequences seqs() const;
 };
 
+// A copy of a decode batch with unused tokens at its end, few in proportion. So there are few
+// sizes: CUDA records each once as a graph and replays it.
+Batch PadBatch(const Batch& batch);
+// Rounds the bounds up to powers of two, so that many batches share a recording.
+void RoundBounds(kernels::BatchSequences& seqs);
+
+struct BatchWork {
+  double bytes = 0;     // weights and states that the batch reads
+  double products = 0;  // multiplications of its tokens with weights
+  int n_layers = 0;
+  int n_answers = 1;  // sequences in the batch
+};
+// Predicts whether one CPU thread finishes a batch sooner than `n_threads` that share it. Each
+// layer calls the other threads several times, they may have to be woken each time, and the threads
+// that write the answers of the last batch need a core meanwhile.
+bool IsFasterOnOneThread(const BatchWork& work, int n_threads);
+
 }  // namespace ovq::model

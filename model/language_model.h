@@ -15,8 +15,7 @@
 #include "model/batch.h"
 #include "model/cache_policy.h"
 #include "model/config.h"
-#include "model/feed_forward.h"
-#include "model/norm.h"
+#include "model/layer_parts.h"
 #include "model/state_layout.h"
 
 namespace ovq::model {
@@ -107,22 +106,11 @@ class LanguageModel {
   // Only checks weights, without loading them, if `so_far` is an error.
   absl::Status LoadParts(Weights& weights, kernels::DeviceContext& context, SharedWeights& shared,
                          const absl::Status& so_far = absl::OkStatus());
-  // Loads embedding, final norm and head. Returns the embedding, not yet on the device.
-  kernels::TensorView LoadEnds(kernels::WeightReader& reader, kernels::DeviceContext& context);
   void LoadLayer(int i, kernels::WeightReader& reader, kernels::DeviceContext& context);
-  // Null on error; the reader's status has the reason.
-  std::unique_ptr<kernels::SequenceMixer> MakeMixer(int i, kernels::WeightReader& weights,
-                                                    kernels::DeviceContext& context) const;
-  // Whether the batch is faster on one thread (IsFasterOnOneThread).
-  bool IsSmallBatch(const kernels::BatchSequences& seqs,
-                    const kernels::DeviceContext& context) const;
   // Embedding, layers, norm and head. The launches depend on the shape of the batch alone, so that
   // they can be recorded.
   void Run(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
            kernels::TensorView logits) const;
-  // Sets h [n_tokens, d_model], the residual stream before the first layer.
-  void EmbedTokens(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
-                   kernels::TensorView h) const;
   // Computes the logits of h [n_tokens, d_model]; x is scratch of the compute dtype.
   void RunHead(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
                kernels::TensorView h, kernels::TensorView x, kernels::TensorView logits) const;

@@ -13,7 +13,6 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "model/families/family.h"
-#include "model/json_attrs.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq::model {
@@ -66,6 +65,23 @@ void FindFamily(const Json& json, kernels::AttrReader& reader, ModelConfig& conf
 // The vocabulary size, or the largest allowed if it is unknown.
 int64_t VocabSize(const ModelConfig& config) {
   return config.vocab_size > 0 ? config.vocab_size : kMaxVocab;
+}
+
+// Reads a token id or a list of them, each below vocab_size; empty if the field is absent or null.
+std::vector<int32_t> TokenIds(const Json& object, const char* field, int64_t vocab_size,
+                              kernels::AttrReader& reader) {
+  std::vector<int32_t> ids;
+  Json list = object.value(field, Json::array());
+  if (!list.is_array() && !list.is_null()) list = Json::array({list});
+  for (const Json& id : list) {
+    if (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocab_size)) {
+      ids.push_back(static_cast<int32_t>(id.get<uint64_t>()));
+    } else {
+      reader.Fail(field, absl::StrCat("expected integers in [0, ", vocab_size - 1,
+                                      "] or a list of them, got ", id.dump()));
+    }
+  }
+  return ids;
 }
 
 void ReadSpecialTokens(const Json& json, kernels::AttrReader& reader, ModelConfig& config) {

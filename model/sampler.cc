@@ -1,20 +1,10 @@
 #include "model/sampler.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace ovq::model {
 
-Sampler::Sampler(SamplingParams params, int64_t vocab_size)
-    : params_{.temperature = params.temperature,
-              .top_k = params.top_k,
-              .top_p = params.top_p,
-              .min_p = params.min_p,
-              .typical_p = params.typical_p,
-              .repetition_penalty = params.repetition_penalty,
-              .presence_penalty = params.presence_penalty,
-              .frequency_penalty = params.frequency_penalty,
-              .seed = params.seed} {
+Sampler::Sampler(const SamplingParams& params, int64_t vocab_size) : params_(params) {
   for (const auto& [id, bias] : params.logit_bias) bias_.push_back({id, bias});
   if (params_.repetition_penalty != 1.0f) is_seen_.resize(static_cast<size_t>(vocab_size));
 }

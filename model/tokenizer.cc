@@ -28,21 +28,21 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
 absl::Status Tokenizer::LoadPieces(const std::string& folder, int64_t vocab_size) {
   const std::string path = absl::StrCat(folder, "/tokenizer.model");
   std::string error;
-  pieces_ = PieceModel::Load(path, &error);
+  pieces_ = model::LoadPieces(path, &error);
   if (!pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
-  if (pieces_->size() <= vocab_size) return absl::OkStatus();
+  if (pieces_->size <= vocab_size) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(path, ": has ", pieces_->size(), " pieces, but vocab_size is ", vocab_size));
+      absl::StrCat(path, ": has ", pieces_->size, " pieces, but vocab_size is ", vocab_size));
 }
 
 int64_t Tokenizer::size() const {
   if (bpe_) return bpe_->size();
-  return pieces_ ? pieces_->size() : kind_ == TokenizerKind::kBytes ? 256 : 0;
+  return pieces_ ? pieces_->size : kind_ == TokenizerKind::kBytes ? 256 : 0;
 }
 
 bool Tokenizer::HasToken(int64_t id) const {
   if (bpe_) return bpe_->Token(id) != nullptr;
-  return !pieces_ || (id >= 0 && id < pieces_->size());
+  return !pieces_ || (id >= 0 && id < pieces_->size);
 }
 
 std::map<int32_t, std::string> Tokenizer::special_tokens() const {
@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, bo
     return ids;
   }
   std::string error;
-  if (!pieces_->Encode(text, &ids, &error)) {
+  if (!pieces_->encode(text, &ids, &error)) {
     return absl::InvalidArgumentError(absl::StrCat("text cannot be encoded: ", error));
   }
   return ids;
@@ -95,14 +95,14 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids) cons
 
 std::string Tokenizer::Piece(int32_t id, bool first) const {
   if (kind_ == TokenizerKind::kNone || silent_.contains(id)) return "";
-  if (kind_ == TokenizerKind::kSentencePiece) return pieces_->Text(id, first);
+  if (kind_ == TokenizerKind::kSentencePiece) return pieces_->text(id, first);
   const int64_t byte = int64_t{id} - byte_offset_;
   return byte >= 0 && byte < 256 ? std::string(1, static_cast<char>(byte)) : "";
 }
 
 bool Tokenizer::Begins(int32_t id) const {
   if (kind_ == TokenizerKind::kNone || silent_.contains(id)) return false;
-  return kind_ == TokenizerKind::kSentencePiece ? pieces_->Begins(id) : !Piece(id, true).empty();
+  return kind_ == TokenizerKind::kSentencePiece ? pieces_->begins(id) : !Piece(id, true).empty();
 }
 
 Detokenizer::Detokenizer(const Tokenizer* tokenizer, bool at_start)

@@ -44,16 +44,15 @@ class Weights {
   const kernels::TensorMap& tensors() const { return tensors_; }
 
  private:
-  using ShardByTensor =
-      std::map<std::string, std::string>;  // tensor name to file name, from the index
-  absl::Status OpenShards(const std::string& folder);
-  absl::Status OpenShard(const std::string& folder, const std::string& shard,
-                         const ShardByTensor& shard_by_tensor);
+  using ShardByTensor = std::map<std::string, std::string>;  // file names, from the index
+  // listed: the index, null without one.
+  absl::Status OpenFile(const std::string& folder, const std::string& name,
+                        const ShardByTensor* listed);
   const std::string& FileNameFor(std::string_view name) const;
 
   struct File {
     std::string name;  // without folder
-    SafetensorsFile content;
+    SafetensorsFile content = {};
   };
   std::vector<File> files_;
   std::string list_;     // the file that lists the tensors

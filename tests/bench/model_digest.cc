@@ -16,6 +16,7 @@
 #include "base/sha256.h"
 #include "kernels/common/random.h"
 #include "model/language_model.h"
+#include "tests/model/new_session.h"
 
 namespace ovq::bench {
 namespace {
@@ -52,7 +53,7 @@ void Digest(const std::string& folder, kernels::DType dtype, const Options& opti
   Check(model.ok(), std::string(model.status().message()).c_str());
 
   const model::StateLayout& layout = (*model)->layout();
-  const std::vector<std::byte> state = layout.NewSession();
+  const std::vector<std::byte> state = model::test::NewSession(layout);
   const kernels::Buffer session = (*context)->Upload(state.data(), state.size());
   const std::vector<int32_t> tokens = Tokens(options.tokens, (*model)->config().vocab_size);
   const int64_t prefill = options.tokens * kPrefillShare / kOf;

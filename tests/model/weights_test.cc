@@ -40,7 +40,7 @@ std::vector<std::string> Problems(const absl::Status& status) {
 absl::Status OpenBytes(const std::string& bytes) {
   const TempFolder folder;
   folder.Write("model.safetensors", bytes);
-  return SafetensorsFile::Open(folder.file("model.safetensors")).status();
+  return OpenSafetensors(folder.file("model.safetensors")).status();
 }
 
 void ExpectDamaged(const std::string& bytes, const std::string& text) {
@@ -57,7 +57,7 @@ void ExpectBadHeader(std::string_view header, size_t data_bytes, const std::stri
 TEST(Safetensors, ReadsTensors) {
   const TempFolder folder;
   folder.Write("model.safetensors", Small());
-  const auto file = SafetensorsFile::Open(folder.file("model.safetensors"));
+  const auto file = OpenSafetensors(folder.file("model.safetensors"));
   ASSERT_TRUE(file.ok()) << file.status();
   ASSERT_EQ(file->tensors().size(), 2u);
   const kernels::TensorView& a = file->tensors().at("a");
@@ -65,7 +65,6 @@ TEST(Safetensors, ReadsTensors) {
   EXPECT_EQ(a.shape, (kernels::Shape{2, 1}));
   EXPECT_EQ(file->tensors().at("b").dtype, kernels::DType::kBF16);
   EXPECT_EQ(std::memcmp(a.data, std::string(8, '\x3f').data(), 8), 0);
-  EXPECT_EQ(file->file_bytes(), Small().size());
 }
 
 TEST(Safetensors, AcceptsScalarsEmptyTensorsAndEmptyFiles) {
@@ -83,7 +82,7 @@ TEST(Safetensors, FoldsTheLastOfManyDimensions) {
                              R"("data_offsets":[48,48]}})";
   const TempFolder folder;
   folder.Write("x", SafetensorsBytes(Padded(header), std::string(48, '\0')));
-  const auto file = SafetensorsFile::Open(folder.file("x"));
+  const auto file = OpenSafetensors(folder.file("x"));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->tensors().at("a").shape, (kernels::Shape{2, 1, 1, 6}));
   EXPECT_EQ(file->tensors().at("b").shape.elements(), 0);
@@ -136,13 +135,12 @@ TEST(Safetensors, RefusesOverlapAndMisalignment) {
 
 TEST(Safetensors, RefusesWhatIsNoFile) {
   const TempFolder folder;
-  EXPECT_EQ(SafetensorsFile::Open(folder.file("none")).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(OpenSafetensors(folder.file("none")).status().code(), absl::StatusCode::kNotFound);
   std::filesystem::create_directory_symlink(folder.path(), folder.file("link"));
-  EXPECT_THAT(Message(SafetensorsFile::Open(folder.file("link")).status()),
+  EXPECT_THAT(Message(OpenSafetensors(folder.file("link")).status()),
               HasSubstr("not a regular file"));
   ASSERT_EQ(mkfifo(folder.file("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(Message(SafetensorsFile::Open(folder.file("pipe")).status()),
+  EXPECT_THAT(Message(OpenSafetensors(folder.file("pipe")).status()),
               HasSubstr("not a regular file"));
 }
 
@@ -150,7 +148,7 @@ TEST(Safetensors, RefusesWhatIsNoFile) {
 // the header. True if it opened.
 bool OpensWhole(const TempFolder& folder, const std::string& name, const std::string& bytes) {
   folder.Write(name, bytes);
-  const auto file = SafetensorsFile::Open(folder.file(name));
+  const auto file = OpenSafetensors(folder.file(name));
   if (!file.ok()) {
     EXPECT_EQ(file.status().code(), absl::StatusCode::kDataLoss) << file.status();
     return false;
