@@ -30,15 +30,6 @@ bool Batch::is_decode() const {
   return n_tokens() == n_seqs() && logits_indices.size() == token_ids.size();
 }
 
-void Batch::Clear() {
-  token_ids.clear();
-  token_begin.assign(1, 0);
-  start_pos.clear();
-  slot_cap.clear();
-  state.clear();
-  logits_indices.clear();
-}
-
 void Batch::Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std::byte* base,
                 int n_logits) {
   Check(!tokens.empty() && n_logits <= static_cast<int>(tokens.size()), "rows of a sequence");

@@ -26,7 +26,6 @@ struct Batch {
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
   // Every sequence has one token and wants its logits.
   bool is_decode() const;
-  void Clear();
   // Appends one sequence's tokens; wants the logits of the last `n_logits` of them.
   void Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std::byte* base,
            int n_logits);

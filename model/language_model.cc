@@ -41,6 +41,25 @@ absl::Status CheckSize(const StateLayout& layout) {
                    " tokens would take more than ", StateLayout::kMostBytes, " bytes"));
 }
 
+// The states of all mixers, then of those feed-forwards that have one, from the config alone.
+absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& config,
+                                                             kernels::DType kv_dtype,
+                                                             kernels::Device device) {
+  std::vector<kernels::MixerState> states;
+  for (int i = 0; i < config.n_layers; ++i) {
+    ASSIGN_OR_RETURN(
+        kernels::MixerState state,
+        kernels::FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device)));
+    state.name = config.layers[i].type;
+    states.push_back(std::move(state));
+  }
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.feed_forward.token_shift)
+      states.push_back(kernels::TokenShiftState(config.hidden_size));
+  }
+  return states;
+}
+
 absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only checked"); }
 
 }  // namespace
@@ -90,7 +109,8 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
     configs.push_back(std::move(config));
   }
-  ASSIGN_OR_RETURN(Weights weights, Weights::Open(folder));
+  Weights weights;
+  RETURN_IF_ERROR(Weights::Open(folder, weights));
   SharedWeights shared;
   std::vector<std::unique_ptr<LanguageModel>> models;
   for (ModelConfig& config : configs) {
@@ -110,9 +130,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
                                     const ModelOptions& options, kernels::DeviceContext& context,
                                     SharedWeights& shared) {
   config_ = std::move(config);
-  compute_dtype_ = options.compute_dtype.value_or(config_.weights_dtype == kernels::DType::kBF16
-                                                      ? kernels::DType::kBF16
-                                                      : kernels::DType::kF32);
+  compute_dtype_ = options.compute_dtype.value_or(config_.default_dtype());
   weights_ = options.weights;
   state_dtype_ = options.state_dtype;
   absl::Status status = LoadParts(weights, context, shared);
@@ -120,10 +138,8 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   ASSIGN_OR_RETURN(std::vector<kernels::MixerState> states,
                    LayerStates(config_, options.state_dtype, context.device()));
   for (int i = 0; i < config_.n_layers; ++i) {
-    kernels::MixerState& state = states[i];
-    std::string name = std::move(state.name);
-    state = layers_[i].mixer->state();
-    state.name = std::move(name);
+    states[i] = layers_[i].mixer->state();
+    states[i].name = config_.layers[i].type;
   }
   layout_ = std::make_unique<StateLayout>(std::move(states), options.limits,
                                           kernels::StatePageBytes(context));
@@ -136,7 +152,6 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   fingerprint_ = hash.Hex();
   weights.RemoveUnused(config_.family->is_unused);
   parameters_ = weights.elements();
-  full_kv_bytes_per_token_ = FullKvBytesPerToken(config_, options.state_dtype);
   return absl::OkStatus();
 }
 

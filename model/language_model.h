@@ -84,7 +84,7 @@ class LanguageModel {
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
   int64_t parameters() const { return parameters_; }
   size_t weight_bytes() const { return weight_bytes_; }  // that one decode iteration reads
-  size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
+  size_t full_kv_bytes_per_token() const { return FullKvBytesPerToken(config_, state_dtype_); }
 
   // Runs the batch and returns the logits [n_logits, vocab], F32, of batch.logits_indices, in their
   // order. They are in device memory and live as long as `scope`; padding may follow them. Advances
@@ -127,7 +127,6 @@ class LanguageModel {
   std::string fingerprint_;
   int64_t parameters_ = 0;
   size_t weight_bytes_ = 0;
-  size_t full_kv_bytes_per_token_ = 0;
   std::vector<DecoderLayer> layers_;
   std::shared_ptr<const kernels::Buffer> embedding_storage_;
   kernels::TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype

@@ -45,14 +45,13 @@ class Sampler {
   Sampler(const SamplingParams& params, int64_t vocab_size);
   // Counts tokens of the prompt, for the repetition penalty.
   void ObservePrompt(std::span<const int32_t> tokens);
-  // Describes a draw from row `row` of the logits. position: of the token to draw. banned: token
-  // ids that must not be drawn (end of sequence under ignore_eos), may be empty. The result points
-  // into the sampler and `banned`; it is valid until the next Observe.
-  kernels::RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
-  // Describes the draw that Describe would give after an Observe of each drafted token. The sampler
-  // does not change; the result points into `counts` too.
-  kernels::RowDraw DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
-                                 std::span<const int32_t> banned, DraftedCounts& counts) const;
+  // Describes a draw from row `row` of the logits, after an Observe of each drafted token, though
+  // the sampler does not change. position: of the token to draw. banned: token ids that must not be
+  // drawn (end of sequence under ignore_eos), may be empty. The result points into the sampler,
+  // `banned` and `counts`, which is needed with drafted tokens; it is valid until the next Observe.
+  kernels::RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned,
+                            std::span<const int32_t> drafted = {},
+                            DraftedCounts* counts = nullptr) const;
   void Observe(int32_t token);  // counts a generated token
 
  private:

@@ -16,23 +16,19 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
   tokenizer->silent_.insert(config.eos_token_ids.begin(), config.eos_token_ids.end());
   if (config.bos_token_id) tokenizer->silent_.insert(*config.bos_token_id);
   if (config.tokenizer == TokenizerKind::kSentencePiece) {
-    const absl::Status status = tokenizer->LoadPieces(folder, config.vocab_size);
-    if (!status.ok()) return status;
+    const std::string path = absl::StrCat(folder, "/tokenizer.model");
+    std::string error;
+    tokenizer->pieces_ = LoadPieces(path, &error);
+    if (!tokenizer->pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
+    if (const int64_t size = tokenizer->pieces_->size; size > config.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": has ", size, " pieces, but vocab_size is ", config.vocab_size));
+    }
   }
   if (config.tokenizer == TokenizerKind::kBpe) {
     ASSIGN_OR_RETURN(tokenizer->bpe_, BpeTokenizer::Load(folder, config.vocab_size));
   }
   return tokenizer;
-}
-
-absl::Status Tokenizer::LoadPieces(const std::string& folder, int64_t vocab_size) {
-  const std::string path = absl::StrCat(folder, "/tokenizer.model");
-  std::string error;
-  pieces_ = model::LoadPieces(path, &error);
-  if (!pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
-  if (pieces_->size <= vocab_size) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(path, ": has ", pieces_->size, " pieces, but vocab_size is ", vocab_size));
 }
 
 int64_t Tokenizer::size() const {

@@ -45,7 +45,6 @@ class Tokenizer {
  private:
   friend class Detokenizer;
   Tokenizer() = default;
-  absl::Status LoadPieces(const std::string& folder, int64_t vocab_size);
   // The bytes one token adds to the text. SentencePiece: "▁" is a space (at the beginning of a text
   // as in SentencePiece's own Decode), byte pieces are bytes. Not for kBpe.
   std::string Piece(int32_t id, bool first) const;

@@ -88,13 +88,6 @@ std::string ElementPlace(int64_t element, const kernels::Shape& shape) {
 
 }  // namespace
 
-absl::StatusOr<Weights> Weights::Open(const std::string& folder) {
-  Weights weights;
-  const absl::Status status = Open(folder, weights);
-  if (!status.ok()) return status;
-  return weights;
-}
-
 absl::Status Weights::Open(const std::string& folder, Weights& weights) {
   constexpr char kSingle[] = "model.safetensors", kIndex[] = "model.safetensors.index.json";
   const auto exists = [&](const char* name) {

@@ -16,9 +16,8 @@ namespace ovq::model {
 
 class Weights {
  public:
-  // Opens model.safetensors, else the shards of model.safetensors.index.json.
-  static absl::StatusOr<Weights> Open(const std::string& folder);
-  // Opens as many tensors as can be read. OK, or all problems (SplitProblems).
+  // Opens model.safetensors, else the shards of model.safetensors.index.json, and as many tensors
+  // as can be read. OK, or all problems (SplitProblems).
   static absl::Status Open(const std::string& folder, Weights& weights);
 
   // The named tensor, checked to be F32, BF16 or F16, of this shape and finite throughout. NotFound

@@ -16,10 +16,6 @@
 namespace ovq::model {
 namespace {
 
-absl::Status Invalid(std::string_view field, std::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", std::string(what)));
-}
-
 // Reads the file's objects, one for each mixer that has fields of its own.
 absl::Status FillSections(ConfigFile& file) {
   std::vector<std::string> known;
@@ -35,8 +31,8 @@ absl::Status FillSections(ConfigFile& file) {
     if (!value.is_object()) continue;
     const auto section = file.sections.find(key);
     if (section == file.sections.end()) {
-      AddProblems(problems, Invalid(key, absl::StrCat("unknown section; known: ",
-                                                      absl::StrJoin(known, ", "))));
+      AddProblems(problems, file.fields.Error(key, absl::StrCat("unknown section; known: ",
+                                                                absl::StrJoin(known, ", "))));
       continue;
     }
     for (const auto& [field, entry] : value.items()) {

@@ -73,9 +73,7 @@ class Inspection {
   std::string File(const char* name) const { return absl::StrCat(folder_, "/", name); }
   void Tell(const absl::Status& problems) { AddProblems(problems_, problems); }
   kernels::DType StateDType() const {
-    return options_.state_dtype.value_or(config_.weights_dtype == kernels::DType::kBF16
-                                             ? kernels::DType::kBF16
-                                             : kernels::DType::kF32);
+    return options_.state_dtype.value_or(config_.default_dtype());
   }
 
   // All fields, those of config.json filled in.

@@ -99,7 +99,7 @@ void CudaModelBench::Draw(std::span<const int64_t> begin, kernels::TensorView lo
     samplers_.emplace_back(model::SamplingParams{{.top_p = 0.95f, .seed = samplers_.size()}},
                            model_.config().vocab_size);
   }
-  reader_.Clear();
+  reader_ = {};
   for (size_t i = 0; i < begin.size(); ++i) {
     reader_.WantDraws({.sampler = &samplers_[i]}, static_cast<int64_t>(i), begin[i] + 1);
   }

@@ -62,7 +62,7 @@ void Digest(const std::string& folder, kernels::DType dtype, const Options& opti
   for (int64_t at = 0, step = 0; at < options.tokens; ++step) {
     const int64_t left = at < prefill ? prefill - at : 1;
     const int64_t n = std::min(left, kParts[step % 3]);
-    batch.Clear();
+    batch = {};
     batch.Add(std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(n)), at,
               kSlotCap, session.as<std::byte>(), static_cast<int>(n));
     kernels::ScratchScope scope(**context);

@@ -120,7 +120,7 @@ void FeedTogether(const LanguageModel& model, kernels::DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths) {
   Batch batch;
   for (;;) {
-    batch.Clear();
+    batch = {};
     std::vector<int64_t> rows(sessions.size());
     for (size_t i = 0; i < sessions.size(); ++i) {
       rows[i] = std::min(lengths[i], sessions[i]->remaining());

@@ -17,6 +17,13 @@
 namespace ovq::model::test {
 namespace {
 
+absl::StatusOr<Weights> OpenWeights(const std::string& folder) {
+  Weights weights;
+  const absl::Status status = Weights::Open(folder, weights);
+  if (!status.ok()) return status;
+  return weights;
+}
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -215,7 +222,7 @@ TEST(Weights, GetTensorChecksNameShapeAndType) {
                SafetensorsBytes(Padded(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                                        R"("i":{"dtype":"I32","shape":[1],"data_offsets":[8,12]}})"),
                                 std::string(12, '\0')));
-  auto weights = Weights::Open(folder.path());
+  auto weights = OpenWeights(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_EQ(weights->elements(), 3);
   EXPECT_EQ(weights->GetTensor("none", {2}).status().code(), absl::StatusCode::kNotFound);
@@ -255,7 +262,7 @@ TEST(Weights, GetTensorRefusesWhatIsNotFinite) {
             absl::StrCat(R"({"a":{"dtype":")", one.type, R"(","shape":[3,3000],"data_offsets":[0,)",
                          data.size(), "]}}");
         folder.Write("model.safetensors", SafetensorsBytes(Padded(header), data));
-        absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+        absl::StatusOr<Weights> weights = OpenWeights(folder.path());
         EXPECT_TRUE(weights.ok()) << weights.status();
         return weights->GetTensor("a", {kRows, kColumns}).status();
       };
@@ -284,7 +291,7 @@ TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
   const std::string path = folder.file("model.safetensors");
   for (const uintmax_t left : {uintmax_t{0}, uintmax_t{5000}, uintmax_t{2} << 20}) {
     folder.Write("model.safetensors", bytes);
-    absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+    absl::StatusOr<Weights> weights = OpenWeights(folder.path());
     ASSERT_TRUE(weights.ok()) << weights.status();
     std::filesystem::resize_file(path, left);
     const absl::StatusOr<kernels::TensorView> tensor = weights->GetTensor("a", {kElements});
@@ -300,7 +307,7 @@ TEST(Weights, AFileThatIsCutShortWhileItIsReadIsAnError) {
 TEST(Weights, SignalsOfOtherMemoryStayWhatTheyAre) {
   const TempFolder folder;
   folder.Write("model.safetensors", Small());
-  const absl::StatusOr<Weights> weights = Weights::Open(folder.path());
+  const absl::StatusOr<Weights> weights = OpenWeights(folder.path());
   ASSERT_TRUE(weights.ok());
   EXPECT_DEATH(raise(SIGBUS), "");
 }
@@ -308,7 +315,7 @@ TEST(Weights, SignalsOfOtherMemoryStayWhatTheyAre) {
 TEST(Weights, TensorsThatNobodyAskedForAreAllNamed) {
   const TempFolder folder;
   folder.Write("model.safetensors", Small());
-  const auto weights = Weights::Open(folder.path());
+  const auto weights = OpenWeights(folder.path());
   ASSERT_TRUE(weights.ok()) << weights.status();
   EXPECT_THAT(Problems(weights->CheckAllUsed([](std::string_view) { return false; })),
               ElementsAre(HasSubstr("model.safetensors: tensor 'a' [2, 1]: no part of the model"),
@@ -351,7 +358,7 @@ TEST(Weights, FingerprintSeesNamesTypesShapesAndData) {
         absl::StrCat("{\"", std::string(name), "\":{\"dtype\":\"", std::string(dtype),
                      "\",\"shape\":", std::string(shape), ",\"data_offsets\":[0,8]}}");
     folder.Write("model.safetensors", SafetensorsBytes(Padded(header), std::string(8, fill)));
-    const auto weights = Weights::Open(folder.path());
+    const auto weights = OpenWeights(folder.path());
     Check(weights.ok(), "a good file");
     return weights->Fingerprint();
   };
@@ -379,7 +386,7 @@ class Shards : public ::testing::Test {
   absl::Status OpenWith(std::string_view weight_map) const {
     folder_.Write("model.safetensors.index.json",
                   absl::StrCat("{\"metadata\":{},\"weight_map\":", std::string(weight_map), "}"));
-    return Weights::Open(folder_.path()).status();
+    return OpenWeights(folder_.path()).status();
   }
   TempFolder folder_;
 };
@@ -424,7 +431,7 @@ TEST_F(Shards, TellsAllThatDoesNotFit) {
 }
 
 TEST_F(Shards, NamesTheMissingFileWithoutAnIndex) {
-  const absl::Status status = Weights::Open(folder_.path()).status();
+  const absl::Status status = OpenWeights(folder_.path()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Message(status), HasSubstr("model.safetensors"));
 }
