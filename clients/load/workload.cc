@@ -13,7 +13,7 @@ constexpr int64_t kDefaultRequests = 1000;
 // overlap.
 constexpr uint64_t kTurnStride = uint64_t{1} << 32;
 
-uint64_t RandomStream(int64_t conversation, int64_t turn) {
+uint64_t StreamOf(int64_t conversation, int64_t turn) {
   return static_cast<uint64_t>(conversation) * kTurnStride + static_cast<uint64_t>(turn);
 }
 
@@ -57,7 +57,7 @@ std::optional<Conversation> Workload::Next() {
   requests_ += turns;
   Conversation conversation{.index = options_.first_index + next_++, .session = options_.turns > 1};
   for (int64_t i = 0; i < turns; ++i) {
-    Random random(options_.seed, ~RandomStream(conversation.index, i));
+    Random random = RandomStream(options_.seed, ~StreamOf(conversation.index, i));
     Turn& turn = conversation.turns.emplace_back();
     turn.input_tokens = options_.input.Draw(random);
     turn.output_tokens = options_.output.Draw(random);
@@ -66,22 +66,21 @@ std::optional<Conversation> Workload::Next() {
 }
 
 std::vector<uint32_t> PromptMaker::Make(int64_t conversation, int64_t turn, int64_t tokens) const {
-  Random random(seed_, RandomStream(conversation, turn));
+  Random random = RandomStream(seed_, StreamOf(conversation, turn));
+  // An id, or the place in the text where the prompt begins.
+  std::uniform_int_distribution<size_t> draw(0, (text_.empty() ? vocab_size_ : text_.size()) - 1);
   std::vector<uint32_t> ids(static_cast<size_t>(tokens));
   if (text_.empty()) {
-    for (uint32_t& id : ids) id = static_cast<uint32_t>(random.Below(vocab_size_));
+    for (uint32_t& id : ids) id = static_cast<uint32_t>(draw(random));
     return ids;
   }
-  size_t at = random.Below(text_.size());
-  for (uint32_t& id : ids) {
-    id = text_[at];
-    if (++at == text_.size()) at = 0;
-  }
+  size_t at = draw(random);
+  for (uint32_t& id : ids) id = text_[at++ % text_.size()];
   return ids;
 }
 
 uint64_t PromptMaker::SamplingSeed(int64_t conversation, int64_t turn) const {
-  return Random(seed_ ^ 0x5a3b1e, RandomStream(conversation, turn)).Next();
+  return RandomStream(seed_ ^ 0x5a3b1e, StreamOf(conversation, turn))();
 }
 
 }  // namespace ovq::load

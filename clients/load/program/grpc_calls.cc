@@ -128,11 +128,6 @@ void GrpcCalls::Leave(grpc::ClientContext* context) {
   live_.erase(context);
 }
 
-void GrpcCalls::CancelAll() {
-  const std::lock_guard lock(mutex_);
-  for (grpc::ClientContext* context : live_) context->TryCancel();
-}
-
 absl::StatusOr<ModelFacts> GrpcCalls::GetModel() {
   grpc::ClientContext context;
   Prepare(context, std::min(kSetupTimeout, options_.timeout));
@@ -159,12 +154,11 @@ absl::StatusOr<std::vector<uint32_t>> GrpcCalls::Tokenize(const std::string& tex
   return std::vector<uint32_t>(response.token_ids().begin(), response.token_ids().end());
 }
 
-template <class Request, class Response>
+template <class Response, class Request, class Done, class Get>
 void GrpcCalls::CallSessions(void (Sessions::*method)(grpc::ClientContext*, const Request*,
                                                       Response*, std::function<void(grpc::Status)>),
                              const Request& request, absl::Duration timeout,
-                             const std::string& session_key,
-                             std::function<void(absl::StatusOr<Response>)> done) {
+                             const std::string& session_key, Done done, Get get) {
   struct Call {
     grpc::ClientContext context;
     Request request;
@@ -173,59 +167,48 @@ void GrpcCalls::CallSessions(void (Sessions::*method)(grpc::ClientContext*, cons
   auto call = std::make_shared<Call>();
   call->request = request;
   Prepare(call->context, timeout, session_key);
-  // Sessions are deleted also after CancelAll.
+  // Sessions are deleted also after cancel_all.
   if (!std::is_same_v<Request, v1::DeleteSessionRequest>) Enter(&call->context);
   (Next().sessions->async()->*method)(
-      &call->context, &call->request, &call->response,
-      [this, call, done = std::move(done)](const grpc::Status& status) {
+      &call->context, &call->request, &call->response, [=, this](const grpc::Status& status) {
         Leave(&call->context);
-        if (!status.ok()) return done(clients::ToStatus(status));
-        done(std::move(call->response));
-      });
-}
-
-void GrpcCalls::CreateSession(std::function<void(absl::StatusOr<std::string>)> done) {
-  v1::CreateSessionRequest request;
-  if (options_.max_centroids) request.set_max_centroids(*options_.max_centroids);
-  CallSessions<v1::CreateSessionRequest, v1::Session>(
-      &Sessions::CreateSession, request, options_.timeout, clients::NewSessionKey(),
-      [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
-        session.ok() ? done(session->session_id()) : done(session.status());
-      });
-}
-
-void GrpcCalls::DeleteSession(const std::string& id, std::function<void(absl::Status)> done) {
-  v1::DeleteSessionRequest request;
-  request.set_session_id(id);
-  CallSessions<v1::DeleteSessionRequest, v1::DeleteSessionResponse>(
-      &Sessions::DeleteSession, request, kDeleteTimeout, clients::SessionKeyFromId(id),
-      [done = std::move(done)](const auto& deleted) { done(deleted.status()); });
-}
-
-void GrpcCalls::GetPosition(const std::string& id,
-                            std::function<void(absl::StatusOr<int64_t>)> done) {
-  v1::GetSessionRequest request;
-  request.set_session_id(id);
-  CallSessions<v1::GetSessionRequest, v1::Session>(
-      &Sessions::GetSession, request, std::min(kSetupTimeout, options_.timeout),
-      clients::SessionKeyFromId(id),
-      [done = std::move(done)](const absl::StatusOr<v1::Session>& session) {
-        session.ok() ? done(session->position()) : done(session.status());
+        status.ok() ? done(get(call->response)) : done(clients::ToStatus(status));
       });
 }
 
 Calls GrpcCalls::calls() {
-  return {.generate =
-              [this](GenerateSpec spec, std::function<void(Outcome)> done) {
-                (new GenerateCall(*this, std::move(spec), std::move(done)))->Start();
-              },
-          .create_session = [this](auto done) { CreateSession(std::move(done)); },
-          .get_position = [this](const std::string& id,
-                                 auto done) { GetPosition(id, std::move(done)); },
-          .delete_session = [this](const std::string& id,
-                                   auto done) { DeleteSession(id, std::move(done)); },
-          .cancel_all = [this] { CancelAll(); },
-          .tokens_received = [this] { return tokens_received_.load(); }};
+  Calls calls;
+  calls.generate = [this](GenerateSpec spec, std::function<void(Outcome)> done) {
+    (new GenerateCall(*this, std::move(spec), std::move(done)))->Start();
+  };
+  calls.create_session = [this](auto done) {
+    v1::CreateSessionRequest request;
+    if (options_.max_centroids) request.set_max_centroids(*options_.max_centroids);
+    CallSessions<v1::Session>(&Sessions::CreateSession, request, options_.timeout,
+                              clients::NewSessionKey(), std::move(done),
+                              [](const v1::Session& session) { return session.session_id(); });
+  };
+  calls.get_position = [this](const std::string& id, auto done) {
+    v1::GetSessionRequest request;
+    request.set_session_id(id);
+    CallSessions<v1::Session>(&Sessions::GetSession, request,
+                              std::min(kSetupTimeout, options_.timeout),
+                              clients::SessionKeyFromId(id), std::move(done),
+                              [](const v1::Session& session) { return session.position(); });
+  };
+  calls.delete_session = [this](const std::string& id, auto done) {
+    v1::DeleteSessionRequest request;
+    request.set_session_id(id);
+    CallSessions<v1::DeleteSessionResponse>(
+        &Sessions::DeleteSession, request, kDeleteTimeout, clients::SessionKeyFromId(id),
+        std::move(done), [](const v1::DeleteSessionResponse&) { return absl::OkStatus(); });
+  };
+  calls.cancel_all = [this] {
+    const std::lock_guard lock(mutex_);
+    for (grpc::ClientContext* context : live_) context->TryCancel();
+  };
+  calls.tokens_received = [this] { return tokens_received_.load(); };
+  return calls;
 }
 
 }  // namespace ovq::load

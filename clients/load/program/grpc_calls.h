@@ -42,19 +42,15 @@ class GrpcCalls {
   void Prepare(grpc::ClientContext& context, absl::Duration timeout,
                const std::string& session_key = "") const;
   using Sessions = v1::SessionService::StubInterface::async_interface;
-  // Calls a method for sessions. `done` gets the answer, or the error.
-  template <class Request, class Response>
+  // Calls a method for sessions. `done` gets what `get` makes of the answer, or the error.
+  template <class Response, class Request, class Done, class Get>
   void CallSessions(void (Sessions::*method)(grpc::ClientContext*, const Request*, Response*,
                                              std::function<void(grpc::Status)>),
                     const Request& request, absl::Duration timeout, const std::string& session_key,
-                    std::function<void(absl::StatusOr<Response>)> done);
-  void CreateSession(std::function<void(absl::StatusOr<std::string>)> done);
-  void GetPosition(const std::string& id, std::function<void(absl::StatusOr<int64_t>)> done);
-  void DeleteSession(const std::string& id, std::function<void(absl::Status)> done);
-  // Enter and Leave add and remove a call from those that CancelAll cancels.
+                    Done done, Get get);
+  // Enter and Leave add and remove a call from those that cancel_all cancels.
   void Enter(grpc::ClientContext* context);
   void Leave(grpc::ClientContext* context);
-  void CancelAll();
 
   const Options& options_;
   std::vector<Server> servers_;
