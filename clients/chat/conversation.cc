@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "clients/chat/complain.h"
 
 namespace ovq::clients {
 namespace {
@@ -56,8 +55,6 @@ std::vector<std::string_view> SplitPrompt(std::string_view text) {
 }
 
 }  // namespace
-
-std::string Conversation::RequestId() const { return FindRequestId(context_); }
 
 struct Conversation::TurnStats {
   Clock::time_point asked = Clock::now();
@@ -127,7 +124,7 @@ void Conversation::DropLastQuestion() {
 }
 
 bool Conversation::Ask(std::string_view question) {
-  if (!BeginTurn()) return false;
+  SetPhase(Phase::kAnswering);
   questions_.push_back({position_, messages_.messages_size(), answer_});
   TurnStats stats;
   token_list_.clear();
@@ -140,7 +137,7 @@ bool Conversation::Ask(std::string_view question) {
       call_ended_ = !SendPart(parts.back(), false) || !StreamAnswer(stats);
     }
   }
-  EndTurn();
+  SetPhase(Phase::kIdle);
   if (call_ended_) return false;
   Report(stats);
   return true;
@@ -270,29 +267,17 @@ void Conversation::Report(const TurnStats& stats) {
   screen_.Show(absl::StrCat(token_list_, screen_.Dim(stats.Text(position_)), gap));
 }
 
-bool Conversation::BeginTurn() {
+void Conversation::SetPhase(Phase phase) {
   const std::lock_guard lock(phase_mutex_);
-  if (phase_ == Phase::kQuit) return false;
-  phase_ = Phase::kAnswering;
-  return true;
-}
-
-void Conversation::EndTurn() {
-  const std::lock_guard lock(phase_mutex_);
-  if (phase_ != Phase::kQuit) phase_ = Phase::kIdle;
+  phase_ = phase;
 }
 
 bool Conversation::OnInterrupt() {
   const std::lock_guard lock(phase_mutex_);
-  interrupted_ = true;
-  if (phase_ == Phase::kAnswering) {
-    phase_ = Phase::kCancelling;
-    cancel_waiting_ = true;
-    SendWaitingCancel();
-    return false;
-  }
-  phase_ = Phase::kQuit;
-  context_.TryCancel();
+  if (phase_ != Phase::kAnswering) return false;
+  phase_ = Phase::kCancelling;
+  interrupted_ = cancel_waiting_ = true;
+  SendWaitingCancel();
   return true;
 }
 

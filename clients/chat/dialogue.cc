@@ -9,8 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/text.h"
-#include "clients/chat/complain.h"
-#include "clients/chat/settings.h"
+#include "clients/chat/sessions.h"
 
 namespace ovq::clients {
 namespace {
@@ -56,34 +55,32 @@ const Dialogue::Command Dialogue::kCommands[] = {
     {"/set", "[NAME VALUE]", "how answers are made, or change it; VALUE default takes it back",
      [](Dialogue& d, const std::string& rest) { d.Settings(rest); }},
     {"/stats", "", "the session: position, tokens, memory",
-     [](Dialogue& d, const std::string&) { d.sessions_.Show(d.session_id()); }},
+     [](Dialogue& d, const std::string&) { ShowSession(d.connection_, d.session_id()); }},
     {"/model", "", "the model and its server", [](Dialogue& d, const std::string&) { d.Model(); }},
     {"/undo", "", "take the last question and its answer back",
      [](Dialogue& d, const std::string&) { d.Undo(); }},
     {"/reset", "", "begin again with a new session",
      [](Dialogue& d, const std::string&) { d.Reset(); }},
     {"/fork", "", "copy the session and print the copy's id, for --session",
-     [](Dialogue& d, const std::string&) { d.sessions_.Fork(d.session_id()); }},
+     [](Dialogue& d, const std::string&) { ForkSession(d.connection_, d.session_id()); }},
     {"/save", "FILE", "write the session to a new file",
-     [](Dialogue& d, const std::string& file) { d.sessions_.Save(d.session_id(), file); }},
+     [](Dialogue& d, const std::string& file) {
+       SaveSession(d.connection_, d.session_id(), file);
+     }},
     {"/load", "FILE", "make a session of such a file and print its id, for --session",
-     [](Dialogue& d, const std::string& file) { d.sessions_.Load(file); }},
+     [](Dialogue& d, const std::string& file) { LoadSession(d.connection_, file); }},
     {"/quit", "", "end the conversation; so does Ctrl-D",
      [](Dialogue& d, const std::string&) { d.over_ = true; }},
 };
 
 Dialogue::Dialogue(const Connection& connection, ChatOptions& options, const Screen& screen,
                    Input& input)
-    : connection_(connection),
-      options_(options),
-      screen_(screen),
-      input_(input),
-      sessions_(connection) {}
+    : connection_(connection), options_(options), screen_(screen), input_(input) {}
 
-int Dialogue::Run() {
-  if (screen_.terminal && !Greet()) return kExitError;
-  if (!Begin()) return aborted_ ? kExitInterrupted : kExitError;
-  if (screen_.terminal) {
+int Dialogue::Run(const std::optional<std::string>& question) {
+  const bool typed = !question && screen_.terminal;
+  if ((typed && !Greet()) || !Begin()) return kExitError;
+  if (typed) {
     const v1::Session& session = conversation_->session();
     screen_.Show(screen_.Dim(absl::StrCat(
         "session ", session.session_id(), "\n",
@@ -91,11 +88,15 @@ int Dialogue::Run() {
         "; its state never takes more than ", HumanBytes(session.state_bytes_cap()),
         ".\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n\n")));
   }
-  ReadTurns();
-  if (!open_) return kExitError;
-  if (!End()) return kExitError;
-  if (!whole_ && !aborted_) return Complain("the server ended the conversation");
-  return input_.interrupted() || aborted_ ? kExitInterrupted : 0;
+  if (question) {
+    whole_ = conversation_->Ask(*question);
+  } else {
+    ReadTurns();
+  }
+  if (!open_ || !End()) return kExitError;
+  if (!whole_) return Complain("the server ended the conversation");
+  const bool interrupted = question ? conversation_->interrupted() : input_.interrupted();
+  return interrupted ? kExitInterrupted : 0;
 }
 
 bool Dialogue::Greet() {
@@ -106,7 +107,7 @@ bool Dialogue::Greet() {
   const auto stub = v1::InferenceService::NewStub(connection_.channel);
   const grpc::Status status = stub->GetModelInfo(&context, request, &model_);
   if (!status.ok()) {
-    Complain(connection_, status, FindRequestId(context));
+    Complain(connection_, status, context);
     return false;
   }
   if (model_.has_chat_template() && !options_.as_text && !options_.open.has_session_id()) {
@@ -126,7 +127,7 @@ bool Dialogue::Begin() {
   }
   open_ = conversation_->Open();
   if (!open_) {
-    if (End() && !aborted_) Complain("the server ended the conversation");
+    if (End()) Complain("the server ended the conversation");
     return false;
   }
   if (options_.open.keep_session()) {
@@ -138,11 +139,10 @@ bool Dialogue::Begin() {
 bool Dialogue::End() {
   const bool was_open = std::exchange(open_, false);
   const grpc::Status status = conversation_->Close();
-  aborted_ = conversation_->interrupted() && status.error_code() == grpc::CANCELLED;
   // All answers have arrived, so a server that drains or has gone away is not an error.
   const bool gone = was_open && whole_ && status.error_code() == grpc::UNAVAILABLE;
-  if (status.ok() || aborted_ || gone) return true;
-  Complain(connection_, status, conversation_->RequestId());
+  if (status.ok() || gone) return true;
+  Complain(connection_, status, conversation_->context());
   return false;
 }
 
@@ -246,14 +246,14 @@ void Dialogue::Undo() {
   const std::optional<uint64_t> position = conversation_->PositionBeforeLastQuestion();
   if (!position) {
     Complain("nothing was asked here that could be taken back");
-  } else if (sessions_.Rewind(session_id(), *position)) {
+  } else if (RewindSession(connection_, session_id(), *position)) {
     conversation_->DropLastQuestion();
   }
 }
 
-void Dialogue::OnInterrupt() {
+bool Dialogue::OnInterrupt() {
   const std::lock_guard lock(mutex_);
-  if (conversation_ == nullptr || conversation_->OnInterrupt()) input_.Stop();
+  return conversation_ != nullptr && conversation_->OnInterrupt();
 }
 
 }  // namespace ovq::clients

@@ -123,7 +123,7 @@ std::optional<std::string> LineEditor::Next(const std::string& prompt) {
   const std::string codes(1, kCodes);
   prompt_width_ = static_cast<int>(prompt.size());  // the prompt is ASCII
   prompt_ = colored_ ? codes + "\033[1m" + codes + prompt + codes + "\033[0m" + codes : prompt;
-  while (!stop_) {
+  while (true) {
     interrupt_ = false;
     Write(kPastesOn);
     int size = 0;
@@ -145,7 +145,6 @@ std::optional<std::string> LineEditor::Next(const std::string& prompt) {
     if (interrupts_ > 1) return std::nullopt;
     if (line.empty()) Write("[Ctrl-C once more, Ctrl-D or /quit ends the conversation]\n");
   }
-  return std::nullopt;
 }
 
 void LineEditor::Remember(const std::string& line) {
@@ -168,11 +167,6 @@ void LineEditor::HideTyping() {
 void LineEditor::Restore() {
   Write(kPastesOff);
   tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
-}
-
-void LineEditor::Stop() {
-  stop_ = true;
-  eventfd_write(wake_fd_, 1);
 }
 
 void LineEditor::Resized() {
@@ -268,7 +262,7 @@ bool LineEditor::ReadBytes() {
   if (fds[1].revents != 0) {
     eventfd_t ignored;
     eventfd_read(wake_fd_, &ignored);
-    return !stop_;
+    return true;
   }
   std::array<char, 1 << 16> bytes;
   const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());

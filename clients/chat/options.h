@@ -1,4 +1,4 @@
-// Defines the command line of ovq-chat.
+// Defines the command line of ovq-chat, and the /set command while a conversation runs.
 #pragma once
 
 #include <optional>
@@ -33,5 +33,11 @@ struct ChatOptions {
 absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args);
 
 std::string HelpText();
+
+// Changes one setting of turns, a flag of generation. "default" resets it, and removes all texts of
+// `stop`; flags without a value take yes or default. InvalidArgument says what was expected.
+absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const std::string& value);
+// Returns one line for each setting.
+std::string SettingsText(v1::ChatTurn& turn);
 
 }  // namespace ovq::clients

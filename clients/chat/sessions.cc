@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "clients/chat/complain.h"
 #include "clients/chat/terminal.h"
 #include "ovq/v1/inference.grpc.pb.h"
 
@@ -41,7 +40,7 @@ bool CallFor(const Connection& connection, const std::string& id,
   SessionCall call(connection, id);
   request.set_session_id(id);
   const grpc::Status status = (call.stub.get()->*method)(&call.context, request, &response);
-  if (!status.ok()) Complain(connection, status, FindRequestId(call.context));
+  if (!status.ok()) Complain(connection, status, call.context);
   return status.ok();
 }
 
@@ -49,9 +48,9 @@ void Tell(const std::string& line) { std::fputs(absl::StrCat(line, "\n").c_str()
 
 }  // namespace
 
-void Sessions::Show(const std::string& id) const {
+void ShowSession(const Connection& connection, const std::string& id) {
   v1::Session session;
-  if (!CallFor(connection_, id, &Stub::GetSession, session)) return;
+  if (!CallFor(connection, id, &Stub::GetSession, session)) return;
   Tell(absl::StrCat("[session ", id, " | position ", session.position(), " | prompt ",
                     session.prompt_tokens_total(), " tokens | generated ",
                     session.generated_tokens_total(), " tokens | state ",
@@ -60,27 +59,27 @@ void Sessions::Show(const std::string& id) const {
                     session.live_centroids(), " of at most ", session.max_centroids(), "]"));
 }
 
-void Sessions::Fork(const std::string& id) const {
+void ForkSession(const Connection& connection, const std::string& id) {
   v1::ForkSessionResponse forked;
-  if (!CallFor(connection_, id, &Stub::ForkSession, forked)) return;
+  if (!CallFor(connection, id, &Stub::ForkSession, forked)) return;
   for (const v1::Session& session : forked.sessions()) {
     Tell(absl::StrCat("session ", session.session_id()));
   }
 }
 
-bool Sessions::Rewind(const std::string& id, uint64_t position) const {
+bool RewindSession(const Connection& connection, const std::string& id, uint64_t position) {
   v1::RewindSessionRequest request;
   request.set_position(position);
   v1::RewindSessionResponse rewound;
-  if (!CallFor(connection_, id, &Stub::RewindSession, rewound, request)) return false;
+  if (!CallFor(connection, id, &Stub::RewindSession, rewound, request)) return false;
   Tell(absl::StrCat("[back at position ", position, "]"));
   return true;
 }
 
-void Sessions::Save(const std::string& id, const std::string& path) const {
+void SaveSession(const Connection& connection, const std::string& id, const std::string& path) {
   std::FILE* file = OpenFile(path, "wbx");
   if (file == nullptr) return;
-  SessionCall call(connection_, id);
+  SessionCall call(connection, id);
   v1::ExportSessionRequest request;
   request.set_session_id(id);
   const auto reader = call.stub->ExportSession(&call.context, request);
@@ -100,17 +99,17 @@ void Sessions::Save(const std::string& id, const std::string& path) const {
   }
   std::remove(path.c_str());
   if (written) {
-    Complain(connection_, status, FindRequestId(call.context));
+    Complain(connection, status, call.context);
   } else {
     Complain(absl::StrCat(path, ": cannot be written"));
   }
 }
 
-void Sessions::Load(const std::string& path) const {
+void LoadSession(const Connection& connection, const std::string& path) {
   constexpr size_t kPartBytes = size_t{1} << 20;
   std::FILE* file = OpenFile(path, "rb");
   if (file == nullptr) return;
-  SessionCall call(connection_, "");
+  SessionCall call(connection, "");
   v1::Session session;
   const auto writer = call.stub->ImportSession(&call.context, &session);
   std::string buffer(kPartBytes, 0);
@@ -123,7 +122,7 @@ void Sessions::Load(const std::string& path) const {
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (!status.ok()) {
-    Complain(connection_, status, FindRequestId(call.context));
+    Complain(connection, status, call.context);
     return;
   }
   Tell(absl::StrCat("session ", session.session_id()));

@@ -2,29 +2,20 @@
 // to stderr.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "clients/channel/channel.h"
 
 namespace ovq::clients {
 
-class Sessions {
- public:
-  explicit Sessions(const Connection& connection) : connection_(connection) {}
-
-  void Show(const std::string& id) const;
-  // Copies the session and prints the copy's id.
-  void Fork(const std::string& id) const;
-  // Returns true if the session is back at the position.
-  bool Rewind(const std::string& id, uint64_t position) const;
-  // Exports the session to a new file, which is removed if the call fails.
-  void Save(const std::string& id, const std::string& path) const;
-  // Creates a session from a file and prints its id.
-  void Load(const std::string& path) const;
-
- private:
-  const Connection& connection_;
-};
+void ShowSession(const Connection& connection, const std::string& id);
+// Copies the session and prints the copy's id.
+void ForkSession(const Connection& connection, const std::string& id);
+// Returns true if the session is back at the position.
+bool RewindSession(const Connection& connection, const std::string& id, uint64_t position);
+// Exports the session to a new file, which is removed if the call fails.
+void SaveSession(const Connection& connection, const std::string& id, const std::string& path);
+// Creates a session from a file and prints its id.
+void LoadSession(const Connection& connection, const std::string& path);
 
 }  // namespace ovq::clients

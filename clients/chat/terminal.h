@@ -1,20 +1,31 @@
-// Terminal input and output of ovq-chat: reads turns, and makes text safe to print.
+// Input and output of ovq-chat: reads turns, prints errors, and makes text safe to print.
 #pragma once
+
+#include <grpcpp/grpcpp.h>
 
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "clients/channel/channel.h"
+
 namespace ovq::clients {
 
-// A source of a conversation's turns. Next is called on one thread, Stop on any.
+inline constexpr std::string_view kChat = "ovq-chat";
+
+// Complain prints an error on a line that begins with the program's name, and returns the program's
+// exit status. That of a call ends with the id that the server's log has for it.
+int Complain(std::string_view message);
+int Complain(const Connection& connection, const grpc::Status& status,
+             const grpc::ClientContext& context);
+
+// A source of a conversation's turns.
 class Input {
  public:
   virtual ~Input() = default;
 
-  // Returns the next turn without its final newline; nullopt at the end of input and after Stop.
+  // Returns the next turn without its final newline; nullopt at the end of input.
   virtual std::optional<std::string> Next(const std::string& prompt) = 0;
-  virtual void Stop() = 0;
   // True if Ctrl-C ended the input.
   virtual bool interrupted() const { return false; }
 };
@@ -22,18 +33,7 @@ class Input {
 // Reads one turn for each line of stdin, terminal or not; prompts go to stderr.
 class LineReader final : public Input {
  public:
-  LineReader();
-  ~LineReader() override;
-  LineReader(const LineReader&) = delete;
-  LineReader& operator=(const LineReader&) = delete;
-
   std::optional<std::string> Next(const std::string& prompt) override;
-  void Stop() override;
-
- private:
-  int stop_fd_;
-  std::string buffer_;
-  bool ended_ = false;
 };
 
 // How stderr shows text other than the answers.
