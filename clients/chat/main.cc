@@ -54,13 +54,9 @@ absl::StatusOr<std::optional<std::string>> ReadQuestion(const ChatOptions& optio
 
 int Main(const std::vector<std::string>& args) {
   absl::StatusOr<ChatOptions> options = ParseOptions(args);
-  if (!options.ok()) return Fail(kChat, kExitUsage, std::string(options.status().message()));
-  if (options->info_request != InfoRequest::kNothing) {
-    PrintInfo(options->info_request, kChat, HelpText());
-    return 0;
-  }
+  if (!options.ok()) return Fail(kChat, kExitUsage, options.status().message());
   const absl::StatusOr<std::optional<std::string>> question = ReadQuestion(*options);
-  if (!question.ok()) return Complain(std::string(question.status().message()));
+  if (!question.ok()) return Complain(question.status().message());
   options->interactive = !question->has_value();
   if (*question) {
     if (const std::optional<size_t> invalid = FirstInvalidUtf8(**question)) {
@@ -73,9 +69,7 @@ int Main(const std::vector<std::string>& args) {
   if (screen.terminal && !*question) signals.insert(signals.end(), {SIGWINCH, SIGTERM, SIGHUP});
   BlockSignals(signals);
   const absl::StatusOr<Connection> connection = Connect(options->connect);
-  if (!connection.ok()) {
-    return Fail(kChat, kExitUsage, std::string(connection.status().message()));
-  }
+  if (!connection.ok()) return Fail(kChat, kExitUsage, connection.status().message());
   return Converse(*connection, *options, screen, *question, signals);
 }
 

@@ -139,34 +139,15 @@ std::string ValueText(const SettingField& of) {
   return absl::StrJoin(values, ", ");
 }
 
+std::string HelpText();
+
 Flags Declare(ChatOptions& options) {
   options.history_file = DefaultHistoryFile();
   Flags flags;
   AddConversation(flags, options);
   AddSettings(flags, options.turn);
-  AddHelpAndVersion(flags, options.info_request);
+  AddHelpAndVersion(flags, kChat, HelpText);
   return flags;
-}
-
-}  // namespace
-
-absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args) {
-  ChatOptions options;
-  RETURN_IF_ERROR(Declare(options).Read(args));
-  if (options.info_request != InfoRequest::kNothing) return options;
-  RETURN_IF_ERROR(CheckConnection(options.connect));
-  if (options.messages && options.open.has_session_id()) {
-    return absl::InvalidArgumentError(
-        "--messages and --system are for new sessions: not with "
-        "--session");
-  }
-  if (options.messages && options.as_text) {
-    return absl::InvalidArgumentError("--text does not go with --messages and --system");
-  }
-  if (options.prompt.has_value() + options.file.has_value() + options.interactive > 1) {
-    return absl::InvalidArgumentError("give one of --prompt, --file and --interactive");
-  }
-  return options;
 }
 
 std::string HelpText() {
@@ -183,6 +164,26 @@ std::string HelpText() {
       "Ctrl-D ends the conversation.\n"
       "Exit status: 0 fine, 1 error, 2 bad usage, 130 interrupted.\n\n",
       Declare(options).Help());
+}
+
+}  // namespace
+
+absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args) {
+  ChatOptions options;
+  RETURN_IF_ERROR(Declare(options).Read(args));
+  RETURN_IF_ERROR(CheckConnection(options.connect));
+  if (options.messages && options.open.has_session_id()) {
+    return absl::InvalidArgumentError(
+        "--messages and --system are for new sessions: not with "
+        "--session");
+  }
+  if (options.messages && options.as_text) {
+    return absl::InvalidArgumentError("--text does not go with --messages and --system");
+  }
+  if (options.prompt.has_value() + options.file.has_value() + options.interactive > 1) {
+    return absl::InvalidArgumentError("give one of --prompt, --file and --interactive");
+  }
+  return options;
 }
 
 absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const std::string& value) {

@@ -24,7 +24,7 @@ std::string Styled(bool color, std::string_view style, std::string_view text) {
 
 }  // namespace
 
-int Complain(std::string_view message) { return Fail(kChat, kExitError, message); }
+int Complain(absl::string_view message) { return Fail(kChat, kExitError, message); }
 
 int Complain(const Connection& connection, const grpc::Status& status,
              const grpc::ClientContext& context) {

@@ -11,11 +11,11 @@
 
 namespace ovq::clients {
 
-inline constexpr std::string_view kChat = "ovq-chat";
+inline constexpr char kChat[] = "ovq-chat";
 
 // Complain prints an error on a line that begins with the program's name, and returns the program's
 // exit status. That of a call ends with the id that the server's log has for it.
-int Complain(std::string_view message);
+int Complain(absl::string_view message);
 int Complain(const Connection& connection, const grpc::Status& status,
              const grpc::ClientContext& context);
 

@@ -101,6 +101,8 @@ void AddBounds(Flags& flags, Options& o) {
             "most after Ctrl-C");
 }
 
+std::string HelpText();
+
 void AddReports(Flags& flags, Options& o) {
   flags.Heading("Reports");
   flags.Add("goodput", "BOUNDS", Parsed(o.goodput, "", Goodput::Parse),
@@ -118,7 +120,7 @@ void AddReports(Flags& flags, Options& o) {
       "quiet", [&o] { o.output.quiet = true; }, "no progress on stderr");
   flags.AddSwitch(
       "allow-errors", [&o] { o.allow_errors = true; }, "exit status 0 also when requests failed");
-  clients::AddHelpAndVersion(flags, o.info_request);
+  clients::AddHelpAndVersion(flags, kProgram, HelpText);
 }
 
 Flags Declare(Options& options) {
@@ -129,6 +131,20 @@ Flags Declare(Options& options) {
   AddBounds(flags, options);
   AddReports(flags, options);
   return flags;
+}
+
+std::string HelpText() {
+  Options options;
+  return absl::StrCat(
+      "Usage: ovq-load [flags]\n"
+      "Loads an ovq-server and reports latencies and throughput: a table on stdout, progress on\n"
+      "stderr. Without --rate or --trace a closed loop of --concurrency users.\n"
+      "LENGTH is N, uniform:A-B or lognormal:MEAN:SIGMA[:A-B] (clipped to A-B, by default to\n"
+      "1-10*MEAN); prompts of 1 to 16777216 tokens, answers of 1 to 1048576.\n"
+      "DURATION is like 250ms, 30s or 1h30m. What the figures mean: docs/load-testing.md.\n"
+      "Exit status: 0 all requests completed, 1 some failed or nothing could be measured,\n"
+      "2 bad usage, 130 interrupted (with a report of what was).\n",
+      Declare(options).Help());
 }
 
 // Checks the flags against each other; reports the first error.
@@ -163,24 +179,9 @@ absl::StatusOr<Options> ParseOptions(std::span<const std::string> args) {
   Options options;
   Flags flags = Declare(options);
   RETURN_IF_ERROR(flags.Read(args));
-  if (options.info_request != clients::InfoRequest::kNothing) return options;
   RETURN_IF_ERROR(CheckTogether(options, flags));
   options.settings = flags.settings();
   return options;
-}
-
-std::string HelpText() {
-  Options options;
-  return absl::StrCat(
-      "Usage: ovq-load [flags]\n"
-      "Loads an ovq-server and reports latencies and throughput: a table on stdout, progress on\n"
-      "stderr. Without --rate or --trace a closed loop of --concurrency users.\n"
-      "LENGTH is N, uniform:A-B or lognormal:MEAN:SIGMA[:A-B] (clipped to A-B, by default to\n"
-      "1-10*MEAN); prompts of 1 to 16777216 tokens, answers of 1 to 1048576.\n"
-      "DURATION is like 250ms, 30s or 1h30m. What the figures mean: docs/load-testing.md.\n"
-      "Exit status: 0 all requests completed, 1 some failed or nothing could be measured,\n"
-      "2 bad usage, 130 interrupted (with a report of what was).\n",
-      Declare(options).Help());
 }
 
 }  // namespace ovq::load

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/flags.h"
-#include "clients/common/connect_options.h"
 #include "clients/common/program.h"
 #include "clients/load/runner.h"
 #include "clients/load/stats.h"
@@ -19,6 +18,8 @@
 #include "clients/load/workload.h"
 
 namespace ovq::load {
+
+inline constexpr char kProgram[] = "ovq-load";
 
 struct OutputOptions {
   std::string json, csv, html;  // paths of report files; empty: none
@@ -50,7 +51,6 @@ struct Options {
   OutputOptions output;
   bool allow_errors = false;
   std::vector<Setting> settings;  // every flag that has a value, as the reports show it
-  clients::InfoRequest info_request = clients::InfoRequest::kNothing;  // --help or --version
 
   bool open_loop() const { return rate.has_value() || !trace.empty(); }
   int64_t users() const { return concurrency.value_or(1); }              // for a closed loop
@@ -59,7 +59,5 @@ struct Options {
 
 // Parses `args` (without the program's name). InvalidArgument names the flag and what was expected.
 absl::StatusOr<Options> ParseOptions(std::span<const std::string> args);
-
-std::string HelpText();
 
 }  // namespace ovq::load

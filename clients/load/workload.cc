@@ -13,7 +13,7 @@ constexpr int64_t kDefaultRequests = 1000;
 // overlap.
 constexpr uint64_t kTurnStride = uint64_t{1} << 32;
 
-uint64_t StreamOf(int64_t conversation, int64_t turn) {
+uint64_t RequestStream(int64_t conversation, int64_t turn) {
   return static_cast<uint64_t>(conversation) * kTurnStride + static_cast<uint64_t>(turn);
 }
 
@@ -57,7 +57,7 @@ std::optional<Conversation> Workload::Next() {
   requests_ += turns;
   Conversation conversation{.index = options_.first_index + next_++, .session = options_.turns > 1};
   for (int64_t i = 0; i < turns; ++i) {
-    Random random = RandomStream(options_.seed, ~StreamOf(conversation.index, i));
+    Random random = RandomStream(options_.seed, ~RequestStream(conversation.index, i));
     Turn& turn = conversation.turns.emplace_back();
     turn.input_tokens = options_.input.Draw(random);
     turn.output_tokens = options_.output.Draw(random);
@@ -66,7 +66,7 @@ std::optional<Conversation> Workload::Next() {
 }
 
 std::vector<uint32_t> PromptMaker::Make(int64_t conversation, int64_t turn, int64_t tokens) const {
-  Random random = RandomStream(seed_, StreamOf(conversation, turn));
+  Random random = RandomStream(seed_, RequestStream(conversation, turn));
   // An id, or the place in the text where the prompt begins.
   std::uniform_int_distribution<size_t> draw(0, (text_.empty() ? vocab_size_ : text_.size()) - 1);
   std::vector<uint32_t> ids(static_cast<size_t>(tokens));
@@ -80,7 +80,7 @@ std::vector<uint32_t> PromptMaker::Make(int64_t conversation, int64_t turn, int6
 }
 
 uint64_t PromptMaker::SamplingSeed(int64_t conversation, int64_t turn) const {
-  return RandomStream(seed_ ^ 0x5a3b1e, StreamOf(conversation, turn))();
+  return RandomStream(seed_ ^ 0x5a3b1e, RequestStream(conversation, turn))();
 }
 
 }  // namespace ovq::load
