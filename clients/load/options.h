@@ -14,12 +14,20 @@
 #include "clients/common/program.h"
 #include "clients/load/runner.h"
 #include "clients/load/stats.h"
-#include "clients/load/sweep.h"
 #include "clients/load/workload.h"
 
 namespace ovq::load {
 
 inline constexpr char kProgram[] = "ovq-load";
+
+struct SweepOptions {
+  bool on = false;
+  int max_levels = 10;
+  double factor = 2;       // ratio between the loads of consecutive levels
+  double min_gain = 0.05;  // a level with a smaller relative gain in throughput is saturated
+  absl::Duration min_time = absl::Seconds(2);  // a shorter level is inconclusive
+  double min_good = 0.99;  // with --goodput: the share of good requests that a level needs
+};
 
 struct OutputOptions {
   std::string json, csv, html;  // paths of report files; empty: none
