@@ -29,11 +29,6 @@ std::string Rate(uint64_t tokens, double seconds) {
   return absl::StrFormat(", %.1f tokens/s", static_cast<double>(tokens) / seconds);
 }
 
-void PrintFlushed(std::FILE* file, std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), file);
-  std::fflush(file);
-}
-
 // Splits the text into parts of at most kMaxPartBytes, never inside a character. A part ends after
 // the last newline of its last quarter if there is one, so that few tokens are cut in two. An empty
 // text gives one empty part.

@@ -36,8 +36,13 @@ int Complain(const Connection& connection, const grpc::Status& status,
   return Complain(text);
 }
 
+void PrintFlushed(std::FILE* file, std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), file);
+  std::fflush(file);
+}
+
 std::optional<std::string> LineReader::Next(const std::string& prompt) {
-  Screen().Show(prompt);
+  PrintFlushed(stderr, prompt);
   std::string line;
   return std::getline(std::cin, line) ? std::optional(line) : std::nullopt;
 }
@@ -58,11 +63,6 @@ Screen Screen::OfThisProcess() {
 
 std::string Screen::Dim(std::string_view text) const { return Styled(color, "2", text); }
 std::string Screen::Bold(std::string_view text) const { return Styled(color, "1", text); }
-
-void Screen::Show(std::string_view text) const {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
 
 std::string HumanBytes(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,8 @@ inline constexpr char kChat[] = "ovq-chat";
 int Complain(absl::string_view message);
 int Complain(const Connection& connection, const grpc::Status& status,
              const grpc::ClientContext& context);
+
+void PrintFlushed(std::FILE* file, std::string_view text);
 
 // A source of a conversation's turns.
 class Input {
@@ -45,7 +48,7 @@ struct Screen {
 
   std::string Dim(std::string_view text) const;
   std::string Bold(std::string_view text) const;
-  void Show(std::string_view text) const;  // writes to stderr and flushes
+  void Show(std::string_view text) const { PrintFlushed(stderr, text); }
 };
 
 std::string HumanBytes(double bytes);  // formats a size, such as "1.3 MiB"

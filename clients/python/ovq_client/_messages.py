@@ -3,12 +3,11 @@
 An installed package contains descriptors.pb, so that it needs no protoc. In the source tree protoc
 compiles proto/ovq/v1/inference.proto at each import (about 20 ms), so that no generated file is in
 git or out of date. Classes that protobuf builds at run time do not tie the versions of protoc and
-of the protobuf package to each other, as generated Python modules do. protoc is the
-protobuf-compiler package's, else the one inside grpc_tools (Debian 12's grpc_tools is too old for
-proto3's `optional`)."""
+of the protobuf package to each other, as generated Python modules do."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,23 @@ from google.protobuf import (
     any_pb2, descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2,
 )
 
-from ovq_client._descriptors import FILE, compile_descriptors
+_FILE = "ovq/v1/inference.proto"
 
 
 def _descriptor_set() -> descriptor_pb2.FileDescriptorSet:
     here = Path(__file__).resolve().parent
     tree = here.parents[2] / "proto"
-    if here.parts[-3:-1] == ("clients", "python") and (tree / FILE).is_file():
-        return descriptor_pb2.FileDescriptorSet.FromString(compile_descriptors(tree))
-    return descriptor_pb2.FileDescriptorSet.FromString((here / "descriptors.pb").read_bytes())
+    if here.parts[-3:-1] != ("clients", "python") or not (tree / _FILE).is_file():
+        return descriptor_pb2.FileDescriptorSet.FromString((here / "descriptors.pb").read_bytes())
+    command = ["protoc", f"-I{tree}", "--descriptor_set_out=/dev/stdout", _FILE]
+    try:
+        run = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", b"").decode().strip() or error
+        raise ImportError(
+            f"compiling the proto failed (needs protoc: package protobuf-compiler): {why}"
+        ) from None
+    return descriptor_pb2.FileDescriptorSet.FromString(run.stdout)
 
 
 def _class_of(descriptor: Any) -> Any:
@@ -41,7 +48,7 @@ for _imported in (any_pb2, duration_pb2, timestamp_pb2):
     _POOL.AddSerializedFile(_imported.DESCRIPTOR.serialized_pb)
 for _file in _descriptor_set().file:
     _POOL.AddSerializedFile(_file.SerializeToString())
-_DESCRIPTOR = _POOL.FindFileByName(FILE)
+_DESCRIPTOR = _POOL.FindFileByName(_FILE)
 
 #: Message classes by name: MESSAGES["Prompt"](text="hi").
 MESSAGES: dict[str, Any] = {
