@@ -61,8 +61,7 @@ Flags Declare(AdminOptions& o) {
   AddCredentials(flags, o.connect);
   flags.Add("timeout", "DURATION", Duration(o.timeout, absl::Milliseconds(1), absl::Hours(1)),
             "of each call");
-  flags.AddSwitch(
-      "json", [&o] { o.json = true; }, "status, sessions: a line of JSON for each answer");
+  flags.AddSwitch("json", o.json, "status, sessions: a line of JSON for each answer");
   AddHelpAndVersion(flags, kAdmin, HelpText);
   return flags;
 }

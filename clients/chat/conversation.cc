@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"

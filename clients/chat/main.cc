@@ -2,8 +2,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

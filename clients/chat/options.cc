@@ -26,15 +26,14 @@ void AddConversation(Flags& flags, ChatOptions& o) {
             "one question on the command line, then exit");
   flags.Add("file", "PATH", Text(o.file, "a file"),
             "one question from a file, used byte for byte, then exit");
+  flags.AddSwitch("interactive", o.interactive,
+                  "a turn per line of input, also when that is not a terminal");
   flags.AddSwitch(
-      "interactive", [&o] { o.interactive = true; },
-      "a turn per line of input, also when that is not a terminal");
-  flags.AddSwitch(
-      "messages", [&o] { o.messages = true; },
+      "messages", o.messages,
       "questions are a user's messages, written as the model's chat template does; in new\n"
       "sessions. A conversation on a terminal does so where the model has one");
   flags.AddSwitch(
-      "text", [&o] { o.as_text = true; },
+      "text", o.as_text,
       "questions are text that the model goes on from, also where it has a chat template");
   flags.Add("system", "TEXT",
             ReadTo(

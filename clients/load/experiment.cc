@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -1,9 +1,6 @@
 #include "clients/load/options.h"
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
-#include "base/flags.h"
 #include "base/status_macros.h"
 
 namespace ovq::load {
@@ -44,7 +41,7 @@ void AddArrivals(Flags& flags, Options& o) {
   flags.Add("trace-speed", "X", Number(o.work.trace_speed, 0.001, 1000),
             "play the trace so many times as fast");
   flags.AddSwitch(
-      "sweep", [&o] { o.sweep.on = true; },
+      "sweep", o.sweep.on,
       "one run after another, each with more users (or rate), until throughput saturates or\n"
       "--goodput breaks; starts at --concurrency (or --rate); --requests and --duration are of\n"
       "each level");
@@ -110,16 +107,12 @@ void AddReports(Flags& flags, Options& o) {
             "above 0, any of them)");
   flags.Add("output-json", "FILE", Text(o.output.json, "a file"),
             "figures with the keys of `vllm bench serve`");
-  flags.AddSwitch(
-      "detailed", [&o] { o.output.detailed = true; },
-      "every request's figures in --output-json, too");
+  flags.AddSwitch("detailed", o.output.detailed, "every request's figures in --output-json, too");
   flags.Add("output-csv", "FILE", Text(o.output.csv, "a file"), "a row for every request");
   flags.Add("output-html", "FILE", Text(o.output.html, "a file"),
             "a page with plots, complete in itself");
-  flags.AddSwitch(
-      "quiet", [&o] { o.output.quiet = true; }, "no progress on stderr");
-  flags.AddSwitch(
-      "allow-errors", [&o] { o.allow_errors = true; }, "exit status 0 also when requests failed");
+  flags.AddSwitch("quiet", o.output.quiet, "no progress on stderr");
+  flags.AddSwitch("allow-errors", o.allow_errors, "exit status 0 also when requests failed");
   clients::AddHelpAndVersion(flags, kProgram, HelpText);
 }
 
