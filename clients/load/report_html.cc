@@ -17,9 +17,9 @@ constexpr size_t kCurvePoints = 300;
 // on dark pages.
 constexpr char kStyle[] = R"(<style>
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --soft: #5b6470;
-  --line: #dfe3e8; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #a0568c; }
+  --line: #dfe3e8; --c0: #0072b2; --c1: #d55e00; }
 @media (prefers-color-scheme: dark) { :root { --page: #15181c; --text: #e6e9ed; --soft: #9aa4b0;
-  --line: #30363d; --c0: #56b4e9; --c1: #f0883e; --c2: #3fc79a; --c3: #d69bc4; } }
+  --line: #30363d; --c0: #56b4e9; --c1: #f0883e; } }
 body { background: var(--page); color: var(--text); margin: 2rem auto; max-width: 76rem;
   padding: 0 1rem; font: 15px/1.45 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -35,8 +35,6 @@ svg .title { font-weight: 600; fill: var(--text); } svg .axis { fill: var(--soft
 svg .grid { stroke: var(--line); } svg polyline { fill: none; stroke-width: 2; }
 svg line.s0, svg polyline.s0 { stroke: var(--c0); } svg circle.s0 { fill: var(--c0); }
 svg line.s1, svg polyline.s1 { stroke: var(--c1); } svg circle.s1 { fill: var(--c1); }
-svg line.s2, svg polyline.s2 { stroke: var(--c2); } svg circle.s2 { fill: var(--c2); }
-svg line.s3, svg polyline.s3 { stroke: var(--c3); } svg circle.s3 { fill: var(--c3); }
 </style>
 )";
 
