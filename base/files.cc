@@ -17,9 +17,9 @@ struct Closer {
 };
 using File = std::unique_ptr<std::FILE, Closer>;
 
-absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
-
 }  // namespace
+
+absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
 
 absl::StatusOr<std::string> ReadStream(std::FILE* file, const std::string& name, size_t max_bytes) {
   std::string text;
