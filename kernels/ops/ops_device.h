@@ -62,6 +62,21 @@ void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights,
 // The eps of kL2 and kLayer.
 inline constexpr float kHeadNormEps = 1e-5f;
 
+// A RopeTable as kernels read it: pair i < n of a head is elements i * step, i * step + distance.
+struct RopePairs {
+  const Phase* frequencies = nullptr;  // [n]
+  int n = 0, step = 1, distance = 0;
+  bool rounds_to_bf16 = false;
+
+  RopePairs() = default;
+  explicit RopePairs(const RopeTable& table)
+      : frequencies(table.frequencies()),
+        n(table.n_pairs()),
+        step(table.spec().layout == RopeSpec::Layout::kHalves ? 1 : 2),
+        distance(step == 1 ? n : 1),
+        rounds_to_bf16(table.spec().rounds_to_bf16) {}
+};
+
 // The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.
 constexpr double HalfTurns(Phase phase) {
   const auto upper = static_cast<int64_t>(static_cast<uint64_t>(phase >> 64));
