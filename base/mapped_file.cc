@@ -112,14 +112,9 @@ struct MappedFile::Mapping {
   }
 };
 
-MappedFile::MappedFile() = default;
-MappedFile::MappedFile(MappedFile&&) noexcept = default;
-MappedFile& MappedFile::operator=(MappedFile&&) noexcept = default;
-MappedFile::~MappedFile() = default;
-
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   MappedFile file;
-  file.mapping_ = std::make_unique<Mapping>();
+  file.mapping_ = std::make_shared<Mapping>();
   Mapping& mapping = *file.mapping_;
   mapping.path = path;
   // Non-blocking, so that a pipe of that name does not hang the start.

@@ -12,26 +12,31 @@ namespace ovq::kernels {
 namespace {
 
 std::string Describe(const Attrs::Value& value) {
+  const auto list = [](const auto& of, const char* kind) {
+    return absl::StrCat("a list of ", of.size(), " ", kind);
+  };
   struct Visitor {
+    decltype(list) list;
     std::string operator()(std::monostate) const { return "null"; }
     std::string operator()(bool v) const { return v ? "true" : "false"; }
     std::string operator()(int64_t v) const { return absl::StrCat(v); }
     std::string operator()(double v) const { return absl::StrCat(v); }
     std::string operator()(const std::string& v) const { return absl::StrCat("\"", v, "\""); }
-    std::string operator()(const std::vector<int64_t>& v) const {
-      return absl::StrCat("a list of ", v.size(), " integers");
-    }
-    std::string operator()(const std::vector<double>& v) const {
-      return absl::StrCat("a list of ", v.size(), " numbers");
-    }
-    std::string operator()(const std::vector<std::string>& v) const {
-      return absl::StrCat("a list of ", v.size(), " strings");
-    }
+    std::string operator()(const std::vector<int64_t>& v) const { return list(v, "integers"); }
+    std::string operator()(const std::vector<double>& v) const { return list(v, "numbers"); }
+    std::string operator()(const std::vector<std::string>& v) const { return list(v, "strings"); }
     std::string operator()(const std::vector<std::vector<double>>& v) const {
-      return absl::StrCat("a list of ", v.size(), " lists");
+      return list(v, "lists");
     }
   };
-  return std::visit(Visitor{}, value);
+  return std::visit(Visitor{list}, value);
+}
+
+// A list of numbers or integers; empty for anything else.
+std::vector<double> Numbers(const Attrs::Value& value) {
+  if (const auto* numbers = std::get_if<std::vector<double>>(&value)) return *numbers;
+  const auto* integers = std::get_if<std::vector<int64_t>>(&value);
+  return integers ? std::vector<double>(integers->begin(), integers->end()) : std::vector<double>();
 }
 
 std::string Expected(std::string_view what, const Attrs::Value* got) {
@@ -141,12 +146,7 @@ std::vector<double> AttrReader::FloatsOr(std::string_view key, std::vector<doubl
                                          double min, double max) {
   const Attrs::Value* value = Find(key);
   if (!value) return fallback;
-  std::vector<double> list;
-  if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
-    list.assign(integers->begin(), integers->end());
-  } else if (const auto* numbers = std::get_if<std::vector<double>>(value)) {
-    list = *numbers;
-  }
+  std::vector<double> list = Numbers(*value);
   if (list.size() != fallback.size()) {
     Fail(key, Expected(absl::StrCat("a list of ", fallback.size(), " numbers"), value));
     return fallback;
@@ -166,13 +166,8 @@ std::vector<std::vector<double>> AttrReader::FloatListsOr(std::string_view key, 
   const Attrs::Value* value = Find(key);
   if (!value) return {n, {fallback}};
   std::vector<std::vector<double>> lists;
-  if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
-    for (const int64_t number : *integers) lists.push_back({static_cast<double>(number)});
-  } else if (const auto* numbers = std::get_if<std::vector<double>>(value)) {
-    for (const double number : *numbers) lists.push_back({number});
-  } else if (const auto* nested = std::get_if<std::vector<std::vector<double>>>(value)) {
-    lists = *nested;
-  }
+  for (const double number : Numbers(*value)) lists.push_back({number});
+  if (const auto* nested = std::get_if<std::vector<std::vector<double>>>(value)) lists = *nested;
   if (lists.size() != n) {
     Fail(key, Expected(absl::StrCat("a list of ", n, " numbers, or lists of numbers"), value));
     return {n, {fallback}};
