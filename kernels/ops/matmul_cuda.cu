@@ -132,11 +132,7 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
   const auto copy_row = [&](int64_t o, int8_t* row) {
     std::copy_n(rounded.values.begin() + o * weights.in, weights.in, row);
   };
-  NoteProduct({.in = weights.in,
-               .out = weights.out,
-               .weights = "int8",
-               .product = "own",
-               .detail = "weights in int8"});
+  NoteProduct({weights.in, weights.out, "int8", "own", "weights in int8"});
   return WithKernels(weights, Pack<int8_t>(context, weights, copy_row),
                      context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float)),
                      LaunchProductBF16<uint2>);
@@ -148,11 +144,8 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   std::string what = "OVQ_CUDA_PRODUCTS";
   std::optional<Product> fast;
   if (!own) fast = MakeCublasProduct(context, weights, what);
-  NoteProduct({.in = weights.in,
-               .out = weights.out,
-               .weights = WeightsName(weights.compute),
-               .product = fast ? "cuBLASLt" : "own",
-               .detail = what});
+  NoteProduct(
+      {weights.in, weights.out, WeightsName(weights.compute), fast ? "cuBLASLt" : "own", what});
   return fast ? *std::move(fast) : MakeOwnProduct(context, weights);
 }
 
