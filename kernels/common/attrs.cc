@@ -12,24 +12,26 @@ namespace ovq::kernels {
 namespace {
 
 std::string Describe(const Attrs::Value& value) {
-  const auto list = [](const auto& of, const char* kind) {
-    return absl::StrCat("a list of ", of.size(), " ", kind);
-  };
   struct Visitor {
-    decltype(list) list;
     std::string operator()(std::monostate) const { return "null"; }
     std::string operator()(bool v) const { return v ? "true" : "false"; }
     std::string operator()(int64_t v) const { return absl::StrCat(v); }
     std::string operator()(double v) const { return absl::StrCat(v); }
     std::string operator()(const std::string& v) const { return absl::StrCat("\"", v, "\""); }
-    std::string operator()(const std::vector<int64_t>& v) const { return list(v, "integers"); }
-    std::string operator()(const std::vector<double>& v) const { return list(v, "numbers"); }
-    std::string operator()(const std::vector<std::string>& v) const { return list(v, "strings"); }
+    std::string operator()(const std::vector<int64_t>& v) const {
+      return absl::StrCat("a list of ", v.size(), " integers");
+    }
+    std::string operator()(const std::vector<double>& v) const {
+      return absl::StrCat("a list of ", v.size(), " numbers");
+    }
+    std::string operator()(const std::vector<std::string>& v) const {
+      return absl::StrCat("a list of ", v.size(), " strings");
+    }
     std::string operator()(const std::vector<std::vector<double>>& v) const {
-      return list(v, "lists");
+      return absl::StrCat("a list of ", v.size(), " lists");
     }
   };
-  return std::visit(Visitor{list}, value);
+  return std::visit(Visitor{}, value);
 }
 
 // A list of numbers or integers; empty for anything else.

@@ -76,6 +76,14 @@ void* ScratchArena::Allocate(size_t bytes) {
   return memory;
 }
 
+size_t ScratchArena::mark() const { return used_; }
+
+void ScratchArena::Rewind(size_t mark) { used_ = mark; }
+
+size_t ScratchArena::capacity_bytes() const {
+  return blocks_.empty() ? 0 : blocks_.back().begin + blocks_.back().memory.bytes();
+}
+
 DeviceContext::DeviceContext(Device device, int n_threads)
     : device_(device), n_threads_(n_threads), scratch_(device) {}
 

@@ -48,11 +48,9 @@ class ScratchArena {
   static constexpr size_t kAlignment = 256;
   explicit ScratchArena(Device device) : device_(device) {}
   void* Allocate(size_t bytes);  // kAlignment-aligned; NaN-filled in debug builds on the CPU
-  size_t mark() const { return used_; }
-  void Rewind(size_t mark) { used_ = mark; }  // frees everything allocated after mark()
-  size_t capacity_bytes() const {
-    return blocks_.empty() ? 0 : blocks_.back().begin + blocks_.back().memory.bytes();
-  }
+  size_t mark() const;
+  void Rewind(size_t mark);  // frees everything allocated after mark()
+  size_t capacity_bytes() const;
 
  private:
   struct Block {

@@ -22,8 +22,21 @@ constexpr size_t DTypeBytes(DType type) {
   return type == DType::kBF16 || type == DType::kF16 ? 2 : 4;
 }
 constexpr const char* DTypeName(DType type) {
-  constexpr const char* kNames[] = {"F32", "BF16", "F16", "I32", "U32", "I8"};
-  return kNames[static_cast<int>(type)];
+  switch (type) {
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kI32:
+      return "I32";
+    case DType::kU32:
+      return "U32";
+    case DType::kI8:
+      return "I8";
+  }
+  return "?";
 }
 
 // bfloat16: the upper half of a float32.
@@ -42,23 +55,18 @@ constexpr BF16 RoundToBF16(float x) {
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 template <class T>
-constexpr T FromFloat(float x) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return x;
-  } else {
-    return RoundToBF16(x);
-  }
+constexpr T FromFloat(float x);
+template <>
+constexpr float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+constexpr BF16 FromFloat<BF16>(float x) {
+  return RoundToBF16(x);
 }
 
-// IEEE binary16 to float32, exact. Its fields, shifted to their places in a float, give the number
-// times 2^-112, subnormal or not.
-constexpr float HalfToFloat(uint16_t bits) {
-  const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
-  const float finite = std::bit_cast<float>(rest << 13) * 0x1p112f;
-  const uint32_t magnitude =
-      rest < 0x7c00u ? std::bit_cast<uint32_t>(finite) : 0x7f800000u | rest << 13;
-  return std::bit_cast<float>(sign | magnitude);
-}
+// IEEE binary16 to float32, exact.
+float HalfToFloat(uint16_t bits);
 
 // Up to four dimensions; unused ones are absent.
 class Shape {
@@ -109,10 +117,15 @@ inline Activations ToActivations(const TensorView& y) {
 
 // Element i of an F32, BF16 or F16 tensor as float32, exact.
 inline float FloatAt(const TensorView& tensor, int64_t i) {
-  if (tensor.dtype == DType::kF32) return tensor.as<const float>()[i];
-  if (tensor.dtype == DType::kBF16) return ToFloat(tensor.as<const BF16>()[i]);
-  Check(tensor.dtype == DType::kF16, "a float tensor");
-  return HalfToFloat(tensor.as<const uint16_t>()[i]);
+  switch (tensor.dtype) {
+    case DType::kF32:
+      return tensor.as<const float>()[i];
+    case DType::kBF16:
+      return ToFloat(tensor.as<const BF16>()[i]);
+    default:
+      Check(tensor.dtype == DType::kF16, "a float tensor");
+      return HalfToFloat(tensor.as<const uint16_t>()[i]);
+  }
 }
 std::vector<float> ToFloats(const TensorView& tensor);
 

@@ -140,11 +140,16 @@ __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask t
   }
 }
 
-// FloatAt for the three types.
+// FloatAt for the three types. The fields of a binary16, shifted to their places in a float, give
+// the number times 2^-112, subnormal or not.
 __device__ float Widened(const void* table, DType dtype, int64_t i) {
   if (dtype == DType::kF32) return static_cast<const float*>(table)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(table)[i];
-  return dtype == DType::kBF16 ? ToFloat(BF16{bits}) : HalfToFloat(bits);
+  const uint32_t x = static_cast<const uint16_t*>(table)[i];
+  if (dtype == DType::kBF16) return __uint_as_float(x << 16);
+  const uint32_t sign = (x & 0x8000u) << 16, rest = x & 0x7fffu;
+  const float finite = __uint_as_float(rest << 13) * 0x1p112f;
+  const uint32_t bits = rest < 0x7c00u ? __float_as_uint(finite) : 0x7f800000u | rest << 13;
+  return __uint_as_float(sign | bits);
 }
 
 __global__ void __launch_bounds__(kEmbedThreads)
