@@ -17,6 +17,11 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kBulkThreads = 2;
 
+// Keeps the first error of several.
+void KeepFirstError(absl::Status& status, const absl::Status& other) {
+  if (status.ok()) status = other;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
@@ -71,12 +76,12 @@ void SessionFolder::Run(std::function<void()> work) {
   changed_.notify_all();
 }
 
-void SessionFolder::WriteSnapshot(JournalHead& head, const MakeFile& make, Change& change) const {
-  change.status = make([&](const std::vector<std::string_view>& parts) {
-    for (const std::string_view part : parts) change.bytes += part.size();
+void SessionFolder::WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
+                                  absl::Status& status) const {
+  status = make([&](const std::vector<std::string_view>& parts) {
+    for (const std::string_view part : parts) bytes += part.size();
     return WriteFileAtomically(files_.SnapshotPath(head.id, head.version), parts);
   });
-  head.snapshot_bytes = change.bytes;
 }
 
 absl::Status SessionFolder::WriteJournal(const std::string& id, const std::string& text,
@@ -94,7 +99,10 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
     Change change{.kind = "create", .id = head.id, .begin = begin};
     change.done = std::move(done);
     change.status = ownership_->Lock(head.id);
-    if (snapshot && change.status.ok()) WriteSnapshot(head, snapshot, change);
+    if (snapshot && change.status.ok()) {
+      WriteSnapshot(head, snapshot, change.bytes, change.status);
+    }
+    head.snapshot_bytes = change.bytes;
     std::string text = EncodeHead(head);
     for (const JournalEntry& entry : entries) text += EncodeEntry(entry);
     change.write = [this, text = std::move(text)](Change& self) {
@@ -125,7 +133,8 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
        done = std::move(done)]() mutable {
     Change change{.kind = "snapshot", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    WriteSnapshot(head, snapshot, change);
+    WriteSnapshot(head, snapshot, change.bytes, change.status);
+    head.snapshot_bytes = change.bytes;
     change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
       const std::string file = files_.SnapshotPath(self.id, head.version);
       const absl::StatusOr<Journal> before = files_.ReadJournal(self.id);
@@ -196,6 +205,17 @@ void SessionFolder::ReportRead(const StoredSession& stored, const absl::Status& 
 
 // --- Threads ---
 
+void SessionFolder::ReportChange(Change& change) const {
+  const auto now = SteadyClock::now();
+  if (report_) {
+    report_({.kind = change.kind,
+             .bytes = change.bytes,
+             .duration = absl::FromChrono(now - change.begin),
+             .status = change.status});
+  }
+  if (change.done) change.done(std::move(change.status));
+}
+
 void SessionFolder::BulkLoop() {
   NameThisThread("disk");
   std::unique_lock lock(mutex_);
@@ -249,22 +269,16 @@ void SessionFolder::CommitChanges(std::vector<Change>& changes) {
     if (!options_.sync_always) {
       unsynced_.insert(path);
     } else if (fdatasync(file.fd()) != 0) {
-      change.status.Update(LastError(path));
+      KeepFirstError(change.status, LastError(path));
     }
   }
   const absl::Status synced = names ? SyncFolder(options_.path) : absl::OkStatus();
   for (Change& change : changes) {
-    if (change.names) change.status.Update(synced);
+    if (change.names) KeepFirstError(change.status, synced);
     // If this fails, the next start removes the file.
     if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
     if (change.ends) ownership_->Release(change.id);
-    if (report_) {
-      report_({.kind = change.kind,
-               .bytes = change.bytes,
-               .duration = absl::FromChrono(SteadyClock::now() - change.begin),
-               .status = change.status});
-    }
-    if (change.done) change.done(std::move(change.status));
+    ReportChange(change);
   }
 }
 

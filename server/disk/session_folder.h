@@ -114,13 +114,14 @@ class SessionFolder {
                 std::function<void(const DiskReport&)> report);
 
   void Enqueue(Change change);
-  // Sets the change's status and bytes, and head.snapshot_bytes.
-  void WriteSnapshot(JournalHead& head, const MakeFile& make, Change& change) const;
+  void WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
+                     absl::Status& status) const;
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
   void BulkLoop();
   void CommitChanges(std::vector<Change>& changes);
   void SyncLater(bool all);
+  void ReportChange(Change& change) const;
 
   const SessionFolderOptions options_;
   const std::function<void(const DiskReport&)> report_;
