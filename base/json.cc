@@ -12,8 +12,10 @@ namespace {
 
 constexpr int kMaxDepth = 32;
 
+// kind: "object" or "list"; is_kind: what the whole text must be.
 template <class Json>
-absl::StatusOr<Json> Parse(std::string_view text, const std::string& what) {
+absl::StatusOr<Json> Parse(std::string_view text, const std::string& what,
+                           bool (Json::*is_kind)() const noexcept, const char* kind) {
   using Event = typename Json::parse_event_t;
   std::vector<std::set<std::string>> keys_at(kMaxDepth + 2);  // of the object open at each depth
   std::string fault;
@@ -32,26 +34,19 @@ absl::StatusOr<Json> Parse(std::string_view text, const std::string& what) {
   Json json = Json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
   if (!fault.empty()) return absl::DataLossError(absl::StrCat(what, ": ", fault));
   if (json.is_discarded()) return absl::DataLossError(absl::StrCat(what, ": not valid JSON"));
+  if (!(json.*is_kind)()) return absl::DataLossError(absl::StrCat(what, ": not a JSON ", kind));
   return json;
 }
 
 }  // namespace
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& what) {
-  absl::StatusOr<nlohmann::json> json = Parse<nlohmann::json>(text, what);
-  if (json.ok() && !json->is_object()) {
-    return absl::DataLossError(absl::StrCat(what, ": not a JSON object"));
-  }
-  return json;
+  return Parse(text, what, &nlohmann::json::is_object, "object");
 }
 
 absl::StatusOr<nlohmann::ordered_json> ParseJsonList(std::string_view text,
                                                      const std::string& what) {
-  absl::StatusOr<nlohmann::ordered_json> json = Parse<nlohmann::ordered_json>(text, what);
-  if (json.ok() && !json->is_array()) {
-    return absl::DataLossError(absl::StrCat(what, ": not a JSON list"));
-  }
-  return json;
+  return Parse(text, what, &nlohmann::ordered_json::is_array, "list");
 }
 
 }  // namespace ovq
