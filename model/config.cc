@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "kernels/mixers/common/attention.h"
+#include "kernels/mixers/common/token_shift.h"
 
 namespace ovq::model {
 

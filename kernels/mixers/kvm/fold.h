@@ -72,7 +72,7 @@ struct KvmFold {
   }
 
   constexpr RoundingKey Rounding(int32_t row, bool is_value) const {
-    return {.layer = static_cast<uint32_t>(config.layer),
+    return {.layer = static_cast<uint32_t>(blocks.layer),
             .kv_head = static_cast<uint32_t>(chunk.kv_head),
             .row = static_cast<uint32_t>(row),
             .is_value = is_value,

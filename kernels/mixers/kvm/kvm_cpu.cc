@@ -302,7 +302,7 @@ void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args) {
       context, args, [&](const TileTokens& tile) { StoreGates(args, tile); },
       [&](const FullChunk& chunk, int thread) {
         if (chunk.n_next == 0) return;
-        VisitSlots(args.config.dtype,
+        VisitSlots(args.blocks.dtype,
                    [&]<Unscaled T>(Slots<T>) { Fold<T>(args, chunk, buffers[thread]).Run(); });
       });
 }
