@@ -190,7 +190,7 @@ void AttendTilesCpu(DeviceContext& context, const AttentionArgs& args,
                     const std::function<void(const FullChunk&, int thread)>& update,
                     const std::function<void(const TileTokens&, int thread)>& after = {});
 void AttendWavesCuda(DeviceContext& context, const AttentionArgs& args,
-                     const std::function<void(int wave)>& prepare,
-                     const std::function<void(int wave)>& update);
+                     const std::function<void(const DeviceWave&)>& prepare,
+                     const std::function<void(const DeviceWave&)>& update);
 
 }  // namespace ovq::kernels
