@@ -79,7 +79,7 @@ struct KvmFold {
     float mean, scale;
   };
   template <class Fn>
-  constexpr Norm NormOf(Fn&& x) const {
+  constexpr Norm MeasureNorm(Fn&& x) const {
     const auto n = static_cast<float>(d());
     float sum = 0, squares = 0;
     for (int c = 0; c < d(); ++c) sum += x(c);
@@ -93,9 +93,9 @@ struct KvmFold {
   constexpr float Normed(float x, const Norm& norm, int c) const {
     return (x - norm.mean) * norm.scale * args.weights.norm_weight[c] + args.weights.norm_bias[c];
   }
-  constexpr Norm NormOfRow(int32_t row) const {
+  constexpr Norm RowNorm(int32_t row) const {
     const T* sums = Key(parts.key_sums, row);
-    return NormOf([&](int c) { return ToFloat(sums[c * kBlockSlots]); });
+    return MeasureNorm([&](int c) { return ToFloat(sums[c * kBlockSlots]); });
   }
 
   constexpr int key_groups() const { return (d() + kRoundingGroup - 1) / kRoundingGroup; }
@@ -135,7 +135,7 @@ struct KvmFold {
   // Recomputes a row's key and value, which attention reads, from its sums and its length. A value
   // is sum / norm * length with value lengths, else sum / length.
   constexpr void Refresh(int32_t row) const {
-    const Norm of_key = NormOfRow(row);
+    const Norm of_key = RowNorm(row);
     const T* sums = Key(parts.key_sums, row);
     T* key = Key(blocks.dictionary_keys.place, row);
     const float temp = args.weights.state_temps[chunk.kv_head];

@@ -81,7 +81,7 @@ struct Choice {
   __device__ void PrepareKeys() const {
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
       const T* key = at.WindowKey(i);
-      const Norm norm = at.NormOf([&](int c) { return PlainKey(key, c); });
+      const Norm norm = at.MeasureNorm([&](int c) { return PlainKey(key, c); });
       tokens.mean[i] = norm.mean;
       tokens.scale[i] = norm.scale;
     }
@@ -114,7 +114,7 @@ struct Choice {
     for (int32_t first = begin; first < end; first += kTileSlots) {
       const int32_t n_slots = end - first < kTileSlots ? end - first : kTileSlots;
       if (static_cast<int32_t>(threadIdx.x) < n_slots) {
-        const Norm norm = at.NormOfRow(first + static_cast<int32_t>(threadIdx.x));
+        const Norm norm = at.RowNorm(first + static_cast<int32_t>(threadIdx.x));
         tile.mean[threadIdx.x] = norm.mean;
         tile.scale[threadIdx.x] = norm.scale;
       }

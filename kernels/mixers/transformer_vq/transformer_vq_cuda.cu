@@ -281,7 +281,8 @@ void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_ar
   const auto sum_slots = sum_tokens == 1 ? SumSlots<1> : SumSlots<kMostTokens>;
   const dim3 sums_grid(slices, (most_tokens + sum_tokens - 1) / sum_tokens, n_seqs);
   const int n_waves = CountWaves(layer_args.seqs, kSpan);
-  for (args.wave.index = 0; args.wave.index < n_waves; ++args.wave.index) {
+  for (int wave = 0; wave < n_waves; ++wave) {
+    args.wave.index = wave;
     Launch(context, FindCodes, tokens_grid, kTokenThreads, kTokenThreads / kWarp * sizeof(float2),
            args);
     Launch(context, Weigh, tokens_grid, kTokenThreads, 2 * kTokenThreads / kWarp * sizeof(float),
