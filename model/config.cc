@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/mixers/common/attention.h"
+#include "kernels/mixers/common/token_shift.h"
 
 namespace ovq::model {
 
