@@ -9,14 +9,27 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_template.h"
 
 namespace ovq::jinja {
 
+// A call to a tool, which an answer asks for.
+struct ToolCall {
+  std::string id, name;
+  std::string arguments_json;  // the template gets it parsed, or as it is where it is no JSON
+};
+
+// Empty fields are absent from what the template sees, but for the first two.
 struct ChatMessage {
-  std::string role, content;
+  std::string role;
+  std::optional<std::string> content = "";  // null with calls alone; "" where a template needs text
+  std::string reasoning = {};  // before the content; `reasoning_content` and `tool_plan` for templates
+  std::vector<ToolCall> tool_calls = {};
+  std::string tool_call_id = {};  // of the call that a message of role "tool" answers
+  std::string name = {};          // of the tool, or the author
 };
 
 // Immutable; any thread.
