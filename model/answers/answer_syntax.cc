@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/answers/call_reader.h"
+#include "model/answers/marker.h"
 
 namespace ovq::answers {
 namespace {

@@ -314,7 +314,7 @@ class TaggedCall final : public CallReader {
     place_ = Place::kValue;
     after_key_.Reset();
     value_.clear();
-    const Json& type = TypeOf(key_);
+    const Json& type = FindType(key_);
     is_text_ = type == "string";
     AddKey(key_, first_, arguments);
     first_ = false;
@@ -323,7 +323,7 @@ class TaggedCall final : public CallReader {
   }
 
   // The schema's type of an argument; null if it says none.
-  const Json& TypeOf(const std::string& key) const {
+  const Json& FindType(const std::string& key) const {
     static const Json kNone;
     const auto schema = schemas_.find(name);
     if (schema == schemas_.end() || !schema->is_object()) return kNone;
@@ -499,21 +499,6 @@ class PythonCall final : public CallReader {
 };
 
 }  // namespace
-
-Marker::Marker(std::string_view text) {
-  for (const char c : text) {
-    if (!IsSpace(c)) text_ += c;
-  }
-}
-
-bool Marker::Follow(char c) {
-  if (done()) return false;
-  if (text_[at_] == c) {
-    ++at_;
-    return true;
-  }
-  return IsSpace(c);
-}
 
 std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const Json& schemas,
                                            const std::string& forced_tool) {

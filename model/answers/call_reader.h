@@ -1,34 +1,15 @@
 // CallReader: reads one call of a CallForm, character by character.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 
 #include "model/answers/answer_syntax.h"
+#include "model/answers/marker.h"
 
 namespace ovq::answers {
-
-inline bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-// Follows the characters of a text, whatever white space stands between them and before them.
-class Marker {
- public:
-  explicit Marker(std::string_view text);
-  bool empty() const { return text_.empty(); }
-  bool begun() const { return at_ > 0; }
-  bool done() const { return at_ == text_.size(); }
-  // Goes on with the character. False, without a change: it is not the marker's.
-  bool Follow(char c);
-  void Reset() { at_ = 0; }
-
- private:
-  std::string text_;
-  size_t at_ = 0;
-};
 
 class CallReader {
  public:
