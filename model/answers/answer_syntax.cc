@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -255,7 +256,10 @@ class Learner {
   std::string Render(const jinja::ChatMessage& answer, bool tools, bool opens_answer) const {
     std::vector<jinja::ChatMessage> messages = {{.role = "user", .content = "zq question"}};
     if (!answer.role.empty()) messages.push_back(answer);
-    return render_(messages, tools ? std::string_view(tools_) : "", opens_answer).value_or("");
+    return render_({.messages = messages,
+                    .tools_json = tools ? std::string_view(tools_) : "",
+                    .opens_answer = opens_answer})
+        .value_or("");
   }
 
   void LearnReasoning() {
@@ -377,5 +381,13 @@ class Learner {
 }  // namespace
 
 AnswerSyntax LearnAnswerSyntax(const RenderProbe& render) { return Learner(render).Learn(); }
+
+AnswerSyntax LearnAnswerSyntax(const jinja::ChatFormat& format) {
+  std::tm date = {};  // some day, the same for all probes
+  date.tm_mday = 1;
+  date.tm_year = 126;
+  return LearnAnswerSyntax(
+      [&](const jinja::Conversation& conversation) { return format.Render(conversation, date); });
+}
 
 }  // namespace ovq::answers

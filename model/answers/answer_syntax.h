@@ -4,9 +4,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_format.h"
@@ -44,14 +42,13 @@ struct AnswerSyntax {
   std::string content_begin, content_end;  // around the text for the user; mostly empty
 };
 
-// Renders a conversation by the chat template: with two tools named kProbeTools if `calls`, and
-// with the text that begins an answer if `opens_answer`.
-using RenderProbe = std::function<absl::StatusOr<std::string>(
-    std::span<const jinja::ChatMessage> messages, std::string_view tools_json, bool opens_answer)>;
+// Renders a conversation by the chat template.
+using RenderProbe = std::function<absl::StatusOr<std::string>(const jinja::Conversation&)>;
 
 // Renders conversations about two made-up tools, and reads off the results how the template writes
 // an answer with a call, with two, with text before a call, with reasoning and without. What the
 // template refuses to write is absent from the syntax.
 AnswerSyntax LearnAnswerSyntax(const RenderProbe& render);
+AnswerSyntax LearnAnswerSyntax(const jinja::ChatFormat& format);
 
 }  // namespace ovq::answers

@@ -17,4 +17,14 @@ bool Marker::Follow(char c) {
   return IsSpace(c);
 }
 
+std::string_view CutBehind(std::string_view text, std::string_view marker) {
+  for (size_t begin = 0; begin < text.size(); ++begin) {
+    Marker at(marker);
+    size_t end = begin;
+    while (end < text.size() && at.Follow(text[end])) ++end;
+    if (at.done()) return text.substr(end);
+  }
+  return "";
+}
+
 }  // namespace ovq::answers

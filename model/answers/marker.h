@@ -25,4 +25,7 @@ class Marker {
   size_t at_ = 0;
 };
 
+// The text behind the first place of the marker in it, or "" if it is not there.
+std::string_view CutBehind(std::string_view text, std::string_view marker);
+
 }  // namespace ovq::answers

@@ -91,22 +91,32 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& 
   return format;
 }
 
-absl::StatusOr<std::string> ChatFormat::Render(std::span<const ChatMessage> messages,
-                                               std::string_view tools_json, bool opens_answer,
+absl::StatusOr<std::string> ChatFormat::Render(const Conversation& conversation,
                                                const std::tm& now) const {
-  nlohmann::ordered_json tools;
-  if (!tools_json.empty()) {
-    absl::StatusOr<nlohmann::ordered_json> parsed = ParseJsonList(tools_json, "tools_json");
+  nlohmann::ordered_json tools, variables = tokens_;
+  if (!conversation.tools_json.empty()) {
+    absl::StatusOr<nlohmann::ordered_json> parsed =
+        ParseJsonList(conversation.tools_json, "tools_json");
     if (!parsed.ok()) return absl::InvalidArgumentError(parsed.status().message());
     tools = *std::move(parsed);
   }
-  nlohmann::ordered_json variables = tokens_;
   nlohmann::ordered_json& list = variables["messages"] = nlohmann::ordered_json::array();
-  for (const ChatMessage& message : messages) list.push_back(MessageJson(message));
+  for (const ChatMessage& message : conversation.messages) list.push_back(MessageJson(message));
   variables["documents"] = nullptr;
-  variables["add_generation_prompt"] = opens_answer;
+  variables["add_generation_prompt"] = conversation.opens_answer;
   const bool uses_tools = with_tools_.has_value() && !tools.is_null();
   variables["tools"] = std::move(tools);
+  if (!conversation.args_json.empty()) {
+    absl::StatusOr<Json> args = ParseJsonObject(conversation.args_json, "template_args_json");
+    if (!args.ok()) return absl::InvalidArgumentError(args.status().message());
+    for (const auto& [name, value] : args->items()) {
+      if (variables.contains(name) && name != "documents") {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "template_args_json: expected variables without a field of their own, got ", name));
+      }
+      variables[name] = value;
+    }
+  }
   const ChatTemplate& used = uses_tools ? *with_tools_ : usual_;
   absl::StatusOr<std::string> text = used.Render(variables, now);
   const auto is_null = [](const nlohmann::ordered_json& m) { return m["content"].is_null(); };
@@ -117,6 +127,21 @@ absl::StatusOr<std::string> ChatFormat::Render(std::span<const ChatMessage> mess
     text = used.Render(variables, now);
   }
   return text;
+}
+
+bool ChatFormat::WritesRole(const std::string& role, const std::tm& now) const {
+  const std::string trace = "a text to look for";
+  std::vector<ChatMessage> messages;
+  if (role == "tool") {
+    const ToolCall call = {.id = "000000001", .name = "tool", .arguments_json = "{}"};
+    messages = {{.role = "user", .content = "a"},
+                {.role = "assistant", .content = std::nullopt, .tool_calls = {call}},
+                {.role = role, .content = trace, .tool_call_id = call.id, .name = call.name}};
+  } else {
+    messages = {{.role = role, .content = trace}, {.role = "user", .content = "a"}};
+  }
+  const absl::StatusOr<std::string> text = Render({.messages = messages}, now);
+  return !text.ok() || text->find(trace) != std::string::npos;
 }
 
 }  // namespace ovq::jinja

@@ -122,8 +122,8 @@ class DialectTest : public testing::TestWithParam<size_t> {
     std::filesystem::remove_all(folder);
     ASSERT_TRUE(format.ok()) << format.status();
     format_ = *std::move(format);
-    syntax_ = LearnAnswerSyntax([this](auto messages, auto tools, bool opens_answer) {
-      return format_->Render(messages, tools, opens_answer, std::tm{});
+    syntax_ = LearnAnswerSyntax([this](const jinja::Conversation& conversation) {
+      return format_->Render(conversation, std::tm{});
     });
   }
 
@@ -131,7 +131,9 @@ class DialectTest : public testing::TestWithParam<size_t> {
   std::string Written(const jinja::ChatMessage& answer) const {
     const std::vector<jinja::ChatMessage> messages = {{.role = "user", .content = "Hi"}, answer};
     const auto render = [&](size_t n, bool opens) {
-      return format_->Render(std::span(messages).first(n), "", opens, std::tm{}).value();
+      return format_
+          ->Render({.messages = std::span(messages).first(n), .opens_answer = opens}, std::tm{})
+          .value();
     };
     const std::string whole = render(2, false), prompt = render(1, true);
     EXPECT_THAT(whole, testing::StartsWith(prompt));
@@ -340,12 +342,12 @@ INSTANTIATE_TEST_SUITE_P(All, DialectTest, testing::Range<size_t>(0, Dialects().
 
 TEST(AnswerSyntax, ATemplateWithoutCallsHasNone) {
   const AnswerSyntax syntax =
-      LearnAnswerSyntax([](auto messages, auto, bool opens_answer) -> absl::StatusOr<std::string> {
+      LearnAnswerSyntax([](const jinja::Conversation& conversation) -> absl::StatusOr<std::string> {
         std::string text;
-        for (const jinja::ChatMessage& message : messages) {
+        for (const jinja::ChatMessage& message : conversation.messages) {
           text += "<|" + message.role + "|>" + message.content.value_or("");
         }
-        if (opens_answer) text += "<|assistant|>";
+        if (conversation.opens_answer) text += "<|assistant|>";
         return text;
       });
   EXPECT_EQ(syntax.calls.form, CallForm::kNone);
@@ -355,7 +357,7 @@ TEST(AnswerSyntax, ATemplateWithoutCallsHasNone) {
 
 TEST(AnswerSyntax, ATemplateThatRefusesEverythingTeachesNothing) {
   const AnswerSyntax syntax =
-      LearnAnswerSyntax([](auto, auto, bool) -> absl::StatusOr<std::string> {
+      LearnAnswerSyntax([](const jinja::Conversation&) -> absl::StatusOr<std::string> {
         return absl::InvalidArgumentError("no");
       });
   EXPECT_EQ(syntax.calls.form, CallForm::kNone);
@@ -363,13 +365,13 @@ TEST(AnswerSyntax, ATemplateThatRefusesEverythingTeachesNothing) {
 
 // A template may tell the model about calls without writing any.
 TEST(AnswerSyntax, AnExampleInTheTextAboutToolsIsTaken) {
-  const AnswerSyntax syntax = LearnAnswerSyntax(
-      [](auto messages, std::string_view tools, bool) -> absl::StatusOr<std::string> {
+  const AnswerSyntax syntax =
+      LearnAnswerSyntax([](const jinja::Conversation& conversation) -> absl::StatusOr<std::string> {
         std::string text;
-        if (!tools.empty()) {
+        if (!conversation.tools_json.empty()) {
           text = "Call like this: <call>\n{\"name\": <name>, \"parameters\": <object>}\n</call>\n";
         }
-        for (const auto& message : messages)
+        for (const jinja::ChatMessage& message : conversation.messages)
           text += message.role + ": " + message.content.value_or("");
         return text;
       });
