@@ -31,12 +31,7 @@ AnswerParser::AnswerParser(const AnswerSyntax& syntax, ParserOptions options)
       options_(std::move(options)),
       begin_(AfterMarker(syntax.calls)),
       between_(syntax.calls.between),
-      end_(syntax.calls.end) {
-  if (options_.in_reasoning) state_ = State::kReasoning;
-  if (options_.forced_tool.empty() || syntax.calls.form == CallForm::kNone) return;
-  state_ = State::kCall;
-  call_ = MakeCallReader(syntax.calls, options_.schemas, options_.forced_tool);
-}
+      end_(syntax.calls.end) {}
 
 void AnswerParser::Add(std::string_view text, std::vector<AnswerPart>& out) {
   pending_ += text;
@@ -188,7 +183,7 @@ void AnswerParser::BeginCalls() {
 }
 
 void AnswerParser::BeginCall() {
-  call_ = MakeCallReader(syntax_.calls, options_.schemas, "");
+  call_ = MakeCallReader(syntax_.calls, options_.schemas);
   named_ = false;
   state_ = State::kCall;
 }

@@ -28,11 +28,7 @@ struct AnswerPart {
 };
 
 struct ParserOptions {
-  bool tools = false;            // look for calls
-  bool in_reasoning = false;     // the prompt has opened reasoning already
-  std::string forced_tool = {};  // the prompt has begun a call to this tool: the text goes on with
-                                 // its arguments
-  // {tool: its JSON schema}: tells texts from numbers where calls do not (kTagged).
+  bool tools = false;  // look for calls
   nlohmann::json schemas = nlohmann::json::object();
 };
 
@@ -41,7 +37,8 @@ struct ParserOptions {
 // marker is never given. A text that only begins like a call is content.
 class AnswerParser {
  public:
-  // The syntax outlives the parser.
+  // The syntax outlives the parser. An answer begins with what the prompt has written of it
+  // already, such as a marker that opens reasoning: Add that first.
   AnswerParser(const AnswerSyntax& syntax, ParserOptions options);
 
   void Add(std::string_view text, std::vector<AnswerPart>& out);

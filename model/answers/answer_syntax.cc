@@ -231,9 +231,6 @@ void LearnOpening(const std::string& one, CallSyntax& to) {
   if (name == one.npos || arguments > one.size()) return;
   to.opening = one.substr(0, name);
   to.opening_after_name = one.substr(name_end, arguments - name_end);
-  // The arguments may be a text that holds their JSON.
-  const bool is_text = to.form == CallForm::kJson && to.opening_after_name.ends_with('"');
-  if (is_text) to.opening_after_name.pop_back();
 }
 
 class Learner {

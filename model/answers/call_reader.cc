@@ -174,53 +174,32 @@ class JsonCall final : public CallReader {
   ValueEnd value_;
 };
 
-// NAME after_name {...}; after a forced name the arguments alone, then what closes the call's own
-// object, if any.
+// NAME after_name {...}
 class NamedJsonCall final : public CallReader {
  public:
-  NamedJsonCall(const CallSyntax& syntax, const std::string& forced_tool)
-      : closes_(!forced_tool.empty() && syntax.form == CallForm::kJson
-                    ? 1 + static_cast<int>(!syntax.holder.empty())
-                    : 0) {
-    if (forced_tool.empty()) return;
-    name = forced_tool;
-    has_name = true;
-  }
+  explicit NamedJsonCall(const CallSyntax& syntax) : after_name_(syntax.after_name) {}
 
   Result Read(char c) override {
     if (!has_name) {
-      if (IsSpace(c)) {
-        has_name = !name.empty();
+      if (!name.empty() && after_name_.done() && c == '{') {
+        has_name = true;
+      } else if (InName(c) && !after_name_.begun() && !spaced_) {
+        name += c;
         return Result::kMore;
+      } else {
+        spaced_ = spaced_ || (IsSpace(c) && !name.empty());
+        const bool follows = IsSpace(c) || (!name.empty() && after_name_.Follow(c));
+        return follows ? Result::kMore : Result::kWrong;
       }
-      if (!InName(c)) return Result::kWrong;
-      name += c;
-      return Result::kMore;
     }
-    if (value_.closed()) {
-      if (c == '}') return --closes_ == 0 ? Result::kDone : Result::kMore;
-      if (IsSpace(c)) return Result::kMore;
-      unread = c;
-      return Result::kDone;
-    }
-    const bool begins = c == '{' || (c == '"' && closes_ > 0);  // a text may hold the JSON
-    if (!value_.begun() && !begins) return Result::kMore;       // after_name
-    if (!value_.begun()) is_text_ = c == '"';
     value_.Add(c);
-    (is_text_ ? text_ : arguments) += c;
-    if (!value_.closed()) return Result::kMore;
-    if (is_text_) {
-      const Json value = Json::parse(text_, nullptr, false);
-      if (!value.is_string()) return Result::kWrong;
-      arguments += value.get<std::string>();
-    }
-    return closes_ == 0 ? Result::kDone : Result::kMore;
+    arguments += c;
+    return value_.closed() ? Result::kDone : Result::kMore;
   }
 
  private:
-  int closes_;  // brackets of the call that follow its arguments
-  bool is_text_ = false;
-  std::string text_;
+  Marker after_name_;
+  bool spaced_ = false;  // white space ended the name
   ValueEnd value_;
 };
 
@@ -233,17 +212,12 @@ void AddKey(const std::string& key, bool first, std::string& to) {
 // NAME after_name (before_key KEY after_key VALUE after_value)*, until something else follows.
 class TaggedCall final : public CallReader {
  public:
-  TaggedCall(const CallSyntax& syntax, const Json& schemas, const std::string& forced_tool)
+  TaggedCall(const CallSyntax& syntax, const Json& schemas)
       : syntax_(syntax),
         schemas_(schemas),
         after_name_(syntax.after_name),
         before_key_(syntax.before_key),
-        after_key_(syntax.after_key) {
-    if (forced_tool.empty()) return;
-    name = forced_tool;
-    has_name = true;
-    place_ = Place::kBetween;
-  }
+        after_key_(syntax.after_key) {}
 
   Result Read(char c) override {
     switch (place_) {
@@ -445,12 +419,6 @@ std::string FromPython(const std::string& text) {
 // NAME(KEY=VALUE, ...)
 class PythonCall final : public CallReader {
  public:
-  explicit PythonCall(const std::string& forced_tool) {
-    if (forced_tool.empty()) return;
-    name = forced_tool;
-    has_name = true;
-  }
-
   Result Read(char c) override {
     if (!has_name) return ReadName(c);
     if (!in_value_) {
@@ -500,18 +468,16 @@ class PythonCall final : public CallReader {
 
 }  // namespace
 
-std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const Json& schemas,
-                                           const std::string& forced_tool) {
+std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const Json& schemas) {
   switch (syntax.form) {
     case CallForm::kJson:
-      if (!forced_tool.empty()) return std::make_unique<NamedJsonCall>(syntax, forced_tool);
       return std::make_unique<JsonCall>(syntax);
     case CallForm::kNamedJson:
-      return std::make_unique<NamedJsonCall>(syntax, forced_tool);
+      return std::make_unique<NamedJsonCall>(syntax);
     case CallForm::kTagged:
-      return std::make_unique<TaggedCall>(syntax, schemas, forced_tool);
+      return std::make_unique<TaggedCall>(syntax, schemas);
     case CallForm::kPython:
-      return std::make_unique<PythonCall>(forced_tool);
+      return std::make_unique<PythonCall>();
     case CallForm::kNone:
       break;
   }

@@ -26,9 +26,7 @@ class CallReader {
                           // one read among them if it is none
 };
 
-// schemas: {tool: JSON schema of its arguments}, and outlives the reader. forced_tool: the reader
-// starts at the arguments of a call to this tool; empty for a whole call.
-std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const nlohmann::json& schemas,
-                                           const std::string& forced_tool);
+// schemas: {tool: JSON schema of its arguments}, and outlives the reader.
+std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const nlohmann::json& schemas);
 
 }  // namespace ovq::answers

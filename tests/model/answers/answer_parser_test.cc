@@ -143,12 +143,10 @@ class DialectTest : public testing::TestWithParam<size_t> {
   }
 
   std::vector<AnswerPart> Parse(const std::vector<std::string_view>& pieces,
-                                const std::string& forced = "") const {
-    AnswerParser parser(syntax_, {.tools = true,
-                                  .in_reasoning = dialect().opening == "<think>\n",
-                                  .forced_tool = forced,
-                                  .schemas = Schemas()});
+                                const std::string& opened) const {
+    AnswerParser parser(syntax_, {.tools = true, .schemas = Schemas()});
     std::vector<AnswerPart> parts, joined;
+    parser.Add(opened, parts);
     for (const std::string_view piece : pieces) parser.Add(piece, parts);
     parser.End(parts);
     for (const AnswerPart& part : parts) {
@@ -163,15 +161,16 @@ class DialectTest : public testing::TestWithParam<size_t> {
   }
 
   // The parts, which must not depend on where the text is cut.
-  std::vector<AnswerPart> ParseCut(const std::string& text, const std::string& forced = "") const {
-    const std::vector<AnswerPart> whole = Parse({text}, forced);
+  std::vector<AnswerPart> ParseCut(const std::string& text, std::string opened = "") const {
+    opened.insert(0, dialect().opening);
+    const std::vector<AnswerPart> whole = Parse({text}, opened);
     std::vector<std::string_view> bytes;
     for (size_t i = 0; i < text.size(); ++i) {
       const std::string_view view = text;
       bytes.push_back(view.substr(i, 1));
-      ExpectSame(Parse({view.substr(0, i), view.substr(i)}, forced), whole, text);
+      ExpectSame(Parse({view.substr(0, i), view.substr(i)}, opened), whole, text);
     }
-    ExpectSame(Parse(bytes, forced), whole, text);
+    ExpectSame(Parse(bytes, opened), whole, text);
     return whole;
   }
 
@@ -287,10 +286,10 @@ TEST_P(DialectTest, AForcedCallGoesOnWithItsArguments) {
       syntax_.calls.opening + "get_weather" + syntax_.calls.opening_after_name;
   const size_t at = written.find(opening);
   if (at == written.npos) GTEST_SKIP() << "its opening holds an id";
-  const auto parts = ParseCut(written.substr(at + opening.size()), "get_weather");
-  // The caller knows the tool.
-  EXPECT_EQ(nlohmann::json::parse(TextOf(parts, Kind::kArguments)),
-            nlohmann::json::parse(Weather().arguments_json));
+  // The caller chose the tool, and the prompt has begun the call.
+  const std::string closes = dialect().opening.empty() ? "" : syntax_.think_end + "\n\n";
+  const auto parts = ParseCut(written.substr(at + opening.size()), closes + opening);
+  ExpectCalls(parts, {Weather()});
   EXPECT_EQ(TextOf(parts, Kind::kContent), "");
 }
 

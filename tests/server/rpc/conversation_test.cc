@@ -232,7 +232,7 @@ TEST_F(ConversationTest, AMessageThatLeavesNoTraceIsRefused) {
   EXPECT_THAT(server.inference().ApplyTemplate(&tool, request, &response),
               Fails(kInvalid,
                     "conversation.messages[1].role: expected a role that the model's chat "
-                    "template writes, got \"tool\""));
+                    "template writes, got 'tool'"));
   *request.mutable_conversation() = Talk({{"critic", "No."}});
   EXPECT_THAT(server.inference().ApplyTemplate(&unknown, request, &response),
               Fails(kInvalid, "conversation.messages[0].role"));
