@@ -207,6 +207,9 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
   result.weight_bytes = first.weight_bytes();
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
   result.chat_format = loaded.chat_format.get();
+  if (result.chat_format != nullptr) {
+    result.answer_syntax = answers::LearnAnswerSyntax(*result.chat_format);
+  }
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const model::LanguageModel& model = *loaded.models[i];
     result.variants.push_back(

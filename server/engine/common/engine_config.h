@@ -14,6 +14,7 @@
 #include "base/byte_budget.h"
 #include "base/clock.h"
 #include "kernels/common/device.h"
+#include "model/answers/answer_syntax.h"
 #include "model/batch.h"
 #include "model/chat_template/chat_format.h"
 #include "model/state_layout.h"
@@ -57,6 +58,7 @@ struct EngineModel {
   std::vector<ModelVariant> variants;              // at least one; the first is the default
   const model::Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const jinja::ChatFormat* chat_format = nullptr;  // may be null: no messages
+  answers::AnswerSyntax answer_syntax = {};        // what the chat format shows of answers
 
   bool can_undo() const {
     return std::ranges::all_of(variants, [](const ModelVariant& variant) {

@@ -208,19 +208,53 @@ absl::Status CheckMessageCount(int64_t n_messages, const std::string& path) {
   return BadField(absl::StrCat(path, ".messages"), absl::StrCat("1 to ", kMaxMessages), n_messages);
 }
 
-absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
-                               int64_t tools_bytes, const std::string& path) {
-  const auto n_messages = static_cast<int64_t>(messages.size());
-  for (int64_t i = 0; i < n_messages; ++i) {
-    const auto bytes = static_cast<int64_t>(messages[i].role.size());
-    if (bytes < 1 || bytes > kMaxRoleBytes) {
-      return BadField(absl::StrCat(path, ".messages[", i, "].role"),
-                      absl::StrCat("1 to ", kMaxRoleBytes, " bytes"), bytes);
+namespace {
+
+absl::Status CheckMessage(const jinja::ChatMessage& message, const std::string& path) {
+  const auto bytes = std::ssize(message.role);
+  if (bytes < 1 || bytes > kMaxRoleBytes) {
+    return BadField(path + ".role", absl::StrCat("1 to ", kMaxRoleBytes, " bytes"), bytes);
+  }
+  const auto check_name = [&](const std::string& name, const std::string& field) {
+    if (std::ssize(name) <= kMaxToolNameBytes) return absl::OkStatus();
+    return BadField(absl::StrCat(path, ".", field),
+                    absl::StrCat("at most ", kMaxToolNameBytes, " bytes"), name.size());
+  };
+  RETURN_IF_ERROR(check_name(message.tool_call_id, "tool_call_id"));
+  RETURN_IF_ERROR(check_name(message.name, "name"));
+  const auto& calls = message.tool_calls;
+  if (std::ssize(calls) > kMaxToolCalls) {
+    return BadField(path + ".tool_calls", absl::StrCat("at most ", kMaxToolCalls), calls.size());
+  }
+  if (!calls.empty() && message.role != "assistant") {
+    return BadField(path + ".tool_calls", "them in messages of role \"assistant\" only", "them");
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const std::string call = absl::StrCat("tool_calls[", i, "]");
+    RETURN_IF_ERROR(check_name(calls[i].id, call + ".id"));
+    RETURN_IF_ERROR(check_name(calls[i].name, call + ".name"));
+    if (calls[i].name.empty()) {
+      return BadField(absl::StrCat(path, ".", call, ".name"), "the name of a tool", "none");
     }
   }
-  if (tools_bytes > kMaxToolsBytes) {
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
+                               const ConversationBytes& bytes, const std::string& path) {
+  const auto n_messages = std::ssize(messages);
+  for (int64_t i = 0; i < n_messages; ++i) {
+    RETURN_IF_ERROR(CheckMessage(messages[i], absl::StrCat(path, ".messages[", i, "]")));
+  }
+  if (bytes.tools > kMaxToolsBytes) {
     return BadField(absl::StrCat(path, ".tools_json"),
-                    absl::StrCat("at most ", kMaxToolsBytes, " bytes"), tools_bytes);
+                    absl::StrCat("at most ", kMaxToolsBytes, " bytes"), bytes.tools);
+  }
+  if (bytes.args > kMaxTemplateArgsBytes) {
+    return BadField(absl::StrCat(path, ".template_args_json"),
+                    absl::StrCat("at most ", kMaxTemplateArgsBytes, " bytes"), bytes.args);
   }
   if (known > n_messages) {
     return BadField(absl::StrCat(path, ".known"),

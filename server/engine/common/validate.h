@@ -40,10 +40,14 @@ struct ListSizes {
 };
 absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
 absl::Status CheckMessageCount(int64_t n_messages, const std::string& path);
+// Sizes of a conversation's texts of JSON.
+struct ConversationBytes {
+  int64_t tools = 0, args = 0;
+};
 // Checks the messages of a conversation, of which the session already holds the first `known`, and
-// the size of its tools' text. CheckMessageCount has passed.
+// the size of its other texts. CheckMessageCount has passed.
 absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
-                               int64_t tools_bytes, const std::string& path);
+                               const ConversationBytes& bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
 // Checks the base of a delta: length and digest of an earlier export.
 absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path);
