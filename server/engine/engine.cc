@@ -39,9 +39,9 @@ Engine::Engine(EngineConfig config, std::unique_ptr<kernels::DeviceContext> cont
       pool_(config_.options.state_memory_bytes, *context_),
       random_(config_.options.seed),
       admission_(config_, pool_),
-      parts_(config_, pool_, admission_, random_, inbox_,
-             [this](std::shared_ptr<Request> request) { scheduler_.Start(std::move(request)); }),
-      scheduler_(config_, pool_, admission_, parts_.turns, random_, watch_),
+      parts_{{config_, pool_, admission_, random_, inbox_,
+              [this](std::shared_ptr<Request> request) { scheduler_.Start(std::move(request)); }}},
+      scheduler_(parts_, watch_),
       executor_(config_, *context_, pool_),
       session_slots_(SessionSlots(
           *config_.model.variants.front().layout, config_.model.variants.front().default_slot_cap,

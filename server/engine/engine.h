@@ -108,7 +108,7 @@ class Engine : private Evictor {
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
   SessionParts parts_;
-  SessionOperations sessions_{config_, pool_, admission_, inbox_, parts_};
+  SessionOperations sessions_{parts_};
   Scheduler scheduler_;
   Executor executor_;
   const int session_slots_;

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "model/state_layout.h"
-#include "server/engine/common/engine_config.h"
+#include "server/engine/common/request.h"
 
 namespace ovq::engine {
 
@@ -31,6 +31,13 @@ struct BatchCandidate {
   // Probability of each token drafted after a decoding sequence's token to be right if those before
   // it are.
   std::span<const float> draft_probabilities = {};
+
+  // The sequence itself, of which planning needs nothing more.
+  Request* request = nullptr;
+  RunningAnswer* answer = nullptr;  // null during prefill
+  StateHandle* state = nullptr;
+  std::span<const int32_t> tokens = {};   // to consume next
+  std::span<const int32_t> drafted = {};  // tokens that may follow
 };
 
 // The part of one candidate in a batch.
