@@ -35,7 +35,7 @@ class Writer {
   static absl::StatusOr<Writer> Make(const v1::Conversation& from, const std::string& path,
                                      const engine::Engine& engine) {
     const jinja::ChatFormat* format = engine.model().chat_format;
-    if (format == nullptr) return engine::NoChatTemplate(path);
+    if (format == nullptr) return engine::ModelLacks(path, "chat template");
     // Checked before the messages are copied.
     RETURN_IF_ERROR(engine::CheckMessageCount(from.messages_size(), path));
     Writer writer(*format, path, from.tools_json(),

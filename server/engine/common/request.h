@@ -83,6 +83,7 @@ struct Request : std::enable_shared_from_this<Request> {
   int n_states = 1;          // states that it needs; more than one for several answers
   int promised_states = 0;   // states admitted but not yet acquired
 
+  size_t total_bytes() const { return reserve_bytes * static_cast<size_t>(n_states); }
   bool prefilling() const { return consumed < n_prefill; }
   GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }

@@ -304,7 +304,7 @@ void Scheduler::AddTo(EngineStats& stats) const {
     ++stats.requests_running;
     const GenerateWork* work = request->generate();
     stats.requests_blocked += work != nullptr && work->blocked_since;
-    if (request->in_session()) continue;  // the store counts it
+    if (request->in_session()) continue;  // the table counts it
     add(request->sequence.get());
     if (work == nullptr) continue;
     for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {

@@ -157,7 +157,8 @@ absl::Status SessionCreator::AcquireStates(Forking& fork) {
   fork.charged.tenant = fork.options.tenant;
   fork.charged.client = fork.options.client;
   RETURN_IF_ERROR(core_.admission.Charge(fork.charged, count, bytes));
-  ASSIGN_OR_RETURN(fork.states, core_.admission.AcquireCopies(state, count, fork.options.client));
+  ASSIGN_OR_RETURN(fork.states, core_.admission.AcquireSessions(*state.layout, state.slot_cap,
+                                                                count, fork.options.client));
   return absl::OkStatus();
 }
 

@@ -110,14 +110,12 @@ absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
 absl::Status SessionOperations::CheckImport(const SessionImage& head) const {
   const ModelVariant* variant = config_.model.FindVariant(head.cache_policy);
   if (variant == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("session file: no memory of this server is named '",
-                     absl::CHexEscape(head.cache_policy), "'"));
+    return UnfitFile("no memory of this server is named '", absl::CHexEscape(head.cache_policy),
+                     "'");
   }
   if (head.slot_cap > config_.options.max_slot_cap) {
-    return absl::FailedPreconditionError(absl::StrCat("session file: expected at most ",
-                                                      config_.options.max_slot_cap,
-                                                      " max_centroids, got ", head.slot_cap));
+    return UnfitFile("expected at most ", config_.options.max_slot_cap, " max_centroids, got ",
+                     head.slot_cap);
   }
   return CheckSessionFits(head, variant->fingerprint, *variant->layout, config_.model.vocab_size);
 }
@@ -129,9 +127,9 @@ void SessionOperations::Import(SessionImage image, SessionOptions options, Sessi
   const bool trusted = config_.options.trust_session_files;
   absl::Status status = CheckImport(image);
   if (status.ok() && !trusted && !image.tokens) {
-    status = absl::FailedPreconditionError(
-        "session file: it has no tokens to read again (keep_tokens), and this server takes no "
-        "state from outside (--imports replay)");
+    status = UnfitFile(
+        "it has no tokens to read again (keep_tokens), and this server takes no state from outside "
+        "(--imports replay)");
   }
   if (status.ok() && !trusted) {
     options.prompt = *std::move(image.tokens);
@@ -194,19 +192,6 @@ absl::StatusOr<SessionPage> SessionOperations::List(const std::optional<std::str
                                                     int page_size,
                                                     const std::string& page_token) const {
   return parts_.table.List(tenant, page_size, page_token);
-}
-
-absl::StatusOr<std::vector<std::byte>> SessionOperations::CopyState(const std::string& id,
-                                                                    const std::string& tenant) {
-  using Bytes = absl::StatusOr<std::vector<std::byte>>;
-  return inbox_->Await<Bytes>([&](const std::function<void(Bytes)>& tell) {
-    parts_.pins.Pin(id, tenant, [this, tell](auto pin) {
-      if (!pin.ok()) return tell(pin.status());
-      const absl::StatusOr<StateSnapshot> state = parts_.pool.Snapshot((*pin)->Release()->state);
-      if (!state.ok()) return tell(state.status());
-      tell(std::vector(state->span().begin(), state->span().end()));
-    });
-  });
 }
 
 }  // namespace ovq::engine

@@ -58,10 +58,6 @@ class SessionOperations {
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
 
-  // Returns the session's live state bytes (StatePool::CopyOut), for tests; blocks for at most one
-  // iteration. FailedPrecondition if busy.
-  absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
-                                                   const std::string& tenant);
   SessionParts& parts() { return parts_; }  // engine thread
 
  private:

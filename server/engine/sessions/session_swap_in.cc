@@ -69,7 +69,7 @@ absl::Status ReadHead(SwappingSession& swapping) {
   }
   const SessionImage& head = swapping.reader->head();
   if (head.length() != journal.head.mark.length || head.slot_cap != journal.head.slot_cap) {
-    return absl::DataLossError("session file: not the one that its journal goes on from");
+    return DamagedFile("not the one that its journal goes on from");
   }
   const bool goes_on = std::ranges::all_of(
       journal.entries,
@@ -83,11 +83,7 @@ absl::Status ReadSnapshot(SwappingSession& swapping) {
     RETURN_IF_ERROR(ReadPart(swapping));
   }
   ASSIGN_OR_RETURN(SessionImage image, swapping.reader->Finish());
-  const model::StateLayout& layout = *swapping.variant.layout;
-  const absl::Status status = swapping.place.base == nullptr
-                                  ? CheckSessionState(image, layout)
-                                  : CheckSessionState(image, layout, swapping.place.base);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckSessionState(image, *swapping.variant.layout, swapping.place.base));
   if (swapping.copy != nullptr) {
     std::byte* to = swapping.copy->bytes.get();
     for (const std::span<std::byte> part : swapping.live) to = std::ranges::copy(part, to).out;
@@ -165,14 +161,18 @@ absl::Status SessionSwapIn::AcquirePlace(SwappingSession& swapping) {
   return place.status();
 }
 
+void SessionSwapIn::ReleasePlace(SwappingSession& swapping) {
+  core_.pool.Release(swapping.place);
+  core_.admission.CountStored(1);
+}
+
 void SessionSwapIn::ReadIntoPlace(std::shared_ptr<SwappingSession> swapping) {
   if (swapping->session->deleted) return FinishReading(std::move(swapping));
   if (absl::Status status = AcquirePlace(*swapping); !status.ok()) {
     return swapping->then(std::move(status));
   }
   if (absl::Status status = core_.pool.Commit(swapping->place, swapping->from); !status.ok()) {
-    core_.pool.Release(swapping->place);
-    core_.admission.CountStored(1);
+    ReleasePlace(*swapping);
     return swapping->then(std::move(status));
   }
   ++placed_;
@@ -211,10 +211,7 @@ void SessionSwapIn::FinishReading(std::shared_ptr<SwappingSession> swapping) {
     }
   }
   if (!status.ok()) {
-    if (swapping->place.base != nullptr) {
-      core_.pool.Release(swapping->place);
-      core_.admission.CountStored(1);
-    }
+    if (swapping->place.base != nullptr) ReleasePlace(*swapping);
     return swapping->then(std::move(status));
   }
   StartReplay(std::move(swapping));

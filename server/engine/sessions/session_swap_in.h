@@ -22,6 +22,7 @@ class SessionSwapIn {
 
  private:
   absl::Status AcquirePlace(SwappingSession& swapping);  // memory for the state
+  void ReleasePlace(SwappingSession& swapping);
   void ReadIntoPlace(std::shared_ptr<SwappingSession> swapping);
   void FinishReading(std::shared_ptr<SwappingSession> swapping);
   void StartReplay(std::shared_ptr<SwappingSession> swapping);
