@@ -49,12 +49,12 @@ void Executor::Execute(BatchRun& run) {
       if (!sequence.failure) sequence.failure = {.status = computed, .halfway = true};
     }
   }
-  reader_.Clear();  // scores may be large
+  reader_ = {};  // scores may be large
 }
 
 void Executor::Compute(BatchRun& run) {
-  batch_.Clear();
-  reader_.Clear();
+  batch_ = {};
+  reader_ = {};
   const StateHandle* first = nullptr;
   for (BatchSequence& sequence : run.sequences) {
     if (sequence.failure) continue;
@@ -155,7 +155,7 @@ void Executor::Undo(const BatchSequence& sequence, int32_t n_tokens) {
   tokens_.assign(sequence.tokens.begin(), sequence.tokens.end());
   const auto drafted = sequence.drafted.first(static_cast<size_t>(n_tokens - 1));
   tokens_.insert(tokens_.end(), drafted.begin(), drafted.end());
-  batch_.Clear();
+  batch_ = {};
   batch_.Add(tokens_, start, state.slot_cap, state.base, /*n_logits=*/0);
   variant.forward(batch_, context_, scratch);
 }
