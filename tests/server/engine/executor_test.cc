@@ -37,7 +37,7 @@ class ExecutorTest : public testing::Test {
   Parts parts_;
   EngineConfig config_;
   model::Batch batch_;  // the last one
-  const model::Sampler sampler_{{.seed = 5}, kVocab};
+  const model::Sampler sampler_{{{.seed = 5}}, kVocab};
   std::deque<StateHandle> states_;
   Executor executor_{config_, *parts_.context, parts_.pool};
 };
