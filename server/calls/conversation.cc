@@ -55,7 +55,7 @@ class Writer {
   static absl::StatusOr<Writer> Make(const v1::Conversation& from, const std::string& path,
                                      const engine::Engine& engine) {
     const jinja::ChatFormat* format = engine.model().chat_format;
-    if (format == nullptr) return engine::NoChatTemplate(path);
+    if (format == nullptr) return engine::ModelLacks(path, "chat template");
     // Checked before the messages are copied.
     RETURN_IF_ERROR(engine::CheckMessageCount(from.messages_size(), path));
     Writer writer(*format, path, from,
@@ -136,7 +136,7 @@ class Writer {
   const std::tm now_;
 };
 
-// What follows the last call of an answer in the text that the template writes of it, without the
+// Returns the text behind the last call of an answer, as the template writes it, without the
 // rest of the call itself.
 std::string_view BehindCalls(std::string_view text, const answers::CallSyntax& calls) {
   const answers::Marker end(calls.end);

@@ -115,12 +115,12 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
   switch (prompt.kind_case()) {
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
-      if (!has_text) return engine::NoTokenizer(field);
+      if (!has_text) return engine::ModelLacks(field, "tokenizer");
       return Encode(engine, prompt.text(), place.at_start, field);
     }
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
-      if (!has_text) return engine::NoTokenizer(field);
+      if (!has_text) return engine::ModelLacks(field, "tokenizer");
       ASSIGN_OR_RETURN(const std::string text,
                        NewText(prompt.conversation(), field, place, engine));
       return Encode(engine, text, /*add_bos=*/false, field);

@@ -66,7 +66,7 @@ void FillLimits(v1::RequestLimits& limits) {
 
 absl::StatusOr<const model::Tokenizer*> TextTokenizer(const UnaryInfo& info, const char* field) {
   const model::Tokenizer* tokenizer = info.services.engine.model().tokenizer;
-  if (tokenizer == nullptr || !tokenizer->has_text()) return engine::NoTokenizer(field);
+  if (tokenizer == nullptr || !tokenizer->has_text()) return engine::ModelLacks(field, "tokenizer");
   return tokenizer;
 }
 

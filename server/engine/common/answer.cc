@@ -6,10 +6,6 @@
 namespace ovq::engine {
 namespace {
 
-bool Contains(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
 model::SamplingParams WithSeed(model::SamplingParams params, uint64_t seed) {
   params.seed = seed;
   return params;
@@ -123,8 +119,8 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
 
 void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
   const StopConditions& stop = request_.stop;
-  const bool is_eos = Contains(eos_, token);
-  const bool is_stop = is_eos || Contains(stop.token_ids, token);
+  const bool is_eos = std::ranges::count(eos_, token) > 0;
+  const bool is_stop = is_eos || std::ranges::count(stop.token_ids, token) > 0;
   if (is_stop) {
     finished.emplace().matched_token_id = token;
   } else if (generated_ >= stop.max_tokens) {

@@ -71,6 +71,10 @@ struct EngineModel {
     const auto found = std::ranges::find(variants, name, &ModelVariant::name);
     return found == variants.end() ? nullptr : &*found;
   }
+  // The variant whose states have this layout, which is one of the model's.
+  const ModelVariant& VariantWith(const model::StateLayout* layout) const {
+    return *std::ranges::find(variants, layout, &ModelVariant::layout);
+  }
 };
 
 struct EngineOptions {
@@ -88,8 +92,8 @@ struct EngineOptions {
   int32_t max_batch_tokens = 512;    // tokens of one batch
   int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
-  // Bytes copied between two iterations, each for forks and for the answers to prompts; at least
-  // one state is copied.
+  // Bytes copied between two iterations, for forks and for the answers to prompts; at least one
+  // state is copied.
   size_t copy_bytes_per_iteration = size_t{32} << 20;
   absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
   absl::Duration max_session_ttl = absl::Hours(24);  // the longest one that a caller may ask for

@@ -53,10 +53,9 @@ absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
 absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path);
 absl::Status CheckPageSize(int32_t page_size);  // 0 is kDefaultPageSize
 absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
-// These three return the error.
+// These two return the error. part: "tokenizer", "chat template"; FailedPrecondition.
 absl::Status EmptyPrompt(const std::string& prefix);
-absl::Status NoTokenizer(const std::string& path);  // FailedPrecondition
-absl::Status NoChatTemplate(const std::string& path);
+absl::Status ModelLacks(const std::string& path, const char* part);
 
 // --- session files, before and after their bytes arrive ---
 // Checks that a server with this model and layout can hold a session as the head declares it:
@@ -68,9 +67,8 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
 
 // DataLoss if no session of this layout can have the state of an image that CheckSessionFits
 // accepted (CheckState). Checksums only prove that a file is as it was written, not who wrote it.
-absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout);
-// CheckSessionState for a state that was read into a session's address range in host memory.
+// base: the address range in host memory into which the state was read, in place of the image.
 absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout,
-                               const std::byte* base);
+                               const std::byte* base = nullptr);
 
 }  // namespace ovq::engine

@@ -379,7 +379,7 @@ TEST_F(DurableLarge, GoesOnWhereItWas) {
   const std::vector<std::byte> state = State(engine(), id);
   StartLarge();
   EXPECT_EQ(State(engine(), id), state);
-  EXPECT_THAT(told_, ElementsAre("wake"));
+  EXPECT_THAT(told_, ElementsAre("wake", "export"));
   EXPECT_EQ(replayed_, 25);
   // A copy was made on the way.
   EXPECT_EQ(engine().SettledStats().checkpoint_bytes,

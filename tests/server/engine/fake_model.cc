@@ -290,7 +290,7 @@ SessionInfo TestEngine::NewSession(SessionOptions options) {
 
 void TestEngine::AwaitBoundary() {
   // The engine thread answers this call.
-  EXPECT_TRUE(absl::IsNotFound(engine_->engine().sessions().CopyState("none", "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine_->engine().sessions().Export("none", "").status()));
 }
 
 EngineStats TestEngine::SettledStats() {
@@ -326,7 +326,7 @@ GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t
 }
 
 std::vector<std::byte> State(TestEngine& engine, const std::string& id) {
-  const absl::StatusOr<std::vector<std::byte>> state = engine->sessions().CopyState(id, "");
+  const absl::StatusOr<std::vector<std::byte>> state = CopyState(*engine, id, "");
   EXPECT_TRUE(state.ok()) << state.status();
   return state.ok() ? *state : std::vector<std::byte>{};
 }

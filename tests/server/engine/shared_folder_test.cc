@@ -117,9 +117,9 @@ TEST_F(SharedFolder, OwnershipMovesToTheServerThatRequestsIt) {
   EXPECT_EQ((**second).SettledStats().sessions_hibernated, 0);
   EXPECT_EQ((**second).SettledStats().sessions_idle, 0);
   EXPECT_EQ((**second).SettledStats().state_bytes_reserved, 0u);
-  EXPECT_EQ(second->told,
-            (std::vector<std::string>{"take_over", "wake", "let_go", "take_over", "wake", "let_go",
-                                      "take_over", "wake", "let_go"}));
+  EXPECT_EQ(second->told, (std::vector<std::string>{"take_over", "wake", "export", "let_go",
+                                                    "take_over", "wake", "export", "let_go",
+                                                    "take_over", "wake", "export", "let_go"}));
 }
 
 TEST_F(SharedFolder, EveryCallBringsItsSession) {

@@ -1,4 +1,4 @@
-// Collects what the running requests want of the next iteration, and makes the Executor's input.
+// Collects what the running requests want of the next iteration, and makes a batch of it.
 #pragma once
 
 #include <memory>
@@ -9,24 +9,15 @@
 #include "server/engine/common/iteration_watch.h"
 #include "server/engine/common/request.h"
 #include "server/engine/scheduling/batch_planner.h"
+#include "server/engine/scheduling/executor.h"
 #include "server/engine/scheduling/request_finisher.h"
-#include "server/engine/scheduling/step_io.h"
 
 namespace ovq::engine {
 
 // Engine thread only.
-class StepBuilder {
+class BatchBuilder {
  public:
-  // The sequence behind a candidate.
-  struct Entry {
-    Request* request;
-    RunningAnswer* answer;  // null during prefill
-    StateHandle* state;
-    std::span<const int32_t> tokens;   // to consume next
-    std::span<const int32_t> drafted;  // tokens that may follow
-  };
-
-  StepBuilder(const EngineConfig& config, RequestFinisher& finisher)
+  BatchBuilder(const EngineConfig& config, RequestFinisher& finisher)
       : config_(config), finisher_(finisher) {}
 
   // Collects the candidates of all requests that have not ended. Ends a request whose next position
@@ -36,25 +27,21 @@ class StepBuilder {
   // go on as before, and Collect must follow.
   bool Refresh(std::span<const PlanItem> plan);
 
-  // Both with the same indices.
   std::span<const BatchCandidate> candidates() const { return candidates_; }
-  const Entry& entry(int candidate) const { return entries_[candidate]; }
   const IterationInProgress& work() const { return work_; }  // counts of the candidates
 
-  // The Executor's input for a plan over the candidates, with the plan's indices.
-  StepInput MakeInput(std::span<const PlanItem> plan) const;
+  // The sequences of a plan over the candidates, with the plan's indices.
+  std::vector<BatchSequence> MakeSequences(std::span<const PlanItem> plan) const;
 
  private:
   void AddPrompt(Request& request);
   void AddAnswers(Request& request, SteadyTime now);
-  void AddShare(const Request& request, int top_logprobs, const StateHandle& state,
-                BatchCandidate& candidate) const;
-  absl::Status RefreshAnswer(Entry& entry, BatchCandidate& candidate) const;
+  BatchCandidate& AddCandidate(Request& request, StateHandle& state, int top_logprobs);
+  static absl::Status RefreshAnswer(BatchCandidate& candidate);
 
   const EngineConfig& config_;
   RequestFinisher& finisher_;
   std::vector<BatchCandidate> candidates_;
-  std::vector<Entry> entries_;  // [candidates]
   IterationInProgress work_;
 };
 
