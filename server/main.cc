@@ -26,7 +26,6 @@
 #include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
 #include "server/http/http_api.h"
-#include "server/http/http_front.h"
 #include "server/http/metrics_endpoint.h"
 #include "server/loading.h"
 #include "server/options.h"
@@ -51,12 +50,12 @@ constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // time to close c
 
 // Health changes first, so that balancers stop sending calls; then running streams get time to end.
 void Drain(const Options& options, engine::Engine& engine, ServiceContext& services,
-           Readiness& readiness, GrpcServer& server, HttpFront* http, Log& log) {
+           Readiness& readiness, GrpcServer& server, HttpApi* http, Log& log) {
   readiness.SetDraining();
   absl::SleepFor(options.drain_notice);
   const absl::Time deadline = absl::Now() + options.drain_timeout;
   services.Drain();
-  if (http != nullptr) http->EndConnections();
+  if (http != nullptr) http->server().EndConnections();
   if (!engine.Drain(options.drain_timeout)) {
     log.Warning("drain: time is up, open requests were ended");
   }
@@ -65,7 +64,7 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
   // Only connections are left. Without this limit gRPC waits for each to answer a ping: 20 s for
   // one whose client is idle and not reading.
   server.Shutdown(absl::Now() + kGoodbye);
-  if (http != nullptr) http->Shutdown();
+  if (http != nullptr) http->server().Shutdown();
 }
 
 // Opens --session-dir; null without it. The engine adopts the sessions found there.
@@ -142,9 +141,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
 }
 
 // Starts the HTTP front with the limits of gRPC's connections; null without --http-listen.
-absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
-                                                     const ListenOptions& listen,
-                                                     ServiceContext& services) {
+absl::StatusOr<std::unique_ptr<HttpApi>> StartHttp(const Options& options,
+                                                   const ListenOptions& listen,
+                                                   ServiceContext& services) {
   HttpOptions http = options.http;
   if (http.address.empty()) return nullptr;
   http.max_body_bytes = listen.max_message_bytes;
@@ -152,12 +151,11 @@ absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
   http.idle_timeout = std::min(http.idle_timeout, listen.max_connection_idle);
   http.tls = listen.tls;
   const bool loopback = options.security.tenants.empty() && IsLoopback(http.address);
-  absl::StatusOr<std::unique_ptr<HttpFront>> front = HttpFront::Start(http, loopback, services);
-  if (front.ok()) {
-    services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
-                                       WithPort(http.address, (*front)->port())));
-  }
-  return front;
+  auto api = std::make_unique<HttpApi>(services, loopback);
+  RETURN_IF_ERROR(api->Listen(http));
+  services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
+                                     WithPort(http.address, api->server().port())));
+  return api;
 }
 
 // Serves from the first call to the end of the drain.
@@ -173,7 +171,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, engine
   ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> admin,
                    StartAdmin(options, listen, services, shutdown));
   Log& log = services.log.log;
-  ASSIGN_OR_RETURN(std::unique_ptr<HttpFront> http, StartHttp(options, listen, services));
+  ASSIGN_OR_RETURN(std::unique_ptr<HttpApi> http, StartHttp(options, listen, services));
   Readiness readiness(services.metrics, *server, http.get());
   const ServiceNotifier notifier = ServiceNotifier::FromEnvironment();
   const Watchdog watchdog(

@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-#include "server/http/http_front.h"
+#include "server/http/http_api.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/metrics.h"
 
@@ -14,7 +14,7 @@ namespace ovq::server {
 class Readiness {
  public:
   // `http` is null if there is no HTTP front.
-  Readiness(Metrics& metrics, GrpcServer& server, HttpFront* http)
+  Readiness(Metrics& metrics, GrpcServer& server, HttpApi* http)
       : metrics_(metrics), server_(server), http_(http) {
     Publish();
   }
@@ -40,7 +40,7 @@ class Readiness {
 
   Metrics& metrics_;
   GrpcServer& server_;
-  HttpFront* const http_;
+  HttpApi* const http_;
   std::mutex mutex_;  // guards the members below
   bool hanging_ = false, draining_ = false;
 };

@@ -10,10 +10,26 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/token_pump.h"
 #include "server/calls/work_queue.h"
-#include "server/http/answer_writer.h"
 #include "server/http/http_call.h"
 
 namespace ovq::server {
+
+// Formats the engine's events as the body of one HTTP answer. One thread at a time.
+class AnswerWriter {
+ public:
+  virtual ~AnswerWriter() = default;
+  virtual bool streams() const = 0;
+  // Streams: appends the event's text to `out`. Otherwise keeps the event for End.
+  virtual void Add(const engine::StreamEvent& event, std::string& out) = 0;
+  // Streams: appends the end of the stream, which tells an error that came after the first event.
+  // Otherwise appends the whole answer; status is OK.
+  virtual void End(const absl::Status& status, std::string& out) = 0;
+};
+
+// Appends one server-sent event: "data: ...".
+inline void AppendEvent(std::string_view data, std::string& out) {
+  out.append("data: ").append(data).append("\n\n");
+}
 
 // The engine's events go to the client through a TokenPump. A client that goes cancels the request.
 class GenerationCall final : public TokenSink, public std::enable_shared_from_this<GenerationCall> {

@@ -10,11 +10,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/console_page.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
 
 namespace ovq::server {
 namespace {
@@ -138,6 +138,21 @@ HttpApi::HttpApi(ServiceContext& services, bool loopback)
     : services_(services),
       loopback_(loopback),
       responses_(services.engine.options().request_memory->total() / kResponsesPart) {}
+
+absl::Status HttpApi::Listen(HttpOptions options) {
+  Metrics& metrics = services_.metrics;
+  options.memory = services_.engine.options().request_memory;
+  ASSIGN_OR_RETURN(
+      server_,
+      HttpServer::Start(
+          options,
+          {.connections = [&metrics](int open) { metrics.http_connections.Set(open); },
+           .refused = [&metrics](const char* why) { metrics.http_refusals.at(why)->Increment(); },
+           .bytes = [&metrics](size_t received,
+                               size_t sent) { metrics.HttpBytes(received, sent); }},
+          [this](std::shared_ptr<Exchange> exchange) { Handle(std::move(exchange)); }));
+  return absl::OkStatus();
+}
 
 void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   const std::string method = exchange->request().method;

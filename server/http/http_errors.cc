@@ -1,12 +1,13 @@
 #include "server/http/http_errors.h"
 
+#include <google/protobuf/util/json_util.h>
+
 #include <optional>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "server/calls/convert.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/message_json.h"
 
 namespace ovq::server {
 namespace {
@@ -104,6 +105,13 @@ void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
 
 std::string Dump(const nlohmann::json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string MessageJson(const google::protobuf::Message& message) {
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(
+      message, &json);  // fails only for Any messages of unknown types
+  return json;
 }
 
 absl::Status Unsupported(const std::string& field, const std::string& expected) {

@@ -12,8 +12,6 @@
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
-#include "server/http/message_json.h"
 
 namespace ovq::server {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/tokenizer.h"
-#include "server/http/answer_writer.h"
+#include "server/http/generation_call.h"
 #include "server/http/openai_request.h"
 
 namespace ovq::server {

@@ -10,7 +10,6 @@
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
 #include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "model/tokenizer.h"
-#include "server/http/answer_writer.h"
+#include "server/http/generation_call.h"
 #include "server/http/response_request.h"
 
 namespace ovq::server {

@@ -12,7 +12,6 @@
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
 #include "server/http/openai_request.h"
 #include "server/http/response_answer.h"
 #include "server/http/response_request.h"
