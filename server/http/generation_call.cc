@@ -27,9 +27,7 @@ GenerationCall::GenerationCall(std::shared_ptr<HttpCall> call, std::unique_ptr<A
 void GenerationCall::Start(const v1::GenerateRequest& message) {
   self_ = shared_from_this();
   call_->exchange().OnGone([stream = pump_.stream()] { stream->Cancel(); });
-  pump_.Submitted(
-      SubmitGenerate(message, call_->caller(), call_->record(), call_->memory(), pump_.stream()),
-      weak_from_this());
+  pump_.Submitted(SubmitGenerate(message, call_->record(), pump_.stream()), weak_from_this());
 }
 
 void GenerationCall::Wake() {
@@ -81,7 +79,7 @@ bool GenerationCall::Hold(const engine::StreamEvent& event) {
     status = absl::ResourceExhaustedError(absl::StrCat(
         "answer: more than ", engine::kMaxAnswerBytes, " bytes; a stream has no such bound"));
   } else if (held_ / kHoldBytes != (held_ - bytes) / kHoldBytes) {
-    status = ReserveBytes(call_->memory(), std::max(bytes, kHoldBytes));
+    status = ReserveBytes(call_->record().memory(), std::max(bytes, kHoldBytes));
   }
   if (status.ok()) return true;
   pump_.Refuse(std::move(status));

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/console_page.h"
 #include "server/http/http_errors.h"
@@ -183,7 +184,7 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   if (absl::Status status = CheckOrigin(*call, loopback_); !status.ok()) return call->Fail(status);
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
   queue.Run(call->client(), [call, handler = found.route->handler, words = std::move(found.words)] {
-    absl::Status status = call->Admit();
+    absl::Status status = call->record().Admit();
     if (status.ok()) status = handler(call, words);
     if (!status.ok()) call->Fail(status);
   });

@@ -64,7 +64,7 @@ class TokenList {
     if (bytes < held_) return absl::OkStatus();
     constexpr size_t kHeldAtATime = size_t{64} << 10;
     held_ += kHeldAtATime;
-    return ReserveBytes(call_.memory(), 2 * kHeldAtATime);  // and in the whole answer
+    return ReserveBytes(call_.record().memory(), 2 * kHeldAtATime);  // and in the whole answer
   }
   std::string Answer(int64_t max_tokens) const {
     return absl::StrCat(
@@ -125,10 +125,10 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   if (messages != nullptr) {
     v1::ApplyTemplateRequest apply;
     *apply.mutable_conversation() = std::move(conversation);
-    ASSIGN_OR_RETURN(v1::ApplyTemplateResponse applied, ApplyTemplate(call->ForHandler(), apply));
+    ASSIGN_OR_RETURN(v1::ApplyTemplateResponse applied, ApplyTemplate(call->record(), apply));
     request.set_text(std::move(*applied.mutable_text()));
   }
-  ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->ForHandler(), request));
+  ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->record(), request));
   TokenList list(*call, with_texts);
   for (const uint32_t id : tokens.token_ids()) {
     RETURN_IF_ERROR(list.Add(id));
@@ -144,7 +144,7 @@ absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
   v1::DetokenizeRequest request;
   for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
   RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(const v1::DetokenizeResponse text, Detokenize(call->ForHandler(), request));
+  ASSIGN_OR_RETURN(const v1::DetokenizeResponse text, Detokenize(call->record(), request));
   call->Reply(200, Dump({{"prompt", text.text()}}));
   return absl::OkStatus();
 }

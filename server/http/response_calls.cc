@@ -72,7 +72,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     if (request_.previous) {
       v1::ForkSessionRequest fork;
       fork.set_session_id(*request_.previous);
-      return ForkSession(call_->ForHandler(), fork, [self = shared_from_this()](auto forked) {
+      return ForkSession(call_->record(), fork, [self = shared_from_this()](auto forked) {
         self->Made(forked.ok() ? absl::StatusOr<v1::Session>(forked->sessions(0))
                                : forked.status());
       });
@@ -89,7 +89,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     }
     request_.message.clear_memory();
     request_.message.clear_max_centroids();
-    CreateSession(call_->ForHandler(), create,
+    CreateSession(call_->record(), create,
                   [self = shared_from_this()](auto session) { self->Made(std::move(session)); });
   }
 

@@ -13,9 +13,9 @@ namespace ovq::server {
 namespace {
 
 absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
-    const UnaryInfo& info, const v1::AdminListSessionsRequest& message) {
+    CallRecord& call, const v1::AdminListSessionsRequest& message) {
   ASSIGN_OR_RETURN(engine::SessionPage page,
-                   info.services.engine.sessions().List(
+                   call.services().engine.sessions().List(
                        std::nullopt, static_cast<int>(message.page_size()), message.page_token()));
   v1::AdminListSessionsResponse response;
   for (const engine::SessionInfo& session : page.sessions) {
@@ -28,13 +28,13 @@ absl::StatusOr<v1::AdminListSessionsResponse> HandleList(
 }
 
 // Deleting waits for the engine; the few admin threads must stay free for status and drain.
-void HandleDelete(const UnaryInfo& info, const v1::AdminDeleteSessionRequest& message,
+void HandleDelete(CallRecord& call, const v1::AdminDeleteSessionRequest& message,
                   const UnaryDone<v1::AdminDeleteSessionResponse>& done) {
   const std::string& id = message.session_id();
   if (absl::Status status = engine::CheckSessionId(id, ""); !status.ok()) return done(status);
-  info.record.summary().SetSession(id);
-  info.services.blocking.Run(info.client, [info, id, done] {
-    absl::Status status = info.services.engine.sessions().Delete(id, std::nullopt);
+  call.summary().SetSession(id);
+  call.services().blocking.Run(call.caller().client, [&call, id, done] {
+    absl::Status status = call.services().engine.sessions().Delete(id, std::nullopt);
     if (!status.ok()) return done(std::move(status));
     done(v1::AdminDeleteSessionResponse());
   });
@@ -53,9 +53,9 @@ void FillTenant(const engine::TenantUse& from, v1::TenantStatus& to) {
   if (from.tokens_left) to.set_tokens_left(*from.tokens_left);
 }
 
-absl::StatusOr<v1::ServerStatus> HandleStatus(const UnaryInfo& info, const v1::GetStatusRequest&) {
-  v1::ServerStatus status = GetServerStatus(info.services);
-  for (const engine::TenantUse& use : info.services.engine.quotas().Use())
+absl::StatusOr<v1::ServerStatus> HandleStatus(CallRecord& call, const v1::GetStatusRequest&) {
+  v1::ServerStatus status = GetServerStatus(call.services());
+  for (const engine::TenantUse& use : call.services().engine.quotas().Use())
     FillTenant(use, *status.add_tenants());
   return status;
 }
@@ -68,7 +68,7 @@ std::vector<RpcService> AdminServices(ServiceContext& services, std::function<vo
   service->Unary("DeleteSession", &HandleDelete);
   service->Unary("GetStatus", &HandleStatus);
   service->Unary<v1::DrainRequest, v1::DrainResponse>(
-      "Drain", [drain = std::move(drain)](const auto&, const auto&, const auto& done) {
+      "Drain", [drain = std::move(drain)](auto&, const auto&, const auto& done) {
         drain();
         done(v1::DrainResponse());
       });

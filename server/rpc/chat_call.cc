@@ -20,10 +20,7 @@ namespace {
 //
 // Reactions of gRPC and callbacks of the engine only post work to the strand. Work that may block
 // (tokenizing, waiting for the engine) runs on the blocking threads and posts its result back.
-class ChatCall final
-    : public StreamCall<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                        v1::ChatResponse>,
-      public TokenSink {
+class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public TokenSink {
  public:
   ChatCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
   void Start();
@@ -70,7 +67,6 @@ class ChatCall final
   bool reading_ = false;
   bool cleaned_up_ = false;  // phase kEnding: all that is left is to finish
 
-  Caller caller_;
   std::string session_id_;
   bool created_ = false;    // the session, by this stream
   bool ephemeral_ = false;  // the session ends with the stream
@@ -102,10 +98,7 @@ void ChatCall::Start() {
   });
   strand_.Dispatch([this] {
     // Checked before any message, so that unknown callers hold no stream open.
-    absl::StatusOr<Caller> caller = services_.Admit(context_);
-    if (!caller.ok()) return End(caller.status());
-    caller_ = *std::move(caller);
-    record_.summary().tenant = caller_.tenant;
+    if (absl::Status status = record_.Admit(); !status.ok()) return End(status);
     Read();
   });
 }
@@ -142,8 +135,7 @@ void ChatCall::Read() {
 void ChatCall::HandleMessage() {
   if (phase_ == Phase::kEnding) return;
   v1::ChatRequest message;
-  auto memory =
-      std::make_unique<ByteHold>(services_.engine.options().request_memory, context_.peer());
+  auto memory = std::make_unique<ByteHold>(services_.engine.options().request_memory, call_.peer());
   if (absl::Status status = ParseMessage(in_, message, *memory); !status.ok()) return End(status);
   in_.Clear();
   if (phase_ == Phase::kUnopened) {
@@ -201,19 +193,17 @@ void ChatCall::Open(const v1::ChatOpen& open) {
                                    "them with session_id"));
   }
   services_.engine.sessions().Get(
-      open.session_id(), caller_.tenant,
+      open.session_id(), record_.caller().tenant,
       [self = shared_from_this(), this](absl::StatusOr<engine::SessionInfo> session) {
         OnStrand([this, session = std::move(session)] { Opened(session); });
       });
 }
 
 void ChatCall::OpenNew(const v1::ChatOpen& open) {
-  absl::StatusOr<engine::SessionOptions> options = ToSessionOptions(open, context_);
+  absl::StatusOr<engine::SessionOptions> options = ToSessionOptions(open, call_);
   if (!options.ok()) return Opened(options.status());
   options->field_prefix = "open.";
-  options->tenant = caller_.tenant;
-  options->client = caller_.client;
-  options->deadline = record_.deadline();
+  record_.SetCaller(*options);
   services_.engine.sessions().Create(
       *std::move(options),
       [self = shared_from_this(), this](absl::StatusOr<engine::SessionInfo> session) {
@@ -268,16 +258,15 @@ absl::Status ChatCall::SubmitTurn(const v1::ChatTurn& turn,
                                   const std::shared_ptr<engine::TokenStream>& stream,
                                   bool charged) {
   // A conversation may outlast its token.
-  RETURN_IF_ERROR(services_.auth.Recheck(caller_));
-  RETURN_IF_ERROR(charged ? absl::OkStatus() : services_.engine.ChargeRequest(caller_.tenant));
+  RETURN_IF_ERROR(services_.auth.Recheck(record_.caller()));
+  RETURN_IF_ERROR(charged ? absl::OkStatus()
+                          : services_.engine.ChargeRequest(record_.caller().tenant));
   engine::GenerateRequest request;
   request.field_prefix = "turn.";
   request.session_id = session_id_;
-  request.tenant = caller_.tenant;
-  request.client = caller_.client;
+  record_.SetCaller(request);
   request.arrival = std::chrono::steady_clock::now();
-  request.deadline = record_.deadline();
-  const PromptPlace place = FindPromptPlace(services_.engine, session_id_, caller_.tenant);
+  const PromptPlace place = FindPromptPlace(services_.engine, session_id_, record_.caller().tenant);
   RETURN_IF_ERROR(SetGeneration(turn, place, services_.engine, request));
   if (turn.more() && request.prompt.empty()) return engine::EmptyPrompt(request.field_prefix);
   if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
@@ -356,7 +345,7 @@ void ChatCall::End(absl::Status status) {
   }
   OnBlockingThread([this] {
     // NotFound is fine: it expired, or another call deleted it.
-    (void)services_.engine.sessions().Delete(session_id_, caller_.tenant);
+    (void)services_.engine.sessions().Delete(session_id_, record_.caller().tenant);
     OnStrand([this] {
       cleaned_up_ = true;
       Pump();
@@ -375,11 +364,9 @@ bool ChatCall::Advance() {
 
 }  // namespace
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, const char* label, grpc::CallbackServerContext* context) {
-  auto call = std::make_shared<ChatCall>(services, label, context);
-  call->Start();
-  return call.get();
+BidiReactor* StartChat(ServiceContext& services, const char* label,
+                       grpc::CallbackServerContext* context) {
+  return StartCall<ChatCall>(services, label, context);
 }
 
 }  // namespace ovq::server

@@ -6,10 +6,13 @@
 
 namespace ovq::server {
 
-GrpcCallContext::GrpcCallContext(grpc::CallbackServerContext* context)
-    : context_(context), deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))) {}
+GrpcCall::GrpcCall(ServiceContext& services, const char* label,
+                   grpc::CallbackServerContext* context)
+    : context_(context),
+      deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))),
+      record_(services, label, *this) {}
 
-std::vector<std::string> GrpcCallContext::Values(const char* name) const {
+std::vector<std::string> GrpcCall::Values(const char* name) const {
   const auto [begin, end] = context_->client_metadata().equal_range(name);
   std::vector<std::string> values;
   for (auto entry = begin; entry != end; ++entry) {
@@ -18,16 +21,16 @@ std::vector<std::string> GrpcCallContext::Values(const char* name) const {
   return values;
 }
 
-grpc::Status GrpcCallContext::End(CallRecord& record, const absl::Status& status) const {
-  const absl::Status seen = record.Seen(status);
+grpc::Status GrpcCall::End(const absl::Status& status) {
+  const absl::Status seen = record_.Seen(status);
   if (const std::optional<absl::Duration> wait = engine::GetErrorFacts(seen).retry_after) {
     context_->AddTrailingMetadata("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(*wait)));
   }
-  for (const auto& [name, value] : record.AnswerHeaders()) {
+  for (const auto& [name, value] : record_.AnswerHeaders()) {
     context_->AddTrailingMetadata(name, value);
   }
-  record.services().metrics.CallFinished(record.method(), seen.code(), record.age());
-  record.End(seen);
+  record_.services().metrics.CallFinished(record_.method(), seen.code(), record_.age());
+  record_.End(seen);
   return ToGrpcStatus(seen);
 }
 

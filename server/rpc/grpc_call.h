@@ -1,4 +1,4 @@
-// A gRPC call as a CallContext.
+// A gRPC call as a CallContext, with its record.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -11,9 +11,10 @@
 
 namespace ovq::server {
 
-class GrpcCallContext final : public CallContext {
+class GrpcCall final : public CallContext {
  public:
-  explicit GrpcCallContext(grpc::CallbackServerContext* context);  // outlives this object
+  // label: the RPC's (server/calls/rpc_labels.h). The context outlives this object.
+  GrpcCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
 
   std::string peer() const override { return context_->peer(); }
   std::vector<std::string> Values(const char* name) const override;
@@ -21,14 +22,16 @@ class GrpcCallContext final : public CallContext {
   SteadyTime deadline() const override { return deadline_; }
   bool cancelled() const override { return context_->IsCancelled(); }
 
+  CallRecord& record() { return record_; }
   // Counts and logs the call, sets its trailing metadata (`x-request-id`, `traceparent`,
   // `tracestate`, and `retry-after-ms` if the status has one) and returns its status for the wire.
   // Call once, at the end, not on the engine's thread.
-  grpc::Status End(CallRecord& record, const absl::Status& status) const;
+  grpc::Status End(const absl::Status& status);
 
  private:
   grpc::CallbackServerContext* const context_;
   const SteadyTime deadline_;
+  CallRecord record_;
 };
 
 }  // namespace ovq::server
