@@ -6,7 +6,6 @@
 #include "base/random.h"
 #include "server/http/http_errors.h"
 #include "server/http/openai_answer.h"
-#include "server/http/openai_request.h"
 
 namespace ovq::server {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "model/tokenizer.h"
 #include "server/http/generation_call.h"
-#include "server/http/response_request.h"
+#include "server/http/openai_request.h"
 
 namespace ovq::server {
 

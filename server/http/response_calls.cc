@@ -14,7 +14,6 @@
 #include "server/http/http_errors.h"
 #include "server/http/openai_request.h"
 #include "server/http/response_answer.h"
-#include "server/http/response_request.h"
 
 namespace ovq::server {
 namespace {
