@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,12 +30,10 @@
 #include "server/http/metrics_endpoint.h"
 #include "server/loading.h"
 #include "server/options.h"
-#include "server/readiness.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
 #include "server/shutdown.h"
-#include "server/shutdown_deadline.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 #include "server/watchdog.h"
@@ -47,6 +46,42 @@ constexpr int kExitUsage = 2;
 
 constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // time to close connections without
                                                               // calls
+
+// Publishes readiness to health checks and metrics: the server is ready unless it hangs or drains.
+// Thread-safe.
+class Readiness {
+ public:
+  // `http` is null if there is no HTTP front.
+  Readiness(Metrics& metrics, GrpcServer& server, HttpApi* http)
+      : metrics_(metrics), server_(server), http_(http) {
+    Publish();
+  }
+  void SetHanging(bool hanging) {
+    std::lock_guard lock(mutex_);
+    hanging_ = hanging;
+    Publish();
+  }
+  void SetDraining() {
+    std::lock_guard lock(mutex_);
+    draining_ = true;
+    Publish();
+  }
+
+ private:
+  void Publish() {
+    const bool ready = !hanging_ && !draining_;
+    metrics_.ready.Set(ready);
+    metrics_.draining.Set(draining_);
+    server_.SetServing(ready);
+    if (http_ != nullptr) http_->SetReady(ready);
+  }
+
+  Metrics& metrics_;
+  GrpcServer& server_;
+  HttpApi* const http_;
+  std::mutex mutex_;  // guards the members below
+  bool hanging_ = false, draining_ = false;
+};
 
 // Health changes first, so that balancers stop sending calls; then running streams get time to end.
 void Drain(const Options& options, engine::Engine& engine, ServiceContext& services,

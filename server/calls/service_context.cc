@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
-#include "server/telemetry/call_spans.h"
+#include "server/telemetry/call_summary.h"
 
 namespace ovq::server {
 namespace {
@@ -163,7 +163,7 @@ void CallRecord::TraceEnd(const CallSummary& summary, std::optional<int64_t> tur
                           const absl::Status& status, SteadyTime start) const {
   if (services_.log.traces == nullptr) return;
   const absl::Time end = absl::Now();
-  ExportCall({.method = method_,
+  TraceCall({.method = method_,
               .http = context_.kind() == std::string_view("header"),
               .span = span_,
               .request_id = request_id_,

@@ -6,18 +6,31 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/access/call_context.h"
 #include "server/calls/service_context.h"
+#include "server/engine/common/error_facts.h"
+#include "server/rpc/grpc_codec.h"
 
 namespace ovq::server {
 
 class GrpcCall final : public CallContext {
  public:
   // label: the RPC's (server/calls/rpc_labels.h). The context outlives this object.
-  GrpcCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
+  GrpcCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context)
+      : context_(context),
+        deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))),
+        record_(services, label, *this) {}
 
   std::string peer() const override { return context_->peer(); }
-  std::vector<std::string> Values(const char* name) const override;
+  std::vector<std::string> Values(const char* name) const override {
+    const auto [begin, end] = context_->client_metadata().equal_range(name);
+    std::vector<std::string> values;
+    for (auto entry = begin; entry != end; ++entry) {
+      values.emplace_back(entry->second.data(), entry->second.size());
+    }
+    return values;
+  }
   const char* kind() const override { return "metadata"; }
   SteadyTime deadline() const override { return deadline_; }
   bool cancelled() const override { return context_->IsCancelled(); }
@@ -26,7 +39,19 @@ class GrpcCall final : public CallContext {
   // Counts and logs the call, sets its trailing metadata (`x-request-id`, `traceparent`,
   // `tracestate`, and `retry-after-ms` if the status has one) and returns its status for the wire.
   // Call once, at the end, not on the engine's thread.
-  grpc::Status End(const absl::Status& status);
+  grpc::Status End(const absl::Status& status) {
+    const absl::Status seen = record_.Seen(status);
+    if (const std::optional<absl::Duration> wait = engine::GetErrorFacts(seen).retry_after) {
+      context_->AddTrailingMetadata("retry-after-ms",
+                                    absl::StrCat(absl::ToInt64Milliseconds(*wait)));
+    }
+    for (const auto& [name, value] : record_.AnswerHeaders()) {
+      context_->AddTrailingMetadata(name, value);
+    }
+    record_.services().metrics.CallFinished(record_.method(), seen.code(), record_.age());
+    record_.End(seen);
+    return ToGrpcStatus(seen);
+  }
 
  private:
   grpc::CallbackServerContext* const context_;
