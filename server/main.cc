@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "base/files.h"
 #include "base/out_of_memory.h"
+#include "base/problems.h"
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
 #include "server/access/security.h"
@@ -106,19 +107,15 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
 absl::StatusOr<std::unique_ptr<disk::SessionFolder>> OpenSessionFolder(
     const Options& options, Metrics& metrics, disk::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
-  const auto named = [](const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("--session-dir: ", std::string(status.message())));
-  };
   absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder = disk::SessionFolder::Open(
       {.path = options.session_dir, .sync_always = options.session_sync_always},
       [&metrics, &log](const disk::DiskReport& report) {
         metrics.Count(report);
         if (!report.status.ok()) log.Error(report.status);
       });
-  if (!folder.ok()) return named(folder.status());
+  if (!folder.ok()) return InContext("--session-dir", folder.status());
   absl::StatusOr<disk::RecoveredSessions> here = (*folder)->ownership().Recover();
-  if (!here.ok()) return named(here.status());
+  if (!here.ok()) return InContext("--session-dir", here.status());
   found = *std::move(here);
   metrics.damaged_sessions.Set(found.damaged.size());
   return folder;

@@ -164,15 +164,15 @@ void CallRecord::TraceEnd(const CallSummary& summary, std::optional<int64_t> tur
   if (services_.log.traces == nullptr) return;
   const absl::Time end = absl::Now();
   TraceCall({.method = method_,
-              .http = context_.kind() == std::string_view("header"),
-              .span = span_,
-              .request_id = request_id_,
-              .summary = summary,
-              .turn = turn,
-              .status = status,
-              .start = end - absl::FromChrono(std::chrono::steady_clock::now() - start),
-              .end = end},
-             *services_.log.traces);
+             .http = context_.kind() == std::string_view("header"),
+             .span = span_,
+             .request_id = request_id_,
+             .summary = summary,
+             .turn = turn,
+             .status = status,
+             .start = end - absl::FromChrono(std::chrono::steady_clock::now() - start),
+             .end = end},
+            *services_.log.traces);
 }
 
 void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {

@@ -75,8 +75,12 @@ void ForkSession(CallRecord& call, const v1::ForkSessionRequest& message,
     for (const engine::SessionInfo& copy : *copies) Fill(copy, *response.add_sessions());
     done(std::move(response));
   };
-  call.services().engine.sessions().Fork(
-      ToForkOptions(message, call.caller().tenant, call.caller().client), answer);
+  engine::ForkOptions options = {.session_id = message.session_id(),
+                                 .tenant = call.caller().tenant,
+                                 .client = call.caller().client};
+  if (message.has_count()) options.count = message.count();
+  if (message.has_ttl()) options.ttl = ToDuration(message.ttl());
+  call.services().engine.sessions().Fork(std::move(options), answer);
 }
 
 void RewindSession(CallRecord& call, const v1::RewindSessionRequest& message,

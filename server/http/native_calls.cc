@@ -138,8 +138,7 @@ absl::Status ServeRewind(const HttpCallPtr& call, const PathWords& words) {
 absl::Status ServeGenerate(const HttpCallPtr& call, const PathWords& words) {
   v1::GenerateRequest request;
   RETURN_IF_ERROR(ReadFor(call, words, request));
-  std::make_shared<GenerationCall>(call, std::make_unique<NativeAnswer>(), GenerationCall::Hooks{})
-      ->Start(request);
+  StartGeneration(call, std::make_unique<NativeAnswer>(), request);
   return absl::OkStatus();
 }
 
