@@ -45,7 +45,6 @@ class Tokenizer {
  private:
   friend class Detokenizer;
   Tokenizer() = default;
-  absl::Status LoadPieces(const std::string& folder, int64_t vocab_size);
   // The bytes one token adds to the text. SentencePiece: "▁" is a space (at the beginning of a text
   // as in SentencePiece's own Decode), byte pieces are bytes. Not for kBpe.
   std::string Piece(int32_t id, bool first) const;
@@ -55,9 +54,9 @@ class Tokenizer {
   TokenizerKind kind_ = TokenizerKind::kNone;
   int32_t byte_offset_ = 0;
   std::optional<int32_t> bos_;
-  std::set<int32_t> silent_;            // bos and eos, which give no text
-  std::unique_ptr<PieceModel> pieces_;  // kSentencePiece only
-  std::unique_ptr<BpeTokenizer> bpe_;   // kBpe only
+  std::set<int32_t> silent_;           // bos and eos, which give no text
+  std::optional<PieceModel> pieces_;   // kSentencePiece only
+  std::unique_ptr<BpeTokenizer> bpe_;  // kBpe only
 };
 
 // Turns a stream of tokens into a stream of valid UTF-8. It holds back an unfinished sequence and

@@ -59,8 +59,7 @@ absl::Status ReserveScratch(const Options& options, const model::ModelConfig& co
 
 // Returns the element type of session states: --state-dtype, or by default the checkpoint's.
 kernels::DType StateDType(const Options& options, const model::ModelConfig& config) {
-  return options.state_dtype.value_or(
-      config.weights_dtype == kernels::DType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32);
+  return options.state_dtype.value_or(config.default_dtype());
 }
 
 model::StateLimits StateLimitsFor(const Options& options) {
@@ -312,7 +311,8 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
     if (!config.ok()) return config.status();
     RETURN_IF_ERROR(PlanLayout(options, *config).status());
   }
-  ASSIGN_OR_RETURN(model::Weights weights, model::Weights::Open(options.model));
+  model::Weights weights;
+  RETURN_IF_ERROR(model::Weights::Open(options.model, weights));
   if (absl::Status status = model::LanguageModel::Check(*config, weights); !status.ok()) {
     return InContext(options.model, status);
   }

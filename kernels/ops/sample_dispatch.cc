@@ -5,13 +5,6 @@
 
 namespace ovq::kernels {
 
-void LogitsReading::Clear() {
-  draws.clear();
-  tokens.clear();
-  bests.clear();
-  log_sum_exp.clear();
-}
-
 void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading) {
   Check(logits.dtype == DType::kF32 && logits.shape.rank() == 2 && logits.shape[1] > 0,
         "ReadLogits: logits are a float32 matrix");

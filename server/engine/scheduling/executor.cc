@@ -52,13 +52,13 @@ StepOutput Executor::Execute(const StepInput& input) {
       if (!sequence.failure) sequence = {.failure = {{.status = computed, .halfway = true}}};
     }
   }
-  reader_.Clear();  // scores may be large
+  reader_ = {};  // scores may be large
   return output;
 }
 
 void Executor::Compute(const StepInput& input, StepOutput& output) {
-  batch_.Clear();
-  reader_.Clear();
+  batch_ = {};
+  reader_ = {};
   places_.assign(input.sequences.size(), {});
   const StateHandle* first = nullptr;
   for (size_t i = 0; i < input.sequences.size(); ++i) {
@@ -177,7 +177,7 @@ void Executor::Undo(const StepInput::Sequence& sequence, const DraftUndo& undo, 
   tokens_.assign(sequence.tokens.begin(), sequence.tokens.end());
   const auto drafted = sequence.drafted.first(static_cast<size_t>(n_tokens - 1));
   tokens_.insert(tokens_.end(), drafted.begin(), drafted.end());
-  batch_.Clear();
+  batch_ = {};
   batch_.Add(tokens_, start, state.slot_cap, state.base, /*n_logits=*/0);
   variant.forward(batch_, context_, scratch);
 }

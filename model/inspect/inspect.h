@@ -1,4 +1,4 @@
-// Command line of ovq-inspect.
+// ovq-inspect: its command line and its report.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/json.h"
 #include "kernels/common/tensor.h"
 
 namespace ovq::model {
@@ -26,5 +27,13 @@ struct InspectOptions {
 // expected.
 absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args);
 std::string InspectHelp();
+
+// The content of a model folder and all of its problems, found by the checks of a server's start,
+// as one JSON object; docs/operations.md has its fields. Weights are mapped but not read. The
+// layers are as far as config.json could be read. Sessions are under the config's own policy and,
+// if they grow without bound, under closest pairs too; there are none if a layer is invalid.
+nlohmann::ordered_json InspectFolder(const InspectOptions& options);
+// The report for people. Problems come last, a line each, under a line with their number.
+std::string ReportText(const nlohmann::ordered_json& report);
 
 }  // namespace ovq::model

@@ -1,12 +1,34 @@
-// FeedForward: the second half of a decoder layer (FeedForwardSpec).
+// The parts of a decoder's layer beside its mixer: Norm (NormSpec) and FeedForward
+// (FeedForwardSpec), with their weights.
 #pragma once
+
+#include <span>
+#include <string_view>
 
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 #include "model/config.h"
-#include "model/norm.h"
 
 namespace ovq::model {
+
+class Norm {
+ public:
+  Norm() = default;
+  // Loads NAME.weight, if the spec has one, and NAME.bias, if it has a bias. The reader keeps
+  // errors.
+  Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec& spec, int64_t width);
+
+  bool exists() const { return spec_.kind != NormKind::kNone; }
+  // y[i] = norm(x[rows[i]]), or norm(x[i]) if `rows` is empty. x [n, width] F32; y F32 or BF16,
+  // possibly x itself.
+  void Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
+             std::span<const int32_t> rows = {}) const;
+  size_t bytes() const { return weight_.bytes() + bias_.bytes(); }
+
+ private:
+  NormSpec spec_ = {.kind = NormKind::kNone};
+  kernels::Buffer weight_, bias_;  // [width] float
+};
 
 // A batch's activations [n_tokens, d_model] between the parts of a layer.
 struct LayerActivations {
@@ -37,10 +59,6 @@ class FeedForward {
   size_t bytes() const;
 
  private:
-  void NormAndShift(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
-                    const kernels::LayerState* where, kernels::TensorView h,
-                    kernels::TensorView x) const;
-
   FeedForwardSpec spec_;
   Norm norm_, post_norm_;
   float residual_scale_ = 1;
