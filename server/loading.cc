@@ -76,15 +76,6 @@ absl::StatusOr<model::StateLayout> PlanLayout(const Options& options,
   return layout;
 }
 
-// A session with a known last position reserves its size at that position, any other its cap.
-struct Row {
-  int64_t slot_cap;
-  std::string tokens;
-  size_t bytes;
-  std::string full_kv_bytes;
-  std::string live_slots;  // of one layer with a cap
-};
-
 std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
   if (bytes_per_token == 0) return "-";
   uint64_t product = 0;
@@ -93,25 +84,31 @@ std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
   return over ? absl::StrCat("over ", std::numeric_limits<uint64_t>::max()) : absl::StrCat(product);
 }
 
-std::vector<Row> MakeRows(const Options& options, const model::ModelConfig& config,
-                          const model::StateLayout& layout) {
+// Appends one line for each cap and length: a session with a known last position reserves its size
+// at that position, any other its cap.
+void AppendRows(const Options& options, const model::ModelConfig& config,
+                const model::StateLayout& layout, std::string& text) {
   const size_t kv = model::FullKvBytesPerToken(config, StateDType(options, config));
+  const auto append = [&](int64_t cap, const std::string& tokens, size_t bytes,
+                          const std::string& full_kv_bytes, const std::string& live_slots) {
+    const size_t fit = *options.state_memory_bytes / std::max<size_t>(bytes, 1);
+    absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", cap, tokens, bytes, fit,
+                          std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
+                          full_kv_bytes, live_slots);
+  };
   std::vector<int64_t> caps = options.plan_slot_caps;
   if (caps.empty() || !layout.has_slot_cap()) {
     caps = {layout.default_slot_cap()};
   }
-  std::vector<Row> rows;
   for (const int64_t cap : caps) {
-    rows.push_back({cap, "any", layout.bytes_cap(cap), "-", "-"});
+    append(cap, "any", layout.bytes_cap(cap), "-", "-");
     for (const int64_t tokens : options.plan_tokens) {
       if (layout.has_unbounded() && tokens > options.max_context) continue;
       const std::string live =
           layout.has_slot_cap() ? absl::StrCat(layout.LiveSlotsAt(tokens, cap)) : "-";
-      rows.push_back(
-          {cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv), live});
+      append(cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv), live);
     }
   }
-  return rows;
 }
 
 // Returns one line for each kind of layers whose states are not of type `dtype`.
@@ -298,13 +295,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
     absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
                           "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
                           "live_slots");
-    for (const Row& row : MakeRows(options, config, layout)) {
-      const size_t fit = budget / std::max<size_t>(row.bytes, 1);
-      absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
-                            row.bytes, fit,
-                            std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
-                            row.full_kv_bytes, row.live_slots);
-    }
+    AppendRows(options, config, layout, text);
   }
   const CopyMemory copies = CopyMemoryFor(options, budget);
   absl::StrAppendFormat(

@@ -54,19 +54,10 @@ void FillTime(absl::Time from, google::protobuf::Timestamp& to) {
 }
 
 v1::FinishReason ToProto(engine::FinishReason reason) {
-  switch (reason) {
-    case engine::FinishReason::kStop:
-      return v1::FINISH_REASON_STOP;
-    case engine::FinishReason::kLength:
-      return v1::FINISH_REASON_LENGTH;
-    case engine::FinishReason::kCancelled:
-      return v1::FINISH_REASON_CANCELLED;
-    // These two end the call with a status.
-    case engine::FinishReason::kDeadline:
-    case engine::FinishReason::kError:
-      break;
-  }
-  return v1::FINISH_REASON_UNSPECIFIED;
+  if (reason == engine::FinishReason::kStop) return v1::FINISH_REASON_STOP;
+  if (reason == engine::FinishReason::kLength) return v1::FINISH_REASON_LENGTH;
+  if (reason == engine::FinishReason::kCancelled) return v1::FINISH_REASON_CANCELLED;
+  return v1::FINISH_REASON_UNSPECIFIED;  // the others end the call with a status
 }
 
 void FillTop(const std::vector<model::TokenLogprob>& from, v1::TopLogprobs& to) {
@@ -200,14 +191,6 @@ template absl::StatusOr<engine::SessionOptions> ToSessionOptions(const v1::Creat
                                                                  const CallContext&);
 template absl::StatusOr<engine::SessionOptions> ToSessionOptions(const v1::ChatOpen&,
                                                                  const CallContext&);
-
-engine::ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
-                                  const std::string& client) {
-  engine::ForkOptions to = {.session_id = from.session_id(), .tenant = tenant, .client = client};
-  if (from.has_count()) to.count = from.count();
-  if (from.has_ttl()) to.ttl = ToDuration(from.ttl());
-  return to;
-}
 
 // --- structs to answers ---
 

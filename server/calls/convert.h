@@ -50,9 +50,6 @@ template <class Message>
 absl::StatusOr<engine::SessionOptions> ToSessionOptions(const Message& from,
                                                         const CallContext& context);
 
-engine::ForkOptions ToForkOptions(const v1::ForkSessionRequest& from, const std::string& tenant,
-                                  const std::string& client);
-
 // --- structs to answers ---
 void Fill(const engine::Started& from, v1::Started& to);
 void Fill(const engine::TokenChunk& from, v1::TokenChunk& to);

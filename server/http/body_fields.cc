@@ -1,5 +1,6 @@
 #include "server/http/body_fields.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -109,10 +110,9 @@ std::vector<uint32_t> BodyFields::Ids(const char* name) {
   return ids;
 }
 
-void BodyFields::Refuse(const char* name, const char* expected,
-                        const std::function<bool(const Json&)>& accepted) {
+void BodyFields::Refuse(const char* name, const char* expected, const std::vector<Json>& accepted) {
   const Json* const json = Any(name);
-  if (json == nullptr || (accepted && accepted(*json))) return;
+  if (json == nullptr || std::ranges::find(accepted, *json) != accepted.end()) return;
   Fail(Unsupported(Path(name), expected));
 }
 

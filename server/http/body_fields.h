@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -32,7 +31,7 @@ class BodyFields {
   void Skip(const char* name) { (void)Any(name); }
   // A field that is not served: any value that is not accepted is an error that names the field.
   void Refuse(const char* name, const char* expected = "none",
-              const std::function<bool(const nlohmann::json&)>& accepted = nullptr);
+              const std::vector<nlohmann::json>& accepted = {});
 
   void Fail(absl::Status status) {
     if (status_.ok()) status_ = std::move(status);

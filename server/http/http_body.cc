@@ -55,7 +55,8 @@ absl::Status Check(HttpCall& call) {
     return engine::BadField("body", absl::StrCat("JSON nested at most ", kMaxDepth, " levels deep"),
                             extent.depth);
   }
-  return ReserveBytes(call.memory(), extent.values * kValueBytes + body.size() * kBytesPerChar);
+  return ReserveBytes(call.record().memory(),
+                      extent.values * kValueBytes + body.size() * kBytesPerChar);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Errors in the form that OpenAI's clients read.
 #pragma once
 
+#include <google/protobuf/message.h>
+
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -22,6 +24,9 @@ void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers);
 
 // The JSON text. Invalid UTF-8, which no text of the server has, becomes U+FFFD.
 std::string Dump(const nlohmann::json& json);
+
+// The message in protobuf's JSON mapping.
+std::string MessageJson(const google::protobuf::Message& message);
 
 // InvalidArgument with code unsupported_parameter, for a field of OpenAI's that is not served.
 absl::Status Unsupported(const std::string& field, const std::string& expected);

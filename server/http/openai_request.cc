@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -11,6 +12,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/engine/common/error_facts.h"
+#include "server/engine/common/session.h"
 #include "server/engine/common/validate.h"
 #include "server/http/http_errors.h"
 
@@ -19,13 +21,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-bool IsTextFormat(const Json& json) {
-  return json.is_object() && json.value("type", Json()) == "text";
+constexpr std::string_view kResponsePrefix = "resp_";
+
+void ReadFormat(BodyFields& fields) {
+  const Json* const format = fields.Any("response_format");
+  if (format == nullptr || (format->is_object() && format->value("type", Json()) == "text")) return;
+  fields.Fail(Unsupported("response_format", "{\"type\": \"text\"}"));
 }
-auto Is(Json value) {
-  return [value = std::move(value)](const Json& json) { return json == value; };
-}
-bool IsEmpty(const Json& json) { return json.empty() && json.is_structured(); }
+const std::vector<Json> kEmpty = {Json::array(), Json::object()};
 
 // Skips fields without a meaning here: the user's id at OpenAI, and options of its service.
 void SkipWithoutMeaning(BodyFields& fields) {
@@ -43,13 +46,13 @@ void RefuseVllmFields(BodyFields& fields) {
         "mm_processor_kwargs", "chat_template", "chat_template_kwargs", "documents"}) {
     fields.Refuse(name);
   }
-  fields.Refuse("use_beam_search", "false", Is(false));
-  fields.Refuse("skip_special_tokens", "true", Is(true));
-  fields.Refuse("spaces_between_special_tokens", "true", Is(true));
-  fields.Refuse("return_tokens_as_token_ids", "false", Is(false));
-  fields.Refuse("return_token_ids", "false", Is(false));
-  fields.Refuse("priority", "0", Is(0));
-  fields.Refuse("length_penalty", "1", [](const Json& json) { return json == 1.0; });
+  fields.Refuse("use_beam_search", "false", {false});
+  fields.Refuse("skip_special_tokens", "true", {true});
+  fields.Refuse("spaces_between_special_tokens", "true", {true});
+  fields.Refuse("return_tokens_as_token_ids", "false", {false});
+  fields.Refuse("return_token_ids", "false", {false});
+  fields.Refuse("priority", "0", {0});
+  fields.Refuse("length_penalty", "1", {1.0});
 }
 
 void ReadStop(BodyFields& fields, v1::StopConditions& to) {
@@ -92,7 +95,7 @@ void ReadStream(BodyFields& fields, OpenAiRequest& to) {
   BodyFields inner(*options, "stream_options.");
   to.include_usage = inner.Bool("include_usage").value_or(false);
   to.continuous_usage = inner.Bool("continuous_usage_stats").value_or(false);
-  inner.Refuse("include_obfuscation", "false", Is(false));
+  inner.Refuse("include_obfuscation", "false", {false});
   fields.Fail(inner.Finish());
 }
 
@@ -122,45 +125,17 @@ void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
 
 // Refuses tools: nothing here parses the calls that a model would write.
 void RefuseTools(BodyFields& fields) {
-  fields.Refuse("tools", "none", IsEmpty);
-  fields.Refuse("tool_choice", "\"none\"", Is("none"));
-  fields.Refuse("functions", "none", IsEmpty);
-  fields.Refuse("function_call", "\"none\"", Is("none"));
+  fields.Refuse("tools", "none", kEmpty);
+  fields.Refuse("tool_choice", "\"none\"", {"none"});
+  fields.Refuse("functions", "none", kEmpty);
+  fields.Refuse("function_call", "\"none\"", {"none"});
   fields.Skip("parallel_tool_calls");  // without tools it means nothing
-  fields.Refuse("response_format", "{\"type\": \"text\"}", IsTextFormat);
-  fields.Refuse("modalities", "[\"text\"]", Is(Json::array({"text"})));
+  ReadFormat(fields);
+  fields.Refuse("modalities", "[\"text\"]", {Json::array({"text"})});
   for (const char* name : {"audio", "prediction", "web_search_options", "reasoning_effort",
                            "verbosity", "moderation"}) {
     fields.Refuse(name);
   }
-}
-
-void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
-                 v1::Conversation& to) {
-  if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
-  BodyFields inner(from, absl::StrCat(path, "."));
-  v1::ChatMessage& message = *to.add_messages();
-  message.set_role(inner.Text("role").value_or(""));
-  if (const Json* content = inner.Any("content")) {
-    message.set_content(ReadContent(inner, "content", *content));
-  }
-  inner.Skip("name");  // templates have no use for it
-  // A field of answers, which clients send back.
-  inner.Skip("annotations");
-  for (const char* name : {"refusal", "id", "status"}) inner.Skip(name);
-  inner.Refuse("type", "\"message\"", Is("message"));
-  for (const char* name : {"tool_calls", "function_call"}) inner.Refuse(name, "none", IsEmpty);
-  for (const char* name : {"tool_call_id", "audio", "reasoning_content", "reasoning"}) {
-    inner.Refuse(name);
-  }
-  fields.Fail(inner.Finish());
-}
-
-}  // namespace
-
-void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
-  if (const auto policy = fields.Text("memory")) to.set_memory(*policy);
-  if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
 }
 
 std::string ReadContent(BodyFields& fields, const std::string& name, const Json& content) {
@@ -185,18 +160,25 @@ std::string ReadContent(BodyFields& fields, const std::string& name, const Json&
   return text;
 }
 
-void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Conversation& to) {
-  if (!list.is_array()) return fields.Expected(name, "a list of messages", list);
-  for (size_t i = 0; i < list.size() && fields.ok(); ++i) {
-    ReadMessage(fields, absl::StrCat(fields.Path(name), "[", i, "]"), list[i], to);
+void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
+                 v1::Conversation& to) {
+  if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
+  BodyFields inner(from, absl::StrCat(path, "."));
+  v1::ChatMessage& message = *to.add_messages();
+  message.set_role(inner.Text("role").value_or(""));
+  if (const Json* content = inner.Any("content")) {
+    message.set_content(ReadContent(inner, "content", *content));
   }
-}
-
-void ReadModel(BodyFields& fields, const std::string& model) {
-  const std::optional<std::string> asked = fields.Text("model");
-  if (!asked || *asked == model) return;
-  fields.Fail(NotFound(absl::StrCat("model: expected \"", model, "\", the one that is served"),
-                       "model", "model_not_found"));
+  inner.Skip("name");  // templates have no use for it
+  // A field of answers, which clients send back.
+  inner.Skip("annotations");
+  for (const char* name : {"refusal", "id", "status"}) inner.Skip(name);
+  inner.Refuse("type", "\"message\"", {"message"});
+  for (const char* name : {"tool_calls", "function_call"}) inner.Refuse(name, "none", kEmpty);
+  for (const char* name : {"tool_call_id", "audio", "reasoning_content", "reasoning"}) {
+    inner.Refuse(name);
+  }
+  fields.Fail(inner.Finish());
 }
 
 void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
@@ -222,6 +204,76 @@ void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
   if (const auto v = fields.Bool("include_stop_str_in_output")) stop.set_include_stop_text(*v);
 }
 
+void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
+  if (const auto policy = fields.Text("memory")) to.set_memory(*policy);
+  if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
+}
+
+void AddMessage(const char* role, const std::string& content, v1::Conversation& to) {
+  v1::ChatMessage& message = *to.add_messages();
+  message.set_role(role);
+  message.set_content(content);
+}
+
+void ReadInput(BodyFields& fields, v1::Conversation& to) {
+  const Json* const input = fields.Any("input");
+  if (input == nullptr) return fields.Fail(engine::BadField("input", "a text or messages", "none"));
+  if (!input->is_string()) return ReadMessages(fields, "input", *input, to);
+  AddMessage("user", *input, to);
+}
+
+void ReadIncluded(BodyFields& fields, v1::OutputOptions& to) {
+  const Json* const include = fields.Any("include");
+  if (include != nullptr && *include == Json::array({"message.output_text.logprobs"})) {
+    to.set_logprobs(true);
+  } else if (include != nullptr && *include != Json::array()) {
+    fields.Fail(Unsupported("include", "[] or [\"message.output_text.logprobs\"]"));
+  }
+  const std::optional<uint32_t> top = fields.Count("top_logprobs");
+  if (!top) return;
+  if (*top > 0 && !to.logprobs()) {
+    fields.Fail(engine::BadField("top_logprobs",
+                                 "it only with include message.output_text.logprobs", "it"));
+  }
+  to.set_top_logprobs(*top);
+}
+
+void RefuseForResponse(BodyFields& fields) {
+  fields.Refuse("tools", "none", {Json::array()});
+  fields.Refuse("tool_choice", "\"auto\" or \"none\"", {"auto", "none"});
+  fields.Refuse("background", "false", {false});
+  fields.Refuse("text", "{\"format\": {\"type\": \"text\"}}",
+                {Json{{"format", {{"type", "text"}}}}});
+  fields.Refuse("truncation", "\"disabled\" or \"auto\", which are the same here",
+                {"disabled", "auto"});
+  fields.Refuse("stream_options", "{\"include_obfuscation\": false}",
+                {Json{{"include_obfuscation", false}}});
+  for (const char* name : {"reasoning", "conversation", "prompt", "context_management"}) {
+    fields.Refuse(name);
+  }
+  for (const char* name :
+       {"parallel_tool_calls", "max_tool_calls", "user", "service_tier", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "request_id"}) {
+    fields.Skip(name);
+  }
+}
+
+}  // namespace
+
+void ReadModel(BodyFields& fields, const std::string& model) {
+  const std::optional<std::string> asked = fields.Text("model");
+  if (!asked || *asked == model) return;
+  fields.Fail(NotFound(absl::StrCat("model: expected \"", model, "\", the one that is served"),
+                       "model", "model_not_found"));
+}
+
+void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Conversation& to) {
+  if (!list.is_array()) return fields.Expected(name, "a list of messages", list);
+  for (size_t i = 0; i < list.size() && fields.ok(); ++i) {
+    ReadMessage(fields, absl::StrCat(fields.Path(name), "[", i, "]"), list[i], to);
+  }
+}
+
 absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model) {
   BodyFields fields(body);
   OpenAiRequest request;
@@ -238,7 +290,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
       tokens.value_or(other_name.value_or(kDefaultCompletionTokens)));
   const uint32_t n = fields.Count("n").value_or(1);
   message.mutable_sampling()->set_n(n);
-  fields.Refuse("best_of", "what n says, or none", Is(n));
+  fields.Refuse("best_of", "what n says, or none", {n});
   if (const auto top = fields.Count("logprobs")) {
     message.mutable_output()->set_logprobs(true);
     message.mutable_output()->set_top_logprobs(*top);
@@ -246,10 +298,10 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   if (const auto cacheable = fields.Bool("cache_prompt")) {
     message.mutable_prompt()->set_cacheable(*cacheable);
   }
-  fields.Refuse("echo", "false", Is(false));
-  fields.Refuse("suffix", "none", Is(""));
-  fields.Refuse("add_special_tokens", "true", Is(true));
-  fields.Refuse("response_format", "{\"type\": \"text\"}", IsTextFormat);
+  fields.Refuse("echo", "false", {false});
+  fields.Refuse("suffix", "none", {""});
+  fields.Refuse("add_special_tokens", "true", {true});
+  ReadFormat(fields);
   RefuseVllmFields(fields);
   SkipWithoutMeaning(fields);
   RETURN_IF_ERROR(fields.Finish());
@@ -284,14 +336,83 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
     }
     message.mutable_output()->set_top_logprobs(*top);
   }
-  fields.Refuse("store", "false", Is(false));
-  fields.Refuse("echo", "false", Is(false));
-  fields.Refuse("continue_final_message", "false", Is(false));
-  fields.Refuse("add_special_tokens", "false", Is(false));
+  fields.Refuse("store", "false", {false});
+  fields.Refuse("echo", "false", {false});
+  fields.Refuse("continue_final_message", "false", {false});
+  fields.Refuse("add_special_tokens", "false", {false});
   RefuseTools(fields);
   RefuseVllmFields(fields);
   SkipWithoutMeaning(fields);
   RETURN_IF_ERROR(fields.Finish());
+  return request;
+}
+
+std::string ResponseId(const std::string& session_id) {
+  return absl::StrCat(std::string(kResponsePrefix), session_id);
+}
+
+std::optional<std::string> ResponseSessionId(const std::string& response_id) {
+  if (!response_id.starts_with(kResponsePrefix)) return std::nullopt;
+  std::string session = response_id.substr(kResponsePrefix.size());
+  if (!engine::IsSessionId(session)) return std::nullopt;
+  return session;
+}
+
+absl::Status NoResponse(const std::string& field, const char* code) {
+  return NotFound(
+      absl::StrCat(field, ": expected a stored response that has neither been deleted nor expired"),
+      field, code);
+}
+
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model) {
+  BodyFields fields(body);
+  ResponseRequest request;
+  v1::GenerateRequest& message = request.message;
+  v1::Conversation& conversation = *message.mutable_prompt()->mutable_conversation();
+  ReadModel(fields, model);
+  request.instructions = fields.Text("instructions");
+  const std::optional<std::string> previous = fields.Text("previous_response_id");
+  if (previous) {
+    request.previous = ResponseSessionId(*previous);
+    if (!request.previous) {
+      fields.Fail(NoResponse("previous_response_id", "previous_response_not_found"));
+    }
+  } else if (request.instructions && !request.instructions->empty()) {
+    AddMessage("system", *request.instructions, conversation);
+  }
+  ReadInput(fields, conversation);
+  ReadSampling(fields, message);
+  ReadVariant(fields, message);
+  message.mutable_sampling()->set_n(1);
+  message.mutable_stop()->set_max_tokens(
+      fields.Count("max_output_tokens").value_or(kDefaultChatTokens));
+  ReadIncluded(fields, *message.mutable_output());
+  request.store = fields.Bool("store").value_or(true);
+  request.stream = fields.Bool("stream").value_or(false);
+  const Json* const metadata = fields.Any("metadata");
+  if (metadata != nullptr && !metadata->is_object()) {
+    fields.Expected("metadata", "an object", *metadata);
+  }
+  RefuseForResponse(fields);
+  if (previous && (!message.memory().empty() || message.has_max_centroids())) {
+    fields.Fail(
+        engine::BadField("memory", "it and max_centroids without previous_response_id", "them"));
+  }
+  RETURN_IF_ERROR(fields.Finish());
+  request.shown = {
+      {"instructions", request.instructions ? Json(*request.instructions) : Json()},
+      {"previous_response_id", previous ? Json(*previous) : Json()},
+      {"metadata", metadata ? *metadata : Json::object()},
+      {"store", request.store},
+      {"max_output_tokens", message.stop().max_tokens()},
+      {"temperature",
+       message.sampling().has_temperature() ? Json(message.sampling().temperature()) : Json(1.0)},
+      {"top_p", message.sampling().has_top_p() ? Json(message.sampling().top_p()) : Json(1.0)},
+      {"tools", Json::array()},
+      {"tool_choice", "auto"},
+      {"parallel_tool_calls", true},
+      {"text", {{"format", {{"type", "text"}}}}},
+      {"truncation", "disabled"}};
   return request;
 }
 

@@ -1,8 +1,9 @@
-// Maps requests of OpenAI's completions and chat completions, with vLLM's additional fields, to a
-// GenerateRequest. docs/http.md lists every field.
+// Maps requests of OpenAI's completions, chat completions and responses, with vLLM's additional
+// fields, to a GenerateRequest. docs/http.md lists every field.
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -30,19 +31,27 @@ struct OpenAiRequest {
 absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const std::string& model);
 absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const std::string& model);
 
-// --- parts that other requests of OpenAI's share ---
+// /v1/responses. `message`: its conversation has the new messages only, instructions and input.
+struct ResponseRequest : OpenAiRequest {
+  std::optional<std::string> previous;  // the session of previous_response_id
+  std::optional<std::string> instructions;
+  bool store = true;
+  nlohmann::json shown;  // fields of the request that the response repeats
+};
+// NotFound with code previous_response_not_found for text that cannot be a response's id.
+absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const std::string& model);
+
+// The id of a response is "resp_" and its session's id, whose KEY balancers can route by.
+std::string ResponseId(const std::string& session_id);
+// Unset for text that cannot be the id of a stored response.
+std::optional<std::string> ResponseSessionId(const std::string& response_id);
+absl::Status NoResponse(const std::string& field, const char* code);  // NotFound
 
 // Reads `model`: NotFound with code model_not_found for another than the served one.
 void ReadModel(BodyFields& fields, const std::string& model);
-// Reads temperature, penalties, seed, stop and the like.
-void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);
-// Reads our own fields: the cache policy and its size.
-void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);
 // Reads a list of {role, content}, such as `messages`.
 void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
                   v1::Conversation& to);
-// Reads a text, or a list of parts that are all text.
-std::string ReadContent(BodyFields& fields, const std::string& name, const nlohmann::json& content);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);

@@ -12,13 +12,13 @@
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
+#include "server/http/openai_answer.h"
 #include "server/http/openai_request.h"
-#include "server/http/response_answer.h"
-#include "server/http/response_request.h"
 
 namespace ovq::server {
 namespace {
+
+using Json = nlohmann::json;
 
 constexpr const char* kSessionHeader = "ovq-session";
 constexpr size_t kKeyDigits = 16;
@@ -41,6 +41,148 @@ void StandInForKnown(v1::Conversation& conversation) {
 absl::Status NoPrevious() {
   return NoResponse("previous_response_id", "previous_response_not_found");
 }
+
+// The answer, whole or as a stream of events.
+class ResponseAnswer final : public AnswerWriter {
+ public:
+  // id: of the response. The tokenizer may be null, and outlives it.
+  ResponseAnswer(const ResponseRequest& request, std::string id, const std::string& model,
+                 const model::Tokenizer* tokenizer, int64_t created)
+      : streams_(request.stream),
+        tokenizer_(tokenizer),
+        id_(std::move(id)),
+        item_id_(absl::StrCat("msg_", UnguessableHex())),
+        head_(request.shown) {
+    head_["id"] = id_;
+    head_["object"] = "response";
+    head_["created_at"] = created;
+    head_["model"] = model;
+    head_["error"] = nullptr;
+  }
+
+  bool streams() const override { return streams_; }
+  void Add(const engine::StreamEvent& event, std::string& out) override {
+    if (event.started) {
+      position_ = event.started->position;
+      cached_ = event.started->cached_tokens;
+      if (streams_) AppendBegin(out);
+    }
+    if (event.chunk) {
+      Json logprobs = Json::array();
+      AppendChatLogprobs(*event.chunk, tokenizer_, logprobs);
+      text_ += event.chunk->text;
+      for (const Json& entry : logprobs) logprobs_.push_back(entry);
+      if (streams_) {
+        Append("response.output_text.delta",
+               {{"item_id", item_id_},
+                {"output_index", 0},
+                {"content_index", 0},
+                {"delta", event.chunk->text},
+                {"logprobs", std::move(logprobs)}},
+               out);
+      }
+    }
+    if (event.finished) {
+      const engine::Usage& usage = event.finished->usage;
+      status_ =
+          event.finished->reason == engine::FinishReason::kLength ? "incomplete" : "completed";
+      const int64_t input = position_ + usage.prompt_tokens;
+      usage_ = {{"input_tokens", input},
+                {"input_tokens_details", {{"cached_tokens", cached_}}},
+                {"output_tokens", usage.generated_tokens},
+                {"output_tokens_details", {{"reasoning_tokens", 0}}},
+                {"total_tokens", input + usage.generated_tokens}};
+      state_ = {{"position", usage.position}, {"state_bytes", usage.state_bytes}};
+    }
+  }
+
+  void End(const absl::Status& status, std::string& out) override {
+    if (!streams_) {
+      out += Dump(Response());
+    } else if (status.ok()) {
+      AppendEnd(out);
+    } else {
+      Json error = ErrorObject(ToOpenAiError(status, OpenAiApi::kChat));
+      for (const char* name : {"code", "message", "param"}) error[name] = error["error"][name];
+      Append("error", std::move(error), out);
+    }
+  }
+
+  // The response so far: complete once Finished was added.
+  Json Response() const {
+    Json response = head_;
+    response["status"] = status_;
+    response["output"] = Json::array();
+    if (!usage_.is_null()) response["output"].push_back(Item());
+    response["incomplete_details"] = nullptr;
+    if (status_ == std::string_view("incomplete")) {
+      response["incomplete_details"] = {{"reason", "max_output_tokens"}};
+    }
+    response["usage"] = usage_;
+    response["ovq"] = state_;
+    return response;
+  }
+
+ private:
+  void Append(const char* type, Json event, std::string& out) {
+    event["type"] = type;
+    event["sequence_number"] = sequence_++;
+    absl::StrAppend(&out, "event: ", type, "\n");
+    AppendEvent(Dump(event), out);
+  }
+
+  void AppendBegin(std::string& out) {
+    Append("response.created", {{"response", Response()}}, out);
+    Append("response.in_progress", {{"response", Response()}}, out);
+    Json item = Item();
+    item["content"] = Json::array();
+    Append("response.output_item.added", {{"output_index", 0}, {"item", std::move(item)}}, out);
+    Append("response.content_part.added",
+           {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", Part()}},
+           out);
+  }
+
+  void AppendEnd(std::string& out) {
+    const Json place = {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}};
+    Json text = place;
+    text["text"] = text_;
+    text["logprobs"] = logprobs_;
+    Append("response.output_text.done", std::move(text), out);
+    Json part = place;
+    part["part"] = Part();
+    Append("response.content_part.done", std::move(part), out);
+    Append("response.output_item.done", {{"output_index", 0}, {"item", Item()}}, out);
+    const bool whole = status_ == std::string_view("completed");
+    Append(whole ? "response.completed" : "response.incomplete", {{"response", Response()}}, out);
+  }
+
+  Json Part() const {  // the text part
+    return {{"type", "output_text"},
+            {"text", text_},
+            {"annotations", Json::array()},
+            {"logprobs", logprobs_}};
+  }
+
+  Json Item() const {  // the message with the text part
+    return {{"id", item_id_},
+            {"type", "message"},
+            {"role", "assistant"},
+            {"status", status_},
+            {"content", Json::array({Part()})}};
+  }
+
+  const bool streams_;
+  const model::Tokenizer* const tokenizer_;
+  const std::string id_, item_id_;
+  Json head_;  // the fields that do not change
+  std::string text_;
+  Json logprobs_ = Json::array();
+  const char* status_ = "in_progress";
+  Json usage_, state_;
+  int64_t position_ = 0;  // of the session before this response
+  int64_t cached_ = 0;
+  int64_t sequence_ = 0;  // number of the next event
+};
 
 // One POST: gets a session, then generates in it.
 class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
@@ -73,7 +215,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     if (request_.previous) {
       v1::ForkSessionRequest fork;
       fork.set_session_id(*request_.previous);
-      return ForkSession(call_->ForHandler(), fork, [self = shared_from_this()](auto forked) {
+      return ForkSession(call_->record(), fork, [self = shared_from_this()](auto forked) {
         self->Made(forked.ok() ? absl::StatusOr<v1::Session>(forked->sessions(0))
                                : forked.status());
       });
@@ -90,7 +232,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     }
     request_.message.clear_memory();
     request_.message.clear_max_centroids();
-    CreateSession(call_->ForHandler(), create,
+    CreateSession(call_->record(), create,
                   [self = shared_from_this()](auto session) { self->Made(std::move(session)); });
   }
 
@@ -117,13 +259,12 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     auto answer = std::make_unique<ResponseAnswer>(request_, id, call_->services().description.name,
                                                    call_->services().engine.model().tokenizer,
                                                    absl::ToUnixSeconds(absl::Now()));
-    GenerationCall::Hooks hooks = {
+    GenerationHooks hooks = {
         .translate_error =
             [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kChat); },
         .ended = [self = shared_from_this(), &answer = *answer](
                      const absl::Status& status) { return self->Ended(status, answer); }};
-    std::make_shared<GenerationCall>(call_, std::move(answer), std::move(hooks))
-        ->Start(request_.message);
+    StartGeneration(call_, std::move(answer), request_.message, std::move(hooks));
   }
 
   absl::Status Ended(const absl::Status& status, const ResponseAnswer& answer) {
@@ -154,7 +295,7 @@ absl::StatusOr<std::string> Named(const HttpCallPtr& call, const PathWords& word
 }  // namespace
 
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
-  ASSIGN_OR_RETURN(const nlohmann::json body, JsonBody(*call));
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(ResponseRequest request, ReadResponse(body, call->services().description.name));
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());

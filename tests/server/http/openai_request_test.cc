@@ -6,7 +6,6 @@
 
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
-#include "server/http/response_request.h"
 #include "server/http/response_store.h"
 
 namespace ovq::server {
