@@ -156,6 +156,14 @@ class FloorPlan(unittest.TestCase):
             graph.setdefault(unit_of(path), set()).update(others - {unit_of(path)})
         self.assertIsNone(circle(graph))
 
+    def test_the_walk_of_one_answer_is_short(self):
+        text = (ROOT / "docs" / "architecture.md").read_text()
+        walk = text.split("## The walk of one Generate")[1].split("\n## ")[0]
+        rows = [line for line in walk.splitlines() if line.startswith("| `")]
+        files = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+        self.assertEqual([name for name in files if name not in self.files], [])
+        self.assertTrue(30 < len(files) <= 40, len(files))
+
     def test_folders_have_a_size_to_read(self):
         units = {}
         for path in self.files:
