@@ -54,7 +54,8 @@ class SharedFolder : public testing::Test {
     options.session_folder = OpenFolder(server->found, disk);
     EngineEvents events;
     events.session_event = [to = &server->told](const SessionReport& report) {
-      to->push_back(report.event);
+      // State() exports, which is told when the next iteration runs, or later.
+      if (report.event != std::string_view("export")) to->push_back(report.event);
     };
     server->engine = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
     EXPECT_THAT((*server)->sessions().Adopt(server->found.sessions), IsEmpty());
@@ -117,9 +118,9 @@ TEST_F(SharedFolder, OwnershipMovesToTheServerThatRequestsIt) {
   EXPECT_EQ((**second).SettledStats().sessions_hibernated, 0);
   EXPECT_EQ((**second).SettledStats().sessions_idle, 0);
   EXPECT_EQ((**second).SettledStats().state_bytes_reserved, 0u);
-  EXPECT_EQ(second->told, (std::vector<std::string>{"take_over", "wake", "export", "let_go",
-                                                    "take_over", "wake", "export", "let_go",
-                                                    "take_over", "wake", "export", "let_go"}));
+  EXPECT_EQ(second->told,
+            (std::vector<std::string>{"take_over", "wake", "let_go", "take_over", "wake", "let_go",
+                                      "take_over", "wake", "let_go"}));
 }
 
 TEST_F(SharedFolder, EveryCallBringsItsSession) {
