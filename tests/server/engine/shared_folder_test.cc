@@ -54,7 +54,7 @@ class SharedFolder : public testing::Test {
     options.session_folder = OpenFolder(server->found, disk);
     EngineEvents events;
     events.session_event = [to = &server->told](const SessionReport& report) {
-      // State() exports, which is told when the next iteration runs, or later.
+      // State() exports, which is told beside what the test does next.
       if (report.event != std::string_view("export")) to->push_back(report.event);
     };
     server->engine = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
