@@ -130,7 +130,7 @@ struct CandidateOrder {
 // The order of a row's tokens by logit. Those farther than kNegligible below the best share the
 // last bin.
 __device__ inline CandidateOrder MakeOrder(const float* row, const RowRange& range, double* weights,
-                                         double scale) {
+                                           double scale) {
   const double best = Sane(range.best);
   const double width = (best - static_cast<double>(Sane(range.lowest))) * scale;
   return {row, weights, best, scale, width > 0 ? kBins / fmin(width, -kNegligible) : 0};
