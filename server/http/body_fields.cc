@@ -110,9 +110,16 @@ std::vector<uint32_t> BodyFields::Ids(const char* name) {
   return ids;
 }
 
+bool IsDefault(const Json& json) {
+  if (json.is_string()) return json.get_ref<const std::string&>().empty();
+  if (json.is_object()) return std::ranges::all_of(json, IsDefault);
+  return json.is_null() || (json.is_array() && json.empty());
+}
+
 void BodyFields::Refuse(const char* name, const char* expected, const std::vector<Json>& accepted) {
   const Json* const json = Any(name);
-  if (json == nullptr || std::ranges::find(accepted, *json) != accepted.end()) return;
+  if (json == nullptr || IsDefault(*json)) return;
+  if (std::ranges::find(accepted, *json) != accepted.end()) return;
   Fail(Unsupported(Path(name), expected));
 }
 

@@ -29,7 +29,8 @@ class BodyFields {
   std::vector<uint32_t> Ids(const char* name);       // a list of token ids
   // Accepts any value of a field that has no meaning in this server.
   void Skip(const char* name) { (void)Any(name); }
-  // A field that is not served: any value that is not accepted is an error that names the field.
+  // A field that is not served: any value that is neither IsDefault nor accepted is an error that
+  // names the field.
   void Refuse(const char* name, const char* expected = "none",
               const std::vector<nlohmann::json>& accepted = {});
 
@@ -48,6 +49,10 @@ class BodyFields {
   std::set<std::string> read_;
   absl::Status status_;
 };
+
+// Whether the value says nothing, as clients send fields that were not set: null, "", [], {} and
+// objects of such values.
+bool IsDefault(const nlohmann::json& json);
 
 // The value in a few words, for an error text.
 std::string Shown(const nlohmann::json& json);

@@ -25,10 +25,10 @@ constexpr std::string_view kResponsePrefix = "resp_";
 
 void ReadFormat(BodyFields& fields) {
   const Json* const format = fields.Any("response_format");
-  if (format == nullptr || (format->is_object() && format->value("type", Json()) == "text")) return;
+  if (format == nullptr || IsDefault(*format)) return;
+  if (format->is_object() && format->value("type", Json()) == "text") return;
   fields.Fail(Unsupported("response_format", "{\"type\": \"text\"}"));
 }
-const std::vector<Json> kEmpty = {Json::array(), Json::object()};
 
 // Skips fields without a meaning here: the user's id at OpenAI, and options of its service.
 void SkipWithoutMeaning(BodyFields& fields) {
@@ -43,7 +43,7 @@ void RefuseVllmFields(BodyFields& fields) {
        {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
         "guided_decoding_backend", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
         "prompt_logprobs", "logits_processors", "kv_transfer_params", "cache_salt", "vllm_xargs",
-        "mm_processor_kwargs", "chat_template", "chat_template_kwargs", "documents"}) {
+        "mm_processor_kwargs", "chat_template", "documents"}) {
     fields.Refuse(name);
   }
   fields.Refuse("use_beam_search", "false", {false});
@@ -88,7 +88,7 @@ void ReadLogitBias(BodyFields& fields, v1::SamplingParams& to) {
 void ReadStream(BodyFields& fields, OpenAiRequest& to) {
   to.stream = fields.Bool("stream").value_or(false);
   const Json* const options = fields.Any("stream_options");
-  if (options == nullptr) return;
+  if (options == nullptr || IsDefault(*options)) return;
   if (!options->is_object()) return fields.Expected("stream_options", "an object", *options);
   if (!to.stream)
     return fields.Fail(engine::BadField("stream_options", "it only with stream", "it"));
@@ -125,9 +125,9 @@ void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
 
 // Refuses tools: nothing here parses the calls that a model would write.
 void RefuseTools(BodyFields& fields) {
-  fields.Refuse("tools", "none", kEmpty);
+  fields.Refuse("tools");
   fields.Refuse("tool_choice", "\"none\"", {"none"});
-  fields.Refuse("functions", "none", kEmpty);
+  fields.Refuse("functions");
   fields.Refuse("function_call", "\"none\"", {"none"});
   fields.Skip("parallel_tool_calls");  // without tools it means nothing
   ReadFormat(fields);
@@ -160,6 +160,38 @@ std::string ReadContent(BodyFields& fields, const std::string& name, const Json&
   return text;
 }
 
+// Reads the calls of an answer: {"id", "type": "function", "function": {"name", "arguments"}}.
+void ReadCalls(BodyFields& fields, v1::ChatMessage& to) {
+  const Json* const calls = fields.Any("tool_calls");
+  if (calls == nullptr) return;
+  if (!calls->is_array()) return fields.Expected("tool_calls", "a list of calls", *calls);
+  for (size_t i = 0; i < calls->size() && fields.ok(); ++i) {
+    const std::string path = absl::StrCat("tool_calls[", i, "]");
+    const Json& from = (*calls)[i];
+    const auto function = from.is_object() ? from.find("function") : from.end();
+    if (function == from.end() || !function->is_object()) {
+      return fields.Expected(path, "an object with a function", from);
+    }
+    BodyFields call(from, absl::StrCat(fields.Path(path), "."));
+    BodyFields inner(*function, absl::StrCat(fields.Path(path), ".function."));
+    v1::ToolCall& entry = *to.add_tool_calls();
+    entry.set_id(call.Text("id").value_or(""));
+    call.Refuse("type", "\"function\"", {"function"});
+    for (const char* name : {"function", "index"}) call.Skip(name);
+    entry.set_name(inner.Text("name").value_or(""));
+    entry.set_arguments_json(inner.Text("arguments").value_or("{}"));
+    fields.Fail(inner.Finish());
+    fields.Fail(call.Finish());
+  }
+}
+
+void ReadTemplateArgs(BodyFields& fields, v1::Conversation& to) {
+  const Json* const args = fields.Any("chat_template_kwargs");
+  if (args == nullptr) return;
+  if (!args->is_object()) return fields.Expected("chat_template_kwargs", "an object", *args);
+  if (!args->empty()) to.set_template_args_json(Dump(*args));
+}
+
 void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
                  v1::Conversation& to) {
   if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
@@ -169,15 +201,17 @@ void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
   if (const Json* content = inner.Any("content")) {
     message.set_content(ReadContent(inner, "content", *content));
   }
-  inner.Skip("name");  // templates have no use for it
+  message.set_name(inner.Text("name").value_or(""));
+  message.set_tool_call_id(inner.Text("tool_call_id").value_or(""));
+  for (const char* name : {"reasoning", "reasoning_content"}) {
+    if (const auto reasoning = inner.Text(name)) message.set_reasoning(*reasoning);
+  }
+  ReadCalls(inner, message);
   // A field of answers, which clients send back.
   inner.Skip("annotations");
   for (const char* name : {"refusal", "id", "status"}) inner.Skip(name);
   inner.Refuse("type", "\"message\"", {"message"});
-  for (const char* name : {"tool_calls", "function_call"}) inner.Refuse(name, "none", kEmpty);
-  for (const char* name : {"tool_call_id", "audio", "reasoning_content", "reasoning"}) {
-    inner.Refuse(name);
-  }
+  for (const char* name : {"function_call", "audio"}) inner.Refuse(name);
   fields.Fail(inner.Finish());
 }
 
@@ -239,7 +273,7 @@ void ReadIncluded(BodyFields& fields, v1::OutputOptions& to) {
 }
 
 void RefuseForResponse(BodyFields& fields) {
-  fields.Refuse("tools", "none", {Json::array()});
+  fields.Refuse("tools");
   fields.Refuse("tool_choice", "\"auto\" or \"none\"", {"auto", "none"});
   fields.Refuse("background", "false", {false});
   fields.Refuse("text", "{\"format\": {\"type\": \"text\"}}",
@@ -317,6 +351,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   if (const Json* messages = fields.Any("messages")) {
     ReadMessages(fields, "messages", *messages, conversation);
   }
+  ReadTemplateArgs(fields, conversation);
   // So that the next turn, which sends this text again, need not prefill it again.
   message.mutable_prompt()->set_cacheable(fields.Bool("cache_prompt").value_or(true));
   if (const auto v = fields.Bool("add_generation_prompt")) {
@@ -417,7 +452,8 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string
 }
 
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
-  static constexpr std::array<std::pair<const char*, const char*>, 9> kNames = {{
+  static constexpr std::array<std::pair<const char*, const char*>, 10> kNames = {{
+      {"prompt.conversation.template_args_json", "chat_template_kwargs"},
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
       {"prompt.text", "prompt"},

@@ -89,6 +89,61 @@ struct Refusal {
   const char* body;
   const char* field;
 };
+TEST(OpenAiRequests, MessagesCarryCallsResultsAndReasoning) {
+  const auto read = ParseChat(R"({"messages": [
+      {"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": null, "reasoning_content": "why", "tool_calls": [
+          {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}}]},
+      {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"}],
+      "chat_template_kwargs": {"enable_thinking": false}})");
+  ASSERT_TRUE(read.ok()) << read.status();
+  v1::Conversation expected;
+  v1::ChatMessage& user = *expected.add_messages();
+  user.set_role("user");
+  user.set_content("Hi");
+  v1::ChatMessage& answer = *expected.add_messages();
+  answer.set_role("assistant");
+  answer.set_reasoning("why");
+  v1::ToolCall& call = *answer.add_tool_calls();
+  call.set_id("c1");
+  call.set_name("add");
+  call.set_arguments_json(R"({"a": 1})");
+  v1::ChatMessage& result = *expected.add_messages();
+  result.set_role("tool");
+  result.set_content("3");
+  result.set_tool_call_id("c1");
+  result.set_name("add");
+  expected.set_template_args_json(R"({"enable_thinking":false})");
+  EXPECT_EQ(read->message.prompt().conversation().DebugString(), expected.DebugString());
+
+  const std::string message = R"({"messages": [{"role": "assistant", "tool_calls": )";
+  EXPECT_THAT(ParseChat((message + "3}]}").c_str()).status().message(),
+              HasSubstr("messages[0].tool_calls: expected a list of calls, got 3"));
+  EXPECT_THAT(ParseChat((message + "[{}]}]}").c_str()).status().message(),
+              HasSubstr("messages[0].tool_calls[0]: expected an object with a function"));
+  EXPECT_THAT(ParseChat((message + R"([{"function": {"name": 1}}]}]})").c_str()).status().message(),
+              HasSubstr("messages[0].tool_calls[0].function.name: expected a text, got 1"));
+  EXPECT_THAT(ParseChat(R"({"messages": [], "chat_template_kwargs": []})").status().message(),
+              HasSubstr("chat_template_kwargs: expected an object"));
+}
+
+// Clients send fields that nobody set as null, "", [], {} or objects of such values.
+TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
+  for (const char* name : {"tools", "tool_choice", "functions", "response_format", "audio",
+                           "reasoning_effort", "guided_json", "documents", "modalities"}) {
+    for (const char* value : {"null", "\"\"", "[]", "{}", R"({"a": null, "b": {"c": []}})"}) {
+      const std::string body = std::string(R"({"messages": [], ")") + name + "\": " + value + "}";
+      EXPECT_TRUE(ParseChat(body.c_str()).ok()) << body << ParseChat(body.c_str()).status();
+    }
+    const std::string body = std::string(R"({"messages": [], ")") + name + R"(": {"a": 0}})";
+    EXPECT_THAT(ParseChat(body.c_str()).status().message(), HasSubstr(name)) << body;
+  }
+  for (const char* text : {"{}", R"({"format": null})", R"({"format": {"type": "text"}})"}) {
+    const std::string body = std::string(R"({"input": "Hi", "text": )") + text + "}";
+    EXPECT_TRUE(ReadResponse(Json::parse(body), "m").ok()) << body;
+  }
+}
+
 TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
   for (const auto& [body, field] : {
            Refusal{R"({"prompt": "x", "echo": true})", "echo"},
@@ -98,7 +153,8 @@ TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
            Refusal{R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens"},
            Refusal{R"({"prompt": "x", "max_tokens": 4294967296})", "max_tokens"},
            Refusal{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "logit_bias"},
-           Refusal{R"({"prompt": "x", "stream_options": {}})", "stream_options"},
+           Refusal{R"({"prompt": "x", "stream_options": {"include_usage": true}})",
+                   "stream_options"},
            Refusal{R"({"prompt": {"a": 1}})", "prompt"},
            Refusal{R"({"prompt": []})", "prompt"},
            Refusal{R"({"prompt": [1, -1]})", "prompt"},
