@@ -1,4 +1,4 @@
-// Filters and tests.
+// Filters and tests, in one long file: each is a few lines, and their table stands at the end.
 #include <algorithm>
 #include <charconv>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Parse of program.h: grammar and precedence of jinja2/parser.py (3.1), and each construct's
-// meaning.
+// meaning. Both stand in one long file, so that a construct is read and changed in one place.
 #include <algorithm>
 #include <initializer_list>
 #include <utility>

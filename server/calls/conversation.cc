@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -32,8 +33,7 @@ absl::Status HistoryMismatch(const std::string& path, std::string_view why) {
       absl::FailedPreconditionError(absl::StrCat(field, ": ", std::string(why))), {.field = field});
 }
 
-// Stands for the content of an answer, to see what the template writes behind it.
-constexpr char kAnswer[] = "zq0answer0zq";
+constexpr size_t kMaxRoles = 16;  // different ones in a conversation, each of which is tried out
 
 jinja::ChatMessage ToMessage(const v1::ChatMessage& from) {
   jinja::ChatMessage to = {.role = from.role(),
@@ -87,18 +87,24 @@ class Writer {
     Writer other = *this;
     jinja::ChatMessage& answer = other.messages[i];
     answer.reasoning.clear();
+    // Stands for what the answer said; no message has it.
+    std::string mark = "zq0answer0zq";
+    const auto has_mark = [&](const jinja::ChatMessage& message) {
+      return message.content && absl::StrContains(*message.content, mark);
+    };
+    while (std::ranges::any_of(messages, has_mark)) mark += 'z';
     if (answer.tool_calls.empty()) {
-      answer.content = kAnswer;
+      answer.content = mark;
     } else {
-      answer.tool_calls.back().arguments_json = absl::StrCat("{\"a\": \"", kAnswer, "\"}");
+      answer.tool_calls.back().arguments_json = absl::StrCat("{\"a\": \"", mark, "\"}");
     }
     ASSIGN_OR_RETURN(std::string text, other.Text(messages.size(), opens_answer));
-    const size_t at = text.rfind(kAnswer);
+    const size_t at = text.rfind(mark);
     if (at == text.npos) {
       return HistoryMismatch(path_, absl::StrCat("the chat template writes nothing of messages[", i,
                                                  "], the answer that the session holds"));
     }
-    return text.substr(at + std::size(kAnswer) - 1);
+    return text.substr(at + mark.size());
   }
 
   std::vector<jinja::ChatMessage> messages;
@@ -114,17 +120,21 @@ class Writer {
     std::map<std::string, bool> written = {{"user", true}, {"assistant", true}};
     const auto writes = [&](const std::string& role) {
       const auto [entry, is_new] = written.try_emplace(role, true);
-      if (is_new) entry->second = format_.WritesRole(role, now_);
+      if (is_new && written.size() <= kMaxRoles) entry->second = format_.WritesRole(role, now_);
       return entry->second;
     };
     for (size_t i = 0; i < messages.size(); ++i) {
       std::string& role = messages[i].role;
-      if (writes(role)) continue;
+      if (writes(role) && written.size() <= kMaxRoles) continue;
       if (role == "developer" && writes("system")) {
         role = "system";
         continue;
       }
       const std::string field = absl::StrCat(path_, ".messages[", i, "].role");
+      if (written.size() > kMaxRoles) {
+        return engine::BadField(field, absl::StrCat("at most ", kMaxRoles, " different roles"),
+                                "more");
+      }
       return engine::BadField(field, "a role that the model's chat template writes", Quoted(role));
     }
     return absl::OkStatus();
@@ -165,9 +175,9 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
   }
   const bool opens_answer =
       !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
-  absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
-  if (known == 0 || !text.ok()) return text;
-  if (writer.messages[known - 1].role != "assistant") {
+  if (known == 0 || writer.messages[known - 1].role != "assistant") {
+    absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
+    if (known == 0 || !text.ok()) return text;
     ASSIGN_OR_RETURN(const std::string read, writer.Text(known, /*opens_answer=*/false));
     if (text->starts_with(read)) return text->substr(read.size());
     const auto differs = std::ranges::mismatch(*text, read).in1 - text->begin();

@@ -111,6 +111,9 @@ const nlohmann::json& Schemas() {
 class DialectTest : public testing::TestWithParam<size_t> {
  protected:
   const Dialect& dialect() const { return Dialects()[GetParam()]; }
+  bool IsOneOf(std::initializer_list<std::string_view> names) const {
+    return std::ranges::find(names, dialect().name) != names.end();
+  }
 
   void SetUp() override {
     const std::string folder = testing::TempDir() + "answers_" + dialect().name;
@@ -234,7 +237,7 @@ TEST_P(DialectTest, OneCall) {
 }
 
 TEST_P(DialectTest, TwoCallsBehindText) {
-  if (dialect().name == std::string("Bare")) GTEST_SKIP() << "its template refuses two calls";
+  if (IsOneOf({"Bare"})) GTEST_SKIP() << "its template refuses two calls";
   const auto parts = ParseCut(
       Written({.role = "assistant", .content = "Let me see.", .tool_calls = {Now(), Weather()}}));
   ExpectCalls(parts, {Now(), Weather()});
@@ -244,7 +247,9 @@ TEST_P(DialectTest, TwoCallsBehindText) {
 }
 
 TEST_P(DialectTest, ReasoningIsApart) {
-  if (syntax_.think_begin.empty()) GTEST_SKIP() << "its template knows no reasoning";
+  const bool reasons = IsOneOf({"Thinking", "Marked"});
+  ASSERT_EQ(syntax_.think_begin.empty(), !reasons);
+  if (!reasons) GTEST_SKIP() << "its template knows no reasoning";
   const auto parts = ParseCut(Written({.role = "assistant",
                                        .content = "Let me see.",
                                        .reasoning = "The user\n\nis <polite>.",
@@ -254,7 +259,8 @@ TEST_P(DialectTest, ReasoningIsApart) {
 }
 
 TEST_P(DialectTest, ACallInCodeIsText) {
-  if (syntax_.calls.marker.empty()) GTEST_SKIP() << "its calls are whole answers";
+  ASSERT_EQ(syntax_.calls.marker.empty(), IsOneOf({"Bare"}));
+  if (IsOneOf({"Bare"})) GTEST_SKIP() << "its calls are whole answers";
   jinja::ChatMessage shown = {
       .role = "assistant", .content = std::nullopt, .tool_calls = {Weather()}};
   if (dialect().name == std::string("Thinking")) shown.reasoning = "";
@@ -285,7 +291,8 @@ TEST_P(DialectTest, AForcedCallGoesOnWithItsArguments) {
   const std::string opening =
       syntax_.calls.opening + "get_weather" + syntax_.calls.opening_after_name;
   const size_t at = written.find(opening);
-  if (at == written.npos) GTEST_SKIP() << "its opening holds an id";
+  ASSERT_EQ(at == written.npos, IsOneOf({"List"}));
+  if (IsOneOf({"List"})) GTEST_SKIP() << "its opening holds an id";
   // The caller chose the tool, and the prompt has begun the call.
   const std::string closes = dialect().opening.empty() ? "" : syntax_.think_end + "\n\n";
   const auto parts = ParseCut(written.substr(at + opening.size()), closes + opening);

@@ -236,6 +236,14 @@ TEST_F(ConversationTest, AMessageThatLeavesNoTraceIsRefused) {
   *request.mutable_conversation() = Talk({{"critic", "No."}});
   EXPECT_THAT(server.inference().ApplyTemplate(&unknown, request, &response),
               Fails(kInvalid, "conversation.messages[0].role"));
+  Messages many;
+  for (int i = 0; i < 20; ++i) many.push_back({"role" + std::to_string(i), "a"});
+  TestServer& any = Serve();
+  *request.mutable_conversation() = Talk(many);
+  grpc::ClientContext roles;
+  EXPECT_THAT(
+      any.inference().ApplyTemplate(&roles, request, &response),
+      Fails(kInvalid, "conversation.messages[14].role: expected at most 16 different roles"));
 }
 
 TEST_F(ConversationTest, FieldsHaveLimits) {
