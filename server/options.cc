@@ -107,6 +107,10 @@ void AddModelChoices(Flags& flags, Options& o) {
              {{"off", engine::Speculation::kOff}, {"ngram", engine::Speculation::kNgram}}),
       "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
       "stood before, and as many are checked in a step as make answers faster; they are the same");
+  flags.Add("tool-parser", "NAME", Choice(o.call_syntax, answers::NamedCalls()),
+            "how the model writes calls to tools, where its chat template shows another form or\n"
+            "none (none: calls stay text, and tools are refused)",
+            "as the chat template writes them");
   flags.Add("memory", "NAME[,NAME]", Choices<model::CachePolicy>(o.cache_policies, cache_policies),
             absl::StrCat(kept,
                          "of several, sessions get the first unless their creation asks for\n"

@@ -14,6 +14,7 @@
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
 #include "kernels/ops/ops.h"
+#include "model/answers/named_calls.h"
 #include "model/cache_policy.h"
 #include "server/access/security.h"
 #include "server/engine/common/engine_config.h"
@@ -46,6 +47,7 @@ struct Options {
   std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<kernels::DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   kernels::WeightType weights = kernels::WeightType::kAsComputed;
+  std::optional<answers::CallSyntax> call_syntax;  // of tool calls; default: the chat template's
   int64_t max_context = 1 << 20;  // most positions of models with full-attention layers
   absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);
