@@ -1,13 +1,14 @@
 #include "server/http/openai_answer.h"
 
 #include <algorithm>
-#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "server/engine/common/limits.h"
+#include "server/http/completion_logprobs.h"
 #include "server/http/http_errors.h"
 
 namespace ovq::server {
@@ -15,8 +16,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// The bytes of a token; null if it has none.
 Json Bytes(const std::string& text) {
-  Json bytes = Json::array();
+  Json bytes;
   for (const char c : text) bytes.push_back(static_cast<uint8_t>(c));
   return bytes;
 }
@@ -29,16 +31,11 @@ Json StopJson(const engine::Finished& finished) {
 
 }  // namespace
 
-std::string TokenText(const model::Tokenizer* tokenizer, int32_t id) {
-  if (tokenizer == nullptr || !tokenizer->has_text()) return absl::StrCat("token_id:", id);
-  return tokenizer->Decode(std::array{id}).value_or("");
-}
-
 void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
                         Json& list) {
   const auto entry = [tokenizer](int32_t id, float logprob) {
-    const std::string text = TokenText(tokenizer, id);
-    return Json{{"token", text}, {"logprob", logprob}, {"bytes", Bytes(text)}};
+    const model::ShownToken shown = model::ShowToken(tokenizer, id);
+    return Json{{"token", shown.text}, {"logprob", logprob}, {"bytes", Bytes(shown.bytes)}};
   };
   for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
     Json& token = list.emplace_back(entry(chunk.token_ids[i], chunk.logprobs[i]));
@@ -135,41 +132,27 @@ class OpenAiAnswer final : public AnswerWriter {
  private:
   struct Choice {
     std::string text;
-    Json logprobs;           // null if not asked for
-    Json finish;             // null until the end
-    Json stop;               // the stop text or token id that ended it, or null
-    int64_t text_bytes = 0;  // bytes so far, for text_offset
+    Json logprobs;                              // null if not asked for
+    Json finish;                                // null until the end
+    Json stop;                                  // the stop text or token id that ended it, or null
+    std::optional<model::TextOffsets> offsets;  // of completions with logprobs
   };
 
   bool chat() const { return request_.api == OpenAiApi::kChat; }
-  // The form of the completions API: parallel lists.
   void AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
     if (chunk.logprobs.empty()) return;
     if (chat()) {
       if (to.is_null()) to = {{"content", Json::array()}, {"refusal", nullptr}};
       return AppendChatLogprobs(chunk, tokenizer_, to["content"]);
     }
-    if (to.is_null()) {
-      to = {{"tokens", Json::array()},
-            {"token_logprobs", Json::array()},
-            {"top_logprobs", Json::array()},
-            {"text_offset", Json::array()}};
+    if (!choice.offsets) {
+      choice.offsets.emplace(tokenizer_, /*at_start=*/false);
+      const auto& ids = request_.message.prompt().token_ids().ids();
+      // A character has at most four bytes, so no more tokens can have begun it.
+      const std::vector<int32_t> tail(ids.end() - std::min(4, ids.size()), ids.end());
+      choice.offsets->Precede(tail);
     }
-    for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
-      const std::string text = TokenText(tokenizer_, chunk.token_ids[i]);
-      Json best = Json::object();
-      if (i < chunk.top.size()) {
-        for (const model::TokenLogprob& top : chunk.top[i]) {
-          best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
-        }
-      }
-      best.emplace(text, chunk.logprobs[i]);  // the drawn token is among them
-      to["tokens"].push_back(text);
-      to["token_logprobs"].push_back(chunk.logprobs[i]);
-      to["top_logprobs"].push_back(std::move(best));
-      to["text_offset"].push_back(choice.text_bytes);
-      choice.text_bytes += std::ssize(text);
-    }
+    AppendCompletionLogprobs(chunk, tokenizer_, *choice.offsets, to);
   }
 
   Json Usage() const {

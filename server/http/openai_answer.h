@@ -11,8 +11,6 @@
 
 namespace ovq::server {
 
-// The text of one token, as OpenAI's logprobs show it.
-std::string TokenText(const model::Tokenizer* tokenizer, int32_t id);
 // Appends {"token", "logprob", "bytes", "top_logprobs"} for each token of the chunk.
 void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
                         nlohmann::json& list);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "model/token_text.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
 #include "server/http/generation_call.h"
@@ -54,8 +55,9 @@ absl::StatusOr<std::string> TokenList(HttpCall& call, const v1::TokenizeResponse
   for (const uint32_t id : tokens.token_ids()) {
     absl::StrAppend(&ids, ids.empty() ? "" : ",", id);
     if (with_texts) {
-      absl::StrAppend(&texts, texts.empty() ? "" : ",",
-                      Dump(TokenText(engine.model().tokenizer, static_cast<int32_t>(id))));
+      absl::StrAppend(
+          &texts, texts.empty() ? "" : ",",
+          Dump(model::ShowToken(engine.model().tokenizer, static_cast<int32_t>(id)).text));
     }
     if (ids.size() + texts.size() < held) continue;
     held += kHeldAtATime;

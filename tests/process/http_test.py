@@ -83,6 +83,23 @@ class OpenAi(HttpCase):
         self.assertEqual([len(logprobs[name]) for name in ("tokens", "token_logprobs",
                                                            "top_logprobs", "text_offset")], [3] * 4)
         self.assertEqual("".join(logprobs["tokens"]), answer["choices"][0]["text"])
+        # Tokens that are parts of characters: each has a name and its own byte.
+        body = {"prompt": list(b"abc"), "max_tokens": 4, "logprobs": 258, "temperature": 0,
+                "logit_bias": {"226": 100}, "ignore_eos": True}
+        logprobs = self.http.post("/v1/completions", body)[1]["choices"][0]["logprobs"]
+        self.assertEqual(logprobs["tokens"], ["bytes:\\xe2"] * 4)
+        self.assertEqual([len(top) for top in logprobs["top_logprobs"]], [258] * 4)
+        self.assertEqual(logprobs["text_offset"], [0, 1, 2, 3])
+        _, chat, _ = self.http.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True,
+            "top_logprobs": 258, "temperature": 0})
+        for token in chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            if token["bytes"] and token["bytes"][0] < 128:
+                self.assertEqual(token["token"].encode(), bytes(token["bytes"]))
+            elif token["bytes"]:
+                self.assertEqual(token["token"], "bytes:\\x%02x" % token["bytes"][0])
+            else:
+                self.assertRegex(token["token"], "^token_id:25[67]$")
         _, chat, _ = self.http.post("/v1/chat/completions", {
             "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "logprobs": True,
             "top_logprobs": 2, "temperature": 0})
@@ -112,6 +129,7 @@ class OpenAi(HttpCase):
         self.assertEqual(self.http.post("/tokenize", {"prompt": "hi"})[1]["tokens"], [104, 105])
         told = self.http.post("/tokenize", {"prompt": 'h"é', "return_token_strs": True})[1]
         self.assertEqual((told["count"], told["token_strs"][:2]), (4, ["h", '"']))
+        self.assertEqual(told["token_strs"][2:], ["bytes:\\xc3", "bytes:\\xa9"])
         self.assertEqual(self.http.post("/detokenize", {"tokens": [104, 105]})[1], {"prompt": "hi"})
         chat = self.http.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})[1]
         self.assertEqual(bytes(chat["tokens"]).decode(), "<user>x\n<assistant>")

@@ -104,6 +104,32 @@ TEST_F(HttpApiTest, ACompletionIsTheSameStreamedOrNotAndOverGrpc) {
   EXPECT_EQ(Generate(server_.inference(), TextRequest("hello", 12)).text, text);
 }
 
+class ScriptedApi : public HttpApiTest {
+ protected:
+  ScriptedApi()
+      : HttpApiTest({.setup = [](engine::test::FakeModel& model) {
+          model.Script(2, "x\xe2\x82\xac!");  // the tokens behind a prompt of two
+        }}) {}
+};
+
+TEST_F(ScriptedApi, OffsetsOfTokensCountTheCharactersOfTheText) {
+  const Json body = {{"prompt", "ab"}, {"max_tokens", 5}, {"logprobs", 1}};
+  const Json choice = Post("/v1/completions", body)["choices"][0];
+  EXPECT_EQ(choice["text"], "x\u20ac!");
+  EXPECT_EQ(choice["logprobs"]["tokens"],
+            Json({"x", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "!"}));
+  EXPECT_EQ(choice["logprobs"]["text_offset"], Json({0, 1, 1, 1, 2}));
+  Json streamed = body;
+  streamed["stream"] = true;
+  Json offsets = Json::array();
+  for (const Json& event : ParseEvents(Call("POST", "/v1/completions", streamed.dump()))) {
+    const Json& logprobs = event["choices"][0]["logprobs"];
+    if (logprobs.is_null()) continue;
+    for (const Json& offset : logprobs["text_offset"]) offsets.push_back(offset);
+  }
+  EXPECT_EQ(offsets, choice["logprobs"]["text_offset"]);
+}
+
 TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
   EXPECT_EQ(Error(Call("GET", "/nothing"), 404)["param"], "path");
   EXPECT_EQ(Error(Call("DELETE", "/v1/completions"), 405)["param"], "method");
