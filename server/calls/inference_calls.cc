@@ -79,7 +79,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(CallRecord& call,
   const engine::EngineModel& model = services.engine.model();
   const engine::EngineOptions& options = services.engine.options();
   v1::ModelInfo info;
-  info.set_name(description.name);
+  info.set_name(description.names.front());
   info.set_fingerprint(description.fingerprint);
   info.set_vocab_size(model.vocab_size);
   info.set_hidden_size(description.hidden_size);
@@ -178,7 +178,7 @@ absl::StatusOr<v1::DetokenizeResponse> Detokenize(CallRecord& call,
 v1::ServerStatus GetServerStatus(const ServiceContext& services) {
   v1::ServerStatus status;
   status.set_version(OVQ_VERSION);
-  status.set_model(services.description.name);
+  status.set_model(services.description.names.front());
   status.set_draining(services.draining());
   const absl::Time started = services.started;
   status.mutable_started()->set_seconds(absl::ToUnixSeconds(started));

@@ -19,29 +19,29 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string& ModelName(const HttpCallPtr& call) { return call->services().description.name; }
+const ModelNames& Names(const HttpCallPtr& call) { return call->services().description.names; }
 
 absl::Status Serve(const HttpCallPtr& call,
-                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&)) {
+                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const ModelNames&)) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(OpenAiRequest request, read(body, ModelName(call)));
+  ASSIGN_OR_RETURN(OpenAiRequest request, read(body, Names(call)));
   const auto in_theirs = [api = request.api](const absl::Status& status) {
     return ToOpenAiError(status, api);
   };
   const v1::GenerateRequest message = request.message;
   auto writer =
-      MakeOpenAiAnswer(std::move(request), ModelName(call),
+      MakeOpenAiAnswer(std::move(request), Names(call).front(),
                        call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
   StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
   return absl::OkStatus();
 }
 
-Json ModelObject(const ServiceContext& services) {
-  return {{"id", services.description.name},
+Json ModelObject(const ServiceContext& services, const std::string& name) {
+  return {{"id", name},
           {"object", "model"},
           {"created", absl::ToUnixSeconds(services.started)},
           {"owned_by", "ovq-server"},
-          {"root", services.description.name}};  // vLLM's, which its own clients ask for
+          {"root", services.description.names.front()}};  // vLLM's, which its own clients ask for
 }
 
 // The answer of /tokenize, written as it comes and counted: a body's text can be millions of
@@ -72,16 +72,14 @@ absl::StatusOr<std::string> TokenList(HttpCall& call, const v1::TokenizeResponse
 }  // namespace
 
 absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
-  const Json model = ModelObject(call->services());
-  if (words.empty()) {
-    call->Reply(200, Dump({{"object", "list"}, {"data", Json::array({model})}}));
+  if (!words.empty()) {
+    RETURN_IF_ERROR(CheckModel(words.front(), Names(call)));
+    call->Reply(200, Dump(ModelObject(call->services(), words.front())));
     return absl::OkStatus();
   }
-  if (words.front() != ModelName(call)) {
-    return NotFound("model: expected \"" + ModelName(call) + "\", the one that is served", "model",
-                    "model_not_found");
-  }
-  call->Reply(200, Dump(model));
+  Json list = Json::array();
+  for (const std::string& name : Names(call)) list.push_back(ModelObject(call->services(), name));
+  call->Reply(200, Dump({{"object", "list"}, {"data", list}}));
   return absl::OkStatus();
 }
 
@@ -94,7 +92,7 @@ absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) { return Serve
 absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   BodyFields fields(body);
-  ReadModel(fields, ModelName(call));
+  ReadModel(fields, Names(call));
   const std::optional<std::string> text = fields.Text("prompt");
   const Json* const messages = fields.Any("messages");
   v1::Conversation conversation;
@@ -126,7 +124,7 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
 absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   BodyFields fields(body);
-  ReadModel(fields, ModelName(call));
+  ReadModel(fields, Names(call));
   v1::DetokenizeRequest request;
   for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
   RETURN_IF_ERROR(fields.Finish());

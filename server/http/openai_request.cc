@@ -1,5 +1,6 @@
 #include "server/http/openai_request.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -294,11 +296,16 @@ void RefuseForResponse(BodyFields& fields) {
 
 }  // namespace
 
-void ReadModel(BodyFields& fields, const std::string& model) {
+absl::Status CheckModel(const std::string& asked, const ModelNames& model) {
+  if (std::ranges::count(model, asked) > 0) return absl::OkStatus();
+  return NotFound(absl::StrCat("model: expected \"", absl::StrJoin(model, "\" or \""),
+                               "\", which is served, got ", Quoted(asked)),
+                  "model", "model_not_found");
+}
+
+void ReadModel(BodyFields& fields, const ModelNames& model) {
   const std::optional<std::string> asked = fields.Text("model");
-  if (!asked || *asked == model) return;
-  fields.Fail(NotFound(absl::StrCat("model: expected \"", model, "\", the one that is served"),
-                       "model", "model_not_found"));
+  if (asked) fields.Fail(CheckModel(*asked, model));
 }
 
 void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Conversation& to) {
@@ -308,7 +315,7 @@ void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Co
   }
 }
 
-absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model) {
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   OpenAiRequest request;
   v1::GenerateRequest& message = request.message;
@@ -342,7 +349,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   return request;
 }
 
-absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& model) {
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   OpenAiRequest request = {.api = OpenAiApi::kChat, .message = {}};
   v1::GenerateRequest& message = request.message;
@@ -399,7 +406,7 @@ absl::Status NoResponse(const std::string& field, const char* code) {
       field, code);
 }
 
-absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model) {
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   ResponseRequest request;
   v1::GenerateRequest& message = request.message;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
@@ -17,6 +18,8 @@ namespace ovq::server {
 inline constexpr uint32_t kDefaultCompletionTokens = 16;
 inline constexpr uint32_t kDefaultChatTokens = 4096;
 
+using ModelNames = std::vector<std::string>;
+
 enum class OpenAiApi : uint8_t { kCompletions, kChat };
 
 struct OpenAiRequest {
@@ -27,9 +30,9 @@ struct OpenAiRequest {
   bool continuous_usage = false;  // in every chunk
 };
 
-// `model`: name of the served model.
-absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const std::string& model);
-absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const std::string& model);
+// `model`: names of the served model, of which every one will do.
+absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const ModelNames& model);
+absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const ModelNames& model);
 
 // /v1/responses. `message`: its conversation has the new messages only, instructions and input.
 struct ResponseRequest : OpenAiRequest {
@@ -39,7 +42,7 @@ struct ResponseRequest : OpenAiRequest {
   nlohmann::json shown;  // fields of the request that the response repeats
 };
 // NotFound with code previous_response_not_found for text that cannot be a response's id.
-absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const std::string& model);
+absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const ModelNames& model);
 
 // The id of a response is "resp_" and its session's id, whose KEY balancers can route by.
 std::string ResponseId(const std::string& session_id);
@@ -47,8 +50,10 @@ std::string ResponseId(const std::string& session_id);
 std::optional<std::string> ResponseSessionId(const std::string& response_id);
 absl::Status NoResponse(const std::string& field, const char* code);  // NotFound
 
-// Reads `model`: NotFound with code model_not_found for another than the served one.
-void ReadModel(BodyFields& fields, const std::string& model);
+// NotFound with code model_not_found for another name.
+absl::Status CheckModel(const std::string& asked, const ModelNames& model);
+// Reads `model`.
+void ReadModel(BodyFields& fields, const ModelNames& model);
 // Reads a list of {role, content}, such as `messages`.
 void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
                   v1::Conversation& to);

@@ -256,9 +256,9 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     session_id_ = session_id;
     const std::string id =
         ResponseId(request_.store ? session_id : absl::StrCat(UnguessableHex(), "_not_stored"));
-    auto answer = std::make_unique<ResponseAnswer>(request_, id, call_->services().description.name,
-                                                   call_->services().engine.model().tokenizer,
-                                                   absl::ToUnixSeconds(absl::Now()));
+    auto answer = std::make_unique<ResponseAnswer>(
+        request_, id, call_->services().description.names.front(),
+        call_->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
             [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kChat); },
@@ -296,7 +296,7 @@ absl::StatusOr<std::string> Named(const HttpCallPtr& call, const PathWords& word
 
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(ResponseRequest request, ReadResponse(body, call->services().description.name));
+  ASSIGN_OR_RETURN(ResponseRequest request, ReadResponse(body, call->services().description.names));
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());
   run->Start();

@@ -5,7 +5,10 @@ usage: http_test.py --build BUILD_FOLDER [unittest arguments]
 
 import json
 
-from http_case import HttpCase, main
+import http_case
+from http_case import HttpCase, main, serve
+from http_client import HttpClient, http_port
+from server_process import run_to_end
 
 # ASCII only, so that an answer can be sent back unchanged
 ASCII = {str(i): -100 for i in range(128, 258)}
@@ -22,6 +25,37 @@ class OpenAi(HttpCase):
         self.assertEqual(self.http.get("/v1/models/tiny")[1], models["data"][0])
         error = self.error(self.http.get("/v1/models/gpt-9"), 404, "tiny")
         self.assertEqual(error["code"], "model_not_found")
+
+    def test_served_names(self):
+        with serve("--served-model-name", "org/tiny,tiny-too") as server:
+            http = HttpClient(http_port(server))
+            self.addCleanup(http.close)
+            models = http.get("/v1/models")[1]["data"]
+            self.assertEqual([model["id"] for model in models], ["org/tiny", "tiny-too"])
+            for path in ("org/tiny", "org%2Ftiny"):
+                self.assertEqual(http.get(f"/v1/models/{path}")[1], models[0])
+            for name in ("org/tiny", "tiny-too"):
+                answer = http.post("/v1/completions", {"model": name, "prompt": "x"})
+                self.assertEqual(answer[1]["model"], "org/tiny", answer)
+            self.error(http.post("/v1/completions", {"model": "tiny", "prompt": "x"}), 404,
+                       "'tiny'", "model")
+            self.assertEqual(http.get("/ovq/v1/info")[1]["name"], "org/tiny")
+
+    def test_chat_template_of_the_flag(self):
+        path = http_case.path_of("other.jinja")
+        with open(path, "w") as file:
+            file.write("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+        with serve("--chat-template", path) as server:
+            http = HttpClient(http_port(server))
+            self.addCleanup(http.close)
+            told = http.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})[1]
+            self.assertEqual(bytes(told["tokens"]), b"[x]")
+        with open(path, "w") as file:
+            file.write("\n{% if %}")
+        code, _, error = run_to_end(http_case.binary, "--model", http_case.path_of("tiny"),
+                                    "--chat-template", path)
+        self.assertEqual(code, 1)
+        self.assertIn("other.jinja, line 2: syntax", error)
 
     def test_completion_whole_and_streamed(self):
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 12, "temperature": 0}

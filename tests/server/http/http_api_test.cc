@@ -149,6 +149,27 @@ TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
   EXPECT_EQ(Requests("other", 404), 1);
 }
 
+TEST_F(HttpApiTest, TheModelHasSeveralNames) {
+  const Json list = Json::parse(Call("GET", "/v1/models").body)["data"];
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_EQ(list[1]["id"], "org/fake");
+  for (const char* path : {"/v1/models/org/fake", "/v1/models/org%2Ffake"}) {
+    EXPECT_EQ(Json::parse(Call("GET", path).body), list[1]) << path;
+  }
+  EXPECT_EQ(Json::parse(Call("GET", "/v1/models/fake").body), list[0]);
+  for (const char* path :
+       {"/v1/models/", "/v1/models/org", "/v1/models/org/fake/", "/v1/models/org/fake/x"}) {
+    EXPECT_EQ(Error(Call("GET", path), 404)["code"], "model_not_found") << path;
+  }
+  for (const char* name : {"fake", "org/fake"}) {
+    EXPECT_EQ(
+        Post("/v1/completions", {{"model", name}, {"prompt", "x"}, {"max_tokens", 1}})["model"],
+        "fake");
+  }
+  EXPECT_THAT(Error(Call("GET", "/v1/models/nope"), 404)["message"],
+              HasSubstr(R"(model: expected "fake" or "org/fake", which is served, got 'nope')"));
+}
+
 TEST_F(HttpApiTest, AClientIsAnAddress) {
   EXPECT_EQ(FakeExchange("GET", "/", "", {}, "ipv4:10.1.2.3:456").client(), "ipv4:10.1.2.3");
   EXPECT_EQ(FakeExchange("GET", "/", "", {}, "ipv6:[::1]:456").client(), "ipv6:[::1]");

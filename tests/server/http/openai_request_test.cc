@@ -16,10 +16,10 @@ using testing::HasSubstr;
 using Json = nlohmann::json;
 
 absl::StatusOr<OpenAiRequest> Completion(const char* body) {
-  return ReadCompletion(Json::parse(body), "m");
+  return ReadCompletion(Json::parse(body), {"m"});
 }
 absl::StatusOr<OpenAiRequest> ParseChat(const char* body) {
-  return ReadChat(Json::parse(body), "m");
+  return ReadChat(Json::parse(body), {"m"});
 }
 
 TEST(OpenAiRequests, ACompletionWithEverything) {
@@ -140,7 +140,7 @@ TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
   }
   for (const char* text : {"{}", R"({"format": null})", R"({"format": {"type": "text"}})"}) {
     const std::string body = std::string(R"({"input": "Hi", "text": )") + text + "}";
-    EXPECT_TRUE(ReadResponse(Json::parse(body), "m").ok()) << body;
+    EXPECT_TRUE(ReadResponse(Json::parse(body), {"m"}).ok()) << body;
   }
 }
 
@@ -208,17 +208,18 @@ TEST(ResponseRequests, GoOnFromAResponse) {
   for (const char* id : {"", "resp_", "resp_x", kSession})
     EXPECT_EQ(ResponseSessionId(id), std::nullopt);
   Json body = {{"input", "hi"}, {"previous_response_id", ResponseId(kSession)}};
-  const auto read = ReadResponse(body, "m");
+  const auto read = ReadResponse(body, {"m"});
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->previous, kSession);
   EXPECT_EQ(read->message.prompt().conversation().messages_size(), 1);
   body["previous_response_id"] = "resp_x";
-  EXPECT_EQ(ToHttpStatus(ReadResponse(body, "m").status()), 404);
+  EXPECT_EQ(ToHttpStatus(ReadResponse(body, {"m"}).status()), 404);
   body = {
       {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
-  EXPECT_EQ(engine::GetErrorFacts(ReadResponse(body, "m").status()).field, "text");
+  EXPECT_EQ(engine::GetErrorFacts(ReadResponse(body, {"m"}).status()).field, "text");
   body.erase("text");
-  EXPECT_EQ(ReadResponse(body, "m")->message.prompt().conversation().messages(0).role(), "system");
+  EXPECT_EQ(ReadResponse(body, {"m"})->message.prompt().conversation().messages(0).role(),
+            "system");
 }
 
 TEST(ResponseStore, TheOldestGoBeyondTheBudget) {
