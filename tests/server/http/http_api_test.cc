@@ -107,9 +107,11 @@ TEST_F(HttpApiTest, ACompletionIsTheSameStreamedOrNotAndOverGrpc) {
 class ScriptedApi : public HttpApiTest {
  protected:
   ScriptedApi()
-      : HttpApiTest({.setup = [](engine::test::FakeModel& model) {
-          model.Script(2, "x\xe2\x82\xac!");  // the tokens behind a prompt of two
-        }}) {}
+      : HttpApiTest({.model = {.chat_template = kPlainTemplate},
+                     .setup = [](engine::test::FakeModel& model) {
+                       model.Script(2, "x\xe2\x82\xac!");  // the tokens behind a prompt of two
+                       model.Script(7, engine::test::kEos);
+                     }}) {}
 };
 
 TEST_F(ScriptedApi, OffsetsOfTokensCountTheCharactersOfTheText) {
@@ -128,6 +130,20 @@ TEST_F(ScriptedApi, OffsetsOfTokensCountTheCharactersOfTheText) {
     for (const Json& offset : logprobs["text_offset"]) offsets.push_back(offset);
   }
   EXPECT_EQ(offsets, choice["logprobs"]["text_offset"]);
+}
+
+TEST_F(ScriptedApi, AStopTextMayBeASpecialToken) {
+  Json body = {{"prompt", "ab"}, {"stop", {"never", "<|end|>"}}};
+  const Json choice = Post("/v1/completions", body)["choices"][0];
+  EXPECT_EQ(choice["text"], "x\u20ac!");
+  EXPECT_EQ(choice["stop_reason"], "<|end|>");
+  v1::GenerateRequest request = TextRequest("ab", 9);
+  request.mutable_stop()->add_stop_strings("<|end|>");
+  const Collected answer = Generate(server_.inference(), request);
+  ASSERT_EQ(answer.finished.size(), 1u);
+  EXPECT_EQ(answer.finished[0].matched_stop(), "<|end|>");
+  body["stop"] = {"<|end"};
+  EXPECT_EQ(Post("/v1/completions", body)["choices"][0]["stop_reason"], engine::test::kEos);
 }
 
 TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
