@@ -1,14 +1,13 @@
 #include "server/http/completion_logprobs.h"
 
 #include <cmath>
+#include <map>
 #include <string>
-#include <utility>
 
 namespace ovq::server {
 
 void AppendCompletionLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
-                              model::TextOffsets& offsets, nlohmann::json& lists) {
-  using Json = nlohmann::json;
+                              model::TextOffsets& offsets, Json& lists) {
   const auto text = [tokenizer](int32_t id) { return model::ShowToken(tokenizer, id).text; };
   if (lists.is_null()) {
     for (const char* name : {"tokens", "token_logprobs", "top_logprobs", "text_offset"}) {
@@ -18,7 +17,7 @@ void AppendCompletionLogprobs(const engine::TokenChunk& chunk, const model::Toke
   for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
     const int32_t id = chunk.token_ids[i];
     const bool known = !std::isnan(chunk.logprobs[i]);
-    Json best;
+    std::map<std::string, float> best;
     if (known && i < chunk.top.size()) {
       for (const model::TokenLogprob& top : chunk.top[i]) {
         best.emplace(text(top.token_id), top.logprob);
@@ -27,7 +26,7 @@ void AppendCompletionLogprobs(const engine::TokenChunk& chunk, const model::Toke
     if (known) best.emplace(text(id), chunk.logprobs[i]);  // the token itself is among them
     lists["tokens"].push_back(text(id));
     lists["token_logprobs"].push_back(known ? Json(chunk.logprobs[i]) : Json());
-    lists["top_logprobs"].push_back(std::move(best));
+    lists["top_logprobs"].push_back(known ? Json(best) : Json());
     lists["text_offset"].push_back(offsets.Add(id));
   }
 }

@@ -14,8 +14,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 // The bytes of a token; null if it has none.
 Json Bytes(const std::string& text) {
   Json bytes;

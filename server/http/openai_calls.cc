@@ -17,8 +17,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 const ModelNames& Names(const HttpCallPtr& call) { return call->services().description.names; }
 
 absl::Status Serve(const HttpCallPtr& call,

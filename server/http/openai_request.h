@@ -2,7 +2,6 @@
 // fields, to a GenerateRequest. docs/http.md lists every field.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/http/body_fields.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -31,18 +31,18 @@ struct OpenAiRequest {
 };
 
 // `model`: names of the served model, of which every one will do.
-absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const ModelNames& model);
-absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const ModelNames& model);
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model);
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model);
 
 // /v1/responses. `message`: its conversation has the new messages only, instructions and input.
 struct ResponseRequest : OpenAiRequest {
   std::optional<std::string> previous;  // the session of previous_response_id
   std::optional<std::string> instructions;
   bool store = true;
-  nlohmann::json shown;  // fields of the request that the response repeats
+  Json shown;  // fields of the request that the response repeats
 };
 // NotFound with code previous_response_not_found for text that cannot be a response's id.
-absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const ModelNames& model);
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames& model);
 
 // The id of a response is "resp_" and its session's id, whose KEY balancers can route by.
 std::string ResponseId(const std::string& session_id);
@@ -55,7 +55,7 @@ absl::Status CheckModel(const std::string& asked, const ModelNames& model);
 // Reads `model`.
 void ReadModel(BodyFields& fields, const ModelNames& model);
 // Reads a list of {role, content}, such as `messages`.
-void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
+void ReadMessages(BodyFields& fields, const char* name, const Json& list,
                   v1::Conversation& to);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
