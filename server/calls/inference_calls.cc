@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
+#include "server/calls/generation.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/limits.h"
 #include "server/engine/common/validate.h"
@@ -112,32 +113,13 @@ void Score(CallRecord& call, const v1::ScoreRequest& message,
   engine::Engine& engine = call.services().engine;
   absl::StatusOr<PromptIds> prompt = PromptTokens(message.prompt(), "", PromptPlace(), engine);
   if (!prompt.ok()) return done(prompt.status());
-  std::vector<int32_t>& tokens = prompt->ids;
+  const std::vector<int32_t>& tokens = prompt->ids;
   call.summary().work.prompt_tokens = std::ssize(tokens);
-  engine::ScoreRequest request;
-  request.prompt = tokens;
-  request.variant = message.memory();
-  if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
-  request.top_logprobs = static_cast<int>(message.top_logprobs());
-  // The scores, the message made of them and its bytes. Larger answers are refused below.
-  constexpr size_t kTopBytes =
-      sizeof(model::TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
-  const size_t per_token = 2 * sizeof(model::TokenScore) + kTopBytes * message.top_logprobs();
-  const size_t bytes = std::min(per_token * tokens.size(), 4 * engine::kMaxAnswerBytes);
-  if (absl::Status status = ReserveBytes(call.memory(), bytes); !status.ok()) return done(status);
-  call.SetCaller(request);
-  request.arrival = call.arrival();
-  const absl::Status status = engine.SubmitScore(
-      std::move(request), call.cancel(),
-      [&call, done,
-       tokens = std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
-        if (!result.ok()) return done(result.status());
-        // Made on another thread, which also frees the scores: the answer may be large.
-        call.services().blocking.Run(call.caller().client, [done, tokens = std::move(tokens),
-                                                            rows = std::move(result->rows)] {
-          done(ToScoreResponse(tokens, rows));
-        });
-      });
+  const absl::Status status =
+      SubmitScore(message, tokens, call,
+                  [done, tokens](const absl::StatusOr<std::vector<model::TokenScore>>& rows) {
+                    rows.ok() ? done(ToScoreResponse(tokens, *rows)) : done(rows.status());
+                  });
   if (!status.ok()) done(status);
 }
 

@@ -64,7 +64,7 @@ class OpenAiAnswer final : public AnswerWriter {
                {"object", chat() ? "chat.completion" : "text_completion"},
                {"created", created},
                {"model", model}}),
-        choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {
+        choices_(request_.choices() * std::max<size_t>(request_.prompts.size(), 1)) {
     Json chunk = base_;
     if (chat()) chunk["object"] = "chat.completion.chunk";
     head_ = Dump(chunk);
@@ -74,8 +74,8 @@ class OpenAiAnswer final : public AnswerWriter {
   bool streams() const override { return request_.stream; }
   void Add(const engine::StreamEvent& event, std::string& out) override {
     if (event.started) {
-      prompt_tokens_ = event.started->prompt_tokens;
-      cached_tokens_ = event.started->cached_tokens;
+      prompt_tokens_ += event.started->prompt_tokens;
+      cached_tokens_ += event.started->cached_tokens;
       for (size_t i = 0; streams() && chat() && i < choices_.size(); ++i) {
         AppendChunk(static_cast<int>(i),
                     R"("delta":{"role":"assistant","content":""},"logprobs":null,)"
@@ -86,10 +86,11 @@ class OpenAiAnswer final : public AnswerWriter {
     if (event.chunk) {
       const engine::TokenChunk& chunk = *event.chunk;
       Choice& choice = choices_[chunk.index];
-      completion_tokens_ += std::ssize(chunk.token_ids);
+      const bool is_prompt = request_.echo && !std::exchange(choice.begun, true);
+      if (!is_prompt) completion_tokens_ += std::ssize(chunk.token_ids);
       if (streams()) {
         Json logprobs;
-        AddLogprobs(chunk, choice, logprobs);
+        AddLogprobs(chunk, logprobs);
         const std::string text = Dump(chunk.text);
         AppendChunk(
             chunk.index,
@@ -98,7 +99,7 @@ class OpenAiAnswer final : public AnswerWriter {
             out);
       } else {
         choice.text += chunk.text;
-        AddLogprobs(chunk, choice, choice.logprobs);
+        AddLogprobs(chunk, choice.logprobs);
       }
     }
     if (event.finished) {
@@ -130,6 +131,7 @@ class OpenAiAnswer final : public AnswerWriter {
  private:
   struct Choice {
     std::string text;
+    bool begun = false;
     Json logprobs;                              // null if not asked for
     Json finish;                                // null until the end
     Json stop;                                  // the stop text or token id that ended it, or null
@@ -137,20 +139,21 @@ class OpenAiAnswer final : public AnswerWriter {
   };
 
   bool chat() const { return request_.api == OpenAiApi::kChat; }
-  void AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
+  void AddLogprobs(const engine::TokenChunk& chunk, Json& to) {
     if (chunk.logprobs.empty()) return;
     if (chat()) {
       if (to.is_null()) to = {{"content", Json::array()}, {"refusal", nullptr}};
       return AppendChatLogprobs(chunk, tokenizer_, to["content"]);
     }
-    if (!choice.offsets) {
-      choice.offsets.emplace(tokenizer_, /*at_start=*/false);
-      const auto& ids = request_.message.prompt().token_ids().ids();
+    std::optional<model::TextOffsets>& offsets = choices_[chunk.index].offsets;
+    if (!offsets) {
+      offsets.emplace(tokenizer_, /*at_start=*/request_.echo);
+      const auto& ids = request_.prompts[chunk.index / request_.choices()].token_ids().ids();
       // A character has at most four bytes, so no more tokens can have begun it.
       const std::vector<int32_t> tail(ids.end() - std::min(4, ids.size()), ids.end());
-      choice.offsets->Precede(tail);
+      if (!request_.echo) offsets->Precede(tail);
     }
-    AppendCompletionLogprobs(chunk, tokenizer_, *choice.offsets, to);
+    AppendCompletionLogprobs(chunk, tokenizer_, *offsets, to);
   }
 
   Json Usage() const {

@@ -1,5 +1,4 @@
-// /v1/models, /v1/completions and /v1/chat/completions of OpenAI's API, /tokenize and /detokenize
-// of vLLM's.
+// /v1/models and /v1/chat/completions of OpenAI's API, /tokenize and /detokenize of vLLM's.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,21 +17,6 @@ namespace ovq::server {
 namespace {
 
 const ModelNames& Names(const HttpCallPtr& call) { return call->services().description.names; }
-
-absl::Status Serve(const HttpCallPtr& call,
-                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const ModelNames&)) {
-  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(OpenAiRequest request, read(body, Names(call)));
-  const auto in_theirs = [api = request.api](const absl::Status& status) {
-    return ToOpenAiError(status, api);
-  };
-  const v1::GenerateRequest message = request.message;
-  auto writer =
-      MakeOpenAiAnswer(std::move(request), Names(call).front(),
-                       call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
-  StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
-  return absl::OkStatus();
-}
 
 Json ModelObject(const ServiceContext& services, const std::string& name) {
   return {{"id", name},
@@ -81,11 +65,19 @@ absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
   return absl::OkStatus();
 }
 
-absl::Status ServeCompletions(const HttpCallPtr& call, const PathWords&) {
-  return Serve(call, &ReadCompletion);
+absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
+  ASSIGN_OR_RETURN(OpenAiRequest request, ReadChat(body, Names(call)));
+  const auto in_theirs = [](const absl::Status& status) {
+    return ToOpenAiError(status, OpenAiApi::kChat);
+  };
+  const v1::GenerateRequest message = request.message;
+  auto writer =
+      MakeOpenAiAnswer(std::move(request), Names(call).front(),
+                       call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
+  StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
+  return absl::OkStatus();
 }
-
-absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) { return Serve(call, &ReadChat); }
 
 absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));

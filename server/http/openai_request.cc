@@ -99,27 +99,34 @@ void ReadStream(BodyFields& fields, OpenAiRequest& to) {
   fields.Fail(inner.Finish());
 }
 
-// Reads the prompt of a completion: one text, or its token ids.
-void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
-  const Json* prompt = fields.Any("prompt");
-  if (prompt == nullptr)
-    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
-  const bool one_of_one = prompt->is_array() && prompt->size() == 1 &&
-                          (prompt->front().is_string() || prompt->front().is_array());
-  if (one_of_one) prompt = &prompt->front();
-  if (prompt->is_string()) return to.set_text(prompt->get<std::string>());
-  if (!prompt->is_array() || prompt->empty()) {
-    return fields.Expected("prompt", "a text or a list of token ids", *prompt);
+void ReadPrompt(BodyFields& fields, const std::string& path, const Json& from, v1::Prompt& to) {
+  if (from.is_string()) return to.set_text(from.get<std::string>());
+  if (!from.is_array() || from.empty()) {
+    return fields.Expected(path, "a text or a list of token ids", from);
   }
-  if (prompt->front().is_string() || prompt->front().is_array()) {
-    return fields.Fail(
-        Unsupported("prompt", "one prompt; send each of several as its own request"));
-  }
-  for (const Json& id : *prompt) {
+  for (const Json& id : from) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() > std::numeric_limits<uint32_t>::max()) {
-      return fields.Expected("prompt", "token ids", id);
+      return fields.Expected(path, "token ids", id);
     }
     to.mutable_token_ids()->add_ids(id.get<uint32_t>());
+  }
+}
+
+// Reads the prompts of a completion: one, or a list of them.
+void ReadPrompts(BodyFields& fields, OpenAiRequest& to) {
+  const Json* const prompt = fields.Any("prompt");
+  if (prompt == nullptr)
+    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
+  const bool several = prompt->is_array() && !prompt->empty() &&
+                       (prompt->front().is_string() || prompt->front().is_array());
+  if (!several) return ReadPrompt(fields, "prompt", *prompt, to.prompts.emplace_back());
+  if (std::ssize(*prompt) > kMaxPrompts) {
+    return fields.Fail(engine::BadField("prompt", absl::StrCat("at most ", kMaxPrompts, " prompts"),
+                                        absl::StrCat(prompt->size())));
+  }
+  for (size_t i = 0; i < prompt->size() && fields.ok(); ++i) {
+    const std::string path = prompt->size() > 1 ? absl::StrCat("prompt[", i, "]") : "prompt";
+    ReadPrompt(fields, path, (*prompt)[i], to.prompts.emplace_back());
   }
 }
 
@@ -318,7 +325,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames&
   OpenAiRequest request;
   v1::GenerateRequest& message = request.message;
   ReadModel(fields, model);
-  ReadPrompt(fields, *message.mutable_prompt());
+  ReadPrompts(fields, request);
   ReadSampling(fields, message);
   ReadStream(fields, request);
   ReadVariant(fields, message);
@@ -337,7 +344,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames&
   if (const auto cacheable = fields.Bool("cache_prompt")) {
     message.mutable_prompt()->set_cacheable(*cacheable);
   }
-  fields.Refuse("echo", "false", {false});
+  request.echo = fields.Bool("echo").value_or(false);
   fields.Refuse("suffix", "none", {""});
   fields.Refuse("add_special_tokens", "true", {true});
   ReadFormat(fields);
@@ -456,21 +463,23 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   return request;
 }
 
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
-  static constexpr std::array<std::pair<const char*, const char*>, 10> kNames = {{
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std::string& prompt) {
+  const std::array<std::pair<const char*, const char*>, 12> names = {{
       {"prompt.conversation.template_args_json", "chat_template_kwargs"},
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
-      {"prompt.text", "prompt"},
-      {"prompt.token_ids.ids", "prompt"},
+      {"prompt.text", prompt.c_str()},
+      {"prompt.token_ids.ids", prompt.c_str()},
       {"stop.stop_strings", "stop"},
       {"stop.", ""},
       {"sampling.", ""},
       {"output.top_logprobs", "logprobs"},
+      {"top_logprobs", "logprobs"},
       {"output.", ""},
+      {"prompt", prompt.c_str()},
   }};
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  for (auto [ours, theirs] : kNames) {
+  for (auto [ours, theirs] : names) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     if (api == OpenAiApi::kChat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
     const auto renamed = [ours = ours, theirs = theirs](absl::string_view text) {

@@ -2,12 +2,14 @@
 // fields, to a GenerateRequest. docs/http.md lists every field.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
+#include "server/engine/common/limits.h"
 #include "server/http/body_fields.h"
 #include "server/http/json.h"
 
@@ -22,10 +24,21 @@ using ModelNames = std::vector<std::string>;
 
 enum class OpenAiApi : uint8_t { kCompletions, kChat };
 
+// Prompts of one completion.
+inline constexpr int64_t kMaxPrompts = 256;
+
 struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
   v1::GenerateRequest message;
+  // The prompts of a completion, at least one: `message` is sent with each. Choice i of prompt p has
+  // index n p + i.
+  std::vector<v1::Prompt> prompts = {};
+  bool echo = false;  // a choice's text begins with its prompt
   bool stream = false;
+  // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
+  size_t choices() const {
+    return std::min<size_t>(message.sampling().n(), engine::kMaxCompletions);
+  }
   bool include_usage = false;     // in a last chunk
   bool continuous_usage = false;  // in every chunk
 };
@@ -55,10 +68,11 @@ absl::Status CheckModel(const std::string& asked, const ModelNames& model);
 // Reads `model`.
 void ReadModel(BodyFields& fields, const ModelNames& model);
 // Reads a list of {role, content}, such as `messages`.
-void ReadMessages(BodyFields& fields, const char* name, const Json& list,
-                  v1::Conversation& to);
+void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Conversation& to);
 
-// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);
+// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
+// the name of the prompt that it is of.
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api,
+                           const std::string& prompt = "prompt");
 
 }  // namespace ovq::server

@@ -85,11 +85,107 @@ class OpenAi(HttpCase):
         self.assertEqual([status for status, _, _ in answers], [200] * 4, answers)
         texts = [answer["choices"][0]["text"] for _, answer, _ in answers]
         self.assertEqual((texts[0], texts[2]), (texts[1], texts[3]))
-        self.error(self.http.post("/v1/completions", {"prompt": ["a", "b"]}), 400, "one prompt",
-                   "prompt")
+        self.error(self.http.post("/v1/completions", {"prompt": ["a", ["b"]]}), 400, "prompt[1]: ",
+                   "prompt[1]")
+        self.error(self.http.post("/v1/completions", {"prompt": ["a"] * 257}), 400, "257", "prompt")
         self.error(self.http.post("/v1/completions", {"prompt": [7, 300000]}), 400,
                    "prompt[1]", "prompt[1]")
         self.error(self.http.post("/v1/completions", {}), 400, "prompt", "prompt")
+
+    def test_several_prompts(self):
+        body = {"prompt": ["ab", list(b"cde"), "f"], "n": 2, "max_tokens": 6, "seed": 3, "logprobs": 1}
+        whole = self.http.post("/v1/completions", body)[1]
+        self.assertEqual([choice["index"] for choice in whole["choices"]], list(range(6)))
+        usage = whole["usage"]
+        self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]),
+                         (6, 36, 42))
+        for p, prompt in enumerate(body["prompt"]):
+            alone = self.http.post("/v1/completions", {**body, "prompt": prompt})[1]
+            for i in range(2):
+                self.assertEqual(whole["choices"][2 * p + i], {**alone["choices"][i], "index": 2 * p + i})
+        chunks = self.http.stream("/v1/completions", {
+            **body, "stream": True, "stream_options": {"include_usage": True}})
+        texts, ends = [""] * 6, []
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+                ends += [choice["index"]] * (choice["finish_reason"] is not None)
+        self.assertEqual(texts, [choice["text"] for choice in whole["choices"]])
+        self.assertEqual((sorted(ends), chunks[-1]["usage"]), (list(range(6)), usage))
+
+    def test_an_error_in_one_prompt_ends_all(self):
+        for stream in (False, True):
+            for echo in (False, True):
+                body = {"prompt": ["ok", [7, 300000], "ok"], "stream": stream, "echo": echo,
+                        "logprobs": 1, "max_tokens": 100000, "ignore_eos": True}
+                self.error(self.http.post("/v1/completions", body), 400, "prompt[1][1]: ", "prompt[1][1]")
+        while self.http.get("/ovq/v1/status")[1].get("requestsRunning", 0):
+            pass
+
+    def score(self, tokens, ctxlens, max_tokens):
+        """Scores as lm-eval's LocalCompletionsAPI asks for them and reads them
+        (lm_eval/models/openai_completions.py: _create_payload, parse_logprobs)."""
+        _, out, _ = self.http.post("/v1/completions", {
+            "model": "tiny", "prompt": tokens, "temperature": 0, "max_tokens": max_tokens,
+            "logprobs": 1, "seed": 1234, "echo": True})
+        scores = []
+        for choice, ctxlen in zip(sorted(out["choices"], key=lambda choice: choice["index"]), ctxlens):
+            end = -1 if max_tokens else None
+            logprobs = choice["logprobs"]["token_logprobs"][ctxlen:end]
+            top = choice["logprobs"]["top_logprobs"][ctxlen:end]
+            scores.append((sum(logprobs), all(a == max(b.values()) for a, b in zip(logprobs, top)),
+                           len(logprobs), choice))
+        return scores, out["usage"]
+
+    def test_scores_as_lm_eval_asks_for_them(self):
+        greedy = self.http.post("/v1/completions", {
+            "prompt": list(b"hello"), "max_tokens": 5, "temperature": 0, "logprobs": 0,
+            "return_token_ids": False})[1]["choices"][0]
+        ids = [int(name[-2:], 16) if name.startswith("bytes:") else ord(name)
+               for name in greedy["logprobs"]["tokens"]]
+        tokens = [list(b"hello") + ids, list(b"hello world"), list(b"a")]
+        for max_tokens in (1, 0):
+            scores, usage = self.score(tokens, [5, 6, 1], max_tokens)
+            total, is_greedy, n, choice = scores[0]
+            self.assertEqual((is_greedy, n), (True, 5))
+            self.assertAlmostEqual(total, sum(greedy["logprobs"]["token_logprobs"]), places=3)
+            self.assertEqual(choice["finish_reason"], "length")
+            lists = choice["logprobs"]
+            self.assertEqual((lists["token_logprobs"][0], lists["top_logprobs"][0]), (None, None))
+            self.assertEqual({len(lists[name]) for name in lists}, {10 + max_tokens})
+            self.assertEqual(lists["text_offset"][:6], [0, 1, 2, 3, 4, 5])
+            self.assertTrue(choice["text"].startswith("hello"))
+            self.assertEqual((scores[1][1], scores[1][2], scores[2][2]), (False, 5, 0))
+            self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"]), (22, 3 * max_tokens))
+
+    def test_echo(self):
+        body = {"prompt": ["ab", list(b"h\xc3\xa9")], "max_tokens": 3, "temperature": 0}
+        plain = self.http.post("/v1/completions", body)[1]
+        for logprobs in (None, 0, 2):
+            echo = self.http.post("/v1/completions", {**body, "echo": True, "n": 2, "logprobs": logprobs})[1]
+            self.assertEqual([choice["text"] for choice in echo["choices"]],
+                             [prefix + plain["choices"][p]["text"]
+                              for p, prefix in ((0, "ab"), (0, "ab"), (1, "hé"), (1, "hé"))])
+            self.assertEqual(echo["usage"]["completion_tokens"], 12)
+            chunks = self.http.stream("/v1/completions", {**body, "echo": True, "n": 2,
+                                                          "logprobs": logprobs, "stream": True})
+            texts, values = [""] * 4, [[] for _ in range(4)]
+            for chunk in chunks:
+                for choice in chunk["choices"]:
+                    texts[choice["index"]] += choice["text"]
+                    values[choice["index"]] += (choice["logprobs"] or {}).get("token_logprobs", [])
+            self.assertEqual(texts, [choice["text"] for choice in echo["choices"]])
+            for choice in echo["choices"]:
+                self.assertEqual((choice["logprobs"] or {}).get("token_logprobs", []),
+                                 values[choice["index"]])
+        self.assertEqual(echo["choices"][2]["logprobs"]["text_offset"][:4], [0, 1, 1, 2])
+        for field, value in (("temperature", -1), ("n", 0), ("logprobs", 2000)):
+            self.error(self.http.post("/v1/completions", {
+                "prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0, field: value}), 400, field, field)
+        self.error(self.http.post("/v1/completions", {"prompt": "", "echo": True, "logprobs": 1}), 400,
+                   "prompt", "prompt")
+        self.error(self.http.post("/v1/completions", {
+            "prompt": ["x" * 20000, "y"], "echo": True, "logprobs": 1000, "max_tokens": 0}), 400, "echo")
 
     def test_choices_seed_stop_and_bias(self):
         body = {"prompt": "abc", "max_tokens": 6, "n": 3, "seed": 7}
