@@ -146,6 +146,75 @@ TEST_F(ScriptedApi, AStopTextMayBeASpecialToken) {
   EXPECT_EQ(Post("/v1/completions", body)["choices"][0]["stop_reason"], engine::test::kEos);
 }
 
+// The text and the log-probabilities of every choice of a stream.
+std::pair<std::vector<std::string>, Json> Joined(const std::vector<Json>& events, size_t choices) {
+  std::vector<std::string> texts(choices);
+  Json logprobs(choices, Json::array());
+  for (const Json& event : events) {
+    for (const Json& choice : event["choices"]) {
+      const size_t index = choice["index"];
+      texts[index] += choice["text"].get<std::string>();
+      if (choice["logprobs"].is_null()) continue;
+      for (const Json& one : choice["logprobs"]["token_logprobs"]) logprobs[index].push_back(one);
+    }
+  }
+  return {texts, logprobs};
+}
+
+TEST_F(HttpApiTest, SeveralPromptsAreEachAsAlone) {
+  for (const bool echo : {false, true}) {
+    for (const int max_tokens : {0, 7}) {
+      Json body = {{"prompt", {"hello", "you", Json({1, 2})}},
+                   {"n", 3},
+                   {"max_tokens", max_tokens},
+                   {"seed", 5},
+                   {"logprobs", 2},
+                   {"echo", echo}};
+      const Json whole = Post("/v1/completions", body);
+      ASSERT_EQ(whole["choices"].size(), 9u);
+      EXPECT_EQ(whole["usage"]["prompt_tokens"], 10);
+      body["stream"] = true;
+      const auto [texts, logprobs] =
+          Joined(ParseEvents(Call("POST", "/v1/completions", body.dump())), 9);
+      body["stream"] = false;
+      for (size_t p = 0; p < 3; ++p) {
+        Json alone = body;
+        alone["prompt"] = body["prompt"][p];
+        const Json choices = Post("/v1/completions", alone)["choices"];
+        for (size_t i = 0; i < 3; ++i) {
+          const size_t index = 3 * p + i;
+          Json choice = choices[i];
+          choice["index"] = index;
+          EXPECT_EQ(whole["choices"][index], choice);
+          EXPECT_EQ(texts[index], choice["text"]);
+          if (!logprobs[index].empty()) {
+            EXPECT_EQ(logprobs[index], choice["logprobs"]["token_logprobs"]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(HttpApiTest, WhoGoesFromSeveralPromptsCancelsAll) {
+  for (const bool stream : {false, true}) {
+    const auto exchange = Send("POST", "/v1/completions",
+                               Json({{"prompt", {"x", "y", "z"}},
+                                     {"max_tokens", 4000000000},
+                                     {"ignore_eos", true},
+                                     {"stream", stream},
+                                     {"echo", true},
+                                     {"logprobs", 1}})
+                                   .dump());
+    server_.WaitForStats(
+        [](const engine::EngineStats& stats) { return stats.requests_running == 3; });
+    exchange->Leave();
+    ASSERT_TRUE(exchange->Read(kPatience));
+    server_.WaitForStats(
+        [](const engine::EngineStats& stats) { return stats.requests_running == 0; });
+  }
+}
+
 TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
   EXPECT_EQ(Error(Call("GET", "/nothing"), 404)["param"], "path");
   EXPECT_EQ(Error(Call("DELETE", "/v1/completions"), 405)["param"], "method");
