@@ -101,9 +101,9 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
   }
 
   void Generate() {
-    auto writer = MakeOpenAiAnswer(request_, call_->services().description.names.front(),
-                                   call_->services().engine.model().tokenizer,
-                                   absl::ToUnixSeconds(absl::Now()));
+    auto writer = MakeCompletionAnswer(request_, call_->services().description.names.front(),
+                                       call_->services().engine.model().tokenizer,
+                                       absl::ToUnixSeconds(absl::Now()));
     std::vector<Generation> generations;
     for (size_t p = 0; p < request_.prompts.size(); ++p) {
       generations.push_back(

@@ -157,6 +157,9 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
   bool Hold(Part& part, const engine::StreamEvent& event) {
     if (!event.chunk) return true;
     size_t bytes = 2 * event.chunk->text.size() + kTokenBytes;
+    for (const answers::AnswerPart& one : event.chunk->parts) {
+      bytes += 2 * one.text.size() + kTokenBytes;
+    }
     for (const auto& top : event.chunk->top) bytes += kLogprobBytes * top.size();
     bytes += kLogprobBytes * event.chunk->logprobs.size();
     held_ += bytes;

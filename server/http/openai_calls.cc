@@ -7,10 +7,13 @@
 #include "model/token_text.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
+#include "server/http/chat_answer.h"
+#include "server/http/chat_messages.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
 #include "server/http/openai_answer.h"
+#include "server/http/openai_fields.h"
 #include "server/http/openai_request.h"
 
 namespace ovq::server {
@@ -73,8 +76,8 @@ absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
   };
   const v1::GenerateRequest message = request.message;
   auto writer =
-      MakeOpenAiAnswer(std::move(request), Names(call).front(),
-                       call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
+      MakeChatAnswer(std::move(request), Names(call).front(),
+                     call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
   StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
   return absl::OkStatus();
 }
@@ -85,8 +88,11 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ReadModel(fields, Names(call));
   const std::optional<std::string> text = fields.Text("prompt");
   const Json* const messages = fields.Any("messages");
-  v1::Conversation conversation;
+  v1::GenerateRequest chat;
+  v1::Conversation& conversation = *chat.mutable_prompt()->mutable_conversation();
   if (messages != nullptr) ReadMessages(fields, "messages", *messages, conversation);
+  ReadTools(fields, /*flat=*/false, chat);
+  ReadTemplateArgs(fields, "", conversation);
   const bool opens = fields.Bool("add_generation_prompt").value_or(true);
   conversation.set_add_generation_prompt(opens);
   const bool special = fields.Bool("add_special_tokens").value_or(messages == nullptr);

@@ -1,5 +1,5 @@
-// Maps requests of OpenAI's completions, chat completions and responses, with vLLM's additional
-// fields, to a GenerateRequest. docs/http.md lists every field.
+// Maps requests of OpenAI's completions and chat completions, with vLLM's additional fields, to a
+// GenerateRequest. docs/http.md lists every field.
 #pragma once
 
 #include <algorithm>
@@ -20,55 +20,32 @@ namespace ovq::server {
 inline constexpr uint32_t kDefaultCompletionTokens = 16;
 inline constexpr uint32_t kDefaultChatTokens = 4096;
 
+inline constexpr int64_t kMaxPrompts = 256;  // of one completion
+
 using ModelNames = std::vector<std::string>;
 
-enum class OpenAiApi : uint8_t { kCompletions, kChat };
-
-// Prompts of one completion.
-inline constexpr int64_t kMaxPrompts = 256;
+enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses };
 
 struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
   v1::GenerateRequest message;
-  // The prompts of a completion, at least one: `message` is sent with each. Choice i of prompt p has
-  // index n p + i.
+  // The prompts of a completion, at least one: `message` is sent with each. Choice i of prompt p
+  // has index n p + i.
   std::vector<v1::Prompt> prompts = {};
   bool echo = false;  // a choice's text begins with its prompt
   bool stream = false;
+  bool include_usage = false;     // in a last chunk
+  bool continuous_usage = false;  // in every chunk
+
   // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
   size_t choices() const {
     return std::min<size_t>(message.sampling().n(), engine::kMaxCompletions);
   }
-  bool include_usage = false;     // in a last chunk
-  bool continuous_usage = false;  // in every chunk
 };
 
 // `model`: names of the served model, of which every one will do.
 absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model);
 absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model);
-
-// /v1/responses. `message`: its conversation has the new messages only, instructions and input.
-struct ResponseRequest : OpenAiRequest {
-  std::optional<std::string> previous;  // the session of previous_response_id
-  std::optional<std::string> instructions;
-  bool store = true;
-  Json shown;  // fields of the request that the response repeats
-};
-// NotFound with code previous_response_not_found for text that cannot be a response's id.
-absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames& model);
-
-// The id of a response is "resp_" and its session's id, whose KEY balancers can route by.
-std::string ResponseId(const std::string& session_id);
-// Unset for text that cannot be the id of a stored response.
-std::optional<std::string> ResponseSessionId(const std::string& response_id);
-absl::Status NoResponse(const std::string& field, const char* code);  // NotFound
-
-// NotFound with code model_not_found for another name.
-absl::Status CheckModel(const std::string& asked, const ModelNames& model);
-// Reads `model`.
-void ReadModel(BodyFields& fields, const ModelNames& model);
-// Reads a list of {role, content}, such as `messages`.
-void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Conversation& to);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
 // the name of the prompt that it is of.
