@@ -9,13 +9,14 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/http_handlers.h"
+#include "server/apis/openai_answer.h"
+#include "server/apis/openai_request.h"
 #include "server/calls/generation.h"
 #include "server/engine/common/limits.h"
 #include "server/engine/common/validate.h"
-#include "server/http/generation_call.h"
 #include "server/http/http_body.h"
-#include "server/http/openai_answer.h"
-#include "server/http/openai_request.h"
 
 namespace ovq::server {
 namespace {

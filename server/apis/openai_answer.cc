@@ -1,4 +1,4 @@
-#include "server/http/openai_answer.h"
+#include "server/apis/openai_answer.h"
 
 #include <algorithm>
 #include <optional>
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
-#include "server/http/completion_logprobs.h"
+#include "server/apis/completion_logprobs.h"
 #include "server/http/http_errors.h"
 
 namespace ovq::server {

@@ -1,5 +1,5 @@
-// Maps requests of OpenAI's completions and chat completions, with vLLM's additional fields, to a
-// GenerateRequest. docs/http.md lists every field.
+// Reads the fields that requests of several of OpenAI's and Anthropic's calls share, with vLLM's
+// additional ones. docs/http.md lists every field. Errors go to the BodyFields.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/engine/common/limits.h"
 #include "server/http/body_fields.h"
@@ -19,12 +18,9 @@ namespace ovq::server {
 // is the rest of the context window, the length of a long answer.
 inline constexpr uint32_t kDefaultCompletionTokens = 16;
 inline constexpr uint32_t kDefaultChatTokens = 4096;
-
 inline constexpr int64_t kMaxPrompts = 256;  // of one completion
 
-using ModelNames = std::vector<std::string>;
-
-enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses };
+enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses, kMessages };
 
 struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
@@ -43,9 +39,20 @@ struct OpenAiRequest {
   }
 };
 
-// `model`: names of the served model, of which every one will do.
-absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model);
-absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model);
+using ModelNames = std::vector<std::string>;  // of the served model, of which every one will do
+
+// NotFound with code model_not_found for another name.
+absl::Status CheckModel(const std::string& asked, const ModelNames& model);
+void ReadModel(BodyFields& fields, const ModelNames& model);     // checks `model` if it is there
+void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);  // and when to stop
+void ReadStopTexts(BodyFields& fields, const char* name, v1::StopConditions& to);
+void ReadStream(BodyFields& fields, OpenAiRequest& to);
+void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);  // memory, max_centroids
+void ReadFormat(BodyFields& fields);                            // response_format
+void RefuseVllmFields(BodyFields& fields);
+// Accepts the fields that change no answer of this server: ids of users, hints for caches, options
+// of OpenAI's service.
+void SkipHints(BodyFields& fields);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
 // the name of the prompt that it is of.

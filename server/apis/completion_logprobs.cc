@@ -1,4 +1,4 @@
-#include "server/http/completion_logprobs.h"
+#include "server/apis/completion_logprobs.h"
 
 #include <cmath>
 #include <map>
