@@ -27,7 +27,9 @@
 namespace ovq::server {
 
 struct Options {
-  std::string model;  // path of the model folder
+  std::string model;                            // path of the model folder
+  std::vector<std::string> served_model_names;  // empty: ModelName of the folder
+  std::string chat_template;                    // path of a file; empty: the folder's
   ListenOptions listen = {.address = "127.0.0.1:50051"};
   HttpOptions http;                                // an empty address disables HTTP
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
