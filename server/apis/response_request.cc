@@ -100,7 +100,10 @@ class ItemReader {
 
   void Refer(const std::string& path, BodyFields& inner) {
     const std::string id = inner.Text("id").value_or("");
-    absl::StatusOr<Json> item = find_(id);
+    const std::string field = inner.Path("id");
+    if (id.empty()) return fields_.Fail(engine::BadField(field, "the id of an item", "none"));
+    const absl::StatusOr<Json> item = find_(id);
+    if (absl::IsNotFound(item.status())) return fields_.Fail(NoResponse(field, nullptr));
     if (!item.ok()) return fields_.Fail(item.status());
     Read(path, *item);
   }

@@ -317,7 +317,7 @@ TEST_F(ConversationTest, ApplyTemplateShowsTheText) {
               Fails(kPrecondition, "conversation.known: expected 0"));
 }
 
-constexpr char kToolTemplate[] =
+constexpr char kCallTemplate[] =
     "{% if tools %}{{ tools|tojson }}{% endif %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
@@ -358,7 +358,7 @@ TEST(AnswerParts, AMarkerThatIsASpecialTokenIsSeen) {
                              "[user]Hi" + "E" + "\n[assistant]";  // E: one token of the end
   const std::string call = R"({"name": "now", "arguments": {"a": 1}}</tool_call>)";
   TestServer server(
-      {.model = {.chat_template = kToolTemplate}, .setup = [&](engine::test::FakeModel& model) {
+      {.model = {.chat_template = kCallTemplate}, .setup = [&](engine::test::FakeModel& model) {
          const int64_t begin = std::ssize(prompt);
          model.Script(begin, "Ok.");
          model.Script(begin + 3, engine::test::kMarker);
@@ -376,7 +376,7 @@ TEST(AnswerParts, AMarkerThatIsASpecialTokenIsSeen) {
 }
 
 TEST(AnswerParts, WhatCannotBeParsedIsRefused) {
-  TestServer server({.model = {.chat_template = kToolTemplate}});
+  TestServer server({.model = {.chat_template = kCallTemplate}});
   const auto refused = [&](const std::function<void(v1::GenerateRequest&)>& change,
                            const char* why) {
     v1::GenerateRequest request = AskWithTools();
@@ -422,7 +422,7 @@ TEST(AnswerParts, WhatCannotBeParsedIsRefused) {
 
 // Arguments that are nested without end are text to the template, and harm nobody.
 TEST(AnswerParts, DeepArgumentsAreText) {
-  TestServer server({.model = {.chat_template = kToolTemplate}});
+  TestServer server({.model = {.chat_template = kCallTemplate}});
   v1::ApplyTemplateRequest request;
   v1::ChatMessage& message = *request.mutable_conversation()->add_messages();
   message.set_role("assistant");
