@@ -82,6 +82,13 @@ class Writer {
     return text;
   }
 
+  // The end of the text of all messages that is there only because it opens an answer.
+  std::string Opened(const std::string& text) const {
+    const absl::StatusOr<std::string> closed = Text(messages.size(), /*opens_answer=*/false);
+    if (!closed.ok()) return "";
+    return std::string(std::ranges::mismatch(text, *closed).in1, text.end());
+  }
+
   // The text of all messages behind the content and the calls of message `i`, an answer.
   absl::StatusOr<std::string> TextBehind(size_t i, bool opens_answer) const {
     Writer other = *this;
@@ -159,12 +166,13 @@ std::string_view BehindCalls(std::string_view text, const answers::CallSyntax& c
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant) {
   const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
-  if (!session.ok()) return {};
-  return {.at_start = session->position == 0, .last_token = session->last_token};
+  if (!session.ok()) return {.in_session = true};
+  return {
+      .at_start = session->position == 0, .in_session = true, .last_token = session->last_token};
 }
 
-absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const engine::Engine& engine) {
+absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
+                                   const PromptPlace& place, const engine::Engine& engine) {
   ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
   if ((known == 0) != place.at_start) {
@@ -176,11 +184,14 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
   const bool opens_answer =
       !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
   if (known == 0 || writer.messages[known - 1].role != "assistant") {
-    absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
-    if (known == 0 || !text.ok()) return text;
+    ASSIGN_OR_RETURN(std::string text, writer.Text(writer.messages.size(), opens_answer));
+    if (known == 0) {
+      std::string opened = opens_answer ? writer.Opened(text) : "";
+      return PromptText{std::move(text), std::move(opened)};
+    }
     ASSIGN_OR_RETURN(const std::string read, writer.Text(known, /*opens_answer=*/false));
-    if (text->starts_with(read)) return text->substr(read.size());
-    const auto differs = std::ranges::mismatch(*text, read).in1 - text->begin();
+    if (text.starts_with(read)) return PromptText{text.substr(read.size())};
+    const auto differs = std::ranges::mismatch(text, read).in1 - text.begin();
     return HistoryMismatch(path,
                            absl::StrCat("the chat template no longer writes the known messages as "
                                         "the session has read them: their texts differ at byte ",
@@ -203,7 +214,7 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
       }
     }
   }
-  return behind;
+  return PromptText{std::move(behind)};
 }
 
 std::string SystemText(const v1::Conversation& conversation, const engine::Engine& engine) {

@@ -14,6 +14,7 @@ namespace ovq::server {
 // The place of a prompt: at the start of a session, or after its last token.
 struct PromptPlace {
   bool at_start = true;
+  bool in_session = false;  // the sequence outlives the call
   std::optional<int32_t> last_token = {};
 };
 // The place for a session. Also the start if there is no such session: then the engine refuses the
@@ -21,13 +22,18 @@ struct PromptPlace {
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 
-// The text of the conversation after its first `known` messages. `path`: the name of its field.
-// InvalidArgument: a field beyond its limit, tools that are not a JSON list, or messages that the
-// template refuses or cannot render within its bounds. FailedPrecondition: the model has no
-// template; `known` does not fit the place; or the template renders the known messages differently
-// within the whole conversation.
-absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const engine::Engine& engine);
+// The text of a prompt.
+struct PromptText {
+  std::string text;
+  std::string opened = {};  // its last part, which opens the answer
+};
+// The text of the conversation after its first `known` messages; `opened` at the start of a
+// sequence only. `path`: the name of its field. InvalidArgument: a field beyond its limit, tools
+// that are not a JSON list, or messages that the template refuses or cannot render within its
+// bounds. FailedPrecondition: the model has no template; `known` does not fit the place; or the
+// template renders the known messages differently within the whole conversation.
+absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
+                                   const PromptPlace& place, const engine::Engine& engine);
 
 // The common text of conversations with the same system messages: the rendered text before the
 // first message that is neither "system" nor "developer", as far as it does not depend on that

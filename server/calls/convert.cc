@@ -69,14 +69,43 @@ void FillTop(const std::vector<model::TokenLogprob>& from, v1::TopLogprobs& to) 
   }
 }
 
-// The number of tokens of the conversation's system part: the common prefix of `tokens` and of the
-// tokens of SystemText.
-int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32_t> tokens,
+// The number of tokens with which both `tokens` and those of the text begin.
+int64_t CommonTokens(std::span<const int32_t> tokens, std::string_view text,
                      const engine::Engine& engine) {
-  if (std::ssize(tokens) <= engine::kPrefixBlockTokens) return 0;  // too short to be cached
-  const auto system = engine.model().tokenizer->Encode(SystemText(conversation, engine), false);
-  if (!system.ok()) return 0;
-  return std::ranges::mismatch(tokens, *system).in1 - tokens.begin();
+  const auto others = engine.model().tokenizer->Encode(std::string(text), /*add_bos=*/false);
+  if (!others.ok()) return 0;
+  return std::ranges::mismatch(tokens, *others).in1 - tokens.begin();
+}
+
+// The number of tokens before those that open the answer. Every later rendering of the same
+// messages has them, whatever it writes of the answer.
+int64_t TokensBeforeAnswer(const EncodedPrompt& prompt, const engine::Engine& engine) {
+  const std::vector<int32_t>& tokens = prompt.tokens;
+  const auto& [text, opened] = prompt.text;
+  if (opened.empty()) return std::ssize(tokens);
+  const auto own = engine.model().tokenizer->Encode(opened, /*add_bos=*/false);
+  const bool apart = own.ok() && own->size() <= tokens.size() &&
+                     std::equal(own->rbegin(), own->rend(), tokens.rbegin());
+  if (apart) return std::ssize(tokens) - std::ssize(*own);
+  return CommonTokens(tokens, std::string_view(text).substr(0, text.size() - opened.size()),
+                      engine);
+}
+
+void SetCacheable(const v1::Prompt& from, const PromptPlace& place, const EncodedPrompt& encoded,
+                  const engine::Engine& engine, engine::CallRequest& to) {
+  const bool conversation = from.has_conversation();
+  if (from.has_cacheable() ? !from.cacheable() : !conversation) return;
+  if (std::ssize(encoded.tokens) <= engine::kPrefixMinTokens) {
+    to.cacheable = std::ssize(encoded.tokens);  // too short to be cached
+    return;
+  }
+  if (conversation) {
+    to.shared_tokens =
+        CommonTokens(encoded.tokens, SystemText(from.conversation(), engine), engine);
+  }
+  const bool system_only = place.in_session && !from.has_cacheable();
+  to.cacheable = system_only ? to.shared_tokens : TokensBeforeAnswer(encoded, engine);
+  to.cache_answer = !place.in_session;
 }
 
 }  // namespace
@@ -97,46 +126,44 @@ absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const 
   return engine::WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
-                                                  const std::string& prefix,
-                                                  const PromptPlace& place,
-                                                  const engine::Engine& engine) {
+absl::StatusOr<EncodedPrompt> EncodePrompt(const v1::Prompt& prompt, const std::string& prefix,
+                                           const PromptPlace& place, const engine::Engine& engine) {
   const model::Tokenizer* tokenizer = engine.model().tokenizer;
   const bool has_text = tokenizer != nullptr && tokenizer->has_text();
   switch (prompt.kind_case()) {
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      return Encode(engine, prompt.text(), place.at_start, field);
+      ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                       Encode(engine, prompt.text(), place.at_start, field));
+      return EncodedPrompt{std::move(tokens)};
     }
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      ASSIGN_OR_RETURN(const std::string text,
-                       NewText(prompt.conversation(), field, place, engine));
-      return Encode(engine, text, /*add_bos=*/false, field);
+      ASSIGN_OR_RETURN(PromptText text, NewText(prompt.conversation(), field, place, engine));
+      ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                       Encode(engine, text.text, /*add_bos=*/false, field));
+      return EncodedPrompt{std::move(tokens), std::move(text)};
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();
       RETURN_IF_ERROR(engine::CheckPromptLength(engine.config(), ids.size(), prefix));
-      return TokenIds(ids);
+      return EncodedPrompt{TokenIds(ids)};
     }
     case v1::Prompt::KIND_NOT_SET:
       break;
   }
-  return std::vector<int32_t>();
+  return EncodedPrompt();
 }
 
 absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
                        const engine::Engine& engine, engine::CallRequest& to) {
-  ASSIGN_OR_RETURN(to.prompt, PromptTokens(prompt, to.field_prefix, place, engine));
-  const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
-  if (!cached) return absl::OkStatus();
-  if (prompt.has_cacheable()) {
-    to.cacheable = prompt.cacheable() ? std::ssize(to.prompt) : 0;
-  } else if (prompt.has_conversation()) {
-    to.cacheable = SystemTokens(prompt.conversation(), to.prompt, engine);
+  ASSIGN_OR_RETURN(EncodedPrompt encoded, EncodePrompt(prompt, to.field_prefix, place, engine));
+  if (place.at_start && engine.options().prefix_memory_bytes > 0) {
+    SetCacheable(prompt, place, encoded, engine, to);
   }
+  to.prompt = std::move(encoded.tokens);
   return absl::OkStatus();
 }
 

@@ -352,8 +352,9 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
     ReadMessages(fields, "messages", *messages, conversation);
   }
   ReadTemplateArgs(fields, conversation);
-  // So that the next turn, which sends this text again, need not prefill it again.
-  message.mutable_prompt()->set_cacheable(fields.Bool("cache_prompt").value_or(true));
+  if (const auto cacheable = fields.Bool("cache_prompt")) {
+    message.mutable_prompt()->set_cacheable(*cacheable);
+  }
   if (const auto v = fields.Bool("add_generation_prompt")) {
     conversation.set_add_generation_prompt(*v);
   }

@@ -45,6 +45,8 @@ struct OutputOptions {
 struct CallRequest {
   std::vector<int32_t> prompt = {};  // checked against the vocabulary by the Engine
   int64_t cacheable = 0;             // first tokens of the prompt that PrefixCache may keep
+  int64_t shared_tokens = 0;         // of these, the first that other conversations begin with, too
+  bool cache_answer = false;         // of a sequence that ends with the call, its end may be kept
   std::string tenant = {};           // owner of the session; "" without authentication
   // The unit of fair sharing, whatever the number of its calls: a tenant, or a connection where no
   // tokens are asked for.
