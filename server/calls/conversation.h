@@ -22,10 +22,10 @@ struct PromptPlace {
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 
-// The text of a prompt.
 struct PromptText {
   std::string text;
-  std::string opened = {};  // its last part, which opens the answer
+  std::string begun = {};   // the end of the text that is part of the model's answer
+  std::string opened = {};  // the end of the text that is there only because it opens an answer
 };
 // The text of the conversation after its first `known` messages; `opened` at the start of a
 // sequence only. `path`: the name of its field. InvalidArgument: a field beyond its limit, tools
@@ -34,6 +34,12 @@ struct PromptText {
 // template renders the known messages differently within the whole conversation.
 absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
                                    const PromptPlace& place, const engine::Engine& engine);
+
+// How the answer to the conversation is taken apart, but for what is begun of it. InvalidArgument:
+// tools that are no list of named tools, or that the chat template has no calls for.
+absl::StatusOr<answers::ParserOptions> CallParser(const v1::Conversation& conversation,
+                                                  const std::string& path,
+                                                  const engine::Engine& engine);
 
 // The common text of conversations with the same system messages: the rendered text before the
 // first message that is neither "system" nor "developer", as far as it does not depend on that

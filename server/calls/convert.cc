@@ -79,9 +79,9 @@ int64_t CommonTokens(std::span<const int32_t> tokens, std::string_view text,
 
 // The number of tokens before those that open the answer. Every later rendering of the same
 // messages has them, whatever it writes of the answer.
-int64_t TokensBeforeAnswer(const EncodedPrompt& prompt, const engine::Engine& engine) {
-  const std::vector<int32_t>& tokens = prompt.tokens;
-  const auto& [text, opened] = prompt.text;
+int64_t TokensBeforeAnswer(const PromptIds& prompt, const engine::Engine& engine) {
+  const std::vector<int32_t>& tokens = prompt.ids;
+  const auto& [text, begun, opened] = prompt.text;
   if (opened.empty()) return std::ssize(tokens);
   const auto own = engine.model().tokenizer->Encode(opened, /*add_bos=*/false);
   const bool apart = own.ok() && own->size() <= tokens.size() &&
@@ -91,17 +91,16 @@ int64_t TokensBeforeAnswer(const EncodedPrompt& prompt, const engine::Engine& en
                       engine);
 }
 
-void SetCacheable(const v1::Prompt& from, const PromptPlace& place, const EncodedPrompt& encoded,
+void SetCacheable(const v1::Prompt& from, const PromptPlace& place, const PromptIds& encoded,
                   const engine::Engine& engine, engine::CallRequest& to) {
   const bool conversation = from.has_conversation();
   if (from.has_cacheable() ? !from.cacheable() : !conversation) return;
-  if (std::ssize(encoded.tokens) <= engine::kPrefixMinTokens) {
-    to.cacheable = std::ssize(encoded.tokens);  // too short to be cached
+  if (std::ssize(encoded.ids) <= engine::kPrefixMinTokens) {
+    to.cacheable = std::ssize(encoded.ids);  // too short to be cached
     return;
   }
   if (conversation) {
-    to.shared_tokens =
-        CommonTokens(encoded.tokens, SystemText(from.conversation(), engine), engine);
+    to.shared_tokens = CommonTokens(encoded.ids, SystemText(from.conversation(), engine), engine);
   }
   const bool system_only = place.in_session && !from.has_cacheable();
   to.cacheable = system_only ? to.shared_tokens : TokensBeforeAnswer(encoded, engine);
@@ -126,45 +125,45 @@ absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const 
   return engine::WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
 }
 
-absl::StatusOr<EncodedPrompt> EncodePrompt(const v1::Prompt& prompt, const std::string& prefix,
-                                           const PromptPlace& place, const engine::Engine& engine) {
+absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::string& prefix,
+                                       const PromptPlace& place, const engine::Engine& engine) {
+  PromptIds to;
   const model::Tokenizer* tokenizer = engine.model().tokenizer;
   const bool has_text = tokenizer != nullptr && tokenizer->has_text();
   switch (prompt.kind_case()) {
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                       Encode(engine, prompt.text(), place.at_start, field));
-      return EncodedPrompt{std::move(tokens)};
+      ASSIGN_OR_RETURN(to.ids, Encode(engine, prompt.text(), place.at_start, field));
+      break;
     }
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      ASSIGN_OR_RETURN(PromptText text, NewText(prompt.conversation(), field, place, engine));
-      ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                       Encode(engine, text.text, /*add_bos=*/false, field));
-      return EncodedPrompt{std::move(tokens), std::move(text)};
+      ASSIGN_OR_RETURN(to.text, NewText(prompt.conversation(), field, place, engine));
+      ASSIGN_OR_RETURN(to.ids, Encode(engine, to.text.text, /*add_bos=*/false, field));
+      break;
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();
       RETURN_IF_ERROR(engine::CheckPromptLength(engine.config(), ids.size(), prefix));
-      return EncodedPrompt{TokenIds(ids)};
+      to.ids = TokenIds(ids);
+      break;
     }
     case v1::Prompt::KIND_NOT_SET:
       break;
   }
-  return EncodedPrompt();
+  return to;
 }
 
-absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
-                       const engine::Engine& engine, engine::CallRequest& to) {
-  ASSIGN_OR_RETURN(EncodedPrompt encoded, EncodePrompt(prompt, to.field_prefix, place, engine));
+absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
+                                      const engine::Engine& engine, engine::CallRequest& to) {
+  ASSIGN_OR_RETURN(PromptIds encoded, PromptTokens(prompt, to.field_prefix, place, engine));
   if (place.at_start && engine.options().prefix_memory_bytes > 0) {
     SetCacheable(prompt, place, encoded, engine, to);
   }
-  to.prompt = std::move(encoded.tokens);
-  return absl::OkStatus();
+  to.prompt = std::move(encoded.ids);
+  return std::move(encoded.text.begun);
 }
 
 template <class Message>
@@ -185,7 +184,25 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place,
     to.output.speculation = static_cast<engine::Speculation>(from.output().speculation());
   }
   if (from.has_expected_position()) to.expected_position = from.expected_position();
-  return SetPrompt(from.prompt(), place, engine, to);
+  if (!from.output().parts()) {
+    const bool begins = from.prompt().conversation().tool_choice() == v1::TOOL_CHOICE_REQUIRED;
+    if (begins) {
+      return engine::BadField(absl::StrCat(to.field_prefix, "output.parts"),
+                              "true, as the prompt begins the call", "false");
+    }
+    return SetPrompt(from.prompt(), place, engine, to).status();
+  }
+  if (!from.prompt().has_conversation()) {
+    return engine::BadField(absl::StrCat(to.field_prefix, "output.parts"),
+                            "it only with prompt.conversation", "it");
+  }
+  engine::PartsOptions& parts = to.output.parts.emplace();
+  parts.one_call = from.output().single_call();
+  ASSIGN_OR_RETURN(parts.parser,
+                   CallParser(from.prompt().conversation(),
+                              absl::StrCat(to.field_prefix, "prompt.conversation"), engine));
+  ASSIGN_OR_RETURN(parts.begun, SetPrompt(from.prompt(), place, engine, to));
+  return absl::OkStatus();
 }
 template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&,
                                     const engine::Engine&, engine::GenerateRequest&);
@@ -244,12 +261,29 @@ void Fill(const engine::Started& from, v1::Started& to) {
   to.set_position(from.position);
 }
 
+void Fill(const answers::AnswerPart& from, v1::AnswerPart& to) {
+  using Kind = answers::AnswerPart::Kind;
+  switch (from.kind) {
+    case Kind::kContent:
+      return to.set_content(from.text);
+    case Kind::kReasoning:
+      return to.set_reasoning(from.text);
+    case Kind::kCall:
+      return to.set_call(from.text);
+    case Kind::kArguments:
+      return to.set_arguments(from.text);
+    case Kind::kCallEnd:
+      return to.set_call_end(true);
+  }
+}
+
 void Fill(const engine::TokenChunk& from, v1::TokenChunk& to) {
   to.set_text(from.text);
   to.mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
   to.mutable_logprobs()->Add(from.logprobs.begin(), from.logprobs.end());
   for (const std::vector<model::TokenLogprob>& top : from.top) FillTop(top, *to.add_top());
   to.set_index(from.index);
+  for (const answers::AnswerPart& part : from.parts) Fill(part, *to.add_parts());
 }
 
 void Fill(const engine::Finished& from, v1::Finished& to) {
@@ -263,6 +297,7 @@ void Fill(const engine::Finished& from, v1::Finished& to) {
   usage.set_prompt_tokens(from.usage.prompt_tokens);
   usage.set_cached_tokens(from.usage.cached_tokens);
   usage.set_generated_tokens(from.usage.generated_tokens);
+  usage.set_reasoning_tokens(from.usage.reasoning_tokens);
   usage.set_state_bytes(from.usage.state_bytes);
   usage.set_position(from.usage.position);
   usage.set_merged_tokens(from.usage.merged_tokens);

@@ -110,10 +110,10 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(CallRecord& call,
 void Score(CallRecord& call, const v1::ScoreRequest& message,
            const UnaryDone<v1::ScoreResponse>& done) {
   engine::Engine& engine = call.services().engine;
-  absl::StatusOr<EncodedPrompt> prompt = EncodePrompt(message.prompt(), "", PromptPlace(), engine);
+  absl::StatusOr<PromptIds> prompt = PromptTokens(message.prompt(), "", PromptPlace(), engine);
   if (!prompt.ok()) return done(prompt.status());
-  std::vector<int32_t>& tokens = prompt->tokens;
-  call.summary().work.prompt_tokens = static_cast<int64_t>(tokens.size());
+  std::vector<int32_t>& tokens = prompt->ids;
+  call.summary().work.prompt_tokens = std::ssize(tokens);
   engine::ScoreRequest request;
   request.prompt = tokens;
   request.variant = message.memory();

@@ -13,8 +13,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 Json Bytes(const std::string& text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<uint8_t>(c));

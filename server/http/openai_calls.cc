@@ -16,8 +16,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 const std::string& ModelName(const HttpCallPtr& call) { return call->services().description.name; }
 
 absl::Status Serve(const HttpCallPtr& call,

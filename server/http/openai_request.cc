@@ -19,8 +19,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr std::string_view kResponsePrefix = "resp_";
 
 void ReadFormat(BodyFields& fields) {

@@ -2,13 +2,13 @@
 // fields, to a GenerateRequest. docs/http.md lists every field.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/http/body_fields.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -28,18 +28,18 @@ struct OpenAiRequest {
 };
 
 // `model`: name of the served model.
-absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const std::string& model);
-absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const std::string& model);
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model);
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& model);
 
 // /v1/responses. `message`: its conversation has the new messages only, instructions and input.
 struct ResponseRequest : OpenAiRequest {
   std::optional<std::string> previous;  // the session of previous_response_id
   std::optional<std::string> instructions;
   bool store = true;
-  nlohmann::json shown;  // fields of the request that the response repeats
+  Json shown;  // fields of the request that the response repeats
 };
 // NotFound with code previous_response_not_found for text that cannot be a response's id.
-absl::StatusOr<ResponseRequest> ReadResponse(const nlohmann::json& body, const std::string& model);
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model);
 
 // The id of a response is "resp_" and its session's id, whose KEY balancers can route by.
 std::string ResponseId(const std::string& session_id);
@@ -50,7 +50,7 @@ absl::Status NoResponse(const std::string& field, const char* code);  // NotFoun
 // Reads `model`: NotFound with code model_not_found for another than the served one.
 void ReadModel(BodyFields& fields, const std::string& model);
 // Reads a list of {role, content}, such as `messages`.
-void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
+void ReadMessages(BodyFields& fields, const char* name, const Json& list,
                   v1::Conversation& to);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".

@@ -18,8 +18,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kSessionHeader = "ovq-session";
 constexpr size_t kKeyDigits = 16;
 
