@@ -4,6 +4,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/prefix_cache.h"
@@ -209,8 +210,26 @@ template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlac
 template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const engine::Engine&,
                                     engine::GenerateRequest&);
 
+std::string MakeSessionKey(const std::string& text) {
+  constexpr size_t kDigits = 32;
+  if (engine::IsSessionKey(text)) return text;
+  Sha256 hash;
+  hash.AddText(text);
+  return hash.Hex().substr(0, kDigits);
+}
+
+std::optional<std::string> FindSessionKey(const CallContext& context) {
+  if (std::optional<std::string> key = context.Value(kSessionHeader)) return key;
+  for (const char* name : {"x-session-id", "session-id", "session_id", "x-session-affinity",
+                           "x-claude-code-session-id"}) {
+    const std::optional<std::string> text = context.Value(name);
+    if (text && !text->empty()) return MakeSessionKey(*text);
+  }
+  return std::nullopt;
+}
+
 absl::Status ParseSessionKey(const CallContext& context, engine::SessionOptions& to) {
-  std::optional<std::string> key = context.Value("ovq-session");
+  std::optional<std::string> key = FindSessionKey(context);
   if (!key) return absl::OkStatus();
   if (!engine::IsSessionKey(*key)) {
     return absl::InvalidArgumentError(absl::StrCat(

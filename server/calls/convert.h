@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,9 +44,15 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place,
                            const engine::Engine& engine, engine::GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
 absl::Duration ToDuration(const google::protobuf::Duration& from);
-// Reads `ovq-session`: a key that the client chooses for a new session, by which a balancer sends
-// calls with the same key to one server. The session's id is then "KEY.RANDOM", so clients with the
-// id have the key. InvalidArgument for text that cannot begin an id.
+inline constexpr const char* kSessionHeader = "ovq-session";
+// A key for balancers to route by, made of any text: the text itself if it is a key, else its hash.
+std::string MakeSessionKey(const std::string& text);
+// The call's key: `ovq-session` as it is, else one made of the first header that other clients and
+// proxies name their conversation by. Unset without any.
+std::optional<std::string> FindSessionKey(const CallContext& context);
+// Reads the key that the client chooses for a new session, by which a balancer sends calls with the
+// same key to one server. The session's id is then "KEY.RANDOM", so clients with the id have the
+// key. InvalidArgument for text in `ovq-session` that cannot begin an id.
 absl::Status ParseSessionKey(const CallContext& context, engine::SessionOptions& to);
 // Options from the fields that v1::CreateSessionRequest and v1::ChatOpen share, and the session
 // key.

@@ -26,6 +26,7 @@ absl::Status Serve(const HttpCallPtr& call,
                    decltype(&MakeChatAnswer) make_answer) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, read(body, ModelName(call)));
+  call->SetSessionKey(request.session_key);
   const auto in_theirs = [api = request.api](const absl::Status& status) {
     return ToOpenAiError(status, api);
   };

@@ -73,6 +73,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   ReadFormat(fields);
   RefuseVllmFields(fields);
   SkipHints(fields);
+  request.session_key = fields.Text("prompt_cache_key").value_or("");
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }
@@ -122,6 +123,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   ReadFormat(fields);
   RefuseVllmFields(fields);
   SkipHints(fields);
+  request.session_key = fields.Text("prompt_cache_key").value_or("");
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }
