@@ -169,8 +169,10 @@ PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_i
                             const std::string& tenant) {
   const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
   if (!session.ok()) return {.in_session = true};
-  return {
-      .at_start = session->position == 0, .in_session = true, .last_token = session->last_token};
+  return {.at_start = session->position == 0,
+          .in_session = true,
+          .keeps_tokens = session->keeps_tokens,
+          .last_token = session->last_token};
 }
 
 namespace {
@@ -200,11 +202,12 @@ absl::StatusOr<PromptText> TemplateText(const v1::Conversation& conversation,
     }
     ASSIGN_OR_RETURN(const std::string read, writer.Text(known, /*opens_answer=*/false));
     if (text.starts_with(read)) return PromptText{.text = text.substr(read.size())};
+    if (place.keeps_tokens) return PromptText{.text = std::move(text), .rewrites = true};
     const auto differs = std::ranges::mismatch(text, read).in1 - text.begin();
-    return HistoryMismatch(path,
-                           absl::StrCat("the chat template no longer writes the known messages as "
-                                        "the session has read them: their texts differ at byte ",
-                                        differs));
+    return HistoryMismatch(
+        path, absl::StrCat("the chat template no longer writes the known messages as "
+                           "the session has read them: their texts differ at byte ",
+                           differs, "; a session with keep_tokens would go back to there"));
   }
   ASSIGN_OR_RETURN(std::string behind, writer.TextBehind(known - 1, opens_answer));
   if (!writer.messages[known - 1].tool_calls.empty()) {

@@ -82,7 +82,7 @@ int64_t CommonTokens(std::span<const int32_t> tokens, std::string_view text,
 // messages has them, whatever it writes of the answer.
 int64_t TokensBeforeAnswer(const PromptIds& prompt, const engine::Engine& engine) {
   const std::vector<int32_t>& tokens = prompt.ids;
-  const auto& [text, begun, opened] = prompt.text;
+  const std::string &text = prompt.text.text, &opened = prompt.text.opened;
   if (opened.empty()) return std::ssize(tokens);
   const auto own = engine.model().tokenizer->Encode(opened, /*add_bos=*/false);
   const bool apart = own.ok() && own->size() <= tokens.size() &&
@@ -163,6 +163,7 @@ absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlac
   if (place.at_start && engine.options().prefix_memory_bytes > 0) {
     SetCacheable(prompt, place, encoded, engine, to);
   }
+  to.rewrites = encoded.text.rewrites;
   to.prompt = std::move(encoded.ids);
   return std::move(encoded.text.begun);
 }

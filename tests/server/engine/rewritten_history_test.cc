@@ -215,6 +215,36 @@ TEST(RewrittenHistory, OnlyWhatMayBeKeptIs) {
   EXPECT_GT(bytes_after(request), 0u);
 }
 
+// A session's turn that has all tokens of the conversation goes back to where they differ.
+TEST(RewrittenHistory, ASessionGoesBackToWhereItsTokensDiffer) {
+  TestEngine engine, plain;
+  const Tokens prompt = SomeTokens(300, 1);
+  for (const int64_t common : {0, 1, 64, 250, 300, 310, 320}) {
+    SessionOptions options;
+    options.prompt = prompt;
+    const std::string id = engine.NewSession(options).id;
+    const Tokens all = prompt + engine.Run(Turn(id, {}, 20)).of[0].tokens;
+    Tokens rewritten(all.begin(), all.begin() + common);
+    if (common < 320) rewritten = rewritten + Tokens{(all[common] + 1) % 256} + SomeTokens(40, 2);
+    GenerateRequest turn = Turn(id, rewritten, 10, 7);
+    turn.rewrites = true;
+    const Answers again = engine.Run(turn);
+    EXPECT_TRUE(again.status.ok()) << again.status;
+    EXPECT_EQ(again.started->cached_tokens, common);
+    options.prompt = rewritten;
+    const std::string other = plain.NewSession(options).id;
+    EXPECT_EQ(again.of[0].tokens, plain.Run(Turn(other, {}, 10, 7)).of[0].tokens) << common;
+    EXPECT_EQ(State(engine, id), State(plain, other)) << common;
+  }
+  SessionOptions none;
+  none.prompt = prompt;
+  none.keep_tokens = false;
+  GenerateRequest turn = Turn(engine.NewSession(none).id, prompt, 1);
+  turn.rewrites = true;
+  EXPECT_TRUE(absl::IsFailedPrecondition(engine.Run(turn).status));
+  EXPECT_EQ(engine.SettledStats().requests_running, 0);
+}
+
 // Answers that end together are copied as far as an iteration may take; the others say so.
 TEST(RewrittenHistory, ManyAnswersThatEndTogether) {
   EngineOptions options;
