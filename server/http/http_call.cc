@@ -68,7 +68,7 @@ std::optional<std::string> HttpCall::Query(std::string_view name) const {
 
 void HttpCall::SetSessionKey(const std::string& text) {
   if (FindSessionKey(*this) || text.empty()) return;
-  exchange_->request().headers.emplace_back(kSessionHeader, MakeSessionKey(text));
+  AddHeader(kSessionHeader, MakeSessionKey(text));
 }
 
 HttpHeaders HttpCall::AnswerHeaders() {

@@ -53,6 +53,10 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
 
  private:
   HttpHeaders AnswerHeaders();
+  // Adds a request header as if the client had sent it.
+  void AddHeader(std::string name, std::string value) {
+    exchange_->request().headers.emplace_back(std::move(name), std::move(value));
+  }
   void End(int http_status, const absl::Status& status);
 
   ResponseStore& responses_;
