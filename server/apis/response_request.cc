@@ -219,6 +219,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   v1::Conversation& conversation = *message.mutable_prompt()->mutable_conversation();
   message.mutable_prompt()->set_cacheable(true);
   ReadModel(fields, model);
+  request.session_key = fields.Text("prompt_cache_key").value_or("");
   request.instructions = fields.Text("instructions");
   const std::optional<std::string> previous = fields.Text("previous_response_id");
   if (previous) {

@@ -175,12 +175,27 @@ TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
   Serve(
       "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"
       "{% endfor %}");
-  const std::string session = server_->NewSession();
-  ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 0, session)).status, Succeeds());
-  EXPECT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}, {"user", "Bye"}}, 1), 1, session)).status,
-              Fails(kPrecondition,
-                    "prompt.conversation.known: the chat template no longer writes the known "
-                    "messages as the session has read them: their texts differ at byte 6"));
+  const Messages two = {{"user", "Hi"}, {"user", "Bye"}};
+  const Collected whole = Ask(AnswerTo(Talk(two), 8));
+  for (const bool keeps : {true, false}) {
+    v1::CreateSessionRequest create;
+    create.set_keep_tokens(keeps);
+    const std::string session = server_->NewSession(create);
+    ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 0, session)).status, Succeeds());
+    const Collected turn = Ask(AnswerTo(Talk(two, 1), 8, session));
+    if (!keeps) {
+      EXPECT_THAT(turn.status,
+                  Fails(kPrecondition,
+                        "prompt.conversation.known: the chat template no longer writes the known "
+                        "messages as the session has read them: their texts differ at byte 6; a "
+                        "session with keep_tokens would go back to there"));
+      continue;
+    }
+    ASSERT_THAT(turn.status, Succeeds());
+    EXPECT_EQ(turn.started.cached_tokens(), 6u);  // [user]
+    EXPECT_EQ(turn.started.prompt_tokens(), whole.started.prompt_tokens() - 6);
+    EXPECT_EQ(turn.tokens, whole.tokens);
+  }
 }
 
 constexpr char kToolTemplate[] =
