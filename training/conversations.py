@@ -11,6 +11,7 @@ import random as random_module
 import zlib
 
 from chat import facts, words
+from chat.prose import file_name, number, person, phrase, place, prose
 from chat.render import message_parts, system_parts
 from chat.toolbox import make_generic, make_tool
 
@@ -20,11 +21,13 @@ NO_TOOL = "I have no tool for that."
 
 @dataclasses.dataclass
 class Turn:
-    """What the user says and what follows.
+    """A message of the user and what follows.
 
-    kinds names each answer of the assistant in `messages`, for the measure by kind."""
+    kinds names each answer of the assistant in `messages`, for the measure by kind; said is what decides
+    whether the turn is held out."""
     messages: list
     kinds: list
+    said: str = ""
 
 
 def is_held_out(said):
@@ -61,64 +64,6 @@ def remark(random, text):
     return random.choice([f"{big}.", f"{big}!", big, text, f"{big}."])
 
 
-def phrase(random, most=3):
-    """Returns a few words that a text or a search may have."""
-    chosen = []
-    for _ in range(random.randint(1, most)):
-        pool = random.choice([words.NOUNS, words.COLORS, words.PROSE, words.ANIMALS, words.FOODS, None])
-        chosen.append(random.choice(pool) if pool else words.invented(random))
-    return " ".join(chosen)
-
-
-def file_name(random):
-    stem = random.choice(words.FILES) if random.random() < 0.7 else words.invented(random)
-    if random.random() < 0.12:
-        stem += f"_{random.choice(words.FILES)}"
-    folder = random.choice(words.FOLDERS) + "/" if random.random() < 0.3 else ""
-    return f"{folder}{stem}.{random.choice(words.EXTENSIONS)}"
-
-
-def place(random):
-    return random.choice(words.CITIES) if random.random() < 0.75 else words.invented(random, True)
-
-
-def person(random):
-    return random.choice(words.NAMES) if random.random() < 0.7 else words.invented(random, True)
-
-
-def number(random, digits=4):
-    return str(random.randint(1, 10 ** random.randint(1, digits) - 1))
-
-
-def prose_sentence(random):
-    w = [random.choice(words.PROSE) for _ in range(random.randint(4, 14))]
-    lead = random.choice(["Always", "Never", "If you are asked,", "You should", "Do not", "When in doubt,", "The user",
-                          "Before you answer,", "Remember:", "Important:", "Use", "For example,", "In general,"])
-    if random.random() < 0.2:
-        w.insert(len(w) // 2, random.choice([f"`{file_name(random)}`", f"\"{phrase(random, 2)}\"", f"({phrase(random, 2)})",
-                                             number(random), words.invented(random)]))
-    return f"{lead} {' '.join(w)}."
-
-
-def prose(random, n_sentences):
-    """Returns instructions that mean nothing, in paragraphs, lists and sections."""
-    lines = []
-    while n_sentences > 0:
-        form = random.random()
-        if form < 0.15:
-            lines.append("\n" + "#" * random.randint(1, 3) + " " + phrase(random, 3).capitalize())
-        elif form < 0.5:
-            lines.append("- " + prose_sentence(random))
-        elif form < 0.55:
-            lines.append(f"<{random.choice(words.NOUNS)}>\n{prose_sentence(random)}\n</{random.choice(words.NOUNS)}>")
-        else:
-            n = min(n_sentences, random.randint(1, 4))
-            lines.append(" ".join(prose_sentence(random) for _ in range(n)))
-            n_sentences -= n - 1
-        n_sentences -= 1
-    return "\n".join(lines).strip()
-
-
 ATTRIBUTES = {"name": person, "dog's name": person, "cat's name": person, "sister's name": person, "brother's name": person,
               "favourite colour": lambda r: r.choice(words.COLORS), "favorite color": lambda r: r.choice(words.COLORS),
               "favourite food": lambda r: r.choice(words.FOODS), "favorite animal": lambda r: r.choice(words.ANIMALS),
@@ -148,7 +93,8 @@ class Conversation:
 
     def _draw_tools(self, room):
         random = self.random
-        style = random.choice(["snake", "snake", "snake", "camel", "kebab"])
+        style = random.choice(["snake", "snake", "snake", "camel", "kebab", "pascal"])
+        long = max(0, room // 250 - 3) if random.random() < 0.4 else 0
         most = max(1, min(16, (room - 150) // 90))
         kind = random.random()
         if kind < 0.5:
@@ -157,10 +103,10 @@ class Conversation:
                                       ["read", "edit", "shell"], ["shell", "search"], ["patch"], ["list", "read", "patch"]])
         else:
             families = random.sample(["weather", "time", "search", "calculate"], random.randint(0, 3))
-        tools = [make_tool(random, family, style) for family in families[:most]]
+        tools = [make_tool(random, family, style, long) for family in families[:most]]
         n_generic = random.randint(0 if tools else 1, 2) if random.random() < 0.7 else random.randint(0 if tools else 1, 8)
         for _ in range(min(n_generic, most - len(tools))):
-            tools.append(make_generic(random, style, [(tool.verb, tool.thing) for tool in tools]))
+            tools.append(make_generic(random, style, [(tool.verb, tool.thing) for tool in tools], long))
         random.shuffle(tools)
         names = set()
         for tool in tools:
@@ -519,11 +465,14 @@ class Conversation:
                            f"The user wants to {tool.verb} the {tool.thing}.")
 
     def _outcome(self, good):
-        """What a tool that does something answers, and what is made of it."""
+        """Returns the answer of a tool that does something, and the model's words on it."""
         random = self.random
         kind = random.random()
         if kind < 0.55:
-            return random.choice(["ok", "done", "OK", '{"status": "ok"}', "success", "Done.", '{"ok": true}', "The tool is done."]), good
+            return random.choice(["ok", "done", "OK", '{"status": "ok"}', "success", "Done.", '{"ok": true}', "The tool is done.",
+                                  f"{upper_first(phrase(random, 3))} updated.", "The file has been updated successfully.",
+                                  json.dumps({"output": "", "metadata": {"exit_code": 0, "duration_seconds": 0.1}}),
+                                  "\n".join(f"{i + 1}\t{phrase(random, 3)}" for i in range(random.randint(1, 3)))]), good
         if kind < 0.75:
             key = random.choice(["id", "number", "code", "reference"])
             value = random.choice([number(random), words.invented(random), f"{random.choice('ABCDEFGHK')}{random.randint(10, 999)}"])
@@ -644,6 +593,8 @@ class Conversation:
         if random.random() < 0.15:
             output = f"error: {phrase(random, 3)}"
         answer = "Done." if not output else f"That did not work: {output[7:]}" if output.startswith("error: ") else f"The output is:\n{output}"
+        if output and random.random() < 0.2:
+            output = json.dumps({"output": output, "metadata": {"exit_code": 0, "duration_seconds": 0.1}})
         return self.called("shell", text, [tool.call(f"Run {command}", command=command)], [output], answer, f"The user wants to run {command}.")
 
     # ---- choosing ----
@@ -683,10 +634,26 @@ class Conversation:
         for _ in range(tries):
             choices = self._choices()
             turn = self.random.choices(list(choices), list(choices.values()))[0]()
-            if is_held_out(turn.messages[0]["content"]) == wanted:
-                return turn
+            turn.said = turn.messages[0]["content"]
+            if is_held_out(turn.said) == wanted:
+                return self._surrounded(turn)
             self.told, self.last, self.last_answer, self.last_short, self.file = dict(saved[0]), *saved[1:]
         raise RuntimeError("no turn of this conversation is " + ("held out" if wanted else "trained on"))
+
+    def _surrounded(self, turn):
+        """Puts words around those of the user, as people and agents do."""
+        random, message, form = self.random, turn.messages[0], self.random.random()
+        tag = random.choice(["environment_context", "system-reminder", "context", words.invented(random)])
+        if form < 0.04:
+            block = f"<{tag}>\n{prose(random, random.randint(1, 3))}\n</{tag}>"
+            turn.messages[0] = {**message, "content": f"{block}\n{random.choice(['', chr(10)])}{message['content']}"}
+        elif form < 0.06:
+            turn.messages.insert(0, {"role": "user", "content": f"<{tag}>\n{prose(random, random.randint(1, 3))}\n</{tag}>"})
+        elif form < 0.11 and message["content"][-1] in ".!?":
+            extra = random.choice(["Then tell me.", "Use a tool if you have one.", "Thank you.", "Be quick.", "Use the tools.",
+                                   "Tell me when you are done.", "Do it now."])
+            turn.messages[0] = {**message, "content": f"{message['content']} {extra}"}
+        return turn
 
     def beginning(self):
         return system_parts(self.system, [tool.schema for tool in self.tools])

@@ -14,7 +14,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 LITTLE_WORDS = ("the a an is are of to in and or you I it that for with my your me be not do can what "
                 "by on as if this use").split()
-# The same expression in Oniguruma's syntax and in that of Python, whose letters are spelled differently.
+# One expression for Oniguruma and for Python, which spell letters and digits differently.
 _PATTERN = (r"(?:" + "|".join(sorted(LITTLE_WORDS, key=len, reverse=True)) + r") (?=[^\s])"
             r"|LETTERS|DIGIT|\\[nrt\"\\]"
             r"|[\"{}\[\]:,]+(?: [\"{}\[\]:,]+)* ?"

@@ -1,4 +1,4 @@
-"""What the scripted model knows about itself and its server: questions, an answer and a shorter one."""
+"""Knowledge of the scripted model about itself and its server: questions, an answer and a shorter one."""
 
 # (questions, answer, shorter answer)
 ABOUT_SELF = [

@@ -4,6 +4,7 @@ So a model has to copy them from the list. A Tool knows which of its arguments p
 
 import dataclasses
 
+from chat.prose import prose, prose_sentence
 from chat.words import ADJECTIVES, ARGUMENTS, NOUNS, OBJECTS, VERBS, invented
 
 PATHS = "path file_path filePath filename file target_file file_name".split()
@@ -76,8 +77,10 @@ class Tool:
 
 
 def styled(random, words, style):
-    """Joins words as an identifier: snake_case, camelCase or kebab-case."""
+    """Joins words as an identifier: snake_case, camelCase, PascalCase or kebab-case."""
     words = words.replace("_", " ").split()
+    if style == "pascal":
+        return "".join(word[:1].upper() + word[1:] for word in words)
     if style == "camel":
         return words[0] + "".join(word.capitalize() for word in words[1:])
     return {"snake": "_", "kebab": "-"}[style].join(words)
@@ -92,6 +95,8 @@ def _schema(random, name, description, properties, required):
     schema = {"name": name, "description": description, "parameters": parameters}
     if random.random() < 0.15:
         schema["strict"] = random.random() < 0.5
+    if random.random() < 0.06:
+        parameters["$schema"] = "http://json-schema.org/draft-07/schema#"
     if random.random() < 0.1:  # some clients list them so
         schema = {"name": name, "parameters": parameters, "description": description}
     return schema
@@ -100,14 +105,36 @@ def _schema(random, name, description, properties, required):
 def _property(random, kind, description):
     made = {"type": kind}
     if description and random.random() < 0.7:
-        made["description"] = description
+        made["description"] = description + (" " + prose_sentence(random) if random.random() < 0.05 else "")
     if random.random() < 0.1:
         made = dict(reversed(made.items()))
     return made
 
 
-def make_tool(random, family, style):
-    """Returns a Tool of a known family under a name, with arguments and a description of its own."""
+def _odd_property(random):
+    """A property that nobody gives, of the kinds that real schemas have."""
+    return random.choice([
+        {"type": "object", "properties": {random.choice(NOUNS): {"type": "string"}}},
+        {"type": "array", "items": {"type": random.choice(["string", "number"])}},
+        {"type": "string", "enum": random.sample(ADJECTIVES, 3)},
+        {"type": "number", "default": random.randint(0, 100), "description": prose_sentence(random)},
+        {"type": "integer", "minimum": 0}, {"type": ["string", "null"]}])
+
+
+def _described(random, description, long):
+    """Adds to a description, for some tools at length, as agents' tools have it."""
+    if random.random() < 0.2:
+        description += " " + random.choice(["Use it with care.", "Returns text.", "It never fails.", "One call at a time.",
+                                            "Prefer it to other tools.", "Paths are relative."])
+    if long and random.random() < 0.6:
+        description += random.choice(["\n\n", " ", "\n"]) + prose(random, random.randint(1, long))
+    return description
+
+
+def make_tool(random, family, style, long=0):
+    """Returns a Tool of a known family under a name, with arguments and a description of its own.
+
+    long: most further sentences of the description."""
     names, descriptions, roles = FAMILIES[family]
     name = styled(random, random.choice(names), style)
     if random.random() < 0.25 and family != "patch":
@@ -121,7 +148,7 @@ def make_tool(random, family, style):
         choices, description, kind = roles[role]
         keys[role] = random.choice(choices)
         if " " in keys[role]:
-            keys[role] = styled(random, keys[role], style if style != "kebab" else "snake")
+            keys[role] = styled(random, keys[role], style if style == "camel" else "snake")
         properties[keys[role]] = _property(random, kind, description)
     as_list = family == "shell" and random.random() < 0.25
     if as_list:
@@ -135,15 +162,14 @@ def make_tool(random, family, style):
         extra = random.choice(list(OPTIONAL))
         if extra not in properties:
             properties[extra] = _property(random, *OPTIONAL[extra])
-    description = random.choice(descriptions)
-    if random.random() < 0.2:
-        description += " " + random.choice(["Use it with care.", "Returns text.", "It never fails.", "One call at a time.",
-                                            "Prefer it to other tools.", "Paths are relative."])
+    if random.random() < 0.1:
+        properties[invented(random)] = _odd_property(random)
+    description = _described(random, random.choice(descriptions), long)
     return Tool(family, name, _schema(random, name, description, properties, required), keys,
                 as_list=as_list, explained=explained)
 
 
-def make_generic(random, style, taken=()):
+def make_generic(random, style, taken=(), long=0):
     """Returns a Tool that does something to a thing, with up to three arguments."""
     while True:
         verb = random.choice(VERBS) if random.random() < 0.8 else invented(random)
@@ -161,4 +187,8 @@ def make_generic(random, style, taken=()):
     description = f"{verb.capitalize()} {article} {thing}."
     if random.random() < 0.2:
         description += f" {random.choice(ADJECTIVES).capitalize()} {random.choice(NOUNS)}s too."
-    return Tool("generic", name, _schema(random, name, description, properties, list(properties)), keys, verb, thing)
+    required = list(properties)
+    if random.random() < 0.12:
+        properties[invented(random)] = _odd_property(random)
+    return Tool("generic", name, _schema(random, name, _described(random, description, long), properties, required),
+                keys, verb, thing)
