@@ -20,13 +20,32 @@ class ByteBudget {
   explicit ByteBudget(size_t total) : total_(total) {}
 
   size_t total() const { return total_; }
-  size_t held() const;
+  size_t held() const {
+    std::lock_guard lock(mutex_);
+    return held_;
+  }
 
  private:
   friend class ByteHold;
   // Empty if acquired; else the most bytes that the client could have acquired.
-  std::optional<size_t> Acquire(const std::string& client, size_t bytes);
-  void Release(const std::string& client, size_t bytes);
+  std::optional<size_t> Acquire(const std::string& client, size_t bytes) {
+    std::lock_guard lock(mutex_);
+    const auto found = clients_.find(client);
+    const size_t mine = found == clients_.end() ? 0 : found->second;
+    const size_t free = total_ - held_;
+    const size_t most = free > mine ? (free - mine) / 2 : 0;
+    if (bytes > most) return most;
+    held_ += bytes;
+    if (bytes > 0) clients_[client] += bytes;
+    return std::nullopt;
+  }
+  void Release(const std::string& client, size_t bytes) {
+    std::lock_guard lock(mutex_);
+    held_ -= bytes;
+    const auto found = clients_.find(client);
+    found->second -= bytes;
+    if (found->second == 0) clients_.erase(found);
+  }
 
   const size_t total_;
   mutable std::mutex mutex_;  // guards the members below
@@ -46,7 +65,11 @@ class ByteHold {
   ByteHold& operator=(const ByteHold&) = delete;
 
   // Acquires more bytes. Empty if acquired; else the most bytes there could have been.
-  std::optional<size_t> Acquire(size_t bytes);
+  std::optional<size_t> Acquire(size_t bytes) {
+    std::optional<size_t> refused = budget_->Acquire(client_, bytes);
+    if (!refused) bytes_ += bytes;
+    return refused;
+  }
   size_t bytes() const { return bytes_; }
   const ByteBudget& budget() const { return *budget_; }
 

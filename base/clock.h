@@ -1,6 +1,7 @@
 // Clocks. Deadlines and waits follow the steady clock; wall time is only shown to people.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 
@@ -12,6 +13,13 @@ namespace ovq {
 using SteadyTime = std::chrono::steady_clock::time_point;
 inline constexpr SteadyTime kNever = SteadyTime::max();
 
+// from + time: kNever if `time` is longer than a century, so that no sum overflows the clock's
+// range; `from` if it is negative.
+inline SteadyTime After(SteadyTime from, absl::Duration time) {
+  if (time > absl::Hours(100 * 366 * 24)) return kNever;
+  return from + absl::ToChronoNanoseconds(std::max(time, absl::ZeroDuration()));
+}
+
 // Both clocks, replaceable in tests.
 struct Clock {
   std::function<SteadyTime()> steady = std::chrono::steady_clock::now;
@@ -22,11 +30,8 @@ struct Clock {
 
   // The steady time at which the wall clock will show `time`, as far as is known now. kNever if
   // that is over a century away.
-  SteadyTime ToSteady(absl::Time time) const;
+  SteadyTime ToSteady(absl::Time time) const { return After(steady(), time - wall()); }
 };
-
-// from + time: kNever if `time` is longer than a century, `from` if it is negative.
-SteadyTime After(SteadyTime from, absl::Duration time);
 
 inline absl::Duration TimeBetween(SteadyTime from, SteadyTime to) {
   return absl::FromChrono(to - from);

@@ -31,18 +31,6 @@ constexpr Tables MakeTables() {
 
 constexpr Tables kTables = MakeTables();
 
-uint32_t AddByTables(std::string_view bytes, uint32_t crc) {
-  const auto byte = [&](size_t i) -> uint32_t { return static_cast<uint8_t>(bytes[i]); };
-  for (; bytes.size() >= 8; bytes.remove_prefix(8)) {
-    crc ^= byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24;
-    crc = kTables[7][crc & 0xff] ^ kTables[6][(crc >> 8) & 0xff] ^ kTables[5][(crc >> 16) & 0xff] ^
-          kTables[4][crc >> 24] ^ kTables[3][byte(4)] ^ kTables[2][byte(5)] ^ kTables[1][byte(6)] ^
-          kTables[0][byte(7)];
-  }
-  for (size_t i = 0; i < bytes.size(); ++i) crc = (crc >> 8) ^ kTables[0][(crc ^ byte(i)) & 0xff];
-  return crc;
-}
-
 #if defined(__x86_64__)
 // The processor's instruction takes three cycles and one can begin in each cycle, so three lanes of
 // a block are computed side by side and joined at its end.
@@ -95,20 +83,27 @@ __attribute__((target("sse4.2"))) uint32_t AddByInstruction(std::string_view byt
 }
 #endif
 
-uint32_t Add(std::string_view bytes, uint32_t crc) {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  if (has_instruction) return AddByInstruction(bytes, crc);
-#endif
-  return AddByTables(bytes, crc);
-}
-
 }  // namespace
 
-uint32_t Crc32c(std::string_view bytes, uint32_t before) { return ~Add(bytes, ~before); }
+uint32_t Crc32c(std::string_view bytes, uint32_t before) {
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+  if (has_instruction) return ~AddByInstruction(bytes, ~before);
+#endif
+  return Crc32cByTables(bytes, before);
+}
 
 uint32_t Crc32cByTables(std::string_view bytes, uint32_t before) {
-  return ~AddByTables(bytes, ~before);
+  uint32_t crc = ~before;
+  const auto byte = [&](size_t i) -> uint32_t { return static_cast<uint8_t>(bytes[i]); };
+  for (; bytes.size() >= 8; bytes.remove_prefix(8)) {
+    crc ^= byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24;
+    crc = kTables[7][crc & 0xff] ^ kTables[6][(crc >> 8) & 0xff] ^ kTables[5][(crc >> 16) & 0xff] ^
+          kTables[4][crc >> 24] ^ kTables[3][byte(4)] ^ kTables[2][byte(5)] ^ kTables[1][byte(6)] ^
+          kTables[0][byte(7)];
+  }
+  for (size_t i = 0; i < bytes.size(); ++i) crc = (crc >> 8) ^ kTables[0][(crc ^ byte(i)) & 0xff];
+  return ~crc;
 }
 
 }  // namespace ovq

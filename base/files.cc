@@ -12,14 +12,11 @@
 namespace ovq {
 namespace {
 
-struct Closer {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, Closer>;
-
-absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 }  // namespace
+
+absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
 
 absl::StatusOr<std::string> ReadStream(std::FILE* file, const std::string& name, size_t max_bytes) {
   std::string text;
@@ -35,7 +32,7 @@ absl::StatusOr<std::string> ReadStream(std::FILE* file, const std::string& name,
 }
 
 absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, size_t max_bytes) {
-  const File file(std::fopen(path.c_str(), "rbe"));
+  const File file(std::fopen(path.c_str(), "rbe"), std::fclose);
   if (file == nullptr) return LastError(path);
   return ReadStream(file.get(), path, max_bytes);
 }
@@ -52,7 +49,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes) 
 absl::Status WriteFile(const std::string& path, std::string_view text) {
   // A device or pipe (/dev/stdout) cannot be replaced by a rename.
   const std::string part = path.starts_with("/dev/") ? path : path + ".part";
-  File file(std::fopen(part.c_str(), "wbe"));
+  File file(std::fopen(part.c_str(), "wbe"), std::fclose);
   if (file == nullptr) return LastError(part);
   const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
   if (!written || std::fclose(file.release()) != 0) return LastError(part);

@@ -11,6 +11,9 @@
 
 namespace ovq {
 
+// The errno of the last call as a status that names the path.
+absl::Status LastError(const std::string& path);
+
 // Opens /dev/null in place of each standard stream that is closed. Otherwise the next file or
 // connection would get its number and the output meant for the stream. Call it before any other
 // file is opened.

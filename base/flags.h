@@ -48,6 +48,11 @@ class Flags {
   void AddFile(const std::string& name, const std::string& help);
   // Adds an option without a value, for the command line only.
   void AddSwitch(const std::string& name, std::function<void()> set, const std::string& help);
+  // Adds a switch that makes `out` true.
+  void AddSwitch(const std::string& name, bool& out, const std::string& help) {
+    AddSwitch(
+        name, [&out] { out = true; }, help);
+  }
   // Adds a switch that makes all others irrelevant, such as --help; --help is also -h.
   void AddEnd(const std::string& name, std::function<void()> set, const std::string& help);
 

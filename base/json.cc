@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -11,12 +12,17 @@ namespace ovq {
 namespace {
 
 constexpr int kMaxDepth = 32;
+constexpr size_t kMostCompared = size_t{1} << 27;  // some 0.2 s
 
+// kind: "object" or "list"; is_kind: what the whole text must be.
 template <class Json>
-absl::StatusOr<Json> Parse(std::string_view text, const std::string& what) {
+absl::StatusOr<Json> Parse(std::string_view text, const std::string& what,
+                           bool (Json::*is_kind)() const noexcept, const char* kind) {
   using Event = typename Json::parse_event_t;
+  constexpr bool is_ordered = std::is_same_v<Json, nlohmann::ordered_json>;
   std::vector<std::set<std::string>> keys_at(kMaxDepth + 2);  // of the object open at each depth
   std::string fault;
+  size_t compared = 0;  // keys that an ordered object compares with its others
   const auto callback = [&](int depth, Event event, Json& parsed) {
     if (depth > kMaxDepth) {
       fault = absl::StrCat("nested more than ", kMaxDepth, " levels deep");
@@ -26,32 +32,32 @@ absl::StatusOr<Json> Parse(std::string_view text, const std::string& what) {
     if (event == Event::key) {
       const std::string& key = parsed.template get_ref<const std::string&>();
       if (!keys_at[depth].insert(key).second) fault = absl::StrCat("duplicate key ", Quoted(key));
+      compared += keys_at[depth].size();
+      if (is_ordered && compared > kMostCompared) fault = "too many keys in its objects";
     }
-    return true;
+    return fault.empty();
   };
   Json json = Json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
   if (!fault.empty()) return absl::DataLossError(absl::StrCat(what, ": ", fault));
   if (json.is_discarded()) return absl::DataLossError(absl::StrCat(what, ": not valid JSON"));
+  if (!(json.*is_kind)()) return absl::DataLossError(absl::StrCat(what, ": not a JSON ", kind));
   return json;
 }
 
 }  // namespace
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& what) {
-  absl::StatusOr<nlohmann::json> json = Parse<nlohmann::json>(text, what);
-  if (json.ok() && !json->is_object()) {
-    return absl::DataLossError(absl::StrCat(what, ": not a JSON object"));
-  }
-  return json;
+  return Parse(text, what, &nlohmann::json::is_object, "object");
+}
+
+absl::StatusOr<nlohmann::ordered_json> ParseOrderedObject(std::string_view text,
+                                                          const std::string& what) {
+  return Parse(text, what, &nlohmann::ordered_json::is_object, "object");
 }
 
 absl::StatusOr<nlohmann::ordered_json> ParseJsonList(std::string_view text,
                                                      const std::string& what) {
-  absl::StatusOr<nlohmann::ordered_json> json = Parse<nlohmann::ordered_json>(text, what);
-  if (json.ok() && !json->is_array()) {
-    return absl::DataLossError(absl::StrCat(what, ": not a JSON list"));
-  }
-  return json;
+  return Parse(text, what, &nlohmann::ordered_json::is_array, "list");
 }
 
 }  // namespace ovq

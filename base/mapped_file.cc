@@ -91,10 +91,6 @@ absl::Status Damaged(const std::string& path, const std::string& what) {
   return absl::DataLossError(absl::StrCat(path, ": ", what));
 }
 
-bool SameTime(const timespec& a, const timespec& b) {
-  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
 }  // namespace
 
 struct MappedFile::Mapping {
@@ -112,14 +108,9 @@ struct MappedFile::Mapping {
   }
 };
 
-MappedFile::MappedFile() = default;
-MappedFile::MappedFile(MappedFile&&) noexcept = default;
-MappedFile& MappedFile::operator=(MappedFile&&) noexcept = default;
-MappedFile::~MappedFile() = default;
-
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
   MappedFile file;
-  file.mapping_ = std::make_unique<Mapping>();
+  file.mapping_ = std::make_shared<Mapping>();
   Mapping& mapping = *file.mapping_;
   mapping.path = path;
   // Non-blocking, so that a pipe of that name does not hang the start.
@@ -154,7 +145,8 @@ absl::Status MappedFile::CheckUnchanged() const {
                    absl::StrCat("was cut short, or written, while it was read; it had ",
                                 mapping.opened.st_size, " bytes, and has ", now.st_size));
   }
-  if (!SameTime(now.st_mtim, mapping.opened.st_mtim)) {
+  const timespec &written = now.st_mtim, &before = mapping.opened.st_mtim;
+  if (written.tv_sec != before.tv_sec || written.tv_nsec != before.tv_nsec) {
     return Damaged(mapping.path, "was written while it was read");
   }
   if (const uintptr_t lost = mapping.range->lost; lost != 0) {

@@ -19,10 +19,6 @@ class MappedFile {
   // Never waits for a writer. NotFound; DataLoss if it is not a regular file or cannot be mapped.
   // Errors name the file.
   static absl::StatusOr<MappedFile> Open(const std::string& path);
-  MappedFile();
-  MappedFile(MappedFile&&) noexcept;
-  MappedFile& operator=(MappedFile&&) noexcept;
-  ~MappedFile();
 
   std::byte* data() const;  // read-only
   size_t size() const;
@@ -32,7 +28,7 @@ class MappedFile {
 
  private:
   struct Mapping;
-  std::unique_ptr<Mapping> mapping_;  // null: no file, no bytes
+  std::shared_ptr<Mapping> mapping_;  // null: no file, no bytes
 };
 
 }  // namespace ovq

@@ -21,12 +21,6 @@ struct RecordHead {
   size_t bytes;
 };
 
-void AppendRecord(const absl::Status& problem, std::string& records) {
-  const RecordHead head{problem.code(), problem.message().size()};
-  records.append(reinterpret_cast<const char*>(&head), sizeof(head));
-  records.append(problem.message().data(), problem.message().size());
-}
-
 }  // namespace
 
 std::vector<absl::Status> SplitProblems(const absl::Status& status) {
@@ -57,7 +51,12 @@ void AddProblems(absl::Status& status, const absl::Status& more) {
   }
   if (known.empty()) return;
   std::string records;
-  for (size_t i = 1; i < known.size(); ++i) AppendRecord(known[i], records);
+  for (size_t i = 1; i < known.size(); ++i) {
+    const absl::string_view text = known[i].message();
+    const RecordHead head{known[i].code(), text.size()};
+    records.append(reinterpret_cast<const char*>(&head), sizeof(head));
+    records.append(text.data(), text.size());
+  }
   status = known.front();
   if (!records.empty()) status.SetPayload(kOthers, absl::Cord(records));
 }

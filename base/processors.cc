@@ -22,32 +22,22 @@ int CountAffinityProcessors() {
   return static_cast<int>(std::thread::hardware_concurrency());  // more than a mask holds
 }
 
-double Quotient(double quota, double period) {
+// Reads a group's quota and period in microseconds: version 2 has both in one file ("max 100000" or
+// "150000 100000"), version 1 each in its own, where -1 means no quota.
+double ReadQuota(const std::string& folder, bool is_version_2) {
+  std::ifstream file(folder + (is_version_2 ? "/cpu.max" : "/cpu.cfs_quota_us"));
+  std::ifstream period_file(folder + "/cpu.cfs_period_us");
+  double quota = 0, period = 0;
+  if (!(file >> quota && (is_version_2 ? file : period_file) >> period)) return kNoQuota;
   return quota > 0 && period > 0 ? quota / period : kNoQuota;
-}
-
-// Reads "max 100000" or "150000 100000", quota and period in microseconds.
-double ReadQuotaVersion2(const std::string& folder) {
-  std::ifstream file(folder + "/cpu.max");
-  double quota = 0, period = 0;
-  return file >> quota >> period ? Quotient(quota, period) : kNoQuota;
-}
-
-// Reads the two files of version 1; a quota of -1 means none.
-double ReadQuotaVersion1(const std::string& folder) {
-  std::ifstream quota_file(folder + "/cpu.cfs_quota_us"),
-      period_file(folder + "/cpu.cfs_period_us");
-  double quota = 0, period = 0;
-  return quota_file >> quota && period_file >> period ? Quotient(quota, period) : kNoQuota;
 }
 
 // The smallest quota of the group and all above it. In a container the mount may begin at the group
 // itself; the path then names nothing below it.
-double GroupQuota(const std::string& mount, std::string group,
-                  double (*read_quota)(const std::string&)) {
-  double quota = read_quota(mount);
+double GroupQuota(const std::string& mount, std::string group, bool is_version_2) {
+  double quota = ReadQuota(mount, is_version_2);
   while (group.size() > 1) {
-    quota = std::min(quota, read_quota(mount + group));
+    quota = std::min(quota, ReadQuota(mount + group, is_version_2));
     group.resize(group.rfind('/'));
   }
   return quota;
@@ -64,10 +54,10 @@ int UsableProcessors(const std::string& root) {
     const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',', absl::SkipEmpty());
     const std::string& group = parts[2];
     if (controllers.empty()) {
-      quota = std::min(quota, GroupQuota(root + "sys/fs/cgroup", group, &ReadQuotaVersion2));
+      quota = std::min(quota, GroupQuota(root + "sys/fs/cgroup", group, true));
     } else if (std::ranges::count(controllers, "cpu") > 0) {
       for (const char* const mount : {"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"}) {
-        quota = std::min(quota, GroupQuota(root + mount, group, &ReadQuotaVersion1));
+        quota = std::min(quota, GroupQuota(root + mount, group, false));
       }
     }
   }

@@ -12,19 +12,14 @@
 #include "base/sha256.h"
 
 namespace ovq {
-namespace {
-
-std::array<std::byte, 32> SystemBytes() {
-  std::array<std::byte, 32> bytes;
-  Check(getrandom(bytes.data(), bytes.size(), 0) == std::ssize(bytes),
-        "the system gives random bits");
-  return bytes;
-}
-
-}  // namespace
 
 std::string UnguessableHex() {
-  static const std::array<std::byte, 32> key = SystemBytes();
+  static const auto key = [] {
+    std::array<std::byte, 32> bytes;
+    Check(getrandom(bytes.data(), bytes.size(), 0) == std::ssize(bytes),
+          "the system gives random bits");
+    return bytes;
+  }();
   static std::atomic<uint64_t> count = 0;
   const uint64_t mine = ++count;
   Sha256 digest;

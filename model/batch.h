@@ -26,11 +26,27 @@ struct Batch {
   int n_seqs() const { return static_cast<int>(start_pos.size()); }
   // Every sequence has one token and wants its logits.
   bool is_decode() const;
-  void Clear();
   // Appends one sequence's tokens; wants the logits of the last `n_logits` of them.
   void Add(std::span<const int32_t> tokens, int64_t start, int32_t cap, std::byte* base,
            int n_logits);
   kernels::BatchSequences seqs() const;
 };
+
+// A copy of a decode batch with unused tokens at its end, few in proportion. So there are few
+// sizes: CUDA records each once as a graph and replays it.
+Batch PadBatch(const Batch& batch);
+// Rounds the bounds up to powers of two, so that many batches share a recording.
+void RoundBounds(kernels::BatchSequences& seqs);
+
+struct BatchWork {
+  double bytes = 0;     // weights and states that the batch reads
+  double products = 0;  // multiplications of its tokens with weights
+  int n_layers = 0;
+  int n_answers = 1;  // sequences in the batch
+};
+// Predicts whether one CPU thread finishes a batch sooner than `n_threads` that share it. Each
+// layer calls the other threads several times, they may have to be woken each time, and the threads
+// that write the answers of the last batch need a core meanwhile.
+bool IsFasterOnOneThread(const BatchWork& work, int n_threads);
 
 }  // namespace ovq::model

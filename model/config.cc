@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/status_macros.h"
 #include "kernels/mixers/common/attention.h"
+#include "kernels/mixers/common/token_shift.h"
 
 namespace ovq::model {
 
@@ -16,6 +16,10 @@ std::vector<std::string> ModelConfig::layer_types() const {
   std::vector<std::string> types;
   for (const LayerSpec& layer : layers) types.push_back(layer.type);
   return types;
+}
+
+kernels::DType ModelConfig::default_dtype() const {
+  return weights_dtype == kernels::DType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32;
 }
 
 bool ModelConfig::gives_first_values(int i) const {
@@ -33,28 +37,6 @@ kernels::StateSpec ModelConfig::state_spec(int i, kernels::DType kv_dtype,
           .kv_dtype = kv_dtype,
           .device = device,
           .slot_shares = layers[i].slot_shares};
-}
-
-absl::StatusOr<kernels::MixerState> MakeMixerState(const ModelConfig& config, int i,
-                                                   kernels::DType kv_dtype,
-                                                   kernels::Device device) {
-  return kernels::FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device));
-}
-
-absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& config,
-                                                             kernels::DType kv_dtype,
-                                                             kernels::Device device) {
-  std::vector<kernels::MixerState> states;
-  for (int i = 0; i < config.n_layers; ++i) {
-    ASSIGN_OR_RETURN(kernels::MixerState state, MakeMixerState(config, i, kv_dtype, device));
-    state.name = config.layers[i].type;
-    states.push_back(std::move(state));
-  }
-  for (const LayerSpec& layer : config.layers) {
-    if (layer.feed_forward.token_shift)
-      states.push_back(kernels::TokenShiftState(config.hidden_size));
-  }
-  return states;
 }
 
 }  // namespace ovq::model

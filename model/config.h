@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/mixer.h"
 
@@ -88,6 +87,9 @@ struct ModelConfig {
   int32_t tokenizer_byte_offset = 0;  // kBytes: token id = byte + offset
 
   std::vector<std::string> layer_types() const;
+  // The type of products and states unless options say otherwise: BF16 for BF16 checkpoints, else
+  // F32.
+  kernels::DType default_dtype() const;
   // Whether later layers mix in the values of layer i (value residuals).
   bool gives_first_values(int i) const;
   // All that the state of layer i depends on; points into this config.
@@ -97,14 +99,5 @@ struct ModelConfig {
 inline constexpr int64_t kMaxVocab = 1 << 21;
 inline constexpr int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 4096;
-
-// The state of layer i's mixer. InvalidArgument names the field.
-absl::StatusOr<kernels::MixerState> MakeMixerState(const ModelConfig& config, int i,
-                                                   kernels::DType kv_dtype, kernels::Device device);
-// The states of all mixers, then of those feed-forwards that have one, from the config alone.
-// InvalidArgument names the field.
-absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& config,
-                                                             kernels::DType kv_dtype,
-                                                             kernels::Device device);
 
 }  // namespace ovq::model

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <set>
 #include <utility>
 
@@ -14,10 +15,8 @@
 #include "kernels/common/device_memory.h"
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/common/slots.h"
-#include "model/batch_threads.h"
-#include "model/families/family_weights.h"
+#include "model/families/family.h"
 #include "model/load_config.h"
-#include "model/padded_batch.h"
 #include "model/weights.h"
 
 namespace ovq::model {
@@ -40,6 +39,25 @@ absl::Status CheckSize(const StateLayout& layout) {
                    "a session of ",
                    limits.max_slot_cap, " max_centroids and ", limits.max_unbounded_tokens,
                    " tokens would take more than ", StateLayout::kMostBytes, " bytes"));
+}
+
+// The states of all mixers, then of those feed-forwards that have one, from the config alone.
+absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& config,
+                                                             kernels::DType kv_dtype,
+                                                             kernels::Device device) {
+  std::vector<kernels::MixerState> states;
+  for (int i = 0; i < config.n_layers; ++i) {
+    ASSIGN_OR_RETURN(
+        kernels::MixerState state,
+        kernels::FindMixer(config.layers[i].type)->state(config.state_spec(i, kv_dtype, device)));
+    state.name = config.layers[i].type;
+    states.push_back(std::move(state));
+  }
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.feed_forward.token_shift)
+      states.push_back(kernels::TokenShiftState(config.hidden_size));
+  }
+  return states;
 }
 
 absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only checked"); }
@@ -91,7 +109,8 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
     configs.push_back(std::move(config));
   }
-  ASSIGN_OR_RETURN(Weights weights, Weights::Open(folder));
+  Weights weights;
+  RETURN_IF_ERROR(Weights::Open(folder, weights));
   SharedWeights shared;
   std::vector<std::unique_ptr<LanguageModel>> models;
   for (ModelConfig& config : configs) {
@@ -111,9 +130,7 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
                                     const ModelOptions& options, kernels::DeviceContext& context,
                                     SharedWeights& shared) {
   config_ = std::move(config);
-  compute_dtype_ = options.compute_dtype.value_or(config_.weights_dtype == kernels::DType::kBF16
-                                                      ? kernels::DType::kBF16
-                                                      : kernels::DType::kF32);
+  compute_dtype_ = options.compute_dtype.value_or(config_.default_dtype());
   weights_ = options.weights;
   state_dtype_ = options.state_dtype;
   absl::Status status = LoadParts(weights, context, shared);
@@ -121,10 +138,8 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   ASSIGN_OR_RETURN(std::vector<kernels::MixerState> states,
                    LayerStates(config_, options.state_dtype, context.device()));
   for (int i = 0; i < config_.n_layers; ++i) {
-    kernels::MixerState& state = states[i];
-    std::string name = std::move(state.name);
-    state = layers_[i].mixer->state();
-    state.name = std::move(name);
+    states[i] = layers_[i].mixer->state();
+    states[i].name = config_.layers[i].type;
   }
   layout_ = std::make_unique<StateLayout>(std::move(states), options.limits,
                                           kernels::StatePageBytes(context));
@@ -137,7 +152,6 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   fingerprint_ = hash.Hex();
   weights.RemoveUnused(config_.family->is_unused);
   parameters_ = weights.elements();
-  full_kv_bytes_per_token_ = FullKvBytesPerToken(config_, options.state_dtype);
   return absl::OkStatus();
 }
 
@@ -157,20 +171,6 @@ absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   return problems;
 }
 
-std::unique_ptr<kernels::SequenceMixer> LanguageModel::MakeMixer(
-    int i, kernels::WeightReader& weights, kernels::DeviceContext& context) const {
-  absl::StatusOr<std::unique_ptr<kernels::SequenceMixer>> mixer =
-      kernels::FindMixer(config_.layers[i].type)
-          ->make({.layer = i,
-                  .state = config_.state_spec(i, state_dtype_, context.device()),
-                  .weights = weights,
-                  .compute_dtype = compute_dtype_,
-                  .residual_scale = config_.layers[i].norm_after ? 1 : config_.residual_scale,
-                  .context = context});
-  weights.Update(mixer.status());
-  return mixer.ok() ? *std::move(mixer) : nullptr;
-}
-
 void LanguageModel::LoadLayer(int i, kernels::WeightReader& reader,
                               kernels::DeviceContext& context) {
   DecoderLayer& layer = layers_.emplace_back();
@@ -185,12 +185,26 @@ void LanguageModel::LoadLayer(int i, kernels::WeightReader& reader,
   if (spec.norm_after) {
     layer.post_norm = Norm(reader, "post_mixer_layernorm", config_.post_norm, d_model);
   }
-  layer.mixer = MakeMixer(i, reader, context);
+  auto mixer = kernels::FindMixer(spec.type)->make(
+      {.layer = i,
+       .state = config_.state_spec(i, state_dtype_, context.device()),
+       .weights = reader,
+       .compute_dtype = compute_dtype_,
+       .residual_scale = spec.norm_after ? 1 : config_.residual_scale,
+       .context = context});
+  reader.Update(mixer.status());
+  if (mixer.ok()) layer.mixer = *std::move(mixer);
   layer.feed_forward = FeedForward(reader, config_, spec);
 }
 
-kernels::TensorView LanguageModel::LoadEnds(kernels::WeightReader& reader,
-                                            kernels::DeviceContext& context) {
+absl::Status LanguageModel::LoadParts(Weights& weights, kernels::DeviceContext& context,
+                                      SharedWeights& shared, const absl::Status& so_far) {
+  std::deque<std::vector<std::byte>> copies;  // of tensors, until they are on the device
+  const kernels::ProductTypes types(compute_dtype_, weights_);
+  const kernels::WeightSource source = [&](const std::string& name, const kernels::Shape& shape) {
+    return GetTensor(config_, name, shape, weights, copies);
+  };
+  kernels::WeightReader reader(source, types, context, "", so_far, &shared.products);
   const int64_t d_model = config_.hidden_size, vocab = config_.vocab_size;
   const kernels::TensorView table = reader.GetTensor("model.embed_tokens.weight", {vocab, d_model});
   embedding_norm_ = Norm(reader, "model.embed_norm", config_.embedding_norm, d_model);
@@ -204,18 +218,6 @@ kernels::TensorView LanguageModel::LoadEnds(kernels::WeightReader& reader,
   const char* head = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
   lm_head_ = reader.Product({{head, vocab}}, d_model);
   if (config_.lm_head_bias) lm_head_bias_ = reader.Floats("lm_head.bias", {vocab});
-  return table;
-}
-
-absl::Status LanguageModel::LoadParts(Weights& weights, kernels::DeviceContext& context,
-                                      SharedWeights& shared, const absl::Status& so_far) {
-  FamilyWeights in_file(config_, weights);
-  const kernels::ProductTypes types(compute_dtype_, weights_);
-  const kernels::WeightSource source = [&](const std::string& name, const kernels::Shape& shape) {
-    return in_file.GetTensor(name, shape);
-  };
-  kernels::WeightReader reader(source, types, context, "", so_far, &shared.products);
-  const kernels::TensorView table = LoadEnds(reader, context);
   if (config_.skip_connections) {
     skip_weights_ = reader.HostFloats("model.skip_weights", {config_.n_layers / 2});
   }
@@ -226,7 +228,7 @@ absl::Status LanguageModel::LoadParts(Weights& weights, kernels::DeviceContext& 
                                    reader.status(), &shared.products);
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
-    in_file.ForgetCopies();
+    copies.clear();
     if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
     keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
@@ -263,7 +265,16 @@ kernels::TensorView LanguageModel::Forward(const Batch& batch, kernels::DeviceCo
   if (replayed) RoundBounds(seqs);
   const kernels::StagedBatch staged = kernels::StageBatch(context, seqs, layout_->growths(),
                                                           input->token_ids, input->logits_indices);
-  const kernels::SingleThreadScope alone(context, IsSmallBatch(seqs, context));
+  BatchWork work = {.bytes = static_cast<double>(weight_bytes_),
+                    .products = static_cast<double>(seqs.n_tokens() * parameters_),
+                    .n_layers = config_.n_layers,
+                    .n_answers = seqs.n_seqs()};
+  for (int s = 0; s < seqs.n_seqs(); ++s) {
+    work.bytes += static_cast<double>(layout_->bytes_at(seqs.start_pos[s], seqs.slot_cap[s]));
+  }
+  const kernels::SingleThreadScope alone(
+      context,
+      context.device() == kernels::Device::kCpu && IsFasterOnOneThread(work, context.n_threads()));
   const kernels::TensorView logits =
       scope.Tensor(kernels::DType::kF32,
                    {static_cast<int64_t>(staged.logits_indices.size()), config_.vocab_size});
@@ -275,21 +286,6 @@ kernels::TensorView LanguageModel::Forward(const Batch& batch, kernels::DeviceCo
                         [&] { Run(staged, context, logits); });
   }
   return logits;
-}
-
-bool LanguageModel::IsSmallBatch(const kernels::BatchSequences& seqs,
-                                 const kernels::DeviceContext& context) const {
-  if (context.device() != kernels::Device::kCpu) return false;
-  auto bytes = static_cast<double>(weight_bytes_);
-  for (int s = 0; s < seqs.n_seqs(); ++s) {
-    bytes += static_cast<double>(layout_->bytes_at(seqs.start_pos[s], seqs.slot_cap[s]));
-  }
-  const auto products = static_cast<double>(seqs.n_tokens() * parameters_);
-  return IsFasterOnOneThread({.bytes = bytes,
-                              .products = products,
-                              .n_layers = config_.n_layers,
-                              .n_answers = seqs.n_seqs()},
-                             context.n_threads());
 }
 
 std::vector<kernels::StateExtent> LanguageModel::UndoExtents(
@@ -324,7 +320,14 @@ void LanguageModel::Run(const kernels::StagedBatch& staged, kernels::DeviceConte
   }
   const kernels::TensorView& h = between.h;
   kernels::BatchTensors tensors(scope);
-  EmbedTokens(staged, context, h);
+  kernels::Embed(context, embedding_, staged.token_ids, h);
+  if (config_.embedding_scale != 1) kernels::AddBias(context, h, {}, config_.embedding_scale);
+  if (embedding_norm_.exists()) embedding_norm_.Apply(context, h, h);
+  if (sinusoids_) {
+    kernels::AddSinusoids(context, *sinusoids_,
+                          {staged.seqs.device.positions, static_cast<size_t>(n_tokens)},
+                          sinusoid_scale_, h);
+  }
   if (keeps_embedding_)
     kernels::AddScaled(context, tensors.Put(kEmbedding, kernels::DType::kF32, rows), 0, h, 1);
 
@@ -341,18 +344,6 @@ void LanguageModel::Run(const kernels::StagedBatch& staged, kernels::DeviceConte
     RunLayer(i, staged, context, tensors, between);
   }
   if (!staged.logits_indices.empty()) RunHead(staged, context, h, between.x, logits);
-}
-
-void LanguageModel::EmbedTokens(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
-                                kernels::TensorView h) const {
-  kernels::Embed(context, embedding_, staged.token_ids, h);
-  if (config_.embedding_scale != 1) kernels::AddBias(context, h, {}, config_.embedding_scale);
-  if (embedding_norm_.exists()) embedding_norm_.Apply(context, h, h);
-  if (sinusoids_) {
-    const auto n_tokens = static_cast<size_t>(h.shape[0]);
-    kernels::AddSinusoids(context, *sinusoids_, {staged.seqs.device.positions, n_tokens},
-                          sinusoid_scale_, h);
-  }
 }
 
 void LanguageModel::RunHead(const kernels::StagedBatch& staged, kernels::DeviceContext& context,

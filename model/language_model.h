@@ -15,8 +15,7 @@
 #include "model/batch.h"
 #include "model/cache_policy.h"
 #include "model/config.h"
-#include "model/feed_forward.h"
-#include "model/norm.h"
+#include "model/layer_parts.h"
 #include "model/state_layout.h"
 
 namespace ovq::model {
@@ -85,7 +84,7 @@ class LanguageModel {
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
   int64_t parameters() const { return parameters_; }
   size_t weight_bytes() const { return weight_bytes_; }  // that one decode iteration reads
-  size_t full_kv_bytes_per_token() const { return full_kv_bytes_per_token_; }
+  size_t full_kv_bytes_per_token() const { return FullKvBytesPerToken(config_, state_dtype_); }
 
   // Runs the batch and returns the logits [n_logits, vocab], F32, of batch.logits_indices, in their
   // order. They are in device memory and live as long as `scope`; padding may follow them. Advances
@@ -107,22 +106,11 @@ class LanguageModel {
   // Only checks weights, without loading them, if `so_far` is an error.
   absl::Status LoadParts(Weights& weights, kernels::DeviceContext& context, SharedWeights& shared,
                          const absl::Status& so_far = absl::OkStatus());
-  // Loads embedding, final norm and head. Returns the embedding, not yet on the device.
-  kernels::TensorView LoadEnds(kernels::WeightReader& reader, kernels::DeviceContext& context);
   void LoadLayer(int i, kernels::WeightReader& reader, kernels::DeviceContext& context);
-  // Null on error; the reader's status has the reason.
-  std::unique_ptr<kernels::SequenceMixer> MakeMixer(int i, kernels::WeightReader& weights,
-                                                    kernels::DeviceContext& context) const;
-  // Whether the batch is faster on one thread (IsFasterOnOneThread).
-  bool IsSmallBatch(const kernels::BatchSequences& seqs,
-                    const kernels::DeviceContext& context) const;
   // Embedding, layers, norm and head. The launches depend on the shape of the batch alone, so that
   // they can be recorded.
   void Run(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
            kernels::TensorView logits) const;
-  // Sets h [n_tokens, d_model], the residual stream before the first layer.
-  void EmbedTokens(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
-                   kernels::TensorView h) const;
   // Computes the logits of h [n_tokens, d_model]; x is scratch of the compute dtype.
   void RunHead(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
                kernels::TensorView h, kernels::TensorView x, kernels::TensorView logits) const;
@@ -139,7 +127,6 @@ class LanguageModel {
   std::string fingerprint_;
   int64_t parameters_ = 0;
   size_t weight_bytes_ = 0;
-  size_t full_kv_bytes_per_token_ = 0;
   std::vector<DecoderLayer> layers_;
   std::shared_ptr<const kernels::Buffer> embedding_storage_;
   kernels::TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype

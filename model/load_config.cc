@@ -13,7 +13,6 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "model/families/family.h"
-#include "model/json_attrs.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq::model {
@@ -68,10 +67,21 @@ int64_t VocabSize(const ModelConfig& config) {
   return config.vocab_size > 0 ? config.vocab_size : kMaxVocab;
 }
 
-void ReadSpecialTokens(const Json& json, kernels::AttrReader& reader, ModelConfig& config) {
-  const int64_t bos = reader.IntOr("bos_token_id", -1, 0, VocabSize(config) - 1);
-  if (bos >= 0 && reader.ok()) config.bos_token_id = static_cast<int32_t>(bos);
-  config.eos_token_ids = TokenIds(json, "eos_token_id", VocabSize(config), reader);
+// Reads eos_token_id: an id below vocab_size or a list of them; empty if it is absent or null.
+std::vector<int32_t> TokenIds(const Json& object, int64_t vocab_size, kernels::AttrReader& reader) {
+  constexpr char kField[] = "eos_token_id";
+  std::vector<int32_t> ids;
+  Json list = object.value(kField, Json::array());
+  if (!list.is_array() && !list.is_null()) list = Json::array({list});
+  for (const Json& id : list) {
+    if (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocab_size)) {
+      ids.push_back(static_cast<int32_t>(id.get<uint64_t>()));
+    } else {
+      reader.Fail(kField, absl::StrCat("expected integers in [0, ", vocab_size - 1,
+                                       "] or a list of them, got ", id.dump()));
+    }
+  }
+  return ids;
 }
 
 void ReadDType(const kernels::Attrs& fields, kernels::AttrReader& reader, ModelConfig& config) {
@@ -117,7 +127,9 @@ absl::Status CheckMixers(ModelConfig& config) {
     layer.is_wrong |= layer.mixer == nullptr;
     if (layer.mixer == nullptr) continue;
     const absl::Status status =
-        MakeMixerState(config, i, kernels::DType::kF32, kernels::Device::kCpu).status();
+        kernels::FindMixer(layer.type)
+            ->state(config.state_spec(i, kernels::DType::kF32, kernels::Device::kCpu))
+            .status();
     layer.is_wrong |= !status.ok();
     AddProblems(problems, status);
   }
@@ -169,7 +181,10 @@ absl::Status Read(const std::string& folder, const Json& in_file, const CachePol
     AddProblems(problems, CheckMixers(config));
     AddProblems(problems, CheckAllRead(file, config));
   }
-  ReadSpecialTokens(json, reader, config);
+  const int64_t vocab_size = VocabSize(config);
+  const int64_t bos = reader.IntOr("bos_token_id", -1, 0, vocab_size - 1);
+  if (bos >= 0 && reader.ok()) config.bos_token_id = static_cast<int32_t>(bos);
+  config.eos_token_ids = TokenIds(json, vocab_size, reader);
   ReadTokenizer(folder, fields, reader, config);
   AddProblems(problems, reader.status());
   return problems;
@@ -184,7 +199,7 @@ absl::Status ReadGeneration(const std::string& folder, ModelConfig& config) {
   ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, path));
   const kernels::Attrs none;
   kernels::AttrReader reader(none);
-  for (const int32_t id : TokenIds(json, "eos_token_id", VocabSize(config), reader)) {
+  for (const int32_t id : TokenIds(json, VocabSize(config), reader)) {
     if (std::ranges::find(config.eos_token_ids, id) != config.eos_token_ids.end()) continue;
     config.eos_token_ids.push_back(id);
   }

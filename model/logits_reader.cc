@@ -4,13 +4,6 @@
 
 namespace ovq::model {
 
-void LogitsReader::Clear() {
-  reading_.Clear();
-  draw_bests_.clear();
-  scores_.clear();
-  drafted_counts_.clear();
-}
-
 size_t LogitsReader::WantBest(int64_t row, int n) {
   if (n <= 0) return kNone;
   reading_.bests.push_back({.row = row, .n = n, .best = {}});
@@ -24,10 +17,9 @@ size_t LogitsReader::WantDraws(const DrawRequest& request, int64_t row, int64_t 
   for (size_t i = 0; i <= drafted.size(); ++i) {
     const auto after = static_cast<int64_t>(i);
     const auto banned = after < request.n_early ? request.banned_early : request.banned;
-    reading_.draws.push_back(i == 0 ? sampler.Describe(row, position, banned)
-                                    : sampler.DescribeAfter(drafted.first(i), row + after,
-                                                            position + after, banned,
-                                                            drafted_counts_.emplace_back()));
+    DraftedCounts* const counts = i == 0 ? nullptr : &drafted_counts_.emplace_back();
+    reading_.draws.push_back(
+        sampler.Describe(row + after, position + after, banned, drafted.first(i), counts));
     draw_bests_.push_back(WantBest(row + after, request.top_logprobs));
   }
   return first;
@@ -69,12 +61,11 @@ Sampled LogitsReader::Draw(size_t index) const {
 TokenScore LogitsReader::Score(size_t index) const {
   const ScorePlace& score = scores_[index];
   const float log_sum_exp = reading_.log_sum_exp[score.row];
-  TokenScore result{.finite = !std::isnan(log_sum_exp), .logprob = {}, .top = {}};
-  if (score.token != kNone) {
-    result.logprob = reading_.tokens[score.token].logit - log_sum_exp;
-  }
-  result.top = TopLogprobs(score.best, log_sum_exp);
-  return result;
+  std::optional<float> logprob;
+  if (score.token != kNone) logprob = reading_.tokens[score.token].logit - log_sum_exp;
+  return {.finite = !std::isnan(log_sum_exp),
+          .logprob = logprob,
+          .top = TopLogprobs(score.best, log_sum_exp)};
 }
 
 bool LogitsReader::IsFinite(int64_t row) const { return !std::isnan(reading_.log_sum_exp[row]); }

@@ -32,8 +32,6 @@ struct DrawRequest {
 // the index that each Want call returned.
 class LogitsReader {
  public:
-  void Clear();
-
   // Wants a draw of the token at `position` from a row, and for each drafted token a draw of the
   // token after it from the next row, as if the sampler had observed the drafted tokens up to
   // there. Returns the index of the first draw; the others follow it. One row may serve several

@@ -4,8 +4,6 @@
 
 #include <filesystem>
 
-#include "model/pieces/pieces.h"
-
 namespace ovq::model {
 namespace {
 
@@ -25,38 +23,18 @@ std::string ModulePath() {
   return (program.parent_path() / "libovq_pieces.so").string();
 }
 
-// Loads the module, for good. Null, with a reason in `error`, if that fails.
-const PiecesApi* Module(std::string* error) {
-  void* module = dlopen(ModulePath().c_str(), kOpenFlags);
-  void* entry = module ? dlsym(module, "ovq_pieces_api") : nullptr;
-  if (!entry) {
-    *error = dlerror();
-    return nullptr;
-  }
-  return reinterpret_cast<decltype(&ovq_pieces_api)>(entry)();
-}
-
 }  // namespace
 
-std::unique_ptr<PieceModel> PieceModel::Load(const std::string& path, std::string* error) {
-  const PiecesApi* api = Module(error);
-  Pieces* model = api ? api->load(path, error) : nullptr;
-  return std::unique_ptr<PieceModel>(model ? new PieceModel(api, model) : nullptr);
+std::optional<PieceModel> LoadPieces(const std::string& path, std::string* error) {
+  void* module = dlopen(ModulePath().c_str(), kOpenFlags);  // for good
+  void* entry = module ? dlsym(module, "ovq_load_pieces") : nullptr;
+  if (!entry) {
+    *error = dlerror();
+    return std::nullopt;
+  }
+  PieceModel model;
+  const auto load = reinterpret_cast<decltype(&ovq_load_pieces)>(entry);
+  return load(path, &model, error) ? std::optional(std::move(model)) : std::nullopt;
 }
-
-PieceModel::~PieceModel() { api_->free(model_); }
-
-int32_t PieceModel::size() const { return api_->size(*model_); }
-
-bool PieceModel::Encode(std::string_view text, std::vector<int32_t>* ids,
-                        std::string* error) const {
-  return api_->encode(*model_, text, ids, error);
-}
-
-std::string PieceModel::Text(int32_t id, bool first) const {
-  return api_->text(*model_, id, first);
-}
-
-bool PieceModel::Begins(int32_t id) const { return api_->begins(*model_, id); }
 
 }  // namespace ovq::model

@@ -1,6 +1,7 @@
 #include "model/safetensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -49,19 +50,20 @@ kernels::Shape MakeShape(const std::vector<int64_t>& dims) {
   }
 }
 
-absl::StatusOr<kernels::Shape> ParseShape(const std::string& path, const std::string& name,
-                                          const nlohmann::json& json) {
-  const auto list = json.find("shape");
-  if (list == json.end() || !list->is_array()) return Damaged(path, name, "shape is not a list");
+// Errors of a tensor, to which the caller adds its name.
+absl::Status Wrong(const auto&... what) { return absl::DataLossError(absl::StrCat(what...)); }
+
+absl::StatusOr<kernels::Shape> ParseShape(const nlohmann::json& list) {
+  if (!list.is_array()) return Wrong("shape is not a list");
   std::vector<int64_t> dims;
   int64_t elements = 1;
-  for (const nlohmann::json& dim : *list) {
+  for (const nlohmann::json& dim : list) {
     if (!dim.is_number_unsigned() || dim.get<uint64_t>() > INT64_MAX) {
-      return Damaged(path, name, "shape holds something else than non-negative integers");
+      return Wrong("shape holds something else than non-negative integers");
     }
-    dims.push_back(static_cast<int64_t>(dim.get<uint64_t>()));
+    dims.push_back(dim.get<int64_t>());
     if (__builtin_mul_overflow(elements, dims.back(), &elements) || elements > INT64_MAX / 8) {
-      return Damaged(path, name, "shape has more elements than any file can hold");
+      return Wrong("shape has more elements than any file can hold");
     }
   }
   while (dims.size() > kernels::Shape::kMaxRank) {
@@ -72,58 +74,46 @@ absl::StatusOr<kernels::Shape> ParseShape(const std::string& path, const std::st
   return MakeShape(dims);
 }
 
-absl::StatusOr<Entry> ParseEntry(const std::string& path, const std::string& name,
-                                 const nlohmann::json& json, uint64_t data_begin,
-                                 uint64_t data_bytes) {
-  if (!json.is_object()) return Damaged(path, name, "its header entry is not an object");
-  const auto dtype_name = json.find("dtype");
-  if (dtype_name == json.end() || !dtype_name->is_string()) {
-    return Damaged(path, name, "dtype is not a string");
-  }
-  const std::optional<kernels::DType> dtype = ParseDType(dtype_name->get_ref<const std::string&>());
+absl::StatusOr<Entry> ParseEntry(const std::string& name, const nlohmann::json& json,
+                                 uint64_t data_begin, uint64_t data_bytes) {
+  using Json = nlohmann::json;
+  if (!json.is_object()) return Wrong("its header entry is not an object");
+  const Json type = json.value("dtype", Json()), offsets = json.value("data_offsets", Json());
+  if (!type.is_string()) return Wrong("dtype is not a string");
+  const std::optional<kernels::DType> dtype = ParseDType(type.get_ref<const std::string&>());
   if (!dtype) {
-    return Damaged(path, name,
-                   absl::StrCat("dtype ", Quoted(dtype_name->get_ref<const std::string&>()),
-                                " is not supported; known: F32, BF16, F16, I32, U32"));
+    return Wrong("dtype ", Quoted(type.get_ref<const std::string&>()),
+                 " is not supported; known: F32, BF16, F16, I32, U32");
   }
-  ASSIGN_OR_RETURN(kernels::Shape shape, ParseShape(path, name, json));
-  const auto offsets = json.find("data_offsets");
-  if (offsets == json.end() || !offsets->is_array() || offsets->size() != 2 ||
-      !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned()) {
-    return Damaged(path, name, "data_offsets are not two non-negative integers");
+  ASSIGN_OR_RETURN(const kernels::Shape shape, ParseShape(json.value("shape", Json())));
+  if (!offsets.is_array() || offsets.size() != 2 ||
+      !std::ranges::all_of(offsets, &Json::is_number_unsigned)) {
+    return Wrong("data_offsets are not two non-negative integers");
   }
-  const Entry entry{.name = name,
-                    .dtype = *dtype,
-                    .shape = shape,
-                    .begin = (*offsets)[0].get<uint64_t>(),
-                    .end = (*offsets)[1].get<uint64_t>()};
-  if (entry.begin > entry.end) return Damaged(path, name, "data_offsets run backwards");
-  if (entry.end > data_bytes) {
-    return Damaged(path, name,
-                   absl::StrCat("ends at byte ", entry.end, " of the data, but the file holds ",
-                                data_bytes, ": truncated?"));
+  const auto begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
+  if (begin > end) return Wrong("data_offsets run backwards");
+  if (end > data_bytes) {
+    return Wrong("ends at byte ", end, " of the data, but the file holds ", data_bytes,
+                 ": truncated?");
   }
-  const uint64_t expected = static_cast<uint64_t>(shape.elements()) * kernels::DTypeBytes(*dtype);
-  if (entry.end - entry.begin != expected) {
-    return Damaged(path, name,
-                   absl::StrCat("expected ", expected, " bytes for ", kernels::DTypeName(*dtype),
-                                shape.ToString(), ", got ", entry.end - entry.begin));
+  const uint64_t element = kernels::DTypeBytes(*dtype),
+                 expected = static_cast<uint64_t>(shape.elements()) * element;
+  if (end - begin != expected) {
+    return Wrong("expected ", expected, " bytes for ", kernels::DTypeName(*dtype), shape.ToString(),
+                 ", got ", end - begin);
   }
-  if ((data_begin + entry.begin) % kernels::DTypeBytes(entry.dtype) != 0) {
-    return Damaged(path, name,
-                   absl::StrCat("begins at byte ", data_begin + entry.begin,
-                                " of the file: not aligned for ", kernels::DTypeName(entry.dtype)));
+  if ((data_begin + begin) % element != 0) {
+    return Wrong("begins at byte ", data_begin + begin, " of the file: not aligned for ",
+                 kernels::DTypeName(*dtype));
   }
-  return entry;
+  return Entry{name, *dtype, shape, begin, end};
 }
 
 // Checks that tensors fill the data end to end. Holes are not reported if some tensor's place is
 // unknown.
 absl::Status CheckPlaces(const std::string& path, std::vector<Entry>& entries, uint64_t data_bytes,
                          bool all_known) {
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
+  std::ranges::sort(entries, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
   absl::Status problems;
   uint64_t filled = 0;
   for (const Entry& entry : entries) {
@@ -144,50 +134,18 @@ absl::Status CheckPlaces(const std::string& path, std::vector<Entry>& entries, u
   return problems;
 }
 
-// data_begin: offset of the data section in the file.
-absl::Status ParseHeader(const std::string& path, std::string_view text, uint64_t data_begin,
-                         uint64_t data_bytes, std::vector<Entry>& entries,
-                         DamagedTensors& damaged) {
-  ASSIGN_OR_RETURN(nlohmann::json header, ParseJsonObject(text, absl::StrCat(path, ": header")));
-  absl::Status problems;
-  for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") {
-      if (IsTextMap(value)) continue;
-      AddProblems(problems, Damaged(path, "__metadata__ is not a map of strings"));
-      continue;
-    }
-    absl::StatusOr<Entry> entry = ParseEntry(path, name, value, data_begin, data_bytes);
-    AddProblems(problems, entry.status());
-    if (entry.ok()) {
-      entries.push_back(*std::move(entry));
-    } else {
-      damaged.emplace(name, entry.status());
-    }
-  }
-  AddProblems(problems, CheckPlaces(path, entries, data_bytes, damaged.empty()));
-  return problems;
-}
-
 }  // namespace
 
-absl::Status Damaged(const std::string& path, std::string_view what) {
-  return absl::DataLossError(absl::StrCat(path, ": ", std::string(what)));
+absl::Status Damaged(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(path, ": ", what));
 }
 
-absl::Status Damaged(const std::string& path, std::string_view tensor, std::string_view what) {
-  return Damaged(path, absl::StrCat("tensor ", Quoted(tensor), ": ", std::string(what)));
+absl::Status Damaged(const std::string& path, std::string_view tensor, absl::string_view what) {
+  return Damaged(path, absl::StrCat("tensor ", Quoted(tensor), ": ", what));
 }
 
 bool IsTextMap(const nlohmann::json& json) {
-  return json.is_object() && std::all_of(json.begin(), json.end(),
-                                         [](const nlohmann::json& v) { return v.is_string(); });
-}
-
-absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  SafetensorsFile file;
-  const absl::Status status = Open(path, file);
-  if (!status.ok()) return status;
-  return file;
+  return json.is_object() && std::ranges::all_of(json, &nlohmann::json::is_string);
 }
 
 absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& mapped) {
@@ -198,9 +156,7 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
     return Damaged(path, absl::StrCat("holds ", file_bytes, " bytes, not even a header's length"));
   }
   uint64_t header_bytes = 0;
-  for (size_t i = 0; i < kPrefixBytes; ++i) {
-    header_bytes |= std::to_integer<uint64_t>(mapped.map_.data()[i]) << (8 * i);
-  }
+  std::memcpy(&header_bytes, mapped.map_.data(), kPrefixBytes);
   if (header_bytes > std::min(kMaxHeaderBytes, file_bytes - kPrefixBytes)) {
     return Damaged(path, absl::StrCat("header of ", header_bytes, " bytes in a file of ",
                                       file_bytes, "; at most ", kMaxHeaderBytes, " are read"));
@@ -208,15 +164,32 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
   const uint64_t data_begin = kPrefixBytes + header_bytes;
   const std::string_view text(reinterpret_cast<const char*>(mapped.map_.data()) + kPrefixBytes,
                               header_bytes);
+  ASSIGN_OR_RETURN(const nlohmann::json header, ParseJsonObject(text, path + ": header"));
+  absl::Status problems;
   std::vector<Entry> entries;
-  const absl::Status status =
-      ParseHeader(path, text, data_begin, file_bytes - data_begin, entries, mapped.damaged_);
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") {
+      if (!IsTextMap(value)) {
+        AddProblems(problems, Damaged(path, "__metadata__ is not a map of strings"));
+      }
+      continue;
+    }
+    absl::StatusOr<Entry> entry = ParseEntry(name, value, data_begin, file_bytes - data_begin);
+    if (entry.ok()) {
+      entries.push_back(*std::move(entry));
+    } else {
+      const absl::Status damage = Damaged(path, name, entry.status().message());
+      AddProblems(problems, mapped.damaged_.emplace(name, damage).first->second);
+    }
+  }
+  AddProblems(problems,
+              CheckPlaces(path, entries, file_bytes - data_begin, mapped.damaged_.empty()));
   for (Entry& entry : entries) {
     std::byte* data = mapped.map_.data() + data_begin + entry.begin;
     mapped.tensors_.emplace(std::move(entry.name),
                             kernels::TensorView{data, entry.dtype, entry.shape});
   }
-  return status;
+  return problems;
 }
 
 }  // namespace ovq::model

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "kernels/common/tensor.h"
@@ -23,12 +23,10 @@ using DamagedTensors = std::map<std::string, absl::Status, std::less<>>;
 // file, the tensor and what was expected.
 class SafetensorsFile {
  public:
-  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
   // Opens as much as is valid. OK, or all problems (SplitProblems).
   static absl::Status Open(const std::string& path, SafetensorsFile& file);
   const kernels::TensorMap& tensors() const { return tensors_; }
   const DamagedTensors& damaged() const { return damaged_; }
-  size_t file_bytes() const { return map_.size(); }
   // Call this after reading the tensors: DataLoss if the file changed meanwhile (MappedFile).
   absl::Status CheckWhole() const { return map_.CheckUnchanged(); }
 
@@ -39,8 +37,8 @@ class SafetensorsFile {
 };
 
 // DataLoss "path: what", or "path: tensor 'name': what".
-absl::Status Damaged(const std::string& path, std::string_view what);
-absl::Status Damaged(const std::string& path, std::string_view tensor, std::string_view what);
+absl::Status Damaged(const std::string& path, absl::string_view what);
+absl::Status Damaged(const std::string& path, std::string_view tensor, absl::string_view what);
 // Whether this is an object whose values are all strings.
 bool IsTextMap(const nlohmann::json& json);
 

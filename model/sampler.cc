@@ -1,20 +1,10 @@
 #include "model/sampler.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace ovq::model {
 
-Sampler::Sampler(SamplingParams params, int64_t vocab_size)
-    : params_{.temperature = params.temperature,
-              .top_k = params.top_k,
-              .top_p = params.top_p,
-              .min_p = params.min_p,
-              .typical_p = params.typical_p,
-              .repetition_penalty = params.repetition_penalty,
-              .presence_penalty = params.presence_penalty,
-              .frequency_penalty = params.frequency_penalty,
-              .seed = params.seed} {
+Sampler::Sampler(const SamplingParams& params, int64_t vocab_size) : params_(params) {
   for (const auto& [id, bias] : params.logit_bias) bias_.push_back({id, bias});
   if (params_.repetition_penalty != 1.0f) is_seen_.resize(static_cast<size_t>(vocab_size));
 }
@@ -38,48 +28,42 @@ void Sampler::Observe(int32_t token) {
   ++generated_[at->second].count;
 }
 
-kernels::RowDraw Sampler::Describe(int64_t row, int64_t position,
-                                   std::span<const int32_t> banned) const {
-  return {.row = row,
-          .position = position,
-          .params = params_,
-          .seen = seen_,
-          .generated = generated_,
-          .bias = bias_,
-          .banned = banned};
-}
-
-kernels::RowDraw Sampler::DescribeAfter(std::span<const int32_t> drafted, int64_t row,
-                                        int64_t position, std::span<const int32_t> banned,
-                                        DraftedCounts& counts) const {
-  kernels::RowDraw draw = Describe(row, position, banned);
+kernels::RowDraw Sampler::Describe(int64_t row, int64_t position, std::span<const int32_t> banned,
+                                   std::span<const int32_t> drafted, DraftedCounts* counts) const {
+  kernels::RowDraw draw = {.row = row,
+                           .position = position,
+                           .params = params_,
+                           .seen = seen_,
+                           .generated = generated_,
+                           .bias = bias_,
+                           .banned = banned};
   std::vector<int32_t> unseen;
   for (const int32_t token : drafted) {
     if (is_seen_.empty() || is_seen_[token] || std::ranges::count(unseen, token) > 0) continue;
     unseen.push_back(token);
   }
   if (!unseen.empty()) {
-    counts.seen = seen_;
-    counts.seen.insert(counts.seen.end(), unseen.begin(), unseen.end());
-    draw.seen = counts.seen;
+    counts->seen = seen_;
+    counts->seen.insert(counts->seen.end(), unseen.begin(), unseen.end());
+    draw.seen = counts->seen;
   }
   if (!counts_generated() || drafted.empty()) return draw;
-  counts.generated = generated_;
+  counts->generated = generated_;
   for (const int32_t token : drafted) {
     const auto known = generated_index_.find(token);
-    const auto begin = counts.generated.begin();
+    const auto begin = counts->generated.begin();
     const auto at =
         known != generated_index_.end()
             ? begin + static_cast<std::ptrdiff_t>(known->second)
-            : std::find_if(begin + std::ssize(generated_), counts.generated.end(),
+            : std::find_if(begin + std::ssize(generated_), counts->generated.end(),
                            [&](const kernels::TokenCount& entry) { return entry.id == token; });
-    if (at == counts.generated.end()) {
-      counts.generated.push_back({token, 1});
+    if (at == counts->generated.end()) {
+      counts->generated.push_back({token, 1});
     } else {
       ++at->count;
     }
   }
-  draw.generated = counts.generated;
+  draw.generated = counts->generated;
   return draw;
 }
 

@@ -12,17 +12,10 @@
 
 namespace ovq::model {
 
-// Not validated here; the caller validates requests.
-struct SamplingParams {
-  float temperature = 1.0f;         // >= 0; 0 = greedy
-  int32_t top_k = 0;                // 0 = off
-  float top_p = 1.0f;               // (0, 1]
-  float min_p = 0.0f;               // [0, 1]
-  float typical_p = 1.0f;           // (0, 1]
-  float repetition_penalty = 1.0f;  // > 0; prompt and generated tokens: logit / r or * r
-  float presence_penalty = 0.0f;    // generated tokens
-  float frequency_penalty = 0.0f;   // times the count of the token among the generated ones
-  uint64_t seed = 0;                // drawn by the server if the request has none
+// The caller validates them: temperature >= 0; top_p and typical_p in (0, 1]; min_p in [0, 1];
+// repetition_penalty > 0, of prompt and generated tokens; the other penalties are of generated
+// tokens. The server draws a seed if the request has none.
+struct SamplingParams : kernels::DrawParams {
   std::unordered_map<int32_t, float> logit_bias{};  // by token id, below vocab_size
 };
 
@@ -49,17 +42,16 @@ struct DraftedCounts {
 // defines the effect and order of the parameters.
 class Sampler {
  public:
-  Sampler(SamplingParams params, int64_t vocab_size);
+  Sampler(const SamplingParams& params, int64_t vocab_size);
   // Counts tokens of the prompt, for the repetition penalty.
   void ObservePrompt(std::span<const int32_t> tokens);
-  // Describes a draw from row `row` of the logits. position: of the token to draw. banned: token
-  // ids that must not be drawn (end of sequence under ignore_eos), may be empty. The result points
-  // into the sampler and `banned`; it is valid until the next Observe.
-  kernels::RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned) const;
-  // Describes the draw that Describe would give after an Observe of each drafted token. The sampler
-  // does not change; the result points into `counts` too.
-  kernels::RowDraw DescribeAfter(std::span<const int32_t> drafted, int64_t row, int64_t position,
-                                 std::span<const int32_t> banned, DraftedCounts& counts) const;
+  // Describes a draw from row `row` of the logits, after an Observe of each drafted token, though
+  // the sampler does not change. position: of the token to draw. banned: token ids that must not be
+  // drawn (end of sequence under ignore_eos), may be empty. The result points into the sampler,
+  // `banned` and `counts`, which is needed with drafted tokens; it is valid until the next Observe.
+  kernels::RowDraw Describe(int64_t row, int64_t position, std::span<const int32_t> banned,
+                            std::span<const int32_t> drafted = {},
+                            DraftedCounts* counts = nullptr) const;
   void Observe(int32_t token);  // counts a generated token
 
  private:

@@ -13,6 +13,12 @@ namespace {
 // rounding keeps far above kMostBytes. PlanStateLayout refuses such layouts.
 size_t RoundUp(size_t bytes, size_t unit) { return SaturatingAdd(bytes, unit - 1) / unit * unit; }
 
+size_t Sum(const std::vector<kernels::StateExtent>& extents) {
+  size_t bytes = 0;
+  for (const kernels::StateExtent& extent : extents) bytes = SaturatingAdd(bytes, extent.bytes);
+  return bytes;
+}
+
 // FNV-1a over everything that decides where a field lies.
 class Hasher {
  public:
@@ -42,32 +48,12 @@ class Hasher {
 
 }  // namespace
 
-std::vector<std::byte> StateLayout::NewSession() const {
-  std::vector<std::byte> session(virtual_bytes_);
-  for (const Image& image : images_) {
-    std::ranges::copy(*image.bytes, session.begin() + static_cast<std::ptrdiff_t>(image.offset));
-  }
-  return session;
-}
-
 size_t StateLayout::Group::bytes_for_slots(int64_t slots) const {
   return SaturatingMultiply(block_bytes, static_cast<size_t>(kernels::NumBlocks(slots)));
 }
 
 int64_t StateLayout::MostSlots(const kernels::Growth& growth, int64_t slot_cap, int part) const {
   return growth.capped() ? growth.HeadSlotCap(slot_cap, part) : limits_.max_unbounded_tokens;
-}
-
-size_t StateLayout::SumBytes(
-    const std::function<int64_t(const kernels::Growth&, int part)>& slots) const {
-  size_t bytes = RoundUp(fixed_bytes_, page_bytes_);
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    for (int part = 0; part < growths_[i].parts(); ++part) {
-      bytes = SaturatingAdd(
-          bytes, RoundUp(groups_[i].bytes_for_slots(slots(growths_[i], part)), page_bytes_));
-    }
-  }
-  return bytes;
 }
 
 StateLayout::StateLayout(std::vector<kernels::MixerState> layers, const StateLimits& limits,
@@ -133,44 +119,42 @@ void StateLayout::PlaceGroups() {
   }
 }
 
-std::vector<kernels::StateExtent> StateLayout::live_extents_at(int64_t position,
-                                                               int64_t slot_cap) const {
+std::vector<kernels::StateExtent> StateLayout::Extents(
+    const std::function<int64_t(const kernels::Growth&, int part)>& slots, size_t unit) const {
   std::vector<kernels::StateExtent> extents;
-  if (fixed_bytes_ > 0) extents.push_back({0, fixed_bytes_});
+  if (fixed_bytes_ > 0) extents.push_back({0, RoundUp(fixed_bytes_, unit)});
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (int part = 0; part < growths_[i].parts(); ++part) {
-      const int64_t slots = growths_[i].LiveAt(position, slot_cap, part);
-      if (slots == 0) continue;
+      const size_t bytes = groups_[i].bytes_for_slots(slots(growths_[i], part));
+      if (bytes == 0) continue;
       extents.push_back({groups_[i].offset + static_cast<size_t>(part) * groups_[i].part_stride,
-                         groups_[i].bytes_for_slots(slots)});
+                         RoundUp(bytes, unit)});
     }
   }
   return extents;
 }
 
-std::vector<kernels::StateExtent> StateLayout::extents_at(int64_t position,
-                                                          int64_t slot_cap) const {
-  std::vector<kernels::StateExtent> extents = live_extents_at(position, slot_cap);
-  for (kernels::StateExtent& extent : extents) extent.bytes = RoundUp(extent.bytes, page_bytes_);
-  return extents;
-}
-
-size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
-  size_t bytes = 0;
-  for (const kernels::StateExtent& extent : live_extents_at(position, slot_cap))
-    bytes += extent.bytes;
-  return bytes;
-}
-
-size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
-  return SumBytes([&](const kernels::Growth& growth, int part) {
+std::vector<kernels::StateExtent> StateLayout::ExtentsAt(int64_t position, int64_t slot_cap,
+                                                         size_t unit) const {
+  const auto live = [&](const kernels::Growth& growth, int part) {
     return growth.LiveAt(position, slot_cap, part);
-  });
+  };
+  return Extents(live, unit);
 }
 
 size_t StateLayout::bytes_cap(int64_t slot_cap) const {
-  return SumBytes(
-      [&](const kernels::Growth& growth, int part) { return MostSlots(growth, slot_cap, part); });
+  const auto most = [&](const kernels::Growth& growth, int part) {
+    return MostSlots(growth, slot_cap, part);
+  };
+  return Sum(Extents(most, page_bytes_));
+}
+
+size_t StateLayout::bytes_at(int64_t position, int64_t slot_cap) const {
+  return Sum(extents_at(position, slot_cap));
+}
+
+size_t StateLayout::live_bytes_at(int64_t position, int64_t slot_cap) const {
+  return Sum(live_extents_at(position, slot_cap));
 }
 
 bool StateLayout::has_unbounded() const {

@@ -50,8 +50,6 @@ class StateLayout {
     std::shared_ptr<const std::vector<std::byte>> bytes;
   };
   const std::vector<Image>& images() const { return images_; }
-  // The bytes of a new session's whole address range, for callers without a state pool.
-  std::vector<std::byte> NewSession() const;
 
   // Bytes of memory committed for a session after `position` tokens with this slot cap: whole pages
   // of the fixed part and, in each group, of the blocks that have a live slot. Equal to what the
@@ -61,10 +59,14 @@ class StateLayout {
   // limits().max_unbounded_tokens.
   size_t bytes_cap(int64_t slot_cap) const;
   // The committed ranges behind bytes_at, in address order; each a multiple of the page size.
-  std::vector<kernels::StateExtent> extents_at(int64_t position, int64_t slot_cap) const;
+  std::vector<kernels::StateExtent> extents_at(int64_t position, int64_t slot_cap) const {
+    return ExtentsAt(position, slot_cap, page_bytes_);
+  }
   // The used bytes within extents_at, which end to end make a snapshot: the fixed part, then each
   // group's blocks that have a live slot. The rest of their pages is zero.
-  std::vector<kernels::StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const;
+  std::vector<kernels::StateExtent> live_extents_at(int64_t position, int64_t slot_cap) const {
+    return ExtentsAt(position, slot_cap, 1);
+  }
   size_t live_bytes_at(int64_t position, int64_t slot_cap) const;
   // Size of a session's address range. Above kMostBytes no size of this class is meaningful.
   size_t virtual_bytes() const { return virtual_bytes_; }
@@ -100,8 +102,11 @@ class StateLayout {
     size_t bytes_for_slots(int64_t slots) const;
   };
   int64_t MostSlots(const kernels::Growth& growth, int64_t slot_cap, int part) const;
-  // Bytes of the fixed part plus slots(growth, part) slots in every run of blocks.
-  size_t SumBytes(const std::function<int64_t(const kernels::Growth&, int part)>& slots) const;
+  // The fixed part, and slots(growth, part) slots in every run of blocks, each in units of bytes.
+  std::vector<kernels::StateExtent> Extents(
+      const std::function<int64_t(const kernels::Growth&, int part)>& slots, size_t unit) const;
+  std::vector<kernels::StateExtent> ExtentsAt(int64_t position, int64_t slot_cap,
+                                              size_t unit) const;
   void PlaceGroups();
   const kernels::Growth* capped() const;  // the first growth law with a cap
 

@@ -16,8 +16,14 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
   tokenizer->silent_.insert(config.eos_token_ids.begin(), config.eos_token_ids.end());
   if (config.bos_token_id) tokenizer->silent_.insert(*config.bos_token_id);
   if (config.tokenizer == TokenizerKind::kSentencePiece) {
-    const absl::Status status = tokenizer->LoadPieces(folder, config.vocab_size);
-    if (!status.ok()) return status;
+    const std::string path = absl::StrCat(folder, "/tokenizer.model");
+    std::string error;
+    tokenizer->pieces_ = LoadPieces(path, &error);
+    if (!tokenizer->pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
+    if (const int64_t size = tokenizer->pieces_->size; size > config.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": has ", size, " pieces, but vocab_size is ", config.vocab_size));
+    }
   }
   if (config.tokenizer == TokenizerKind::kBpe) {
     ASSIGN_OR_RETURN(tokenizer->bpe_, BpeTokenizer::Load(folder, config.vocab_size));
@@ -25,24 +31,14 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
   return tokenizer;
 }
 
-absl::Status Tokenizer::LoadPieces(const std::string& folder, int64_t vocab_size) {
-  const std::string path = absl::StrCat(folder, "/tokenizer.model");
-  std::string error;
-  pieces_ = PieceModel::Load(path, &error);
-  if (!pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
-  if (pieces_->size() <= vocab_size) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(path, ": has ", pieces_->size(), " pieces, but vocab_size is ", vocab_size));
-}
-
 int64_t Tokenizer::size() const {
   if (bpe_) return bpe_->size();
-  return pieces_ ? pieces_->size() : kind_ == TokenizerKind::kBytes ? 256 : 0;
+  return pieces_ ? pieces_->size : kind_ == TokenizerKind::kBytes ? 256 : 0;
 }
 
 bool Tokenizer::HasToken(int64_t id) const {
   if (bpe_) return bpe_->Token(id) != nullptr;
-  return !pieces_ || (id >= 0 && id < pieces_->size());
+  return !pieces_ || (id >= 0 && id < pieces_->size);
 }
 
 std::map<int32_t, std::string> Tokenizer::special_tokens() const {
@@ -77,7 +73,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, bo
     return ids;
   }
   std::string error;
-  if (!pieces_->Encode(text, &ids, &error)) {
+  if (!pieces_->encode(text, &ids, &error)) {
     return absl::InvalidArgumentError(absl::StrCat("text cannot be encoded: ", error));
   }
   return ids;
@@ -95,18 +91,18 @@ absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids) cons
 
 std::string Tokenizer::Piece(int32_t id, bool first) const {
   if (kind_ == TokenizerKind::kNone || silent_.contains(id)) return "";
-  if (kind_ == TokenizerKind::kSentencePiece) return pieces_->Text(id, first);
+  if (kind_ == TokenizerKind::kSentencePiece) return pieces_->text(id, first);
   const int64_t byte = int64_t{id} - byte_offset_;
   return byte >= 0 && byte < 256 ? std::string(1, static_cast<char>(byte)) : "";
 }
 
 bool Tokenizer::Begins(int32_t id) const {
   if (kind_ == TokenizerKind::kNone || silent_.contains(id)) return false;
-  return kind_ == TokenizerKind::kSentencePiece ? pieces_->Begins(id) : !Piece(id, true).empty();
+  return kind_ == TokenizerKind::kSentencePiece ? pieces_->begins(id) : !Piece(id, true).empty();
 }
 
-Detokenizer::Detokenizer(const Tokenizer* tokenizer, bool at_start)
-    : tokenizer_(tokenizer), first_(at_start) {
+Detokenizer::Detokenizer(const Tokenizer* tokenizer, bool at_start, const std::set<int32_t>* shown)
+    : tokenizer_(tokenizer), shown_(shown), first_(at_start) {
   if (tokenizer->bpe_) stream_.emplace(tokenizer->bpe_->decoder(), at_start);
 }
 
@@ -119,7 +115,8 @@ std::string Detokenizer::Push(int32_t id) {
   if (stream_) {
     const BpeTokenizer& bpe = *tokenizer_->bpe_;
     const std::string* token = bpe.Token(id);
-    const bool silent = bpe.IsSpecial(id) || tokenizer_->silent_.contains(id);
+    const bool silent = (bpe.IsSpecial(id) || tokenizer_->silent_.contains(id)) &&
+                        (shown_ == nullptr || !shown_->contains(id));
     return token == nullptr || silent ? "" : stream_->Push(*token);
   }
   pending_ += tokenizer_->Piece(id, first_);

@@ -45,7 +45,6 @@ class Tokenizer {
  private:
   friend class Detokenizer;
   Tokenizer() = default;
-  absl::Status LoadPieces(const std::string& folder, int64_t vocab_size);
   // The bytes one token adds to the text. SentencePiece: "▁" is a space (at the beginning of a text
   // as in SentencePiece's own Decode), byte pieces are bytes. Not for kBpe.
   std::string Piece(int32_t id, bool first) const;
@@ -55,9 +54,9 @@ class Tokenizer {
   TokenizerKind kind_ = TokenizerKind::kNone;
   int32_t byte_offset_ = 0;
   std::optional<int32_t> bos_;
-  std::set<int32_t> silent_;            // bos and eos, which give no text
-  std::unique_ptr<PieceModel> pieces_;  // kSentencePiece only
-  std::unique_ptr<BpeTokenizer> bpe_;   // kBpe only
+  std::set<int32_t> silent_;           // bos and eos, which give no text
+  std::optional<PieceModel> pieces_;   // kSentencePiece only
+  std::unique_ptr<BpeTokenizer> bpe_;  // kBpe only
 };
 
 // Turns a stream of tokens into a stream of valid UTF-8. It holds back an unfinished sequence and
@@ -66,7 +65,9 @@ class Tokenizer {
 class Detokenizer {
  public:
   // at_start false: the tokens continue a text, so the first one keeps its leading space.
-  explicit Detokenizer(const Tokenizer* tokenizer, bool at_start = true);
+  // shown: special tokens that have a text here, and outlives it; null: none.
+  explicit Detokenizer(const Tokenizer* tokenizer, bool at_start = true,
+                       const std::set<int32_t>* shown = nullptr);
   // Gives the tokens before the first Push, whose text is not wanted: the last of them may have
   // begun a character that the first pushed token completes.
   void Precede(std::span<const int32_t> ids);
@@ -75,6 +76,7 @@ class Detokenizer {
 
  private:
   const Tokenizer* tokenizer_;
+  const std::set<int32_t>* shown_;
   std::optional<DecodeStream> stream_;  // kBpe only, in place of the others
   std::string pending_;
   bool first_;

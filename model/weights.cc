@@ -1,8 +1,10 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,12 +14,42 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "model/finite.h"
 
 namespace ovq::model {
 namespace {
 
 constexpr size_t kMaxIndexBytes = 100'000'000;
+
+// The bits of the exponent, all set in infinities and NaNs; 0: weights cannot have this type.
+uint32_t ExponentBits(kernels::DType dtype) {
+  switch (dtype) {
+    case kernels::DType::kF32:
+      return 0x7f800000;
+    case kernels::DType::kBF16:
+      return 0x7f80;
+    case kernels::DType::kF16:
+      return 0x7c00;
+    default:
+      return 0;
+  }
+}
+
+// Index, in memory order, of the first element that is infinite or NaN. The loop over a block has
+// no branch, so the compiler vectorizes it and it runs at memory speed.
+template <class Bits>
+std::optional<int64_t> FirstNotFinite(const kernels::TensorView& tensor) {
+  constexpr size_t kBlock = 4096;
+  const auto exponent = static_cast<Bits>(ExponentBits(tensor.dtype));
+  const auto is_bad = [exponent](Bits bits) { return (bits & exponent) == exponent; };
+  const std::span values(tensor.as<const Bits>(), static_cast<size_t>(tensor.shape.elements()));
+  for (size_t begin = 0; begin < values.size(); begin += kBlock) {
+    const std::span block = values.subspan(begin, std::min(kBlock, values.size() - begin));
+    Bits found = 0;
+    for (const Bits bits : block) found |= static_cast<Bits>(is_bad(bits));
+    if (found != 0) return std::ranges::find_if(block, is_bad) - values.begin();
+  }
+  return std::nullopt;
+}
 
 // Reads the index's map from tensor to shard file.
 absl::Status ReadIndex(const std::string& path, std::map<std::string, std::string>& shard_by_tensor,
@@ -56,68 +88,55 @@ std::string ElementPlace(int64_t element, const kernels::Shape& shape) {
 
 }  // namespace
 
-absl::StatusOr<Weights> Weights::Open(const std::string& folder) {
-  Weights weights;
-  const absl::Status status = Open(folder, weights);
-  if (!status.ok()) return status;
-  return weights;
-}
-
 absl::Status Weights::Open(const std::string& folder, Weights& weights) {
-  weights.list_ = "model.safetensors";
-  const std::string single = absl::StrCat(folder, "/", weights.list_);
-  const std::string index = absl::StrCat(single, ".index.json");
-  std::error_code error;
-  if (!std::filesystem::exists(single, error) && std::filesystem::exists(index, error)) {
-    weights.list_ = "model.safetensors.index.json";
-    return weights.OpenShards(folder);
+  constexpr char kSingle[] = "model.safetensors", kIndex[] = "model.safetensors.index.json";
+  const auto exists = [&](const char* name) {
+    std::error_code error;
+    return std::filesystem::exists(absl::StrCat(folder, "/", name), error);
+  };
+  const bool is_sharded = !exists(kSingle) && exists(kIndex);
+  weights.list_ = is_sharded ? kIndex : kSingle;
+  if (!is_sharded) {
+    const absl::Status status = weights.OpenFile(folder, kSingle, nullptr);
+    if (weights.tensors_.empty()) weights.unread_ = status;
+    return status;
   }
-  File& file = weights.files_.emplace_back();
-  file.name = weights.list_;
-  const absl::Status status = SafetensorsFile::Open(single, file.content);
-  weights.tensors_ = file.content.tensors();
-  weights.damaged_ = file.content.damaged();
-  if (weights.tensors_.empty()) weights.unread_ = status;
-  return status;
-}
-
-absl::Status Weights::OpenShards(const std::string& folder) {
-  const std::string index = absl::StrCat(folder, "/", list_);
+  const std::string index = absl::StrCat(folder, "/", kIndex);
   ShardByTensor shard_by_tensor;
-  absl::Status problems = ReadIndex(index, shard_by_tensor, damaged_);
-  if (shard_by_tensor.empty()) unread_ = problems;
+  absl::Status problems = ReadIndex(index, shard_by_tensor, weights.damaged_);
+  if (shard_by_tensor.empty()) weights.unread_ = problems;
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : shard_by_tensor) shards.insert(shard);
   for (const std::string& shard : shards) {
-    AddProblems(problems, OpenShard(folder, shard, shard_by_tensor));
+    AddProblems(problems, weights.OpenFile(folder, shard, &shard_by_tensor));
   }
   for (const auto& [tensor, shard] : shard_by_tensor) {
-    if (tensors_.contains(tensor) || damaged_.contains(tensor)) continue;
-    damaged_[tensor] =
+    if (weights.Has(tensor)) continue;
+    weights.damaged_[tensor] =
         Damaged(index, tensor, absl::StrCat("is not in ", shard, ", where it is said to be"));
-    AddProblems(problems, damaged_[tensor]);
+    AddProblems(problems, weights.damaged_[tensor]);
   }
   return problems;
 }
 
-absl::Status Weights::OpenShard(const std::string& folder, const std::string& shard,
-                                const ShardByTensor& shard_by_tensor) {
-  File& file = files_.emplace_back();
-  file.name = shard;
-  const std::string path = absl::StrCat(folder, "/", shard);
+absl::Status Weights::OpenFile(const std::string& folder, const std::string& name,
+                               const ShardByTensor* listed) {
+  File& file = files_.emplace_back(name);
+  const std::string path = absl::StrCat(folder, "/", name);
   absl::Status problems = SafetensorsFile::Open(path, file.content);
   damaged_.insert(file.content.damaged().begin(), file.content.damaged().end());
-  if (!problems.ok() && file.content.tensors().empty()) {
-    for (const auto& [tensor, of] : shard_by_tensor) {
-      if (of == shard) damaged_.emplace(tensor, problems);
+  if (listed != nullptr && !problems.ok() && file.content.tensors().empty()) {
+    for (const auto& [tensor, shard] : *listed) {
+      if (shard == name) damaged_.emplace(tensor, problems);
     }
   }
-  for (const auto& [name, view] : file.content.tensors()) {
-    tensors_[name] = view;
-    const auto listed = shard_by_tensor.find(name);
-    if (listed != shard_by_tensor.end() && listed->second == shard) continue;
+  for (const auto& [tensor, view] : file.content.tensors()) {
+    tensors_[tensor] = view;
+    if (listed == nullptr) continue;
+    const auto entry = listed->find(tensor);
+    if (entry != listed->end() && entry->second == name) continue;
     AddProblems(problems,
-                Damaged(path, name, absl::StrCat("is not listed for this file by ", list_)));
+                Damaged(path, tensor, absl::StrCat("is not listed for this file by ", list_)));
   }
   return problems;
 }
@@ -141,23 +160,21 @@ absl::StatusOr<kernels::TensorView> Weights::GetTensor(std::string_view name,
   }
   const kernels::TensorView& view = it->second;
   const bool is_new = used_.insert(it->first).second;
-  if (view.shape != shape) {
-    return absl::InvalidArgumentError(absl::StrCat(FileNameFor(name), ": ", it->first,
-                                                   ": expected ", shape.ToString(), ", got ",
-                                                   view.shape.ToString()));
+  const auto wrong = [&](const auto&... what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(FileNameFor(name), ": ", it->first, ": expected ", what...));
+  };
+  if (view.shape != shape) return wrong(shape.ToString(), ", got ", view.shape.ToString());
+  if (ExponentBits(view.dtype) == 0) {
+    return wrong("F32, BF16 or F16, got ", kernels::DTypeName(view.dtype));
   }
-  if (view.dtype != kernels::DType::kF32 && view.dtype != kernels::DType::kBF16 &&
-      view.dtype != kernels::DType::kF16) {
-    return absl::InvalidArgumentError(absl::StrCat(FileNameFor(name), ": ", it->first,
-                                                   ": expected F32, BF16 or F16, got ",
-                                                   kernels::DTypeName(view.dtype)));
-  }
-  // Some tensors are requested part by part; check each once.
-  const std::optional<int64_t> bad = is_new ? FirstNotFinite(view) : std::nullopt;
+  if (!is_new) return view;  // requested part by part: it is checked once
+  const std::optional<int64_t> bad = view.dtype == kernels::DType::kF32
+                                         ? FirstNotFinite<uint32_t>(view)
+                                         : FirstNotFinite<uint16_t>(view);
   if (!bad) return view;
-  return absl::InvalidArgumentError(
-      absl::StrCat(FileNameFor(name), ": ", it->first, ": expected finite numbers, got ",
-                   kernels::FloatAt(view, *bad), " at ", ElementPlace(*bad, shape)));
+  return wrong("finite numbers, got ", kernels::FloatAt(view, *bad), " at ",
+               ElementPlace(*bad, shape));
 }
 
 absl::Status Weights::CheckAllUsed(bool (*may_be_unused)(std::string_view name)) const {

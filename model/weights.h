@@ -16,9 +16,8 @@ namespace ovq::model {
 
 class Weights {
  public:
-  // Opens model.safetensors, else the shards of model.safetensors.index.json.
-  static absl::StatusOr<Weights> Open(const std::string& folder);
-  // Opens as many tensors as can be read. OK, or all problems (SplitProblems).
+  // Opens model.safetensors, else the shards of model.safetensors.index.json, and as many tensors
+  // as can be read. OK, or all problems (SplitProblems).
   static absl::Status Open(const std::string& folder, Weights& weights);
 
   // The named tensor, checked to be F32, BF16 or F16, of this shape and finite throughout. NotFound
@@ -44,16 +43,15 @@ class Weights {
   const kernels::TensorMap& tensors() const { return tensors_; }
 
  private:
-  using ShardByTensor =
-      std::map<std::string, std::string>;  // tensor name to file name, from the index
-  absl::Status OpenShards(const std::string& folder);
-  absl::Status OpenShard(const std::string& folder, const std::string& shard,
-                         const ShardByTensor& shard_by_tensor);
+  using ShardByTensor = std::map<std::string, std::string>;  // file names, from the index
+  // listed: the index, null without one.
+  absl::Status OpenFile(const std::string& folder, const std::string& name,
+                        const ShardByTensor* listed);
   const std::string& FileNameFor(std::string_view name) const;
 
   struct File {
     std::string name;  // without folder
-    SafetensorsFile content;
+    SafetensorsFile content = {};
   };
   std::vector<File> files_;
   std::string list_;     // the file that lists the tensors

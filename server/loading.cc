@@ -59,8 +59,7 @@ absl::Status ReserveScratch(const Options& options, const model::ModelConfig& co
 
 // Returns the element type of session states: --state-dtype, or by default the checkpoint's.
 kernels::DType StateDType(const Options& options, const model::ModelConfig& config) {
-  return options.state_dtype.value_or(
-      config.weights_dtype == kernels::DType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32);
+  return options.state_dtype.value_or(config.default_dtype());
 }
 
 model::StateLimits StateLimitsFor(const Options& options) {
@@ -77,15 +76,6 @@ absl::StatusOr<model::StateLayout> PlanLayout(const Options& options,
   return layout;
 }
 
-// A session with a known last position reserves its size at that position, any other its cap.
-struct Row {
-  int64_t slot_cap;
-  std::string tokens;
-  size_t bytes;
-  std::string full_kv_bytes;
-  std::string live_slots;  // of one layer with a cap
-};
-
 std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
   if (bytes_per_token == 0) return "-";
   uint64_t product = 0;
@@ -94,25 +84,31 @@ std::string KvBytes(int64_t tokens, size_t bytes_per_token) {
   return over ? absl::StrCat("over ", std::numeric_limits<uint64_t>::max()) : absl::StrCat(product);
 }
 
-std::vector<Row> MakeRows(const Options& options, const model::ModelConfig& config,
-                          const model::StateLayout& layout) {
+// Appends one line for each cap and length: a session with a known last position reserves its size
+// at that position, any other its cap.
+void AppendRows(const Options& options, const model::ModelConfig& config,
+                const model::StateLayout& layout, std::string& text) {
   const size_t kv = model::FullKvBytesPerToken(config, StateDType(options, config));
+  const auto append = [&](int64_t cap, const std::string& tokens, size_t bytes,
+                          const std::string& full_kv_bytes, const std::string& live_slots) {
+    const size_t fit = *options.state_memory_bytes / std::max<size_t>(bytes, 1);
+    absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", cap, tokens, bytes, fit,
+                          std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
+                          full_kv_bytes, live_slots);
+  };
   std::vector<int64_t> caps = options.plan_slot_caps;
   if (caps.empty() || !layout.has_slot_cap()) {
     caps = {layout.default_slot_cap()};
   }
-  std::vector<Row> rows;
   for (const int64_t cap : caps) {
-    rows.push_back({cap, "any", layout.bytes_cap(cap), "-", "-"});
+    append(cap, "any", layout.bytes_cap(cap), "-", "-");
     for (const int64_t tokens : options.plan_tokens) {
       if (layout.has_unbounded() && tokens > options.max_context) continue;
       const std::string live =
           layout.has_slot_cap() ? absl::StrCat(layout.LiveSlotsAt(tokens, cap)) : "-";
-      rows.push_back(
-          {cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv), live});
+      append(cap, absl::StrCat(tokens), layout.bytes_at(tokens, cap), KvBytes(tokens, kv), live);
     }
   }
-  return rows;
 }
 
 // Returns one line for each kind of layers whose states are not of type `dtype`.
@@ -207,7 +203,7 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
   result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
   result.weight_bytes = first.weight_bytes();
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
-  result.chat_format = loaded.chat_format.get();
+  result.SetChatFormat(loaded.chat_format.get());
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const model::LanguageModel& model = *loaded.models[i];
     result.variants.push_back(
@@ -296,13 +292,7 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
     absl::StrAppendFormat(&text, "%13s %16s %16s %14s %10s %20s %11s\n", "max_centroids", "tokens",
                           "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
                           "live_slots");
-    for (const Row& row : MakeRows(options, config, layout)) {
-      const size_t fit = budget / std::max<size_t>(row.bytes, 1);
-      absl::StrAppendFormat(&text, "%13d %16s %16d %14d %10d %20s %11s\n", row.slot_cap, row.tokens,
-                            row.bytes, fit,
-                            std::min(fit, static_cast<size_t>(options.engine.max_sessions)),
-                            row.full_kv_bytes, row.live_slots);
-    }
+    AppendRows(options, config, layout, text);
   }
   const CopyMemory copies = CopyMemoryFor(options, budget);
   absl::StrAppendFormat(
@@ -321,7 +311,8 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
     if (!config.ok()) return config.status();
     RETURN_IF_ERROR(PlanLayout(options, *config).status());
   }
-  ASSIGN_OR_RETURN(model::Weights weights, model::Weights::Open(options.model));
+  model::Weights weights;
+  RETURN_IF_ERROR(model::Weights::Open(options.model, weights));
   if (absl::Status status = model::LanguageModel::Check(*config, weights); !status.ok()) {
     return InContext(options.model, status);
   }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "base/files.h"
 #include "base/out_of_memory.h"
+#include "base/problems.h"
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
 #include "server/access/security.h"
@@ -26,16 +28,13 @@
 #include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
 #include "server/http/http_api.h"
-#include "server/http/http_front.h"
 #include "server/http/metrics_endpoint.h"
 #include "server/loading.h"
 #include "server/options.h"
-#include "server/readiness.h"
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
 #include "server/shutdown.h"
-#include "server/shutdown_deadline.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 #include "server/watchdog.h"
@@ -49,14 +48,50 @@ constexpr int kExitUsage = 2;
 constexpr absl::Duration kGoodbye = absl::Milliseconds(100);  // time to close connections without
                                                               // calls
 
+// Publishes readiness to health checks and metrics: the server is ready unless it hangs or drains.
+// Thread-safe.
+class Readiness {
+ public:
+  // `http` is null if there is no HTTP front.
+  Readiness(Metrics& metrics, GrpcServer& server, HttpApi* http)
+      : metrics_(metrics), server_(server), http_(http) {
+    Publish();
+  }
+  void SetHanging(bool hanging) {
+    std::lock_guard lock(mutex_);
+    hanging_ = hanging;
+    Publish();
+  }
+  void SetDraining() {
+    std::lock_guard lock(mutex_);
+    draining_ = true;
+    Publish();
+  }
+
+ private:
+  void Publish() {
+    const bool ready = !hanging_ && !draining_;
+    metrics_.ready.Set(ready);
+    metrics_.draining.Set(draining_);
+    server_.SetServing(ready);
+    if (http_ != nullptr) http_->SetReady(ready);
+  }
+
+  Metrics& metrics_;
+  GrpcServer& server_;
+  HttpApi* const http_;
+  std::mutex mutex_;  // guards the members below
+  bool hanging_ = false, draining_ = false;
+};
+
 // Health changes first, so that balancers stop sending calls; then running streams get time to end.
 void Drain(const Options& options, engine::Engine& engine, ServiceContext& services,
-           Readiness& readiness, GrpcServer& server, HttpFront* http, Log& log) {
+           Readiness& readiness, GrpcServer& server, HttpApi* http, Log& log) {
   readiness.SetDraining();
   absl::SleepFor(options.drain_notice);
   const absl::Time deadline = absl::Now() + options.drain_timeout;
   services.Drain();
-  if (http != nullptr) http->EndConnections();
+  if (http != nullptr) http->server().EndConnections();
   if (!engine.Drain(options.drain_timeout)) {
     log.Warning("drain: time is up, open requests were ended");
   }
@@ -65,26 +100,22 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
   // Only connections are left. Without this limit gRPC waits for each to answer a ping: 20 s for
   // one whose client is idle and not reading.
   server.Shutdown(absl::Now() + kGoodbye);
-  if (http != nullptr) http->Shutdown();
+  if (http != nullptr) http->server().Shutdown();
 }
 
 // Opens --session-dir; null without it. The engine adopts the sessions found there.
 absl::StatusOr<std::unique_ptr<disk::SessionFolder>> OpenSessionFolder(
     const Options& options, Metrics& metrics, disk::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
-  const auto named = [](const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("--session-dir: ", std::string(status.message())));
-  };
   absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder = disk::SessionFolder::Open(
       {.path = options.session_dir, .sync_always = options.session_sync_always},
       [&metrics, &log](const disk::DiskReport& report) {
         metrics.Count(report);
         if (!report.status.ok()) log.Error(report.status);
       });
-  if (!folder.ok()) return named(folder.status());
+  if (!folder.ok()) return InContext("--session-dir", folder.status());
   absl::StatusOr<disk::RecoveredSessions> here = (*folder)->ownership().Recover();
-  if (!here.ok()) return named(here.status());
+  if (!here.ok()) return InContext("--session-dir", here.status());
   found = *std::move(here);
   metrics.damaged_sessions.Set(found.damaged.size());
   return folder;
@@ -142,9 +173,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
 }
 
 // Starts the HTTP front with the limits of gRPC's connections; null without --http-listen.
-absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
-                                                     const ListenOptions& listen,
-                                                     ServiceContext& services) {
+absl::StatusOr<std::unique_ptr<HttpApi>> StartHttp(const Options& options,
+                                                   const ListenOptions& listen,
+                                                   ServiceContext& services) {
   HttpOptions http = options.http;
   if (http.address.empty()) return nullptr;
   http.max_body_bytes = listen.max_message_bytes;
@@ -152,12 +183,11 @@ absl::StatusOr<std::unique_ptr<HttpFront>> StartHttp(const Options& options,
   http.idle_timeout = std::min(http.idle_timeout, listen.max_connection_idle);
   http.tls = listen.tls;
   const bool loopback = options.security.tenants.empty() && IsLoopback(http.address);
-  absl::StatusOr<std::unique_ptr<HttpFront>> front = HttpFront::Start(http, loopback, services);
-  if (front.ok()) {
-    services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
-                                       WithPort(http.address, (*front)->port())));
-  }
-  return front;
+  auto api = std::make_unique<HttpApi>(services, loopback);
+  RETURN_IF_ERROR(api->Listen(http));
+  services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
+                                     WithPort(http.address, api->server().port())));
+  return api;
 }
 
 // Serves from the first call to the end of the drain.
@@ -173,7 +203,7 @@ absl::Status ServeCalls(const Options& options, const Security& security, engine
   ASSIGN_OR_RETURN(std::unique_ptr<GrpcServer> admin,
                    StartAdmin(options, listen, services, shutdown));
   Log& log = services.log.log;
-  ASSIGN_OR_RETURN(std::unique_ptr<HttpFront> http, StartHttp(options, listen, services));
+  ASSIGN_OR_RETURN(std::unique_ptr<HttpApi> http, StartHttp(options, listen, services));
   Readiness readiness(services.metrics, *server, http.get());
   const ServiceNotifier notifier = ServiceNotifier::FromEnvironment();
   const Watchdog watchdog(

@@ -75,22 +75,19 @@ void AddSessionStorage(Flags& flags, Options& o) {
       "sessions are on disk here before a call that changed them ends well, and are there again\n"
       "after a restart; made if it is missing. Servers on one machine may share it",
       "none: sessions end with the server");
-  const std::vector<std::pair<std::string, bool>> syncs = {{"always", true}, {"interval", false}};
   flags.Add(
-      "session-sync", "WHEN", Choice(o.session_sync_always, syncs),
+      "session-sync", "WHEN",
+      Choice(o.session_sync_always, {{"always", true}, {"interval", false}}),
       "--session-dir: always: a turn is on the disk itself before it is answered, with one sync;\n"
       "interval: it is with the system, and on the disk within a second, so it outlives the\n"
       "server's process, but not the machine");
-  const std::vector<std::pair<std::string, bool>> admissions = {{"reserve", false},
-                                                                {"overcommit", true}};
   flags.Add(
-      "admission", "HOW", Choice(o.engine.overcommit, admissions),
+      "admission", "HOW", Choice(o.engine.overcommit, {{"reserve", false}, {"overcommit", true}}),
       "reserve: every session has the memory of its cap for as long as it lives; overcommit: idle\n"
       "ones leave --state-memory for --session-dir where others need it, the least recently used\n"
       "first, and come back with their next call");
-  const std::vector<std::pair<std::string, bool>> imports = {{"replay", false}, {"trust", true}};
   flags.Add(
-      "imports", "HOW", Choice(o.engine.trust_session_files, imports),
+      "imports", "HOW", Choice(o.engine.trust_session_files, {{"replay", false}, {"trust", true}}),
       "replay: ImportSession reads a file's tokens again; trust: it takes the file's state, at\n"
       "once. Its numbers are checked, so that none does harm to the server; that they are what\n"
       "its tokens make is trusted: a forged session answers as its maker likes");
@@ -127,10 +124,10 @@ void AddModelChoices(Flags& flags, Options& o) {
             as_checkpoint);
   flags.Add("compute-dtype", "TYPE", Choice(o.compute_dtype, dtypes), "matrix products",
             as_checkpoint);
-  const std::vector<std::pair<std::string, kernels::WeightType>> weights = {
-      {"checkpoint", kernels::WeightType::kAsComputed}, {"int8", kernels::WeightType::kInt8}};
   flags.Add(
-      "weights", "TYPE", Choice(o.weights, weights),
+      "weights", "TYPE",
+      Choice(o.weights, {{"checkpoint", kernels::WeightType::kAsComputed},
+                         {"int8", kernels::WeightType::kInt8}}),
       "int8: weights of products are rounded to int8 when they are loaded, and so are the rows\n"
       "they meet; half the bytes and about twice as fast, answers differ a little\n"
       "(docs/performance.md); checkpoint: as --compute-dtype says");
@@ -269,35 +266,36 @@ Flags Declare(CommandLine& line) {
   return flags;
 }
 
+template <class... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
 // Checks the security options against each other.
 absl::Status CheckSecurity(const Options& options) {
   if (options.security.tls.cert.empty() != options.security.tls.key.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.security.tls.key.empty() ? "--tls-key" : "--tls-cert",
-                     ": expected a file, got none; --tls-cert and --tls-key go together"));
+    return Bad(options.security.tls.key.empty() ? "--tls-key" : "--tls-cert",
+               ": expected a file, got none; --tls-cert and --tls-key go together");
   }
   if (!options.security.tls.client_ca.empty() && options.security.tls.cert.empty()) {
-    return absl::InvalidArgumentError("--tls-client-ca: expected --tls-cert and --tls-key with it");
+    return Bad("--tls-client-ca: expected --tls-cert and --tls-key with it");
   }
   if (!options.security.trace_collector_ca.empty() &&
       !(options.trace_collector && options.trace_collector->tls)) {
-    return absl::InvalidArgumentError(
-        "--trace-collector-ca: expected --trace-collector https://HOST:PORT with it");
+    return Bad("--trace-collector-ca: expected --trace-collector https://HOST:PORT with it");
   }
   const bool open = options.security.tenants.empty() && !options.insecure_listen;
   for (const auto& [flag, address] : {std::pair("--listen", options.listen.address),
                                       std::pair("--http-listen", options.http.address),
                                       std::pair("--metrics-address", options.metrics_address)}) {
     if (!open || address.empty() || IsLoopback(address)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": expected a loopback address such as 127.0.0.1:50051, got '", address,
-                     "'; others need --tenants, which asks for a token, or --insecure-listen=yes"));
+    return Bad(flag, ": expected a loopback address such as 127.0.0.1:50051, got '", address,
+               "'; others need --tenants, which asks for a token, or --insecure-listen=yes");
   }
   if (!options.admin_listen.empty() && options.security.tenants.empty() &&
       !IsLoopback(options.admin_listen)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--admin-listen: expected a loopback address such as 127.0.0.1:50052, got '",
-                     options.admin_listen, "'; others need --tenants, which asks for a token"));
+    return Bad("--admin-listen: expected a loopback address such as 127.0.0.1:50052, got '",
+               options.admin_listen, "'; others need --tenants, which asks for a token");
   }
   return absl::OkStatus();
 }
@@ -305,28 +303,24 @@ absl::Status CheckSecurity(const Options& options) {
 absl::Status CheckTogether(const CommandLine& line) {
   const Options& options = line.options;
   if (options.model.empty()) {
-    return absl::InvalidArgumentError("--model: expected a model folder, got none");
+    return Bad("--model: expected a model folder, got none");
   }
   RETURN_IF_ERROR(CheckSecurity(options));
   if (line.action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
-    return absl::InvalidArgumentError(
-        "--plan: expected --state-memory, the memory to plan for, got none");
+    return Bad("--plan: expected --state-memory, the memory to plan for, got none");
   }
   if (options.engine.session_ttl > options.engine.max_session_ttl) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--session-ttl: expected at most --max-session-ttl, ",
-                     absl::FormatDuration(options.engine.max_session_ttl), ", got ",
-                     absl::FormatDuration(options.engine.session_ttl)));
+    return Bad("--session-ttl: expected at most --max-session-ttl, ",
+               absl::FormatDuration(options.engine.max_session_ttl), ", got ",
+               absl::FormatDuration(options.engine.session_ttl));
   }
   if (options.engine.overcommit && options.session_dir.empty()) {
-    return absl::InvalidArgumentError(
-        "--admission=overcommit: expected --session-dir, where idle sessions go, got none");
+    return Bad("--admission=overcommit: expected --session-dir, where idle sessions go, got none");
   }
   for (const int64_t cap : options.plan_slot_caps) {
     if (cap <= options.engine.max_slot_cap) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--plan-centroids: expected at most --max-centroids, ",
-                     options.engine.max_slot_cap, ", got ", cap));
+    return Bad("--plan-centroids: expected at most --max-centroids, ", options.engine.max_slot_cap,
+               ", got ", cap);
   }
   return absl::OkStatus();
 }

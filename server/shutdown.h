@@ -1,4 +1,4 @@
-// Defines Shutdown, which handles the server's signals.
+// Defines how the process ends: Shutdown handles its signals, ShutdownDeadline bounds the time.
 #pragma once
 
 #include <signal.h>
@@ -7,9 +7,11 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -70,6 +72,33 @@ class Shutdown {
   std::mutex mutex_;  // guards the next member
   std::function<void()> reload_;
   const SignalWaiter waiter_;  // last, because its thread uses the other members
+};
+
+// Ends the process if it still runs after `time`: a batch that hangs would block the normal end for
+// ever.
+class ShutdownDeadline {
+ public:
+  // `time` is the longest time that a drain may take.
+  ShutdownDeadline(absl::Duration time, Log& log)
+      : thread_([this, time, &log] {
+          if (ended_.WaitForNotificationWithTimeout(time + kMargin)) return;
+          log.Error(absl::InternalError(
+              absl::StrCat("drain: the server hangs: it is still there ",
+                           absl::FormatDuration(kMargin), " after the time of its drain, ",
+                           absl::FormatDuration(time), ", and ends as it is")));
+          log.Flush(absl::Seconds(1));
+          _exit(1);
+        }) {}
+  ~ShutdownDeadline() {
+    ended_.Notify();
+    thread_.join();
+  }
+
+ private:
+  static constexpr absl::Duration kMargin = absl::Seconds(5);
+
+  absl::Notification ended_;
+  std::thread thread_;
 };
 
 }  // namespace ovq::server

@@ -27,7 +27,8 @@ LIBRARIES = {
 # {folder: the namespace of its files}; the longest folder that fits a file counts.
 NAMESPACES = {
     "base": "ovq", "kernels": "ovq::kernels", "model": "ovq::model",
-    "model/chat_template": "ovq::jinja", "server": "ovq::server", "server/disk": "ovq::disk",
+    "model/chat_template": "ovq::jinja", "model/answers": "ovq::answers", "server": "ovq::server",
+    "server/disk": "ovq::disk",
     "server/engine": "ovq::engine", "clients": "ovq::clients", "clients/load": "ovq::load",
 }
 
@@ -154,6 +155,14 @@ class FloorPlan(unittest.TestCase):
             others = {unit_of(include) for include in includes(text) if include in self.files}
             graph.setdefault(unit_of(path), set()).update(others - {unit_of(path)})
         self.assertIsNone(circle(graph))
+
+    def test_the_walk_of_one_answer_is_short(self):
+        text = (ROOT / "docs" / "architecture.md").read_text()
+        walk = text.split("## The walk of one Generate")[1].split("\n## ")[0]
+        rows = [line for line in walk.splitlines() if line.startswith("| `")]
+        files = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+        self.assertEqual([name for name in files if name not in self.files], [])
+        self.assertTrue(30 < len(files) <= 40, len(files))
 
     def test_folders_have_a_size_to_read(self):
         units = {}

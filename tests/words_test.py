@@ -27,9 +27,7 @@ RIDDLE = re.compile(r"(?:What|Of|The same|As|Whose|Those) ")
 MOST_METHODS = 25
 MOST_LINES = 70
 # Classes and functions that are larger, and by how much: an entry may fall and go, nothing may be added.
-LARGE_CLASSES = {
-    "server/http/connection.cc HttpConnection": 31,
-}
+LARGE_CLASSES = {}
 LARGE_FUNCTIONS = {}
 
 TOKEN = re.compile(r'R"(\w*)\((?:.|\n)*?\)\1"|//[^\n]*|/\*(?:.|\n)*?\*/|"(?:\\.|[^"\\\n])*"|'

@@ -23,7 +23,7 @@
 namespace ovq::clients {
 namespace {
 
-constexpr std::string_view kAdmin = "ovq-admin";
+constexpr char kAdmin[] = "ovq-admin";
 constexpr char kServers[] = "HOST:PORT[,HOST:PORT...] with ports from 1 to 65535";
 
 struct AdminOptions {
@@ -32,7 +32,6 @@ struct AdminOptions {
   absl::Duration timeout = absl::Seconds(10);
   bool json = false;
   std::string command, session_id;
-  InfoRequest info_request = InfoRequest::kNothing;
 };
 
 std::optional<std::vector<std::string>> ParseServers(std::string_view text) {
@@ -41,6 +40,8 @@ std::optional<std::vector<std::string>> ParseServers(std::string_view text) {
   const auto bad = [&](const std::string& server) { return !Address(ignored, 1).set(server).ok(); };
   return std::ranges::any_of(servers, bad) ? std::nullopt : std::optional(servers);
 }
+
+std::string HelpText();
 
 Flags Declare(AdminOptions& o) {
   const std::vector<std::pair<std::string, std::string>> commands = {
@@ -60,9 +61,8 @@ Flags Declare(AdminOptions& o) {
   AddCredentials(flags, o.connect);
   flags.Add("timeout", "DURATION", Duration(o.timeout, absl::Milliseconds(1), absl::Hours(1)),
             "of each call");
-  flags.AddSwitch(
-      "json", [&o] { o.json = true; }, "status, sessions: a line of JSON for each answer");
-  AddHelpAndVersion(flags, o.info_request);
+  flags.AddSwitch("json", o.json, "status, sessions: a line of JSON for each answer");
+  AddHelpAndVersion(flags, kAdmin, HelpText);
   return flags;
 }
 
@@ -89,7 +89,6 @@ absl::StatusOr<AdminOptions> ParseOptions(const std::vector<std::string>& args) 
     options.servers = *parsed;
   }
   RETURN_IF_ERROR(flags.Read(args));
-  if (options.info_request != InfoRequest::kNothing) return options;
   if (options.command.empty()) {
     return absl::InvalidArgumentError("expected a command: status, sessions, drain or delete");
   }
@@ -122,127 +121,89 @@ std::string OfLimit(const T& used, bool limited, const T& limit) {
 }
 
 void PrintStatus(const v1::ServerStatus& status) {
-  std::printf("  ovq-server %s, model %s, up %s%s\n", status.version().c_str(),
-              status.model().c_str(),
-              absl::FormatDuration(absl::Seconds(status.uptime().seconds())).c_str(),
-              status.draining() ? ", DRAINING" : "");
-  std::printf("  requests: %lu running, %lu waiting with %lu prompt tokens\n",
-              static_cast<unsigned long>(status.requests_running()),
-              static_cast<unsigned long>(status.requests_waiting()),
-              static_cast<unsigned long>(status.waiting_prompt_tokens()));
-  std::printf("  sessions: %lu active, %lu idle, at most %lu\n",
-              static_cast<unsigned long>(status.sessions_active()),
-              static_cast<unsigned long>(status.sessions_idle()),
-              static_cast<unsigned long>(status.max_sessions()));
-  std::printf("  states:   %s in memory, %s reserved of %s\n",
-              Mebibytes(status.state_bytes_committed()).c_str(),
-              Mebibytes(status.state_bytes_reserved()).c_str(),
-              Mebibytes(status.state_bytes_budget()).c_str());
+  absl::PrintF("  ovq-server %s, model %s, up %s%s\n", status.version(), status.model(),
+               absl::FormatDuration(absl::Seconds(status.uptime().seconds())),
+               status.draining() ? ", DRAINING" : "");
+  absl::PrintF("  requests: %d running, %d waiting with %d prompt tokens\n",
+               status.requests_running(), status.requests_waiting(),
+               status.waiting_prompt_tokens());
+  absl::PrintF("  sessions: %d active, %d idle, at most %d\n", status.sessions_active(),
+               status.sessions_idle(), status.max_sessions());
+  absl::PrintF("  states:   %s in memory, %s reserved of %s\n",
+               Mebibytes(status.state_bytes_committed()), Mebibytes(status.state_bytes_reserved()),
+               Mebibytes(status.state_bytes_budget()));
   for (const v1::TenantStatus& tenant : status.tenants()) {
-    std::printf(
-        "  tenant %s: sessions %s, states %s", tenant.name().c_str(),
-        OfLimit(tenant.sessions(), tenant.has_sessions_limit(), tenant.sessions_limit()).c_str(),
-        OfLimit(Mebibytes(tenant.state_bytes()), tenant.has_state_bytes_limit(),
-                Mebibytes(tenant.state_bytes_limit()))
-            .c_str());
-    if (tenant.has_requests_left()) std::printf(", requests left %.0f", tenant.requests_left());
-    if (tenant.has_tokens_left()) std::printf(", tokens left %.0f", tenant.tokens_left());
-    std::printf("\n");
+    absl::PrintF("  tenant %s: sessions %s, states %s", tenant.name(),
+                 OfLimit(tenant.sessions(), tenant.has_sessions_limit(), tenant.sessions_limit()),
+                 OfLimit(Mebibytes(tenant.state_bytes()), tenant.has_state_bytes_limit(),
+                         Mebibytes(tenant.state_bytes_limit())));
+    if (tenant.has_requests_left()) absl::PrintF(", requests left %.0f", tenant.requests_left());
+    if (tenant.has_tokens_left()) absl::PrintF(", tokens left %.0f", tenant.tokens_left());
+    absl::PrintF("\n");
   }
 }
 
 void PrintSession(const v1::TenantSession& entry) {
   const v1::Session& session = entry.session();
-  std::printf("  %s tenant '%s' position %lu state %s of %s %s%s\n", session.session_id().c_str(),
-              entry.tenant().c_str(), static_cast<unsigned long>(session.position()),
-              Mebibytes(session.state_bytes()).c_str(),
-              Mebibytes(session.state_bytes_cap()).c_str(), session.busy() ? "busy" : "idle",
-              session.hibernated() ? " on disk" : "");
+  absl::PrintF("  %s tenant '%s' position %d state %s of %s %s%s\n", session.session_id(),
+               entry.tenant(), session.position(), Mebibytes(session.state_bytes()),
+               Mebibytes(session.state_bytes_cap()), session.busy() ? "busy" : "idle",
+               session.hibernated() ? " on disk" : "");
 }
 
-// One server that commands are sent to.
-class Server {
- public:
-  Server(const AdminOptions& options, const std::string& address, const Connection& connection)
-      : options_(options),
-        address_(address),
-        connection_(connection),
-        stub_(v1::AdminService::NewStub(connection.channel)) {}
-
-  // Runs the command and returns the call's status.
-  grpc::Status Do() const {
-    if (options_.command == "status") return Status();
-    if (options_.command == "sessions") return Sessions();
-    if (options_.command == "drain") return Drain();
-    return Delete();
-  }
-
- private:
-  template <class Request, class Response>
-  grpc::Status Call(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*,
-                                                                   const Request&, Response*),
-                    const Request& request, Response& response) const {
+// Runs the command on the server at connection.options.server and returns the call's status.
+grpc::Status Do(const AdminOptions& options, const Connection& connection) {
+  using Stub = v1::AdminService::Stub;
+  const auto stub = v1::AdminService::NewStub(connection.channel);
+  const char* const address = connection.options.server.c_str();
+  const auto call = [&](auto method, const auto& request, auto& response) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +
-                         absl::ToChronoMicroseconds(options_.timeout));
-    connection_.Authorize(context);
-    return (stub_.get()->*method)(&context, request, &response);
-  }
-
-  grpc::Status Status() const {
-    v1::ServerStatus status;
-    const grpc::Status result = Call(&v1::AdminService::Stub::GetStatus, {}, status);
-    if (!result.ok()) return result;
-    if (options_.json) {
-      PrintJson(status);
+                         absl::ToChronoMicroseconds(options.timeout));
+    connection.Authorize(context);
+    return (stub.get()->*method)(&context, request, &response);
+  };
+  grpc::Status status;
+  if (options.command == "status") {
+    v1::ServerStatus response;
+    status = call(&Stub::GetStatus, v1::GetStatusRequest(), response);
+    if (!status.ok()) return status;
+    if (options.json) {
+      PrintJson(response);
     } else {
-      std::printf("%s\n", address_.c_str());
-      PrintStatus(status);
+      absl::PrintF("%s\n", address);
+      PrintStatus(response);
     }
-    return result;
-  }
-
-  grpc::Status Sessions() const {
-    if (!options_.json) std::printf("%s\n", address_.c_str());
+  } else if (options.command == "drain") {
+    v1::DrainResponse response;
+    status = call(&Stub::Drain, v1::DrainRequest(), response);
+    if (status.ok()) absl::PrintF("%s drains\n", address);
+  } else if (options.command == "delete") {
+    v1::AdminDeleteSessionRequest request;
+    request.set_session_id(options.session_id);
+    v1::AdminDeleteSessionResponse response;
+    status = call(&Stub::DeleteSession, request, response);
+    if (status.ok()) absl::PrintF("%s had it\n", address);
+  } else {
+    if (!options.json) absl::PrintF("%s\n", address);
     v1::AdminListSessionsRequest request;
     v1::AdminListSessionsResponse page;
-    size_t count = 0;
+    int count = 0;
     do {
-      const grpc::Status status = Call(&v1::AdminService::Stub::ListSessions, request, page);
+      status = call(&Stub::ListSessions, request, page);
       if (!status.ok()) return status;
       for (const v1::TenantSession& entry : page.sessions()) {
-        options_.json ? PrintJson(entry) : PrintSession(entry);
+        options.json ? PrintJson(entry) : PrintSession(entry);
       }
-      count += static_cast<size_t>(page.sessions_size());
+      count += page.sessions_size();
       request.set_page_token(page.next_page_token());
     } while (!page.next_page_token().empty());
-    if (!options_.json) {
-      std::printf("  %zu session%s of this server\n", count, count == 1 ? "" : "s");
+    if (!options.json) {
+      absl::PrintF("  %d session%s of this server\n", count, count == 1 ? "" : "s");
     }
-    return grpc::Status::OK;
   }
-
-  grpc::Status Drain() const {
-    v1::DrainResponse response;
-    const grpc::Status status = Call(&v1::AdminService::Stub::Drain, {}, response);
-    if (status.ok()) std::printf("%s drains\n", address_.c_str());
-    return status;
-  }
-
-  grpc::Status Delete() const {
-    v1::AdminDeleteSessionRequest request;
-    request.set_session_id(options_.session_id);
-    v1::AdminDeleteSessionResponse response;
-    const grpc::Status status = Call(&v1::AdminService::Stub::DeleteSession, request, response);
-    if (status.ok()) std::printf("%s had it\n", address_.c_str());
-    return status;
-  }
-
-  const AdminOptions& options_;
-  const std::string& address_;
-  const Connection& connection_;
-  const std::unique_ptr<v1::AdminService::Stub> stub_;
-};
+  return status;
+}
 
 // Sends the command to every server, even after one of them fails; returns the exit status.
 int Run(const AdminOptions& options) {
@@ -252,9 +213,9 @@ int Run(const AdminOptions& options) {
     connect.server = address;
     const absl::StatusOr<Connection> connection = Connect(connect);
     if (!connection.ok()) {
-      return Fail(kAdmin, kExitUsage, std::string(connection.status().message()));
+      return Fail(kAdmin, kExitUsage, connection.status().message());
     }
-    const grpc::Status status = Server(options, address, *connection).Do();
+    const grpc::Status status = Do(options, *connection);
     if (status.ok()) continue;
     // A session lies on one server only, so the others may answer NOT_FOUND.
     if (options.command == "delete" && status.error_code() == grpc::NOT_FOUND &&
@@ -269,11 +230,7 @@ int Run(const AdminOptions& options) {
 
 int Main(const std::vector<std::string>& args) {
   const absl::StatusOr<AdminOptions> options = ParseOptions(args);
-  if (!options.ok()) return Fail(kAdmin, kExitUsage, std::string(options.status().message()));
-  if (options->info_request != InfoRequest::kNothing) {
-    PrintInfo(options->info_request, kAdmin, HelpText());
-    return 0;
-  }
+  if (!options.ok()) return Fail(kAdmin, kExitUsage, options.status().message());
   return Run(*options);
 }
 

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "clients/common/connect_options.h"
+#include "clients/common/program.h"
 
 namespace ovq::clients {
 

@@ -4,13 +4,11 @@
 
 #include <chrono>
 #include <cstdio>
-#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "clients/chat/complain.h"
 
 namespace ovq::clients {
 namespace {
@@ -28,11 +26,6 @@ double SecondsSince(Clock::time_point time) {
 std::string Rate(uint64_t tokens, double seconds) {
   if (tokens == 0 || seconds <= 0) return "";
   return absl::StrFormat(", %.1f tokens/s", static_cast<double>(tokens) / seconds);
-}
-
-void PrintFlushed(std::FILE* file, std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), file);
-  std::fflush(file);
 }
 
 // Splits the text into parts of at most kMaxPartBytes, never inside a character. A part ends after
@@ -56,8 +49,6 @@ std::vector<std::string_view> SplitPrompt(std::string_view text) {
 }
 
 }  // namespace
-
-std::string Conversation::RequestId() const { return FindRequestId(context_); }
 
 struct Conversation::TurnStats {
   Clock::time_point asked = Clock::now();
@@ -127,7 +118,7 @@ void Conversation::DropLastQuestion() {
 }
 
 bool Conversation::Ask(std::string_view question) {
-  if (!BeginTurn()) return false;
+  SetPhase(Phase::kAnswering);
   questions_.push_back({position_, messages_.messages_size(), answer_});
   TurnStats stats;
   token_list_.clear();
@@ -140,7 +131,7 @@ bool Conversation::Ask(std::string_view question) {
       call_ended_ = !SendPart(parts.back(), false) || !StreamAnswer(stats);
     }
   }
-  EndTurn();
+  SetPhase(Phase::kIdle);
   if (call_ended_) return false;
   Report(stats);
   return true;
@@ -270,29 +261,17 @@ void Conversation::Report(const TurnStats& stats) {
   screen_.Show(absl::StrCat(token_list_, screen_.Dim(stats.Text(position_)), gap));
 }
 
-bool Conversation::BeginTurn() {
+void Conversation::SetPhase(Phase phase) {
   const std::lock_guard lock(phase_mutex_);
-  if (phase_ == Phase::kQuit) return false;
-  phase_ = Phase::kAnswering;
-  return true;
-}
-
-void Conversation::EndTurn() {
-  const std::lock_guard lock(phase_mutex_);
-  if (phase_ != Phase::kQuit) phase_ = Phase::kIdle;
+  phase_ = phase;
 }
 
 bool Conversation::OnInterrupt() {
   const std::lock_guard lock(phase_mutex_);
-  interrupted_ = true;
-  if (phase_ == Phase::kAnswering) {
-    phase_ = Phase::kCancelling;
-    cancel_waiting_ = true;
-    SendWaitingCancel();
-    return false;
-  }
-  phase_ = Phase::kQuit;
-  context_.TryCancel();
+  if (phase_ != Phase::kAnswering) return false;
+  phase_ = Phase::kCancelling;
+  interrupted_ = cancel_waiting_ = true;
+  SendWaitingCancel();
   return true;
 }
 

@@ -37,23 +37,21 @@ class Conversation {
   // The session as the server described it when the call opened.
   const v1::Session& session() const { return session_; }
 
-  // Handles Ctrl-C: cancels a running turn. Returns true if no turn was running or it was already
-  // cancelled: then the call is ended.
+  // Handles Ctrl-C: cancels a running turn. Returns false if no turn was running or it was already
+  // cancelled.
   bool OnInterrupt();
-  // True if OnInterrupt has cancelled a turn or ended the call.
-  bool interrupted() const { return interrupted_; }
+  bool interrupted() const { return interrupted_; }  // OnInterrupt has cancelled a turn
 
   // Half-closes the call, reads the remaining messages and returns the call's final status. Call it
   // once, last.
   grpc::Status Close();
-  std::string RequestId() const;  // valid after Close
+  const grpc::ClientContext& context() const { return context_; }
 
  private:
-  enum class Phase { kIdle, kAnswering, kCancelling, kQuit };
+  enum class Phase { kIdle, kAnswering, kCancelling };
   struct TurnStats;
 
-  bool BeginTurn();
-  void EndTurn();
+  void SetPhase(Phase phase);
   bool Send(const v1::ChatRequest& request);
   void SendWaitingCancel();
   // Sends the whole conversation so far with one more question (--messages).

@@ -1,7 +1,9 @@
 #include "clients/chat/dialogue.h"
 
+#include <cerrno>
 #include <chrono>
-#include <optional>
+#include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -9,8 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/text.h"
-#include "clients/chat/complain.h"
-#include "clients/chat/settings.h"
 
 namespace ovq::clients {
 namespace {
@@ -42,6 +42,126 @@ std::string Fault(const Connection& connection, const v1::ChatTurn& turn) {
   return status.error_code() == grpc::INVALID_ARGUMENT ? status.error_message() : "";
 }
 
+// The functions below are commands: each prints its result or error to stderr.
+
+using Stub = v1::SessionService::Stub;
+
+// State of one SessionService call; `id` is the session's, or "".
+struct SessionCall {
+  SessionCall(const Connection& connection, const std::string& id)
+      : stub(v1::SessionService::NewStub(connection.channel)) {
+    connection.Authorize(context, SessionKeyFromId(id));
+  }
+
+  const std::unique_ptr<Stub> stub;
+  grpc::ClientContext context;
+};
+
+// Opens a file; returns null after printing the error.
+std::FILE* OpenFile(const std::string& path, const char* mode) {
+  std::FILE* file = std::fopen(path.c_str(), mode);
+  if (file == nullptr) Complain(absl::StrCat(path, ": ", std::strerror(errno)));
+  return file;
+}
+
+// Calls a method for a session; prints the error if the call fails.
+template <class Request, class Response>
+bool CallFor(const Connection& connection, const std::string& id,
+             grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+             Response& response, Request request = {}) {
+  SessionCall call(connection, id);
+  request.set_session_id(id);
+  const grpc::Status status = (call.stub.get()->*method)(&call.context, request, &response);
+  if (!status.ok()) Complain(connection, status, call.context);
+  return status.ok();
+}
+
+void Tell(const std::string& line) { std::fputs(absl::StrCat(line, "\n").c_str(), stderr); }
+
+void ShowSession(const Connection& connection, const std::string& id) {
+  v1::Session session;
+  if (!CallFor(connection, id, &Stub::GetSession, session)) return;
+  Tell(absl::StrCat("[session ", id, " | position ", session.position(), " | prompt ",
+                    session.prompt_tokens_total(), " tokens | generated ",
+                    session.generated_tokens_total(), " tokens | state ",
+                    HumanBytes(session.state_bytes()), " of at most ",
+                    HumanBytes(session.state_bytes_cap()), " | centroids ",
+                    session.live_centroids(), " of at most ", session.max_centroids(), "]"));
+}
+
+// Copies the session and prints the copy's id.
+void ForkSession(const Connection& connection, const std::string& id) {
+  v1::ForkSessionResponse forked;
+  if (!CallFor(connection, id, &Stub::ForkSession, forked)) return;
+  for (const v1::Session& session : forked.sessions()) {
+    Tell(absl::StrCat("session ", session.session_id()));
+  }
+}
+
+// Returns true if the session is back at the position.
+bool RewindSession(const Connection& connection, const std::string& id, uint64_t position) {
+  v1::RewindSessionRequest request;
+  request.set_position(position);
+  v1::RewindSessionResponse rewound;
+  if (!CallFor(connection, id, &Stub::RewindSession, rewound, request)) return false;
+  Tell(absl::StrCat("[back at position ", position, "]"));
+  return true;
+}
+
+// Exports the session to a new file, which is removed if the call fails.
+void SaveSession(const Connection& connection, const std::string& id, const std::string& path) {
+  std::FILE* file = OpenFile(path, "wbx");
+  if (file == nullptr) return;
+  SessionCall call(connection, id);
+  v1::ExportSessionRequest request;
+  request.set_session_id(id);
+  const auto reader = call.stub->ExportSession(&call.context, request);
+  v1::SessionBytes part;
+  size_t bytes = 0;
+  bool written = true;
+  while (written && reader->Read(&part)) {
+    written = std::fwrite(part.data().data(), 1, part.data().size(), file) == part.data().size();
+    bytes += part.data().size();
+  }
+  written = std::fclose(file) == 0 && written;
+  if (!written) call.context.TryCancel();
+  const grpc::Status status = reader->Finish();
+  if (written && status.ok()) {
+    Tell(absl::StrCat("[", bytes, " bytes in ", path, "]"));
+    return;
+  }
+  std::remove(path.c_str());
+  if (written) {
+    Complain(connection, status, call.context);
+  } else {
+    Complain(absl::StrCat(path, ": cannot be written"));
+  }
+}
+
+// Creates a session from a file and prints its id.
+void LoadSession(const Connection& connection, const std::string& path) {
+  constexpr size_t kPartBytes = size_t{1} << 20;
+  std::FILE* file = OpenFile(path, "rb");
+  if (file == nullptr) return;
+  SessionCall call(connection, "");
+  v1::Session session;
+  const auto writer = call.stub->ImportSession(&call.context, &session);
+  std::string buffer(kPartBytes, 0);
+  v1::SessionBytes part;
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), file)) {
+    part.set_data(buffer.data(), n);
+    if (!writer->Write(part)) break;
+  }
+  std::fclose(file);
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (!status.ok()) {
+    Complain(connection, status, call.context);
+    return;
+  }
+  Tell(absl::StrCat("session ", session.session_id()));
+}
+
 }  // namespace
 
 struct Dialogue::Command {
@@ -56,34 +176,32 @@ const Dialogue::Command Dialogue::kCommands[] = {
     {"/set", "[NAME VALUE]", "how answers are made, or change it; VALUE default takes it back",
      [](Dialogue& d, const std::string& rest) { d.Settings(rest); }},
     {"/stats", "", "the session: position, tokens, memory",
-     [](Dialogue& d, const std::string&) { d.sessions_.Show(d.session_id()); }},
+     [](Dialogue& d, const std::string&) { ShowSession(d.connection_, d.session_id()); }},
     {"/model", "", "the model and its server", [](Dialogue& d, const std::string&) { d.Model(); }},
     {"/undo", "", "take the last question and its answer back",
      [](Dialogue& d, const std::string&) { d.Undo(); }},
     {"/reset", "", "begin again with a new session",
      [](Dialogue& d, const std::string&) { d.Reset(); }},
     {"/fork", "", "copy the session and print the copy's id, for --session",
-     [](Dialogue& d, const std::string&) { d.sessions_.Fork(d.session_id()); }},
+     [](Dialogue& d, const std::string&) { ForkSession(d.connection_, d.session_id()); }},
     {"/save", "FILE", "write the session to a new file",
-     [](Dialogue& d, const std::string& file) { d.sessions_.Save(d.session_id(), file); }},
+     [](Dialogue& d, const std::string& file) {
+       SaveSession(d.connection_, d.session_id(), file);
+     }},
     {"/load", "FILE", "make a session of such a file and print its id, for --session",
-     [](Dialogue& d, const std::string& file) { d.sessions_.Load(file); }},
+     [](Dialogue& d, const std::string& file) { LoadSession(d.connection_, file); }},
     {"/quit", "", "end the conversation; so does Ctrl-D",
      [](Dialogue& d, const std::string&) { d.over_ = true; }},
 };
 
 Dialogue::Dialogue(const Connection& connection, ChatOptions& options, const Screen& screen,
                    Input& input)
-    : connection_(connection),
-      options_(options),
-      screen_(screen),
-      input_(input),
-      sessions_(connection) {}
+    : connection_(connection), options_(options), screen_(screen), input_(input) {}
 
-int Dialogue::Run() {
-  if (screen_.terminal && !Greet()) return kExitError;
-  if (!Begin()) return aborted_ ? kExitInterrupted : kExitError;
-  if (screen_.terminal) {
+int Dialogue::Run(const std::optional<std::string>& question) {
+  const bool typed = !question && screen_.terminal;
+  if ((typed && !Greet()) || !Begin()) return kExitError;
+  if (typed) {
     const v1::Session& session = conversation_->session();
     screen_.Show(screen_.Dim(absl::StrCat(
         "session ", session.session_id(), "\n",
@@ -91,11 +209,15 @@ int Dialogue::Run() {
         "; its state never takes more than ", HumanBytes(session.state_bytes_cap()),
         ".\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.\n\n")));
   }
-  ReadTurns();
-  if (!open_) return kExitError;
-  if (!End()) return kExitError;
-  if (!whole_ && !aborted_) return Complain("the server ended the conversation");
-  return input_.interrupted() || aborted_ ? kExitInterrupted : 0;
+  if (question) {
+    whole_ = conversation_->Ask(*question);
+  } else {
+    ReadTurns();
+  }
+  if (!open_ || !End()) return kExitError;
+  if (!whole_) return Complain("the server ended the conversation");
+  const bool interrupted = question ? conversation_->interrupted() : input_.interrupted();
+  return interrupted ? kExitInterrupted : 0;
 }
 
 bool Dialogue::Greet() {
@@ -106,7 +228,7 @@ bool Dialogue::Greet() {
   const auto stub = v1::InferenceService::NewStub(connection_.channel);
   const grpc::Status status = stub->GetModelInfo(&context, request, &model_);
   if (!status.ok()) {
-    Complain(connection_, status, FindRequestId(context));
+    Complain(connection_, status, context);
     return false;
   }
   if (model_.has_chat_template() && !options_.as_text && !options_.open.has_session_id()) {
@@ -126,7 +248,7 @@ bool Dialogue::Begin() {
   }
   open_ = conversation_->Open();
   if (!open_) {
-    if (End() && !aborted_) Complain("the server ended the conversation");
+    if (End()) Complain("the server ended the conversation");
     return false;
   }
   if (options_.open.keep_session()) {
@@ -138,11 +260,10 @@ bool Dialogue::Begin() {
 bool Dialogue::End() {
   const bool was_open = std::exchange(open_, false);
   const grpc::Status status = conversation_->Close();
-  aborted_ = conversation_->interrupted() && status.error_code() == grpc::CANCELLED;
   // All answers have arrived, so a server that drains or has gone away is not an error.
   const bool gone = was_open && whole_ && status.error_code() == grpc::UNAVAILABLE;
-  if (status.ok() || aborted_ || gone) return true;
-  Complain(connection_, status, conversation_->RequestId());
+  if (status.ok() || gone) return true;
+  Complain(connection_, status, conversation_->context());
   return false;
 }
 
@@ -246,14 +367,14 @@ void Dialogue::Undo() {
   const std::optional<uint64_t> position = conversation_->PositionBeforeLastQuestion();
   if (!position) {
     Complain("nothing was asked here that could be taken back");
-  } else if (sessions_.Rewind(session_id(), *position)) {
+  } else if (RewindSession(connection_, session_id(), *position)) {
     conversation_->DropLastQuestion();
   }
 }
 
-void Dialogue::OnInterrupt() {
+bool Dialogue::OnInterrupt() {
   const std::lock_guard lock(mutex_);
-  if (conversation_ == nullptr || conversation_->OnInterrupt()) input_.Stop();
+  return conversation_ != nullptr && conversation_->OnInterrupt();
 }
 
 }  // namespace ovq::clients

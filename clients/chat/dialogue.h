@@ -4,12 +4,12 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "clients/chat/conversation.h"
 #include "clients/chat/options.h"
-#include "clients/chat/sessions.h"
 #include "clients/chat/terminal.h"
 
 namespace ovq::clients {
@@ -20,11 +20,13 @@ class Dialogue {
   // The /set command changes `options.turn`.
   Dialogue(const Connection& connection, ChatOptions& options, const Screen& screen, Input& input);
 
-  // Runs until the dialogue ends and returns the exit status. Errors have been printed by then.
-  int Run();
+  // Asks the question if there is one, else reads turns from the input until it ends. Returns the
+  // exit status; errors have been printed by then.
+  int Run(const std::optional<std::string>& question);
 
-  // Handles SIGINT: cancels the running answer, or ends the dialogue if none runs.
-  void OnInterrupt();
+  // Handles SIGINT: cancels the running answer. Returns false if none runs or it was cancelled
+  // already.
+  bool OnInterrupt();
 
  private:
   struct Command;
@@ -51,14 +53,12 @@ class Dialogue {
   ChatOptions& options_;
   const Screen& screen_;
   Input& input_;
-  const Sessions sessions_;
   v1::ModelInfo model_;  // as the server described it to Greet
   std::mutex mutex_;     // lets OnInterrupt read the pointer
   std::unique_ptr<Conversation> conversation_;
-  bool open_ = false;     // the conversation has begun and End was not called
-  bool aborted_ = false;  // OnInterrupt ended the conversation's call
-  bool over_ = false;     // no further turn follows
-  bool whole_ = true;     // no call has ended on its own
+  bool open_ = false;  // the conversation has begun and End was not called
+  bool over_ = false;  // no further turn follows
+  bool whole_ = true;  // no call has ended on its own
 };
 
 }  // namespace ovq::clients

@@ -29,11 +29,6 @@ constexpr std::wstring_view kPasteEnd = L"\033[201~";
 // libedit treats text between two of these characters as codes that don't move the cursor.
 constexpr char kCodes = '\1';
 
-void Write(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
-
 // Converts line ends to newlines and drops control characters.
 std::wstring CleanPaste(std::wstring_view text) {
   std::wstring clean;
@@ -123,15 +118,15 @@ std::optional<std::string> LineEditor::Next(const std::string& prompt) {
   const std::string codes(1, kCodes);
   prompt_width_ = static_cast<int>(prompt.size());  // the prompt is ASCII
   prompt_ = colored_ ? codes + "\033[1m" + codes + prompt + codes + "\033[0m" + codes : prompt;
-  while (!stop_) {
+  while (true) {
     interrupt_ = false;
-    Write(kPastesOn);
+    PrintFlushed(stderr, kPastesOn);
     int size = 0;
     const char* const text = el_gets(edit_, &size);
-    Write(kPastesOff);
+    PrintFlushed(stderr, kPastesOff);
     HideTyping();
     if (text == nullptr || size <= 0) {
-      Write("\n");
+      PrintFlushed(stderr, "\n");
       return std::nullopt;
     }
     std::string line(text, static_cast<size_t>(size));
@@ -143,9 +138,9 @@ std::optional<std::string> LineEditor::Next(const std::string& prompt) {
     }
     interrupts_ = line.empty() ? interrupts_ + 1 : 0;
     if (interrupts_ > 1) return std::nullopt;
-    if (line.empty()) Write("[Ctrl-C once more, Ctrl-D or /quit ends the conversation]\n");
+    if (line.empty())
+      PrintFlushed(stderr, "[Ctrl-C once more, Ctrl-D or /quit ends the conversation]\n");
   }
-  return std::nullopt;
 }
 
 void LineEditor::Remember(const std::string& line) {
@@ -166,13 +161,8 @@ void LineEditor::HideTyping() {
 }
 
 void LineEditor::Restore() {
-  Write(kPastesOff);
+  PrintFlushed(stderr, kPastesOff);
   tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
-}
-
-void LineEditor::Stop() {
-  stop_ = true;
-  eventfd_write(wake_fd_, 1);
 }
 
 void LineEditor::Resized() {
@@ -217,7 +207,7 @@ unsigned char LineEditor::OnSuspend(editline* edit, int) {
   self.Restore();
   kill(0, SIGTSTP);  // suspends the process as the terminal would; continues here after SIGCONT
   el_set(edit, EL_PREP_TERM, 1);
-  Write(kPastesOn);
+  PrintFlushed(stderr, kPastesOn);
   return CC_REDISPLAY;
 }
 
@@ -238,7 +228,7 @@ void LineEditor::Redraw() {
     const LineInfoW* const line = el_wline(edit_);
     const std::wstring_view typed(line->buffer, static_cast<size_t>(line->cursor - line->buffer));
     const int rows = RowsBefore(prompt_width_, typed, size.ws_col);
-    Write(rows > 0 ? "\r\033[" + std::to_string(rows) + "A\033[J" : "\r\033[J");
+    PrintFlushed(stderr, rows > 0 ? "\r\033[" + std::to_string(rows) + "A\033[J" : "\r\033[J");
   }
   el_resize(edit_);
   el_set(edit_, EL_REFRESH);
@@ -268,7 +258,7 @@ bool LineEditor::ReadBytes() {
   if (fds[1].revents != 0) {
     eventfd_t ignored;
     eventfd_read(wake_fd_, &ignored);
-    return !stop_;
+    return true;
   }
   std::array<char, 1 << 16> bytes;
   const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());

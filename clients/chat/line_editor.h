@@ -31,8 +31,8 @@ class LineEditor final : public Input {
   std::optional<std::string> Next(const std::string& prompt) override;
   bool interrupted() const override { return interrupts_ > 1; }
 
-  // Restores the terminal's original settings. Callable on any thread.
-  void Stop() override;
+  // Resized draws the typed text for the terminal's new size; Restore gives the terminal its
+  // original settings. Callable on any thread.
   void Resized();
   void Restore();
 
@@ -50,7 +50,7 @@ class LineEditor final : public Input {
   void Redraw();
   // Decodes the next character of the bytes read; returns false if more bytes are needed.
   bool ConsumeChar(wchar_t& out);
-  // Returns false at the end of input and after Stop.
+  // Returns false at the end of input.
   bool ReadBytes();
   void Remember(const std::string& line);
   void HideTyping();
@@ -59,7 +59,7 @@ class LineEditor final : public Input {
   const bool colored_;
   termios before_ = {};
   int wake_fd_;
-  std::atomic<bool> stop_ = false, resized_ = false;
+  std::atomic<bool> resized_ = false;
   editline* edit_;
   struct history* history_;
   std::string prompt_;

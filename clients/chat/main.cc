@@ -2,8 +2,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,8 +11,6 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "clients/channel/channel.h"
-#include "clients/chat/complain.h"
-#include "clients/chat/conversation.h"
 #include "clients/chat/dialogue.h"
 #include "clients/chat/line_editor.h"
 #include "clients/chat/options.h"
@@ -25,52 +21,19 @@ namespace {
 
 constexpr size_t kMaxQuestionBytes = size_t{1} << 30;
 
-// Asks one question, prints the answer and returns the exit status.
-int AskOnce(const Connection& connection, const ChatOptions& options, const Screen& screen,
-            const std::string& question) {
-  Conversation conversation(connection, options, screen);
-  bool whole = false;
-  {
-    const SignalWaiter interrupts({SIGINT}, [&](int) { conversation.OnInterrupt(); });
-    if (conversation.Open()) {
-      if (options.open.keep_session()) {
-        screen.Show(absl::StrCat("session ", conversation.session().session_id(), "\n"));
-      }
-      whole = conversation.Ask(question);
-    }
-  }
-  const grpc::Status status = conversation.Close();
-  const bool aborted = conversation.interrupted() && status.error_code() == grpc::CANCELLED;
-  // The answer has arrived, so a server that drains or has gone away is not an error.
-  const bool gone = whole && status.error_code() == grpc::UNAVAILABLE;
-  if (!status.ok() && !aborted && !gone)
-    return Complain(connection, status, conversation.RequestId());
-  if (!whole && !aborted) return Complain("the server ended the conversation");
-  return conversation.interrupted() ? kExitInterrupted : 0;
-}
-
-int ConverseOnTerminal(const Connection& connection, ChatOptions& options, const Screen& screen) {
-  LineEditor editor(options.history_file, screen.color);
-  Dialogue dialogue(connection, options, screen, editor);
-  const SignalWaiter signals({SIGINT, SIGWINCH, SIGTERM, SIGHUP}, [&](int signal) {
-    if (signal == SIGINT) {
-      dialogue.OnInterrupt();
-    } else if (signal == SIGWINCH) {
-      editor.Resized();
-    } else {  // restores the terminal before the process ends
-      editor.Restore();
-      _exit(128 + signal);
-    }
-  });
-  return dialogue.Run();
-}
-
-int Converse(const Connection& connection, ChatOptions& options, const Screen& screen) {
-  if (screen.terminal) return ConverseOnTerminal(connection, options, screen);
+int Converse(const Connection& connection, ChatOptions& options, const Screen& screen,
+             const std::optional<std::string>& question, const std::vector<int>& signals) {
   LineReader reader;
-  Dialogue dialogue(connection, options, screen, reader);
-  const SignalWaiter interrupts({SIGINT}, [&](int) { dialogue.OnInterrupt(); });
-  return dialogue.Run();
+  std::optional<LineEditor> editor;
+  if (!question && screen.terminal) editor.emplace(options.history_file, screen.color);
+  Dialogue dialogue(connection, options, screen, editor ? static_cast<Input&>(*editor) : reader);
+  const SignalWaiter waiter(signals, [&](int signal) {
+    if (signal == SIGWINCH) return editor->Resized();
+    if (signal == SIGINT && dialogue.OnInterrupt()) return;
+    if (editor) editor->Restore();
+    _exit(128 + signal);
+  });
+  return dialogue.Run(question);
 }
 
 // Returns the question from --prompt, --file or a pipe; nullopt for an interactive conversation.
@@ -89,13 +52,9 @@ absl::StatusOr<std::optional<std::string>> ReadQuestion(const ChatOptions& optio
 
 int Main(const std::vector<std::string>& args) {
   absl::StatusOr<ChatOptions> options = ParseOptions(args);
-  if (!options.ok()) return Fail(kChat, kExitUsage, std::string(options.status().message()));
-  if (options->info_request != InfoRequest::kNothing) {
-    PrintInfo(options->info_request, kChat, HelpText());
-    return 0;
-  }
+  if (!options.ok()) return Fail(kChat, kExitUsage, options.status().message());
   const absl::StatusOr<std::optional<std::string>> question = ReadQuestion(*options);
-  if (!question.ok()) return Complain(std::string(question.status().message()));
+  if (!question.ok()) return Complain(question.status().message());
   options->interactive = !question->has_value();
   if (*question) {
     if (const std::optional<size_t> invalid = FirstInvalidUtf8(**question)) {
@@ -103,14 +62,13 @@ int Main(const std::vector<std::string>& args) {
     }
   }
   const Screen screen = Screen::OfThisProcess();
-  BlockSignals({SIGINT});
-  if (screen.terminal && options->interactive) BlockSignals({SIGWINCH, SIGTERM, SIGHUP});
+  std::vector<int> signals = {SIGINT};
+  // A terminal is restored before the program ends.
+  if (screen.terminal && !*question) signals.insert(signals.end(), {SIGWINCH, SIGTERM, SIGHUP});
+  BlockSignals(signals);
   const absl::StatusOr<Connection> connection = Connect(options->connect);
-  if (!connection.ok()) {
-    return Fail(kChat, kExitUsage, std::string(connection.status().message()));
-  }
-  return *question ? AskOnce(*connection, *options, screen, **question)
-                   : Converse(*connection, *options, screen);
+  if (!connection.ok()) return Fail(kChat, kExitUsage, connection.status().message());
+  return Converse(*connection, *options, screen, *question, signals);
 }
 
 }  // namespace

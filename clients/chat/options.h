@@ -1,4 +1,4 @@
-// Defines the command line of ovq-chat.
+// Defines the command line of ovq-chat, and the /set command while a conversation runs.
 #pragma once
 
 #include <optional>
@@ -6,7 +6,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "clients/common/connect_options.h"
 #include "clients/common/program.h"
 #include "ovq/v1/inference.pb.h"
 
@@ -24,14 +23,16 @@ struct ChatOptions {
   std::optional<std::string> system;  // system message before the first question
   bool interactive = false;           // converse even if stdin is not a terminal
   std::string history_file;           // history of typed turns; "": none is kept
-  InfoRequest info_request = InfoRequest::kNothing;  // --help or --version: printed in place of a
-                                                     // conversation
 };
 
 // Parses `args` (without the program's name) and the environment variable OVQ_SERVER.
 // InvalidArgument names the flag and what was expected.
 absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args);
 
-std::string HelpText();
+// Changes one setting of turns, a flag of generation. "default" resets it, and removes all texts of
+// `stop`; flags without a value take yes or default. InvalidArgument says what was expected.
+absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const std::string& value);
+// Returns one line for each setting.
+std::string SettingsText(v1::ChatTurn& turn);
 
 }  // namespace ovq::clients

@@ -1,17 +1,15 @@
 #include "clients/chat/terminal.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <utility>
+#include <iostream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "clients/common/program.h"
 
 namespace ovq::clients {
 namespace {
@@ -25,33 +23,28 @@ std::string Styled(bool color, std::string_view style, std::string_view text) {
 
 }  // namespace
 
-LineReader::LineReader() : stop_fd_(eventfd(0, EFD_CLOEXEC)) {}
+int Complain(absl::string_view message) { return Fail(kChat, kExitError, message); }
 
-LineReader::~LineReader() { close(stop_fd_); }
-
-std::optional<std::string> LineReader::Next(const std::string& prompt) {
-  Screen().Show(prompt);
-  while (true) {
-    const size_t newline = buffer_.find('\n');
-    if (newline != std::string::npos) {
-      std::string line = buffer_.substr(0, newline);
-      buffer_.erase(0, newline + 1);
-      return line;
-    }
-    if (ended_) return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, ""));
-    std::array<pollfd, 2> fds = {pollfd{STDIN_FILENO, POLLIN, 0}, pollfd{stop_fd_, POLLIN, 0}};
-    while (poll(fds.data(), fds.size(), -1) < 0 && errno == EINTR) {
-    }
-    if (fds[1].revents != 0) return std::nullopt;
-    std::array<char, 1 << 16> bytes;
-    const ssize_t n = read(STDIN_FILENO, bytes.data(), bytes.size());
-    if (n > 0) buffer_.append(bytes.data(), static_cast<size_t>(n));
-    if (n == 0 || (n < 0 && errno != EINTR)) ended_ = true;
+int Complain(const Connection& connection, const grpc::Status& status,
+             const grpc::ClientContext& context) {
+  std::string text = Explained(status, connection.options).ToString();
+  const auto& metadata = context.GetServerTrailingMetadata();
+  if (const auto id = metadata.find("x-request-id"); id != metadata.end()) {
+    absl::StrAppend(&text, " (request ", std::string(id->second.data(), id->second.size()), ")");
   }
+  return Complain(text);
 }
 
-// The write fails only if the counter is full, and then Stop was called already.
-void LineReader::Stop() { eventfd_write(stop_fd_, 1); }
+void PrintFlushed(std::FILE* file, std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), file);
+  std::fflush(file);
+}
+
+std::optional<std::string> LineReader::Next(const std::string& prompt) {
+  PrintFlushed(stderr, prompt);
+  std::string line;
+  return std::getline(std::cin, line) ? std::optional(line) : std::nullopt;
+}
 
 Screen Screen::OfThisProcess() {
   const auto environment = [](const char* name) {
@@ -69,11 +62,6 @@ Screen Screen::OfThisProcess() {
 
 std::string Screen::Dim(std::string_view text) const { return Styled(color, "2", text); }
 std::string Screen::Bold(std::string_view text) const { return Styled(color, "1", text); }
-
-void Screen::Show(std::string_view text) const {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
 
 std::string HumanBytes(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -1,20 +1,34 @@
-// Terminal input and output of ovq-chat: reads turns, and makes text safe to print.
+// Input and output of ovq-chat: reads turns, prints errors, and makes text safe to print.
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "clients/channel/channel.h"
+
 namespace ovq::clients {
 
-// A source of a conversation's turns. Next is called on one thread, Stop on any.
+inline constexpr char kChat[] = "ovq-chat";
+
+// Complain prints an error on a line that begins with the program's name, and returns the program's
+// exit status. That of a call ends with the id that the server's log has for it.
+int Complain(absl::string_view message);
+int Complain(const Connection& connection, const grpc::Status& status,
+             const grpc::ClientContext& context);
+
+void PrintFlushed(std::FILE* file, std::string_view text);
+
+// A source of a conversation's turns.
 class Input {
  public:
   virtual ~Input() = default;
 
-  // Returns the next turn without its final newline; nullopt at the end of input and after Stop.
+  // Returns the next turn without its final newline; nullopt at the end of input.
   virtual std::optional<std::string> Next(const std::string& prompt) = 0;
-  virtual void Stop() = 0;
   // True if Ctrl-C ended the input.
   virtual bool interrupted() const { return false; }
 };
@@ -22,18 +36,7 @@ class Input {
 // Reads one turn for each line of stdin, terminal or not; prompts go to stderr.
 class LineReader final : public Input {
  public:
-  LineReader();
-  ~LineReader() override;
-  LineReader(const LineReader&) = delete;
-  LineReader& operator=(const LineReader&) = delete;
-
   std::optional<std::string> Next(const std::string& prompt) override;
-  void Stop() override;
-
- private:
-  int stop_fd_;
-  std::string buffer_;
-  bool ended_ = false;
 };
 
 // How stderr shows text other than the answers.
@@ -45,7 +48,7 @@ struct Screen {
 
   std::string Dim(std::string_view text) const;
   std::string Bold(std::string_view text) const;
-  void Show(std::string_view text) const;  // writes to stderr and flushes
+  void Show(std::string_view text) const { PrintFlushed(stderr, text); }
 };
 
 std::string HumanBytes(double bytes);  // formats a size, such as "1.3 MiB"

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <random>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -10,24 +12,10 @@
 
 namespace ovq::load {
 
-// SplitMix64 with its own distributions: the standard library fixes the output of its generators
-// but not of its distributions, so these numbers are the same everywhere. Streams of one seed are
-// independent of each other: a request's numbers do not depend on the order in which requests are
-// made.
-class Random {
- public:
-  explicit Random(uint64_t seed, uint64_t stream = 0);
-
-  uint64_t Next();
-  double Unit();               // uniform in (0, 1)
-  uint64_t Below(uint64_t n);  // uniform in [0, n), n > 0
-  double Normal();             // mean 0, variance 1
-  double Exponential();        // mean 1
-  double Gamma(double shape);  // mean and variance: `shape`
-
- private:
-  uint64_t state_;
-};
+using Random = std::mt19937_64;
+// Streams of one seed are independent of each other: a request's numbers do not depend on the order
+// in which requests are made.
+Random RandomStream(uint64_t seed, uint64_t stream);
 
 enum class ArrivalKind : uint8_t { kConstant, kPoisson, kGamma };
 inline constexpr std::array<const char*, 3> kArrivalKinds = {"constant", "poisson", "gamma"};
@@ -35,7 +23,7 @@ inline constexpr std::array<const char*, 3> kArrivalKinds = {"constant", "poisso
 struct ArrivalOptions {
   ArrivalKind kind = ArrivalKind::kPoisson;
   double rate = 1;        // requests per second once the ramp is over
-  double burstiness = 1;  // for kGamma: shape of the gaps; 1 is Poisson, less is burstier
+  double burstiness = 1;  // shape of the gaps: 1 for kPoisson; for kGamma less is burstier
   absl::Duration ramp = absl::ZeroDuration();  // time over which the rate grows linearly from 0
   uint64_t seed = 1;
 };
@@ -45,12 +33,15 @@ struct ArrivalOptions {
 class ArrivalSchedule {
  public:
   explicit ArrivalSchedule(const ArrivalOptions& options)
-      : options_(options), random_(options.seed, /*stream=*/0xa221ba1) {}
+      : options_(options),
+        random_(RandomStream(options.seed, /*stream=*/0xa221ba1)),
+        gap_(options.burstiness, 1 / options.burstiness) {}
   double Next();  // seconds since the start, ascending
 
  private:
   const ArrivalOptions options_;
   Random random_;
+  std::gamma_distribution<> gap_;
   double expected_ = 0;  // arrivals so far of a process of rate 1
 };
 
@@ -61,7 +52,7 @@ absl::Duration UserStartTime(int64_t user, int64_t users, absl::Duration ramp);
 // Lengths of prompts and answers, in tokens.
 class LengthDistribution {
  public:
-  static LengthDistribution Fixed(int64_t tokens);
+  static LengthDistribution Fixed(int64_t tokens) { return {tokens, tokens}; }
   // Parses "128", "uniform:64-256" (both ends included) or "lognormal:MEAN:SIGMA[:A-B]": the
   // logarithm is normal with standard deviation SIGMA, the mean length is MEAN, and lengths are
   // clipped to A-B (default: 1 to ten times the mean). All lengths lie in [1, limit].
@@ -72,10 +63,14 @@ class LengthDistribution {
   int64_t max() const { return high_; }
 
  private:
-  enum class Kind : uint8_t { kFixed, kUniform, kLognormal };
-  Kind kind_ = Kind::kFixed;
-  int64_t low_ = 1, high_ = 1;  // bounds of drawn lengths
-  double mu_ = 0, sigma_ = 0;   // of kLognormal
+  struct Normal {
+    double mean, sigma;
+  };
+  LengthDistribution(int64_t low, int64_t high, std::optional<Normal> log = {})
+      : low_(low), high_(high), log_(log) {}
+
+  int64_t low_, high_;         // bounds of drawn lengths
+  std::optional<Normal> log_;  // the logarithm's distribution; without it lengths are uniform
 };
 
 }  // namespace ovq::load

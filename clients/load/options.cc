@@ -1,9 +1,6 @@
 #include "clients/load/options.h"
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
-#include "base/flags.h"
 #include "base/status_macros.h"
 
 namespace ovq::load {
@@ -44,7 +41,7 @@ void AddArrivals(Flags& flags, Options& o) {
   flags.Add("trace-speed", "X", Number(o.work.trace_speed, 0.001, 1000),
             "play the trace so many times as fast");
   flags.AddSwitch(
-      "sweep", [&o] { o.sweep.on = true; },
+      "sweep", o.sweep.on,
       "one run after another, each with more users (or rate), until throughput saturates or\n"
       "--goodput breaks; starts at --concurrency (or --rate); --requests and --duration are of\n"
       "each level");
@@ -101,6 +98,8 @@ void AddBounds(Flags& flags, Options& o) {
             "most after Ctrl-C");
 }
 
+std::string HelpText();
+
 void AddReports(Flags& flags, Options& o) {
   flags.Heading("Reports");
   flags.Add("goodput", "BOUNDS", Parsed(o.goodput, "", Goodput::Parse),
@@ -108,17 +107,13 @@ void AddReports(Flags& flags, Options& o) {
             "above 0, any of them)");
   flags.Add("output-json", "FILE", Text(o.output.json, "a file"),
             "figures with the keys of `vllm bench serve`");
-  flags.AddSwitch(
-      "detailed", [&o] { o.output.detailed = true; },
-      "every request's figures in --output-json, too");
+  flags.AddSwitch("detailed", o.output.detailed, "every request's figures in --output-json, too");
   flags.Add("output-csv", "FILE", Text(o.output.csv, "a file"), "a row for every request");
   flags.Add("output-html", "FILE", Text(o.output.html, "a file"),
             "a page with plots, complete in itself");
-  flags.AddSwitch(
-      "quiet", [&o] { o.output.quiet = true; }, "no progress on stderr");
-  flags.AddSwitch(
-      "allow-errors", [&o] { o.allow_errors = true; }, "exit status 0 also when requests failed");
-  clients::AddHelpAndVersion(flags, o.info_request);
+  flags.AddSwitch("quiet", o.output.quiet, "no progress on stderr");
+  flags.AddSwitch("allow-errors", o.allow_errors, "exit status 0 also when requests failed");
+  clients::AddHelpAndVersion(flags, kProgram, HelpText);
 }
 
 Flags Declare(Options& options) {
@@ -129,6 +124,20 @@ Flags Declare(Options& options) {
   AddBounds(flags, options);
   AddReports(flags, options);
   return flags;
+}
+
+std::string HelpText() {
+  Options options;
+  return absl::StrCat(
+      "Usage: ovq-load [flags]\n"
+      "Loads an ovq-server and reports latencies and throughput: a table on stdout, progress on\n"
+      "stderr. Without --rate or --trace a closed loop of --concurrency users.\n"
+      "LENGTH is N, uniform:A-B or lognormal:MEAN:SIGMA[:A-B] (clipped to A-B, by default to\n"
+      "1-10*MEAN); prompts of 1 to 16777216 tokens, answers of 1 to 1048576.\n"
+      "DURATION is like 250ms, 30s or 1h30m. What the figures mean: docs/load-testing.md.\n"
+      "Exit status: 0 all requests completed, 1 some failed or nothing could be measured,\n"
+      "2 bad usage, 130 interrupted (with a report of what was).\n",
+      Declare(options).Help());
 }
 
 // Checks the flags against each other; reports the first error.
@@ -163,24 +172,9 @@ absl::StatusOr<Options> ParseOptions(std::span<const std::string> args) {
   Options options;
   Flags flags = Declare(options);
   RETURN_IF_ERROR(flags.Read(args));
-  if (options.info_request != clients::InfoRequest::kNothing) return options;
   RETURN_IF_ERROR(CheckTogether(options, flags));
   options.settings = flags.settings();
   return options;
-}
-
-std::string HelpText() {
-  Options options;
-  return absl::StrCat(
-      "Usage: ovq-load [flags]\n"
-      "Loads an ovq-server and reports latencies and throughput: a table on stdout, progress on\n"
-      "stderr. Without --rate or --trace a closed loop of --concurrency users.\n"
-      "LENGTH is N, uniform:A-B or lognormal:MEAN:SIGMA[:A-B] (clipped to A-B, by default to\n"
-      "1-10*MEAN); prompts of 1 to 16777216 tokens, answers of 1 to 1048576.\n"
-      "DURATION is like 250ms, 30s or 1h30m. What the figures mean: docs/load-testing.md.\n"
-      "Exit status: 0 all requests completed, 1 some failed or nothing could be measured,\n"
-      "2 bad usage, 130 interrupted (with a report of what was).\n",
-      Declare(options).Help());
 }
 
 }  // namespace ovq::load

@@ -7,18 +7,26 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/flags.h"
-#include "clients/common/connect_options.h"
 #include "clients/common/program.h"
 #include "clients/load/runner.h"
 #include "clients/load/stats.h"
-#include "clients/load/sweep.h"
 #include "clients/load/workload.h"
 
 namespace ovq::load {
+
+inline constexpr char kProgram[] = "ovq-load";
+
+struct SweepOptions {
+  bool on = false;
+  int max_levels = 10;
+  double factor = 2;       // ratio between the loads of consecutive levels
+  double min_gain = 0.05;  // a level with a smaller relative gain in throughput is saturated
+  absl::Duration min_time = absl::Seconds(2);  // a shorter level is inconclusive
+  double min_good = 0.99;  // with --goodput: the share of good requests that a level needs
+};
 
 struct OutputOptions {
   std::string json, csv, html;  // paths of report files; empty: none
@@ -50,7 +58,6 @@ struct Options {
   OutputOptions output;
   bool allow_errors = false;
   std::vector<Setting> settings;  // every flag that has a value, as the reports show it
-  clients::InfoRequest info_request = clients::InfoRequest::kNothing;  // --help or --version
 
   bool open_loop() const { return rate.has_value() || !trace.empty(); }
   int64_t users() const { return concurrency.value_or(1); }              // for a closed loop
@@ -59,7 +66,5 @@ struct Options {
 
 // Parses `args` (without the program's name). InvalidArgument names the flag and what was expected.
 absl::StatusOr<Options> ParseOptions(std::span<const std::string> args);
-
-std::string HelpText();
 
 }  // namespace ovq::load

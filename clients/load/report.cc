@@ -1,10 +1,13 @@
 #include "clients/load/report.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 
@@ -39,6 +42,46 @@ std::string SweepText(const Cells& cells) {
   }
   if (!cells.back().empty()) absl::StrAppend(&line, "  ", cells.back());
   return line + "\n";
+}
+
+constexpr char kColumns[] =
+    "load,conversation,turn,start_s,sent_s,ttft_ms,tpot_ms,max_itl_ms,e2e_ms,input_tokens,"
+    "output_tokens,messages,position,state_bytes,queue_ms,prefill_ms,decode_ms,outcome,message\n";
+
+// Quotes a field that is not empty, with inner quotes doubled, and replaces its newlines by spaces.
+std::string Quoted(absl::string_view text) {
+  if (text.empty()) return "";
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}, {"\n", " "}}), "\"");
+}
+
+std::string Seconds(double value) { return absl::StrFormat("%.6f", value); }
+std::string Milliseconds(double value) { return absl::StrFormat("%.4f", value); }
+
+std::string Row(const Record& record, double load, Clock::time_point begin) {
+  const Outcome& outcome = record.outcome;
+  const ServerUsage& usage = outcome.usage;
+  const Latencies latencies = ComputeLatencies(record);
+  const auto& gaps = latencies.inter_token;
+  const Cells cells = {absl::StrFormat("%g", load),
+                       absl::StrCat(record.conversation),
+                       absl::StrCat(record.turn),
+                       Seconds(SecondsBetween(begin, record.start)),
+                       Seconds(SecondsBetween(begin, outcome.sent)),
+                       outcome.arrivals.empty() ? "" : Milliseconds(latencies.ttft),
+                       latencies.tpot ? Milliseconds(*latencies.tpot) : "",
+                       gaps.empty() ? "" : Milliseconds(*std::ranges::max_element(gaps)),
+                       Milliseconds(latencies.e2e),
+                       absl::StrCat(record.completed() ? usage.prompt_tokens : record.input_tokens),
+                       absl::StrCat(outcome.tokens()),
+                       absl::StrCat(outcome.arrivals.size()),
+                       absl::StrCat(usage.position),
+                       absl::StrCat(usage.state_bytes),
+                       Milliseconds(usage.queue_s * 1e3),
+                       Milliseconds(usage.prefill_s * 1e3),
+                       Milliseconds(usage.decode_s * 1e3),
+                       record.cut_off ? "CUT_OFF" : absl::StatusCodeToString(outcome.status.code()),
+                       Quoted(outcome.status.message())};
+  return absl::StrJoin(cells, ",") + "\n";
 }
 
 }  // namespace
@@ -155,6 +198,16 @@ std::string TextReport(const Result& result) {
     for (size_t i = 1; i < row.size(); ++i) absl::StrAppendFormat(&out, " %9s", row[i]);
   }
   return out + "\n";
+}
+
+std::string CsvReport(const Result& result) {
+  std::string out = kColumns;
+  for (const Level& level : result.levels) {
+    if (level.run.records.empty()) continue;
+    const Clock::time_point begin = FirstStart(level.run.records);
+    for (const Record& record : level.run.records) out += Row(record, level.load, begin);
+  }
+  return out;
 }
 
 absl::Status WriteReports(const Result& result) {

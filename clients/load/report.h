@@ -57,8 +57,9 @@ absl::Status WriteReports(const Result& result);
 std::string SweepHeader(const Options& options);
 std::string SweepLine(const Level& level);
 
-// --- Parts shared by several reports --- Returns "closed loop, 16 users", "poisson arrivals, 5
-// requests/s" or "trace FILE".
+// The functions below make parts of several reports.
+
+// Returns "closed loop, 16 users", "poisson arrivals, 5 requests/s" or "trace FILE".
 std::string DescribeLoad(const Options& options, double load);
 
 using Cells = std::vector<std::string>;

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "clients/load/report.h"
 #include "clients/load/svg_plot.h"
 
@@ -18,9 +17,9 @@ constexpr size_t kCurvePoints = 300;
 // on dark pages.
 constexpr char kStyle[] = R"(<style>
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1f24; --soft: #5b6470;
-  --line: #dfe3e8; --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #a0568c; }
+  --line: #dfe3e8; --c0: #0072b2; --c1: #d55e00; }
 @media (prefers-color-scheme: dark) { :root { --page: #15181c; --text: #e6e9ed; --soft: #9aa4b0;
-  --line: #30363d; --c0: #56b4e9; --c1: #f0883e; --c2: #3fc79a; --c3: #d69bc4; } }
+  --line: #30363d; --c0: #56b4e9; --c1: #f0883e; } }
 body { background: var(--page); color: var(--text); margin: 2rem auto; max-width: 76rem;
   padding: 0 1rem; font: 15px/1.45 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -36,8 +35,6 @@ svg .title { font-weight: 600; fill: var(--text); } svg .axis { fill: var(--soft
 svg .grid { stroke: var(--line); } svg polyline { fill: none; stroke-width: 2; }
 svg line.s0, svg polyline.s0 { stroke: var(--c0); } svg circle.s0 { fill: var(--c0); }
 svg line.s1, svg polyline.s1 { stroke: var(--c1); } svg circle.s1 { fill: var(--c1); }
-svg line.s2, svg polyline.s2 { stroke: var(--c2); } svg circle.s2 { fill: var(--c2); }
-svg line.s3, svg polyline.s3 { stroke: var(--c3); } svg circle.s3 { fill: var(--c3); }
 </style>
 )";
 
@@ -58,47 +55,51 @@ std::string DistributionPlot(const char* title, const Summary& figure) {
 }
 
 std::string TimelinePlots(std::span<const Record> records) {
-  PlotSeries tokens, requests, in_flight;
-  for (const TimelineBin& bin : MakeTimeline(records, kTimelineBins)) {
-    const double middle = bin.begin_s + bin.width_s / 2;
-    tokens.points.emplace_back(middle, static_cast<double>(bin.tokens) / bin.width_s);
-    requests.points.emplace_back(middle, static_cast<double>(bin.completed) / bin.width_s);
-    in_flight.points.emplace_back(middle, bin.in_flight);
-  }
-  const auto plot = [](const char* title, const char* y, const PlotSeries& series) {
+  const std::vector<TimelineBin> timeline = MakeTimeline(records, kTimelineBins);
+  const auto plot = [&](const char* title, const char* y, auto value) {
+    PlotSeries series;
+    for (const TimelineBin& bin : timeline) {
+      series.points.emplace_back(bin.begin_s + bin.width_s / 2, value(bin));
+    }
     return RenderSvg(
         {.title = title, .x_label = "seconds since the start", .y_label = y, .series = {series}});
   };
-  return absl::StrCat(plot("Output throughput", "tokens/s", tokens),
-                      plot("Completed requests", "requests/s", requests),
-                      plot("Requests in flight", "requests", in_flight));
+  using Bin = TimelineBin;
+  return absl::StrCat(
+      plot("Output throughput", "tokens/s",
+           [](const Bin& bin) { return static_cast<double>(bin.tokens) / bin.width_s; }),
+      plot("Completed requests", "requests/s",
+           [](const Bin& bin) { return static_cast<double>(bin.completed) / bin.width_s; }),
+      plot("Requests in flight", "requests", [](const Bin& bin) { return bin.in_flight; }));
 }
 
 std::string SweepPlots(const Result& result) {
-  Plot plot{.x_label = result.options.rate ? "requests/s asked for" : "users",
-            .log_x = true,
-            .markers = true};
-  PlotSeries throughput, ttft50{.name = "p50"}, ttft99{.name = "p99"};
-  PlotSeries gap50 = ttft50, gap99 = ttft99;
-  for (const Level& level : result.levels) {
-    const Report& r = level.report;
-    if (r.completed == 0) continue;
-    plot.x_ticks.push_back(level.load);
-    throughput.points.emplace_back(level.load, r.output_throughput);
-    ttft50.points.emplace_back(level.load, r.ttft_ms.p50);
-    ttft99.points.emplace_back(level.load, r.ttft_ms.p99);
-    gap50.points.emplace_back(level.load, r.inter_token_ms.p50);
-    gap99.points.emplace_back(level.load, r.inter_token_ms.p99);
-  }
-  const auto draw = [&](const char* title, const char* y, std::vector<PlotSeries> series) {
-    plot.title = title;
-    plot.y_label = y;
-    plot.series = std::move(series);
+  using Value = double (*)(const Report&);
+  const auto plot = [&](const char* title, const char* y,
+                        const std::vector<std::pair<const char*, Value>>& curves) {
+    Plot plot{.title = title,
+              .x_label = result.options.rate ? "requests/s asked for" : "users",
+              .y_label = y,
+              .log_x = true,
+              .markers = true};
+    for (const auto& [name, value] : curves) plot.series.push_back({.name = name});
+    for (const Level& level : result.levels) {
+      if (level.report.completed == 0) continue;
+      plot.x_ticks.push_back(level.load);
+      for (size_t i = 0; i < curves.size(); ++i) {
+        plot.series[i].points.emplace_back(level.load, curves[i].second(level.report));
+      }
+    }
     return RenderSvg(plot);
   };
-  return absl::StrCat(draw("Output throughput by load", "tokens/s", {throughput}),
-                      draw("Time to first token by load", "milliseconds", {ttft50, ttft99}),
-                      draw("Inter-token latency by load", "milliseconds", {gap50, gap99}));
+  return absl::StrCat(plot("Output throughput by load", "tokens/s",
+                           {{"", [](const Report& r) { return r.output_throughput; }}}),
+                      plot("Time to first token by load", "milliseconds",
+                           {{"p50", [](const Report& r) { return r.ttft_ms.p50; }},
+                            {"p99", [](const Report& r) { return r.ttft_ms.p99; }}}),
+                      plot("Inter-token latency by load", "milliseconds",
+                           {{"p50", [](const Report& r) { return r.inter_token_ms.p50; }},
+                            {"p99", [](const Report& r) { return r.inter_token_ms.p99; }}}));
 }
 
 // heading: whether the first row names the columns. best: index of the highlighted row; 0: none.

@@ -24,8 +24,6 @@ Runner::Runner(const RunPlan& plan, Workload& workload, const PromptMaker& promp
       on_progress_(std::move(on_progress)),
       schedule_(plan.arrivals) {}
 
-Clock::time_point Runner::At(double seconds) const { return After(begin_, absl::Seconds(seconds)); }
-
 RunResult Runner::Run() {
   begin_ = next_progress_ = Clock::now();
   end_ = After(begin_, plan_.duration);
@@ -37,7 +35,9 @@ RunResult Runner::Run() {
     CheckLimits(now);
     StartDue(now);
     ReportProgress(now);
-    if (Finished()) return std::move(result_);
+    if (upcoming_ == nullptr && waiting_.empty() && in_flight_ == 0 && deleting_ == 0) {
+      return std::move(result_);
+    }
     wake = NextWake(now);
   }
 }
@@ -71,9 +71,8 @@ void Runner::PrepareUpcoming() {
 }
 
 void Runner::PreparePrompt(Active& active) const {
-  const int64_t turn = active.next_turn;
-  active.prompt =
-      prompts_.Make(active.plan.index, turn, active.plan.turns[active.next_turn].input_tokens);
+  active.prompt = prompts_.Make(active.plan.index, static_cast<int64_t>(active.next_turn),
+                                active.turn().input_tokens);
 }
 
 void Runner::StartDue(Clock::time_point now) {
@@ -101,9 +100,14 @@ void Runner::StartDue(Clock::time_point now) {
 void Runner::Send(ActivePtr active) {
   active->send_delay_s = SecondsBetween(active->due, Clock::now());
   const bool is_new = active->plan.session && active->session_id.empty();
-  if (!is_new && active->away_since) return AskPosition(std::move(active));
-  if (!is_new) return SendTurn(std::move(active));
+  if (!is_new && !active->away_since) return SendTurn(std::move(active));
   ++in_flight_;
+  if (!is_new) {
+    return calls_.get_position(active->session_id,
+                               [this, active](const absl::StatusOr<int64_t>& position) {
+                                 Post([=, this] { OnPosition(active, position); });
+                               });
+  }
   calls_.create_session([this, active, sent = Clock::now()](const absl::StatusOr<std::string>& id) {
     Post([=, this, ended = Clock::now()] { OnCreated(active, id, sent, ended); });
   });
@@ -124,11 +128,11 @@ void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string
 
 void Runner::SendTurn(ActivePtr active) {
   ++in_flight_;
-  const int64_t turn = active->next_turn;
-  GenerateSpec spec{.prompt = std::move(active->prompt),
-                    .output_tokens = active->plan.turns[active->next_turn].output_tokens,
-                    .session_id = active->session_id,
-                    .seed = prompts_.SamplingSeed(active->plan.index, turn)};
+  GenerateSpec spec{
+      .prompt = std::move(active->prompt),
+      .output_tokens = active->turn().output_tokens,
+      .session_id = active->session_id,
+      .seed = prompts_.SamplingSeed(active->plan.index, static_cast<int64_t>(active->next_turn))};
   calls_.generate(std::move(spec), [this, active](Outcome outcome) {
     auto shared = std::make_shared<Outcome>(std::move(outcome));  // std::function must be copyable
     Post([this, active, shared] { OnTurnDone(active, std::move(*shared)); });
@@ -150,18 +154,11 @@ bool Runner::TryLater(const ActivePtr& active, const absl::Status& status) {
   return true;
 }
 
-void Runner::AskPosition(ActivePtr active) {
-  ++in_flight_;
-  calls_.get_position(active->session_id, [this, active](const absl::StatusOr<int64_t>& position) {
-    Post([=, this] { OnPosition(active, position); });
-  });
-}
-
 // The position must cover everything that the server had acknowledged; of the running turn any part
 // may be there.
 void Runner::OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position) {
   if (!position.ok() && TryLater(active, position.status())) return;
-  const Turn& turn = active->plan.turns[active->next_turn];
+  const Turn& turn = active->turn();
   const int64_t most = active->position + turn.input_tokens + turn.output_tokens;
   absl::Status status = position.status();
   if (status.ok() && (*position < active->position || *position > most)) {
@@ -200,34 +197,26 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
   const Clock::time_point ended = outcome.ended;
   // The user of a conversation also waits while its session is created.
   const bool from_due = !closed_loop() || (active->plan.session && active->next_turn == 0);
-  const Clock::time_point start = from_due ? active->due : outcome.sent;
-  RecordOutcome(*active, std::move(outcome), start);
+  Record& record = result_.records.emplace_back();
+  record.conversation = active->plan.index;
+  record.turn = static_cast<int64_t>(active->next_turn);
+  record.input_tokens = active->turn().input_tokens;
+  record.start = from_due ? active->due : outcome.sent;
+  record.send_delay_s = active->send_delay_s;
+  record.cut_off = cancelled_ && absl::IsCancelled(outcome.status);
+  record.outcome = std::move(outcome);
+  completed_ += record.completed();
+  failed_ += record.failed();
   ++active->next_turn;
   if (ok && !stopping_ && active->next_turn < active->plan.turns.size()) {
-    const Turn& turn = active->plan.turns[active->next_turn];
-    active->due = turn.due_s ? At(*turn.due_s) : After(ended, plan_.think_time);
+    const std::optional<double> due_s = active->turn().due_s;
+    active->due = due_s ? At(*due_s) : After(ended, plan_.think_time);
     PreparePrompt(*active);
     waiting_.push(active);
     return;
   }
-  if (!ok && !cancelled_) {
-    result_.abandoned += active->plan.turns.size() - active->next_turn;
-  }
+  if (!ok && !cancelled_) result_.abandoned += active->plan.turns.size() - active->next_turn;
   EndConversation(active);
-}
-
-void Runner::RecordOutcome(const Active& active, Outcome outcome, Clock::time_point start) {
-  const Turn& turn = active.plan.turns[active.next_turn];
-  Record record{.conversation = active.plan.index,
-                .turn = static_cast<int64_t>(active.next_turn),
-                .input_tokens = turn.input_tokens,
-                .start = start,
-                .send_delay_s = active.send_delay_s,
-                .outcome = std::move(outcome)};
-  record.cut_off = cancelled_ && record.outcome.status.code() == absl::StatusCode::kCancelled;
-  completed_ += record.completed();
-  failed_ += record.failed();
-  result_.records.push_back(std::move(record));
 }
 
 void Runner::EndConversation(const ActivePtr& active) {
@@ -271,10 +260,6 @@ void Runner::StopSending(Clock::time_point now, absl::Duration grace) {
     PrepareUpcoming();
   }
   upcoming_.reset();
-}
-
-bool Runner::Finished() const {
-  return upcoming_ == nullptr && waiting_.empty() && in_flight_ == 0 && deleting_ == 0;
 }
 
 Clock::time_point Runner::NextWake(Clock::time_point now) const {

@@ -83,6 +83,8 @@ class Runner {
     std::vector<uint32_t> prompt;                 // prompt of the next turn
     int64_t position = 0;                         // the session's last acknowledged position
     std::optional<Clock::time_point> away_since;  // when the server became unreachable
+
+    const Turn& turn() const { return plan.turns[next_turn]; }
   };
   using ActivePtr = std::shared_ptr<Active>;
   struct LaterDue {
@@ -96,7 +98,6 @@ class Runner {
   void PreparePrompt(Active& active) const;
   void StartDue(Clock::time_point now);
   void Send(ActivePtr active);  // the conversation's next turn
-  void AskPosition(ActivePtr active);
   void OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position);
   // Called after a failed call: returns true if the server is unreachable and the call is scheduled
   // again.
@@ -107,18 +108,16 @@ class Runner {
   void SendTurn(ActivePtr active);
   void OnTurnDone(const ActivePtr& active, Outcome outcome);
   void EndConversation(const ActivePtr& active);
-  void RecordOutcome(const Active& active, Outcome outcome, Clock::time_point start);
 
   void CheckLimits(Clock::time_point now);
   void StopSending(Clock::time_point now, absl::Duration grace);
-  bool Finished() const;
   Clock::time_point NextWake(Clock::time_point now) const;
   void ReportProgress(Clock::time_point now);
   Clock::time_point StartOfUser(int64_t user) const {
     return After(begin_, UserStartTime(user, plan_.users, plan_.arrivals.ramp));
   }
   bool closed_loop() const { return plan_.kind == RunPlan::Kind::kClosed; }
-  Clock::time_point At(double seconds) const;
+  Clock::time_point At(double seconds) const { return After(begin_, absl::Seconds(seconds)); }
 
   const RunPlan plan_;
   Workload& workload_;

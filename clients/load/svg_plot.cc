@@ -12,7 +12,6 @@ namespace {
 
 constexpr double kWidth = 560, kHeight = 300;
 constexpr double kLeft = 74, kRight = 16, kTop = 34, kBottom = 46;
-constexpr size_t kColours = 4;
 
 // Maps values to page coordinates.
 struct Axis {
@@ -74,8 +73,7 @@ void DrawGrid(std::string& out, const Axis& x, const Axis& y) {
 
 void DrawSeries(std::string& out, const PlotSeries& series, size_t index, const Axis& x,
                 const Axis& y, bool markers) {
-  const size_t colour = index % kColours;
-  absl::StrAppendFormat(&out, "<polyline class=\"s%d\" points=\"", colour);
+  absl::StrAppendFormat(&out, "<polyline class=\"s%d\" points=\"", index);
   for (const auto& [at, value] : series.points) {
     absl::StrAppendFormat(&out, "%.1f,%.1f ", x.Place(at), y.Place(value));
   }
@@ -85,7 +83,7 @@ void DrawSeries(std::string& out, const PlotSeries& series, size_t index, const 
     absl::StrAppendFormat(&out,
                           "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"><title>%s%g: "
                           "%g</title></circle>\n",
-                          colour, x.Place(at), y.Place(value),
+                          index, x.Place(at), y.Place(value),
                           series.name.empty() ? "" : EscapeXml(series.name) + ", ", at, value);
   }
 }
@@ -99,7 +97,7 @@ void DrawLegend(std::string& out, const Plot& plot) {
     at -= 7.0 * static_cast<double>(name.size()) + 8;
     DrawText(out, "start", at, 18, name);
     at -= 20;
-    DrawLine(out, absl::StrCat("s", i % kColours), at, at + 15, 14, 14);
+    DrawLine(out, absl::StrCat("s", i), at, at + 15, 14, 14);
   }
 }
 

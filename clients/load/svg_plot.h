@@ -16,14 +16,14 @@ struct PlotSeries {
 
 struct Plot {
   std::string title = {}, x_label = {}, y_label = {};
-  std::vector<PlotSeries> series = {};  // colours distinguish at most four
+  std::vector<PlotSeries> series = {};  // the page has two colours
   std::vector<double> x_ticks = {};     // ascending, at least two; default: round numbers
   bool log_x = false;                   // requires every x to be above 0
   bool markers = false;                 // draws a dot on every point, with its values as a tooltip
 };
 
 // Returns the plot; without points, one that says so. CSS classes: plot, frame, grid, axis, title,
-// s0 to s3.
+// s0 and s1.
 std::string RenderSvg(const Plot& plot);
 
 // Returns about n round numbers from at most `low` to at least `high`.

@@ -3,30 +3,23 @@
 In the repository protoc makes the descriptors. An sdist contains them already, so that a wheel
 built from it needs no protoc."""
 
-import importlib.util
+import subprocess
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-HERE = Path(__file__).resolve().parent
-PROTO = HERE.parents[1] / "proto"
-PACKED = Path("ovq_client") / "descriptors.pb"
+PROTO = Path(__file__).resolve().parents[2] / "proto"
 
 
 def write_descriptors(root):
     if not PROTO.is_dir():
         return  # in an sdist they are package files
-    # Loads this file alone, because importing the package requires grpcio.
-    spec = importlib.util.spec_from_file_location(
-        "_ovq_descriptors", HERE / "ovq_client" / "_descriptors.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    target = Path(root) / PACKED
+    target = Path(root) / "ovq_client" / "descriptors.pb"
     target.unlink(missing_ok=True)  # it may be a hard link to another file
-    target.write_bytes(module.compile_descriptors(PROTO))
+    command = ["protoc", f"-I{PROTO}", f"--descriptor_set_out={target}", "ovq/v1/inference.proto"]
+    subprocess.run(command, check=True)
 
 
 class BuildPy(build_py):

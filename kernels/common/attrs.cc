@@ -34,6 +34,13 @@ std::string Describe(const Attrs::Value& value) {
   return std::visit(Visitor{}, value);
 }
 
+// A list of numbers or integers; empty for anything else.
+std::vector<double> Numbers(const Attrs::Value& value) {
+  if (const auto* numbers = std::get_if<std::vector<double>>(&value)) return *numbers;
+  const auto* integers = std::get_if<std::vector<int64_t>>(&value);
+  return integers ? std::vector<double>(integers->begin(), integers->end()) : std::vector<double>();
+}
+
 std::string Expected(std::string_view what, const Attrs::Value* got) {
   return absl::StrCat("expected ", std::string(what), got ? ", got " : ", but it is missing",
                       got ? Describe(*got) : "");
@@ -141,12 +148,7 @@ std::vector<double> AttrReader::FloatsOr(std::string_view key, std::vector<doubl
                                          double min, double max) {
   const Attrs::Value* value = Find(key);
   if (!value) return fallback;
-  std::vector<double> list;
-  if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
-    list.assign(integers->begin(), integers->end());
-  } else if (const auto* numbers = std::get_if<std::vector<double>>(value)) {
-    list = *numbers;
-  }
+  std::vector<double> list = Numbers(*value);
   if (list.size() != fallback.size()) {
     Fail(key, Expected(absl::StrCat("a list of ", fallback.size(), " numbers"), value));
     return fallback;
@@ -166,13 +168,8 @@ std::vector<std::vector<double>> AttrReader::FloatListsOr(std::string_view key, 
   const Attrs::Value* value = Find(key);
   if (!value) return {n, {fallback}};
   std::vector<std::vector<double>> lists;
-  if (const auto* integers = std::get_if<std::vector<int64_t>>(value)) {
-    for (const int64_t number : *integers) lists.push_back({static_cast<double>(number)});
-  } else if (const auto* numbers = std::get_if<std::vector<double>>(value)) {
-    for (const double number : *numbers) lists.push_back({number});
-  } else if (const auto* nested = std::get_if<std::vector<std::vector<double>>>(value)) {
-    lists = *nested;
-  }
+  for (const double number : Numbers(*value)) lists.push_back({number});
+  if (const auto* nested = std::get_if<std::vector<std::vector<double>>>(value)) lists = *nested;
   if (lists.size() != n) {
     Fail(key, Expected(absl::StrCat("a list of ", n, " numbers, or lists of numbers"), value));
     return {n, {fallback}};

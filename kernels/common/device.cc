@@ -38,15 +38,8 @@ void* AllocateBytes(Device device, size_t bytes) {
 }  // namespace
 
 const char* DeviceName(Device device) {
-  switch (device) {
-    case Device::kReference:
-      return "ref";
-    case Device::kCpu:
-      return "cpu";
-    case Device::kCuda:
-      return "cuda";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"ref", "cpu", "cuda"};
+  return kNames[static_cast<int>(device)];
 }
 
 Buffer::Buffer(Device device, size_t bytes)
@@ -95,9 +88,7 @@ DeviceContext::DeviceContext(Device device, int n_threads)
     : device_(device), n_threads_(n_threads), scratch_(device) {}
 
 DeviceContext::~DeviceContext() {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) cuda::CloseDevice(cuda_);
-  }
+  if (kWithCuda && cuda_ != nullptr) cuda::CloseDevice(cuda_);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(Device device, int n_threads) {
@@ -123,15 +114,11 @@ absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(Device device
 
 void DeviceContext::BindThread() const {
   omp_set_num_threads(n_threads_);
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) cuda::BindThread(*cuda_);
-  }
+  if (kWithCuda && cuda_ != nullptr) cuda::BindThread(*cuda_);
 }
 
 std::optional<GpuInfo> DeviceContext::Gpu() const {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::Describe(*cuda_);
-  }
+  if (kWithCuda && cuda_ != nullptr) return cuda::Describe(*cuda_);
   return std::nullopt;
 }
 
@@ -142,45 +129,33 @@ Buffer DeviceContext::Upload(const void* host, size_t bytes) {
 }
 
 void DeviceContext::CopyFromHost(void* device, const void* host, size_t bytes) {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::Upload(*cuda_, device, host, bytes);
-  }
+  if (kWithCuda && cuda_ != nullptr) return cuda::Upload(*cuda_, device, host, bytes);
   if (bytes > 0) std::memcpy(device, host, bytes);
 }
 
 void DeviceContext::CopyToHost(void* host, const void* device, size_t bytes) {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::CopyToHost(*cuda_, host, device, bytes);
-  }
+  if (kWithCuda && cuda_ != nullptr) return cuda::CopyToHost(*cuda_, host, device, bytes);
   if (bytes > 0) std::memcpy(host, device, bytes);
 }
 
 void DeviceContext::Synchronize() {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) cuda::Synchronize(*cuda_);
-  }
+  if (kWithCuda && cuda_ != nullptr) cuda::Synchronize(*cuda_);
 }
 
 std::byte* DeviceContext::Staging(size_t bytes, Staged kind) {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::Staging(*cuda_, bytes, kind);
-  }
+  if (kWithCuda && cuda_ != nullptr) return cuda::Staging(*cuda_, bytes, kind);
   Buffer& staging = staging_[static_cast<int>(kind)];
   if (staging.bytes() < bytes) staging = Buffer(device_, std::bit_ceil(bytes));
   return staging.as<std::byte>();
 }
 
 std::byte* DeviceContext::SendStaging(size_t bytes, Staged kind) {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::SendStaging(*cuda_, bytes, kind);
-  }
+  if (kWithCuda && cuda_ != nullptr) return cuda::SendStaging(*cuda_, bytes, kind);
   return staging_[static_cast<int>(kind)].as<std::byte>();
 }
 
 void DeviceContext::RunCaptured(const std::vector<int64_t>& key, const std::function<void()>& fn) {
-  if constexpr (kWithCuda) {
-    if (cuda_ != nullptr) return cuda::RunCaptured(*cuda_, key, fn);
-  }
+  if (kWithCuda && cuda_ != nullptr) return cuda::RunCaptured(*cuda_, key, fn);
   fn();
 }
 

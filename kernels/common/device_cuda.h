@@ -1,6 +1,6 @@
 // The CUDA functions behind DeviceContext, Buffer and StateMemory, declared without CUDA's types.
-// Defined in kernels/common/cuda/cuda_device.cu and state_memory.cu; a build without CUDA never
-// refers to them.
+// Defined in kernels/common/cuda/cuda_device.cu and state_memory.cu. A build without CUDA links
+// none of them: their calls follow a constant false, `kWithCuda &&`, and compilers leave them out.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 #include "kernels/common/product_choices.h"
 
-#include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,17 +24,16 @@ std::string ProductChoice::ToString() const {
                       " outputs, weights in ", weights, ": ", product, ": ", detail);
 }
 
-void NoteProduct(const ProductChoice& choice) {
+void NoteProduct(ProductChoice choice) {
   const std::lock_guard lock(All().mutex);
-  const auto same = std::ranges::find_if(All().list, [&](const ProductChoice& other) {
-    return other.in == choice.in && other.out == choice.out && other.weights == choice.weights &&
-           other.product == choice.product && other.detail == choice.detail;
-  });
-  if (same == All().list.end()) {
-    All().list.push_back(choice);
-  } else {
-    ++same->count;
+  for (ProductChoice& known : All().list) {
+    choice.count = known.count;
+    if (known != choice) continue;
+    ++known.count;
+    return;
   }
+  choice.count = 1;
+  All().list.push_back(std::move(choice));
 }
 
 std::vector<ProductChoice> ProductChoices() {

@@ -21,7 +21,7 @@ struct ProductChoice {
 };
 
 // Records a choice. Any thread.
-void NoteProduct(const ProductChoice& choice);
+void NoteProduct(ProductChoice choice);
 std::vector<ProductChoice> ProductChoices();  // all choices of the process, oldest first
 
 }  // namespace ovq::kernels

@@ -11,29 +11,21 @@
 namespace ovq::kernels {
 
 size_t StatePageBytes(DeviceContext& context) {
-  if constexpr (kWithCuda) {
-    if (context.device() == Device::kCuda) return cuda::StatePageBytes(context.cuda());
-  }
+  if (kWithCuda && context.device() == Device::kCuda) return cuda::StatePageBytes(context.cuda());
   return kHostPageBytes;
 }
 
 StateMemory::StateMemory(DeviceContext& context)
     : context_(context), page_bytes_(StatePageBytes(context)) {
-  if constexpr (kWithCuda) {
-    if (context.device() == Device::kCuda) pages_ = cuda::OpenStatePages(context.cuda());
-  }
+  if (kWithCuda && context.device() == Device::kCuda) pages_ = cuda::OpenStatePages(context.cuda());
 }
 
 StateMemory::~StateMemory() {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) cuda::CloseStatePages(pages_);
-  }
+  if (kWithCuda && pages_ != nullptr) cuda::CloseStatePages(pages_);
 }
 
 std::byte* StateMemory::Reserve(size_t bytes) {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::ReserveRange(*pages_, bytes);
-  }
+  if (kWithCuda && pages_ != nullptr) return cuda::ReserveRange(*pages_, bytes);
   void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) return nullptr;
   // Huge pages only back 2 MiB that are committed in full: they never reach into uncommitted
@@ -45,16 +37,12 @@ std::byte* StateMemory::Reserve(size_t bytes) {
 bool StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {
   Check(offset % page_bytes_ == 0 && bytes % page_bytes_ == 0, "state memory comes in pages");
   if (bytes == 0) return true;
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::CommitPages(*pages_, base, offset, bytes);
-  }
+  if (kWithCuda && pages_ != nullptr) return cuda::CommitPages(*pages_, base, offset, bytes);
   return mprotect(base + offset, bytes, PROT_READ | PROT_WRITE) == 0;
 }
 
 void StateMemory::Release(std::byte* base, size_t bytes) {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::ReleaseRange(*pages_, base, bytes);
-  }
+  if (kWithCuda && pages_ != nullptr) return cuda::ReleaseRange(*pages_, base, bytes);
   if (munmap(base, bytes) == 0) return;
   // Without mappings left to split one, the pages are freed and only the addresses are lost.
   Check(errno == ENOMEM && madvise(base, bytes, MADV_DONTNEED) == 0,
@@ -62,9 +50,7 @@ void StateMemory::Release(std::byte* base, size_t bytes) {
 }
 
 void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::CopyOnDevice(context_.cuda(), to, from, bytes);
-  }
+  if (kWithCuda && pages_ != nullptr) return cuda::CopyOnDevice(context_.cuda(), to, from, bytes);
   std::memcpy(to, from, bytes);
 }
 
@@ -96,9 +82,7 @@ void CopyPieces(size_t bytes, std::byte* to, size_t to_stride, const std::byte* 
 
 void StateMemory::Pack(const std::byte* base, std::span<const StateExtent> extents,
                        std::byte* packed) {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::PackExtents(context_, base, extents, packed);
-  }
+  if (kWithCuda && pages_ != nullptr) return cuda::PackExtents(context_, base, extents, packed);
   for (const StateExtent& extent : extents) {
     CopyPieces(extent.bytes, packed, extent.bytes, base + extent.offset, extent.stride,
                extent.pieces);
@@ -108,22 +92,12 @@ void StateMemory::Pack(const std::byte* base, std::span<const StateExtent> exten
 
 void StateMemory::Unpack(std::byte* base, std::span<const StateExtent> extents,
                          const std::byte* packed) {
-  if constexpr (kWithCuda) {
-    if (pages_ != nullptr) return cuda::UnpackExtents(context_, base, extents, packed);
-  }
+  if (kWithCuda && pages_ != nullptr) return cuda::UnpackExtents(context_, base, extents, packed);
   for (const StateExtent& extent : extents) {
     CopyPieces(extent.bytes, base + extent.offset, extent.stride, packed, extent.bytes,
                extent.pieces);
     packed += extent.total_bytes();
   }
-}
-
-void StateMemory::CopyOut(void* host, const std::byte* from, size_t bytes) {
-  context_.CopyToHost(host, from, bytes);
-}
-
-void StateMemory::CopyIn(std::byte* to, const void* host, size_t bytes) {
-  context_.CopyFromHost(to, host, bytes);
 }
 
 }  // namespace ovq::kernels

@@ -55,8 +55,12 @@ class StateMemory {
   void Pack(const std::byte* base, std::span<const StateExtent> extents, std::byte* packed);
   void Unpack(std::byte* base, std::span<const StateExtent> extents, const std::byte* packed);
   // The host's memory may be used or freed as soon as these return.
-  void CopyOut(void* host, const std::byte* from, size_t bytes);
-  void CopyIn(std::byte* to, const void* host, size_t bytes);
+  void CopyOut(void* host, const std::byte* from, size_t bytes) {
+    context_.CopyToHost(host, from, bytes);
+  }
+  void CopyIn(std::byte* to, const void* host, size_t bytes) {
+    context_.CopyFromHost(to, host, bytes);
+  }
 
  private:
   DeviceContext& context_;

@@ -105,6 +105,16 @@ struct TensorView {
   }
 };
 
+// Activations in float32 or bfloat16; the other type's pointer is null.
+struct Activations {
+  float* f32 = nullptr;
+  BF16* bf16 = nullptr;
+};
+inline Activations ToActivations(const TensorView& y) {
+  if (y.dtype == DType::kF32) return {.f32 = y.as<float>()};
+  return {.bf16 = y.as<BF16>()};
+}
+
 // Element i of an F32, BF16 or F16 tensor as float32, exact.
 inline float FloatAt(const TensorView& tensor, int64_t i) {
   switch (tensor.dtype) {

@@ -98,11 +98,16 @@ constexpr WaveTokens TokensInWave(int64_t start, int32_t first_token, int32_t n_
   }
   return tokens;
 }
-constexpr WaveTokens TokensInWave(const DeviceSequences& seqs, int sequence, int32_t span,
-                                  int wave) {
-  const int32_t row = seqs.token_begin[sequence];
-  return TokensInWave(seqs.start_pos[sequence], row, seqs.token_begin[sequence + 1] - row, span,
-                      wave);
+
+// One wave, as kernels see it.
+struct DeviceWave {
+  DeviceSequences seqs;
+  int32_t index;
+};
+constexpr WaveTokens TokensInWave(const DeviceWave& wave, int sequence, int32_t span) {
+  const int32_t row = wave.seqs.token_begin[sequence];
+  return TokensInWave(wave.seqs.start_pos[sequence], row, wave.seqs.token_begin[sequence + 1] - row,
+                      span, wave.index);
 }
 
 // Tensors that layers of a batch pass to later ones, e.g. the first layer's values. They lie in

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/problems.h"
+#include "base/status_macros.h"
 #include "kernels/common/attrs.h"
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
@@ -39,7 +40,9 @@ struct TokenRange {
   int64_t slot_cap;
 };
 
-// A layer's sequence mixer. Immutable after creation; any thread may call const methods with a
+struct MixerSpec;
+
+// A layer's sequence mixer. Immutable once it is loaded; any thread may call const methods with a
 // DeviceContext of its own.
 //
 // The state after T tokens is a function of the T tokens, to the byte, however they were split into
@@ -50,7 +53,8 @@ struct TokenRange {
 class SequenceMixer {
  public:
   virtual ~SequenceMixer() = default;
-  virtual const MixerState& state() const = 0;
+  // Loads the weights, once, before the first batch. Errors go to spec.weights.
+  virtual void Load(const MixerSpec& spec) = 0;
   virtual size_t weight_bytes() const = 0;
   // y[n_tokens, d_model] += mix(x[n_tokens, d_model]), or y = mix(x) without LayerArgs::adds.
   // Advances each sequence's state in place. x in the compute dtype, y float32 (the residual
@@ -64,6 +68,11 @@ class SequenceMixer {
   // then undoes only those, as if they had never come. False: only all of the tokens can be undone
   // together.
   virtual bool CanUndoSuffix(const TokenRange&) const { return false; }
+
+  const MixerState& state() const { return state_; }
+
+ protected:
+  MixerState state_;  // follows from the config, except what a weight says of a new session
 };
 
 // Where a mixer's config finds its fields (docs/model-format.md).
@@ -138,34 +147,40 @@ absl::StatusOr<Config> CheckedConfig(const StateSpec& spec) {
   return config;
 }
 
-// The arguments of a MixerFactory.
+// Everything that determines a mixer.
 struct MixerSpec {
   int layer;
   StateSpec state;
-  WeightReader& weights;     // this layer's; the factory returns its status
+  WeightReader& weights;     // this layer's
   DType compute_dtype;       // type of the matrix products: kF32 or kBF16
   float residual_scale = 1;  // factor of what Forward adds to y
   DeviceContext& context;
 };
 
-using MixerFactory = absl::StatusOr<std::unique_ptr<SequenceMixer>> (*)(const MixerSpec&);
-// Returns the state() of the mixer that the factory would make, without its weights.
-using StateFactory = absl::StatusOr<MixerState> (*)(const StateSpec&);
-// Returns a config with the defaults of docs/model-format.md.
-using ConfigFactory = std::shared_ptr<MixerConfig> (*)();
-template <class Config>
-std::shared_ptr<MixerConfig> NewConfig() {
-  return std::make_shared<LayerConfig<Config>>();
-}
-
 // One line of the registry.
 struct MixerEntry {
   std::string_view layer_type;
   std::string_view section;  // key of its object in config.json, empty if it has none
-  ConfigFactory config;
-  MixerFactory make;
-  StateFactory state;
+  // Returns a config with the defaults of docs/model-format.md.
+  std::shared_ptr<MixerConfig> (*config)();
+  // Returns the mixer without its weights.
+  absl::StatusOr<std::unique_ptr<SequenceMixer>> (*empty)(const StateSpec&);
+
+  absl::StatusOr<std::unique_ptr<SequenceMixer>> make(const MixerSpec& spec) const;
+  // Returns the state() of the mixer without its weights.
+  absl::StatusOr<MixerState> state(const StateSpec& spec) const;
 };
+// The line of a mixer T with a type T::Config and a constructor T(const StateSpec&, const Config&).
+template <class T>
+constexpr MixerEntry MakeEntry(std::string_view layer_type, std::string_view section) {
+  using Config = typename T::Config;
+  return {layer_type, section,
+          []() -> std::shared_ptr<MixerConfig> { return std::make_shared<LayerConfig<Config>>(); },
+          [](const StateSpec& spec) -> absl::StatusOr<std::unique_ptr<SequenceMixer>> {
+            ASSIGN_OR_RETURN(const Config config, CheckedConfig<Config>(spec));
+            return std::make_unique<T>(spec, config);
+          }};
+}
 std::span<const MixerEntry> MixerRegistry();
 const MixerEntry* FindMixer(std::string_view layer_type);  // null if unknown
 

@@ -9,7 +9,6 @@
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/mixers/ovq/ovq.h"
-#include "kernels/mixers/recurrent/recurrent_mixer.h"
 #include "kernels/mixers/softmax/softmax.h"
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "kernels/mixers/vq/vq.h"
@@ -17,29 +16,19 @@
 namespace ovq::kernels {
 namespace {
 
-template <class T>
-constexpr MixerEntry Attention(std::string_view layer_type, std::string_view section) {
-  return {layer_type, section, NewConfig<typename T::Config>, MakeAttention<T>, AttentionState<T>};
-}
-template <class T>
-constexpr MixerEntry Recurrent(std::string_view layer_type, std::string_view section) {
-  return {layer_type, section, NewConfig<typename T::Config>, MakeRecurrent<T>, RecurrentState<T>};
-}
-
 constexpr std::array kRegistry = {
-    Attention<SlidingAttention>("sliding_attention", ""),
-    Attention<BlockSlidingAttention>("block_sliding_attention", "bswa"),
-    Attention<FullAttention>("full_attention", ""),
-    Attention<OvqAttention>("ovq_attention", "ovq"),
-    Attention<ClosestPairAttention>("closest_pair_attention", "ovq"),
-    Attention<KvmAttention>("kvm_attention", "kvm"),
-    Attention<VqAttention>("vq_attention", "vq"),
-    Recurrent<GatedDeltaNet>("gated_delta_net", "gdn"),
-    Recurrent<Mamba2>("mamba2", "mamba2"),
-    Recurrent<MesaNet>("mesa_net", "mesa_net"),
-    Recurrent<Lattice>("lattice", "lattice"),
-    MixerEntry{"transformer_vq", "transformer_vq", NewConfig<TransformerVqConfig>,
-               MakeTransformerVq, TransformerVqState},
+    MakeEntry<SlidingAttention>("sliding_attention", ""),
+    MakeEntry<BlockSlidingAttention>("block_sliding_attention", "bswa"),
+    MakeEntry<FullAttention>("full_attention", ""),
+    MakeEntry<OvqAttention>("ovq_attention", "ovq"),
+    MakeEntry<ClosestPairAttention>("closest_pair_attention", "ovq"),
+    MakeEntry<KvmAttention>("kvm_attention", "kvm"),
+    MakeEntry<VqAttention>("vq_attention", "vq"),
+    MakeEntry<GatedDeltaNet>("gated_delta_net", "gdn"),
+    MakeEntry<Mamba2>("mamba2", "mamba2"),
+    MakeEntry<MesaNet>("mesa_net", "mesa_net"),
+    MakeEntry<Lattice>("lattice", "lattice"),
+    MakeEntry<TransformerVq>("transformer_vq", "transformer_vq"),
 };
 
 }  // namespace
@@ -51,6 +40,18 @@ const MixerEntry* FindMixer(std::string_view layer_type) {
     if (entry.layer_type == layer_type) return &entry;
   }
   return nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MixerEntry::make(const MixerSpec& spec) const {
+  ASSIGN_OR_RETURN(std::unique_ptr<SequenceMixer> mixer, empty(spec.state));
+  mixer->Load(spec);
+  if (!spec.weights.status().ok()) return spec.weights.status();
+  return mixer;
+}
+
+absl::StatusOr<MixerState> MixerEntry::state(const StateSpec& spec) const {
+  ASSIGN_OR_RETURN(const std::unique_ptr<SequenceMixer> mixer, empty(spec));
+  return mixer->state();
 }
 
 void ReadFields(const Attrs& model, const Attrs& section, int64_t d_model, MixerConfig& config) {

@@ -14,36 +14,26 @@ namespace ovq::kernels::cpu {
 namespace {
 
 // Fills table [cos | sin], one angle per pair.
-void FillTable(const RopeTable& rope, int64_t position, float* table) {
-  const int n = rope.n_pairs();
-  for (int i = 0; i < n; ++i) {
+void FillTable(const RopePairs& rope, int64_t position, float* table) {
+  for (int i = 0; i < rope.n; ++i) {
     // The conversion sign-extends, so that negative positions turn backwards.
     const double angle =
-        HalfTurns(static_cast<Phase>(position) * rope.frequencies()[i]) * std::numbers::pi;
+        HalfTurns(static_cast<Phase>(position) * rope.frequencies[i]) * std::numbers::pi;
     table[i] = static_cast<float>(std::cos(angle));
-    table[n + i] = static_cast<float>(std::sin(angle));
+    table[rope.n + i] = static_cast<float>(std::sin(angle));
   }
-  for (int i = 0; i < 2 * n && rope.spec().rounds_to_bf16; ++i) {
+  for (int i = 0; i < 2 * rope.n && rope.rounds_to_bf16; ++i) {
     table[i] = ToFloat(RoundToBF16(table[i]));
   }
 }
 
-// Rotates one head; pair i is channels i * step and i * step + distance.
+// Rotates one head.
 void RotateHead(const float* cosine, const float* sine, int n, int step, int distance, float* x) {
   for (int i = 0; i < n; ++i) {
     const float a = x[i * step];
     const float b = x[i * step + distance];
     x[i * step] = a * cosine[i] - b * sine[i];
     x[i * step + distance] = b * cosine[i] + a * sine[i];
-  }
-}
-
-void RotateHead(const RopeTable& rope, const float* table, float* x) {
-  const int n = rope.n_pairs();
-  if (rope.spec().layout == RopeSpec::Layout::kHalves) {
-    RotateHead(table, table + n, n, 1, n, x);
-  } else {
-    RotateHead(table, table + n, n, 2, 1, x);
   }
 }
 
@@ -60,16 +50,17 @@ constexpr int64_t kAngleWork = 40;
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   const int d = prep.queries.head_dim;
   const int64_t n_heads = int64_t{prep.queries.n_heads} + prep.keys.n_heads;
+  const RopePairs rope = prep.rope ? RopePairs(*prep.rope) : RopePairs();
   const int64_t row_work = 4 * n_heads * d + (prep.rope ? kAngleWork * d / 2 : 0);
   ParallelRows(context, prep.queries.n_rows, row_work, [&](int64_t begin, int64_t end) {
     std::vector<float> table(d);  // one row's angles, for all heads
     for (int64_t row = begin; row < end; ++row) {
-      if (prep.rope) FillTable(*prep.rope, prep.positions[row], table.data());
+      if (prep.rope) FillTable(rope, prep.positions[row], table.data());
       const auto prepare = [&](const HeadRows& heads, const float* scale, const float* weights) {
         float* x = heads.data + row * heads.row_stride;
         for (int head = 0; head < heads.n_heads; ++head, x += d) {
           NormHead(prep.norm, x, d, scale ? scale[head] : 1.0f, weights, prep.eps);
-          if (prep.rope) RotateHead(*prep.rope, table.data(), x);
+          RotateHead(table.data(), table.data() + rope.n, rope.n, rope.step, rope.distance, x);
           for (int i = 0; i < d && prep.round_to_bf16; ++i) x[i] = ToFloat(RoundToBF16(x[i]));
         }
       };
@@ -85,7 +76,7 @@ void AddSinusoids(DeviceContext& context, const RopeTable& table,
   ParallelRows(context, y.shape[0], kAngleWork * n, [&](int64_t begin, int64_t end) {
     std::vector<float> angles(2 * static_cast<size_t>(n));
     for (int64_t row = begin; row < end; ++row) {
-      FillTable(table, positions[row], angles.data());
+      FillTable(RopePairs(table), positions[row], angles.data());
       float* to = y.as<float>() + row * 2 * n;
       for (int i = 0; i < n; ++i) {
         to[i] += scale * angles[n + i];

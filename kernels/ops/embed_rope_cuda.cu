@@ -16,19 +16,9 @@ constexpr int kEmbedThreads = 256;
 constexpr int kMaxHeadWarps = 8;
 constexpr int kMaxHeadThreads = kMaxHeadWarps * kWarp;
 
-// The kernel's view of HeadPrep.
 struct HeadsTask {
-  HeadRows queries, keys;
-  const float* beta;
-  const float *query_norm, *key_norm;
-  float eps;                 // for kRms
-  const Phase* frequencies;  // [n_pairs]; null: no RoPE
-  int32_t n_pairs;
-  // RoPE's pair i < n_pairs of a head is elements i * step and i * step + distance.
-  int32_t step, distance;
-  const int64_t* positions;
-  HeadNorm norm;
-  bool round_table, round;
+  HeadPrep prep;
+  RopePairs rope;
 };
 
 __device__ float RoundedToBF16(float x) { return __uint_as_float(PackBF16(x, 0) << 16); }
@@ -50,12 +40,15 @@ struct HeadScale {
 // halves, too.
 struct HeadPairs {
   const float* data;
-  int head_dim, n_turned, step, distance;
+  int head_dim;
+  const RopePairs& rope;
 
-  __device__ bool is_behind(int pair) const { return step == 1 && pair >= n_turned; }
-  __device__ int first(int pair) const { return is_behind(pair) ? n_turned + pair : pair * step; }
+  __device__ bool is_behind(int pair) const { return rope.step == 1 && pair >= rope.n; }
+  __device__ int first(int pair) const {
+    return is_behind(pair) ? rope.n + pair : pair * rope.step;
+  }
   __device__ int second(int pair) const {
-    return first(pair) + (is_behind(pair) ? (head_dim + 1) / 2 - n_turned : distance);
+    return first(pair) + (is_behind(pair) ? (head_dim + 1) / 2 - rope.n : rope.distance);
   }
   __device__ bool has_second(int pair) const { return second(pair) < head_dim; }
   // Sum of (x - shift)^power over the head, power 1 or 2.
@@ -71,23 +64,23 @@ struct HeadPairs {
   }
 };
 
-__device__ HeadScale ComputeHeadScale(const HeadPairs& head, const HeadsTask& task, bool is_query,
+__device__ HeadScale ComputeHeadScale(const HeadPairs& head, const HeadPrep& prep, bool is_query,
                                       float beta) {
   HeadScale scale = {0, beta, nullptr, nullptr};
   const auto n = static_cast<float>(head.head_dim);
-  const float* weights = is_query ? task.query_norm : task.key_norm;
-  if (task.norm == HeadNorm::kUnit) scale.factor = beta / sqrtf(head.Sum(0, true) + 1e-6f);
-  if (task.norm == HeadNorm::kL2) {
+  const float* weights = is_query ? prep.query_norm : prep.key_norm;
+  if (prep.norm == HeadNorm::kUnit) scale.factor = beta / sqrtf(head.Sum(0, true) + 1e-6f);
+  if (prep.norm == HeadNorm::kL2) {
     scale.factor = beta / (sqrtf(head.Sum(0, true)) + kHeadNormEps);
   }
-  if (task.norm == HeadNorm::kLayer) {
+  if (prep.norm == HeadNorm::kLayer) {
     scale.mean = head.Sum(0, false) / n;
     scale.factor = 1.0f / sqrtf(head.Sum(scale.mean, true) / n + kHeadNormEps);
     scale.weight = weights;
     scale.bias = weights + head.head_dim;
   }
-  if (task.norm == HeadNorm::kRms) {
-    scale.factor = 1.0f / sqrtf(head.Sum(0, true) / n + task.eps);
+  if (prep.norm == HeadNorm::kRms) {
+    scale.factor = 1.0f / sqrtf(head.Sum(0, true) / n + prep.eps);
     scale.weight = weights;
   }
   return scale;
@@ -96,37 +89,38 @@ __device__ HeadScale ComputeHeadScale(const HeadPairs& head, const HeadsTask& ta
 // Called by one warp. cosine, sine [n_pairs]: read only with RoPE.
 __device__ void PrepareHead(float* data, const HeadsTask& task, bool is_query, float beta,
                             SharedPtr<const float> cosine, SharedPtr<const float> sine) {
-  const HeadPairs head = {data, task.queries.head_dim, task.n_pairs, task.step, task.distance};
-  const HeadScale scale = ComputeHeadScale(head, task, is_query, beta);
+  const HeadPairs head = {data, task.prep.queries.head_dim, task.rope};
+  const HeadScale scale = ComputeHeadScale(head, task.prep, is_query, beta);
   for (int p = static_cast<int>(threadIdx.x) % kWarp; p < (head.head_dim + 1) / 2; p += kWarp) {
     const int i = head.first(p), j = head.second(p);
     const bool pair = head.has_second(p);
     float a = scale.Apply(data[i], i);
     float b = pair ? scale.Apply(data[j], j) : 0.0f;
-    if (task.frequencies != nullptr && p < task.n_pairs) {
+    if (p < task.rope.n) {
       const float c = cosine[p], s = sine[p];
       const float turned = a * c - b * s;
       b = b * c + a * s;
       a = turned;
     }
-    data[i] = task.round ? RoundedToBF16(a) : a;
-    if (pair) data[j] = task.round ? RoundedToBF16(b) : b;
+    data[i] = task.prep.round_to_bf16 ? RoundedToBF16(a) : a;
+    if (pair) data[j] = task.prep.round_to_bf16 ? RoundedToBF16(b) : b;
   }
 }
 
 // One thread block per row; each warp processes one head at a time.
 __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask task) {
   const int64_t row = blockIdx.x;
-  const int head_dim = task.queries.head_dim, n_pairs = task.n_pairs;
+  const HeadPrep& prep = task.prep;
+  const int n_pairs = task.rope.n;
   const SharedPtr<float> cosine = DynamicShared<float>(0), sine = cosine + n_pairs;
-  if (task.frequencies != nullptr) {
-    const auto position = static_cast<Phase>(task.positions[row]);  // sign-extended
+  if (n_pairs > 0) {
+    const auto position = static_cast<Phase>(prep.positions[row]);  // sign-extended
     for (int i = static_cast<int>(threadIdx.x); i < n_pairs; i += static_cast<int>(blockDim.x)) {
       double s, c;
-      sincospi(HalfTurns(position * task.frequencies[i]), &s, &c);
+      sincospi(HalfTurns(position * task.rope.frequencies[i]), &s, &c);
       const auto narrow = [&](double x) {
         const auto y = static_cast<float>(x);
-        return task.round_table ? RoundedToBF16(y) : y;
+        return task.rope.rounds_to_bf16 ? RoundedToBF16(y) : y;
       };
       cosine[i] = narrow(c);
       sine[i] = narrow(s);
@@ -134,15 +128,15 @@ __global__ void __launch_bounds__(kMaxHeadThreads) HeadsKernel(const HeadsTask t
     __syncthreads();
   }
   const int n_warps = static_cast<int>(blockDim.x) / kWarp;
-  const int n_queries = task.queries.n_heads;
-  for (int h = static_cast<int>(threadIdx.x) / kWarp; h < n_queries + task.keys.n_heads;
+  const int n_queries = prep.queries.n_heads;
+  for (int h = static_cast<int>(threadIdx.x) / kWarp; h < n_queries + prep.keys.n_heads;
        h += n_warps) {
     const bool query = h < n_queries;
     const int head = query ? h : h - n_queries;
-    float* data = query ? task.queries.data : task.keys.data;
-    const int64_t stride = query ? task.queries.row_stride : task.keys.row_stride;
-    const float beta = query && task.beta != nullptr ? task.beta[head] : 1.0f;
-    PrepareHead(data + row * stride + int64_t{head} * head_dim, task, query, beta, cosine, sine);
+    const HeadRows& heads = query ? prep.queries : prep.keys;
+    const float beta = query && prep.beta != nullptr ? prep.beta[head] : 1.0f;
+    PrepareHead(heads.data + row * heads.row_stride + int64_t{head} * prep.queries.head_dim, task,
+                query, beta, cosine, sine);
   }
 }
 
@@ -191,30 +185,9 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   const HeadRows& x = prep.queries;
   if (x.n_rows == 0) return;
   const int n_warps = std::min(x.n_heads + prep.keys.n_heads, kMaxHeadWarps);
-  HeadsTask task = {.queries = x,
-                    .keys = prep.keys,
-                    .beta = prep.beta,
-                    .query_norm = prep.query_norm,
-                    .key_norm = prep.key_norm,
-                    .eps = prep.eps,
-                    .frequencies = nullptr,
-                    .n_pairs = 0,
-                    .step = 1,
-                    .distance = 0,
-                    .positions = prep.positions.data(),
-                    .norm = prep.norm,
-                    .round_table = false,
-                    .round = prep.round_to_bf16};
-  if (prep.rope != nullptr) {
-    task.frequencies = prep.rope->frequencies();
-    task.n_pairs = prep.rope->n_pairs();
-    task.round_table = prep.rope->spec().rounds_to_bf16;
-    const bool halves = prep.rope->spec().layout == RopeSpec::Layout::kHalves;
-    task.step = halves ? 1 : 2;
-    task.distance = halves ? task.n_pairs : 1;
-  }
+  const HeadsTask task = {prep, prep.rope ? RopePairs(*prep.rope) : RopePairs()};
   Launch(context, HeadsKernel, dim3(static_cast<unsigned>(x.n_rows)), dim3(n_warps * kWarp),
-         2 * static_cast<size_t>(task.n_pairs) * sizeof(float), task);
+         2 * static_cast<size_t>(task.rope.n) * sizeof(float), task);
 }
 
 void AddSinusoids(DeviceContext& context, const RopeTable& table,

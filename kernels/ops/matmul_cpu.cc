@@ -273,11 +273,7 @@ bool SumsAreExact(OneDnnProduct& product, const Int8Weights& weights, uint8_t* x
 
 void Note(const OneDnnProduct& product, const char* weights) {
   const auto described = product.Describe(kRowBlock, product.weights.get_desc(), false);
-  NoteProduct({.in = product.in,
-               .out = product.out,
-               .weights = weights,
-               .product = "oneDNN",
-               .detail = described.impl_info_str()});
+  NoteProduct({product.in, product.out, weights, "oneDNN", described.impl_info_str()});
 }
 
 }  // namespace
@@ -322,11 +318,7 @@ std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   if (auto fast = MakeOneDnnProduct(context, weights)) return *std::move(fast);
-  NoteProduct({.in = weights.in,
-               .out = weights.out,
-               .weights = WeightsName(weights.compute),
-               .product = "own",
-               .detail = kOwnProductReason});
+  NoteProduct({weights.in, weights.out, WeightsName(weights.compute), "own", kOwnProductReason});
   return MakeSimdProduct(weights);
 }
 

@@ -19,8 +19,6 @@
 namespace ovq::kernels::cuda {
 namespace {
 
-constexpr int kSegment = kChunk * kChunksPerSegment;
-static_assert(kSegment == kSegmentF32);
 static_assert(kManyOuts == kPanel);
 
 constexpr int64_t kOutGroup = 64;  // outputs are padded to whole groups
@@ -28,51 +26,33 @@ constexpr size_t kUploadBytes = size_t{8} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Packs group `group` of the outputs: [4 tiles][chunks][2][32 lanes][8] elements, see
-// product_bf16.cuh. copy_row(o, row) writes the weights of output o.
-template <class T, class CopyRowFn>
-void PackTiles(int64_t out, int64_t group, int64_t padded_in, CopyRowFn&& copy_row, T* packed) {
-  std::vector<T> row(static_cast<size_t>(padded_in), T{0});
-  const int64_t end = std::min(out, (group + 1) * kOutGroup);
-  for (int64_t o = group * kOutGroup; o < end; ++o) {
-    copy_row(o, row.data());
-    const int64_t in_tile = o % kOutTile;
-    T* tile = packed + (o % kOutGroup - in_tile) * padded_in;
-    for (int64_t i = 0; i < padded_in; i += 2) {
-      const int64_t chunk = i / kChunk, t = i % kChunk / 8, half = i % 8 / 4;
-      const int64_t lane = in_tile % 8 * 4 + t;
-      const int64_t pair = i % 4 / 2 * 2 + in_tile / 8;
-      T* to = tile + ((chunk * 2 + half) * kLanes + lane) * 8 + pair * 2;
-      to[0] = row[i];
-      to[1] = row[i + 1];
-    }
-  }
-}
-
-void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, BF16* packed) {
-  PackTiles(
-      weights.out, group, padded_in, [&](int64_t o, BF16* row) { CopyRow(weights, o, row); },
-      packed);
-}
-
-// Packs a group as [inputs][64 outputs], see product_f32.cuh.
-void PackGroup(const StackedWeights& weights, int64_t group, int64_t padded_in, float* packed) {
-  std::vector<float> row(static_cast<size_t>(padded_in), 0.0f);
-  const int64_t end = std::min(weights.out, (group + 1) * kOutGroup);
-  for (int64_t o = group * kOutGroup; o < end; ++o) {
-    CopyRow(weights, o, row.data());
-    for (int64_t i = 0; i < padded_in; ++i) {
-      packed[i * kOutGroup + o % kOutGroup] = row[i];
-    }
-  }
-}
-
+// The place of weight [o, i] in its group of outputs, float32: see product_f32.cuh; bfloat16 and
+// int8: see product_bf16.cuh.
 template <class T>
-Buffer PackAndUpload(DeviceContext& context, const StackedWeights& weights, int64_t padded_in) {
-  const size_t group_bytes = static_cast<size_t>(kOutGroup * padded_in) * sizeof(T);
-  return UploadItems(context, CeilDiv(weights.out, kOutGroup), group_bytes,
+int64_t PlaceInGroup(int64_t o, int64_t i, int64_t padded_in) {
+  if constexpr (sizeof(T) == sizeof(float)) return i * kOutGroup + o;
+  const int64_t in_tile = o % kOutTile, half = i / kChunk * 2 + i % 8 / 4;
+  const int64_t lane = in_tile % 8 * 4 + i % kChunk / 8, pair = i % 4 / 2 * 2 + in_tile / 8;
+  return (o - in_tile) * padded_in + (half * kLanes + lane) * 8 + pair * 2 + i % 2;
+}
+
+// copy_row(o, row) writes the weights of output o.
+template <class T, class CopyRowFn>
+Buffer Pack(DeviceContext& context, const StackedWeights& weights, CopyRowFn&& copy_row) {
+  const int64_t padded_in = CeilDiv(weights.in, kSegment) * kSegment;
+  std::vector<T> row(static_cast<size_t>(padded_in));
+  return UploadItems(context, CeilDiv(weights.out, kOutGroup),
+                     static_cast<size_t>(kOutGroup * padded_in) * sizeof(T),
                      [&](int64_t group, std::byte* bytes) {
-                       PackGroup(weights, group, padded_in, reinterpret_cast<T*>(bytes));
+                       T* const packed = reinterpret_cast<T*>(bytes);
+                       const int64_t first = group * kOutGroup;
+                       const int64_t n = std::min(kOutGroup, weights.out - first);
+                       for (int64_t o = 0; o < n; ++o) {
+                         copy_row(first + o, row.data());
+                         for (int64_t i = 0; i < weights.in; ++i) {
+                           packed[PlaceInGroup<T>(o, i, padded_in)] = row[i];
+                         }
+                       }
                      });
 }
 
@@ -80,13 +60,10 @@ Buffer PackAndUpload(DeviceContext& context, const StackedWeights& weights, int6
 template <class Few>
 void LaunchFewRows(DeviceContext& context, const ProductTask& task) {
   const int n_warps = static_cast<int>(std::min<int64_t>(task.n_segments, kMaxFewWarps));
-  Launch(context, FewRows<Few>, dim3(static_cast<unsigned>(CeilDiv(task.out, Few::kOuts))),
+  Launch(context, FewRows<Few>,
+         dim3(static_cast<unsigned>(CeilDiv(task.out, Few::kOuts)),
+              static_cast<unsigned>(CeilDiv(task.n, Few::kRows))),
          dim3(n_warps * kLanes), FewRowsSharedBytes<Few>(n_warps), task);
-}
-
-dim3 Tiles(const ProductTask& task, int rows, int outs) {
-  return dim3(static_cast<unsigned>(CeilDiv(task.n, rows)),
-              static_cast<unsigned>(CeilDiv(task.out, outs)));
 }
 
 // W: see product_bf16.cuh.
@@ -95,14 +72,32 @@ void LaunchProductBF16(DeviceContext& context, const ProductTask& task) {
   if (task.n <= kTileRows) return LaunchFewRows<FewRowsBF16<1, W>>(context, task);
   if (task.n <= 2 * kTileRows) return LaunchFewRows<FewRowsBF16<2, W>>(context, task);
   if (task.n <= 8 * kTileRows) return LaunchFewRows<FewRowsBF16<8, W>>(context, task);
-  Launch(context, ManyRowsBF16<W>, Tiles(task, kManyRows, kManyOuts), dim3(kManyThreads),
-         kManyRowsSharedBytes, task);
+  const dim3 grid(static_cast<unsigned>(CeilDiv(task.n, kManyRows)),
+                  static_cast<unsigned>(CeilDiv(task.out, kManyOuts)));
+  Launch(context, ManyRowsBF16<W>, grid, dim3(kManyThreads), kManyRowsSharedBytes, task);
 }
 
-void LaunchProductF32(DeviceContext& context, const ProductTask& task) {
-  if (task.n <= FewRowsF32::kRows) return LaunchFewRows<FewRowsF32>(context, task);
-  Launch(context, ManyRowsF32, Tiles(task, kManyRowsF32, kPanel), dim3(kManyThreadsF32),
-         kManyRowsSharedBytesF32, task);
+// scales: [out] for int8 weights, else empty.
+Product WithKernels(const StackedWeights& weights, Buffer packed, Buffer scales,
+                    void (*launch)(DeviceContext& context, const ProductTask& task)) {
+  struct Memory {
+    Buffer packed, scales;
+  };
+  const auto memory = std::make_shared<Memory>(std::move(packed), std::move(scales));
+  const int64_t in = weights.in, out = weights.out;
+  const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+    launch(context, {.weights = memory->packed.as<void>(),
+                     .x = x.data,
+                     .y = y.as<float>(),
+                     .n = x.shape[0],
+                     .in = in,
+                     .out = out,
+                     .n_segments = CeilDiv(in, kSegment),
+                     .accumulate = accumulate,
+                     .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
+                     .scales = memory->scales.as<float>()});
+  };
+  return {memory->packed.bytes() + memory->scales.bytes(), apply};
 }
 
 }  // namespace
@@ -124,58 +119,23 @@ Buffer UploadItems(DeviceContext& context, int64_t n, size_t item_bytes,
 }
 
 Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights) {
-  const int64_t in = weights.in, out = weights.out, n_segments = CeilDiv(in, kSegment);
-  const bool wide = weights.compute == DType::kF32;
-  const auto packed =
-      std::make_shared<Buffer>(wide ? PackAndUpload<float>(context, weights, n_segments * kSegment)
-                                    : PackAndUpload<BF16>(context, weights, n_segments * kSegment));
-  const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
-    const ProductTask task = {
-        .weights = packed->as<void>(),
-        .x = x.data,
-        .y = y.as<float>(),
-        .n = x.shape[0],
-        .in = in,
-        .out = out,
-        .n_segments = n_segments,
-        .accumulate = accumulate,
-        .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0};
-    wide ? LaunchProductF32(context, task) : LaunchProductBF16<uint4>(context, task);
-  };
-  return {packed->bytes(), apply};
+  const auto copy_row = [&](int64_t o, void* row) { CopyRow(weights, o, row); };
+  if (weights.compute == DType::kF32) {
+    return WithKernels(weights, Pack<float>(context, weights, copy_row), {},
+                       LaunchFewRows<FewRowsF32>);
+  }
+  return WithKernels(weights, Pack<BF16>(context, weights, copy_row), {}, LaunchProductBF16<uint4>);
 }
 
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
-  const int64_t in = weights.in, out = weights.out, n_segments = CeilDiv(in, kSegment);
   const Int8Weights rounded = RoundToInt8(weights);
-  const auto pack = [&](int64_t group, std::byte* bytes) {
-    const auto copy_row = [&](int64_t o, int8_t* row) {
-      std::copy_n(rounded.values.begin() + o * in, in, row);
-    };
-    PackTiles(out, group, n_segments * kSegment, copy_row, reinterpret_cast<int8_t*>(bytes));
+  const auto copy_row = [&](int64_t o, int8_t* row) {
+    std::copy_n(rounded.values.begin() + o * weights.in, weights.in, row);
   };
-  const auto packed = std::make_shared<Buffer>(
-      UploadItems(context, CeilDiv(out, kOutGroup),
-                  static_cast<size_t>(kOutGroup * n_segments * kSegment), pack));
-  const auto scales = std::make_shared<Buffer>(
-      context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float)));
-  const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
-    const ProductTask task = {
-        .weights = packed->as<void>(),
-        .x = x.data,
-        .y = y.as<float>(),
-        .n = x.shape[0],
-        .in = in,
-        .out = out,
-        .n_segments = n_segments,
-        .accumulate = accumulate,
-        .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
-        .scales = scales->as<float>()};
-    LaunchProductBF16<uint2>(context, task);
-  };
-  NoteProduct(
-      {.in = in, .out = out, .weights = "int8", .product = "own", .detail = "weights in int8"});
-  return {packed->bytes() + scales->bytes(), apply};
+  NoteProduct({weights.in, weights.out, "int8", "own", "weights in int8"});
+  return WithKernels(weights, Pack<int8_t>(context, weights, copy_row),
+                     context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float)),
+                     LaunchProductBF16<uint2>);
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
@@ -184,11 +144,8 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   std::string what = "OVQ_CUDA_PRODUCTS";
   std::optional<Product> fast;
   if (!own) fast = MakeCublasProduct(context, weights, what);
-  NoteProduct({.in = weights.in,
-               .out = weights.out,
-               .weights = WeightsName(weights.compute),
-               .product = fast ? "cuBLASLt" : "own",
-               .detail = what});
+  NoteProduct(
+      {weights.in, weights.out, WeightsName(weights.compute), fast ? "cuBLASLt" : "own", what});
   return fast ? *std::move(fast) : MakeOwnProduct(context, weights);
 }
 

@@ -67,7 +67,7 @@ struct Int8Sums {
   std::function<void(DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums)> apply;
 };
 
-// Sums in float32: products of a byte and an int8 are below 2^15, so 512 of them add up exactly.
+// Plain SIMD, for machines where oneDNN has no exact sums.
 Int8Sums MakeSimdSums(const Int8Weights& weights);
 // oneDNN's sums, on AMX or VNNI. None on machines with neither, or where the sums turn out not to
 // be exact.
@@ -85,7 +85,8 @@ namespace ovq::kernels::cuda {
 // This project's kernels. Segments of 128 inputs are each summed in one fixed order and added from
 // the first to the last, whether by one thread block after another or by several at once. Few rows
 // (which read the weights once, spread over many thread blocks) and many rows thus get the same
-// bits.
+// bits. Float32 has kernels for few rows alone, which read the weights again for every 16 rows: its
+// products are cuBLASLt's wherever rows are multiples of 16 bytes.
 Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
 
 // int8 weights times bfloat16 rows: y[i][o] = r(w_o) sum_k x[i][k] q(w_o)_k, by the same kernels.

@@ -179,11 +179,7 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
   const Int8Weights rounded = RoundToInt8(weights);
   std::optional<Int8Sums> fast = MakeOneDnnSums(context, rounded);
   if (!fast) {
-    NoteProduct({.in = weights.in,
-                 .out = weights.out,
-                 .weights = "int8",
-                 .product = "own",
-                 .detail = kOwnProductReason});
+    NoteProduct({weights.in, weights.out, "int8", "own", kOwnProductReason});
   }
   return WithSums(rounded, fast ? *std::move(fast) : MakeSimdSums(rounded));
 }

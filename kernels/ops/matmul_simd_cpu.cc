@@ -26,13 +26,6 @@ using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr D d;
 
-using ovq::kernels::HWY_NAMESPACE::LoadWide;
-HWY_INLINE V LoadWide(D, const int8_t* p) {
-  const hn::Rebind<int8_t, D> d8;
-  const hn::Rebind<int32_t, D> d32;
-  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, p)));
-}
-
 // A panel is two vectors of columns. Six rows times a panel are twelve sums in registers: enough to
 // hide the latency of a multiply-add, and they fit the sixteen registers of AVX2.
 constexpr int kPanelVectors = 2;
@@ -104,9 +97,23 @@ void Panel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool ac
   const auto run = packed.dtype == DType::kF32 ? MultiplyPanel<float> : MultiplyPanel<BF16>;
   run(x, packed, y, panel, accumulate);
 }
-// Panel for int8 weights, whatever dtype the view has.
-void Int8Panel(TensorView x, TensorView packed, TensorView y, int64_t panel) {
-  MultiplyPanel<int8_t>(x, packed, y, panel, /*accumulate=*/false);
+
+// The product of x and w [n]: an int16 holds each factor and an int32 each sum, so it is exact.
+int32_t Dot(const uint8_t* x, const int8_t* w, int64_t n) {
+  const hn::ScalableTag<int16_t> d16;
+  const hn::ScalableTag<int32_t> d32;
+  const hn::Rebind<uint8_t, decltype(d16)> du8;
+  const hn::Rebind<int8_t, decltype(d16)> d8;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d16));
+  auto sum = hn::Zero(d32), more = hn::Zero(d32);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    sum = hn::ReorderWidenMulAccumulate(d32, hn::PromoteTo(d16, hn::LoadU(du8, x + i)),
+                                        hn::PromoteTo(d16, hn::LoadU(d8, w + i)), sum, more);
+  }
+  int32_t total = hn::GetLane(hn::SumOfLanes(d32, hn::Add(sum, more)));
+  for (; i < n; ++i) total += int32_t{x[i]} * w[i];
+  return total;
 }
 
 }  // namespace
@@ -119,7 +126,7 @@ namespace {
 
 HWY_EXPORT(PanelColumns);
 HWY_EXPORT(Panel);
-HWY_EXPORT(Int8Panel);
+HWY_EXPORT(Dot);
 
 // Packs to `to` [panels, in, columns].
 template <class T>
@@ -169,50 +176,19 @@ Product MakeSimdProduct(const StackedWeights& weights) {
 }
 
 Int8Sums MakeSimdSums(const Int8Weights& weights) {
-  constexpr int64_t kSegment = 512;  // inputs whose products add up exactly in float32
-  const int64_t in = weights.in, out = weights.out;
-  const int64_t columns = HWY_DYNAMIC_DISPATCH(PanelColumns)();
-  const int64_t n_panels = (out + columns - 1) / columns;
-  // [segments][panels][the segment's inputs][columns], zero in the last panel's missing columns
-  const auto packed =
-      std::make_shared<std::vector<int8_t>>(static_cast<size_t>(n_panels * columns * in));
-  for (int64_t o = 0; o < out; ++o) {
-    for (int64_t i = 0; i < in; ++i) {
-      const int64_t begin = i / kSegment * kSegment, length = std::min(kSegment, in - begin);
-      const int64_t panel = begin * n_panels * columns + o / columns * length * columns;
-      (*packed)[panel + (i - begin) * columns + o % columns] = weights.values[o * in + i];
-    }
-  }
-  const auto apply = [=](DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
-    ScratchScope scratch(context);
-    float* wide = scratch.Allocate<float>(static_cast<size_t>(n * in));  // [segments][n][inputs]
-    for (int64_t row = 0; row < n; ++row) {
-      for (int64_t i = 0; i < in; ++i) {
-        const int64_t begin = i / kSegment * kSegment, length = std::min(kSegment, in - begin);
-        wide[begin * n + row * length + i - begin] = x[row * in + i];
-      }
-    }
-    const TensorView part = scratch.Tensor(DType::kF32, {n, out});  // one segment's sums
-    ParallelRows(context, n_panels, n * in * columns, [&](int64_t first, int64_t last) {
-      for (int64_t p = first; p < last; ++p) {
-        const int64_t end = std::min(out, (p + 1) * columns);
-        for (int64_t begin = 0; begin < in; begin += kSegment) {
-          const int64_t length = std::min(kSegment, in - begin);
-          HWY_DYNAMIC_DISPATCH(Int8Panel)
-          ({wide + begin * n, DType::kF32, {n, length}},
-           {packed->data() + begin * n_panels * columns, DType::kI32, {n_panels, length, columns}},
-           part, p);
-          for (int64_t row = 0; row < n; ++row) {
-            for (int64_t o = p * columns; o < end; ++o) {
-              const auto sum = static_cast<int32_t>(part.as<float>()[row * out + o]);
-              sums[row * out + o] = begin == 0 ? sum : sums[row * out + o] + sum;
-            }
-          }
+  const auto values = std::make_shared<const std::vector<int8_t>>(weights.values);
+  const auto apply = [values, in = weights.in, out = weights.out](
+                         DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
+    ParallelRows(context, out, n * in, [&](int64_t begin, int64_t end) {
+      for (int64_t o = begin; o < end; ++o) {
+        for (int64_t row = 0; row < n; ++row) {
+          sums[row * out + o] =
+              HWY_DYNAMIC_DISPATCH(Dot)(x + row * in, values->data() + o * in, in);
         }
       }
     });
   };
-  return {packed->size(), apply};
+  return {values->size(), apply};
 }
 
 }  // namespace cpu

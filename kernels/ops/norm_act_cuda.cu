@@ -1,10 +1,6 @@
-// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]
-// LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
-// SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
-// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
-// SoftCap    x = cap tanh(x / cap)
-// MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
-// GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
+// Normalize  y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]; or
+//            y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias
+// MapRows    the equations of RowMap
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x), NaN unless all are finite; x [n, m],
 // out [n]
 #include <cmath>
@@ -19,22 +15,13 @@ namespace {
 constexpr int kMaxNormThreads = 256;
 constexpr int kMaxSumThreads = 1024;
 constexpr int kActThreads = 256;
-
-struct NormTask {
-  const float* x;
-  const float *weight, *bias;  // [n]; RmsNorm: bias may be null
-  const int32_t* rows;         // null: every row of x
-  Activations y;
-  int64_t n;
-  float eps;
-  bool aligned;
-};
+constexpr int kMapElements = 4 * kActThreads;
 
 // One thread block per row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t +
 // threads) and so on, in four chains.
-__global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const NormTask task) {
-  const int64_t row = blockIdx.x, n = task.n;
-  const bool aligned = task.aligned;
+__global__ void __launch_bounds__(kMaxNormThreads)
+    RmsNormKernel(const NormTask task, bool aligned) {
+  const int64_t row = blockIdx.x, n = task.width;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   float4 sum = make_float4(0, 0, 0, 0);
@@ -61,7 +48,7 @@ __global__ void __launch_bounds__(kMaxNormThreads) RmsNormKernel(const NormTask 
 // One thread block per row; sums as in RmsNormKernel, element by element. y may be x: a thread
 // writes only elements that it alone has read.
 __global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const NormTask task) {
-  const int64_t row = blockIdx.x, n = task.n;
+  const int64_t row = blockIdx.x, n = task.width;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   const SharedPtr<float> partial = DynamicShared<float>(0);
@@ -89,116 +76,50 @@ __global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const NormTas
   }
 }
 
-template <class Kernel>
-void LaunchNorm(DeviceContext& context, Kernel kernel, TensorView x, const NormWeights& weights,
-                TensorView y, std::span<const int32_t> rows) {
-  const int64_t n = x.shape[1], n_rows = y.shape[0];
-  if (n_rows == 0) return;
-  const bool aligned =
-      Aligned(x.data, n, sizeof(float)) && Aligned(weights.weight.data, n, sizeof(float)) &&
-      Aligned(weights.bias.data, n, sizeof(float)) && Aligned(y.data, n, DTypeBytes(y.dtype));
-  Launch(context, kernel, dim3(static_cast<unsigned>(n_rows)), dim3(RowThreads(n, kMaxNormThreads)),
-         2 * kWarp * sizeof(float),
-         NormTask{.x = x.as<float>(),
-                  .weight = weights.weight.as<float>(),
-                  .bias = weights.bias.as<float>(),
-                  .rows = rows.empty() ? nullptr : rows.data(),
-                  .y = ToActivations(y),
-                  .n = n,
-                  .eps = weights.eps,
-                  .aligned = aligned});
-}
-
-// The first of the four consecutive elements of a row that belong to this thread.
-__device__ inline int64_t ElementOfThread() {
-  return (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
-}
-
-__global__ void __launch_bounds__(kActThreads)
-    SquaredReluKernel(const float* x, int64_t n, const Activations y) {
-  const int64_t row = blockIdx.x, i = ElementOfThread();
-  if (i >= n) return;
-  const float4 v = Load4(x + row * n, i, n, false, 0);
-  const float4 r = make_float4(fmaxf(v.x, 0), fmaxf(v.y, 0), fmaxf(v.z, 0), fmaxf(v.w, 0));
-  Store4(y, row, i, n, false, make_float4(r.x * r.x, r.y * r.y, r.z * r.z, r.w * r.w));
-}
-
-__global__ void __launch_bounds__(kActThreads)
-    AddScaledKernel(float* x, float a, const float* y, float b, int64_t n) {
-  const int64_t at = blockIdx.x * n, i = ElementOfThread();
-  for (int64_t j = i; j < i + 4 && j < n; ++j) {
-    const float scaled = y[at + j] * b;
-    x[at + j] = a == 0 ? scaled : fmaf(x[at + j], a, scaled);
+// Element i of row `row` of y.
+__device__ float Mapped(const RowMap& map, int64_t row, int64_t i) {
+  const auto a = [&] { return map.a[row * map.a_stride + i]; };
+  const auto b = [&] { return map.b[row * map.b_stride + i]; };
+  const auto y = [&] {
+    const int64_t at = row * map.y_stride + i;
+    if (map.y.f32 != nullptr) return map.y.f32[at];
+    return __uint_as_float(static_cast<uint32_t>(map.y.bf16[at].bits) << 16);
+  };
+  switch (map.fn) {
+    case RowMap::kSwiGlu:
+      return Silu(a()) * b();
+    case RowMap::kSquaredRelu:
+      return fmaxf(a(), 0) * fmaxf(a(), 0);
+    case RowMap::kAddScaled:
+      return map.p == 0 ? a() * map.q : fmaf(y(), map.p, a() * map.q);
+    case RowMap::kAddBias:
+      return (y() + (map.c == nullptr ? 0.0f : map.c[i])) * map.p;
+    case RowMap::kMixTowards:
+      return fmaf(a() - y(), map.b == nullptr ? map.p : Sigmoid(b() + map.c[i]), y());
+    case RowMap::kGate:
+      return y() * Sigmoid(a());
+    case RowMap::kSoftCap:
+      return tanhf(y() / map.p) * map.p;
+    case RowMap::kCopy:
+      break;
   }
+  return a();
 }
 
-__global__ void __launch_bounds__(kActThreads)
-    AddBiasKernel(float* x, const float* bias, float scale, int64_t n) {
-  const int64_t at = blockIdx.x * n, i = ElementOfThread();
-  for (int64_t j = i; j < i + 4 && j < n; ++j) {
-    x[at + j] = (x[at + j] + (bias == nullptr ? 0.0f : bias[j])) * scale;
-  }
-}
-
-__global__ void __launch_bounds__(kActThreads) MixKernel(const Mix mix) {
-  const int64_t row = blockIdx.x, at = row * mix.width, i = ElementOfThread();
-  for (int64_t j = i; j < i + 4 && j < mix.width; ++j) {
-    float share = mix.share;
-    if (mix.gate != nullptr) {
-      share = Sigmoid(mix.gate[at + j] + mix.bias[j]);
-    }
-    float& x = mix.x[row * mix.x_stride + j];
-    x = fmaf(mix.target[at + j] - x, share, x);
-  }
-}
-
-__global__ void __launch_bounds__(kActThreads)
-    GateKernel(const Activations x, int64_t n, const float* gate, int64_t gate_stride) {
-  const int64_t at = blockIdx.x * n, i = ElementOfThread();
-  for (int64_t j = i; j < i + 4 && j < n; ++j) {
-    const float share = Sigmoid(gate[blockIdx.x * gate_stride + j]);
-    if (x.f32 != nullptr) {
-      x.f32[at + j] *= share;
+// Grid (rows, parts of kMapElements); a thread has every kActThreads-th element of its part.
+__global__ void __launch_bounds__(kActThreads) MapKernel(const RowMap map) {
+  const int64_t row = blockIdx.x, begin = int64_t{blockIdx.y} * kMapElements;
+#pragma unroll
+  for (int k = 0; k < kMapElements; k += kActThreads) {
+    const int64_t i = begin + k + threadIdx.x;
+    if (i >= map.width) return;
+    const float value = Mapped(map, row, i);
+    if (map.y.f32 != nullptr) {
+      map.y.f32[row * map.y_stride + i] = value;
     } else {
-      BF16& value = x.bf16[at + j];
-      const float wide = __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
-      value.bits = static_cast<uint16_t>(PackBF16(wide * share, 0));
+      map.y.bf16[row * map.y_stride + i].bits = static_cast<uint16_t>(PackBF16(value, 0));
     }
   }
-}
-
-__global__ void __launch_bounds__(kActThreads)
-    CopyKernel(const float* x, int64_t n, const Activations y) {
-  const int64_t row = blockIdx.x, i = ElementOfThread();
-  if (i < n) Store4(y, row, i, n, false, Load4(x + row * n, i, n, false, 0));
-}
-
-__global__ void __launch_bounds__(kActThreads) SoftCapKernel(float* x, int64_t n, float cap) {
-  const int64_t at = blockIdx.x * n, i = ElementOfThread();
-  for (int64_t j = i; j < i + 4 && j < n; ++j) x[at + j] = tanhf(x[at + j] / cap) * cap;
-}
-
-// Launches one thread block per 4 kActThreads elements of a row; grid x: row.
-template <class Kernel, class... Args>
-void LaunchElementwise(DeviceContext& context, Kernel kernel, int64_t n_rows, int64_t n,
-                       Args... args) {
-  if (n_rows == 0 || n == 0) return;
-  const auto parts = static_cast<unsigned>((n + 4 * kActThreads - 1) / (4 * kActThreads));
-  Launch(context, kernel, dim3(static_cast<unsigned>(n_rows), parts), dim3(kActThreads), 0,
-         args...);
-}
-
-__global__ void __launch_bounds__(kActThreads)
-    SwiGluKernel(const float* gate_up, int64_t n, bool aligned, const Activations y) {
-  const int64_t row = blockIdx.x;
-  const int64_t i = (int64_t{blockIdx.y} * kActThreads + threadIdx.x) * 4;
-  if (i >= n) return;
-  const float* gates = gate_up + row * 2 * n;
-  const float4 gate = Load4(gates, i, n, aligned, 0);
-  const float4 up = Load4(gates + n, i, n, aligned, 0);
-  Store4(y, row, i, n, aligned,
-         make_float4(Silu(gate.x) * up.x, Silu(gate.y) * up.y, Silu(gate.z) * up.z,
-                     Silu(gate.w) * up.w));
 }
 
 // One thread block per row, summed like the squares of RmsNormKernel.
@@ -230,61 +151,26 @@ __global__ void __launch_bounds__(kMaxSumThreads)
 
 }  // namespace
 
-void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
-             std::span<const int32_t> rows) {
-  LaunchNorm(context, RmsNormKernel, x, weights, y, rows);
+void Normalize(DeviceContext& context, const NormTask& task) {
+  if (task.n_rows == 0) return;
+  const dim3 grid(static_cast<unsigned>(task.n_rows)),
+      block(RowThreads(task.width, kMaxNormThreads));
+  const size_t shared_bytes = 2 * kWarp * sizeof(float);
+  if (task.is_centered) return Launch(context, LayerNormKernel, grid, block, shared_bytes, task);
+  const auto aligned = [&](const void* data, size_t bytes) {
+    return Aligned(data, task.width, bytes);
+  };
+  const bool all_aligned = aligned(task.x, sizeof(float)) && aligned(task.weight, sizeof(float)) &&
+                           aligned(task.bias, sizeof(float)) &&
+                           aligned(task.y.f32, sizeof(float)) && aligned(task.y.bf16, sizeof(BF16));
+  Launch(context, RmsNormKernel, grid, block, shared_bytes, task, all_aligned);
 }
 
-void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
-               std::span<const int32_t> rows) {
-  LaunchNorm(context, LayerNormKernel, x, weights, y, rows);
-}
-
-void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
-  const int64_t n = x.shape[1];
-  LaunchElementwise(context, SquaredReluKernel, x.shape[0], n, x.as<const float>(), n,
-                    ToActivations(y));
-}
-
-void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
-  const int64_t n = x.shape[1];
-  LaunchElementwise(context, AddScaledKernel, x.shape[0], n, x.as<float>(), a, y.as<const float>(),
-                    b, n);
-}
-
-void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale) {
-  LaunchElementwise(context, AddBiasKernel, x.shape[0], x.shape[1], x.as<float>(),
-                    bias.as<const float>(), scale, x.shape[1]);
-}
-
-void MixTowards(DeviceContext& context, const Mix& mix) {
-  LaunchElementwise(context, MixKernel, mix.n_rows, mix.width, mix);
-}
-
-void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
-  LaunchElementwise(context, GateKernel, x.shape[0], x.shape[1], ToActivations(x), x.shape[1], gate,
-                    gate_stride);
-}
-
-void Copy(DeviceContext& context, TensorView x, TensorView y) {
-  const int64_t n = x.shape[1];
-  LaunchElementwise(context, CopyKernel, x.shape[0], n, x.as<const float>(), n, ToActivations(y));
-}
-
-void SoftCap(DeviceContext& context, TensorView x, float cap) {
-  LaunchElementwise(context, SoftCapKernel, x.shape[0], x.shape[1], x.as<float>(), x.shape[1], cap);
-}
-
-void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
-  const int64_t n = y.shape[1], n_rows = y.shape[0];
-  if (n_rows == 0) return;
-  constexpr int64_t kBlockElements = 4 * kActThreads;
-  const dim3 grid(static_cast<unsigned>(n_rows),
-                  static_cast<unsigned>((n + kBlockElements - 1) / kBlockElements));
-  const dim3 block(RowThreads(n, kActThreads));
-  const bool aligned =
-      Aligned(gate_up.data, n, sizeof(float)) && Aligned(y.data, n, DTypeBytes(y.dtype));
-  Launch(context, SwiGluKernel, grid, block, 0, gate_up.as<float>(), n, aligned, ToActivations(y));
+void MapRows(DeviceContext& context, const RowMap& map) {
+  if (map.n_rows == 0 || map.width == 0) return;
+  const auto parts = static_cast<unsigned>((map.width + kMapElements - 1) / kMapElements);
+  Launch(context, MapKernel, dim3(static_cast<unsigned>(map.n_rows), parts), dim3(kActThreads), 0,
+         map);
 }
 
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {

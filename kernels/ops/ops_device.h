@@ -8,18 +8,48 @@
 
 namespace ovq::kernels {
 
-OVQ_ON_EVERY_DEVICE(RmsNorm)
-OVQ_ON_EVERY_DEVICE(LayerNorm)
+// RmsNorm and LayerNorm.
+struct NormTask {
+  bool is_centered;  // LayerNorm
+  int64_t n_rows, width;
+  const float* x;
+  const int32_t* rows;         // [n_rows]; null: every row of x
+  const float *weight, *bias;  // [width]; RmsNorm: bias may be null
+  float eps;
+  Activations y;
+};
+void Normalize(DeviceContext& context, const NormTask& task);
+
+// The operations that compute each element of y [n_rows, width] from those of a and b in its place
+// and of c in its column.
+struct RowMap {
+  enum Fn : uint8_t {
+    kSwiGlu,       // y = a / (1 + e^-a) b
+    kSquaredRelu,  // y = max(a, 0)^2
+    kAddScaled,    // y = p y + q a; p = 0: y is not read
+    kAddBias,      // y = p (y + c); c may be null
+    kMixTowards,   // y += (a - y) share, share = 1 / (1 + e^-(b + c)), or p if b is null
+    kGate,         // y = y / (1 + e^-a)
+    kCopy,         // y = a
+    kSoftCap,      // y = p tanh(y / p)
+  };
+  Fn fn;
+  int64_t n_rows, width;
+  Activations y;
+  int64_t y_stride;
+  const float* a = nullptr;
+  int64_t a_stride = 0;
+  const float* b = nullptr;
+  int64_t b_stride = 0;
+  const float* c = nullptr;  // [width]
+  float p = 0, q = 0;
+};
+void MapRows(DeviceContext& context, const RowMap& map);
+
+OVQ_ON_EVERY_DEVICE(Normalize)
+OVQ_ON_EVERY_DEVICE(MapRows)
 OVQ_ON_EVERY_DEVICE(PrepareHeads)
 OVQ_ON_EVERY_DEVICE(AddSinusoids)
-OVQ_ON_EVERY_DEVICE(SwiGlu)
-OVQ_ON_EVERY_DEVICE(SquaredRelu)
-OVQ_ON_EVERY_DEVICE(AddScaled)
-OVQ_ON_EVERY_DEVICE(AddBias)
-OVQ_ON_EVERY_DEVICE(MixTowards)
-OVQ_ON_EVERY_DEVICE(GateBySigmoid)
-OVQ_ON_EVERY_DEVICE(Copy)
-OVQ_ON_EVERY_DEVICE(SoftCap)
 OVQ_ON_EVERY_DEVICE(LogSumExp)
 OVQ_ON_EVERY_DEVICE(Embed)
 
@@ -31,6 +61,21 @@ void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights,
 
 // The eps of kL2 and kLayer.
 inline constexpr float kHeadNormEps = 1e-5f;
+
+// A RopeTable as kernels read it: pair i < n of a head is elements i * step, i * step + distance.
+struct RopePairs {
+  const Phase* frequencies = nullptr;  // [n]
+  int n = 0, step = 1, distance = 0;
+  bool rounds_to_bf16 = false;
+
+  RopePairs() = default;
+  explicit RopePairs(const RopeTable& table)
+      : frequencies(table.frequencies()),
+        n(table.n_pairs()),
+        step(table.spec().layout == RopeSpec::Layout::kHalves ? 1 : 2),
+        distance(step == 1 ? n : 1),
+        rounds_to_bf16(table.spec().rounds_to_bf16) {}
+};
 
 // The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.
 constexpr double HalfTurns(Phase phase) {

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <vector>
 
 #include "base/check.h"
 #include "kernels/ops/ops_device.h"
+#include "kernels/ops/sample_device.h"
 
 namespace ovq::kernels {
 namespace {
@@ -38,33 +40,52 @@ Phase Frequency(const RopeSpec& spec, int i) {
   return backwards ? -phase : phase;
 }
 
-void CheckNorm(const TensorView& x, const NormWeights& weights, const TensorView& y,
-               std::span<const int32_t> rows) {
-  Check(IsMatrix(x, DType::kF32), "norm: x is a float32 matrix");
-  Check(IsVector(weights.weight, x.shape[1]), "norm: one float32 weight a column");
-  Check(weights.bias.data == nullptr || IsVector(weights.bias, x.shape[1]),
-        "norm: one float32 bias a column");
-  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
-  Check(IsActivation(y) && y.shape == Shape{n_rows, x.shape[1]}, "norm: y has a row for each");
-}
-
 void CheckElementwise(const TensorView& x, const TensorView& y, const char* what) {
   Check(IsMatrix(x, DType::kF32) && IsActivation(y) && x.shape == y.shape, what);
 }
 
 }  // namespace
 
+namespace {
+
+void Norm(DeviceContext& context, const TensorView& x, const NormWeights& weights,
+          const TensorView& y, std::span<const int32_t> rows, bool is_centered) {
+  const int64_t width = x.shape[1];
+  const int64_t n_rows = rows.empty() ? x.shape[0] : static_cast<int64_t>(rows.size());
+  Check(IsMatrix(x, DType::kF32), "norm: x is a float32 matrix");
+  Check(IsVector(weights.weight, width), "norm: one float32 weight a column");
+  Check((weights.bias.data == nullptr && !is_centered) || IsVector(weights.bias, width),
+        "norm: one float32 bias a column");
+  Check(IsActivation(y) && y.shape == Shape{n_rows, width}, "norm: y has a row for each");
+  Dispatch<cpu::Normalize, cuda::Normalize>(
+      context, NormTask{is_centered, n_rows, width, x.as<float>(),
+                        rows.empty() ? nullptr : rows.data(), weights.weight.as<float>(),
+                        weights.bias.as<float>(), weights.eps, ToActivations(y)});
+}
+
+// The map of y alone; its other operands are added.
+RowMap Onto(const TensorView& y, RowMap::Fn fn) {
+  return {.fn = fn,
+          .n_rows = y.shape[0],
+          .width = y.shape[1],
+          .y = ToActivations(y),
+          .y_stride = y.shape[1]};
+}
+
+void Map(DeviceContext& context, const RowMap& map) {
+  Dispatch<cpu::MapRows, cuda::MapRows>(context, map);
+}
+
+}  // namespace
+
 void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
              std::span<const int32_t> rows) {
-  CheckNorm(x, weights, y, rows);
-  Dispatch<cpu::RmsNorm, cuda::RmsNorm>(context, x, weights, y, rows);
+  Norm(context, x, weights, y, rows, /*is_centered=*/false);
 }
 
 void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
                std::span<const int32_t> rows) {
-  CheckNorm(x, weights, y, rows);
-  Check(weights.bias.data != nullptr, "LayerNorm: has a bias");
-  Dispatch<cpu::LayerNorm, cuda::LayerNorm>(context, x, weights, y, rows);
+  Norm(context, x, weights, y, rows, /*is_centered=*/true);
 }
 
 RopeTable::RopeTable(DeviceContext& context, const RopeSpec& spec) : spec_(spec) {
@@ -107,45 +128,73 @@ void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
   Check(IsMatrix(gate_up, DType::kF32), "SwiGlu: gate_up is a float32 matrix");
   Check(IsActivation(y) && gate_up.shape == Shape{y.shape[0], 2 * y.shape[1]},
         "SwiGlu: gate_up has two columns for each of y");
-  Dispatch<cpu::SwiGlu, cuda::SwiGlu>(context, gate_up, y);
+  RowMap map = Onto(y, RowMap::kSwiGlu);
+  map.a = gate_up.as<float>();
+  map.b = map.a + map.width;
+  map.a_stride = map.b_stride = 2 * map.width;
+  Map(context, map);
 }
 
 void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {
   CheckElementwise(x, y, "SquaredRelu: y has the shape of x, which is float32");
-  Dispatch<cpu::SquaredRelu, cuda::SquaredRelu>(context, x, y);
+  RowMap map = Onto(y, RowMap::kSquaredRelu);
+  map.a = x.as<float>(), map.a_stride = map.width;
+  Map(context, map);
 }
 
 void AddScaled(DeviceContext& context, TensorView x, float a, TensorView y, float b) {
   CheckElementwise(x, y, "AddScaled: x and y are float32 matrices of one shape");
   Check(y.dtype == DType::kF32, "AddScaled: y is float32");
-  Dispatch<cpu::AddScaled, cuda::AddScaled>(context, x, a, y, b);
+  RowMap map = Onto(x, RowMap::kAddScaled);
+  map.a = y.as<float>(), map.a_stride = map.width;
+  map.p = a, map.q = b;
+  Map(context, map);
 }
 
 void AddBias(DeviceContext& context, TensorView x, TensorView bias, float scale) {
   Check(IsMatrix(x, DType::kF32), "AddBias: x is a float32 matrix");
   Check(bias.data == nullptr || IsVector(bias, x.shape[1]), "AddBias: one float32 bias a column");
-  Dispatch<cpu::AddBias, cuda::AddBias>(context, x, bias, scale);
+  RowMap map = Onto(x, RowMap::kAddBias);
+  map.c = bias.as<float>();
+  map.p = scale;
+  Map(context, map);
 }
 
 void MixTowards(DeviceContext& context, const Mix& mix) {
   Check(mix.x_stride >= mix.width, "MixTowards: rows do not overlap");
   Check((mix.gate == nullptr) == (mix.bias == nullptr), "MixTowards: a gate has a bias");
-  Dispatch<cpu::MixTowards, cuda::MixTowards>(context, mix);
+  Map(context, {.fn = RowMap::kMixTowards,
+                .n_rows = mix.n_rows,
+                .width = mix.width,
+                .y = {.f32 = mix.x},
+                .y_stride = mix.x_stride,
+                .a = mix.target,
+                .a_stride = mix.width,
+                .b = mix.gate,
+                .b_stride = mix.width,
+                .c = mix.bias,
+                .p = mix.share});
 }
 
 void GateBySigmoid(DeviceContext& context, TensorView x, const float* gate, int64_t gate_stride) {
   Check(IsActivation(x) && gate_stride >= x.shape[1], "GateBySigmoid: a gate for every element");
-  Dispatch<cpu::GateBySigmoid, cuda::GateBySigmoid>(context, x, gate, gate_stride);
+  RowMap map = Onto(x, RowMap::kGate);
+  map.a = gate, map.a_stride = gate_stride;
+  Map(context, map);
 }
 
 void Copy(DeviceContext& context, TensorView x, TensorView y) {
   CheckElementwise(x, y, "Copy: y has the shape of x, which is float32");
-  Dispatch<cpu::Copy, cuda::Copy>(context, x, y);
+  RowMap map = Onto(y, RowMap::kCopy);
+  map.a = x.as<float>(), map.a_stride = map.width;
+  Map(context, map);
 }
 
 void SoftCap(DeviceContext& context, TensorView x, float cap) {
   Check(IsMatrix(x, DType::kF32) && cap > 0, "SoftCap: a float32 matrix, and a cap above 0");
-  Dispatch<cpu::SoftCap, cuda::SoftCap>(context, x, cap);
+  RowMap map = Onto(x, RowMap::kSoftCap);
+  map.p = cap;
+  Map(context, map);
 }
 
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
@@ -159,6 +208,23 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   Check(IsMatrix(x, DType::kF32) && x.shape[1] > 0, "LogSumExp: x is a float32 matrix");
   Dispatch<cpu::LogSumExp, cuda::LogSumExp>(context, x, out);
+}
+
+void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& reading) {
+  Check(logits.dtype == DType::kF32 && logits.shape.rank() == 2 && logits.shape[1] > 0,
+        "ReadLogits: logits are a float32 matrix");
+  const int64_t n_rows = logits.shape[0], vocab = logits.shape[1];
+  const auto is_row = [&](int64_t row) { return row >= 0 && row < n_rows; };
+  for (const RowDraw& draw : reading.draws) Check(is_row(draw.row), "ReadLogits: a draw's row");
+  for (const RowToken& token : reading.tokens) {
+    Check(is_row(token.row) && token.id >= 0 && token.id < vocab, "ReadLogits: a token's row, id");
+  }
+  for (RowBest& best : reading.bests) {
+    Check(is_row(best.row) && best.n > 0, "ReadLogits: a row and how many of its best");
+    best.best.resize(static_cast<size_t>(std::min<int64_t>(best.n, vocab)));
+  }
+  reading.log_sum_exp.resize(static_cast<size_t>(n_rows));
+  Dispatch<cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);
 }
 
 }  // namespace ovq::kernels

@@ -75,8 +75,6 @@ struct LogitsReading {
   std::vector<RowBest> bests;
   // Result, [n_rows]; NaN for a row with a logit that is not finite.
   std::vector<float> log_sum_exp;
-
-  void Clear();
 };
 
 // Fills the results from logits [n_rows, vocab] F32, which stay unchanged. On CUDA this waits for

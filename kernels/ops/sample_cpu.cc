@@ -70,7 +70,28 @@ class RowSampler {
         room_(scope.Allocate<Candidate>(vocab)),
         border_room_(scope.Allocate<Candidate>(vocab)) {}
 
-  int32_t Draw(std::span<const float> logits, const RowDraw& draw);
+  int32_t Draw(std::span<const float> logits, const RowDraw& draw) {
+    const DrawParams& params = draw.params;
+    const std::span<const float> adjusted = Adjust(logits, draw);
+    candidates_ = {};
+    if (params.temperature > 0) Gather(adjusted, params);
+    if (candidates_.empty()) {  // greedy, or no finite logit
+      int32_t id = ArgMax(adjusted);
+      // Without a finite logit the result is token 0, which may be banned.
+      while (std::ranges::binary_search(draw.banned, id) &&
+             id + 1 < static_cast<int32_t>(logits.size())) {
+        ++id;
+      }
+      return id;
+    }
+    if (params.typical_p < 1) KeepTypical(params.typical_p);
+    if (params.top_p < 1) {
+      for (Candidate& c : candidates_) c.rank = -static_cast<double>(c.logit);
+      KeepMass(params.top_p);
+    }
+    if (params.min_p > 0) KeepAboveMinP(params.min_p);
+    return Pick(draw);
+  }
 
  private:
   struct Candidate {
@@ -80,14 +101,116 @@ class RowSampler {
     double rank;    // sort key of the current filter
   };
 
-  std::span<const float> Adjust(std::span<const float> logits, const RowDraw& draw);
-  void Gather(std::span<const float> logits, const DrawParams& params);
+  std::span<const float> Adjust(std::span<const float> logits, const RowDraw& draw) {
+    if (draw.seen.empty() && draw.generated.empty() && draw.bias.empty() && draw.banned.empty()) {
+      return logits;
+    }
+    const DrawParams& params = draw.params;
+    std::ranges::copy(logits, adjusted_.begin());
+    for (int32_t id : draw.seen) {
+      float& logit = adjusted_[id];
+      logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    }
+    for (const auto& [id, count] : draw.generated) {
+      adjusted_[id] -=
+          params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
+    }
+    for (const auto& [id, bias] : draw.bias) adjusted_[id] += bias;
+    for (int32_t id : draw.banned) adjusted_[id] = kMinusInfinity;
+    return adjusted_;
+  }
+
+  // Collects the candidates after temperature and top_k. Those whose probability is below the
+  // resolution of the random number are left out: even 2^24 of them together weigh e^-60 2^24 <
+  // 2^-53 of the best.
+  void Gather(std::span<const float> logits, const DrawParams& params) {
+    constexpr double kNegligible = -60;
+    const bool cut = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
+    const float best = Sane(logits[ArgMax(logits)]);
+    const double scale = 1.0 / static_cast<double>(params.temperature);
+    size_t n = 0;
+    const auto add = [&](int32_t id, float logit) {
+      const double exponent = (static_cast<double>(logit) - best) * scale;
+      if (!(exponent > kNegligible)) return;
+      room_[n++] = {.id = id, .logit = logit, .weight = std::exp(exponent), .rank = 0};
+    };
+    if (cut) {
+      std::vector<TokenLogit> kept(static_cast<size_t>(params.top_k));
+      FindBest(logits, kept);
+      for (const auto& [id, logit] : kept) add(id, Sane(logit));
+    } else {
+      for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
+    }
+    candidates_ = {room_, n};
+    // On every device a draw walks the candidates by id.
+    if (cut) std::ranges::sort(candidates_, {}, &Candidate::id);
+  }
+
   // Keeps the fewest candidates of lowest rank, ties by lower id, whose weights reach `mass` of the
   // sum.
-  void KeepMass(double mass);
-  void KeepTypical(double mass);
-  void KeepAboveMinP(double min_p);
-  int32_t Pick(const RowDraw& draw) const;
+  void KeepMass(double mass) {
+    const auto before = [](const Candidate& a, const Candidate& b) {
+      return a.rank != b.rank ? a.rank < b.rank : a.id < b.id;
+    };
+    // Linear time: weights are summed in bins of rank, and only the bin in which the sum reaches
+    // the mass is sorted.
+    constexpr int kBins = 1024;
+    const auto [lowest, highest] =
+        std::minmax_element(candidates_.begin(), candidates_.end(), before);
+    const double low = lowest->rank;
+    const double width = highest->rank - low;
+    const double scale = width > 0 ? kBins / width : 0;
+    const auto bin_of = [&](const Candidate& c) {
+      return std::min(static_cast<int>((c.rank - low) * scale), kBins - 1);
+    };
+    std::array<double, kBins> sums{};
+    for (const Candidate& c : candidates_) sums[bin_of(c)] += c.weight;
+    const double target = mass * Total();
+    int bin = 0;
+    double sum = 0;
+    for (; bin < kBins - 1 && sum + sums[bin] < target; ++bin) sum += sums[bin];
+    Candidate* border_end =
+        std::ranges::copy_if(candidates_, border_room_, [&](const Candidate& c) {
+          return bin_of(c) == bin;
+        }).out;
+    const std::span<Candidate> border(border_room_, border_end);
+    std::sort(border.begin(), border.end(), before);
+    if (border.empty()) return;  // only rounding kept the sum below the target: all stay
+    size_t kept = 0;
+    do sum += border[kept++].weight;
+    while (sum < target && kept < border.size());
+    const Candidate last = border[kept - 1];
+    EraseIf([&](const Candidate& c) { return before(last, c); });
+  }
+
+  void KeepTypical(double mass) {
+    const double total = Total();
+    double entropy = 0;
+    for (const Candidate& c : candidates_) {
+      const double p = c.weight / total;
+      if (p > 0) entropy -= p * std::log(p);
+    }
+    for (Candidate& c : candidates_) c.rank = std::abs(std::log(c.weight / total) + entropy);
+    KeepMass(mass);
+  }
+
+  void KeepAboveMinP(double min_p) {
+    double best = 0;
+    for (const Candidate& c : candidates_) best = std::max(best, c.weight);
+    const double floor = best * min_p;
+    EraseIf([&](const Candidate& c) { return c.weight < floor; });
+  }
+
+  int32_t Pick(const RowDraw& draw) const {
+    const double target = UnitInterval(draw) * Total();
+    double sum = 0;
+    for (const Candidate& c : candidates_) {
+      sum += c.weight;
+      if (sum > target) return c.id;
+    }
+    return candidates_.back().id;
+  }
+
   template <class Pred>
   void EraseIf(Pred pred) {
     candidates_ = {candidates_.begin(),
@@ -104,135 +227,6 @@ class RowSampler {
   Candidate* border_room_;           // [vocab], for KeepMass
   std::span<Candidate> candidates_;  // a prefix of room_, by ascending id
 };
-
-std::span<const float> RowSampler::Adjust(std::span<const float> logits, const RowDraw& draw) {
-  if (draw.seen.empty() && draw.generated.empty() && draw.bias.empty() && draw.banned.empty()) {
-    return logits;
-  }
-  const DrawParams& params = draw.params;
-  std::ranges::copy(logits, adjusted_.begin());
-  for (int32_t id : draw.seen) {
-    float& logit = adjusted_[id];
-    logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
-  }
-  for (const auto& [id, count] : draw.generated) {
-    adjusted_[id] -= params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
-  }
-  for (const auto& [id, bias] : draw.bias) adjusted_[id] += bias;
-  for (int32_t id : draw.banned) adjusted_[id] = kMinusInfinity;
-  return adjusted_;
-}
-
-// Collects the candidates after temperature and top_k. Those whose probability is below the
-// resolution of the random number are left out: even 2^24 of them together weigh e^-60 2^24 < 2^-53
-// of the best.
-void RowSampler::Gather(std::span<const float> logits, const DrawParams& params) {
-  constexpr double kNegligible = -60;
-  const bool cut = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
-  const float best = Sane(logits[ArgMax(logits)]);
-  const double scale = 1.0 / static_cast<double>(params.temperature);
-  size_t n = 0;
-  const auto add = [&](int32_t id, float logit) {
-    const double exponent = (static_cast<double>(logit) - best) * scale;
-    if (!(exponent > kNegligible)) return;
-    room_[n++] = {.id = id, .logit = logit, .weight = std::exp(exponent), .rank = 0};
-  };
-  if (cut) {
-    std::vector<TokenLogit> kept(static_cast<size_t>(params.top_k));
-    FindBest(logits, kept);
-    for (const auto& [id, logit] : kept) add(id, Sane(logit));
-  } else {
-    for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
-  }
-  candidates_ = {room_, n};
-  // On every device a draw walks the candidates by id.
-  if (cut) std::ranges::sort(candidates_, {}, &Candidate::id);
-}
-
-void RowSampler::KeepMass(double mass) {
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.rank != b.rank ? a.rank < b.rank : a.id < b.id;
-  };
-  // Linear time: weights are summed in bins of rank, and only the bin in which the sum reaches the
-  // mass is sorted.
-  constexpr int kBins = 1024;
-  const auto [lowest, highest] =
-      std::minmax_element(candidates_.begin(), candidates_.end(), before);
-  const double low = lowest->rank;
-  const double width = highest->rank - low;
-  const double scale = width > 0 ? kBins / width : 0;
-  const auto bin_of = [&](const Candidate& c) {
-    return std::min(static_cast<int>((c.rank - low) * scale), kBins - 1);
-  };
-  std::array<double, kBins> sums{};
-  for (const Candidate& c : candidates_) sums[bin_of(c)] += c.weight;
-  const double target = mass * Total();
-  int bin = 0;
-  double sum = 0;
-  for (; bin < kBins - 1 && sum + sums[bin] < target; ++bin) sum += sums[bin];
-  Candidate* border_end = std::ranges::copy_if(candidates_, border_room_, [&](const Candidate& c) {
-                            return bin_of(c) == bin;
-                          }).out;
-  const std::span<Candidate> border(border_room_, border_end);
-  std::sort(border.begin(), border.end(), before);
-  if (border.empty()) return;  // only rounding kept the sum below the target: all stay
-  size_t kept = 0;
-  do sum += border[kept++].weight;
-  while (sum < target && kept < border.size());
-  const Candidate last = border[kept - 1];
-  EraseIf([&](const Candidate& c) { return before(last, c); });
-}
-
-void RowSampler::KeepTypical(double mass) {
-  const double total = Total();
-  double entropy = 0;
-  for (const Candidate& c : candidates_) {
-    const double p = c.weight / total;
-    if (p > 0) entropy -= p * std::log(p);
-  }
-  for (Candidate& c : candidates_) c.rank = std::abs(std::log(c.weight / total) + entropy);
-  KeepMass(mass);
-}
-
-void RowSampler::KeepAboveMinP(double min_p) {
-  double best = 0;
-  for (const Candidate& c : candidates_) best = std::max(best, c.weight);
-  const double floor = best * min_p;
-  EraseIf([&](const Candidate& c) { return c.weight < floor; });
-}
-
-int32_t RowSampler::Pick(const RowDraw& draw) const {
-  const double target = UnitInterval(draw) * Total();
-  double sum = 0;
-  for (const Candidate& c : candidates_) {
-    sum += c.weight;
-    if (sum > target) return c.id;
-  }
-  return candidates_.back().id;
-}
-
-int32_t RowSampler::Draw(std::span<const float> logits, const RowDraw& draw) {
-  const DrawParams& params = draw.params;
-  const std::span<const float> adjusted = Adjust(logits, draw);
-  candidates_ = {};
-  if (params.temperature > 0) Gather(adjusted, params);
-  if (candidates_.empty()) {  // greedy, or no finite logit
-    int32_t id = ArgMax(adjusted);
-    // Without a finite logit the result is token 0, which may be banned.
-    while (std::ranges::binary_search(draw.banned, id) &&
-           id + 1 < static_cast<int32_t>(logits.size())) {
-      ++id;
-    }
-    return id;
-  }
-  if (params.typical_p < 1) KeepTypical(params.typical_p);
-  if (params.top_p < 1) {
-    for (Candidate& c : candidates_) c.rank = -static_cast<double>(c.logit);
-    KeepMass(params.top_p);
-  }
-  if (params.min_p > 0) KeepAboveMinP(params.min_p);
-  return Pick(draw);
-}
 
 }  // namespace
 

@@ -36,31 +36,10 @@ __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task
   }
 }
 
-// The order of all tokens by logit.
-struct LogitOrder {
-  const float* row;
-  double best;
-  double bins_per_unit;
-
-  __device__ bool Has(int32_t) const { return true; }
-  __device__ uint64_t Measure(int32_t) const { return 1; }
-  __device__ int key_bits() const { return 32; }
-  __device__ uint64_t Key(int32_t id) const { return ~AscendingKey(row[id]); }
-  __device__ int Bin(int32_t id) const {
-    const double bin = (best - static_cast<double>(Sane(row[id]))) * bins_per_unit;
-    return bin < kBins - 1 ? static_cast<int>(bin)
-                           : kBins - 1;  // minus infinity is in the last bin
-  }
-};
-
 __device__ void FindBest(const ReadTask& task, const DeviceBest& wanted) {
   const float* row = task.logits + wanted.row * task.vocab;
   const RowRange range = FindRange(row, task.vocab);
-  const double width = static_cast<double>(Sane(range.best)) - Sane(range.lowest);
-  // Logits farther below the best share the last bin.
-  const LogitOrder order{.row = row,
-                         .best = Sane(range.best),
-                         .bins_per_unit = width > 0 ? kBins / fmin(width, -kNegligible) : 0};
+  const CandidateOrder order = MakeOrder(row, range, nullptr, 1);
   const auto n = static_cast<uint64_t>(wanted.n);
   const Place last = SelectLast(
       order, task.vocab, [n](uint64_t) -> uint64_t { return n; },

@@ -2,34 +2,27 @@
 // parameters; and the tables of all of them.
 #pragma once
 
-#include <ctime>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "model/chat_template/heap.h"
+#include "model/chat_template/value.h"
 
 namespace ovq::jinja {
-
-// Everything a builtin may use.
-struct Context {
-  Heap& heap;
-  const std::tm& now;  // the time of strftime_now
-};
 
 struct Args {
   std::vector<Value> at;
   std::vector<std::pair<std::string_view, Value>> named;
 
   Value operator[](size_t i) const { return i < at.size() ? at[i] : Value(); }
-  // Integer parameter i, or `otherwise` if it was not given.
+  // The functions below read parameter i, or return `otherwise` if it was not given.
+  Value Or(size_t i, Value otherwise) const { return (*this)[i].given() ? at[i] : otherwise; }
   int64_t IntegerOr(Heap& heap, size_t i, int64_t otherwise) const;
+  bool Flag(size_t i) const { return Truth(Or(i, Value::Bool(false))); }
   // Removes and returns a named argument; kMissing if it was not given.
   Value ConsumeNamed(std::string_view name);
-  bool TruthOr(size_t i, bool otherwise) const {
-    return (*this)[i].given() ? Truth(at[i]) : otherwise;
-  }
 };
 
 struct Builtin {
@@ -38,30 +31,25 @@ struct Builtin {
   // arguments, "**" further named ones.
   std::string_view params;
   // args: in the order of params, kMissing if not given, followed by those of "*".
-  Value (*call)(Context& context, const Args& args);
+  Value (*function)(Heap& heap, const Args& args);
+
+  // Binds arguments to the parameters and calls the function. kType if they do not fit.
+  Value Call(Heap& heap, Args args) const;
 };
 
-// Binds arguments to the parameters of `builtin`. kType if they do not fit.
-Args Bind(Heap& heap, const Builtin& builtin, Args args);
-
 // The functions below find the entry of a name; null if there is none.
+const Builtin* FindIn(std::span<const Builtin> table, std::string_view name);
 const Builtin* FindGlobal(std::string_view name);
-// A method of str, list, tuple, dict or loop.
-const Builtin* FindMethod(Kind kind, std::string_view name);
-const Builtin* FindStrMethod(std::string_view name);
-const Builtin* FindFilter(std::string_view name);  // value | filter
-const Builtin* FindListFilter(std::string_view name);
-const Builtin* FindTest(std::string_view name);  // value is test
-template <class Table>
-const Builtin* FindIn(const Table& table, std::string_view name) {
-  for (const Builtin& builtin : table) {
-    if (builtin.name == name) return &builtin;
-  }
-  return nullptr;
-}
+const Builtin* FindMethod(Kind kind, std::string_view name);  // of values of this kind
+const Builtin* FindFilter(std::string_view name);             // value | filter
+const Builtin* FindTest(std::string_view name);               // value is test
 
+struct BuiltinKind {
+  const char* name;
+  const Builtin* (*find)(std::string_view name);
+};
+inline constexpr BuiltinKind kFilter = {"filter", FindFilter}, kTest = {"test", FindTest};
 // Calls the filter or the test of that name. kSyntax if there is none.
-Value CallFilter(Context& context, std::string_view name, Args args);
-bool CallTest(Context& context, std::string_view name, Args args);
+Value CallNamed(Heap& heap, const BuiltinKind& kind, std::string_view name, Args args);
 
 }  // namespace ovq::jinja

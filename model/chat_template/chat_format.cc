@@ -1,5 +1,6 @@
 #include "model/chat_template/chat_format.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -24,6 +25,28 @@ const Json* FindNamed(const Json& list, std::string_view name) {
     if (entry["name"] == name && entry["template"].is_string()) return &entry["template"];
   }
   return nullptr;
+}
+
+// The message as templates expect it, in the order of Transformers' own examples.
+nlohmann::ordered_json MessageJson(const ChatMessage& message) {
+  nlohmann::ordered_json json = {{"role", message.role}, {"content", nullptr}};
+  if (message.content) json["content"] = *message.content;
+  if (!message.name.empty()) json["name"] = message.name;
+  if (!message.reasoning.empty()) {
+    json["reasoning_content"] = message.reasoning;
+    json["tool_plan"] = message.reasoning;
+  }
+  for (const ToolCall& call : message.tool_calls) {
+    const auto parsed = ParseOrderedObject(call.arguments_json, "arguments");
+    nlohmann::ordered_json arguments =
+        parsed.ok() ? *parsed : nlohmann::ordered_json(call.arguments_json);
+    nlohmann::ordered_json& entry = json["tool_calls"].emplace_back();
+    if (!call.id.empty()) entry["id"] = call.id;
+    entry["type"] = "function";
+    entry["function"] = {{"name", call.name}, {"arguments", std::move(arguments)}};
+  }
+  if (!message.tool_call_id.empty()) json["tool_call_id"] = message.tool_call_id;
+  return json;
 }
 
 }  // namespace
@@ -69,25 +92,57 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& 
   return format;
 }
 
-absl::StatusOr<std::string> ChatFormat::Render(std::span<const ChatMessage> messages,
-                                               std::string_view tools_json, bool opens_answer,
+absl::StatusOr<std::string> ChatFormat::Render(const Conversation& conversation,
                                                const std::tm& now) const {
-  nlohmann::ordered_json tools;
-  if (!tools_json.empty()) {
-    absl::StatusOr<nlohmann::ordered_json> parsed = ParseJsonList(tools_json, "tools_json");
+  nlohmann::ordered_json tools, variables = tokens_;
+  if (!conversation.tools_json.empty()) {
+    absl::StatusOr<nlohmann::ordered_json> parsed =
+        ParseJsonList(conversation.tools_json, "tools_json");
     if (!parsed.ok()) return absl::InvalidArgumentError(parsed.status().message());
     tools = *std::move(parsed);
   }
-  nlohmann::ordered_json variables = tokens_;
   nlohmann::ordered_json& list = variables["messages"] = nlohmann::ordered_json::array();
-  for (const ChatMessage& message : messages) {
-    list.push_back({{"role", message.role}, {"content", message.content}});
-  }
+  for (const ChatMessage& message : conversation.messages) list.push_back(MessageJson(message));
   variables["documents"] = nullptr;
-  variables["add_generation_prompt"] = opens_answer;
+  variables["add_generation_prompt"] = conversation.opens_answer;
   const bool uses_tools = with_tools_.has_value() && !tools.is_null();
   variables["tools"] = std::move(tools);
-  return (uses_tools ? *with_tools_ : usual_).Render(variables, now);
+  if (!conversation.args_json.empty()) {
+    absl::StatusOr<Json> args = ParseJsonObject(conversation.args_json, "template_args_json");
+    if (!args.ok()) return absl::InvalidArgumentError(args.status().message());
+    for (const auto& [name, value] : args->items()) {
+      if (variables.contains(name) && name != "documents") {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "template_args_json: expected variables without a field of their own, got ", name));
+      }
+      variables[name] = value;
+    }
+  }
+  const ChatTemplate& used = uses_tools ? *with_tools_ : usual_;
+  absl::StatusOr<std::string> text = used.Render(variables, now);
+  const auto is_null = [](const nlohmann::ordered_json& m) { return m["content"].is_null(); };
+  if (!text.ok() && std::ranges::any_of(variables["messages"], is_null)) {
+    for (nlohmann::ordered_json& message : variables["messages"]) {
+      if (is_null(message)) message["content"] = "";
+    }
+    text = used.Render(variables, now);
+  }
+  return text;
+}
+
+bool ChatFormat::WritesRole(const std::string& role, const std::tm& now) const {
+  const std::string trace = "a text to look for";
+  std::vector<ChatMessage> messages;
+  if (role == "tool") {
+    const ToolCall call = {.id = "000000001", .name = "tool", .arguments_json = "{}"};
+    messages = {{.role = "user", .content = "a"},
+                {.role = "assistant", .content = std::nullopt, .tool_calls = {call}},
+                {.role = role, .content = trace, .tool_call_id = call.id, .name = call.name}};
+  } else {
+    messages = {{.role = role, .content = trace}, {.role = "user", .content = "a"}};
+  }
+  const absl::StatusOr<std::string> text = Render({.messages = messages}, now);
+  return !text.ok() || text->find(trace) != std::string::npos;
 }
 
 }  // namespace ovq::jinja

@@ -9,14 +9,35 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_template.h"
 
 namespace ovq::jinja {
 
+// A call to a tool, which an answer asks for.
+struct ToolCall {
+  std::string id, name;
+  std::string arguments_json;  // the template gets it parsed, or as a text where it is no JSON object
+};
+
+// Empty fields are absent from what the template sees, but for the first two.
 struct ChatMessage {
-  std::string role, content;
+  std::string role;
+  std::optional<std::string> content = "";  // null with calls alone; "" where a template needs text
+  std::string reasoning =
+      {};  // before the content; `reasoning_content` and `tool_plan` for templates
+  std::vector<ToolCall> tool_calls = {};
+  std::string tool_call_id = {};  // of the call that a message of role "tool" answers
+  std::string name = {};          // of the tool, or the author
+};
+
+struct Conversation {
+  std::span<const ChatMessage> messages = {};
+  std::string_view tools_json = {};  // a list of callable tools; empty for none
+  std::string_view args_json = {};   // an object of further variables; empty for none
+  bool opens_answer = false;         // the text ends with the beginning of the model's answer
 };
 
 // Immutable; any thread.
@@ -28,12 +49,12 @@ class ChatFormat {
   // cannot be parsed.
   static absl::StatusOr<std::unique_ptr<ChatFormat>> Load(const std::string& folder);
 
-  // Renders a conversation. `tools_json`: a list of callable tools, empty for none. `opens_answer`:
-  // ends the text with the beginning of the model's answer. InvalidArgument: tools that are not a
-  // JSON list, or the template's refusal. ResourceExhausted: as ChatTemplate::Render.
-  absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages,
-                                     std::string_view tools_json, bool opens_answer,
-                                     const std::tm& now) const;
+  // InvalidArgument: tools that are no JSON list, arguments that are no JSON object or name a
+  // variable of ours, or the template's refusal. ResourceExhausted: as ChatTemplate::Render.
+  absl::StatusOr<std::string> Render(const Conversation& conversation, const std::tm& now) const;
+  // Whether the template writes the content of messages of this role. True where it refuses a
+  // conversation made up to see it.
+  bool WritesRole(const std::string& role, const std::tm& now) const;
 
   const std::string& source() const { return source_; }  // the file's name without its folder
 

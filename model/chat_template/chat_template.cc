@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/text.h"
-#include "model/chat_template/evaluator.h"
-#include "model/chat_template/heap.h"
+#include "model/chat_template/program.h"
+#include "model/chat_template/value.h"
 
 namespace ovq::jinja {
 namespace {
@@ -13,9 +13,8 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 absl::Status ToStatus(const std::string& what, const Error& error) {
-  const auto status = [&](absl::StatusCode code, std::string_view kind) {
-    return absl::Status(
-        code, absl::StrCat(what, ", line ", error.line, ": ", std::string(kind), error.message));
+  const auto status = [&](absl::StatusCode code, const char* kind) {
+    return absl::Status(code, absl::StrCat(what, ", line ", error.line, ": ", kind, error.message));
   };
   switch (error.kind) {
     case ErrorKind::kRaised:
@@ -34,21 +33,11 @@ absl::Status ToStatus(const std::string& what, const Error& error) {
   return absl::InternalError(error.message);
 }
 
-Value FromJson(Heap& heap, const OrderedJson& json);
-
 Value FromText(Heap& heap, const std::string& text) {
   if (FirstInvalidUtf8(text).has_value()) {
     heap.Fail(ErrorKind::kType, "a variable is not valid UTF-8");
   }
   return heap.Text(text);
-}
-
-Value FromObject(Heap& heap, const OrderedJson& json) {
-  const Value dict = heap.MakeDict();
-  for (const auto& [key, value] : json.items()) {
-    heap.Set(dict, FromText(heap, key), FromJson(heap, value));
-  }
-  return dict;
 }
 
 Value FromJson(Heap& heap, const OrderedJson& json) {
@@ -72,8 +61,13 @@ Value FromJson(Heap& heap, const OrderedJson& json) {
       for (const OrderedJson& item : json) items.push_back(FromJson(heap, item));
       return heap.Make(Kind::kList, std::move(items));
     }
-    case OrderedJson::value_t::object:
-      return FromObject(heap, json);
+    case OrderedJson::value_t::object: {
+      const Value dict = heap.MakeDict();
+      for (const auto& [key, value] : json.items()) {
+        heap.Set(dict, FromText(heap, key), FromJson(heap, value));
+      }
+      return dict;
+    }
     default:
       return Value::None();
   }
@@ -102,10 +96,11 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view text, std::str
 
 absl::StatusOr<std::string> ChatTemplate::Render(const OrderedJson& variables, const std::tm& now,
                                                  const RenderLimits& limits) const {
-  Heap heap(limits);
+  Heap heap(limits, now);
   try {
-    const Value root = FromObject(heap, variables);
-    return Evaluator(heap, *parsed_, root, now).Run();
+    Rendering rendering(heap, variables.is_object() ? FromJson(heap, variables) : heap.MakeDict());
+    rendering.Run(parsed_->body);
+    return std::move(rendering.output);
   } catch (const Error& error) {
     return ToStatus(what_, error);
   }

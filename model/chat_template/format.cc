@@ -34,16 +34,12 @@ class Formatter {
   explicit Formatter(Heap& heap) : heap_(heap) {}
 
  protected:
-  [[noreturn]] void Fail(std::string_view what) {
-    heap_.Fail(ErrorKind::kType, absl::StrCat("ValueError: ", std::string(what)));
-  }
-
   // Consumes the digits at the front of `text`; -1 if there are none.
   int64_t ConsumeNumber(std::string_view& text) {
     int64_t number = -1;
     while (!text.empty() && text.front() >= '0' && text.front() <= '9') {
       number = std::max<int64_t>(number, 0) * 10 + (text.front() - '0');
-      if (number > INT32_MAX) Fail("too many decimal digits in format string");
+      if (number > INT32_MAX) heap_.ValueError("too many decimal digits in format string");
       text.remove_prefix(1);
     }
     return number;
@@ -59,12 +55,13 @@ class Formatter {
 
   std::string Number(const Spec& spec, Value value) {
     if (!value.is_number()) {
-      heap_.TypeError(absl::StrCat("a number is required, not ", TypeName(value)));
+      heap_.TypeError("a number is required, not ", TypeName(value));
     }
     const bool negative = value.number() < 0 || std::signbit(value.number());
     std::string digits;
     if (std::string_view("dixXobu").find(spec.type) != std::string_view::npos) {
-      if (!value.is_integer() && std::abs(value.number()) >= 0x1p63) Fail("a number is too large");
+      if (!value.is_integer() && std::abs(value.number()) >= 0x1p63)
+        heap_.ValueError("a number is too large");
       const int64_t whole =
           value.is_integer() ? value.integer() : static_cast<int64_t>(value.number());
       digits = Integer(spec, whole < 0 ? 0 - static_cast<uint64_t>(whole) : whole);
@@ -90,29 +87,25 @@ class Formatter {
     // The longest double has 309 digits before the point.
     const size_t size = static_cast<size_t>(precision) + 320;
     heap_.Spend(size);
-    std::string format = "%.*f";
-    if (spec.type == '%') {
-      number *= 100;
-      format += "%%";
-    } else {
-      format.back() = spec.type == '\0' ? 'g' : spec.type;
-    }
+    const bool percent = spec.type == '%';
+    const char format[] = {'%', '.', '*',
+                           percent             ? 'f'
+                           : spec.type == '\0' ? 'g'
+                                               : spec.type,
+                           '\0'};
     std::string digits(size, '\0');
-    const int n = std::snprintf(digits.data(), size, format.c_str(), precision, number);
-    digits.resize(n);
-    return digits;
+    digits.resize(
+        std::snprintf(digits.data(), size, format, precision, percent ? 100 * number : number));
+    return percent ? digits + "%" : digits;
   }
 
   static std::string Integer(const Spec& spec, uint64_t value) {
-    const int base = spec.type == 'b'                       ? 2
-                     : spec.type == 'o'                     ? 8
-                     : spec.type == 'x' || spec.type == 'X' ? 16
-                                                            : 10;
+    const char type = absl::ascii_tolower(spec.type);
+    const int base = type == 'b' ? 2 : type == 'o' ? 8 : type == 'x' ? 16 : 10;
     char buffer[64];
     std::string digits(buffer, std::to_chars(buffer, std::end(buffer), value, base).ptr);
     if (spec.type == 'X') absl::AsciiStrToUpper(&digits);
-    const bool has_prefix = spec.alternate && base != 10;
-    return has_prefix ? absl::StrCat("0", std::string(1, spec.type), digits) : digits;
+    return spec.alternate && base != 10 ? std::string{'0', spec.type} + digits : digits;
   }
 
   static void AddCommas(std::string& digits) {
@@ -128,21 +121,15 @@ class Formatter {
     const int64_t size = model::CountChars(body) + sign.size();
     const int64_t n = std::max<int64_t>(spec.width - size, 0);
     heap_.SpendEach(n, spec.fill.size());
-    const auto fill = [&](int64_t count) {
-      std::string text;
-      for (int64_t i = 0; i < count; ++i) text += spec.fill;
-      return text;
-    };
-    switch (spec.align == '\0' ? default_align : spec.align) {
-      case '<':
-        return absl::StrCat(sign, body, fill(n));
-      case '^':
-        return absl::StrCat(fill(n / 2), sign, body, fill(n - n / 2));
-      case '=':
-        return absl::StrCat(sign, fill(n), body);
-      default:
-        return absl::StrCat(fill(n), sign, body);
-    }
+    const char align = spec.align == '\0' ? default_align : spec.align;
+    const int64_t n_before = align == '<' || align == '=' ? 0 : align == '^' ? n / 2 : n;
+    std::string padded;
+    for (int64_t i = 0; i < n_before; ++i) padded += spec.fill;
+    padded += sign;
+    for (int64_t i = 0; align == '=' && i < n; ++i) padded += spec.fill;
+    padded += body;
+    for (int64_t i = n_before; align != '=' && i < n; ++i) padded += spec.fill;
+    return padded;
   }
 };
 
@@ -158,8 +145,8 @@ class Percent : Formatter {
       text += One(rest);
     }
     // A dict or list may remain unused, as in Python.
-    const bool is_mapping = values_.kind() == Kind::kDict || values_.kind() == Kind::kList;
-    const size_t n = values_.kind() == Kind::kTuple ? values_.list().items.size() : 1;
+    const bool is_mapping = values_.is(Kind::kDict) || values_.is(Kind::kList);
+    const size_t n = values_.is(Kind::kTuple) ? values_.items().size() : 1;
     if (!is_mapping && next_ < n) {
       heap_.TypeError("not all arguments converted during string formatting");
     }
@@ -172,11 +159,11 @@ class Percent : Formatter {
     Value named;
     if (rest.starts_with('(')) {
       const size_t end = rest.find(')');
-      if (end == std::string_view::npos) Fail("incomplete format key");
-      if (values_.kind() != Kind::kDict) heap_.TypeError("format requires a mapping");
+      if (end == std::string_view::npos) heap_.ValueError("incomplete format key");
+      if (!values_.is(Kind::kDict)) heap_.TypeError("format requires a mapping");
       const std::string key(rest.substr(1, end - 1));
-      const Value* found = values_.dict().FindName(key);
-      if (found == nullptr) heap_.Fail(ErrorKind::kType, absl::StrCat("KeyError: '", key, "'"));
+      const Value* found = values_.As<Dict>().FindName(key);
+      if (found == nullptr) heap_.Fail(ErrorKind::kType, "KeyError: '", key, "'");
       named = *found;
       rest.remove_prefix(end + 1);
     }
@@ -190,7 +177,7 @@ class Percent : Formatter {
     }
     spec.width = ConsumeNumber(rest);
     if (ConsumeAny(".", rest)) spec.precision = std::max<int64_t>(ConsumeNumber(rest), 0);
-    if (rest.empty()) Fail("incomplete format");
+    if (rest.empty()) heap_.ValueError("incomplete format");
     spec.type = rest[0];
     rest.remove_prefix(1);
     if (spec.type == '%') return "%";
@@ -198,7 +185,7 @@ class Percent : Formatter {
     if (spec.type == 's') return Text(spec, ToText(heap_, value), '>');
     if (spec.type == 'r') return Text(spec, ToRepr(heap_, value), '>');
     if (std::string_view("diuxXofFeEgG").find(spec.type) == std::string_view::npos) {
-      Fail("unsupported format character");
+      heap_.ValueError("unsupported format character");
     }
     if (zeros && spec.align == '\0') {
       spec.fill = "0";
@@ -208,11 +195,11 @@ class Percent : Formatter {
   }
 
   Value Next() {
-    const bool is_tuple = values_.kind() == Kind::kTuple;
-    if (next_ >= (is_tuple ? values_.list().items.size() : 1)) {
+    const bool is_tuple = values_.is(Kind::kTuple);
+    if (next_ >= (is_tuple ? values_.items().size() : 1)) {
       heap_.TypeError("not enough arguments for format string");
     }
-    return is_tuple ? values_.list().items[next_++] : (++next_, values_);
+    return is_tuple ? values_.items()[next_++] : (++next_, values_);
   }
 
   const Value values_;
@@ -234,10 +221,10 @@ class Braces : Formatter {
         text += brace;
         rest.remove_prefix(1);
       } else if (brace == '}') {
-        Fail("Single '}' encountered in format string");
+        heap_.ValueError("Single '}' encountered in format string");
       } else {
         const size_t end = rest.find('}');
-        if (end == std::string_view::npos) Fail("expected '}' before end of string");
+        if (end == std::string_view::npos) heap_.ValueError("expected '}' before end of string");
         text += Field(rest.substr(0, end));
         rest.remove_prefix(end + 1);
       }
@@ -252,29 +239,28 @@ class Braces : Formatter {
     Value value = Place(field.substr(0, name_end));
     field.remove_prefix(name_end);
     if (field.starts_with('!')) {
-      if (field.size() < 2 || (field[1] != 'r' && field[1] != 's')) Fail("unknown conversion");
+      if (field.size() < 2 || (field[1] != 'r' && field[1] != 's'))
+        heap_.ValueError("unknown conversion");
       value = heap_.Text(field[1] == 'r' ? ToRepr(heap_, value) : ToText(heap_, value));
       field.remove_prefix(2);
     }
     if (field.starts_with(':')) {
       field.remove_prefix(1);
     } else if (!field.empty()) {
-      Fail("expected ':' after conversion specifier");
+      heap_.ValueError("expected ':' after conversion specifier");
     }
     if (field.empty()) return ToText(heap_, value);
-    const Spec spec = ReadSpec(field);
+    Spec spec = ReadSpec(field);
     const bool is_text = value.is_string() && (spec.type == 's' || spec.type == '\0');
     if (is_text) return Text(spec, std::string(value.text()), '<');
     if (!value.is_number()) heap_.TypeError("unsupported format string for this type of value");
-    Spec of_number = spec;
-    if (spec.type == '\0' && value.is_integer()) of_number.type = 'd';
-    constexpr std::string_view kIntegers = "dxXob", kFloats = "fFeEgG%";
-    const std::string_view allowed = value.is_integer() ? "dxXobfFeEgG%" : kFloats;
+    if (spec.type == '\0' && value.is_integer()) spec.type = 'd';
+    const bool is_whole = std::string_view("dxXob").find(spec.type) != std::string_view::npos;
     const bool is_known =
-        of_number.type == '\0' || allowed.find(of_number.type) != std::string_view::npos;
-    const bool is_whole = kIntegers.find(of_number.type) != std::string_view::npos;
-    if (!is_known || (is_whole && spec.precision >= 0)) Fail("invalid format specifier");
-    return Number(of_number, value);
+        is_whole ? value.is_integer() && spec.precision < 0
+                 : std::string_view("\0fFeEgG%", 8).find(spec.type) != std::string_view::npos;
+    if (!is_known) heap_.ValueError("invalid format specifier");
+    return Number(spec, value);
   }
 
   // Looks up an argument, then its attributes and items.
@@ -303,11 +289,11 @@ class Braces : Formatter {
         value = Attribute(heap_, value, part);
         continue;
       }
-      const Value key = heap_.Text(std::string(part));
+      const Value key = heap_.Text(part);
       const int64_t number = ConsumeNumber(part);
       value = Item(heap_, value, number >= 0 && part.empty() ? Value::Int(number) : key);
     }
-    if (value.is_undefined()) heap_.Undefined(value);
+    heap_.RequireDefined(value);
     return value;
   }
 
@@ -331,9 +317,9 @@ class Braces : Formatter {
     spec.commas = ConsumeAny(",", text);
     if (ConsumeAny(".", text)) {
       spec.precision = ConsumeNumber(text);
-      if (spec.precision < 0) Fail("format specifier missing precision");
+      if (spec.precision < 0) heap_.ValueError("format specifier missing precision");
     }
-    if (text.size() > 1) Fail("invalid format specifier");
+    if (text.size() > 1) heap_.ValueError("invalid format specifier");
     if (!text.empty()) spec.type = text[0];
     return spec;
   }
@@ -345,11 +331,11 @@ class Braces : Formatter {
 }  // namespace
 
 Value FormatPercent(Heap& heap, Value format, Value values) {
-  return heap.Text(Percent(heap, values).Run(format.text()), format.string().safe);
+  return heap.Text(Percent(heap, values).Run(format.text()), format.is_safe());
 }
 
-Value FormatBraces(Heap& heap, Value format, const Args& args) {
-  return heap.Text(Braces(heap, args).Run(format.text()), format.string().safe);
+Value FormatBraces(Heap& heap, const Args& args) {
+  return heap.Text(Braces(heap, args).Run(args[0].text()), args[0].is_safe());
 }
 
 }  // namespace ovq::jinja

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/chat_template/heap.h"
+#include "model/chat_template/value.h"
 
 namespace ovq::jinja {
 

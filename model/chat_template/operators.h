@@ -1,11 +1,10 @@
 // Operators on values, by Python's rules.
 #pragma once
 
-#include <string>
 #include <string_view>
 #include <vector>
 
-#include "model/chat_template/heap.h"
+#include "model/chat_template/value.h"
 
 namespace ovq::jinja {
 
@@ -14,7 +13,6 @@ bool Equal(Heap& heap, Value a, Value b);
 bool Less(Heap& heap, Value a, Value b);
 // Comparison by operator name: == != < <= > >= in, not in.
 bool Compare(Heap& heap, std::string_view name, Value a, Value b);
-bool Contains(Heap& heap, Value container, Value item);
 
 // Arithmetic by operator name: + - * / // % **
 Value Binary(Heap& heap, std::string_view name, Value a, Value b);

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/chat_template/strings.h"
 #include "model/tokenizers/chars.h"
@@ -15,18 +14,11 @@
 namespace ovq::jinja {
 namespace {
 
-// Appends `part` to the text, charging the heap first.
-void Append(Heap& heap, std::string_view part, std::string& text) {
-  heap.Spend(part.size());
-  text += part;
-}
-
 std::string QuotedRepr(std::string_view text) {
   constexpr std::u32string_view kFrom = U"\n\r\t\\";
   constexpr std::string_view kTo = "nrt\\";
-  const char quote =
-      text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"'
-                                                                                            : '\'';
+  const bool has_single = text.find('\'') != text.npos, has_double = text.find('"') != text.npos;
+  const char quote = has_single && !has_double ? '"' : '\'';
   std::string repr(1, quote);
   for (size_t at = 0; at < text.size();) {
     const char32_t c = model::NextChar(text, at);
@@ -46,89 +38,23 @@ std::string QuotedRepr(std::string_view text) {
   return repr += quote;
 }
 
-void AppendRepr(Heap& heap, Value value, std::string& text);
-
-void AppendItems(Heap& heap, const std::vector<Value>& items, std::string& text) {
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (i > 0) Append(heap, ", ", text);
-    AppendRepr(heap, items[i], text);
-  }
-}
-
-void AppendEntries(Heap& heap, const Dict& dict, std::string& text) {
-  Append(heap, "{", text);
-  bool is_first = true;
-  for (const auto& [key, value] : dict.entries()) {
-    if (!std::exchange(is_first, false)) Append(heap, ", ", text);
-    AppendRepr(heap, key, text);
-    Append(heap, ": ", text);
-    AppendRepr(heap, value, text);
-  }
-  Append(heap, "}", text);
-}
-
-void AppendRepr(Heap& heap, Value value, std::string& text) {
-  const Level level(heap);
-  switch (value.kind()) {
-    case Kind::kMissing:
-    case Kind::kUndefined:
-      return Append(heap, "Undefined", text);
-    case Kind::kNone:
-      return Append(heap, "None", text);
-    case Kind::kBool:
-      return Append(heap, value.integer() != 0 ? "True" : "False", text);
-    case Kind::kInt:
-      return Append(heap, absl::StrCat(value.integer()), text);
-    case Kind::kFloat:
-      return Append(heap, FloatText(value.number()), text);
-    case Kind::kString:
-      heap.Spend(value.text().size());
-      return Append(heap,
-                    value.string().safe ? absl::StrCat("Markup(", QuotedRepr(value.text()), ")")
-                                        : QuotedRepr(value.text()),
-                    text);
-    case Kind::kList:
-      Append(heap, "[", text);
-      AppendItems(heap, value.list().items, text);
-      return Append(heap, "]", text);
-    case Kind::kTuple:
-      Append(heap, "(", text);
-      AppendItems(heap, value.list().items, text);
-      return Append(heap, value.list().items.size() == 1 ? ",)" : ")", text);
-    case Kind::kRange:
-      return Append(heap, value.list().shown, text);
-    case Kind::kView:
-      Append(heap, value.list().shown + "([", text);
-      AppendItems(heap, value.list().items, text);
-      return Append(heap, "])", text);
-    case Kind::kDict:
-      return AppendEntries(heap, value.dict(), text);
-    case Kind::kNamespace:
-      Append(heap, "<Namespace ", text);
-      AppendEntries(heap, value.dict(), text);
-      return Append(heap, ">", text);
-    case Kind::kCallable:
-      if (value.callable().macro != nullptr) {
-        return Append(heap, absl::StrCat("<Macro ", QuotedRepr(value.callable().name), ">"), text);
-      }
-      [[fallthrough]];
-    case Kind::kGenerator:
-    case Kind::kLoop:
-      return Append(heap, absl::StrCat("<", TypeName(value), ">"), text);
-  }
-}
-
-class JsonWriter {
+// Prints a value as repr() or as json.dumps(), charging the heap for each part first.
+class Printer {
  public:
-  JsonWriter(Heap& heap, const JsonStyle& style) : heap_(heap), style_(style) {}
+  // Without a style as repr().
+  Printer(Heap& heap, const JsonStyle* json)
+      : heap_(heap), json_(json), style_(json != nullptr ? *json : JsonStyle()) {}
 
-  std::string Write(Value value) {
-    AppendValue(value);
+  std::string Print(Value value) {
+    Add(value);
     return std::move(text_);
   }
 
  private:
-  void Add(std::string_view part) { Append(heap_, part, text_); }
+  void Add(std::string_view part) {
+    heap_.Spend(part.size());
+    text_ += part;
+  }
 
   void NewLine() {
     if (!style_.indent.has_value()) return;
@@ -136,9 +62,10 @@ class JsonWriter {
     for (int i = 0; i < depth_; ++i) Add(*style_.indent);
   }
 
+  // Prints brackets and n items, which `item(i)` prints.
   template <class Item>
-  void AppendNested(char open, char close, size_t n, Item item) {
-    text_ += open;
+  void AddNested(std::string_view open, std::string_view close, size_t n, Item item) {
+    Add(open);
     ++depth_;
     for (size_t i = 0; i < n; ++i) {
       if (i > 0) Add(style_.item_separator);
@@ -147,79 +74,105 @@ class JsonWriter {
     }
     --depth_;
     if (n > 0) NewLine();
-    text_ += close;
+    Add(close);
+  }
+  void AddItems(std::string_view open, std::string_view close, Value value) {
+    AddNested(open, close, value.items().size(), [&](size_t i) { Add(value.items()[i]); });
   }
 
-  void AppendValue(Value value) {
+  void Add(Value value) {
     const Level level(heap_);
     switch (value.kind()) {
       case Kind::kNone:
-        return Add("null");
       case Kind::kBool:
-        return Add(value.integer() != 0 ? "true" : "false");
       case Kind::kInt:
       case Kind::kFloat:
-        return Add(Number(value));
+        return Add(Plain(value));
       case Kind::kString:
-        return AppendString(value.text());
+        return AddString(value);
       case Kind::kList:
-      case Kind::kTuple: {
-        const std::vector<Value>& items = value.list().items;
-        return AppendNested('[', ']', items.size(), [&](size_t i) { AppendValue(items[i]); });
-      }
+        return AddItems("[", "]", value);
+      case Kind::kTuple:
+        if (json_ != nullptr) return AddItems("[", "]", value);
+        return AddItems("(", value.items().size() == 1 ? ",)" : ")", value);
       case Kind::kDict:
-        return AppendDict(value.dict().entries());
+        return AddEntries(value.entries());
       default:
-        heap_.TypeError(
-            absl::StrCat("Object of type ", TypeName(value), " is not JSON serializable"));
+        AddOther(value);
     }
   }
 
-  void AppendDict(const std::vector<std::pair<Value, Value>>& entries) {
-    std::vector<std::pair<std::string, Value>> members;
-    for (const auto& [key, value] : entries) members.emplace_back(KeyName(key), value);
-    if (style_.sort_keys) {
-      std::ranges::stable_sort(members, {}, &std::pair<std::string, Value>::first);
+  // A number, truth value or None.
+  std::string Plain(Value value) const {
+    if (value.is(Kind::kNone)) return json_ != nullptr ? "null" : "None";
+    if (value.is(Kind::kBool)) {
+      return value.integer() != 0 ? (json_ != nullptr ? "true" : "True")
+                                  : (json_ != nullptr ? "false" : "False");
     }
-    AppendNested('{', '}', members.size(), [&](size_t i) {
-      AppendString(members[i].first);
+    if (value.is_integer()) return absl::StrCat(value.integer());
+    if (json_ == nullptr || std::isfinite(value.number())) return FloatText(value.number());
+    return std::isnan(value.number()) ? "NaN" : value.number() > 0 ? "Infinity" : "-Infinity";
+  }
+
+  void AddString(Value value) {
+    if (json_ != nullptr) return AddJsonString(value.text());
+    heap_.Spend(value.text().size());
+    const std::string repr = QuotedRepr(value.text());
+    Add(value.is_safe() ? absl::StrCat("Markup(", repr, ")") : repr);
+  }
+
+  // Values that JSON does not have.
+  void AddOther(Value value) {
+    if (json_ != nullptr) {
+      heap_.TypeError("Object of type ", TypeName(value), " is not JSON serializable");
+    }
+    if (value.is(Kind::kRange)) return Add(value.As<List>().shown);
+    if (value.is(Kind::kView)) return AddItems(value.As<List>().shown + "([", "])", value);
+    if (value.is(Kind::kNamespace)) {
+      Add("<Namespace ");
+      AddEntries(value.entries());
+      return Add(">");
+    }
+    if (value.is(Kind::kCallable) && value.As<Callable>().macro != nullptr) {
+      return Add(absl::StrCat("<Macro ", QuotedRepr(value.As<Callable>().name), ">"));
+    }
+    Add(value.is_undefined() || !value.given() ? "Undefined"
+                                               : absl::StrCat("<", TypeName(value), ">"));
+  }
+
+  void AddEntries(std::vector<std::pair<Value, Value>> entries) {
+    if (json_ != nullptr) {
+      for (auto& [key, value] : entries) key = KeyName(key);
+    }
+    if (style_.sort_keys) {
+      std::ranges::stable_sort(entries, {}, [](const auto& entry) { return entry.first.text(); });
+    }
+    AddNested("{", "}", entries.size(), [&](size_t i) {
+      Add(entries[i].first);
       Add(style_.key_separator);
-      AppendValue(members[i].second);
+      Add(entries[i].second);
     });
   }
 
-  std::string KeyName(Value key) {
+  Value KeyName(Value key) {
     heap_.Step();
-    if (key.is_string()) {
-      heap_.Spend(key.text().size());
-      return std::string(key.text());
-    }
-    if (key.is_none()) return "null";
-    if (key.kind() == Kind::kBool) return key.integer() != 0 ? "true" : "false";
-    if (key.is_number()) return Number(key);
-    heap_.TypeError(
-        absl::StrCat("keys must be str, int, float, bool or None, not ", TypeName(key)));
+    if (key.is_string()) return key;
+    if (key.is(Kind::kNone) || key.is_number()) return heap_.Text(Plain(key));
+    heap_.TypeError("keys must be str, int, float, bool or None, not ", TypeName(key));
   }
 
-  static std::string Number(Value value) {
-    if (value.is_integer()) return absl::StrCat(value.integer());
-    if (std::isnan(value.number())) return "NaN";
-    if (std::isinf(value.number())) return value.number() > 0 ? "Infinity" : "-Infinity";
-    return FloatText(value.number());
-  }
-
-  void AppendString(std::string_view text) {
+  void AddJsonString(std::string_view text) {
     constexpr std::string_view kFrom = "\"\\\n\r\t\f\b", kTo = "\"\\nrtfb";
     heap_.Spend(text.size() + 2);
     text_ += '"';
     for (size_t at = 0; at < text.size();) {
       const char32_t c = model::NextChar(text, at);
-      const size_t escape = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos;
-      if (escape != std::string_view::npos) {
+      const size_t escape = c < 0x80 ? kFrom.find(static_cast<char>(c)) : kFrom.npos;
+      if (escape != kFrom.npos) {
         Add({"\\"});
         text_ += kTo[escape];
-      } else if (c < 0x20 || (style_.ensure_ascii && c >= 0x7f && c < 0x10000)) {
-        Add(c == 0x7f ? "\x7f" : absl::StrFormat("\\u%04x", static_cast<uint32_t>(c)));
+      } else if (c < 0x20 || (style_.ensure_ascii && c > 0x7f && c < 0x10000)) {
+        Add(absl::StrFormat("\\u%04x", static_cast<uint32_t>(c)));
       } else if (style_.ensure_ascii && c >= 0x10000) {
         Add(absl::StrFormat("\\u%04x\\u%04x", 0xd7c0 + (static_cast<uint32_t>(c) >> 10),
                             0xdc00 + (static_cast<uint32_t>(c) & 0x3ff)));
@@ -231,7 +184,8 @@ class JsonWriter {
   }
 
   Heap& heap_;
-  const JsonStyle& style_;
+  const JsonStyle* const json_;
+  const JsonStyle style_;
   int depth_ = 0;
   std::string text_;
 };
@@ -240,35 +194,29 @@ class JsonWriter {
 
 std::string ToText(Heap& heap, Value value) {
   if (value.is_undefined() || !value.given()) return "";
-  if (value.is_string()) {
-    heap.Spend(value.text().size());
-    return std::string(value.text());
-  }
-  return ToRepr(heap, value);
+  if (!value.is_string()) return ToRepr(heap, value);
+  heap.Spend(value.text().size());
+  return std::string(value.text());
 }
 
-std::string ToRepr(Heap& heap, Value value) {
-  std::string text;
-  AppendRepr(heap, value, text);
-  return text;
+std::string ToRepr(Heap& heap, Value value) { return Printer(heap, nullptr).Print(value); }
+
+std::string ToJson(Heap& heap, Value value, const JsonStyle& style) {
+  return Printer(heap, &style).Print(value);
 }
 
 std::string FloatText(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   char buffer[32];
-  char* end =
-      std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific).ptr;
-  std::string text(buffer, end);
-  const int exponent = std::atoi(text.c_str() + text.find('e') + 1);
-  if (exponent < -4 || exponent >= 16) return text;
-  end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::fixed).ptr;
-  text.assign(buffer, end);
-  return text.find('.') == std::string::npos ? text.append(".0") : text;
-}
-
-std::string ToJson(Heap& heap, Value value, const JsonStyle& style) {
-  return JsonWriter(heap, style).Write(value);
+  const auto shown = [&](std::chars_format format) {
+    return std::string(buffer, std::to_chars(buffer, std::end(buffer), value, format).ptr);
+  };
+  const std::string scientific = shown(std::chars_format::scientific);
+  const int exponent = std::atoi(scientific.c_str() + scientific.find('e') + 1);
+  if (exponent < -4 || exponent >= 16) return scientific;
+  const std::string fixed = shown(std::chars_format::fixed);
+  return fixed.find('.') == std::string::npos ? fixed + ".0" : fixed;
 }
 
 std::string Joined(Heap& heap, const std::vector<Value>& parts, std::string_view separator) {

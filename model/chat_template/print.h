@@ -29,7 +29,7 @@ std::string Replaced(Heap& heap, std::string_view text, std::string_view what, s
 
 // format % values: a tuple, a dict for %(name)s, or a single value.
 Value FormatPercent(Heap& heap, Value format, Value values);
-// format.format(...), with positional and named arguments.
-Value FormatBraces(Heap& heap, Value format, const Args& args);
+// format.format(...): args[0] is the format, behind it are positional and named arguments.
+Value FormatBraces(Heap& heap, const Args& args);
 
 }  // namespace ovq::jinja

@@ -6,20 +6,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/softmax/softmax.h"
-#include "model/families/family.h"
 #include "model/families/hub.h"
 
 namespace ovq::model {
 namespace {
 
-constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
-                                {"full_attention", "full_attention"}};
 constexpr int kFullEvery = 4;  // if the file does not list its layers
 constexpr double kMaxScale = 1e6;
 constexpr int64_t kMaxWindow = 1 << 24;
 
 // Refuses fields whose values ask for another model, although no code reads them.
-void RefuseOthers(const nlohmann::json& json, kernels::AttrReader& file) {
+void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
   const std::pair<const char*, nlohmann::json> kExpected[] = {
       {"order_of_interleaved_layers", "local_attn_first"},
       {"position_embedding_type", "rope_gptj"},
@@ -29,19 +26,15 @@ void RefuseOthers(const nlohmann::json& json, kernels::AttrReader& file) {
       {"use_qk_norm", false},
       {"rope_scaling", nullptr}};
   for (const auto& [field, expected] : kExpected) {
-    const auto found = json.find(field);
-    if (found == json.end() || found->is_null() || *found == expected) continue;
-    file.Fail(field, absl::StrCat("expected ", expected.dump(), ", got ", found->dump()));
+    const nlohmann::json found = config_file.at(field);
+    if (found.is_null() || found == expected) continue;
+    file.Fail(field, absl::StrCat("expected ", expected.dump(), ", got ", found.dump()));
   }
-}
-
-std::vector<std::string> LayerTypes(const kernels::Attrs& fields, HubReader& reader) {
   for (const char* field : {"sliding_window_pattern", "layer_switch"}) {
-    if (!fields.Has("layer_types")) reader.file().IntOr(field, kFullEvery, kFullEvery, kFullEvery);
+    if (!config_file.fields.Has("layer_types")) {
+      file.IntOr(field, kFullEvery, kFullEvery, kFullEvery);
+    }
   }
-  return reader.LayerTypes("layer_types", kLayers, [](int i) {
-    return std::string((i + 1) % kFullEvery == 0 ? "full_attention" : "sliding_attention");
-  });
 }
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
@@ -53,29 +46,29 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
       config.tie_word_embeddings) {
     file.Fail("use_embedding_sharing", "contradicts tie_word_embeddings, which is true by default");
   }
-  config.logit_scale = static_cast<float>(file.FloatOr("logit_scale", 0.0625, 0, kMaxScale));
-  RefuseOthers(config_file.json, file);
+  config.logit_scale = 0.0625;
+  file.Float("logit_scale", config.logit_scale, 0, kMaxScale);
+  RefuseOthers(config_file, file);
   const auto sliding = reader.Attention<kernels::SlidingConfig>();
   const auto full = reader.Attention<kernels::FullConfig>();
   sliding->fields.input.norm = full->fields.input.norm = kernels::HeadNorm::kNone;
   sliding->fields.window = 4096;
   file.Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
-  reader.SetRope(kernels::RopeSpec::Layout::kInterleaved, *sliding);
+  reader.SetRope(kernels::RopeSpec::Layout::kInterleaved, sliding->fields, sliding->names);
   reader.ReadMixer(*sliding);
   reader.ReadMixer(*full);
-  reader.AddLayers(LayerTypes(config_file.fields, reader), kLayers, {sliding, full},
-                   file.IntOr("intermediate_size", 22528, 1, kMaxHiddenSize));
+  reader.AddLayers(
+      "layer_types",
+      {{"sliding_attention", "sliding_attention", sliding},
+       {"full_attention", "full_attention", full}},
+      [](int i) { return (i + 1) % kFullEvery == 0 ? 1 : 0; },
+      file.IntOr("intermediate_size", 22528, 1, kMaxHiddenSize));
   for (LayerSpec& layer : config.layers) layer.feed_forward.parallel = true;
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
-                                 const kernels::Shape& shape) {
-  return {{std::string(name), shape}};
-}
-
 }  // namespace
 
-const Family kCohere2 = {"cohere2", /*is_strict=*/false, Read, Tensor, IsUnusedInHub};
+const Family kCohere2 = {.model_type = "cohere2", .read = Read, .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

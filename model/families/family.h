@@ -2,17 +2,20 @@
 // its config.json into a ModelConfig and gives the names of the decoder's tensors in its files.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/json.h"
 #include "kernels/common/attrs.h"
 #include "kernels/common/tensor.h"
 #include "model/config.h"
+#include "model/weights.h"
 
 namespace ovq::model {
 
@@ -25,6 +28,26 @@ struct TensorInFile {
   int64_t run = 0, first = 0, stride = 0;
 };
 
+// The beginning of a name, and what a family's files have in its place.
+struct Renamed {
+  std::string_view begin, in_file;
+};
+
+inline constexpr std::string_view kLayerPrefix = "model.layers.";
+
+// The name of a decoder's tensor (docs/model-format.md) by its parts.
+struct TensorName {
+  explicit TensorName(std::string_view name);
+
+  int layer = -1;         // of model.layers.N.LEAF; -1: not of a layer
+  std::string_view leaf;  // LEAF, or the whole name
+
+  // The name with its leaf replaced: by `other_leaf`, or its beginning by the first entry of the
+  // table that fits. `layers` replaces model.layers.
+  std::string With(std::string_view other_leaf, std::string_view layers = kLayerPrefix) const;
+  std::string As(std::span<const Renamed> table, std::string_view layers = kLayerPrefix) const;
+};
+
 // A config.json that is being read.
 struct ConfigFile {
   const nlohmann::json& json;  // with the fields of text_config at the top
@@ -34,7 +57,21 @@ struct ConfigFile {
   std::map<std::string, kernels::Attrs, std::less<>> sections = {};
 
   const kernels::Attrs& section(std::string_view name) const;  // empty Attrs if absent
+  // A field of any type; null if absent.
+  nlohmann::json at(const char* field) const { return json.value(field, nlohmann::json()); }
 };
+
+// Adds the object's scalars and homogeneous lists to `attrs`: lists of numbers, of strings, or of
+// numbers and lists of numbers. Other lists count as null. Nulls, objects and Bookkeeping() are
+// left out. An integer beyond 64 bits becomes a real number. Messages put said_in before a field's
+// name.
+void FillAttrs(const nlohmann::json& object, kernels::Attrs& attrs, std::string_view said_in = "");
+// Fields of config.json that transformers writes for its own use, ignored here.
+std::span<const std::string_view> Bookkeeping();
+
+// Reads vocab_size, hidden_size and num_hidden_layers. A default of 0 makes a field obligatory.
+void ReadSizes(kernels::AttrReader& file, int64_t vocab_size, int64_t hidden_size, int64_t n_layers,
+               ModelConfig& config);
 
 // An integer of a file, for a default that follows from it; the fallback if the field is wrong,
 // which the mixer that reads it reports.
@@ -42,19 +79,22 @@ int64_t Peek(const kernels::Attrs& fields, std::string_view name, int64_t fallba
 
 struct Family {
   std::string_view model_type;
-  bool is_strict;  // a field that nobody reads is an error
   // Fills in `config`, except for what all families share (dtype, special tokens, tokenizer), which
   // is read elsewhere, the dtype before. Problems of mixers stay in their configs. InvalidArgument
   // with all problems (SplitProblems), which name fields as the file does. Valid fields are filled
   // in even then, and layers whose tensors cannot be known are marked.
   absl::Status (*read)(ConfigFile& file, ModelConfig& config);
-  // The candidates for the decoder's tensor `name` (docs/model-format.md) of that shape, in order,
-  // at least one. The first that the file has counts; if it has none, the first is reported as
+  // The decoder's names in the files (TensorName::As), and what files have for model.layers.
+  std::span<const Renamed> names = {};
+  std::string_view layers = kLayerPrefix;
+  // In place of the names: the candidates for the decoder's tensor of that shape, in order, at
+  // least one. The first that the file has counts; if it has none, the first is reported as
   // missing.
-  std::vector<TensorInFile> (*tensor)(const ModelConfig& config, std::string_view name,
-                                      const kernels::Shape& shape);
+  std::vector<TensorInFile> (*tensor)(const ModelConfig& config, const TensorName& name,
+                                      const kernels::Shape& shape) = nullptr;
   // Tensors that writers of the family store though nothing reads them.
-  bool (*is_unused)(std::string_view name_in_file);
+  bool (*is_unused)(std::string_view name_in_file) = [](std::string_view) { return false; };
+  bool is_strict = false;  // a field that nobody reads is an error
   // A field that identifies files of this family without a model_type; empty: none.
   std::string_view marker = {};
 };
@@ -71,5 +111,12 @@ extern const Family kGraniteMoeHybrid, kOlmoHybrid, kCohere2;
 extern const Family kQwen35, kQwen35Text, kMuseGlimmer, kMuseGlimmerText;
 
 std::span<const Family* const> Families();
+
+// The decoder's tensor `name` from a checkpoint of the config's family. Errors name it as the file
+// does. The view is of the mapped file, or of a new entry of `copies` if its elements are not
+// contiguous there.
+absl::StatusOr<kernels::TensorView> GetTensor(const ModelConfig& config, std::string_view name,
+                                              const kernels::Shape& shape, Weights& weights,
+                                              std::deque<std::vector<std::byte>>& copies);
 
 }  // namespace ovq::model

@@ -7,7 +7,6 @@
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/recurrent/matrix_state.h"
 #include "model/families/family.h"
-#include "model/families/renaming.h"
 
 namespace ovq::model {
 namespace {
@@ -24,22 +23,18 @@ int64_t FeedForwardWidth(kernels::AttrReader& file, int64_t hidden_size) {
 
 // Reads everything but the mixer's fields. Attention layers are refused: no layer type here has
 // their rules (1 / sqrt(d), rotary positions, biases).
-void ReadDecoder(const nlohmann::json& json, kernels::AttrReader& file, std::string layer_type,
+void ReadDecoder(const ConfigFile& all, kernels::AttrReader& file, std::string layer_type,
                  int64_t default_layers, ModelConfig& config) {
   constexpr std::string_view kActivations[] = {"swish", "silu"};
-  config.vocab_size = file.IntOr("vocab_size", 32000, 1, kMaxVocab);
-  config.hidden_size = file.IntOr("hidden_size", 2048, 1, kMaxHiddenSize);
-  config.n_layers =
-      static_cast<int>(file.IntOr("num_hidden_layers", default_layers, 1, kMaxLayers));
-  config.norm.eps = static_cast<float>(file.FloatOr("norm_eps", 1e-6, 0.0, 1.0));
+  ReadSizes(file, 32000, 2048, default_layers, config);
+  config.norm.eps = 1e-6f;
+  file.Float("norm_eps", config.norm.eps, 0.0, 1.0);
   config.final_norm = config.norm;
   config.tie_word_embeddings = file.BoolOr("tie_word_embeddings", false);
   file.ChoiceOr("hidden_act", kActivations);
   for (const char* field : {"attn", "attnres_block_size"}) {
-    const auto value = json.find(field);
-    if (value != json.end() && !value->is_null()) {
-      file.Fail(field, "expected null: what it asks for is not supported");
-    }
+    if (all.at(field).is_null()) continue;
+    file.Fail(field, "expected null: what it asks for is not supported");
   }
   const FeedForwardSpec feed_forward = {FeedForwardKind::kGatedSilu,
                                         FeedForwardWidth(file, config.hidden_size)};
@@ -61,7 +56,7 @@ absl::Status Done(const kernels::AttrReader& file, const kernels::Attrs& fields,
 
 absl::Status ReadGatedDeltaNet(ConfigFile& all, ModelConfig& config) {
   kernels::AttrReader file(all.fields);
-  ReadDecoder(all.json, file, "gated_delta_net", /*default_layers=*/21, config);
+  ReadDecoder(all, file, "gated_delta_net", /*default_layers=*/21, config);
   auto gdn = std::make_shared<kernels::LayerConfig<kernels::GatedDeltaNetConfig>>();
   const int64_t head_dim = Peek(all.fields, "head_dim", 256, kernels::kMaxStateKeyDim);
   const double expansion = file.FloatOr("expand_v", 2.0, 0.0, 1024.0);
@@ -79,7 +74,7 @@ absl::Status ReadGatedDeltaNet(ConfigFile& all, ModelConfig& config) {
 
 absl::Status ReadMesaNet(ConfigFile& all, ModelConfig& config) {
   kernels::AttrReader file(all.fields);
-  ReadDecoder(all.json, file, "mesa_net", /*default_layers=*/24, config);
+  ReadDecoder(all, file, "mesa_net", /*default_layers=*/24, config);
   auto mesa = std::make_shared<kernels::LayerConfig<kernels::MesaConfig>>();
   mesa->fields.n_heads = 16;
   mesa->fields.head_dim = 128;
@@ -91,30 +86,24 @@ absl::Status ReadMesaNet(ConfigFile& all, ModelConfig& config) {
   return Done(file, all.fields, mesa, config);
 }
 
-constexpr Renamed kGlobal[] = {
+constexpr Renamed kNames[] = {
     {"model.embed_tokens.", "model.embeddings."},
-};
-constexpr Renamed kOfLayer[] = {
     {"input_layernorm.", "attn_norm."},
     {"post_attention_layernorm.", "mlp_norm."},
     {"self_attn.", "attn."},
 };
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
-                                 const kernels::Shape& shape) {
-  return {{ReplacePrefix(name, kGlobal, "model.layers.", kOfLayer), shape}};
-}
 
 // Gated delta nets from before March 2025 have attn.D, which was never read.
 bool IsUnusedInGatedDeltaNet(std::string_view name) {
-  return name.starts_with("model.layers.") && name.ends_with(".attn.D");
+  return name.starts_with(kLayerPrefix) && name.ends_with(".attn.D");
 }
-bool IsUnusedInMesaNet(std::string_view) { return false; }
 
 }  // namespace
 
-const Family kFlaGatedDeltaNet = {"gated_deltanet", /*is_strict=*/false, ReadGatedDeltaNet, Tensor,
-                                  IsUnusedInGatedDeltaNet};
-const Family kFlaMesaNet = {"mesa_net", /*is_strict=*/false, ReadMesaNet, Tensor,
-                            IsUnusedInMesaNet};
+const Family kFlaGatedDeltaNet = {.model_type = "gated_deltanet",
+                                  .read = ReadGatedDeltaNet,
+                                  .names = kNames,
+                                  .is_unused = IsUnusedInGatedDeltaNet};
+const Family kFlaMesaNet = {.model_type = "mesa_net", .read = ReadMesaNet, .names = kNames};
 
 }  // namespace ovq::model

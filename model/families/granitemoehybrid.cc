@@ -6,14 +6,11 @@
 
 #include "kernels/mixers/mamba2/mamba2.h"
 #include "kernels/mixers/softmax/softmax.h"
-#include "model/families/family.h"
 #include "model/families/hub.h"
-#include "model/families/renaming.h"
 
 namespace ovq::model {
 namespace {
 
-constexpr HubLayer kLayers[] = {{"mamba", "mamba2"}, {"attention", "full_attention"}};
 constexpr int64_t kMaxExperts = 1 << 20;
 constexpr double kMaxMultiplier = 1e6;
 
@@ -30,7 +27,7 @@ std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
   attention->fields.input.score_scale = 1;
   attention->names.push_back({"score_scale", "attention_multiplier"});
   if (reader.file().ChoiceOr("position_embedding_type", kPositions) == 1) {
-    reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention);
+    reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names);
   }
   reader.ReadMixer(*attention);
   return attention;
@@ -49,7 +46,7 @@ std::shared_ptr<kernels::MixerConfig> Mamba(const ConfigFile& file, HubReader& r
   fields.norm_groups = 1;
   fields.norm_eps = config.norm.eps;
   fields.expand = reader.file().FloatOr("mamba_expand", 2, 0.001, 1024);
-  if (file.fields.Has("mamba_d_head") && file.json.at("mamba_d_head") != "auto") {
+  if (file.fields.Has("mamba_d_head") && file.at("mamba_d_head") != "auto") {
     mamba->names.push_back({"head_dim", "mamba_d_head"});
   } else {
     const int64_t n_heads = Peek(file.fields, "mamba_n_heads", fields.n_heads, kMaxHiddenSize);
@@ -68,36 +65,34 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   reader.ReadSizes({32000, 4096, 32, 32, 0, 0}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6);
   RefuseExperts(file);
-  config.embedding_scale =
-      static_cast<float>(file.FloatOr("embedding_multiplier", 1, 0, kMaxMultiplier));
-  config.residual_scale =
-      static_cast<float>(file.FloatOr("residual_multiplier", 1, 0, kMaxMultiplier));
+  file.Float("embedding_multiplier", config.embedding_scale, 0, kMaxMultiplier);
+  file.Float("residual_multiplier", config.residual_scale, 0, kMaxMultiplier);
   config.logit_scale =
       static_cast<float>(1 / file.FloatOr("logits_scaling", 1, 1 / kMaxMultiplier, kMaxMultiplier));
   const auto mamba = Mamba(config_file, reader, config), attention = Attention(reader);
   const int64_t width = file.IntOr("shared_intermediate_size", 1024, 1, kMaxHiddenSize);
   const char* types = config_file.fields.Has("layer_types") ? "layer_types" : "layers_block_type";
-  const auto all_mamba = [](int) { return std::string("mamba"); };
-  reader.AddLayers(reader.LayerTypes(types, kLayers, all_mamba), kLayers, {mamba, attention},
-                   width);
+  reader.AddLayers(
+      types, {{"mamba", "mamba2", mamba}, {"attention", "full_attention", attention}},
+      [](int) { return 0; }, width);
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+std::vector<TensorInFile> Tensor(const ModelConfig&, const TensorName& name,
                                  const kernels::Shape& shape) {
-  constexpr Renamed kOfLayer[] = {{"mlp.gate_proj.", "shared_mlp.input_linear."},
-                                  {"mlp.up_proj.", "shared_mlp.input_linear."},
-                                  {"mlp.down_proj.", "shared_mlp.output_linear."},
-                                  {"self_attn.in_proj.", "mamba.in_proj."},
-                                  {"self_attn.conv1d.", "mamba.conv1d."},
-                                  {"self_attn.A_log", "mamba.A_log"},
-                                  {"self_attn.dt_bias", "mamba.dt_bias"},
-                                  {"self_attn.D", "mamba.D"},
-                                  {"self_attn.norm.", "mamba.norm."},
-                                  {"self_attn.out_proj.", "mamba.out_proj."}};
-  TensorInFile tensor = {ReplacePrefix(name, {}, "model.layers.", kOfLayer), shape};
-  const bool is_up = name.find(".mlp.up_proj.") != std::string_view::npos;
-  if (is_up || name.find(".mlp.gate_proj.") != std::string_view::npos) {
+  constexpr Renamed kNames[] = {{"mlp.gate_proj.", "shared_mlp.input_linear."},
+                                {"mlp.up_proj.", "shared_mlp.input_linear."},
+                                {"mlp.down_proj.", "shared_mlp.output_linear."},
+                                {"self_attn.in_proj.", "mamba.in_proj."},
+                                {"self_attn.conv1d.", "mamba.conv1d."},
+                                {"self_attn.A_log", "mamba.A_log"},
+                                {"self_attn.dt_bias", "mamba.dt_bias"},
+                                {"self_attn.D", "mamba.D"},
+                                {"self_attn.norm.", "mamba.norm."},
+                                {"self_attn.out_proj.", "mamba.out_proj."}};
+  TensorInFile tensor = {name.As(kNames), shape};
+  const bool is_up = name.leaf.starts_with("mlp.up_proj.");
+  if (is_up || name.leaf.starts_with("mlp.gate_proj.")) {
     tensor.shape = {2 * shape[0], shape[1]};
     tensor.run = shape.elements();
     tensor.first = is_up ? tensor.run : 0;
@@ -107,7 +102,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
 
 }  // namespace
 
-const Family kGraniteMoeHybrid = {"granitemoehybrid", /*is_strict=*/false, Read, Tensor,
-                                  IsUnusedInHub};
+const Family kGraniteMoeHybrid = {
+    .model_type = "granitemoehybrid", .read = Read, .tensor = Tensor, .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

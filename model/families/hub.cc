@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/text.h"
-#include "model/json_attrs.h"
 
 namespace ovq::model {
 namespace {
@@ -18,10 +17,7 @@ constexpr int64_t kMaxHeads = 4096;
 
 void HubReader::ReadSizes(const HubSizes& sizes, bool is_tied, std::string_view activation) {
   constexpr std::string_view kActivations[] = {"silu", "swish"};
-  config_.vocab_size = file_.IntOr("vocab_size", sizes.vocab_size, 1, kMaxVocab);
-  config_.hidden_size = file_.IntOr("hidden_size", sizes.hidden_size, 1, kMaxHiddenSize);
-  config_.n_layers =
-      static_cast<int>(file_.IntOr("num_hidden_layers", sizes.n_layers, 1, kMaxLayers));
+  model::ReadSizes(file_, sizes.vocab_size, sizes.hidden_size, sizes.n_layers, config_);
   config_.tie_word_embeddings = file_.BoolOr("tie_word_embeddings", is_tied);
   file_.ChoiceOr(activation, kActivations);
   sizes_ = sizes;
@@ -29,7 +25,8 @@ void HubReader::ReadSizes(const HubSizes& sizes, bool is_tied, std::string_view 
 
 void HubReader::ReadNorms(std::string_view eps_field, double eps, const NormSpec& norm) {
   config_.norm = norm;
-  config_.norm.eps = static_cast<float>(file_.FloatOr(eps_field, eps, 0, 1));
+  config_.norm.eps = static_cast<float>(eps);
+  file_.Float(eps_field, config_.norm.eps, 0, 1);
   config_.final_norm = config_.norm;
 }
 
@@ -62,27 +59,26 @@ std::shared_ptr<kernels::LayerConfig<kernels::GatedDeltaNetConfig>> HubReader::G
   return gdn;
 }
 
-const Json& HubReader::Rope() const {
-  static const Json* const none = new Json(Json::object());
-  for (const char* field : {"rope_scaling", "rope_parameters"}) {
-    const auto found = all_.json.find(field);
-    if (found != all_.json.end() && found->is_object()) return *found;
-  }
-  return *none;
+Json HubReader::Rope() const {
+  const Json older = all_.at("rope_scaling"), newer = all_.at("rope_parameters");
+  return older.is_object() ? older : newer.is_object() ? newer : Json::object();
 }
 
 Json HubReader::RopeNumber(const char* field, double fallback, std::string& name_in_file) {
-  const Json& rope = Rope();
+  const Json rope = Rope();
   const bool is_there = rope.contains(field);
   name_in_file = absl::StrCat(is_there ? "rope_parameters." : "", field);
-  const Json value = is_there ? rope.at(field) : all_.json.value(field, Json(fallback));
+  const Json value = (is_there ? rope : all_.json).value(field, Json(fallback));
   if (value.is_number() || value.is_null()) return value;
   file_.Fail(name_in_file, absl::StrCat("expected a number, got ", value.dump()));
   return fallback;
 }
 
-void HubReader::FillRope(int head_dim, kernels::RopeSpec& rope, kernels::FieldNames& names,
-                         const HubRope& fields) {
+void HubReader::SetRope(kernels::RopeSpec::Layout layout, kernels::AttentionConfig& attention,
+                        kernels::FieldNames& names, const HubRope& fields) {
+  kernels::RopeSpec& rope = attention.input.rope;
+  const int head_dim = attention.shape.head_dim;
+  rope.layout = layout;
   for (const char* field : {"rope_type", "type"}) {
     const Json type = Rope().value(field, Json("default"));
     if (type == "default") continue;
@@ -109,10 +105,10 @@ void HubReader::FillRope(int head_dim, kernels::RopeSpec& rope, kernels::FieldNa
   }
 }
 
-std::vector<std::string> HubReader::LayerTypes(
-    const char* field, std::span<const HubLayer> known,
-    const std::function<std::string(int)>& default_type) {
-  std::vector<std::string> types;
+void HubReader::AddLayers(const char* field, const std::vector<HubLayer>& kinds,
+                          const std::function<int(int)>& default_kind, int64_t feed_forward_width) {
+  std::vector<std::string> types, known;
+  for (const HubLayer& kind : kinds) known.emplace_back(kind.in_file);
   if (all_.fields.Has(field)) {
     types = file_.Strings(field);
     if (file_.ok() && static_cast<int>(types.size()) != config_.n_layers) {
@@ -120,58 +116,41 @@ std::vector<std::string> HubReader::LayerTypes(
                                      config_.n_layers));
     }
   } else {
-    for (int i = 0; i < config_.n_layers; ++i) types.push_back(default_type(i));
+    for (int i = 0; i < config_.n_layers; ++i) types.push_back(known[default_kind(i)]);
   }
   for (size_t i = 0; i < types.size(); ++i) {
-    if (std::ranges::find(known, types[i], &HubLayer::in_file) != known.end()) continue;
-    std::vector<std::string> names;
-    for (const HubLayer& layer : known) names.emplace_back(layer.in_file);
+    LayerSpec& layer = config_.layers.emplace_back();
+    layer.feed_forward = {FeedForwardKind::kGatedSilu, feed_forward_width};
+    const auto kind = std::ranges::find(kinds, types[i], &HubLayer::in_file);
+    if (kind != kinds.end()) {
+      layer.type = std::string(kind->type);
+      layer.mixer = kind->mixer;
+      continue;
+    }
     file_.Fail(
         absl::StrCat(field, "[", i, "]"),
-        absl::StrCat("unknown value ", Quoted(types[i]), "; known: ", absl::StrJoin(names, ", ")));
-  }
-  return types;
-}
-
-void HubReader::AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
-                          const std::vector<std::shared_ptr<kernels::MixerConfig>>& mixers,
-                          int64_t feed_forward_width) {
-  for (const std::string& type : types) {
-    LayerSpec& layer = config_.layers.emplace_back();
-    const auto found = std::ranges::find(known, type, &HubLayer::in_file);
-    if (found != known.end()) {
-      layer.type = std::string(found->type);
-      layer.mixer = mixers[static_cast<size_t>(found - known.begin())];
-    }
-    layer.feed_forward = {FeedForwardKind::kGatedSilu, feed_forward_width};
+        absl::StrCat("unknown value ", Quoted(types[i]), "; known: ", absl::StrJoin(known, ", ")));
   }
 }
 
 absl::Status HubReader::Done() {
-  const auto slots = all_.json.find("ovq");
-  if (slots != all_.json.end() && slots->is_object()) {
-    FillAttrs(*slots, all_.sections.try_emplace("ovq", "ovq.").first->second);
-  }
+  const Json slots = all_.at("ovq");
+  if (slots.is_object()) FillAttrs(slots, all_.sections.try_emplace("ovq", "ovq.").first->second);
   for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
   return file_.status();
 }
 
-TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& tensor,
+TensorInFile GatedDeltaNetPart(const ModelConfig& config, const TensorName& name,
                                std::string name_in_file, const kernels::Shape& shape) {
   const auto& gdn =
-      kernels::FieldsAs<kernels::GatedDeltaNetConfig>(*config.layers[tensor.layer].mixer);
-  const int64_t keys = gdn.key_width(), values = gdn.value_width();
-  const int64_t per_row = shape.elements() / shape[0];
-  const char part = tensor.leaf[std::string_view("self_attn.").size()];  // q_proj, q_conv1d, ...
-  const int64_t rows = 2 * keys + values;
+      kernels::FieldsAs<kernels::GatedDeltaNetConfig>(*config.layers[name.layer].mixer);
+  const int64_t keys = gdn.key_width(), rows = 2 * keys + gdn.value_width();
+  const char part = name.leaf[std::string_view("self_attn.").size()];  // q_proj, q_conv1d, ...
+  const int64_t first_row = part == 'q' ? 0 : part == 'k' ? keys : 2 * keys;
   return {
       std::move(name_in_file),
       shape.rank() == 3 ? kernels::Shape{rows, shape[1], shape[2]} : kernels::Shape{rows, shape[1]},
-      shape.elements(),
-      (part == 'q'   ? 0
-       : part == 'k' ? keys
-                     : 2 * keys) *
-          per_row};
+      shape.elements(), first_row * (shape.elements() / shape[0])};
 }
 
 std::vector<TensorInFile> InEitherPrefix(const ModelConfig& config, TensorInFile tensor) {

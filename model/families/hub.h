@@ -4,19 +4,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "base/json.h"
-#include "kernels/common/attrs.h"
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/gated_delta_net/gated_delta_net.h"
-#include "model/config.h"
 #include "model/families/family.h"
-#include "model/families/renaming.h"
 
 namespace ovq::model {
 
@@ -35,14 +29,15 @@ struct HubDeltaNetSizes {
 
 // A family's fields of RoPE beside the base.
 struct HubRope {
-  std::optional<double> partial =
-      {};                    // default of partial_rotary_factor; empty: the field is not read
+  // Default of partial_rotary_factor; empty: the field is not read.
+  std::optional<double> partial = {};
   bool may_be_null = false;  // a base of null means no RoPE
 };
 
-// A layer type by its name in the file's layer_types, and the layer it becomes here.
+// A layer type by its name in the file's list, and the layer it becomes here.
 struct HubLayer {
   std::string_view in_file, type;
+  std::shared_ptr<kernels::MixerConfig> mixer;
 };
 
 // Reads a file's fields and fills in what these families share. file() keeps the errors.
@@ -75,28 +70,19 @@ class HubReader {
   }
   // Reads rope_theta from rope_parameters (rope_scaling in older files), else from the top level,
   // else 10000; likewise partial_rotary_factor. Call it after all else of `attention` is set.
-  template <class Config>
-  void SetRope(kernels::RopeSpec::Layout layout, kernels::LayerConfig<Config>& attention,
-               const HubRope& rope = {}) {
-    attention.fields.input.rope.layout = layout;
-    FillRope(attention.fields.shape.head_dim, attention.fields.input.rope, attention.names, rope);
-  }
-  // Reads the list `field`; if absent, layer i has type default_type(i).
-  std::vector<std::string> LayerTypes(const char* field, std::span<const HubLayer> known,
-                                      const std::function<std::string(int)>& default_type);
-  // Adds a layer with a gated SiLU feed-forward for each type. mixers: of the known types.
-  void AddLayers(const std::vector<std::string>& types, std::span<const HubLayer> known,
-                 const std::vector<std::shared_ptr<kernels::MixerConfig>>& mixers,
-                 int64_t feed_forward_width);
+  void SetRope(kernels::RopeSpec::Layout layout, kernels::AttentionConfig& attention,
+               kernels::FieldNames& names, const HubRope& fields = {});
+  // Adds a layer with a gated SiLU feed-forward for each entry of the list `field`; if it is
+  // absent, layer i is one of kinds[default_kind(i)].
+  void AddLayers(const char* field, const std::vector<HubLayer>& kinds,
+                 const std::function<int(int)>& default_kind, int64_t feed_forward_width);
   // Reads the section "ovq", which no published file has, as ovq_hybrid does, and returns all
   // errors. If a field is wrong, the layers' tensors count as unknown.
   absl::Status Done();
 
  private:
   void FillAttention(kernels::AttentionShape& shape, kernels::FieldNames& names);
-  void FillRope(int head_dim, kernels::RopeSpec& rope, kernels::FieldNames& names,
-                const HubRope& fields);
-  const nlohmann::json& Rope() const;
+  nlohmann::json Rope() const;
   // A number from Rope(), else from the top level, else the fallback; null if it is null there.
   nlohmann::json RopeNumber(const char* field, double fallback, std::string& name_in_file);
 
@@ -108,7 +94,7 @@ class HubReader {
 
 // The q, k or v part of a gated delta net's tensor that holds the rows of all three, one after
 // another.
-TensorInFile GatedDeltaNetPart(const ModelConfig& config, const LayerTensor& tensor,
+TensorInFile GatedDeltaNetPart(const ModelConfig& config, const TensorName& name,
                                std::string name_in_file, const kernels::Shape& shape);
 
 // Candidates for a tensor of a text model, whose names begin with model.language_model. inside a

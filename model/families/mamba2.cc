@@ -9,8 +9,6 @@
 
 #include "base/problems.h"
 #include "model/families/family.h"
-#include "model/families/renaming.h"
-#include "model/json_attrs.h"
 
 namespace ovq::model {
 namespace {
@@ -45,11 +43,8 @@ absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
   const kernels::Attrs& fields = all.fields;
   kernels::AttrReader file(fields);
   constexpr std::string_view kActivations[] = {"silu", "swish"};
-  config.vocab_size = file.Int("vocab_size", 1, kMaxVocab);
-  config.hidden_size = file.Int("hidden_size", 1, kMaxHiddenSize);
-  config.n_layers = static_cast<int>(file.Int("num_hidden_layers", 1, kMaxLayers));
-  const char* eps = fields.Has("norm_eps") ? "norm_eps" : "layer_norm_epsilon";
-  config.norm.eps = static_cast<float>(file.FloatOr(eps, 1e-5, 0.0, 1.0));
+  ReadSizes(file, 0, 0, 0, config);
+  file.Float(Either(fields, "norm_eps", "layer_norm_epsilon"), config.norm.eps, 0.0, 1.0);
   config.tie_word_embeddings = file.BoolOr("tie_word_embeddings", false);
   file.ChoiceOr("hidden_act", kActivations);
   const auto mixer = std::make_shared<Mamba>();
@@ -73,10 +68,9 @@ absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
 }
 
 // Refuses parts of the authors' models that no layer type here has.
-void RefuseOthers(const nlohmann::json& json, const kernels::Attrs& ssm, kernels::AttrReader& file,
+void RefuseOthers(const ConfigFile& all, const kernels::Attrs& ssm, kernels::AttrReader& file,
                   kernels::AttrReader& ssm_file) {
-  const auto attention = json.find("attn_layer_idx");
-  if (attention != json.end() && !attention->is_null() && !attention->empty()) {
+  if (!all.at("attn_layer_idx").empty()) {
     file.Fail("attn_layer_idx", "expected no layers: attention of this kind is not supported");
   }
   file.IntOr("d_intermediate", 0, 0, 0);
@@ -87,14 +81,13 @@ void RefuseOthers(const nlohmann::json& json, const kernels::Attrs& ssm, kernels
 }
 
 absl::Status ReadStateSpaces(ConfigFile& all, ModelConfig& config) {
-  const nlohmann::json& json = all.json;
   const kernels::Attrs& fields = all.fields;
   kernels::Attrs ssm("ssm_cfg.");
-  const auto section = json.find("ssm_cfg");
-  if (!section->is_object()) return fields.Error("ssm_cfg", "expected an object");
-  FillAttrs(*section, ssm);
+  const nlohmann::json section = all.at("ssm_cfg");
+  if (!section.is_object()) return fields.Error("ssm_cfg", "expected an object");
+  FillAttrs(section, ssm);
   kernels::AttrReader file(fields), ssm_file(ssm);
-  RefuseOthers(json, ssm, file, ssm_file);
+  RefuseOthers(all, ssm, file, ssm_file);
   const int64_t vocab = file.IntOr("vocab_size", 50277, 1, kMaxVocab);
   const int64_t multiple = file.IntOr("pad_vocab_size_multiple", 8, 1, kMaxVocab);
   config.vocab_size = (vocab + multiple - 1) / std::max<int64_t>(multiple, 1) * multiple;
@@ -126,34 +119,30 @@ absl::Status ReadStateSpaces(ConfigFile& all, ModelConfig& config) {
   return problems;
 }
 
-constexpr Renamed kOfLayer[] = {{"input_layernorm.", "norm."}, {"self_attn.", "mixer."}};
-
-template <size_t n>
-std::vector<TensorInFile> Tensor(std::string_view name, const kernels::Shape& shape,
-                                 const Renamed (&global)[n]) {
-  return {{ReplacePrefix(name, global, "backbone.layers.", kOfLayer), shape}};
-}
-std::vector<TensorInFile> HubTensor(const ModelConfig&, std::string_view name,
-                                    const kernels::Shape& shape) {
-  constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embeddings."},
-                                 {"model.norm.", "backbone.norm_f."}};
-  return Tensor(name, shape, kGlobal);
-}
-std::vector<TensorInFile> StateSpacesTensor(const ModelConfig&, std::string_view name,
-                                            const kernels::Shape& shape) {
-  constexpr Renamed kGlobal[] = {{"model.embed_tokens.", "backbone.embedding."},
-                                 {"model.norm.", "backbone.norm_f."}};
-  return Tensor(name, shape, kGlobal);
-}
+constexpr Renamed kHubNames[] = {{"model.embed_tokens.", "backbone.embeddings."},
+                                 {"model.norm.", "backbone.norm_f."},
+                                 {"input_layernorm.", "norm."},
+                                 {"self_attn.", "mixer."}};
+constexpr Renamed kStateSpacesNames[] = {{"model.embed_tokens.", "backbone.embedding."},
+                                         {"model.norm.", "backbone.norm_f."},
+                                         {"input_layernorm.", "norm."},
+                                         {"self_attn.", "mixer."}};
 
 // A tied head is stored too: PyTorch lists both names of one tensor.
 bool IsUnused(std::string_view name) { return name == "lm_head.weight"; }
 
 }  // namespace
 
-const Family kMamba2 = {"mamba2", /*is_strict=*/false, ReadHub, HubTensor, IsUnused};
-const Family kStateSpacesMamba2 = {
-    "state-spaces mamba2",
-    /*is_strict=*/false,   ReadStateSpaces, StateSpacesTensor, IsUnused, "ssm_cfg"};
+const Family kMamba2 = {.model_type = "mamba2",
+                        .read = ReadHub,
+                        .names = kHubNames,
+                        .layers = "backbone.layers.",
+                        .is_unused = IsUnused};
+const Family kStateSpacesMamba2 = {.model_type = "state-spaces mamba2",
+                                   .read = ReadStateSpaces,
+                                   .names = kStateSpacesNames,
+                                   .layers = "backbone.layers.",
+                                   .is_unused = IsUnused,
+                                   .marker = "ssm_cfg"};
 
 }  // namespace ovq::model

@@ -9,14 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/softmax/softmax.h"
-#include "model/families/family.h"
 #include "model/families/hub.h"
 
 namespace ovq::model {
 namespace {
 
-constexpr HubLayer kLayers[] = {{"sliding_attention", "sliding_attention"},
-                                {"full_attention", "full_attention"}};
 constexpr double kMaxScale = 1e6;
 constexpr double kMaxTheta = 1e15;
 constexpr int64_t kMaxWindow = 1 << 24;
@@ -25,11 +22,12 @@ void ReadEnds(kernels::AttrReader& file, ModelConfig& config) {
   config.embedding_norm = {.eps = config.norm.eps, .weight = kernels::NormWeightKind::kNone};
   config.final_norm.weight = kernels::NormWeightKind::kPlain;
   config.post_norm = config.norm;
-  config.post_norm.eps = static_cast<float>(file.FloatOr("post_norm_eps", 1e-8, 0, 1));
-  config.logit_scale =
-      static_cast<float>(file.FloatOr("output_multiplier", 0.19611613513818404, 0, kMaxScale));
-  config.logit_softcap =
-      static_cast<float>(file.FloatOr("final_logit_softcapping", 20, 0, kMaxScale));
+  config.post_norm.eps = 1e-8f;
+  file.Float("post_norm_eps", config.post_norm.eps, 0, 1);
+  config.logit_scale = 0.19611613513818404f;
+  file.Float("output_multiplier", config.logit_scale, 0, kMaxScale);
+  config.logit_softcap = 20;
+  file.Float("final_logit_softcapping", config.logit_softcap, 0, kMaxScale);
   if (config.tie_word_embeddings) file.Fail("tie_word_embeddings", "expected false");
 }
 
@@ -48,24 +46,22 @@ std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
   attention->names.push_back({"score_scale", "qk_scale_factor", /*is_filled=*/true});
   input.gate = true;
   input.rope.dims = 0;
-  if (turns) reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention);
+  if (turns) {
+    reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names);
+  }
   return attention;
 }
 
-std::shared_ptr<kernels::MixerConfig> Full(HubReader& reader, const ModelConfig& config,
-                                           bool turns) {
-  auto full = Attention<kernels::FullConfig>(reader, config, turns);
-  reader.ReadMixer(*full);
-  return full;
-}
-
-std::shared_ptr<kernels::MixerConfig> Sliding(HubReader& reader, const ModelConfig& config,
-                                              bool turns) {
-  auto sliding = Attention<kernels::SlidingConfig>(reader, config, turns);
+// The mixers of sliding and of full layers.
+std::vector<std::shared_ptr<kernels::MixerConfig>> Mixers(HubReader& reader,
+                                                          const ModelConfig& config, bool turns) {
+  const auto sliding = Attention<kernels::SlidingConfig>(reader, config, turns);
   sliding->fields.window = 2048;
   reader.file().Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
+  const auto full = Attention<kernels::FullConfig>(reader, config, turns);
   reader.ReadMixer(*sliding);
-  return sliding;
+  reader.ReadMixer(*full);
+  return {sliding, full};
 }
 
 // layer_rope_theta only says whether a layer has RoPE; its base is that of rope_parameters. Refuses
@@ -84,9 +80,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   reader.ReadSizes({202048, 6656, 52, 32, 2, 128}, /*is_tied=*/false, "hidden_activation");
   reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = kernels::NormWeightKind::kOnePlus});
   ReadEnds(file, config);
-  const std::vector rotary = {Sliding(reader, config, true), Full(reader, config, true)};
-  const std::vector without_positions = {Sliding(reader, config, false),
-                                         Full(reader, config, false)};
+  const auto rotary = Mixers(reader, config, true),
+             without_positions = Mixers(reader, config, false);
   const int last = config.n_layers - 1;
   const auto is_full = [last](int i) { return (last - i) % 4 == 0; };
   std::vector<double> thetas;
@@ -95,11 +90,12 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
     thetas = file.FloatsOr("layer_rope_theta", thetas, 0, kMaxTheta);
     CheckThetas(thetas, rotary.front()->attention()->input.rope.theta, file);
   }
-  const auto types = reader.LayerTypes("layer_types", kLayers, [&](int i) {
-    return std::string(is_full(i) ? "full_attention" : "sliding_attention");
-  });
-  reader.AddLayers(types, kLayers, rotary,
-                   file.IntOr("intermediate_size", 19968, 1, kMaxHiddenSize));
+  reader.AddLayers(
+      "layer_types",
+      {{"sliding_attention", "sliding_attention", rotary[0]},
+       {"full_attention", "full_attention", rotary[1]}},
+      [&](int i) { return is_full(i) ? 1 : 0; },
+      file.IntOr("intermediate_size", 19968, 1, kMaxHiddenSize));
   for (size_t i = 0; i < config.layers.size() && i < thetas.size(); ++i) {
     LayerSpec& layer = config.layers[i];
     layer.norm_after = true;
@@ -109,13 +105,12 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
+std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
                                  const kernels::Shape& shape) {
   constexpr Renamed kNames[] = {{"post_attention_layernorm.", "pre_feedforward_layernorm."},
                                 {"post_mixer_layernorm.", "post_attention_layernorm."},
                                 {"self_attn.g_proj.", "self_attn.gate_proj."}};
-  const LayerTensor tensor = ParseLayerTensor(name);
-  return InEitherPrefix(config, {tensor.layer < 0 ? std::string(name) : tensor.As(kNames), shape});
+  return InEitherPrefix(config, {name.As(kNames), shape});
 }
 
 bool IsUnused(std::string_view name) {
@@ -125,7 +120,9 @@ bool IsUnused(std::string_view name) {
 
 }  // namespace
 
-const Family kMuseGlimmer = {"muse_glimmer", /*is_strict=*/false, Read, Tensor, IsUnused};
-const Family kMuseGlimmerText = {"muse_glimmer_text", /*is_strict=*/false, Read, Tensor, IsUnused};
+const Family kMuseGlimmer = {
+    .model_type = "muse_glimmer", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+const Family kMuseGlimmerText = {
+    .model_type = "muse_glimmer_text", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
 
 }  // namespace ovq::model

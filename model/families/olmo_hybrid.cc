@@ -3,14 +3,10 @@
 #include <string>
 
 #include "kernels/mixers/softmax/softmax.h"
-#include "model/families/family.h"
 #include "model/families/hub.h"
 
 namespace ovq::model {
 namespace {
-
-constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
-                                {"full_attention", "full_attention"}};
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
@@ -23,7 +19,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   input.norm = kernels::HeadNorm::kRms;
   input.norms_all_heads = true;
   input.norm_eps = config.norm.eps;
-  reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention, {.may_be_null = true});
+  reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names,
+                 {.may_be_null = true});
   reader.ReadMixer(*attention);
   const kernels::Attrs& fields = config_file.fields;
   int64_t n_heads = 30;  // if it is wrong, no layer's tensors are known
@@ -36,12 +33,12 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   gdn->names.push_back({"allow_neg_eigval", "linear_allow_neg_eigval"});
   reader.ReadMixer(*gdn);
   const int last = config.n_layers - 1;
-  const auto types = reader.LayerTypes("layer_types", kLayers, [last](int i) {
-    const bool is_full = i % 4 == 3 || (i == last && last < 3);
-    return std::string(is_full ? "full_attention" : "linear_attention");
-  });
-  reader.AddLayers(types, kLayers, {gdn, attention},
-                   file.IntOr("intermediate_size", 11008, 1, kMaxHiddenSize));
+  reader.AddLayers(
+      "layer_types",
+      {{"linear_attention", "gated_delta_net", gdn},
+       {"full_attention", "full_attention", attention}},
+      [last](int i) { return i % 4 == 3 || (i == last && last < 3) ? 1 : 0; },
+      file.IntOr("intermediate_size", 11008, 1, kMaxHiddenSize));
   for (LayerSpec& layer : config.layers) {
     layer.norm_after = layer.type == "full_attention";
     layer.norm_before = !layer.norm_after;
@@ -49,13 +46,11 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
+std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
                                  const kernels::Shape& shape) {
-  const LayerTensor tensor = ParseLayerTensor(name);
-  if (tensor.layer < 0) return {{std::string(name), shape}};
-  if (config.layers[tensor.layer].type != "gated_delta_net") {
+  if (name.layer < 0 || config.layers[name.layer].type != "gated_delta_net") {
     constexpr Renamed kAttention[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
-    return {{tensor.As(kAttention), shape}};
+    return {{name.As(kAttention), shape}};
   }
   // Leaf names as released, as the authors' converters write them, and as the library holds them.
   constexpr Renamed kReleased[] = {{"self_attn.", "linear_attn."}};
@@ -63,17 +58,17 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view nam
                                     {"post_attention_layernorm.", "feedforward_layer_norm."},
                                     {"self_attn.o_proj.", "linear_attn.out_proj."},
                                     {"self_attn.o_norm.", "linear_attn.norm."}};
-  std::vector<TensorInFile> places = {{tensor.As(kReleased), shape},
-                                      {tensor.As(kConverted), shape}};
-  const std::string conv = tensor.With("linear_attn.conv1d.weight");
-  if (tensor.leaf.ends_with("_conv1d.weight")) {
-    places.push_back(GatedDeltaNetPart(config, tensor, conv, shape));
+  std::vector<TensorInFile> places = {{name.As(kReleased), shape}, {name.As(kConverted), shape}};
+  const std::string conv = name.With("linear_attn.conv1d.weight");
+  if (name.leaf.ends_with("_conv1d.weight")) {
+    places.push_back(GatedDeltaNetPart(config, name, conv, shape));
   }
   return places;
 }
 
 }  // namespace
 
-const Family kOlmoHybrid = {"olmo_hybrid", /*is_strict=*/false, Read, Tensor, IsUnusedInHub};
+const Family kOlmoHybrid = {
+    .model_type = "olmo_hybrid", .read = Read, .tensor = Tensor, .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

@@ -12,14 +12,9 @@
 #include "base/problems.h"
 #include "base/text.h"
 #include "model/families/family.h"
-#include "model/json_attrs.h"
 
 namespace ovq::model {
 namespace {
-
-absl::Status Invalid(std::string_view field, std::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", std::string(what)));
-}
 
 // Reads the file's objects, one for each mixer that has fields of its own.
 absl::Status FillSections(ConfigFile& file) {
@@ -36,8 +31,8 @@ absl::Status FillSections(ConfigFile& file) {
     if (!value.is_object()) continue;
     const auto section = file.sections.find(key);
     if (section == file.sections.end()) {
-      AddProblems(problems, Invalid(key, absl::StrCat("unknown section; known: ",
-                                                      absl::StrJoin(known, ", "))));
+      AddProblems(problems, file.fields.Error(key, absl::StrCat("unknown section; known: ",
+                                                                absl::StrJoin(known, ", "))));
       continue;
     }
     for (const auto& [field, entry] : value.items()) {
@@ -108,7 +103,7 @@ void ReadEnds(kernels::AttrReader& reader, ModelConfig& config) {
   if (!reader.BoolOr("final_norm", true)) config.final_norm.kind = NormKind::kNone;
   config.tie_word_embeddings = reader.BoolOr("tie_word_embeddings", false);
   config.lm_head_bias = reader.BoolOr("lm_head_bias", false);
-  config.logit_scale = static_cast<float>(reader.FloatOr("logit_scale", 1.0, 1e-12, 1e12));
+  reader.Float("logit_scale", config.logit_scale, 1e-12, 1e12);
 }
 
 absl::Status Read(ConfigFile& file, ModelConfig& config) {
@@ -123,10 +118,8 @@ absl::Status Read(ConfigFile& file, ModelConfig& config) {
   absl::Status problems = FillSections(file);
   kernels::AttrReader reader(fields), values(fields);  // fields that shape tensors, and others
   constexpr std::string_view kActivations[] = {"silu"};
-  config.vocab_size = reader.Int("vocab_size", 1, kMaxVocab);
-  config.hidden_size = reader.Int("hidden_size", 1, kMaxHiddenSize);
-  config.n_layers = static_cast<int>(reader.Int("num_hidden_layers", 1, kMaxLayers));
-  config.norm.eps = static_cast<float>(values.FloatOr("rms_norm_eps", 1e-5, 0.0, 1.0));
+  ReadSizes(reader, 0, 0, 0, config);
+  values.Float("rms_norm_eps", config.norm.eps, 0.0, 1.0);
   config.norm.bias = reader.BoolOr("norm_bias", false);
   values.ChoiceOr("hidden_act", kActivations);
   ReadEnds(reader, config);
@@ -137,14 +130,8 @@ absl::Status Read(ConfigFile& file, ModelConfig& config) {
   return problems;
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
-                                 const kernels::Shape& shape) {
-  return {{std::string(name), shape}};
-}
-bool IsUnused(std::string_view) { return false; }
-
 }  // namespace
 
-const Family kOvqHybrid = {"ovq_hybrid", /*is_strict=*/true, Read, Tensor, IsUnused};
+const Family kOvqHybrid = {.model_type = "ovq_hybrid", .read = Read, .is_strict = true};
 
 }  // namespace ovq::model

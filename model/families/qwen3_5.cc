@@ -6,14 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/mixers/softmax/softmax.h"
-#include "model/families/family.h"
 #include "model/families/hub.h"
 
 namespace ovq::model {
 namespace {
-
-constexpr HubLayer kLayers[] = {{"linear_attention", "gated_delta_net"},
-                                {"full_attention", "full_attention"}};
 
 std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader, const ModelConfig& config) {
   auto attention = reader.Attention<kernels::FullConfig>();
@@ -23,13 +19,13 @@ std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader, const ModelCo
   input.norm_weight = kernels::NormWeightKind::kOnePlus;
   input.gate = true;
   attention->names.push_back({"output_gate_bias", "attention_bias"});
-  reader.SetRope(kernels::RopeSpec::Layout::kHalves, *attention, {.partial = 0.25});
+  reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names,
+                 {.partial = 0.25});
   reader.ReadMixer(*attention);
   return attention;
 }
 
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
-  const nlohmann::json& json = config_file.json;
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({248320, 4096, 32, 16, 4, 256}, /*is_tied=*/false);
@@ -37,49 +33,47 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   if (!file.BoolOr("attn_output_gate", true)) {
     file.Fail("attn_output_gate", "expected true: every published layer has the gate");
   }
-  const auto dense = json.find("mlp_only_layers");
-  if (dense != json.end() && !dense->is_null() && !dense->empty()) {
+  if (!config_file.at("mlp_only_layers").empty()) {
     file.Fail("mlp_only_layers", "expected none: what it asks for is not supported");
   }
   const auto gdn = reader.GatedDeltaNet({16, 32, 128, 128});
   reader.ReadMixer(*gdn);
   const auto attention = Attention(reader, config);
   const int64_t every = file.IntOr("full_attention_interval", 4, 1, kMaxLayers);
-  const auto types = reader.LayerTypes("layer_types", kLayers, [every](int i) {
-    return std::string((i + 1) % every == 0 ? "full_attention" : "linear_attention");
-  });
-  reader.AddLayers(types, kLayers, {gdn, attention},
-                   file.IntOr("intermediate_size", 12288, 1, kMaxHiddenSize));
+  reader.AddLayers(
+      "layer_types",
+      {{"linear_attention", "gated_delta_net", gdn},
+       {"full_attention", "full_attention", attention}},
+      [every](int i) { return (i + 1) % every == 0 ? 1 : 0; },
+      file.IntOr("intermediate_size", 12288, 1, kMaxHiddenSize));
   return reader.Done();
 }
 
 // q_proj holds each head's query rows followed by its gate rows.
-TensorInFile HalfPerHead(const ModelConfig& config, const LayerTensor& tensor,
+TensorInFile HalfPerHead(const ModelConfig& config, const TensorName& name,
                          const kernels::Shape& shape) {
-  const int64_t head_dim = config.layers[tensor.layer].mixer->attention()->shape.head_dim;
+  const int64_t head_dim = config.layers[name.layer].mixer->attention()->shape.head_dim;
   const int64_t row = shape.rank() == 2 ? shape[1] : 1;  // row length of a weight; 1 for a bias
-  const bool is_gate = tensor.leaf.starts_with("self_attn.g_proj.");
+  const bool is_gate = name.leaf.starts_with("self_attn.g_proj.");
   constexpr Renamed kGate[] = {{"self_attn.g_proj.", "self_attn.q_proj."}};
-  return {tensor.As(kGate),
+  return {name.As(kGate),
           shape.rank() == 2 ? kernels::Shape{2 * shape[0], row} : kernels::Shape{2 * shape[0]},
           head_dim * row, is_gate ? head_dim * row : 0, 2 * head_dim * row};
 }
 
-TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor,
-                     const kernels::Shape& shape) {
-  const std::string_view leaf = tensor.leaf;
-  if (config.layers[tensor.layer].type != "gated_delta_net") {
-    if (leaf.starts_with("self_attn.q_proj.") || leaf.starts_with("self_attn.g_proj.")) {
-      return HalfPerHead(config, tensor, shape);
-    }
-    return {tensor.As({}), shape};
+TensorInFile InFile(const ModelConfig& config, const TensorName& name,
+                    const kernels::Shape& shape) {
+  const auto begins = [leaf = name.leaf](const char* begin) { return leaf.starts_with(begin); };
+  if (name.layer < 0) return {name.As({}), shape};
+  if (config.layers[name.layer].type != "gated_delta_net") {
+    const bool is_half = begins("self_attn.q_proj.") || begins("self_attn.g_proj.");
+    return is_half ? HalfPerHead(config, name, shape) : TensorInFile{name.As({}), shape};
   }
-  if (leaf.ends_with("_conv1d.weight")) {
-    return GatedDeltaNetPart(config, tensor, tensor.With("linear_attn.conv1d.weight"), shape);
+  if (name.leaf.ends_with("_conv1d.weight")) {
+    return GatedDeltaNetPart(config, name, name.With("linear_attn.conv1d.weight"), shape);
   }
-  for (const char* part : {"q_proj.", "k_proj.", "v_proj."}) {
-    if (!leaf.starts_with(absl::StrCat("self_attn.", part))) continue;
-    return GatedDeltaNetPart(config, tensor, tensor.With("linear_attn.in_proj_qkv.weight"), shape);
+  if (begins("self_attn.q_proj.") || begins("self_attn.k_proj.") || begins("self_attn.v_proj.")) {
+    return GatedDeltaNetPart(config, name, name.With("linear_attn.in_proj_qkv.weight"), shape);
   }
   constexpr Renamed kNames[] = {{"self_attn.g_proj.", "linear_attn.in_proj_z."},
                                 {"self_attn.a_proj.", "linear_attn.in_proj_a."},
@@ -87,14 +81,12 @@ TensorInFile InLayer(const ModelConfig& config, const LayerTensor& tensor,
                                 {"self_attn.o_norm.", "linear_attn.norm."},
                                 {"self_attn.o_proj.", "linear_attn.out_proj."},
                                 {"self_attn.", "linear_attn."}};
-  return {tensor.As(kNames), shape};
+  return {name.As(kNames), shape};
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, std::string_view name,
+std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
                                  const kernels::Shape& shape) {
-  const LayerTensor tensor = ParseLayerTensor(name);
-  return InEitherPrefix(config, tensor.layer < 0 ? TensorInFile{std::string(name), shape}
-                                                 : InLayer(config, tensor, shape));
+  return InEitherPrefix(config, InFile(config, name, shape));
 }
 
 // Tensors of multi-token prediction and of vision.
@@ -104,7 +96,9 @@ bool IsUnused(std::string_view name) {
 
 }  // namespace
 
-const Family kQwen35 = {"qwen3_5", /*is_strict=*/false, Read, Tensor, IsUnused};
-const Family kQwen35Text = {"qwen3_5_text", /*is_strict=*/false, Read, Tensor, IsUnused};
+const Family kQwen35 = {
+    .model_type = "qwen3_5", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+const Family kQwen35Text = {
+    .model_type = "qwen3_5_text", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
 
 }  // namespace ovq::model

@@ -21,18 +21,12 @@ namespace {
 constexpr double kMaxNumber = 1e15;
 constexpr int64_t kMaxWindow = 1 << 24;
 
-struct MixerName {
-  std::string_view in_file, layer_type;
-};
-constexpr MixerName kMixers[] = {{"swa", "sliding_attention"},
-                                 {"gptalpha", "full_attention"},
-                                 {"gptalpha_bswa", "block_sliding_attention"},
-                                 {"ovq", "ovq_attention"},
-                                 {"kvm", "kvm_attention"}};
-
+// The layer type of a mixer by its name in the file; empty: none.
 std::string LayerType(std::string_view in_file) {
-  const auto* mixer = std::ranges::find(kMixers, in_file, &MixerName::in_file);
-  return mixer == std::end(kMixers) ? "" : std::string(mixer->layer_type);
+  if (in_file == "swa") return "sliding_attention";
+  if (in_file == "gptalpha") return "full_attention";
+  if (in_file == "gptalpha_bswa") return "block_sliding_attention";
+  return in_file == "ovq" || in_file == "kvm" ? absl::StrCat(AbslView(in_file), "_attention") : "";
 }
 
 // 1.3 sqrt(width) rounded to a multiple of 32, half to even as in Python, at least 32.
@@ -46,7 +40,21 @@ class Reader {
  public:
   Reader(const kernels::Attrs& fields, ModelConfig& config)
       : fields_(fields), file_(fields), config_(config) {}
-  absl::Status Read();
+
+  absl::Status Read() {
+    ReadSizes();
+    if (!file_.ok()) return file_.status();
+    config_.norm = {.kind = NormKind::kLayer, .eps = 1e-5f, .bias = true};
+    config_.embedding_norm = config_.final_norm = config_.norm;
+    const double scale = file_.FloatOr("residual_scale", 1.0, 0.0, kMaxNumber);
+    config_.residual_scale = scale == 0 ? 1.0f : static_cast<float>(scale);  // 0 means 1
+    config_.logit_softcap =
+        static_cast<float>(file_.FloatOr("logit_softcap", 0.0, 0.0, kMaxNumber));
+    config_.block_lambdas = file_.FlagOr("use_block_lambdas", false);
+    ReadLayers();
+    for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
+    return file_.status();
+  }
 
  private:
   // One of a model's two mixers.
@@ -56,11 +64,101 @@ class Reader {
     int value_layer;   // layer whose values its value residual mixes in
   };
 
-  void ReadSizes();
-  std::string ReadMixer(const std::string& field, const std::string& fallback);
-  void ReadLayers();
-  FeedForwardSpec ReadFeedForward();
-  std::shared_ptr<kernels::MixerConfig> ReadMixer(const Kind& kind);
+  void ReadSizes() {
+    model::ReadSizes(file_, 50304, 768, 12, config_);
+    shape_.n_heads = 6;
+    file_.Int("num_attention_heads", shape_.n_heads, 1, kMaxHiddenSize);
+    if (!file_.ok()) return;
+    const int64_t share = std::max<int64_t>(1, config_.hidden_size / shape_.n_heads);
+    shape_.head_dim = static_cast<int>(share);
+    file_.Int("d_head", shape_.head_dim, 1, kMaxHiddenSize);
+    shape_.value_head_dim = shape_.head_dim;
+    file_.Int("d_qk_head", shape_.head_dim, 1, kMaxHiddenSize);
+    file_.Int("d_v_head", shape_.value_head_dim, 1, kMaxHiddenSize);
+    if (file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize) != shape_.n_heads) {
+      file_.Fail("num_key_value_heads",
+                 absl::StrCat("expected num_attention_heads = ", shape_.n_heads, " or null"));
+    }
+  }
+
+  // A class path, model.NAME_mixer.SequenceMixer, overrides the name.
+  std::string ReadMixerName(const std::string& field, const std::string& fallback) {
+    const std::string path_field = field + "_class_path";
+    const std::string path = file_.StringOr(path_field, "");
+    std::string name = file_.StringOr(field, fallback);
+    if (!path.empty()) {
+      constexpr std::string_view kBegin = "model.", kEnd = "_mixer.SequenceMixer";
+      if (!path.starts_with(kBegin) || !path.ends_with(kEnd) ||
+          path.size() < kBegin.size() + kEnd.size()) {
+        file_.Fail(path_field,
+                   absl::StrCat("expected model.NAME_mixer.SequenceMixer, got ", Quoted(path)));
+        return name;
+      }
+      name = path.substr(kBegin.size(), path.size() - kBegin.size() - kEnd.size());
+    }
+    if (LayerType(name).empty()) {
+      file_.Fail(path.empty() ? field : path_field,
+                 absl::StrCat("mixer ", Quoted(name),
+                              " is not supported; known: swa, gptalpha, gptalpha_bswa, ovq, kvm"));
+    }
+    return name;
+  }
+
+  void ReadLayers() {
+    const int64_t every = file_.IntOr("alt_layer_every", -1, -1, kMaxLayers);
+    // 1 also means no alternates: the original then has the main mixer and its RoPE in every layer,
+    // and takes first values from layer 0, as without alternates.
+    const bool alternates = every > 1;
+    const std::string main = ReadMixerName("token_mixer", "rwkv7");
+    const std::string alt = alternates ? ReadMixerName("alt_token_mixer", "swa") : main;
+    const bool shares_values = file_.FlagOr("alt_share_v0", false);
+    const FeedForwardSpec feed_forward = ReadFeedForward();
+    if (!file_.ok()) return;
+    const auto of_main = ReadMixer({main, "", alternates && !shares_values ? 1 : 0});
+    const auto of_alt = alternates ? ReadMixer({alt, "alt_", 0}) : of_main;
+    for (int i = 0; i < config_.n_layers; ++i) {
+      const bool is_alt = alternates && i % every == 0;
+      config_.layers.push_back(
+          {LayerType(is_alt ? alt : main), is_alt ? of_alt : of_main, feed_forward});
+    }
+    config_.skip_connections = file_.FlagOr("use_skip_connections", false);
+    const int half = config_.n_layers / 2;
+    if (config_.skip_connections &&
+        (config_.n_layers % 2 != 0 || (alternates && half % every != 0))) {
+      file_.Fail(
+          "use_skip_connections",
+          "expected false: with this num_hidden_layers and alt_layer_every the original mixes "
+          "up which layers alternate");
+    }
+  }
+
+  FeedForwardSpec ReadFeedForward() {
+    const double expansion = file_.FloatOr("ffn_expansion", 4.0, 0.0, 1024.0);
+    const auto inner = static_cast<int64_t>(expansion * static_cast<double>(config_.hidden_size));
+    if (file_.ok() && inner < 32) {
+      file_.Fail("ffn_expansion",
+                 absl::StrCat("expected a feed-forward of 32 channels or more, got ", inner,
+                              " from a hidden_size of ", config_.hidden_size));
+    }
+    return {.kind = FeedForwardKind::kSquaredRelu,
+            .width = inner / 32 * 32,
+            .token_shift = file_.FlagOr("use_tokenshift_ffn", false)};
+  }
+
+  std::shared_ptr<kernels::MixerConfig> ReadMixer(const Kind& kind) {
+    std::shared_ptr<kernels::MixerConfig> mixer;
+    if (kind.name == "swa") mixer = Sliding(kind);
+    if (kind.name == "gptalpha") mixer = Attention<kernels::FullConfig>(kind);
+    if (kind.name == "gptalpha_bswa") {
+      mixer = Attention<kernels::BlockSlidingConfig>(kind);
+      mixer->names.insert(mixer->names.end(), {{"chunk_len"}, {"n_bswa_chunks"}, {"sink_len"}});
+    }
+    if (kind.name == "ovq") mixer = Ovq(kind);
+    if (kind.name == "kvm") mixer = Kvm(kind);
+    kernels::ReadFields(fields_, fields_, config_.hidden_size, *mixer);
+    return mixer;
+  }
+
   // A config with all that attentions have in common.
   template <class Config>
   std::shared_ptr<kernels::LayerConfig<Config>> Attention(const Kind& kind) {
@@ -70,11 +168,89 @@ class Reader {
     attention->fields.input = ReadInput(kind, attention->names);
     return attention;
   }
-  kernels::AttentionInput ReadInput(const Kind& kind, kernels::FieldNames& names);
-  void ReadRope(const Kind& kind, kernels::RopeSpec& rope, kernels::FieldNames& names);
-  std::shared_ptr<kernels::MixerConfig> Sliding(const Kind& kind);
-  std::shared_ptr<kernels::MixerConfig> Ovq(const Kind& kind);
-  std::shared_ptr<kernels::MixerConfig> Kvm(const Kind& kind);
+
+  kernels::AttentionInput ReadInput(const Kind& kind, kernels::FieldNames& names) {
+    kernels::AttentionInput input;
+    input.norm = kind.name == "ovq" ? kernels::HeadNorm::kL2 : kernels::HeadNorm::kLayer;
+    ReadRope(kind, input.rope, names);
+    constexpr std::string_view kShifts[] = {"rwkv", "none"};
+    const std::string fields_of = kind.name == "gptalpha_bswa" ? "gptalpha" : kind.name;
+    const bool shifts = file_.ChoiceOr(fields_of + "_token_shift_mode", kShifts) == 0;
+    input.token_shift = file_.FlagOr("use_tokenshift_att", false) && shifts;
+    using enum kernels::AttentionInput::ValueResidual;
+    constexpr std::string_view kResiduals[] = {"rwkv", "linear", "rwkv_post_tokenshift"};
+    constexpr kernels::AttentionInput::ValueResidual kOurs[] = {kGated, kLinear, kGatedAfterShift};
+    const std::string residual_field = fields_of + "_value_residual_mode";
+    const int residual = file_.ChoiceOr(residual_field, kResiduals);
+    if (!file_.FlagOr("use_value_residual", true)) return input;
+    input.value_residual = kOurs[residual];
+    input.value_layer = kind.value_layer;
+    input.gate_rank = GateRank(config_.hidden_size);
+    names.push_back({"value_residual", residual_field, /*is_filled=*/true});
+    return input;
+  }
+
+  void ReadRope(const Kind& kind, kernels::RopeSpec& rope, kernels::FieldNames& names) {
+    const std::string dims_field = kind.rope + "rope_partial_dim";
+    const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
+    rope.layout = kernels::RopeSpec::Layout::kPairs;
+    rope.dims = kind.name == "ovq" ? 0 : static_cast<int>(dims);  // "ovq" has no RoPE
+    // The original code always rounds these and the values of KVM's state; bfloat16 models were
+    // trained with the rounding.
+    rope.rounds_to_bf16 = config_.weights_dtype == kernels::DType::kBF16;
+    names.push_back({"rope_dims", dims_field, /*is_filled=*/true});
+    names.push_back({"rope_theta", kind.rope + "rope_theta"});
+  }
+
+  std::shared_ptr<kernels::MixerConfig> Sliding(const Kind& kind) {
+    const auto sliding = Attention<kernels::SlidingConfig>(kind);
+    const bool has_own = file_.IntOr("swa_window_size", -1, -1, kMaxWindow) > 0;
+    const char* const field = has_own ? "swa_window_size" : "chunk_len";
+    sliding->fields.window = 256;
+    sliding->names.push_back({"sliding_window", field});
+    return sliding;
+  }
+
+  std::shared_ptr<kernels::MixerConfig> Ovq(const Kind& kind) {
+    const auto ovq = Attention<kernels::OvqConfig>(kind);
+    ovq->names.insert(ovq->names.end(),
+                      {{"chunk_size", "ovq_chunk_size"},
+                       {"max_centroids", "ovq_max_centroids"},
+                       {"min_state_size", "ovq_use_min_state_size", true},
+                       {"normalize_centroids", "ovq_normalize_centroids", true},
+                       {"counts_for_rates_only", "ovq_use_counts_for_lr_only", true},
+                       {"delta_rule", "ovq_use_delta_rule", true}});
+    kernels::OvqConfig& fields = ovq->fields;
+    fields.normalize_centroids = file_.FlagOr("ovq_normalize_centroids", false);
+    fields.min_state_size = file_.FlagOr("ovq_use_min_state_size", false);
+    fields.counts_for_rates_only = file_.FlagOr("ovq_use_counts_for_lr_only", false);
+    fields.delta_rule = file_.FlagOr("ovq_use_delta_rule", false);
+    return ovq;
+  }
+
+  std::shared_ptr<kernels::MixerConfig> Kvm(const Kind& kind) {
+    const auto kvm = Attention<kernels::KvmConfig>(kind);
+    for (const char* field : {"chunk_len", "n_bswa_chunks", "sink_len", "state_budget_mode",
+                              "state_growth_factor", "state_growth_exponent", "state_round_down",
+                              "state_min_len", "state_saturation_n", "n_max_d_chunks"}) {
+      kvm->names.push_back({field});
+    }
+    kvm->names.push_back({"masked_dims", "rope_partial_dim", /*is_filled=*/true});
+    kvm->names.push_back({"use_vlens", "kvm_use_vlens", /*is_filled=*/true});
+    kernels::KvmConfig& fields = kvm->fields;
+    // The state's slots see only the channels without RoPE: the first rope_partial_dim (the main
+    // mixer's field) are masked, or all of them if it is 0.
+    const int64_t dims = file_.IntOr("rope_partial_dim", 64, 0, kMaxHiddenSize);
+    fields.masked_dims = dims > 0 ? static_cast<int>(dims) : shape_.head_dim;
+    fields.gate_keys = file_.FlagOr("kvm_use_merge_gate_keys", true);
+    fields.gate_values = file_.FlagOr("kvm_use_merge_gate_values", true);
+    fields.gate_first = file_.FlagOr("kvm_apply_merge_gate_to_initial_state", false);
+    fields.gate_appends = file_.FlagOr("kvm_apply_merge_gate_to_appends", true);
+    fields.head_temps = file_.FlagOr("kvm_use_head_temps", true);
+    fields.value_lengths = file_.FlagOr("kvm_use_vlens", true);
+    fields.round_values = config_.weights_dtype == kernels::DType::kBF16;
+    return kvm;
+  }
 
   const kernels::Attrs& fields_;
   kernels::AttrReader file_;
@@ -82,269 +258,43 @@ class Reader {
   kernels::AttentionShape shape_;
 };
 
-void Reader::ReadSizes() {
-  config_.vocab_size = file_.IntOr("vocab_size", 50304, 1, kMaxVocab);
-  config_.hidden_size = file_.IntOr("hidden_size", 768, 1, kMaxHiddenSize);
-  config_.n_layers = static_cast<int>(file_.IntOr("num_hidden_layers", 12, 1, kMaxLayers));
-  shape_.n_heads = 6;
-  file_.Int("num_attention_heads", shape_.n_heads, 1, kMaxHiddenSize);
-  if (!file_.ok()) return;
-  const int64_t share = std::max<int64_t>(1, config_.hidden_size / shape_.n_heads);
-  shape_.head_dim = static_cast<int>(share);
-  file_.Int("d_head", shape_.head_dim, 1, kMaxHiddenSize);
-  shape_.value_head_dim = shape_.head_dim;
-  file_.Int("d_qk_head", shape_.head_dim, 1, kMaxHiddenSize);
-  file_.Int("d_v_head", shape_.value_head_dim, 1, kMaxHiddenSize);
-  if (file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize) != shape_.n_heads) {
-    file_.Fail("num_key_value_heads",
-               absl::StrCat("expected num_attention_heads = ", shape_.n_heads, " or null"));
-  }
-}
-
-// A class path, model.NAME_mixer.SequenceMixer, overrides the name.
-std::string Reader::ReadMixer(const std::string& field, const std::string& fallback) {
-  const std::string path_field = field + "_class_path";
-  const std::string path = file_.StringOr(path_field, "");
-  std::string name = file_.StringOr(field, fallback);
-  if (!path.empty()) {
-    constexpr std::string_view kBegin = "model.", kEnd = "_mixer.SequenceMixer";
-    if (!path.starts_with(kBegin) || !path.ends_with(kEnd) ||
-        path.size() < kBegin.size() + kEnd.size()) {
-      file_.Fail(path_field,
-                 absl::StrCat("expected model.NAME_mixer.SequenceMixer, got ", Quoted(path)));
-      return name;
-    }
-    name = path.substr(kBegin.size(), path.size() - kBegin.size() - kEnd.size());
-  }
-  const std::string type = LayerType(name);
-  if (type.empty() || !kernels::FindMixer(type)) {
-    std::string known;
-    for (const MixerName& mixer : kMixers) {
-      absl::StrAppend(&known, known.empty() ? "" : ", ", std::string(mixer.in_file));
-    }
-    file_.Fail(path.empty() ? field : path_field,
-               absl::StrCat("mixer ", Quoted(name), " is not supported; known: ", known));
-  }
-  return name;
-}
-
-void Reader::ReadRope(const Kind& kind, kernels::RopeSpec& rope, kernels::FieldNames& names) {
-  const std::string dims_field = kind.rope + "rope_partial_dim";
-  const int64_t dims = file_.IntOr(dims_field, 64, 0, kMaxHiddenSize);
-  rope.layout = kernels::RopeSpec::Layout::kPairs;
-  rope.dims = kind.name == "ovq" ? 0 : static_cast<int>(dims);  // "ovq" has no RoPE
-  // The original code always rounds these and the values of KVM's state; bfloat16 models were
-  // trained with the rounding.
-  rope.rounds_to_bf16 = config_.weights_dtype == kernels::DType::kBF16;
-  names.push_back({"rope_dims", dims_field, /*is_filled=*/true});
-  names.push_back({"rope_theta", kind.rope + "rope_theta"});
-}
-
-kernels::AttentionInput Reader::ReadInput(const Kind& kind, kernels::FieldNames& names) {
-  kernels::AttentionInput input;
-  input.norm = kind.name == "ovq" ? kernels::HeadNorm::kL2 : kernels::HeadNorm::kLayer;
-  ReadRope(kind, input.rope, names);
-  constexpr std::string_view kShifts[] = {"rwkv", "none"};
-  const std::string fields_of = kind.name == "gptalpha_bswa" ? "gptalpha" : kind.name;
-  const bool shifts = file_.ChoiceOr(fields_of + "_token_shift_mode", kShifts) == 0;
-  input.token_shift = file_.FlagOr("use_tokenshift_att", false) && shifts;
-  using enum kernels::AttentionInput::ValueResidual;
-  constexpr std::string_view kResiduals[] = {"rwkv", "linear", "rwkv_post_tokenshift"};
-  constexpr kernels::AttentionInput::ValueResidual kOurs[] = {kGated, kLinear, kGatedAfterShift};
-  const std::string residual_field = fields_of + "_value_residual_mode";
-  const int residual = file_.ChoiceOr(residual_field, kResiduals);
-  if (!file_.FlagOr("use_value_residual", true)) return input;
-  input.value_residual = kOurs[residual];
-  input.value_layer = kind.value_layer;
-  input.gate_rank = GateRank(config_.hidden_size);
-  names.push_back({"value_residual", residual_field, /*is_filled=*/true});
-  return input;
-}
-
-std::shared_ptr<kernels::MixerConfig> Reader::Sliding(const Kind& kind) {
-  const auto sliding = Attention<kernels::SlidingConfig>(kind);
-  const bool has_own = file_.IntOr("swa_window_size", -1, -1, kMaxWindow) > 0;
-  const char* const field = has_own ? "swa_window_size" : "chunk_len";
-  sliding->fields.window = 256;
-  sliding->names.push_back({"sliding_window", field});
-  return sliding;
-}
-
-std::shared_ptr<kernels::MixerConfig> Reader::Ovq(const Kind& kind) {
-  const auto ovq = Attention<kernels::OvqConfig>(kind);
-  ovq->names.insert(ovq->names.end(),
-                    {{"chunk_size", "ovq_chunk_size"},
-                     {"max_centroids", "ovq_max_centroids"},
-                     {"min_state_size", "ovq_use_min_state_size", true},
-                     {"normalize_centroids", "ovq_normalize_centroids", true},
-                     {"counts_for_rates_only", "ovq_use_counts_for_lr_only", true},
-                     {"delta_rule", "ovq_use_delta_rule", true}});
-  kernels::OvqConfig& fields = ovq->fields;
-  fields.normalize_centroids = file_.FlagOr("ovq_normalize_centroids", false);
-  fields.min_state_size = file_.FlagOr("ovq_use_min_state_size", false);
-  fields.counts_for_rates_only = file_.FlagOr("ovq_use_counts_for_lr_only", false);
-  fields.delta_rule = file_.FlagOr("ovq_use_delta_rule", false);
-  return ovq;
-}
-
-std::shared_ptr<kernels::MixerConfig> Reader::Kvm(const Kind& kind) {
-  const auto kvm = Attention<kernels::KvmConfig>(kind);
-  for (const char* field : {"chunk_len", "n_bswa_chunks", "sink_len", "state_budget_mode",
-                            "state_growth_factor", "state_growth_exponent", "state_round_down",
-                            "state_min_len", "state_saturation_n", "n_max_d_chunks"}) {
-    kvm->names.push_back({field});
-  }
-  kvm->names.push_back({"masked_dims", "rope_partial_dim", /*is_filled=*/true});
-  kvm->names.push_back({"use_vlens", "kvm_use_vlens", /*is_filled=*/true});
-  kernels::KvmConfig& fields = kvm->fields;
-  // The state's slots see only the channels without RoPE: the first rope_partial_dim (the main
-  // mixer's field) are masked, or all of them if it is 0.
-  const int64_t dims = file_.IntOr("rope_partial_dim", 64, 0, kMaxHiddenSize);
-  fields.masked_dims = dims > 0 ? static_cast<int>(dims) : shape_.head_dim;
-  fields.gate_keys = file_.FlagOr("kvm_use_merge_gate_keys", true);
-  fields.gate_values = file_.FlagOr("kvm_use_merge_gate_values", true);
-  fields.gate_first = file_.FlagOr("kvm_apply_merge_gate_to_initial_state", false);
-  fields.gate_appends = file_.FlagOr("kvm_apply_merge_gate_to_appends", true);
-  fields.head_temps = file_.FlagOr("kvm_use_head_temps", true);
-  fields.value_lengths = file_.FlagOr("kvm_use_vlens", true);
-  fields.round_values = config_.weights_dtype == kernels::DType::kBF16;
-  return kvm;
-}
-
-std::shared_ptr<kernels::MixerConfig> Reader::ReadMixer(const Kind& kind) {
-  std::shared_ptr<kernels::MixerConfig> mixer;
-  if (kind.name == "swa") mixer = Sliding(kind);
-  if (kind.name == "gptalpha") mixer = Attention<kernels::FullConfig>(kind);
-  if (kind.name == "gptalpha_bswa") mixer = Attention<kernels::BlockSlidingConfig>(kind);
-  if (kind.name == "ovq") mixer = Ovq(kind);
-  if (kind.name == "kvm") mixer = Kvm(kind);
-  if (kind.name == "gptalpha_bswa") {
-    mixer->names.insert(mixer->names.end(), {{"chunk_len"}, {"n_bswa_chunks"}, {"sink_len"}});
-  }
-  kernels::ReadFields(fields_, fields_, config_.hidden_size, *mixer);
-  return mixer;
-}
-
-FeedForwardSpec Reader::ReadFeedForward() {
-  const double expansion = file_.FloatOr("ffn_expansion", 4.0, 0.0, 1024.0);
-  const auto inner = static_cast<int64_t>(expansion * static_cast<double>(config_.hidden_size));
-  if (file_.ok() && inner < 32) {
-    file_.Fail("ffn_expansion",
-               absl::StrCat("expected a feed-forward of 32 channels or more, got ", inner,
-                            " from a hidden_size of ", config_.hidden_size));
-  }
-  return {.kind = FeedForwardKind::kSquaredRelu,
-          .width = inner / 32 * 32,
-          .token_shift = file_.FlagOr("use_tokenshift_ffn", false)};
-}
-
-void Reader::ReadLayers() {
-  const int64_t every = file_.IntOr("alt_layer_every", -1, -1, kMaxLayers);
-  // 1 also means no alternates: the original then has the main mixer and its RoPE in every layer,
-  // and takes first values from layer 0, as without alternates.
-  const bool alternates = every > 1;
-  const std::string main = ReadMixer("token_mixer", "rwkv7");
-  const std::string alt = alternates ? ReadMixer("alt_token_mixer", "swa") : main;
-  const bool shares_values = file_.FlagOr("alt_share_v0", false);
-  const FeedForwardSpec feed_forward = ReadFeedForward();
-  if (!file_.ok()) return;
-  const auto of_main = ReadMixer({main, "", alternates && !shares_values ? 1 : 0});
-  const auto of_alt = alternates ? ReadMixer({alt, "alt_", 0}) : of_main;
-  for (int i = 0; i < config_.n_layers; ++i) {
-    const bool is_alt = alternates && i % every == 0;
-    config_.layers.push_back(
-        {LayerType(is_alt ? alt : main), is_alt ? of_alt : of_main, feed_forward});
-  }
-  config_.skip_connections = file_.FlagOr("use_skip_connections", false);
-  const int half = config_.n_layers / 2;
-  if (config_.skip_connections &&
-      (config_.n_layers % 2 != 0 || (alternates && half % every != 0))) {
-    file_.Fail("use_skip_connections",
-               "expected false: with this num_hidden_layers and alt_layer_every the original mixes "
-               "up which layers alternate");
-  }
-}
-
-absl::Status Reader::Read() {
-  ReadSizes();
-  if (!file_.ok()) return file_.status();
-  config_.norm = {.kind = NormKind::kLayer, .eps = 1e-5f, .bias = true};
-  config_.embedding_norm = config_.final_norm = config_.norm;
-  const double scale = file_.FloatOr("residual_scale", 1.0, 0.0, kMaxNumber);
-  config_.residual_scale = scale == 0 ? 1.0f : static_cast<float>(scale);  // 0 means 1
-  config_.logit_softcap = static_cast<float>(file_.FloatOr("logit_softcap", 0.0, 0.0, kMaxNumber));
-  config_.block_lambdas = file_.FlagOr("use_block_lambdas", false);
-  ReadLayers();
-  for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
-  return file_.status();
-}
-
 absl::Status Read(ConfigFile& file, ModelConfig& config) {
   return Reader(file.fields, config).Read();
 }
 
-struct Renamed {
-  std::string_view name, in_file;
-  enum { kSame, kThreeDimensions, kScalar } shape = kSame;
-};
-constexpr Renamed kGlobal[] = {
-    {"model.embed_tokens.weight", "transformer.wte.weight"},
-    {"model.embed_norm.weight", "transformer.ln_emb.weight"},
-    {"model.embed_norm.bias", "transformer.ln_emb.bias"},
-    {"model.norm.weight", "transformer.ln_head.weight"},
-    {"model.norm.bias", "transformer.ln_head.bias"},
+constexpr Renamed kNames[] = {
+    {"model.embed_tokens.", "transformer.wte."},
+    {"model.embed_norm.", "transformer.ln_emb."},
+    {"model.norm.", "transformer.ln_head."},
     {"model.skip_weights", "transformer.skip_weights"},
-};
-constexpr Renamed kOfLayer[] = {
-    {"input_layernorm.weight", "ln_attn.weight"},
-    {"input_layernorm.bias", "ln_attn.bias"},
-    {"post_attention_layernorm.weight", "ln_mlp.weight"},
-    {"post_attention_layernorm.bias", "ln_mlp.bias"},
-    {"lambdas", "lambdas"},
-    {"mlp.up_proj.weight", "mlp.c_fc.weight"},
-    {"mlp.down_proj.weight", "mlp.c_proj.weight"},
-    {"mlp.shift", "mlp.x_k", Renamed::kThreeDimensions},
-    {"self_attn.q_proj.weight", "attn.c_q.weight"},
-    {"self_attn.k_proj.weight", "attn.c_k.weight"},
-    {"self_attn.v_proj.weight", "attn.c_v.weight"},
-    {"self_attn.o_proj.weight", "attn.c_proj.weight"},
+    {"input_layernorm.", "ln_attn."},
+    {"post_attention_layernorm.", "ln_mlp."},
+    {"mlp.up_proj.", "mlp.c_fc."},
+    {"mlp.down_proj.", "mlp.c_proj."},
+    {"mlp.shift", "mlp.x_k"},
+    {"self_attn.q_proj.", "attn.c_q."},
+    {"self_attn.k_proj.", "attn.c_k."},
+    {"self_attn.v_proj.", "attn.c_v."},
+    {"self_attn.o_proj.", "attn.c_proj."},
     {"self_attn.q_shift", "attn.x_q"},
     {"self_attn.k_shift", "attn.x_k"},
     {"self_attn.v_shift", "attn.x_v"},
-    {"self_attn.value_gate.bias", "attn.v_gate0", Renamed::kThreeDimensions},
-    {"self_attn.value_gate.down.weight", "attn.v_gate1.weight"},
-    {"self_attn.value_gate.up.weight", "attn.v_gate2.weight"},
-    {"self_attn.value_residual", "attn.lamb", Renamed::kScalar},
-    {"self_attn.q_norm.weight", "attn.ln_q.weight"},
-    {"self_attn.q_norm.bias", "attn.ln_q.bias"},
-    {"self_attn.k_norm.weight", "attn.ln_k.weight"},
-    {"self_attn.k_norm.bias", "attn.ln_k.bias"},
-    {"self_attn.beta", "attn.beta"},
-    {"self_attn.ln_s_k.weight", "attn.ln_s_k.weight"},
-    {"self_attn.ln_s_k.bias", "attn.ln_s_k.bias"},
-    {"self_attn.key_weighting.weight", "attn.key_weighting.weight"},
-    {"self_attn.front_head_temp", "attn.front_head_temp"},
-    {"self_attn.state_head_temp", "attn.state_head_temp"},
+    {"self_attn.value_gate.bias", "attn.v_gate0"},
+    {"self_attn.value_gate.down.", "attn.v_gate1."},
+    {"self_attn.value_gate.up.", "attn.v_gate2."},
+    {"self_attn.value_residual", "attn.lamb"},
+    {"self_attn.q_norm.", "attn.ln_q."},
+    {"self_attn.k_norm.", "attn.ln_k."},
+    {"self_attn.", "attn."},
 };
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, std::string_view name,
+std::vector<TensorInFile> Tensor(const ModelConfig&, const TensorName& name,
                                  const kernels::Shape& shape) {
-  std::string_view leaf = name;
-  std::string prefix;
-  std::span<const Renamed> table = kGlobal;
-  constexpr std::string_view kLayers = "model.layers.";
-  if (leaf.starts_with(kLayers)) {
-    leaf.remove_prefix(kLayers.size());
-    const size_t dot = leaf.find('.');
-    prefix = absl::StrCat("transformer.h.", std::string(leaf.substr(0, dot)), ".");
-    leaf.remove_prefix(dot + 1);
-    table = kOfLayer;
+  TensorInFile tensor = {name.As(kNames, "transformer.h."), shape};
+  if (name.leaf == "mlp.shift" || name.leaf == "self_attn.value_gate.bias") {
+    tensor.shape = {1, 1, shape.elements()};
   }
-  const auto renamed = std::ranges::find(table, leaf, &Renamed::name);
-  if (renamed == table.end()) return {{std::string(name), shape}};
-  TensorInFile tensor = {absl::StrCat(prefix, std::string(renamed->in_file)), shape};
-  if (renamed->shape == Renamed::kThreeDimensions) tensor.shape = {1, 1, shape.elements()};
-  if (renamed->shape == Renamed::kScalar) tensor.shape = {};
+  if (name.leaf == "self_attn.value_residual") tensor.shape = {};
   return {tensor};
 }
 
@@ -355,6 +305,7 @@ bool IsUnused(std::string_view name) {
 
 }  // namespace
 
-const Family kRwkv7Backbone = {"rwkv7backbone", /*is_strict=*/false, Read, Tensor, IsUnused};
+const Family kRwkv7Backbone = {
+    .model_type = "rwkv7backbone", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
 
 }  // namespace ovq::model

@@ -4,9 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "model/inspect/folder_report.h"
-#include "model/inspect/options.h"
-#include "model/inspect/report_text.h"
+#include "model/inspect/inspect.h"
 
 namespace ovq::model {
 namespace {
@@ -28,9 +26,13 @@ int Main(const std::vector<std::string>& args) {
     std::puts("ovq-inspect " OVQ_VERSION);
     return 0;
   }
-  const FolderReport report = InspectFolder(*options);
-  std::fputs((options->json ? ReportJson(report) : ReportText(report)).c_str(), stdout);
-  return report.problems.empty() ? 0 : kExitProblems;
+  const nlohmann::ordered_json report = InspectFolder(*options);
+  using Replaces = nlohmann::ordered_json::error_handler_t;
+  std::fputs(
+      (options->json ? report.dump(1, ' ', false, Replaces::replace) + "\n" : ReportText(report))
+          .c_str(),
+      stdout);
+  return report["problems"].empty() ? 0 : kExitProblems;
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "model/inspect/options.h"
-
 #include <limits>
 
 #include "absl/strings/ascii.h"
@@ -7,6 +5,7 @@
 #include "base/flags.h"
 #include "base/status_macros.h"
 #include "kernels/mixers/common/slots.h"
+#include "model/inspect/inspect.h"
 
 namespace ovq::model {
 namespace {

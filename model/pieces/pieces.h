@@ -5,25 +5,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace ovq::model {
 
-struct Pieces;  // a loaded model
-
-// The functions behind model/piece_model.h, on a model made by `load` and freed by `free`.
-struct PiecesApi {
-  Pieces* (*load)(const std::string& path, std::string* error);
-  void (*free)(Pieces* model);
-  int32_t (*size)(const Pieces& model);
-  bool (*encode)(const Pieces& model, std::string_view text, std::vector<int32_t>* ids,
-                 std::string* error);
-  std::string (*text)(const Pieces& model, int32_t id, bool first);
-  bool (*begins)(const Pieces& model, int32_t id);
+// A SentencePiece model. Its functions hold the model; any thread may call them.
+struct PieceModel {
+  int32_t size = 0;
+  // Appends ids. False, with a reason in `error`, if the text cannot be encoded.
+  std::function<bool(std::string_view text, std::vector<int32_t>* ids, std::string* error)> encode;
+  // The bytes a piece adds to a text: "▁" as a space, a byte piece as that byte, nothing for
+  // control pieces. With `first`, a leading space is left out, as SentencePiece's Decode does at
+  // the beginning of a text.
+  std::function<std::string(int32_t id, bool first)> text;
+  // Whether a text has begun after this piece.
+  std::function<bool(int32_t id)> begins;
 };
 
 }  // namespace ovq::model
 
-extern "C" const ovq::model::PiecesApi* ovq_pieces_api();
+// The module's entry. False, with a reason in `error`, if the file is not a model.
+extern "C" bool ovq_load_pieces(const std::string& path, ovq::model::PieceModel* model,
+                                std::string* error);

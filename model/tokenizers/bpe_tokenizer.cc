@@ -94,44 +94,33 @@ absl::Status BpeTokenizer::SetEnd(const TokenizerFolder::End& end, bool at_front
 }
 
 absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(std::string_view text) const {
-  std::vector<int32_t> ids;
-  absl::Status status;
+  std::string valid;
   if (FirstInvalidUtf8(text)) {
     std::string rest(text);
-    std::string valid = ConsumeUtf8(rest);
+    valid = ConsumeUtf8(rest);
     if (!rest.empty()) valid += kReplacementCharacter;
-    status = EncodeValid(valid, ids);
-  } else {
-    status = EncodeValid(text, ids);
+    text = valid;
   }
-  if (!status.ok()) return status;
+  std::vector<int32_t> ids;
+  RETURN_IF_ERROR(EncodeParts(text, /*normalized=*/false, /*at_start=*/true, ids));
   return ids;
 }
 
-absl::Status BpeTokenizer::EncodeValid(std::string_view text, std::vector<int32_t>& ids) const {
+absl::Status BpeTokenizer::EncodeParts(std::string_view text, bool normalized, bool at_start,
+                                       std::vector<int32_t>& ids) const {
   std::vector<TextPart> parts;
-  added_.Cut(text, /*normalized=*/false, parts);
+  added_.Cut(text, normalized, parts);
   for (const TextPart& part : parts) {
+    const bool first = at_start && part.text.data() == text.data();
     if (part.id >= 0) {
       ids.push_back(part.id);
-    } else
-      RETURN_IF_ERROR(EncodeRaw(part.text, part.text.data() == text.data(), ids));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status BpeTokenizer::EncodeRaw(std::string_view text, bool at_start,
-                                     std::vector<int32_t>& ids) const {
-  std::string normalized(text);
-  RETURN_IF_ERROR(normalizer_.Apply(normalized));
-  std::vector<TextPart> parts;
-  added_.Cut(normalized, /*normalized=*/true, parts);
-  for (const TextPart& part : parts) {
-    const bool first = at_start && part.text.data() == normalized.data();
-    if (part.id >= 0) {
-      ids.push_back(part.id);
-    } else
+    } else if (normalized) {
       RETURN_IF_ERROR(EncodeNormalized(part.text, first, ids));
+    } else {
+      std::string changed(part.text);
+      RETURN_IF_ERROR(normalizer_.Apply(changed));
+      RETURN_IF_ERROR(EncodeParts(changed, /*normalized=*/true, first, ids));
+    }
   }
   return absl::OkStatus();
 }

@@ -49,8 +49,9 @@ class BpeTokenizer {
   absl::Status ReadStages(JsonFields& file, int64_t vocab_size);
   absl::Status SetEnd(const TokenizerFolder::End& end, bool at_front);
   void Note(JsonFields& file);
-  absl::Status EncodeValid(std::string_view text, std::vector<int32_t>& ids) const;
-  absl::Status EncodeRaw(std::string_view text, bool at_start, std::vector<int32_t>& ids) const;
+  // Encodes valid UTF-8 between added tokens: those of the raw text, then those of the normalized.
+  absl::Status EncodeParts(std::string_view text, bool normalized, bool at_start,
+                           std::vector<int32_t>& ids) const;
   absl::Status EncodeNormalized(std::string_view text, bool at_start,
                                 std::vector<int32_t>& ids) const;
 

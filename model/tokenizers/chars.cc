@@ -129,15 +129,4 @@ void AppendTitle(char32_t c, std::string& text) {
   while (at < upper.size()) AppendLower(NextChar(upper, at), text);
 }
 
-std::string_view StripWhitespace(std::string_view text, bool left, bool right) {
-  for (size_t at = 0; left && !text.empty() && IsWhitespace(NextChar(text, at)); at = 0) {
-    text.remove_prefix(at);
-  }
-  while (right && !text.empty() && IsWhitespace(LastChar(text))) {
-    while ((text.back() & 0xc0) == 0x80) text.remove_suffix(1);
-    text.remove_suffix(1);
-  }
-  return text;
-}
-
 }  // namespace ovq::model

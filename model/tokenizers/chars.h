@@ -31,7 +31,20 @@ void AppendLower(char32_t c, std::string& text);
 void AppendUpper(char32_t c, std::string& text);
 void AppendTitle(char32_t c, std::string& text);
 
-// Strips white space from the ends.
-std::string_view StripWhitespace(std::string_view text, bool left, bool right);
+// Strips the characters for which `is_stripped` holds from the ends.
+template <class IsStripped>
+std::string_view Strip(std::string_view text, bool left, bool right, IsStripped is_stripped) {
+  for (size_t at = 0; left && !text.empty() && is_stripped(NextChar(text, at)); at = 0) {
+    text.remove_prefix(at);
+  }
+  while (right && !text.empty() && is_stripped(LastChar(text))) {
+    while ((text.back() & 0xc0) == 0x80) text.remove_suffix(1);
+    text.remove_suffix(1);
+  }
+  return text;
+}
+inline std::string_view StripWhitespace(std::string_view text, bool left, bool right) {
+  return Strip(text, left, right, IsWhitespace);
+}
 
 }  // namespace ovq::model

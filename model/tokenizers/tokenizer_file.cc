@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/status_macros.h"
 #include "base/text.h"
 #include "model/tokenizers/json_fields.h"
 
@@ -17,6 +17,25 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxDepth = 32;
+
+// Adds a merge given as "a b"; false if it is none. Skips a version as the library does.
+bool AddMerge(const std::string& line, Bpe::MergeList& merges) {
+  if (line.starts_with("#version")) return true;
+  std::vector<std::string> parts = absl::StrSplit(line, ' ');
+  if (parts.size() != 2) return false;
+  merges.emplace_back(std::move(parts[0]), std::move(parts[1]));
+  return true;
+}
+
+absl::Status InvalidMerge(std::string_view place, const std::string& line) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      std::string(place), ": expected two tokens with a blank between, got ", Quoted(line)));
+}
+
+absl::Status CheckUtf8(std::string_view text) {
+  const std::optional<size_t> bad = FirstInvalidUtf8(text);
+  return bad ? absl::DataLossError(absl::StrCat("not UTF-8 at byte ", *bad)) : absl::OkStatus();
+}
 
 // SAX handler of nlohmann's parser. Values become JSON values at their place, except inside vocab
 // and merges.
@@ -193,15 +212,8 @@ bool Reader::Id(const Json& value) {
 }
 
 bool Reader::MergeLine(const std::string& line) {
-  if (line.starts_with("#version")) return true;  // skipped as in the library
-  std::vector<std::string> parts = absl::StrSplit(line, ' ');
-  if (parts.size() != 2) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat("model.merges[", file_.merges.size(),
-                     "]: expected two tokens with a blank between, got ", Quoted(line))));
-  }
-  file_.merges.emplace_back(std::move(parts[0]), std::move(parts[1]));
-  return true;
+  return AddMerge(line, file_.merges) ||
+         Fail(InvalidMerge(absl::StrCat("model.merges[", file_.merges.size(), "]"), line));
 }
 
 // Unimplemented if the type is not BPE. The type may be missing where there are merges, as in files
@@ -225,9 +237,7 @@ absl::Status Missing(const char* path, const char* what) {
 }
 
 absl::Status Read(std::string_view text, Reader& reader) {
-  if (const std::optional<size_t> bad = FirstInvalidUtf8(text)) {
-    return absl::DataLossError(absl::StrCat("not UTF-8 at byte ", *bad));
-  }
+  RETURN_IF_ERROR(CheckUtf8(text));
   Json::sax_parse(text.begin(), text.end(), &reader);
   return reader.status;
 }
@@ -257,22 +267,16 @@ absl::StatusOr<Vocab::Entries> ParseVocab(std::string_view text, int64_t vocab_s
 }
 
 absl::StatusOr<Bpe::MergeList> ParseMerges(std::string_view text) {
-  if (const std::optional<size_t> bad = FirstInvalidUtf8(text)) {
-    return absl::DataLossError(absl::StrCat("not UTF-8 at byte ", *bad));
-  }
+  RETURN_IF_ERROR(CheckUtf8(text));
   Bpe::MergeList merges;
   int line_number = 0;
   for (absl::string_view line : absl::StrSplit(AbslView(text), '\n')) {
     ++line_number;
     absl::ConsumeSuffix(&line, "\r");
-    if (line.empty() || absl::StartsWith(line, "#version")) continue;
-    const std::vector<std::string> parts = absl::StrSplit(line, ' ');
-    if (parts.size() != 2) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("line ", line_number, ": expected two tokens with a blank between, got ",
-                       Quoted(std::string(line))));
+    const std::string merge(line);
+    if (!line.empty() && !AddMerge(merge, merges)) {
+      return InvalidMerge(absl::StrCat("line ", line_number), merge);
     }
-    merges.emplace_back(parts[0], parts[1]);
   }
   return merges;
 }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/values.h"
@@ -87,87 +88,82 @@ absl::Status AssignIfOk(absl::StatusOr<T> value, std::optional<T>& out) {
 
 }  // namespace
 
-// Reads one file into a list; every error names its place in the file.
+// Reads the fields of a file into a list. Every error names its place within the file.
 class TenantReader {
  public:
-  TenantReader(const std::string& file, TenantList& list) : file_(file), list_(list) {}
+  explicit TenantReader(TenantList& list) : list_(list) {}
 
   absl::Status Read(const json& root) {
     for (const auto& [key, value] : root.items()) {
-      if (key != "tenants") return Bad("", Quoted(key), "unknown field, expected tenants");
+      if (key != "tenants") return Bad(Quoted(key), "unknown field, expected tenants");
     }
     const auto tenants = root.find("tenants");
     if (tenants == root.end() || !tenants->is_array() || tenants->empty()) {
-      return Bad("", "tenants", "expected an array of at least one tenant");
+      return Bad("tenants", "expected an array of at least one tenant");
     }
     for (const json& tenant : *tenants) {
-      RETURN_IF_ERROR(ReadTenant(tenant));
+      // Errors name the tenant by its index until its name is known.
+      const std::string index = absl::StrCat("tenants[", list_.tenants_.size(), "]");
+      if (!tenant.is_object()) return Bad(index, "expected an object");
+      const auto name = tenant.find("name");
+      if (name == tenant.end() || !name->is_string()) return Bad(index, "name: expected a text");
+      const std::string text = name->get<std::string>();
+      if (!IsName(text)) return Bad(index, "name: expected 1 to 64 characters A-Z a-z 0-9 . _ -");
+      if (absl::Status status = ReadTenant(text, tenant); !status.ok()) {
+        return Bad(absl::StrCat("tenant ", text), status.message());
+      }
     }
     return absl::OkStatus();
   }
 
  private:
-  absl::Status Bad(const std::string& tenant, const std::string& field, absl::string_view what) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_, ": ", tenant.empty() ? "" : tenant + ": ", field, ": ", what));
+  static absl::Status Bad(const std::string& place, absl::string_view what) {
+    return absl::InvalidArgumentError(absl::StrCat(place, ": ", what));
   }
 
-  absl::Status ReadTenant(const json& value) {
-    // Errors name the tenant by its index until its name is known.
-    std::string where = absl::StrCat("tenants[", list_.tenants_.size(), "]");
-    if (!value.is_object()) return Bad("", where, "expected an object");
-    const auto name = value.find("name");
-    if (name == value.end() || !name->is_string()) return Bad(where, "name", "expected a text");
-    TenantList::Tenant tenant;
-    tenant.name = name->get<std::string>();
-    if (!IsName(tenant.name)) {
-      return Bad(where, "name", "expected 1 to 64 characters A-Z a-z 0-9 . _ -");
-    }
-    where = absl::StrCat("tenant ", tenant.name);
-    if (!names_.insert(tenant.name).second) return Bad(where, "name", "used twice");
+  absl::Status ReadTenant(const std::string& name, const json& value) {
+    if (!names_.insert(name).second) return Bad("name", "used twice");
     if (!value.contains("token_sha256")) {
-      return Bad(where, "token_sha256", "expected an array of hashes, got none");
+      return Bad("token_sha256", "expected an array of hashes, got none");
     }
+    TenantList::Tenant tenant = {.name = name, .limits = {}};
     for (const auto& [key, field] : value.items()) {
-      absl::Status status;
       if (key == "token_sha256") {
-        status = ReadTokens(where, field);
+        RETURN_IF_ERROR(ReadTokens(field));
       } else if (key == "admin") {
-        if (!field.is_boolean()) return Bad(where, key, "expected true or false");
+        if (!field.is_boolean()) return Bad(key, "expected true or false");
         tenant.admin = field.get<bool>();
       } else if (key == "weight") {
-        status = AssignIfOk(ToWeight(field), tenant.limits.weight);
-        if (!status.ok()) return Bad(where, key, status.message());
+        const absl::Status status = AssignIfOk(ToWeight(field), tenant.limits.weight);
+        if (!status.ok()) return Bad(key, status.message());
       } else if (key == "limits") {
-        status = ReadLimits(where, field, tenant.limits);
+        RETURN_IF_ERROR(ReadLimits(field, tenant.limits));
       } else if (key != "name") {
-        status = Bad(where, Quoted(key), "unknown field");
+        return Bad(Quoted(key), "unknown field");
       }
-      if (!status.ok()) return status;
     }
     list_.tenants_.push_back(std::move(tenant));
     return absl::OkStatus();
   }
 
-  absl::Status ReadTokens(const std::string& where, const json& value) {
+  absl::Status ReadTokens(const json& value) {
     if (!value.is_array() || value.empty()) {
-      return Bad(where, "token_sha256", "expected an array of at least one hash");
+      return Bad("token_sha256", "expected an array of at least one hash");
     }
     for (size_t i = 0; i < value.size(); ++i) {
       const std::string field = absl::StrCat("token_sha256[", i, "]");
       const absl::StatusOr<TokenDigest> digest = ToDigest(value[i]);
-      if (!digest.ok()) return Bad(where, field, digest.status().message());
-      if (!digests_.insert(*digest).second) return Bad(where, field, "used twice");
+      if (!digest.ok()) return Bad(field, digest.status().message());
+      if (!digests_.insert(*digest).second) return Bad(field, "used twice");
       list_.tokens_.emplace_back(*digest, list_.tenants_.size());
     }
     return absl::OkStatus();
   }
 
-  absl::Status ReadLimits(const std::string& where, const json& value,
-                          engine::TenantLimits& limits) {
-    if (!value.is_object()) return Bad(where, "limits", "expected an object");
+  static absl::Status ReadLimits(const json& value, engine::TenantLimits& limits) {
+    if (!value.is_object()) return Bad("limits", "expected an object");
     for (const auto& [key, field] : value.items()) {
-      absl::Status status =
+      const absl::Status status =
           key == "sessions"              ? AssignIfOk(ToCount(field), limits.sessions)
           : key == "state_bytes"         ? AssignIfOk(ToBytes(field), limits.state_bytes)
           : key == "requests_per_second" ? AssignIfOk(ToRate(field), limits.requests_per_second)
@@ -175,13 +171,11 @@ class TenantReader {
                                          : absl::InvalidArgumentError(
                                                "unknown field, expected sessions, state_bytes, "
                                                  "requests_per_second or tokens_per_second");
-      if (status.ok()) continue;
-      return Bad(where, absl::StrCat("limits: ", Quoted(key)), status.message());
+      if (!status.ok()) return Bad(absl::StrCat("limits: ", Quoted(key)), status.message());
     }
     return absl::OkStatus();
   }
 
-  const std::string& file_;
   TenantList& list_;
   std::set<std::string> names_;
   std::set<TokenDigest> digests_;
@@ -218,7 +212,8 @@ absl::StatusOr<TenantList> TenantList::Parse(std::string_view text, const std::s
   const absl::StatusOr<json> root = ParseJsonObject(text, file);
   if (!root.ok()) return absl::InvalidArgumentError(root.status().message());
   TenantList list;
-  RETURN_IF_ERROR(TenantReader(file, list).Read(*root));
+  const absl::Status status = TenantReader(list).Read(*root);
+  if (!status.ok()) return InContext(file, status);
   return list;
 }
 

@@ -4,12 +4,17 @@
 #include <ctime>
 #include <map>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/json.h"
 #include "base/status_macros.h"
+#include "base/text.h"
+#include "model/answers/marker.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/validate.h"
 
@@ -29,44 +34,128 @@ absl::Status HistoryMismatch(const std::string& path, std::string_view why) {
       absl::FailedPreconditionError(absl::StrCat(field, ": ", std::string(why))), {.field = field});
 }
 
+constexpr size_t kMaxRoles = 16;  // different ones in a conversation, each of which is tried out
+
+jinja::ChatMessage ToMessage(const v1::ChatMessage& from) {
+  jinja::ChatMessage to = {.role = from.role(),
+                           .content = from.content(),
+                           .reasoning = from.reasoning(),
+                           .tool_call_id = from.tool_call_id(),
+                           .name = from.name()};
+  for (const v1::ToolCall& call : from.tool_calls()) {
+    to.tool_calls.push_back(
+        {.id = call.id(), .name = call.name(), .arguments_json = call.arguments_json()});
+  }
+  if (!to.tool_calls.empty() && to.content->empty()) to.content.reset();
+  return to;
+}
+
 // Renders one conversation by the model's template.
 class Writer {
  public:
   static absl::StatusOr<Writer> Make(const v1::Conversation& from, const std::string& path,
                                      const engine::Engine& engine) {
     const jinja::ChatFormat* format = engine.model().chat_format;
-    if (format == nullptr) return engine::NoChatTemplate(path);
+    if (format == nullptr) return engine::ModelLacks(path, "chat template");
     // Checked before the messages are copied.
     RETURN_IF_ERROR(engine::CheckMessageCount(from.messages_size(), path));
-    Writer writer(*format, path, from.tools_json(),
+    Writer writer(*format, path, from,
                   absl::ToTM(engine.config().options.clock.wall(), absl::LocalTimeZone()));
     for (const v1::ChatMessage& message : from.messages()) {
-      writer.messages.push_back({message.role(), message.content()});
+      writer.messages.push_back(ToMessage(message));
     }
     RETURN_IF_ERROR(engine::CheckConversation(
-        writer.messages, from.known(), static_cast<int64_t>(from.tools_json().size()), path));
+        writer.messages, from.known(),
+        {.tools = std::ssize(from.tools_json()), .args = std::ssize(from.template_args_json())},
+        path));
+    RETURN_IF_ERROR(writer.CheckRoles());
     return writer;
   }
 
   absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
     absl::StatusOr<std::string> text =
-        format_.Render(std::span(messages).first(n_messages), tools_json_, opens_answer, now_);
+        format_.Render({.messages = std::span(messages).first(n_messages),
+                        .tools_json = from_.tool_choice() == v1::TOOL_CHOICE_NONE
+                                          ? std::string_view()
+                                          : from_.tools_json(),
+                        .args_json = from_.template_args_json(),
+                        .opens_answer = opens_answer},
+                       now_);
     if (!text.ok()) return TemplateError(path_, text.status());
     return text;
+  }
+
+  // The text of all messages behind the content and the calls of message `i`, an answer.
+  absl::StatusOr<std::string> TextBehind(size_t i, bool opens_answer) const {
+    Writer other = *this;
+    jinja::ChatMessage& answer = other.messages[i];
+    answer.reasoning.clear();
+    // Stands for what the answer said; no message has it.
+    std::string mark = "zq0answer0zq";
+    const auto has_mark = [&](const jinja::ChatMessage& message) {
+      return message.content && absl::StrContains(*message.content, mark);
+    };
+    while (std::ranges::any_of(messages, has_mark)) mark += 'z';
+    if (answer.tool_calls.empty()) {
+      answer.content = mark;
+    } else {
+      answer.tool_calls.back().arguments_json = absl::StrCat("{\"a\": \"", mark, "\"}");
+    }
+    ASSIGN_OR_RETURN(std::string text, other.Text(messages.size(), opens_answer));
+    const size_t at = text.rfind(mark);
+    if (at == text.npos) {
+      return HistoryMismatch(path_, absl::StrCat("the chat template writes nothing of messages[", i,
+                                                 "], the answer that the session holds"));
+    }
+    return text.substr(at + mark.size());
   }
 
   std::vector<jinja::ChatMessage> messages;
 
  private:
-  Writer(const jinja::ChatFormat& format, const std::string& path, const std::string& tools_json,
+  Writer(const jinja::ChatFormat& format, const std::string& path, const v1::Conversation& from,
          const std::tm& now)
-      : format_(format), path_(path), tools_json_(tools_json), now_(now) {}
+      : format_(format), path_(path), from_(from), now_(now) {}
+
+  // A message that the template would write nothing of is refused, as the model would not see it;
+  // "developer" is "system" there.
+  absl::Status CheckRoles() {
+    std::map<std::string, bool> written = {{"user", true}, {"assistant", true}};
+    const auto writes = [&](const std::string& role) {
+      const auto [entry, is_new] = written.try_emplace(role, true);
+      if (is_new && written.size() <= kMaxRoles) entry->second = format_.WritesRole(role, now_);
+      return entry->second;
+    };
+    for (size_t i = 0; i < messages.size(); ++i) {
+      std::string& role = messages[i].role;
+      if (writes(role) && written.size() <= kMaxRoles) continue;
+      if (role == "developer" && writes("system")) {
+        role = "system";
+        continue;
+      }
+      const std::string field = absl::StrCat(path_, ".messages[", i, "].role");
+      if (written.size() > kMaxRoles) {
+        return engine::BadField(field, absl::StrCat("at most ", kMaxRoles, " different roles"),
+                                "more");
+      }
+      return engine::BadField(field, "a role that the model's chat template writes", Quoted(role));
+    }
+    return absl::OkStatus();
+  }
 
   const jinja::ChatFormat& format_;
   const std::string& path_;
-  const std::string& tools_json_;
+  const v1::Conversation& from_;
   const std::tm now_;
 };
+
+// Returns the text behind the last call of an answer, as the template writes it, without the
+// rest of the call itself.
+std::string_view BehindCalls(std::string_view text, const answers::CallSyntax& calls) {
+  const answers::Marker end(calls.end);
+  if (!end.empty()) return answers::CutBehind(text, calls.end);
+  return text.substr(std::min(text.find_first_not_of("\"}])"), text.size()));
+}
 
 }  // namespace
 
@@ -77,8 +166,16 @@ PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_i
   return {.at_start = session->position == 0, .last_token = session->last_token};
 }
 
-absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const engine::Engine& engine) {
+namespace {
+
+bool OpensAnswer(const v1::Conversation& conversation) {
+  return !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
+}
+
+// The text without the call that the request begins for the model.
+absl::StatusOr<std::string> TemplateText(const v1::Conversation& conversation,
+                                         const std::string& path, const PromptPlace& place,
+                                         const engine::Engine& engine) {
   ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
   if ((known == 0) != place.at_start) {
@@ -87,33 +184,89 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
                                        "has tokens, holds; got 0"
                                      : "expected 0, as there is no session with tokens");
   }
-  const bool opens_answer =
-      !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
-  absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
-  if (known == 0 || !text.ok()) return text;
-  // The text that the session has read: the messages, or, if the last one is an answer, the text
-  // that opened the answer and the answer itself.
-  const jinja::ChatMessage& last = writer.messages[known - 1];
-  const bool is_answer = last.role == "assistant";
-  ASSIGN_OR_RETURN(std::string read, writer.Text(known - is_answer, /*opens_answer=*/is_answer));
-  if (is_answer) read += last.content;
-  if (!text->starts_with(read)) {
+  const bool opens_answer = OpensAnswer(conversation);
+  if (known == 0 || writer.messages[known - 1].role != "assistant") {
+    absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
+    if (known == 0 || !text.ok()) return text;
+    ASSIGN_OR_RETURN(const std::string read, writer.Text(known, /*opens_answer=*/false));
+    if (text->starts_with(read)) return text->substr(read.size());
     const auto differs = std::ranges::mismatch(*text, read).in1 - text->begin();
     return HistoryMismatch(path,
                            absl::StrCat("the chat template no longer writes the known messages as "
                                         "the session has read them: their texts differ at byte ",
                                         differs));
   }
-  text->erase(0, read.size());
-  // The session has the answer's end-of-sequence token already.
-  if (is_answer && place.last_token.has_value() && engine.model().tokenizer != nullptr) {
+  ASSIGN_OR_RETURN(std::string behind, writer.TextBehind(known - 1, opens_answer));
+  if (!writer.messages[known - 1].tool_calls.empty()) {
+    behind = BehindCalls(behind, engine.model().answer_syntax.calls);
+  }
+  // The session has the answer's end-of-sequence token already, and the marks before it.
+  if (place.last_token.has_value() && engine.model().tokenizer != nullptr) {
     const std::map<int32_t, std::string> specials = engine.model().tokenizer->special_tokens();
     const auto end = specials.find(*place.last_token);
-    if (end != specials.end() && text->starts_with(end->second)) {
-      text->erase(0, end->second.size());
+    if (end != specials.end() && !end->second.empty()) {
+      const size_t at = behind.find(end->second);
+      const std::string_view before = std::string_view(behind).substr(0, at);
+      const std::string& mark = engine.model().answer_syntax.content_end;
+      if (at != behind.npos && (before.empty() || before == mark)) {
+        behind.erase(0, at + end->second.size());
+      }
     }
   }
-  return text;
+  return behind;
+}
+
+}  // namespace
+
+absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
+                                   const PromptPlace& place, const engine::Engine& engine) {
+  PromptText prompt;
+  ASSIGN_OR_RETURN(prompt.text, TemplateText(conversation, path, place, engine));
+  if (!OpensAnswer(conversation)) return prompt;
+  const answers::AnswerSyntax& syntax = engine.model().answer_syntax;
+  prompt.begun = answers::BegunAnswer(prompt.text, syntax);
+  if (conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED) {
+    const std::string call = answers::ForcedCall(prompt.begun, conversation.tool_name(), syntax);
+    prompt.text += call;
+    prompt.begun += call;
+  }
+  return prompt;
+}
+
+absl::StatusOr<answers::ParserOptions> CallParser(const v1::Conversation& conversation,
+                                                  const std::string& path,
+                                                  const engine::Engine& engine) {
+  const std::string field = absl::StrCat(path, ".tools_json");
+  const bool required = conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED;
+  if (conversation.tools_json().empty() && required) {
+    return engine::BadField(field, "tools, as a call is required", "none");
+  }
+  if (conversation.tools_json().empty() || conversation.tool_choice() == v1::TOOL_CHOICE_NONE) {
+    return answers::ParserOptions();
+  }
+  if (engine.model().answer_syntax.calls.form == answers::CallForm::kNone) {
+    return engine::BadField(field, "none, as the model's chat template writes no tool calls",
+                            "tools");
+  }
+  RETURN_IF_ERROR(engine::CheckToolsBytes(std::ssize(conversation.tools_json()), path));
+  const auto list = ParseJsonList(conversation.tools_json(), field);
+  if (!list.ok()) return engine::BadField(field, "a JSON list of tools", list.status().message());
+  auto schemas = std::make_shared<nlohmann::json>(nlohmann::json::object());
+  for (const nlohmann::ordered_json& tool : *list) {
+    const nlohmann::ordered_json& function =
+        tool.is_object() && tool.contains("function") ? tool["function"] : tool;
+    const auto name = function.is_object() ? function.find("name") : function.end();
+    if (name == function.end() || !name->is_string()) {
+      return engine::BadField(field, "tools with a name", "one without");
+    }
+    (*schemas)[name->get<std::string>()] = function.value("parameters", nlohmann::ordered_json());
+  }
+  if (const std::string& name = conversation.tool_name();
+      required && !name.empty() && !schemas->contains(name)) {
+    return engine::BadField(absl::StrCat(path, ".tool_name"), "the name of one of the tools",
+                            Quoted(name));
+  }
+  return answers::ParserOptions{.tools = true, .schemas = std::move(schemas)};
 }
 
 std::string SystemText(const v1::Conversation& conversation, const engine::Engine& engine) {
@@ -127,9 +280,9 @@ std::string SystemText(const v1::Conversation& conversation, const engine::Engin
   const auto n_system = static_cast<size_t>(other - messages.begin());
   // Templates may refuse to render system messages alone, so one more message is rendered, too.
   const size_t n_messages = std::min(n_system + 1, messages.size());
-  if (n_system < n_messages) messages[n_system].content.assign(1, 'A');
+  if (n_system < n_messages) messages[n_system].content = "A";
   const absl::StatusOr<std::string> one = writer->Text(n_messages, /*opens_answer=*/false);
-  if (n_system < n_messages) messages[n_system].content.assign(1, 'B');
+  if (n_system < n_messages) messages[n_system].content = "B";
   const absl::StatusOr<std::string> two = writer->Text(n_messages, /*opens_answer=*/false);
   if (!one.ok() || !two.ok()) return "";
   return one->substr(0, static_cast<size_t>(std::ranges::mismatch(*one, *two).in1 - one->begin()));

@@ -23,19 +23,15 @@ absl::Status Map(const v1::GenerateRequest& from, engine::Engine& engine,
 
 }  // namespace
 
-absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& caller,
-                            CallRecord& record, ByteHold& memory,
+absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call,
                             std::shared_ptr<engine::TokenStream> stream) {
-  engine::Engine& engine = record.services().engine;
-  record.summary().tenant = caller.tenant;
-  record.summary().SetSession(message.session_id());
+  engine::Engine& engine = call.services().engine;
+  call.summary().SetSession(message.session_id());
   engine::GenerateRequest request;
-  request.tenant = caller.tenant;
-  request.client = caller.client;
-  request.arrival = record.arrival();
-  request.deadline = record.deadline();
+  call.SetCaller(request);
+  request.arrival = call.arrival();
   RETURN_IF_ERROR(Map(message, engine, request));
-  RETURN_IF_ERROR(ReserveBytes(memory, StreamBytes(request)));
+  RETURN_IF_ERROR(ReserveBytes(call.memory(), StreamBytes(request)));
   return engine.Submit(std::move(request), std::move(stream));
 }
 

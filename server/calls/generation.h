@@ -20,10 +20,10 @@ inline size_t StreamBytes(const engine::GenerateRequest& request) {
           sizeof(model::TokenLogprob) * static_cast<size_t>(request.output.top_logprobs));
 }
 
-// Maps and tokenizes the message, takes StreamBytes from `memory`, and submits the request. Errors:
-// those of the mapping and of Engine::Submit. May block, so never on the engine's thread.
-absl::Status SubmitGenerate(const v1::GenerateRequest& message, const Caller& caller,
-                            CallRecord& record, ByteHold& memory,
+// Maps and tokenizes the message, takes StreamBytes from the call's memory, and submits the
+// request. Errors: those of the mapping and of Engine::Submit. May block, so never on the engine's
+// thread.
+absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call,
                             std::shared_ptr<engine::TokenStream> stream);
 
 // Appends an engine event as messages, of which it may need several. `add` appends a new message

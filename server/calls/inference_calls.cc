@@ -64,17 +64,17 @@ void FillLimits(v1::RequestLimits& limits) {
   limits.set_min_centroids(kernels::kMinSlotCap);
 }
 
-absl::StatusOr<const model::Tokenizer*> TextTokenizer(const UnaryInfo& info, const char* field) {
-  const model::Tokenizer* tokenizer = info.services.engine.model().tokenizer;
-  if (tokenizer == nullptr || !tokenizer->has_text()) return engine::NoTokenizer(field);
+absl::StatusOr<const model::Tokenizer*> TextTokenizer(CallRecord& call, const char* field) {
+  const model::Tokenizer* tokenizer = call.services().engine.model().tokenizer;
+  if (tokenizer == nullptr || !tokenizer->has_text()) return engine::ModelLacks(field, "tokenizer");
   return tokenizer;
 }
 
 }  // namespace
 
-absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
+absl::StatusOr<v1::ModelInfo> GetModelInfo(CallRecord& call,
                                            const v1::GetModelInfoRequest& request) {
-  const ServiceContext& services = call.services;
+  const ServiceContext& services = call.services();
   const ModelDescription& description = services.description;
   const engine::EngineModel& model = services.engine.model();
   const engine::EngineOptions& options = services.engine.options();
@@ -107,15 +107,15 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(const UnaryInfo& call,
   return info;
 }
 
-void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
+void Score(CallRecord& call, const v1::ScoreRequest& message,
            const UnaryDone<v1::ScoreResponse>& done) {
-  engine::Engine& engine = info.services.engine;
-  absl::StatusOr<std::vector<int32_t>> tokens =
-      PromptTokens(message.prompt(), "", PromptPlace(), engine);
-  if (!tokens.ok()) return done(tokens.status());
-  info.record.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
+  engine::Engine& engine = call.services().engine;
+  absl::StatusOr<PromptIds> prompt = PromptTokens(message.prompt(), "", PromptPlace(), engine);
+  if (!prompt.ok()) return done(prompt.status());
+  std::vector<int32_t>& tokens = prompt->ids;
+  call.summary().work.prompt_tokens = std::ssize(tokens);
   engine::ScoreRequest request;
-  request.prompt = *tokens;
+  request.prompt = tokens;
   request.variant = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
@@ -123,51 +123,49 @@ void Score(const UnaryInfo& info, const v1::ScoreRequest& message,
   constexpr size_t kTopBytes =
       sizeof(model::TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
   const size_t per_token = 2 * sizeof(model::TokenScore) + kTopBytes * message.top_logprobs();
-  const size_t bytes = std::min(per_token * tokens->size(), 4 * engine::kMaxAnswerBytes);
-  if (absl::Status status = ReserveBytes(info.memory, bytes); !status.ok()) return done(status);
-  request.tenant = info.tenant;
-  request.client = info.client;
-  request.arrival = info.record.arrival();
-  request.deadline = info.record.deadline();
+  const size_t bytes = std::min(per_token * tokens.size(), 4 * engine::kMaxAnswerBytes);
+  if (absl::Status status = ReserveBytes(call.memory(), bytes); !status.ok()) return done(status);
+  call.SetCaller(request);
+  request.arrival = call.arrival();
   const absl::Status status = engine.SubmitScore(
-      std::move(request), info.cancel,
-      [&services = info.services, client = info.client, done,
-       tokens = *std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
+      std::move(request), call.cancel(),
+      [&call, done,
+       tokens = std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
         // Made on another thread, which also frees the scores: the answer may be large.
-        services.blocking.Run(client,
-                              [done, tokens = std::move(tokens), rows = std::move(result->rows)] {
-                                done(ToScoreResponse(tokens, rows));
-                              });
+        call.services().blocking.Run(call.caller().client, [done, tokens = std::move(tokens),
+                                                            rows = std::move(result->rows)] {
+          done(ToScoreResponse(tokens, rows));
+        });
       });
   if (!status.ok()) done(status);
 }
 
-absl::StatusOr<v1::ApplyTemplateResponse> ApplyTemplate(const UnaryInfo& info,
+absl::StatusOr<v1::ApplyTemplateResponse> ApplyTemplate(CallRecord& call,
                                                         const v1::ApplyTemplateRequest& message) {
-  engine::Engine& engine = info.services.engine;
-  ASSIGN_OR_RETURN(std::string text,
+  engine::Engine& engine = call.services().engine;
+  ASSIGN_OR_RETURN(PromptText prompt,
                    NewText(message.conversation(), "conversation", PromptPlace(), engine));
   v1::ApplyTemplateResponse response;
-  response.set_text(std::move(text));
+  response.set_text(std::move(prompt.text));
   return response;
 }
 
-absl::StatusOr<v1::TokenizeResponse> Tokenize(const UnaryInfo& info,
+absl::StatusOr<v1::TokenizeResponse> Tokenize(CallRecord& call,
                                               const v1::TokenizeRequest& message) {
-  RETURN_IF_ERROR(TextTokenizer(info, "text").status());
+  RETURN_IF_ERROR(TextTokenizer(call, "text").status());
   ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                   Encode(info.services.engine, message.text(), message.add_bos(), "text"));
+                   Encode(call.services().engine, message.text(), message.add_bos(), "text"));
   v1::TokenizeResponse response;
   response.mutable_token_ids()->Add(tokens.begin(), tokens.end());
   return response;
 }
 
-absl::StatusOr<v1::DetokenizeResponse> Detokenize(const UnaryInfo& info,
+absl::StatusOr<v1::DetokenizeResponse> Detokenize(CallRecord& call,
                                                   const v1::DetokenizeRequest& message) {
-  ASSIGN_OR_RETURN(const model::Tokenizer* tokenizer, TextTokenizer(info, "token_ids"));
+  ASSIGN_OR_RETURN(const model::Tokenizer* tokenizer, TextTokenizer(call, "token_ids"));
   const std::vector<int32_t> ids = TokenIds(message.token_ids());
-  const int64_t vocab_size = info.services.engine.model().vocab_size;
+  const int64_t vocab_size = call.services().engine.model().vocab_size;
   RETURN_IF_ERROR(engine::CheckTokenIds(ids, vocab_size, "token_ids"));
   // Not Tokenizer::Decode: the text of a message must be UTF-8, the bytes of one token need not.
   model::Detokenizer detokenizer(tokenizer);

@@ -2,11 +2,10 @@
 
 #include <google/protobuf/descriptor.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "ovq/v1/admin.pb.h"
 #include "ovq/v1/inference.pb.h"
 
@@ -42,11 +41,9 @@ std::vector<const char*> RpcLabels() {
 }
 
 const char* RpcLabel(const std::string& service, const std::string& method) {
-  const auto found = LabelTable().find(absl::StrCat(service, ".", method));
-  if (found == LabelTable().end()) {
-    std::fprintf(stderr, "%s has no RPC %s\n", service.c_str(), method.c_str());
-    std::abort();
-  }
+  const std::string name = absl::StrCat(service, ".", method);
+  const auto found = LabelTable().find(name);
+  Check(found != LabelTable().end(), name.c_str());
   return found->second.c_str();
 }
 

@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
-#include "server/telemetry/call_spans.h"
+#include "server/telemetry/call_summary.h"
 
 namespace ovq::server {
 namespace {
@@ -47,12 +47,6 @@ ServiceContext::ServiceContext(engine::Engine& engine, ModelDescription descript
       quick(kQuickThreads),
       blocking(kBlockingThreads, kBlockingNice),
       admin(kAdminThreads) {}
-
-absl::StatusOr<Caller> ServiceContext::Admit(const CallContext& context, Access access) const {
-  ASSIGN_OR_RETURN(Caller caller, auth.Authenticate(context, access));
-  RETURN_IF_ERROR(engine.ChargeRequest(caller.tenant));
-  return caller;
-}
 
 absl::Status ReserveBytes(ByteHold& hold, size_t bytes) {
   const std::optional<size_t> free = hold.Acquire(bytes);
@@ -94,18 +88,35 @@ void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) 
   if (on_drain) listeners_.emplace(owner, std::move(on_drain));
 }
 
-CallRecord::CallRecord(ServiceContext& services, const char* method, const CallContext& context)
+CallRecord::CallRecord(ServiceContext& services, const char* method, const CallContext& context,
+                       std::unique_ptr<ByteHold> memory)
     : services_(services),
       method_(method),
       context_(context),
       request_id_(ParseRequestId(context)),
-      span_(StartCallSpan(context)) {
+      span_(StartCallSpan(context)),
+      memory_(memory != nullptr ? std::move(memory)
+                                : std::make_unique<ByteHold>(
+                                      services.engine.options().request_memory, context.client())) {
   services_.Count(1);
   Log& log = services_.log.log;
   if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;
   LogFields fields = {{"method", method_}};
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
   log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
+}
+
+absl::Status CallRecord::Admit(Access access) {
+  ASSIGN_OR_RETURN(caller_, services_.auth.Authenticate(context_, access));
+  RETURN_IF_ERROR(services_.engine.ChargeRequest(caller_.tenant));
+  summary_.tenant = caller_.tenant;
+  return absl::OkStatus();
+}
+
+void CallRecord::SetCaller(engine::CallRequest& request) const {
+  request.tenant = caller_.tenant;
+  request.client = caller_.client;
+  request.deadline = context_.deadline();
 }
 
 LogFields CallRecord::IdFields() const {
@@ -121,9 +132,10 @@ absl::Status CallRecord::Seen(const absl::Status& status) const {
   if (!context_.cancelled()) return status;
   // A client's own deadline passes a little before the one that it sent: that travels, and gRPC
   // rounds it up to three digits.
-  const SteadyTime::duration early = std::max(kDeadlineEarly, (deadline() - start_) / 100);
-  const bool late = std::chrono::steady_clock::now() >= deadline() - early;
-  if (deadline() != kNever && late) return absl::DeadlineExceededError("deadline exceeded");
+  const SteadyTime::duration early = std::max(kDeadlineEarly, (context_.deadline() - start_) / 100);
+  const bool late = std::chrono::steady_clock::now() >= context_.deadline() - early;
+  if (context_.deadline() != kNever && late)
+    return absl::DeadlineExceededError("deadline exceeded");
   return absl::CancelledError("cancelled by the client");
 }
 
@@ -151,16 +163,16 @@ void CallRecord::TraceEnd(const CallSummary& summary, std::optional<int64_t> tur
                           const absl::Status& status, SteadyTime start) const {
   if (services_.log.traces == nullptr) return;
   const absl::Time end = absl::Now();
-  ExportCall({.method = method_,
-              .http = context_.kind() == std::string_view("header"),
-              .span = span_,
-              .request_id = request_id_,
-              .summary = summary,
-              .turn = turn,
-              .status = status,
-              .start = end - absl::FromChrono(std::chrono::steady_clock::now() - start),
-              .end = end},
-             *services_.log.traces);
+  TraceCall({.method = method_,
+             .http = context_.kind() == std::string_view("header"),
+             .span = span_,
+             .request_id = request_id_,
+             .summary = summary,
+             .turn = turn,
+             .status = status,
+             .start = end - absl::FromChrono(std::chrono::steady_clock::now() - start),
+             .end = end},
+            *services_.log.traces);
 }
 
 void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -58,8 +59,6 @@ class ServiceContext {
   ByteHold Memory(const CallContext& context) const {
     return {engine.options().request_memory, context.client()};
   }
-  // Identifies the caller (Authenticator) and charges its tenant one request.
-  absl::StatusOr<Caller> Admit(const CallContext& context, Access access = Access::kAny) const;
 
   // From then on streams without a running turn end, and calls that bring work are refused.
   void Drain();
@@ -92,20 +91,33 @@ struct TurnRecord {
   WorkSummary work;
 };
 
-// The record of one call: its ids, times, and lines in the log.
+// The record of one call: its caller, memory, ids, times, and lines in the log.
 class CallRecord {
  public:
   // method: the label of the RPC or route. Reads `x-request-id`, `traceparent` and `tracestate`;
-  // invalid values are ignored. The context outlives it.
-  CallRecord(ServiceContext& services, const char* method, const CallContext& context);
+  // invalid values are ignored. memory: what the call holds already, or null. The context outlives
+  // it.
+  CallRecord(ServiceContext& services, const char* method, const CallContext& context,
+             std::unique_ptr<ByteHold> memory = nullptr);
   ~CallRecord() { services_.Count(-1); }
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
+
+  // Identifies the caller (Authenticator) and charges its tenant one request. Before any work for
+  // the call.
+  absl::Status Admit(Access access = Access::kAny);
+  const Caller& caller() const { return caller_; }
+  // Gives a request to the engine the call's tenant, client and deadline.
+  void SetCaller(engine::CallRequest& request) const;
+  ByteHold& memory() { return *memory_; }
+  // Set when the client cancels.
+  const std::shared_ptr<engine::CancelSignal>& cancel() const { return cancel_; }
+
   ServiceContext& services() const { return services_; }
+  const CallContext& context() const { return context_; }
   const char* method() const { return method_; }
   SteadyTime arrival() const { return start_; }
   absl::Duration age() const { return TimeBetween(start_, std::chrono::steady_clock::now()); }
-  SteadyTime deadline() const { return context_.deadline(); }
   // Filled by the call until End, by one thread at a time.
   CallSummary& summary() { return summary_; }
 
@@ -134,6 +146,9 @@ class CallRecord {
   const std::string request_id_;
   const Span span_;
   CallSummary summary_;
+  Caller caller_;
+  const std::unique_ptr<ByteHold> memory_;
+  const std::shared_ptr<engine::CancelSignal> cancel_ = std::make_shared<engine::CancelSignal>();
 };
 
 }  // namespace ovq::server

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "server/engine/common/engine_api.h"
@@ -38,15 +40,38 @@ class TokenPump {
   const std::shared_ptr<engine::TokenStream>& stream() const { return stream_; }
   // The result of Engine::Submit, once; an error ends the stream. `owner` keeps the sink alive
   // while it is woken. Any thread.
-  void Submitted(const absl::Status& status, const std::weak_ptr<void>& owner);
+  void Submitted(const absl::Status& status, const std::weak_ptr<void>& owner) {
+    if (!status.ok()) stream_->Close(status);
+    state_ = State::kOpen;
+    // Calls the listener at once if something is waiting.
+    stream_->SetListener([owner, &sink = sink_] {
+      if (const auto held = owner.lock()) sink.Wake();
+    });
+  }
 
   // Hands the sink the next event or the end. False: there is neither, and the sink is woken when
   // there is. Never two calls at a time. The sink may destroy the pump in its OnStreamEnd.
-  bool Advance();
+  bool Advance() {
+    if (state_ != State::kOpen) return false;
+    if (const std::optional<engine::StreamEvent> event = stream_->TryPop()) {
+      work_.Add(*event);
+      if (refusal_.ok()) sink_.OnEvent(*event);
+      return true;
+    }
+    if (!stream_->closed()) return false;
+    state_ = State::kEnded;
+    const absl::Status status = refusal_.ok() ? stream_->status() : refusal_;
+    sink_.OnStreamEnd(status);
+    return true;
+  }
+
   // The client is gone, or wants no more: the engine ends the request. Any thread.
   void Cancel() { stream_->Cancel(); }
   // From OnEvent: cancels the request. No event is written any more, and the end has this status.
-  void Refuse(absl::Status why);
+  void Refuse(absl::Status why) {
+    refusal_ = std::move(why);
+    stream_->Cancel();
+  }
 
  private:
   enum class State : uint8_t { kSubmitting, kOpen, kEnded };

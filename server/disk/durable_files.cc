@@ -1,20 +1,22 @@
 #include "server/disk/durable_files.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+
+#include "base/files.h"
+#include "base/status_macros.h"
 
 namespace ovq::disk {
+namespace {
 
-absl::Status LastError(const std::string& path) { return absl::ErrnoToStatus(errno, path); }
-
-absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path) {
+absl::Status WriteAll(const OpenFile& file, std::string_view bytes, const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    const ssize_t n = write(file.fd(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return LastError(path);
     bytes.remove_prefix(static_cast<size_t>(n));
@@ -22,53 +24,69 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path) {
   return absl::OkStatus();
 }
 
+// The status of a call that returns 0, or -1 and sets errno.
+absl::Status Result(int returned, const std::string& path) {
+  return returned == 0 ? absl::OkStatus() : LastError(path);
+}
+
+}  // namespace
+
+absl::StatusOr<OpenFile> OpenFile::Open(const std::string& path, int flags) {
+  OpenFile file(open(path.c_str(), flags | O_CLOEXEC, 0600));
+  if (file.fd() < 0) return LastError(path);
+  return file;
+}
+
+OpenFile::~OpenFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
 absl::Status WriteFileAtomically(const std::string& path,
                                  const std::vector<std::string_view>& parts) {
   const std::string part = path + ".part";
-  const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) return LastError(part);
+  ASSIGN_OR_RETURN(const OpenFile file, OpenFile::Open(part, O_WRONLY | O_CREAT | O_TRUNC));
   absl::Status status;
   for (const std::string_view bytes : parts) {
-    if (status.ok()) status = WriteAll(fd, bytes, part);
+    if (status.ok()) status = WriteAll(file, bytes, part);
   }
-  if (status.ok() && fdatasync(fd) != 0) status = LastError(part);
-  close(fd);
-  if (status.ok() && rename(part.c_str(), path.c_str()) != 0) status = LastError(path);
+  if (status.ok()) status = Result(fdatasync(file.fd()), part);
+  if (status.ok()) status = Result(rename(part.c_str(), path.c_str()), path);
   if (!status.ok()) unlink(part.c_str());
   return status;
 }
 
-absl::StatusOr<int> AppendToFile(const std::string& path, std::string_view bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-  if (fd < 0) return LastError(path);
+absl::StatusOr<OpenFile> AppendToFile(const std::string& path, std::string_view bytes) {
+  ASSIGN_OR_RETURN(OpenFile file, OpenFile::Open(path, O_WRONLY | O_APPEND));
   struct stat before = {};
-  absl::Status status = fstat(fd, &before) == 0 ? absl::OkStatus() : LastError(path);
-  if (status.ok()) status = WriteAll(fd, bytes, path);
-  if (status.ok()) return fd;
-  (void)!ftruncate(fd, before.st_size);  // if this fails, the torn end is recognized by its reader
-  close(fd);
+  RETURN_IF_ERROR(Result(fstat(file.fd(), &before), path));
+  const absl::Status status = WriteAll(file, bytes, path);
+  if (status.ok()) return file;
+  // If this fails, the torn end is recognized by its reader.
+  (void)!ftruncate(file.fd(), before.st_size);
   return status;
 }
 
 absl::Status SyncFolder(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return LastError(path);
-  const absl::Status status = fsync(fd) == 0 ? absl::OkStatus() : LastError(path);
-  close(fd);
-  return status;
+  ASSIGN_OR_RETURN(const OpenFile folder, OpenFile::Open(path, O_RDONLY | O_DIRECTORY));
+  return Result(fsync(folder.fd()), path);
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  return mkdir(path.c_str(), 0700) == 0 || errno == EEXIST ? absl::OkStatus() : LastError(path);
 }
 
 absl::Status RemoveFile(const std::string& path) {
-  if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
-  return LastError(path);
+  return unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : LastError(path);
 }
 
 absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path) {
-  DIR* const dir = opendir(path.c_str());
-  if (dir == nullptr) return LastError(path);
   std::vector<std::string> names;
-  while (const dirent* entry = readdir(dir)) names.emplace_back(entry->d_name);
-  closedir(dir);
+  std::error_code error;
+  std::filesystem::directory_iterator entry(path, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    names.push_back(entry->path().filename());
+  }
+  if (error) return absl::ErrnoToStatus(error.value(), path);
   std::ranges::sort(names);
   return names;
 }

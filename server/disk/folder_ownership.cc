@@ -1,10 +1,16 @@
 #include "server/disk/folder_ownership.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/inotify.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -13,7 +19,6 @@
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
-#include "server/disk/durable_files.h"
 
 namespace ovq::disk {
 namespace {
@@ -36,22 +41,32 @@ std::string LeftoverSessionId(const std::string& name) {
 
 }  // namespace
 
-FolderOwnership::FolderOwnership(const SessionFiles& files, SessionLocks& locks,
-                                 std::unique_ptr<TransferRequests> requests, absl::Duration timeout,
-                                 std::function<void(const absl::Status&)> damaged)
-    : files_(files),
-      locks_(locks),
-      requests_(std::move(requests)),
-      timeout_(absl::ToChronoNanoseconds(timeout)),
-      damaged_(std::move(damaged)),
-      thread_([this] { TransferLoop(); }) {}
+absl::StatusOr<std::unique_ptr<FolderOwnership>> FolderOwnership::Open(
+    const std::string& folder, absl::Duration timeout,
+    std::function<void(const absl::Status&)> damaged) {
+  std::unique_ptr<FolderOwnership> result(new FolderOwnership(folder, timeout, std::move(damaged)));
+  const std::string asked = folder + "/asked";
+  RETURN_IF_ERROR(MakeFolder(folder + "/damaged"));
+  ASSIGN_OR_RETURN(result->locks_, SessionLocks::Open(folder + "/locks"));
+  RETURN_IF_ERROR(MakeFolder(asked));
+  result->requests_ = OpenFile(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  result->wake_ = OpenFile(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  const int requests = result->requests_.fd();
+  if (requests < 0 || result->wake_.fd() < 0 ||
+      inotify_add_watch(requests, asked.c_str(), IN_CLOSE_WRITE) < 0) {
+    return LastError(asked);
+  }
+  result->thread_ = std::thread([&ownership = *result] { ownership.TransferLoop(); });
+  return result;
+}
 
 FolderOwnership::~FolderOwnership() {
+  if (!thread_.joinable()) return;
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
   }
-  requests_->Interrupt();
+  Interrupt();
   thread_.join();
 }
 
@@ -60,7 +75,7 @@ void FolderOwnership::Acquire(const std::string& id, Done done) {
     std::lock_guard lock(mutex_);
     acquisitions_.push_back({.id = id, .begin = SteadyClock::now(), .done = std::move(done)});
   }
-  requests_->Interrupt();
+  Interrupt();
 }
 
 void FolderOwnership::SetListener(std::function<void(const std::string&)> asked) {
@@ -68,16 +83,45 @@ void FolderOwnership::SetListener(std::function<void(const std::string&)> asked)
   listener_ = std::move(asked);
 }
 
-void FolderOwnership::Release(const std::string& id) { locks_.Unlock(id); }
+void FolderOwnership::Decline(const std::string& id) { (void)RemoveFile(RequestPath(id)); }
 
-void FolderOwnership::Decline(const std::string& id) { requests_->Remove(id); }
+std::string FolderOwnership::RequestPath(const std::string& id) const {
+  return absl::StrCat(files_.path(), "/asked/", id);
+}
+
+void FolderOwnership::Interrupt() {
+  const uint64_t one = 1;
+  (void)!write(wake_.fd(), &one, sizeof(one));
+}
+
+std::vector<std::string> FolderOwnership::WaitForRequests(absl::Duration timeout) {
+  std::array<pollfd, 2> files = {{{requests_.fd(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}}};
+  const bool forever = timeout == absl::InfiniteDuration();
+  (void)poll(files.data(), files.size(),
+             forever ? -1 : static_cast<int>(absl::ToInt64Milliseconds(timeout)));
+  uint64_t wakes;
+  (void)!read(wake_.fd(), &wakes, sizeof(wakes));
+  std::vector<std::string> asked;
+  std::array<char, 4096> buffer;
+  for (;;) {
+    const ssize_t n = read(requests_.fd(), buffer.data(), buffer.size());
+    if (n <= 0) return asked;
+    for (ssize_t at = 0; at < n;) {
+      inotify_event event;
+      std::memcpy(&event, &buffer[at], sizeof(event));
+      at += static_cast<ssize_t>(sizeof(event));
+      if (event.len > 0) asked.emplace_back(&buffer[at]);
+      at += event.len;
+    }
+  }
+}
 
 void FolderOwnership::TransferLoop() {
   NameThisThread("moves");
   std::vector<Acquisition> waiting;
   for (;;) {
     const std::vector<std::string> asked =
-        requests_->Wait(waiting.empty() ? absl::InfiniteDuration() : kPollInterval);
+        WaitForRequests(waiting.empty() ? absl::InfiniteDuration() : kPollInterval);
     std::unique_lock lock(mutex_);
     const std::function<void(const std::string&)> tell = listener_;
     std::ranges::move(std::exchange(acquisitions_, {}), std::back_inserter(waiting));
@@ -95,21 +139,24 @@ bool FolderOwnership::TryFinish(Acquisition& call, bool ending) {
   absl::StatusOr<FoundSession> found = TryAcquire(call.id);
   const auto now = SteadyClock::now();
   const bool asked = call.asked != SteadyClock::time_point();
+  const std::string request = RequestPath(call.id);
   const absl::Status in_use =
       absl::FailedPreconditionError(absl::StrCat("session ", call.id, ": in use by another call"));
   if (absl::IsAlreadyExists(found.status())) {
     found = in_use;
   } else if (absl::IsUnavailable(found.status())) {
-    if (asked && !requests_->IsTransferRequested(call.id)) {
+    if (asked && access(request.c_str(), F_OK) != 0) {
       found = in_use;
     } else if (!ending && now - call.begin < timeout_) {
       if (now - call.asked < absl::ToChronoNanoseconds(kRequestInterval)) return false;
       call.asked = now;
-      requests_->RequestTransfer(call.id);
+      // The closing of a file that was open for writing announces the request, also one that
+      // exists already. If the file cannot be created, the session stays with its owner.
+      (void)OpenFile::Open(request, O_WRONLY | O_CREAT);
       return false;
     }
   }
-  if (asked) requests_->Remove(call.id);
+  if (asked) (void)RemoveFile(request);
   call.done(std::move(found));
   return true;
 }
@@ -119,11 +166,11 @@ absl::StatusOr<FoundSession> FolderOwnership::TryAcquire(const std::string& id) 
   const auto gone = [&] { return access(journal.c_str(), F_OK) != 0 && errno == ENOENT; };
   const absl::Status not_found = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
   if (gone()) return not_found;
-  RETURN_IF_ERROR(locks_.Lock(id));
+  RETURN_IF_ERROR(locks_->Lock(id));
   absl::StatusOr<FoundSession> found = files_.Check(id);
   if (found.ok()) return found;
   if (gone()) {  // the session was deleted by a server that owned it meanwhile
-    locks_.Unlock(id);
+    locks_->Unlock(id);
     return not_found;
   }
   const absl::Status damaged = absl::DataLossError(
@@ -168,8 +215,7 @@ absl::StatusOr<RecoveredSessions> FolderOwnership::Recover() {
       found.damaged.emplace_back(takes[k].status().message());
     }
   }
-  const absl::Status status = RemoveLeftovers(names, taken, needed);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(RemoveLeftovers(names, taken, needed));
   return found;
 }
 
@@ -183,18 +229,18 @@ absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& na
     const std::string id = LeftoverSessionId(name);
     if (id.empty() || needed.contains(path)) continue;
     const bool ours = taken.contains(id);
-    if (!ours && !locks_.Lock(id).ok()) continue;
+    if (!ours && !locks_->Lock(id).ok()) continue;
     absl::Status status;
     if (ours || access(files_.JournalPath(id).c_str(), F_OK) != 0) status = RemoveFile(path);
-    if (!ours) locks_.Unlock(id);
-    if (!status.ok()) return status;
+    if (!ours) locks_->Unlock(id);
+    RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
 }
 
 void FolderOwnership::Quarantine(const std::string& id) {
   files_.MoveToDamaged(id);
-  locks_.Unlock(id);
+  locks_->Unlock(id);
 }
 
 }  // namespace ovq::disk

@@ -10,13 +10,14 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/disk/durable_files.h"
 #include "server/disk/session_files.h"
 #include "server/disk/session_locks.h"
-#include "server/disk/transfer_requests.h"
 
 namespace ovq::disk {
 
@@ -31,11 +32,11 @@ class FolderOwnership {
  public:
   using Done = std::function<void(absl::StatusOr<FoundSession>)>;
 
-  // timeout: time for another server to release a session. damaged: is told why a session was moved
-  // to damaged/.
-  FolderOwnership(const SessionFiles& files, SessionLocks& locks,
-                  std::unique_ptr<TransferRequests> requests, absl::Duration timeout,
-                  std::function<void(const absl::Status&)> damaged);
+  // Creates the folder's subfolders if they are missing. timeout: time for another server to
+  // release a session. damaged: is told why a session was moved to damaged/. Errors name a path.
+  static absl::StatusOr<std::unique_ptr<FolderOwnership>> Open(
+      const std::string& folder, absl::Duration timeout,
+      std::function<void(const absl::Status&)> damaged);
   ~FolderOwnership();  // answers pending calls first
 
   // Call once, before anything else: acquires the sessions that no server owns, moves damaged ones
@@ -46,10 +47,13 @@ class FolderOwnership {
   // does not answer; DataLoss if the session is damaged and was moved to damaged/. All name the
   // session.
   void Acquire(const std::string& id, Done done);
+  // Locks a new session. Errors as from SessionLocks.
+  absl::Status Lock(const std::string& id) { return locks_->Lock(id); }
   // Sets the function that is called when another server asks for a session of this one. Answer
   // with Release or Decline; without an answer the other server asks again.
   void SetListener(std::function<void(const std::string& id)> asked);
-  void Release(const std::string& id);  // requires that no operation on the session is pending
+  // Requires that no operation on the session is pending.
+  void Release(const std::string& id) { locks_->Unlock(id); }
   void Decline(const std::string& id);  // the session is in use
   // Moves the session's files to damaged/ and releases its lock: no server owns it then.
   void Quarantine(const std::string& id);
@@ -72,11 +76,26 @@ class FolderOwnership {
   void TransferLoop();
   bool TryFinish(Acquisition& call, bool ending);  // true if `call` was completed
 
-  const SessionFiles& files_;
-  SessionLocks& locks_;
-  const std::unique_ptr<TransferRequests> requests_;
+  // A server asks another to release a session by a file of the session's name in asked/. The owner
+  // releases the session, or declines by removing the file.
+  std::string RequestPath(const std::string& id) const;
+  void Interrupt();  // ends WaitForRequests. Any thread
+  // Waits for requests, this server's own included, and returns their sessions; none after the
+  // timeout or Interrupt.
+  std::vector<std::string> WaitForRequests(absl::Duration timeout);
+
+  FolderOwnership(const std::string& folder, absl::Duration timeout,
+                  std::function<void(const absl::Status&)> damaged)
+      : files_(folder),
+        timeout_(absl::ToChronoNanoseconds(timeout)),
+        damaged_(std::move(damaged)) {}
+
+  const SessionFiles files_;
   const std::chrono::nanoseconds timeout_;
   const std::function<void(const absl::Status&)> damaged_;
+  std::unique_ptr<SessionLocks> locks_;
+  OpenFile requests_;  // an inotify descriptor
+  OpenFile wake_;      // an eventfd
 
   std::mutex mutex_;  // guards the members below
   bool ending_ = false;

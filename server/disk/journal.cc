@@ -19,102 +19,88 @@ absl::Status Damaged(const Args&... what) {
 }
 
 // Reads consecutive fields; after one that is missing, all reads fail.
-class Fields {
+class Reader {
  public:
-  explicit Fields(std::string_view bytes) : bytes_(bytes) {}
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
 
-  template <class T>
-  void Read(T& value) {
-    if (Has(sizeof(T))) value = Get<T>(bytes_);
-  }
-  void Read(bool& value) {
-    uint8_t byte = 0;
-    Read(byte);
-    whole_ = whole_ && byte <= 1;
-    value = byte == 1;
-  }
-  void Read(std::string& text) { whole_ = whole_ && GetText(bytes_, text); }
-  template <class T>
-  void Read(std::optional<T>& value) {
-    bool has = false;
-    Read(has);
-    if (has) Read(value.emplace());
-  }
-  template <class T>
-  void Read(std::vector<T>& values) {
-    uint64_t count = 0;
-    Read(count);
-    whole_ = whole_ && count <= bytes_.size() / sizeof(T);
-    if (!whole_) return;
-    values = GetAll<T>(bytes_.substr(0, count * sizeof(T)));
-    bytes_.remove_prefix(count * sizeof(T));
+  template <class... Fields>
+  void operator()(Fields&... fields) {
+    (Visit(fields), ...);
   }
   // True if no field was missing and no bytes are left.
   bool whole() const { return whole_ && bytes_.empty(); }
 
  private:
-  bool Has(size_t bytes) { return whole_ = whole_ && bytes_.size() >= bytes; }
+  template <class T>
+  void Visit(T& value) {
+    whole_ = whole_ && bytes_.size() >= sizeof(T);
+    if (whole_) value = Get<T>(bytes_);
+  }
+  void Visit(bool& value) {
+    uint8_t byte = 0;
+    Visit(byte);
+    whole_ = whole_ && byte <= 1;
+    value = byte == 1;
+  }
+  void Visit(std::string& text) { whole_ = whole_ && GetText(bytes_, text); }
+  template <class T>
+  void Visit(std::optional<T>& value) {
+    bool has = false;
+    Visit(has);
+    if (has) Visit(value.emplace());
+  }
+  template <class T>
+  void Visit(std::vector<T>& values) {
+    uint64_t count = 0;
+    Visit(count);
+    whole_ = whole_ && count <= bytes_.size() / sizeof(T);
+    if (!whole_) return;
+    values = GetAll<T>(bytes_.substr(0, count * sizeof(T)));
+    bytes_.remove_prefix(count * sizeof(T));
+  }
 
   std::string_view bytes_;
   bool whole_ = true;
 };
 
-class Writer {
- public:
+struct Writer {
+  std::string out;
+
+  template <class... Fields>
+  void operator()(const Fields&... fields) {
+    (Visit(fields), ...);
+  }
   template <class T>
-  void Write(const T& value) {
+  void Visit(const T& value) {
     Put(out, value);
   }
-  void Write(const bool& value) { Put(out, static_cast<uint8_t>(value)); }
-  void Write(const std::string& text) { PutText(out, text); }
+  void Visit(const bool& value) { Put(out, static_cast<uint8_t>(value)); }
+  void Visit(const std::string& text) { PutText(out, text); }
   template <class T>
-  void Write(const std::optional<T>& value) {
-    Write(value.has_value());
-    if (value) Write(*value);
+  void Visit(const std::optional<T>& value) {
+    Visit(value.has_value());
+    if (value) Visit(*value);
   }
   template <class T>
-  void Write(const std::vector<T>& values) {
+  void Visit(const std::vector<T>& values) {
     Put(out, static_cast<uint64_t>(values.size()));
     PutAll(out, values);
   }
-
-  std::string out;
 };
 
 // Visits the fields in the order of the file, for reading and for writing.
-template <class Mark, class Visit>
-void VisitMark(Mark& mark, const Visit& visit) {
-  visit(mark.length);
-  visit(mark.pending);
-  visit(mark.turn_ends);
-  visit(mark.prompt_tokens);
-  visit(mark.generated_tokens);
-  visit(mark.used_unix_ms);
-}
 template <class Head, class Visit>
-void VisitHead(Head& head, const Visit& visit) {
-  visit(head.id);
-  visit(head.tenant);
-  visit(head.cache_policy);
-  visit(head.fingerprint);
-  visit(head.layout);
-  visit(head.slot_cap);
-  visit(head.keeps_tokens);
-  visit(head.ttl_ms);
-  visit(head.created_unix_ms);
-  visit(head.version);
-  visit(head.snapshot_bytes);
-  VisitMark(head.mark, visit);
+void VisitHead(Head& head, Visit& visit) {
+  visit(head.id, head.tenant, head.cache_policy, head.fingerprint, head.layout, head.slot_cap,
+        head.keeps_tokens, head.ttl_ms, head.created_unix_ms, head.version, head.snapshot_bytes);
+  auto& mark = head.mark;
+  visit(mark.length, mark.pending, mark.turn_ends, mark.prompt_tokens, mark.generated_tokens,
+        mark.used_unix_ms);
 }
 template <class Entry, class Visit>
-void VisitEntry(Entry& entry, const Visit& visit) {
-  visit(entry.begin);
-  visit(entry.tokens);
-  visit(entry.pending);
-  visit(entry.ends_turn);
-  visit(entry.prompt_tokens);
-  visit(entry.generated_tokens);
-  visit(entry.used_unix_ms);
+void VisitEntry(Entry& entry, Visit& visit) {
+  visit(entry.begin, entry.tokens, entry.pending, entry.ends_turn, entry.prompt_tokens,
+        entry.generated_tokens, entry.used_unix_ms);
 }
 
 // True if the pending token, if any, is the last of the tokens.
@@ -132,9 +118,9 @@ bool Fits(const SessionMark& mark) {
 }
 
 absl::Status DecodeHead(std::string_view payload, JournalHead& head) {
-  Fields fields(payload);
-  VisitHead(head, [&](auto& field) { fields.Read(field); });
-  if (!fields.whole())
+  Reader reader(payload);
+  VisitHead(head, reader);
+  if (!reader.whole())
     return Damaged("the head's fields do not fit its ", payload.size(), " bytes");
   if (!Fits(head.mark) || (head.version == 0 && head.mark.length != 0)) {
     return Damaged("the head says what no session is");
@@ -143,9 +129,9 @@ absl::Status DecodeHead(std::string_view payload, JournalHead& head) {
 }
 
 absl::Status DecodeEntry(std::string_view payload, int64_t length, JournalEntry& entry) {
-  Fields fields(payload);
-  VisitEntry(entry, [&](auto& field) { fields.Read(field); });
-  if (!fields.whole())
+  Reader reader(payload);
+  VisitEntry(entry, reader);
+  if (!reader.whole())
     return Damaged("an entry's fields do not fit its ", payload.size(), " bytes");
   if (entry.begin < 0 || entry.begin > length || !Fits(entry.tokens, entry.pending) ||
       (entry.pending && entry.begin + std::ssize(entry.tokens) == 0)) {
@@ -189,7 +175,7 @@ SessionMark Journal::mark() const {
 
 std::string EncodeHead(const JournalHead& head) {
   Writer writer;
-  VisitHead(head, [&](const auto& field) { writer.Write(field); });
+  VisitHead(head, writer);
   std::string out(kMagic);
   Put(out, kVersion);
   PutSection(out, kHeadTag, writer.out);
@@ -198,7 +184,7 @@ std::string EncodeHead(const JournalHead& head) {
 
 std::string EncodeEntry(const JournalEntry& entry) {
   Writer writer;
-  VisitEntry(entry, [&](const auto& field) { writer.Write(field); });
+  VisitEntry(entry, writer);
   std::string out;
   PutSection(out, kEntryTag, writer.out);
   return out;
@@ -240,6 +226,7 @@ absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
     journal.good_bytes = bytes.size() - rest.size();
   }
   if (journal.good_bytes == 0) return Damaged("it ends in its head");
+  journal.torn_bytes = rest.size();
   return journal;
 }
 

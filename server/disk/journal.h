@@ -55,9 +55,9 @@ struct JournalEntry {
 struct Journal {
   JournalHead head;
   std::vector<JournalEntry> entries;
-  // Size of the file up to the end of the last complete entry. The rest was being written when the
-  // server ended, and no caller was told of it.
-  size_t good_bytes = 0;
+  // Size of the file up to the end of the last complete entry, and of the rest. That was being
+  // written when the server ended, and no caller was told of it.
+  size_t good_bytes = 0, torn_bytes = 0;
 
   uint64_t version() const { return head.version + entries.size(); }
   SessionMark mark() const;  // the progress after all entries

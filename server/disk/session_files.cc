@@ -21,10 +21,14 @@ std::string SessionFiles::SnapshotPath(const std::string& id, uint64_t version) 
   return absl::StrCat(path_, "/", id, "-", version, kSnapshotEnd);
 }
 
+absl::StatusOr<Journal> SessionFiles::ReadJournal(const std::string& id) const {
+  constexpr size_t kMaxBytes = size_t{1} << 40;
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(JournalPath(id), kMaxBytes));
+  return DecodeJournal(bytes);
+}
+
 absl::StatusOr<FoundSession> SessionFiles::Check(const std::string& id) const {
-  const std::string path = JournalPath(id);
-  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxBytes));
-  ASSIGN_OR_RETURN(const Journal journal, DecodeJournal(bytes));
+  ASSIGN_OR_RETURN(const Journal journal, ReadJournal(id));
   const JournalHead& head = journal.head;
   if (head.id != id) {
     return absl::DataLossError(absl::StrCat("journal: of the session ", head.id));
@@ -38,7 +42,8 @@ absl::StatusOr<FoundSession> SessionFiles::Check(const std::string& id) const {
           absl::StrCat(snapshot, ": ", found.st_size, " bytes, expected ", head.snapshot_bytes));
     }
   }
-  if (journal.good_bytes < bytes.size() &&
+  const std::string path = JournalPath(id);
+  if (journal.torn_bytes > 0 &&
       truncate(path.c_str(), static_cast<off_t>(journal.good_bytes)) != 0) {
     return LastError(path);
   }

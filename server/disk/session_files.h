@@ -25,12 +25,11 @@ class SessionFiles {
   const std::string& path() const { return path_; }
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
+  absl::StatusOr<Journal> ReadJournal(const std::string& id) const;
   // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones.
   absl::StatusOr<FoundSession> Check(const std::string& id) const;
   void MoveToDamaged(const std::string& id) const;
 
-  // Limit of a session file and of a journal.
-  static constexpr size_t kMaxBytes = size_t{1} << 40;
   static constexpr const char* kJournalEnd = ".journal";
   static constexpr const char* kSnapshotEnd = ".session";
 

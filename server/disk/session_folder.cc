@@ -1,18 +1,14 @@
 #include "server/disk/session_folder.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
-#include "server/disk/durable_files.h"
 
 namespace ovq::disk {
 namespace {
@@ -30,30 +26,23 @@ void KeepFirstError(absl::Status& status, const absl::Status& other) {
 
 absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
     SessionFolderOptions options, std::function<void(const DiskReport&)> report) {
-  for (const std::string& path : {options.path, options.path + "/damaged"}) {
-    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return LastError(path);
-  }
-  ASSIGN_OR_RETURN(std::unique_ptr<SessionLocks> locks,
-                   SessionLocks::Open(options.path + "/locks"));
-  ASSIGN_OR_RETURN(std::unique_ptr<TransferRequests> requests,
-                   TransferRequests::Open(options.path + "/asked"));
-  return std::unique_ptr<SessionFolder>(new SessionFolder(std::move(options), std::move(locks),
-                                                          std::move(requests), std::move(report)));
+  RETURN_IF_ERROR(MakeFolder(options.path));
+  const auto damaged = [report](const absl::Status& status) {
+    if (report) report({.kind = "read", .status = status});
+  };
+  ASSIGN_OR_RETURN(std::unique_ptr<FolderOwnership> ownership,
+                   FolderOwnership::Open(options.path, options.ownership_timeout, damaged));
+  return std::unique_ptr<SessionFolder>(
+      new SessionFolder(std::move(options), std::move(ownership), std::move(report)));
 }
 
-SessionFolder::SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
-                             std::unique_ptr<TransferRequests> requests,
+SessionFolder::SessionFolder(SessionFolderOptions options,
+                             std::unique_ptr<FolderOwnership> ownership,
                              std::function<void(const DiskReport&)> report)
     : options_(std::move(options)),
-      locks_(std::move(locks)),
       report_(std::move(report)),
       files_(options_.path),
-      ownership_(std::make_unique<FolderOwnership>(files_, *locks_, std::move(requests),
-                                                   options_.ownership_timeout,
-                                                   [this](const absl::Status& damaged) {
-                                                     if (report_)
-                                                       report_({.kind = "read", .status = damaged});
-                                                   })),
+      ownership_(std::move(ownership)),
       synced_(SteadyClock::now()) {
   for (int i = 0; i < kBulkThreads; ++i) bulk_threads_.emplace_back([this] { BulkLoop(); });
   journal_thread_ = std::thread([this] { JournalLoop(); });
@@ -109,7 +98,7 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
                  snapshot = std::move(snapshot), done = std::move(done)]() mutable {
     Change change{.kind = "create", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    change.status = locks_->Lock(head.id);
+    change.status = ownership_->Lock(head.id);
     if (snapshot && change.status.ok()) {
       WriteSnapshot(head, snapshot, change.bytes, change.status);
     }
@@ -127,8 +116,7 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
 
 void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done) {
   const auto write = [this, text = EncodeEntry(entry)](Change& change) -> absl::Status {
-    ASSIGN_OR_RETURN(const int fd, AppendToFile(files_.JournalPath(change.id), text));
-    change.fd = fd;
+    ASSIGN_OR_RETURN(change.file, AppendToFile(files_.JournalPath(change.id), text));
     change.bytes = text.size();
     return absl::OkStatus();
   };
@@ -149,18 +137,15 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
     head.snapshot_bytes = change.bytes;
     change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
       const std::string file = files_.SnapshotPath(self.id, head.version);
-      const absl::StatusOr<std::string> bytes =
-          ReadFile(files_.JournalPath(self.id), SessionFiles::kMaxBytes);
-      if (absl::IsNotFound(bytes.status())) return RemoveFile(file);
-      if (!bytes.ok()) return bytes.status();
-      ASSIGN_OR_RETURN(const Journal before, DecodeJournal(*bytes));
+      const absl::StatusOr<Journal> before = files_.ReadJournal(self.id);
+      if (absl::IsNotFound(before.status())) return RemoveFile(file);
+      RETURN_IF_ERROR(before.status());
+      const uint64_t old = before->head.version;
       std::string text = EncodeHead(head);
-      for (uint64_t k = 0; k < before.entries.size(); ++k) {
-        if (before.head.version + k + 1 > head.version) text += EncodeEntry(before.entries[k]);
+      for (uint64_t k = 0; k < before->entries.size(); ++k) {
+        if (old + k + 1 > head.version) text += EncodeEntry(before->entries[k]);
       }
-      if (before.head.version > 0 && before.head.version != head.version) {
-        self.garbage = files_.SnapshotPath(self.id, before.head.version);
-      }
+      if (old > 0 && old != head.version) self.garbage = files_.SnapshotPath(self.id, old);
       return WriteJournal(self.id, text, self);
     };
     Enqueue(std::move(change));
@@ -169,16 +154,12 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
 
 void SessionFolder::Remove(const std::string& id, Done done) {
   const auto write = [this](Change& change) -> absl::Status {
-    const std::string path = files_.JournalPath(change.id);
-    const absl::StatusOr<std::string> bytes = ReadFile(path, SessionFiles::kMaxBytes);
-    if (bytes.ok()) {
-      const absl::StatusOr<Journal> journal = DecodeJournal(*bytes);
-      if (journal.ok() && journal->head.version > 0) {
-        change.garbage = files_.SnapshotPath(change.id, journal->head.version);
-      }
+    const absl::StatusOr<Journal> journal = files_.ReadJournal(change.id);
+    if (journal.ok() && journal->head.version > 0) {
+      change.garbage = files_.SnapshotPath(change.id, journal->head.version);
     }
     change.names = true;
-    return RemoveFile(path);
+    return RemoveFile(files_.JournalPath(change.id));
   };
   Enqueue({.kind = "remove",
            .id = id,
@@ -196,10 +177,7 @@ void SessionFolder::Read(const std::string& id,
     absl::Status status;
     // Retries, because a new snapshot may replace the files, and with it the journal, meanwhile.
     for (int attempt = 0; attempt < 3; ++attempt) {
-      const absl::StatusOr<std::string> bytes =
-          ReadFile(files_.JournalPath(id), SessionFiles::kMaxBytes);
-      absl::StatusOr<Journal> journal =
-          bytes.ok() ? DecodeJournal(*bytes) : absl::StatusOr<Journal>(bytes.status());
+      absl::StatusOr<Journal> journal = files_.ReadJournal(id);
       status = journal.status();
       if (!status.ok()) break;
       stored.journal = *std::move(journal);
@@ -285,21 +263,21 @@ void SessionFolder::CommitChanges(std::vector<Change>& changes) {
     names |= change.names;
   }
   for (Change& change : changes) {
-    if (change.fd < 0) continue;
+    const OpenFile file = std::move(change.file);
+    if (file.fd() < 0) continue;
     const std::string path = files_.JournalPath(change.id);
     if (!options_.sync_always) {
       unsynced_.insert(path);
-    } else if (fdatasync(change.fd) != 0) {
+    } else if (fdatasync(file.fd()) != 0) {
       KeepFirstError(change.status, LastError(path));
     }
-    close(change.fd);
   }
   const absl::Status synced = names ? SyncFolder(options_.path) : absl::OkStatus();
   for (Change& change : changes) {
     if (change.names) KeepFirstError(change.status, synced);
     // If this fails, the next start removes the file.
     if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
-    if (change.ends) locks_->Unlock(change.id);
+    if (change.ends) ownership_->Release(change.id);
     ReportChange(change);
   }
 }
@@ -312,12 +290,11 @@ void SessionFolder::SyncLater(bool all) {
   }
   if (!all && now - synced_ < absl::ToChronoNanoseconds(options_.sync_interval)) return;
   for (const std::string& path : std::exchange(unsynced_, {})) {
-    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-    if (fd < 0) continue;  // removed, or replaced by a file that is synced
-    const bool synced = fdatasync(fd) == 0;
-    const absl::Status status = synced ? absl::OkStatus() : LastError(path);
-    close(fd);
-    if (!synced && report_) report_({.kind = "append", .status = status});
+    const absl::StatusOr<OpenFile> file = OpenFile::Open(path, O_WRONLY);
+    if (!file.ok()) continue;  // removed, or replaced by a file that is synced
+    if (fdatasync(file->fd()) != 0 && report_) {
+      report_({.kind = "append", .status = LastError(path)});
+    }
   }
   synced_ = SteadyClock::now();
 }

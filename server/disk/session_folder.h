@@ -21,9 +21,7 @@
 #include "server/disk/folder_ownership.h"
 #include "server/disk/journal.h"
 #include "server/disk/session_files.h"
-#include "server/disk/session_locks.h"
 #include "server/disk/snapshot_file.h"
-#include "server/disk/transfer_requests.h"
 
 namespace ovq::disk {
 
@@ -106,14 +104,13 @@ class SessionFolder {
     Done done = {};
     uint64_t bytes = 0;
     absl::Status status = {};
-    int fd = -1;               // file to sync
-    bool names = false;        // file names have changed, so the folder must be synced
-    std::string garbage = {};  // file to delete after the sync
-    bool ends = false;         // the session ends: its lock is released after the sync
+    OpenFile file = OpenFile();  // to sync
+    bool names = false;          // file names have changed, so the folder must be synced
+    std::string garbage = {};    // file to delete after the sync
+    bool ends = false;           // the session ends: its lock is released after the sync
   };
 
-  SessionFolder(SessionFolderOptions options, std::unique_ptr<SessionLocks> locks,
-                std::unique_ptr<TransferRequests> requests,
+  SessionFolder(SessionFolderOptions options, std::unique_ptr<FolderOwnership> ownership,
                 std::function<void(const DiskReport&)> report);
 
   void Enqueue(Change change);
@@ -127,7 +124,6 @@ class SessionFolder {
   void ReportChange(Change& change) const;
 
   const SessionFolderOptions options_;
-  const std::unique_ptr<SessionLocks> locks_;
   const std::function<void(const DiskReport&)> report_;
   const SessionFiles files_;
   const std::unique_ptr<FolderOwnership> ownership_;

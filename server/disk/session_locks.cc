@@ -1,15 +1,15 @@
 #include "server/disk/session_locks.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "base/sha256.h"
-#include "server/disk/durable_files.h"
+#include "base/status_macros.h"
 
 namespace ovq::disk {
 namespace {
@@ -32,33 +32,22 @@ Place LockPlace(const std::string& id) {
           static_cast<off_t>(std::stoull(digest.substr(2, 16), nullptr, 16) >> 2)};
 }
 
-int SetLock(int file, short type, off_t byte) {
-  struct flock lock = {};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
-  return fcntl(file, F_OFD_SETLK, &lock);
+int SetLock(const OpenFile& file, short type, off_t byte) {
+  struct flock lock = {
+      .l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1, .l_pid = 0};
+  return fcntl(file.fd(), F_OFD_SETLK, &lock);
 }
 
 }  // namespace
 
-SessionLocks::SessionLocks(std::string folder) : folder_(std::move(folder)) {}
-
 absl::StatusOr<std::unique_ptr<SessionLocks>> SessionLocks::Open(const std::string& folder) {
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return LastError(folder);
+  RETURN_IF_ERROR(MakeFolder(folder));
   std::unique_ptr<SessionLocks> locks(new SessionLocks(folder));
   for (size_t i = 0; i < kFiles; ++i) {
-    const std::string path = absl::StrCat(folder, "/", i);
-    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0) return LastError(path);
-    locks->files_.push_back(file);
+    ASSIGN_OR_RETURN(OpenFile file, OpenFile::Open(absl::StrCat(folder, "/", i), O_RDWR | O_CREAT));
+    locks->files_.push_back(std::move(file));
   }
   return locks;
-}
-
-SessionLocks::~SessionLocks() {
-  for (const int file : files_) close(file);
 }
 
 absl::Status SessionLocks::Lock(const std::string& id) {

@@ -5,9 +5,11 @@
 #include <mutex>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/disk/durable_files.h"
 
 namespace ovq::disk {
 
@@ -17,7 +19,6 @@ class SessionLocks {
  public:
   // Creates the folder if it is missing. Errors name the path.
   static absl::StatusOr<std::unique_ptr<SessionLocks>> Open(const std::string& folder);
-  ~SessionLocks();
 
   // Lock returns AlreadyExists if this object holds the lock, Unavailable if another one does, in
   // this process or another.
@@ -25,11 +26,11 @@ class SessionLocks {
   void Unlock(const std::string& id);
 
  private:
-  explicit SessionLocks(std::string folder);
+  explicit SessionLocks(std::string folder) : folder_(std::move(folder)) {}
 
   const std::string folder_;
   std::mutex mutex_;  // guards the members below
-  std::vector<int> files_;
+  std::vector<OpenFile> files_;
   std::unordered_set<std::string> locked_;
 };
 

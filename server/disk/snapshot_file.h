@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/disk/durable_files.h"
 
 namespace ovq::disk {
 
@@ -15,9 +16,6 @@ class SnapshotFile {
  public:
   // NotFound if there is no such file; errors name the path.
   static absl::StatusOr<std::unique_ptr<SnapshotFile>> Open(const std::string& path);
-  ~SnapshotFile();
-  SnapshotFile(const SnapshotFile&) = delete;
-  SnapshotFile& operator=(const SnapshotFile&) = delete;
 
   uint64_t bytes() const { return bytes_; }
   uint64_t left() const { return bytes_ - read_; }
@@ -25,11 +23,11 @@ class SnapshotFile {
   absl::Status Read(std::span<char> into);
 
  private:
-  SnapshotFile(std::string path, int fd, uint64_t bytes)
-      : path_(std::move(path)), fd_(fd), bytes_(bytes) {}
+  SnapshotFile(std::string path, OpenFile file, uint64_t bytes)
+      : path_(std::move(path)), file_(std::move(file)), bytes_(bytes) {}
 
   const std::string path_;
-  const int fd_;
+  const OpenFile file_;
   const uint64_t bytes_;
   uint64_t read_ = 0;
 };

@@ -23,7 +23,7 @@ EngineConfig Completed(EngineConfig config) {
     Check(variant.default_slot_cap <= limit, "the model's own cap fits the layout");
     options.max_slot_cap = static_cast<int32_t>(std::min<int64_t>(options.max_slot_cap, limit));
   }
-  Check(options.max_batch_tokens > 0, "a step has room for a row");
+  Check(options.max_batch_tokens > 0, "a batch has room for a token");
   if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
   if (options.request_memory == nullptr) {
     options.request_memory = std::make_shared<ByteBudget>(size_t{1} << 30);
@@ -39,14 +39,23 @@ Engine::Engine(EngineConfig config, std::unique_ptr<kernels::DeviceContext> cont
       pool_(config_.options.state_memory_bytes, *context_),
       random_(config_.options.seed),
       admission_(config_, pool_),
-      parts_(config_, pool_, admission_, random_, inbox_,
-             [this](std::shared_ptr<Request> request) { scheduler_.Start(std::move(request)); }),
-      scheduler_(config_, pool_, admission_, parts_.turns, random_, watch_),
+      parts_{{config_, pool_, admission_, random_, inbox_,
+              [this](std::shared_ptr<Request> request) { scheduler_.Start(std::move(request)); }}},
+      scheduler_(parts_, watch_),
       executor_(config_, *context_, pool_),
       session_slots_(SessionSlots(
           *config_.model.variants.front().layout, config_.model.variants.front().default_slot_cap,
           config_.options.state_memory_bytes, config_.options.max_sessions)) {
-  admission_.SetEvictor(this);
+  admission_.SetEvictor({.evict_idle_states =
+                             [this](size_t bytes) {
+                               return config_.options.overcommit &&
+                                      parts_.removal.EvictIdleStates(bytes);
+                             },
+                         .evict_from =
+                             [this](const std::string& client, bool table, bool running) {
+                               return parts_.removal.EvictFrom(client, table) ||
+                                      (running && scheduler_.EvictFrom(client));
+                             }});
   PublishStats();
 }
 

@@ -29,7 +29,7 @@ namespace ovq::engine {
 
 // Callbacks (those of streams, too) run on the engine thread. They must not block, and must not
 // call the engine, except for Submit.
-class Engine : private Evictor {
+class Engine {
  public:
   // Limits max_slot_cap to what the model's layouts allow, and makes the quotas and the request
   // budget if the options have none.
@@ -81,12 +81,6 @@ class Engine : private Evictor {
   static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
-  bool EvictIdleStates(size_t bytes) override {
-    return config_.options.overcommit && parts_.removal.EvictIdleStates(bytes);
-  }
-  bool EvictFrom(const std::string& client, bool table, bool running) override {
-    return parts_.removal.EvictFrom(client, table) || (running && scheduler_.EvictFrom(client));
-  }
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
   // Checks that the turn may begin on its session, which is idle and locked, and charges it.
   absl::Status BeginTurn(Request& request, Session& session);
@@ -108,7 +102,7 @@ class Engine : private Evictor {
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   Admission admission_;
   SessionParts parts_;
-  SessionOperations sessions_{config_, pool_, admission_, inbox_, parts_};
+  SessionOperations sessions_{parts_};
   Scheduler scheduler_;
   Executor executor_;
   const int session_slots_;

@@ -1,5 +1,6 @@
 #include "server/http/body_fields.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -10,8 +11,6 @@
 
 namespace ovq::server {
 namespace {
-
-using Json = nlohmann::json;
 
 // A whole number in any notation; unset for other values and beyond 64 bits.
 std::optional<int64_t> Whole(const Json& json) {
@@ -109,10 +108,16 @@ std::vector<uint32_t> BodyFields::Ids(const char* name) {
   return ids;
 }
 
-void BodyFields::Refuse(const char* name, const char* expected,
-                        const std::function<bool(const Json&)>& accepted) {
+bool IsDefault(const Json& json) {
+  if (json.is_string()) return json.get_ref<const std::string&>().empty();
+  if (json.is_object()) return std::ranges::all_of(json, IsDefault);
+  return json.is_null() || (json.is_array() && json.empty());
+}
+
+void BodyFields::Refuse(const char* name, const char* expected, const std::vector<Json>& accepted) {
   const Json* const json = Any(name);
-  if (json == nullptr || (accepted && accepted(*json))) return;
+  if (json == nullptr || IsDefault(*json)) return;
+  if (std::ranges::find(accepted, *json) != accepted.end()) return;
   Fail(Unsupported(Path(name), expected));
 }
 

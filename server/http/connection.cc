@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/string.hpp>
@@ -10,6 +12,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/status.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +29,7 @@ namespace {
 
 namespace beast = boost::beast;
 using RequestHeader = beast::http::request_header<>;
+using Parser = beast::http::request_parser<beast::http::string_body>;
 
 constexpr size_t kMaxHeaderBytes = size_t{16} << 10;
 constexpr size_t kMaxPipelinedBytes = size_t{16} << 10;  // read ahead, behind the current request
@@ -83,44 +87,93 @@ absl::Status CheckFraming(const RequestHeader& header) {
   return BadHeader("expected transfer-encoding chunked, or none");
 }
 
+// Parses the next part of what is buffered. need_more: it is no whole part.
+ErrorCode Parse(beast::flat_buffer& buffer, Parser& parser) {
+  ErrorCode error = beast::http::error::need_more;
+  if (buffer.size() > 0) buffer.consume(parser.put(buffer.data(), error));
+  return error;
+}
+
 absl::Status BodyTooLarge(size_t most) {
   return engine::WithFacts(absl::OutOfRangeError(absl::StrCat("body: expected at most ", most,
                                                               " bytes (--max-message-bytes)")),
                            {.field = "body"});
 }
 
+// The bytes of one client. All functions run on the socket's strand, and so do the callbacks. At
+// most one Read and one Write at a time.
+class ClientStream {
+ public:
+  using Done = std::function<void(ErrorCode error, size_t bytes)>;
+
+  ClientStream(Tcp::socket socket, std::shared_ptr<asio::ssl::context> context)
+      : context_(std::move(context)), socket_(std::move(socket)) {
+    if (context_ != nullptr) tls_.emplace(socket_, *context_);
+  }
+  Tcp::socket& socket() { return socket_; }
+  void Handshake(Done done) {  // before all else; bytes: 0
+    if (!tls_) return done({}, 0);
+    tls_->async_handshake(asio::ssl::stream_base::server,
+                          [done = std::move(done)](ErrorCode error) { done(error, 0); });
+  }
+  void Read(asio::mutable_buffer bytes, Done done) {  // at least one byte
+    const asio::mutable_buffers_1 to(bytes);
+    tls_ ? tls_->async_read_some(to, std::move(done))
+         : socket_.async_read_some(to, std::move(done));
+  }
+  void Write(asio::const_buffer bytes, Done done) {  // at least one byte
+    const asio::const_buffers_1 from(bytes);
+    tls_ ? tls_->async_write_some(from, std::move(done))
+         : socket_.async_write_some(from, std::move(done));
+  }
+  // Tells the client that nothing follows. TLS also waits until the client says so; then the bytes
+  // that it still sends are no concern of the caller, and `drained` is true.
+  void ShutDown(std::function<void(bool drained)> done) {
+    if (tls_) return tls_->async_shutdown([done = std::move(done)](ErrorCode) { done(true); });
+    ErrorCode ignored;
+    socket_.shutdown(Tcp::socket::shutdown_send, ignored);
+    done(false);
+  }
+
+ private:
+  const std::shared_ptr<asio::ssl::context> context_;
+  Tcp::socket socket_;
+  std::optional<asio::ssl::stream<Tcp::socket&>> tls_;
+};
+
 // All private members run on the strand of the socket; those of Exchange may be called on any
 // thread.
 class HttpConnection final : public Exchange, public Connection {
-  auto Self() { return std::static_pointer_cast<HttpConnection>(shared_from_this()); }
-  template <class Work>
-  void PostToStrand(Work work) {
-    asio::post(timer_.get_executor(),
-               [self = Self(), work = std::move(work)]() mutable { work(); });
-  }
   template <class Work>
   auto WithSelf(Work work) {  // a callback that keeps the connection alive
-    return [self = Self(), work = std::move(work)](auto... args) mutable { work(args...); };
+    return [self = shared_from_this(), work = std::move(work)](auto... args) mutable {
+      work(args...);
+    };
+  }
+  template <class Work>
+  void PostToStrand(Work work) {
+    asio::post(timer_.get_executor(), WithSelf(std::move(work)));
   }
 
  public:
-  HttpConnection(ConnectionHost& host, std::string peer, std::unique_ptr<ClientStream> stream)
+  HttpConnection(ConnectionHost& host, std::string peer, Tcp::socket socket,
+                 std::shared_ptr<asio::ssl::context> tls)
       : Exchange(std::move(peer)),
         host_(host),
         leaving_{host, this},
-        stream_(std::move(stream)),
-        timer_(stream_->socket().get_executor()) {}
+        stream_(std::move(socket), std::move(tls)),
+        timer_(stream_.socket().get_executor()) {}
 
   void Start() override {
     PostToStrand([this] {
       host_.SetIdle(this, true);
-      Deadline(host_.options().header_timeout);
-      stream_->Handshake(WithSelf([this](ErrorCode error, size_t) { error ? End() : Await(); }));
+      Deadline(host_.options.header_timeout);
+      stream_.Handshake(WithSelf([this](ErrorCode error, size_t) { error ? End() : Await(); }));
     });
   }
 
   void Reply(HttpReply reply) override {
-    PostToStrand([this, reply = std::move(reply)]() mutable {
+    PostToStrand([this, reply = std::move(reply)] {
       const bool whole =
           reply.status != 304;  // its length would be that of the copy the client has
       WriteHead(reply, whole ? absl::StrCat("Content-Length: ", reply.body.size(), "\r\n") : "");
@@ -152,17 +205,15 @@ class HttpConnection final : public Exchange, public Connection {
   }
 
  private:
-  using Parser = beast::http::request_parser<beast::http::string_body>;
-
   // Ends the connection after this time, unless another deadline is set.
   void Deadline(absl::Duration time) {
     timer_.expires_after(ToChrono(time));
+    if (time == absl::InfiniteDuration()) return;
     timer_.async_wait(WithSelf([this](ErrorCode error) {
       // A new deadline may have been set while this callback was queued.
       if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) End();
     }));
   }
-  void NoDeadline() { timer_.expires_at(asio::steady_timer::time_point::max()); }
 
   // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
   // ahead and the client's end.
@@ -171,7 +222,7 @@ class HttpConnection final : public Exchange, public Connection {
     if (reading_) {
       // The next request is in the buffer already, sent ahead.
       ErrorCode ignored;
-      if (!handling_ && buffer_.size() > 0) stream_->socket().cancel(ignored);
+      if (!handling_ && buffer_.size() > 0) stream_.socket().cancel(ignored);
       return;
     }
     if (!handling_) {
@@ -190,34 +241,26 @@ class HttpConnection final : public Exchange, public Connection {
   template <class Work>
   void ReadSome(Work work) {
     reading_ = true;
-    stream_->Read(buffer_.prepare(kReadBytes), WithSelf([this, work](ErrorCode error, size_t n) {
-                    reading_ = false;
-                    buffer_.commit(n);
-                    host_.events().bytes(n, 0);
-                    if (finishing_) return FinishNow();
-                    work(error);
-                  }));
+    stream_.Read(buffer_.prepare(kReadBytes), WithSelf([this, work](ErrorCode error, size_t n) {
+                   reading_ = false;
+                   buffer_.commit(n);
+                   host_.events.bytes(n, 0);
+                   if (finishing_) return FinishNow();
+                   work(error);
+                 }));
   }
 
   void ReadHeader() {
-    Deadline(host_.options().header_timeout);
-    parser_.emplace();
-    parser_->header_limit(kMaxHeaderBytes);
-    parser_->body_limit(host_.options().max_body_bytes);
-    ParseHeader();
-  }
-  void ParseHeader() {
-    const ErrorCode error = Parse();
+    if (!parser_) {
+      Deadline(host_.options.header_timeout);
+      parser_.emplace();
+      parser_->header_limit(kMaxHeaderBytes);
+      parser_->body_limit(host_.options.max_body_bytes);
+    }
+    const ErrorCode error = Parse(buffer_, *parser_);
     if (error != beast::http::error::need_more) return HeaderRead(error);
-    ReadSome([this](ErrorCode failed) { failed ? End() : ParseHeader(); });
+    ReadSome([this](ErrorCode failed) { failed ? End() : ReadHeader(); });
   }
-  // Parses the next part of what is buffered. need_more: it is no whole part.
-  ErrorCode Parse() {
-    ErrorCode error = beast::http::error::need_more;
-    if (buffer_.size() > 0) buffer_.consume(parser_->put(buffer_.data(), error));
-    return error;
-  }
-
   void HeaderRead(ErrorCode error) {
     if (closed_) return;
     using HttpError = beast::http::error;
@@ -225,35 +268,35 @@ class HttpConnection final : public Exchange, public Connection {
     version_ = message.version();
     keep_alive_ = message.keep_alive() && version_ >= 11;
     request_ = ToHttpRequest(message);
-    fault_ = absl::OkStatus();
     if (error == HttpError::header_limit || error == HttpError::buffer_overflow) {
-      return Fault(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
+      return Handle(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
     }
-    if (error == HttpError::body_limit) return TooLarge();
+    const size_t most = host_.options.max_body_bytes;
+    if (error == HttpError::body_limit) return Handle(BodyTooLarge(most));
     if (error && error.category() == make_error_code(HttpError::bad_method).category()) {
-      return Fault(BadHeader(error.message()));
+      return Handle(BadHeader(error.message()));
     }
     if (error) return End();
     if (absl::Status framing = CheckFraming(message); !framing.ok()) {
-      return Fault(std::move(framing));
+      return Handle(std::move(framing));
     }
     host_.SetIdle(this, false);
-    request_.memory = std::make_unique<ByteHold>(host_.options().memory, client());
+    request_.memory = std::make_unique<ByteHold>(host_.options.memory, client());
     const auto length = parser_->content_length();
-    if (length && *length > host_.options().max_body_bytes) return TooLarge();
+    if (length && *length > most) return Handle(BodyTooLarge(most));
     if (length && !ReserveBody(*length)) return;
-    body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options().body_timeout);
+    body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options.body_timeout);
     if (!beast::iequals(message[beast::http::field::expect], "100-continue")) {
       return ReadBody(true);
     }
-    Deadline(host_.options().progress_timeout);
+    Deadline(host_.options.progress_timeout);
     SendContinue("HTTP/1.1 100 Continue\r\n\r\n");
   }
   void SendContinue(std::string_view rest) {
     if (rest.empty()) return ReadBody(true);
-    stream_->Write(asio::buffer(rest), WithSelf([this, rest](ErrorCode error, size_t n) {
-                     error ? End() : SendContinue(rest.substr(n));
-                   }));
+    stream_.Write(asio::buffer(rest), WithSelf([this, rest](ErrorCode error, size_t n) {
+                    error ? End() : SendContinue(rest.substr(n));
+                  }));
   }
 
   // progressed: since the deadline was set.
@@ -266,13 +309,15 @@ class HttpConnection final : public Exchange, public Connection {
       if (progressed) {
         const auto now = asio::steady_timer::clock_type::now();
         const absl::Duration left = absl::FromChrono(body_end_ - now);
-        Deadline(std::min(host_.options().progress_timeout, left));
+        Deadline(std::min(host_.options.progress_timeout, left));
       }
-      const ErrorCode error = Parse();
+      const ErrorCode error = Parse(buffer_, *parser_);
       if (error == beast::http::error::need_more) {
         return ReadSome([this](ErrorCode failed) { failed ? End() : ReadBody(false); });
       }
-      if (error == beast::http::error::body_limit) return TooLarge();
+      if (error == beast::http::error::body_limit) {
+        return Handle(BodyTooLarge(host_.options.max_body_bytes));
+      }
       if (error) return End();
       if (!ReserveBody(parser_->get().body().size())) return;
     }
@@ -284,28 +329,26 @@ class HttpConnection final : public Exchange, public Connection {
     if (bytes <= held) return true;
     absl::Status status = ReserveBytes(*request_.memory, bytes - held);
     if (status.ok()) return true;
-    Fault(std::move(status));
+    Handle(std::move(status));
     return false;
   }
-  void TooLarge() { Fault(BodyTooLarge(host_.options().max_body_bytes)); }
-  // Answers with an error; the rest of the request is not read.
-  void Fault(absl::Status fault) {
-    host_.SetIdle(this, false);
+  // Hands the request over. After an error, the rest of it is not read.
+  void Handle(absl::Status fault = absl::OkStatus()) {
+    if (!fault.ok()) {
+      host_.SetIdle(this, false);
+      keep_alive_ = false;
+    }
     fault_ = std::move(fault);
-    keep_alive_ = false;
-    Handle();
-  }
-  void Handle() {
     parser_.reset();
-    NoDeadline();
+    Deadline(absl::InfiniteDuration());
     handling_ = true;
     ended_ = false;
     Await();
-    host_.Handle(std::static_pointer_cast<Exchange>(Self()));
+    host_.handle(std::static_pointer_cast<HttpConnection>(shared_from_this()));
   }
 
   void WriteHead(const HttpReply& reply, const std::string& framing) {
-    keep_alive_ = keep_alive_ && !host_.ending();
+    keep_alive_ = keep_alive_ && !host_.ending;
     out_ = ReplyHead(reply, framing, keep_alive_);
   }
 
@@ -334,20 +377,20 @@ class HttpConnection final : public Exchange, public Connection {
       return ended_ ? Answered() : Advance();
     }
     writing_ = true;
-    Deadline(host_.options().progress_timeout);
-    stream_->Write(asio::buffer(out_.data() + sent_, std::min(out_.size() - sent_, kWriteBytes)),
-                   WithSelf([this](ErrorCode error, size_t n) {
-                     writing_ = false;
-                     NoDeadline();
-                     sent_ += n;
-                     host_.events().bytes(0, n);
-                     if (error || sent_ == out_.size()) {
-                       out_.clear();
-                       sent_ = 0;
-                     }
-                     if (error) End();
-                     Write();
-                   }));
+    Deadline(host_.options.progress_timeout);
+    stream_.Write(asio::buffer(out_.data() + sent_, std::min(out_.size() - sent_, kWriteBytes)),
+                  WithSelf([this](ErrorCode error, size_t n) {
+                    writing_ = false;
+                    Deadline(absl::InfiniteDuration());
+                    sent_ += n;
+                    host_.events.bytes(0, n);
+                    if (error || sent_ == out_.size()) {
+                      out_.clear();
+                      sent_ = 0;
+                    }
+                    if (error) End();
+                    Write();
+                  }));
   }
 
   void Answered() {
@@ -360,7 +403,7 @@ class HttpConnection final : public Exchange, public Connection {
     if (closed_) return;
     if (gone() || !keep_alive_) return Finish();
     host_.SetIdle(this, true);
-    Deadline(host_.options().idle_timeout);
+    Deadline(host_.options.idle_timeout);
     Await();
   }
 
@@ -373,24 +416,24 @@ class HttpConnection final : public Exchange, public Connection {
     Deadline(kFinish);
     if (!reading_) return FinishNow();
     ErrorCode ignored;
-    stream_->socket().cancel(ignored);
+    stream_.socket().cancel(ignored);
   }
   void FinishNow() {
     if (closed_) return;
-    stream_->ShutDown(WithSelf([this](bool drained) { drained ? End() : Drain(); }));
+    stream_.ShutDown(WithSelf([this](bool drained) { drained ? End() : Drain(); }));
   }
   void Drain() {
     buffer_.clear();
-    stream_->Read(buffer_.prepare(kReadBytes), WithSelf([this](ErrorCode error, size_t n) {
-                    host_.events().bytes(n, 0);
-                    error ? End() : Drain();
-                  }));
+    stream_.Read(buffer_.prepare(kReadBytes), WithSelf([this](ErrorCode error, size_t n) {
+                   host_.events.bytes(n, 0);
+                   error ? End() : Drain();
+                 }));
   }
   void End() {
-    NoDeadline();
+    Deadline(absl::InfiniteDuration());
     closed_ = true;
     ErrorCode ignored;
-    stream_->socket().close(ignored);
+    stream_.socket().close(ignored);
     SetGone();
   }
 
@@ -402,7 +445,7 @@ class HttpConnection final : public Exchange, public Connection {
 
   ConnectionHost& host_;
   const Leaving leaving_;  // destroyed last: the server ends when all have left
-  const std::unique_ptr<ClientStream> stream_;
+  ClientStream stream_;
   asio::steady_timer timer_;
   beast::flat_buffer buffer_;
   std::optional<Parser> parser_;
@@ -420,9 +463,10 @@ class HttpConnection final : public Exchange, public Connection {
 
 }  // namespace
 
-std::shared_ptr<Connection> Connection::Make(ConnectionHost& host, std::string peer,
-                                             std::unique_ptr<ClientStream> stream) {
-  return std::make_shared<HttpConnection>(host, std::move(peer), std::move(stream));
+std::shared_ptr<Connection> MakeConnection(ConnectionHost& host, std::string peer,
+                                           Tcp::socket socket,
+                                           std::shared_ptr<asio::ssl::context> tls) {
+  return std::make_shared<HttpConnection>(host, std::move(peer), std::move(socket), std::move(tls));
 }
 
 }  // namespace ovq::server

@@ -10,11 +10,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/status_macros.h"
 #include "base/text.h"
+#include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/console_page.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
 
 namespace ovq::server {
 namespace {
@@ -139,6 +140,21 @@ HttpApi::HttpApi(ServiceContext& services, bool loopback)
       loopback_(loopback),
       responses_(services.engine.options().request_memory->total() / kResponsesPart) {}
 
+absl::Status HttpApi::Listen(HttpOptions options) {
+  Metrics& metrics = services_.metrics;
+  options.memory = services_.engine.options().request_memory;
+  ASSIGN_OR_RETURN(
+      server_,
+      HttpServer::Start(
+          options,
+          {.connections = [&metrics](int open) { metrics.http_connections.Set(open); },
+           .refused = [&metrics](const char* why) { metrics.http_refusals.at(why)->Increment(); },
+           .bytes = [&metrics](size_t received,
+                               size_t sent) { metrics.HttpBytes(received, sent); }},
+          [this](std::shared_ptr<Exchange> exchange) { Handle(std::move(exchange)); }));
+  return absl::OkStatus();
+}
+
 void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   const std::string method = exchange->request().method;
   const std::string_view target = exchange->request().target;
@@ -168,7 +184,7 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   if (absl::Status status = CheckOrigin(*call, loopback_); !status.ok()) return call->Fail(status);
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
   queue.Run(call->client(), [call, handler = found.route->handler, words = std::move(found.words)] {
-    absl::Status status = call->Admit();
+    absl::Status status = call->record().Admit();
     if (status.ok()) status = handler(call, words);
     if (!status.ok()) call->Fail(status);
   });

@@ -1,12 +1,13 @@
-// The HTTP interface: routes requests to their handlers.
+// The HTTP front: routes requests to their handlers.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/calls/service_context.h"
-#include "server/http/exchange.h"
+#include "server/http/http_server.h"
 #include "server/http/response_store.h"
 
 namespace ovq::server {
@@ -20,6 +21,10 @@ class HttpApi {
   // browser send requests under a name of its own (DNS rebinding).
   HttpApi(ServiceContext& services, bool loopback);
 
+  // Starts to serve on an address, counted by Metrics. Unavailable if it can't be had. Takes
+  // options.memory from the engine.
+  absl::Status Listen(HttpOptions options);
+  HttpServer& server() { return *server_; }  // after Listen
   // Answers the request, now or on other threads. Does not block.
   void Handle(std::shared_ptr<Exchange> exchange);
   // The state that /health reports.
@@ -30,6 +35,7 @@ class HttpApi {
   const bool loopback_;
   ResponseStore responses_;
   std::atomic<bool> ready_ = true;
+  std::unique_ptr<HttpServer> server_;  // ends first
 };
 
 }  // namespace ovq::server

@@ -55,15 +55,16 @@ absl::Status Check(HttpCall& call) {
     return engine::BadField("body", absl::StrCat("JSON nested at most ", kMaxDepth, " levels deep"),
                             extent.depth);
   }
-  return ReserveBytes(call.memory(), extent.values * kValueBytes + body.size() * kBytesPerChar);
+  return ReserveBytes(call.record().memory(),
+                      extent.values * kValueBytes + body.size() * kBytesPerChar);
 }
 
 }  // namespace
 
-absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call) {
-  if (call.request().body.empty()) return nlohmann::json::object();
+absl::StatusOr<Json> JsonBody(HttpCall& call) {
+  if (call.request().body.empty()) return Json::object();
   RETURN_IF_ERROR(Check(call));
-  absl::StatusOr<nlohmann::json> json = ParseJsonObject(call.request().body, "body");
+  absl::StatusOr<Json> json = ParseOrderedObject(call.request().body, "body");
   if (json.ok()) return json;
   return engine::WithLogText(
       engine::WithFacts(absl::InvalidArgumentError(json.status().message()), {}),

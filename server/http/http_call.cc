@@ -16,16 +16,12 @@ HttpCall::HttpCall(ServiceContext& services, ResponseStore& responses, const cha
     : responses_(responses),
       exchange_(std::move(exchange)),
       route_(route),
-      record_(services, route, *this) {
+      record_(services, route, *this, std::move(exchange_->request().memory)) {
   const std::string_view target = request().target;
   const size_t mark = target.find('?');
   path_ = target.substr(0, mark);
   if (mark != std::string_view::npos) query_ = target.substr(mark + 1);
-  if (exchange_->request().memory == nullptr) {
-    exchange_->request().memory =
-        std::make_unique<ByteHold>(services.engine.options().request_memory, client());
-  }
-  exchange_->OnGone([cancel = cancel_] { cancel->Cancel(); });
+  exchange_->OnGone([cancel = record_.cancel()] { cancel->Cancel(); });
 }
 
 std::vector<std::string> HttpCall::Values(const char* name) const {
@@ -63,12 +59,6 @@ std::optional<std::string> HttpCall::Query(std::string_view name) const {
     return equals == std::string_view::npos ? "" : DecodeUrl(pair.substr(equals + 1));
   }
   return std::nullopt;
-}
-
-absl::Status HttpCall::Admit() {
-  ASSIGN_OR_RETURN(caller_, services().Admit(*this));
-  record_.summary().tenant = caller_.tenant;
-  return absl::OkStatus();
 }
 
 HttpHeaders HttpCall::AnswerHeaders() {

@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "server/calls/service_context.h"
-#include "server/calls/unary.h"
 #include "server/http/exchange.h"
 #include "server/http/response_store.h"
 
@@ -42,17 +41,8 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   std::string_view path() const { return path_; }
   // The decoded value of a query parameter; unset without it.
   std::optional<std::string> Query(std::string_view name) const;
-  ByteHold& memory() { return *exchange_->request().memory; }
-  const Caller& caller() const { return caller_; }
+  const Caller& caller() const { return record_.caller(); }
   Exchange& exchange() { return *exchange_; }
-  const std::shared_ptr<engine::CancelSignal>& cancel() const { return cancel_; }
-
-  // Identifies and charges the caller (ServiceContext::Admit). Before any work for the call.
-  absl::Status Admit();
-  // The arguments of a message handler, valid while this call lives.
-  UnaryInfo ForHandler() {
-    return {services(), *this, record_, caller_.tenant, caller_.client, cancel_, memory()};
-  }
 
   // --- the answer, once ---
   void Reply(int status, std::string body, std::string content_type = "application/json");
@@ -71,10 +61,22 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   const std::shared_ptr<Exchange> exchange_;
   const char* const route_;
   CallRecord record_;
-  const std::shared_ptr<engine::CancelSignal> cancel_ = std::make_shared<engine::CancelSignal>();
   std::string_view path_, query_;
-  Caller caller_;
 };
+
+// --- Handlers, called once the caller is known, on threads that may block but for the quick
+// lane's. Each answers its call, now or later, or returns the error that it gets.
+using HttpCallPtr = std::shared_ptr<HttpCall>;
+using PathWords = std::vector<std::string>;  // in place of {} in the route's pattern
+using HttpHandler = absl::Status(const HttpCallPtr& call, const PathWords& words);
+
+// OpenAI's and vLLM's API.
+HttpHandler ServeModels, ServeCompletions, ServeChat, ServeResponses, ServeResponse,
+    ServeResponseDelete, ServeTokenize, ServeDetokenize;
+// /ovq/v1: messages as JSON.
+HttpHandler ServeInfo, ServeStatus, ServeSessions, ServeCreate, ServeSession, ServeDelete,
+    ServeFork, ServeRewind;
+HttpHandler ServeGenerate;  // within a session, or without one
 
 // Decodes %XX and +.
 std::string DecodeUrl(std::string_view text);

@@ -1,12 +1,14 @@
 #include "server/http/http_errors.h"
 
+#include <google/protobuf/util/json_util.h>
+
+#include <map>
 #include <optional>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "server/calls/convert.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/message_json.h"
 
 namespace ovq::server {
 namespace {
@@ -43,40 +45,36 @@ std::optional<std::string> OpenAiErrorCode(const absl::Status& status,
 }  // namespace
 
 int ToHttpStatus(const absl::Status& status) {
+  using Code = absl::StatusCode;
+  static const std::map<Code, int> kStatuses = {{Code::kOk, 200},
+                                                {Code::kUnauthenticated, 401},
+                                                {Code::kPermissionDenied, 403},
+                                                {Code::kNotFound, 404},
+                                                {Code::kResourceExhausted, 429},
+                                                {Code::kCancelled, kHttpClientGone},
+                                                {Code::kUnavailable, 503},
+                                                {Code::kDeadlineExceeded, 504}};
+  const std::string field = engine::GetErrorFacts(status).field;
   switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return 200;
-    case absl::StatusCode::kInvalidArgument:
-      return engine::GetErrorFacts(status).field == "header content-type" ? 415 : 400;
-    case absl::StatusCode::kOutOfRange:
-      return engine::GetErrorFacts(status).field == "body" ? 413 : 400;
-    case absl::StatusCode::kFailedPrecondition:
+    case Code::kInvalidArgument:
+      return field == "header content-type" ? 415 : 400;
+    case Code::kOutOfRange:
+      return field == "body" ? 413 : 400;
+    case Code::kFailedPrecondition:
       // About a field, the request can never succeed; about a session's state, it may later.
-      return engine::GetErrorFacts(status).field.empty() ? 409 : 400;
-    case absl::StatusCode::kUnauthenticated:
-      return 401;
-    case absl::StatusCode::kPermissionDenied:
-      return 403;
-    case absl::StatusCode::kNotFound:
-      return 404;
-    case absl::StatusCode::kResourceExhausted:
-      return 429;
-    case absl::StatusCode::kCancelled:
-      return kHttpClientGone;
-    case absl::StatusCode::kUnimplemented:
-      return engine::GetErrorFacts(status).field == "method" ? 405 : 501;
-    case absl::StatusCode::kUnavailable:
-      return 503;
-    case absl::StatusCode::kDeadlineExceeded:
-      return 504;
+      return field.empty() ? 409 : 400;
+    case Code::kUnimplemented:
+      return field == "method" ? 405 : 501;
     default:
-      return 500;
+      break;
   }
+  const auto found = kStatuses.find(status.code());
+  return found != kStatuses.end() ? found->second : 500;
 }
 
-nlohmann::json ErrorObject(const absl::Status& status) {
+Json ErrorObject(const absl::Status& status) {
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  nlohmann::json error = {{"message", std::string(status.message())},
+  Json error = {{"message", std::string(status.message())},
                           {"type", OpenAiErrorType(ToHttpStatus(status))},
                           {"param", nullptr},
                           {"code", nullptr}};
@@ -86,7 +84,7 @@ nlohmann::json ErrorObject(const absl::Status& status) {
   if (!facts.empty()) {
     v1::ErrorInfo info;
     Fill(facts, info);
-    error["info"] = nlohmann::json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
+    error["info"] = Json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
   }
   return {{"error", std::move(error)}};
 }
@@ -102,8 +100,15 @@ void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
   headers.emplace_back("Retry-After-Ms", absl::StrCat(ms));
 }
 
-std::string Dump(const nlohmann::json& json) {
+std::string Dump(const Json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string MessageJson(const google::protobuf::Message& message) {
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(
+      message, &json);  // fails only for Any messages of unknown types
+  return json;
 }
 
 absl::Status Unsupported(const std::string& field, const std::string& expected) {

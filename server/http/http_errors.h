@@ -1,11 +1,13 @@
 // Errors in the form that OpenAI's clients read.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <google/protobuf/message.h>
+
 #include <string>
 
 #include "absl/status/status.h"
 #include "server/http/exchange.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -15,13 +17,16 @@ inline constexpr int kHttpClientGone = 499;  // nginx's code, for metrics only
 int ToHttpStatus(const absl::Status& status);
 // {"error": {"message", "type", "param", "code", "status", "info"}}: "status" is the name of the
 // gRPC code, "info" the ovq.v1.ErrorInfo that gRPC clients get, if there is one.
-nlohmann::json ErrorObject(const absl::Status& status);
+Json ErrorObject(const absl::Status& status);
 std::string ErrorBody(const absl::Status& status);
 // Adds `retry-after` and `retry-after-ms` if the status has a time, and to a 401 its challenge.
 void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers);
 
 // The JSON text. Invalid UTF-8, which no text of the server has, becomes U+FFFD.
-std::string Dump(const nlohmann::json& json);
+std::string Dump(const Json& json);
+
+// The message in protobuf's JSON mapping.
+std::string MessageJson(const google::protobuf::Message& message);
 
 // InvalidArgument with code unsupported_parameter, for a field of OpenAI's that is not served.
 absl::Status Unsupported(const std::string& field, const std::string& expected);

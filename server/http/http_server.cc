@@ -60,26 +60,26 @@ std::string PeerName(const Tcp::endpoint& peer) {
   return absl::StrCat(v4 ? "ipv4:" : "ipv6:[", address, v4 ? ":" : "]:", peer.port());
 }
 
-class Server final : public HttpServer, public ConnectionHost {
+class Server final : public HttpServer, private ConnectionHost {
  public:
-  Server(const HttpOptions& options, HttpEvents events, Handler handler)
-      : options_(options), events_(std::move(events)), handler_(std::move(handler)) {}
+  Server(const HttpOptions& options, HttpEvents events, HttpHandle handle)
+      : ConnectionHost(options, std::move(events), std::move(handle)) {}
   ~Server() override { Shutdown(); }
 
   absl::Status Listen() {
-    const size_t colon = options_.address.rfind(':');
-    std::string host = options_.address.substr(0, colon);
+    const size_t colon = options.address.rfind(':');
+    std::string host = options.address.substr(0, colon);
     if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
     ErrorCode error;
     Tcp::resolver resolver(io_);
     const auto found =
-        resolver.resolve(host, options_.address.substr(colon + 1), Tcp::resolver::passive, error);
+        resolver.resolve(host, options.address.substr(colon + 1), Tcp::resolver::passive, error);
     for (auto entry = found.begin(); !error && entry != found.end(); ++entry) {
       if (Bind(entry->endpoint())) break;
     }
     if (!acceptor_.is_open()) {
-      return absl::UnavailableError(absl::StrCat(options_.flag, ": cannot listen on ",
-                                                 options_.address,
+      return absl::UnavailableError(absl::StrCat(options.flag, ": cannot listen on ",
+                                                 options.address,
                                                  " (port in use, or no address of this machine)"));
     }
     Accept();
@@ -94,12 +94,12 @@ class Server final : public HttpServer, public ConnectionHost {
 
   int port() const override { return port_; }
   void EndConnections() override {
-    ending_ = true;
+    ending = true;
     CloseAll(/*if_idle=*/true);
   }
   void Shutdown() override {
     if (threads_.empty()) return;
-    ending_ = true;
+    ending = true;
     // On the acceptor's strand, so that no connection is accepted after CloseAll.
     asio::post(acceptor_.get_executor(), [this] {
       ErrorCode ignored;
@@ -119,11 +119,7 @@ class Server final : public HttpServer, public ConnectionHost {
     threads_.clear();
   }
 
-  // --- ConnectionHost ---
-  const HttpOptions& options() const override { return options_; }
-  const HttpEvents& events() const override { return events_; }
-  bool ending() const override { return ending_; }
-  void Handle(std::shared_ptr<Exchange> exchange) override { handler_(std::move(exchange)); }
+ private:
   void SetIdle(Connection* connection, bool idle) override {
     std::lock_guard lock(mutex_);
     const auto found = connections_.find(connection);
@@ -132,16 +128,13 @@ class Server final : public HttpServer, public ConnectionHost {
     found->second = idle ? idle_.insert(idle_.end(), connection) : idle_.end();
   }
   void OnConnectionClosed(Connection* connection) override {
+    SetIdle(connection, false);
     std::lock_guard lock(mutex_);
-    const auto found = connections_.find(connection);
-    if (found == connections_.end()) return;
-    if (found->second != idle_.end()) idle_.erase(found->second);
-    connections_.erase(found);
-    events_.connections(static_cast<int>(connections_.size()));
+    if (connections_.erase(connection) == 0) return;
+    events.connections(static_cast<int>(connections_.size()));
     if (connections_.empty()) none_.notify_all();
   }
 
- private:
   bool Bind(const Tcp::endpoint& endpoint) {
     ErrorCode error;
     acceptor_.open(endpoint.protocol(), error);
@@ -179,18 +172,18 @@ class Server final : public HttpServer, public ConnectionHost {
           std::pair(TCP_KEEPCNT, kKeepaliveCount)}) {
       setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
     }
-    if (!EvictIdleConnection()) return events_.refused("max_connections");
+    if (!EvictIdleConnection()) return events.refused("max_connections");
     std::shared_ptr<asio::ssl::context> tls;
-    if (options_.tls != nullptr) {
+    if (options.tls != nullptr) {
       tls = TlsContext();
-      if (tls == nullptr) return events_.refused("tls");
+      if (tls == nullptr) return events.refused("tls");
     }
-    const std::shared_ptr<Connection> connection = Connection::Make(
-        *this, PeerName(peer), ClientStream::Make(std::move(socket), std::move(tls)));
+    const std::shared_ptr<Connection> connection =
+        MakeConnection(*this, PeerName(peer), std::move(socket), std::move(tls));
     {
       std::lock_guard lock(mutex_);
       connections_.emplace(connection.get(), idle_.end());
-      events_.connections(static_cast<int>(connections_.size()));
+      events.connections(static_cast<int>(connections_.size()));
     }
     connection->Start();
   }
@@ -200,15 +193,15 @@ class Server final : public HttpServer, public ConnectionHost {
     std::shared_ptr<Connection>
         oldest;  // released without the lock, which OnConnectionClosed takes
     std::lock_guard lock(mutex_);
-    if (connections_.size() < static_cast<size_t>(options_.max_connections)) return true;
+    if (connections_.size() < static_cast<size_t>(options.max_connections)) return true;
     if (idle_.empty()) return false;
     connections_.at(idle_.front()) = idle_.end();
     oldest = idle_.front()->weak_from_this().lock();
     idle_.pop_front();
     if (oldest != nullptr) oldest->Close(/*if_idle=*/true);
-    events_.refused("idle");
+    events.refused("idle");
     // The evicted connection closes in a moment; until then there may be up to twice as many.
-    return connections_.size() < 2 * static_cast<size_t>(options_.max_connections);
+    return connections_.size() < 2 * static_cast<size_t>(options.max_connections);
   }
   void CloseAll(bool if_idle) {
     std::vector<std::shared_ptr<Connection>> all;  // released without the lock
@@ -223,7 +216,7 @@ class Server final : public HttpServer, public ConnectionHost {
 
   // The context of the current certificate. Acceptor's strand.
   std::shared_ptr<asio::ssl::context> TlsContext() {
-    std::shared_ptr<const TlsMaterial> current = options_.tls->current();
+    std::shared_ptr<const TlsMaterial> current = options.tls->current();
     if (current != material_) {
       if (auto context = MakeContext(*current)) context_ = std::move(context);
       material_ = std::move(current);
@@ -231,16 +224,12 @@ class Server final : public HttpServer, public ConnectionHost {
     return context_;
   }
 
-  const HttpOptions options_;
-  const HttpEvents events_;
-  const Handler handler_;
   asio::io_context io_{kThreads};
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work_{
       asio::make_work_guard(io_)};
   Tcp::acceptor acceptor_{asio::make_strand(io_)};
   asio::steady_timer retry_{acceptor_.get_executor()};
   int port_ = 0;
-  std::atomic<bool> ending_ = false;
   std::shared_ptr<const TlsMaterial> material_;
   std::shared_ptr<asio::ssl::context> context_;
 
@@ -255,8 +244,9 @@ class Server final : public HttpServer, public ConnectionHost {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options,
-                                                              HttpEvents events, Handler handler) {
-  auto server = std::make_unique<Server>(options, std::move(events), std::move(handler));
+                                                              HttpEvents events,
+                                                              HttpHandle handle) {
+  auto server = std::make_unique<Server>(options, std::move(events), std::move(handle));
   RETURN_IF_ERROR(server->Listen());
   return server;
 }

@@ -4,23 +4,19 @@
 // wait without a thread each: a thousand open streams cost no thread.
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "server/http/exchange.h"
-#include "server/http/http_options.h"
 
 namespace ovq::server {
 
 class HttpServer {
  public:
-  using Handler = std::function<void(std::shared_ptr<Exchange>)>;  // must not block
-
   // Starts to serve. Unavailable if the address can't be had. Pointers in `options` and whatever
   // the callbacks use outlive the server.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options,
-                                                           HttpEvents events, Handler handler);
+                                                           HttpEvents events, HttpHandle handle);
   virtual ~HttpServer() = default;  // shuts down
 
   virtual int port() const = 0;

@@ -12,8 +12,6 @@
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
-#include "server/http/message_json.h"
 
 namespace ovq::server {
 namespace {
@@ -86,7 +84,7 @@ absl::Status ServeInfo(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const std::optional<uint32_t> cap, ReadQuery(*call, "max_centroids"));
   if (cap) request.set_max_centroids(*cap);
   request.set_memory(call->Query("memory").value_or(""));
-  return Answer(call, GetModelInfo(call->ForHandler(), request));
+  return Answer(call, GetModelInfo(call->record(), request));
 }
 
 absl::Status ServeStatus(const HttpCallPtr& call, const PathWords&) {
@@ -98,33 +96,33 @@ absl::Status ServeSessions(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const std::optional<uint32_t> size, ReadQuery(*call, "page_size"));
   request.set_page_size(size.value_or(0));
   request.set_page_token(call->Query("page_token").value_or(""));
-  return Answer(call, ListSessions(call->ForHandler(), request));
+  return Answer(call, ListSessions(call->record(), request));
 }
 
 absl::Status ServeCreate(const HttpCallPtr& call, const PathWords&) {
   v1::CreateSessionRequest request;
   RETURN_IF_ERROR(MessageBody(*call, request));
-  CreateSession(call->ForHandler(), request, Later<v1::Session>(call, call->services().blocking));
+  CreateSession(call->record(), request, Later<v1::Session>(call, call->services().blocking));
   return absl::OkStatus();
 }
 
 absl::Status ServeSession(const HttpCallPtr& call, const PathWords& words) {
   v1::GetSessionRequest request;
   request.set_session_id(words.front());
-  GetSession(call->ForHandler(), request, Later<v1::Session>(call, call->services().quick));
+  GetSession(call->record(), request, Later<v1::Session>(call, call->services().quick));
   return absl::OkStatus();
 }
 
 absl::Status ServeDelete(const HttpCallPtr& call, const PathWords& words) {
   v1::DeleteSessionRequest request;
   request.set_session_id(words.front());
-  return Answer(call, DeleteSession(call->ForHandler(), request));
+  return Answer(call, DeleteSession(call->record(), request));
 }
 
 absl::Status ServeFork(const HttpCallPtr& call, const PathWords& words) {
   v1::ForkSessionRequest request;
   RETURN_IF_ERROR(ReadFor(call, words, request));
-  ForkSession(call->ForHandler(), request,
+  ForkSession(call->record(), request,
               Later<v1::ForkSessionResponse>(call, call->services().blocking));
   return absl::OkStatus();
 }
@@ -132,7 +130,7 @@ absl::Status ServeFork(const HttpCallPtr& call, const PathWords& words) {
 absl::Status ServeRewind(const HttpCallPtr& call, const PathWords& words) {
   v1::RewindSessionRequest request;
   RETURN_IF_ERROR(ReadFor(call, words, request));
-  RewindSession(call->ForHandler(), request,
+  RewindSession(call->record(), request,
                 Later<v1::RewindSessionResponse>(call, call->services().blocking));
   return absl::OkStatus();
 }
@@ -140,8 +138,7 @@ absl::Status ServeRewind(const HttpCallPtr& call, const PathWords& words) {
 absl::Status ServeGenerate(const HttpCallPtr& call, const PathWords& words) {
   v1::GenerateRequest request;
   RETURN_IF_ERROR(ReadFor(call, words, request));
-  std::make_shared<GenerationCall>(call, std::make_unique<NativeAnswer>(), GenerationCall::Hooks{})
-      ->Start(request);
+  StartGeneration(call, std::make_unique<NativeAnswer>(), request);
   return absl::OkStatus();
 }
 

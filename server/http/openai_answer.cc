@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
@@ -12,26 +13,10 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
-std::string Head(const std::string& id, bool chat, int64_t created, const std::string& model) {
-  const std::string head = Dump({{"created", created},
-                                 {"id", id},
-                                 {"model", model},
-                                 {"object", chat ? "chat.completion.chunk" : "text_completion"}});
-  return head.substr(0, head.size() - 1);
-}
-
 Json Bytes(const std::string& text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<uint8_t>(c));
   return bytes;
-}
-
-Json StopJson(const engine::Finished& finished) {
-  if (!finished.matched_stop.empty()) return finished.matched_stop;
-  if (finished.matched_token_id) return *finished.matched_token_id;
-  return nullptr;
 }
 
 }  // namespace
@@ -57,142 +42,174 @@ void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer*
   }
 }
 
+Json AnswerUsage::ToJson() const {
+  return {{"prompt_tokens", prompt_tokens},
+          {"completion_tokens", completion_tokens},
+          {"total_tokens", prompt_tokens + completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}},
+          {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+}
+
 Json FinishName(engine::FinishReason reason) {
   if (reason == engine::FinishReason::kStop) return "stop";
   if (reason == engine::FinishReason::kLength) return "length";
   return nullptr;
 }
 
-OpenAiAnswer::OpenAiAnswer(OpenAiRequest request, std::string model,
-                           const model::Tokenizer* tokenizer, int64_t created)
-    : request_(std::move(request)),
-      tokenizer_(tokenizer),
-      id_(absl::StrCat(chat() ? "chatcmpl-" : "cmpl-", UnguessableHex())),
-      model_(std::move(model)),
-      created_(created),
-      head_(Head(id_, chat(), created, model_)),
-      choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {}
-
-Json OpenAiAnswer::Usage() const {
-  return {{"prompt_tokens", prompt_tokens_},
-          {"completion_tokens", completion_tokens_},
-          {"total_tokens", prompt_tokens_ + completion_tokens_},
-          {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}}};
+Json StopJson(const engine::Finished& finished) {
+  if (!finished.matched_stop.empty()) return finished.matched_stop;
+  if (finished.matched_token_id) return *finished.matched_token_id;
+  return nullptr;
 }
 
-// The form of the completions API: parallel lists.
-void OpenAiAnswer::AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
-  if (chunk.logprobs.empty()) return;
-  if (chat()) {
-    if (to.is_null()) to = {{"content", Json::array()}, {"refusal", nullptr}};
-    return AppendChatLogprobs(chunk, tokenizer_, to["content"]);
-  }
-  if (to.is_null()) {
-    to = {{"tokens", Json::array()},
-          {"token_logprobs", Json::array()},
-          {"top_logprobs", Json::array()},
-          {"text_offset", Json::array()}};
-  }
-  for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
-    const std::string text = TokenText(tokenizer_, chunk.token_ids[i]);
-    Json best = Json::object();
-    if (i < chunk.top.size()) {
-      for (const model::TokenLogprob& top : chunk.top[i]) {
-        best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
-      }
-    }
-    best.emplace(text, chunk.logprobs[i]);  // the drawn token is among them
-    to["tokens"].push_back(text);
-    to["token_logprobs"].push_back(chunk.logprobs[i]);
-    to["top_logprobs"].push_back(std::move(best));
-    to["text_offset"].push_back(choice.text_bytes);
-    choice.text_bytes += std::ssize(text);
-  }
+AnswerChunks::AnswerChunks(const char* id_prefix, const std::string& object,
+                           const std::string& model, int64_t created, const OpenAiRequest& request)
+    : api_(request.api),
+      include_usage_(request.include_usage),
+      continuous_usage_(request.continuous_usage),
+      base_({{"id", absl::StrCat(id_prefix, UnguessableHex())},
+             {"object", object},
+             {"created", created},
+             {"model", model}}) {
+  Json chunk = base_;
+  if (object.starts_with("chat")) chunk["object"] = object + ".chunk";
+  head_ = Dump(chunk);
+  head_.pop_back();
 }
 
-void OpenAiAnswer::AppendChunk(int index, const std::string& members, std::string& out) const {
-  std::string data = absl::StrCat(head_, ",\"choices\":[{\"index\":", index, ",", members, "}]");
-  if (request_.continuous_usage) absl::StrAppend(&data, ",\"usage\":", Dump(Usage()));
+void AnswerChunks::Append(int index, const Json& members, const AnswerUsage& usage,
+                          std::string& out) const {
+  std::string data =
+      absl::StrCat(head_, ",\"choices\":[{\"index\":", index, ",", Dump(members).substr(1), "]");
+  if (continuous_usage_) absl::StrAppend(&data, ",\"usage\":", Dump(usage.ToJson()));
   data += '}';
   AppendEvent(data, out);
 }
 
-void OpenAiAnswer::Add(const engine::StreamEvent& event, std::string& out) {
-  if (event.started) {
-    prompt_tokens_ = event.started->prompt_tokens;
-    cached_tokens_ = event.started->cached_tokens;
-    for (size_t i = 0; streams() && chat() && i < choices_.size(); ++i) {
-      AppendChunk(static_cast<int>(i),
-                  R"("delta":{"role":"assistant","content":""},"logprobs":null,)"
-                  R"("finish_reason":null)",
-                  out);
-    }
-  }
-  if (event.chunk) {
-    const engine::TokenChunk& chunk = *event.chunk;
-    Choice& choice = choices_[chunk.index];
-    completion_tokens_ += std::ssize(chunk.token_ids);
-    if (streams()) {
-      Json logprobs;
-      AddLogprobs(chunk, choice, logprobs);
-      const std::string text = Dump(chunk.text);
-      AppendChunk(
-          chunk.index,
-          absl::StrCat(chat() ? "\"delta\":{\"content\":" : "\"text\":", text, chat() ? "}" : "",
-                       ",\"logprobs\":", Dump(logprobs), ",\"finish_reason\":null"),
-          out);
-    } else {
-      choice.text += chunk.text;
-      AddLogprobs(chunk, choice, choice.logprobs);
-    }
-  }
-  if (event.finished) {
-    Choice& choice = choices_[event.finished->index];
-    choice.finish = FinishName(event.finished->reason);
-    choice.stop = StopJson(*event.finished);
-    if (streams()) {
-      AppendChunk(event.finished->index,
-                  absl::StrCat(chat() ? "\"delta\":{}" : "\"text\":\"\"",
-                               ",\"logprobs\":null,\"finish_reason\":", Dump(choice.finish),
-                               ",\"stop_reason\":", Dump(choice.stop)),
-                  out);
-    }
-  }
-}
-
-void OpenAiAnswer::End(const absl::Status& status, std::string& out) {
-  if (!streams()) {
-    out += Dump(Whole());
-    return;
-  }
-  if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, request_.api)), out);
-  if (request_.include_usage) {
-    AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(Usage()), "}"), out);
+void AnswerChunks::End(const absl::Status& status, const AnswerUsage& usage,
+                       std::string& out) const {
+  if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, api_)), out);
+  if (include_usage_) {
+    AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(usage.ToJson()), "}"), out);
   }
   AppendEvent("[DONE]", out);
 }
 
-Json OpenAiAnswer::Whole() const {
-  Json whole = {{"id", id_},
-                {"object", chat() ? "chat.completion" : "text_completion"},
-                {"created", created_},
-                {"model", model_},
-                {"system_fingerprint", nullptr},
-                {"choices", Json::array()},
-                {"usage", Usage()}};
-  for (size_t i = 0; i < choices_.size(); ++i) {
-    const Choice& choice = choices_[i];
-    Json& to = whole["choices"].emplace_back(Json{{"index", i},
-                                                  {"logprobs", choice.logprobs},
-                                                  {"finish_reason", choice.finish},
-                                                  {"stop_reason", choice.stop}});
-    if (chat()) {
-      to["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
-    } else {
-      to["text"] = choice.text;
+void AnswerChunks::Whole(Json choices, const AnswerUsage& usage, std::string& out) const {
+  Json whole = base_;
+  whole["system_fingerprint"] = nullptr;
+  whole["choices"] = std::move(choices);
+  whole["usage"] = usage.ToJson();
+  out += Dump(whole);
+}
+
+namespace {
+
+class CompletionAnswer final : public AnswerWriter {
+ public:
+  CompletionAnswer(OpenAiRequest request, const std::string& model,
+                   const model::Tokenizer* tokenizer, int64_t created)
+      : request_(std::move(request)),
+        tokenizer_(tokenizer),
+        chunks_("cmpl-", "text_completion", model, created, request_),
+        choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {}
+
+  bool streams() const override { return request_.stream; }
+  void Add(const engine::StreamEvent& event, std::string& out) override {
+    if (event.started) usage_.Begin(*event.started);
+    if (event.chunk) {
+      const engine::TokenChunk& chunk = *event.chunk;
+      Choice& choice = choices_[chunk.index];
+      usage_.completion_tokens += std::ssize(chunk.token_ids);
+      if (streams()) {
+        Json logprobs;
+        AddLogprobs(chunk, choice, logprobs);
+        Append(chunk.index, chunk.text, logprobs, nullptr, nullptr, out);
+      } else {
+        choice.text += chunk.text;
+        AddLogprobs(chunk, choice, choice.logprobs);
+      }
+    }
+    if (event.finished) {
+      usage_.Finish(*event.finished);
+      Choice& choice = choices_[event.finished->index];
+      choice.finish = FinishName(event.finished->reason);
+      choice.stop = StopJson(*event.finished);
+      if (streams()) {
+        Append(event.finished->index, "", nullptr, choice.finish, choice.stop, out);
+      }
     }
   }
-  return whole;
+
+  void End(const absl::Status& status, std::string& out) override {
+    if (streams()) return chunks_.End(status, usage_, out);
+    Json choices = Json::array();
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      const Choice& choice = choices_[i];
+      choices.push_back({{"index", i},
+                         {"text", choice.text},
+                         {"logprobs", choice.logprobs},
+                         {"finish_reason", choice.finish},
+                         {"stop_reason", choice.stop}});
+    }
+    chunks_.Whole(std::move(choices), usage_, out);
+  }
+
+ private:
+  struct Choice {
+    std::string text;
+    Json logprobs;           // null if not asked for
+    Json finish;             // null until the end
+    Json stop;               // the stop text or token id that ended it, or null
+    int64_t text_bytes = 0;  // bytes so far, for text_offset
+  };
+
+  // The form of the completions API: parallel lists.
+  void AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
+    if (chunk.logprobs.empty()) return;
+    if (to.is_null()) {
+      to = {{"tokens", Json::array()},
+            {"token_logprobs", Json::array()},
+            {"top_logprobs", Json::array()},
+            {"text_offset", Json::array()}};
+    }
+    for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
+      const std::string text = TokenText(tokenizer_, chunk.token_ids[i]);
+      Json best = Json::object();
+      if (i < chunk.top.size()) {
+        for (const model::TokenLogprob& top : chunk.top[i]) {
+          best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
+        }
+      }
+      best.emplace(text, chunk.logprobs[i]);  // the drawn token is among them
+      to["tokens"].push_back(text);
+      to["token_logprobs"].push_back(chunk.logprobs[i]);
+      to["top_logprobs"].push_back(std::move(best));
+      to["text_offset"].push_back(choice.text_bytes);
+      choice.text_bytes += std::ssize(text);
+    }
+  }
+
+  void Append(int index, const std::string& text, const Json& logprobs, const Json& finish,
+              const Json& stop, std::string& out) const {
+    Json members = {{"text", text}, {"logprobs", logprobs}, {"finish_reason", finish}};
+    if (!finish.is_null()) members["stop_reason"] = stop;
+    chunks_.Append(index, members, usage_, out);
+  }
+
+  const OpenAiRequest request_;
+  const model::Tokenizer* const tokenizer_;
+  const AnswerChunks chunks_;
+  std::vector<Choice> choices_;
+  AnswerUsage usage_;
+};
+
+}  // namespace
+
+std::unique_ptr<AnswerWriter> MakeCompletionAnswer(OpenAiRequest request, const std::string& model,
+                                                   const model::Tokenizer* tokenizer,
+                                                   int64_t created) {
+  return std::make_unique<CompletionAnswer>(std::move(request), model, tokenizer, created);
 }
 
 }  // namespace ovq::server

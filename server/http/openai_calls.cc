@@ -7,34 +7,33 @@
 #include "base/status_macros.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
+#include "server/http/chat_answer.h"
+#include "server/http/chat_messages.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
 #include "server/http/openai_answer.h"
+#include "server/http/openai_fields.h"
 #include "server/http/openai_request.h"
 
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 const std::string& ModelName(const HttpCallPtr& call) { return call->services().description.name; }
 
 absl::Status Serve(const HttpCallPtr& call,
-                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&)) {
+                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&),
+                   decltype(&MakeChatAnswer) make_answer) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, read(body, ModelName(call)));
   const auto in_theirs = [api = request.api](const absl::Status& status) {
     return ToOpenAiError(status, api);
   };
   const v1::GenerateRequest message = request.message;
-  auto writer = std::make_unique<OpenAiAnswer>(std::move(request), ModelName(call),
-                                               call->services().engine.model().tokenizer,
-                                               absl::ToUnixSeconds(absl::Now()));
-  std::make_shared<GenerationCall>(call, std::move(writer),
-                                   GenerationCall::Hooks{.translate_error = in_theirs})
-      ->Start(message);
+  auto writer =
+      make_answer(std::move(request), ModelName(call), call->services().engine.model().tokenizer,
+                  absl::ToUnixSeconds(absl::Now()));
+  StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
   return absl::OkStatus();
 }
 
@@ -47,39 +46,28 @@ Json ModelObject(const ServiceContext& services) {
 }
 
 // The answer of /tokenize, written as it comes and counted: a body's text can be millions of
-// tokens.
-class TokenList {
- public:
-  TokenList(HttpCall& call, bool with_texts)
-      : call_(call), tokenizer_(with_texts ? call.services().engine.model().tokenizer : nullptr) {}
-
-  // ResourceExhausted: no more memory for this client.
-  absl::Status Add(uint32_t id) {
-    ++count_;
-    absl::StrAppend(&ids_, ids_.empty() ? "" : ",", id);
-    if (tokenizer_ != nullptr) {
-      absl::StrAppend(&texts_, texts_.empty() ? "" : ",",
-                      Dump(TokenText(tokenizer_, static_cast<int32_t>(id))));
+// tokens. ResourceExhausted: no more memory for this client.
+absl::StatusOr<std::string> TokenList(HttpCall& call, const v1::TokenizeResponse& tokens,
+                                      bool with_texts) {
+  constexpr size_t kHeldAtATime = size_t{64} << 10;
+  const engine::Engine& engine = call.services().engine;
+  std::string ids, texts;
+  size_t held = 0;
+  for (const uint32_t id : tokens.token_ids()) {
+    absl::StrAppend(&ids, ids.empty() ? "" : ",", id);
+    if (with_texts) {
+      absl::StrAppend(&texts, texts.empty() ? "" : ",",
+                      Dump(TokenText(engine.model().tokenizer, static_cast<int32_t>(id))));
     }
-    const size_t bytes = ids_.size() + texts_.size();
-    if (bytes < held_) return absl::OkStatus();
-    constexpr size_t kHeldAtATime = size_t{64} << 10;
-    held_ += kHeldAtATime;
-    return ReserveBytes(call_.memory(), 2 * kHeldAtATime);  // and in the whole answer
+    if (ids.size() + texts.size() < held) continue;
+    held += kHeldAtATime;
+    RETURN_IF_ERROR(ReserveBytes(call.record().memory(), 2 * kHeldAtATime));  // with the whole
   }
-  std::string Answer(int64_t max_tokens) const {
-    return absl::StrCat(
-        "{\"count\":", count_, ",\"max_model_len\":", max_tokens, ",\"tokens\":[", ids_,
-        "],\"token_strs\":", tokenizer_ == nullptr ? "null" : absl::StrCat("[", texts_, "]"), "}");
-  }
-
- private:
-  HttpCall& call_;
-  const model::Tokenizer* const tokenizer_;  // null: ids alone
-  std::string ids_, texts_;
-  int64_t count_ = 0;
-  size_t held_ = 0;
-};
+  return absl::StrCat("{\"count\":", tokens.token_ids_size(),
+                      ",\"max_model_len\":", engine.options().max_prompt_tokens, ",\"tokens\":[",
+                      ids, "],\"token_strs\":", with_texts ? absl::StrCat("[", texts, "]") : "null",
+                      "}");
+}
 
 }  // namespace
 
@@ -98,10 +86,12 @@ absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
 }
 
 absl::Status ServeCompletions(const HttpCallPtr& call, const PathWords&) {
-  return Serve(call, &ReadCompletion);
+  return Serve(call, &ReadCompletion, &MakeCompletionAnswer);
 }
 
-absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) { return Serve(call, &ReadChat); }
+absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
+  return Serve(call, &ReadChat, &MakeChatAnswer);
+}
 
 absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
@@ -109,8 +99,11 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ReadModel(fields, ModelName(call));
   const std::optional<std::string> text = fields.Text("prompt");
   const Json* const messages = fields.Any("messages");
-  v1::Conversation conversation;
+  v1::GenerateRequest chat;
+  v1::Conversation& conversation = *chat.mutable_prompt()->mutable_conversation();
   if (messages != nullptr) ReadMessages(fields, "messages", *messages, conversation);
+  ReadTools(fields, /*flat=*/false, chat);
+  ReadTemplateArgs(fields, "", conversation);
   const bool opens = fields.Bool("add_generation_prompt").value_or(true);
   conversation.set_add_generation_prompt(opens);
   const bool special = fields.Bool("add_special_tokens").value_or(messages == nullptr);
@@ -126,15 +119,12 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   if (messages != nullptr) {
     v1::ApplyTemplateRequest apply;
     *apply.mutable_conversation() = std::move(conversation);
-    ASSIGN_OR_RETURN(v1::ApplyTemplateResponse applied, ApplyTemplate(call->ForHandler(), apply));
+    ASSIGN_OR_RETURN(v1::ApplyTemplateResponse applied, ApplyTemplate(call->record(), apply));
     request.set_text(std::move(*applied.mutable_text()));
   }
-  ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->ForHandler(), request));
-  TokenList list(*call, with_texts);
-  for (const uint32_t id : tokens.token_ids()) {
-    RETURN_IF_ERROR(list.Add(id));
-  }
-  call->Reply(200, list.Answer(call->services().engine.options().max_prompt_tokens));
+  ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->record(), request));
+  ASSIGN_OR_RETURN(std::string list, TokenList(*call, tokens, with_texts));
+  call->Reply(200, std::move(list));
   return absl::OkStatus();
 }
 
@@ -145,7 +135,7 @@ absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
   v1::DetokenizeRequest request;
   for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
   RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(const v1::DetokenizeResponse text, Detokenize(call->ForHandler(), request));
+  ASSIGN_OR_RETURN(const v1::DetokenizeResponse text, Detokenize(call->record(), request));
   call->Reply(200, Dump({{"prompt", text.text()}}));
   return absl::OkStatus();
 }

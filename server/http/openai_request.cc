@@ -2,99 +2,20 @@
 
 #include <array>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "server/engine/common/error_facts.h"
-#include "server/engine/common/validate.h"
+#include "server/http/chat_messages.h"
 #include "server/http/http_errors.h"
+#include "server/http/openai_fields.h"
 
 namespace ovq::server {
 namespace {
-
-using Json = nlohmann::json;
-
-bool IsTextFormat(const Json& json) {
-  return json.is_object() && json.value("type", Json()) == "text";
-}
-auto Is(Json value) {
-  return [value = std::move(value)](const Json& json) { return json == value; };
-}
-bool IsEmpty(const Json& json) { return json.empty() && json.is_structured(); }
-
-// Skips fields without a meaning here: the user's id at OpenAI, and options of its service.
-void SkipWithoutMeaning(BodyFields& fields) {
-  for (const char* name : {"user", "metadata", "service_tier", "safety_identifier",
-                           "prompt_cache_key", "prompt_cache_retention", "request_id"}) {
-    fields.Skip(name);
-  }
-}
-
-void RefuseVllmFields(BodyFields& fields) {
-  for (const char* name :
-       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-        "guided_decoding_backend", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
-        "prompt_logprobs", "logits_processors", "kv_transfer_params", "cache_salt", "vllm_xargs",
-        "mm_processor_kwargs", "chat_template", "chat_template_kwargs", "documents"}) {
-    fields.Refuse(name);
-  }
-  fields.Refuse("use_beam_search", "false", Is(false));
-  fields.Refuse("skip_special_tokens", "true", Is(true));
-  fields.Refuse("spaces_between_special_tokens", "true", Is(true));
-  fields.Refuse("return_tokens_as_token_ids", "false", Is(false));
-  fields.Refuse("return_token_ids", "false", Is(false));
-  fields.Refuse("priority", "0", Is(0));
-  fields.Refuse("length_penalty", "1", [](const Json& json) { return json == 1.0; });
-}
-
-void ReadStop(BodyFields& fields, v1::StopConditions& to) {
-  const Json* const stop = fields.Any("stop");
-  if (stop == nullptr) return;
-  if (stop->is_string()) return to.add_stop_strings(stop->get<std::string>());
-  if (!stop->is_array()) return fields.Expected("stop", "a text or a list of texts", *stop);
-  const int64_t size = std::ssize(*stop);
-  fields.Fail(engine::CheckListSizes({.stop_strings = size}, ""));
-  if (!fields.ok()) return;
-  for (const Json& entry : *stop) {
-    if (!entry.is_string()) return fields.Expected("stop", "a text or a list of texts", entry);
-    to.add_stop_strings(entry.get<std::string>());
-  }
-}
-
-void ReadLogitBias(BodyFields& fields, v1::SamplingParams& to) {
-  const Json* const bias = fields.Any("logit_bias");
-  if (bias == nullptr) return;
-  if (!bias->is_object()) return fields.Expected("logit_bias", "an object", *bias);
-  fields.Fail(engine::CheckListSizes({.logit_bias = std::ssize(*bias)}, ""));
-  if (!fields.ok()) return;
-  for (const auto& entry : bias->items()) {
-    uint32_t id = 0;
-    if (!absl::SimpleAtoi(entry.key(), &id)) {
-      return fields.Fail(engine::BadField("logit_bias", "token ids as keys", Quoted(entry.key())));
-    }
-    if (!entry.value().is_number()) return fields.Expected("logit_bias", "numbers", entry.value());
-    (*to.mutable_logit_bias())[id] = static_cast<float>(entry.value().get<double>());
-  }
-}
-
-void ReadStream(BodyFields& fields, OpenAiRequest& to) {
-  to.stream = fields.Bool("stream").value_or(false);
-  const Json* const options = fields.Any("stream_options");
-  if (options == nullptr) return;
-  if (!options->is_object()) return fields.Expected("stream_options", "an object", *options);
-  if (!to.stream)
-    return fields.Fail(engine::BadField("stream_options", "it only with stream", "it"));
-  BodyFields inner(*options, "stream_options.");
-  to.include_usage = inner.Bool("include_usage").value_or(false);
-  to.continuous_usage = inner.Bool("continuous_usage_stats").value_or(false);
-  inner.Refuse("include_obfuscation", "false", Is(false));
-  fields.Fail(inner.Finish());
-}
 
 // Reads the prompt of a completion: one text, or its token ids.
 void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
@@ -120,107 +41,7 @@ void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
   }
 }
 
-// Refuses tools: nothing here parses the calls that a model would write.
-void RefuseTools(BodyFields& fields) {
-  fields.Refuse("tools", "none", IsEmpty);
-  fields.Refuse("tool_choice", "\"none\"", Is("none"));
-  fields.Refuse("functions", "none", IsEmpty);
-  fields.Refuse("function_call", "\"none\"", Is("none"));
-  fields.Skip("parallel_tool_calls");  // without tools it means nothing
-  fields.Refuse("response_format", "{\"type\": \"text\"}", IsTextFormat);
-  fields.Refuse("modalities", "[\"text\"]", Is(Json::array({"text"})));
-  for (const char* name : {"audio", "prediction", "web_search_options", "reasoning_effort",
-                           "verbosity", "moderation"}) {
-    fields.Refuse(name);
-  }
-}
-
-void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
-                 v1::Conversation& to) {
-  if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
-  BodyFields inner(from, absl::StrCat(path, "."));
-  v1::ChatMessage& message = *to.add_messages();
-  message.set_role(inner.Text("role").value_or(""));
-  if (const Json* content = inner.Any("content")) {
-    message.set_content(ReadContent(inner, "content", *content));
-  }
-  inner.Skip("name");  // templates have no use for it
-  // A field of answers, which clients send back.
-  inner.Skip("annotations");
-  for (const char* name : {"refusal", "id", "status"}) inner.Skip(name);
-  inner.Refuse("type", "\"message\"", Is("message"));
-  for (const char* name : {"tool_calls", "function_call"}) inner.Refuse(name, "none", IsEmpty);
-  for (const char* name : {"tool_call_id", "audio", "reasoning_content", "reasoning"}) {
-    inner.Refuse(name);
-  }
-  fields.Fail(inner.Finish());
-}
-
 }  // namespace
-
-void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
-  if (const auto policy = fields.Text("memory")) to.set_memory(*policy);
-  if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
-}
-
-std::string ReadContent(BodyFields& fields, const std::string& name, const Json& content) {
-  if (content.is_string()) return content.get<std::string>();
-  constexpr const char* kExpected = "a text or a list of parts of type text";
-  if (!content.is_array()) {
-    fields.Expected(name, kExpected, content);
-    return "";
-  }
-  std::string text;
-  for (const Json& part : content) {
-    const std::string type = part.is_object() ? part.value("type", Json("")).dump() : "";
-    const bool is_text =
-        type == "\"text\"" || type == "\"input_text\"" || type == "\"output_text\"";
-    const auto found = is_text ? part.find("text") : part.end();
-    if (!is_text || found == part.end() || !found->is_string()) {
-      fields.Fail(Unsupported(fields.Path(name), kExpected));
-      return "";
-    }
-    text += found->get_ref<const std::string&>();
-  }
-  return text;
-}
-
-void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Conversation& to) {
-  if (!list.is_array()) return fields.Expected(name, "a list of messages", list);
-  for (size_t i = 0; i < list.size() && fields.ok(); ++i) {
-    ReadMessage(fields, absl::StrCat(fields.Path(name), "[", i, "]"), list[i], to);
-  }
-}
-
-void ReadModel(BodyFields& fields, const std::string& model) {
-  const std::optional<std::string> asked = fields.Text("model");
-  if (!asked || *asked == model) return;
-  fields.Fail(NotFound(absl::StrCat("model: expected \"", model, "\", the one that is served"),
-                       "model", "model_not_found"));
-}
-
-void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
-  v1::SamplingParams& sampling = *to.mutable_sampling();
-  if (const auto v = fields.Number("temperature")) sampling.set_temperature(*v);
-  if (const auto v = fields.Number("top_p")) sampling.set_top_p(*v);
-  if (const auto v = fields.Number("min_p")) sampling.set_min_p(*v);
-  if (const auto v = fields.Number("typical_p")) sampling.set_typical_p(*v);
-  if (const auto v = fields.Number("repetition_penalty")) sampling.set_repetition_penalty(*v);
-  if (const auto v = fields.Number("presence_penalty")) sampling.set_presence_penalty(*v);
-  if (const auto v = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*v);
-  if (const auto v = fields.Integer("seed")) sampling.set_seed(*v);
-  const Json* const top_k = fields.Any("top_k");
-  if (top_k != nullptr && *top_k != -1) {  // -1 means off, like 0
-    if (const auto v = fields.Count("top_k")) sampling.set_top_k(*v);
-  }
-  ReadLogitBias(fields, sampling);
-  v1::StopConditions& stop = *to.mutable_stop();
-  ReadStop(fields, stop);
-  for (const uint32_t id : fields.Ids("stop_token_ids")) stop.add_stop_token_ids(id);
-  if (const auto v = fields.Bool("ignore_eos")) stop.set_ignore_eos(*v);
-  if (const auto v = fields.Count("min_tokens")) stop.set_min_tokens(*v);
-  if (const auto v = fields.Bool("include_stop_str_in_output")) stop.set_include_stop_text(*v);
-}
 
 absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model) {
   BodyFields fields(body);
@@ -238,7 +59,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
       tokens.value_or(other_name.value_or(kDefaultCompletionTokens)));
   const uint32_t n = fields.Count("n").value_or(1);
   message.mutable_sampling()->set_n(n);
-  fields.Refuse("best_of", "what n says, or none", Is(n));
+  fields.Refuse("best_of", "what n says, or none", {n});
   if (const auto top = fields.Count("logprobs")) {
     message.mutable_output()->set_logprobs(true);
     message.mutable_output()->set_top_logprobs(*top);
@@ -246,12 +67,12 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   if (const auto cacheable = fields.Bool("cache_prompt")) {
     message.mutable_prompt()->set_cacheable(*cacheable);
   }
-  fields.Refuse("echo", "false", Is(false));
-  fields.Refuse("suffix", "none", Is(""));
-  fields.Refuse("add_special_tokens", "true", Is(true));
-  fields.Refuse("response_format", "{\"type\": \"text\"}", IsTextFormat);
+  fields.Refuse("echo", "false", {false});
+  fields.Refuse("suffix", "none", {""});
+  fields.Refuse("add_special_tokens", "true", {true});
+  ReadFormat(fields);
   RefuseVllmFields(fields);
-  SkipWithoutMeaning(fields);
+  SkipHints(fields);
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }
@@ -265,6 +86,8 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   if (const Json* messages = fields.Any("messages")) {
     ReadMessages(fields, "messages", *messages, conversation);
   }
+  ReadTemplateArgs(fields, fields.Text("reasoning_effort").value_or(""), conversation);
+  ReadTools(fields, /*flat=*/false, message);
   // So that the next turn, which sends this text again, need not prefill it again.
   message.mutable_prompt()->set_cacheable(fields.Bool("cache_prompt").value_or(true));
   if (const auto v = fields.Bool("add_generation_prompt")) {
@@ -284,19 +107,29 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
     }
     message.mutable_output()->set_top_logprobs(*top);
   }
-  fields.Refuse("store", "false", Is(false));
-  fields.Refuse("echo", "false", Is(false));
-  fields.Refuse("continue_final_message", "false", Is(false));
-  fields.Refuse("add_special_tokens", "false", Is(false));
-  RefuseTools(fields);
+  fields.Refuse("store", "false", {false});
+  fields.Refuse("echo", "false", {false});
+  fields.Refuse("continue_final_message", "false", {false});
+  fields.Refuse("add_special_tokens", "false", {false});
+  fields.Refuse("functions");
+  fields.Refuse("function_call", "\"none\"", {"none"});
+  fields.Refuse("modalities", "[\"text\"]", {Json::array({"text"})});
+  for (const char* name :
+       {"audio", "prediction", "web_search_options", "verbosity", "moderation"}) {
+    fields.Refuse(name);
+  }
+  ReadFormat(fields);
   RefuseVllmFields(fields);
-  SkipWithoutMeaning(fields);
+  SkipHints(fields);
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }
 
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
-  static constexpr std::array<std::pair<const char*, const char*>, 9> kNames = {{
+  static constexpr std::array<std::pair<const char*, const char*>, 12> kNames = {{
+      {"prompt.conversation.tools_json", "tools"},
+      {"prompt.conversation.tool_name", "tool_choice"},
+      {"prompt.conversation.template_args_json", "chat_template_kwargs"},
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
       {"prompt.text", "prompt"},
@@ -310,7 +143,9 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
   for (auto [ours, theirs] : kNames) {
     if (!absl::StartsWith(facts.field, ours)) continue;
-    if (api == OpenAiApi::kChat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
+    const bool chat = api != OpenAiApi::kCompletions;
+    if (chat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
+    if (api == OpenAiApi::kResponses && theirs == std::string_view("messages")) theirs = "input";
     const auto renamed = [ours = ours, theirs = theirs](absl::string_view text) {
       return absl::ConsumePrefix(&text, ours) ? absl::StrCat(theirs, text) : std::string(text);
     };

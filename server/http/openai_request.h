@@ -2,12 +2,13 @@
 // GenerateRequest. docs/http.md lists every field.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/http/body_fields.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -16,7 +17,7 @@ namespace ovq::server {
 inline constexpr uint32_t kDefaultCompletionTokens = 16;
 inline constexpr uint32_t kDefaultChatTokens = 4096;
 
-enum class OpenAiApi : uint8_t { kCompletions, kChat };
+enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses };
 
 struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
@@ -27,22 +28,8 @@ struct OpenAiRequest {
 };
 
 // `model`: name of the served model.
-absl::StatusOr<OpenAiRequest> ReadCompletion(const nlohmann::json& body, const std::string& model);
-absl::StatusOr<OpenAiRequest> ReadChat(const nlohmann::json& body, const std::string& model);
-
-// --- parts that other requests of OpenAI's share ---
-
-// Reads `model`: NotFound with code model_not_found for another than the served one.
-void ReadModel(BodyFields& fields, const std::string& model);
-// Reads temperature, penalties, seed, stop and the like.
-void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);
-// Reads our own fields: the cache policy and its size.
-void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);
-// Reads a list of {role, content}, such as `messages`.
-void ReadMessages(BodyFields& fields, const char* name, const nlohmann::json& list,
-                  v1::Conversation& to);
-// Reads a text, or a list of parts that are all text.
-std::string ReadContent(BodyFields& fields, const std::string& name, const nlohmann::json& content);
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model);
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& model);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);

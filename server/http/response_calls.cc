@@ -9,11 +9,10 @@
 #include "base/status_macros.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
+#include "server/http/chat_messages.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/http_handlers.h"
-#include "server/http/openai_request.h"
 #include "server/http/response_answer.h"
 #include "server/http/response_request.h"
 
@@ -25,13 +24,18 @@ constexpr size_t kKeyDigits = 16;
 
 // Puts two messages of one letter in place of the messages that the session has read already.
 // NewText renders the known messages only to cut their text off again, so their content does not
-// matter, and neither server nor client has to keep or send them.
+// matter, and neither server nor client has to keep or send them. Where results of tools follow,
+// the answer has the calls that they name.
 void StandInForKnown(v1::Conversation& conversation) {
   v1::Conversation whole;
-  for (const char* role : {"user", "assistant"}) {
-    v1::ChatMessage& message = *whole.add_messages();
-    message.set_role(role);
-    message.set_content("x");
+  AddMessage("user", "x", whole);
+  v1::ChatMessage& answer = AddMessage("assistant", "x", whole);
+  for (const v1::ChatMessage& message : conversation.messages()) {
+    if (message.role() != "tool") break;
+    v1::ToolCall& call = *answer.add_tool_calls();
+    call.set_id(message.tool_call_id());
+    call.set_name("x");
+    answer.clear_content();
   }
   whole.set_known(2);
   whole.MergeFrom(conversation);
@@ -48,18 +52,22 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   ResponseRun(HttpCallPtr call, ResponseRequest request)
       : call_(std::move(call)), request_(std::move(request)) {}
 
-  // Checks the instructions against those of the previous response, whose session has read them.
+  // Checks the instructions and tools against those of the previous response, whose session has
+  // read them.
   absl::Status CheckInstructions() {
-    if (request_.instructions) {
-      Sha256 digest;
-      digest.AddText(*request_.instructions);
-      digest_ = digest.Hex();
-    }
+    if (request_.instructions) digest_ = Digest(*request_.instructions);
+    const std::string& tools = request_.message.prompt().conversation().tools_json();
+    if (!tools.empty()) tools_digest_ = Digest(tools);
     if (!request_.previous) return absl::OkStatus();
     if (!call_->services().engine.sessions().Get(*request_.previous, call_->caller().tenant).ok()) {
       return NoPrevious();
     }
     const auto previous = call_->responses().Get(*request_.previous);
+    if (!tools_digest_.empty() && (!previous || tools_digest_ != previous->tools)) {
+      return engine::BadField(
+          "tools", "none, or those of the response before, which the model has read", "others");
+    }
+    if (previous) tools_digest_ = previous->tools;
     if (previous && (!request_.instructions || digest_ == previous->instructions)) {
       digest_ = previous->instructions;
       return absl::OkStatus();
@@ -73,7 +81,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     if (request_.previous) {
       v1::ForkSessionRequest fork;
       fork.set_session_id(*request_.previous);
-      return ForkSession(call_->ForHandler(), fork, [self = shared_from_this()](auto forked) {
+      return ForkSession(call_->record(), fork, [self = shared_from_this()](auto forked) {
         self->Made(forked.ok() ? absl::StatusOr<v1::Session>(forked->sessions(0))
                                : forked.status());
       });
@@ -90,11 +98,17 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     }
     request_.message.clear_memory();
     request_.message.clear_max_centroids();
-    CreateSession(call_->ForHandler(), create,
+    CreateSession(call_->record(), create,
                   [self = shared_from_this()](auto session) { self->Made(std::move(session)); });
   }
 
  private:
+  static std::string Digest(const std::string& text) {
+    Sha256 digest;
+    digest.AddText(text);
+    return digest.Hex();
+  }
+
   // Called on the engine's thread once the session exists.
   void Made(absl::StatusOr<v1::Session> session) {
     call_->services().blocking.Run(call_->client(), [self = shared_from_this(), session] {
@@ -117,19 +131,18 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     auto answer = std::make_unique<ResponseAnswer>(request_, id, call_->services().description.name,
                                                    call_->services().engine.model().tokenizer,
                                                    absl::ToUnixSeconds(absl::Now()));
-    GenerationCall::Hooks hooks = {
+    GenerationHooks hooks = {
         .translate_error =
-            [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kChat); },
+            [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kResponses); },
         .ended = [self = shared_from_this(), &answer = *answer](
                      const absl::Status& status) { return self->Ended(status, answer); }};
-    std::make_shared<GenerationCall>(call_, std::move(answer), std::move(hooks))
-        ->Start(request_.message);
+    StartGeneration(call_, std::move(answer), request_.message, std::move(hooks));
   }
 
   absl::Status Ended(const absl::Status& status, const ResponseAnswer& answer) {
     if (session_id_.empty()) return status;
     if (status.ok() && request_.store) {
-      call_->responses().Put(session_id_, {Dump(answer.Response()), digest_});
+      call_->responses().Put(session_id_, {Dump(answer.Response()), digest_, tools_digest_});
       return status;
     }
     // NotFound is fine: the session expired or was deleted meanwhile.
@@ -140,7 +153,8 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   const HttpCallPtr call_;
   ResponseRequest request_;
   std::string session_id_;  // empty: one shot
-  std::string digest_;      // of the instructions, own or inherited; "" without
+  // Of the instructions and of the tools, own or inherited; "" without.
+  std::string digest_, tools_digest_;
 };
 
 // The session of the stored response that the path names.
@@ -151,11 +165,27 @@ absl::StatusOr<std::string> Named(const HttpCallPtr& call, const PathWords& word
   return *session;
 }
 
+// The output item of a stored response of the caller's.
+absl::StatusOr<Json> StoredItem(HttpCall& call, const std::string& id) {
+  const std::optional<ItemPlace> place = FindItemPlace(id);
+  const bool exists =
+      place && call.services().engine.sessions().Get(place->session_id, call.caller().tenant).ok();
+  const auto stored = exists ? call.responses().Get(place->session_id) : std::nullopt;
+  if (!stored) return NoResponse("input.id", nullptr);
+  constexpr size_t kBytesPerChar = 8;  // as parsed JSON and in the request
+  RETURN_IF_ERROR(ReserveBytes(call.record().memory(), kBytesPerChar * stored->json.size()));
+  const Json output = Json::parse(stored->json).value("output", Json::array());
+  if (place->index >= output.size()) return NoResponse("input.id", nullptr);
+  return output[place->index];
+}
+
 }  // namespace
 
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
-  ASSIGN_OR_RETURN(const nlohmann::json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(ResponseRequest request, ReadResponse(body, call->services().description.name));
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
+  ASSIGN_OR_RETURN(ResponseRequest request,
+                   ReadResponse(body, call->services().description.name,
+                                [&call](const std::string& id) { return StoredItem(*call, id); }));
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());
   run->Start();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 namespace ovq::server {
 
@@ -18,25 +19,52 @@ class ResponseStore {
 
   struct Stored {
     bool operator==(const Stored&) const = default;
-    std::string json;          // the response
-    std::string instructions;  // digest of the instructions, inherited ones included; "" without
+    std::string json;  // the response
+    // Digests of the instructions and of the tools, inherited ones included; "" without.
+    std::string instructions, tools = {};
   };
-  void Put(const std::string& session_id, Stored stored);
-  std::optional<Stored> Get(const std::string& session_id) const;
-  void Remove(const std::string& session_id);
+  void Put(const std::string& session_id, Stored stored) {
+    std::lock_guard lock(mutex_);
+    Drop(session_id);
+    Entry entry = {session_id, std::move(stored)};
+    const size_t bytes = Bytes(entry);
+    if (bytes > budget_) return;
+    while (bytes_ + bytes > budget_) Drop(std::string(by_age_.front().id));
+    bytes_ += bytes;
+    entries_[session_id] = by_age_.insert(by_age_.end(), std::move(entry));
+  }
+  std::optional<Stored> Get(const std::string& session_id) const {
+    std::lock_guard lock(mutex_);
+    const auto found = entries_.find(session_id);
+    return found == entries_.end() ? std::nullopt : std::optional(found->second->stored);
+  }
+  void Remove(const std::string& session_id) {
+    std::lock_guard lock(mutex_);
+    Drop(session_id);
+  }
 
  private:
   struct Entry {
+    std::string id;
     Stored stored;
-    std::list<std::string>::iterator age;
   };
-  static size_t Bytes(const std::string& id, const Stored& stored);
-  void Drop(const std::string& session_id);
+  static size_t Bytes(const Entry& entry) {
+    constexpr size_t kEntryBytes = 256;
+    return kEntryBytes + 2 * entry.id.size() + entry.stored.json.size() +
+           entry.stored.instructions.size() + entry.stored.tools.size();
+  }
+  void Drop(const std::string& session_id) {
+    const auto found = entries_.find(session_id);
+    if (found == entries_.end()) return;
+    bytes_ -= Bytes(*found->second);
+    by_age_.erase(found->second);
+    entries_.erase(found);
+  }
 
   const size_t budget_;
   mutable std::mutex mutex_;  // guards the members below
-  std::unordered_map<std::string, Entry> entries_;
-  std::list<std::string> by_age_;  // oldest first
+  std::list<Entry> by_age_;   // oldest first
+  std::unordered_map<std::string, std::list<Entry>::iterator> entries_;
   size_t bytes_ = 0;
 };
 

@@ -11,16 +11,14 @@
 namespace ovq::server {
 namespace {
 
-class GenerateCall final
-    : public StreamCall<grpc::ServerWriteReactor<grpc::ByteBuffer>, v1::GenerateResponse>,
-      public TokenSink {
+class GenerateCall final : public StreamCall<WriteReactor, v1::GenerateResponse>, public TokenSink {
  public:
   using StreamCall::StreamCall;
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
     // A message that waits to be parsed takes its bytes, too.
-    if (absl::Status status = ReserveBytes(memory_, request->Length()); !status.ok()) {
+    if (absl::Status status = ReserveBytes(record_.memory(), request->Length()); !status.ok()) {
       return EndCall(status);
     }
     OnBlockingThread([this, request] { pump_.Submitted(Submit(*request), weak_from_this()); });
@@ -38,10 +36,10 @@ class GenerateCall final
 
  private:
   absl::Status Submit(const grpc::ByteBuffer& bytes) {
-    ASSIGN_OR_RETURN(Caller caller, services_.Admit(context_));
+    RETURN_IF_ERROR(record_.Admit());
     v1::GenerateRequest message;
-    RETURN_IF_ERROR(ParseMessage(bytes, message, memory_));
-    return SubmitGenerate(message, caller, record_, memory_, pump_.stream());
+    RETURN_IF_ERROR(ParseMessage(bytes, message, record_.memory()));
+    return SubmitGenerate(message, record_, pump_.stream());
   }
 
   bool Advance() override { return pump_.Advance(); }
@@ -51,13 +49,9 @@ class GenerateCall final
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
-                                                          const char* label,
-                                                          grpc::CallbackServerContext* context,
-                                                          const grpc::ByteBuffer* request) {
-  auto call = std::make_shared<GenerateCall>(services, label, context);
-  call->Start(request);
-  return call.get();
+WriteReactor* StartGenerate(ServiceContext& services, const char* label,
+                            grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  return StartCall<GenerateCall>(services, label, context, request);
 }
 
 }  // namespace ovq::server

@@ -1,4 +1,4 @@
-// A gRPC call as a CallContext.
+// A gRPC call as a CallContext, with its record.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -6,29 +6,57 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/access/call_context.h"
 #include "server/calls/service_context.h"
+#include "server/engine/common/error_facts.h"
+#include "server/rpc/grpc_codec.h"
 
 namespace ovq::server {
 
-class GrpcCallContext final : public CallContext {
+class GrpcCall final : public CallContext {
  public:
-  explicit GrpcCallContext(grpc::CallbackServerContext* context);  // outlives this object
+  // label: the RPC's (server/calls/rpc_labels.h). The context outlives this object.
+  GrpcCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context)
+      : context_(context),
+        deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))),
+        record_(services, label, *this) {}
 
   std::string peer() const override { return context_->peer(); }
-  std::vector<std::string> Values(const char* name) const override;
+  std::vector<std::string> Values(const char* name) const override {
+    const auto [begin, end] = context_->client_metadata().equal_range(name);
+    std::vector<std::string> values;
+    for (auto entry = begin; entry != end; ++entry) {
+      values.emplace_back(entry->second.data(), entry->second.size());
+    }
+    return values;
+  }
   const char* kind() const override { return "metadata"; }
   SteadyTime deadline() const override { return deadline_; }
   bool cancelled() const override { return context_->IsCancelled(); }
 
+  CallRecord& record() { return record_; }
   // Counts and logs the call, sets its trailing metadata (`x-request-id`, `traceparent`,
   // `tracestate`, and `retry-after-ms` if the status has one) and returns its status for the wire.
   // Call once, at the end, not on the engine's thread.
-  grpc::Status End(CallRecord& record, const absl::Status& status) const;
+  grpc::Status End(const absl::Status& status) {
+    const absl::Status seen = record_.Seen(status);
+    if (const std::optional<absl::Duration> wait = engine::GetErrorFacts(seen).retry_after) {
+      context_->AddTrailingMetadata("retry-after-ms",
+                                    absl::StrCat(absl::ToInt64Milliseconds(*wait)));
+    }
+    for (const auto& [name, value] : record_.AnswerHeaders()) {
+      context_->AddTrailingMetadata(name, value);
+    }
+    record_.services().metrics.CallFinished(record_.method(), seen.code(), record_.age());
+    record_.End(seen);
+    return ToGrpcStatus(seen);
+  }
 
  private:
   grpc::CallbackServerContext* const context_;
   const SteadyTime deadline_;
+  CallRecord record_;
 };
 
 }  // namespace ovq::server

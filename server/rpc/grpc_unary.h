@@ -13,8 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "server/calls/handlers.h"
 #include "server/calls/rpc_labels.h"
-#include "server/calls/unary.h"
 #include "server/engine/common/error_facts.h"
 #include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
@@ -24,13 +24,9 @@ namespace ovq::server {
 template <class Request, class Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(ServiceContext& services, const char* method, grpc::CallbackServerContext* context,
+  UnaryCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context,
             grpc::ByteBuffer* response)
-      : services_(services),
-        context_(context),
-        record_(services, method, context_),
-        memory_(services.Memory(context_)),
-        response_(response) {}
+      : services_(services), call_(services, label, context), response_(response) {}
 
   void Start(const grpc::ByteBuffer* request, Access access, Lane lane,
              UnaryHandler<Request, Response> handler) {
@@ -38,51 +34,46 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
              : lane == Lane::kQuick   ? &services_.quick
                                       : &services_.blocking;
     // A message that waits to be parsed takes its bytes, too.
-    if (absl::Status status = ReserveBytes(memory_, request->Length()); !status.ok()) {
+    if (absl::Status status = ReserveBytes(call_.record().memory(), request->Length());
+        !status.ok()) {
       return End(status);
     }
-    queue_->Run(context_.peer(), [this, request, access, lane, handler = std::move(handler)] {
-      absl::StatusOr<Caller> caller = services_.Admit(context_, access);
-      if (!caller.ok()) return End(caller.status());
+    queue_->Run(call_.peer(), [this, request, access, lane, handler = std::move(handler)] {
+      CallRecord& record = call_.record();
+      if (absl::Status status = record.Admit(access); !status.ok()) return End(status);
       if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
         return End(engine::BadField(Request::descriptor()->full_name(),
                                     absl::StrCat("at most ", kMaxQuickBytes, " bytes"),
                                     request->Length()));
       }
       Request message;
-      if (absl::Status status = ParseMessage(*request, message, memory_); !status.ok())
+      if (absl::Status status = ParseMessage(*request, message, record.memory()); !status.ok())
         return End(status);
-      record_.summary().tenant = caller->tenant;
-      const UnaryInfo info{
-          services_, context_, record_, std::move(caller->tenant), std::move(caller->client),
-          cancel_,   memory_};
-      handler(info, message, [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
+      handler(record, message,
+              [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     });
   }
 
-  void OnCancel() override { cancel_->Cancel(); }
+  void OnCancel() override { call_.record().cancel()->Cancel(); }
   void OnDone() override { delete this; }
 
  private:
   // Serializes the answer on a thread of the queue: `done` may be called on the engine's thread.
   void Reply(absl::StatusOr<Response> answer) {
-    queue_->Run(context_.peer(), [this, answer = std::move(answer)] {
+    queue_->Run(call_.peer(), [this, answer = std::move(answer)] {
       if (answer.ok()) *response_ = SerializeMessage(*answer);
       if constexpr (requires { answer->session_id(); }) {
-        if (answer.ok()) record_.summary().SetSession(answer->session_id());
+        if (answer.ok()) call_.record().summary().SetSession(answer->session_id());
       }
       End(answer.status());
     });
   }
-  void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
+  void End(const absl::Status& status) { Finish(call_.End(status)); }
 
   ServiceContext& services_;
-  const GrpcCallContext context_;
-  CallRecord record_;
-  ByteHold memory_;
+  GrpcCall call_;
   grpc::ByteBuffer* const response_;
   WorkQueue* queue_ = nullptr;
-  const std::shared_ptr<engine::CancelSignal> cancel_ = std::make_shared<engine::CancelSignal>();
 };
 
 // A service of ovq.v1 whose methods take and give bytes, as the generated WithRawCallbackMethod_*
@@ -109,20 +100,19 @@ class RawService final : public Api::Service {
   }
   template <class Request, class Response>
   void Unary(const char* method,
-             void (*handler)(const UnaryInfo&, const Request&,
+             void (*handler)(CallRecord&, const Request&,
                              const std::function<void(absl::StatusOr<Response>)>&),
              Lane lane = Lane::kWork) {
     Unary(method, UnaryHandler<Request, Response>(handler), lane);
   }
   // For a handler that answers at once.
   template <class Request, class Response>
-  void Unary(const char* method,
-             absl::StatusOr<Response> (*handler)(const UnaryInfo&, const Request&),
+  void Unary(const char* method, absl::StatusOr<Response> (*handler)(CallRecord&, const Request&),
              Lane lane = Lane::kWork) {
     Unary<Request, Response>(
         method,
-        [handler](const UnaryInfo& info, const Request& message, const auto& done) {
-          done(handler(info, message));
+        [handler](CallRecord& call, const Request& message, const auto& done) {
+          done(handler(call, message));
         },
         lane);
   }

@@ -20,8 +20,7 @@ namespace {
 
 constexpr size_t kPartBytes = size_t{1} << 20;
 
-class ExportCall final
-    : public StreamCall<grpc::ServerWriteReactor<grpc::ByteBuffer>, v1::SessionBytes> {
+class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
  public:
   using StreamCall::StreamCall;
 
@@ -35,11 +34,10 @@ class ExportCall final
 
  private:
   absl::Status Read(const grpc::ByteBuffer& bytes) {
-    ASSIGN_OR_RETURN(Caller caller, services_.Admit(context_));
+    RETURN_IF_ERROR(record_.Admit());
     v1::ExportSessionRequest message;
-    RETURN_IF_ERROR(ParseMessage(bytes, message, memory_));
+    RETURN_IF_ERROR(ParseMessage(bytes, message, record_.memory()));
     RETURN_IF_ERROR(engine::CheckSessionId(message.session_id(), ""));
-    record_.summary().tenant = caller.tenant;
     record_.summary().SetSession(message.session_id());
     std::optional<engine::SessionBase> since;
     if (message.has_since()) {
@@ -48,8 +46,9 @@ class ExportCall final
       RETURN_IF_ERROR(engine::CheckSessionBase(length, digest.size(), "since."));
       since = {static_cast<int64_t>(length), digest};
     }
-    ASSIGN_OR_RETURN(engine::SessionImage image, services_.engine.sessions().Export(
-                                                     message.session_id(), caller.tenant, since));
+    ASSIGN_OR_RETURN(
+        engine::SessionImage image,
+        services_.engine.sessions().Export(message.session_id(), record_.caller().tenant, since));
     image.made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
     if (image.tokens) base_ = engine::MakeSessionBase(*image.tokens);
     file_ = since ? engine::EncodeDelta(image, *since) : engine::EncodeSession(std::move(image));
@@ -114,23 +113,17 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   ImportCall(std::shared_ptr<ImportBudget> budget, ServiceContext& services, const char* label,
              grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : services_(services),
-        context_(context),
+        call_(services, label, context),
         response_(response),
-        record_(services, label, context_),
         reservation_(std::move(budget)),
         reader_([this](const engine::SessionImage& head) { return CheckHead(head); }) {}
 
   void Start() {
     self_ = shared_from_this();
     Work([this] {
-      absl::StatusOr<Caller> caller = services_.Admit(context_);
-      if (!caller.ok()) return End(caller.status());
-      record_.summary().tenant = caller->tenant;
-      options_.tenant = std::move(caller->tenant);
-      options_.client = std::move(caller->client);
-      options_.deadline = record_.deadline();
-      if (absl::Status status = ParseSessionKey(context_, options_); !status.ok())
-        return End(status);
+      if (absl::Status status = call_.record().Admit(); !status.ok()) return End(status);
+      call_.record().SetCaller(options_);
+      if (absl::Status status = ParseSessionKey(call_, options_); !status.ok()) return End(status);
       StartRead(&part_);
     });
   }
@@ -144,10 +137,10 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
  private:
   template <class Function>
   void Work(Function work) {
-    services_.blocking.Run(context_.peer(),
+    services_.blocking.Run(call_.peer(),
                            [self = shared_from_this(), work = std::move(work)] { work(); });
   }
-  void End(const absl::Status& status) { Finish(context_.End(record_, status)); }
+  void End(const absl::Status& status) { Finish(call_.End(status)); }
 
   absl::Status CheckHead(const engine::SessionImage& head) {
     RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
@@ -157,7 +150,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Add() {
     v1::SessionBytes message;
-    ByteHold memory = services_.Memory(context_);  // for this part only
+    ByteHold memory = services_.Memory(call_);  // for this part only
     absl::Status status = ParseMessage(part_, message, memory);
     if (status.ok() && message.has_ttl()) {
       options_.ttl = ToDuration(message.ttl());
@@ -175,9 +168,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (!image.ok()) return End(image.status());
     services_.engine.sessions().Import(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
-          self->services_.blocking.Run(self->context_.peer(), [self, session = std::move(session)] {
-            self->Answer(session);
-          });
+          self->services_.blocking.Run(
+              self->call_.peer(), [self, session = std::move(session)] { self->Answer(session); });
         });
   }
 
@@ -189,15 +181,14 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     }
     v1::Session answer;
     Fill(*session, answer);
-    record_.summary().SetSession(session->id);
+    call_.record().summary().SetSession(session->id);
     *response_ = SerializeMessage(answer);
     End(absl::OkStatus());
   }
 
   ServiceContext& services_;
-  const GrpcCallContext context_;
+  GrpcCall call_;
   grpc::ByteBuffer* const response_;
-  CallRecord record_;
   ImportReservation reservation_;
   engine::SessionReader reader_;
   engine::SessionOptions options_;
@@ -208,12 +199,9 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services, const char* label,
-                                                        grpc::CallbackServerContext* context,
-                                                        const grpc::ByteBuffer* request) {
-  auto call = std::make_shared<ExportCall>(services, label, context);
-  call->Start(request);
-  return call.get();
+WriteReactor* StartExport(ServiceContext& services, const char* label,
+                          grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
+  return StartCall<ExportCall>(services, label, context, request);
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,

@@ -22,9 +22,8 @@ class StreamCall : public Reactor,
  public:
   StreamCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context)
       : services_(services),
-        context_(context),
-        record_(services, label, context_),
-        memory_(services.Memory(context_)),
+        call_(services, label, context),
+        record_(call_.record()),
         strand_(services.writers, context->peer()) {}
 
   void OnWriteDone(bool ok) override {
@@ -55,7 +54,7 @@ class StreamCall : public Reactor,
   }
   void EndCall(const absl::Status& status) {
     finished_ = true;
-    this->Finish(context_.End(record_, status));
+    this->Finish(call_.End(status));
   }
   template <class Work>
   void OnStrand(Work work) {
@@ -63,14 +62,13 @@ class StreamCall : public Reactor,
   }
   template <class Work>
   void OnBlockingThread(Work work) {
-    services_.blocking.Run(context_.peer(),
+    services_.blocking.Run(call_.peer(),
                            [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
 
   ServiceContext& services_;
-  const GrpcCallContext context_;
-  CallRecord record_;
-  ByteHold memory_;
+  GrpcCall call_;
+  CallRecord& record_;
   Strand strand_;
   // Used on the strand only.
   std::deque<Response> out_;
@@ -90,13 +88,23 @@ class StreamCall : public Reactor,
   bool finished_ = false;
 };
 
-// Reactors of the calls that stream; each deletes itself at its end.
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerate(ServiceContext& services,
-                                                          const char* label,
-                                                          grpc::CallbackServerContext* context,
-                                                          const grpc::ByteBuffer* request);
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartChat(
-    ServiceContext& services, const char* label, grpc::CallbackServerContext* context);
+// Starts a call that deletes itself at its end.
+template <class Call, class... Args>
+Call* StartCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context,
+                Args... args) {
+  auto call = std::make_shared<Call>(services, label, context);
+  call->Start(args...);
+  return call.get();
+}
+
+using WriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
+using BidiReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+WriteReactor* StartGenerate(ServiceContext& services, const char* label,
+                            grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
+WriteReactor* StartExport(ServiceContext& services, const char* label,
+                          grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
+BidiReactor* StartChat(ServiceContext& services, const char* label,
+                       grpc::CallbackServerContext* context);
 
 // Memory for all imports together, outside the budget of session states.
 struct ImportBudget {
@@ -105,9 +113,6 @@ struct ImportBudget {
   std::atomic<size_t> held = 0;  // at most `most`
 };
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartExport(ServiceContext& services, const char* label,
-                                                        grpc::CallbackServerContext* context,
-                                                        const grpc::ByteBuffer* request);
 grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,
                                                        ServiceContext& services, const char* label,
                                                        grpc::CallbackServerContext* context,

@@ -12,6 +12,8 @@
 #include "absl/time/time.h"
 #include "server/engine/common/engine_api.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/trace_context.h"
+#include "server/telemetry/trace_export.h"
 
 namespace ovq::server {
 
@@ -44,6 +46,23 @@ struct CallSummary {
 
 // Warning for faults of the server; information for all else, mistakes of callers included.
 LogLevel CallLogLevel(absl::StatusCode code, bool draining);
+
+// A call, or one turn of it, for a trace.
+struct EndedCall {
+  const char* method;  // RPC label, or over HTTP the route
+  bool http = false;
+  const Span& span;  // of the call
+  const std::string& request_id;
+  const CallSummary& summary;
+  std::optional<int64_t> turn;  // of a Chat; its span is a child of the call's
+  absl::Status status;
+  absl::Time start, end;
+};
+
+// Exports the span itself and, if the engine did work for it, its children "queue", "prefill" and
+// "decode", back to back up to its end. A Chat has them in its turns only. Exports nothing if the
+// caller's trace is not sampled.
+void TraceCall(const EndedCall& call, TraceExporter& traces);
 
 double Milliseconds(absl::Duration time);  // rounded to microseconds
 

@@ -49,8 +49,7 @@ Flags Declare(Values& v, const std::string& prefix = "") {
             ReadTo([&v](const auto& word) { v.words.push_back(word); }, "a word", ParseText),
             "several");
   flags.AddFile("config", "a file");
-  flags.AddSwitch(
-      "loud", [&v] { v.loud = true; }, "not quiet");
+  flags.AddSwitch("loud", v.loud, "not quiet");
   flags.AddEnd(
       "help", [&v] { v.help = true; }, "this text");
   return flags;

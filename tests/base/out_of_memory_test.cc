@@ -1,4 +1,4 @@
-// Failed allocations end the process with a message, except where they may fail.
+// Failed allocations end the process with a message.
 #include "base/out_of_memory.h"
 
 #include <gtest/gtest.h>
@@ -11,15 +11,13 @@ namespace {
 
 constexpr size_t kMuch = size_t{1} << 40;  // bytes, more than any machine gives
 
-void* Allocate(bool may_fail) {
+void Allocate() {
   EndWhenOutOfMemory();
   rlimit limit = {};
   getrlimit(RLIMIT_DATA, &limit);
   limit.rlim_cur = size_t{1} << 34;
   setrlimit(RLIMIT_DATA, &limit);
-  if (!may_fail) return ::operator new(kMuch);
-  const AllocationsMayFail scope;
-  return ::operator new(kMuch, std::nothrow);
+  ::operator delete(::operator new(kMuch));
 }
 
 class OutOfMemoryDeathTest : public testing::Test {
@@ -32,11 +30,7 @@ class OutOfMemoryDeathTest : public testing::Test {
 };
 
 TEST_F(OutOfMemoryDeathTest, EndsTheProcess) {
-  EXPECT_EXIT(Allocate(false), testing::ExitedWithCode(1), "out of memory: the system refused");
-}
-
-TEST_F(OutOfMemoryDeathTest, ButNotWhereAllocationsMayFail) {
-  EXPECT_EXIT(_exit(Allocate(true) == nullptr ? 7 : 8), testing::ExitedWithCode(7), "");
+  EXPECT_EXIT(Allocate(), testing::ExitedWithCode(1), "out of memory: the system refused");
 }
 
 }  // namespace

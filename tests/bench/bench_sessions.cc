@@ -154,7 +154,7 @@ class Host {
     Check(stream->status().ok(), "a turn ends well");
   }
   void ReadState(const std::string& id) {
-    Check((*this)->sessions().CopyState(id, "").ok(), "an idle session's state");
+    Check((*this)->sessions().Export(id, "").ok(), "an idle session's state");
   }
   void Delete(const std::string& id) {
     Check((*this)->sessions().Delete(id, "").ok(), "a session ends");

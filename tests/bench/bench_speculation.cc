@@ -29,6 +29,7 @@
 #include "server/engine/engine.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/random_model.h"
+#include "tests/server/engine/copy_state.h"
 #include "tests/server/engine/served_model.h"
 
 namespace ovq::bench {
@@ -107,7 +108,7 @@ class Host {
     for (const auto& stream : streams) turns.push_back(Read(*stream));
     for (int i = 0; i < n; ++i) {
       turns[static_cast<size_t>(i)].state =
-          *engine_.engine().sessions().CopyState(ids[static_cast<size_t>(i)], "");
+          *engine::test::CopyState(engine_.engine(), ids[static_cast<size_t>(i)], "");
       Check(engine_.engine().sessions().Delete(ids[static_cast<size_t>(i)], "").ok(),
             "it is there");
     }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tests/bench/bench_util.h"
+#include "tests/model/new_session.h"
 
 namespace ovq::bench {
 namespace {
@@ -16,7 +17,7 @@ constexpr double kUpdateTarget = 0.05;
 constexpr double kWorstTarget = 1.5;
 
 kernels::Buffer NewState(kernels::DeviceContext& context, const model::LanguageModel& model) {
-  const std::vector<std::byte> state = model.layout().NewSession();
+  const std::vector<std::byte> state = model::test::NewSession(model.layout());
   return context.Upload(state.data(), state.size());
 }
 
@@ -95,10 +96,10 @@ CudaModelBench::BatchTime CudaModelBench::Step(std::span<const int64_t> begin, i
 // Samples tokens and waits for them, as the engine does after a batch.
 void CudaModelBench::Draw(std::span<const int64_t> begin, kernels::TensorView logits) {
   while (samplers_.size() < begin.size()) {
-    samplers_.emplace_back(model::SamplingParams{.top_p = 0.95f, .seed = samplers_.size()},
+    samplers_.emplace_back(model::SamplingParams{{.top_p = 0.95f, .seed = samplers_.size()}},
                            model_.config().vocab_size);
   }
-  reader_.Clear();
+  reader_ = {};
   for (size_t i = 0; i < begin.size(); ++i) {
     reader_.WantDraws({.sampler = &samplers_[i]}, static_cast<int64_t>(i), begin[i] + 1);
   }

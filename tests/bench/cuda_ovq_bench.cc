@@ -16,8 +16,8 @@ constexpr float kBeta = 8;
 constexpr int kPasses = 3;
 constexpr double kRateTarget = 0.35;
 
-// Random q, k, v of every head in AttentionProjection's layout: q and k are unit vectors (q times
-// beta) of bfloat16 values.
+// Random q, k, v of every head in the layout of Attention's projections: q and k are unit vectors
+// (q times beta) of bfloat16 values.
 std::vector<float> RandomRows(int64_t n_rows, int n_heads) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
@@ -49,22 +49,29 @@ double FlopsOfOneHead(const Scale& scale) {
   return flops;
 }
 
-kernels::OvqConfig LayerConfig(const Scale& scale, int n_heads) {
-  kernels::OvqConfig config;
+kernels::LayerConfig<kernels::OvqConfig> MakeConfig(const Scale& scale, int n_heads) {
+  kernels::LayerConfig<kernels::OvqConfig> layer;
+  kernels::OvqConfig& config = layer.fields;
   config.shape = {
       .n_heads = n_heads, .n_kv_heads = n_heads, .head_dim = kHeadDim, .value_head_dim = kHeadDim};
   config.chunk_len = static_cast<int>(scale.chunk_len);
   config.default_slot_cap = scale.slot_cap;
-  config.dtype = scale.state_dtype;
-  config.layer = 1;
-  return config;
+  return layer;
 }
 
 class OvqLayer {
  public:
   OvqLayer(kernels::DeviceContext& context, const Scale& scale, int n_heads)
-      : context_(context), scale_(scale), ovq_(LayerConfig(scale, n_heads)), meter_(context) {
-    const kernels::MixerState& layout = ovq_.layout;
+      : context_(context),
+        scale_(scale),
+        config_(MakeConfig(scale, n_heads)),
+        ovq_({.config = config_,
+              .d_model = 0,
+              .kv_dtype = scale.state_dtype,
+              .device = kernels::Device::kCuda},
+             config_.fields),
+        meter_(context) {
+    const kernels::MixerState& layout = ovq_.state();
     where_ = {0, layout.fixed.bytes(), layout.block.bytes(), layout.head_bytes(), 0};
     const int64_t blocks = (scale.slot_cap + kernels::kBlockSlots - 1) / kernels::kBlockSlots;
     session_bytes_ = layout.fixed.bytes() + static_cast<size_t>(blocks) * layout.block.bytes();
@@ -101,7 +108,7 @@ class OvqLayer {
     const kernels::StagedBatch staged = kernels::StageBatch(
         context_,
         {.token_begin = token_begin, .start_pos = start, .slot_cap = caps, .state = bases},
-        {&ovq_.layout.growth, 1});
+        {&ovq_.state().growth, 1});
     const int64_t width = int64_t{ovq_.shape.n_heads} * kHeadDim;
     const float* q = rows_.as<float>();
     const kernels::AttentionTensors tokens = {.q = q,
@@ -112,6 +119,7 @@ class OvqLayer {
                                               .out_dtype = kernels::DType::kBF16};
     kernels::AttentionBlocks blocks = ovq_.Blocks(where_);
     blocks.compute_dtype = tokens.out_dtype;
+    blocks.layer = 1;
     blocks.live = staged.live[0];
     meter_.Start();
     kernels::AttendCuda(context_, {blocks, staged.seqs, tokens});
@@ -120,6 +128,7 @@ class OvqLayer {
 
   kernels::DeviceContext& context_;
   const Scale& scale_;
+  kernels::LayerConfig<kernels::OvqConfig> config_;
   kernels::OvqAttention ovq_;
   kernels::LayerState where_;
   size_t session_bytes_ = 0;

@@ -16,6 +16,7 @@
 #include "base/sha256.h"
 #include "kernels/common/random.h"
 #include "model/language_model.h"
+#include "tests/model/new_session.h"
 
 namespace ovq::bench {
 namespace {
@@ -52,7 +53,7 @@ void Digest(const std::string& folder, kernels::DType dtype, const Options& opti
   Check(model.ok(), std::string(model.status().message()).c_str());
 
   const model::StateLayout& layout = (*model)->layout();
-  const std::vector<std::byte> state = layout.NewSession();
+  const std::vector<std::byte> state = model::test::NewSession(layout);
   const kernels::Buffer session = (*context)->Upload(state.data(), state.size());
   const std::vector<int32_t> tokens = Tokens(options.tokens, (*model)->config().vocab_size);
   const int64_t prefill = options.tokens * kPrefillShare / kOf;
@@ -61,7 +62,7 @@ void Digest(const std::string& folder, kernels::DType dtype, const Options& opti
   for (int64_t at = 0, step = 0; at < options.tokens; ++step) {
     const int64_t left = at < prefill ? prefill - at : 1;
     const int64_t n = std::min(left, kParts[step % 3]);
-    batch.Clear();
+    batch = {};
     batch.Add(std::span(tokens).subspan(static_cast<size_t>(at), static_cast<size_t>(n)), at,
               kSlotCap, session.as<std::byte>(), static_cast<int>(n));
     kernels::ScratchScope scope(**context);

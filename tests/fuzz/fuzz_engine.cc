@@ -212,7 +212,7 @@ class Driver {
         engine_->sessions().Get(session.id, session.tenant);
     // The session may be in use or quarantined.
     const absl::StatusOr<std::vector<std::byte>> state =
-        engine_->sessions().CopyState(session.id, session.tenant);
+        engine::test::CopyState(*engine_, session.id, session.tenant);
     Check(!state.ok() || info.ok(), "what has a state is known");
     int n = 0;
     std::string token;

@@ -8,23 +8,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const model::test::TempFolder folder;
   folder.Write("tokenizer.model", fuzz::Text(data, size));
   std::string error;
-  const auto model = model::PieceModel::Load(folder.file("tokenizer.model"), &error);
-  if (model == nullptr) {
+  const auto model = model::LoadPieces(folder.file("tokenizer.model"), &error);
+  if (!model) {
     Check(!error.empty(), "an error says what is wrong");
     return 0;
   }
   for (const std::string_view text :
        {"", "a", " def main(self):\n  return 1", "\xe2\x96\x81 \xf0\x9f\x98\x80", "\xff\xfe"}) {
     std::vector<int32_t> ids;
-    if (!model->Encode(text, &ids, &error)) continue;
+    if (!model->encode(text, &ids, &error)) continue;
     for (const int32_t id : ids) {
-      Check(id >= 0 && id < model->size(), "ids of the vocabulary");
-      (void)model->Text(id, true);
+      Check(id >= 0 && id < model->size, "ids of the vocabulary");
+      (void)model->text(id, true);
     }
   }
-  for (int32_t id = 0; id < std::min(model->size(), 300); ++id) {
-    (void)model->Text(id, false);
-    (void)model->Begins(id);
+  for (int32_t id = 0; id < std::min(model->size, 300); ++id) {
+    (void)model->text(id, false);
+    (void)model->begins(id);
   }
   return 0;
 }

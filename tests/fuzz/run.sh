@@ -32,9 +32,9 @@ declare -A files=(
   [pieces]="model/piece_model.cc"
   [text]="server/engine/common/answer.cc base/text.cc"
   [tokenizer]="model/tokenizers model/tokenizer.cc"
-  [engine]="server/engine/sessions/session_table.cc server/engine/sessions/session_create.cc server/engine/sessions/session_fork.cc server/engine/sessions/session_rewind.cc server/engine/sessions/session_transfer.cc server/engine/sessions/session_turns.cc server/engine/sessions/session_removal.cc server/engine/common/admission.cc server/engine/common/quota.cc server/engine/scheduling/batch_planner.cc server/engine/common/checkpoints.cc server/engine/common/prefix_cache.cc server/engine/common/state_pool.cc"
+  [engine]="server/engine/sessions/session_table.cc server/engine/sessions/session_create.cc server/engine/sessions/session_rewind.cc server/engine/sessions/session_turns.cc server/engine/sessions/session_removal.cc server/engine/common/admission.cc server/engine/common/quota.cc server/engine/scheduling/batch_planner.cc server/engine/common/checkpoints.cc server/engine/common/prefix_cache.cc server/engine/common/state_pool.cc"
   [messages]="server/calls/convert.cc server/rpc/grpc_codec.cc server/calls/conversation.cc server/engine/common/validate.cc"
-  [http]="server/http/body_fields.cc server/http/http_api.cc server/http/http_body.cc server/http/openai_request.cc server/http/openai_answer.cc server/http/response_request.cc server/http/response_answer.cc server/http/response_calls.cc"
+  [http]="server/http/body_fields.cc server/http/http_api.cc server/http/http_body.cc server/http/openai_request.cc server/http/openai_answer.cc server/http/response_calls.cc"
   [tenants]="server/access/tenants.cc server/engine/common/quota.cc base/json.cc"
   [options]="server/options.cc base/flags.cc base/flag_values.cc base/values.cc server/telemetry/trace_context.cc server/telemetry/log.cc"
 )

@@ -42,8 +42,7 @@ inline void EndSessions(server::test::TestServer& server) {
            stats.sessions_idle == 0;
   };
   // Usually true after the next iteration, long before a poll 10 ms later.
-  for (int i = 0; i < 2 && !ended(engine.Stats()); ++i)
-    (void)engine.sessions().CopyState("none", "");
+  for (int i = 0; i < 2 && !ended(engine.Stats()); ++i) (void)engine.sessions().Export("none", "");
   server.WaitForStats(ended);
 }
 

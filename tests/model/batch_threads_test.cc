@@ -1,11 +1,10 @@
-#include "model/batch_threads.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <iterator>
 #include <thread>
 
+#include "model/batch.h"
 #include "tests/model/golden_util.h"
 
 namespace ovq::model::test {

@@ -21,7 +21,7 @@ class EditedModel {
   explicit EditedModel(const std::string& name) {
     const Golden golden = LoadGolden(name);
     config = nlohmann::json::parse(ReadBytes(golden.folder + "/config.json"));
-    const auto file = SafetensorsFile::Open(golden.folder + "/model.safetensors");
+    const auto file = OpenSafetensors(golden.folder + "/model.safetensors");
     for (const auto& [tensor, view] : file->tensors()) {
       nlohmann::json shape = nlohmann::json::array();
       for (int i = 0; i < view.shape.rank(); ++i) shape.push_back(view.shape[i]);

@@ -29,7 +29,7 @@ TEST(Rwkv7Backbone, RoundsWhereBFloat16ModelsWereTrainedSo) {
     const auto loaded = model.Load(options);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     const Golden golden = LoadGolden(name);
-    const auto expected = SafetensorsFile::Open(golden.folder + "/expected.safetensors");
+    const auto expected = OpenSafetensors(golden.folder + "/expected.safetensors");
     const kernels::TensorView& logits = expected->tensors().at("prefill_bf16cast.s4_len56");
     Session session(**loaded, *model.context, golden.sequences[4],
                     std::max<int64_t>((*loaded)->layout().default_slot_cap(), 2));

@@ -32,7 +32,7 @@ class Fixtures : public ::testing::TestWithParam<Case> {
     golden_ = LoadGolden(GetParam().name);
     context_ = BoundContext(GetParam().device);
     model_ = LoadModel(golden_.folder, *context_);
-    expected_ = SafetensorsFile::Open(golden_.folder + "/expected.safetensors").value();
+    expected_ = OpenSafetensors(golden_.folder + "/expected.safetensors").value();
   }
 
   int64_t centroids() const { return std::max<int64_t>(model_->layout().default_slot_cap(), 2); }

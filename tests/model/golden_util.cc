@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/folders.h"
+#include "tests/model/new_session.h"
 #include "tests/test_util.h"
 
 namespace ovq::model::test {
@@ -44,7 +45,7 @@ std::unique_ptr<LanguageModel> LoadModel(const std::string& folder, kernels::Dev
 }
 
 kernels::Buffer NewState(const LanguageModel& model, kernels::DeviceContext& context) {
-  const std::vector<std::byte> bytes = model.layout().NewSession();
+  const std::vector<std::byte> bytes = NewSession(model.layout());
   return context.Upload(bytes.data(), bytes.size());
 }
 
@@ -119,7 +120,7 @@ void FeedTogether(const LanguageModel& model, kernels::DeviceContext& context,
                   const std::vector<Session*>& sessions, const std::vector<int64_t>& lengths) {
   Batch batch;
   for (;;) {
-    batch.Clear();
+    batch = {};
     std::vector<int64_t> rows(sessions.size());
     for (size_t i = 0; i < sessions.size(); ++i) {
       rows[i] = std::min(lengths[i], sessions[i]->remaining());

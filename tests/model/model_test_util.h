@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/check.h"
+#include "model/safetensors.h"
 
 namespace ovq::model::test {
 
@@ -50,6 +51,13 @@ inline std::string SafetensorsBytes(std::string_view header, std::string_view da
   std::string bytes(8, '\0');
   for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(uint64_t{header.size()} >> (8 * i));
   return bytes.append(header).append(data);
+}
+
+inline absl::StatusOr<SafetensorsFile> OpenSafetensors(const std::string& path) {
+  SafetensorsFile file;
+  const absl::Status status = SafetensorsFile::Open(path, file);
+  if (!status.ok()) return status;
+  return file;
 }
 
 inline std::string Message(const absl::Status& status) { return std::string(status.message()); }

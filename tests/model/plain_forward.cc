@@ -209,7 +209,7 @@ Matrix FeedForward(const Model& model, const std::string& layer, const Matrix& x
 std::vector<double> Forward(const std::string& folder, std::span<const int32_t> tokens,
                             int64_t max_centroids) {
   const Model model = {nlohmann::json::parse(test::ReadBytes(folder + "/config.json")),
-                       SafetensorsFile::Open(folder + "/model.safetensors").value()};
+                       test::OpenSafetensors(folder + "/model.safetensors").value()};
   if (max_centroids == 0) max_centroids = model.config.at("ovq").at("max_centroids").get<int64_t>();
   const double eps = model.config.at("rms_norm_eps").get<double>();
 

@@ -33,7 +33,7 @@ class PlainForward : public ::testing::TestWithParam<const char*> {
 
   const Golden golden_ = LoadGolden(GetParam());
   const SafetensorsFile expected_ =
-      SafetensorsFile::Open(golden_.folder + "/expected.safetensors").value();
+      OpenSafetensors(golden_.folder + "/expected.safetensors").value();
 };
 
 TEST_P(PlainForward, AgreesWithGoldenLogits) {

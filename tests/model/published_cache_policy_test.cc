@@ -93,7 +93,7 @@ class BoundedGolden : public PublishedCachePolicy {};
 // Tolerance as in fixtures_test.cc; merges have margins (training/tests/make_bounded_golden.py).
 TEST_P(BoundedGolden, BeyondItsSlotsIsWhatTrainingComputes) {
   const auto json = nlohmann::json::parse(ReadBytes(golden_.folder + "/bounded.json"));
-  const auto expected = SafetensorsFile::Open(golden_.folder + "/bounded.safetensors").value();
+  const auto expected = OpenSafetensors(golden_.folder + "/bounded.safetensors").value();
   const auto model = Load(Policy(json.at("memory").get<std::string>()));
   ASSERT_NE(model, nullptr);
   const int64_t slot_cap = json.at("max_centroids");

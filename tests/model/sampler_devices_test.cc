@@ -38,7 +38,7 @@ TEST_P(SamplerAgreement, AgreesWithTheReference) {
     for (int kind = 0; kind < 4; ++kind) {
       const std::vector<float> logits = SomeLogits(vocab, kind, vocab + static_cast<size_t>(kind));
       std::vector<SamplingParams> cases = FilterCases();
-      cases.push_back({.temperature = 0});
+      cases.push_back({{.temperature = 0}});
       std::vector<Sampler> samplers;
       for (size_t i = 0; i < cases.size(); ++i) {
         cases[i].seed = 77 + i;
@@ -66,7 +66,7 @@ TEST_P(SamplerAgreement, ManyDrawsFromOneLogitsRow) {
   constexpr int kDraws = 300;
   const std::vector<float> logits = kernels::test::RandomNormal(7, 21);
   Step reference(kernels::test::MakeContext(kernels::Device::kReference));
-  Sampler sampler({.seed = 4}, 7);
+  Sampler sampler({{.seed = 4}}, 7);
   const std::vector<int32_t> drawn = step_->DrawMany(sampler, logits, 0, kDraws);
   EXPECT_EQ(drawn, reference.DrawMany(sampler, logits, 0, kDraws));
   EXPECT_EQ(std::set<int32_t>(drawn.begin(), drawn.end()).size(), 7u);
@@ -80,8 +80,8 @@ TEST_P(SamplerAgreement, LargeVocabulary) {
                                                 std::vector<float>(kVocab, -1.5f)};
   for (const std::vector<float>& logits : rows) {
     for (const SamplingParams& params :
-         {SamplingParams{.temperature = 0.8f, .top_k = 3000, .top_p = 0.9f, .seed = 9},
-          SamplingParams{.min_p = 0.01f, .typical_p = 0.7f, .seed = 10}}) {
+         {SamplingParams{{.temperature = 0.8f, .top_k = 3000, .top_p = 0.9f, .seed = 9}},
+          SamplingParams{{.min_p = 0.01f, .typical_p = 0.7f, .seed = 10}}}) {
       Sampler sampler(params, kVocab);
       EXPECT_EQ(step_->DrawMany(sampler, logits, 0, 2), reference.DrawMany(sampler, logits, 0, 2));
     }
@@ -95,12 +95,12 @@ TEST_P(SamplerAgreement, LargeVocabulary) {
 TEST_P(SamplerAgreement, AdjustedLogitsAgreeWithTheReference) {
   constexpr int64_t kVocab = 300;
   constexpr int kSteps = 12;
-  SamplingParams params = {.temperature = 0.7f,
-                           .top_p = 0.9f,
-                           .repetition_penalty = 1.7f,
-                           .presence_penalty = 0.6f,
-                           .frequency_penalty = 0.4f,
-                           .seed = 3};
+  SamplingParams params = {{.temperature = 0.7f,
+                            .top_p = 0.9f,
+                            .repetition_penalty = 1.7f,
+                            .presence_penalty = 0.6f,
+                            .frequency_penalty = 0.4f,
+                            .seed = 3}};
   for (int32_t id = 0; id < kVocab; id += 4) {
     params.logit_bias[id] = 0.01f * static_cast<float>(id) - 1;
   }
@@ -133,7 +133,7 @@ TEST_P(SamplerAgreement, CompanyDoesNotMatter) {
   const auto row_of = [&](int row) {
     return std::vector<float>(logits.begin() + row * kVocab, logits.begin() + (row + 1) * kVocab);
   };
-  SamplingParams params = {.top_p = 0.95f, .repetition_penalty = 1.3f};
+  SamplingParams params = {{.top_p = 0.95f, .repetition_penalty = 1.3f}};
   std::vector<Sampler> samplers;
   for (int i = 0; i < 3 * kRows; ++i) {
     params.seed = 50 + static_cast<uint64_t>(i);

@@ -110,7 +110,7 @@ TEST(Sampler, FiltersFollowTheirDefinitions) {
 }
 
 TEST_P(SamplerTest, GreedyTakesTheFirstOfTheBest) {
-  Sampler sampler({.temperature = 0}, 5);
+  Sampler sampler({{.temperature = 0}}, 5);
   const std::vector<float> logits = {1, 3, 2, 3, -1};
   const Sampled sampled = step_->Draw(sampler, logits, 0, 3);
   EXPECT_EQ(sampled.token_id, 1);
@@ -123,13 +123,15 @@ TEST_P(SamplerTest, GreedyTakesTheFirstOfTheBest) {
 
 TEST_P(SamplerTest, TiesGoToTheLowerId) {
   const std::vector<float> logits(10, 0.5f);
-  for (const SamplingParams& params : {SamplingParams{.top_k = 3}, SamplingParams{.top_p = 0.25f},
-                                       SamplingParams{.typical_p = 0.25f}}) {
+  for (const SamplingParams& params :
+       {SamplingParams{{.top_k = 3}}, SamplingParams{{.top_p = 0.25f}},
+        SamplingParams{{.typical_p = 0.25f}}}) {
     Sampler sampler(params, 10);
     for (int32_t token : step_->DrawMany(sampler, logits, 0, 100)) EXPECT_LT(token, 3);
   }
-  for (const SamplingParams& params : {SamplingParams{.temperature = 0}, SamplingParams{.top_k = 1},
-                                       SamplingParams{.top_p = 0.1f}}) {
+  for (const SamplingParams& params :
+       {SamplingParams{{.temperature = 0}}, SamplingParams{{.top_k = 1}},
+        SamplingParams{{.top_p = 0.1f}}}) {
     Sampler sampler(params, 3);
     EXPECT_EQ(step_->Draw(sampler, {-1, -0.0f, 0.0f}, 0).token_id, 1) << "both zeros are equal";
   }
@@ -138,8 +140,9 @@ TEST_P(SamplerTest, TiesGoToTheLowerId) {
 
 TEST_P(SamplerTest, DrawsDependOnSeedAndPositionOnly) {
   const std::vector<float> logits = kernels::test::RandomNormal(1000, 1);
-  Sampler forward({.top_p = 0.95f, .seed = 5}, 1000), backward({.top_p = 0.95f, .seed = 5}, 1000);
-  Sampler other({.top_p = 0.95f, .seed = uint64_t{5} << 32}, 1000);
+  Sampler forward({{.top_p = 0.95f, .seed = 5}}, 1000),
+      backward({{.top_p = 0.95f, .seed = 5}}, 1000);
+  Sampler other({{.top_p = 0.95f, .seed = uint64_t{5} << 32}}, 1000);
   const std::vector<int32_t> a = step_->DrawMany(forward, logits, 0, 50);
   std::vector<int32_t> b(50);
   for (int i = 49; i >= 0; --i) b[i] = step_->Draw(backward, logits, i).token_id;
@@ -161,19 +164,19 @@ int32_t GreedyAfter(Step& step, const std::vector<float>& logits, SamplingParams
 
 TEST_P(SamplerTest, PenaltiesCountWhatTheyShould) {
   // Repetition: positive logits are divided, negative ones multiplied; prompt and generated count.
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 0), 0);
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {}, 1), 1);
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.repetition_penalty = 2}, {0, 0, 0}, 1), 0);
-  EXPECT_EQ(GreedyAfter(*step_, {-1.0f, -1.5f}, {.repetition_penalty = 2}, {0}, 0), 1);
-  EXPECT_EQ(GreedyAfter(*step_, {1.0f, 1.5f}, {.repetition_penalty = 0.5f}, {0}, 0), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.repetition_penalty = 2}}, {}, 0), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.repetition_penalty = 2}}, {0}, 0), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.repetition_penalty = 2}}, {}, 1), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.repetition_penalty = 2}}, {0, 0, 0}, 1), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {-1.0f, -1.5f}, {{.repetition_penalty = 2}}, {0}, 0), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {1.0f, 1.5f}, {{.repetition_penalty = 0.5f}}, {0}, 0), 0);
   // Presence: generated tokens, once.
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {0, 0}, 0), 0);
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {}, 1), 1);
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {.presence_penalty = 1}, {}, 2), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.presence_penalty = 1}}, {0, 0}, 0), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.presence_penalty = 1}}, {}, 1), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.5f}, {{.presence_penalty = 1}}, {}, 2), 0);
   // Frequency: generated tokens, times the count: 2, 1.75, 1.5 against 1.6.
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 1), 0);
-  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {.frequency_penalty = 0.25f}, {}, 2), 1);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {{.frequency_penalty = 0.25f}}, {}, 1), 0);
+  EXPECT_EQ(GreedyAfter(*step_, {2.0f, 1.6f}, {{.frequency_penalty = 0.25f}}, {}, 2), 1);
 }
 
 // Draws after drafted tokens are the draws of a sampler that has observed them.
@@ -182,10 +185,10 @@ TEST_P(SamplerTest, DraftedTokensCountAsGenerated) {
   const std::vector<float> row = kernels::test::RandomNormal(kIds, 3);
   const std::vector<int32_t> drafted = {4, 7, 4, 1, 7}, early = {2}, late = {3};
   for (SamplingParams params :
-       {SamplingParams{.repetition_penalty = 1.7f}, SamplingParams{.presence_penalty = 0.8f},
-        SamplingParams{.frequency_penalty = 0.6f},
+       {SamplingParams{{.repetition_penalty = 1.7f}}, SamplingParams{{.presence_penalty = 0.8f}},
+        SamplingParams{{.frequency_penalty = 0.6f}},
         SamplingParams{
-            .repetition_penalty = 1.2f, .presence_penalty = 0.3f, .frequency_penalty = 0.2f}}) {
+            {.repetition_penalty = 1.2f, .presence_penalty = 0.3f, .frequency_penalty = 0.2f}}}) {
     params.seed = 9;
     Sampler sampler(params, kIds);
     sampler.ObservePrompt(std::vector<int32_t>{1, 5});
@@ -227,9 +230,9 @@ TEST_P(SamplerTest, BiasAndBannedTokens) {
 TEST_P(SamplerTest, OddLogitsNeverCrash) {
   const std::vector<int32_t> banned = {0};
   for (const SamplingParams& params :
-       {SamplingParams{}, SamplingParams{.temperature = 0}, SamplingParams{.top_k = 2},
-        SamplingParams{.top_p = 0.5f, .typical_p = 0.5f}, SamplingParams{.min_p = 0.5f},
-        SamplingParams{.temperature = 1e-30f}}) {
+       {SamplingParams{}, SamplingParams{{.temperature = 0}}, SamplingParams{{.top_k = 2}},
+        SamplingParams{{.top_p = 0.5f, .typical_p = 0.5f}}, SamplingParams{{.min_p = 0.5f}},
+        SamplingParams{{.temperature = 1e-30f}}}) {
     Sampler sampler(params, 3);
     for (const std::vector<float>& logits : std::vector<std::vector<float>>{
              {kNaN, kNaN, kNaN}, {-kInfinity, -kInfinity, -kInfinity}}) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/state_check.h"
+#include "tests/model/new_session.h"
 
 namespace ovq::model {
 namespace {
@@ -134,7 +135,7 @@ TEST_F(StateCheck, OfAnotherSizeItIsNone) {
 }
 
 TEST_F(StateCheck, NothingReadIsANewSession) {
-  std::vector<std::byte> fresh = layout_.NewSession();
+  std::vector<std::byte> fresh = model::test::NewSession(layout_);
   fresh.resize(layout_.live_bytes_at(0, kCap));
   EXPECT_EQ(CheckState(layout_, 0, kCap, fresh), absl::OkStatus());
   fresh[fresh.size() - 1] = std::byte{1};

@@ -120,8 +120,8 @@ class OpenAi(HttpCase):
 
     def test_refusals_name_the_field(self):
         chat = {"messages": [{"role": "user", "content": "x"}]}
-        for field, value in (("tools", [{"type": "function"}]), ("audio", {}), ("store", True),
-                             ("response_format", {"type": "json_object"}), ("guided_json", {}),
+        for field, value in (("tools", [{"type": "function"}]), ("audio", {"voice": "x"}), ("store", True),
+                             ("response_format", {"type": "json_object"}), ("guided_json", {"type": "object"}),
                              ("functions", [{}]), ("reasoning_effort", "high")):
             error = self.error(self.http.post("/v1/chat/completions", {**chat, field: value}), 400,
                                field, field)

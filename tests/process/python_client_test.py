@@ -12,7 +12,9 @@ from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
 
 import grpc
 import ovq_client
-from ovq_client import Client, Conversation, Finished, FinishReason, OvqError, Started, session_file
+from ovq_client import (
+    Client, Conversation, Finished, FinishReason, OvqError, Speculation, Started, session_file,
+)
 
 
 class PythonClient(WithServer):
@@ -141,12 +143,16 @@ class PythonClient(WithServer):
         self.client.delete_session(made[0])
         self.assertEqual(len(list(self.client.list_sessions())), 4)
 
-    def test_every_field_of_the_proto_is_read(self):
-        for name in ("Started", "TokenChunk", "Finished", "Usage", "ModelInfo", "Session"):
-            fields = proto()[0].DESCRIPTOR.message_types_by_name[name].fields_by_name
-            self.assertEqual(
-                list(getattr(ovq_client, name).__dataclass_fields__), list(fields), name
-            )
+    def test_options_and_enums_are_those_of_the_proto(self):
+        descriptor = proto()[0].DESCRIPTOR
+        messages = ("SamplingParams", "StopConditions", "OutputOptions")
+        fields = [field for name in messages
+                  for field in descriptor.message_types_by_name[name].fields_by_name]
+        self.assertEqual(list(ovq_client.Options.__annotations__), fields)
+        for enum, prefix in ((FinishReason, "FINISH_REASON_"), (Speculation, "SPECULATION_")):
+            values = descriptor.enum_types_by_name[enum.__name__].values
+            self.assertEqual({prefix + each.name: each.value for each in enum},
+                             {each.name: each.number for each in values})
 
     def test_command_line(self):
         def run(*arguments):

@@ -58,7 +58,7 @@ TEST(Options, EveryDeviceKeepsEveryTypeOfStates) {
 TEST(Options, TheReferencesAreForTests) {
   EXPECT_THAT(Parse({"--model", "m", "--device", "ref"}).status().message(),
               HasSubstr("--device: expected cpu or cuda, got 'ref'"));
-  EXPECT_EQ(kernels::reference_of<kernels::cpu::RmsNorm>,
+  EXPECT_EQ(kernels::reference_of<kernels::cpu::Normalize>,
             nullptr);  // as in the server, which links the same libraries
 }
 

@@ -28,12 +28,9 @@
 namespace ovq::load {
 namespace {
 
-constexpr std::string_view kProgram = "ovq-load";
 constexpr size_t kMaxPromptFileBytes = size_t{16} << 20;
 
-int Fail(int code, absl::string_view message) {
-  return ovq::clients::Fail(kProgram, code, {message.data(), message.size()});
-}
+int Fail(int code, absl::string_view message) { return clients::Fail(kProgram, code, message); }
 
 absl::StatusOr<PromptMaker> MakePrompts(const Options& options, const ModelFacts& model,
                                         GrpcCalls& calls) {
@@ -125,10 +122,6 @@ int Run(Result result) {
 int Main(int argc, char** argv) {
   absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
   if (!options.ok()) return Fail(clients::kExitUsage, options.status().message());
-  if (options->info_request != clients::InfoRequest::kNothing) {
-    clients::PrintInfo(options->info_request, kProgram, HelpText());
-    return 0;
-  }
   BlockSignals({SIGINT});
   Result result;
   result.options = *std::move(options);

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import typing
 from pathlib import Path
 
 # Silences the library's stderr lines about failed handshakes: the error has the same text.
@@ -16,24 +17,16 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from ovq_client import (
-    Client, Conversation, Finished, OvqError, Prompt, Started, TokenChunk, __version__,
+    Client, Conversation, Finished, Options, OvqError, Prompt, Started, TokenChunk, __version__,
     session_file,
 )
 
 
 # Generation options that ovq-chat has as flags, too.
-_SAMPLING = {
-    "max_tokens": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "typical_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": int,
-}
+_SAMPLING = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "seed",
+)
 
 
 def _text(args: argparse.Namespace) -> str:
@@ -92,46 +85,41 @@ def _info(client: Client, args: argparse.Namespace) -> None:
 def _sessions(client: Client, args: argparse.Namespace) -> None:
     if args.delete:
         client.delete_session(args.delete)
-        return
-    if args.fork:
+    elif args.fork:
         for session in client.fork_session(args.fork, args.count, ttl=args.ttl):
             print(session.session_id)
-        return
-    if args.rewind:
+    elif args.rewind:
         rewound = client.rewind_session(args.rewind, args.position)
         print(f"position {rewound.session.position}, {rewound.replay_tokens} tokens read again")
-        return
-    if args.export_:
+    elif args.export_:
         session_id, file = args.export_
-        since = None
-        if args.since is not None:
-            since = session_file.read(args.since).base
-            if since is None:
-                raise session_file.SessionFileError(f"{args.since}: has no tokens to go on from")
+        since = session_file.read(args.since).base if args.since is not None else None
+        if args.since is not None and since is None:
+            raise session_file.SessionFileError(f"{args.since}: has no tokens to go on from")
         with open(file, "xb") as out:
-            for part in client.export_session(session_id, since=since):
-                out.write(part)
-        return
-    if args.import_:
+            out.writelines(client.export_session(session_id, since=since))
+    elif args.import_:
         with open(args.import_, "rb") as file:
             session = client.import_session(iter(lambda: file.read(1 << 20), b""), ttl=args.ttl)
         print(session.session_id)
-        return
-    if args.create:
+    elif args.create:
         session = client.create_session(
             memory=args.memory, max_centroids=args.max_centroids, ttl=args.ttl
         )
         print(session.session_id)
-        return
+    else:
+        _list_sessions(client, args.server)
+
+
+def _list_sessions(client: Client, server: str) -> None:
     count = 0
-    for session in client.list_sessions():
-        count += 1
+    for count, session in enumerate(client.list_sessions(), 1):
         print(
             f"{session.session_id} position {session.position} state {session.state_bytes} of "
             f"{session.state_bytes_cap} bytes {'busy' if session.busy else 'idle'}"
         )
-    print(f"[{count} of {args.server} alone: behind a balancer, of one of its servers; ovq-admin asks "
-          "all that it is given]", file=sys.stderr)
+    print(f"[{count} of {server} alone: behind a balancer, of one of its servers; ovq-admin asks all "
+          "that it is given]", file=sys.stderr)
 
 
 def _session_file(_: Client, args: argparse.Namespace) -> None:
@@ -185,8 +173,9 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--system", metavar="TEXT", help="a system message before it; means --messages"
     )
-    for name, kind in _SAMPLING.items():
-        generate.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N")
+    kinds = typing.get_type_hints(Options)
+    for name in _SAMPLING:
+        generate.add_argument(f"--{name.replace('_', '-')}", type=kinds[name], metavar="N")
     generate.add_argument(
         "--stop",
         dest="stop_strings",

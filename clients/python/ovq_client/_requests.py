@@ -1,19 +1,14 @@
-"""Builds requests and converts responses of ovq.v1, for the blocking and the asyncio client."""
+"""Converts arguments to fields of requests of ovq.v1."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import Any, Union
 
-from ovq_client._messages import MESSAGES, Duration
-from ovq_client.types import (
-    Conversation, ErrorInfo, Event, Finished, Options, Prompt, Started, TokenChunk, from_message,
-)
-
-if TYPE_CHECKING:
-    from ovq_client.session_file import Base
+from ovq_client._messages import MESSAGES
+from ovq_client.types import Conversation, Options, Prompt
 
 # Long prompts of a chat are sent in parts, far below the 4 MiB that a gRPC server accepts in one
 # message.
@@ -21,18 +16,7 @@ _PART_BYTES = 64 * 1024
 _PART_IDS = 16 * 1024
 _FILE_PART_BYTES = 1 << 20
 
-_EVENTS = {"started": Started, "chunk": TokenChunk, "finished": Finished}
 _OPTION_MESSAGES = {"sampling": "SamplingParams", "stop": "StopConditions", "output": "OutputOptions"}
-
-CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)]
-
-
-def error_info(details: bytes | None) -> ErrorInfo | None:
-    message = MESSAGES["ErrorInfo"]()
-    for detail in MESSAGES["ErrorStatus"].FromString(details or b"").details:
-        if detail.Unpack(message):
-            return from_message(ErrorInfo, message)
-    return None
 
 
 def check_text(name: str, value: Any) -> str:
@@ -49,35 +33,28 @@ def check_ids(name: str, value: Any) -> list[int]:
     return list(value)
 
 
-def prompt_message(prompt: Prompt | None, cacheable: bool | None = None) -> Any:
+def prompt_fields(prompt: Prompt | None, cacheable: bool | None = None) -> dict[str, Any] | None:
     if prompt is None:
         return None
     if isinstance(prompt, str):
-        return MESSAGES["Prompt"](text=prompt, cacheable=cacheable)
+        return {"text": prompt, "cacheable": cacheable}
     if isinstance(prompt, Conversation):
-        return MESSAGES["Prompt"](conversation=conversation_message(prompt), cacheable=cacheable)
-    ids = MESSAGES["TokenIds"](ids=check_ids("prompt", prompt))
-    return MESSAGES["Prompt"](token_ids=ids, cacheable=cacheable)
+        return {"conversation": conversation_fields(prompt), "cacheable": cacheable}
+    return {"token_ids": {"ids": check_ids("prompt", prompt)}, "cacheable": cacheable}
 
 
-def conversation_message(of: Conversation) -> Any:
-    return MESSAGES["Conversation"](
-        messages=[
-            MESSAGES["ChatMessage"](
-                role=check_text("role", role), content=check_text("content", content)
-            )
-            for role, content in of.messages
-        ],
-        tools_json=of.tools_json,
-        add_generation_prompt=of.add_generation_prompt,
-        known=of.known,
-    )
+def conversation_fields(of: Conversation) -> dict[str, Any]:
+    messages = [
+        {"role": check_text("role", role), "content": check_text("content", content)}
+        for role, content in of.messages
+    ]
+    return {**vars(of), "messages": messages}
 
 
-def duration(seconds: float | None) -> Any:
+def duration(seconds: float | None) -> dict[str, int] | None:
     if seconds is None:
         return None
-    return Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9))
+    return {"seconds": int(seconds), "nanos": round(seconds % 1 * 1e9)}
 
 
 def option_messages(options: Options) -> dict[str, Any]:
@@ -99,15 +76,10 @@ def option_messages(options: Options) -> dict[str, Any]:
         known = MESSAGES[name].DESCRIPTOR.fields_by_name
         values = {key: left.pop(key) for key in list(left) if key in known}
         if values:
-            messages[field] = MESSAGES[name](**values)
+            messages[field] = values
     if left:
         raise TypeError(f"unknown options: {', '.join(sorted(left))}")
     return messages
-
-
-def event(response: Any) -> Event:
-    kind = response.WhichOneof("event")
-    return from_message(_EVENTS[kind], getattr(response, kind))
 
 
 def session_key(session_id: str | None) -> str:
@@ -119,7 +91,7 @@ def session_key(session_id: str | None) -> str:
     return found.group(1) if found else ""
 
 
-def prompt_parts(prompt: Prompt) -> list[Prompt]:
+def _prompt_parts(prompt: Prompt) -> list[Prompt]:
     """Splits the prompt into parts that add up to it; text is cut between characters, a
     conversation is not cut."""
     if isinstance(prompt, Conversation):
@@ -139,48 +111,31 @@ def prompt_parts(prompt: Prompt) -> list[Prompt]:
     return [*parts, data[begin:].decode()]
 
 
-def generate(prompt: Prompt | None, cacheable: bool | None, options: Options, **fields: Any) -> Any:
-    return MESSAGES["GenerateRequest"](
-        prompt=prompt_message(prompt, cacheable), **fields, **option_messages(options)
-    )
-
-
-def chat_open(ttl: float | None, **fields: Any) -> Any:
-    return MESSAGES["ChatRequest"](open=MESSAGES["ChatOpen"](ttl=duration(ttl), **fields))
-
-
-def chat_turn(**fields: Any) -> Any:
-    return MESSAGES["ChatRequest"](turn=MESSAGES["ChatTurn"](**fields))
-
-
 def chat_turns(prompt: Prompt, cacheable: bool | None, options: Options) -> list[Any]:
     """Returns the messages of a turn: the server prefills all but the last before an answer begins.
     """
     messages = option_messages(options)
-    *leading, last = prompt_parts(prompt)
-    turns = [chat_turn(prompt=prompt_message(part, cacheable), more=True) for part in leading]
-    return [*turns, chat_turn(prompt=prompt_message(last, cacheable), **messages)]
+    parts = [prompt_fields(part, cacheable) for part in _prompt_parts(prompt)]
+    turns = [{"prompt": part, "more": True} for part in parts[:-1]]
+    turns.append({"prompt": parts[-1], **messages})
+    return [MESSAGES["ChatRequest"](turn=turn) for turn in turns]
 
 
-def chat_cancel() -> Any:
-    return MESSAGES["ChatRequest"](cancel=MESSAGES["CancelTurn"]())
-
-
-def export_session(session_id: str, since: Base | None) -> Any:
-    request = MESSAGES["ExportSessionRequest"](session_id=session_id)
-    if since is not None:
-        request.since.length, request.since.digest = since
-    return request
-
-
-def session_bytes(part: bytes) -> list[Any]:
-    """Splits the bytes into messages of a size that a server accepts."""
+async def file_messages(
+    parts: Union[Iterable[bytes], AsyncIterable[bytes]], ttl: float | None
+) -> AsyncIterator[Any]:
+    """Yields the messages that import a session: parts of a size that a server accepts."""
     message = MESSAGES["SessionBytes"]
-    return [
-        message(data=part[at : at + _FILE_PART_BYTES])
-        for at in range(0, len(part), _FILE_PART_BYTES)
-    ]
+    yield message(ttl=duration(ttl))
+    async for part in _each(parts):
+        for at in range(0, len(part), _FILE_PART_BYTES):
+            yield message(data=part[at : at + _FILE_PART_BYTES])
 
 
-def import_begin(ttl: float | None) -> Any:
-    return MESSAGES["SessionBytes"](ttl=duration(ttl))
+async def _each(parts: Union[Iterable[bytes], AsyncIterable[bytes]]) -> AsyncIterator[bytes]:
+    if isinstance(parts, AsyncIterable):
+        async for part in parts:
+            yield part
+    else:
+        for part in parts:
+            yield part

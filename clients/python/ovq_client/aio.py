@@ -1,4 +1,4 @@
-"""Client and Chat for asyncio: the same calls, to be awaited and read with `async for`.
+"""The client for asyncio: its calls are awaited or read with `async for`.
 
     from ovq_client import TokenChunk
     from ovq_client.aio import AsyncClient
@@ -8,29 +8,38 @@
             if isinstance(event, TokenChunk):
                 print(event.text, end="", flush=True)
 
-Options, events and errors are those of the methods with the same names in ovq_client.client.
+ovq_client.client makes the blocking Client and Chat of the classes here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Union
 
 import grpc
 import grpc.aio
 
-from ovq_client import _calls, _requests
-from ovq_client._calls import Call, awaited
-from ovq_client.client import Connection, OvqError, Retries, is_gone, ovq_errors
-from ovq_client.types import Event, Finished, Options, Prompt, Session, from_message
+from ovq_client._errors import OvqError, Retries, ovq_errors
+from ovq_client._messages import MESSAGES, REQUESTS, Stub
+from ovq_client._requests import (
+    chat_turns, check_ids, check_text, conversation_fields, duration, file_messages,
+    option_messages, prompt_fields, session_key,
+)
+from ovq_client.types import (
+    Conversation, Event, Finished, ModelInfo, Options, Prompt, Rewound, Score, Session, from_message,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ovq_client.session_file import Base
 
-_T = TypeVar("_T")
+_CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)]
+
+
+def _event(response: Any) -> Any:
+    return from_message(getattr(response, response.WhichOneof("event")))
 
 
 class AsyncChat:
@@ -49,7 +58,7 @@ class AsyncChat:
         self._call = self._stub.Chat(session_key=self._key)
         try:
             await self._write(self._open)
-            self.session = from_message(Session, (await self._read()).opened.session)
+            self.session = from_message((await self._read()).opened.session)
         except BaseException:
             self._call.cancel()
             raise
@@ -65,7 +74,8 @@ class AsyncChat:
                 while await self._call.read() is not grpc.aio.EOF:
                     pass
         except OvqError as error_of_end:
-            if not is_gone(error_of_end):
+            # All answers have arrived, so a server that drains or has gone away is no error.
+            if error_of_end.code != grpc.StatusCode.UNAVAILABLE:
                 raise
 
     async def send(
@@ -73,26 +83,34 @@ class AsyncChat:
     ) -> AsyncIterator[Event]:
         """Sends a turn and yields its events. Read them to the end, or call cancel() and then read
         on, before the next turn."""
+        async for event in self._events(await self._begin(prompt, cacheable, options)):
+            yield event
+
+    async def _begin(self, prompt: Prompt, cacheable: bool | None, options: Options) -> list[Any]:
+        """Sends a turn and returns its first responses: the last one, if it was cancelled before
+        all of it was sent."""
         if self._running:
             raise RuntimeError("a turn is running: read its events to the end first")
-        *leading, last = _requests.chat_turns(prompt, cacheable, options)
+        *leading, last = chat_turns(prompt, cacheable, options)
         self._running = True
         for turn in leading:
             await self._write(turn)
             response = await self._read()
             if response.WhichOneof("event") == "finished":  # another task has cancelled the turn
-                self._running = False
-                yield _requests.event(response)
-                return
+                return [response]
         await self._write(last)
+        return []
+
+    async def _events(self, responses: list[Any]) -> AsyncIterator[Event]:
         while self._running:
-            event = _requests.event(await self._read())
+            event = _event(responses.pop() if responses else await self._read())
             self._running = not isinstance(event, Finished)
             yield event
 
     async def cancel(self) -> None:
-        """Ends the running turn: its events end with a Finished. Callable from any task."""
-        await self._write(_requests.chat_cancel())
+        """Ends the running turn: its events end with a Finished. Callable from any task, of a
+        blocking Chat from any thread."""
+        await self._write(MESSAGES["ChatRequest"](cancel={}))
 
     async def _write(self, request: Any) -> None:
         with ovq_errors():
@@ -106,11 +124,81 @@ class AsyncChat:
         return response
 
 
-class AsyncClient(Connection):
-    """A connection to one server, for the tasks of one event loop. timeout and retries are as in
-    Client."""
+class Connection:
+    """A channel and the calls on it, for both clients."""
 
-    _grpc = grpc.aio
+    # The blocking client has others.
+    _grpc: Any = grpc.aio
+    _sleep: Any = staticmethod(asyncio.sleep)
+    _adapt: Any = staticmethod(lambda kind, call: call)
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        tls_ca: bytes | None = None,
+        tls_cert: bytes | None = None,
+        tls_key: bytes | None = None,
+        token: str | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+        retries: int = 3,
+    ):
+        """tls_*: contents of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca
+        the server's certificate is verified against the authorities that gRPC knows. metadata: sent
+        with every call, such as ("traceparent", ...). retries: how often a call other than chat is
+        sent again if the server refuses it and names a delay; the client waits for that delay."""
+        if (tls_cert is None) != (tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        if tls_ca is None and tls_cert is None:
+            self._channel = self._grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(tls_ca, tls_key, tls_cert)
+            self._channel = self._grpc.secure_channel(address, credentials, _CHANNEL_OPTIONS)
+        secret = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._stub: Any = Stub(self._channel, (*metadata, *secret), self._adapt)
+        self._retries = retries
+
+    async def _call(
+        self, method: str, *, key: str = "", timeout: float | None = None, **fields: Any
+    ) -> Any:
+        request = REQUESTS[method](**fields)
+        if "session_id" in fields:
+            key = session_key(fields["session_id"])
+        retries = Retries(self._retries, timeout, self._sleep)
+        while True:
+            try:
+                with ovq_errors():
+                    return await getattr(self._stub, method)(
+                        request, timeout=retries.timeout(), session_key=key
+                    )
+            except OvqError as error:
+                await retries.wait_after(error)
+
+    async def _stream(self, request: Any, timeout: float | None) -> AsyncIterator[Event]:
+        key = session_key(request.session_id) if request.session_id else ""
+        retries = Retries(self._retries, timeout, self._sleep)
+        begun = False
+        while True:
+            call = self._stub.Generate(request, timeout=retries.timeout(), session_key=key)
+            try:
+                with ovq_errors():
+                    async for response in call:
+                        begun = True
+                        yield _event(response)
+                return
+            except OvqError as error:
+                if begun:
+                    raise
+                await retries.wait_after(error)
+            finally:
+                call.cancel()
+
+
+class AsyncClient(Connection):
+    """A connection to one server, for the tasks of one event loop; every method but chat may raise
+    OvqError.
+
+    timeout: seconds for the whole call, delays before retries included; None waits for ever."""
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -121,23 +209,7 @@ class AsyncClient(Connection):
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _call(self, call: Call[_T]) -> _T:
-        send = getattr(self._stub, call.method)
-        retries = Retries(self._retries, call.timeout)
-        while True:
-            try:
-                with ovq_errors():
-                    answer = await send(
-                        call.request, timeout=retries.timeout(), session_key=call.session_key
-                    )
-                    return call.read(answer)
-            except OvqError as error:
-                wait = retries.wait_after(error)
-                if wait is None:
-                    raise
-                await asyncio.sleep(wait)
-
-    async def generate(
+    def generate(
         self,
         prompt: Prompt | None = None,
         *,
@@ -149,28 +221,18 @@ class AsyncClient(Connection):
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncIterator[Event]:
-        request = _requests.generate(
-            prompt, cacheable, options, session_id=session_id, memory=memory,
+        """Streams one answer. Without session_id its state ends with the call. Closing the iterator
+        cancels the call. cacheable: whether the server may keep the state after the prompt for
+        later prompts that begin alike; by default it keeps that of a conversation's system part.
+        expected_position: the number of tokens that the session must have; otherwise the call is
+        refused and the error's info has the true number, so a call whose answer was lost can be
+        sent again safely."""
+        request = REQUESTS["Generate"](
+            prompt=prompt_fields(prompt, cacheable), session_id=session_id, memory=memory,
             max_centroids=max_centroids, expected_position=expected_position,
+            **option_messages(options),
         )
-        key = _requests.session_key(session_id) if session_id else ""
-        retries = Retries(self._retries, timeout)
-        begun = False
-        while True:
-            call = self._stub.Generate(request, timeout=retries.timeout(), session_key=key)
-            try:
-                with ovq_errors():
-                    async for response in call:
-                        begun = True
-                        yield _requests.event(response)
-                return
-            except OvqError as error:
-                wait = None if begun else retries.wait_after(error)
-                if wait is None:
-                    raise
-                await asyncio.sleep(wait)
-            finally:
-                call.cancel()
+        return self._stream(request, timeout)
 
     def chat(
         self,
@@ -181,55 +243,133 @@ class AsyncClient(Connection):
         keep_session: bool | None = None,
         ttl: float | None = None,
     ) -> AsyncChat:
-        return AsyncChat(
-            self._stub,
-            _requests.chat_open(
-                ttl, session_id=session_id, memory=memory, max_centroids=max_centroids,
-                keep_session=keep_session,
-            ),
-            _requests.session_key(session_id),
-        )
+        """Opens a conversation; use it in a `with` statement. A new session ends with it unless
+        keep_session is set. ttl: idle seconds after which a kept session is deleted."""
+        fields = {
+            "session_id": session_id, "memory": memory, "max_centroids": max_centroids,
+            "keep_session": keep_session, "ttl": duration(ttl),
+        }
+        return AsyncChat(self._stub, MESSAGES["ChatRequest"](open=fields), session_key(session_id))
 
-    score = awaited(_calls.score)
-    apply_template = awaited(_calls.apply_template)
-    tokenize = awaited(_calls.tokenize)
-    detokenize = awaited(_calls.detokenize)
-    model_info = awaited(_calls.model_info)
-    create_session = awaited(_calls.create_session)
-    get_session = awaited(_calls.get_session)
-    fork_session = awaited(_calls.fork_session)
-    rewind_session = awaited(_calls.rewind_session)
-    delete_session = awaited(_calls.delete_session)
+    async def score(
+        self,
+        prompt: Prompt,
+        *,
+        memory: str | None = None,
+        max_centroids: int | None = None,
+        top_logprobs: int | None = None,
+        timeout: float | None = None,
+    ) -> Score:
+        """Returns the log-probability of every token of the prompt after its first."""
+        return from_message(await self._call(
+            "Score", timeout=timeout, prompt=prompt_fields(prompt), memory=memory,
+            max_centroids=max_centroids, top_logprobs=top_logprobs,
+        ))
+
+    async def apply_template(self, conversation: Conversation) -> str:
+        """Returns the conversation as text, formatted by the model's chat template."""
+        fields = conversation_fields(conversation)
+        return (await self._call("ApplyTemplate", conversation=fields)).text
+
+    async def tokenize(self, text: str, *, add_bos: bool | None = None) -> list[int]:
+        """Returns the token ids of a text."""
+        answer = await self._call("Tokenize", text=check_text("text", text), add_bos=add_bos)
+        return list(answer.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of token ids; bytes that are not valid UTF-8 become U+FFFD."""
+        return (await self._call("Detokenize", token_ids=check_ids("token_ids", token_ids))).text
+
+    async def model_info(
+        self,
+        positions: Sequence[int] = (),
+        *,
+        memory: str | None = None,
+        max_centroids: int | None = None,
+    ) -> ModelInfo:
+        """Describes the model. positions: where to report state sizes; by default the server
+        chooses. memory: name of the model variant to describe; by default the server's first."""
+        return from_message(await self._call(
+            "GetModelInfo", positions=positions, memory=memory, max_centroids=max_centroids
+        ))
+
+    async def create_session(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        memory: str | None = None,
+        max_centroids: int | None = None,
+        ttl: float | None = None,
+        keep_tokens: bool | None = None,
+        cacheable: bool | None = None,
+        timeout: float | None = None,
+    ) -> Session:
+        """Creates a session and returns it once the prompt is prefilled. memory: one of
+        ModelInfo.memories. A session without keep_tokens cannot be rewound. cacheable: as in
+        generate."""
+        return from_message(await self._call(
+            "CreateSession", key=session_key(None), timeout=timeout,
+            prompt=prompt_fields(prompt, cacheable), memory=memory, max_centroids=max_centroids,
+            ttl=duration(ttl), keep_tokens=keep_tokens,
+        ))
+
+    async def get_session(self, session_id: str) -> Session:
+        """Returns the session's current state."""
+        return from_message(await self._call("GetSession", session_id=session_id))
 
     async def list_sessions(self, page_size: int = 0) -> AsyncIterator[Session]:
+        """Yields all sessions, fetched page by page. page_size 0: the server's default."""
         token = ""
         while True:
-            page = await self._call(_calls.list_page(page_size, token))
+            page = await self._call("ListSessions", page_size=page_size, page_token=token)
             for session in page.sessions:
-                yield from_message(Session, session)
+                yield from_message(session)
             token = page.next_page_token
             if not token:
                 return
 
+    async def fork_session(
+        self, session_id: str, count: int | None = None, *, ttl: float | None = None
+    ) -> list[Session]:
+        """Makes copies of a session that no call uses; they are independent sessions from then on.
+        """
+        answer = await self._call(
+            "ForkSession", session_id=session_id, count=count, ttl=duration(ttl)
+        )
+        return [from_message(session) for session in answer.sessions]
+
+    async def rewind_session(
+        self, session_id: str, position: int, *, dry_run: bool = False
+    ) -> Rewound:
+        """Takes the session back to its first `position` tokens; dry_run only reports the cost."""
+        return from_message(await self._call(
+            "RewindSession", session_id=session_id, position=position, dry_run=dry_run
+        ))
+
+    async def delete_session(self, session_id: str) -> None:
+        """Deletes the session; a call that uses it is cancelled."""
+        await self._call("DeleteSession", session_id=session_id)
+
     async def export_session(
         self, session_id: str, *, since: Base | None = None
     ) -> AsyncIterator[bytes]:
-        request = _requests.export_session(session_id, since)
-        key = _requests.session_key(session_id)
+        """Yields the session as a file of docs/session-format.md, in parts. With the `base` of an
+        earlier file (session_file.read) it is a delta, to be applied by session_file.join."""
+        request = REQUESTS["ExportSession"](session_id=session_id, since=since and since._asdict())
         with ovq_errors():
-            async for part in self._stub.ExportSession(request, session_key=key):
+            async for part in self._stub.ExportSession(
+                request, session_key=session_key(session_id)
+            ):
                 yield part.data
 
     async def import_session(
-        self, parts: AsyncIterable[bytes], *, ttl: float | None = None
+        self,
+        parts: Union[Iterable[bytes], AsyncIterable[bytes]],
+        *,
+        ttl: float | None = None,
     ) -> Session:
-        async def messages() -> AsyncIterator[Any]:
-            yield _requests.import_begin(ttl)
-            async for part in parts:
-                for message in _requests.session_bytes(part):
-                    yield message
-
-        key = _requests.session_key(None)
+        """Creates a session from an exported file."""
         with ovq_errors():
-            session = await self._stub.ImportSession(messages(), session_key=key)
-        return from_message(Session, session)
+            return from_message(await self._stub.ImportSession(
+                file_messages(parts, ttl), session_key=session_key(None)
+            ))

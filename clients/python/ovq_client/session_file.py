@@ -15,28 +15,26 @@ MAGIC = b"OVQSESS\n"
 VERSION = 1
 _PRELUDE = struct.Struct("<8sI")
 _SECTION = struct.Struct("<4sQ")
-_HEAD = struct.Struct("<64sQqiIiIQQq")
-_DELTA_HEAD = struct.Struct("<64sQq32sq32siIIq")
+# Sections of a file and of a delta, and the numbers that begin the first of them.
+_SECTIONS = {"HEAD": ("HEAD", "TOKS", "TURN", "STAT", "DONE"), "DELT": ("DELT", "TOKS", "TURN", "DONE")}
+_HEADS = {"HEAD": struct.Struct("<64sQqiIiIQQq"), "DELT": struct.Struct("<64sQq32sq32siIIq")}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _YEAR_10000 = 253_402_300_800_000
 _HAS_PENDING, _KEEPS_TOKENS = 1, 2
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for crc in range(256):
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        table.append(crc)
-    return table
+def _crc_entry(crc: int) -> int:
+    for _ in range(8):
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc
 
 
-_TABLE = _crc_table()
+_CRC_TABLE = [_crc_entry(byte) for byte in range(256)]
 
 
 def crc32c(data: bytes) -> int:
     """Computes CRC-32C a byte at a time: some seconds for 100 MB."""
-    crc, table = 0xFFFFFFFF, _TABLE
+    crc, table = 0xFFFFFFFF, _CRC_TABLE
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
@@ -105,22 +103,21 @@ def _check(good: bool, problem: str) -> None:
         raise SessionFileError(problem)
 
 
-def _sections(data: bytes) -> tuple[dict[str, bytes], list[str]]:
+def _sections(data: bytes) -> tuple[dict[str, bytes], tuple[str, ...]]:
     _check(data[:8] == MAGIC, "not a session file: it does not begin with OVQSESS")
     _check(len(data) >= _PRELUDE.size, f"ends at byte {len(data)}, before its version")
     version = _PRELUDE.unpack_from(data)[1]
     _check(version == VERSION, f"version {version}, expected {VERSION}")
-    known: tuple[str, ...] = ("HEAD", "TOKS", "TURN", "STAT", "DONE")
     sections: dict[str, bytes] = {}
-    other = []
+    known, other = _SECTIONS["HEAD"], []
     at = _PRELUDE.size
     while "DONE" not in sections:
         _check(at + _SECTION.size <= len(data), f"ends at byte {len(data)}, before section DONE")
         raw, size = _SECTION.unpack_from(data, at)
         _check(raw.isalpha(), f"byte {at}: tag {raw!r}, expected four letters")
         tag = raw.decode("ascii")
-        if not sections and tag == "DELT":
-            known = ("DELT", "TOKS", "TURN", "DONE")
+        if not sections:
+            known = _SECTIONS.get(tag, known)
         begin, end = at + _SECTION.size, at + _SECTION.size + size
         _check(end + 4 <= len(data), f"ends at byte {len(data)}, within section {tag}")
         crc, sum_ = crc32c(data[at:end]), int.from_bytes(data[end : end + 4], "little")
@@ -133,17 +130,18 @@ def _sections(data: bytes) -> tuple[dict[str, bytes], list[str]]:
             _check(tag[0].islower(), f"section {tag} is unknown here and required")
             other.append(tag)
         if tag == "DONE":
-            digest = hashlib.sha256(data[:at]).digest()
-            found = sections[tag]
+            digest, found = hashlib.sha256(data[:at]).digest(), sections[tag]
             _check(found == digest, f"SHA-256 {found.hex()}, expected {digest.hex()}")
         at = end + 4
     _check(at == len(data), f"bytes behind its end, at byte {at}")
     for tag in known:
         _check(tag in sections, f"section {tag} is missing")
-    return sections, other
+    return sections, tuple(other)
 
 
-def _unpack_head(tag: str, layout: struct.Struct, head: bytes) -> tuple[list[Any], str, str]:
+def _unpack_head(tag: str, head: bytes) -> tuple[list[Any], str, str]:
+    """Returns the numbers and the two texts of the section HEAD or DELT."""
+    layout = _HEADS[tag]
     _check(len(head) >= layout.size + 2, f"section {tag}: {len(head)} bytes")
     texts = []
     at = layout.size
@@ -157,16 +155,14 @@ def _unpack_head(tag: str, layout: struct.Struct, head: bytes) -> tuple[list[Any
     return [model.decode("ascii"), *rest], texts[0], texts[1]
 
 
-def _unpack_tokens(sections: dict[str, bytes], count: int) -> tuple[int, ...]:
-    found = len(sections["TOKS"])
-    _check(found == 4 * count, f"section TOKS: {found} bytes, expected {4 * count}")
-    return struct.unpack(f"<{count}i", sections["TOKS"])
+def _unpack_list(sections: dict[str, bytes], tag: str, kind: str, count: int) -> tuple[int, ...]:
+    found, expected = len(sections[tag]), struct.calcsize(f"<{kind}") * count
+    _check(found == expected, f"section {tag}: {found} bytes, expected {expected}")
+    return struct.unpack(f"<{count}{kind}", sections[tag])
 
 
 def _unpack_turns(sections: dict[str, bytes], count: int, length: int) -> tuple[int, ...]:
-    found = len(sections["TURN"])
-    _check(found == 8 * count, f"section TURN: {found} bytes, expected {8 * count}")
-    ends = struct.unpack(f"<{count}q", sections["TURN"])
+    ends = _unpack_list(sections, "TURN", "q", count)
     for before, end in zip((0, *ends), ends):
         _check(before < end <= length, f"a turn ends at {end}, expected {before + 1} to {length}")
     return ends
@@ -182,8 +178,8 @@ def parse(data: bytes) -> SessionFile | SessionDelta:
     return _parse_file(sections, other) if "HEAD" in sections else _parse_delta(sections, other)
 
 
-def _parse_file(sections: dict[str, bytes], other: list[str]) -> SessionFile:
-    fields, memory, made_by = _unpack_head("HEAD", _HEAD, sections["HEAD"])
+def _parse_file(sections: dict[str, bytes], other: tuple[str, ...]) -> SessionFile:
+    fields, memory, made_by = _unpack_head("HEAD", sections["HEAD"])
     model, layout, position, slot_cap, flags, pending, n_turns, n_tokens, n_state, created = fields
     _check(flags < 4, f"section HEAD: flags {flags}, expected 0 to 3")
     _check(position >= 0, f"section HEAD: position {position}")
@@ -191,29 +187,20 @@ def _parse_file(sections: dict[str, bytes], other: list[str]) -> SessionFile:
     least = position + waits if keeps else 0
     good = n_tokens >= least if keeps else n_tokens == 0
     _check(good, f"section HEAD: {n_tokens} tokens, expected {least}{' or more' * keeps}")
-    tokens = _unpack_tokens(sections, n_tokens)
+    tokens = _unpack_list(sections, "TOKS", "i", n_tokens)
     if waits and keeps:
         _check(tokens[-1] == pending, f"the last token is {tokens[-1]}, but {pending} waits")
-    found = len(sections["STAT"])
-    _check(found == n_state, f"section STAT: {found} bytes, expected {n_state}")
+    state = sections["STAT"]
+    _check(len(state) == n_state, f"section STAT: {len(state)} bytes, expected {n_state}")
+    turn_ends = _unpack_turns(sections, n_turns, n_tokens if keeps else position + waits)
     return SessionFile(
-        model_fingerprint=model,
-        layout_fingerprint=layout,
-        memory=memory,
-        slot_cap=slot_cap,
-        position=position,
-        pending=pending if waits else None,
-        tokens=tokens if keeps else None,
-        turn_ends=_unpack_turns(sections, n_turns, n_tokens if keeps else position + waits),
-        created=_created(created),
-        made_by=made_by,
-        state=sections["STAT"],
-        other=tuple(other),
+        model, layout, memory, slot_cap, pending if waits else None, turn_ends, _created(created),
+        made_by, other, position=position, tokens=tokens if keeps else None, state=state,
     )
 
 
-def _parse_delta(sections: dict[str, bytes], other: list[str]) -> SessionDelta:
-    fields, memory, made_by = _unpack_head("DELT", _DELTA_HEAD, sections["DELT"])
+def _parse_delta(sections: dict[str, bytes], other: tuple[str, ...]) -> SessionDelta:
+    fields, memory, made_by = _unpack_head("DELT", sections["DELT"])
     model, layout, *ends, slot_cap, flags, n_turns, created = fields
     since, base = Base(*ends[:2]), Base(*ends[2:])
     waits = bool(flags & _HAS_PENDING)
@@ -223,20 +210,11 @@ def _parse_delta(sections: dict[str, bytes], other: list[str]) -> SessionDelta:
         f"section DELT: {since.length} tokens first, then {base.length}",
     )
     _check(base.length > 0 or not waits, "section DELT: of no tokens the last one waits")
-    tokens = _unpack_tokens(sections, base.length - since.length)
+    tokens = _unpack_list(sections, "TOKS", "i", base.length - since.length)
     return SessionDelta(
-        model_fingerprint=model,
-        layout_fingerprint=layout,
-        memory=memory,
-        slot_cap=slot_cap,
-        since=since,
-        base=base,
-        pending=tokens[-1] if waits and tokens else None,
-        tokens=tokens,
-        turn_ends=_unpack_turns(sections, n_turns, base.length),
-        created=_created(created),
-        made_by=made_by,
-        other=tuple(other),
+        model, layout, memory, slot_cap, tokens[-1] if waits and tokens else None,
+        _unpack_turns(sections, n_turns, base.length), _created(created), made_by, other,
+        since=since, base=base, tokens=tokens,
     )
 
 
@@ -280,7 +258,7 @@ def encode(file: SessionFile) -> bytes:
 
     tokens = () if file.tokens is None else file.tokens
     waits = _HAS_PENDING if file.pending is not None else 0
-    head = _HEAD.pack(
+    head = _HEADS["HEAD"].pack(
         file.model_fingerprint.encode("ascii"),
         file.layout_fingerprint,
         file.position,
@@ -309,27 +287,20 @@ def describe(session: SessionFile | SessionDelta) -> str:
     if isinstance(session, SessionDelta):
         lines["delta"] = f"of {session.base.length} tokens, for those that had {session.since.length}"
         lines["since SHA-256"] = session.since.digest.hex()
-    lines |= {
-        "model": session.model_fingerprint,
-        "layout": f"{session.layout_fingerprint:016x}",
-        "memory": session.memory,
-        "slot cap": session.slot_cap or "none",
-    }
+    lines["model"] = session.model_fingerprint
+    lines["layout"] = f"{session.layout_fingerprint:016x}"
+    lines["memory"] = session.memory
+    lines["slot cap"] = session.slot_cap or "none"
     if isinstance(session, SessionFile):
         lines["position"] = session.position
-    lines |= {
-        "token that waits": "none" if session.pending is None else session.pending,
-        "tokens": "not kept" if tokens is None else len(tokens),
-        "tokens' SHA-256": base.digest.hex() if base else "none",
-        "turn ends": " ".join(map(str, session.turn_ends)) or "none",
-    }
+    lines["token that waits"] = "none" if session.pending is None else session.pending
+    lines["tokens"] = "not kept" if tokens is None else len(tokens)
+    lines["tokens' SHA-256"] = base.digest.hex() if base else "none"
+    lines["turn ends"] = " ".join(map(str, session.turn_ends)) or "none"
     if isinstance(session, SessionFile):
         lines["state bytes"] = len(session.state)
-    lines |= {
-        "created": session.created.isoformat(timespec="seconds")
-        if session.created
-        else "unknown",
-        "made by": session.made_by,
-        "other sections": " ".join(session.other) or "none",
-    }
+    created = session.created
+    lines["created"] = created.isoformat(timespec="seconds") if created else "unknown"
+    lines["made by"] = session.made_by
+    lines["other sections"] = " ".join(session.other) or "none"
     return "\n".join(f"{name:<18} {value}" for name, value in lines.items())

@@ -1,16 +1,20 @@
-"""Arguments and results of the client: plain dataclasses named like the messages of ovq.v1.
+"""Arguments and results of the client. Results are dataclasses with the fields of their messages in
+ovq.v1, where proto/ovq/v1/inference.proto explains each.
 
-Durations are seconds, timestamps are aware datetimes in UTC, absent optional fields are None."""
+Durations are seconds, timestamps are aware datetimes in UTC, lists are tuples, absent optional
+fields are None."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from datetime import datetime, timezone
-from typing import Any, TypedDict, TypeVar, Union
+from dataclasses import dataclass
+from datetime import timezone
+from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from google.protobuf.descriptor import FieldDescriptor
+
+from ovq_client._messages import MESSAGES
 
 __all__ = [
     "Conversation", "ErrorInfo", "Event", "Finished", "FinishReason", "ModelInfo", "Options",
@@ -76,197 +80,102 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 3
 
 
-@dataclass(frozen=True)
-class TopLogprobs:
+_RECORDS: dict[str, type] = {}
+
+
+class _Record:
+    """Makes of each subclass a frozen dataclass with the fields of the message that has its name, or
+    of `message`."""
+
+    def __init_subclass__(cls, message: str = "") -> None:
+        name = message or cls.__name__
+        cls.__annotations__ = dict.fromkeys(MESSAGES[name].DESCRIPTOR.fields_by_name, Any)
+        _RECORDS[name] = dataclass(frozen=True)(cls)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class TopLogprobs(_Record):
     """Candidates, best first; ties: the lower id first."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+
+class Started(_Record):
+    """An answer begins."""
 
 
-@dataclass(frozen=True)
-class Started:
-    session_id: str
-    prompt_tokens: int
-    cached_tokens: int
-    seed: int
-    position: int
+class TokenChunk(_Record):
+    """Tokens of an answer, with their text."""
 
 
-@dataclass(frozen=True)
-class TokenChunk:
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    top: tuple[TopLogprobs, ...]
-    index: int
+class Usage(_Record):
+    """Counts and times of an answer."""
 
 
-@dataclass(frozen=True)
-class Usage:
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    state_bytes: int
-    queue_time: float | None
-    prefill_time: float | None
-    decode_time: float | None
-    position: int
-    merged_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
+class Finished(_Record):
+    """A completion ended."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    reason: FinishReason
-    usage: Usage
-    index: int
-    matched_stop: str
-    matched_token_id: int | None
-
-
-# : Events of an answer: one Started, TokenChunks, and one Finished for each completion.
+#: Events of an answer: one Started, TokenChunks, and one Finished for each completion.
 Event = Union[Started, TokenChunk, Finished]
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(_Record, message="ScoreResponse"):
     """Log-probabilities of a text; logprobs[i] belongs to token i+1 given tokens 0..i."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    top: tuple[TopLogprobs, ...]
+
+class StateSize(_Record):
+    """Bytes of a session's state at a position."""
 
 
-@dataclass(frozen=True)
-class StateSize:
-    position: int
-    state_bytes: int
-    full_kv_cache_bytes: int
+class RequestLimits(_Record):
+    """Upper limits of a request's fields."""
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    max_completions: int
-    max_stop_strings: int
-    max_stop_string_bytes: int
-    max_top_logprobs: int
-    min_centroids: int
-    max_ttl: float | None
-    max_page_size: int
-    max_messages: int
-    max_role_bytes: int
-    max_tools_bytes: int
-    max_stop_token_ids: int
-    max_logit_bias: int
-
-
-@dataclass(frozen=True)
-class ErrorInfo:
+class ErrorInfo(_Record):
     """Machine-readable details of an error: the field of a bad value, the reason of a refusal."""
 
-    field: str
-    reason: str
-    bytes_needed: int | None
-    bytes_free: int | None
-    retry_after: float | None
-    position: int | None
+
+class ModelInfo(_Record):
+    """The served model and its server."""
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    name: str
-    fingerprint: str
-    vocab_size: int
-    hidden_size: int
-    layer_types: tuple[str, ...]
-    parameters: int
-    default_max_centroids: int
-    max_centroids_limit: int
-    state_sizes: tuple[StateSize, ...]
-    state_bytes_cap: int
-    has_tokenizer: bool
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    device: str
-    compute_dtype: str
-    state_dtype: str
-    state_memory_bytes: int
-    max_sessions: int
-    max_prompt_tokens: int
-    server_version: str
-    limits: RequestLimits
-    tokenizer: str
-    has_chat_template: bool
-    memory: str
-    exact_tokens: int | None
-    memories: tuple[str, ...]
-    weights: str
+class TurnEnd(_Record):
+    """The end of a turn, to which a session can be rewound."""
 
 
-@dataclass(frozen=True)
-class TurnEnd:
-    position: int
-    replay_tokens: int  # tokens that a rewind to this checkpoint prefills again
+class Session(_Record):
+    """A session as the server describes it; `turns` comes from get_session only."""
 
 
-@dataclass(frozen=True)
-class Session:
-    session_id: str
-    position: int
-    max_centroids: int
-    state_bytes: int
-    state_bytes_cap: int
-    live_centroids: int
-    busy: bool
-    created: datetime | None
-    last_used: datetime | None
-    expires: datetime | None
-    prompt_tokens_total: int
-    generated_tokens_total: int
-    memory: str
-    keeps_tokens: bool
-    turns: tuple[TurnEnd, ...]  # only from get_session
-    durable: bool
-    hibernated: bool
-    damaged_at: int | None  # position where the model's output was not finite
+class Rewound(_Record, message="RewindSessionResponse"):
+    """A rewound session, and the tokens that were, or are to be, prefilled again."""
 
 
-@dataclass(frozen=True)
-class Rewound:
-    session: Session
-    replay_tokens: int  # tokens prefilled again, or to be prefilled again
+def from_message(message: Any) -> Any:
+    """Converts a message to its dataclass, field by field."""
+    fields = message.DESCRIPTOR.fields
+    return _RECORDS[message.DESCRIPTOR.name](*(_field(message, field) for field in fields))
 
 
-_T = TypeVar("_T")
-_NESTED = {cls.__name__: cls for cls in (TopLogprobs, TurnEnd, Usage, StateSize, RequestLimits)}
-
-
-def from_message(cls: type[_T], message: Any) -> _T:
-    """Converts a message to the dataclass `cls` of the same name, field by field."""
-    return cls(**{field.name: _field(message, field.name) for field in fields(cls)})
-
-
-def _field(message: Any, name: str) -> Any:
-    descriptor = message.DESCRIPTOR.fields_by_name[name]
-    value = getattr(message, name)
-    if descriptor.label == FieldDescriptor.LABEL_REPEATED:
-        return tuple(_plain(descriptor, item) for item in value)
-    nested = descriptor.message_type is not None and descriptor.message_type.name in _NESTED
-    if descriptor.has_presence and not nested and not message.HasField(name):
+def _field(message: Any, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.label == FieldDescriptor.LABEL_REPEATED:
+        return tuple(_plain(field, item) for item in value)
+    nested = field.message_type is not None and field.message_type.name in _RECORDS
+    if field.has_presence and not nested and not message.HasField(field.name):
         return None
-    return _plain(descriptor, value)
+    return _plain(field, value)
 
 
-def _plain(descriptor: Any, value: Any) -> Any:
-    if descriptor.enum_type is not None:
+def _plain(field: Any, value: Any) -> Any:
+    if field.enum_type is not None:
         return FinishReason(value)
-    if descriptor.message_type is None:
+    if field.message_type is None:
         return value
-    kind = descriptor.message_type.name
-    if kind == "Duration":
+    if field.message_type.name == "Duration":
         return value.ToTimedelta().total_seconds()
-    if kind == "Timestamp":
+    if field.message_type.name == "Timestamp":
         return value.ToDatetime(tzinfo=timezone.utc)
-    return from_message(_NESTED[kind], value)
+    return from_message(value)

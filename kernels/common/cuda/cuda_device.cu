@@ -32,7 +32,10 @@ bool IsOutOfMemory(cudaError_t error) {
 void* AllocatePageLocked(size_t bytes) {
   void* data = nullptr;
   const cudaError_t error = cudaMallocHost(&data, bytes);
-  if (IsOutOfMemory(error)) throw OutOfDeviceMemory("host, page-locked", bytes);
+  if (IsOutOfMemory(error)) {
+    throw OutOfDeviceMemory(
+        absl::StrCat("memory of the host, page-locked: ", bytes, " bytes needed at once"));
+  }
   CheckCuda(error);
   return data;
 }
@@ -126,7 +129,8 @@ void* AllocateBytes(size_t bytes) {
   if (IsOutOfMemory(error)) {
     size_t free_bytes = 0, total_bytes = 0;
     CheckCuda(cudaMemGetInfo(&free_bytes, &total_bytes));
-    throw OutOfDeviceMemory("GPU", bytes, free_bytes, total_bytes);
+    throw OutOfDeviceMemory(absl::StrCat("memory of the GPU: ", bytes, " bytes needed at once, ",
+                                         free_bytes, " of ", total_bytes, " bytes are free"));
   }
   CheckCuda(error);
   return data;

@@ -22,45 +22,35 @@ void ReadConfig(const FieldReaders& from, BlockSlidingConfig& config) {
 }
 
 BlockSlidingAttention::BlockSlidingAttention(const StateSpec& spec, const Config& config)
-    : Attention{.shape = config.shape},
-      chunk_len(config.chunk_len),
-      window_chunks(config.window_chunks),
-      sink_len(config.sink_len),
-      dtype(spec.kv_dtype) {
+    : Attention(spec, config), config_(config) {
   const int64_t heads = shape.n_kv_heads,
-                blocks = NumBlocks(int64_t{chunk_len} * window_chunks + sink_len);
-  const int64_t channels = BlockChannels(dtype, shape.head_dim),
-                value_stride = BlockChannels(dtype, ValueStride(shape.value_head_dim));
-  layout.fixed = StateFields({{"keys", dtype, {heads, blocks, channels, kBlockSlots}},
-                              {"values", dtype, {heads, blocks, kBlockSlots, value_stride}}});
-  layout.span = chunk_len;
+                blocks =
+                    NumBlocks(int64_t{config.chunk_len} * config.window_chunks + config.sink_len);
+  SetFixed({{"keys", dtype, {heads, blocks, key_channels(), kBlockSlots}},
+            {"values", dtype, {heads, blocks, kBlockSlots, value_channels()}}});
+  state_.span = config.chunk_len;
 }
 
 AttentionBlocks BlockSlidingAttention::Blocks(const LayerState& where) const {
-  AttentionBlocks blocks;
-  blocks.shape = shape;
-  blocks.dtype = dtype;
-  blocks.wave_span = chunk_len;
-  blocks.recent_spans = window_chunks;
-  blocks.recent_sinks = sink_len;
-  blocks.recent_keys = {where.FixedPlace(layout, kKeys)};
-  blocks.recent_values = {where.FixedPlace(layout, kValues)};
+  AttentionBlocks blocks = NewBlocks();
+  blocks.wave_span = config_.chunk_len;
+  blocks.recent_spans = config_.window_chunks;
+  blocks.recent_sinks = config_.sink_len;
+  blocks.recent_keys = {where.FixedPlace(state_, kKeys)};
+  blocks.recent_values = {where.FixedPlace(state_, kValues)};
   return blocks;
 }
 
-void BlockSlidingAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
-  AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = tokens.out_dtype;
-  Dispatch<BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(
-      args.context, AttentionArgs{blocks, args.seqs, tokens});
+void BlockSlidingAttention::Attend(const LayerArgs& layer_args, const AttentionArgs& args) const {
+  Dispatch<BlockSlidingAttentionCpu, BlockSlidingAttentionCuda>(layer_args.context, args);
 }
 
-std::vector<StateExtent> BlockSlidingAttention::UndoExtents(const LayerState& where,
-                                                            const TokenRange& tokens) const {
+std::vector<StateExtent> BlockSlidingAttention::OwnExtents(const LayerState& where,
+                                                           const TokenRange& tokens) const {
   const AttentionBlocks blocks = Blocks(where);
-  const bool slides =
-      tokens.end % chunk_len == 0 && MoveAfter(blocks, tokens.end / chunk_len - 1).n > 0;
-  if (slides) return {{where.fixed_offset, own_fixed_bytes()}};
+  const bool slides = tokens.end % config_.chunk_len == 0 &&
+                      MoveAfter(blocks, tokens.end / config_.chunk_len - 1).n > 0;
+  if (slides) return {{where.fixed_offset, own_fixed_bytes}};
   return RecentExtents(blocks, tokens);
 }
 

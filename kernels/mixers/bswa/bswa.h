@@ -2,7 +2,7 @@
 // tokens. From the KVM paper's published code, gptalpha_bswa; equations in README.md.
 #pragma once
 
-#include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/attention.h"
 
 namespace ovq::kernels {
 
@@ -16,18 +16,18 @@ void ReadConfig(const FieldReaders& from, BlockSlidingConfig& config);
 
 // fixed: keys [n_kv_heads][blocks][head_dim][64] and values [n_kv_heads][blocks][64][value_stride]
 //        of one run of slots: sinks, then the window
-struct BlockSlidingAttention : Attention {
+class BlockSlidingAttention final : public Attention {
+ public:
   using Config = BlockSlidingConfig;
   BlockSlidingAttention(const StateSpec& spec, const Config& config);
-
-  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-
-  int32_t chunk_len, window_chunks, sink_len;  // as in the config
-  DType dtype;
+  AttentionBlocks Blocks(const LayerState& where) const override;
 
  private:
-  AttentionBlocks Blocks(const LayerState& where) const;
+  void Attend(const LayerArgs& layer_args, const AttentionArgs& args) const override;
+  std::vector<StateExtent> OwnExtents(const LayerState& where,
+                                      const TokenRange& tokens) const override;
+
+  const Config config_;
 };
 
 void BlockSlidingAttentionCpu(DeviceContext& context, const AttentionArgs& args);

@@ -8,13 +8,9 @@
 #include <vector>
 
 #include "kernels/mixers/closest_pair/schedule.h"
-#include "kernels/mixers/common/attend.h"
-#include "kernels/mixers/common/dictionary_config.h"
+#include "kernels/mixers/common/dictionary.h"
 
 namespace ovq::kernels {
-
-// Number of slots after the last full chunk: one a token, up to the session's slot cap.
-Growth GrowsToCap(int chunk_len, int64_t default_slot_cap);
 
 // key_size of the rule is not read from here: it follows from the norm of keys.
 struct ClosestPairConfig : DictionaryConfig {};
@@ -70,24 +66,19 @@ struct PairFields {
 
 // fixed: per kv head 2 ceil(chunk_len / 64) work blocks: keys [head_dim][64], values
 //        [64][value_stride], counts u32, bounds f32, partners i32, oldest u32 [64]; value_size f32
-// block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
-//        values [64][value_stride] | oldest u32 [64] | bounds f32 [64] | partners i32 [64]
-struct ClosestPairAttention : Attention {
+// block: each head's own fields: oldest u32 [64] | bounds f32 [64] | partners i32 [64]
+class ClosestPairAttention final : public DictionaryAttention {
+ public:
   using Config = ClosestPairConfig;
-  explicit ClosestPairAttention(const ClosestPairConfig& config);
   ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config);
 
-  void Load(const MixerSpec& spec) { config.layer = spec.layer; }
-  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-  bool CanUndoSuffix(const TokenRange& tokens) const;
-
-  ClosestPairConfig config;
-
  private:
+  void Attend(const LayerArgs& layer_args, const AttentionArgs& args) const override;
+  std::vector<StateExtent> OwnExtents(const LayerState& where,
+                                      const TokenRange& tokens) const override;
+  bool CanUndoOwnSuffix(const TokenRange& tokens) const override;
   bool Joins(const TokenRange& tokens, int part) const;
   void AddBounds(const StateExtent& block, std::vector<StateExtent>& extents) const;
-  AttentionBlocks Blocks(const LayerState& where) const;
 };
 
 // Checks a state that comes from outside: the number of candidates and of slots that have not

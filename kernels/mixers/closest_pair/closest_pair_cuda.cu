@@ -3,20 +3,13 @@
 // for each head of a session. Distances are summed in the CPU's order.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/closest_pair/pair_mean.cuh"
+#include "kernels/mixers/common/cuda/full_chunk.cuh"
 
 namespace ovq::kernels {
 namespace cuda {
 namespace {
 
 constexpr int kValueSums = 16, kCheckChannels = 16;
-
-struct PairKernelArgs {
-  AttentionBlocks blocks;
-  PairPlaces places;
-  PairRule rule;
-  DeviceSequences seqs;
-  int32_t wave;
-};
 
 constexpr uint32_t SharedFloats(const AttentionShape& shape) {
   return static_cast<uint32_t>((shape.head_dim + 3) / 4 * 4 + ValueStride(shape.value_head_dim));
@@ -42,7 +35,7 @@ struct Dictionary {
   SharedPtr<int32_t> new_slots;   // [work slots]
   SharedPtr<int32_t> free_slots;  // [work slots]
 
-  __device__ Dictionary(const PairKernelArgs& args, const PairChunk& chunk)
+  __device__ Dictionary(const ClosestPairArgs& args, const PairChunk& chunk)
       : at{args.blocks, args.places, chunk} {
     const uint32_t floats = PairShared::kBytes,
                    slots = floats + SharedFloats(args.blocks.shape) * 4,
@@ -344,42 +337,38 @@ struct Dictionary {
 // Grid: (sequences, kv heads).
 template <class T>
 __global__ void __launch_bounds__(kPairThreads)
-    PassTokens(const __grid_constant__ PairKernelArgs args) {
+    PassTokens(const __grid_constant__ ClosestPairArgs args,
+               const __grid_constant__ DeviceWave wave) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
+  std::byte* session = wave.seqs.state[s];
   const int32_t length = args.blocks.wave_span;
   if (session == nullptr) return;
-  const WaveTokens wave = TokensInWave(args.seqs, s, length, args.wave);
-  if (wave.begin >= wave.end) return;
+  const WaveTokens tokens = TokensInWave(wave, s, length);
+  if (tokens.begin >= tokens.end) return;
   const PairChunk chunk = {.session = session,
                            .kv_head = kv_head,
-                           .begin = wave.span_begin,
+                           .begin = tokens.span_begin,
                            .length = length,
                            .slot_cap = args.blocks.live.HeadSlotCap(s, kv_head),
-                           .n_slots = args.blocks.LiveAt(s, kv_head, args.wave),
-                           .n_slots_next = args.blocks.LiveAt(s, kv_head, args.wave + 1),
+                           .n_slots = args.blocks.LiveAt(s, kv_head, wave.index),
+                           .n_slots_next = args.blocks.LiveAt(s, kv_head, wave.index + 1),
                            .rule = args.rule};
   const Dictionary<T> dictionary(args, chunk);
-  if (chunk.JoinedAt(wave.end - chunk.begin) > 0) {
-    dictionary.Pass(wave.begin - chunk.begin, wave.end - chunk.begin);
+  if (chunk.JoinedAt(tokens.end - chunk.begin) > 0) {
+    dictionary.Pass(tokens.begin - chunk.begin, tokens.end - chunk.begin);
   }
-  if (wave.end == chunk.begin + length) dictionary.EndChunk();
+  if (tokens.end == chunk.begin + length) dictionary.EndChunk();
 }
 
 }  // namespace
 }  // namespace cuda
 
-void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& layer_args) {
-  cuda::PairKernelArgs args = {layer_args.blocks, layer_args.places, layer_args.rule,
-                               layer_args.seqs.device, 0};
-  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
-                  static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
+void ClosestPairCuda(DeviceContext& context, const ClosestPairArgs& args) {
   const auto pass =
-      VisitSlots(layer_args.blocks.dtype, []<class T>(Slots<T>) { return cuda::PassTokens<T>; });
-  AttendWavesCuda(context, layer_args, {}, [&](int wave) {
-    args.wave = wave;
-    cuda::Launch(context, pass, grid, cuda::kPairThreads, cuda::PairSharedBytes(layer_args.blocks),
-                 args);
+      VisitSlots(args.blocks.dtype, []<class T>(Slots<T>) { return cuda::PassTokens<T>; });
+  AttendWavesCuda(context, args, {}, [&](const DeviceWave& wave) {
+    cuda::Launch(context, pass, cuda::HeadGrid(args), cuda::kPairThreads,
+                 cuda::PairSharedBytes(args.blocks), args, wave);
   });
 }
 

@@ -77,7 +77,7 @@ HWY_INLINE M Candidates(DI di, hn::Vec<DI> partners) {
 
 // Exact key distances of one vector of candidates.
 template <class T>
-HWY_INLINE V KeyDistances(const NearestSearch& search, size_t first) {
+HWY_INLINE V ExactKeyDistances(const NearestSearch& search, size_t first) {
   const D d;
   if (search.key == nullptr) return hn::LoadU(d, search.key_distances + first);
   const T* block = static_cast<const T*>(search.blocks[first / kBlockSlots].keys);
@@ -159,7 +159,7 @@ class Search {
     const int32_t seed = LikelyNearest(search_);
     if (seed >= 0) {
       seeds_ = seed / kLanes * kLanes;
-      hn::StoreU(KeyDistances<T>(search_, static_cast<size_t>(seeds_)), D(), of_seeds_);
+      hn::StoreU(ExactKeyDistances<T>(search_, static_cast<size_t>(seeds_)), D(), of_seeds_);
       Consider(Distance<T>(search_, seed, of_seeds_[seed % kLanes]), seed);
     }
     for (size_t b = 0; b < search_.blocks.size(); ++b) {
@@ -207,7 +207,7 @@ class Search {
     float keys[kLanes], lower_bound[kLanes];
     const V of_keys = none_is_near      ? hn::Set(d, kInfinity)
                       : first == seeds_ ? hn::LoadU(d, of_seeds_)
-                                        : KeyDistances<T>(search_, at);
+                                        : ExactKeyDistances<T>(search_, at);
     hn::StoreU(of_keys, d, keys);
     hn::StoreU(none_is_near ? of_keys : hn::Max(LowerBounds(search_, at), of_keys), d, lower_bound);
     for (int i = 0; i < kLanes; ++i) VisitCandidate(block, first + i, keys[i], lower_bound[i]);
@@ -296,6 +296,83 @@ PairBound LowestBound(std::span<const CandidateBlock> blocks) {
   return lowest;
 }
 
+constexpr int kRowTile = 4;
+// The accumulators must fit the register file: 32 registers with 64-byte vectors, else 16.
+constexpr int kVectors = kLanes == 16 ? 4 : 2;
+
+// Distances of kRows keys to one block.
+template <int kRows, class T>
+HWY_INLINE void TileKeyDistances(const float* const* rows, const T* keys, int head_dim,
+                                 float* const* distances, size_t at) {
+  const D d;
+  for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
+    V sum[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+    }
+    for (int i = 0; i < head_dim; ++i) {
+      const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
+      V key[kVectors];
+      for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const V x = hn::Set(d, rows[r][i]);
+        for (int v = 0; v < kVectors; ++v) {
+          const V apart = hn::Sub(x, key[v]);
+          sum[r][v] = hn::MulAdd(apart, apart, sum[r][v]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVectors; ++v)
+        hn::StoreU(sum[r][v], d, distances[r] + at + s + v * kLanes);
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size_t at) {
+  const auto n = static_cast<int>(batch.keys.size());
+  const float* const* rows = batch.keys.data();
+  float* const* to = batch.distances.data();
+  int r = 0;
+  for (; r + kRowTile <= n; r += kRowTile) {
+    TileKeyDistances<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
+  }
+  for (; r < n; ++r) TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
+}
+
+// Converts a block to float: every slot's channels times its scale.
+template <class T>
+HWY_INLINE void WidenBlock(const T* keys, int head_dim, float* wide) {
+  const D d;
+  for (int s = 0; s < kBlockSlots; s += kLanes) {
+    [[maybe_unused]] V scale;
+    if constexpr (Slots<T>::kScaled) scale = LoadScales(d, keys, head_dim, s);
+    for (auto i = static_cast<size_t>(s); i < static_cast<size_t>(head_dim) * kBlockSlots;
+         i += kBlockSlots) {
+      V channel = LoadWide(d, keys + i);
+      if constexpr (Slots<T>::kScaled) channel = hn::Mul(channel, scale);
+      hn::StoreU(channel, d, wide + i);
+    }
+  }
+}
+
+void FillKeyDistances(const KeyDistances& batch) {
+  VisitSlots(batch.dtype, [&]<class T>(Slots<T>) HWY_ATTR {
+    const bool widens =
+        Slots<T>::kScaled || (sizeof(T) < sizeof(float) && batch.keys.size() > kRowTile);
+    for (size_t b = 0; b < batch.blocks.size(); ++b) {
+      const T* keys = static_cast<const T*>(batch.blocks[b].keys);
+      if (widens) {
+        WidenBlock(keys, batch.head_dim, batch.wide);
+        BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
+      } else {
+        BlockKeyDistances(batch, keys, b * kBlockSlots);
+      }
+    }
+  });
+}
+
 float SquaredNorm(const void* value, DType dtype, int value_stride) {
   return VisitSlots(dtype, [&]<class T>(Slots<T>) HWY_ATTR {
     return ValueDistance(nullptr, static_cast<const T*>(value), value_stride);
@@ -309,10 +386,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace ovq::kernels {
 
+HWY_EXPORT(FillKeyDistances);
 HWY_EXPORT(FindNearest);
 HWY_EXPORT(LowestBound);
 HWY_EXPORT(NearestOnes);
 HWY_EXPORT(SquaredNorm);
+
+void KeyDistancesCpu(const KeyDistances& batch) { HWY_DYNAMIC_DISPATCH(FillKeyDistances)(batch); }
 
 Nearest FindNearestCpu(const NearestSearch& search) {
   return HWY_DYNAMIC_DISPATCH(FindNearest)(search);

@@ -50,15 +50,4 @@ std::vector<StateExtent> RecentExtents(const AttentionBlocks& blocks, const Toke
   return extents;
 }
 
-void PrepareAttention(const MixerSpec& spec, const AttentionShape& shape) {
-  if constexpr (kWithCuda) {
-    if (spec.context.device() != Device::kCuda || !spec.weights.status().ok()) return;
-    AttentionBlocks blocks;
-    blocks.shape = shape;
-    blocks.dtype = spec.state.kv_dtype;
-    blocks.compute_dtype = spec.compute_dtype;
-    spec.weights.Update(PrepareAttendCuda(spec.context, blocks));
-  }
-}
-
 }  // namespace ovq::kernels

@@ -10,10 +10,37 @@
 
 #include "absl/status/status.h"
 #include "kernels/common/device.h"
-#include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/mixer.h"
 
 namespace ovq::kernels {
+
+// Query head h reads key/value head h / group().
+struct AttentionShape {
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  int value_head_dim = 0;
+  constexpr int group() const { return n_heads / n_kv_heads; }
+  // Channels of a token's queries, keys, values and outputs.
+  constexpr int64_t q_width() const { return int64_t{n_heads} * head_dim; }
+  constexpr int64_t k_width() const { return int64_t{n_kv_heads} * head_dim; }
+  constexpr int64_t v_width() const { return int64_t{n_kv_heads} * value_head_dim; }
+  constexpr int64_t out_width() const { return int64_t{n_heads} * value_head_dim; }
+};
+
+// One batch's queries, keys and values, ready for a kernel. Tokens are `stride` floats apart.
+struct AttentionTensors {
+  const float* q;  // [n_tokens, n_heads, head_dim], processed as AttentionInput says
+  const float* k;  // [n_tokens, n_kv_heads, head_dim]
+                   // both bfloat16 values if that is the compute dtype
+  const float* v;  // [n_tokens, n_kv_heads, value_head_dim]
+  int64_t stride;
+  void* out;  // [n_tokens, n_heads, value_head_dim], packed
+  DType out_dtype;
+  TensorView x = {};  // [n_tokens, d_model], the layer's input in the compute dtype
+  const float* gate =
+      nullptr;  // [n_tokens, n_heads, value_head_dim], tokens `stride` apart; null without a gate
+};
 
 // The address of block i of a kv head: in the session's state, or in memory that the mixer divides
 // among the sequences of a batch.
@@ -121,10 +148,12 @@ struct FullChunk {
   int32_t n_old, n_next;
 };
 
+// The arguments of a batch's attention. Kernels on a device take them whole, and read seqs only
+// through a DeviceWave.
 struct AttentionArgs {
-  const AttentionBlocks& blocks;
+  AttentionBlocks blocks;
   const BatchSequences& seqs;
-  const AttentionTensors& tokens;
+  AttentionTensors tokens;
 };
 
 // Tokens of one kv head of one sequence that lie in one recent block, so that they attend to the
@@ -161,7 +190,7 @@ void AttendTilesCpu(DeviceContext& context, const AttentionArgs& args,
                     const std::function<void(const FullChunk&, int thread)>& update,
                     const std::function<void(const TileTokens&, int thread)>& after = {});
 void AttendWavesCuda(DeviceContext& context, const AttentionArgs& args,
-                     const std::function<void(int wave)>& prepare,
-                     const std::function<void(int wave)>& update);
+                     const std::function<void(const DeviceWave&)>& prepare,
+                     const std::function<void(const DeviceWave&)>& update);
 
 }  // namespace ovq::kernels

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/common/dispatch.h"
+#include "kernels/mixers/common/token_shift.h"
 
 namespace ovq::kernels {
 namespace {
@@ -113,43 +116,98 @@ void ReadAttention(const FieldReaders& from, AttentionConfig& config) {
 
 std::string FirstValuesInput(int layer) { return absl::StrCat("first_values_input.", layer); }
 
-AttentionProjection::AttentionProjection(const MixerSpec& spec, const AttentionShape& shape,
-                                         const AttentionInput& input)
-    : shape_(shape), input_(input), compute_(spec.compute_dtype) {
-  WeightReader& weights = spec.weights;
-  const int64_t d_model = spec.state.d_model;
-  const int64_t q = int64_t{shape.n_heads} * shape.head_dim;
-  const int64_t k = int64_t{shape.n_kv_heads} * shape.head_dim;
-  const int64_t v = int64_t{shape.n_kv_heads} * shape.value_head_dim;
-  std::vector<WeightPart> rows = {{"self_attn.q_proj.weight", q},
-                                  {"self_attn.k_proj.weight", k},
-                                  {"self_attn.v_proj.weight", v}};
-  if (input.gate) {
-    rows.push_back({"self_attn.g_proj.weight", int64_t{shape.n_heads} * shape.value_head_dim});
+Attention::Attention(const StateSpec& spec, const AttentionConfig& config)
+    : shape(config.shape), input(config.input), dtype(spec.kv_dtype), d_model_(spec.d_model) {}
+
+void Attention::SetFixed(std::vector<StateField> own) {
+  own_fields = static_cast<int>(own.size());
+  own_fixed_bytes = StateFields(own).bytes();
+  if (input.token_shift) {
+    own.push_back(TokenShiftField(shape.q_width() + shape.k_width() + shape.v_width()));
   }
-  qkv_ = weights.Product(rows, d_model);
-  out_ = weights.Product({{"self_attn.o_proj.weight", d_model}},
-                         int64_t{shape.n_heads} * shape.value_head_dim, spec.residual_scale);
+  if (input.shifts_gate()) own.push_back(TokenShiftField(d_model_, "newest_x"));
+  state_.fixed = StateFields(std::move(own));
+}
+
+AttentionBlocks Attention::NewBlocks() const {
+  AttentionBlocks blocks;
+  blocks.shape = shape;
+  blocks.dtype = dtype;
+  blocks.compute_dtype = compute_;
+  blocks.layer = layer;
+  return blocks;
+}
+
+void Attention::Load(const MixerSpec& spec) {
+  layer = spec.layer;
+  compute_ = spec.compute_dtype;
+  LoadOwn(spec);
+  WeightReader& weights = spec.weights;
+  if constexpr (kWithCuda) {
+    if (spec.context.device() == Device::kCuda && weights.status().ok()) {
+      AttentionBlocks blocks = NewBlocks();
+      blocks.dtype = spec.state.kv_dtype;
+      weights.Update(PrepareAttendCuda(spec.context, blocks));
+    }
+  }
+  std::vector<WeightPart> rows = {{"self_attn.q_proj.weight", shape.q_width()},
+                                  {"self_attn.k_proj.weight", shape.k_width()},
+                                  {"self_attn.v_proj.weight", shape.v_width()}};
+  if (input.gate) rows.push_back({"self_attn.g_proj.weight", shape.out_width()});
+  qkv_ = weights.Product(rows, d_model_);
+  out_ = weights.Product({{"self_attn.o_proj.weight", d_model_}}, shape.out_width(),
+                         spec.residual_scale);
   if (input.value_layer == spec.layer) {
-    first_values_ = weights.Product({{"self_attn.v_proj.weight", v}}, d_model);
+    first_values_ = weights.Product({{"self_attn.v_proj.weight", shape.v_width()}}, d_model_);
   }
   LoadBiases(spec);
-  LoadValueResidual(spec, v);
+  LoadValueResidual(spec);
   if (input.token_shift) {
-    shift_ = weights.Floats(
-        {{"self_attn.q_shift", q}, {"self_attn.k_shift", k}, {"self_attn.v_shift", v}});
+    shift_ = weights.Floats({{"self_attn.q_shift", shape.q_width()},
+                             {"self_attn.k_shift", shape.k_width()},
+                             {"self_attn.v_shift", shape.v_width()}});
   }
   LoadNorms(spec);
   if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
 }
 
-void AttentionProjection::LoadBiases(const MixerSpec& spec) {
+void Attention::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+  PublishValues(args);
+  ScratchScope scope(args.context);
+  const AttentionTensors tokens = Project(args, x, scope);
+  AttentionBlocks blocks = Blocks(args.where);
+  if (state_.growth.capped()) blocks.live = args.seqs.live[args.where.growth];
+  Attend(args, {blocks, args.seqs, tokens});
+  Output(args, tokens, y);
+}
+
+void Attention::Attend(const LayerArgs& layer_args, const AttentionArgs& args) const {
+  Dispatch<AttendCpu, AttendCuda>(layer_args.context, args);
+}
+
+std::vector<StateExtent> Attention::OwnExtents(const LayerState& where,
+                                               const TokenRange& tokens) const {
+  return RecentExtents(Blocks(where), tokens);
+}
+
+std::vector<StateExtent> Attention::UndoExtents(const LayerState& where,
+                                                const TokenRange& tokens) const {
+  std::vector<StateExtent> extents = OwnExtents(where, tokens);
+  const StateFields& fixed = state_.fixed;
+  for (int i = own_fields; i < static_cast<int>(fixed.list().size()); ++i) {
+    extents.push_back({where.fixed_offset + fixed.offset(i), fixed.list()[i].bytes()});
+  }
+  return extents;
+}
+
+bool Attention::CanUndoSuffix(const TokenRange& tokens) const {
+  return !input.token_shift && !input.shifts_gate() && tokens.end % state_.span != 0 &&
+         CanUndoOwnSuffix(tokens);
+}
+
+void Attention::LoadBiases(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
-  if (!input_.bias && !input_.gate_bias) return;
-  const int64_t gate = input_.gate ? int64_t{shape_.n_heads} * shape_.value_head_dim : 0;
-  const int64_t q = int64_t{shape_.n_heads} * shape_.head_dim;
-  const int64_t k = int64_t{shape_.n_kv_heads} * shape_.head_dim;
-  const int64_t v = int64_t{shape_.n_kv_heads} * shape_.value_head_dim;
+  if (!input.bias && !input.gate_bias) return;
   std::vector<float> bias;  // zeros for a part without a bias
   const auto append = [&](bool has_bias, const WeightPart& part) {
     const auto end = bias.size() + static_cast<size_t>(part.rows);
@@ -159,49 +217,49 @@ void AttentionProjection::LoadBiases(const MixerSpec& spec) {
     }
     bias.resize(end);
   };
-  append(input_.bias, {"self_attn.q_proj.bias", q});
-  append(input_.bias, {"self_attn.k_proj.bias", k});
-  append(input_.bias, {"self_attn.v_proj.bias", v});
-  append(input_.gate_bias, {"self_attn.g_proj.bias", gate});
+  append(input.bias, {"self_attn.q_proj.bias", shape.q_width()});
+  append(input.bias, {"self_attn.k_proj.bias", shape.k_width()});
+  append(input.bias, {"self_attn.v_proj.bias", shape.v_width()});
+  append(input.gate_bias, {"self_attn.g_proj.bias", input.gate ? shape.out_width() : 0});
   qkv_bias_ = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
-  if (!input_.bias) return;
-  out_bias_ = weights.Floats({{"self_attn.o_proj.bias", spec.state.d_model}}, spec.residual_scale);
+  if (!input.bias) return;
+  out_bias_ = weights.Floats({{"self_attn.o_proj.bias", d_model_}}, spec.residual_scale);
 }
 
-void AttentionProjection::LoadNorms(const MixerSpec& spec) {
+void Attention::LoadNorms(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
-  const int64_t d = shape_.head_dim;
+  const int64_t d = shape.head_dim;
   const auto scale = static_cast<float>(std::sqrt(static_cast<double>(d)));
-  switch (input_.norm) {
+  switch (input.norm) {
     case HeadNorm::kLayer:
       query_norm_ =
           weights.Floats({{"self_attn.q_norm.weight", d}, {"self_attn.q_norm.bias", d}}, 1 / scale);
       key_norm_ = weights.Floats({{"self_attn.k_norm.weight", d}, {"self_attn.k_norm.bias", d}});
       return;
     case HeadNorm::kRms: {
-      const int64_t n_q = input_.norms_all_heads ? shape_.n_heads : 1;
-      const int64_t n_k = input_.norms_all_heads ? shape_.n_kv_heads : 1;
-      query_norm_ = weights.NormWeight("self_attn.q_norm.weight", n_q * d, input_.norm_weight,
-                                       *input_.score_scale);
-      key_norm_ = weights.NormWeight("self_attn.k_norm.weight", n_k * d, input_.norm_weight);
+      const int64_t n_q = input.norms_all_heads ? shape.n_heads : 1;
+      const int64_t n_k = input.norms_all_heads ? shape.n_kv_heads : 1;
+      query_norm_ = weights.NormWeight("self_attn.q_norm.weight", n_q * d, input.norm_weight,
+                                       *input.score_scale);
+      key_norm_ = weights.NormWeight("self_attn.k_norm.weight", n_k * d, input.norm_weight);
       return;
     }
     case HeadNorm::kNone: {
-      const std::vector<float> scales(static_cast<size_t>(shape_.n_heads), *input_.score_scale);
+      const std::vector<float> scales(static_cast<size_t>(shape.n_heads), *input.score_scale);
       beta_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
       return;
     }
     case HeadNorm::kUnit:
     case HeadNorm::kL2:
-      beta_ = weights.Floats({{"self_attn.beta", shape_.n_heads}},
-                             input_.norm == HeadNorm::kL2 ? scale : 1);
+      beta_ = weights.Floats({{"self_attn.beta", shape.n_heads}},
+                             input.norm == HeadNorm::kL2 ? scale : 1);
   }
 }
 
-void AttentionProjection::LoadValueResidual(const MixerSpec& spec, int64_t v_width) {
+void Attention::LoadValueResidual(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
-  const int64_t d_model = spec.state.d_model, rank = input_.gate_rank;
-  switch (input_.value_residual) {
+  const int64_t rank = input.gate_rank, v_width = shape.v_width();
+  switch (input.value_residual) {
     case ValueResidual::kNone:
       return;
     case ValueResidual::kLinear: {
@@ -210,35 +268,30 @@ void AttentionProjection::LoadValueResidual(const MixerSpec& spec, int64_t v_wid
       return;
     }
     case ValueResidual::kGatedAfterShift:
-      gate_shift_ = weights.Floats("self_attn.v_shift", {d_model});
+      gate_shift_ = weights.Floats("self_attn.v_shift", {d_model_});
       [[fallthrough]];
     case ValueResidual::kGated:
-      gate_down_ = weights.Product({{"self_attn.value_gate.down.weight", rank}}, d_model);
+      gate_down_ = weights.Product({{"self_attn.value_gate.down.weight", rank}}, d_model_);
       gate_up_ = weights.FloatProduct({"self_attn.value_gate.up.weight", v_width}, rank);
       gate_bias_ = weights.Floats("self_attn.value_gate.bias", {v_width});
   }
 }
 
-int64_t AttentionProjection::ShiftWidth(const AttentionShape& shape) {
-  return int64_t{shape.n_heads + shape.n_kv_heads} * shape.head_dim +
-         int64_t{shape.n_kv_heads} * shape.value_head_dim;
-}
-
-size_t AttentionProjection::bytes() const {
+size_t Attention::weight_bytes() const {
   return qkv_.bytes() + out_.bytes() + first_values_.bytes() + gate_down_.bytes() +
          gate_up_.bytes();
 }
 
-void AttentionProjection::PublishValues(const LayerArgs& args) const {
+void Attention::PublishValues(const LayerArgs& args) const {
   if (first_values_.bytes() == 0) return;
-  const TensorView input = args.tensors.Get(FirstValuesInput(input_.value_layer));
-  first_values_.Apply(args.context, input,
-                      args.tensors.Put(FirstValues(input_.value_layer), DType::kF32,
-                                       {input.shape[0], first_values_.out()}));
+  const TensorView embedded = args.tensors.Get(FirstValuesInput(input.value_layer));
+  first_values_.Apply(args.context, embedded,
+                      args.tensors.Put(FirstValues(input.value_layer), DType::kF32,
+                                       {embedded.shape[0], first_values_.out()}));
 }
 
-TensorView AttentionProjection::Shift(const LayerArgs& args, TensorView x, const Buffer& mix,
-                                      size_t newest, ScratchScope& scope) const {
+TensorView Attention::Shift(const LayerArgs& args, TensorView x, const Buffer& mix, size_t newest,
+                            ScratchScope& scope) const {
   const TensorView shifted = scope.Tensor(x.dtype, x.shape);
   ShiftTokens(args.context, args.seqs,
               {.x = x.data,
@@ -254,10 +307,9 @@ TensorView AttentionProjection::Shift(const LayerArgs& args, TensorView x, const
 }
 
 // Value residual on v [n_tokens, n_kv_heads, value_head_dim], tokens `stride` apart.
-void AttentionProjection::MixValues(const LayerArgs& args, TensorView x, float* v,
-                                    int64_t stride) const {
-  if (input_.value_residual == ValueResidual::kNone) return;
-  const TensorView first = args.tensors.Get(FirstValues(input_.value_layer));
+void Attention::MixValues(const LayerArgs& args, TensorView x, float* v, int64_t stride) const {
+  if (input.value_residual == ValueResidual::kNone) return;
+  const TensorView first = args.tensors.Get(FirstValues(input.value_layer));
   Check(first.data != nullptr, "a value residual's layer has come before");
   ScratchScope scope(args.context);
   Mix mix = {.x = v,
@@ -266,8 +318,8 @@ void AttentionProjection::MixValues(const LayerArgs& args, TensorView x, float* 
              .x_stride = stride,
              .target = first.as<float>(),
              .share = value_share_};
-  if (input_.value_residual != ValueResidual::kLinear) {
-    const TensorView narrow = scope.Tensor(DType::kF32, {mix.n_rows, input_.gate_rank});
+  if (input.value_residual != ValueResidual::kLinear) {
+    const TensorView narrow = scope.Tensor(DType::kF32, {mix.n_rows, input.gate_rank});
     const TensorView gate = scope.Tensor(DType::kF32, first.shape);
     gate_down_.Apply(args.context, x, narrow);
     gate_up_.Apply(args.context, narrow, gate);
@@ -277,12 +329,20 @@ void AttentionProjection::MixValues(const LayerArgs& args, TensorView x, float* 
   MixTowards(args.context, mix);
 }
 
-AttentionTensors AttentionProjection::Project(const LayerArgs& args, TensorView x,
-                                              const ShiftPlaces& newest,
-                                              ScratchScope& scope) const {
+ShiftPlaces Attention::Newest(const LayerState& where) const {
+  const StateFields& fixed = state_.fixed;
+  const int last = static_cast<int>(fixed.list().size()) - 1;
+  ShiftPlaces newest;
+  if (input.token_shift) newest.qkv = where.fixed_offset + fixed.offset(own_fields);
+  if (input.shifts_gate()) newest.x = where.fixed_offset + fixed.offset(last);
+  return newest;
+}
+
+AttentionTensors Attention::Project(const LayerArgs& args, TensorView x,
+                                    ScratchScope& scope) const {
   const int64_t n_tokens = args.seqs.n_tokens(), stride = qkv_.out();
-  const int64_t q_width = int64_t{shape_.n_heads} * shape_.head_dim;
-  const int64_t k_width = int64_t{shape_.n_kv_heads} * shape_.head_dim;
+  const int64_t q_width = shape.q_width(), k_width = shape.k_width();
+  const ShiftPlaces newest = Newest(args.where);
   const TensorView out = scope.Tensor(compute_, {n_tokens, out_.in()});
   TensorView qkv = scope.Tensor(DType::kF32, {n_tokens, stride});
   qkv_.Apply(args.context, x, qkv);
@@ -290,9 +350,9 @@ AttentionTensors AttentionProjection::Project(const LayerArgs& args, TensorView 
     AddBias(args.context, qkv, {qkv_bias_.as<void>(), DType::kF32, {stride}}, 1);
   }
   const int64_t to_values = q_width + k_width;
-  if (!input_.shifts_gate()) MixValues(args, x, qkv.as<float>() + to_values, stride);
-  if (input_.token_shift) qkv = Shift(args, qkv, shift_, newest.qkv, scope);
-  if (input_.shifts_gate()) {
+  if (!input.shifts_gate()) MixValues(args, x, qkv.as<float>() + to_values, stride);
+  if (input.token_shift) qkv = Shift(args, qkv, shift_, newest.qkv, scope);
+  if (input.shifts_gate()) {
     MixValues(args, Shift(args, x, gate_shift_, newest.x, scope), qkv.as<float>() + to_values,
               stride);
   }
@@ -305,38 +365,35 @@ AttentionTensors AttentionProjection::Project(const LayerArgs& args, TensorView 
           .out = out.data,
           .out_dtype = compute_,
           .x = x,
-          .gate = input_.gate ? k + k_width + int64_t{shape_.n_kv_heads} * shape_.value_head_dim
-                              : nullptr};
+          .gate = input.gate ? k + k_width + shape.v_width() : nullptr};
 }
 
-void AttentionProjection::Prepare(const LayerArgs& args, float* q, float* k, int64_t stride) const {
+void Attention::Prepare(const LayerArgs& args, float* q, float* k, int64_t stride) const {
   const int64_t n_tokens = args.seqs.n_tokens();
-  HeadPrep prep = {.queries = {q, n_tokens, shape_.n_heads, shape_.head_dim, stride},
-                   .keys = {k, n_tokens, shape_.n_kv_heads, shape_.head_dim, stride},
-                   .norm = input_.norm,
+  HeadPrep prep = {.queries = {q, n_tokens, shape.n_heads, shape.head_dim, stride},
+                   .keys = {k, n_tokens, shape.n_kv_heads, shape.head_dim, stride},
+                   .norm = input.norm,
                    .beta = beta_.as<float>(),
                    .query_norm = query_norm_.as<float>(),
                    .key_norm = key_norm_.as<float>(),
-                   .eps = input_.norm_eps,
+                   .eps = input.norm_eps,
                    .rope = rope_ ? &*rope_ : nullptr,
                    .positions = {args.seqs.device.positions, static_cast<size_t>(n_tokens)},
                    .round_to_bf16 = compute_ == DType::kBF16};
-  if (input_.norms_all_heads) {  // all heads of a token as one, then the rest head by head
+  if (input.norms_all_heads) {  // all heads of a token as one, then the rest head by head
     for (const auto& [heads, weight] :
          {std::pair(prep.queries, prep.query_norm), std::pair(prep.keys, prep.key_norm)}) {
       const HeadRows as_one = {heads.data, n_tokens, 1, heads.n_heads * heads.head_dim, stride};
-      PrepareHeads(args.context, {.queries = as_one,
-                                  .norm = HeadNorm::kRms,
-                                  .query_norm = weight,
-                                  .eps = input_.norm_eps});
+      PrepareHeads(
+          args.context,
+          {.queries = as_one, .norm = HeadNorm::kRms, .query_norm = weight, .eps = input.norm_eps});
     }
     prep.norm = HeadNorm::kNone;
   }
   PrepareHeads(args.context, prep);
 }
 
-void AttentionProjection::Output(const LayerArgs& args, const AttentionTensors& tokens,
-                                 TensorView y) const {
+void Attention::Output(const LayerArgs& args, const AttentionTensors& tokens, TensorView y) const {
   const TensorView attended = {
       .data = tokens.out, .dtype = tokens.out_dtype, .shape = {y.shape[0], out_.in()}};
   if (tokens.gate != nullptr) GateBySigmoid(args.context, attended, tokens.gate, tokens.stride);

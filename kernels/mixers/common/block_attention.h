@@ -14,14 +14,9 @@
 
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
-#include "kernels/mixers/mixer.h"
+#include "kernels/mixers/common/slots.h"
 
 namespace ovq::kernels {
-
-constexpr int kValueAlignment = 16;
-constexpr int ValueStride(int value_head_dim) {
-  return (value_head_dim + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
-}
 
 struct KvBlock {
   const void* keys;    // [head_dim][64]

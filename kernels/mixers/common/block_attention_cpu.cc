@@ -308,6 +308,30 @@ void AttendSegment(const BlockAttention& tile, int segment, size_t fetched, floa
   });
 }
 
+// Folds segment b into segment a: m = max(m_a, m_b),  l = l_a e^(m_a - m) + l_b e^(m_b - m),  acc
+// likewise.
+void FoldSegment(const BlockAttention& tile, const SegmentSums& next, const SegmentSums& total) {
+  const D d;
+  for (int r = 0; r < tile.n_queries; ++r) {
+    const float max = HWY_MAX(total.max[r], next.max[r]);
+    const V of_total = hn::Exp(d, hn::Set(d, total.max[r] - max)),
+            of_next = hn::Exp(d, hn::Set(d, next.max[r] - max));
+    total.max[r] = max;
+    total.sum[r] = total.sum[r] * hn::GetLane(of_total) + next.sum[r] * hn::GetLane(of_next);
+    float* to = total.out + static_cast<size_t>(r) * tile.value_stride;
+    const float* from = next.out + static_cast<size_t>(r) * tile.value_stride;
+    for (int c = 0; c < tile.value_stride; c += kLanes) {
+      const V before = hn::Mul(hn::LoadU(d, to + c), of_total);
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, from + c), of_next, before), d, to + c);
+    }
+  }
+  for (int r = 0; r < tile.n_probes; ++r) {
+    if (!(next.best_score[r] > total.best_score[r])) continue;
+    total.best_score[r] = next.best_score[r];
+    total.best_slot[r] = next.best_slot[r];
+  }
+}
+
 void ScoreBlock(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {
   VisitSlots(dtype, [&]<class T>(Slots<T>) HWY_ATTR {
     ScoreRows</*kAhead=*/false>(&row, 1, static_cast<const T*>(keys), {}, head_dim, scores);
@@ -323,11 +347,16 @@ HWY_AFTER_NAMESPACE();
 namespace ovq::kernels {
 
 HWY_EXPORT(AttendSegment);
+HWY_EXPORT(FoldSegment);
 HWY_EXPORT(ScoreBlock);
 
 void AttendSegmentCpu(const BlockAttention& tile, int segment, size_t fetched, float* scratch,
                       const SegmentSums& sums) {
   HWY_DYNAMIC_DISPATCH(AttendSegment)(tile, segment, fetched, scratch, sums);
+}
+
+void FoldSegmentCpu(const BlockAttention& tile, const SegmentSums& next, const SegmentSums& total) {
+  HWY_DYNAMIC_DISPATCH(FoldSegment)(tile, next, total);
 }
 
 void ScoreBlockCpu(const float* row, const void* keys, DType dtype, int head_dim, float* scores) {

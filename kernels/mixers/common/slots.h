@@ -160,6 +160,12 @@ constexpr bool IsExactInBF16(DType dtype) {
   return VisitSlots(dtype, []<class T>(Slots<T>) { return Slots<T>::kExactInBF16; });
 }
 
+// Channels of a value with its padding, which is zeros.
+constexpr int kValueAlignment = 16;
+constexpr int ValueStride(int value_head_dim) {
+  return (value_head_dim + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
+}
+
 // Channels of a block, counting the exponents as one more.
 constexpr int64_t BlockChannels(DType dtype, int64_t channels) {
   return channels + (IsScaled(dtype) ? 1 : 0);

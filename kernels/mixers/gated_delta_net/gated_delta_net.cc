@@ -40,7 +40,7 @@ void ReadConfig(const FieldReaders& from, GatedDeltaNetConfig& config) {
   from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
 }
 
-RecurrentLayer GatedDeltaNet::Describe() const {
+RecurrentLayer GatedDeltaNet::Describe(const Config& config) {
   const int64_t qk = config.key_width(), v = config.value_width(), qkv = config.conv_width();
   const int64_t heads = config.n_v_heads;
   RecurrentLayer layer = {
@@ -77,18 +77,18 @@ RecurrentLayer GatedDeltaNet::Describe() const {
 void GatedDeltaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
   AdvanceStates(args.context, args.seqs,
                 {.rule = StateRule::kDelta,
-                 .n_heads = config.n_v_heads,
-                 .n_key_heads = config.n_heads,
-                 .key_dim = config.head_dim,
-                 .value_dim = config.value_head_dim,
+                 .n_heads = config_.n_v_heads,
+                 .n_key_heads = config_.n_heads,
+                 .key_dim = config_.head_dim,
+                 .value_dim = config_.value_head_dim,
                  .q = inputs.convolved,
-                 .k = inputs.convolved + config.key_width(),
-                 .v = inputs.convolved + 2 * config.key_width(),
+                 .k = inputs.convolved + config_.key_width(),
+                 .v = inputs.convolved + 2 * config_.key_width(),
                  .stride = inputs.convolved_stride,
                  .decay = inputs.decay,
                  .beta = inputs.sigmoids[0],
                  .skip = nullptr,
-                 .states = args.where.FixedPlace(inputs.state, kMatrices),
+                 .states = args.where.FixedPlace(state_, kMatrices),
                  .y = inputs.y});
 }
 

@@ -29,14 +29,17 @@ struct GatedDeltaNetConfig {
 };
 void ReadConfig(const FieldReaders& from, GatedDeltaNetConfig& config);
 
-struct GatedDeltaNet : Recurrence {
+class GatedDeltaNet final : public RecurrentMixer {
+ public:
   using Config = GatedDeltaNetConfig;
-  explicit GatedDeltaNet(const Config& config) : config(config) {}
+  GatedDeltaNet(const StateSpec&, const Config& config)
+      : RecurrentMixer(Describe(config)), config_(config) {}
 
-  RecurrentLayer Describe() const;
-  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
+ private:
+  static RecurrentLayer Describe(const Config& config);
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const override;
 
-  GatedDeltaNetConfig config;
+  const Config config_;
 };
 
 }  // namespace ovq::kernels

@@ -1,7 +1,8 @@
-// KvmFold: what the CPU and CUDA share when a chunk leaves the window, i.e. addresses and a token's
-// contribution to a row.
+// KvmFold: what the CPU and CUDA share when a chunk leaves the window: addresses, the sums of a row
+// and what attention reads of it.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/mixers/common/block_attention.h"
@@ -17,10 +18,11 @@ inline constexpr float kKvmSmallestNorm = 1e-12f;
 // One head of a session whose oldest chunk leaves the window. T: type of keys, values and sums.
 template <class T>
 struct KvmFold {
-  const AttentionBlocks& blocks;
-  const KvmConfig& config;
-  const KvmParts& parts;
+  const KvmArgs& args;
   FullChunk chunk;
+  const AttentionBlocks& blocks = args.blocks;
+  const KvmConfig& config = args.config;
+  const KvmParts& parts = args.parts;
 
   constexpr int d() const { return blocks.shape.head_dim; }
   constexpr int dv() const { return blocks.shape.value_head_dim; }
@@ -59,24 +61,99 @@ struct KvmFold {
     return applies && config.gated() ? *parts.gates.At<float>(chunk.session, chunk.kv_head, i)
                                      : 1.0f;
   }
-  // The gate of the value whose length becomes that of token i's row.
-  constexpr float LengthGate(int32_t i) const {
-    return is_first() ? 1.0f : Gate(i, /*is_value=*/true, /*appends=*/true);
+  // The length that token i's row begins with.
+  constexpr float FirstLength(int32_t i) const {
+    if (!config.value_lengths) return 1;
+    const T* value = WindowValue(i);
+    const float gate = is_first() ? 1.0f : Gate(i, /*is_value=*/true, /*appends=*/true);
+    float squares = 0;
+    for (int c = 0; c < dv(); ++c) {
+      const float x = ToFloat(value[c]) * gate;
+      squares += x * x;
+    }
+    return std::sqrt(squares);
   }
 
-  // One channel of a row's value as attention reads it: sum / norm * length with value lengths,
-  // else sum / length.
-  constexpr T SlotValue(float sum, float norm, float length) const {
-    const float value = config.value_lengths ? sum / norm * length : sum / length;
-    return Slots<T>::Nearest(config.round_values ? ToFloat(RoundToBF16(value)) : value);
+  // LayerNorm of x(0), x(1), ..., x(d - 1): its statistics, and one channel.
+  struct Norm {
+    float mean, scale;
+  };
+  template <class Fn>
+  constexpr Norm MeasureNorm(Fn&& x) const {
+    const auto n = static_cast<float>(d());
+    float sum = 0, squares = 0;
+    for (int c = 0; c < d(); ++c) sum += x(c);
+    const float mean = sum / n;
+    for (int c = 0; c < d(); ++c) {
+      const float apart = x(c) - mean;
+      squares += apart * apart;
+    }
+    return {mean, 1 / std::sqrt(squares / n + kKvmNormEps)};
+  }
+  constexpr float Normed(float x, const Norm& norm, int c) const {
+    return (x - norm.mean) * norm.scale * args.weights.norm_weight[c] + args.weights.norm_bias[c];
+  }
+  constexpr Norm RowNorm(int32_t row) const {
+    const T* sums = Key(parts.key_sums, row);
+    return MeasureNorm([&](int c) { return ToFloat(sums[c * kBlockSlots]); });
   }
 
-  constexpr RoundingKey Rounding(int32_t row, bool is_value) const {
-    return {.layer = static_cast<uint32_t>(config.layer),
-            .kv_head = static_cast<uint32_t>(chunk.kv_head),
-            .row = static_cast<uint32_t>(row),
-            .is_value = is_value,
-            .chunk = chunk.chunk};
+  constexpr int key_groups() const { return (d() + kRoundingGroup - 1) / kRoundingGroup; }
+  // Groups of channels of a row: keys first, then values.
+  constexpr int groups() const {
+    return key_groups() + (dv() + kRoundingGroup - 1) / kRoundingGroup;
+  }
+  // Sums one group of a row's channels: token i alone, or i, next(i), ..., added to the row's old
+  // sum. key(i, c): channel c of a token's key, without its temperature, normalised.
+  template <class KeyFn, class NextFn>
+  constexpr void SumGroup(int32_t i, int32_t row, bool appends, int group, KeyFn&& key,
+                          NextFn&& next) const {
+    const bool is_value = group >= key_groups();
+    const int from = (is_value ? group - key_groups() : group) * kRoundingGroup;
+    const int left = (is_value ? dv() : d()) - from, stride = is_value ? 1 : kBlockSlots;
+    T* sums = (is_value ? Value(parts.value_sums, row) : Key(parts.key_sums, row)) + from * stride;
+    float sum[kRoundingGroup] = {};
+    for (int c = 0; c < kRoundingGroup; ++c) {
+      if (!appends && c < left) sum[c] = ToFloat(sums[c * stride]);
+    }
+    for (; i >= 0; i = appends ? -1 : next(i)) {
+      const float gate = Gate(i, is_value, appends);
+      const T* value = WindowValue(i) + from;
+      for (int c = 0; c < kRoundingGroup; ++c) {
+        if (c < left) sum[c] += (is_value ? ToFloat(value[c]) : key(i, from + c)) * gate;
+      }
+    }
+    const RoundingKey rounding = {.layer = static_cast<uint32_t>(blocks.layer),
+                                  .kv_head = static_cast<uint32_t>(chunk.kv_head),
+                                  .row = static_cast<uint32_t>(row),
+                                  .is_value = is_value,
+                                  .chunk = chunk.chunk};
+    RoundGroup(sum, left, rounding, static_cast<uint32_t>(from), 1, sums,
+               static_cast<size_t>(stride));
+  }
+
+  // Recomputes a row's key and value, which attention reads, from its sums and its length. A value
+  // is sum / norm * length with value lengths, else sum / length.
+  constexpr void Refresh(int32_t row) const {
+    const Norm of_key = RowNorm(row);
+    const T* sums = Key(parts.key_sums, row);
+    T* key = Key(blocks.dictionary_keys.place, row);
+    const float temp = args.weights.state_temps[chunk.kv_head];
+    for (int c = 0; c < d(); ++c) {
+      const float normed = Normed(ToFloat(sums[c * kBlockSlots]), of_key, c);
+      key[c * kBlockSlots] = Slots<T>::Nearest(normed * temp);
+    }
+    const T* of_values = Value(parts.value_sums, row);
+    T* to = Value(blocks.dictionary_values.place, row);
+    float squares = 0;
+    for (int c = 0; c < dv(); ++c) squares += ToFloat(of_values[c]) * ToFloat(of_values[c]);
+    const float root = std::sqrt(squares), length = Length(row),
+                norm = root > kKvmSmallestNorm ? root : kKvmSmallestNorm;
+    for (int c = 0; c < dv(); ++c) {
+      const float sum = ToFloat(of_values[c]),
+                  value = config.value_lengths ? sum / norm * length : sum / length;
+      to[c] = Slots<T>::Nearest(config.round_values ? ToFloat(RoundToBF16(value)) : value);
+    }
   }
 };
 

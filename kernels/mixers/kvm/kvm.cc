@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/slots.h"
 
 namespace ovq::kernels {
 namespace {
@@ -46,12 +45,6 @@ void ReadLaw(const FieldReaders& from, KvmLaw& law) {
   }
   section.Int("state_min_len", law.min_slots, -1, kMaxSlots);
   section.Int("n_max_d_chunks", law.max_chunks, 1, kMaxSlotCap);
-}
-
-KvmConfig InState(const StateSpec& spec, KvmConfig config) {
-  // One byte is too coarse for the sums behind slots.
-  config.dtype = IsScaled(spec.kv_dtype) ? DType::kBF16 : spec.kv_dtype;
-  return config;
 }
 
 }  // namespace
@@ -115,42 +108,43 @@ void ReadConfig(const FieldReaders& from, KvmConfig& config) {
   section.Bool("values_round_to_bfloat16", config.round_values);
 }
 
-KvmAttention::KvmAttention(const StateSpec& spec, const KvmConfig& in_file)
-    : config(InState(spec, in_file)) {
-  shape = config.shape;
+KvmAttention::KvmAttention(const StateSpec& spec, const KvmConfig& config)
+    : Attention(spec, config), config_(config) {
+  // One byte is too coarse for the sums behind slots.
+  if (IsScaled(dtype)) dtype = DType::kBF16;
   const KvmLaw& law = config.law;
   const int64_t heads = shape.n_kv_heads, d = shape.head_dim,
                 window = law.chunk_len * law.window_chunks,
                 value_stride = ValueStride(shape.value_head_dim);
   std::vector<StateField> fixed = {
-      {"window_keys", config.dtype, {heads, NumBlocks(window), d, kBlockSlots}},
-      {"window_values", config.dtype, {heads, NumBlocks(window), kBlockSlots, value_stride}}};
+      {"window_keys", dtype, {heads, NumBlocks(window), d, kBlockSlots}},
+      {"window_values", dtype, {heads, NumBlocks(window), kBlockSlots, value_stride}}};
   if (config.gated()) fixed.push_back({"gates", DType::kF32, {heads, window}});
-  layout.fixed = StateFields(std::move(fixed));
+  SetFixed(std::move(fixed));
   std::vector<StateField> block;
   for (int64_t head = 0; head < heads; ++head) {
     block.push_back({"lengths", DType::kF32, {kBlockSlots}});
-    block.push_back({"keys", config.dtype, {d, kBlockSlots}});
-    block.push_back({"values", config.dtype, {kBlockSlots, value_stride}});
-    block.push_back({"key_sums", config.dtype, {d, kBlockSlots}});
-    block.push_back({"value_sums", config.dtype, {kBlockSlots, value_stride}});
+    block.push_back({"keys", dtype, {d, kBlockSlots}});
+    block.push_back({"values", dtype, {kBlockSlots, value_stride}});
+    block.push_back({"key_sums", dtype, {d, kBlockSlots}});
+    block.push_back({"value_sums", dtype, {kBlockSlots, value_stride}});
   }
-  layout.block = StateFields(std::move(block));
-  layout.block_heads = shape.n_kv_heads;
-  layout.growth = law.AsGrowth(config.default_slot_cap);
-  layout.span = law.chunk_len;
+  state_.block = StateFields(std::move(block));
+  state_.block_heads = shape.n_kv_heads;
+  state_.growth = law.AsGrowth(config.default_slot_cap);
+  state_.span = law.chunk_len;
 }
 
-void KvmAttention::Load(const MixerSpec& spec) {
+void KvmAttention::LoadOwn(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
-  config.layer = spec.layer;
-  norm_weight = weights.Floats("self_attn.ln_s_k.weight", {shape.head_dim});
-  norm_bias = weights.Floats("self_attn.ln_s_k.bias", {shape.head_dim});
-  if (config.gated()) {
-    gate = weights.Product({{"self_attn.key_weighting.weight", shape.n_heads}}, spec.state.d_model);
+  norm_weight_ = weights.Floats("self_attn.ln_s_k.weight", {shape.head_dim});
+  norm_bias_ = weights.Floats("self_attn.ln_s_k.bias", {shape.head_dim});
+  if (config_.gated()) {
+    gate_ =
+        weights.Product({{"self_attn.key_weighting.weight", shape.n_heads}}, spec.state.d_model);
   }
   std::vector<float> front(static_cast<size_t>(shape.n_heads), 1.0f), state = front;
-  if (config.head_temps) {
+  if (config_.head_temps) {
     const TensorView of_front = weights.GetTensor("self_attn.front_head_temp", {shape.n_heads}),
                      of_state = weights.GetTensor("self_attn.state_head_temp", {shape.n_heads});
     if (!weights.status().ok()) return;
@@ -164,68 +158,60 @@ void KvmAttention::Load(const MixerSpec& spec) {
                        std::ranges::find(front, 0.0f) - front.begin(), " has it")));
     }
   }
-  front_temps = spec.context.Upload(front.data(), front.size() * sizeof(float));
-  state_temps = spec.context.Upload(state.data(), state.size() * sizeof(float));
+  front_temps_ = spec.context.Upload(front.data(), front.size() * sizeof(float));
+  state_temps_ = spec.context.Upload(state.data(), state.size() * sizeof(float));
 }
 
 AttentionBlocks KvmAttention::Blocks(const LayerState& where) const {
-  AttentionBlocks blocks;
-  blocks.shape = shape;
-  blocks.dtype = config.dtype;
-  blocks.wave_span = static_cast<int32_t>(config.law.chunk_len);
-  blocks.dictionary_keys = {where.BlockPlace(layout, kKeys)};
-  blocks.dictionary_values = {where.BlockPlace(layout, kValues)};
-  blocks.recent_spans = static_cast<int32_t>(config.law.window_chunks);
-  blocks.recent_key_scale = front_temps.as<float>();
-  blocks.recent_keys = {where.FixedPlace(layout, kWindowKeys)};
-  blocks.recent_values = {where.FixedPlace(layout, kWindowValues)};
+  AttentionBlocks blocks = NewBlocks();
+  blocks.wave_span = static_cast<int32_t>(config_.law.chunk_len);
+  blocks.dictionary_keys = {where.BlockPlace(state_, kKeys)};
+  blocks.dictionary_values = {where.BlockPlace(state_, kValues)};
+  blocks.recent_spans = static_cast<int32_t>(config_.law.window_chunks);
+  blocks.recent_key_scale = front_temps_.as<float>();
+  blocks.recent_keys = {where.FixedPlace(state_, kWindowKeys)};
+  blocks.recent_values = {where.FixedPlace(state_, kWindowValues)};
   return blocks;
 }
 
-KvmParts KvmAttention::Parts(const LayerState& where) const {
-  return {.gates = config.gated() ? where.FixedPlace(layout, kGates) : StatePlace{},
-          .lengths = where.BlockPlace(layout, kLengths),
-          .key_sums = where.BlockPlace(layout, kKeySums),
-          .value_sums = where.BlockPlace(layout, kValueSums)};
-}
-
-void KvmAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
-  ScratchScope scope(args.context);
-  AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = tokens.out_dtype;
-  blocks.live = args.seqs.live[args.where.growth];
+void KvmAttention::Attend(const LayerArgs& layer_args, const AttentionArgs& args) const {
+  const LayerState& where = layer_args.where;
+  ScratchScope scope(layer_args.context);
   float* gate_logits = nullptr;
-  if (config.gated()) {
-    const int64_t n_tokens = args.seqs.n_tokens();
-    gate_logits = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.n_heads));
-    gate.Apply(args.context, tokens.x,
-               {.data = gate_logits, .dtype = DType::kF32, .shape = {n_tokens, shape.n_heads}});
+  if (config_.gated()) {
+    const TensorView logits = scope.Tensor(DType::kF32, {args.seqs.n_tokens(), shape.n_heads});
+    gate_.Apply(layer_args.context, args.tokens.x, logits);
+    gate_logits = logits.as<float>();
   }
-  const KvmWeights weights = {norm_weight.as<float>(), norm_bias.as<float>(),
-                              front_temps.as<float>(), state_temps.as<float>()};
-  Dispatch<KvmAttentionCpu, KvmAttentionCuda>(
-      args.context,
-      KvmArgs{{blocks, args.seqs, tokens}, config, Parts(args.where), weights, gate_logits});
+  const KvmParts parts = {
+      .gates = config_.gated() ? where.FixedPlace(state_, kGates) : StatePlace{},
+      .lengths = where.BlockPlace(state_, kLengths),
+      .key_sums = where.BlockPlace(state_, kKeySums),
+      .value_sums = where.BlockPlace(state_, kValueSums)};
+  const KvmWeights weights = {norm_weight_.as<float>(), norm_bias_.as<float>(),
+                              front_temps_.as<float>(), state_temps_.as<float>()};
+  Dispatch<KvmAttentionCpu, KvmAttentionCuda>(layer_args.context,
+                                              KvmArgs{args, config_, parts, weights, gate_logits});
 }
 
-std::vector<StateExtent> KvmAttention::UndoExtents(const LayerState& where,
-                                                   const TokenRange& tokens) const {
-  const int64_t chunk_len = config.law.chunk_len, chunks = tokens.end / chunk_len;
-  const bool folds = tokens.end % chunk_len == 0 && chunks >= config.law.window_chunks;
+std::vector<StateExtent> KvmAttention::OwnExtents(const LayerState& where,
+                                                  const TokenRange& tokens) const {
+  const int64_t chunk_len = config_.law.chunk_len, chunks = tokens.end / chunk_len;
+  const bool folds = tokens.end % chunk_len == 0 && chunks >= config_.law.window_chunks;
   std::vector<StateExtent> extents;
-  if (folds && config.law.window_chunks > 1) {
-    extents.push_back({where.fixed_offset, own_fixed_bytes()});  // the window moves
+  if (folds && config_.law.window_chunks > 1) {
+    extents.push_back({where.fixed_offset, own_fixed_bytes});  // the window moves
   } else {
     extents = RecentExtents(Blocks(where), tokens);
     const int64_t first = tokens.begin - Blocks(where).origin(tokens.begin);
-    for (int head = 0; config.gated() && head < shape.n_kv_heads; ++head) {
-      extents.push_back({where.FixedPlace(layout, kGates).ByteOffset(head, first),
+    for (int head = 0; config_.gated() && head < shape.n_kv_heads; ++head) {
+      extents.push_back({where.FixedPlace(state_, kGates).ByteOffset(head, first),
                          static_cast<size_t>(tokens.end - tokens.begin) * sizeof(float)});
     }
   }
   if (!folds) return extents;
-  const int64_t live = layout.growth.LiveAt(tokens.end, tokens.slot_cap, 0);
-  std::ranges::copy(where.BlockExtents(layout, 0, 0, NumBlocks(live)), std::back_inserter(extents));
+  const int64_t live = state_.growth.LiveAt(tokens.end, tokens.slot_cap, 0);
+  std::ranges::copy(where.BlockExtents(state_, 0, 0, NumBlocks(live)), std::back_inserter(extents));
   return extents;
 }
 

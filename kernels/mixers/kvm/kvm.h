@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/attention.h"
 
 namespace ovq::kernels {
 
@@ -47,10 +47,6 @@ struct KvmConfig : AttentionConfig {
   // Rounds row values to bfloat16 whatever the dtype: values_round_to_bfloat16.
   bool round_values = false;
 
-  // Not fields of config.json: StateSpec and MixerSpec have them.
-  DType dtype = DType::kF32;  // type of keys, values and their sums
-  int layer = 0;              // only used by the random numbers of rounded sums
-
   constexpr bool gated() const { return gate_keys || gate_values; }
 };
 void ReadConfig(const FieldReaders& from, KvmConfig& config);
@@ -72,7 +68,7 @@ struct KvmWeights {
 // State rows are the dictionary of `blocks`; window tokens, with keys stored times their
 // temperature, are its recent tokens.
 struct KvmArgs : AttentionArgs {
-  const KvmConfig& config;
+  KvmConfig config;
   KvmParts parts;
   KvmWeights weights;
   const float* gate_logits;  // [n_tokens, n_heads]; null: all gates are 1
@@ -82,22 +78,22 @@ struct KvmArgs : AttentionArgs {
 // W] block: per head: lengths f32 [64] | keys [head_dim][64] | values [64][value_stride] | key sums
 // |
 //        value sums, so that one head's part of a block is one run of memory
-struct KvmAttention : Attention {
+class KvmAttention final : public Attention {
+ public:
   using Config = KvmConfig;
   KvmAttention(const StateSpec& spec, const KvmConfig& config);
-
-  void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return config.gated() ? gate.bytes() : 0; }
-  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-
-  KvmConfig config;
-  Linear gate;
-  Buffer norm_weight, norm_bias, front_temps, state_temps;  // in the device's memory
+  size_t weight_bytes() const override { return Attention::weight_bytes() + gate_.bytes(); }
+  AttentionBlocks Blocks(const LayerState& where) const override;
 
  private:
-  AttentionBlocks Blocks(const LayerState& where) const;
-  KvmParts Parts(const LayerState& where) const;
+  void LoadOwn(const MixerSpec& spec) override;
+  void Attend(const LayerArgs& layer_args, const AttentionArgs& args) const override;
+  std::vector<StateExtent> OwnExtents(const LayerState& where,
+                                      const TokenRange& tokens) const override;
+
+  const KvmConfig config_;
+  Linear gate_;
+  Buffer norm_weight_, norm_bias_, front_temps_, state_temps_;  // in the device's memory
 };
 
 void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args);

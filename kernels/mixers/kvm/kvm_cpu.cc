@@ -9,7 +9,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <span>
 #include <vector>
 
 #include "kernels/mixers/common/block_attention.h"
@@ -30,7 +29,7 @@ struct Buffers {
   int32_t* block_slot;   // [n]
   int32_t* order;        // [n]
   float* block;          // [head_dim][64]
-  float* sum;            // [max(head_dim, value_head_dim)]
+  int32_t* next;         // [n], the next token merged into the same row, or -1
   float* scratch;
 };
 
@@ -46,14 +45,14 @@ Buffers MakeBuffers(ScratchScope& scope, const KvmConfig& config) {
           .block_slot = scope.Allocate<int32_t>(n),
           .order = scope.Allocate<int32_t>(n),
           .block = scope.Allocate<float>(static_cast<size_t>(d) * kBlockSlots),
-          .sum = scope.Allocate<float>(static_cast<size_t>(std::max(d, dv))),
+          .next = scope.Allocate<int32_t>(n),
           .scratch = scope.Allocate<float>(
               BlockAttentionScratch(static_cast<int>(n), d, ValueStride(dv)))};
 }
 
-// LayerNorm of the kRows columns of x [n_channels][kRows], in place.
-template <int kRows>
+// LayerNorm of the columns of x [n_channels][64], in place.
 void Normalise(const KvmWeights& weights, int n_channels, float* x) {
+  constexpr int kRows = kBlockSlots;
   float mean[kRows] = {}, scale[kRows] = {};
   for (int c = 0; c < n_channels; ++c) {
     for (int r = 0; r < kRows; ++r) mean[r] += x[c * kRows + r];
@@ -81,7 +80,7 @@ class Fold {
  public:
   Fold(const KvmArgs& args, const FullChunk& chunk, const Buffers& buffers)
       : args_(args),
-        at_{args.blocks, args.config, args.parts, chunk},
+        at_{args, chunk},
         buffers_(buffers),
         n_(at_.n_tokens()),
         d_(at_.d()),
@@ -120,7 +119,7 @@ class Fold {
       for (int i = 0; i < d_ * kBlockSlots; ++i) {
         buffers_.block[i] = i < masked ? 0.0f : ToFloat(keys[i]) / temp;
       }
-      Normalise<kBlockSlots>(args_.weights, d_, buffers_.block);
+      Normalise(args_.weights, d_, buffers_.block);
       for (int i = first; i < std::min(n_, first + kBlockSlots); ++i) {
         float* key = buffers_.keys + static_cast<size_t>(i) * d_;
         for (int c = 0; c < d_; ++c) key[c] = buffers_.block[c * kBlockSlots + i - first];
@@ -140,8 +139,13 @@ class Fold {
     for (int32_t first = begin; first < end; first += kBlockSlots) {
       const int32_t n_slots = std::min(kBlockSlots, end - first);
       std::fill_n(buffers_.block, d_ * kBlockSlots, 0.0f);
-      for (int32_t r = 0; r < n_slots; ++r) LoadKeySums(first + r, buffers_.block + r, kBlockSlots);
-      Normalise<kBlockSlots>(args_.weights, d_, buffers_.block);
+      for (int32_t r = 0; r < n_slots; ++r) {
+        const T* sums = at_.Key(args_.parts.key_sums, first + r);
+        for (int c = 0; c < d_ * kBlockSlots; c += kBlockSlots) {
+          buffers_.block[c + r] = ToFloat(sums[c]);
+        }
+      }
+      Normalise(args_.weights, d_, buffers_.block);
       const KvBlock block = {
           .keys = buffers_.block, .values = nullptr, .bias = nullptr, .live = n_slots, .begin = 0};
       AttendBlocksCpu({.dtype = DType::kF32,
@@ -179,21 +183,9 @@ class Fold {
   }
 
   void Append(int i, int32_t row) const {
-    std::fill_n(buffers_.sum, d_, 0.0f);
-    AddKey(i, /*appends=*/true);
-    StoreKeySums(row);
-    std::fill_n(buffers_.sum, dv_, 0.0f);
-    AddValue(i, /*appends=*/true);
-    StoreValueSums(row);
-    const T* value = at_.WindowValue(i);
-    const float gate = at_.LengthGate(i);
-    float squares = 0;
-    for (int c = 0; c < dv_; ++c) {
-      const float x = ToFloat(value[c]) * gate;
-      squares += x * x;
-    }
-    at_.Length(row) = at_.config.value_lengths ? std::sqrt(squares) : 1.0f;
-    Refresh(row);
+    SumRow(i, row, /*appends=*/true);
+    at_.Length(row) = at_.FirstLength(i);
+    at_.Refresh(row);
   }
 
   // Merges tokens order[n_new ...] into their best rows, those of one row in order of position.
@@ -205,65 +197,26 @@ class Fold {
       return row_of[a] != row_of[b] ? row_of[a] < row_of[b] : a < b;
     });
     while (begin < end) {
-      const int32_t row = row_of[*begin];
-      int32_t* next = std::find_if(begin, end, [&](int32_t i) { return row_of[i] != row; });
-      MergeInto(row, {begin, next});
-      begin = next;
+      const int32_t first = *begin, row = row_of[first];
+      for (; begin < end && row_of[*begin] == row; ++begin) {
+        const bool is_last = begin + 1 == end || row_of[begin[1]] != row;
+        buffers_.next[*begin] = is_last ? -1 : begin[1];
+      }
+      SumRow(first, row, /*appends=*/false);
+      if (at_.config.value_lengths) at_.Refresh(row);
     }
-    if (at_.config.value_lengths) return;
-    for (int32_t row = 0; row < at_.chunk.n_next; ++row) {
+    for (int32_t row = 0; !at_.config.value_lengths && row < at_.chunk.n_next; ++row) {
       at_.Length(row) += 1;
-      Refresh(row);
+      at_.Refresh(row);
     }
   }
 
-  void MergeInto(int32_t row, std::span<const int32_t> tokens) const {
-    LoadKeySums(row, buffers_.sum, 1);
-    for (int32_t i : tokens) AddKey(i, /*appends=*/false);
-    StoreKeySums(row);
-    const T* values = at_.Value(args_.parts.value_sums, row);
-    for (int c = 0; c < dv_; ++c) buffers_.sum[c] = ToFloat(values[c]);
-    for (int32_t i : tokens) AddValue(i, /*appends=*/false);
-    StoreValueSums(row);
-    Refresh(row);
-  }
-
-  void AddKey(int i, bool appends) const {
-    const float gate = at_.Gate(i, /*is_value=*/false, appends);
-    for (int c = 0; c < d_; ++c) buffers_.sum[c] += Key(i)[c] * gate;
-  }
-  void AddValue(int i, bool appends) const {
-    const float gate = at_.Gate(i, /*is_value=*/true, appends);
-    const T* value = at_.WindowValue(i);
-    for (int c = 0; c < dv_; ++c) buffers_.sum[c] += ToFloat(value[c]) * gate;
-  }
-  void LoadKeySums(int32_t row, float* to, int stride) const {
-    const T* sums = at_.Key(args_.parts.key_sums, row);
-    for (int c = 0; c < d_; ++c) to[c * stride] = ToFloat(sums[c * kBlockSlots]);
-  }
-  void StoreKeySums(int32_t row) const {
-    RoundRow(buffers_.sum, d_, at_.Rounding(row, /*is_value=*/false),
-             SlotRow<T>{at_.Key(args_.parts.key_sums, row), kBlockSlots});
-  }
-  void StoreValueSums(int32_t row) const {
-    RoundRow(buffers_.sum, dv_, at_.Rounding(row, /*is_value=*/true),
-             SlotRow<T>{at_.Value(args_.parts.value_sums, row), 1});
-  }
-
-  // Recomputes a row's key and value, which attention reads, from its sums and its length.
-  void Refresh(int32_t row) const {
-    LoadKeySums(row, buffers_.sum, 1);
-    Normalise<1>(args_.weights, d_, buffers_.sum);
-    T* key = at_.Key(args_.blocks.dictionary_keys.place, row);
-    const float temp = args_.weights.state_temps[at_.chunk.kv_head];
-    for (int c = 0; c < d_; ++c) key[c * kBlockSlots] = Slots<T>::Nearest(buffers_.sum[c] * temp);
-
-    const T* sums = at_.Value(args_.parts.value_sums, row);
-    float squares = 0;
-    for (int c = 0; c < dv_; ++c) squares += ToFloat(sums[c]) * ToFloat(sums[c]);
-    const float norm = std::max(std::sqrt(squares), kKvmSmallestNorm), length = at_.Length(row);
-    T* value = at_.Value(args_.blocks.dictionary_values.place, row);
-    for (int c = 0; c < dv_; ++c) value[c] = at_.SlotValue(ToFloat(sums[c]), norm, length);
+  void SumRow(int32_t i, int32_t row, bool appends) const {
+    for (int group = 0; group < at_.groups(); ++group) {
+      at_.SumGroup(
+          i, row, appends, group, [&](int32_t token, int c) { return Key(token)[c]; },
+          [&](int32_t token) { return buffers_.next[token]; });
+    }
   }
 
   // Moves the window's tokens n, n + 1, ... to its places 0, 1, ...
@@ -302,7 +255,7 @@ void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args) {
       context, args, [&](const TileTokens& tile) { StoreGates(args, tile); },
       [&](const FullChunk& chunk, int thread) {
         if (chunk.n_next == 0) return;
-        VisitSlots(args.config.dtype,
+        VisitSlots(args.blocks.dtype,
                    [&]<Unscaled T>(Slots<T>) { Fold<T>(args, chunk, buffers[thread]).Run(); });
       });
 }

@@ -1,21 +1,224 @@
 // Key-Value Means on CUDA, the equations of kvm_cpu.cc: first gates, then the attention kernels
 // over rows and window, then the fold of the leaving chunk, one thread block per head of a session.
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/cuda/shared.cuh"
+#include "kernels/mixers/common/cuda/full_chunk.cuh"
 #include "kernels/mixers/common/cuda/slide.cuh"
-#include "kernels/mixers/kvm/kvm_choose.cuh"
+#include "kernels/mixers/kvm/fold.h"
 
 namespace ovq::kernels {
 namespace cuda {
 namespace {
 
-struct FoldArgs {
-  AttentionBlocks blocks;
-  KvmConfig config;
-  KvmParts parts;
-  KvmWeights weights;
-  DeviceSequences seqs;
-  const float* gate_logits;
-  int32_t wave;
+constexpr int kFoldThreads = 256;
+// Rows that are scored together, and how many of their channels are in shared memory at a time.
+constexpr int kTileSlots = 16;
+constexpr int kTileChannels = 64;
+
+// One element per token of the chunk.
+struct TokenArrays {
+  SharedPtr<float> mean, scale;  // statistics of its key's LayerNorm
+  SharedPtr<float> score;        // score of the best row to merge into so far
+  SharedPtr<int32_t> row;        // that row
+  SharedPtr<float> nearness;     // highest score of any row
+  SharedPtr<int32_t> appended;   // row that the token becomes, or -1
+  SharedPtr<int32_t>
+      next;  // shares nearness' memory: the next token merged into the same row, or -1
+  SharedPtr<int32_t>
+      first;  // shares score's memory: whether the token is the first one merged there
+};
+// The rows of a tile.
+struct TileArrays {
+  SharedPtr<float> mean, scale;  // [kTileSlots]
+  SharedPtr<float> keys;         // [kTileChannels][kTileSlots]
+};
+
+constexpr size_t ChooseSharedBytes(int32_t n_tokens) {
+  return (static_cast<size_t>(n_tokens) * 6 + kTileSlots * (2 + kTileChannels)) * sizeof(float);
+}
+
+// Shared memory that every supported GPU allows a thread block.
+static_assert(ChooseSharedBytes(kMaxKvmCudaChunkLen) <= size_t{99} << 10);
+
+// Chooses the rows that the tokens of a leaving chunk become or merge into: one thread per token,
+// tokens' scores in shared memory. A score is one chain of sums over the channels, so equal keys
+// and rows have equal scores.
+template <class T>
+struct Choice {
+  using Norm = typename KvmFold<T>::Norm;
+
+  KvmFold<T> at;
+  TokenArrays tokens;
+  TileArrays tile;
+
+  __device__ Choice(const KvmArgs& args, const FullChunk& chunk) : at{args, chunk} {
+    const auto bytes = static_cast<uint32_t>(at.n_tokens()) * 4;
+    tokens = {.mean = DynamicShared<float>(0),
+              .scale = DynamicShared<float>(bytes),
+              .score = DynamicShared<float>(2 * bytes),
+              .row = DynamicShared<int32_t>(3 * bytes),
+              .nearness = DynamicShared<float>(4 * bytes),
+              .appended = DynamicShared<int32_t>(5 * bytes),
+              .next = DynamicShared<int32_t>(4 * bytes),
+              .first = DynamicShared<int32_t>(2 * bytes)};
+    tile = {.mean = DynamicShared<float>(6 * bytes),
+            .scale = DynamicShared<float>(6 * bytes + kTileSlots * 4),
+            .keys = DynamicShared<float>(6 * bytes + 2 * kTileSlots * 4)};
+  }
+
+  // Channel c of a token's key without its temperature, masked channels zero; before and after the
+  // norm.
+  __device__ float PlainKey(const T* key, int c) const {
+    return c < at.config.masked_dims
+               ? 0.0f
+               : ToFloat(key[c * kBlockSlots]) / at.args.weights.front_temps[at.chunk.kv_head];
+  }
+  __device__ float Key(int32_t i, int c) const {
+    const float mean = tokens.mean[i], scale = tokens.scale[i];
+    return at.Normed(PlainKey(at.WindowKey(i), c), {mean, scale}, c);
+  }
+
+  __device__ void PrepareKeys() const {
+    for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
+      const T* key = at.WindowKey(i);
+      const Norm norm = at.MeasureNorm([&](int c) { return PlainKey(key, c); });
+      tokens.mean[i] = norm.mean;
+      tokens.scale[i] = norm.scale;
+    }
+  }
+
+  __device__ void ForgetScores() const {
+    for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
+      tokens.score[i] = -INFINITY;
+      tokens.row[i] = at.sinks();
+    }
+  }
+
+  // Loads channels [begin, begin + kTileChannels) of the normalised keys of a tile's rows.
+  __device__ void LoadTile(int32_t first, int32_t n_slots, int begin) const {
+    for (int item = threadIdx.x; item < kTileSlots * kTileChannels; item += kFoldThreads) {
+      const int r = item % kTileSlots, c = begin + item / kTileSlots;
+      float key = 0;
+      if (r < n_slots && c < at.d()) {
+        const float mean = tile.mean[r], scale = tile.scale[r];
+        const T sum = at.Key(at.parts.key_sums, first + r)[c * kBlockSlots];
+        key = at.Normed(ToFloat(sum), {mean, scale}, c);
+      }
+      tile.keys[item] = key;
+    }
+  }
+
+  // Scores rows [begin, end): a better score replaces a token's score and row; ties to the lowest
+  // row. All threads must call it together.
+  __device__ void Probe(int32_t begin, int32_t end) const {
+    for (int32_t first = begin; first < end; first += kTileSlots) {
+      const int32_t n_slots = end - first < kTileSlots ? end - first : kTileSlots;
+      if (static_cast<int32_t>(threadIdx.x) < n_slots) {
+        const Norm norm = at.RowNorm(first + static_cast<int32_t>(threadIdx.x));
+        tile.mean[threadIdx.x] = norm.mean;
+        tile.scale[threadIdx.x] = norm.scale;
+      }
+      for (int32_t group = 0; group < at.n_tokens(); group += kFoldThreads) {
+        ProbeTile(first, n_slots, group + static_cast<int32_t>(threadIdx.x));
+      }
+      __syncthreads();
+    }
+  }
+  __device__ void ProbeTile(int32_t first, int32_t n_slots, int32_t i) const {
+    const bool exists = i < at.n_tokens();
+    float sum[kTileSlots] = {};
+    for (int from = 0; from < at.d(); from += kTileChannels) {
+      __syncthreads();
+      LoadTile(first, n_slots, from);
+      __syncthreads();
+      const int to = at.d() - from < kTileChannels ? at.d() - from : kTileChannels;
+      for (int c = 0; c < to && exists; ++c) {
+        const float x = Key(i, from + c);
+#pragma unroll
+        for (int r = 0; r < kTileSlots; ++r) {
+          const float key = tile.keys[c * kTileSlots + r];
+          sum[r] = fmaf(x, key, sum[r]);
+        }
+      }
+    }
+    if (!exists) return;
+    float best = tokens.score[i];
+    int32_t row = tokens.row[i];
+#pragma unroll
+    for (int r = 0; r < kTileSlots; ++r) {
+      if (r >= n_slots || !(sum[r] > best)) continue;
+      best = sum[r];
+      row = first + r;
+    }
+    tokens.score[i] = best;
+    tokens.row[i] = row;
+  }
+
+  // Fills tokens.appended: rows for the tokens that are least similar to any row, ties to the lower
+  // token, in order of position; the first tokens where there is no choice.
+  __device__ void Select() const {
+    for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
+      int32_t rank = i;
+      if (at.selects()) {
+        const float mine = tokens.nearness[i];
+        rank = 0;
+        for (int32_t j = 0; j < at.n_tokens(); ++j) {
+          const float other = tokens.nearness[j];
+          rank += other < mine || (other == mine && j < i) ? 1 : 0;
+        }
+      }
+      tokens.appended[i] = rank < at.n_new() ? 0 : -1;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    int32_t row = at.chunk.n_old;
+    for (int32_t i = 0; i < at.n_tokens(); ++i) {
+      const int32_t becomes_slot = tokens.appended[i];
+      if (becomes_slot >= 0) tokens.appended[i] = row++;
+    }
+  }
+
+  // Chooses the tokens that become rows, and every token's best old row.
+  __device__ void ChooseAppended() const {
+    PrepareKeys();
+    ForgetScores();
+    __syncthreads();
+    if (at.selects()) {
+      Probe(0, at.sinks());
+      for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
+        const float of_sinks = tokens.score[i];
+        tokens.nearness[i] = of_sinks;
+      }
+      ForgetScores();
+      __syncthreads();
+    }
+    Probe(at.sinks(), at.chunk.n_old);
+    for (int32_t i = threadIdx.x; at.selects() && i < at.n_tokens(); i += kFoldThreads) {
+      const float score = tokens.score[i], of_sinks = tokens.nearness[i];
+      tokens.nearness[i] = fmaxf(score, of_sinks);
+    }
+    __syncthreads();
+    Select();
+    __syncthreads();
+  }
+
+  // Chooses the best of all rows for the tokens that are not appended, and links them by row.
+  __device__ void ChooseMerges() const {
+    Probe(at.chunk.n_old > at.sinks() ? at.chunk.n_old : at.sinks(), at.chunk.n_next);
+    for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
+      const int32_t mine = tokens.row[i], becomes = tokens.appended[i];
+      int32_t next = -1, first = becomes < 0 ? 1 : 0;
+      for (int32_t j = at.n_tokens() - 1; j >= 0; --j) {
+        const int32_t other = tokens.row[j], other_becomes = tokens.appended[j];
+        if (other != mine || other_becomes >= 0) continue;
+        if (j > i) next = j;
+        if (j < i) first = 0;
+      }
+      tokens.next[i] = next;
+      tokens.first[i] = first;
+    }
+    __syncthreads();
+  }
 };
 
 // Adds a leaving chunk to the rows of a head. T: type of keys, values and sums.
@@ -25,41 +228,17 @@ struct Fold {
   const KvmFold<T>& at;
   const TokenArrays& tokens;
 
-  __device__ int KeyGroups() const { return (at.d() + kRoundingGroup - 1) / kRoundingGroup; }
-  __device__ int Groups() const {
-    return KeyGroups() + (at.dv() + kRoundingGroup - 1) / kRoundingGroup;
-  }
-
-  // Sums one group of a row's channels (keys first, then values): token i alone, or i and the
-  // tokens merged after it in order of position, added to the row's old sum.
   __device__ void SumGroup(int32_t i, int32_t row, bool appends, int group) const {
-    const bool is_value = group >= KeyGroups();
-    const int from = (is_value ? group - KeyGroups() : group) * kRoundingGroup;
-    const int left = (is_value ? at.dv() : at.d()) - from, stride = is_value ? 1 : kBlockSlots;
-    T* sums = (is_value ? at.Value(at.parts.value_sums, row) : at.Key(at.parts.key_sums, row)) +
-              from * stride;
-    float sum[kRoundingGroup];
-#pragma unroll
-    for (int c = 0; c < kRoundingGroup; ++c) {
-      sum[c] = !appends && c < left ? ToFloat(sums[c * stride]) : 0.0f;
-    }
-    while (i >= 0) {
-      const float gate = at.Gate(i, is_value, appends);
-      const T* value = at.WindowValue(i) + from;
-#pragma unroll
-      for (int c = 0; c < kRoundingGroup; ++c) {
-        if (c < left) sum[c] += (is_value ? ToFloat(value[c]) : choice.Key(i, from + c)) * gate;
-      }
-      if (appends) break;
-      const int32_t after = tokens.next[i];
-      i = after;
-    }
-    RoundGroup(sum, left, at.Rounding(row, is_value), static_cast<uint32_t>(from), 1, sums,
-               static_cast<size_t>(stride));
+    at.SumGroup(
+        i, row, appends, group, [&](int32_t token, int c) { return choice.Key(token, c); },
+        [&](int32_t token) {
+          const int32_t next = tokens.next[token];
+          return next;
+        });
   }
 
   __device__ void Append() const {
-    for (int32_t item = threadIdx.x; item < at.n_tokens() * Groups(); item += kFoldThreads) {
+    for (int32_t item = threadIdx.x; item < at.n_tokens() * at.groups(); item += kFoldThreads) {
       const int32_t i = item % at.n_tokens(), row = tokens.appended[i];
       if (row >= 0) SumGroup(i, row, /*appends=*/true, item / at.n_tokens());
     }
@@ -67,53 +246,27 @@ struct Fold {
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
       const int32_t row = tokens.appended[i];
       if (row < 0) continue;
-      const T* value = at.WindowValue(i);
-      const float gate = at.LengthGate(i);
-      float squares = 0;
-      for (int c = 0; c < at.dv(); ++c) {
-        const float x = ToFloat(value[c]) * gate;
-        squares += x * x;
-      }
-      at.Length(row) = at.config.value_lengths ? sqrtf(squares) : 1.0f;
-      Refresh(row);
+      at.Length(row) = at.FirstLength(i);
+      at.Refresh(row);
     }
     __syncthreads();
   }
 
   __device__ void Merge() const {
-    for (int32_t item = threadIdx.x; item < at.n_tokens() * Groups(); item += kFoldThreads) {
+    for (int32_t item = threadIdx.x; item < at.n_tokens() * at.groups(); item += kFoldThreads) {
       const int32_t i = item % at.n_tokens(), first = tokens.first[i], row = tokens.row[i];
       if (first != 0) SumGroup(i, row, /*appends=*/false, item / at.n_tokens());
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; at.config.value_lengths && i < at.n_tokens(); i += kFoldThreads) {
       const int32_t first = tokens.first[i], row = tokens.row[i];
-      if (first != 0) Refresh(row);
+      if (first != 0) at.Refresh(row);
     }
     for (int32_t row = threadIdx.x; !at.config.value_lengths && row < at.chunk.n_next;
          row += kFoldThreads) {
       at.Length(row) += 1;
-      Refresh(row);
+      at.Refresh(row);
     }
-  }
-
-  // Recomputes a row's key and value, which attention reads, from its sums and its length.
-  __device__ void Refresh(int32_t row) const {
-    float mean, scale;
-    choice.SlotNorm(row, mean, scale);
-    const T* sums = at.Key(at.parts.key_sums, row);
-    T* key = at.Key(at.blocks.dictionary_keys.place, row);
-    const float temp = choice.weights.state_temps[at.chunk.kv_head];
-    for (int c = 0; c < at.d(); ++c) {
-      const float normed = choice.Normed(ToFloat(sums[c * kBlockSlots]), mean, scale, c);
-      key[c * kBlockSlots] = Slots<T>::Nearest(normed * temp);
-    }
-    const T* of_values = at.Value(at.parts.value_sums, row);
-    T* value = at.Value(at.blocks.dictionary_values.place, row);
-    float squares = 0;
-    for (int c = 0; c < at.dv(); ++c) squares += ToFloat(of_values[c]) * ToFloat(of_values[c]);
-    const float norm = fmaxf(sqrtf(squares), kKvmSmallestNorm), length = at.Length(row);
-    for (int c = 0; c < at.dv(); ++c) value[c] = at.SlotValue(ToFloat(of_values[c]), norm, length);
   }
 
   // Moves the window's tokens n, n + 1, ... to its places 0, 1, ..., one chunk after the other.
@@ -132,24 +285,15 @@ struct Fold {
 
 // Grid (sequences, heads).
 template <class T>
-__global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant__ FoldArgs args) {
-  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
-  const int32_t n = args.blocks.wave_span;
-  if (session == nullptr) return;
-  const WaveTokens tokens = TokensInWave(args.seqs, s, n, args.wave);
-  if (tokens.end != tokens.span_begin + n) return;
-  const FullChunk chunk = {.session = session,
-                           .kv_head = kv_head,
-                           .chunk = tokens.span_begin / n,
-                           .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
-                           .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
-  if (chunk.n_next == 0) return;
-  const Choice<T> choice({args.blocks, args.config, args.parts, chunk}, args.weights);
+__global__ void __launch_bounds__(kFoldThreads)
+    FoldChunks(const __grid_constant__ KvmArgs args, const __grid_constant__ DeviceWave wave) {
+  FullChunk chunk;
+  if (!FindFullChunk(args.blocks, wave, chunk) || chunk.n_next == 0) return;
+  const Choice<T> choice(args, chunk);
   const Fold<T> fold = {choice, choice.at, choice.tokens};
   choice.ChooseAppended();
   fold.Append();
-  if (choice.at.n_new() < n) {
+  if (choice.at.n_new() < choice.at.n_tokens()) {
     choice.ChooseMerges();
     fold.Merge();
   }
@@ -157,11 +301,12 @@ __global__ void __launch_bounds__(kFoldThreads) FoldChunks(const __grid_constant
 }
 
 // Grid (sequences, heads). Stores a wave's gates, 1 + elu(logit), in the window.
-__global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant__ FoldArgs args) {
+__global__ void __launch_bounds__(kFoldThreads)
+    StoreGates(const __grid_constant__ KvmArgs args, const __grid_constant__ DeviceWave wave) {
   const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
+  std::byte* session = wave.seqs.state[s];
   if (session == nullptr) return;
-  const WaveTokens tokens = TokensInWave(args.seqs, s, args.blocks.wave_span, args.wave);
+  const WaveTokens tokens = TokensInWave(wave, s, args.blocks.wave_span);
   if (tokens.begin >= tokens.end) return;
   float* gates =
       args.parts.gates.At<float>(session, head, tokens.begin - args.blocks.origin(tokens.begin));
@@ -175,29 +320,19 @@ __global__ void __launch_bounds__(kFoldThreads) StoreGates(const __grid_constant
 }  // namespace
 }  // namespace cuda
 
-void KvmAttentionCuda(DeviceContext& context, const KvmArgs& layer_args) {
-  cuda::FoldArgs args = {layer_args.blocks,
-                         layer_args.config,
-                         layer_args.parts,
-                         layer_args.weights,
-                         layer_args.seqs.device,
-                         layer_args.gate_logits,
-                         0};
-  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
-                  static_cast<unsigned>(layer_args.blocks.shape.n_kv_heads));
+void KvmAttentionCuda(DeviceContext& context, const KvmArgs& args) {
   const auto fold =
-      VisitSlots(layer_args.blocks.dtype, []<Unscaled T>(Slots<T>) { return cuda::FoldChunks<T>; });
+      VisitSlots(args.blocks.dtype, []<Unscaled T>(Slots<T>) { return cuda::FoldChunks<T>; });
+  const dim3 grid = cuda::HeadGrid(args);
   AttendWavesCuda(
-      context, layer_args,
-      [&](int wave) {
-        args.wave = wave;
-        if (layer_args.gate_logits == nullptr) return;
-        cuda::Launch(context, cuda::StoreGates, grid, cuda::kFoldThreads, 0, args);
+      context, args,
+      [&](const DeviceWave& wave) {
+        if (args.gate_logits == nullptr) return;
+        cuda::Launch(context, cuda::StoreGates, grid, cuda::kFoldThreads, 0, args, wave);
       },
-      [&](int wave) {
-        args.wave = wave;
+      [&](const DeviceWave& wave) {
         cuda::Launch(context, fold, grid, cuda::kFoldThreads,
-                     cuda::ChooseSharedBytes(layer_args.blocks.wave_span), args);
+                     cuda::ChooseSharedBytes(args.blocks.wave_span), args, wave);
       });
 }
 

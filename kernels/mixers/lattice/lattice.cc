@@ -69,14 +69,13 @@ void ReadConfig(const FieldReaders& from, LatticeConfig& config) {
   }
 }
 
-RecurrentLayer Lattice::Describe() const {
+RecurrentLayer Lattice::Describe(const Config& config) {
   const int64_t keys = config.key_width(), values = config.value_width(), heads = config.n_heads;
   RecurrentLayer layer = {
       .n_heads = config.n_heads,
       .fields = {{.name = "slots",
                   .dtype = DType::kF32,
-                  .shape = {heads, config.n_slots, config.stride()},
-                  .initial = initial_slots}},
+                  .shape = {heads, config.n_slots, config.stride()}}},
       .in = {{"self_attn.qk_proj.weight", keys},
              {"self_attn.v_proj.weight", values},
              {"self_attn.g_proj.weight", values},
@@ -100,22 +99,24 @@ RecurrentLayer Lattice::Describe() const {
   return layer;
 }
 
-void Lattice::Load(const MixerSpec& spec) { initial_slots = LoadInitialSlots(spec, config); }
+void Lattice::LoadOwn(const MixerSpec& spec) {
+  SetInitial(kSlots, LoadInitialSlots(spec, config_));
+}
 
 void Lattice::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
   Dispatch<LatticeCpu, LatticeCuda>(
       args.context, args.seqs,
-      LatticeArgs{.config = config,
-                  .slots = args.where.FixedPlace(inputs.state, kSlots),
+      LatticeArgs{.config = config_,
+                  .slots = args.where.FixedPlace(state_, kSlots),
                   .q = inputs.convolved,
-                  .k = inputs.convolved + config.key_width(),
-                  .v = inputs.projected + config.key_width(),
+                  .k = inputs.convolved + config_.key_width(),
+                  .v = inputs.projected + config_.key_width(),
                   .qk_stride = inputs.convolved_stride,
                   .v_stride = inputs.projected_stride,
                   .gates = {.gamma = inputs.sigmoids[0],
-                            .mu = config.decays() ? inputs.decay : nullptr,
-                            .dt = config.thresholds ? inputs.dt : nullptr,
-                            .rate = config.thresholds ? inputs.rate : nullptr},
+                            .mu = config_.decays() ? inputs.decay : nullptr,
+                            .dt = config_.thresholds ? inputs.dt : nullptr,
+                            .rate = config_.thresholds ? inputs.rate : nullptr},
                   .y = inputs.y});
 }
 

@@ -69,16 +69,18 @@ struct LatticeArgs {
 
 // A state made from the config alone starts with zero slots, as the initial slots are among the
 // weights.
-struct Lattice : Recurrence {
+class Lattice final : public RecurrentMixer {
+ public:
   using Config = LatticeConfig;
-  explicit Lattice(const Config& config) : config(config) {}
+  Lattice(const StateSpec&, const Config& config)
+      : RecurrentMixer(Describe(config)), config_(config) {}
 
-  RecurrentLayer Describe() const;
-  void Load(const MixerSpec& spec);
-  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
+ private:
+  static RecurrentLayer Describe(const Config& config);
+  void LoadOwn(const MixerSpec& spec) override;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const override;
 
-  LatticeConfig config;
-  std::shared_ptr<const std::vector<std::byte>> initial_slots;
+  const Config config_;
 };
 
 void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);

@@ -82,7 +82,7 @@ void ReadConfig(const FieldReaders& from, Mamba2Config& config) {
 }
 
 // W_in's channels: z, x, B, C, dt.
-RecurrentLayer Mamba2::Describe() const {
+RecurrentLayer Mamba2::Describe(const Config& config) {
   const int64_t width = config.width(), xbc = config.conv_width();
   RecurrentLayer layer = {
       .n_heads = config.n_heads,
@@ -109,24 +109,24 @@ RecurrentLayer Mamba2::Describe() const {
   return layer;
 }
 
-void Mamba2::Load(const MixerSpec& spec) { skip = LoadSkip(spec, config); }
+void Mamba2::LoadOwn(const MixerSpec& spec) { skip_ = LoadSkip(spec, config_); }
 
 void Mamba2::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
-  const float* const b = inputs.convolved + config.width();
+  const float* const b = inputs.convolved + config_.width();
   AdvanceStates(args.context, args.seqs,
                 {.rule = StateRule::kAdd,
-                 .n_heads = config.n_heads,
-                 .n_key_heads = config.n_groups,
-                 .key_dim = config.state_size,
-                 .value_dim = config.head_dim,
-                 .q = b + config.group_width(),
+                 .n_heads = config_.n_heads,
+                 .n_key_heads = config_.n_groups,
+                 .key_dim = config_.state_size,
+                 .value_dim = config_.head_dim,
+                 .q = b + config_.group_width(),
                  .k = b,
                  .v = inputs.convolved,
                  .stride = inputs.convolved_stride,
                  .decay = inputs.decay,
                  .beta = inputs.dt,
-                 .skip = skip.as<float>(),
-                 .states = args.where.FixedPlace(inputs.state, kMatrices),
+                 .skip = skip_.as<float>(),
+                 .states = args.where.FixedPlace(state_, kMatrices),
                  .y = inputs.y});
 }
 

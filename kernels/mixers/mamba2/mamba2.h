@@ -29,16 +29,19 @@ struct Mamba2Config {
 };
 void ReadConfig(const FieldReaders& from, Mamba2Config& config);
 
-struct Mamba2 : Recurrence {
+class Mamba2 final : public RecurrentMixer {
+ public:
   using Config = Mamba2Config;
-  explicit Mamba2(const Config& config) : config(config) {}
+  Mamba2(const StateSpec&, const Config& config)
+      : RecurrentMixer(Describe(config)), config_(config) {}
 
-  RecurrentLayer Describe() const;
-  void Load(const MixerSpec& spec);
-  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
+ private:
+  static RecurrentLayer Describe(const Config& config);
+  void LoadOwn(const MixerSpec& spec) override;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const override;
 
-  Mamba2Config config;
-  Buffer skip;  // D, float [width]
+  const Config config_;
+  Buffer skip_;  // D, float [width]
 };
 
 }  // namespace ovq::kernels

@@ -46,7 +46,7 @@ void ReadConfig(const FieldReaders& from, MesaConfig& config) {
   from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
 }
 
-RecurrentLayer MesaNet::Describe() const {
+RecurrentLayer MesaNet::Describe(const Config& config) {
   const int64_t width = config.width(), heads = config.n_heads;
   const Shape matrices = {heads, config.head_dim, config.stride()};
   RecurrentLayer layer = {
@@ -74,21 +74,21 @@ RecurrentLayer MesaNet::Describe() const {
   return layer;
 }
 
-void MesaNet::Load(const MixerSpec& spec) { lambda = LoadLambda(spec, config); }
+void MesaNet::LoadOwn(const MixerSpec& spec) { lambda_ = LoadLambda(spec, config_); }
 
 void MesaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
   Dispatch<MesaNetCpu, MesaNetCuda>(args.context, args.seqs,
-                                    MesaArgs{.config = config,
-                                             .h_kk = args.where.FixedPlace(inputs.state, kHkk),
-                                             .h_kv = args.where.FixedPlace(inputs.state, kHkv),
+                                    MesaArgs{.config = config_,
+                                             .h_kk = args.where.FixedPlace(state_, kHkk),
+                                             .h_kv = args.where.FixedPlace(state_, kHkv),
                                              .q = inputs.convolved,
-                                             .k = inputs.convolved + config.width(),
-                                             .v = inputs.projected + 2 * config.width(),
+                                             .k = inputs.convolved + config_.width(),
+                                             .v = inputs.projected + 2 * config_.width(),
                                              .qk_stride = inputs.convolved_stride,
                                              .v_stride = inputs.projected_stride,
                                              .beta = inputs.sigmoids[0],
                                              .gamma = inputs.sigmoids[1],
-                                             .lambda = lambda.as<float>(),
+                                             .lambda = lambda_.as<float>(),
                                              .y = inputs.y});
 }
 

@@ -42,16 +42,19 @@ struct MesaArgs {
   float* y;                   // [n_tokens, n_heads, head_dim], packed
 };
 
-struct MesaNet : Recurrence {
+class MesaNet final : public RecurrentMixer {
+ public:
   using Config = MesaConfig;
-  explicit MesaNet(const Config& config) : config(config) {}
+  MesaNet(const StateSpec&, const Config& config)
+      : RecurrentMixer(Describe(config)), config_(config) {}
 
-  RecurrentLayer Describe() const;
-  void Load(const MixerSpec& spec);
-  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const;
+ private:
+  static RecurrentLayer Describe(const Config& config);
+  void LoadOwn(const MixerSpec& spec) override;
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const override;
 
-  MesaConfig config;
-  Buffer lambda;  // [n_heads, stride] float
+  const Config config_;
+  Buffer lambda_;  // [n_heads, stride] float
 };
 
 void MesaNetCpu(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args);

@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/mixers/common/attend.h"
-#include "kernels/mixers/common/dictionary_config.h"
+#include "kernels/mixers/common/dictionary.h"
 
 namespace ovq::kernels {
 
@@ -31,21 +30,18 @@ void ReadConfig(const FieldReaders& from, OvqConfig& config);
 
 // fixed: pending keys [n_kv_heads][blocks of the chunk][head_dim][64] and values, best_score and
 //        best_slot [n_kv_heads][chunk_len]
-// block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
-//        values [64][value_stride], so that one head's part of a block is one run of memory
-struct OvqAttention : Attention {
+class OvqAttention final : public DictionaryAttention {
+ public:
   using Config = OvqConfig;
-  explicit OvqAttention(const OvqConfig& config);
   OvqAttention(const StateSpec& spec, const OvqConfig& config);
+  AttentionBlocks Blocks(const LayerState& where) const override;
 
-  void Load(const MixerSpec& spec);
-  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-  // Everything except what a batch adds.
-  AttentionBlocks Blocks(const LayerState& where) const;
+ private:
+  void LoadOwn(const MixerSpec& spec) override;
+  std::vector<StateExtent> OwnExtents(const LayerState& where,
+                                      const TokenRange& tokens) const override;
 
-  OvqConfig config;
-  Buffer delta_scale;  // float [n_heads] in the device's memory: factor that makes a key a query
+  Buffer delta_scale_;  // float [n_heads] in the device's memory: factor that makes a key a query
 };
 
 }  // namespace ovq::kernels

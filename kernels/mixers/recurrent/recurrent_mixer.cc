@@ -1,17 +1,31 @@
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
+#include <utility>
+
 namespace ovq::kernels {
 
-MixerState RecurrentLayer::State() const {
-  std::vector<StateField> all = fields;
-  if (conv.size > 1) all.push_back(ShortConvField(conv.width, conv.size));
-  MixerState state;
-  state.fixed = StateFields(std::move(all));
-  return state;
+RecurrentMixer::RecurrentMixer(RecurrentLayer layer) : layer_(std::move(layer)) {
+  std::vector<StateField> fields = layer_.fields;
+  if (layer_.conv.size > 1) fields.push_back(ShortConvField(layer_.conv.width, layer_.conv.size));
+  state_.fixed = StateFields(std::move(fields));
 }
 
-RecurrentFrame::RecurrentFrame(const MixerSpec& spec, RecurrentLayer layer)
-    : layer_(std::move(layer)), state_(layer_.State()), compute_(spec.compute_dtype) {
+void RecurrentMixer::SetInitial(int field, std::shared_ptr<const std::vector<std::byte>> bytes) {
+  std::vector<StateField> fields = state_.fixed.list();
+  fields[field].initial = std::move(bytes);
+  state_.fixed = StateFields(std::move(fields));
+}
+
+void RecurrentMixer::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+  ScratchScope scope(args.context);
+  const RecurrentInputs inputs = Project(args, x, scope);
+  Advance(args, inputs);
+  Output(args, inputs, y);
+}
+
+void RecurrentMixer::Load(const MixerSpec& spec) {
+  compute_ = spec.compute_dtype;
+  LoadOwn(spec);
   WeightReader& weights = spec.weights;
   const int64_t d_model = spec.state.d_model, heads = layer_.n_heads;
   in_ = weights.Product(layer_.in, d_model);
@@ -40,7 +54,7 @@ RecurrentFrame::RecurrentFrame(const MixerSpec& spec, RecurrentLayer layer)
       norm.weight, {norm.shares_weight ? layer_.out.rows / norm.n_groups : layer_.out.rows});
 }
 
-RecurrentInputs RecurrentFrame::Project(const LayerArgs& args, TensorView x,
+RecurrentInputs RecurrentMixer::Project(const LayerArgs& args, TensorView x,
                                         ScratchScope& scope) const {
   const int64_t n_tokens = args.seqs.n_tokens(), stride = in_.out();
   const TensorView p = scope.Tensor(DType::kF32, {n_tokens, stride});
@@ -48,8 +62,7 @@ RecurrentInputs RecurrentFrame::Project(const LayerArgs& args, TensorView x,
   if (in_bias_.bytes() > 0) {
     AddBias(args.context, p, {in_bias_.as<void>(), DType::kF32, {stride}}, 1);
   }
-  RecurrentInputs inputs = {.state = state_,
-                            .projected = p.as<float>(),
+  RecurrentInputs inputs = {.projected = p.as<float>(),
                             .projected_stride = stride,
                             .convolved = scope.Allocate<float>(n_tokens * layer_.conv.n_filters()),
                             .convolved_stride = layer_.conv.n_filters(),
@@ -59,7 +72,7 @@ RecurrentInputs RecurrentFrame::Project(const LayerArgs& args, TensorView x,
   return inputs;
 }
 
-void RecurrentFrame::ConvolveInputs(const LayerArgs& args, const RecurrentInputs& inputs) const {
+void RecurrentMixer::ConvolveInputs(const LayerArgs& args, const RecurrentInputs& inputs) const {
   const RecurrentLayer::Convolution& conv = layer_.conv;
   const auto newest = static_cast<int>(layer_.fields.size());
   Convolve(args.context, args.seqs,
@@ -84,7 +97,7 @@ void RecurrentFrame::ConvolveInputs(const LayerArgs& args, const RecurrentInputs
                               .beta = query_scale_.as<float>()});
 }
 
-void RecurrentFrame::ComputeGates(const LayerArgs& args, RecurrentInputs& inputs,
+void RecurrentMixer::ComputeGates(const LayerArgs& args, RecurrentInputs& inputs,
                                   ScratchScope& scope) const {
   const int64_t n_tokens = args.seqs.n_tokens(), size = n_tokens * layer_.n_heads;
   for (size_t i = 0; i < layer_.sigmoids.size(); ++i) {
@@ -115,7 +128,7 @@ void RecurrentFrame::ComputeGates(const LayerArgs& args, RecurrentInputs& inputs
   inputs.rate = gate.rate;
 }
 
-void RecurrentFrame::Output(const LayerArgs& args, const RecurrentInputs& inputs,
+void RecurrentMixer::Output(const LayerArgs& args, const RecurrentInputs& inputs,
                             TensorView y) const {
   ScratchScope scope(args.context);
   const TensorView normed = scope.Tensor(compute_, {args.seqs.n_tokens(), out_.in()});

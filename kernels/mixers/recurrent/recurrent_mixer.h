@@ -1,4 +1,4 @@
-// RecurrentMixer: the frame around every recurrence whose state each token rewrites. With a layer's
+// RecurrentMixer: the base of every recurrence whose state each token rewrites. With a layer's
 // description (RecurrentLayer) and x, a token's input [d_model]:
 //   p = W_in x (+ b_in)                    all projections, as one product
 //   c = silu(conv(p))                      of the channels that are convolved (short_conv.h)
@@ -6,7 +6,8 @@
 //   decay and sigmoids of p                one number a head each (gates.h)
 //   y = Advance(p, c, gates)               the recurrence, which rewrites the state
 //   o = W_out (rms(y) g(z)) (+ b_out)      z in p
-// A layer gives its description and Advance; everything else is here.
+// A layer gives its description and Advance; everything else is here. Its state has the
+// recurrence's fields, then, with a convolution, the newest inputs.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +17,8 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "base/status_macros.h"
 #include "kernels/mixers/mixer.h"
 #include "kernels/mixers/recurrent/gates.h"
 #include "kernels/mixers/recurrent/short_conv.h"
@@ -88,14 +87,10 @@ struct RecurrentLayer {
   std::vector<SigmoidInput> sigmoids = {};
   Norm norm;
   OutputGate gate = {};
-
-  // The recurrence's fields, then, with a convolution, its newest inputs.
-  MixerState State() const;
 };
 
 // One batch's inputs of a recurrence, and the place of its output; all float.
 struct RecurrentInputs {
-  const MixerState& state;
   const float* projected;  // p [n_tokens, rows of W_in], tokens projected_stride apart
   int64_t projected_stride;
   float* convolved;  // c [n_tokens, n_filters], tokens convolved_stride apart
@@ -106,26 +101,37 @@ struct RecurrentInputs {
   float* y;                                    // [n_tokens, rows of W_out], packed
 };
 
-// The weights of a layer's frame.
-class RecurrentFrame {
+// A derived class has a type Config and a constructor of StateSpec and it.
+class RecurrentMixer : public SequenceMixer {
  public:
-  // Its errors are spec.weights'.
-  RecurrentFrame(const MixerSpec& spec, RecurrentLayer layer);
+  void Load(const MixerSpec& spec) final;
+  size_t weight_bytes() const final { return in_.bytes() + out_.bytes(); }
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const final;
+  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange&) const final {
+    return {{where.fixed_offset, state_.fixed.bytes()}};
+  }
 
-  const MixerState& state() const { return state_; }
-  size_t bytes() const { return in_.bytes() + out_.bytes(); }
-  // Everything before the recurrence; the returned buffers live as long as scope.
-  RecurrentInputs Project(const LayerArgs& args, TensorView x, ScratchScope& scope) const;
-  // Everything behind it. y: see SequenceMixer::Forward.
-  void Output(const LayerArgs& args, const RecurrentInputs& inputs, TensorView y) const;
+ protected:
+  // The description's strings are literals.
+  explicit RecurrentMixer(RecurrentLayer layer);
+
+  // Loads further weights; errors go to spec.weights.
+  virtual void LoadOwn(const MixerSpec&) {}
+  // Advances the states and fills inputs.y.
+  virtual void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const = 0;
+  // The initial contents of the recurrence's field, where they are among the weights.
+  void SetInitial(int field, std::shared_ptr<const std::vector<std::byte>> bytes);
 
  private:
+  // Everything before the recurrence; the returned buffers live as long as scope.
+  RecurrentInputs Project(const LayerArgs& args, TensorView x, ScratchScope& scope) const;
   void ConvolveInputs(const LayerArgs& args, const RecurrentInputs& inputs) const;
   void ComputeGates(const LayerArgs& args, RecurrentInputs& inputs, ScratchScope& scope) const;
+  // Everything behind it.
+  void Output(const LayerArgs& args, const RecurrentInputs& inputs, TensorView y) const;
 
   RecurrentLayer layer_;
-  MixerState state_;
-  DType compute_;
+  DType compute_ = DType::kF32;
   Linear in_, out_;
   ShortConvFilters conv_;
   // float: in_bias_ [in_.out()] and out_bias_ [d_model], or empty; query_scale_ [unit heads], all
@@ -133,53 +139,5 @@ class RecurrentFrame {
   Buffer in_bias_, out_bias_, query_scale_, rate_, dt_bias_, norm_weight_;
   std::vector<Buffer> sigmoid_biases_;
 };
-
-// The base of a recurrence inside a RecurrentMixer. A derived T has
-//   Config: its config
-//   explicit T(const Config&)
-//   RecurrentLayer Describe() const: of a config without errors; the strings are literals
-//   void Advance(const LayerArgs&, const RecurrentInputs&) const: advances the states and fills y
-struct Recurrence {
-  void Load(const MixerSpec&) {}  // loads further weights; errors go to spec.weights
-};
-
-template <class T>
-class RecurrentMixer final : public SequenceMixer {
- public:
-  RecurrentMixer(T recurrence, RecurrentFrame frame)
-      : recurrence_(std::move(recurrence)), frame_(std::move(frame)) {}
-
-  const MixerState& state() const override { return frame_.state(); }
-  size_t weight_bytes() const override { return frame_.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override {
-    ScratchScope scope(args.context);
-    const RecurrentInputs inputs = frame_.Project(args, x, scope);
-    recurrence_.Advance(args, inputs);
-    frame_.Output(args, inputs, y);
-  }
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange&) const override {
-    return {{where.fixed_offset, state().fixed.bytes()}};
-  }
-
- private:
-  T recurrence_;
-  RecurrentFrame frame_;
-};
-
-// The two functions of a registry entry.
-template <class T>
-absl::StatusOr<MixerState> RecurrentState(const StateSpec& spec) {
-  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec));
-  return T(config).Describe().State();
-}
-template <class T>
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeRecurrent(const MixerSpec& spec) {
-  ASSIGN_OR_RETURN(const typename T::Config config, CheckedConfig<typename T::Config>(spec.state));
-  T recurrence(config);
-  recurrence.Load(spec);
-  RecurrentFrame frame(spec, recurrence.Describe());
-  if (!spec.weights.status().ok()) return spec.weights.status();
-  return std::make_unique<RecurrentMixer<T>>(std::move(recurrence), std::move(frame));
-}
 
 }  // namespace ovq::kernels

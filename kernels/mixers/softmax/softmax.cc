@@ -1,11 +1,9 @@
 #include "kernels/mixers/softmax/softmax.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "kernels/common/dispatch.h"
 #include "kernels/mixers/common/block_attention.h"
-#include "kernels/mixers/common/slots.h"
 
 namespace ovq::kernels {
 namespace {
@@ -21,25 +19,22 @@ void ReadConfig(const FieldReaders& from, SlidingConfig& config) {
   from.model.Int("sliding_window", config.window, 1, 1 << 24);
 }
 
+// The ring of a window has the query's block and every block that its window reaches into.
 SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, const AttentionConfig& config,
                                    int32_t window)
-    : Attention{.shape = config.shape}, window(window), dtype(spec.kv_dtype) {
-  if (window > 0) {
-    // Enough for the query's 64-aligned block and every block that its window reaches into.
-    ring = static_cast<int32_t>(1 + NumBlocks(window - 1));
+    : Attention(spec, config),
+      window_(window),
+      ring_(window > 0 ? static_cast<int32_t>(1 + NumBlocks(window - 1)) : 0) {
+  const int64_t blocks = int64_t{shape.n_kv_heads} * std::max(ring_, 1);
+  std::vector<StateField> fields = {{"keys", dtype, {blocks, key_channels(), kBlockSlots}},
+                                    {"values", dtype, {blocks, kBlockSlots, value_channels()}}};
+  if (window == 0) {
+    state_.growth = GrowsByToken();
+    state_.block = StateFields(std::move(fields));
+    fields = {};
   }
-  const int64_t blocks = int64_t{shape.n_kv_heads} * std::max(ring, 1);
-  const int64_t channels = BlockChannels(dtype, shape.head_dim),
-                value_stride = BlockChannels(dtype, ValueStride(shape.value_head_dim));
-  StateFields fields({{"keys", dtype, {blocks, channels, kBlockSlots}},
-                      {"values", dtype, {blocks, kBlockSlots, value_stride}}});
-  if (window > 0) {
-    layout.fixed = std::move(fields);
-  } else {
-    layout.growth = GrowsByToken();
-    layout.block = std::move(fields);
-  }
-  layout.span = kBlockSlots;
+  SetFixed(std::move(fields));
+  state_.span = kBlockSlots;
 }
 
 // With a window, waves are one block long: the ring holds the query's own block and those its
@@ -48,33 +43,20 @@ SoftmaxAttention::SoftmaxAttention(const StateSpec& spec, const AttentionConfig&
 AttentionBlocks SoftmaxAttention::Blocks(const LayerState& where) const {
   const auto place = [&](Field field, int64_t channels) {
     const size_t bytes = BlockBytes(dtype, channels);
-    if (ring == 0) {
+    if (ring_ == 0) {
       return BlockPlaces{
-          {where.blocks_offset + layout.block.offset(field), bytes, where.block_stride}};
+          {where.blocks_offset + state_.block.offset(field), bytes, where.block_stride}};
     }
-    return BlockPlaces{
-        {where.fixed_offset + layout.fixed.offset(field), static_cast<size_t>(ring) * bytes, bytes},
-        ring};
+    return BlockPlaces{{where.fixed_offset + state_.fixed.offset(field),
+                        static_cast<size_t>(ring_) * bytes, bytes},
+                       ring_};
   };
-  AttentionBlocks blocks;
-  blocks.shape = shape;
-  blocks.dtype = dtype;
-  blocks.wave_span = window > 0 ? kBlockSlots : 0;
-  blocks.window = window;
+  AttentionBlocks blocks = NewBlocks();
+  blocks.wave_span = window_ > 0 ? kBlockSlots : 0;
+  blocks.window = window_;
   blocks.recent_keys = place(kKeys, shape.head_dim);
   blocks.recent_values = place(kValues, ValueStride(shape.value_head_dim));
   return blocks;
-}
-
-void SoftmaxAttention::Attend(const LayerArgs& args, const AttentionTensors& tokens) const {
-  AttentionBlocks blocks = Blocks(args.where);
-  blocks.compute_dtype = tokens.out_dtype;
-  Dispatch<AttendCpu, AttendCuda>(args.context, AttentionArgs{blocks, args.seqs, tokens});
-}
-
-std::vector<StateExtent> SoftmaxAttention::UndoExtents(const LayerState& where,
-                                                       const TokenRange& tokens) const {
-  return RecentExtents(Blocks(where), tokens);
 }
 
 }  // namespace ovq::kernels

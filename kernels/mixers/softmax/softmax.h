@@ -2,7 +2,7 @@
 // says otherwise) or over all of them (full_attention, without): OVQ paper eq. 1, appendix 8.2.
 #pragma once
 
-#include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/attention.h"
 
 namespace ovq::kernels {
 
@@ -16,16 +16,16 @@ void ReadConfig(const FieldReaders& from, SlidingConfig& config);
 
 // Token t is in slot t % 64 of block t / 64. Sliding: the newest `ring` blocks, block b at index b
 // % ring of the fixed part. Full: block b is block b of the growing part.
-struct SoftmaxAttention : Attention {
+class SoftmaxAttention : public Attention {
+ public:
+  AttentionBlocks Blocks(const LayerState& where) const final;
+
+ protected:
   SoftmaxAttention(const StateSpec& spec, const AttentionConfig& config, int32_t window);
 
-  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-  AttentionBlocks Blocks(const LayerState& where) const;
-
-  int32_t window = 0;  // tokens a query sees, its own included; 0 = all
-  int32_t ring = 0;    // blocks kept for a window; 0 = all
-  DType dtype;
+ private:
+  const int32_t window_;  // tokens a query sees, its own included; 0 = all
+  const int32_t ring_;    // blocks kept for a window; 0 = all
 };
 
 struct SlidingAttention : SoftmaxAttention {

@@ -2,31 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
 #include "kernels/common/dispatch.h"
 
 namespace ovq::kernels {
 namespace {
 
 constexpr float kNormEps = 1e-6f;  // norm of q and k
-
-enum Field { kValues, kCounts, kCodes };
-
-MixerState MakeState(const TransformerVqShape& shape) {
-  MixerState state;
-  state.fixed = StateFields(
-      {{"values", DType::kF32, {shape.n_heads, shape.slices(), shape.slots(), kValueSlice}},
-       {"counts", DType::kU32, {shape.n_heads, shape.n_means()}},
-       {"codes", DType::kI32, {shape.n_heads, shape.ring()}, {0, shape.n_codes - 1.0}}});
-  state.span = kTransformerVqSpan;
-  return state;
-}
 
 // Rows [first, first + n) of a matrix of `width` columns.
 TensorView Rows(const TensorView& matrix, int64_t first, int64_t n, int64_t width) {
@@ -35,7 +20,7 @@ TensorView Rows(const TensorView& matrix, int64_t first, int64_t n, int64_t widt
   return {data, matrix.dtype, {n, width}};
 }
 
-Linear Product(const MixerSpec& spec, const TensorView& weights, DType compute) {
+Linear LoadRows(const MixerSpec& spec, const TensorView& weights, DType compute) {
   absl::StatusOr<Linear> product = Linear::Make({&weights, 1}, compute, spec.context);
   spec.weights.Update(product.status());
   return product.ok() ? *std::move(product) : Linear();
@@ -79,48 +64,20 @@ std::vector<float> HalfNorms(const std::vector<float>& codes, size_t head_dim) {
   return norms;
 }
 
-class TransformerVq final : public SequenceMixer {
- public:
-  // Its errors are spec.weights'.
-  TransformerVq(const MixerSpec& spec, const TransformerVqConfig& config);
+}  // namespace
 
-  const MixerState& state() const override { return state_; }
-  size_t weight_bytes() const override;
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override;
-  std::vector<StateExtent> UndoExtents(const LayerState& where,
-                                       const TokenRange& tokens) const override;
-  bool CanUndoSuffix(const TokenRange& tokens) const override {
-    return tokens.end % kTransformerVqSpan != 0;
-  }
+TransformerVq::TransformerVq(const StateSpec&, const TransformerVqConfig& config)
+    : config_(config) {
+  const TransformerVqShape& shape = config.shape;
+  state_.fixed = StateFields(
+      {{"values", DType::kF32, {shape.n_heads, shape.slices(), shape.slots(), kValueSlice}},
+       {"counts", DType::kU32, {shape.n_heads, shape.n_means()}},
+       {"codes", DType::kI32, {shape.n_heads, shape.ring()}, {0, shape.n_codes - 1.0}}});
+  state_.span = kTransformerVqSpan;
+}
 
- private:
-  struct Head {
-    Linear query, key;                // [head_dim, d_model]
-    Linear codes;                     // [n_codes, head_dim]
-    Linear relative;                  // [mem_len + 1, head_dim]
-    Buffer code_bias, position_bias;  // [head_dim] float: c xl_u, c xl_v
-    Buffer half_norms;                // [n_codes] float
-  };
-  void LoadHeads(const MixerSpec& spec);
-  // One head's attention. tokens: see TransformerVqArgs.
-  void AttendHead(const LayerArgs& args, int h, TensorView x, float* tokens, int64_t stride) const;
-  size_t place(const LayerState& where, Field field, int head) const {
-    const StateField& all = state_.fixed.list()[field];
-    return where.fixed_offset + state_.fixed.offset(field) +
-           all.bytes() / static_cast<size_t>(config_.shape.n_heads) * static_cast<size_t>(head);
-  }
-
-  TransformerVqConfig config_;
-  MixerState state_;
-  DType compute_;
-  Linear gates_values_;  // [2 n_heads value_dim, d_model]
-  Linear output_;        // [d_model, n_heads value_dim], times the residual's scale
-  Buffer norm_weight_;   // [head_dim] float: c
-  std::vector<Head> heads_;
-};
-
-TransformerVq::TransformerVq(const MixerSpec& spec, const TransformerVqConfig& config)
-    : config_(config), state_(MakeState(config.shape)), compute_(spec.compute_dtype) {
+void TransformerVq::Load(const MixerSpec& spec) {
+  compute_ = spec.compute_dtype;
   const int64_t d_model = spec.state.d_model,
                 width = int64_t{config_.shape.n_heads} * config_.shape.value_dim;
   gates_values_ = spec.weights.Product(
@@ -148,19 +105,19 @@ void TransformerVq::LoadHeads(const MixerSpec& spec) {
   norm_weight_ = upload(std::vector<float>(static_cast<size_t>(d), c).data(), d);
   for (int64_t h = 0; h < heads && weights.status().ok(); ++h) {
     Head& head = heads_.emplace_back();
-    head.query = Product(spec, Rows(queries, h * d, d, d_model), compute_);
-    head.key = Product(spec, Rows(keys, h * d, d, d_model), compute_);
+    head.query = LoadRows(spec, Rows(queries, h * d, d, d_model), compute_);
+    head.key = LoadRows(spec, Rows(keys, h * d, d, d_model), compute_);
     head.code_bias = upload(u.data() + h * d, d);
     head.position_bias = upload(v.data() + h * d, d);
     const TensorView codes = Rows(codebook, h * n, n, d);
-    head.codes = Product(spec, codes, DType::kF32);
+    head.codes = LoadRows(spec, codes, DType::kF32);
     head.half_norms = upload(HalfNorms(ToFloats(codes), static_cast<size_t>(d)).data(), n);
     std::vector<float> of_head;
     for (auto row = relative.begin(); row != relative.end(); row += heads * d) {
       of_head.insert(of_head.end(), row + h * d, row + (h + 1) * d);
     }
     head.relative =
-        Product(spec, {of_head.data(), DType::kF32, {shape.mem_len + 1, d}}, DType::kF32);
+        LoadRows(spec, {of_head.data(), DType::kF32, {shape.mem_len + 1, d}}, DType::kF32);
   }
 }
 
@@ -252,8 +209,6 @@ std::vector<StateExtent> TransformerVq::UndoExtents(const LayerState& where,
   return extents;
 }
 
-}  // namespace
-
 void ReadConfig(const FieldReaders& from, TransformerVqConfig& config) {
   AttrReader &section = from.section, &model = from.model;
   TransformerVqShape& shape = config.shape;
@@ -268,19 +223,6 @@ void ReadConfig(const FieldReaders& from, TransformerVqConfig& config) {
   if (!section.ok() || from.d_model % 2 == 0) return;
   model.Fail("hidden_size",
              absl::StrCat("expected an even number for transformer_vq, got ", from.d_model));
-}
-
-absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec) {
-  ASSIGN_OR_RETURN(const TransformerVqConfig config, CheckedConfig<TransformerVqConfig>(spec));
-  return MakeState(config.shape);
-}
-
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec) {
-  ASSIGN_OR_RETURN(const TransformerVqConfig config,
-                   CheckedConfig<TransformerVqConfig>(spec.state));
-  auto mixer = std::make_unique<TransformerVq>(spec, config);
-  if (!spec.weights.status().ok()) return spec.weights.status();
-  return mixer;
 }
 
 }  // namespace ovq::kernels

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/mixers/mixer.h"
 
@@ -61,8 +62,44 @@ struct TransformerVqArgs {
 void TransformerVqCpu(DeviceContext& context, const TransformerVqArgs& args);
 void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& args);
 
-// The state and factory functions of its MixerEntry.
-absl::StatusOr<MixerState> TransformerVqState(const StateSpec& spec);
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeTransformerVq(const MixerSpec& spec);
+class TransformerVq final : public SequenceMixer {
+ public:
+  using Config = TransformerVqConfig;
+  TransformerVq(const StateSpec& spec, const TransformerVqConfig& config);
+
+  void Load(const MixerSpec& spec) override;
+  size_t weight_bytes() const override;
+  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override;
+  std::vector<StateExtent> UndoExtents(const LayerState& where,
+                                       const TokenRange& tokens) const override;
+  bool CanUndoSuffix(const TokenRange& tokens) const override {
+    return tokens.end % kTransformerVqSpan != 0;
+  }
+
+ private:
+  enum Field { kValues, kCounts, kCodes };
+  struct Head {
+    Linear query, key;                // [head_dim, d_model]
+    Linear codes;                     // [n_codes, head_dim]
+    Linear relative;                  // [mem_len + 1, head_dim]
+    Buffer code_bias, position_bias;  // [head_dim] float: c xl_u, c xl_v
+    Buffer half_norms;                // [n_codes] float
+  };
+  void LoadHeads(const MixerSpec& spec);
+  // One head's attention. tokens: see TransformerVqArgs.
+  void AttendHead(const LayerArgs& args, int h, TensorView x, float* tokens, int64_t stride) const;
+  size_t place(const LayerState& where, Field field, int head) const {
+    const StateField& all = state_.fixed.list()[field];
+    return where.fixed_offset + state_.fixed.offset(field) +
+           all.bytes() / static_cast<size_t>(config_.shape.n_heads) * static_cast<size_t>(head);
+  }
+
+  const TransformerVqConfig config_;
+  DType compute_ = DType::kF32;
+  Linear gates_values_;  // [2 n_heads value_dim, d_model]
+  Linear output_;        // [d_model, n_heads value_dim], times the residual's scale
+  Buffer norm_weight_;   // [head_dim] float: c
+  std::vector<Head> heads_;
+};
 
 }  // namespace ovq::kernels

@@ -22,16 +22,10 @@ constexpr int kSumThreads = kLanes * kGroups;
 constexpr int kMostTokens = 8;  // tokens of a thread block, which share a read of the values
 constexpr int kSpan = kTransformerVqSpan;
 
-struct Args {
-  TransformerVqShape shape;
-  DeviceSequences seqs;
-  size_t values, counts, codes;
-  const float *scores, *half_norms, *relative;
-  float* tokens;
-  int64_t token_stride;
-  int32_t n_tokens;
+struct Args : TransformerVqArgs {
   float* weights;  // [n_tokens][slots]
-  int32_t wave;
+  int32_t n_tokens;
+  DeviceWave wave;
 };
 
 // One token of a wave, or one sequence's tokens.
@@ -45,12 +39,12 @@ struct Place {
 
 // False: the sequence has no such token.
 __device__ bool Find(const Args& args, int sequence, int32_t offset, Place& place) {
-  std::byte* session = args.seqs.state[sequence];
+  std::byte* session = args.wave.seqs.state[sequence];
   if (session == nullptr) return false;
   place.values = reinterpret_cast<float*>(session + args.values);
   place.counts = reinterpret_cast<uint32_t*>(session + args.counts);
   place.codes = reinterpret_cast<int32_t*>(session + args.codes);
-  place.tokens = TokensInWave(args.seqs, sequence, kSpan, args.wave);
+  place.tokens = TokensInWave(args.wave, sequence, kSpan);
   place.row = int64_t{place.tokens.row} + offset;
   place.position = place.tokens.begin + offset;
   return place.position < place.tokens.end;
@@ -274,19 +268,10 @@ void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_ar
   ScratchScope scope(context);
   const TransformerVqShape& shape = layer_args.shape;
   const int64_t n_tokens = layer_args.seqs.n_tokens();
-  Args args = {.shape = shape,
-               .seqs = layer_args.seqs.device,
-               .values = layer_args.values,
-               .counts = layer_args.counts,
-               .codes = layer_args.codes,
-               .scores = layer_args.scores,
-               .half_norms = layer_args.half_norms,
-               .relative = layer_args.relative,
-               .tokens = layer_args.tokens,
-               .token_stride = layer_args.token_stride,
-               .n_tokens = static_cast<int32_t>(n_tokens),
-               .weights = scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.slots())),
-               .wave = 0};
+  Args args = {layer_args,
+               scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.slots())),
+               static_cast<int32_t>(n_tokens),
+               {layer_args.seqs.device, 0}};
   const auto n_seqs = static_cast<unsigned>(layer_args.seqs.n_seqs()),
              slices = static_cast<unsigned>(shape.slices()),
              most_tokens =
@@ -296,7 +281,8 @@ void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_ar
   const auto sum_slots = sum_tokens == 1 ? SumSlots<1> : SumSlots<kMostTokens>;
   const dim3 sums_grid(slices, (most_tokens + sum_tokens - 1) / sum_tokens, n_seqs);
   const int n_waves = CountWaves(layer_args.seqs, kSpan);
-  for (args.wave = 0; args.wave < n_waves; ++args.wave) {
+  for (int wave = 0; wave < n_waves; ++wave) {
+    args.wave.index = wave;
     Launch(context, FindCodes, tokens_grid, kTokenThreads, kTokenThreads / kWarp * sizeof(float2),
            args);
     Launch(context, Weigh, tokens_grid, kTokenThreads, 2 * kTokenThreads / kWarp * sizeof(float),

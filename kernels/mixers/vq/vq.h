@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/mixers/common/attend.h"
+#include "kernels/mixers/common/attention.h"
 
 namespace ovq::kernels {
 
@@ -29,21 +29,23 @@ struct VqConfig : AttentionConfig {
 void ReadConfig(const FieldReaders& from, VqConfig& config);
 
 // The state is float32 whatever the server's dtype, because it never grows.
-struct VqAttention : Attention {
+class VqAttention final : public Attention {
+ public:
   using Config = VqConfig;
   VqAttention(const StateSpec& spec, const VqConfig& config);
+  size_t weight_bytes() const override { return Attention::weight_bytes() + codes_.bytes(); }
+  AttentionBlocks Blocks(const LayerState& where) const override;
 
-  void Load(const MixerSpec& spec);
-  size_t weight_bytes() const { return codes.bytes(); }
-  void Attend(const LayerArgs& args, const AttentionTensors& tokens) const;
-  std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange& tokens) const;
-  // Everything except what a batch adds.
-  AttentionBlocks Blocks(const LayerState& where) const;
+ private:
+  void LoadOwn(const MixerSpec& spec) override;
+  void Attend(const LayerArgs& layer_args, const AttentionArgs& args) const override;
+  std::vector<StateExtent> OwnExtents(const LayerState& where,
+                                      const TokenRange& tokens) const override;
 
-  int64_t n_codes;
+  const int64_t n_codes_;
   // In the device's memory, padded with zeros:
-  Buffer codes;      // float [n_kv_heads][blocks][head_dim][64]
-  Buffer half_norm;  // float [n_kv_heads][blocks * 64]
+  Buffer codes_;      // float [n_kv_heads][blocks][head_dim][64]
+  Buffer half_norm_;  // float [n_kv_heads][blocks * 64]
 };
 
 void VqAttentionCpu(DeviceContext& context, const VqAttentionArgs& args);

@@ -5,6 +5,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/cuda/full_chunk.cuh"
 #include "kernels/mixers/vq/vq.h"
 
 namespace ovq::kernels {
@@ -15,17 +16,9 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kTokensPerBlock = 4;  // tokens that share a read of the codebook
 
-struct VqArgs {
-  AttentionBlocks blocks;
-  DeviceSequences seqs;
-  AttentionTensors tokens;
-  const float* half_norm;
-  int32_t wave;
-};
-
 // Finds the nearest of this thread's codes for every token of the thread block: argmax key . code -
 // |code|^2 / 2, the product one chain over the channels. keys[channel]: kTokensPerBlock tokens.
-__device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> keys,
+__device__ void Search(const VqAttentionArgs& args, int kv_head, SharedPtr<const float4> keys,
                        Best (&nearest)[kTokensPerBlock]) {
   for (Best& row : nearest) row = NoBest();
   const int32_t n_codes = args.blocks.fixed_live;
@@ -51,11 +44,12 @@ __device__ void Search(const VqArgs& args, int kv_head, SharedPtr<const float4> 
 
 // Grid (sequences, kv heads, ceil(tokens of a wave / kTokensPerBlock)). Finds the code of every
 // token's key. Shared: float4 keys [head_dim], then float2 (score, code) [kTokensPerBlock][kWarps].
-__global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
+__global__ void __launch_bounds__(kThreads) FindCodes(const __grid_constant__ VqAttentionArgs args,
+                                                      const __grid_constant__ DeviceWave wave) {
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
+  std::byte* session = wave.seqs.state[s];
   if (session == nullptr) return;
-  const WaveTokens tokens = TokensInWave(args.seqs, s, kVqChunk, args.wave);
+  const WaveTokens tokens = TokensInWave(wave, s, kVqChunk);
   const int32_t first = static_cast<int32_t>(blockIdx.z) * kTokensPerBlock;
   const int64_t position = tokens.begin + first, stride = args.tokens.stride;
   if (position >= tokens.end) return;
@@ -97,12 +91,14 @@ __global__ void __launch_bounds__(kThreads) FindCodes(VqArgs args) {
 
 // Grid (sequences, kv heads). Fills the scratch blocks that attention reads beside the state: the
 // chunk's keys as codes, and the biases.
-__global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
+__global__ void __launch_bounds__(kThreads)
+    GatherChunk(const __grid_constant__ VqAttentionArgs args,
+                const __grid_constant__ DeviceWave wave) {
   const AttentionBlocks& blocks = args.blocks;
   const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
+  std::byte* session = wave.seqs.state[s];
   if (session == nullptr) return;
-  const WaveTokens tokens = TokensInWave(args.seqs, s, kVqChunk, args.wave);
+  const WaveTokens tokens = TokensInWave(wave, s, kVqChunk);
   if (tokens.begin >= tokens.end) return;
   const auto n_pending = static_cast<int32_t>(tokens.end - tokens.span_begin);
   const int32_t* code = blocks.best_slot.At<int32_t>(session, kv_head);
@@ -123,26 +119,20 @@ __global__ void __launch_bounds__(kThreads) GatherChunk(VqArgs args) {
 }  // namespace
 }  // namespace cuda
 
-void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& layer_args) {
-  cuda::VqArgs args = {layer_args.blocks, layer_args.seqs.device, layer_args.tokens,
-                       layer_args.half_norm, 0};
-  const AttentionShape& shape = layer_args.blocks.shape;
-  const auto heads = static_cast<unsigned>(shape.n_kv_heads),
-             n_seqs = static_cast<unsigned>(layer_args.seqs.n_seqs());
-  const int most_rows = std::min(kVqChunk, layer_args.seqs.max_sequence_length());
-  const dim3 rows_grid(
-      n_seqs, heads,
-      static_cast<unsigned>((most_rows + cuda::kTokensPerBlock - 1) / cuda::kTokensPerBlock));
-  const size_t search_bytes = static_cast<size_t>(shape.head_dim) * sizeof(float4) +
+void VqAttentionCuda(DeviceContext& context, const VqAttentionArgs& args) {
+  const int most_rows = std::min(kVqChunk, args.seqs.max_sequence_length());
+  const dim3 rows_grid =
+      cuda::HeadGrid(args, (most_rows + cuda::kTokensPerBlock - 1) / cuda::kTokensPerBlock);
+  const size_t search_bytes = static_cast<size_t>(args.blocks.shape.head_dim) * sizeof(float4) +
                               cuda::kTokensPerBlock * cuda::kWarps * sizeof(float2);
-  AttendWavesCuda(
-      context, layer_args,
-      [&](int wave) {
-        args.wave = wave;
-        cuda::Launch(context, cuda::FindCodes, rows_grid, cuda::kThreads, search_bytes, args);
-        cuda::Launch(context, cuda::GatherChunk, dim3(n_seqs, heads), cuda::kThreads, 0, args);
-      },
-      {});
+  AttendWavesCuda(context, args,
+                  [&](const DeviceWave& wave) {
+                    cuda::Launch(context, cuda::FindCodes, rows_grid, cuda::kThreads, search_bytes,
+                                 args, wave);
+                    cuda::Launch(context, cuda::GatherChunk, cuda::HeadGrid(args), cuda::kThreads,
+                                 0, args, wave);
+                  },
+                  {});
 }
 
 }  // namespace ovq::kernels

@@ -9,6 +9,7 @@
 namespace ovq::kernels::cuda {
 
 inline constexpr int kLanes = 32;
+inline constexpr int kSegment = 128;  // inputs that are summed by themselves
 
 // y[n, out] (+)= x[n, in] W^T
 struct ProductTask {
@@ -29,8 +30,8 @@ struct ProductTask {
   }
 };
 
-// Products of few rows. A thread block has Few::kOuts outputs of all rows, at most Few::kRows, and
-// all inputs; its warps process segments in turn. Few(task), made by each thread, has
+// Products of few rows. A thread block has Few::kOuts outputs of Few::kRows rows and all inputs;
+// its warps process segments in turn. Few(task), made by each thread, has the type X of x and
 //   Load(segment)               starts to read the weights of a segment
 //   Multiply(segment, partial)  partial [kRows, kStride] = that segment's sums of [rows, kOuts]
 
@@ -41,9 +42,14 @@ constexpr uint32_t FewRowsSharedBytes(int n_warps) {
   return static_cast<uint32_t>(n_warps + 1) * Few::kRows * Few::kStride * sizeof(float);
 }
 
-// grid: tiles of outputs; block: up to kMaxFewWarps warps.
+// grid: tiles of outputs, of rows; block: up to kMaxFewWarps warps.
 template <class Few>
-__global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRows(const ProductTask task) {
+__global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRows(const ProductTask all) {
+  const int64_t first_row = int64_t{blockIdx.y} * Few::kRows;
+  ProductTask task = all;  // of this block's rows
+  task.n = min(int64_t{Few::kRows}, all.n - first_row);
+  task.x = static_cast<const typename Few::X*>(all.x) + first_row * all.in;
+  task.y = all.y + first_row * all.out;
   constexpr int kElements = Few::kRows * Few::kStride;
   const int thread = static_cast<int>(threadIdx.x), n_threads = static_cast<int>(blockDim.x);
   const int n_warps = n_threads / kLanes, warp = thread / kLanes;

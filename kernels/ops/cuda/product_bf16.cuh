@@ -26,7 +26,7 @@ namespace ovq::kernels::cuda {
 inline constexpr int kOutTile = 16;
 inline constexpr int kTileRows = 8;
 inline constexpr int kChunk = 32;
-inline constexpr int kChunksPerSegment = 4;
+inline constexpr int kChunksPerSegment = kSegment / kChunk;
 inline constexpr int kChunkVectors = 2 * kLanes;  // uint4 of an out tile's chunk
 
 // W: uint4 for bfloat16 weights, uint2 for int8.
@@ -76,6 +76,7 @@ __device__ inline void MultiplyChunk(float (&sum)[4], const uint4& first, const 
 template <int kRowTiles, class W>
 class FewRowsBF16 {
  public:
+  using X = BF16;
   static constexpr int kRows = kRowTiles * kTileRows;
   static constexpr int kOuts = kOutTile;
   static constexpr int kStride = 20;  // lanes meet no bank conflict

@@ -57,15 +57,6 @@ __device__ inline void Store4(BF16* p, int64_t i, int64_t n, bool aligned, float
   if (i + 3 < n) p[i + 3].bits = static_cast<uint16_t>(packed.y >> 16);
 }
 
-// Rows of activations in float32 or bfloat16; the other type's pointer is null.
-struct Activations {
-  float* f32;
-  BF16* bf16;
-};
-inline Activations ToActivations(const TensorView& y) {
-  if (y.dtype == DType::kF32) return {y.as<float>(), nullptr};
-  return {nullptr, y.as<BF16>()};
-}
 __device__ inline void Store4(const Activations& y, int64_t row, int64_t i, int64_t n, bool aligned,
                               float4 v) {
   if (y.f32 != nullptr) return Store4(y.f32 + row * n, i, n, aligned, v);

@@ -98,13 +98,13 @@ struct CandidateOrder {
   // kCount: by logit, each counts 1; kLogit, kTypical: each counts its weight.
   enum class RankBy { kCount, kLogit, kTypical };
   const float* row;
-  double* weights;  // 0: no candidate
+  double* weights;  // 0: no candidate; null: all tokens are candidates
   double best, scale;
-  double bins_per_unit = 0;
+  double bins_per_unit;
   double mean = 0;  // of the exponents, kTypical
   RankBy by = RankBy::kCount;
 
-  __device__ bool Has(int32_t id) const { return weights[id] > 0; }
+  __device__ bool Has(int32_t id) const { return weights == nullptr || weights[id] > 0; }
   // ln of the weight.
   __device__ double Exponent(int32_t id) const {
     return (static_cast<double>(Sane(row[id])) - best) * scale;
@@ -113,7 +113,8 @@ struct CandidateOrder {
     return by == RankBy::kTypical ? fabs(Exponent(id) - mean) : -Exponent(id);
   }
   __device__ int Bin(int32_t id) const {
-    return min(static_cast<int>(Rank(id) * bins_per_unit), kBins - 1);
+    const double bin = Rank(id) * bins_per_unit;  // infinite for a logit of minus infinity
+    return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
   }
   __device__ int key_bits() const { return by == RankBy::kTypical ? 64 : 32; }
   __device__ uint64_t Key(int32_t id) const {
@@ -125,6 +126,15 @@ struct CandidateOrder {
     return by == RankBy::kCount ? 1 : FixedWeight(weights[id]);
   }
 };
+
+// The order of a row's tokens by logit. Those farther than kNegligible below the best share the
+// last bin.
+__device__ inline CandidateOrder MakeOrder(const float* row, const RowRange& range, double* weights,
+                                           double scale) {
+  const double best = Sane(range.best);
+  const double width = (best - static_cast<double>(Sane(range.lowest))) * scale;
+  return {row, weights, best, scale, width > 0 ? kBins / fmin(width, -kNegligible) : 0};
+}
 
 // Keeps the fewest first candidates whose measures reach target(sum of all).
 template <class Target>
@@ -254,12 +264,8 @@ __device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw
   }
   double* weights = task.weights + int64_t{blockIdx.x} * vocab;
   int32_t* border = task.border + int64_t{blockIdx.x} * vocab;
-  CandidateOrder order{.row = row,
-                       .weights = weights,
-                       .best = Sane(range.best),
-                       .scale = 1.0 / static_cast<double>(params.temperature)};
-  const double width = (order.best - static_cast<double>(Sane(range.lowest))) * order.scale;
-  order.bins_per_unit = width > 0 ? kBins / fmin(width, -kNegligible) : 0;
+  CandidateOrder order =
+      MakeOrder(row, range, weights, 1.0 / static_cast<double>(params.temperature));
   ForEach(vocab, [&](int id) {
     const double exponent = order.Exponent(id);
     weights[id] = exponent > kNegligible ? exp(exponent) : 0;

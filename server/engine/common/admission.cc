@@ -16,40 +16,38 @@ absl::Status Exhausted(const Args&... message) {
   return absl::ResourceExhaustedError(absl::StrCat(message...));
 }
 
-absl::Status Refuse(const EngineEvents& events, RejectReason reason, absl::Status status) {
-  events.rejected(reason);
-  return WithFacts(std::move(status), {.reason = reason});
-}
-
-absl::Status RefuseDraining(const EngineEvents& events) {
-  return Refuse(events, RejectReason::kDraining, absl::UnavailableError("the server is draining"));
-}
+absl::Status Draining() { return absl::UnavailableError("the server is draining"); }
 
 }  // namespace
 
+absl::Status Admission::Refuse(RejectReason reason, absl::Status status) const {
+  config_.events.rejected(reason);
+  return WithFacts(std::move(status), {.reason = reason});
+}
+
 absl::Status Admission::Enqueue(std::shared_ptr<Request> request) {
   const EngineOptions& options = config_.options;
-  const size_t needed = request->reserve_bytes * static_cast<size_t>(request->n_states);
+  const size_t needed = request->total_bytes();
   if (needed > options.state_memory_bytes) {
-    return Refuse(config_.events, RejectReason::kStateMemory,
+    return Refuse(RejectReason::kStateMemory,
                   WithFacts(Exhausted("state memory: ", needed, " bytes needed, the server has ",
                                       options.state_memory_bytes, " in all"),
                             {.bytes_needed = needed, .bytes_free = options.state_memory_bytes}));
   }
   if (request->n_states > options.max_sessions) {
-    return Refuse(config_.events, RejectReason::kSessionLimit,
+    return Refuse(RejectReason::kSessionLimit,
                   Exhausted("sessions: ", request->n_states, " needed, the server has ",
                             options.max_sessions, " in all"));
   }
   std::lock_guard lock(mutex_);
-  if (closed_) return RefuseDraining(config_.events);
+  if (closed_) return Refuse(RejectReason::kDraining, Draining());
   const auto longest = std::ranges::max_element(
       queue_, {}, [](const auto& entry) { return entry.second.requests.size(); });
   const bool full = n_waiting_ >= options.max_queue;
   const auto mine = queue_.find(request->client);
   const size_t n_mine = mine == queue_.end() ? 0 : mine->second.requests.size();
   if (full && (longest == queue_.end() || longest->second.requests.size() <= n_mine + 1)) {
-    return Refuse(config_.events, RejectReason::kQueueFull,
+    return Refuse(RejectReason::kQueueFull,
                   Exhausted("queue: ", options.max_queue, " requests wait already"));
   }
   // Queued requests are charged too, so that a tenant at its limits fills no queue.
@@ -70,8 +68,7 @@ absl::Status Admission::Enqueue(std::shared_ptr<Request> request) {
 
 void Admission::Waiting::Count(const Request& request, int sign) {
   states += sign * request.n_states;
-  const size_t needed = request.reserve_bytes * static_cast<size_t>(request.n_states);
-  bytes = sign > 0 ? bytes + needed : bytes - needed;
+  bytes = sign > 0 ? bytes + request.total_bytes() : bytes - request.total_bytes();
 }
 
 std::vector<std::shared_ptr<Request>> Admission::DequeuePushedOut() {
@@ -80,14 +77,14 @@ std::vector<std::shared_ptr<Request>> Admission::DequeuePushedOut() {
 }
 
 absl::Status Admission::PushedOut() const {
-  return Refuse(config_.events, RejectReason::kQueueFull,
+  return Refuse(RejectReason::kQueueFull,
                 Exhausted("queue: ", config_.options.max_queue,
                           " requests wait already; others had fewer in it than this client"));
 }
 
 absl::Status Admission::Enter() {
   std::lock_guard lock(mutex_);
-  if (closed_) return RefuseDraining(config_.events);
+  if (closed_) return Refuse(RejectReason::kDraining, Draining());
   ++accepted_;
   return absl::OkStatus();
 }
@@ -132,8 +129,7 @@ std::shared_ptr<Request> Admission::First() const {
     double has = 0;
     if (queue_.size() > 1) {
       const ClientUse use = config_.options.quotas->ClientUsage(client);
-      const size_t needed = request->reserve_bytes * static_cast<size_t>(request->n_states);
-      has = static_cast<double>(use.bytes - waiting.bytes + needed) / use.weight;
+      has = static_cast<double>(use.bytes - waiting.bytes + request->total_bytes()) / use.weight;
     }
     const bool before =
         first == nullptr || has < least || (has == least && request->arrival < (*first)->arrival);
@@ -160,7 +156,7 @@ std::shared_ptr<Request> Admission::Next() {
   const std::shared_ptr<Request> request = First();
   if (request == nullptr) return nullptr;
   // The first state holds the reservations of promised states until they are taken.
-  const size_t bytes = request->reserve_bytes * static_cast<size_t>(request->n_states);
+  const size_t bytes = request->total_bytes();
   if (!EvictToFit(request->client, request->n_states, bytes)) return nullptr;
   absl::StatusOr<StateHandle> state =
       pool_.Acquire(*request->variant->layout, request->slot_cap, bytes);
@@ -183,22 +179,20 @@ absl::Status Admission::CheckRoom(const std::string& client, int n_states, size_
   (void)EvictToFit(client, n_states, bytes);  // the checks below name what is missing
   const int most = config_.options.max_sessions, left = std::max(most - states(), 0);
   if (n_states > left) {
-    return Refuse(config_.events, RejectReason::kSessionLimit,
+    return Refuse(RejectReason::kSessionLimit,
                   left == 0 ? Exhausted("sessions: all ", most, " of the server are in use")
                             : Exhausted("sessions: ", n_states, " needed, ", left,
                                         " of the server's ", most, " free"));
   }
   absl::Status status = pool_.CheckFree(bytes);
-  return status.ok() ? status
-                     : Refuse(config_.events, RejectReason::kStateMemory, std::move(status));
+  return status.ok() ? status : Refuse(RejectReason::kStateMemory, std::move(status));
 }
 
 bool Admission::EvictToFit(const std::string& client, int n_states, size_t bytes) {
   while (states() + n_states > config_.options.max_sessions) {
     if (!EvictLargest(client, n_states, bytes, /*table=*/true)) return false;
   }
-  if (bytes <= pool_.free_bytes() || (evictor_ != nullptr && evictor_->EvictIdleStates(bytes)))
-    return true;
+  if (bytes <= pool_.free_bytes() || evictor_.evict_idle_states(bytes)) return true;
   while (bytes > pool_.free_bytes()) {
     if (!EvictLargest(client, n_states, bytes, /*table=*/false)) return false;
   }
@@ -207,7 +201,6 @@ bool Admission::EvictToFit(const std::string& client, int n_states, size_t bytes
 
 // A client's part is its weight among the clients that hold something, itself included.
 bool Admission::EvictLargest(const std::string& client, int n_states, size_t bytes, bool table) {
-  if (evictor_ == nullptr) return false;
   const TenantQuotas& quotas = *config_.options.quotas;
   std::unique_lock lock(mutex_);
   const auto admitted = [&](const std::string& name, const ClientUse& use) {
@@ -234,35 +227,30 @@ bool Admission::EvictLargest(const std::string& client, int n_states, size_t byt
                            : static_cast<double>(config_.options.state_memory_bytes);
   const double wanted = table ? n_states : static_cast<double>(bytes);
   const bool may = has + wanted <= all * mine.weight / weights && most > all / weights;
-  return may && evictor_->EvictFrom(largest, table, has == 0);
+  return may && evictor_.evict_from(largest, table, has == 0);
 }
 
 absl::StatusOr<StateHandle> Admission::AcquireSession(const model::StateLayout& layout,
                                                       int32_t slot_cap, const std::string& client) {
-  const size_t bytes = layout.bytes_cap(slot_cap);
-  RETURN_IF_ERROR(CheckRoom(client, 1, bytes));
-  absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
-  if (!state.ok()) return Refuse(config_.events, RejectReason::kStateMemory, state.status());
-  return state;
+  ASSIGN_OR_RETURN(const std::vector<StateHandle> states,
+                   AcquireSessions(layout, slot_cap, 1, client));
+  return states.front();
 }
 
-absl::StatusOr<std::vector<StateHandle>> Admission::AcquireCopies(const StateHandle& state,
-                                                                  int count,
-                                                                  const std::string& client) {
-  const size_t bytes = state.layout->bytes_cap(state.slot_cap);
-  absl::Status status = CheckRoom(client, count, bytes * static_cast<size_t>(count));
-  std::vector<StateHandle> copies;
-  while (status.ok() && std::ssize(copies) < count) {
-    absl::StatusOr<StateHandle> copy = pool_.Acquire(*state.layout, state.slot_cap, bytes);
-    if (copy.ok()) {
-      copies.push_back(*copy);
-    } else {
-      status = Refuse(config_.events, RejectReason::kStateMemory, copy.status());
+absl::StatusOr<std::vector<StateHandle>> Admission::AcquireSessions(
+    const model::StateLayout& layout, int32_t slot_cap, int count, const std::string& client) {
+  const size_t bytes = layout.bytes_cap(slot_cap);
+  RETURN_IF_ERROR(CheckRoom(client, count, bytes * static_cast<size_t>(count)));
+  std::vector<StateHandle> states;
+  while (std::ssize(states) < count) {
+    const absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);
+    if (!state.ok()) {
+      for (StateHandle& acquired : states) pool_.Release(acquired);
+      return Refuse(RejectReason::kStateMemory, state.status());
     }
+    states.push_back(*state);
   }
-  if (status.ok()) return copies;
-  for (StateHandle& copy : copies) pool_.Release(copy);
-  return status;
+  return states;
 }
 
 absl::StatusOr<StateHandle> Admission::AcquirePromised(Request& request) {

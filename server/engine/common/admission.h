@@ -1,6 +1,6 @@
 // Admission control: tenant quotas, a fair queue and exact reservation of state memory.
 // Clients (CallRequest::client) share the queue, the sessions and the memory: where one of these is
-// full, a client with more than its part makes way for one with less.
+// full, something of a client with more than its part is evicted for one with less.
 #pragma once
 
 #include <condition_variable>
@@ -14,11 +14,23 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/engine/common/engine_config.h"
-#include "server/engine/common/evictor.h"
 #include "server/engine/common/request.h"
 #include "server/engine/common/state_pool.h"
 
 namespace ovq::engine {
+
+// Makes room where the server is full; it can evict nothing until it is told how. Engine thread
+// only.
+struct Evictor {
+  // Swaps idle states out, least recently used first, until `bytes` are free. Returns whether they
+  // are. False where states cannot be swapped out.
+  std::function<bool(size_t bytes)> evict_idle_states = [](size_t) { return false; };
+  // Takes something from a client: its idle session that was used least recently (table: so that
+  // there is one session less; otherwise its state may be swapped out), or if it has none and
+  // `running` is set the call of it that began last. False if there is nothing to take.
+  std::function<bool(const std::string& client, bool table, bool running)> evict_from =
+      [](const std::string&, bool, bool) { return false; };
+};
 
 class Admission {
  public:
@@ -53,11 +65,11 @@ class Admission {
   // Acquires the state of a new session, or of one that is swapped in: at once or not at all.
   absl::StatusOr<StateHandle> AcquireSession(const model::StateLayout& layout, int32_t slot_cap,
                                              const std::string& client);
-  // Acquires the states of `count` copies of a session: all at once or none.
-  absl::StatusOr<std::vector<StateHandle>> AcquireCopies(const StateHandle& state, int count,
-                                                         const std::string& client);
-  // Nothing is evicted without one. The evictor outlives the last call that admits.
-  void SetEvictor(Evictor* evictor) { evictor_ = evictor; }
+  // Acquires the states of `count` sessions: all at once or none.
+  absl::StatusOr<std::vector<StateHandle>> AcquireSessions(const model::StateLayout& layout,
+                                                           int32_t slot_cap, int count,
+                                                           const std::string& client);
+  void SetEvictor(Evictor evictor) { evictor_ = std::move(evictor); }
   // Counts sessions whose state is not in memory: they take places like the others.
   void CountStored(int change) { stored_sessions_ += change; }
   // Acquires one of the request's promised states, a copy of its first. ResourceExhausted if the
@@ -80,6 +92,7 @@ class Admission {
     void Count(const Request& request, int sign);
   };
 
+  absl::Status Refuse(RejectReason reason, absl::Status status) const;
   absl::Status CheckRoom(const std::string& client, int n_states, size_t bytes);
   // Evicts idle states, and what other clients have beyond their part, until the states fit.
   // Returns whether they fit.
@@ -105,7 +118,7 @@ class Admission {
   // Engine thread only.
   int promised_states_ = 0;  // the sum of Request::promised_states
   int stored_sessions_ = 0;
-  Evictor* evictor_ = nullptr;
+  Evictor evictor_;
 };
 
 }  // namespace ovq::engine

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "base/byte_budget.h"
 #include "base/clock.h"
 #include "kernels/common/device.h"
+#include "model/answers/answer_syntax.h"
 #include "model/batch.h"
 #include "model/chat_template/chat_format.h"
 #include "model/state_layout.h"
@@ -57,6 +59,17 @@ struct EngineModel {
   std::vector<ModelVariant> variants;              // at least one; the first is the default
   const model::Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const jinja::ChatFormat* chat_format = nullptr;  // may be null: no messages
+  answers::AnswerSyntax answer_syntax = {};        // what the chat format shows of answers
+  std::set<int32_t> marker_tokens = {};            // special tokens of the answer syntax
+
+  // The tokenizer is set before.
+  void SetChatFormat(const jinja::ChatFormat* format) {
+    chat_format = format;
+    if (format == nullptr) return;
+    answer_syntax = answers::LearnAnswerSyntax(*format);
+    if (tokenizer == nullptr) return;
+    marker_tokens = answers::MarkerTokens(answer_syntax, tokenizer->special_tokens());
+  }
 
   bool can_undo() const {
     return std::ranges::all_of(variants, [](const ModelVariant& variant) {
@@ -68,6 +81,10 @@ struct EngineModel {
     if (name.empty()) return &variants.front();
     const auto found = std::ranges::find(variants, name, &ModelVariant::name);
     return found == variants.end() ? nullptr : &*found;
+  }
+  // The variant whose states have this layout, which is one of the model's.
+  const ModelVariant& VariantWith(const model::StateLayout* layout) const {
+    return *std::ranges::find(variants, layout, &ModelVariant::layout);
   }
 };
 
@@ -86,8 +103,8 @@ struct EngineOptions {
   int32_t max_batch_tokens = 512;    // tokens of one batch
   int32_t max_slot_cap = 65536;      // the largest cap a session may ask for
   int64_t max_prompt_tokens = 1 << 20;
-  // Bytes copied between two iterations, each for forks and for the answers to prompts; at least
-  // one state is copied.
+  // Bytes copied between two iterations, for forks and for the answers to prompts; at least one
+  // state is copied.
   size_t copy_bytes_per_iteration = size_t{32} << 20;
   absl::Duration session_ttl = absl::Minutes(30);    // idle sessions are deleted after this
   absl::Duration max_session_ttl = absl::Hours(24);  // the longest one that a caller may ask for

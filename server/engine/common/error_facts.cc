@@ -28,9 +28,8 @@ std::optional<std::string> Text(const absl::Status& status, const char* key) {
 }
 
 std::optional<size_t> Number(const absl::Status& status, const char* key) {
-  const std::optional<std::string> text = Text(status, key);
   size_t number = 0;
-  if (!text || !absl::SimpleAtoi(*text, &number)) return std::nullopt;
+  if (!absl::SimpleAtoi(Text(status, key).value_or(""), &number)) return std::nullopt;
   return number;
 }
 

@@ -43,9 +43,7 @@ struct ErrorFacts {
   std::optional<uint64_t> position = {};           // a session's, if the caller expected another
 
   bool operator==(const ErrorFacts&) const = default;
-  bool empty() const {
-    return field.empty() && !reason && !bytes_needed && !bytes_free && !retry_after && !position;
-  }
+  bool empty() const { return *this == ErrorFacts{}; }
 };
 
 // Sets those facts of the status that `facts` has. An OK status is returned unchanged.

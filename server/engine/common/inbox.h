@@ -20,8 +20,20 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   using Command = std::function<void()>;
 
   // --- any thread ---
-  void Ring();
-  void Post(Command command);
+  void Ring() {
+    {
+      std::lock_guard lock(mutex_);
+      rung_ = true;
+    }
+    cv_.notify_one();
+  }
+  void Post(Command command) {
+    {
+      std::lock_guard lock(mutex_);
+      commands_.push_back(std::move(command));
+    }
+    Ring();
+  }
   // A function that rings, for what may outlive the engine.
   std::function<void()> waker() {
     return [inbox = shared_from_this()] { inbox->Ring(); };
@@ -42,10 +54,25 @@ class Inbox : public std::enable_shared_from_this<Inbox> {
   }
 
   // --- engine thread ---
-  void Wait(absl::Duration timeout);  // returns at once after a ring since the last RunAll
+  // Returns at once after a ring since the last RunAll.
+  void Wait(absl::Duration timeout) {
+    std::unique_lock lock(mutex_);
+    cv_.wait_until(lock, After(std::chrono::steady_clock::now(), timeout),
+                   [this] { return rung_; });
+  }
   // Runs the commands posted so far, in order. Returns whether there was a ring since the last
   // RunAll.
-  bool RunAll();
+  bool RunAll() {
+    std::vector<Command> commands;
+    bool rung;
+    {
+      std::lock_guard lock(mutex_);
+      commands.swap(commands_);
+      rung = std::exchange(rung_, false);
+    }
+    for (Command& command : commands) command();
+    return rung;
+  }
 
  private:
   std::mutex mutex_;

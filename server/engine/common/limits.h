@@ -44,6 +44,9 @@ inline constexpr int32_t kMaxCompletions = 64;  // n
 inline constexpr int64_t kMaxMessages = 4096;
 inline constexpr int64_t kMaxRoleBytes = 64;
 inline constexpr int64_t kMaxToolsBytes = int64_t{1} << 20;
+inline constexpr int64_t kMaxTemplateArgsBytes = int64_t{64} << 10;
+inline constexpr int64_t kMaxToolCalls = 128;      // of one message
+inline constexpr int64_t kMaxToolNameBytes = 256;  // of a tool, an author or a call's id
 
 // Stop conditions and output.
 inline constexpr int64_t kMaxStopStrings = 16;

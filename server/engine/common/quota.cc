@@ -19,6 +19,11 @@ void UpdateBucket(std::optional<TokenBucket>& bucket, std::optional<double> rate
   }
 }
 
+absl::Status Refusal(const std::string& tenant, const std::string& what, const ErrorFacts& facts) {
+  return WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
+                   facts);
+}
+
 }  // namespace
 
 QuotaHold::QuotaHold(std::shared_ptr<TenantQuotas> quotas, std::string tenant, std::string client,
@@ -58,13 +63,6 @@ void TenantQuotas::SetLimits(const std::map<std::string, TenantLimits>& limits) 
   }
 }
 
-absl::Status TenantQuotas::Refusal(const std::string& tenant, RejectReason reason,
-                                   const std::string& what, ErrorFacts facts) {
-  facts.reason = reason;
-  return WithFacts(absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": ", what)),
-                   std::move(facts));
-}
-
 absl::Status TenantQuotas::ChargeRequest(const std::string& tenant) {
   const SteadyTime now = clock_.steady();
   std::lock_guard lock(mutex_);
@@ -74,9 +72,9 @@ absl::Status TenantQuotas::ChargeRequest(const std::string& tenant) {
   TokenBucket& requests = *found->second.requests;
   if (requests.left(now) < 1) {
     return Refusal(
-        tenant, RejectReason::kTenantRequests,
+        tenant,
         absl::StrCat("requests_per_second: the limit is ", *account.limits.requests_per_second),
-        {.retry_after = requests.Until(1, now)});
+        {.reason = RejectReason::kTenantRequests, .retry_after = requests.Until(1, now)});
   }
   requests.Charge(1);
   return absl::OkStatus();
@@ -85,27 +83,26 @@ absl::Status TenantQuotas::ChargeRequest(const std::string& tenant) {
 absl::Status TenantQuotas::CheckLimits(const std::string& tenant, const Work& work,
                                        Account& account, SteadyTime now) {
   const TenantLimits& limits = account.limits;
-  const auto refusal = [&](RejectReason reason, const std::string& what, ErrorFacts facts = {}) {
-    return Refusal(tenant, reason, what, std::move(facts));
-  };
   if (work.sessions > 0 && limits.sessions && account.sessions + work.sessions > *limits.sessions) {
-    return refusal(RejectReason::kTenantSessions,
+    return Refusal(tenant,
                    absl::StrCat("sessions: ", work.sessions, " more on top of ", account.sessions,
-                                ", the limit is ", *limits.sessions));
+                                ", the limit is ", *limits.sessions),
+                   {.reason = RejectReason::kTenantSessions});
   }
   const size_t free = limits.state_bytes.value_or(0) -
                       std::min(account.state_bytes, limits.state_bytes.value_or(0));
   if (limits.state_bytes && work.bytes > free) {
-    return refusal(RejectReason::kTenantBytes,
-                   absl::StrCat("state_bytes: ", work.bytes, " more on top of ",
-                                account.state_bytes, ", the limit is ", *limits.state_bytes),
-                   {.bytes_needed = work.bytes, .bytes_free = free});
+    return Refusal(
+        tenant,
+        absl::StrCat("state_bytes: ", work.bytes, " more on top of ", account.state_bytes,
+                     ", the limit is ", *limits.state_bytes),
+        {.reason = RejectReason::kTenantBytes, .bytes_needed = work.bytes, .bytes_free = free});
   }
   // A tenant is not in debt if at least one token is left.
   if (account.tokens && account.tokens->left(now) < 1) {
-    return refusal(RejectReason::kTenantTokens,
-                   absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second),
-                   {.retry_after = account.tokens->Until(1, now)});
+    return Refusal(
+        tenant, absl::StrCat("tokens_per_second: the limit is ", *limits.tokens_per_second),
+        {.reason = RejectReason::kTenantTokens, .retry_after = account.tokens->Until(1, now)});
   }
   return absl::OkStatus();
 }

@@ -112,8 +112,6 @@ class TenantQuotas : public std::enable_shared_from_this<TenantQuotas> {
     std::optional<TokenBucket> requests, tokens;
     bool idle() const { return limits == TenantLimits{} && sessions == 0 && state_bytes == 0; }
   };
-  static absl::Status Refusal(const std::string& tenant, RejectReason reason,
-                              const std::string& what, ErrorFacts facts = {});
   static absl::Status CheckLimits(const std::string& tenant, const Work& work, Account& account,
                                   SteadyTime now);
   std::unique_ptr<QuotaHold> MakeHold(Account& account, const std::string& tenant,

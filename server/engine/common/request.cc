@@ -34,25 +34,17 @@ std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call,
   return request;
 }
 
-const CancelSignal* Request::cancel_signal() const {
-  if (const GenerateWork* work = generate()) return &work->stream->cancel_signal();
-  if (const ScoreWork* work = score()) return work->cancel.get();
-  if (const RewindWork* work = rewind()) return work->cancel.get();
-  if (const OpenWork* work = open()) return work->cancel.get();
-  return nullptr;
-}
-
 absl::Status CheckAlive(const Request& request, SteadyTime now) {
-  const CancelSignal* cancel = request.cancel_signal();
   if (request.session != nullptr && request.session->deleted) {
     return absl::CancelledError("the session was deleted");
   }
-  if (cancel != nullptr && cancel->cancelled()) {
+  if (request.cancel != nullptr && request.cancel->cancelled()) {
     return absl::CancelledError("cancelled by the caller");
   }
   if (request.deadline > now) return absl::OkStatus();
-  const char* where = !request.admitted      ? "in the queue"
-                      : request.rewind()     ? "while reading again what it goes back to"
+  const char* where = !request.admitted ? "in the queue"
+                      : request.is(SessionWork::kRewind)
+                          ? "while reading again what it goes back to"
                       : request.prefilling() ? "while absorbing the prompt"
                                              : "while generating";
   return absl::DeadlineExceededError(std::string("deadline passed ") + where);
@@ -62,11 +54,8 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest c
                                      std::shared_ptr<TokenStream> stream, SteadyTime now) {
   auto request = NewRequest(model, call, call.stop.max_tokens, now);
   request->n_states = call.n;
-  request->work = GenerateWork{.call = std::move(call),
-                               .stream = std::move(stream),
-                               .answers = {},
-                               .first = {},
-                               .blocked_since = std::nullopt};
+  request->cancel = {stream, &stream->cancel_signal()};
+  request->work = GenerateWork{.call = std::move(call), .stream = std::move(stream)};
   return request;
 }
 
@@ -74,12 +63,9 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, ScoreRequest call
                                      std::shared_ptr<CancelSignal> cancel, ScoreCallback done,
                                      SteadyTime now) {
   auto request = NewRequest(model, call, 0, now);
-  ScoreWork work{.top_logprobs = call.top_logprobs,
-                 .cancel = std::move(cancel),
-                 .done = std::move(done),
-                 .result = {}};
+  request->cancel = std::move(cancel);
+  auto& work = request->work.emplace<ScoreWork>(call.top_logprobs, std::move(done));
   work.result.rows.reserve(request->tokens.size());
-  request->work = std::move(work);
   return request;
 }
 

@@ -24,38 +24,32 @@ namespace ovq::engine {
 struct GenerateWork {
   GenerateRequest call;  // its prompt has moved to Request::tokens
   std::shared_ptr<TokenStream> stream;
-  std::vector<std::unique_ptr<RunningAnswer>> answers;  // [n] from admission on
-  std::vector<model::Sampled> first;        // [n] first draws, until every answer has a state
-  std::optional<SteadyTime> blocked_since;  // set while the stream is full
+  std::vector<std::unique_ptr<RunningAnswer>> answers = {};  // [n] from admission on
+  std::vector<model::Sampled> first = {};        // [n] first draws, until every answer has a state
+  std::optional<SteadyTime> blocked_since = {};  // set while the stream is full
 
   bool wants_tokens() const { return call.stop.max_tokens > 0; }
 };
 struct ScoreWork {
   int top_logprobs = 0;
-  std::shared_ptr<CancelSignal> cancel;  // may be null
   ScoreCallback done;
-  ScoreResult result;
+  ScoreResult result = {};
 };
-// The prompt of a new session, which callers see once the prompt is consumed.
-struct OpenWork {
-  std::shared_ptr<CancelSignal> cancel = {};  // may be null
-  bool from_state = false;  // what it reads follows what an imported state has read
-  bool waits = true;        // the last token stays outside the state
-};
-
-// The tokens between a session's nearest checkpoint and the position that it is rewound to.
-struct RewindWork {
-  std::shared_ptr<CancelSignal> cancel;  // may be null
-};
-
-// The tokens between the state of a session on disk and its latest change.
-struct WakeWork {
-  bool waits = false;  // the last of them stays outside the state
+// The tokens that an operation on a session reads.
+struct SessionWork {
+  enum Kind {
+    kOpen,    // the prompt of a new session, which callers see once the prompt is consumed
+    kRewind,  // from a session's nearest checkpoint to the position that it is rewound to
+    kSwapIn   // from the state of a session on disk to its latest change
+  };
+  Kind kind;
+  bool leaves_last = true;  // the last token stays outside the state
 };
 
 // Engine thread only, once accepted.
-struct Request {
-  std::variant<GenerateWork, ScoreWork, OpenWork, RewindWork, WakeWork> work;
+struct Request : std::enable_shared_from_this<Request> {
+  std::variant<GenerateWork, ScoreWork, SessionWork> work;
+  std::shared_ptr<CancelSignal> cancel;  // the caller's; null if the caller cannot cancel
   std::string tenant;
   std::string client;               // CallRequest::client
   double weight = 1;                // of the client
@@ -89,20 +83,18 @@ struct Request {
   int n_states = 1;          // states that it needs; more than one for several answers
   int promised_states = 0;   // states admitted but not yet acquired
 
+  size_t total_bytes() const { return reserve_bytes * static_cast<size_t>(n_states); }
   bool prefilling() const { return consumed < n_prefill; }
   GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
-  RewindWork* rewind() { return std::get_if<RewindWork>(&work); }
-  const RewindWork* rewind() const { return std::get_if<RewindWork>(&work); }
-  const OpenWork* open() const { return std::get_if<OpenWork>(&work); }
-  WakeWork* wake() { return std::get_if<WakeWork>(&work); }
-  const WakeWork* wake() const { return std::get_if<WakeWork>(&work); }
-  // Whether its session is visible to callers.
-  bool in_session() const { return session != nullptr && open() == nullptr; }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
   const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
-  // The caller's cancel signal; null if the caller cannot cancel.
-  const CancelSignal* cancel_signal() const;
+  const SessionWork* session_work() const { return std::get_if<SessionWork>(&work); }
+  bool is(SessionWork::Kind kind) const {
+    return session_work() != nullptr && session_work()->kind == kind;
+  }
+  // Whether its session is visible to callers.
+  bool in_session() const { return session != nullptr && !is(SessionWork::kOpen); }
 };
 
 // Not OK if the request has to end now: its session was deleted, it was cancelled, or its deadline

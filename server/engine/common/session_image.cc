@@ -63,19 +63,18 @@ std::string HeadOfDelta(const SessionImage& image, const SessionBase& since) {
   return out;
 }
 
+void PutTokensAndTurns(std::string& out, std::span<const int32_t> tokens,
+                       const SessionImage& image) {
+  std::string bytes, turns;
+  for (const int32_t token : tokens) Put(bytes, token);
+  PutAll(turns, image.turn_ends);
+  PutSection(out, kSections[kToks], bytes);
+  PutSection(out, kSections[kTurn], turns);
+}
+
 // Writes the last section; `digest` covers all bytes before it.
 void PutDone(std::string& out, Sha256 digest) {
   PutSection(out, kSections[kDone], absl::HexStringToBytes(digest.Hex()));
-}
-
-template <class... Args>
-absl::Status DamagedFile(const Args&... what) {
-  return absl::DataLossError(absl::StrCat("session file: ", what...));
-}
-
-template <class... Args>
-absl::Status UnfitFile(const Args&... what) {
-  return absl::FailedPreconditionError(absl::StrCat("session file: ", what...));
 }
 
 bool IsOptional(std::string_view tag) { return tag[0] >= 'a' && tag[0] <= 'z'; }
@@ -101,11 +100,9 @@ EncodedSession EncodeAroundState(const SessionImage& image) {
   file.head = kMagic;
   Put(file.head, kVersion);
   PutSection(file.head, kSections[kHead], MakeJournalHead(image));
-  std::string tokens, turns;
-  if (image.tokens) PutAll(tokens, *image.tokens);
-  PutAll(turns, image.turn_ends);
-  PutSection(file.head, kSections[kToks], tokens);
-  PutSection(file.head, kSections[kTurn], turns);
+  std::span<const int32_t> tokens;
+  if (image.tokens) tokens = *image.tokens;
+  PutTokensAndTurns(file.head, tokens, image);
   const std::string start = SectionStart(kSections[kStat], image.state.size());
   file.head.append(start);
   Put(file.tail, Crc32c(image.state, Crc32c(start)));
@@ -128,13 +125,11 @@ SessionBase MakeSessionBase(std::span<const int32_t> tokens) {
 }
 
 EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since) {
-  std::string file(kMagic), tokens, turns;
+  std::string file(kMagic);
   Put(file, kVersion);
   PutSection(file, kDelta, HeadOfDelta(image, since));
-  PutAll(tokens, std::vector(image.tokens->begin() + since.length, image.tokens->end()));
-  PutAll(turns, image.turn_ends);
-  PutSection(file, kSections[kToks], tokens);
-  PutSection(file, kSections[kTurn], turns);
+  PutTokensAndTurns(file, std::span(*image.tokens).subspan(static_cast<size_t>(since.length)),
+                    image);
   Sha256 digest;
   digest.Add(file.data(), file.size());
   PutDone(file, std::move(digest));

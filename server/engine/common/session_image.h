@@ -16,9 +16,21 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 
 namespace ovq::engine {
+
+// Errors of session files: of a file that nobody wrote so, and of one that does not fit this
+// server.
+template <class... Args>
+absl::Status DamagedFile(const Args&... what) {
+  return absl::DataLossError(absl::StrCat("session file: ", what...));
+}
+template <class... Args>
+absl::Status UnfitFile(const Args&... what) {
+  return absl::FailedPreconditionError(absl::StrCat("session file: ", what...));
+}
 
 struct SessionImage {
   std::string model_fingerprint;    // LanguageModel::fingerprint, 64 hex digits

@@ -39,20 +39,24 @@ struct ListSizes {
   int64_t stop_strings = 0, stop_token_ids = 0, logit_bias = 0;
 };
 absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
+absl::Status CheckToolsBytes(int64_t bytes, const std::string& path);  // of a conversation
 absl::Status CheckMessageCount(int64_t n_messages, const std::string& path);
+// Sizes of a conversation's texts of JSON.
+struct ConversationBytes {
+  int64_t tools = 0, args = 0;
+};
 // Checks the messages of a conversation, of which the session already holds the first `known`, and
-// the size of its tools' text. CheckMessageCount has passed.
+// the size of its other texts. CheckMessageCount has passed.
 absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
-                               int64_t tools_bytes, const std::string& path);
+                               const ConversationBytes& bytes, const std::string& path);
 absl::Status CheckSessionId(const std::string& id, const std::string& prefix);
 // Checks the base of a delta: length and digest of an earlier export.
 absl::Status CheckSessionBase(uint64_t length, size_t digest_bytes, const std::string& path);
 absl::Status CheckPageSize(int32_t page_size);  // 0 is kDefaultPageSize
 absl::Status CheckInfoPositions(std::span<const uint64_t> positions);
-// These three return the error.
+// These two return the error. part: "tokenizer", "chat template"; FailedPrecondition.
 absl::Status EmptyPrompt(const std::string& prefix);
-absl::Status NoTokenizer(const std::string& path);  // FailedPrecondition
-absl::Status NoChatTemplate(const std::string& path);
+absl::Status ModelLacks(const std::string& path, const char* part);
 
 // --- session files, before and after their bytes arrive ---
 // Checks that a server with this model and layout can hold a session as the head declares it:
@@ -64,9 +68,8 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
 
 // DataLoss if no session of this layout can have the state of an image that CheckSessionFits
 // accepted (CheckState). Checksums only prove that a file is as it was written, not who wrote it.
-absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout);
-// CheckSessionState for a state that was read into a session's address range in host memory.
+// base: the address range in host memory into which the state was read, in place of the image.
 absl::Status CheckSessionState(const SessionImage& image, const model::StateLayout& layout,
-                               const std::byte* base);
+                               const std::byte* base = nullptr);
 
 }  // namespace ovq::engine

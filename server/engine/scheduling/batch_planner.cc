@@ -62,9 +62,9 @@ std::vector<double> Shares(double amount, std::span<const double> wants,
 
 class Planner {
  public:
-  Planner(std::span<const BatchCandidate> candidates, int32_t max_tokens, int64_t turn,
+  Planner(std::span<const BatchCandidate> candidates, int32_t max_tokens, int64_t round,
           const model::StateLayout* layout)
-      : candidates_(candidates), max_tokens_(max_tokens), turn_(turn), layout_(layout) {
+      : candidates_(candidates), max_tokens_(max_tokens), round_(round), layout_(layout) {
     Group();
   }
 
@@ -76,8 +76,8 @@ class Planner {
     if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
     std::vector<double> parts = Parts(amount);
     if (costs != nullptr) Lower(costs->Reach(kFilled * seconds), parts);
-    constexpr double kGolden = 0.6180339887498949;  // spreads turns evenly
-    carried_ = std::fmod(static_cast<double>(turn_) * kGolden, 1);
+    constexpr double kGolden = 0.6180339887498949;  // spreads rounds evenly
+    carried_ = std::fmod(static_cast<double>(round_) * kGolden, 1);
     for (size_t i = 0; i < clients_.size(); ++i) ShareClient(clients_[i], parts[i]);
     if (plan_.empty()) GiveOne();
     return std::move(plan_);
@@ -190,7 +190,7 @@ class Planner {
     const std::vector<double> parts = Shares(decoding, wants, weights);
     for (size_t i = 0; i < parts.size(); ++i) {
       const Call& call = client.calls[i];
-      GiveInTurn(call, Rounded(parts[i] / call.token_cost()));
+      GiveInRound(call, Rounded(parts[i] / call.token_cost()));
       amount -= parts[i];
     }
     if (reads) GivePrompts(client, Rounded(amount / client.prompts.token_cost()));
@@ -208,9 +208,9 @@ class Planner {
   void GiveOne() {
     const size_t n = clients_.size();
     for (size_t i = 0; i < n && plan_.empty(); ++i) {
-      const Client& client = clients_[(static_cast<uint64_t>(turn_) + i) % n];
+      const Client& client = clients_[(static_cast<uint64_t>(round_) + i) % n];
       if (!client.calls.empty()) {
-        GiveInTurn(client.calls[static_cast<uint64_t>(turn_) % client.calls.size()], 1);
+        GiveInRound(client.calls[static_cast<uint64_t>(round_) % client.calls.size()], 1);
       } else if (!client.prompted.empty()) {
         GivePrompts(client, 1);
       }
@@ -222,10 +222,10 @@ class Planner {
     n_planned_ += n_tokens;
     return n_tokens;
   }
-  // Gives tokens to the call's sequences. Each turn continues where the last one stopped.
-  void GiveInTurn(const Call& call, int64_t n_tokens) {
+  // Gives tokens to the call's sequences. Each round continues where the last one stopped.
+  void GiveInRound(const Call& call, int64_t n_tokens) {
     const int64_t n = call.n, chosen = Given(call, n_tokens);
-    const int64_t first = chosen == n ? 0 : turn_ % n * chosen % n;
+    const int64_t first = chosen == n ? 0 : round_ % n * chosen % n;
     for (int64_t i = 0; i < chosen; ++i) {
       plan_.push_back({call.first + static_cast<int>((first + i) % n), 1});
     }
@@ -237,16 +237,16 @@ class Planner {
     const auto n_served = std::min<int64_t>(n_tokens, std::ssize(members));
     std::ranges::partial_sort(members, members.begin() + n_served, {}, [&](int i) {
       const BatchCandidate& candidate = candidates_[i];
-      return std::pair(candidate.consumed / kPromptTurn, candidate.order);
+      return std::pair(candidate.consumed / kPromptRound, candidate.order);
     });
     members.resize(static_cast<size_t>(n_served));
-    // First up to the ends of the prompts' turns, then what is left.
+    // First up to the ends of the prompts' rounds, then what is left.
     std::vector<int64_t> tokens(members.size());
-    for (const bool in_turn : {true, false}) {
+    for (const bool in_round : {true, false}) {
       for (size_t i = 0; i < members.size(); ++i) {
         const BatchCandidate& candidate = candidates_[members[i]];
         int64_t most = candidate.n_tokens - tokens[i];
-        if (in_turn) most = std::min(most, kPromptTurn - candidate.consumed % kPromptTurn);
+        if (in_round) most = std::min(most, kPromptRound - candidate.consumed % kPromptRound);
         const int64_t given = std::min(most, n_tokens);
         tokens[i] += given;
         n_tokens -= given;
@@ -259,7 +259,7 @@ class Planner {
 
   const std::span<const BatchCandidate> candidates_;
   const int64_t max_tokens_;
-  const int64_t turn_;
+  const int64_t round_;
   const model::StateLayout* const layout_;
   std::vector<Client> clients_;
   double carried_ = 0;  // remainders of tokens
@@ -388,9 +388,9 @@ void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
 }
 
 std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
-                                int64_t turn, const BatchCostModel* costs,
+                                int64_t round, const BatchCostModel* costs,
                                 const model::StateLayout* layout, int n_variants) {
-  return Planner(candidates, max_tokens, turn, layout).Plan(costs, n_variants);
+  return Planner(candidates, max_tokens, round, layout).Plan(costs, n_variants);
 }
 
 void BatchPlanner::Choose(std::span<const BatchCandidate> candidates, SteadyTime now) {

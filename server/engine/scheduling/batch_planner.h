@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "model/state_layout.h"
-#include "server/engine/common/engine_config.h"
+#include "server/engine/common/request.h"
 
 namespace ovq::engine {
 
@@ -31,6 +31,13 @@ struct BatchCandidate {
   // Probability of each token drafted after a decoding sequence's token to be right if those before
   // it are.
   std::span<const float> draft_probabilities = {};
+
+  // The sequence itself, of which planning needs nothing more.
+  Request* request = nullptr;
+  RunningAnswer* answer = nullptr;  // null during prefill
+  StateHandle* state = nullptr;
+  std::span<const int32_t> tokens = {};   // to consume next
+  std::span<const int32_t> drafted = {};  // tokens that may follow
 };
 
 // The part of one candidate in a batch.
@@ -52,7 +59,6 @@ class BatchCostModel {
   explicit BatchCostModel(std::optional<absl::Duration> target = {}) : target_(target) {}
 
   void Observe(double cost, absl::Duration took);
-  bool known() const { return known_; }
   double Seconds(double cost) const;   // cost: at least 1
   double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
   // Seconds that an iteration may take in which answers of this cost wait beside prompts.
@@ -80,14 +86,14 @@ class BatchCostModel {
 //
 // Within a client, calls that decode share alike and come before its prompts, which get a part of
 // 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are
-// prefilled in turns of kPromptTurn tokens, oldest first.
+// prefilled in rounds of kPromptRound tokens, oldest first.
 //
-// Parts of less than a token are rounded by turns: `turn` is the number of the choice. costs: null
-// for a batch without a bound in time. layout: the variant that the batch is for (null: all
-// candidates have the same one); each of n_variants gets an equal part of the time. A pure
-// function.
+// Parts of less than a token are rounded to whole ones in some rounds: `round` is the number of the
+// choice. costs: null for a batch without a bound in time. layout: the variant that the batch is
+// for (null: all candidates have the same one); each of n_variants gets an equal part of the time.
+// A pure function.
 std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
-                                int64_t turn, const BatchCostModel* costs = nullptr,
+                                int64_t round, const BatchCostModel* costs = nullptr,
                                 const model::StateLayout* layout = nullptr, int n_variants = 1);
 
 // Adds drafted tokens to a plan: the likeliest first, as many as give the answers most tokens per
@@ -114,7 +120,7 @@ inline constexpr double kTargetAnswers = 8;
 // beside 16 with none, models/python-bytes: a fifth to a third more per token).
 inline constexpr size_t kLogprobCostBytes = 8 << 10;
 
-inline constexpr int64_t kPromptTurn = 512;
+inline constexpr int64_t kPromptRound = 512;
 inline constexpr double kPrefillShare = 8;
 
 // The longest time of an iteration however few want tokens, so that new calls soon join one; or,
@@ -130,12 +136,12 @@ class BatchPlanner {
         bounds_time_(config.model.weight_bytes > 0),
         costs_(config.options.target_step_time) {}
 
-  // Chooses tokens of the candidates (PlanBatch), all of one model variant; variants take turns.
+  // Chooses tokens of the candidates (PlanBatch), all of one model variant; the variants alternate.
   void Choose(std::span<const BatchCandidate> candidates, SteadyTime now);
   // The last choice, if it may stand for one more iteration, otherwise empty. Where all chosen
   // sequences decode, several iterations run the same tokens' sequences, for a time that is short
-  // beside the wait of many sequences for their turns: looking through a thousand takes as long as
-  // a small iteration, and a state that keeps its turn for a while stays in the caches.
+  // beside the wait of many sequences for their tokens: looking through a thousand takes as long as
+  // a small iteration, and a state that runs for a while stays in the caches.
   std::span<const PlanItem> Standing(SteadyTime now) const;
   void DropStanding() { iterations_left_ = 0; }
   // The last choice, with drafted tokens added, as the plan of the next iteration.

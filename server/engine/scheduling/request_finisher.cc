@@ -21,6 +21,7 @@ Usage MakeUsage(const Request& request, const RunningAnswer* answer, SteadyTime 
   usage.cached_tokens = request.cached_tokens + request.prefix_tokens;
   if (answer != nullptr) {
     usage.generated_tokens = answer->generated();
+    usage.reasoning_tokens = answer->reasoning();
     usage.drafted_tokens = answer->drafted;
     usage.accepted_tokens = answer->accepted;
   }
@@ -55,15 +56,15 @@ void RequestFinisher::SetEnded(Request& request) {
 }
 
 void RequestFinisher::ReleaseStates(Request& request, StatusCallback then) {
-  admission_.DropPromised(request);
+  core_.admission.DropPromised(request);
   GenerateWork* work = request.generate();
   if (request.session != nullptr && work != nullptr)
-    return sessions_.EndTurn(request, std::move(then));
+    return core_.turns.EndTurn(request, std::move(then));
   if (request.session == nullptr) {
-    if (request.sequence != nullptr) pool_.Release(request.sequence->state);
+    if (request.sequence != nullptr) core_.pool.Release(request.sequence->state);
     if (work != nullptr) {
       for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
-        if (answer->sequence != nullptr) pool_.Release(answer->sequence->state);
+        if (answer->sequence != nullptr) core_.pool.Release(answer->sequence->state);
       }
     }
     request.hold.reset();
@@ -90,7 +91,7 @@ void RequestFinisher::Release(Request& request, FinishReason reason, const Runni
     report.total = TimeBetween(arrival, config_.options.clock.steady());
     if (counts) config_.events.request_finished(report);
     tell(std::move(status));
-    admission_.Leave();
+    core_.admission.Leave();
   });
 }
 
@@ -112,7 +113,7 @@ void RequestFinisher::FinishAnswer(Request& request, RunningAnswer& answer, Fini
                    });
   }
   if (answer.sequence != nullptr) {
-    pool_.Release(answer.sequence->state);
+    core_.pool.Release(answer.sequence->state);
     request.hold->ReleasePart(1, request.reserve_bytes);
   }
   work.stream->Push({.finished = std::move(finished)});
@@ -186,7 +187,7 @@ void RequestFinisher::FailDamaged(Request& request, int64_t position, std::strin
   // Without a turn: a session that is not open yet ends, and a failed replay leaves a session as it
   // was.
   const bool turn = request.session != nullptr && request.generate() != nullptr;
-  if (turn) sessions_.SetDamaged(*request.session, position, what);
+  if (turn) core_.turns.SetDamaged(*request.session, position, what);
   Fail(request, FinishReason::kError, std::move(status));
 }
 
@@ -194,12 +195,11 @@ bool RequestFinisher::FailIfDead(Request& request, SteadyTime now) {
   absl::Status death = CheckAlive(request, now);
   if (death.ok()) return false;
   const bool cancelled = absl::IsCancelled(death);
-  const bool told =
-      cancelled && request.generate() != nullptr && request.cancel_signal()->cancelled();
+  const bool told = cancelled && request.generate() != nullptr && request.cancel->cancelled();
   Fail(request, cancelled ? FinishReason::kCancelled : FinishReason::kDeadline, std::move(death));
   if (told) {
     config_.events.cancel_released(
-        TimeBetween(*request.cancel_signal()->time(), config_.options.clock.steady()));
+        TimeBetween(*request.cancel->time(), config_.options.clock.steady()));
   }
   return true;
 }

@@ -6,13 +6,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "server/engine/common/admission.h"
-#include "server/engine/common/engine_config.h"
 #include "server/engine/common/prefix_cache.h"
 #include "server/engine/common/request.h"
-#include "server/engine/common/state_pool.h"
 #include "server/engine/scheduling/batch_planner.h"
-#include "server/engine/sessions/session_turns.h"
+#include "server/engine/sessions/session_core.h"
 
 namespace ovq::engine {
 
@@ -20,14 +17,8 @@ namespace ovq::engine {
 // told, so that whoever reads the last event can go on at once. Engine thread only.
 class RequestFinisher {
  public:
-  RequestFinisher(const EngineConfig& config, StatePool& pool, Admission& admission,
-                  SessionTurns& sessions, PrefixCache& prefixes, BatchPlanner& planner)
-      : config_(config),
-        pool_(pool),
-        admission_(admission),
-        sessions_(sessions),
-        prefixes_(prefixes),
-        planner_(planner) {}
+  RequestFinisher(SessionCore& core, PrefixCache& prefixes, BatchPlanner& planner)
+      : core_(core), config_(core.config), prefixes_(prefixes), planner_(planner) {}
 
   // Ends an answer, and with the last answer its request.
   void FinishAnswer(Request& request, RunningAnswer& answer, Finished finished);
@@ -57,10 +48,8 @@ class RequestFinisher {
   void ReleaseStates(Request& request, StatusCallback then);
   void SetEnded(Request& request);
 
+  SessionCore& core_;
   const EngineConfig& config_;
-  StatePool& pool_;
-  Admission& admission_;
-  SessionTurns& sessions_;
   PrefixCache& prefixes_;
   BatchPlanner& planner_;
   bool any_ended_ = false;

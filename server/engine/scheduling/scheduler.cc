@@ -13,9 +13,9 @@ void Scheduler::Start(std::shared_ptr<Request> request) {
   request->weight = config_.options.quotas->Weight(request->tenant);
   const auto n_tokens = static_cast<int64_t>(request->tokens.size());
   GenerateWork* const work = request->generate();
+  const SessionWork* const session_work = request->session_work();
   const bool all = request->score() != nullptr || (work != nullptr && work->wants_tokens()) ||
-                   (request->wake() != nullptr && !request->wake()->waits) ||
-                   (request->open() != nullptr && !request->open()->waits);
+                   (session_work != nullptr && !session_work->leaves_last);
   request->n_prefill = all ? n_tokens : std::max<int64_t>(n_tokens - 1, 0);
   if (work != nullptr) MakeAnswers(*request);
   RestorePrefix(*request);
@@ -36,12 +36,11 @@ void Scheduler::MakeAnswers(Request& request) {
   GenerateWork& work = *request.generate();
   const EngineModel& model = config_.model;
   GenerateRequest& call = work.call;
-  if (call.sampling.seed == 0 && !call.seed_given) call.sampling.seed = random_.Next();
+  if (call.sampling.seed == 0 && !call.seed_given) call.sampling.seed = core_.random.Next();
   const Speculation speculation = call.output.speculation.value_or(config_.options.speculation);
   for (int i = 0; i < call.n; ++i) {
     work.answers.push_back(
-        std::make_unique<RunningAnswer>(call, i, call.sampling.seed + static_cast<uint64_t>(i),
-                                        model.eos_token_ids, model.vocab_size, model.tokenizer));
+        std::make_unique<RunningAnswer>(call, i, call.sampling.seed + static_cast<uint64_t>(i), model));
     RunningAnswer& answer = *work.answers.back();
     if (speculation == Speculation::kNgram && model.can_undo()) answer.Speculate();
     if (request.session != nullptr && request.session->log) {
@@ -57,14 +56,12 @@ void Scheduler::RestorePrefix(Request& request) {
   if (most <= 0 || request.sequence->position() > 0 || request.score() != nullptr) return;
   StateHandle& state = request.sequence->state;
   const std::span<const int32_t> tokens = request.tokens;
-  const auto variant =
-      std::ranges::find(config_.model.variants, state.layout, &ModelVariant::layout);
-  request.prefix =
-      prefixes_.Begin(request.tenant, *variant, tokens.first(static_cast<size_t>(most)), state);
+  request.prefix = prefixes_.Begin(request.tenant, config_.model.VariantWith(state.layout),
+                                   tokens.first(static_cast<size_t>(most)), state);
   request.consumed = request.prefix_tokens = state.position;
   if (request.session == nullptr) return;
   request.session->Record(0, tokens.first(static_cast<size_t>(state.position)));
-  sessions_.CheckpointIfDue(*request.session, 0);  // there will be no earlier copy
+  core_.turns.CheckpointIfDue(*request.session, 0);  // there will be no earlier copy
 }
 
 void Scheduler::StartTurn(std::shared_ptr<Request> request) {
@@ -75,34 +72,31 @@ void Scheduler::StartTurn(std::shared_ptr<Request> request) {
 }
 
 bool Scheduler::RunIteration(Executor& executor) {
-  const bool copied = CopyPromptStates();
   const SteadyTime begin = config_.options.clock.steady();
   std::vector<PlanItem> plan = ChoosePlan(begin);
   watch_.SetWork(builder_.work().answers, builder_.work().prompts, builder_.work().prompt_tokens);
-  if (plan.empty()) return copied;
-  const StepInput input = builder_.MakeInput(plan);
-  StepOutput output = executor.Execute(input);
-  FailFailed(plan, output);
+  if (plan.empty()) return false;
+  BatchRun run{.sequences = builder_.MakeSequences(plan)};
+  executor.Execute(run);
+  FailFailed(plan, run);
   bool any = false;
   for (size_t i = 0; i < plan.size(); ++i) {
-    if (output.sequences[i].failure) continue;
+    if (run.sequences[i].failure) continue;
     any = true;
-    const StepBuilder::Entry& entry = builder_.entry(plan[i].candidate);
-    if (entry.answer != nullptr) {
-      output.report.accepted_tokens +=
-          ApplyDraws(executor, input.sequences[i], entry, output.sequences[i]);
+    const BatchCandidate& candidate = builder_.candidates()[plan[i].candidate];
+    if (candidate.answer != nullptr) {
+      run.report.accepted_tokens += ApplyDraws(executor, candidate, run.sequences[i]);
     } else {
-      ApplyPrefill(input.sequences[i], *entry.request, output.sequences[i]);
+      ApplyPrefill(*candidate.request, run.sequences[i]);
     }
-    MayCheckpoint(*entry.request);
+    MayCheckpoint(*candidate.request);
   }
   if (!any) return true;
   size_t index = 0;
-  std::erase_if(plan,
-                [&](const PlanItem&) { return output.sequences[index++].failure.has_value(); });
-  output.report.duration = TimeBetween(begin, config_.options.clock.steady());
-  planner_.Observe(builder_.candidates(), plan, output.report.duration);
-  config_.events.step(output.report);
+  std::erase_if(plan, [&](const PlanItem&) { return run.sequences[index++].failure.has_value(); });
+  run.report.duration = TimeBetween(begin, config_.options.clock.steady());
+  planner_.Observe(builder_.candidates(), plan, run.report.duration);
+  config_.events.step(run.report);
   return true;
 }
 
@@ -115,45 +109,45 @@ std::vector<PlanItem> Scheduler::ChoosePlan(SteadyTime now) {
   return planner_.Plan(builder_.candidates());
 }
 
-void Scheduler::FailFailed(std::span<const PlanItem> plan, const StepOutput& output) {
+void Scheduler::FailFailed(std::span<const PlanItem> plan, const BatchRun& run) {
   for (size_t i = 0; i < plan.size(); ++i) {
-    const std::optional<StepOutput::Failure>& failure = output.sequences[i].failure;
-    const StepBuilder::Entry& entry = builder_.entry(plan[i].candidate);
-    if (!failure || entry.request->ended) continue;
+    const std::optional<BatchSequence::Failure>& failure = run.sequences[i].failure;
+    const BatchCandidate& candidate = builder_.candidates()[plan[i].candidate];
+    if (!failure || candidate.request->ended) continue;
     if (failure->halfway) {
-      finisher_.FailHalfway(*entry.request, entry.state->position, failure->status);
+      finisher_.FailHalfway(*candidate.request, candidate.state->position, failure->status);
     } else {
-      Fail(*entry.request, FinishReason::kError, failure->status);
+      Fail(*candidate.request, FinishReason::kError, failure->status);
     }
   }
 }
 
-int32_t Scheduler::ApplyDraws(Executor& executor, const StepInput::Sequence& input,
-                              const StepBuilder::Entry& entry, StepOutput::Sequence& output) {
-  Request& request = *entry.request;
-  RunningAnswer& answer = *entry.answer;
+int32_t Scheduler::ApplyDraws(Executor& executor, const BatchCandidate& candidate,
+                              BatchSequence& run) {
+  Request& request = *candidate.request;
+  RunningAnswer& answer = *candidate.answer;
   if (request.ended) return 0;  // by another of its answers
   StreamEvent event;
-  const auto n_drafted = static_cast<int32_t>(input.drafted.size());
+  const auto n_drafted = static_cast<int32_t>(run.drafted.size());
   int32_t n_kept = 0;
   // A draw after a drafted token that is not a number is left to the iteration that has this token
   // as the sequence's own.
-  for (bool goes_on = true; goes_on && n_kept <= n_drafted && output.draws[n_kept].finite;) {
-    model::Sampled& drawn = output.draws[n_kept];
-    goes_on = n_kept < n_drafted && drawn.token_id == input.drafted[n_kept];
+  for (bool goes_on = true; goes_on && n_kept <= n_drafted && run.draws[n_kept].finite;) {
+    model::Sampled& drawn = run.draws[n_kept];
+    goes_on = n_kept < n_drafted && drawn.token_id == run.drafted[n_kept];
     ++n_kept;
     answer.AddDraw(std::move(drawn), event);
     goes_on = goes_on && !event.finished;
   }
   if (n_drafted > 0) {
-    absl::Status status = executor.AcceptDrafts(input, output, std::max(n_kept, 1));
+    absl::Status status = executor.AcceptDrafts(run, std::max(n_kept, 1));
     if (!status.ok()) {
-      finisher_.FailHalfway(request, entry.state->position, std::move(status));
+      finisher_.FailHalfway(request, candidate.state->position, std::move(status));
       return 0;
     }
   }
   if (n_kept == 0) {
-    finisher_.FailNotANumber(request, entry.state->position);
+    finisher_.FailNotANumber(request, candidate.state->position);
     return 0;
   }
   answer.drafted += n_drafted;
@@ -162,16 +156,15 @@ int32_t Scheduler::ApplyDraws(Executor& executor, const StepInput::Sequence& inp
   return n_kept - 1;
 }
 
-void Scheduler::ApplyPrefill(const StepInput::Sequence& input, Request& request,
-                             StepOutput::Sequence& output) {
-  const int64_t n_tokens = std::ssize(input.tokens), begin = input.state->position - n_tokens;
+void Scheduler::ApplyPrefill(Request& request, BatchSequence& run) {
+  const int64_t n_tokens = std::ssize(run.tokens), begin = run.state->position - n_tokens;
   request.sequence->pending.reset();  // it was the first of the tokens
-  if (request.session != nullptr) request.session->Record(begin, input.tokens);
+  if (request.session != nullptr) request.session->Record(begin, run.tokens);
   if (ScoreWork* work = request.score()) {
     std::optional<int64_t> damaged_at;
     for (int64_t i = 0; i < n_tokens; ++i) {
       const model::TokenScore& row =
-          work->result.rows.emplace_back(std::move(output.scores[static_cast<size_t>(i)]));
+          work->result.rows.emplace_back(std::move(run.scores[static_cast<size_t>(i)]));
       if (!row.finite && !damaged_at) damaged_at = begin + i + 1;
     }
     if (damaged_at) return finisher_.FailNotANumber(request, *damaged_at);
@@ -179,62 +172,52 @@ void Scheduler::ApplyPrefill(const StepInput::Sequence& input, Request& request,
   request.consumed += n_tokens;
   if (request.consumed == request.prefix.next_stop())
     prefixes_.Keep(request.prefix, request.sequence->state);
-  if (!request.prefilling()) FinishPrefill(request, &output);
+  if (!request.prefilling()) FinishPrefill(request, &run);
 }
 
 void Scheduler::MayCheckpoint(Request& request) {
   if (request.session == nullptr || request.ended) return;
-  if (!request.rewind() && !request.wake())
-    sessions_.CheckpointIfDue(*request.session, request.n_prefill - request.consumed);
-  if (request.generate() != nullptr) sessions_.PublishProgress(request);
+  if (request.generate() != nullptr || request.is(SessionWork::kOpen))
+    core_.turns.CheckpointIfDue(*request.session, request.n_prefill - request.consumed);
+  if (request.generate() != nullptr) core_.turns.PublishProgress(request);
 }
 
-void Scheduler::FinishPrefill(Request& request, StepOutput::Sequence* output) {
+void Scheduler::FinishPrefill(Request& request, BatchSequence* run) {
   request.prefilled = config_.options.clock.steady();
   if (request.score() != nullptr) return finisher_.FinishScore(request);
   const int64_t position = request.sequence->state.position;
   if (request.generate() == nullptr || !request.generate()->wants_tokens()) {
-    if (output != nullptr && !output->finite) return finisher_.FailNotANumber(request, position);
+    if (run != nullptr && !run->finite) return finisher_.FailNotANumber(request, position);
     if (request.consumed < std::ssize(request.tokens))
       AppendTokens(request, *request.sequence, {&request.tokens.back(), 1});
     return finisher_.FinishPrompt(request);
   }
   GenerateWork& work = *request.generate();
-  for (model::Sampled& drawn : output->draws) work.first.push_back(std::move(drawn));
+  for (model::Sampled& drawn : run->draws) work.first.push_back(std::move(drawn));
   // All draws are from the same logits.
   if (!work.first.front().finite) return finisher_.FailNotANumber(request, position);
   work.answers.front()->sequence = request.sequence;
   if (work.answers.size() == 1) return BeginAnswers(request);
-  copies_ = true;
+  core_.copies.Add([this, request = request.shared_from_this()](
+                       size_t& bytes) { return CopyPromptState(*request, bytes); },
+                   /*at_once=*/false);
 }
 
-bool Scheduler::CopyPromptStates() {
-  if (!copies_) return false;
-  bool any = false;
-  size_t bytes = 0;
-  for (const std::shared_ptr<Request>& request : running_) {
-    GenerateWork* const work = request->generate();
-    if (request->ended || work == nullptr || work->first.empty()) continue;
-    any = true;
-    absl::Status status;
-    for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
-      if (answer->sequence != nullptr) continue;
-      if (bytes >= config_.options.copy_bytes_per_iteration) return true;
-      absl::StatusOr<StateHandle> copy = admission_.AcquirePromised(*request);
-      status = copy.status();
-      if (!status.ok()) break;
-      bytes += pool_.SnapshotBytes(*copy);
-      answer->sequence = std::make_shared<Sequence>();
-      answer->sequence->state = *copy;
-    }
-    if (!status.ok()) {
-      Fail(*request, FinishReason::kError, std::move(status));
-    } else {
-      BeginAnswers(*request);
-    }
+bool Scheduler::CopyPromptState(Request& request, size_t& bytes) {
+  if (request.ended) return false;
+  std::vector<std::unique_ptr<RunningAnswer>>& answers = request.generate()->answers;
+  const auto next =
+      std::ranges::find(answers, nullptr, [](const auto& answer) { return answer->sequence; });
+  absl::StatusOr<StateHandle> copy = core_.admission.AcquirePromised(request);
+  if (!copy.ok()) {
+    Fail(request, FinishReason::kError, copy.status());
+    return false;
   }
-  copies_ = any;
-  return any;
+  bytes += core_.pool.SnapshotBytes(*copy);
+  (*next)->sequence = std::make_shared<Sequence>(Sequence{.state = *copy, .pending = {}});
+  if (*next != answers.back()) return true;
+  BeginAnswers(request);
+  return false;
 }
 
 void Scheduler::BeginAnswers(Request& request) {
@@ -320,7 +303,7 @@ void Scheduler::AddTo(EngineStats& stats) const {
     ++stats.requests_running;
     const GenerateWork* work = request->generate();
     stats.requests_blocked += work != nullptr && work->blocked_since;
-    if (request->in_session()) continue;  // the store counts it
+    if (request->in_session()) continue;  // the table counts it
     add(request->sequence.get());
     if (work == nullptr) continue;
     for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {

@@ -32,48 +32,54 @@ absl::Status CheckGoesOn(const std::string& id, const SessionImage& session,
 
 }  // namespace
 
+template <class T>
+void SessionOperations::Begin(
+    absl::Status status, std::function<void(absl::StatusOr<T>)> done,
+    std::function<void(SteadyTime called, std::function<void(absl::StatusOr<T>)>)> begin) {
+  inbox_->Post([this, status = std::move(status), done = std::move(done), begin = std::move(begin),
+                called = config_.options.clock.steady()]() mutable {
+    if (status.ok()) status = parts_.admission.Enter();
+    if (!status.ok()) return done(std::move(status));
+    begin(called, [this, done = std::move(done)](absl::StatusOr<T> result) {
+      done(std::move(result));
+      parts_.admission.Leave();
+    });
+  });
+}
+
 void SessionOperations::Create(SessionOptions options, SessionCallback done) {
   absl::Status status = ValidateSession(config_, options);
   if (options.cancel != nullptr) options.cancel->SetWake(inbox_->waker());
-  inbox_->Post([this, status = std::move(status), options = std::move(options),
-                done = std::move(done), called = config_.options.clock.steady()]() mutable {
-    if (!status.ok()) return done(std::move(status));
-    parts_.creator.Create(std::move(options), called, std::move(done));
-  });
+  Begin<SessionInfo>(
+      std::move(status), std::move(done),
+      [this, options = std::move(options)](SteadyTime called, SessionCallback done) mutable {
+        parts_.creator.Create(std::move(options), called, std::move(done));
+      });
 }
 
 void SessionOperations::Fork(ForkOptions options, SessionsCallback done) {
   absl::Status status = ValidateFork(config_, options);
-  inbox_->Post([this, status = std::move(status), options = std::move(options),
-                done = std::move(done), called = config_.options.clock.steady()]() mutable {
-    if (!status.ok()) return done(std::move(status));
-    if (absl::Status entered = admission_.Enter(); !entered.ok()) return done(std::move(entered));
-    const auto leave = [this, done](absl::StatusOr<std::vector<SessionInfo>> infos) {
-      done(std::move(infos));
-      admission_.Leave();
-    };
-    parts_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
-      if (!pin.ok()) return leave(pin.status());
-      parts_.forks.Fork(*std::move(pin), options, called, leave);
-    });
-  });
+  Begin<std::vector<SessionInfo>>(
+      std::move(status), std::move(done),
+      [this, options = std::move(options)](SteadyTime called, SessionsCallback done) {
+        parts_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
+          if (!pin.ok()) return done(pin.status());
+          parts_.creator.Fork(*std::move(pin), options, called, done);
+        });
+      });
 }
 
 void SessionOperations::Rewind(RewindOptions options, std::shared_ptr<CancelSignal> cancel,
                                RewindCallback done) {
   if (cancel != nullptr) cancel->SetWake(inbox_->waker());
-  inbox_->Post([this, options = std::move(options), cancel = std::move(cancel),
-                done = std::move(done), called = config_.options.clock.steady()]() mutable {
-    if (absl::Status status = admission_.Enter(); !status.ok()) return done(std::move(status));
-    parts_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
-      if (pin.ok()) {
-        parts_.rewinder.Rewind(*std::move(pin), options, cancel, called, done);
-      } else {
-        done(pin.status());
-      }
-      admission_.Leave();
-    });
-  });
+  Begin<RewindResult>(absl::OkStatus(), std::move(done),
+                      [this, options = std::move(options), cancel = std::move(cancel)](
+                          SteadyTime called, RewindCallback done) {
+                        parts_.pins.Pin(options.session_id, options.tenant, [=, this](auto pin) {
+                          if (!pin.ok()) return done(pin.status());
+                          parts_.rewinder.Rewind(*std::move(pin), options, cancel, called, done);
+                        });
+                      });
 }
 
 absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
@@ -96,7 +102,7 @@ absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
   }
   if (image.ok()) {
     inbox_->Post([this, event = since ? "export_delta" : "export", called,
-                  length = image->length()] { parts_.turns.ReportEvent(event, called, length); });
+                  length = image->length()] { parts_.table.ReportEvent(event, length, called); });
   }
   return image;
 }
@@ -104,14 +110,12 @@ absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
 absl::Status SessionOperations::CheckImport(const SessionImage& head) const {
   const ModelVariant* variant = config_.model.FindVariant(head.cache_policy);
   if (variant == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("session file: no memory of this server is named '",
-                     absl::CHexEscape(head.cache_policy), "'"));
+    return UnfitFile("no memory of this server is named '", absl::CHexEscape(head.cache_policy),
+                     "'");
   }
   if (head.slot_cap > config_.options.max_slot_cap) {
-    return absl::FailedPreconditionError(absl::StrCat("session file: expected at most ",
-                                                      config_.options.max_slot_cap,
-                                                      " max_centroids, got ", head.slot_cap));
+    return UnfitFile("expected at most ", config_.options.max_slot_cap, " max_centroids, got ",
+                     head.slot_cap);
   }
   return CheckSessionFits(head, variant->fingerprint, *variant->layout, config_.model.vocab_size);
 }
@@ -123,9 +127,9 @@ void SessionOperations::Import(SessionImage image, SessionOptions options, Sessi
   const bool trusted = config_.options.trust_session_files;
   absl::Status status = CheckImport(image);
   if (status.ok() && !trusted && !image.tokens) {
-    status = absl::FailedPreconditionError(
-        "session file: it has no tokens to read again (keep_tokens), and this server takes no "
-        "state from outside (--imports replay)");
+    status = UnfitFile(
+        "it has no tokens to read again (keep_tokens), and this server takes no state from outside "
+        "(--imports replay)");
   }
   if (status.ok() && !trusted) {
     options.prompt = *std::move(image.tokens);
@@ -134,12 +138,11 @@ void SessionOperations::Import(SessionImage image, SessionOptions options, Sessi
   if (status.ok()) status = ValidateSession(config_, options);
   if (status.ok())
     status = CheckSessionState(image, *config_.model.FindVariant(image.cache_policy)->layout);
-  inbox_->Post([this, status = std::move(status), image = std::move(image),
-                options = std::move(options), done = std::move(done),
-                called = config_.options.clock.steady()]() mutable {
-    if (!status.ok()) return done(std::move(status));
-    parts_.importer.Import(std::move(image), options, called, std::move(done));
-  });
+  Begin<SessionInfo>(std::move(status), std::move(done),
+                     [this, image = std::make_shared<const SessionImage>(std::move(image)),
+                      options = std::move(options)](SteadyTime called, SessionCallback done) {
+                       parts_.creator.Create(options, called, std::move(done), image);
+                     });
 }
 
 absl::Status SessionOperations::Delete(const std::string& id,
@@ -189,19 +192,6 @@ absl::StatusOr<SessionPage> SessionOperations::List(const std::optional<std::str
                                                     int page_size,
                                                     const std::string& page_token) const {
   return parts_.table.List(tenant, page_size, page_token);
-}
-
-absl::StatusOr<std::vector<std::byte>> SessionOperations::CopyState(const std::string& id,
-                                                                    const std::string& tenant) {
-  using Bytes = absl::StatusOr<std::vector<std::byte>>;
-  return inbox_->Await<Bytes>([&](const std::function<void(Bytes)>& tell) {
-    parts_.pins.Pin(id, tenant, [this, tell](auto pin) {
-      if (!pin.ok()) return tell(pin.status());
-      const absl::StatusOr<StateSnapshot> state = pool_.Snapshot((*pin)->Release()->state);
-      if (!state.ok()) return tell(state.status());
-      tell(std::vector(state->span().begin(), state->span().end()));
-    });
-  });
 }
 
 }  // namespace ovq::engine

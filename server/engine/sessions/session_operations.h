@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,11 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/disk/session_folder.h"
-#include "server/engine/common/engine_api.h"
-#include "server/engine/common/engine_config.h"
-#include "server/engine/common/inbox.h"
 #include "server/engine/common/session_image.h"
-#include "server/engine/common/state_pool.h"
 #include "server/engine/sessions/sessions.h"
 
 namespace ovq::engine {
@@ -22,13 +19,8 @@ namespace ovq::engine {
 // they must not block.
 class SessionOperations {
  public:
-  SessionOperations(const EngineConfig& config, StatePool& pool, Admission& admission,
-                    std::shared_ptr<Inbox> inbox, SessionParts& parts)
-      : config_(config),
-        pool_(pool),
-        admission_(admission),
-        inbox_(std::move(inbox)),
-        parts_(parts) {}
+  explicit SessionOperations(SessionParts& parts)
+      : config_(parts.config), inbox_(parts.inbox), parts_(parts) {}
 
   void Create(SessionOptions options, SessionCallback done);
   // Copies an idle session; the copies are independent of it. FailedPrecondition if a call uses it.
@@ -66,16 +58,16 @@ class SessionOperations {
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
 
-  // Returns the session's live state bytes (StatePool::CopyOut), for tests; blocks for at most one
-  // iteration. FailedPrecondition if busy.
-  absl::StatusOr<std::vector<std::byte>> CopyState(const std::string& id,
-                                                   const std::string& tenant);
   SessionParts& parts() { return parts_; }  // engine thread
 
  private:
+  // Runs `begin` on the engine thread, as work that was accepted and ends when the `done` that it
+  // gets is called. `done` gets the status instead if that is an error or no work is accepted.
+  template <class T>
+  void Begin(absl::Status status, std::function<void(absl::StatusOr<T>)> done,
+             std::function<void(SteadyTime called, std::function<void(absl::StatusOr<T>)>)> begin);
+
   const EngineConfig& config_;
-  StatePool& pool_;
-  Admission& admission_;
   const std::shared_ptr<Inbox> inbox_;
   SessionParts& parts_;
 };

@@ -8,35 +8,28 @@
 
 namespace ovq::engine {
 
-SessionOwnership::SessionOwnership(const EngineConfig& config, Admission& admission,
-                                   std::shared_ptr<Inbox> inbox, SessionTable& table,
-                                   SessionPersistence& disk, ExpireSessions expire)
-    : config_(config),
-      admission_(admission),
-      inbox_(std::move(inbox)),
-      table_(table),
-      disk_(disk),
-      expire_(std::move(expire)) {
-  if (config.options.session_folder == nullptr) return;
-  config.options.session_folder->ownership().SetListener(
-      [this, inbox = inbox_](const std::string& id) {
+SessionOwnership::SessionOwnership(SessionCore& core, SessionRemoval& removal)
+    : core_(core), removal_(removal) {
+  if (core.config.options.session_folder == nullptr) return;
+  core.config.options.session_folder->ownership().SetListener(
+      [this, inbox = core.inbox](const std::string& id) {
         inbox->Post([this, id] { AnswerTransferRequest(id); });
       });
 }
 
 SessionOwnership::~SessionOwnership() {
-  if (config_.options.session_folder != nullptr) {
-    config_.options.session_folder->ownership().SetListener({});
+  if (core_.config.options.session_folder != nullptr) {
+    core_.config.options.session_folder->ownership().SetListener({});
   }
 }
 
 absl::Status SessionOwnership::Register(disk::FoundSession found) {
   const disk::JournalHead& head = found.head;
-  const ModelVariant* const variant = config_.model.FindVariant(head.cache_policy);
+  const ModelVariant* const variant = core_.config.model.FindVariant(head.cache_policy);
   if (!IsSessionId(head.id) || variant == nullptr || variant->fingerprint != head.fingerprint ||
       variant->layout->fingerprint() != head.layout ||
       head.slot_cap > variant->layout->limits().max_slot_cap) {
-    config_.options.session_folder->ownership().Release(head.id);
+    core_.config.options.session_folder->ownership().Release(head.id);
     return absl::FailedPreconditionError(absl::StrCat(
         "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
@@ -48,7 +41,7 @@ absl::Status SessionOwnership::Register(disk::FoundSession found) {
   session->turn_ends = std::move(found.mark.turn_ends);
   session->disk = SessionOnDisk{.version = found.version, .length = found.mark.length};
   session->hold =
-      config_.options.quotas->Hold(head.tenant, 1, variant->layout->bytes_cap(head.slot_cap));
+      core_.config.options.quotas->Hold(head.tenant, 1, variant->layout->bytes_cap(head.slot_cap));
   SessionInfo& info = session->info;
   if (head.ttl_ms) session->ttl = absl::Milliseconds(*head.ttl_ms);
   info.id = head.id;
@@ -62,23 +55,24 @@ absl::Status SessionOwnership::Register(disk::FoundSession found) {
   info.generated_tokens_total = found.mark.generated_tokens;
   info.last_used = absl::FromUnixMillis(found.mark.used_unix_ms);
   info.expires = info.last_used + session->ttl;
-  const Clock& clock = config_.options.clock;
+  const Clock& clock = core_.config.options.clock;
   session->expires = After(clock.steady(), info.expires - clock.wall());
-  table_.Insert(session, /*used=*/false);
-  admission_.CountStored(1);
+  core_.table.Insert(session, /*used=*/false);
+  core_.admission.CountStored(1);
   return absl::OkStatus();
 }
 
 bool SessionOwnership::MayBeElsewhere(const std::string& id) const {
-  return config_.options.session_folder != nullptr && IsSessionId(id) && !table_.Contains(id);
+  return core_.config.options.session_folder != nullptr && IsSessionId(id) &&
+         !core_.table.Contains(id);
 }
 
 void SessionOwnership::Acquire(const std::string& id, const std::optional<std::string>& tenant,
                                StatusCallback then) {
   if (!MayBeElsewhere(id)) return then(absl::OkStatus());
-  const SteadyTime called = config_.options.clock.steady();
-  config_.options.session_folder->ownership().Acquire(
-      id, [this, inbox = inbox_, tenant, called,
+  const SteadyTime called = core_.config.options.clock.steady();
+  core_.config.options.session_folder->ownership().Acquire(
+      id, [this, inbox = core_.inbox, tenant, called,
            then = std::move(then)](absl::StatusOr<disk::FoundSession> found) mutable {
         inbox->Post(
             [this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
@@ -93,42 +87,39 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<disk::FoundSessio
   if (absl::IsNotFound(found.status())) return absl::OkStatus();
   if (!found.ok()) return found.status();
   if (tenant && found->head.tenant != *tenant) {
-    config_.options.session_folder->ownership().Release(found->head.id);
+    core_.config.options.session_folder->ownership().Release(found->head.id);
     return absl::OkStatus();  // for this caller there is none
   }
   const int64_t position = found->mark.length;
   absl::Status status = Register(*std::move(found));
   if (status.ok()) {
-    config_.events.session_event({.event = "take_over",
-                                  .duration = TimeBetween(called, config_.options.clock.steady()),
-                                  .position = position});
+    core_.table.ReportEvent("take_over", position, called);
   }
-  expire_(config_.options.clock.steady());
+  removal_.Expire(core_.config.options.clock.steady());  // its time may be over
   return status;
 }
 
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {
-  disk::FolderOwnership& folder = config_.options.session_folder->ownership();
-  const absl::StatusOr<std::shared_ptr<Session>> found = table_.Find(id, std::nullopt);
+  disk::FolderOwnership& folder = core_.config.options.session_folder->ownership();
+  const absl::StatusOr<std::shared_ptr<Session>> found = core_.table.Find(id, std::nullopt);
   if (!found.ok()) return;
   const std::shared_ptr<Session>& session = *found;
-  std::unique_lock lock = table_.Lock();
+  std::unique_lock lock = core_.table.Lock();
   if (session->info.busy || session->disk->behind) return folder.Decline(id);
   if (session->disk->snapshotting) return;  // until they ask again
   if (session->resident() &&
       session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens) {
     lock.unlock();  // reading so many tokens again would take the other server longer than this
-    return disk_.Snapshot(session, [](const absl::Status&) {});
+    return core_.disk.Snapshot(session, [](const absl::Status&) {});
   }
   lock.unlock();
   // A turn may have claimed it meanwhile.
-  if (!table_.Claim(id, session->info.tenant).ok()) return folder.Decline(id);
-  table_.Remove(*session);
+  if (!core_.table.Claim(id, session->info.tenant).ok()) return folder.Decline(id);
+  core_.table.Remove(*session);
   const int64_t position = session->position();
-  table_.Release(*session);
+  core_.table.Release(*session);
   folder.Release(id);
-  config_.events.session_event(
-      {.event = "let_go", .duration = absl::ZeroDuration(), .position = position});
+  core_.table.ReportEvent("let_go", position);
 }
 
 }  // namespace ovq::engine

@@ -1,30 +1,20 @@
 // Moves sessions between the servers that share a session folder.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "server/disk/session_folder.h"
-#include "server/engine/common/admission.h"
-#include "server/engine/common/engine_config.h"
-#include "server/engine/common/inbox.h"
-#include "server/engine/common/session.h"
-#include "server/engine/sessions/session_persistence.h"
-#include "server/engine/sessions/session_table.h"
+#include "server/engine/sessions/session_core.h"
+#include "server/engine/sessions/session_removal.h"
 
 namespace ovq::engine {
 
 // Engine thread only, except for MayBeElsewhere.
 class SessionOwnership {
  public:
-  // Ends sessions whose time is over: one from another server may be such a session.
-  using ExpireSessions = std::function<void(SteadyTime now)>;
-
-  SessionOwnership(const EngineConfig& config, Admission& admission, std::shared_ptr<Inbox> inbox,
-                   SessionTable& table, SessionPersistence& disk, ExpireSessions expire);
+  SessionOwnership(SessionCore& core, SessionRemoval& removal);
   ~SessionOwnership();
 
   // True if the session is not here but may be in the folder. Any thread; does not block.
@@ -42,12 +32,8 @@ class SessionOwnership {
                                 const std::optional<std::string>& tenant, SteadyTime called);
   void AnswerTransferRequest(const std::string& id);  // another server wants the session
 
-  const EngineConfig& config_;
-  Admission& admission_;
-  const std::shared_ptr<Inbox> inbox_;
-  SessionTable& table_;
-  SessionPersistence& disk_;
-  const ExpireSessions expire_;
+  SessionCore& core_;
+  SessionRemoval& removal_;
 };
 
 }  // namespace ovq::engine

@@ -202,8 +202,7 @@ void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {
   }
   const int64_t position = session->position();
   DropState(*session);
-  config_.events.session_event(
-      {.event = "hibernate", .duration = absl::ZeroDuration(), .position = position});
+  table_.ReportEvent("hibernate", position);
 }
 
 void SessionPersistence::DropState(Session& session) {

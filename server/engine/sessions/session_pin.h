@@ -8,11 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "server/engine/common/inbox.h"
-#include "server/engine/common/session.h"
 #include "server/engine/sessions/session_ownership.h"
 #include "server/engine/sessions/session_swap_in.h"
-#include "server/engine/sessions/session_table.h"
 
 namespace ovq::engine {
 
@@ -52,9 +49,8 @@ class SessionPins {
   using Done = std::function<void(Pinned)>;
   using Check = SessionTable::ClaimCheck;
 
-  SessionPins(std::shared_ptr<Inbox> inbox, SessionTable& table, SessionOwnership& ownership,
-              SessionSwapIn& swap_in)
-      : inbox_(std::move(inbox)), table_(table), ownership_(ownership), swap_in_(swap_in) {}
+  SessionPins(SessionCore& core, SessionOwnership& ownership, SessionSwapIn& swap_in)
+      : core_(core), ownership_(ownership), swap_in_(swap_in) {}
 
   // Acquires the session if another server has it, claims it, swaps its state in, and hands it
   // out. Errors: those of SessionOwnership::Acquire, SessionTable::Claim and SessionSwapIn::SwapIn.
@@ -62,7 +58,7 @@ class SessionPins {
   void Pin(const std::string& id, const std::string& tenant, Done done) {
     AcquireAndPin(id, tenant, {}, [this, id, tenant, done = std::move(done)](Pinned pin) {
       // It may have been deleted meanwhile. That ends the claim before the caller is told.
-      if (pin.ok() && (**pin)->deleted) pin = table_.Find(id, tenant).status();
+      if (pin.ok() && (**pin)->deleted) pin = core_.table.Find(id, tenant).status();
       done(std::move(pin));
     });
   }
@@ -72,13 +68,13 @@ class SessionPins {
   absl::Status PinForTurn(const std::string& id, const std::string& tenant, Check check,
                           Done done) {
     if (ownership_.MayBeElsewhere(id)) {
-      inbox_->Post([this, id, tenant, check = std::move(check), done = std::move(done)] {
+      core_.inbox->Post([this, id, tenant, check = std::move(check), done = std::move(done)] {
         AcquireAndPin(id, tenant, check, done);
       });
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(std::shared_ptr<Session> session, table_.Claim(id, tenant, check));
-    inbox_->Post(
+    ASSIGN_OR_RETURN(std::shared_ptr<Session> session, core_.table.Claim(id, tenant, check));
+    core_.inbox->Post(
         [this, session = std::move(session), done = std::move(done)] { SwapIn(session, done); });
     return absl::OkStatus();
   }
@@ -87,12 +83,12 @@ class SessionPins {
   void AcquireAndPin(const std::string& id, const std::string& tenant, Check check, Done done) {
     ownership_.Acquire(id, tenant, [=, this](absl::Status status) {
       if (!status.ok()) return done(std::move(status));
-      absl::StatusOr<std::shared_ptr<Session>> session = table_.Claim(id, tenant, check);
+      absl::StatusOr<std::shared_ptr<Session>> session = core_.table.Claim(id, tenant, check);
       session.ok() ? SwapIn(*std::move(session), done) : done(session.status());
     });
   }
   void SwapIn(std::shared_ptr<Session> session, Done done) {
-    auto pin = std::make_shared<PinnedSession>(table_, session, !session->resident());
+    auto pin = std::make_shared<PinnedSession>(core_.table, session, !session->resident());
     swap_in_.SwapIn(std::move(session),
                     [pin = std::move(pin), done = std::move(done)](absl::Status status) mutable {
                       if (status.ok()) return done(std::move(pin));
@@ -101,8 +97,7 @@ class SessionPins {
                     });
   }
 
-  const std::shared_ptr<Inbox> inbox_;
-  SessionTable& table_;
+  SessionCore& core_;
   SessionOwnership& ownership_;
   SessionSwapIn& swap_in_;
 };

@@ -7,26 +7,25 @@ namespace ovq::engine {
 
 void SessionRemoval::Delete(const std::string& id, const std::optional<std::string>& tenant,
                             SteadyTime called, StatusCallback then) {
-  const absl::StatusOr<std::shared_ptr<Session>> found = table_.Find(id, tenant);
+  const absl::StatusOr<std::shared_ptr<Session>> found = core_.table.Find(id, tenant);
   if (!found.ok()) return then(found.status());
   Session& session = **found;
-  table_.Remove(session);
+  core_.table.Remove(session);
   const int64_t position = session.position();
-  if (!session.info.busy) table_.Release(session);
-  disk_.RemoveFiles(session, [this, called, position, then = std::move(then)](absl::Status status) {
-    config_.events.session_event({.event = "close",
-                                  .duration = TimeBetween(called, config_.options.clock.steady()),
-                                  .position = position});
-    then(std::move(status));
-  });
+  if (!session.info.busy) core_.table.Release(session);
+  core_.disk.RemoveFiles(session,
+                         [this, called, position, then = std::move(then)](absl::Status status) {
+                           core_.table.ReportEvent("close", position, called);
+                           then(std::move(status));
+                         });
 }
 
 void SessionRemoval::Expire(SteadyTime now) {
-  for (const std::shared_ptr<Session>& session : table_.RemoveExpired(now)) {
+  for (const std::shared_ptr<Session>& session : core_.table.RemoveExpired(now)) {
     const int64_t position = session->position();
-    table_.Release(*session);
-    disk_.RemoveFiles(*session, [](const absl::Status&) {});  // else the next start ends it
-    config_.events.session_event({.event = "expire", .duration = {}, .position = position});
+    core_.table.Release(*session);
+    core_.disk.RemoveFiles(*session, [](const absl::Status&) {});  // else the next start ends it
+    core_.table.ReportEvent("expire", position);
   }
 }
 
@@ -34,31 +33,30 @@ bool SessionRemoval::EvictIdleStates(size_t bytes) {
   const auto may_go = [](const Session& session) {
     return !session.info.hibernated && session.info.durable;
   };
-  while (bytes > pool_.free_bytes()) {
-    const std::shared_ptr<Session> session = table_.FindLeastRecent(may_go);
+  while (bytes > core_.pool.free_bytes()) {
+    const std::shared_ptr<Session> session = core_.table.FindLeastRecent(may_go);
     if (session == nullptr) return false;
-    disk_.SwapOut(session);
+    core_.disk.SwapOut(session);
   }
   return true;
 }
 
 bool SessionRemoval::EvictFrom(const std::string& client, bool table) {
-  const bool on_disk = config_.options.session_folder != nullptr;
-  const std::shared_ptr<Session> session = table_.FindLeastRecent([&](const Session& one) {
+  const bool on_disk = core_.config.options.session_folder != nullptr;
+  const std::shared_ptr<Session> session = core_.table.FindLeastRecent([&](const Session& one) {
     if (one.hold == nullptr || one.hold->client() != client) return false;
     // Sessions on disk outlast their server: they do not end for others.
     return !on_disk || (!table && !one.info.hibernated && one.info.durable);
   });
   if (session == nullptr) return false;
   if (on_disk) {
-    disk_.SwapOut(session);
+    core_.disk.SwapOut(session);
     return true;
   }
   const int64_t position = session->position();
-  table_.Remove(*session);
-  table_.Release(*session);
-  config_.events.session_event(
-      {.event = "give_way", .duration = absl::ZeroDuration(), .position = position});
+  core_.table.Remove(*session);
+  core_.table.Release(*session);
+  core_.table.ReportEvent("give_way", position);
   return true;
 }
 

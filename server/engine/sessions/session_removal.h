@@ -5,20 +5,14 @@
 #include <optional>
 #include <string>
 
-#include "server/engine/common/engine_config.h"
-#include "server/engine/common/session.h"
-#include "server/engine/common/state_pool.h"
-#include "server/engine/sessions/session_persistence.h"
-#include "server/engine/sessions/session_table.h"
+#include "server/engine/sessions/session_core.h"
 
 namespace ovq::engine {
 
 // Engine thread only.
 class SessionRemoval {
  public:
-  SessionRemoval(const EngineConfig& config, StatePool& pool, SessionTable& table,
-                 SessionPersistence& disk)
-      : config_(config), pool_(pool), table_(table), disk_(disk) {}
+  explicit SessionRemoval(SessionCore& core) : core_(core) {}
 
   // Deletes a session. A busy one keeps its memory until its request sees that it is deleted: so a
   // deletion pins nothing. It ends a running request instead of waiting for it, and a damaged
@@ -34,10 +28,7 @@ class SessionRemoval {
   bool EvictFrom(const std::string& client, bool table);
 
  private:
-  const EngineConfig& config_;
-  StatePool& pool_;
-  SessionTable& table_;
-  SessionPersistence& disk_;
+  SessionCore& core_;
 };
 
 }  // namespace ovq::engine

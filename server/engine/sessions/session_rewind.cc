@@ -32,22 +32,17 @@ void SessionRewinder::Rewind(std::shared_ptr<PinnedSession> pin, const RewindOpt
   const auto position = static_cast<int64_t>(options.position);
   const int64_t consumed = ConsumedAt(position);
   const bool stands = session.state.position == consumed;
-  const int64_t replayed = stands ? 0 : table_.checkpoints().ReplayTokens(session, position);
+  const int64_t replayed = stands ? 0 : core_.table.checkpoints().ReplayTokens(session, position);
   if (options.dry_run) {
-    const std::shared_ptr<Session> idle = pin->Release();
-    auto lock = table_.Lock();
-    RewindResult result{idle->info, replayed};
-    lock.unlock();
-    return done(std::move(result));
+    return done(RewindResult{core_.table.Info(*pin->Release()), replayed});
   }
   auto request = std::make_shared<Request>();
   request->tenant = options.tenant;
   request->prompt_tokens = replayed;
-  if (absl::Status status = admission_.Charge(*request, 0, 0); !status.ok()) {
+  if (absl::Status status = core_.admission.Charge(*request, 0, 0); !status.ok()) {
     pin->Release();
     return done(std::move(status));
   }
-  admission_.Reenter();
   pin->MarkUsed();
   request->session = pin->Detach();
   request->sequence = request->session;
@@ -58,80 +53,71 @@ void SessionRewinder::Rewind(std::shared_ptr<PinnedSession> pin, const RewindOpt
   before->position = session.state.position;
   if (!stands) {
     absl::Status status = RestoreCheckpoint(session, consumed, replayed > 0, *before);
-    if (!status.ok()) {
-      admission_.Leave();
-      return done(std::move(status));
-    }
+    if (!status.ok()) return done(std::move(status));
   }
   session.pending.reset();
   request->tokens.assign(session.log->begin() + session.state.position,
                          session.log->begin() + position);
-  request->work = RewindWork{std::move(cancel)};
+  request->work = SessionWork{.kind = SessionWork::kRewind};
+  request->cancel = std::move(cancel);
   request->on_end = [this, before, position, done = std::move(done)](Request& ended,
                                                                      absl::Status status) {
-    const auto leave = [this, done](absl::StatusOr<RewindResult> result) {
-      done(std::move(result));
-      admission_.Leave();
-    };
-    if (status.ok()) return CommitRewind(ended, position, leave);
+    if (status.ok()) return CommitRewind(ended, position, done);
     RestoreAfterFailedRewind(*ended.session, *before);
-    leave(std::move(status));
+    done(std::move(status));
   };
-  start_(std::move(request));
+  core_.start(std::move(request));
 }
 
 absl::Status SessionRewinder::RestoreCheckpoint(Session& session, int64_t consumed, bool replays,
                                                 StateSnapshot& before) {
   absl::Status status;
   if (replays) {
-    absl::StatusOr<StateSnapshot> now = pool_.Snapshot(session.state);
+    absl::StatusOr<StateSnapshot> now = core_.pool.Snapshot(session.state);
     status = now.status();
     if (status.ok()) before = *std::move(now);
   }
-  if (status.ok()) status = pool_.Restart(session.state);
+  if (status.ok()) status = core_.pool.Restart(session.state);
   if (!status.ok()) {
-    table_.EndClaim(session);
+    core_.table.EndClaim(session);
     return status;
   }
-  const StateSnapshot* from = table_.checkpoints().Before(session, consumed);
+  const StateSnapshot* from = core_.table.checkpoints().Before(session, consumed);
   if (from == nullptr) return status;
-  status = pool_.CopyIn(session.state, from->position, from->span());
-  if (!status.ok()) disk_.DropLostState(session, before.position);
+  status = core_.pool.CopyIn(session.state, from->position, from->span());
+  if (!status.ok()) core_.disk.DropLostState(session, before.position);
   return status;
 }
 
 void SessionRewinder::CommitRewind(Request& request, int64_t position, RewindCallback done) {
   Session& session = *request.session;
   {
-    const auto lock = table_.Lock();
+    const auto lock = core_.table.Lock();
     session.log->resize(static_cast<size_t>(position));
     std::erase_if(session.turn_ends, [position](int64_t end) { return end > position; });
-    table_.checkpoints().ForgetAfter(session, session.state.position);
+    core_.table.checkpoints().ForgetAfter(session, session.state.position);
   }
-  turns_.CheckpointIfDue(session, 0);
+  core_.turns.CheckpointIfDue(session, 0);
   const auto told = [this, session = request.session, since = request.arrival, position,
                      replayed = request.prompt_tokens,
                      done = std::move(done)](absl::Status status) {
-    table_.EndClaim(*session);
+    core_.table.EndClaim(*session);
     if (!status.ok()) return done(std::move(status));
-    turns_.ReportEvent("rewind", since, position, replayed);
-    auto lock = table_.Lock();
-    RewindResult result = {session->info, replayed};
-    lock.unlock();
-    done(std::move(result));
-    disk_.SnapshotIfDue(session);
+    core_.table.ReportEvent("rewind", position, since, replayed);
+    done(RewindResult{core_.table.Info(*session), replayed});
+    core_.disk.SnapshotIfDue(session);
   };
-  disk_.Save(request.session, position, told);
+  core_.disk.Save(request.session, position, told);
 }
 
 void SessionRewinder::RestoreAfterFailedRewind(Session& session, const StateSnapshot& before) {
-  if (session.deleted) return table_.Release(session);
-  absl::Status status = pool_.Restart(session.state);
-  if (status.ok()) status = pool_.CopyIn(session.state, before.position, before.span());
-  if (!status.ok()) return disk_.DropLostState(session, before.position);
+  if (session.deleted) return core_.table.Release(session);
+  absl::Status status = core_.pool.Restart(session.state);
+  if (status.ok()) status = core_.pool.CopyIn(session.state, before.position, before.span());
+  if (!status.ok()) return core_.disk.DropLostState(session, before.position);
   session.pending.reset();
   if (session.state.position < std::ssize(*session.log)) session.pending = session.log->back();
-  table_.EndClaim(session);
+  core_.table.EndClaim(session);
 }
 
 }  // namespace ovq::engine

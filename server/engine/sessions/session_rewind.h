@@ -4,29 +4,15 @@
 #include <cstdint>
 #include <memory>
 
-#include "server/engine/common/admission.h"
-#include "server/engine/common/engine_config.h"
-#include "server/engine/common/state_pool.h"
-#include "server/engine/sessions/session_persistence.h"
+#include "server/engine/sessions/session_core.h"
 #include "server/engine/sessions/session_pin.h"
-#include "server/engine/sessions/session_table.h"
-#include "server/engine/sessions/session_turns.h"
 
 namespace ovq::engine {
 
 // Engine thread only.
 class SessionRewinder {
  public:
-  SessionRewinder(const EngineConfig& config, StatePool& pool, Admission& admission,
-                  StartRequest start, SessionTable& table, SessionPersistence& disk,
-                  SessionTurns& turns)
-      : config_(config),
-        pool_(pool),
-        admission_(admission),
-        start_(std::move(start)),
-        table_(table),
-        disk_(disk),
-        turns_(turns) {}
+  explicit SessionRewinder(SessionCore& core) : core_(core) {}
 
   // Takes a session back to what it was at an earlier position, or (dry_run) says what that takes.
   // Starts a request that reads the tokens since the last checkpoint again. A failed rewind leaves
@@ -43,13 +29,7 @@ class SessionRewinder {
   // Where the system has no memory for the old state, the session is as DropLostState leaves it.
   void RestoreAfterFailedRewind(Session& session, const StateSnapshot& before);
 
-  const EngineConfig& config_;
-  StatePool& pool_;
-  Admission& admission_;
-  const StartRequest start_;
-  SessionTable& table_;
-  SessionPersistence& disk_;
-  SessionTurns& turns_;
+  SessionCore& core_;
 };
 
 }  // namespace ovq::engine

@@ -69,7 +69,7 @@ absl::Status ReadHead(SwappingSession& swapping) {
   }
   const SessionImage& head = swapping.reader->head();
   if (head.length() != journal.head.mark.length || head.slot_cap != journal.head.slot_cap) {
-    return absl::DataLossError("session file: not the one that its journal goes on from");
+    return DamagedFile("not the one that its journal goes on from");
   }
   const bool goes_on = std::ranges::all_of(
       journal.entries,
@@ -83,11 +83,7 @@ absl::Status ReadSnapshot(SwappingSession& swapping) {
     RETURN_IF_ERROR(ReadPart(swapping));
   }
   ASSIGN_OR_RETURN(SessionImage image, swapping.reader->Finish());
-  const model::StateLayout& layout = *swapping.variant.layout;
-  const absl::Status status = swapping.place.base == nullptr
-                                  ? CheckSessionState(image, layout)
-                                  : CheckSessionState(image, layout, swapping.place.base);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckSessionState(image, *swapping.variant.layout, swapping.place.base));
   if (swapping.copy != nullptr) {
     std::byte* to = swapping.copy->bytes.get();
     for (const std::span<std::byte> part : swapping.live) to = std::ranges::copy(part, to).out;
@@ -129,40 +125,45 @@ void ReadRest(SwappingSession& swapping, const disk::SessionFolder& folder) {
 
 void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then) {
   if (session->resident()) return then(absl::OkStatus());
-  const ModelVariant& variant = *config_.model.FindVariant(session->info.cache_policy);
-  disk::SessionFolder* const folder = config_.options.session_folder.get();
+  const ModelVariant& variant = *core_.config.model.FindVariant(session->info.cache_policy);
+  disk::SessionFolder* const folder = core_.config.options.session_folder.get();
   const std::string id = session->info.id;
   auto swapping = std::make_shared<SwappingSession>(
-      SwappingSession{std::move(session), variant, config_.model.vocab_size,
-                      config_.options.clock.steady(), std::move(then)});
-  folder->Read(
-      id, [this, folder, inbox = inbox_, on_host = pool_.on_host(), swapping = std::move(swapping)](
-              absl::StatusOr<disk::SessionFolder::StoredSession> files) mutable {
-        swapping->status = files.status();
-        if (files.ok()) {
-          swapping->files = *std::move(files);
-          swapping->status = ReadHead(*swapping);
-        }
-        const bool in_place = swapping->status.ok() && swapping->from > 0 && on_host &&
-                              swapping->reader->head().state_bytes > kCopiedBytes;
-        if (!in_place) ReadRest(*swapping, *folder);
-        inbox->Post([this, in_place, swapping = std::move(swapping)]() mutable {
-          in_place ? ReadIntoPlace(std::move(swapping)) : FinishReading(std::move(swapping));
-        });
-      });
+      SwappingSession{std::move(session), variant, core_.config.model.vocab_size,
+                      core_.config.options.clock.steady(), std::move(then)});
+  folder->Read(id, [this, folder, inbox = core_.inbox, on_host = core_.pool.on_host(),
+                    swapping = std::move(swapping)](
+                       absl::StatusOr<disk::SessionFolder::StoredSession> files) mutable {
+    swapping->status = files.status();
+    if (files.ok()) {
+      swapping->files = *std::move(files);
+      swapping->status = ReadHead(*swapping);
+    }
+    const bool in_place = swapping->status.ok() && swapping->from > 0 && on_host &&
+                          swapping->reader->head().state_bytes > kCopiedBytes;
+    if (!in_place) ReadRest(*swapping, *folder);
+    inbox->Post([this, in_place, swapping = std::move(swapping)]() mutable {
+      in_place ? ReadIntoPlace(std::move(swapping)) : FinishReading(std::move(swapping));
+    });
+  });
 }
 
 absl::Status SessionSwapIn::AcquirePlace(SwappingSession& swapping) {
   const Session& session = *swapping.session;
-  admission_.CountStored(-1);
+  core_.admission.CountStored(-1);
   const absl::StatusOr<StateHandle> place =
-      admission_.AcquireSession(*session.state.layout, session.state.slot_cap, session.client);
+      core_.admission.AcquireSession(*session.state.layout, session.state.slot_cap, session.client);
   if (place.ok()) {
     swapping.place = *place;
   } else {
-    admission_.CountStored(1);
+    core_.admission.CountStored(1);
   }
   return place.status();
+}
+
+void SessionSwapIn::ReleasePlace(SwappingSession& swapping) {
+  core_.pool.Release(swapping.place);
+  core_.admission.CountStored(1);
 }
 
 void SessionSwapIn::ReadIntoPlace(std::shared_ptr<SwappingSession> swapping) {
@@ -170,21 +171,20 @@ void SessionSwapIn::ReadIntoPlace(std::shared_ptr<SwappingSession> swapping) {
   if (absl::Status status = AcquirePlace(*swapping); !status.ok()) {
     return swapping->then(std::move(status));
   }
-  if (absl::Status status = pool_.Commit(swapping->place, swapping->from); !status.ok()) {
-    pool_.Release(swapping->place);
-    admission_.CountStored(1);
+  if (absl::Status status = core_.pool.Commit(swapping->place, swapping->from); !status.ok()) {
+    ReleasePlace(*swapping);
     return swapping->then(std::move(status));
   }
   ++placed_;
   StateHandle& place = swapping->place;
-  pool_.Grow(place, swapping->from);
-  swapping->live = pool_.Live(place);
+  core_.pool.Grow(place, swapping->from);
+  swapping->live = core_.pool.Live(place);
   swapping->reader->PutStateInto(swapping->live);
   if (swapping->session->info.keeps_tokens && Checkpoints::Due(place, 0, 0)) {
-    swapping->copy = table_.checkpoints().Make(place);
+    swapping->copy = core_.table.checkpoints().Make(place);
   }
-  disk::SessionFolder* const folder = config_.options.session_folder.get();
-  folder->Run([this, folder, inbox = inbox_, swapping = std::move(swapping)]() mutable {
+  disk::SessionFolder* const folder = core_.config.options.session_folder.get();
+  folder->Run([this, folder, inbox = core_.inbox, swapping = std::move(swapping)]() mutable {
     ReadRest(*swapping, *folder);
     inbox->Post([this, swapping = std::move(swapping)]() mutable {
       --placed_;
@@ -202,19 +202,16 @@ void SessionSwapIn::FinishReading(std::shared_ptr<SwappingSession> swapping) {
     status = absl::Status(
         status.code(),
         absl::StrCat("session ", session->info.id, ": its files: ", std::string(status.message())));
-    if (absl::IsDataLoss(status)) disk_.Quarantine(*session);
+    if (absl::IsDataLoss(status)) core_.disk.Quarantine(*session);
   } else if (swapping->place.base == nullptr) {
     status = AcquirePlace(*swapping);
     if (status.ok() && swapping->from > 0) {
-      status =
-          pool_.CopyIn(swapping->place, swapping->from, std::as_bytes(std::span(swapping->bytes)));
+      status = core_.pool.CopyIn(swapping->place, swapping->from,
+                                 std::as_bytes(std::span(swapping->bytes)));
     }
   }
   if (!status.ok()) {
-    if (swapping->place.base != nullptr) {
-      pool_.Release(swapping->place);
-      admission_.CountStored(1);
-    }
+    if (swapping->place.base != nullptr) ReleasePlace(*swapping);
     return swapping->then(std::move(status));
   }
   StartReplay(std::move(swapping));
@@ -229,33 +226,35 @@ void SessionSwapIn::StartReplay(std::shared_ptr<SwappingSession> swapping) {
   request->session = session;
   request->sequence = session;
   request->prompt_tokens = swapping->consumed() - swapping->from;
-  table_.Update(*session, [&] {
+  core_.table.Update(*session, [&] {
     session->state = swapping->place;
     session->pending.reset();
     if (session->info.keeps_tokens) session->log = std::move(swapping->tokens);
     session->disk->snapshot_at = swapping->from;
-    if (swapping->copy != nullptr) table_.checkpoints().Add(*session, std::move(swapping->copy));
+    if (swapping->copy != nullptr)
+      core_.table.checkpoints().Add(*session, std::move(swapping->copy));
   });
-  request->work = WakeWork{.waits = swapping->mark.pending.has_value()};
+  request->work =
+      SessionWork{.kind = SessionWork::kSwapIn, .leaves_last = swapping->mark.pending.has_value()};
   request->on_end = [this, swapping = std::move(swapping)](Request& ended, absl::Status status) {
     EndReplay(ended, *swapping, std::move(status));
-    admission_.Leave();
+    core_.admission.Leave();
   };
-  admission_.Reenter();
-  start_(std::move(request));
+  core_.admission.Reenter();
+  core_.start(std::move(request));
 }
 
 void SessionSwapIn::EndReplay(Request& request, const SwappingSession& swapping,
                               absl::Status status) {
   Session& session = *request.session;
   if (status.ok()) {
-    turns_.CheckpointIfDue(session, 0);
-    turns_.ReportEvent("wake", swapping.called, session.position(), request.prompt_tokens);
+    core_.turns.CheckpointIfDue(session, 0);
+    core_.table.ReportEvent("wake", session.position(), swapping.called, request.prompt_tokens);
   } else if (!session.deleted) {
     const bool pending = swapping.mark.pending.has_value();
     session.state.position = session.disk->length - (pending ? 1 : 0);
     if (pending) session.pending = request.tokens.back();
-    disk_.DropState(session);
+    core_.disk.DropState(session);
   }
   swapping.then(std::move(status));
 }

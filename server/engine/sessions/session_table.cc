@@ -40,18 +40,6 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::FindLocked(
   return WithLogText(status, "session_id: not found, and no session's id");
 }
 
-absl::StatusOr<std::shared_ptr<Session>> SessionTable::FindIdleLocked(
-    const std::string& id, const std::string& tenant) const {
-  ASSIGN_OR_RETURN(const std::shared_ptr<Session> found, FindLocked(id, tenant));
-  const SessionInfo& info = found->info;
-  if (info.damaged_at) {
-    return absl::DataLossError(absl::StrCat("session ", id, ": damaged: ", found->damage,
-                                            " at position ", *info.damaged_at, "; delete it"));
-  }
-  if (!info.busy) return found;
-  return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
-}
-
 absl::StatusOr<SessionInfo> SessionTable::Get(const std::string& id,
                                               const std::optional<std::string>& tenant) const {
   std::lock_guard lock(mutex_);
@@ -61,6 +49,11 @@ absl::StatusOr<SessionInfo> SessionTable::Get(const std::string& id,
     info.turns.push_back({end, checkpoints_.ReplayTokens(*session, end)});
   }
   return info;
+}
+
+SessionInfo SessionTable::Info(const Session& session) const {
+  std::lock_guard lock(mutex_);
+  return session.info;
 }
 
 absl::StatusOr<SessionPage> SessionTable::List(const std::optional<std::string>& tenant,
@@ -90,7 +83,15 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Claim(const std::string& 
                                                              const std::string& tenant,
                                                              const ClaimCheck& check) {
   std::lock_guard lock(mutex_);
-  ASSIGN_OR_RETURN(std::shared_ptr<Session> session, FindIdleLocked(id, tenant));
+  ASSIGN_OR_RETURN(std::shared_ptr<Session> session, FindLocked(id, tenant));
+  const SessionInfo& info = session->info;
+  if (info.damaged_at) {
+    return absl::DataLossError(absl::StrCat("session ", id, ": damaged: ", session->damage,
+                                            " at position ", *info.damaged_at, "; delete it"));
+  }
+  if (info.busy) {
+    return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
+  }
   if (check != nullptr) {
     RETURN_IF_ERROR(check(*session));
   }
@@ -122,12 +123,6 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Find(
     const std::string& id, const std::optional<std::string>& tenant) const {
   std::lock_guard lock(mutex_);
   return FindLocked(id, tenant);
-}
-
-absl::StatusOr<std::shared_ptr<Session>> SessionTable::FindIdle(const std::string& id,
-                                                                const std::string& tenant) const {
-  std::lock_guard lock(mutex_);
-  return FindIdleLocked(id, tenant);
 }
 
 std::shared_ptr<Session> SessionTable::FindLeastRecent(
@@ -232,6 +227,15 @@ void SessionTable::Release(Session& session) {
   session.hold.reset();
   std::lock_guard lock(mutex_);
   checkpoints_.Forget(session);
+}
+
+void SessionTable::ReportEvent(const char* event, int64_t position, std::optional<SteadyTime> since,
+                               int64_t replayed) const {
+  const SteadyTime now = config_.options.clock.steady();
+  config_.events.session_event({.event = event,
+                                .duration = TimeBetween(since.value_or(now), now),
+                                .position = position,
+                                .replayed = replayed});
 }
 
 }  // namespace ovq::engine

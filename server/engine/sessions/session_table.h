@@ -39,6 +39,7 @@ class SessionTable {
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
   bool Contains(const std::string& id) const;
+  SessionInfo Info(const Session& session) const;  // without the positions for a rewind
   using ClaimCheck = std::function<absl::Status(Session&)>;
   // Makes a session busy, if it is idle (FailedPrecondition) and `check` finds nothing against it.
   // `check` runs with the table locked.
@@ -52,8 +53,6 @@ class SessionTable {
   // --- engine thread ---
   absl::StatusOr<std::shared_ptr<Session>> Find(const std::string& id,
                                                 const std::optional<std::string>& tenant) const;
-  absl::StatusOr<std::shared_ptr<Session>> FindIdle(const std::string& id,
-                                                    const std::string& tenant) const;
   // The idle session used least recently among those that `which` accepts; null without any.
   std::shared_ptr<Session> FindLeastRecent(const std::function<bool(const Session&)>& which) const;
   // Callers see the session from now on. Returns its info. used: it was used just now.
@@ -70,6 +69,10 @@ class SessionTable {
   // Gives back a session's memory and its share of the tenant's quota.
   void Release(Session& session);
   Checkpoints& checkpoints() { return checkpoints_; }  // under Lock, except for Copy and Make
+  // Reports an event of a session whose conversation has `position` tokens. It took the time from
+  // `since` to now, or none.
+  void ReportEvent(const char* event, int64_t position, std::optional<SteadyTime> since = {},
+                   int64_t replayed = 0) const;
 
  private:
   using Map = std::map<std::string, std::shared_ptr<Session>>;
@@ -77,8 +80,6 @@ class SessionTable {
   // With the mutex held.
   absl::StatusOr<std::shared_ptr<Session>> FindLocked(
       const std::string& id, const std::optional<std::string>& tenant) const;
-  absl::StatusOr<std::shared_ptr<Session>> FindIdleLocked(const std::string& id,
-                                                          const std::string& tenant) const;
   void RefreshInfo(Session& session);            // from the state
   void MarkUsed(Session& session);               // now
   void Count(const Session& session, int sign);  // adds to the sums below, or subtracts

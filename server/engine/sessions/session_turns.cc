@@ -70,12 +70,4 @@ void SessionTurns::EndTurn(Request& request, StatusCallback then) {
              });
 }
 
-void SessionTurns::ReportEvent(const char* event, SteadyTime since, int64_t position,
-                               int64_t replayed) {
-  config_.events.session_event({.event = event,
-                                .duration = TimeBetween(since, config_.options.clock.steady()),
-                                .position = position,
-                                .replayed = replayed});
-}
-
 }  // namespace ovq::engine

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "server/engine/common/engine_config.h"
 #include "server/engine/common/request.h"
 #include "server/engine/common/session.h"
 #include "server/engine/sessions/session_persistence.h"
@@ -15,8 +14,7 @@ namespace ovq::engine {
 // Engine thread only.
 class SessionTurns {
  public:
-  SessionTurns(const EngineConfig& config, SessionTable& table, SessionPersistence& disk)
-      : config_(config), table_(table), disk_(disk) {}
+  SessionTurns(SessionTable& table, SessionPersistence& disk) : table_(table), disk_(disk) {}
 
   // Makes a checkpoint after an iteration if one is due; `left` tokens of the prompt remain.
   void CheckpointIfDue(Session& session, int64_t left);
@@ -29,13 +27,10 @@ class SessionTurns {
   // Ends the turn of a request. When `then` runs, the session is idle again, or gone if it was
   // deleted meanwhile. DataLoss if the turn's tokens could not be written to disk.
   void EndTurn(Request& request, StatusCallback then);
-  // Reports an event of a session whose conversation has `position` tokens, begun at `since`.
-  void ReportEvent(const char* event, SteadyTime since, int64_t position, int64_t replayed = 0);
 
  private:
   void KeepCheckpoint(Session& session);
 
-  const EngineConfig& config_;
   SessionTable& table_;
   SessionPersistence& disk_;
 };

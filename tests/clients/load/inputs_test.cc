@@ -10,7 +10,6 @@
 
 #include "clients/load/distributions.h"
 #include "clients/load/options.h"
-#include "clients/load/trace.h"
 #include "clients/load/workload.h"
 
 namespace ovq::load {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "clients/load/experiment.h"
 #include "clients/load/report.h"
 #include "clients/load/svg_plot.h"
-#include "clients/load/sweep.h"
 
 namespace ovq::load {
 namespace {

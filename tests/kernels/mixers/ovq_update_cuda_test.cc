@@ -61,22 +61,27 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     if (!missing.empty()) GTEST_SKIP() << missing;
   }
 
-  static OvqConfig Config() {
-    OvqConfig config;
+  static LayerConfig<OvqConfig> Config() {
+    LayerConfig<OvqConfig> layer;
+    OvqConfig& config = layer.fields;
     config.shape = {.n_heads = GetParam().heads,
                     .n_kv_heads = GetParam().heads,
                     .head_dim = GetParam().head_dim,
                     .value_head_dim = GetParam().value_head_dim};
     config.chunk_len = GetParam().chunk_len;
     config.default_slot_cap = GetParam().slot_cap;
-    config.dtype = GetParam().dtype;
-    config.layer = 5;
     config.normalize_centroids = GetParam().normalizes;
-    return config;
+    return layer;
   }
 
-  OvqUpdate() : ovq_(Config()) {
-    const MixerState& layout = ovq_.layout;
+  OvqUpdate()
+      : config_(Config()),
+        ovq_({.config = config_,
+              .d_model = 0,
+              .kv_dtype = GetParam().dtype,
+              .device = Device::kCuda},
+             config_.fields) {
+    const MixerState& layout = ovq_.state();
     // Odd places, as other layers' states may lie before and between.
     where_.fixed_offset = 64;
     where_.blocks_offset = where_.fixed_offset + layout.fixed.bytes() + 128;
@@ -87,6 +92,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     n_blocks_ = NumBlocks(GetParam().slot_cap);
     state_bytes_ = where_.blocks_offset + static_cast<size_t>(n_blocks_) * where_.block_stride;
     blocks_ = ovq_.Blocks(where_);
+    blocks_.layer = 5;
   }
 
   int64_t chunk_len() const { return GetParam().chunk_len; }
@@ -109,6 +115,7 @@ class OvqUpdate : public ::testing::TestWithParam<Case> {
     return blocks;
   }
 
+  LayerConfig<OvqConfig> config_;
   OvqAttention ovq_;
   LayerState where_;
   AttentionBlocks blocks_;
@@ -319,14 +326,15 @@ TEST(OvqOnCuda, RefusesChunksBeyondSharedMemory) {
                  MakeFields({{"chunk_size", kMaxCudaChunkLen + 1}}, "ovq."));
   const WeightSource nothing;
   WeightReader no_weights(nothing, DType::kF32, *context);
-  const auto made = MakeAttention<OvqAttention>({.layer = 0,
-                                                 .state = {.config = *config,
-                                                           .d_model = 64,
-                                                           .kv_dtype = DType::kF32,
-                                                           .device = context->device()},
-                                                 .weights = no_weights,
-                                                 .compute_dtype = DType::kF32,
-                                                 .context = *context});
+  const auto made = FindMixer("ovq_attention")
+                        ->make({.layer = 0,
+                                .state = {.config = *config,
+                                          .d_model = 64,
+                                          .kv_dtype = DType::kF32,
+                                          .device = context->device()},
+                                .weights = no_weights,
+                                .compute_dtype = DType::kF32,
+                                .context = *context});
   ASSERT_EQ(made.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(made.status().message().find("ovq.chunk_size"), std::string_view::npos);
 }

@@ -21,10 +21,13 @@ struct SumConfig {};
 void ReadConfig(const FieldReaders&, SumConfig&) {}
 
 // s <- decay s + gate c,  y = s
-struct SumLayer : Recurrence {
+class SumLayer final : public RecurrentMixer {
+ public:
   using Config = SumConfig;
-  explicit SumLayer(const Config&) {}
-  RecurrentLayer Describe() const {
+  SumLayer(const StateSpec&, const Config&) : RecurrentMixer(Describe()) {}
+
+ private:
+  static RecurrentLayer Describe() {
     return {.n_heads = kHeads,
             .fields = {{"sums", DType::kF32, {kHeads, 1}}},
             .in = {{"in.weight", kChannels}},
@@ -41,11 +44,11 @@ struct SumLayer : Recurrence {
             .norm = {.weight = "norm.weight", .shares_weight = false, .eps = kEps},
             .gate = {.kind = GateKind::kSilu, .channel = kOutputGate}};
   }
-  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const {
+  void Advance(const LayerArgs& args, const RecurrentInputs& inputs) const override {
     for (int s = 0; s < args.seqs.n_seqs(); ++s) {
       for (int64_t t = args.seqs.token_begin[s]; t < args.seqs.token_begin[s + 1]; ++t) {
         for (int h = 0; h < kHeads; ++h) {
-          float& sum = *args.where.FixedPlace(inputs.state, 0).At<float>(args.seqs.state[s], h);
+          float& sum = *args.where.FixedPlace(state_, 0).At<float>(args.seqs.state[s], h);
           sum = inputs.decay[t * kHeads + h] * sum +
                 inputs.sigmoids[0][t * kHeads + h] *
                     inputs.convolved[t * inputs.convolved_stride + h];
@@ -120,15 +123,15 @@ std::unique_ptr<SequenceMixer> MakeLayer(DeviceContext& context, Weights& w) {
   };
   const LayerConfig<SumConfig> config = {};
   WeightReader weights(source, DType::kF32, context);
-  auto mixer = MakeRecurrent<SumLayer>({.layer = 0,
-                                        .state = {.config = config,
-                                                  .d_model = kDim,
-                                                  .kv_dtype = DType::kF32,
-                                                  .device = context.device()},
-                                        .weights = weights,
-                                        .compute_dtype = DType::kF32,
-                                        .residual_scale = 3,
-                                        .context = context});
+  auto mixer = MakeEntry<SumLayer>("", "").make({.layer = 0,
+                                                 .state = {.config = config,
+                                                           .d_model = kDim,
+                                                           .kv_dtype = DType::kF32,
+                                                           .device = context.device()},
+                                                 .weights = weights,
+                                                 .compute_dtype = DType::kF32,
+                                                 .residual_scale = 3,
+                                                 .context = context});
   EXPECT_TRUE(mixer.ok()) << mixer.status();
   return *std::move(mixer);
 }

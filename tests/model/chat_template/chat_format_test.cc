@@ -30,10 +30,11 @@ class ChatFormatTest : public ::testing::Test {
   }
   void Write(const std::string& name, const Json& json) const { Write(name, json.dump()); }
   std::string Text(std::string_view tools = "", bool opens_answer = true) const {
-    const std::vector<ChatMessage> messages = {{"user", "Hi"}};
+    const std::vector<ChatMessage> messages = {{.role = "user", .content = "Hi"}};
     return ChatFormat::Load(folder_)
         .value()
-        ->Render(messages, tools, opens_answer, TestNow())
+        ->Render({.messages = messages, .tools_json = tools, .opens_answer = opens_answer},
+                 TestNow())
         .value();
   }
   std::string Error() const {
@@ -86,7 +87,7 @@ TEST_F(ChatFormatTest, ToolsAreAList) {
   EXPECT_EQ(Text("[1]"), "[1]");
   for (const std::string tools : {"{}", "[", "[{\"a\": 1, \"a\": 2}]"}) {
     const absl::Status status =
-        ChatFormat::Load(folder_).value()->Render({}, tools, true, TestNow()).status();
+        ChatFormat::Load(folder_).value()->Render({.tools_json = tools}, TestNow()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), StartsWith("tools_json: "));
   }

@@ -1,5 +1,3 @@
-#include "model/inspect/folder_report.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/common/state_memory.h"
 #include "model/cache_policy.h"
-#include "model/inspect/report_text.h"
+#include "model/inspect/inspect.h"
 #include "model/load_config.h"
 #include "tests/folders.h"
 #include "tests/model/edited_model.h"
@@ -20,17 +18,21 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
-using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 
-FolderReport Report(const std::string& folder, InspectOptions options = {}) {
+OrderedJson Report(const std::string& folder, InspectOptions options = {}) {
   options.folder = folder;
   return InspectFolder(options);
 }
 
+std::vector<std::string> Problems(const OrderedJson& report) { return report["problems"]; }
+std::string Verdict(const OrderedJson& report) { return report["verdict"]; }
+std::vector<std::string> ProblemsIn(const std::string& folder) { return Problems(Report(folder)); }
+
 std::vector<std::string> ProblemsWith(const EditedModel& model) {
   const TempFolder folder;
   model.Write(folder);
-  return Report(folder.path()).problems;
+  return ProblemsIn(folder.path());
 }
 
 // The report agrees with the loaded model.
@@ -40,24 +42,29 @@ TEST(FolderReport, IsWhatTheLoadedModelIs) {
   options.positions = {1, 100, 4000};
   options.slot_caps = {16, 24};
   options.state_dtype = kernels::DType::kBF16;
-  const FolderReport report = Report(folder + "/", options);
-  EXPECT_THAT(report.problems, IsEmpty());
-  EXPECT_EQ(report.folder, folder);
+  const OrderedJson report = Report(folder + "/", options);
+  EXPECT_THAT(Problems(report), IsEmpty());
+  EXPECT_EQ(report["folder"], folder);
   const auto context = BoundContext(kernels::Device::kCpu);
   ModelOptions model_options;
   model_options.state_dtype = kernels::DType::kBF16;
   const auto model = LanguageModel::Load(folder, model_options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_EQ(report.parameters, (*model)->parameters());
-  EXPECT_EQ(report.weight_bytes, report.parameters * sizeof(float));
-  EXPECT_EQ(report.config.layer_types(), (*model)->config().layer_types());
-  EXPECT_EQ(report.tensor_types, (std::map<std::string, int64_t>{{"F32", report.n_tensors}}));
-  ASSERT_EQ(report.sessions.size(), 6u);
-  for (const FolderReport::Session& s : report.sessions) {
+  EXPECT_EQ(report["parameters"], (*model)->parameters());
+  EXPECT_EQ(report["weight_bytes"], (*model)->parameters() * sizeof(float));
+  std::vector<std::string> types;
+  for (const OrderedJson& run : report["layers"]) {
+    for (int i = run["first"]; i <= run["last"]; ++i) types.push_back(run["type"]);
+  }
+  EXPECT_EQ(types, (*model)->config().layer_types());
+  EXPECT_EQ(report["tensor_types"], OrderedJson({{"F32", report["tensors"]}}));
+  ASSERT_EQ(report["sessions"].size(), 6u);
+  for (const OrderedJson& s : report["sessions"]) {
+    const int64_t position = s["position"], cap = s["slot_cap"];
     const StateLayout& layout = (*model)->layout();
-    EXPECT_EQ(s.state_bytes, layout.live_bytes_at(s.position, s.slot_cap));
-    EXPECT_EQ(s.memory_bytes, layout.bytes_at(s.position, s.slot_cap));
-    EXPECT_EQ(s.live_slots, layout.LiveSlotsAt(s.position, s.slot_cap));
+    EXPECT_EQ(s["state_bytes"], layout.live_bytes_at(position, cap));
+    EXPECT_EQ(s["memory_bytes"], layout.bytes_at(position, cap));
+    EXPECT_EQ(s["live_slots"], layout.LiveSlotsAt(position, cap));
   }
 }
 
@@ -68,7 +75,7 @@ TEST(FolderReport, ModelsThatAreRightHaveNoProblem) {
        {golden + "/native", golden + "/kvm", golden + "/published", ModelsFolder()}) {
     for (const auto& entry : std::filesystem::directory_iterator(parent)) {
       if (!LoadConfig(entry.path()).ok()) continue;  // a family that is not supported
-      EXPECT_THAT(Report(entry.path()).problems, IsEmpty()) << entry.path();
+      EXPECT_THAT(ProblemsIn(entry.path()), IsEmpty()) << entry.path();
       ++n_models;
     }
   }
@@ -95,41 +102,42 @@ TEST(FolderReport, TensorsMissingTooManyAndOfAnotherShape) {
 // The verdict states how a server would serve the folder.
 TEST(FolderReport, Verdicts) {
   const auto report = [](const char* name) {
-    const FolderReport report = Report(LoadGolden(name).folder);
-    EXPECT_THAT(report.problems, IsEmpty()) << name;
+    const OrderedJson report = Report(LoadGolden(name).folder);
+    EXPECT_THAT(Problems(report), IsEmpty()) << name;
     return report;
   };
-  EXPECT_THAT(report("sw-ovq").verdict, StartsWith("served, in bounded memory"));
-  EXPECT_THAT(report("kvm/gptalpha-nope-swa").verdict, StartsWith("served exactly"));
+  EXPECT_THAT(Verdict(report("sw-ovq")), StartsWith("served, in bounded memory"));
+  EXPECT_THAT(Verdict(report("kvm/gptalpha-nope-swa")), StartsWith("served exactly"));
   const struct {
     const char *name, *cache_policy;
   } kBounded[] = {{"published/granitemoehybrid-dense", "closest-pair"},
                   {"published/qwen3_5-tied", "closest-pair-all"}};
   for (const auto& [name, cache_policy] : kBounded) {
-    const FolderReport bounded = report(name);
-    EXPECT_THAT(bounded.verdict,
+    const OrderedJson bounded = report(name);
+    EXPECT_THAT(Verdict(bounded),
                 HasSubstr(absl::StrCat("bounded with --memory ", cache_policy, ", exact up to")));
-    ASSERT_EQ(bounded.sessions.size(), 12u);  // three lengths; exact, and with three caps
+    ASSERT_EQ(bounded["sessions"].size(), 12u);  // three lengths; exact, and with three caps
     for (size_t i = 0; i < 12; ++i) {
-      const FolderReport::Session& s = bounded.sessions[i];
-      EXPECT_EQ(s.cache_policy.name, std::string(i < 3 ? "model" : cache_policy));
-      EXPECT_EQ(s.position, (std::vector<int64_t>{32768, 131072, 1048576})[i % 3]);
-      EXPECT_EQ(s.live_slots, i < 3 ? 0 : (std::vector<int64_t>{2048, 8192, 32768})[i / 3 - 1]);
+      const OrderedJson& s = bounded["sessions"][i];
+      EXPECT_EQ(s["memory"], std::string(i < 3 ? "model" : cache_policy));
+      EXPECT_EQ(s["position"], (std::vector<int64_t>{32768, 131072, 1048576})[i % 3]);
+      EXPECT_EQ(s["live_slots"], i < 3 ? 0 : (std::vector<int64_t>{2048, 8192, 32768})[i / 3 - 1]);
     }
-    EXPECT_GT(bounded.sessions[2].state_bytes, bounded.sessions[11].state_bytes);
+    EXPECT_GT(bounded["sessions"][2]["state_bytes"], bounded["sessions"][11]["state_bytes"]);
   }
-  const FolderReport pictures = report("published/qwen3_5-tied");
-  EXPECT_GT(pictures.n_skipped, 0);
-  EXPECT_EQ(pictures.weight_bytes, pictures.parameters * sizeof(float));
+  const OrderedJson pictures = report("published/qwen3_5-tied");
+  EXPECT_GT(pictures["skipped_tensors"], 0);
+  EXPECT_EQ(pictures["weight_bytes"], pictures["parameters"].get<size_t>() * sizeof(float));
   EXPECT_THAT(ReportText(pictures),
-              HasSubstr(absl::StrFormat("\nskipped     %d bytes in %d tensors\n",
-                                        pictures.skipped_bytes, pictures.n_skipped)));
-  EXPECT_EQ(report("published/granitemoehybrid-dense").n_skipped, 0);
+              HasSubstr(absl::StrCat("\nskipped     ", pictures["skipped_bytes"].get<int64_t>(),
+                                     " bytes in ", pictures["skipped_tensors"].get<int64_t>(),
+                                     " tensors\n")));
+  EXPECT_EQ(report("published/granitemoehybrid-dense")["skipped_tensors"], 0);
   EditedModel wrong("published/granitemoehybrid-dense");
   wrong.config["num_local_experts"] = 8;
   const TempFolder folder;
   wrong.Write(folder);
-  EXPECT_EQ(Report(folder.path()).verdict, "not served: it has problems");
+  EXPECT_EQ(Verdict(Report(folder.path())), "not served: it has problems");
 }
 
 // A layer with an invalid field is left out, the others are reported in full.
@@ -140,12 +148,12 @@ TEST(FolderReport, WrongLayersAreLeftOut) {
   model.tensors["nobodys"] = {{1}, std::string(4, '\0')};
   const TempFolder folder;
   model.Write(folder);
-  const FolderReport report = Report(folder.path());
-  EXPECT_THAT(report.problems,
+  const OrderedJson report = Report(folder.path());
+  EXPECT_THAT(Problems(report),
               ElementsAre(StartsWith("config.json: ovq.chunk_size: expected an integer in [2, "),
                           StartsWith("model.safetensors: tensor 'model.norm.weight' is missing")));
-  EXPECT_THAT(report.sessions, IsEmpty());
-  EXPECT_THAT(report.notes,
+  EXPECT_THAT(report["sessions"], IsEmpty());
+  EXPECT_THAT(report["notes"].get<std::vector<std::string>>(),
               ElementsAre("not checked before config.json is right: tensors of layers 1, 3, "
                           "tensors that nobody uses, states"));
 }
@@ -159,14 +167,14 @@ TEST(FolderReport, WithoutAShapeTensorsAreNotHeldAgainstIt) {
 
 TEST(FolderReport, FilesThatAreMissing) {
   const TempFolder folder;
-  EXPECT_THAT(Report(folder.path()).problems,
+  EXPECT_THAT(ProblemsIn(folder.path()),
               ElementsAre("config.json: No such file or directory",
                           "model.safetensors: No such file or directory"));
-  EXPECT_THAT(Report(folder.file("none")).problems,
+  EXPECT_THAT(ProblemsIn(folder.file("none")),
               ElementsAre(folder.file("none") + ": expected a folder"));
   folder.Write("config.json", "{}");
   folder.Write("model.safetensors", "x");
-  EXPECT_THAT(Report(folder.path()).problems,
+  EXPECT_THAT(ProblemsIn(folder.path()),
               ElementsAre(StartsWith("config.json: model_type: expected one of "),
                           StartsWith("model.safetensors: holds 1 bytes")));
 }
@@ -178,7 +186,7 @@ TEST(FolderReport, ATruncatedFileIsNotMissingTensors) {
   model.Write(folder);
   std::filesystem::resize_file(folder.file("model.safetensors"),
                                std::filesystem::file_size(folder.file("model.safetensors")) - 8);
-  EXPECT_THAT(Report(folder.path()).problems, ElementsAre(HasSubstr("truncated?")));
+  EXPECT_THAT(ProblemsIn(folder.path()), ElementsAre(HasSubstr("truncated?")));
 }
 
 TEST(FolderReport, GenerationConfig) {
@@ -186,21 +194,22 @@ TEST(FolderReport, GenerationConfig) {
   model.config["eos_token_id"] = {2, 3};
   const TempFolder folder;
   model.Write(folder);
-  const auto problems = [&folder](const Json& json) {
+  const auto problems = [&folder](const OrderedJson& json) {
     folder.Write("generation_config.json", json.dump());
-    return Report(folder.path()).problems;
+    return ProblemsIn(folder.path());
   };
   EXPECT_THAT(problems({{"eos_token_id", {3, 7}}, {"temperature", 0.5}, {"pad_token_id", 999}}),
               IsEmpty());
-  EXPECT_THAT(Report(folder.path()).config.eos_token_ids, ElementsAre(2, 3, 7));
+  EXPECT_THAT(LoadConfig(folder.path())->eos_token_ids, ElementsAre(2, 3, 7));
   EXPECT_THAT(problems({{"eos_token_id", 101}}),
               ElementsAre(StartsWith(
                   "generation_config.json: eos_token_id: expected integers in [0, 100]")));
   EXPECT_THAT(problems("text"), ElementsAre(StartsWith("generation_config.json: not a JSON")));
 }
 
-Json BpeJson() {
-  return {{"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}}}, {"merges", Json::array()}}},
+OrderedJson BpeJson() {
+  return {{"model",
+           {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}}}, {"merges", OrderedJson::array()}}},
           {"added_tokens",
            {{{"id", 2}, {"content", "<s>"}, {"special", true}},
             {{"id", 3}, {"content", "</s>"}, {"special", true}}}}};
@@ -211,17 +220,17 @@ TEST(FolderReport, Tokenizers) {
   model.config["eos_token_id"] = 3;
   const TempFolder folder;
   model.Write(folder);
-  Json tokenizer = BpeJson();
+  OrderedJson tokenizer = BpeJson();
   folder.Write("tokenizer.json", tokenizer.dump());
-  const FolderReport report = Report(folder.path());
-  EXPECT_THAT(report.problems, IsEmpty());
-  EXPECT_EQ(report.tokenizer_size, 4);
-  EXPECT_EQ(report.special_tokens, (std::map<int32_t, std::string>{{2, "<s>"}, {3, "</s>"}}));
+  const OrderedJson report = Report(folder.path());
+  EXPECT_THAT(Problems(report), IsEmpty());
+  EXPECT_EQ(report["tokenizer"]["size"], 4);
+  EXPECT_EQ(report["tokenizer"]["special_tokens"], OrderedJson({{"2", "<s>"}, {"3", "</s>"}}));
 
   model.config["eos_token_id"] = {3, 50};
   model.Write(folder);
   EXPECT_THAT(
-      Report(folder.path()).problems,
+      ProblemsIn(folder.path()),
       ElementsAre("config.json or generation_config.json: eos_token_id: expected an id of the "
                   "tokenizer's 4 tokens, got 50"));
   tokenizer["model"]["vocab"]["b"] = 101;
@@ -230,21 +239,20 @@ TEST(FolderReport, Tokenizers) {
   tokenizer["decoder"] = {{"type", "Nonsense"}};
   folder.Write("tokenizer.json", tokenizer.dump());
   folder.Write("tokenizer_config.json",
-               Json({{"add_bos_token", true}, {"bos_token", "<bos>"}}).dump());
-  EXPECT_THAT(Report(folder.path()).problems,
+               OrderedJson({{"add_bos_token", true}, {"bos_token", "<bos>"}}).dump());
+  EXPECT_THAT(ProblemsIn(folder.path()),
               UnorderedElementsAre(HasSubstr("'b': expected an integer id below the model's"),
                                    HasSubstr("added_tokens[0].id: expected an integer in [0, 100]"),
                                    HasSubstr("added_tokens[1].id: expected an integer"),
                                    HasSubstr("decoder.type: unknown value 'Nonsense'")));
   folder.Write("tokenizer.json", BpeJson().dump());
-  EXPECT_THAT(Report(folder.path()).problems,
+  EXPECT_THAT(ProblemsIn(folder.path()),
               ElementsAre(HasSubstr("has no token '<bos>', which tokenizer_config.json names")));
 }
 
 TEST(FolderReport, AsTextEveryProblemIsALine) {
-  FolderReport report;
-  report.folder = "some";
-  report.problems = {"config.json: a\nb: unknown field", "two"};
+  OrderedJson report = Report("none");
+  report["problems"] = {"config.json: a\nb: unknown field", "two"};
   EXPECT_THAT(ReportText(report),
               ::testing::EndsWith("2 problems:\nconfig.json: a\\x0ab: unknown field\ntwo\n"));
 }
@@ -252,17 +260,14 @@ TEST(FolderReport, AsTextEveryProblemIsALine) {
 TEST(FolderReport, AsTextAndAsJson) {
   InspectOptions options;
   options.positions = {64};
-  const FolderReport report = Report(LoadGolden("sw-ovq").folder, options);
+  const OrderedJson report = Report(LoadGolden("sw-ovq").folder, options);
   const std::string text = ReportText(report);
   EXPECT_THAT(text, HasSubstr("family      ovq_hybrid\nlayers      4\n  0         "));
   EXPECT_THAT(text, HasSubstr("states in f32\n"));
   EXPECT_THAT(text, ::testing::EndsWith("no problems\n"));
-  const Json json = Json::parse(ReportJson(report));
-  EXPECT_EQ(json["family"], "ovq_hybrid");
-  EXPECT_EQ(json["parameters"], report.parameters);
-  EXPECT_EQ(json["sessions"][0]["state_bytes"], report.sessions[0].state_bytes);
-  EXPECT_EQ(json["problems"], Json::array());
-  EXPECT_TRUE(json["tokenizer"].is_null());
+  EXPECT_EQ(report["family"], "ovq_hybrid");
+  EXPECT_EQ(report["problems"], OrderedJson::array());
+  EXPECT_TRUE(report["tokenizer"].is_null());
 }
 
 TEST(InspectOptions, AreChecked) {
@@ -287,15 +292,15 @@ TEST(InspectOptions, AreChecked) {
 TEST(FolderReport, ChatTemplates) {
   const TempFolder folder;
   EditedModel("sw-ovq").Write(folder);
-  EXPECT_EQ(Report(folder.path()).chat_template, "");
+  EXPECT_TRUE(Report(folder.path())["chat_template"].is_null());
   folder.Write("chat_template.jinja", "{% if messages %}");
-  const FolderReport wrong = Report(folder.path());
-  EXPECT_THAT(wrong.problems,
+  const OrderedJson wrong = Report(folder.path());
+  EXPECT_THAT(Problems(wrong),
               ElementsAre(StartsWith("chat_template.jinja, line 1: syntax: expected a tag elif")));
   folder.Write("chat_template.jinja", "{{ messages }}");
-  const FolderReport report = Report(folder.path());
-  EXPECT_THAT(report.problems, IsEmpty());
-  EXPECT_EQ(report.chat_template, "chat_template.jinja");
+  const OrderedJson report = Report(folder.path());
+  EXPECT_THAT(Problems(report), IsEmpty());
+  EXPECT_EQ(report["chat_template"], "chat_template.jinja");
   EXPECT_THAT(ReportText(report), HasSubstr("\nchat        chat_template.jinja\n"));
 }
 

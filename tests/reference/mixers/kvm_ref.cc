@@ -93,13 +93,13 @@ class FoldRef {
   Vector WindowKey(int i) const {
     const SlotRef slot = RecentSlotRef(args_, at_, i);
     std::vector<float> key(static_cast<size_t>(config_.shape.head_dim));
-    LoadKey(slot.keys, config_.dtype, config_.shape.head_dim, slot.slot, key.data());
+    LoadKey(slot.keys, args_.blocks.dtype, config_.shape.head_dim, slot.slot, key.data());
     return {key.begin(), key.end()};
   }
   Vector WindowValue(int i) const {
     const SlotRef slot = RecentSlotRef(args_, at_, i);
     std::vector<float> value(static_cast<size_t>(config_.shape.value_head_dim));
-    LoadValue(slot.values, config_.dtype, config_.shape.value_head_dim,
+    LoadValue(slot.values, args_.blocks.dtype, config_.shape.value_head_dim,
               ValueStride(config_.shape.value_head_dim), slot.slot, value.data());
     return {value.begin(), value.end()};
   }
@@ -108,15 +108,15 @@ class FoldRef {
   }
   Vector KeySum(int64_t row) const {
     std::vector<float> key(static_cast<size_t>(config_.shape.head_dim));
-    LoadKey(BlockAt(args_.parts.key_sums, row), config_.dtype, config_.shape.head_dim,
+    LoadKey(BlockAt(args_.parts.key_sums, row), args_.blocks.dtype, config_.shape.head_dim,
             static_cast<int>(row % kBlockSlots), key.data());
     return {key.begin(), key.end()};
   }
   Vector ValueSum(int64_t row) const {
     std::vector<float> value(static_cast<size_t>(config_.shape.value_head_dim));
-    LoadValue(BlockAt(args_.parts.value_sums, row), config_.dtype, config_.shape.value_head_dim,
-              ValueStride(config_.shape.value_head_dim), static_cast<int>(row % kBlockSlots),
-              value.data());
+    LoadValue(BlockAt(args_.parts.value_sums, row), args_.blocks.dtype,
+              config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
+              static_cast<int>(row % kBlockSlots), value.data());
     return {value.begin(), value.end()};
   }
   float& Length(int64_t row) const {
@@ -196,10 +196,10 @@ class FoldRef {
   void StoreSums(int64_t row, const Vector& key, const Vector& value) const {
     const int slot = static_cast<int>(row % kBlockSlots);
     const std::vector<float> k = Rounded(key, row, 0), v = Rounded(value, row, 1);
-    StoreKey(k.data(), config_.shape.head_dim, config_.dtype, BlockAt(args_.parts.key_sums, row),
-             slot);
+    StoreKey(k.data(), config_.shape.head_dim, args_.blocks.dtype,
+             BlockAt(args_.parts.key_sums, row), slot);
     StoreValue(v.data(), config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
-               config_.dtype, BlockAt(args_.parts.value_sums, row), slot);
+               args_.blocks.dtype, BlockAt(args_.parts.value_sums, row), slot);
   }
 
   // Stochastic rounding to bfloat16: 16 random bits, drawn for (layer, head, row, channel, chunk),
@@ -207,11 +207,11 @@ class FoldRef {
   std::vector<float> Rounded(const Vector& sums, int64_t row, uint32_t is_value) const {
     std::vector<float> rounded(sums.begin(), sums.end());
     const auto chunk = static_cast<uint64_t>(at_.position / config_.law.chunk_len);
-    for (size_t c = 0; c < sums.size() && config_.dtype == DType::kBF16; ++c) {
+    for (size_t c = 0; c < sums.size() && args_.blocks.dtype == DType::kBF16; ++c) {
       const auto words =
           Philox4x32({static_cast<uint32_t>(row), static_cast<uint32_t>(c / 8),
                       static_cast<uint32_t>(chunk), static_cast<uint32_t>(chunk >> 32)},
-                     {static_cast<uint32_t>(2 * config_.layer) + is_value,
+                     {static_cast<uint32_t>(2 * args_.blocks.layer) + is_value,
                       static_cast<uint32_t>(at_.kv_head)});
       const uint32_t random = words[c % 8 / 2] >> (c % 2 * 16) & 0xffff;
       const uint64_t bits = uint64_t{std::bit_cast<uint32_t>(rounded[c])} + random;
@@ -234,10 +234,10 @@ class FoldRef {
           static_cast<float>(config_.value_lengths ? x / norm * Length(row) : x / Length(row)));
       if (config_.round_values) value.back() = ToFloat(RoundToBF16(value.back()));
     }
-    StoreKey(key.data(), config_.shape.head_dim, config_.dtype,
+    StoreKey(key.data(), config_.shape.head_dim, args_.blocks.dtype,
              BlockAt(args_.blocks.dictionary_keys.place, row), slot);
     StoreValue(value.data(), config_.shape.value_head_dim,
-               ValueStride(config_.shape.value_head_dim), config_.dtype,
+               ValueStride(config_.shape.value_head_dim), args_.blocks.dtype,
                BlockAt(args_.blocks.dictionary_values.place, row), slot);
   }
 
@@ -248,10 +248,10 @@ class FoldRef {
       const Vector key = WindowKey(i + n), value = WindowValue(i + n);
       const std::vector<float> k(key.begin(), key.end()), v(value.begin(), value.end());
       const SlotRef to = RecentSlotRef(args_, at_, i);
-      StoreKey(k.data(), config_.shape.head_dim, config_.dtype, const_cast<void*>(to.keys),
+      StoreKey(k.data(), config_.shape.head_dim, args_.blocks.dtype, const_cast<void*>(to.keys),
                to.slot);
       StoreValue(v.data(), config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
-                 config_.dtype, const_cast<void*>(to.values), to.slot);
+                 args_.blocks.dtype, const_cast<void*>(to.values), to.slot);
       if (!config_.gated()) continue;
       *args_.parts.gates.At<float>(at_.session, at_.kv_head, i) = static_cast<float>(Gate(i + n));
     }

@@ -1,10 +1,6 @@
-// RmsNorm    y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]
-// LayerNorm  y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias, r = x[rows[i]]
-// SwiGlu     y = gate / (1 + e^-gate) * up; gate_up [n, 2f] = [gate | up], y [n, f]
-// SquaredRelu y = max(x, 0)^2;  AddScaled x = a x + b y;  AddBias x = scale (x + bias)
-// SoftCap    x = cap tanh(x / cap)
-// MixTowards x += (target - x) share, share = 1 / (1 + e^-(gate + bias)) or one number
-// GateBySigmoid x = x / (1 + e^-gate);  Copy y = x
+// Normalize  y[i] = r / sqrt(mean(r^2) + eps) * weight (+ bias), r = x[rows[i]]; x [n, d]; or
+//            y[i] = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias
+// MapRows    the equations of RowMap
 // LogSumExp  out = max + ln(sum(e^(x - max))), max = max(x), NaN unless all are finite; x [n, m],
 // out [n]
 #include <algorithm>
@@ -17,107 +13,65 @@
 namespace ovq::kernels::ref {
 namespace {
 
-void Store(const TensorView& y, int64_t i, double value) {
-  if (y.dtype == DType::kF32) {
-    y.as<float>()[i] = static_cast<float>(value);
+void Store(const Activations& y, int64_t i, double value) {
+  if (y.f32 != nullptr) {
+    y.f32[i] = static_cast<float>(value);
   } else {
-    y.as<BF16>()[i] = RoundToBF16(static_cast<float>(value));
+    y.bf16[i] = RoundToBF16(static_cast<float>(value));
   }
+}
+
+double Sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
+
+double Mapped(const RowMap& map, int64_t row, int64_t i) {
+  const auto load = [](const float* p, int64_t at) { return p ? double{p[at]} : 0; };
+  const double a = load(map.a, row * map.a_stride + i), b = load(map.b, row * map.b_stride + i),
+               c = load(map.c, i), p = map.p;
+  const int64_t at = row * map.y_stride + i;
+  const double y = map.y.f32 ? map.y.f32[at] : ToFloat(map.y.bf16[at]);
+  switch (map.fn) {
+    case RowMap::kSwiGlu:
+      return a * Sigmoid(a) * b;
+    case RowMap::kSquaredRelu:
+      return std::max(a, 0.0) * std::max(a, 0.0);
+    case RowMap::kAddScaled:
+      return (p == 0 ? 0 : p * y) + map.q * a;
+    case RowMap::kAddBias:
+      return p * (y + c);
+    case RowMap::kMixTowards:
+      return y + (a - y) * (map.b ? Sigmoid(b + c) : p);
+    case RowMap::kGate:
+      return y * Sigmoid(a);
+    case RowMap::kSoftCap:
+      return p * std::tanh(y / p);
+    case RowMap::kCopy:
+      break;
+  }
+  return a;
 }
 
 }  // namespace
 
-void RmsNorm(DeviceContext&, TensorView x, const NormWeights& weights, TensorView y,
-             std::span<const int32_t> rows) {
-  const int64_t d = x.shape[1];
-  const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
-  for (int64_t row = 0; row < y.shape[0]; ++row) {
-    const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * d;
-    double sum = 0;
-    for (int64_t i = 0; i < d; ++i) sum += double{in[i]} * in[i];
-    const double rms = std::sqrt(sum / static_cast<double>(d) + weights.eps);
-    for (int64_t i = 0; i < d; ++i) {
-      Store(y, row * d + i, in[i] / rms * weight[i] + (bias ? bias[i] : 0));
-    }
-  }
-}
-
-void LayerNorm(DeviceContext&, TensorView x, const NormWeights& weights, TensorView y,
-               std::span<const int32_t> rows) {
-  const int64_t d = x.shape[1];
-  const float *weight = weights.weight.as<float>(), *bias = weights.bias.as<float>();
-  for (int64_t row = 0; row < y.shape[0]; ++row) {
-    const float* in = x.as<float>() + (rows.empty() ? row : rows[row]) * d;
+void Normalize(DeviceContext&, const NormTask& task) {
+  const int64_t d = task.width;
+  for (int64_t row = 0; row < task.n_rows; ++row) {
+    const float* in = task.x + (task.rows ? task.rows[row] : row) * d;
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < d; ++i) sum += in[i];
-    const double mean = sum / static_cast<double>(d);
+    const double mean = task.is_centered ? sum / static_cast<double>(d) : 0;
     for (int64_t i = 0; i < d; ++i) squares += (in[i] - mean) * (in[i] - mean);
-    const double deviation = std::sqrt(squares / static_cast<double>(d) + weights.eps);
+    const double deviation = std::sqrt(squares / static_cast<double>(d) + task.eps);
     for (int64_t i = 0; i < d; ++i) {
-      Store(y, row * d + i, (in[i] - mean) / deviation * weight[i] + bias[i]);
+      Store(task.y, row * d + i,
+            (in[i] - mean) / deviation * task.weight[i] + (task.bias ? task.bias[i] : 0));
     }
   }
 }
 
-void SquaredRelu(DeviceContext&, TensorView x, TensorView y) {
-  for (int64_t i = 0; i < x.shape.elements(); ++i) {
-    const double positive = std::max(x.as<float>()[i], 0.0f);
-    Store(y, i, positive * positive);
-  }
-}
-
-void AddScaled(DeviceContext&, TensorView x, float a, TensorView y, float b) {
-  float* to = x.as<float>();
-  for (int64_t i = 0; i < x.shape.elements(); ++i) {
-    to[i] = static_cast<float>((a == 0 ? 0 : double{a} * to[i]) + double{b} * y.as<float>()[i]);
-  }
-}
-
-void AddBias(DeviceContext&, TensorView x, TensorView bias, float scale) {
-  const int64_t m = x.shape[1];
-  for (int64_t i = 0; i < x.shape.elements(); ++i) {
-    float& to = x.as<float>()[i];
-    to = static_cast<float>(scale * (double{to} + (bias.data ? bias.as<float>()[i % m] : 0)));
-  }
-}
-
-void MixTowards(DeviceContext&, const Mix& mix) {
-  for (int64_t row = 0; row < mix.n_rows; ++row) {
-    for (int64_t i = 0; i < mix.width; ++i) {
-      const int64_t at = row * mix.width + i;
-      const double share =
-          mix.gate ? 1 / (1 + std::exp(-(double{mix.gate[at]} + mix.bias[i]))) : mix.share;
-      float& x = mix.x[row * mix.x_stride + i];
-      x = static_cast<float>(x + (double{mix.target[at]} - x) * share);
-    }
-  }
-}
-
-void GateBySigmoid(DeviceContext&, TensorView x, const float* gate, int64_t gate_stride) {
-  const int64_t width = x.shape[1];
-  for (int64_t i = 0; i < x.shape.elements(); ++i) {
-    Store(x, i, FloatAt(x, i) / (1 + std::exp(-double{gate[i / width * gate_stride + i % width]})));
-  }
-}
-
-void Copy(DeviceContext&, TensorView x, TensorView y) {
-  for (int64_t i = 0; i < x.shape.elements(); ++i) Store(y, i, x.as<float>()[i]);
-}
-
-void SoftCap(DeviceContext&, TensorView x, float cap) {
-  for (int64_t i = 0; i < x.shape.elements(); ++i) {
-    float& logit = x.as<float>()[i];
-    logit = static_cast<float>(cap * std::tanh(double{logit} / cap));
-  }
-}
-
-void SwiGlu(DeviceContext&, TensorView gate_up, TensorView y) {
-  const int64_t f = y.shape[1];
-  for (int64_t row = 0; row < y.shape[0]; ++row) {
-    const float* gate = gate_up.as<float>() + row * 2 * f;
-    const float* up = gate + f;
-    for (int64_t i = 0; i < f; ++i) {
-      Store(y, row * f + i, gate[i] / (1 + std::exp(-double{gate[i]})) * up[i]);
+void MapRows(DeviceContext&, const RowMap& map) {
+  for (int64_t row = 0; row < map.n_rows; ++row) {
+    for (int64_t i = 0; i < map.width; ++i) {
+      Store(map.y, row * map.y_stride + i, Mapped(map, row, i));
     }
   }
 }
@@ -135,16 +89,8 @@ void LogSumExp(DeviceContext&, TensorView x, float* out) {
   }
 }
 
-const ReferenceOf<cpu::RmsNorm> kRmsNorm = RmsNorm;
-const ReferenceOf<cpu::LayerNorm> kLayerNorm = LayerNorm;
-const ReferenceOf<cpu::SquaredRelu> kSquaredRelu = SquaredRelu;
-const ReferenceOf<cpu::AddScaled> kAddScaled = AddScaled;
-const ReferenceOf<cpu::AddBias> kAddBias = AddBias;
-const ReferenceOf<cpu::MixTowards> kMixTowards = MixTowards;
-const ReferenceOf<cpu::GateBySigmoid> kGateBySigmoid = GateBySigmoid;
-const ReferenceOf<cpu::Copy> kCopy = Copy;
-const ReferenceOf<cpu::SoftCap> kSoftCap = SoftCap;
-const ReferenceOf<cpu::SwiGlu> kSwiGlu = SwiGlu;
+const ReferenceOf<cpu::Normalize> kNormalize = Normalize;
+const ReferenceOf<cpu::MapRows> kMapRows = MapRows;
 const ReferenceOf<cpu::LogSumExp> kLogSumExp = LogSumExp;
 
 }  // namespace ovq::kernels::ref

@@ -178,20 +178,6 @@ TEST(Admission, AFullQueueOfOneClientTakesAnothersFirst) {
   EXPECT_EQ(GetErrorFacts(parts.admission.PushedOut()).reason, RejectReason::kQueueFull);
 }
 
-class FakeEvictor : public Evictor {
- public:
-  using From = std::function<bool(const std::string& client, bool table, bool running)>;
-  explicit FakeEvictor(From from) : from_(std::move(from)) {}
-
- private:
-  bool EvictIdleStates(size_t) override { return false; }
-  bool EvictFrom(const std::string& client, bool table, bool running) override {
-    return from_(client, table, running);
-  }
-
-  const From from_;
-};
-
 TEST(Admission, EvictsFromTheClientBeyondItsPart) {
   EngineOptions options;
   options.max_sessions = 4;
@@ -199,15 +185,16 @@ TEST(Admission, EvictsFromTheClientBeyondItsPart) {
   std::vector<std::pair<std::string, bool>> asked;
   bool gives = false;
   std::vector<std::shared_ptr<Request>> many;
-  FakeEvictor evictor([&](const std::string& client, bool table, bool running) {
+  Evictor evictor;
+  evictor.evict_from = [&](const std::string& client, bool table, bool running) {
     EXPECT_TRUE(table);
     asked.emplace_back(client, running);
     if (!gives) return false;
     parts.Release(*many.back());
     many.pop_back();
     return true;
-  });
-  parts.admission.SetEvictor(&evictor);
+  };
+  parts.admission.SetEvictor(evictor);
   for (int i = 0; i < 5; ++i) {
     const auto request = Of(parts, "many");
     EXPECT_TRUE(parts.admission.Enqueue(request).ok());

@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
                  0,
                  {{1, 5}, {2, 9}, {0, 2}}},
         PlanCase{"a prompt that had its turn is behind those that had none",
-                 {Read(Prefilling(900, 0), kPromptTurn), Prefilling(700, 1)},
+                 {Read(Prefilling(900, 0), kPromptRound), Prefilling(700, 1)},
                  400,
                  0,
                  {{1, 400}}},

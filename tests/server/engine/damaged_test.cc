@@ -140,7 +140,7 @@ TEST_F(Damaged, ASessionIsShownAndDeletedAndNothingElse) {
   auto stream = std::make_shared<TokenStream>(16);
   ExpectDamaged(engine()->Submit(Turn(id, {1}, 3), stream), 16);
   ExpectDamaged(engine()->sessions().Export(id, "").status(), 16);
-  ExpectDamaged(engine()->sessions().CopyState(id, "").status(), 16);
+  ExpectDamaged(engine()->sessions().Export(id, "").status(), 16);
   Receiver<absl::StatusOr<std::vector<SessionInfo>>> forked;
   engine()->sessions().Fork({.session_id = id}, forked.callback());
   ExpectDamaged(forked.Wait().status(), 16);

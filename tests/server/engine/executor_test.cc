@@ -37,7 +37,7 @@ class ExecutorTest : public testing::Test {
   Parts parts_;
   EngineConfig config_;
   model::Batch batch_;  // the last one
-  const model::Sampler sampler_{{.seed = 5}, kVocab};
+  const model::Sampler sampler_{{{.seed = 5}}, kVocab};
   std::deque<StateHandle> states_;
   Executor executor_{config_, *parts_.context, parts_.pool};
 };
@@ -47,13 +47,14 @@ TEST_F(ExecutorTest, TokensLieEndToEndAndGiveWhatIsWanted) {
   StateHandle& score = Acquire();
   StateHandle& prompt = Acquire();
   const std::vector<int32_t> drawn = {42}, scored = {1, 2, 3}, part = {9, 8, 7, 6};
-  StepInput input;
-  input.sequences = {{.state = &answer, .tokens = drawn, .decoding = true},
-                     {.state = &score, .tokens = scored},
-                     {.state = &prompt, .tokens = part}};
-  input.sequences[0].draws = {model::DrawRequest{.sampler = &sampler_}};
-  input.sequences[1].score = {.top_logprobs = 2, .next = std::span(scored).subspan(1)};
-  const StepOutput output = executor_.Execute(input);
+  BatchRun run;
+  run.sequences = {{.state = &answer, .tokens = drawn, .decoding = true},
+                   {.state = &score, .tokens = scored},
+                   {.state = &prompt, .tokens = part}};
+  run.sequences[0].wants_draws = {model::DrawRequest{.sampler = &sampler_}};
+  run.sequences[1].wants_scores = 2;
+  run.sequences[1].next = std::span(scored).subspan(1);
+  executor_.Execute(run);
   EXPECT_THAT(batch_.token_ids, ElementsAre(42, 1, 2, 3, 9, 8, 7, 6));
   EXPECT_THAT(batch_.token_begin, ElementsAre(0, 1, 4, 8));
   EXPECT_THAT(batch_.start_pos, ElementsAre(0, 0, 0));
@@ -63,44 +64,44 @@ TEST_F(ExecutorTest, TokensLieEndToEndAndGiveWhatIsWanted) {
   EXPECT_EQ(answer.position, 1);
   EXPECT_EQ(score.position, 3);
   EXPECT_EQ(prompt.position, 4);
-  EXPECT_EQ(output.report.decode_tokens, 1);
-  EXPECT_EQ(output.report.prefill_tokens, 7);
-  EXPECT_EQ(output.report.dictionary_inserts + output.report.dictionary_merges, 4)
+  EXPECT_EQ(run.report.decode_tokens, 1);
+  EXPECT_EQ(run.report.prefill_tokens, 7);
+  EXPECT_EQ(run.report.dictionary_inserts + run.report.dictionary_merges, 4)
       << "one chunk of the prompt";
 
-  ASSERT_EQ(output.sequences.size(), 3u);
-  for (const StepOutput::Sequence& sequence : output.sequences) EXPECT_FALSE(sequence.failure);
-  EXPECT_EQ(output.sequences[0].draws.size(), 1u);
-  ASSERT_EQ(output.sequences[1].scores.size(), 3u);
+  ASSERT_EQ(run.sequences.size(), 3u);
+  for (const BatchSequence& sequence : run.sequences) EXPECT_FALSE(sequence.failure);
+  EXPECT_EQ(run.sequences[0].draws.size(), 1u);
+  ASSERT_EQ(run.sequences[1].scores.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
-    const model::TokenScore& row = output.sequences[1].scores[i];
+    const model::TokenScore& row = run.sequences[1].scores[i];
     EXPECT_EQ(row.logprob.has_value(), i < 2) << "no token follows the last";
     EXPECT_EQ(row.top.size(), 2u);
   }
-  EXPECT_TRUE(output.sequences[2].draws.empty());
+  EXPECT_TRUE(run.sequences[2].draws.empty());
 }
 
 TEST_F(ExecutorTest, TheLastTokenOfAPromptDrawsForEveryAnswer) {
   parts_.model.Script(6, 77);
   StateHandle& state = Acquire();
   const std::vector<int32_t> prompt = SomeTokens(6, 1);
-  StepInput input;
-  input.sequences = {{.state = &state, .tokens = prompt}};
-  input.sequences[0].draws.assign(3, model::DrawRequest{.sampler = &sampler_});
-  const StepOutput output = executor_.Execute(input);
+  BatchRun run;
+  run.sequences = {{.state = &state, .tokens = prompt}};
+  run.sequences[0].wants_draws.assign(3, model::DrawRequest{.sampler = &sampler_});
+  executor_.Execute(run);
   EXPECT_THAT(batch_.logits_indices, ElementsAre(5));
-  ASSERT_EQ(output.sequences[0].draws.size(), 3u);
-  for (const model::Sampled& drawn : output.sequences[0].draws) EXPECT_EQ(drawn.token_id, 77);
+  ASSERT_EQ(run.sequences[0].draws.size(), 3u);
+  for (const model::Sampled& drawn : run.sequences[0].draws) EXPECT_EQ(drawn.token_id, 77);
 }
 
 TEST_F(ExecutorTest, ACheckLooksAtTheLastToken) {
   StateHandle& state = Acquire();
   const std::vector<int32_t> prompt = SomeTokens(5, 1);
-  StepInput input;
-  input.sequences = {{.state = &state, .tokens = prompt, .check = true}};
-  const StepOutput output = executor_.Execute(input);
+  BatchRun run;
+  run.sequences = {{.state = &state, .tokens = prompt, .wants_check = true}};
+  executor_.Execute(run);
   EXPECT_THAT(batch_.logits_indices, ElementsAre(4));
-  EXPECT_TRUE(output.sequences[0].finite);
+  EXPECT_TRUE(run.sequences[0].finite);
 }
 
 }  // namespace

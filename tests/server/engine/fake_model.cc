@@ -157,7 +157,7 @@ EngineModel FakeModel::Make() {
   model.full_kv_bytes_per_token = 1000;
   model.weight_bytes = weight_bytes_;
   model.tokenizer = tokenizer_.get();
-  model.chat_format = chat_format_.get();
+  model.SetChatFormat(chat_format_.get());
   for (const auto& layout : layouts_) {
     const auto forward = [this, &layout](const model::Batch& batch, kernels::DeviceContext&,
                                          kernels::ScratchScope& scope) {
@@ -289,7 +289,7 @@ SessionInfo TestEngine::NewSession(SessionOptions options) {
 
 void TestEngine::AwaitBoundary() {
   // The engine thread answers this call.
-  EXPECT_TRUE(absl::IsNotFound(engine_->engine().sessions().CopyState("none", "").status()));
+  EXPECT_TRUE(absl::IsNotFound(engine_->engine().sessions().Export("none", "").status()));
 }
 
 EngineStats TestEngine::SettledStats() {
@@ -325,7 +325,7 @@ GenerateRequest Turn(const std::string& id, std::vector<int32_t> prompt, int64_t
 }
 
 std::vector<std::byte> State(TestEngine& engine, const std::string& id) {
-  const absl::StatusOr<std::vector<std::byte>> state = engine->sessions().CopyState(id, "");
+  const absl::StatusOr<std::vector<std::byte>> state = CopyState(*engine, id, "");
   EXPECT_TRUE(state.ok()) << state.status();
   return state.ok() ? *state : std::vector<std::byte>{};
 }

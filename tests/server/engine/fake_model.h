@@ -14,6 +14,7 @@
 #include "model/state_layout.h"
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
+#include "tests/server/engine/copy_state.h"
 
 namespace ovq::engine::test {
 
@@ -106,6 +107,7 @@ class TestEngine {
   explicit TestEngine(EngineOptions options = {}, FakeModel::Options model = {},
                       EngineEvents events = {}, const std::function<void(FakeModel&)>& setup = {});
   Engine* operator->() { return &engine_->engine(); }
+  Engine& operator*() { return engine_->engine(); }
   FakeModel& model() { return model_; }
   void Destroy() { engine_.reset(); }
 

@@ -233,7 +233,7 @@ class AnswersBesideOthers : public testing::Test {
   static GenerateRequest Twenty() {
     GenerateRequest request = SampleRequest(SomeTokens(140, 3), 12);
     request.n = 20;
-    request.sampling = {.temperature = 1, .seed = 7};
+    request.sampling = {{.temperature = 1, .seed = 7}};
     return request;
   }
   // Begins the prompt inside an iteration.

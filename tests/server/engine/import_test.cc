@@ -58,12 +58,12 @@ TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
   EXPECT_TRUE(made->keeps_tokens);
   EXPECT_EQ(made->state_bytes, session.state_bytes);
   EXPECT_THAT(told, testing::ElementsAre("import"));
-  EXPECT_EQ(*to->sessions().CopyState(made->id, "bob"), State(from, session.id));
+  EXPECT_EQ(*CopyState(*to, made->id, "bob"), State(from, session.id));
   const std::vector<int32_t> next = from.Run(Turn(session.id, SomeTokens(50, 5), 20)).of[0].tokens;
   GenerateRequest turn = Turn(made->id, SomeTokens(50, 5), 20);
   turn.tenant = "bob";
   EXPECT_EQ(to.Run(turn).of[0].tokens, next);
-  EXPECT_EQ(*to->sessions().CopyState(made->id, "bob"), State(from, session.id));
+  EXPECT_EQ(*CopyState(*to, made->id, "bob"), State(from, session.id));
 }
 
 SessionImage OverBytes(SessionImage image) {

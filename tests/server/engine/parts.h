@@ -55,9 +55,11 @@ struct Parts {
   }
   // Opens a session without a prompt; returns the status if it is refused.
   absl::StatusOr<SessionInfo> Open(SessionOptions options = {}) {
+    if (absl::Status status = admission.Enter(); !status.ok()) return status;
     absl::StatusOr<SessionInfo> opened;
     sessions.creator.Create(std::move(options), clock.steady,
                             [&](absl::StatusOr<SessionInfo> info) { opened = std::move(info); });
+    admission.Leave();
     return opened;
   }
 
@@ -71,7 +73,7 @@ struct Parts {
   RandomSource random{7};
   StatePool pool{config.options.state_memory_bytes, *context};
   Admission admission{config, pool};
-  SessionParts sessions{config, pool, admission, random};
+  SessionParts sessions{{config, pool, admission, random}};
 
  private:
   EngineConfig Config(EngineOptions options) {

@@ -264,7 +264,7 @@ TEST_P(PrefixOf, TheSameStateAndTokens) {
       drawn.push_back(AnswerTokens(ReadAll(*stream, 2)));
       Receiver<absl::StatusOr<SessionInfo>> receiver;
       engine.engine().sessions().Create(Cacheable(Opened(prompt)), receiver.callback());
-      states.push_back(*engine.engine().sessions().CopyState(receiver.Wait()->id, ""));
+      states.push_back(*CopyState(engine.engine(), receiver.Wait()->id, ""));
     }
     EXPECT_EQ(engine.engine().Stats().prefixes.hits, memory == 0 ? 0 : 3);
   }

@@ -76,8 +76,8 @@ class Driver {
       Compare(sessions_.back());
       Delete(static_cast<int>(sessions_.size()) - 1);
     }
-    EXPECT_TRUE(absl::IsNotFound(
-        engine_->sessions().CopyState("none", "").status()));  // waits for a boundary
+    EXPECT_TRUE(
+        absl::IsNotFound(engine_->sessions().Export("none", "").status()));  // waits for a boundary
     const EngineStats stats = engine_->Stats();
     EXPECT_EQ(stats.state_bytes_committed + stats.state_bytes_reserved, 0u);
     EXPECT_EQ(stats.checkpoint_bytes + stats.token_log_bytes, 0u);
@@ -298,7 +298,7 @@ class Driver {
   }
 
   std::vector<std::byte> ReadState(const std::string& id) {
-    const absl::StatusOr<std::vector<std::byte>> state = engine_->sessions().CopyState(id, "");
+    const absl::StatusOr<std::vector<std::byte>> state = CopyState(*engine_, id, "");
     EXPECT_TRUE(state.ok()) << state.status();
     return state.ok() ? *state : std::vector<std::byte>{};
   }

@@ -207,7 +207,7 @@ TEST(Session, BusyIsVisibleAndGuardsTheState) {
   const std::shared_ptr<TokenStream> parked = engine.Start(Turn(id, {1, 2}, 300), 4);
   while (!parked->full()) engine.AwaitBoundary();
   EXPECT_TRUE(engine->sessions().Get(id, "")->busy);
-  EXPECT_EQ(engine->sessions().CopyState(id, "").status().code(),
+  EXPECT_EQ(engine->sessions().Export(id, "").status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(engine.SettledStats().sessions_active, 1);
   parked->Cancel();
@@ -239,7 +239,7 @@ TEST(Session, OtherTenantsSeeNothing) {
   EXPECT_EQ(engine->Submit(request, std::make_shared<TokenStream>()).code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(engine->sessions().Delete(id, "red").code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(engine->sessions().CopyState(id, "red").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(engine->sessions().Export(id, "red").status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(engine->sessions().List("red", 10, "")->sessions.empty());
   EXPECT_EQ(engine->sessions().List("blue", 10, "")->sessions.size(), 1u);
   request.tenant = "blue";

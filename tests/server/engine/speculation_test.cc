@@ -117,8 +117,7 @@ TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
       EXPECT_EQ(plain.of[0].finished->usage.drafted_tokens, 0);
       drafted += drafts.of[0].finished->usage.drafted_tokens;
       accepted += drafts.of[0].finished->usage.accepted_tokens;
-      EXPECT_EQ(*engine.engine().sessions().CopyState(ids[0], ""),
-                *engine.engine().sessions().CopyState(ids[1], ""));
+      EXPECT_EQ(*CopyState(engine.engine(), ids[0], ""), *CopyState(engine.engine(), ids[1], ""));
     }
     for (const std::string& id : ids) EXPECT_TRUE(engine.engine().sessions().Delete(id, "").ok());
     GenerateRequest several = one_shot;

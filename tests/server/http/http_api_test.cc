@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/http/json.h"
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
 
@@ -13,7 +14,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using Json = nlohmann::json;
 
 constexpr const char* kPlainTemplate =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

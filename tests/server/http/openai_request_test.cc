@@ -14,13 +14,24 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using Json = nlohmann::json;
 
 absl::StatusOr<OpenAiRequest> Completion(const char* body) {
   return ReadCompletion(Json::parse(body), "m");
 }
 absl::StatusOr<OpenAiRequest> ParseChat(const char* body) {
   return ReadChat(Json::parse(body), "m");
+}
+
+absl::StatusOr<ResponseRequest> Response(const Json& body) {
+  return ReadResponse(body, "m", [](const std::string& id) -> absl::StatusOr<Json> {
+    if (id != "msg_1") return NoResponse("input.id", nullptr);
+    return Json{{"type", "message"},
+                {"id", id},
+                {"role", "assistant"},
+                {"status", "completed"},
+                {"content",
+                 {{{"type", "output_text"}, {"text", "stored"}, {"annotations", Json::array()}}}}};
+  });
 }
 
 TEST(OpenAiRequests, ACompletionWithEverything) {
@@ -90,6 +101,61 @@ struct Refusal {
   const char* body;
   const char* field;
 };
+TEST(OpenAiRequests, MessagesCarryCallsResultsAndReasoning) {
+  const auto read = ParseChat(R"({"messages": [
+      {"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": null, "reasoning_content": "why", "tool_calls": [
+          {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}}]},
+      {"role": "tool", "content": "3", "tool_call_id": "c1", "name": "add"}],
+      "chat_template_kwargs": {"enable_thinking": false}})");
+  ASSERT_TRUE(read.ok()) << read.status();
+  v1::Conversation expected;
+  v1::ChatMessage& user = *expected.add_messages();
+  user.set_role("user");
+  user.set_content("Hi");
+  v1::ChatMessage& answer = *expected.add_messages();
+  answer.set_role("assistant");
+  answer.set_reasoning("why");
+  v1::ToolCall& call = *answer.add_tool_calls();
+  call.set_id("c1");
+  call.set_name("add");
+  call.set_arguments_json(R"({"a": 1})");
+  v1::ChatMessage& result = *expected.add_messages();
+  result.set_role("tool");
+  result.set_content("3");
+  result.set_tool_call_id("c1");
+  result.set_name("add");
+  expected.set_template_args_json(R"({"enable_thinking":false})");
+  EXPECT_EQ(read->message.prompt().conversation().DebugString(), expected.DebugString());
+
+  const std::string message = R"({"messages": [{"role": "assistant", "tool_calls": )";
+  EXPECT_THAT(ParseChat((message + "3}]}").c_str()).status().message(),
+              HasSubstr("messages[0].tool_calls: expected a list of calls, got 3"));
+  EXPECT_THAT(ParseChat((message + "[{}]}]}").c_str()).status().message(),
+              HasSubstr("messages[0].tool_calls[0]: expected an object with a function"));
+  EXPECT_THAT(ParseChat((message + R"([{"function": {"name": 1}}]}]})").c_str()).status().message(),
+              HasSubstr("messages[0].tool_calls[0].function.name: expected a text, got 1"));
+  EXPECT_THAT(ParseChat(R"({"messages": [], "chat_template_kwargs": []})").status().message(),
+              HasSubstr("chat_template_kwargs: expected an object"));
+}
+
+// Clients send fields that nobody set as null, "", [], {} or objects of such values.
+TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
+  for (const char* name : {"tools", "tool_choice", "functions", "response_format", "audio",
+                           "verbosity", "guided_json", "documents", "modalities"}) {
+    for (const char* value : {"null", "\"\"", "[]", "{}", R"({"a": null, "b": {"c": []}})"}) {
+      const std::string body = std::string(R"({"messages": [], ")") + name + "\": " + value + "}";
+      EXPECT_TRUE(ParseChat(body.c_str()).ok()) << body << ParseChat(body.c_str()).status();
+    }
+    const std::string body = std::string(R"({"messages": [], ")") + name + R"(": {"a": 0}})";
+    EXPECT_THAT(ParseChat(body.c_str()).status().message(), HasSubstr(name)) << body;
+  }
+  for (const char* text : {"{}", R"({"format": null})", R"({"format": {"type": "text"}})"}) {
+    const std::string body = std::string(R"({"input": "Hi", "text": )") + text + "}";
+    EXPECT_TRUE(Response(Json::parse(body)).ok()) << body;
+  }
+}
+
 TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
   for (const auto& [body, field] : {
            Refusal{R"({"prompt": "x", "echo": true})", "echo"},
@@ -99,7 +165,8 @@ TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
            Refusal{R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens"},
            Refusal{R"({"prompt": "x", "max_tokens": 4294967296})", "max_tokens"},
            Refusal{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "logit_bias"},
-           Refusal{R"({"prompt": "x", "stream_options": {}})", "stream_options"},
+           Refusal{R"({"prompt": "x", "stream_options": {"include_usage": true}})",
+                   "stream_options"},
            Refusal{R"({"prompt": {"a": 1}})", "prompt"},
            Refusal{R"({"prompt": []})", "prompt"},
            Refusal{R"({"prompt": [1, -1]})", "prompt"},
@@ -153,17 +220,117 @@ TEST(ResponseRequests, GoOnFromAResponse) {
   for (const char* id : {"", "resp_", "resp_x", kSession})
     EXPECT_EQ(ResponseSessionId(id), std::nullopt);
   Json body = {{"input", "hi"}, {"previous_response_id", ResponseId(kSession)}};
-  const auto read = ReadResponse(body, "m");
+  const auto read = Response(body);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->previous, kSession);
   EXPECT_EQ(read->message.prompt().conversation().messages_size(), 1);
   body["previous_response_id"] = "resp_x";
-  EXPECT_EQ(ToHttpStatus(ReadResponse(body, "m").status()), 404);
+  EXPECT_EQ(ToHttpStatus(Response(body).status()), 404);
   body = {
       {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
-  EXPECT_EQ(engine::GetErrorFacts(ReadResponse(body, "m").status()).field, "text");
+  EXPECT_EQ(engine::GetErrorFacts(Response(body).status()).field, "text.format");
   body.erase("text");
-  EXPECT_EQ(ReadResponse(body, "m")->message.prompt().conversation().messages(0).role(), "system");
+  EXPECT_EQ(Response(body)->message.prompt().conversation().messages(0).role(), "system");
+}
+
+TEST(OpenAiRequests, ToolsReachTheTemplateInTheirOrder) {
+  const std::string tool = R"({"type": "function", "function": {"name": "add", "strict": true,
+      "description": "Adds.", "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}})";
+  const auto read = [&](const std::string& rest) {
+    return ParseChat((R"({"messages": [], "tools": [)" + tool + "]" + rest + "}").c_str());
+  };
+  const auto conversation = [&](const std::string& rest) {
+    return read(rest)->message.prompt().conversation();
+  };
+  EXPECT_EQ(conversation("").tools_json(),
+            R"([{"type":"function","function":{"name":"add","description":"Adds.",)"
+            R"("parameters":{"type":"object","properties":{"b":{},"a":{}}}}}])");
+  EXPECT_EQ(conversation("").tool_choice(), v1::TOOL_CHOICE_AUTO);
+  EXPECT_EQ(conversation(R"(, "tool_choice": "none")").tool_choice(), v1::TOOL_CHOICE_NONE);
+  EXPECT_EQ(conversation(R"(, "tool_choice": "required")").tool_choice(), v1::TOOL_CHOICE_REQUIRED);
+  EXPECT_EQ(conversation(R"(, "tool_choice": {"type": "function", "function": {"name": "add"}})")
+                .tool_name(),
+            "add");
+  EXPECT_TRUE(read("")->message.output().parts());
+  EXPECT_FALSE(read("")->message.output().single_call());
+  EXPECT_TRUE(read(R"(, "parallel_tool_calls": false)")->message.output().single_call());
+  EXPECT_EQ(conversation(R"(, "reasoning_effort": "none")").template_args_json(),
+            R"({"reasoning_effort":"none","enable_thinking":false})");
+  for (const auto& [body, field] :
+       {Refusal{R"({"messages": [], "tools": [{"type": "web_search"}]})", "tools[0]"},
+        Refusal{R"({"messages": [], "tools": [3]})", "tools[0]"},
+        Refusal{R"({"messages": [], "tools": "x"})", "tools"},
+        Refusal{R"({"messages": [], "tools": [{"type": "function", "function": {}}]})",
+                "tools[0].function.name"},
+        Refusal{R"({"messages": [], "tool_choice": "required"})", "tool_choice"},
+        Refusal{R"({"messages": [], "tool_choice": "perhaps"})", "tool_choice"}}) {
+    EXPECT_EQ(engine::GetErrorFacts(ParseChat(body).status()).field, field) << body;
+  }
+}
+
+TEST(ResponseRequests, ItemsAreMessages) {
+  const Json body = Json::parse(R"({"input": [
+      {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+      {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": null,
+       "content": [{"type": "reasoning_text", "text": "why"}], "status": "completed"},
+      {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add",
+       "arguments": "{\"a\": 1}", "status": "completed"},
+      {"type": "function_call", "call_id": "c2", "name": "now", "arguments": ""},
+      {"type": "function_call_output", "call_id": "c1", "output": "3"},
+      {"type": "function_call_output", "call_id": "c2",
+       "output": [{"type": "input_text", "text": "noon"}]},
+      {"type": "item_reference", "id": "msg_1"},
+      {"type": "message", "role": "user", "content": "And?"}],
+      "include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"},
+      "tools": [{"type": "function", "name": "add", "parameters": {}, "strict": null}],
+      "tool_choice": {"type": "function", "name": "add"},
+      "reasoning": {"effort": "low", "summary": "auto"}})");
+  const auto read = Response(body);
+  ASSERT_TRUE(read.ok()) << read.status();
+  v1::Conversation expected;
+  const auto add = [&](const char* role, const char* content) -> v1::ChatMessage& {
+    v1::ChatMessage& message = *expected.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+    return message;
+  };
+  add("user", "Hi");
+  v1::ChatMessage& answer = add("assistant", "");
+  answer.set_reasoning("why");
+  v1::ToolCall* call = answer.add_tool_calls();
+  call->set_id("c1");
+  call->set_name("add");
+  call->set_arguments_json(R"({"a": 1})");
+  call = answer.add_tool_calls();
+  call->set_id("c2");
+  call->set_name("now");
+  add("tool", "3").set_tool_call_id("c1");
+  add("tool", "noon").set_tool_call_id("c2");
+  add("assistant", "stored");
+  add("user", "And?");
+  expected.set_tools_json(R"([{"type":"function","function":{"name":"add","parameters":{}}}])");
+  expected.set_template_args_json(R"({"reasoning_effort":"low"})");
+  expected.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+  expected.set_tool_name("add");
+  EXPECT_EQ(read->message.prompt().conversation().DebugString(), expected.DebugString());
+  EXPECT_EQ(read->shown["tools"], body["tools"]);
+
+  EXPECT_EQ(
+      ToHttpStatus(Response({{"input", {{{"type", "item_reference"}, {"id", "msg_2"}}}}}).status()),
+      404);
+  EXPECT_THAT(Response({{"input", {{{"type", "computer_call"}}}}}).status().message(),
+              HasSubstr("input[0].type: expected message, reasoning, function_call, "
+                        "function_call_output or item_reference, got computer_call"));
+}
+
+TEST(ResponseRequests, AnItemNamesItsResponse) {
+  const auto place = FindItemPlace(ItemId("msg_", {.session_id = kSession, .index = 3}));
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->session_id, kSession);
+  EXPECT_EQ(place->index, 3);
+  for (const char* id : {"", "_", "msg_", "msg_x_1", "msg_1"})
+    EXPECT_FALSE(FindItemPlace(id)) << id;
+  EXPECT_FALSE(FindItemPlace(std::string("msg_") + kSession + "_"));
 }
 
 TEST(ResponseStore, TheOldestGoBeyondTheBudget) {

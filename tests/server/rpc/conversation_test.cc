@@ -139,8 +139,25 @@ TEST_F(ConversationTest, KnownFitsTheSession) {
               Fails(kInvalid, "prompt.conversation.known: expected at most the 2 messages, got 3"));
 }
 
-// A template that changes earlier messages, like those that drop the reasoning of earlier turns.
-TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
+// Templates open an answer otherwise than they write it once it is past: they drop its reasoning,
+// or mark its text. Only what they write behind the answer is new.
+TEST_F(ConversationTest, ATemplateThatWritesPastAnswersOtherwise) {
+  for (const char* past : {"[assistant]", "[assistant]<say>"}) {
+    Serve(std::string("{% for m in messages %}{% if m.role == 'assistant' %}") + past +
+          "{{ m.content }}<|end|>\n{% else %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endif %}"
+          "{% endfor %}{% if add_generation_prompt %}[assistant]{{ opened }}{% endif %}");
+    const std::string session = server_->NewSession();
+    v1::Conversation first = Talk({{"user", "Hi"}});
+    first.set_template_args_json(R"({"opened": "<think>"})");
+    ASSERT_THAT(Ask(AnswerTo(first, 3, session)).status, Succeeds());
+    v1::Conversation second = Talk({{"user", "Hi"}, {"assistant", "zzz"}, {"user", "Bye"}}, 2);
+    const Collected turn = Ask(AnswerTo(second, 1, session));
+    ASSERT_THAT(turn.status, Succeeds());
+    EXPECT_EQ(turn.started.prompt_tokens(), 24u) << past;  // <|end|>\n[user]Bye<|end|>\n[assistant]
+  }
+}
+
+TEST_F(ConversationTest, ATemplateThatWritesNothingOfThePastAnswer) {
   Serve(
       "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"
       "{% endfor %}[assistant]");
@@ -148,11 +165,85 @@ TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
   ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 10, session)).status, Succeeds());
   const Collected second =
       Ask(AnswerTo(Talk({{"user", "Hi"}, {"assistant", "yo"}, {"user", "Bye"}}, 2), 1, session));
-  EXPECT_THAT(second.status,
+  EXPECT_THAT(second.status, Fails(kPrecondition,
+                                   "prompt.conversation.known: the chat template writes nothing of "
+                                   "messages[1], the answer that the session holds"));
+  EXPECT_EQ(GetErrorInfo(second.status).field(), "prompt.conversation.known");
+}
+
+TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
+  Serve(
+      "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"
+      "{% endfor %}");
+  const std::string session = server_->NewSession();
+  ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 0, session)).status, Succeeds());
+  EXPECT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}, {"user", "Bye"}}, 1), 1, session)).status,
               Fails(kPrecondition,
                     "prompt.conversation.known: the chat template no longer writes the known "
                     "messages as the session has read them: their texts differ at byte 6"));
-  EXPECT_EQ(GetErrorInfo(second.status).field(), "prompt.conversation.known");
+}
+
+constexpr char kToolTemplate[] =
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{\"name\": \"{{ c.function.name }}\", \"arguments\": "
+    "{{ c.function.arguments | tojson }}}</call>{{ c.id }}{% endfor %}"
+    "{% if m.tool_call_id %} for {{ m.tool_call_id }} of {{ m.name }}{% endif %}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{{ mood }}{% endif %}";
+
+TEST_F(ConversationTest, MessagesSayEverything) {
+  TestServer& server = Serve(kToolTemplate);
+  v1::ApplyTemplateRequest request;
+  v1::Conversation& conversation = *request.mutable_conversation();
+  conversation = Talk({{"user", "Hi"}, {"assistant", "a"}, {"tool", "3"}});
+  v1::ChatMessage& answer = *conversation.mutable_messages(1);
+  answer.set_reasoning("why");
+  v1::ToolCall& call = *answer.add_tool_calls();
+  call.set_id("x1");
+  call.set_name("add");
+  call.set_arguments_json(R"({"b": 2, "a": 1})");
+  conversation.mutable_messages(2)->set_tool_call_id("x1");
+  conversation.mutable_messages(2)->set_name("add");
+  conversation.set_template_args_json(R"({"mood": "!"})");
+  v1::ApplyTemplateResponse response;
+  grpc::ClientContext context, reserved;
+  ASSERT_THAT(server.inference().ApplyTemplate(&context, request, &response), Succeeds());
+  EXPECT_EQ(response.text(),
+            "[user]Hi<|end|>\n[assistant](why)a<call>{\"name\": \"add\", \"arguments\": {\"b\": 2, "
+            "\"a\": 1}}</call>x1<|end|>\n[tool]3 for x1 of add<|end|>\n[assistant]!");
+  conversation.set_template_args_json(R"({"messages": []})");
+  EXPECT_THAT(server.inference().ApplyTemplate(&reserved, request, &response),
+              Fails(kInvalid,
+                    "template_args_json: expected variables without a field of their "
+                    "own, got messages"));
+}
+
+TEST_F(ConversationTest, AMessageThatLeavesNoTraceIsRefused) {
+  TestServer& server = Serve(
+      "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}[{{ m.role }}]"
+      "{{ m.content }}<|end|>\n{% endif %}{% endfor %}");
+  v1::ApplyTemplateRequest request;
+  *request.mutable_conversation() = Talk({{"developer", "Be."}, {"user", "Hi"}});
+  v1::ApplyTemplateResponse response;
+  grpc::ClientContext context, tool, unknown;
+  ASSERT_THAT(server.inference().ApplyTemplate(&context, request, &response), Succeeds());
+  EXPECT_EQ(response.text(), "[system]Be.<|end|>\n[user]Hi<|end|>\n");
+  *request.mutable_conversation() = Talk({{"user", "Hi"}, {"tool", "3"}});
+  EXPECT_THAT(server.inference().ApplyTemplate(&tool, request, &response),
+              Fails(kInvalid,
+                    "conversation.messages[1].role: expected a role that the model's chat "
+                    "template writes, got 'tool'"));
+  *request.mutable_conversation() = Talk({{"critic", "No."}});
+  EXPECT_THAT(server.inference().ApplyTemplate(&unknown, request, &response),
+              Fails(kInvalid, "conversation.messages[0].role"));
+  Messages many;
+  for (int i = 0; i < 20; ++i) many.push_back({"role" + std::to_string(i), "a"});
+  TestServer& any = Serve();
+  *request.mutable_conversation() = Talk(many);
+  grpc::ClientContext roles;
+  EXPECT_THAT(
+      any.inference().ApplyTemplate(&roles, request, &response),
+      Fails(kInvalid, "conversation.messages[14].role: expected at most 16 different roles"));
 }
 
 TEST_F(ConversationTest, FieldsHaveLimits) {
@@ -169,6 +260,27 @@ TEST_F(ConversationTest, FieldsHaveLimits) {
   conversation.set_tools_json(std::string((1 << 20) + 1, ' '));
   EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
               Fails(kInvalid, "prompt.conversation.tools_json: expected at most 1048576 bytes"));
+  conversation.set_tools_json("");
+  v1::ChatMessage& message = *conversation.mutable_messages(0);
+  message.add_tool_calls()->set_name("a");
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
+              Fails(kInvalid, "messages[0].tool_calls: expected them in messages of role"));
+  message.set_role("assistant");
+  message.mutable_tool_calls(0)->set_name("");
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
+              Fails(kInvalid, "messages[0].tool_calls[0].name: expected the name of a tool"));
+  message.mutable_tool_calls(0)->set_name(std::string(257, 'a'));
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
+              Fails(kInvalid, "messages[0].tool_calls[0].name: expected at most 256 bytes"));
+  message.clear_tool_calls();
+  for (int i = 0; i < 129; ++i) message.add_tool_calls()->set_name("a");
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
+              Fails(kInvalid, "messages[0].tool_calls: expected at most 128"));
+  message.clear_tool_calls();
+  conversation.set_template_args_json(std::string((64 << 10) + 1, ' '));
+  EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
+              Fails(kInvalid, "template_args_json: expected at most 65536 bytes"));
+  conversation.set_template_args_json("");
   conversation.set_tools_json("{}");
   EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
               Fails(kInvalid, "prompt.conversation: tools_json: not a JSON list"));

@@ -125,8 +125,8 @@ TEST(SessionCalls, ExportSince) {
   EXPECT_EQ(later.length(), made.position() + 11);
   ASSERT_THAT(Export(server, id, "bob", later, &again).second, Succeeds());
   EXPECT_EQ(again.digest(), later.digest());
-  (void)server.engine().sessions().CopyState("none",
-                                             "");  // waits until the events before are reported
+  (void)server.engine().sessions().Export("none",
+                                          "");  // waits until the events before are reported
   EXPECT_THAT(server.metrics().Text(),
               HasSubstr("ovq_session_events_total{model=\"fake\",event=\"export_delta\"} 2\n"));
   EXPECT_THAT(ImportFile(server, delta, copy, "bob"),

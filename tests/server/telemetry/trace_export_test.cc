@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "server/telemetry/call_spans.h"
+#include "server/telemetry/call_summary.h"
 
 namespace ovq::server {
 namespace {
@@ -169,7 +169,7 @@ class Collected : public testing::Test {
     std::thread collector([&] { got = listener.Serve("200 OK"); });
     {
       TraceExporter exporter(listener.collector());
-      ExportCall(call, exporter);
+      TraceCall(call, exporter);
       exporter.Add(Example("last"));  // so that there is always one
     }
     collector.join();

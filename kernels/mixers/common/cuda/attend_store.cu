@@ -11,14 +11,6 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kChannels = 8;  // channels in a thread's share of a key: 32 bytes, a memory sector
 
-struct StoreArgs {
-  AttentionBlocks blocks;
-  DeviceSequences seqs;
-  AttentionTensors tokens;
-  int32_t wave;
-  int32_t recent_blocks;  // recent blocks that a sequence's tokens may lie in
-};
-
 // Tokens of one head that go to slots [slot, slot + n) of one block.
 struct StoreTile {
   const float* keys;  // keys of the first token; tokens are `stride` floats apart
@@ -100,30 +92,32 @@ __device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T*
 }
 
 // Stores keys (transposed) and values of a wave's tokens to their recent slots, rounded to nearest
-// even; the padding of values is not touched. Launch: 128 threads per stretch of tokens of one
+// even; the padding of values is not touched. recent_blocks: those that a sequence's tokens may lie
+// in. Launch: 128 threads per stretch of tokens of one
 // key/value head that lie in one block; grid x: block fastest, then key/value head, sequence. For
 // keys, adjacent threads have adjacent tokens: each reads a sector and they write adjacent slots.
 // For values they have adjacent channels. Bytes: reads 4 (head_dim + value_head_dim) per token and
 // head, writes as many elements of the state.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    StoreRecentKernel(const __grid_constant__ StoreArgs args) {
+    StoreRecentKernel(const __grid_constant__ AttentionArgs args,
+                      const __grid_constant__ DeviceWave wave, int32_t recent_blocks) {
   const AttentionBlocks& blocks = args.blocks;
   const auto heads = static_cast<uint32_t>(blocks.shape.n_kv_heads);
-  const uint32_t place = blockIdx.x % static_cast<uint32_t>(args.recent_blocks);
-  const uint32_t sequence_head = blockIdx.x / static_cast<uint32_t>(args.recent_blocks);
+  const uint32_t place = blockIdx.x % static_cast<uint32_t>(recent_blocks);
+  const uint32_t sequence_head = blockIdx.x / static_cast<uint32_t>(recent_blocks);
   const int head = static_cast<int>(sequence_head % heads);
   const int sequence = static_cast<int>(sequence_head / heads);
-  std::byte* session = args.seqs.state[sequence];
+  std::byte* session = wave.seqs.state[sequence];
   if (session == nullptr) return;
-  const WaveTokens wave = TokensInWave(args.seqs, sequence, blocks.wave_span, args.wave);
-  const int64_t begin = wave.begin - blocks.origin(wave.begin);
-  const int64_t end = begin + (wave.end - wave.begin);
+  const WaveTokens tokens = TokensInWave(wave, sequence, blocks.wave_span);
+  const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
+  const int64_t end = begin + (tokens.end - tokens.begin);
   const int64_t block = begin / kBlockSlots + place;
   const int64_t from = place == 0 ? begin : block * kBlockSlots;
   const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
   if (from >= to) return;
-  const int64_t row = (wave.row + (from - begin)) * args.tokens.stride;
+  const int64_t row = (tokens.row + (from - begin)) * args.tokens.stride;
   const StoreTile tile = {args.tokens.k + row + head * blocks.shape.head_dim,
                           args.tokens.v + row + head * blocks.shape.value_head_dim,
                           args.tokens.stride,
@@ -140,16 +134,16 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void StoreRecent(DeviceContext& context, const AttentionArgs& layer_args, int wave) {
-  const AttentionBlocks& blocks = layer_args.blocks;
-  const int recent_blocks = RecentBlocks(blocks, layer_args.seqs, wave);
+void StoreRecent(DeviceContext& context, const AttentionArgs& args, int wave) {
+  const AttentionBlocks& blocks = args.blocks;
+  const int recent_blocks = RecentBlocks(blocks, args.seqs, wave);
   if (recent_blocks == 0) return;
-  const StoreArgs args = {blocks, layer_args.seqs.device, layer_args.tokens, wave, recent_blocks};
-  const auto grid = static_cast<uint32_t>(int64_t{layer_args.seqs.n_seqs()} *
-                                          blocks.shape.n_kv_heads * recent_blocks);
+  const auto grid =
+      static_cast<uint32_t>(int64_t{args.seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
   const auto kernel =
       VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return StoreRecentKernel<T>; });
-  Launch(context, kernel, grid, kThreads, 0, args);
+  Launch(context, kernel, grid, kThreads, 0, args, DeviceWave{args.seqs.device, wave},
+         recent_blocks);
 }
 
 }  // namespace ovq::kernels::cuda

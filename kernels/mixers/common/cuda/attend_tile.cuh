@@ -25,9 +25,8 @@ inline constexpr int kPartialHeader = 4;
 // The arguments of one launch.
 struct AttendArgs {
   AttentionBlocks blocks;
-  DeviceSequences seqs = {};
+  DeviceWave wave = {};
   AttentionTensors tokens = {};
-  int32_t wave = 0;
   int32_t value_stride = 0;
   // Sequences with fewer or more tokens in this wave belong to another launch.
   int32_t min_tokens = 0, max_tokens = 0;
@@ -104,10 +103,10 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   tile.index = static_cast<int32_t>(index);
   tile.head = static_cast<int32_t>(sequence_head % heads);
   tile.sequence = static_cast<int32_t>(sequence_head / heads);
-  tile.state = args.seqs.state[tile.sequence];
+  tile.state = args.wave.seqs.state[tile.sequence];
   if (tile.state == nullptr) return false;
 
-  const WaveTokens tokens = TokensInWave(args.seqs, tile.sequence, blocks.wave_span, args.wave);
+  const WaveTokens tokens = TokensInWave(args.wave, tile.sequence, blocks.wave_span);
   const int64_t length = tokens.end - tokens.begin;
   if (length < args.min_tokens || length > args.max_tokens) return false;
   const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
@@ -128,7 +127,7 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   if (tile.first >= list) return false;
   tile.n_rows = Smaller(rows_per_tile, list - tile.first);
   tile.n_queries = tile.first < queries ? Smaller(tile.n_rows, queries - tile.first) : 0;
-  tile.live = blocks.LiveAt(tile.sequence, tile.head, args.wave);
+  tile.live = blocks.LiveAt(tile.sequence, tile.head, args.wave.index);
   FindBlocks(args, static_cast<int>(segment), tile);
   return segment < static_cast<uint32_t>(tile.n_segments);
 }

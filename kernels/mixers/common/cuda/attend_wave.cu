@@ -122,9 +122,8 @@ void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wav
     if (bounds.sequences == 0) continue;
     const int tile_rows = is_small ? choice.small_rows : choice.large_rows;
     AttendArgs args = {.blocks = blocks,
-                       .seqs = seqs.device,
+                       .wave = {seqs.device, wave},
                        .tokens = layer_args.tokens,
-                       .wave = wave,
                        .value_stride = value_stride,
                        .min_tokens = is_small ? 1 : choice.small_tokens + 1,
                        .max_tokens = is_small ? choice.small_tokens : kNoLimit,
@@ -172,14 +171,15 @@ void AttendCuda(DeviceContext& context, const AttentionArgs& layer_args) {
 
 // A wave attends to the dictionary as it was, then merges into it.
 void AttendWavesCuda(DeviceContext& context, const AttentionArgs& layer_args,
-                     const std::function<void(int wave)>& prepare,
-                     const std::function<void(int wave)>& update) {
+                     const std::function<void(const DeviceWave&)>& prepare,
+                     const std::function<void(const DeviceWave&)>& update) {
   const int n_waves = CountWaves(layer_args.seqs, layer_args.blocks.wave_span);
-  for (int wave = 0; wave < n_waves; ++wave) {
+  for (int i = 0; i < n_waves; ++i) {
+    const DeviceWave wave = {layer_args.seqs.device, i};
     if (prepare) prepare(wave);
-    cuda::StoreRecent(context, layer_args, wave);
-    cuda::AttendWave(context, layer_args, wave);
-    if (layer_args.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, layer_args, wave);
+    cuda::StoreRecent(context, layer_args, i);
+    cuda::AttendWave(context, layer_args, i);
+    if (layer_args.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, layer_args, i);
     if (update) update(wave);
   }
 }

@@ -1,11 +1,10 @@
 // The delta rule's part of a chunk's update: v_i -= p_i for the pending values, in place, before
 // they are merged. p_i is the attention output of key i over the dictionary.
-#include <algorithm>
-
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/cuda/full_chunk.cuh"
 #include "kernels/mixers/common/slots.h"
 
 namespace ovq::kernels {
@@ -14,12 +13,6 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-
-struct PredictionArgs {
-  AttentionBlocks blocks;
-  DeviceSequences seqs;
-  int32_t wave;
-};
 
 // One key of the chunk, processed by a warp, and its attention so far.
 struct WarpQuery {
@@ -140,22 +133,12 @@ __device__ void SubtractPrediction(const AttentionBlocks& blocks, const FullChun
 // block.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    SubtractPredictions(const __grid_constant__ PredictionArgs args) {
-  const AttentionBlocks& blocks = args.blocks;
-  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y),
-            warp = static_cast<int>(threadIdx.x) / 32;
-  std::byte* session = args.seqs.state[s];
-  const int32_t chunk_len = blocks.wave_span;
+    SubtractPredictions(const __grid_constant__ AttentionBlocks blocks,
+                        const __grid_constant__ DeviceWave wave) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   const int32_t i = static_cast<int32_t>(blockIdx.z) * kWarps + warp;
-  if (session == nullptr || i >= chunk_len) return;
-  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
-  const int32_t n_old = blocks.LiveAt(s, kv_head, args.wave);
-  if (tokens.end != tokens.span_begin + chunk_len || n_old == 0) return;
-  const FullChunk head = {.session = session,
-                          .kv_head = kv_head,
-                          .chunk = tokens.span_begin / chunk_len,
-                          .n_old = n_old,
-                          .n_next = n_old};
+  FullChunk head;
+  if (i >= blocks.wave_span || !FindFullChunk(blocks, wave, head) || head.n_old == 0) return;
   const int32_t d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const SharedPtr<float> shared =
       DynamicShared<float>(static_cast<uint32_t>(warp * SharedFloats(d, dv) * sizeof(float)));
@@ -165,18 +148,16 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 }  // namespace cuda
 
-void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& layer_args, int wave) {
-  const AttentionBlocks& blocks = layer_args.blocks;
-  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
-                  static_cast<unsigned>(blocks.shape.n_kv_heads),
-                  static_cast<unsigned>((blocks.wave_span + cuda::kWarps - 1) / cuda::kWarps));
+void SubtractPredictionsCuda(DeviceContext& context, const AttentionArgs& args, int wave) {
+  const AttentionBlocks& blocks = args.blocks;
   const size_t shared_bytes =
       cuda::kWarps * cuda::SharedFloats(blocks.shape.head_dim, blocks.shape.value_head_dim) *
       sizeof(float);
   const auto kernel =
       VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return cuda::SubtractPredictions<T>; });
-  cuda::Launch(context, kernel, grid, cuda::kThreads, shared_bytes,
-               cuda::PredictionArgs{blocks, layer_args.seqs.device, wave});
+  cuda::Launch(context, kernel,
+               cuda::HeadGrid(args, (blocks.wave_span + cuda::kWarps - 1) / cuda::kWarps),
+               cuda::kThreads, shared_bytes, blocks, DeviceWave{args.seqs.device, wave});
 }
 
 }  // namespace ovq::kernels

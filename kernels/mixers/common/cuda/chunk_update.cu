@@ -9,6 +9,7 @@
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
+#include "kernels/mixers/common/cuda/full_chunk.cuh"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
 namespace ovq::kernels {
@@ -47,9 +48,8 @@ struct RowPlaces {
 
 struct UpdateArgs {
   AttentionBlocks blocks;
-  DeviceSequences seqs;
+  DeviceWave wave;
   RowPlaces keys, values;
-  int32_t wave;
 };
 
 // One element per key of the chunk, in shared memory.
@@ -308,18 +308,9 @@ __device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyAr
 // Grid (sequences, kv heads). T: type of keys, values and centroids.
 template <class T, bool kPlain>
 __global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
-  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
-  std::byte* session = args.seqs.state[s];
-  if (session == nullptr) return;
-  const int32_t chunk_len = args.blocks.wave_span;
-  const WaveTokens tokens = TokensInWave(args.seqs, s, chunk_len, args.wave);
-  if (tokens.end != tokens.span_begin + chunk_len) return;
-  const FullChunk head = {.session = session,
-                          .kv_head = kv_head,
-                          .chunk = tokens.span_begin / chunk_len,
-                          .n_old = args.blocks.LiveAt(s, kv_head, args.wave),
-                          .n_next = args.blocks.LiveAt(s, kv_head, args.wave + 1)};
-  const KeyArrays of_key = Arrays(chunk_len);
+  FullChunk head;
+  if (!FindFullChunk(args.blocks, args.wave, head)) return;
+  const KeyArrays of_key = Arrays(args.blocks.wave_span);
   if (head.n_next > head.n_old) Score<T>(args, head, of_key);
   __syncthreads();
   Assign(args, head, of_key);
@@ -344,7 +335,7 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, i
   if (has_delta) SubtractPredictionsCuda(context, layer_args, wave);
   const cuda::UpdateArgs args = {
       .blocks = blocks,
-      .seqs = layer_args.seqs.device,
+      .wave = {layer_args.seqs.device, wave},
       .keys = {.pending = blocks.recent_keys.place,
                .dictionary = blocks.dictionary_keys.place,
                .slot_stride = 1,
@@ -362,18 +353,15 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, i
                  .block_channels = ValueStride(dv),
                  .is_value = true,
                  .from_mean = !has_delta,
-                 .normalizes = blocks.normalizes && !has_delta},
-      .wave = wave};
+                 .normalizes = blocks.normalizes && !has_delta}};
   const int groups = blocks.wave_span * (args.keys.groups() + args.values.groups());
   const auto threads = std::bit_ceil(static_cast<unsigned>(
       std::clamp(groups / cuda::kGroupsPerThread, cuda::kMinThreads, cuda::kMaxThreads)));
-  const dim3 grid(static_cast<unsigned>(layer_args.seqs.n_seqs()),
-                  static_cast<unsigned>(blocks.shape.n_kv_heads));
   const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
   const bool plain = !has_delta && !blocks.normalizes;
   const auto kernel =
       VisitSlots(blocks.dtype, [=]<class T>(Slots<T>) { return cuda::UpdateKernel<T>(plain); });
-  cuda::Launch(context, kernel, grid, threads, shared_bytes, args);
+  cuda::Launch(context, kernel, cuda::HeadGrid(layer_args), threads, shared_bytes, args);
 }
 
 }  // namespace ovq::kernels

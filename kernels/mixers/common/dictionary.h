@@ -1,0 +1,49 @@
+// DictionaryAttention: the base of ovq_attention and closest_pair_attention, which attend to a
+// dictionary of slots and to the tokens of the unfinished chunk.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/mixers/closest_pair/schedule.h"
+#include "kernels/mixers/common/attention.h"
+
+namespace ovq::kernels {
+
+// Section "ovq" of config.json.
+struct DictionaryConfig : AttentionConfig {
+  int chunk_len = 128;              // L, at least 2: chunk_size
+  int64_t default_slot_cap = 2048;  // N of sessions that name none: max_centroids
+  // Variants of OVQ from the KVM paper's published code, kernels/mixers/ovq/README.md.
+  bool normalize_centroids = false;
+  bool min_state_size = false;
+  bool counts_for_rates_only = false;
+  bool delta_rule = false;
+  // The rule of closest pairs; key_size is no field, as it follows from the norm of keys.
+  PairRule rule = {};
+};
+
+// Reads the section's fields. longest_on_cuda: the largest chunk_len of the mixer on CUDA.
+void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryConfig& config);
+// Reads value_weight, pinned_tokens and recent_tokens.
+void ReadPairRule(AttrReader& section, PairRule& rule);
+
+// fixed: keys and values of the chunk's tokens in blocks come first
+// block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
+//        values [64][value_stride] | own fields, so that one head's part of a block is one run of
+//        memory
+class DictionaryAttention : public Attention {
+ public:
+  AttentionBlocks Blocks(const LayerState& where) const override;
+
+ protected:
+  enum BlockField { kCounts, kLogCounts, kKeys, kValues };
+
+  // own: the fields of every head's block after the shared ones.
+  DictionaryAttention(const StateSpec& spec, const DictionaryConfig& config, const Growth& law,
+                      const std::vector<StateField>& own = {});
+
+  const DictionaryConfig config;
+};
+
+}  // namespace ovq::kernels

@@ -1,0 +1,487 @@
+#include "model/answers/call_reader.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+
+namespace ovq::answers {
+namespace {
+
+using Json = nlohmann::json;
+using Result = CallReader::Result;
+
+// Whether the names of tools and arguments have this character.
+bool InName(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
+}
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// Finds the end of a JSON value, or of one in Python's notation, by brackets and quotes.
+class ValueEnd {
+ public:
+  // Whether the value ends before this character, which is then not part of it. first: of the
+  // value.
+  bool EndsBefore(char c) const {
+    return depth_ == 0 && !quote_ && begun_ &&
+           (closed_ || c == ',' || c == '}' || c == ']' || c == ')' || IsSpace(c));
+  }
+  void Add(char c) {
+    begun_ = true;
+    if (quote_ != 0) {
+      if (escaped_) {
+        escaped_ = false;
+      } else if (c == '\\') {
+        escaped_ = true;
+      } else if (c == quote_) {
+        quote_ = 0;
+        closed_ = depth_ == 0;
+      }
+    } else if (c == '"' || (c == '\'' && python_)) {
+      quote_ = c;
+    } else if (c == '{' || c == '[' || c == '(') {
+      ++depth_;
+    } else if (c == '}' || c == ']' || c == ')') {
+      closed_ = --depth_ == 0;
+    }
+  }
+  bool begun() const { return begun_; }
+  bool closed() const { return closed_; }
+
+  explicit ValueEnd(bool python = false) : python_(python) {}
+
+ private:
+  bool python_;
+  int depth_ = 0;
+  char quote_ = 0;  // the quotation mark of the string that the value is in
+  bool escaped_ = false, begun_ = false, closed_ = false;
+};
+
+// {"name": NAME, "arguments": {...}}, keys in any order, other keys ignored.
+class JsonCall final : public CallReader {
+ public:
+  explicit JsonCall(const CallSyntax& syntax) : syntax_(syntax) {}
+
+  Result Read(char c) override {
+    switch (place_) {
+      case Place::kObject:
+        if (c == '{') return To(Place::kKey);
+        return Skip(c);
+      case Place::kKey:
+        if (c == '"') {
+          text_ = c;
+          value_ = ValueEnd();
+          value_.Add(c);
+          return To(Place::kKeyText);
+        }
+        if (c == '}') return Close();
+        return c == ',' ? Result::kMore : Skip(c);
+      case Place::kKeyText:
+        text_ += c;
+        value_.Add(c);
+        return value_.closed() ? EndKey() : Result::kMore;
+      case Place::kColon:
+        return c == ':' ? To(Place::kValue) : Skip(c);
+      case Place::kValue:
+        return ReadValue(c);
+    }
+    return Result::kWrong;
+  }
+
+ private:
+  enum class Place : uint8_t { kObject, kKey, kKeyText, kColon, kValue };
+
+  Result To(Place place) {
+    place_ = place;
+    return Result::kMore;
+  }
+  Result Skip(char c) const { return IsSpace(c) ? Result::kMore : Result::kWrong; }
+
+  Result EndKey() {
+    const Json key = Json::parse(text_, nullptr, false);
+    if (!key.is_string()) return Result::kWrong;
+    key_ = key.get<std::string>();
+    text_.clear();
+    // Without a marker, an object is a call only if it begins like one.
+    const bool known = key_ == syntax_.name_key || key_ == syntax_.holder || key_ == "type" ||
+                       key_ == "id" || key_ == syntax_.arguments_key;
+    if (syntax_.marker.empty() && !known && !has_name) return Result::kWrong;
+    value_ = ValueEnd();
+    return To(Place::kColon);
+  }
+
+  Result ReadValue(char c) {
+    if (!value_.begun()) {
+      if (IsSpace(c)) return Result::kMore;
+      if (c == '{' && key_ == syntax_.holder && !syntax_.holder.empty() && !in_holder_) {
+        in_holder_ = true;
+        return To(Place::kKey);
+      }
+      streams_ = key_ == syntax_.arguments_key && c != '"';
+    }
+    if (value_.EndsBefore(c)) {
+      const Result result = EndValue();
+      return result == Result::kMore ? Read(c) : result;
+    }
+    value_.Add(c);
+    (streams_ && has_name ? arguments : text_) += c;
+    if (value_.closed()) return EndValue();
+    return Result::kMore;
+  }
+
+  Result EndValue() {
+    place_ = Place::kKey;
+    if (key_ == syntax_.name_key) {
+      const Json value = Json::parse(text_, nullptr, false);
+      if (!value.is_string()) return Result::kWrong;
+      name = value.get<std::string>();
+      has_name = true;
+      arguments = std::exchange(early_, "");
+    } else if (key_ == syntax_.arguments_key) {
+      has_arguments_ = true;
+      if (!streams_) {  // a text that holds the JSON
+        const Json value = Json::parse(text_, nullptr, false);
+        if (!value.is_string()) return Result::kWrong;
+        text_ = value.get<std::string>();
+      }
+      (has_name ? arguments : early_) += std::exchange(text_, "");
+    }
+    text_.clear();
+    return Result::kMore;
+  }
+
+  Result Close() {
+    if (in_holder_) {
+      in_holder_ = false;
+      return To(Place::kKey);
+    }
+    if (!has_name) return Result::kWrong;
+    if (!has_arguments_) arguments += "{}";
+    return Result::kDone;
+  }
+
+  const CallSyntax& syntax_;
+  Place place_ = Place::kObject;
+  bool in_holder_ = false, has_arguments_ = false, streams_ = false;
+  std::string key_, text_;
+  std::string early_;  // arguments that came before the name
+  ValueEnd value_;
+};
+
+// NAME after_name {...}
+class NamedJsonCall final : public CallReader {
+ public:
+  explicit NamedJsonCall(const CallSyntax& syntax) : after_name_(syntax.after_name) {}
+
+  Result Read(char c) override {
+    if (!has_name) {
+      if (!name.empty() && after_name_.done() && c == '{') {
+        has_name = true;
+      } else if (InName(c) && !after_name_.begun() && !spaced_) {
+        name += c;
+        return Result::kMore;
+      } else {
+        spaced_ = spaced_ || (IsSpace(c) && !name.empty());
+        const bool follows = IsSpace(c) || (!name.empty() && after_name_.Follow(c));
+        return follows ? Result::kMore : Result::kWrong;
+      }
+    }
+    value_.Add(c);
+    arguments += c;
+    return value_.closed() ? Result::kDone : Result::kMore;
+  }
+
+ private:
+  Marker after_name_;
+  bool spaced_ = false;  // white space ended the name
+  ValueEnd value_;
+};
+
+// Adds one member to the JSON object of arguments that grows in `to`.
+void AddKey(const std::string& key, bool first, std::string& to) {
+  to += first ? "{" : ", ";
+  to += Dump(key) + ": ";
+}
+
+// NAME after_name (before_key KEY after_key VALUE after_value)*, until something else follows.
+class TaggedCall final : public CallReader {
+ public:
+  TaggedCall(const CallSyntax& syntax, const Json& schemas)
+      : syntax_(syntax),
+        schemas_(schemas),
+        after_name_(syntax.after_name),
+        before_key_(syntax.before_key),
+        after_key_(syntax.after_key) {}
+
+  Result Read(char c) override {
+    switch (place_) {
+      case Place::kName:
+        return ReadName(c);
+      case Place::kBetween:
+        return ReadBetween(c);
+      case Place::kKey:
+        return ReadWord(c, after_key_, key_);
+      case Place::kValue:
+        return ReadValue(c);
+    }
+    return Result::kWrong;
+  }
+
+ private:
+  enum class Place : uint8_t { kName, kBetween, kKey, kValue };
+
+  Result ReadName(char c) {
+    // Without a marker behind it the name ends at white space or at the next tag.
+    if (after_name_.empty() && !name.empty() && (IsSpace(c) || c == '<')) {
+      place_ = Place::kBetween;
+      return ReadBetween(c);
+    }
+    const Result result = ReadWord(c, after_name_, name);
+    if (result == Result::kMore && !after_name_.empty() && after_name_.done()) {
+      has_name = true;
+      place_ = Place::kBetween;
+    }
+    return result;
+  }
+
+  // Reads a word up to the marker behind it.
+  Result ReadWord(char c, Marker& marker, std::string& word) {
+    if (!marker.empty() && !IsSpace(c) && marker.Follow(c)) {
+      if (marker.done() && place_ == Place::kKey) BeginValue();
+      return Result::kMore;
+    }
+    if (IsSpace(c) && (word.empty() || marker.begun())) return Result::kMore;
+    if (!InName(c) || marker.begun() || word.size() > kMostWord) return Result::kWrong;
+    word += c;
+    return Result::kMore;
+  }
+
+  // Before a key, or the end of the call.
+  Result ReadBetween(char c) {
+    unread += c;
+    if (!before_key_.Follow(c)) {
+      if (!has_name && !before_key_.begun() && c != '<') return Result::kWrong;
+      return Finish();
+    }
+    if (!before_key_.done()) return Result::kMore;
+    has_name = true;
+    before_key_.Reset();
+    unread.clear();
+    key_.clear();
+    place_ = Place::kKey;
+    return Result::kMore;
+  }
+
+  Result Finish() {
+    has_name = true;
+    arguments += first_ ? "{}" : "}";
+    return Result::kDone;
+  }
+
+  void BeginValue() {
+    place_ = Place::kValue;
+    after_key_.Reset();
+    value_.clear();
+    const Json& type = FindType(key_);
+    is_text_ = type == "string";
+    AddKey(key_, first_, arguments);
+    first_ = false;
+    if (is_text_) arguments += '"';
+    given_ = 0;
+  }
+
+  // The schema's type of an argument; null if it says none.
+  const Json& FindType(const std::string& key) const {
+    static const Json kNone;
+    const auto schema = schemas_.find(name);
+    if (schema == schemas_.end() || !schema->is_object()) return kNone;
+    const auto properties = schema->find("properties");
+    if (properties == schema->end() || !properties->is_object()) return kNone;
+    const auto property = properties->find(key);
+    if (property == properties->end() || !property->is_object()) return kNone;
+    const auto type = property->find("type");
+    return type == property->end() ? kNone : *type;
+  }
+
+  Result ReadValue(char c) {
+    value_ += c;
+    // The line break that the template writes after the marker is no part of the value.
+    const bool leads = syntax_.after_key.ends_with('\n');
+    const size_t begin = leads && value_.starts_with('\n') ? 1 : 0;
+    if (value_.size() >= begin + syntax_.after_value.size() &&
+        value_.ends_with(syntax_.after_value)) {
+      value_.resize(value_.size() - syntax_.after_value.size());
+      EndValue(begin);
+      place_ = Place::kBetween;
+    } else if (is_text_) {
+      // All but what may begin the marker behind the value.
+      size_t held = std::min(syntax_.after_value.size(), value_.size() - begin);
+      while (!std::string_view(syntax_.after_value)
+                  .starts_with(std::string_view(value_).substr(value_.size() - held))) {
+        --held;
+      }
+      GiveText(begin, value_.size() - held);
+    }
+    return Result::kMore;
+  }
+
+  void GiveText(size_t begin, size_t end) {
+    begin = std::max(begin, given_);
+    if (begin >= end) return;
+    // A character of several bytes goes out whole.
+    while (end > begin && end < value_.size() && (value_[end] & 0xC0) == 0x80) --end;
+    size_t last = end;
+    while (last > begin && (value_[last - 1] & 0xC0) == 0x80) --last;
+    if (last > begin && (value_[last - 1] & 0x80) != 0) {
+      const auto lead = static_cast<unsigned char>(value_[last - 1]);
+      const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+      if (last - 1 + length > end) end = last - 1;
+    }
+    if (begin >= end) return;
+    const std::string quoted = Dump(value_.substr(begin, end - begin));
+    arguments.append(quoted, 1, quoted.size() - 2);
+    given_ = end;
+  }
+
+  void EndValue(size_t begin) {
+    if (is_text_) {
+      GiveText(begin, value_.size());
+      arguments += '"';
+      return;
+    }
+    const std::string text = value_.substr(std::min(begin, value_.size()));
+    const Json value = Json::parse(text, nullptr, false);
+    if (!value.is_discarded()) {
+      arguments += text;
+    } else if (text == "True" || text == "False") {
+      arguments += text == "True" ? "true" : "false";
+    } else {
+      arguments += text == "None" ? "null" : Dump(text);
+    }
+  }
+
+  static constexpr size_t kMostWord = 256;  // bytes of a name
+
+  const CallSyntax& syntax_;
+  const Json& schemas_;
+  Place place_ = Place::kName;
+  Marker after_name_, before_key_, after_key_;
+  std::string key_, value_;
+  bool is_text_ = false, first_ = true;
+  size_t given_ = 0;  // bytes of value_ that are in the arguments already
+};
+
+// A value in Python's notation, as JSON.
+std::string FromPython(const std::string& text) {
+  if (Json::accept(text)) return text;
+  std::string json;
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quote != 0) {
+      if (c == '\\' && i + 1 < text.size()) {
+        const char next = text[++i];
+        if (next != '\'') json += c;
+        json += next;
+      } else if (c == quote) {
+        json += '"';
+        quote = 0;
+      } else {
+        if (c == '"') json += '\\';
+        json += c;
+      }
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+      json += '"';
+    } else {
+      constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+          {"True", "true"}, {"False", "false"}, {"None", "null"}};
+      const auto* word = std::ranges::find_if(kWords, [&](const auto& pair) {
+        return std::string_view(text).substr(i).starts_with(pair.first);
+      });
+      if (word == std::end(kWords)) {
+        json += c == '(' ? '[' : c == ')' ? ']' : c;
+      } else {
+        json += word->second;
+        i += word->first.size() - 1;
+      }
+    }
+  }
+  return Json::accept(json) ? json : Dump(text);
+}
+
+// NAME(KEY=VALUE, ...)
+class PythonCall final : public CallReader {
+ public:
+  Result Read(char c) override {
+    if (!has_name) return ReadName(c);
+    if (!in_value_) {
+      if (c == ')' && key_.empty()) return Finish();
+      if (c == '=' && !key_.empty()) {
+        in_value_ = true;
+        value_ = ValueEnd(/*python=*/true);
+        return Result::kMore;
+      }
+      if (InName(c)) key_ += c;
+      return InName(c) || c == ',' || IsSpace(c) ? Result::kMore : Result::kWrong;
+    }
+    if (!value_.begun() && IsSpace(c)) return Result::kMore;
+    if (!value_.EndsBefore(c)) {
+      value_.Add(c);
+      text_ += c;
+      return Result::kMore;
+    }
+    if (IsSpace(c)) return Result::kMore;
+    AddKey(key_, first_, arguments);
+    first_ = in_value_ = false;
+    key_.clear();
+    arguments += FromPython(std::exchange(text_, ""));
+    return c == ')' ? Finish() : Result::kMore;
+  }
+
+ private:
+  Result ReadName(char c) {
+    if (c == '(' && !name.empty()) {
+      has_name = true;
+      return Result::kMore;
+    }
+    const bool is_name =
+        absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-';
+    if (is_name) name += c;
+    return is_name || (IsSpace(c) && name.empty()) ? Result::kMore : Result::kWrong;
+  }
+  Result Finish() {
+    arguments += first_ ? "{}" : "}";
+    return Result::kDone;
+  }
+
+  std::string key_, text_;
+  bool in_value_ = false, first_ = true;
+  ValueEnd value_;
+};
+
+}  // namespace
+
+std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const Json& schemas) {
+  switch (syntax.form) {
+    case CallForm::kJson:
+      return std::make_unique<JsonCall>(syntax);
+    case CallForm::kNamedJson:
+      return std::make_unique<NamedJsonCall>(syntax);
+    case CallForm::kTagged:
+      return std::make_unique<TaggedCall>(syntax, schemas);
+    case CallForm::kPython:
+      return std::make_unique<PythonCall>();
+    case CallForm::kNone:
+      break;
+  }
+  return nullptr;
+}
+
+}  // namespace ovq::answers

@@ -1,0 +1,31 @@
+// Marker: a text that surrounds a part of an answer, in whatever white space a model writes it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace ovq::answers {
+
+inline bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+// Follows the characters of a text, whatever white space stands between them and before them.
+class Marker {
+ public:
+  explicit Marker(std::string_view text);
+  bool empty() const { return text_.empty(); }
+  bool begun() const { return at_ > 0; }
+  bool done() const { return at_ == text_.size(); }
+  // Goes on with the character. False, without a change: it is not the marker's.
+  bool Follow(char c);
+  void Reset() { at_ = 0; }
+
+ private:
+  std::string text_;
+  size_t at_ = 0;
+};
+
+// The text behind the first place of the marker in it, or "" if it is not there.
+std::string_view CutBehind(std::string_view text, std::string_view marker);
+
+}  // namespace ovq::answers

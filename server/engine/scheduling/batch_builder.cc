@@ -1,0 +1,137 @@
+#include "server/engine/scheduling/batch_builder.h"
+
+#include <algorithm>
+
+#include "server/engine/common/validate.h"
+
+namespace ovq::engine {
+namespace {
+
+// The most tokens after the next one that can be undone: the state commits nothing before their
+// end.
+int64_t MaxDrafted(const StateHandle& state) {
+  const model::StateLayout& layout = *state.layout;
+  int64_t end = layout.BoundaryAfter(state.position) - 1;
+  if (layout.has_unbounded()) end = std::min(end, layout.limits().max_unbounded_tokens);
+  return end - (state.position + 1);
+}
+
+}  // namespace
+
+void BatchBuilder::Collect(std::span<const std::shared_ptr<Request>> requests, SteadyTime now) {
+  candidates_.clear();
+  for (const std::shared_ptr<Request>& request : requests) {
+    if (request->ended) continue;
+    if (request->prefilling()) {
+      AddPrompt(*request);
+    } else {
+      AddAnswers(*request, now);
+    }
+  }
+  work_ = {};
+  for (const BatchCandidate& candidate : candidates_) {
+    ++(candidate.decoding ? work_.answers : work_.prompts);
+    if (!candidate.decoding) work_.prompt_tokens += candidate.n_tokens;
+  }
+}
+
+// A token costs the reading of the weights and of its state, and its log-probabilities are sorted,
+// written and sent.
+BatchCandidate& BatchBuilder::AddCandidate(Request& request, StateHandle& state, int top_logprobs) {
+  BatchCandidate& candidate = candidates_.emplace_back();
+  candidate.layout = state.layout;
+  candidate.order = request.order;
+  candidate.client = request.client;
+  candidate.weight = request.weight;
+  candidate.request = &request;
+  candidate.state = &state;
+  if (config_.model.weight_bytes == 0) return candidate;
+  const size_t bytes =
+      state.committed_bytes + static_cast<size_t>(top_logprobs) * kLogprobCostBytes;
+  candidate.token_cost +=
+      static_cast<double>(bytes) / static_cast<double>(config_.model.weight_bytes);
+  return candidate;
+}
+
+void BatchBuilder::AddPrompt(Request& request) {
+  const ScoreWork* score = request.score();
+  BatchCandidate& candidate =
+      AddCandidate(request, request.sequence->state, score != nullptr ? score->top_logprobs : 0);
+  const int64_t end = std::min(request.n_prefill, request.prefix.next_stop());
+  candidate.tokens = std::span<const int32_t>(request.tokens)
+                         .first(static_cast<size_t>(end))
+                         .subspan(static_cast<size_t>(request.consumed));
+  candidate.n_tokens = std::ssize(candidate.tokens);
+  candidate.consumed = request.consumed;
+}
+
+void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
+  GenerateWork& work = *request.generate();  // no other request goes on after its prompt
+  if (!work.first.empty()) return;           // its answers have no states yet
+  const bool full = work.stream->full();
+  if (full && !work.blocked_since) work.blocked_since = now;
+  if (!full && work.blocked_since) {
+    config_.events.stream_blocked(TimeBetween(*work.blocked_since, now));
+    work.blocked_since.reset();
+  }
+  const size_t n_before = candidates_.size();
+  for (const std::unique_ptr<RunningAnswer>& answer : work.answers) {
+    if (answer->done) continue;
+    BatchCandidate& candidate =
+        AddCandidate(request, answer->sequence->state, work.call.output.top_logprobs);
+    candidate.answer = answer.get();
+    candidate.decoding = true;
+    candidate.paused = full;
+    if (absl::Status status = RefreshAnswer(candidate); !status.ok()) {
+      candidates_.resize(n_before);
+      return finisher_.Fail(request, FinishReason::kError, std::move(status));
+    }
+  }
+}
+
+absl::Status BatchBuilder::RefreshAnswer(BatchCandidate& candidate) {
+  candidate.tokens = {&*candidate.answer->sequence->pending, 1};
+  const model::DraftTokens drafts = candidate.answer->Propose(MaxDrafted(*candidate.state));
+  candidate.drafted = drafts.tokens;
+  candidate.draft_probabilities = drafts.probabilities;
+  return CheckPosition(*candidate.layout, candidate.state->position + 1);
+}
+
+bool BatchBuilder::Refresh(std::span<const PlanItem> plan) {
+  return std::ranges::all_of(plan, [this](const PlanItem& item) {
+    BatchCandidate& candidate = candidates_[item.candidate];
+    return !candidate.request->generate()->stream->full() && RefreshAnswer(candidate).ok();
+  });
+}
+
+std::vector<BatchSequence> BatchBuilder::MakeSequences(std::span<const PlanItem> plan) const {
+  std::vector<BatchSequence> sequences;
+  sequences.reserve(plan.size());
+  for (const PlanItem& item : plan) {
+    const BatchCandidate& candidate = candidates_[item.candidate];
+    const Request& request = *candidate.request;
+    const GenerateWork* const work = request.generate();
+    BatchSequence& sequence = sequences.emplace_back();
+    sequence.state = candidate.state;
+    sequence.tokens = candidate.tokens.first(static_cast<size_t>(item.n_tokens));
+    if (candidate.answer != nullptr) {
+      sequence.decoding = true;
+      sequence.drafted = candidate.drafted.first(static_cast<size_t>(item.n_drafted));
+      sequence.wants_draws.push_back(candidate.answer->NextDraw());
+    } else if (const ScoreWork* score = request.score()) {
+      sequence.wants_scores = score->top_logprobs;
+      sequence.next = candidate.tokens.subspan(1);
+    } else if (request.consumed + item.n_tokens < request.n_prefill) {
+      continue;
+    } else if (work != nullptr && work->wants_tokens()) {
+      for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
+        sequence.wants_draws.push_back(answer->NextDraw());
+      }
+    } else {
+      sequence.wants_check = true;  // the state that it becomes may be kept, and written to disk
+    }
+  }
+  return sequences;
+}
+
+}  // namespace ovq::engine

@@ -1,0 +1,390 @@
+// The syntax that templates show, and answers taken apart by it, however they are cut.
+#include "model/answers/answer_parser.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ctime>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+
+namespace ovq::answers {
+namespace {
+
+using Kind = AnswerPart::Kind;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr char kBegin[] =
+    "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role + '\n' }}"
+    "{%- if m.role == 'assistant' %}";
+constexpr char kEnd[] =
+    "{%- else %}{{ m.content }}{%- endif %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{{ opening }}{% endif %}";
+
+// Names a template and what it writes of an answer, between the lines that ChatML puts around it.
+struct Dialect {
+  const char* name;
+  CallForm form;
+  std::string answer;
+  std::string opening = "";  // of an answer, behind ChatML's
+};
+
+const std::string kText = "{{ m.content or '' }}";
+
+const std::vector<Dialect>& Dialects() {
+  static const std::vector<Dialect> dialects = {
+      {"Tags", CallForm::kJson,
+       kText + "{%- for c in m.tool_calls or [] %}{{ '\\n' if m.content or not loop.first }}"
+               "<tool_call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": "
+               "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}"},
+      {"List", CallForm::kJson,
+       kText + "{%- if m.tool_calls %}[CALLS] [{%- for c in m.tool_calls %}"
+               "{\"id\": \"{{ c.id }}\", \"tool\": \"{{ c.function.name }}\", \"parameters\": "
+               "{{ c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]"
+               "{%- endif %}"},
+      {"Holder", CallForm::kJson,
+       kText + "{%- for c in m.tool_calls or [] %}<call>{\"type\": \"function\", \"function\": "
+               "{{ c.function | tojson }}}</call>{% endfor %}"},
+      {"Text", CallForm::kJson,
+       kText + "{%- for c in m.tool_calls or [] %}<call>{\"name\": \"{{ c.function.name }}\", "
+               "\"arguments\": {{ c.function.arguments | tojson | tojson }}}</call>{% endfor %}"},
+      {"Bare", CallForm::kJson,
+       "{%- if m.tool_calls %}{{ raise_exception('one call') if m.tool_calls | length > 1 }}"
+       "{\"name\": \"{{ m.tool_calls[0].function.name }}\", \"parameters\": "
+       "{{ m.tool_calls[0].function.arguments | tojson }}}{%- else %}" +
+           kText + "{%- endif %}"},
+      {"Named", CallForm::kNamedJson,
+       kText + "{%- if m.tool_calls %}<|calls|>{%- for c in m.tool_calls %}<|call|>function<|sep|>"
+               "{{ c.function.name }}\n```json\n{{ c.function.arguments | tojson }}\n```<|end|>"
+               "{{ '\\n' if not loop.last }}{% endfor %}<|done|>{%- endif %}"},
+      {"Tagged", CallForm::kTagged,
+       kText + "{%- for c in m.tool_calls or [] %}{{ '\\n\\n' if m.content or not loop.first }}"
+               "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in "
+               "c.function.arguments.items() %}<parameter={{ k }}>\n"
+               "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n"
+               "</tool_call>{% endfor %}"},
+      {"Pairs", CallForm::kTagged,
+       kText + "{%- for c in m.tool_calls or [] %}\n<tool_call>{{ c.function.name }}\n{% for k, v "
+               "in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>"
+               "{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>"
+               "{% endfor %}"},
+      {"Python", CallForm::kPython,
+       kText + "{%- if m.tool_calls %}<calls>{%- for c in m.tool_calls %}{{ c.function.name }}("
+               "{%- for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
+               "{{ ', ' if not loop.last }}{% endfor %}){{ '\\n' if not loop.last }}{% endfor %}"
+               "</calls>{%- endif %}"},
+      {"Thinking", CallForm::kJson,
+       "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n" + kText +
+           "{%- for c in m.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ c.function.name }}\", "
+           "\"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}",
+       "<think>\n"},
+      {"Marked", CallForm::kJson,
+       "{%- if m.tool_calls %}<|PLAN|>{{ m.tool_plan }}<|PLANNED|><|ACT|>[{%- for c in "
+       "m.tool_calls %}{\"tool_name\": \"{{ c.function.name }}\", \"parameters\": "
+       "{{ c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]<|ACTED|>"
+       "{%- else %}<|SAY|>{{ m.content }}<|SAID|>{%- endif %}"},
+  };
+  return dialects;
+}
+
+jinja::ToolCall Weather() {
+  return {
+      .id = "abcdefgh1",
+      .name = "get_weather",
+      .arguments_json =
+          R"j({"city": "Den \"Haag\" }{ <\u00fc>\n, y=(2)", "days": 3, "how": {"a": [1, "}"]}})j"};
+}
+jinja::ToolCall Now() { return {.id = "abcdefgh2", .name = "now", .arguments_json = "{}"}; }
+
+std::shared_ptr<const nlohmann::json> Schemas() {
+  static const auto schemas = std::make_shared<const nlohmann::json>(nlohmann::json{
+      {"get_weather", {{"properties", {{"city", {{"type", "string"}}}}}}}, {"now", {}}});
+  return schemas;
+}
+
+class DialectTest : public testing::TestWithParam<size_t> {
+ protected:
+  const Dialect& dialect() const { return Dialects()[GetParam()]; }
+  bool IsOneOf(std::initializer_list<std::string_view> names) const {
+    return std::ranges::find(names, dialect().name) != names.end();
+  }
+
+  void SetUp() override {
+    const std::string folder = testing::TempDir() + "answers_" + dialect().name;
+    std::filesystem::create_directories(folder);
+    const std::string text = "{%- set opening = " + nlohmann::json(dialect().opening).dump() +
+                             " %}" + std::string(kBegin) + dialect().answer + kEnd;
+    ASSERT_TRUE(WriteFile(folder + "/chat_template.jinja", text).ok());
+    absl::StatusOr<std::unique_ptr<jinja::ChatFormat>> format = jinja::ChatFormat::Load(folder);
+    std::filesystem::remove_all(folder);
+    ASSERT_TRUE(format.ok()) << format.status();
+    format_ = *std::move(format);
+    syntax_ = LearnAnswerSyntax([this](const jinja::Conversation& conversation) {
+      return format_->Render(conversation, std::tm{});
+    });
+  }
+
+  // The text that a model would write for this answer.
+  std::string Written(const jinja::ChatMessage& answer) const {
+    const std::vector<jinja::ChatMessage> messages = {{.role = "user", .content = "Hi"}, answer};
+    const auto render = [&](size_t n, bool opens) {
+      return format_
+          ->Render({.messages = std::span(messages).first(n), .opens_answer = opens}, std::tm{})
+          .value();
+    };
+    const std::string whole = render(2, false), prompt = render(1, true);
+    EXPECT_THAT(whole, testing::StartsWith(prompt));
+    std::string text = whole.substr(prompt.size());
+    text.resize(text.size() - std::string("<|im_end|>\n").size());
+    return text;
+  }
+
+  std::vector<AnswerPart> Parse(const std::vector<std::string_view>& pieces,
+                                const std::string& opened) const {
+    AnswerParser parser(syntax_, {.tools = true, .schemas = Schemas()});
+    std::vector<AnswerPart> parts, joined;
+    parser.Add(opened, parts);
+    for (const std::string_view piece : pieces) parser.Add(piece, parts);
+    parser.End(parts);
+    for (const AnswerPart& part : parts) {
+      const bool joins = part.kind != Kind::kCall && part.kind != Kind::kCallEnd;
+      if (joins && !joined.empty() && joined.back().kind == part.kind) {
+        joined.back().text += part.text;
+      } else {
+        joined.push_back(part);
+      }
+    }
+    return joined;
+  }
+
+  // The parts, which must not depend on where the text is cut.
+  std::vector<AnswerPart> ParseCut(const std::string& text, std::string opened = "") const {
+    opened.insert(0, dialect().opening);
+    const std::vector<AnswerPart> whole = Parse({text}, opened);
+    std::vector<std::string_view> bytes;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const std::string_view view = text;
+      bytes.push_back(view.substr(i, 1));
+      ExpectSame(Parse({view.substr(0, i), view.substr(i)}, opened), whole, text);
+    }
+    ExpectSame(Parse(bytes, opened), whole, text);
+    return whole;
+  }
+
+  static void ExpectSame(const std::vector<AnswerPart>& got, const std::vector<AnswerPart>& want,
+                         const std::string& text) {
+    const auto show = [](const std::vector<AnswerPart>& parts) {
+      std::string shown;
+      for (const AnswerPart& part : parts) {
+        shown += std::to_string(static_cast<int>(part.kind)) + ":" + part.text + "|";
+      }
+      return shown;
+    };
+    ASSERT_EQ(show(got), show(want)) << text;
+  }
+
+  static std::string TextOf(const std::vector<AnswerPart>& parts, Kind kind) {
+    std::string text;
+    for (const AnswerPart& part : parts) {
+      if (part.kind == kind) text += part.text;
+    }
+    return text;
+  }
+
+  static void ExpectCalls(const std::vector<AnswerPart>& parts,
+                          const std::vector<jinja::ToolCall>& calls) {
+    size_t n = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].kind != Kind::kCall) continue;
+      ASSERT_LT(n, calls.size());
+      ASSERT_LT(i + 2, parts.size());
+      EXPECT_EQ(parts[i].text, calls[n].name);
+      EXPECT_EQ(parts[i + 1].kind, Kind::kArguments);
+      EXPECT_EQ(nlohmann::json::parse(parts[i + 1].text, nullptr, false),
+                nlohmann::json::parse(calls[n].arguments_json))
+          << parts[i + 1].text;
+      EXPECT_EQ(parts[i + 2].kind, Kind::kCallEnd);
+      ++n;
+    }
+    EXPECT_EQ(n, calls.size());
+  }
+
+  std::unique_ptr<jinja::ChatFormat> format_;
+  AnswerSyntax syntax_;
+};
+
+TEST_P(DialectTest, TheFormIsLearnt) { EXPECT_EQ(syntax_.calls.form, dialect().form); }
+
+TEST_P(DialectTest, TextIsText) {
+  const std::string text = "Plain *text*, {\"name\": 3} and\n\n <b>more</b>: 1 < 2.";
+  const auto parts = ParseCut(Written({.role = "assistant", .content = text}));
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].kind, Kind::kContent);
+  EXPECT_EQ(parts[0].text, text);
+}
+
+TEST_P(DialectTest, OneCall) {
+  const auto parts =
+      ParseCut(Written({.role = "assistant", .content = std::nullopt, .tool_calls = {Weather()}}));
+  ExpectCalls(parts, {Weather()});
+  EXPECT_EQ(TextOf(parts, Kind::kContent), "");
+}
+
+TEST_P(DialectTest, TwoCallsBehindText) {
+  if (IsOneOf({"Bare"})) GTEST_SKIP() << "its template refuses two calls";
+  const auto parts = ParseCut(
+      Written({.role = "assistant", .content = "Let me see.", .tool_calls = {Now(), Weather()}}));
+  ExpectCalls(parts, {Now(), Weather()});
+  if (dialect().name != std::string("Marked")) {
+    EXPECT_EQ(TextOf(parts, Kind::kContent), "Let me see.");
+  }
+}
+
+TEST_P(DialectTest, ReasoningIsApart) {
+  const bool reasons = IsOneOf({"Thinking", "Marked"});
+  ASSERT_EQ(syntax_.think_begin.empty(), !reasons);
+  if (!reasons) GTEST_SKIP() << "its template knows no reasoning";
+  const auto parts = ParseCut(Written({.role = "assistant",
+                                       .content = "Let me see.",
+                                       .reasoning = "The user\n\nis <polite>.",
+                                       .tool_calls = {Weather()}}));
+  ExpectCalls(parts, {Weather()});
+  EXPECT_EQ(TextOf(parts, Kind::kReasoning), "The user\n\nis <polite>.");
+}
+
+TEST_P(DialectTest, ACallInCodeIsText) {
+  ASSERT_EQ(syntax_.calls.marker.empty(), IsOneOf({"Bare"}));
+  if (IsOneOf({"Bare"})) GTEST_SKIP() << "its calls are whole answers";
+  jinja::ChatMessage shown = {
+      .role = "assistant", .content = std::nullopt, .tool_calls = {Weather()}};
+  if (dialect().name == std::string("Thinking")) shown.reasoning = "";
+  std::string call = Written(shown);
+  call.erase(0, call.find(syntax_.calls.marker));
+  const std::string text = "Write this:\n\n````xml\n" + call + "\n````\nand no more.";
+  const auto parts = ParseCut(text);
+  ExpectCalls(parts, {});
+  const Kind kind = dialect().opening.empty() ? Kind::kContent : Kind::kReasoning;
+  EXPECT_EQ(TextOf(parts, kind), text);
+}
+
+TEST_P(DialectTest, WhatOnlyBeginsLikeACallIsText) {
+  if (!dialect().opening.empty()) GTEST_SKIP() << "its answers begin as reasoning";
+  const std::string& marker = syntax_.calls.marker;
+  for (const std::string& text :
+       {"Use " + marker + " to call.", marker, marker + " {\"other\": 1} behind", "A " + marker,
+        std::string("{\"temperature\": 3}"), std::string("{\"name\": \"unknown\"")}) {
+    const auto parts = ParseCut(text);
+    EXPECT_EQ(TextOf(parts, Kind::kCall), "") << text;
+    EXPECT_EQ(TextOf(parts, Kind::kContent), text);
+  }
+}
+
+TEST_P(DialectTest, AForcedCallGoesOnWithItsArguments) {
+  const std::string written =
+      Written({.role = "assistant", .content = std::nullopt, .tool_calls = {Weather()}});
+  const std::string opening =
+      syntax_.calls.opening + "get_weather" + syntax_.calls.opening_after_name;
+  const size_t at = written.find(opening);
+  ASSERT_EQ(at == written.npos, IsOneOf({"List"}));
+  if (IsOneOf({"List"})) GTEST_SKIP() << "its opening holds an id";
+  // The caller chose the tool, and the prompt has begun the call.
+  const std::string closes = dialect().opening.empty() ? "" : syntax_.think_end + "\n\n";
+  const auto parts = ParseCut(written.substr(at + opening.size()), closes + opening);
+  ExpectCalls(parts, {Weather()});
+  EXPECT_EQ(TextOf(parts, Kind::kContent), "");
+}
+
+// Pieces of markers and of calls in any order: no text is lost or given twice, whatever the cuts.
+TEST_P(DialectTest, AnyTextGivesTheSamePartsHoweverItIsCut) {
+  std::minstd_rand random(17 + static_cast<unsigned>(GetParam()));
+  const CallSyntax& calls = syntax_.calls;
+  const std::vector<std::string> words = {calls.begin,
+                                          calls.between,
+                                          calls.end,
+                                          calls.marker,
+                                          "<",
+                                          "think>",
+                                          syntax_.think_begin,
+                                          syntax_.think_end,
+                                          "get_weather",
+                                          calls.opening,
+                                          calls.opening_after_name,
+                                          "{",
+                                          "}",
+                                          "\"",
+                                          "{}",
+                                          "```",
+                                          "\n",
+                                          " ",
+                                          "a",
+                                          ":",
+                                          ",",
+                                          "(",
+                                          ")",
+                                          "=",
+                                          "\\",
+                                          "\xc3\xbc",
+                                          syntax_.content_begin,
+                                          "{\"name\": \"now\", \"arguments\": {\"a\": 1}}",
+                                          calls.before_key,
+                                          calls.after_key,
+                                          calls.after_value};
+  for (int round = 0; round < 150; ++round) {
+    std::string text;
+    for (int i = 0; i < 8; ++i) text += words[random() % words.size()];
+    ParseCut(text);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DialectTest, testing::Range<size_t>(0, Dialects().size()),
+                         [](const auto& info) { return Dialects()[info.param].name; });
+
+TEST(AnswerSyntax, ATemplateWithoutCallsHasNone) {
+  const AnswerSyntax syntax =
+      LearnAnswerSyntax([](const jinja::Conversation& conversation) -> absl::StatusOr<std::string> {
+        std::string text;
+        for (const jinja::ChatMessage& message : conversation.messages) {
+          text += "<|" + message.role + "|>" + message.content.value_or("");
+        }
+        if (conversation.opens_answer) text += "<|assistant|>";
+        return text;
+      });
+  EXPECT_EQ(syntax.calls.form, CallForm::kNone);
+  EXPECT_EQ(syntax.think_begin, "");
+  EXPECT_EQ(syntax.content_begin, "");
+}
+
+TEST(AnswerSyntax, ATemplateThatRefusesEverythingTeachesNothing) {
+  const AnswerSyntax syntax =
+      LearnAnswerSyntax([](const jinja::Conversation&) -> absl::StatusOr<std::string> {
+        return absl::InvalidArgumentError("no");
+      });
+  EXPECT_EQ(syntax.calls.form, CallForm::kNone);
+}
+
+// A template may tell the model about calls without writing any.
+TEST(AnswerSyntax, AnExampleInTheTextAboutToolsIsTaken) {
+  const AnswerSyntax syntax =
+      LearnAnswerSyntax([](const jinja::Conversation& conversation) -> absl::StatusOr<std::string> {
+        std::string text;
+        if (!conversation.tools_json.empty()) {
+          text = "Call like this: <call>\n{\"name\": <name>, \"parameters\": <object>}\n</call>\n";
+        }
+        for (const jinja::ChatMessage& message : conversation.messages)
+          text += message.role + ": " + message.content.value_or("");
+        return text;
+      });
+  EXPECT_EQ(syntax.calls.form, CallForm::kJson);
+  EXPECT_EQ(syntax.calls.marker, "<call>");
+  EXPECT_EQ(syntax.calls.arguments_key, "parameters");
+}
+
+}  // namespace
+}  // namespace ovq::answers
