@@ -35,9 +35,11 @@ def case(seed):
     if opened:
         text += "<|im_start|>assistant\n" + ("<think>\n" if conversation.thinks else "")
     system = [{"role": "system", "content": conversation.system}] if conversation.system else []
+    thinking = ({"enable_thinking": conversation.thinks} if seed % 4 else
+                {"reasoning_effort": "low" if conversation.thinks else "none"})
     variables = {"messages": system + [as_client(m) if seed % 5 else m for m in messages],
                  "tools": [{"type": "function", "function": tool} for tool in tools] or None,
-                 "add_generation_prompt": opened, "enable_thinking": conversation.thinks}
+                 "add_generation_prompt": opened, **thinking}
     return {"variables": variables, "text": text}
 
 
