@@ -75,9 +75,9 @@ int ToHttpStatus(const absl::Status& status) {
 Json ErrorObject(const absl::Status& status) {
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
   Json error = {{"message", std::string(status.message())},
-                          {"type", OpenAiErrorType(ToHttpStatus(status))},
-                          {"param", nullptr},
-                          {"code", nullptr}};
+                {"type", OpenAiErrorType(ToHttpStatus(status))},
+                {"param", nullptr},
+                {"code", nullptr}};
   if (!facts.field.empty()) error["param"] = facts.field;
   if (const auto code = OpenAiErrorCode(status, facts)) error["code"] = *code;
   error["status"] = absl::StatusCodeToString(status.code());
@@ -86,7 +86,7 @@ Json ErrorObject(const absl::Status& status) {
     Fill(facts, info);
     error["info"] = Json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
   }
-  return {{"error", std::move(error)}};
+  return {{"type", "error"}, {"error", std::move(error)}};
 }
 
 std::string ErrorBody(const absl::Status& status) { return Dump(ErrorObject(status)); }

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/calls/rpc_labels.h"
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 #include "tests/test_util.h"
 
 namespace ovq::server::test {

@@ -118,7 +118,7 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
   if (output.logprobs) chunk.logprobs.push_back(drawn.logprob);
   if (output.top_logprobs > 0) chunk.top.push_back(std::move(drawn.top));
   Append(drawn.token_id, chunk.text, event.finished);
-  if (parser_) TakeApart(std::exchange(chunk.text, ""), chunk.parts, event.finished);
+  if (parser_) Parse(std::exchange(chunk.text, ""), chunk.parts, event.finished);
   if (event.finished) event.finished->index = index_;
 }
 
@@ -145,7 +145,7 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   }
 }
 
-void RunningAnswer::TakeApart(const std::string& text, std::vector<answers::AnswerPart>& parts,
+void RunningAnswer::Parse(const std::string& text, std::vector<answers::AnswerPart>& parts,
                               std::optional<Finished>& finished) {
   for (answers::AnswerPart& part : std::exchange(begun_, {})) parts.push_back(std::move(part));
   if (parser_->in_reasoning()) ++reasoning_;

@@ -7,9 +7,24 @@
 
 #include "ovq/v1/inference.pb.h"
 #include "server/http/body_fields.h"
-#include "server/http/openai_request.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
+
+// Token limits of requests without one. For completions OpenAI's default; for chats, where OpenAI's
+// is the rest of the context window, the length of a long answer.
+inline constexpr uint32_t kDefaultCompletionTokens = 16;
+inline constexpr uint32_t kDefaultChatTokens = 4096;
+
+enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses, kMessages };
+
+struct OpenAiRequest {
+  OpenAiApi api = OpenAiApi::kCompletions;
+  v1::GenerateRequest message;
+  bool stream = false;
+  bool include_usage = false;     // in a last chunk
+  bool continuous_usage = false;  // in every chunk
+};
 
 // Reads `model`: NotFound with code model_not_found for another than the served one.
 void ReadModel(BodyFields& fields, const std::string& model);
@@ -22,5 +37,8 @@ void RefuseVllmFields(BodyFields& fields);
 // Accepts the fields that change no answer of this server: ids of users, hints for caches, options
 // of OpenAI's service.
 void SkipHints(BodyFields& fields);
+
+// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);
 
 }  // namespace ovq::server

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "model/tokenizer.h"
-#include "server/http/generation_call.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/openai_fields.h"
 #include "server/http/json.h"
-#include "server/http/openai_request.h"
 
 namespace ovq::server {
 
@@ -17,7 +17,7 @@ std::string TokenText(const model::Tokenizer* tokenizer, int32_t id);
 // Appends {"token", "logprob", "bytes", "top_logprobs"} for each token of the chunk.
 void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
                         Json& list);
-// What an answer cost, over all its choices.
+// Counts the tokens of an answer, over all its choices.
 struct AnswerUsage {
   void Begin(const engine::Started& started) {
     prompt_tokens = started.prompt_tokens;

@@ -1,18 +1,11 @@
-#include "server/http/openai_request.h"
+#include "server/apis/openai_request.h"
 
-#include <array>
 #include <limits>
-#include <string_view>
-#include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "server/apis/chat_messages.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/chat_messages.h"
 #include "server/http/http_errors.h"
-#include "server/http/openai_fields.h"
 
 namespace ovq::server {
 namespace {
@@ -123,38 +116,6 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   SkipHints(fields);
   RETURN_IF_ERROR(fields.Finish());
   return request;
-}
-
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
-  static constexpr std::array<std::pair<const char*, const char*>, 12> kNames = {{
-      {"prompt.conversation.tools_json", "tools"},
-      {"prompt.conversation.tool_name", "tool_choice"},
-      {"prompt.conversation.template_args_json", "chat_template_kwargs"},
-      {"prompt.conversation.messages", "messages"},
-      {"prompt.conversation", "messages"},
-      {"prompt.text", "prompt"},
-      {"prompt.token_ids.ids", "prompt"},
-      {"stop.stop_strings", "stop"},
-      {"stop.", ""},
-      {"sampling.", ""},
-      {"output.top_logprobs", "logprobs"},
-      {"output.", ""},
-  }};
-  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  for (auto [ours, theirs] : kNames) {
-    if (!absl::StartsWith(facts.field, ours)) continue;
-    const bool chat = api != OpenAiApi::kCompletions;
-    if (chat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
-    if (api == OpenAiApi::kResponses && theirs == std::string_view("messages")) theirs = "input";
-    const auto renamed = [ours = ours, theirs = theirs](absl::string_view text) {
-      return absl::ConsumePrefix(&text, ours) ? absl::StrCat(theirs, text) : std::string(text);
-    };
-    absl::Status in_theirs(status.code(), renamed(status.message()));
-    engine::ErrorFacts all = facts;
-    all.field = renamed(facts.field);
-    return engine::WithLogText(engine::WithFacts(in_theirs, all), engine::LogText(status));
-  }
-  return status;
 }
 
 }  // namespace ovq::server

@@ -1,5 +1,5 @@
 // The HTTP API without sockets: requests through its routes to an engine on a fake model.
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 
 #include <vector>
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/http/openai_request.h"
+#include "server/apis/openai_fields.h"
 
 namespace ovq::server {
 

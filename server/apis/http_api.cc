@@ -1,4 +1,4 @@
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 
 #include <array>
 #include <optional>
@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "server/apis/http_handlers.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/console_page.h"
@@ -38,6 +39,8 @@ constexpr std::array kRoutes = {
     Route{"GET", "/v1/models/{}", &ServeModels, Lane::kQuick, "/v1/models"},
     Route{"POST", "/v1/completions", &ServeCompletions},
     Route{"POST", "/v1/chat/completions", &ServeChat},
+    Route{"POST", "/v1/messages", &ServeMessages},
+    Route{"POST", "/v1/messages/count_tokens", &ServeCountTokens},
     Route{"POST", "/v1/responses", &ServeResponses},
     Route{"GET", "/v1/responses/{}", &ServeResponse, Lane::kQuick},
     Route{"DELETE", "/v1/responses/{}", &ServeResponseDelete},

@@ -7,14 +7,15 @@
 #include "base/random.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "server/apis/chat_messages.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/http_handlers.h"
+#include "server/apis/response_answer.h"
+#include "server/apis/response_request.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/chat_messages.h"
-#include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/response_answer.h"
-#include "server/http/response_request.h"
 
 namespace ovq::server {
 namespace {
@@ -153,7 +154,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   const HttpCallPtr call_;
   ResponseRequest request_;
   std::string session_id_;  // empty: one shot
-  // Of the instructions and of the tools, own or inherited; "" without.
+  // Digests of the instructions and of the tools, own or inherited; "" without.
   std::string digest_, tools_digest_;
 };
 

@@ -1,4 +1,4 @@
-#include "server/http/openai_answer.h"
+#include "server/apis/openai_answer.h"
 
 #include <algorithm>
 #include <array>

@@ -5,16 +5,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "server/apis/chat_answer.h"
+#include "server/apis/chat_messages.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/http_handlers.h"
+#include "server/apis/openai_answer.h"
+#include "server/apis/openai_fields.h"
+#include "server/apis/openai_request.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
-#include "server/http/chat_answer.h"
-#include "server/http/chat_messages.h"
-#include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/openai_answer.h"
-#include "server/http/openai_fields.h"
-#include "server/http/openai_request.h"
 
 namespace ovq::server {
 namespace {

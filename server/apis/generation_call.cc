@@ -1,4 +1,4 @@
-#include "server/http/generation_call.h"
+#include "server/apis/generation_call.h"
 
 #include <atomic>
 #include <utility>

@@ -1,12 +1,12 @@
 // Requests of OpenAI's API as messages: fields that are honoured, refused by name, or skipped.
-#include "server/http/openai_request.h"
+#include "server/apis/openai_request.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/apis/response_request.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
-#include "server/http/response_request.h"
 #include "server/http/response_store.h"
 
 namespace ovq::server {
