@@ -487,7 +487,7 @@ class ChatModel(ConsoleTest):
         console.send("What is my dog's name?")
         self.assertEqual(console.texts()[::2], ["I will remember that your dog's name is Rex.", "Your dog's name is Rex."])
         self.assert_in_step(console)
-        # What was said goes on in a branch, and in a new session after that one is gone.
+        # The conversation goes on in a branch, and in a new session after that one is gone.
         console.press("Branch, turn 2")
         console.settled(2)
         console.send("Do you remember my dog's name?")
