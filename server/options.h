@@ -17,6 +17,7 @@
 #include "model/cache_policy.h"
 #include "server/access/security.h"
 #include "server/engine/common/engine_config.h"
+#include "server/http/browser_rules.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/call_summary.h"
@@ -29,6 +30,7 @@ struct Options {
   std::string model;  // path of the model folder
   ListenOptions listen = {.address = "127.0.0.1:50051"};
   HttpOptions http;                                // an empty address disables HTTP
+  BrowserRules browsers;                           // without check_host
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   kernels::Device device = kernels::Device::kCpu;
   int threads = 0;                                // 0: all processors that the process may use

@@ -17,6 +17,10 @@ constexpr size_t kHoldBytes = size_t{4} << 10;  // memory is taken in such parts
 // Bytes of a token in the answer's JSON beside its text, and of each of its log-probabilities.
 constexpr size_t kTokenBytes = 16, kLogprobBytes = 192;
 
+// A comment, which readers of server-sent events skip. Proxies end connections on which nothing
+// comes for a while.
+constexpr char kComment[] = ":\n\n";
+
 // The engine's events go to the client through a TokenPump. A client that goes cancels the request.
 class GenerationCall final : public TokenSink, public std::enable_shared_from_this<GenerationCall> {
  public:
@@ -32,7 +36,16 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   void Start(const v1::GenerateRequest& message) {
     self_ = shared_from_this();
     call_->exchange().OnGone([stream = pump_.stream()] { stream->Cancel(); });
+    if (writer_->streams()) {
+      call_->exchange().OnQuiet([weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->quiet_ = true;
+        self->Wake();
+      });
+    }
     pump_.Submitted(SubmitGenerate(message, call_->record(), pump_.stream()), weak_from_this());
+    if (quiet_) Wake();
   }
 
   void OnEvent(const engine::StreamEvent& event) override {
@@ -41,12 +54,7 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
       return;
     }
     writer_->Add(event, out_);
-    if (streaming_) return;
-    // The head is sent with the first event: until then the answer may still be an error.
-    streaming_ = true;
-    call_->Stream([self = shared_from_this()](std::string& part, absl::Status& status) {
-      return self->Events(part, status);
-    });
+    if (!streaming_) Begin();
   }
 
   void OnStreamEnd(const absl::Status& status) override {
@@ -68,12 +76,23 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   }
 
  private:
+  // Sends the head, with the first event or, if that is long in coming, with a comment. Until then
+  // the answer may still be an error.
+  void Begin() {
+    streaming_ = true;
+    call_->Stream([self = shared_from_this()](std::string& part, absl::Status& status) {
+      return self->Events(part, status);
+    });
+  }
+
   // Advances the pump on the strand, until the first event of an answer that is streamed.
   void Collect() {
     if (streaming_ || self_ == nullptr) return;
     while (!streaming_ && pump_.Advance()) {
     }
-    if (!streaming_ && ended_) Finish();
+    if (streaming_) return;
+    if (ended_) return Finish();
+    if (quiet_ && pump_.submitted()) Begin();
   }
 
   // Advances it from then on, where the connection writes: HttpCall::Events.
@@ -81,6 +100,7 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
     // Collect does not advance the pump any more once the answer streams.
     while (pump_.Advance()) {
     }
+    if (quiet_.exchange(false) && out_.empty()) out_ = kComment;
     out += std::exchange(out_, "");
     if (!ended_) return true;
     status = end_;
@@ -126,6 +146,7 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   TokenPump pump_;
   std::string out_;  // written, and still to be sent
   std::atomic<bool> streaming_ = false;
+  std::atomic<bool> quiet_ = false;       // nothing was sent for a while
   std::atomic<bool> ended_ = false;       // by the hook, too
   absl::Status end_;                      // the call's, once ended_
   size_t held_ = 0;                       // bytes of an answer that is not streamed

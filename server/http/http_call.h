@@ -18,9 +18,9 @@ namespace ovq::server {
 // Held by whoever will answer it, so it lives until then.
 class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
  public:
-  // route: one of HttpRouteLabels.
+  // route: one of HttpRouteLabels. headers: of its answer, whatever that is.
   HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
-           std::shared_ptr<Exchange> exchange);
+           std::shared_ptr<Exchange> exchange, HttpHeaders headers);
 
   // --- CallContext ---
   std::string peer() const override { return exchange_->peer(); }
@@ -60,6 +60,7 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   ResponseStore& responses_;
   const std::shared_ptr<Exchange> exchange_;
   const char* const route_;
+  const HttpHeaders headers_;
   CallRecord record_;
   std::string_view path_, query_;
 };
@@ -78,7 +79,7 @@ HttpHandler ServeInfo, ServeStatus, ServeSessions, ServeCreate, ServeSession, Se
     ServeFork, ServeRewind;
 HttpHandler ServeGenerate;  // within a session, or without one
 
-// Decodes %XX and +.
-std::string DecodeUrl(std::string_view text);
+// Decodes %XX and, as in queries, + to a space.
+std::string DecodeUrl(std::string_view text, bool plus_is_space = true);
 
 }  // namespace ovq::server
