@@ -108,7 +108,8 @@ absl::StatusOr<std::vector<std::string>> ParseList(
   return entries;
 }
 
-bool AllOf(std::string_view text, std::string_view others) {
+// Whether the text has letters, digits and these others only.
+bool HasOnly(std::string_view text, std::string_view others) {
   return !text.empty() && std::ranges::all_of(text, [others](char c) {
     return absl::ascii_isalnum(c) || others.find(c) != std::string_view::npos;
   });
@@ -122,7 +123,7 @@ absl::StatusOr<std::vector<std::string>> ParseAllowedHosts(absl::string_view tex
                      std::string name = HostName(entry);
                      std::string_view rest = name;
                      if (rest.starts_with("*.")) rest.remove_prefix(1);
-                     if (name != "*" && !AllOf(rest, ".-_[]:")) return std::nullopt;
+                     if (name != "*" && !HasOnly(rest, ".-_[]:")) return std::nullopt;
                      return name;
                    });
 }
@@ -135,8 +136,8 @@ absl::StatusOr<std::vector<std::string>> ParseAllowedOrigins(absl::string_view t
                      const size_t scheme = origin.find("://");
                      if (origin == "*") return origin;
                      if (scheme == std::string::npos ||
-                         !AllOf(std::string_view(origin).substr(0, scheme), "+-.") ||
-                         !AllOf(std::string_view(origin).substr(scheme + 3), ".-_[]:")) {
+                         !HasOnly(std::string_view(origin).substr(0, scheme), "+-.") ||
+                         !HasOnly(std::string_view(origin).substr(scheme + 3), ".-_[]:")) {
                        return std::nullopt;
                      }
                      return origin;

@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
@@ -130,6 +131,35 @@ absl::Status BodyTooLarge(size_t most) {
                            {.field = "body"});
 }
 
+// Whether a request has begun. Some clients send a line break behind a body, which is skipped
+// (RFC 9112, 2.2).
+bool RequestBegun(beast::flat_buffer& buffer) {
+  const auto read = [&buffer] {
+    return std::string_view(static_cast<const char*>(buffer.data().data()), buffer.size());
+  };
+  while (read().starts_with("\r\n")) buffer.consume(2);
+  return !read().empty() && read() != "\r";
+}
+
+// A timer for one thing at a time. On the strand.
+class Alarm {
+ public:
+  explicit Alarm(Tcp::socket::executor_type strand) : timer_(std::move(strand)) {}
+
+  // Calls `work`, which keeps the alarm alive, after this time unless it is set again.
+  void Set(absl::Duration time, std::function<void()> work) {
+    timer_.expires_after(ToChrono(time));
+    if (time == absl::InfiniteDuration()) return;
+    timer_.async_wait([this, work = std::move(work)](ErrorCode error) {
+      // It may have been set again while this callback was queued.
+      if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) work();
+    });
+  }
+
+ private:
+  asio::steady_timer timer_;
+};
+
 // The bytes of one client. All functions run on the socket's strand, and so do the callbacks. At
 // most one Read and one Write at a time.
 class ClientStream {
@@ -155,6 +185,11 @@ class ClientStream {
     const asio::const_buffers_1 from(bytes);
     tls_ ? tls_->async_write_some(from, std::move(done))
          : socket_.async_write_some(from, std::move(done));
+  }
+  void WriteAll(std::string_view text, Done done) {  // of static storage
+    const auto from = asio::buffer(text.data(), text.size());
+    tls_ ? asio::async_write(*tls_, from, std::move(done))
+         : asio::async_write(socket_, from, std::move(done));
   }
   // Tells the client that nothing follows. TLS also waits until the client says so; then the bytes
   // that it still sends are no concern of the caller, and `drained` is true.
@@ -182,7 +217,7 @@ class HttpConnection final : public Exchange, public Connection {
   }
   template <class Work>
   void PostToStrand(Work work) {
-    asio::post(timer_.get_executor(), WithSelf(std::move(work)));
+    asio::post(stream_.socket().get_executor(), WithSelf(std::move(work)));
   }
 
  public:
@@ -192,7 +227,7 @@ class HttpConnection final : public Exchange, public Connection {
         host_(host),
         leaving_{host, this},
         stream_(std::move(socket), std::move(tls)),
-        timer_(stream_.socket().get_executor()) {}
+        alarm_(stream_.socket().get_executor()) {}
 
   void Start() override {
     PostToStrand([this] {
@@ -236,26 +271,16 @@ class HttpConnection final : public Exchange, public Connection {
   }
 
  private:
-  // Calls `work` after this time, unless the timer is set again.
-  template <class Work>
-  void SetTimer(absl::Duration time, Work work) {
-    timer_.expires_after(ToChrono(time));
-    if (time == absl::InfiniteDuration()) return;
-    timer_.async_wait(WithSelf([this, work](ErrorCode error) {
-      // The timer may have been set again while this callback was queued.
-      if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) work();
-    }));
-  }
   void Deadline(absl::Duration time) {  // ends the connection
-    SetTimer(time, [this] { End(); });
+    alarm_.Set(time, WithSelf([this] { End(); }));
   }
   // Calls OnQuiet's callback each time that nothing was written for a while.
   void WatchSilence() {
     if (closed_) return;
-    SetTimer(host_.options.quiet_time, [this] {
-      CallOnQuiet();
-      WatchSilence();
-    });
+    alarm_.Set(host_.options.quiet_time, WithSelf([this] {
+                 CallOnQuiet();
+                 WatchSilence();
+               }));
   }
 
   // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
@@ -269,7 +294,7 @@ class HttpConnection final : public Exchange, public Connection {
       return;
     }
     if (!handling_) {
-      if (RequestBegun()) return ReadHeader();
+      if (RequestBegun(buffer_)) return ReadHeader();
     } else if (buffer_.size() >= kMaxPipelinedBytes) {
       return;
     }
@@ -291,16 +316,6 @@ class HttpConnection final : public Exchange, public Connection {
                    if (finishing_) return FinishNow();
                    work(error);
                  }));
-  }
-
-  // Whether a request has begun. Some clients send a line break behind a body, which is skipped
-  // (RFC 9112, 2.2).
-  bool RequestBegun() {
-    const auto read = [this] {
-      return std::string_view(static_cast<const char*>(buffer_.data().data()), buffer_.size());
-    };
-    while (read().starts_with("\r\n")) buffer_.consume(2);
-    return !read().empty() && read() != "\r";
   }
 
   void ReadHeader() {
@@ -343,15 +358,10 @@ class HttpConnection final : public Exchange, public Connection {
       return ReadBody(true);
     }
     Deadline(host_.options.progress_timeout);
-    SendContinue("HTTP/1.1 100 Continue\r\n\r\n");
+    stream_.WriteAll("HTTP/1.1 100 Continue\r\n\r\n", WithSelf([this](ErrorCode failed, size_t) {
+                       failed ? End() : ReadBody(true);
+                     }));
   }
-  void SendContinue(std::string_view rest) {
-    if (rest.empty()) return ReadBody(true);
-    stream_.Write(asio::buffer(rest), WithSelf([this, rest](ErrorCode error, size_t n) {
-                    error ? End() : SendContinue(rest.substr(n));
-                  }));
-  }
-
   // progressed: since the deadline was set.
   void ReadBody(bool progressed) {
     for (; !closed_; progressed = true) {
@@ -508,7 +518,7 @@ class HttpConnection final : public Exchange, public Connection {
   ConnectionHost& host_;
   const Leaving leaving_;  // destroyed last: the server ends when all have left
   ClientStream stream_;
-  asio::steady_timer timer_;
+  Alarm alarm_;
   beast::flat_buffer buffer_;
   std::optional<Parser> parser_;
   asio::steady_timer::time_point body_end_;
