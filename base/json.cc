@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +14,7 @@ namespace ovq {
 namespace {
 
 constexpr int kMaxDepth = 32;
+constexpr size_t kMostCompared = size_t{1} << 27;  // some 0.2 s
 
 // Keeps where the first fault of a text is, and what it is.
 template <class Json>
@@ -47,8 +49,10 @@ template <class Json>
 absl::StatusOr<Json> Parse(std::string_view text, const std::string& what,
                            bool (Json::*is_kind)() const noexcept, const char* kind) {
   using Event = typename Json::parse_event_t;
+  constexpr bool is_ordered = std::is_same_v<Json, nlohmann::ordered_json>;
   std::vector<std::set<std::string>> keys_at(kMaxDepth + 2);  // of the object open at each depth
   std::string fault;
+  size_t compared = 0;  // keys that an ordered object compares with its others
   const auto callback = [&](int depth, Event event, Json& parsed) {
     if (depth > kMaxDepth) {
       fault = absl::StrCat("nested more than ", kMaxDepth, " levels deep");
@@ -58,8 +62,10 @@ absl::StatusOr<Json> Parse(std::string_view text, const std::string& what,
     if (event == Event::key) {
       const std::string& key = parsed.template get_ref<const std::string&>();
       if (!keys_at[depth].insert(key).second) fault = absl::StrCat("duplicate key ", Quoted(key));
+      compared += keys_at[depth].size();
+      if (is_ordered && compared > kMostCompared) fault = "too many keys in its objects";
     }
-    return true;
+    return fault.empty();
   };
   Json json = Json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
   if (!fault.empty()) return absl::DataLossError(absl::StrCat(what, ": ", fault));
@@ -76,6 +82,11 @@ absl::StatusOr<Json> Parse(std::string_view text, const std::string& what,
 
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& what) {
   return Parse(text, what, &nlohmann::json::is_object, "object");
+}
+
+absl::StatusOr<nlohmann::ordered_json> ParseOrderedObject(std::string_view text,
+                                                          const std::string& what) {
+  return Parse(text, what, &nlohmann::ordered_json::is_object, "object");
 }
 
 absl::StatusOr<nlohmann::ordered_json> ParseJsonList(std::string_view text,

@@ -13,7 +13,11 @@ namespace ovq {
 // DataLoss.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& what);
 
-// Parses a list under the same rules; objects in it keep the order of their keys.
+// Parse an object and a list under the same rules; objects keep the order of their keys. Such
+// objects are searched key by key, so their keys are limited: one object may have 16,000, and 100
+// objects 1,600 each.
+absl::StatusOr<nlohmann::ordered_json> ParseOrderedObject(std::string_view text,
+                                                          const std::string& what);
 absl::StatusOr<nlohmann::ordered_json> ParseJsonList(std::string_view text,
                                                      const std::string& what);
 

@@ -101,8 +101,8 @@ bool Tokenizer::Begins(int32_t id) const {
   return kind_ == TokenizerKind::kSentencePiece ? pieces_->begins(id) : !Piece(id, true).empty();
 }
 
-Detokenizer::Detokenizer(const Tokenizer* tokenizer, bool at_start)
-    : tokenizer_(tokenizer), first_(at_start) {
+Detokenizer::Detokenizer(const Tokenizer* tokenizer, bool at_start, const std::set<int32_t>* shown)
+    : tokenizer_(tokenizer), shown_(shown), first_(at_start) {
   if (tokenizer->bpe_) stream_.emplace(tokenizer->bpe_->decoder(), at_start);
 }
 
@@ -115,7 +115,8 @@ std::string Detokenizer::Push(int32_t id) {
   if (stream_) {
     const BpeTokenizer& bpe = *tokenizer_->bpe_;
     const std::string* token = bpe.Token(id);
-    const bool silent = bpe.IsSpecial(id) || tokenizer_->silent_.contains(id);
+    const bool silent = (bpe.IsSpecial(id) || tokenizer_->silent_.contains(id)) &&
+                        (shown_ == nullptr || !shown_->contains(id));
     return token == nullptr || silent ? "" : stream_->Push(*token);
   }
   pending_ += tokenizer_->Piece(id, first_);

@@ -65,7 +65,9 @@ class Tokenizer {
 class Detokenizer {
  public:
   // at_start false: the tokens continue a text, so the first one keeps its leading space.
-  explicit Detokenizer(const Tokenizer* tokenizer, bool at_start = true);
+  // shown: special tokens that have a text here, and outlives it; null: none.
+  explicit Detokenizer(const Tokenizer* tokenizer, bool at_start = true,
+                       const std::set<int32_t>* shown = nullptr);
   // Gives the tokens before the first Push, whose text is not wanted: the last of them may have
   // begun a character that the first pushed token completes.
   void Precede(std::span<const int32_t> ids);
@@ -74,6 +76,7 @@ class Detokenizer {
 
  private:
   const Tokenizer* tokenizer_;
+  const std::set<int32_t>* shown_;
   std::optional<DecodeStream> stream_;  // kBpe only, in place of the others
   std::string pending_;
   bool first_;

@@ -203,10 +203,7 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
   result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
   result.weight_bytes = first.weight_bytes();
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
-  result.chat_format = loaded.chat_format.get();
-  if (result.chat_format != nullptr) {
-    result.answer_syntax = answers::LearnAnswerSyntax(*result.chat_format);
-  }
+  result.SetChatFormat(loaded.chat_format.get());
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const model::LanguageModel& model = *loaded.models[i];
     result.variants.push_back(

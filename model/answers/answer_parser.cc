@@ -28,7 +28,9 @@ std::string AfterMarker(const CallSyntax& calls) {
 
 AnswerParser::AnswerParser(const AnswerSyntax& syntax, ParserOptions options)
     : syntax_(syntax),
-      options_(std::move(options)),
+      looks_for_calls_(options.tools && syntax.calls.form != CallForm::kNone),
+      schemas_(options.schemas ? std::move(options.schemas)
+                               : std::make_shared<nlohmann::json>(nlohmann::json::object())),
       begin_(AfterMarker(syntax.calls)),
       between_(syntax.calls.between),
       end_(syntax.calls.end) {}
@@ -90,7 +92,7 @@ bool AnswerParser::StepStart() {
     return true;
   }
   if (may) return false;
-  if (looks_for_calls() && syntax_.calls.marker.empty() && pending_.front() == '{') {
+  if (looks_for_calls_ && syntax_.calls.marker.empty() && pending_.front() == '{') {
     BeginCalls();
   } else {
     state_ = State::kContent;
@@ -116,7 +118,7 @@ bool AnswerParser::StepReasoning(std::vector<AnswerPart>& out) {
 bool AnswerParser::StepContent(std::vector<AnswerPart>& out) {
   bool may = false;
   if (fence_ == 0) {
-    if (looks_for_calls() && Consume(syntax_.calls.marker, may)) {
+    if (looks_for_calls_ && Consume(syntax_.calls.marker, may)) {
       read_ = space_ + syntax_.calls.marker;
       space_.clear();
       BeginCalls();
@@ -183,7 +185,7 @@ void AnswerParser::BeginCalls() {
 }
 
 void AnswerParser::BeginCall() {
-  call_ = MakeCallReader(syntax_.calls, options_.schemas);
+  call_ = MakeCallReader(syntax_.calls, *schemas_);
   named_ = false;
   state_ = State::kCall;
 }
@@ -231,7 +233,7 @@ bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
     read_ += c;
     // Without a marker only a tool's name tells a call from other JSON.
     const bool is_call = call_->has_name &&
-                         (!syntax_.calls.marker.empty() || options_.schemas.contains(call_->name));
+                         (!syntax_.calls.marker.empty() || schemas_->contains(call_->name));
     if (!is_call) {
       if (call_->has_name || result != CallReader::Result::kMore) Revert(out);
       return true;

@@ -29,7 +29,8 @@ struct AnswerPart {
 
 struct ParserOptions {
   bool tools = false;  // look for calls
-  nlohmann::json schemas = nlohmann::json::object();
+  // {tool: JSON schema of its arguments}; null: no tools are known.
+  std::shared_ptr<const nlohmann::json> schemas = nullptr;
 };
 
 // The parts of a text do not depend on how it is cut into pieces, apart from where the text of
@@ -44,6 +45,7 @@ class AnswerParser {
   void Add(std::string_view text, std::vector<AnswerPart>& out);
   // The answer ended: gives what was held back.
   void End(std::vector<AnswerPart>& out);
+  bool in_reasoning() const { return state_ == State::kReasoning; }
 
  private:
   enum class State : uint8_t { kStart, kReasoning, kContent, kCallBegin, kCall, kCallNext };
@@ -66,10 +68,10 @@ class AnswerParser {
   // Gives one character of content or reasoning, with the white space before it.
   void GiveCharacter(AnswerPart::Kind kind, char c, std::vector<AnswerPart>& out);
   void FollowCode(char c);
-  bool looks_for_calls() const { return options_.tools && syntax_.calls.form != CallForm::kNone; }
 
   const AnswerSyntax& syntax_;
-  const ParserOptions options_;
+  const bool looks_for_calls_;
+  const std::shared_ptr<const nlohmann::json> schemas_;
   State state_ = State::kStart;
   bool ended_ = false;   // no more text comes
   std::string pending_;  // not yet taken apart

@@ -387,4 +387,40 @@ AnswerSyntax LearnAnswerSyntax(const jinja::ChatFormat& format) {
       [&](const jinja::Conversation& conversation) { return format.Render(conversation, date); });
 }
 
+std::set<int32_t> MarkerTokens(const AnswerSyntax& syntax,
+                               const std::map<int32_t, std::string>& special_tokens) {
+  const CallSyntax& calls = syntax.calls;
+  std::set<int32_t> ids;
+  for (const auto& [id, text] : special_tokens) {
+    for (const std::string* part :
+         {&calls.begin, &calls.between, &calls.end, &calls.after_name, &calls.before_key,
+          &calls.after_key, &calls.after_value, &syntax.think_begin, &syntax.think_end,
+          &syntax.content_begin, &syntax.content_end}) {
+      if (!text.empty() && part->find(text) != part->npos) ids.insert(id);
+    }
+  }
+  return ids;
+}
+
+std::string_view BegunAnswer(std::string_view prompt, const AnswerSyntax& syntax) {
+  if (syntax.think_begin.empty()) return "";
+  const auto trimmed = [](std::string_view text) {
+    while (!text.empty() && IsSpace(text.back())) text.remove_suffix(1);
+    return text;
+  };
+  std::string_view text = trimmed(prompt);
+  if (!syntax.think_end.empty() && text.ends_with(syntax.think_end)) {
+    text = trimmed(text.substr(0, text.size() - syntax.think_end.size()));
+  }
+  if (!text.ends_with(syntax.think_begin)) return "";
+  return prompt.substr(text.size() - syntax.think_begin.size());
+}
+
+std::string ForcedCall(std::string_view begun, std::string_view name, const AnswerSyntax& syntax) {
+  const bool thinks = !begun.empty() && begun.find(syntax.think_end) == begun.npos;
+  std::string text = thinks ? "\n" + syntax.think_end + "\n\n" : "";
+  text += syntax.calls.opening;
+  return name.empty() ? text : text + std::string(name) + syntax.calls.opening_after_name;
+}
+
 }  // namespace ovq::answers

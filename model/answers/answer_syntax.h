@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "model/chat_template/chat_format.h"
@@ -50,5 +53,18 @@ using RenderProbe = std::function<absl::StatusOr<std::string>(const jinja::Conve
 // template refuses to write is absent from the syntax.
 AnswerSyntax LearnAnswerSyntax(const RenderProbe& render);
 AnswerSyntax LearnAnswerSyntax(const jinja::ChatFormat& format);
+
+// The special tokens (text by id) that are part of the syntax. Other special tokens have no place
+// in an answer's text.
+std::set<int32_t> MarkerTokens(const AnswerSyntax& syntax,
+                               const std::map<int32_t, std::string>& special_tokens);
+
+// What a prompt has written already of the answer that follows it: reasoning that it opens, which
+// it may also close. Empty if it has written nothing.
+std::string_view BegunAnswer(std::string_view prompt, const AnswerSyntax& syntax);
+
+// A text that makes the model call the tool `name`, or any tool if that is empty, when it follows a
+// prompt that has written `begun` of the answer. The syntax has a call form.
+std::string ForcedCall(std::string_view begun, std::string_view name, const AnswerSyntax& syntax);
 
 }  // namespace ovq::answers

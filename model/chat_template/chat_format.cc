@@ -37,8 +37,9 @@ nlohmann::ordered_json MessageJson(const ChatMessage& message) {
     json["tool_plan"] = message.reasoning;
   }
   for (const ToolCall& call : message.tool_calls) {
-    auto arguments = nlohmann::ordered_json::parse(call.arguments_json, nullptr, false);
-    if (arguments.is_discarded()) arguments = call.arguments_json;
+    const auto parsed = ParseOrderedObject(call.arguments_json, "arguments");
+    nlohmann::ordered_json arguments =
+        parsed.ok() ? *parsed : nlohmann::ordered_json(call.arguments_json);
     nlohmann::ordered_json& entry = json["tool_calls"].emplace_back();
     if (!call.id.empty()) entry["id"] = call.id;
     entry["type"] = "function";

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "model/answers/marker.h"
@@ -74,7 +75,9 @@ class Writer {
   absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
     absl::StatusOr<std::string> text =
         format_.Render({.messages = std::span(messages).first(n_messages),
-                        .tools_json = from_.tools_json(),
+                        .tools_json = from_.tool_choice() == v1::TOOL_CHOICE_NONE
+                                          ? std::string_view()
+                                          : from_.tools_json(),
                         .args_json = from_.template_args_json(),
                         .opens_answer = opens_answer},
                        now_);
@@ -163,8 +166,16 @@ PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_i
   return {.at_start = session->position == 0, .last_token = session->last_token};
 }
 
-absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const engine::Engine& engine) {
+namespace {
+
+bool OpensAnswer(const v1::Conversation& conversation) {
+  return !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
+}
+
+// The text without the call that the request begins for the model.
+absl::StatusOr<std::string> TemplateText(const v1::Conversation& conversation,
+                                         const std::string& path, const PromptPlace& place,
+                                         const engine::Engine& engine) {
   ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
   if ((known == 0) != place.at_start) {
@@ -173,8 +184,7 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
                                        "has tokens, holds; got 0"
                                      : "expected 0, as there is no session with tokens");
   }
-  const bool opens_answer =
-      !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
+  const bool opens_answer = OpensAnswer(conversation);
   if (known == 0 || writer.messages[known - 1].role != "assistant") {
     absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
     if (known == 0 || !text.ok()) return text;
@@ -204,6 +214,59 @@ absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const 
     }
   }
   return behind;
+}
+
+}  // namespace
+
+absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
+                                   const PromptPlace& place, const engine::Engine& engine) {
+  PromptText prompt;
+  ASSIGN_OR_RETURN(prompt.text, TemplateText(conversation, path, place, engine));
+  if (!OpensAnswer(conversation)) return prompt;
+  const answers::AnswerSyntax& syntax = engine.model().answer_syntax;
+  prompt.begun = answers::BegunAnswer(prompt.text, syntax);
+  if (conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED) {
+    const std::string call = answers::ForcedCall(prompt.begun, conversation.tool_name(), syntax);
+    prompt.text += call;
+    prompt.begun += call;
+  }
+  return prompt;
+}
+
+absl::StatusOr<answers::ParserOptions> CallParser(const v1::Conversation& conversation,
+                                                  const std::string& path,
+                                                  const engine::Engine& engine) {
+  const std::string field = absl::StrCat(path, ".tools_json");
+  const bool required = conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED;
+  if (conversation.tools_json().empty() && required) {
+    return engine::BadField(field, "tools, as a call is required", "none");
+  }
+  if (conversation.tools_json().empty() || conversation.tool_choice() == v1::TOOL_CHOICE_NONE) {
+    return answers::ParserOptions();
+  }
+  if (engine.model().answer_syntax.calls.form == answers::CallForm::kNone) {
+    return engine::BadField(field, "none, as the model's chat template writes no tool calls",
+                            "tools");
+  }
+  RETURN_IF_ERROR(engine::CheckToolsBytes(std::ssize(conversation.tools_json()), path));
+  const auto list = ParseJsonList(conversation.tools_json(), field);
+  if (!list.ok()) return engine::BadField(field, "a JSON list of tools", list.status().message());
+  auto schemas = std::make_shared<nlohmann::json>(nlohmann::json::object());
+  for (const nlohmann::ordered_json& tool : *list) {
+    const nlohmann::ordered_json& function =
+        tool.is_object() && tool.contains("function") ? tool["function"] : tool;
+    const auto name = function.is_object() ? function.find("name") : function.end();
+    if (name == function.end() || !name->is_string()) {
+      return engine::BadField(field, "tools with a name", "one without");
+    }
+    (*schemas)[name->get<std::string>()] = function.value("parameters", nlohmann::ordered_json());
+  }
+  if (const std::string& name = conversation.tool_name();
+      required && !name.empty() && !schemas->contains(name)) {
+    return engine::BadField(absl::StrCat(path, ".tool_name"), "the name of one of the tools",
+                            Quoted(name));
+  }
+  return answers::ParserOptions{.tools = true, .schemas = std::move(schemas)};
 }
 
 std::string SystemText(const v1::Conversation& conversation, const engine::Engine& engine) {

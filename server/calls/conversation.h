@@ -21,13 +21,23 @@ struct PromptPlace {
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 
+struct PromptText {
+  std::string text;
+  std::string begun = {};  // the end of the text that is part of the model's answer
+};
 // The text of the conversation after its first `known` messages. `path`: the name of its field.
 // InvalidArgument: a field beyond its limit, tools that are not a JSON list, or messages that the
 // template refuses or cannot render within its bounds. FailedPrecondition: the model has no
 // template; `known` does not fit the place; or the template renders the known messages differently
 // within the whole conversation.
-absl::StatusOr<std::string> NewText(const v1::Conversation& conversation, const std::string& path,
-                                    const PromptPlace& place, const engine::Engine& engine);
+absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
+                                   const PromptPlace& place, const engine::Engine& engine);
+
+// How the answer to the conversation is taken apart, but for what is begun of it. InvalidArgument:
+// tools that are no list of named tools, or that the chat template has no calls for.
+absl::StatusOr<answers::ParserOptions> CallParser(const v1::Conversation& conversation,
+                                                  const std::string& path,
+                                                  const engine::Engine& engine);
 
 // The common text of conversations with the same system messages: the rendered text before the
 // first message that is neither "system" nor "developer", as far as it does not depend on that

@@ -97,47 +97,50 @@ absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const 
   return engine::WithLogText(tokens.status(), absl::StrCat(field, ": cannot be encoded"));
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
-                                                  const std::string& prefix,
-                                                  const PromptPlace& place,
-                                                  const engine::Engine& engine) {
+absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::string& prefix,
+                                       const PromptPlace& place, const engine::Engine& engine) {
+  PromptIds to;
   const model::Tokenizer* tokenizer = engine.model().tokenizer;
   const bool has_text = tokenizer != nullptr && tokenizer->has_text();
   switch (prompt.kind_case()) {
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      return Encode(engine, prompt.text(), place.at_start, field);
+      ASSIGN_OR_RETURN(to.ids, Encode(engine, prompt.text(), place.at_start, field));
+      break;
     }
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      ASSIGN_OR_RETURN(const std::string text,
-                       NewText(prompt.conversation(), field, place, engine));
-      return Encode(engine, text, /*add_bos=*/false, field);
+      ASSIGN_OR_RETURN(PromptText text, NewText(prompt.conversation(), field, place, engine));
+      ASSIGN_OR_RETURN(to.ids, Encode(engine, text.text, /*add_bos=*/false, field));
+      to.begun = std::move(text.begun);
+      break;
     }
     case v1::Prompt::kTokenIds: {
       const auto& ids = prompt.token_ids().ids();
       RETURN_IF_ERROR(engine::CheckPromptLength(engine.config(), ids.size(), prefix));
-      return TokenIds(ids);
+      to.ids = TokenIds(ids);
+      break;
     }
     case v1::Prompt::KIND_NOT_SET:
       break;
   }
-  return std::vector<int32_t>();
+  return to;
 }
 
-absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
+absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
                        const engine::Engine& engine, engine::CallRequest& to) {
-  ASSIGN_OR_RETURN(to.prompt, PromptTokens(prompt, to.field_prefix, place, engine));
+  ASSIGN_OR_RETURN(PromptIds tokens, PromptTokens(prompt, to.field_prefix, place, engine));
+  to.prompt = std::move(tokens.ids);
   const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
-  if (!cached) return absl::OkStatus();
+  if (!cached) return tokens.begun;
   if (prompt.has_cacheable()) {
     to.cacheable = prompt.cacheable() ? std::ssize(to.prompt) : 0;
   } else if (prompt.has_conversation()) {
     to.cacheable = SystemTokens(prompt.conversation(), to.prompt, engine);
   }
-  return absl::OkStatus();
+  return tokens.begun;
 }
 
 template <class Message>
@@ -158,7 +161,25 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place,
     to.output.speculation = static_cast<engine::Speculation>(from.output().speculation());
   }
   if (from.has_expected_position()) to.expected_position = from.expected_position();
-  return SetPrompt(from.prompt(), place, engine, to);
+  if (!from.output().parts()) {
+    const bool begins = from.prompt().conversation().tool_choice() == v1::TOOL_CHOICE_REQUIRED;
+    if (begins) {
+      return engine::BadField(absl::StrCat(to.field_prefix, "output.parts"),
+                              "true, as the prompt begins the call", "false");
+    }
+    return SetPrompt(from.prompt(), place, engine, to).status();
+  }
+  if (!from.prompt().has_conversation()) {
+    return engine::BadField(absl::StrCat(to.field_prefix, "output.parts"),
+                            "it only with prompt.conversation", "it");
+  }
+  engine::PartsOptions& parts = to.output.parts.emplace();
+  parts.one_call = from.output().single_call();
+  ASSIGN_OR_RETURN(parts.parser,
+                   CallParser(from.prompt().conversation(),
+                              absl::StrCat(to.field_prefix, "prompt.conversation"), engine));
+  ASSIGN_OR_RETURN(parts.begun, SetPrompt(from.prompt(), place, engine, to));
+  return absl::OkStatus();
 }
 template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&,
                                     const engine::Engine&, engine::GenerateRequest&);
@@ -217,12 +238,29 @@ void Fill(const engine::Started& from, v1::Started& to) {
   to.set_position(from.position);
 }
 
+void Fill(const answers::AnswerPart& from, v1::AnswerPart& to) {
+  using Kind = answers::AnswerPart::Kind;
+  switch (from.kind) {
+    case Kind::kContent:
+      return to.set_content(from.text);
+    case Kind::kReasoning:
+      return to.set_reasoning(from.text);
+    case Kind::kCall:
+      return to.set_call(from.text);
+    case Kind::kArguments:
+      return to.set_arguments(from.text);
+    case Kind::kCallEnd:
+      return to.set_call_end(true);
+  }
+}
+
 void Fill(const engine::TokenChunk& from, v1::TokenChunk& to) {
   to.set_text(from.text);
   to.mutable_token_ids()->Add(from.token_ids.begin(), from.token_ids.end());
   to.mutable_logprobs()->Add(from.logprobs.begin(), from.logprobs.end());
   for (const std::vector<model::TokenLogprob>& top : from.top) FillTop(top, *to.add_top());
   to.set_index(from.index);
+  for (const answers::AnswerPart& part : from.parts) Fill(part, *to.add_parts());
 }
 
 void Fill(const engine::Finished& from, v1::Finished& to) {
@@ -236,6 +274,7 @@ void Fill(const engine::Finished& from, v1::Finished& to) {
   usage.set_prompt_tokens(from.usage.prompt_tokens);
   usage.set_cached_tokens(from.usage.cached_tokens);
   usage.set_generated_tokens(from.usage.generated_tokens);
+  usage.set_reasoning_tokens(from.usage.reasoning_tokens);
   usage.set_state_bytes(from.usage.state_bytes);
   usage.set_position(from.usage.position);
   usage.set_merged_tokens(from.usage.merged_tokens);

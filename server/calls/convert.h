@@ -23,15 +23,18 @@ namespace ovq::server {
 // may quote the text, so the log gets only the field's name.
 absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const std::string& text,
                                             bool add_bos, const std::string& field);
+struct PromptIds {
+  std::vector<int32_t> ids = {};
+  std::string begun = {};  // PromptText::begun
+};
 // Token ids of a prompt; none for an absent prompt. At the start of a session text gets the model's
 // beginning-of-sequence token. Errors: text without a tokenizer, a prompt beyond the limit, and
 // those of NewText. `prefix` stands before the name of the field.
-absl::StatusOr<std::vector<int32_t>> PromptTokens(const v1::Prompt& prompt,
-                                                  const std::string& prefix,
-                                                  const PromptPlace& place,
-                                                  const engine::Engine& engine);
-// Sets the prompt's tokens and how many of them may be cached. Errors: see PromptTokens.
-absl::Status SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
+absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::string& prefix,
+                                       const PromptPlace& place, const engine::Engine& engine);
+// Sets the prompt's tokens and how many of them may be cached, and returns PromptText::begun.
+// Errors: see PromptTokens.
+absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
                        const engine::Engine& engine, engine::CallRequest& to);
 // Sets the parts that v1::GenerateRequest and v1::ChatTurn share: prompt, sampling, stop, output.
 // Refuses lists that are too long before it copies them. Other errors: see PromptTokens.

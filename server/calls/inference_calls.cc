@@ -110,12 +110,12 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(CallRecord& call,
 void Score(CallRecord& call, const v1::ScoreRequest& message,
            const UnaryDone<v1::ScoreResponse>& done) {
   engine::Engine& engine = call.services().engine;
-  absl::StatusOr<std::vector<int32_t>> tokens =
-      PromptTokens(message.prompt(), "", PromptPlace(), engine);
-  if (!tokens.ok()) return done(tokens.status());
-  call.summary().work.prompt_tokens = static_cast<int64_t>(tokens->size());
+  absl::StatusOr<PromptIds> prompt = PromptTokens(message.prompt(), "", PromptPlace(), engine);
+  if (!prompt.ok()) return done(prompt.status());
+  std::vector<int32_t>& tokens = prompt->ids;
+  call.summary().work.prompt_tokens = std::ssize(tokens);
   engine::ScoreRequest request;
-  request.prompt = *tokens;
+  request.prompt = tokens;
   request.variant = message.memory();
   if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
   request.top_logprobs = static_cast<int>(message.top_logprobs());
@@ -123,14 +123,14 @@ void Score(CallRecord& call, const v1::ScoreRequest& message,
   constexpr size_t kTopBytes =
       sizeof(model::TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
   const size_t per_token = 2 * sizeof(model::TokenScore) + kTopBytes * message.top_logprobs();
-  const size_t bytes = std::min(per_token * tokens->size(), 4 * engine::kMaxAnswerBytes);
+  const size_t bytes = std::min(per_token * tokens.size(), 4 * engine::kMaxAnswerBytes);
   if (absl::Status status = ReserveBytes(call.memory(), bytes); !status.ok()) return done(status);
   call.SetCaller(request);
   request.arrival = call.arrival();
   const absl::Status status = engine.SubmitScore(
       std::move(request), call.cancel(),
       [&call, done,
-       tokens = *std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
+       tokens = std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
         if (!result.ok()) return done(result.status());
         // Made on another thread, which also frees the scores: the answer may be large.
         call.services().blocking.Run(call.caller().client, [done, tokens = std::move(tokens),
@@ -144,10 +144,10 @@ void Score(CallRecord& call, const v1::ScoreRequest& message,
 absl::StatusOr<v1::ApplyTemplateResponse> ApplyTemplate(CallRecord& call,
                                                         const v1::ApplyTemplateRequest& message) {
   engine::Engine& engine = call.services().engine;
-  ASSIGN_OR_RETURN(std::string text,
+  ASSIGN_OR_RETURN(PromptText prompt,
                    NewText(message.conversation(), "conversation", PromptPlace(), engine));
   v1::ApplyTemplateResponse response;
-  response.set_text(std::move(text));
+  response.set_text(std::move(prompt.text));
   return response;
 }
 

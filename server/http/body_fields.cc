@@ -12,8 +12,6 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 // A whole number in any notation; unset for other values and beyond 64 bits.
 std::optional<int64_t> Whole(const Json& json) {
   if (json.is_number_unsigned()) return json.get<uint64_t>();  // keeps the bits: seeds may be any

@@ -3,13 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -17,9 +17,9 @@ namespace ovq::server {
 class BodyFields {
  public:
   // prefix: stands before the names of fields in error texts. The object outlives it.
-  explicit BodyFields(const nlohmann::json& object, std::string prefix = "");
+  explicit BodyFields(const Json& object, std::string prefix = "");
 
-  const nlohmann::json* Any(const char* name);  // null if absent
+  const Json* Any(const char* name);  // null if absent
   std::optional<std::string> Text(const char* name);
   std::optional<bool> Bool(const char* name);
   std::optional<float> Number(const char* name);
@@ -32,19 +32,19 @@ class BodyFields {
   // A field that is not served: any value that is neither IsDefault nor accepted is an error that
   // names the field.
   void Refuse(const char* name, const char* expected = "none",
-              const std::vector<nlohmann::json>& accepted = {});
+              const std::vector<Json>& accepted = {});
 
   void Fail(absl::Status status) {
     if (status_.ok()) status_ = std::move(status);
   }
-  void Expected(const std::string& name, const char* expected, const nlohmann::json& got);
+  void Expected(const std::string& name, const char* expected, const Json& got);
   std::string Path(const std::string& name) const { return prefix_ + name; }
   bool ok() const { return status_.ok(); }
   // The first error, or else one for a field that was not read.
   absl::Status Finish();
 
  private:
-  const nlohmann::json& object_;
+  const Json& object_;
   const std::string prefix_;
   std::set<std::string> read_;
   absl::Status status_;
@@ -52,9 +52,9 @@ class BodyFields {
 
 // Whether the value says nothing, as clients send fields that were not set: null, "", [], {} and
 // objects of such values.
-bool IsDefault(const nlohmann::json& json);
+bool IsDefault(const Json& json);
 
 // The value in a few words, for an error text.
-std::string Shown(const nlohmann::json& json);
+std::string Shown(const Json& json);
 
 }  // namespace ovq::server

@@ -114,6 +114,9 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
   bool Hold(const engine::StreamEvent& event) {
     if (!event.chunk) return true;
     size_t bytes = 2 * event.chunk->text.size() + kTokenBytes;
+    for (const answers::AnswerPart& part : event.chunk->parts) {
+      bytes += 2 * part.text.size() + kTokenBytes;
+    }
     for (const auto& top : event.chunk->top) bytes += kLogprobBytes * top.size();
     bytes += kLogprobBytes * event.chunk->logprobs.size();
     held_ += bytes;

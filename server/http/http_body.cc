@@ -73,10 +73,10 @@ absl::Status BadBody(const std::string& message) {
 
 }  // namespace
 
-absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call) {
-  if (call.request().body.empty()) return nlohmann::json::object();
+absl::StatusOr<Json> JsonBody(HttpCall& call) {
+  if (call.request().body.empty()) return Json::object();
   RETURN_IF_ERROR(Check(call));
-  absl::StatusOr<nlohmann::json> json = ParseJsonObject(call.request().body, "body");
+  absl::StatusOr<Json> json = ParseOrderedObject(call.request().body, "body");
   if (json.ok()) return json;
   return BadBody(std::string(json.status().message()));
 }

@@ -3,10 +3,10 @@
 
 #include <google/protobuf/message.h>
 
-#include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
 #include "server/http/http_call.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -14,7 +14,7 @@ namespace ovq::server {
 // type (browsers send JSON across origins only to servers that allow it, and this one never does),
 // bytes that are not UTF-8, text that is not a JSON object, or nesting beyond 32 levels.
 // ResourceExhausted if the request memory has no room for what the body turns into.
-absl::StatusOr<nlohmann::json> JsonBody(HttpCall& call);
+absl::StatusOr<Json> JsonBody(HttpCall& call);
 // The body as a message, in protobuf's JSON mapping. Same errors; unknown fields are one, too.
 absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message);
 

@@ -83,19 +83,19 @@ int ToHttpStatus(const absl::Status& status) {
   return found != kStatuses.end() ? found->second : 500;
 }
 
-nlohmann::json ErrorObject(const absl::Status& status) {
+Json ErrorObject(const absl::Status& status) {
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  nlohmann::json error = {{"message", std::string(status.message())},
-                          {"type", OpenAiErrorType(ToHttpStatus(status))},
-                          {"param", nullptr},
-                          {"code", nullptr}};
+  Json error = {{"message", std::string(status.message())},
+                {"type", OpenAiErrorType(ToHttpStatus(status))},
+                {"param", nullptr},
+                {"code", nullptr}};
   if (!facts.field.empty()) error["param"] = facts.field;
   if (const auto code = OpenAiErrorCode(status, facts)) error["code"] = *code;
   error["status"] = absl::StatusCodeToString(status.code());
   if (!facts.empty()) {
     v1::ErrorInfo info;
     Fill(facts, info);
-    error["info"] = nlohmann::json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
+    error["info"] = Json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
   }
   return {{"error", std::move(error)}};
 }
@@ -116,7 +116,7 @@ void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
   headers.emplace_back("Retry-After-Ms", absl::StrCat(ms));
 }
 
-std::string Dump(const nlohmann::json& json) {
+std::string Dump(const Json& json) {
   return WithoutLineEnds(
       json.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace));
 }

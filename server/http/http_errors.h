@@ -3,11 +3,11 @@
 
 #include <google/protobuf/message.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "absl/status/status.h"
 #include "server/http/exchange.h"
+#include "server/http/json.h"
 
 namespace ovq::server {
 
@@ -17,7 +17,7 @@ inline constexpr int kHttpClientGone = 499;  // nginx's code, for metrics only
 int ToHttpStatus(const absl::Status& status);
 // {"error": {"message", "type", "param", "code", "status", "info"}}: "status" is the name of the
 // gRPC code, "info" the ovq.v1.ErrorInfo that gRPC clients get, if there is one.
-nlohmann::json ErrorObject(const absl::Status& status);
+Json ErrorObject(const absl::Status& status);
 std::string ErrorBody(const absl::Status& status);
 // Adds `retry-after` and `retry-after-ms` if the status has a time, to a 401 its challenge, to a
 // 405 the methods that are allowed, and to a refusal of a content coding those that are served:
@@ -26,7 +26,7 @@ void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers);
 
 // The JSON text. Invalid UTF-8, which no text of the server has, becomes U+FFFD. U+0085, U+2028 and
 // U+2029 are escaped: clients that split events into lines by Unicode's rules would cut them there.
-std::string Dump(const nlohmann::json& json);
+std::string Dump(const Json& json);
 
 // The message in protobuf's JSON mapping, with the same characters escaped.
 std::string MessageJson(const google::protobuf::Message& message);

@@ -13,18 +13,10 @@
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 Json Bytes(const std::string& text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<uint8_t>(c));
   return bytes;
-}
-
-Json StopJson(const engine::Finished& finished) {
-  if (!finished.matched_stop.empty()) return finished.matched_stop;
-  if (finished.matched_token_id) return *finished.matched_token_id;
-  return nullptr;
 }
 
 }  // namespace
@@ -50,86 +42,117 @@ void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer*
   }
 }
 
-namespace {
+Json AnswerUsage::ToJson() const {
+  return {{"prompt_tokens", prompt_tokens},
+          {"completion_tokens", completion_tokens},
+          {"total_tokens", prompt_tokens + completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", cached_tokens}}},
+          {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+}
 
-// "stop" or "length"; null for other ends.
 Json FinishName(engine::FinishReason reason) {
   if (reason == engine::FinishReason::kStop) return "stop";
   if (reason == engine::FinishReason::kLength) return "length";
   return nullptr;
 }
 
-class OpenAiAnswer final : public AnswerWriter {
+Json StopJson(const engine::Finished& finished) {
+  if (!finished.matched_stop.empty()) return finished.matched_stop;
+  if (finished.matched_token_id) return *finished.matched_token_id;
+  return nullptr;
+}
+
+AnswerChunks::AnswerChunks(const char* id_prefix, const std::string& object,
+                           const std::string& model, int64_t created, const OpenAiRequest& request)
+    : api_(request.api),
+      include_usage_(request.include_usage),
+      continuous_usage_(request.continuous_usage),
+      base_({{"id", absl::StrCat(id_prefix, UnguessableHex())},
+             {"object", object},
+             {"created", created},
+             {"model", model}}) {
+  Json chunk = base_;
+  if (object.starts_with("chat")) chunk["object"] = object + ".chunk";
+  head_ = Dump(chunk);
+  head_.pop_back();
+}
+
+void AnswerChunks::Append(int index, const Json& members, const AnswerUsage& usage,
+                          std::string& out) const {
+  std::string data =
+      absl::StrCat(head_, ",\"choices\":[{\"index\":", index, ",", Dump(members).substr(1), "]");
+  if (continuous_usage_) absl::StrAppend(&data, ",\"usage\":", Dump(usage.ToJson()));
+  data += '}';
+  AppendEvent(data, out);
+}
+
+void AnswerChunks::End(const absl::Status& status, const AnswerUsage& usage,
+                       std::string& out) const {
+  if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, api_)), out);
+  if (include_usage_) {
+    AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(usage.ToJson()), "}"), out);
+  }
+  AppendEvent("[DONE]", out);
+}
+
+void AnswerChunks::Whole(Json choices, const AnswerUsage& usage, std::string& out) const {
+  Json whole = base_;
+  whole["system_fingerprint"] = nullptr;
+  whole["choices"] = std::move(choices);
+  whole["usage"] = usage.ToJson();
+  out += Dump(whole);
+}
+
+namespace {
+
+class CompletionAnswer final : public AnswerWriter {
  public:
-  OpenAiAnswer(OpenAiRequest request, const std::string& model, const model::Tokenizer* tokenizer,
-               int64_t created)
+  CompletionAnswer(OpenAiRequest request, const std::string& model,
+                   const model::Tokenizer* tokenizer, int64_t created)
       : request_(std::move(request)),
         tokenizer_(tokenizer),
-        base_({{"id", absl::StrCat(chat() ? "chatcmpl-" : "cmpl-", UnguessableHex())},
-               {"object", chat() ? "chat.completion" : "text_completion"},
-               {"created", created},
-               {"model", model}}),
-        choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {
-    Json chunk = base_;
-    if (chat()) chunk["object"] = "chat.completion.chunk";
-    head_ = Dump(chunk);
-    head_.pop_back();
-  }
+        chunks_("cmpl-", "text_completion", model, created, request_),
+        choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {}
 
   bool streams() const override { return request_.stream; }
   void Add(const engine::StreamEvent& event, std::string& out) override {
-    if (event.started) {
-      prompt_tokens_ = event.started->prompt_tokens;
-      cached_tokens_ = event.started->cached_tokens;
-      for (size_t i = 0; streams() && chat() && i < choices_.size(); ++i) {
-        AppendChunk(static_cast<int>(i),
-                    R"("delta":{"role":"assistant","content":""},"logprobs":null,)"
-                    R"("finish_reason":null)",
-                    out);
-      }
-    }
+    if (event.started) usage_.Begin(*event.started);
     if (event.chunk) {
       const engine::TokenChunk& chunk = *event.chunk;
       Choice& choice = choices_[chunk.index];
-      completion_tokens_ += std::ssize(chunk.token_ids);
+      usage_.completion_tokens += std::ssize(chunk.token_ids);
       if (streams()) {
         Json logprobs;
         AddLogprobs(chunk, choice, logprobs);
-        const std::string text = Dump(chunk.text);
-        AppendChunk(
-            chunk.index,
-            absl::StrCat(chat() ? "\"delta\":{\"content\":" : "\"text\":", text, chat() ? "}" : "",
-                         ",\"logprobs\":", Dump(logprobs), ",\"finish_reason\":null"),
-            out);
+        Append(chunk.index, chunk.text, logprobs, nullptr, nullptr, out);
       } else {
         choice.text += chunk.text;
         AddLogprobs(chunk, choice, choice.logprobs);
       }
     }
     if (event.finished) {
+      usage_.Finish(*event.finished);
       Choice& choice = choices_[event.finished->index];
       choice.finish = FinishName(event.finished->reason);
       choice.stop = StopJson(*event.finished);
       if (streams()) {
-        AppendChunk(event.finished->index,
-                    absl::StrCat(chat() ? "\"delta\":{}" : "\"text\":\"\"",
-                                 ",\"logprobs\":null,\"finish_reason\":", Dump(choice.finish),
-                                 ",\"stop_reason\":", Dump(choice.stop)),
-                    out);
+        Append(event.finished->index, "", nullptr, choice.finish, choice.stop, out);
       }
     }
   }
 
   void End(const absl::Status& status, std::string& out) override {
-    if (!streams()) {
-      out += Dump(Whole());
-      return;
+    if (streams()) return chunks_.End(status, usage_, out);
+    Json choices = Json::array();
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      const Choice& choice = choices_[i];
+      choices.push_back({{"index", i},
+                         {"text", choice.text},
+                         {"logprobs", choice.logprobs},
+                         {"finish_reason", choice.finish},
+                         {"stop_reason", choice.stop}});
     }
-    if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, request_.api)), out);
-    if (request_.include_usage) {
-      AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(Usage()), "}"), out);
-    }
-    AppendEvent("[DONE]", out);
+    chunks_.Whole(std::move(choices), usage_, out);
   }
 
  private:
@@ -141,14 +164,9 @@ class OpenAiAnswer final : public AnswerWriter {
     int64_t text_bytes = 0;  // bytes so far, for text_offset
   };
 
-  bool chat() const { return request_.api == OpenAiApi::kChat; }
   // The form of the completions API: parallel lists.
   void AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
     if (chunk.logprobs.empty()) return;
-    if (chat()) {
-      if (to.is_null()) to = {{"content", Json::array()}, {"refusal", nullptr}};
-      return AppendChatLogprobs(chunk, tokenizer_, to["content"]);
-    }
     if (to.is_null()) {
       to = {{"tokens", Json::array()},
             {"token_logprobs", Json::array()},
@@ -172,54 +190,26 @@ class OpenAiAnswer final : public AnswerWriter {
     }
   }
 
-  Json Usage() const {
-    return {{"prompt_tokens", prompt_tokens_},
-            {"completion_tokens", completion_tokens_},
-            {"total_tokens", prompt_tokens_ + completion_tokens_},
-            {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}}};
-  }
-
-  // Appends a chunk with one choice; `members`: its members without the index.
-  void AppendChunk(int index, const std::string& members, std::string& out) const {
-    std::string data = absl::StrCat(head_, ",\"choices\":[{\"index\":", index, ",", members, "}]");
-    if (request_.continuous_usage) absl::StrAppend(&data, ",\"usage\":", Dump(Usage()));
-    data += '}';
-    AppendEvent(data, out);
-  }
-
-  Json Whole() const {
-    Json whole = base_;
-    whole["system_fingerprint"] = nullptr;
-    whole["choices"] = Json::array();
-    whole["usage"] = Usage();
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      const Choice& choice = choices_[i];
-      Json& to = whole["choices"].emplace_back(Json{{"index", i},
-                                                    {"logprobs", choice.logprobs},
-                                                    {"finish_reason", choice.finish},
-                                                    {"stop_reason", choice.stop}});
-      if (chat()) {
-        to["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
-      } else {
-        to["text"] = choice.text;
-      }
-    }
-    return whole;
+  void Append(int index, const std::string& text, const Json& logprobs, const Json& finish,
+              const Json& stop, std::string& out) const {
+    Json members = {{"text", text}, {"logprobs", logprobs}, {"finish_reason", finish}};
+    if (!finish.is_null()) members["stop_reason"] = stop;
+    chunks_.Append(index, members, usage_, out);
   }
 
   const OpenAiRequest request_;
   const model::Tokenizer* const tokenizer_;
-  const Json base_;   // members of every form of the answer
-  std::string head_;  // beginning of every chunk, up to its choices
+  const AnswerChunks chunks_;
   std::vector<Choice> choices_;
-  int64_t prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0;
+  AnswerUsage usage_;
 };
 
 }  // namespace
 
-std::unique_ptr<AnswerWriter> MakeOpenAiAnswer(OpenAiRequest request, const std::string& model,
-                                               const model::Tokenizer* tokenizer, int64_t created) {
-  return std::make_unique<OpenAiAnswer>(std::move(request), model, tokenizer, created);
+std::unique_ptr<AnswerWriter> MakeCompletionAnswer(OpenAiRequest request, const std::string& model,
+                                                   const model::Tokenizer* tokenizer,
+                                                   int64_t created) {
+  return std::make_unique<CompletionAnswer>(std::move(request), model, tokenizer, created);
 }
 
 }  // namespace ovq::server

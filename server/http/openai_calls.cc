@@ -7,21 +7,23 @@
 #include "base/status_macros.h"
 #include "server/calls/convert.h"
 #include "server/calls/handlers.h"
+#include "server/http/chat_answer.h"
+#include "server/http/chat_messages.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
 #include "server/http/openai_answer.h"
+#include "server/http/openai_fields.h"
 #include "server/http/openai_request.h"
 
 namespace ovq::server {
 namespace {
 
-using Json = nlohmann::json;
-
 const std::string& ModelName(const HttpCallPtr& call) { return call->services().description.name; }
 
 absl::Status Serve(const HttpCallPtr& call,
-                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&)) {
+                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&),
+                   decltype(&MakeChatAnswer) make_answer) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, read(body, ModelName(call)));
   const auto in_theirs = [api = request.api](const absl::Status& status) {
@@ -29,8 +31,8 @@ absl::Status Serve(const HttpCallPtr& call,
   };
   const v1::GenerateRequest message = request.message;
   auto writer =
-      MakeOpenAiAnswer(std::move(request), ModelName(call),
-                       call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
+      make_answer(std::move(request), ModelName(call), call->services().engine.model().tokenizer,
+                  absl::ToUnixSeconds(absl::Now()));
   StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
   return absl::OkStatus();
 }
@@ -84,10 +86,12 @@ absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
 }
 
 absl::Status ServeCompletions(const HttpCallPtr& call, const PathWords&) {
-  return Serve(call, &ReadCompletion);
+  return Serve(call, &ReadCompletion, &MakeCompletionAnswer);
 }
 
-absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) { return Serve(call, &ReadChat); }
+absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
+  return Serve(call, &ReadChat, &MakeChatAnswer);
+}
 
 absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
@@ -95,8 +99,11 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ReadModel(fields, ModelName(call));
   const std::optional<std::string> text = fields.Text("prompt");
   const Json* const messages = fields.Any("messages");
-  v1::Conversation conversation;
+  v1::GenerateRequest chat;
+  v1::Conversation& conversation = *chat.mutable_prompt()->mutable_conversation();
   if (messages != nullptr) ReadMessages(fields, "messages", *messages, conversation);
+  ReadTools(fields, /*flat=*/false, chat);
+  ReadTemplateArgs(fields, "", conversation);
   const bool opens = fields.Bool("add_generation_prompt").value_or(true);
   conversation.set_add_generation_prompt(opens);
   const bool special = fields.Bool("add_special_tokens").value_or(messages == nullptr);

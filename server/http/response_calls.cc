@@ -9,29 +9,33 @@
 #include "base/status_macros.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
+#include "server/http/chat_messages.h"
 #include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/openai_answer.h"
-#include "server/http/openai_request.h"
+#include "server/http/response_answer.h"
+#include "server/http/response_request.h"
 
 namespace ovq::server {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kSessionHeader = "ovq-session";
 constexpr size_t kKeyDigits = 16;
 
 // Puts two messages of one letter in place of the messages that the session has read already.
 // NewText renders the known messages only to cut their text off again, so their content does not
-// matter, and neither server nor client has to keep or send them.
+// matter, and neither server nor client has to keep or send them. Where results of tools follow,
+// the answer has the calls that they name.
 void StandInForKnown(v1::Conversation& conversation) {
   v1::Conversation whole;
-  for (const char* role : {"user", "assistant"}) {
-    v1::ChatMessage& message = *whole.add_messages();
-    message.set_role(role);
-    message.set_content("x");
+  AddMessage("user", "x", whole);
+  v1::ChatMessage& answer = AddMessage("assistant", "x", whole);
+  for (const v1::ChatMessage& message : conversation.messages()) {
+    if (message.role() != "tool") break;
+    v1::ToolCall& call = *answer.add_tool_calls();
+    call.set_id(message.tool_call_id());
+    call.set_name("x");
+    answer.clear_content();
   }
   whole.set_known(2);
   whole.MergeFrom(conversation);
@@ -42,166 +46,28 @@ absl::Status NoPrevious() {
   return NoResponse("previous_response_id", "previous_response_not_found");
 }
 
-// The answer, whole or as a stream of events.
-class ResponseAnswer final : public AnswerWriter {
- public:
-  // id: of the response. The tokenizer may be null, and outlives it.
-  ResponseAnswer(const ResponseRequest& request, std::string id, const std::string& model,
-                 const model::Tokenizer* tokenizer, int64_t created)
-      : streams_(request.stream),
-        tokenizer_(tokenizer),
-        id_(std::move(id)),
-        item_id_(absl::StrCat("msg_", UnguessableHex())),
-        head_(request.shown) {
-    head_["id"] = id_;
-    head_["object"] = "response";
-    head_["created_at"] = created;
-    head_["model"] = model;
-    head_["error"] = nullptr;
-  }
-
-  bool streams() const override { return streams_; }
-  void Add(const engine::StreamEvent& event, std::string& out) override {
-    if (event.started) {
-      position_ = event.started->position;
-      cached_ = event.started->cached_tokens;
-      if (streams_) AppendBegin(out);
-    }
-    if (event.chunk) {
-      Json logprobs = Json::array();
-      AppendChatLogprobs(*event.chunk, tokenizer_, logprobs);
-      text_ += event.chunk->text;
-      for (const Json& entry : logprobs) logprobs_.push_back(entry);
-      if (streams_) {
-        Append("response.output_text.delta",
-               {{"item_id", item_id_},
-                {"output_index", 0},
-                {"content_index", 0},
-                {"delta", event.chunk->text},
-                {"logprobs", std::move(logprobs)}},
-               out);
-      }
-    }
-    if (event.finished) {
-      const engine::Usage& usage = event.finished->usage;
-      status_ =
-          event.finished->reason == engine::FinishReason::kLength ? "incomplete" : "completed";
-      const int64_t input = position_ + usage.prompt_tokens;
-      usage_ = {{"input_tokens", input},
-                {"input_tokens_details", {{"cached_tokens", cached_}}},
-                {"output_tokens", usage.generated_tokens},
-                {"output_tokens_details", {{"reasoning_tokens", 0}}},
-                {"total_tokens", input + usage.generated_tokens}};
-      state_ = {{"position", usage.position}, {"state_bytes", usage.state_bytes}};
-    }
-  }
-
-  void End(const absl::Status& status, std::string& out) override {
-    if (!streams_) {
-      out += Dump(Response());
-    } else if (status.ok()) {
-      AppendEnd(out);
-    } else {
-      Json error = ErrorObject(ToOpenAiError(status, OpenAiApi::kChat));
-      for (const char* name : {"code", "message", "param"}) error[name] = error["error"][name];
-      Append("error", std::move(error), out);
-    }
-  }
-
-  // The response so far: complete once Finished was added.
-  Json Response() const {
-    Json response = head_;
-    response["status"] = status_;
-    response["output"] = Json::array();
-    if (!usage_.is_null()) response["output"].push_back(Item());
-    response["incomplete_details"] = nullptr;
-    if (status_ == std::string_view("incomplete")) {
-      response["incomplete_details"] = {{"reason", "max_output_tokens"}};
-    }
-    response["usage"] = usage_;
-    response["ovq"] = state_;
-    return response;
-  }
-
- private:
-  void Append(const char* type, Json event, std::string& out) {
-    event["type"] = type;
-    event["sequence_number"] = sequence_++;
-    absl::StrAppend(&out, "event: ", type, "\n");
-    AppendEvent(Dump(event), out);
-  }
-
-  void AppendBegin(std::string& out) {
-    Append("response.created", {{"response", Response()}}, out);
-    Append("response.in_progress", {{"response", Response()}}, out);
-    Json item = Item();
-    item["content"] = Json::array();
-    Append("response.output_item.added", {{"output_index", 0}, {"item", std::move(item)}}, out);
-    Append("response.content_part.added",
-           {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", Part()}},
-           out);
-  }
-
-  void AppendEnd(std::string& out) {
-    const Json place = {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}};
-    Json text = place;
-    text["text"] = text_;
-    text["logprobs"] = logprobs_;
-    Append("response.output_text.done", std::move(text), out);
-    Json part = place;
-    part["part"] = Part();
-    Append("response.content_part.done", std::move(part), out);
-    Append("response.output_item.done", {{"output_index", 0}, {"item", Item()}}, out);
-    const bool whole = status_ == std::string_view("completed");
-    Append(whole ? "response.completed" : "response.incomplete", {{"response", Response()}}, out);
-  }
-
-  Json Part() const {  // the text part
-    return {{"type", "output_text"},
-            {"text", text_},
-            {"annotations", Json::array()},
-            {"logprobs", logprobs_}};
-  }
-
-  Json Item() const {  // the message with the text part
-    return {{"id", item_id_},
-            {"type", "message"},
-            {"role", "assistant"},
-            {"status", status_},
-            {"content", Json::array({Part()})}};
-  }
-
-  const bool streams_;
-  const model::Tokenizer* const tokenizer_;
-  const std::string id_, item_id_;
-  Json head_;  // the fields that do not change
-  std::string text_;
-  Json logprobs_ = Json::array();
-  const char* status_ = "in_progress";
-  Json usage_, state_;
-  int64_t position_ = 0;  // of the session before this response
-  int64_t cached_ = 0;
-  int64_t sequence_ = 0;  // number of the next event
-};
-
 // One POST: gets a session, then generates in it.
 class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
  public:
   ResponseRun(HttpCallPtr call, ResponseRequest request)
       : call_(std::move(call)), request_(std::move(request)) {}
 
-  // Checks the instructions against those of the previous response, whose session has read them.
+  // Checks the instructions and tools against those of the previous response, whose session has
+  // read them.
   absl::Status CheckInstructions() {
-    if (request_.instructions) {
-      Sha256 digest;
-      digest.AddText(*request_.instructions);
-      digest_ = digest.Hex();
-    }
+    if (request_.instructions) digest_ = Digest(*request_.instructions);
+    const std::string& tools = request_.message.prompt().conversation().tools_json();
+    if (!tools.empty()) tools_digest_ = Digest(tools);
     if (!request_.previous) return absl::OkStatus();
     if (!call_->services().engine.sessions().Get(*request_.previous, call_->caller().tenant).ok()) {
       return NoPrevious();
     }
     const auto previous = call_->responses().Get(*request_.previous);
+    if (!tools_digest_.empty() && (!previous || tools_digest_ != previous->tools)) {
+      return engine::BadField(
+          "tools", "none, or those of the response before, which the model has read", "others");
+    }
+    if (previous) tools_digest_ = previous->tools;
     if (previous && (!request_.instructions || digest_ == previous->instructions)) {
       digest_ = previous->instructions;
       return absl::OkStatus();
@@ -237,6 +103,12 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   }
 
  private:
+  static std::string Digest(const std::string& text) {
+    Sha256 digest;
+    digest.AddText(text);
+    return digest.Hex();
+  }
+
   // Called on the engine's thread once the session exists.
   void Made(absl::StatusOr<v1::Session> session) {
     call_->services().blocking.Run(call_->client(), [self = shared_from_this(), session] {
@@ -261,7 +133,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
                                                    absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
-            [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kChat); },
+            [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kResponses); },
         .ended = [self = shared_from_this(), &answer = *answer](
                      const absl::Status& status) { return self->Ended(status, answer); }};
     StartGeneration(call_, std::move(answer), request_.message, std::move(hooks));
@@ -270,7 +142,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   absl::Status Ended(const absl::Status& status, const ResponseAnswer& answer) {
     if (session_id_.empty()) return status;
     if (status.ok() && request_.store) {
-      call_->responses().Put(session_id_, {Dump(answer.Response()), digest_});
+      call_->responses().Put(session_id_, {Dump(answer.Response()), digest_, tools_digest_});
       return status;
     }
     // NotFound is fine: the session expired or was deleted meanwhile.
@@ -281,7 +153,8 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   const HttpCallPtr call_;
   ResponseRequest request_;
   std::string session_id_;  // empty: one shot
-  std::string digest_;      // of the instructions, own or inherited; "" without
+  // Of the instructions and of the tools, own or inherited; "" without.
+  std::string digest_, tools_digest_;
 };
 
 // The session of the stored response that the path names.
@@ -292,11 +165,27 @@ absl::StatusOr<std::string> Named(const HttpCallPtr& call, const PathWords& word
   return *session;
 }
 
+// The output item of a stored response of the caller's.
+absl::StatusOr<Json> StoredItem(HttpCall& call, const std::string& id) {
+  const std::optional<ItemPlace> place = FindItemPlace(id);
+  const bool exists =
+      place && call.services().engine.sessions().Get(place->session_id, call.caller().tenant).ok();
+  const auto stored = exists ? call.responses().Get(place->session_id) : std::nullopt;
+  if (!stored) return NoResponse("input.id", nullptr);
+  constexpr size_t kBytesPerChar = 8;  // as parsed JSON and in the request
+  RETURN_IF_ERROR(ReserveBytes(call.record().memory(), kBytesPerChar * stored->json.size()));
+  const Json output = Json::parse(stored->json).value("output", Json::array());
+  if (place->index >= output.size()) return NoResponse("input.id", nullptr);
+  return output[place->index];
+}
+
 }  // namespace
 
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(ResponseRequest request, ReadResponse(body, call->services().description.name));
+  ASSIGN_OR_RETURN(ResponseRequest request,
+                   ReadResponse(body, call->services().description.name,
+                                [&call](const std::string& id) { return StoredItem(*call, id); }));
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());
   run->Start();

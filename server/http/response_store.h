@@ -19,8 +19,9 @@ class ResponseStore {
 
   struct Stored {
     bool operator==(const Stored&) const = default;
-    std::string json;          // the response
-    std::string instructions;  // digest of the instructions, inherited ones included; "" without
+    std::string json;  // the response
+    // Digests of the instructions and of the tools, inherited ones included; "" without.
+    std::string instructions, tools = {};
   };
   void Put(const std::string& session_id, Stored stored) {
     std::lock_guard lock(mutex_);
@@ -50,7 +51,7 @@ class ResponseStore {
   static size_t Bytes(const Entry& entry) {
     constexpr size_t kEntryBytes = 256;
     return kEntryBytes + 2 * entry.id.size() + entry.stored.json.size() +
-           entry.stored.instructions.size();
+           entry.stored.instructions.size() + entry.stored.tools.size();
   }
   void Drop(const std::string& session_id) {
     const auto found = entries_.find(session_id);

@@ -133,11 +133,15 @@ engine::GenerateRequest MakeGenerateRequest(Bytes& bytes) {
 // Compares with a naive search in the whole text of the accepted tokens.
 void Answer(Bytes& bytes) {
   const std::vector<int32_t> eos = {257};
+  engine::EngineModel model;
+  model.vocab_size = kVocab;
+  model.eos_token_ids = eos;
+  model.tokenizer = &OfBytes();
   const engine::GenerateRequest request = MakeGenerateRequest(bytes);
   const engine::StopConditions& stop = request.stop;
   const std::vector<int32_t> ids = Ids(bytes);
   const size_t prompt = std::min<size_t>(ids.size(), 3);
-  engine::RunningAnswer answer(request, 0, 1, eos, kVocab, &OfBytes());
+  engine::RunningAnswer answer(request, 0, 1, model);
   answer.ObservePrompt(std::span(ids).first(prompt));
   model::Detokenizer detokenizer(&OfBytes(), /*at_start=*/false);
   detokenizer.Precede(std::span(ids).first(prompt));

@@ -59,23 +59,27 @@ StopMatcher::Result StopMatcher::Push(std::string_view text) {
 std::string StopMatcher::Flush() { return std::exchange(held_, {}); }
 
 RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t seed,
-                             const std::vector<int32_t>& eos, int64_t vocab_size,
-                             const model::Tokenizer* tokenizer)
+                             const EngineModel& model)
     : request_(request),
       index_(index),
-      eos_(eos),
-      banned_early_(eos),
-      sampler_(WithSeed(request.sampling, seed), vocab_size),
+      eos_(model.eos_token_ids),
+      banned_early_(eos_),
+      sampler_(WithSeed(request.sampling, seed), model.vocab_size),
       matcher_(request.stop.strings, request.stop.include_stop_text) {
   const StopConditions& stop = request.stop;
   banned_early_.insert(banned_early_.end(), stop.token_ids.begin(), stop.token_ids.end());
-  if (stop.ignore_eos) banned_always_ = eos;
+  if (stop.ignore_eos) banned_always_ = eos_;
   for (std::vector<int32_t>* ids : {&banned_early_, &banned_always_}) {
     std::ranges::sort(*ids);
     ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
   }
-  if (tokenizer != nullptr && tokenizer->has_text())
-    detokenizer_.emplace(tokenizer, /*at_start=*/false);
+  if (model.tokenizer == nullptr || !model.tokenizer->has_text()) return;
+  const std::optional<PartsOptions>& parts = request.output.parts;
+  detokenizer_.emplace(model.tokenizer, /*at_start=*/false,
+                       parts ? &model.marker_tokens : nullptr);
+  if (!parts) return;
+  parser_.emplace(model.answer_syntax, parts->parser);
+  parser_->Add(parts->begun, begun_);
 }
 
 void RunningAnswer::Observe(std::span<const int32_t> tokens) {
@@ -114,6 +118,7 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
   if (output.logprobs) chunk.logprobs.push_back(drawn.logprob);
   if (output.top_logprobs > 0) chunk.top.push_back(std::move(drawn.top));
   Append(drawn.token_id, chunk.text, event.finished);
+  if (parser_) TakeApart(std::exchange(chunk.text, ""), chunk.parts, event.finished);
   if (event.finished) event.finished->index = index_;
 }
 
@@ -138,6 +143,23 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   } else if (finished) {
     text += matcher_.Flush();
   }
+}
+
+void RunningAnswer::TakeApart(const std::string& text, std::vector<answers::AnswerPart>& parts,
+                              std::optional<Finished>& finished) {
+  for (answers::AnswerPart& part : std::exchange(begun_, {})) parts.push_back(std::move(part));
+  if (parser_->in_reasoning()) ++reasoning_;
+  parser_->Add(text, parts);
+  if (finished) parser_->End(parts);
+  if (one_call_ended_) parts.clear();
+  if (one_call_ended_ || !request_.output.parts->one_call) return;
+  const auto end = std::ranges::find(parts, answers::AnswerPart::Kind::kCallEnd,
+                                     &answers::AnswerPart::kind);
+  if (end == parts.end()) return;
+  parts.erase(end + 1, parts.end());
+  one_call_ended_ = true;
+  // A session's state holds what the model wrote up to its own end.
+  if (!finished && request_.session_id.empty()) finished.emplace();
 }
 
 }  // namespace ovq::engine

@@ -16,6 +16,7 @@
 #include "model/sampler.h"
 #include "model/tokenizer.h"
 #include "server/engine/common/engine_api.h"
+#include "server/engine/common/engine_config.h"
 #include "server/engine/common/session.h"
 
 namespace ovq::engine {
@@ -54,10 +55,8 @@ class StopMatcher {
 // One of the n answers of a generate request while it is drawn. Engine thread only.
 class RunningAnswer {
  public:
-  // request, eos and tokenizer (may be null) must outlive the answer. seed: of this answer alone.
-  RunningAnswer(const GenerateRequest& request, int index, uint64_t seed,
-                const std::vector<int32_t>& eos, int64_t vocab_size,
-                const model::Tokenizer* tokenizer);
+  // request and model must outlive the answer. seed: of this answer alone.
+  RunningAnswer(const GenerateRequest& request, int index, uint64_t seed, const EngineModel& model);
 
   // Counts tokens that the session consumed before this request.
   void ObserveEarlier(std::span<const int32_t> tokens) { Observe(tokens); }
@@ -78,6 +77,7 @@ class RunningAnswer {
 
   int index() const { return index_; }
   int64_t generated() const { return generated_; }
+  int64_t reasoning() const { return reasoning_; }  // tokens
 
   std::shared_ptr<Sequence> sequence;  // the sequence it continues; null during prefill
   bool done = false;                   // its Finished event has been sent
@@ -88,6 +88,9 @@ class RunningAnswer {
   void Observe(std::span<const int32_t> tokens);
   // Appends the token's text; sets `finished` if the token ends the answer.
   void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
+  // Takes the text of the next token apart; sets `finished` if the answer ends with a call.
+  void TakeApart(const std::string& text, std::vector<answers::AnswerPart>& parts,
+                 std::optional<Finished>& finished);
 
   const GenerateRequest& request_;
   const int index_;
@@ -98,7 +101,10 @@ class RunningAnswer {
   std::optional<model::NgramDrafter> drafter_;
   std::optional<model::Detokenizer> detokenizer_;  // none if the tokenizer has no text
   StopMatcher matcher_;
-  int64_t generated_ = 0;
+  std::optional<answers::AnswerParser> parser_;  // if parts are asked for
+  std::vector<answers::AnswerPart> begun_;       // parts of what the prompt wrote, still to be given
+  bool one_call_ended_ = false;  // nothing of what follows is given
+  int64_t generated_ = 0, reasoning_ = 0;
 };
 
 }  // namespace ovq::engine

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "model/answers/answer_parser.h"
 #include "model/logits_reader.h"
 #include "model/sampler.h"
 
@@ -35,9 +36,17 @@ constexpr bool IsKnown(Speculation how) {
   return how == Speculation::kOff || how == Speculation::kNgram;
 }
 
+// How an answer is taken apart.
+struct PartsOptions {
+  std::string begun = {};  // what the prompt has written of the answer already
+  answers::ParserOptions parser = {};
+  bool one_call = false;  // the answer ends with its first call
+};
+
 struct OutputOptions {
   bool logprobs = false;
   int top_logprobs = 0;
+  std::optional<PartsOptions> parts = {};  // parts in place of text
   std::optional<Speculation> speculation = {};  // default: the server's
 };
 
@@ -78,6 +87,7 @@ struct Usage {
   // Tokens that did not run: the session had them when the request came, or PrefixCache had them.
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
+  int64_t reasoning_tokens = 0;  // of the generated; known if parts are asked for
   int64_t state_bytes = 0;    // committed for the session at the end
   int64_t position = 0;       // tokens of the session at the end
   int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt the end
@@ -96,6 +106,7 @@ struct Started {
 struct TokenChunk {
   int index = 0;     // of the n answers
   std::string text;  // valid UTF-8
+  std::vector<answers::AnswerPart> parts = {};  // in place of text, if asked for
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs;                        // [token_ids], if asked for
   std::vector<std::vector<model::TokenLogprob>> top;  // [token_ids], if asked for

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,6 +60,16 @@ struct EngineModel {
   const model::Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings
   const jinja::ChatFormat* chat_format = nullptr;  // may be null: no messages
   answers::AnswerSyntax answer_syntax = {};        // what the chat format shows of answers
+  std::set<int32_t> marker_tokens = {};            // special tokens of the answer syntax
+
+  // The tokenizer is set before.
+  void SetChatFormat(const jinja::ChatFormat* format) {
+    chat_format = format;
+    if (format == nullptr) return;
+    answer_syntax = answers::LearnAnswerSyntax(*format);
+    if (tokenizer == nullptr) return;
+    marker_tokens = answers::MarkerTokens(answer_syntax, tokenizer->special_tokens());
+  }
 
   bool can_undo() const {
     return std::ranges::all_of(variants, [](const ModelVariant& variant) {

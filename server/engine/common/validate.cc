@@ -211,14 +211,18 @@ absl::Status CheckMessageCount(int64_t n_messages, const std::string& path) {
                 absl::StrCat("1 to ", kMaxMessages), n_messages);
 }
 
+absl::Status CheckToolsBytes(int64_t bytes, const std::string& path) {
+  return Expect(bytes <= kMaxToolsBytes, absl::StrCat(path, ".tools_json"),
+                absl::StrCat("at most ", kMaxToolsBytes, " bytes"), bytes);
+}
+
 absl::Status CheckConversation(std::span<const jinja::ChatMessage> messages, int64_t known,
                                const ConversationBytes& bytes, const std::string& path) {
   const int64_t n_messages = std::ssize(messages);
   for (int64_t i = 0; i < n_messages; ++i) {
     RETURN_IF_ERROR(CheckMessage(messages[i], absl::StrCat(path, ".messages[", i, "]")));
   }
-  RETURN_IF_ERROR(Expect(bytes.tools <= kMaxToolsBytes, absl::StrCat(path, ".tools_json"),
-                         absl::StrCat("at most ", kMaxToolsBytes, " bytes"), bytes.tools));
+  RETURN_IF_ERROR(CheckToolsBytes(bytes.tools, path));
   RETURN_IF_ERROR(Expect(bytes.args <= kMaxTemplateArgsBytes,
                          absl::StrCat(path, ".template_args_json"),
                          absl::StrCat("at most ", kMaxTemplateArgsBytes, " bytes"), bytes.args));

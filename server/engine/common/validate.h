@@ -39,6 +39,7 @@ struct ListSizes {
   int64_t stop_strings = 0, stop_token_ids = 0, logit_bias = 0;
 };
 absl::Status CheckListSizes(const ListSizes& sizes, const std::string& prefix);
+absl::Status CheckToolsBytes(int64_t bytes, const std::string& path);  // of a conversation
 absl::Status CheckMessageCount(int64_t n_messages, const std::string& path);
 // Sizes of a conversation's texts of JSON.
 struct ConversationBytes {

@@ -21,6 +21,7 @@ Usage MakeUsage(const Request& request, const RunningAnswer* answer, SteadyTime 
   usage.cached_tokens = request.cached_tokens + request.prefix_tokens;
   if (answer != nullptr) {
     usage.generated_tokens = answer->generated();
+    usage.reasoning_tokens = answer->reasoning();
     usage.drafted_tokens = answer->drafted;
     usage.accepted_tokens = answer->accepted;
   }

@@ -40,8 +40,7 @@ void Scheduler::MakeAnswers(Request& request) {
   const Speculation speculation = call.output.speculation.value_or(config_.options.speculation);
   for (int i = 0; i < call.n; ++i) {
     work.answers.push_back(
-        std::make_unique<RunningAnswer>(call, i, call.sampling.seed + static_cast<uint64_t>(i),
-                                        model.eos_token_ids, model.vocab_size, model.tokenizer));
+        std::make_unique<RunningAnswer>(call, i, call.sampling.seed + static_cast<uint64_t>(i), model));
     RunningAnswer& answer = *work.answers.back();
     if (speculation == Speculation::kNgram && model.can_undo()) answer.Speculate();
     if (request.session != nullptr && request.session->log) {

@@ -102,9 +102,9 @@ jinja::ToolCall Weather() {
 }
 jinja::ToolCall Now() { return {.id = "abcdefgh2", .name = "now", .arguments_json = "{}"}; }
 
-const nlohmann::json& Schemas() {
-  static const nlohmann::json schemas = {
-      {"get_weather", {{"properties", {{"city", {{"type", "string"}}}}}}}, {"now", {}}};
+std::shared_ptr<const nlohmann::json> Schemas() {
+  static const auto schemas = std::make_shared<const nlohmann::json>(nlohmann::json{
+      {"get_weather", {{"properties", {{"city", {{"type", "string"}}}}}}}, {"now", {}}});
   return schemas;
 }
 

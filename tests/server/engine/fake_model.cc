@@ -157,8 +157,7 @@ EngineModel FakeModel::Make() {
   model.full_kv_bytes_per_token = 1000;
   model.weight_bytes = weight_bytes_;
   model.tokenizer = tokenizer_.get();
-  model.chat_format = chat_format_.get();
-  if (chat_format_ != nullptr) model.answer_syntax = answers::LearnAnswerSyntax(*chat_format_);
+  model.SetChatFormat(chat_format_.get());
   for (const auto& layout : layouts_) {
     const auto forward = [this, &layout](const model::Batch& batch, kernels::DeviceContext&,
                                          kernels::ScratchScope& scope) {

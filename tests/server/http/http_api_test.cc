@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "base/text.h"
 #include "server/http/http_errors.h"
+#include "server/http/json.h"
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
 
@@ -20,7 +21,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using Json = nlohmann::json;
 
 constexpr const char* kPlainTemplate =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -6,6 +6,7 @@
 
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
+#include "server/http/response_request.h"
 #include "server/http/response_store.h"
 
 namespace ovq::server {
@@ -13,13 +14,24 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using Json = nlohmann::json;
 
 absl::StatusOr<OpenAiRequest> Completion(const char* body) {
   return ReadCompletion(Json::parse(body), "m");
 }
 absl::StatusOr<OpenAiRequest> ParseChat(const char* body) {
   return ReadChat(Json::parse(body), "m");
+}
+
+absl::StatusOr<ResponseRequest> Response(const Json& body) {
+  return ReadResponse(body, "m", [](const std::string& id) -> absl::StatusOr<Json> {
+    if (id != "msg_1") return NoResponse("input.id", nullptr);
+    return Json{{"type", "message"},
+                {"id", id},
+                {"role", "assistant"},
+                {"status", "completed"},
+                {"content",
+                 {{{"type", "output_text"}, {"text", "stored"}, {"annotations", Json::array()}}}}};
+  });
 }
 
 TEST(OpenAiRequests, ACompletionWithEverything) {
@@ -130,7 +142,7 @@ TEST(OpenAiRequests, MessagesCarryCallsResultsAndReasoning) {
 // Clients send fields that nobody set as null, "", [], {} or objects of such values.
 TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
   for (const char* name : {"tools", "tool_choice", "functions", "response_format", "audio",
-                           "reasoning_effort", "guided_json", "documents", "modalities"}) {
+                           "verbosity", "guided_json", "documents", "modalities"}) {
     for (const char* value : {"null", "\"\"", "[]", "{}", R"({"a": null, "b": {"c": []}})"}) {
       const std::string body = std::string(R"({"messages": [], ")") + name + "\": " + value + "}";
       EXPECT_TRUE(ParseChat(body.c_str()).ok()) << body << ParseChat(body.c_str()).status();
@@ -140,7 +152,7 @@ TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
   }
   for (const char* text : {"{}", R"({"format": null})", R"({"format": {"type": "text"}})"}) {
     const std::string body = std::string(R"({"input": "Hi", "text": )") + text + "}";
-    EXPECT_TRUE(ReadResponse(Json::parse(body), "m").ok()) << body;
+    EXPECT_TRUE(Response(Json::parse(body)).ok()) << body;
   }
 }
 
@@ -208,17 +220,117 @@ TEST(ResponseRequests, GoOnFromAResponse) {
   for (const char* id : {"", "resp_", "resp_x", kSession})
     EXPECT_EQ(ResponseSessionId(id), std::nullopt);
   Json body = {{"input", "hi"}, {"previous_response_id", ResponseId(kSession)}};
-  const auto read = ReadResponse(body, "m");
+  const auto read = Response(body);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->previous, kSession);
   EXPECT_EQ(read->message.prompt().conversation().messages_size(), 1);
   body["previous_response_id"] = "resp_x";
-  EXPECT_EQ(ToHttpStatus(ReadResponse(body, "m").status()), 404);
+  EXPECT_EQ(ToHttpStatus(Response(body).status()), 404);
   body = {
       {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
-  EXPECT_EQ(engine::GetErrorFacts(ReadResponse(body, "m").status()).field, "text");
+  EXPECT_EQ(engine::GetErrorFacts(Response(body).status()).field, "text.format");
   body.erase("text");
-  EXPECT_EQ(ReadResponse(body, "m")->message.prompt().conversation().messages(0).role(), "system");
+  EXPECT_EQ(Response(body)->message.prompt().conversation().messages(0).role(), "system");
+}
+
+TEST(OpenAiRequests, ToolsReachTheTemplateInTheirOrder) {
+  const std::string tool = R"({"type": "function", "function": {"name": "add", "strict": true,
+      "description": "Adds.", "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}})";
+  const auto read = [&](const std::string& rest) {
+    return ParseChat((R"({"messages": [], "tools": [)" + tool + "]" + rest + "}").c_str());
+  };
+  const auto conversation = [&](const std::string& rest) {
+    return read(rest)->message.prompt().conversation();
+  };
+  EXPECT_EQ(conversation("").tools_json(),
+            R"([{"type":"function","function":{"name":"add","description":"Adds.",)"
+            R"("parameters":{"type":"object","properties":{"b":{},"a":{}}}}}])");
+  EXPECT_EQ(conversation("").tool_choice(), v1::TOOL_CHOICE_AUTO);
+  EXPECT_EQ(conversation(R"(, "tool_choice": "none")").tool_choice(), v1::TOOL_CHOICE_NONE);
+  EXPECT_EQ(conversation(R"(, "tool_choice": "required")").tool_choice(), v1::TOOL_CHOICE_REQUIRED);
+  EXPECT_EQ(conversation(R"(, "tool_choice": {"type": "function", "function": {"name": "add"}})")
+                .tool_name(),
+            "add");
+  EXPECT_TRUE(read("")->message.output().parts());
+  EXPECT_FALSE(read("")->message.output().single_call());
+  EXPECT_TRUE(read(R"(, "parallel_tool_calls": false)")->message.output().single_call());
+  EXPECT_EQ(conversation(R"(, "reasoning_effort": "none")").template_args_json(),
+            R"({"reasoning_effort":"none","enable_thinking":false})");
+  for (const auto& [body, field] :
+       {Refusal{R"({"messages": [], "tools": [{"type": "web_search"}]})", "tools[0]"},
+        Refusal{R"({"messages": [], "tools": [3]})", "tools[0]"},
+        Refusal{R"({"messages": [], "tools": "x"})", "tools"},
+        Refusal{R"({"messages": [], "tools": [{"type": "function", "function": {}}]})",
+                "tools[0].function.name"},
+        Refusal{R"({"messages": [], "tool_choice": "required"})", "tool_choice"},
+        Refusal{R"({"messages": [], "tool_choice": "perhaps"})", "tool_choice"}}) {
+    EXPECT_EQ(engine::GetErrorFacts(ParseChat(body).status()).field, field) << body;
+  }
+}
+
+TEST(ResponseRequests, ItemsAreMessages) {
+  const Json body = Json::parse(R"({"input": [
+      {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+      {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": null,
+       "content": [{"type": "reasoning_text", "text": "why"}], "status": "completed"},
+      {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add",
+       "arguments": "{\"a\": 1}", "status": "completed"},
+      {"type": "function_call", "call_id": "c2", "name": "now", "arguments": ""},
+      {"type": "function_call_output", "call_id": "c1", "output": "3"},
+      {"type": "function_call_output", "call_id": "c2",
+       "output": [{"type": "input_text", "text": "noon"}]},
+      {"type": "item_reference", "id": "msg_1"},
+      {"type": "message", "role": "user", "content": "And?"}],
+      "include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"},
+      "tools": [{"type": "function", "name": "add", "parameters": {}, "strict": null}],
+      "tool_choice": {"type": "function", "name": "add"},
+      "reasoning": {"effort": "low", "summary": "auto"}})");
+  const auto read = Response(body);
+  ASSERT_TRUE(read.ok()) << read.status();
+  v1::Conversation expected;
+  const auto add = [&](const char* role, const char* content) -> v1::ChatMessage& {
+    v1::ChatMessage& message = *expected.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+    return message;
+  };
+  add("user", "Hi");
+  v1::ChatMessage& answer = add("assistant", "");
+  answer.set_reasoning("why");
+  v1::ToolCall* call = answer.add_tool_calls();
+  call->set_id("c1");
+  call->set_name("add");
+  call->set_arguments_json(R"({"a": 1})");
+  call = answer.add_tool_calls();
+  call->set_id("c2");
+  call->set_name("now");
+  add("tool", "3").set_tool_call_id("c1");
+  add("tool", "noon").set_tool_call_id("c2");
+  add("assistant", "stored");
+  add("user", "And?");
+  expected.set_tools_json(R"([{"type":"function","function":{"name":"add","parameters":{}}}])");
+  expected.set_template_args_json(R"({"reasoning_effort":"low"})");
+  expected.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+  expected.set_tool_name("add");
+  EXPECT_EQ(read->message.prompt().conversation().DebugString(), expected.DebugString());
+  EXPECT_EQ(read->shown["tools"], body["tools"]);
+
+  EXPECT_EQ(
+      ToHttpStatus(Response({{"input", {{{"type", "item_reference"}, {"id", "msg_2"}}}}}).status()),
+      404);
+  EXPECT_THAT(Response({{"input", {{{"type", "computer_call"}}}}}).status().message(),
+              HasSubstr("input[0].type: expected message, reasoning, function_call, "
+                        "function_call_output or item_reference, got computer_call"));
+}
+
+TEST(ResponseRequests, AnItemNamesItsResponse) {
+  const auto place = FindItemPlace(ItemId("msg_", {.session_id = kSession, .index = 3}));
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->session_id, kSession);
+  EXPECT_EQ(place->index, 3);
+  for (const char* id : {"", "_", "msg_", "msg_x_1", "msg_1"})
+    EXPECT_FALSE(FindItemPlace(id)) << id;
+  EXPECT_FALSE(FindItemPlace(std::string("msg_") + kSession + "_"));
 }
 
 TEST(ResponseStore, TheOldestGoBeyondTheBudget) {

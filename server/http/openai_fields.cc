@@ -1,0 +1,127 @@
+#include "server/http/openai_fields.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/validate.h"
+#include "server/http/http_errors.h"
+
+namespace ovq::server {
+
+void ReadModel(BodyFields& fields, const std::string& model) {
+  const std::optional<std::string> asked = fields.Text("model");
+  if (!asked || *asked == model) return;
+  fields.Fail(NotFound(absl::StrCat("model: expected \"", model, "\", the one that is served"),
+                       "model", "model_not_found"));
+}
+
+void ReadFormat(BodyFields& fields) {
+  const Json* const format = fields.Any("response_format");
+  if (format == nullptr || IsDefault(*format)) return;
+  if (format->is_object() && format->value("type", Json()) == "text") return;
+  fields.Fail(Unsupported("response_format", "{\"type\": \"text\"}"));
+}
+
+void SkipHints(BodyFields& fields) {
+  for (const char* name :
+       {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention", "request_id", "client_metadata"}) {
+    fields.Skip(name);
+  }
+}
+
+void RefuseVllmFields(BodyFields& fields) {
+  for (const char* name :
+       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+        "guided_decoding_backend", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
+        "prompt_logprobs", "logits_processors", "kv_transfer_params", "cache_salt", "vllm_xargs",
+        "mm_processor_kwargs", "chat_template", "documents"}) {
+    fields.Refuse(name);
+  }
+  fields.Refuse("use_beam_search", "false", {false});
+  fields.Refuse("skip_special_tokens", "true", {true});
+  fields.Refuse("spaces_between_special_tokens", "true", {true});
+  fields.Refuse("return_tokens_as_token_ids", "false", {false});
+  fields.Refuse("return_token_ids", "false", {false});
+  fields.Refuse("priority", "0", {0});
+  fields.Refuse("length_penalty", "1", {1.0});
+}
+
+namespace {
+
+void ReadLogitBias(BodyFields& fields, v1::SamplingParams& to) {
+  const Json* const bias = fields.Any("logit_bias");
+  if (bias == nullptr) return;
+  if (!bias->is_object()) return fields.Expected("logit_bias", "an object", *bias);
+  fields.Fail(engine::CheckListSizes({.logit_bias = std::ssize(*bias)}, ""));
+  if (!fields.ok()) return;
+  for (const auto& entry : bias->items()) {
+    uint32_t id = 0;
+    if (!absl::SimpleAtoi(entry.key(), &id)) {
+      return fields.Fail(engine::BadField("logit_bias", "token ids as keys", Quoted(entry.key())));
+    }
+    if (!entry.value().is_number()) return fields.Expected("logit_bias", "numbers", entry.value());
+    (*to.mutable_logit_bias())[id] = static_cast<float>(entry.value().get<double>());
+  }
+}
+
+}  // namespace
+
+void ReadStopTexts(BodyFields& fields, const char* name, v1::StopConditions& to) {
+  const Json* const stop = fields.Any(name);
+  if (stop == nullptr) return;
+  if (stop->is_string()) return to.add_stop_strings(stop->get<std::string>());
+  if (!stop->is_array()) return fields.Expected(name, "a text or a list of texts", *stop);
+  const int64_t size = std::ssize(*stop);
+  fields.Fail(engine::CheckListSizes({.stop_strings = size}, ""));
+  if (!fields.ok()) return;
+  for (const Json& entry : *stop) {
+    if (!entry.is_string()) return fields.Expected(name, "a text or a list of texts", entry);
+    to.add_stop_strings(entry.get<std::string>());
+  }
+}
+
+void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
+  v1::SamplingParams& sampling = *to.mutable_sampling();
+  if (const auto v = fields.Number("temperature")) sampling.set_temperature(*v);
+  if (const auto v = fields.Number("top_p")) sampling.set_top_p(*v);
+  if (const auto v = fields.Number("min_p")) sampling.set_min_p(*v);
+  if (const auto v = fields.Number("typical_p")) sampling.set_typical_p(*v);
+  if (const auto v = fields.Number("repetition_penalty")) sampling.set_repetition_penalty(*v);
+  if (const auto v = fields.Number("presence_penalty")) sampling.set_presence_penalty(*v);
+  if (const auto v = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*v);
+  if (const auto v = fields.Integer("seed")) sampling.set_seed(*v);
+  const Json* const top_k = fields.Any("top_k");
+  if (top_k != nullptr && *top_k != -1) {  // -1 means off, like 0
+    if (const auto v = fields.Count("top_k")) sampling.set_top_k(*v);
+  }
+  ReadLogitBias(fields, sampling);
+  v1::StopConditions& stop = *to.mutable_stop();
+  ReadStopTexts(fields, "stop", stop);
+  for (const uint32_t id : fields.Ids("stop_token_ids")) stop.add_stop_token_ids(id);
+  if (const auto v = fields.Bool("ignore_eos")) stop.set_ignore_eos(*v);
+  if (const auto v = fields.Count("min_tokens")) stop.set_min_tokens(*v);
+  if (const auto v = fields.Bool("include_stop_str_in_output")) stop.set_include_stop_text(*v);
+}
+
+void ReadStream(BodyFields& fields, OpenAiRequest& to) {
+  to.stream = fields.Bool("stream").value_or(false);
+  const Json* const options = fields.Any("stream_options");
+  if (options == nullptr || IsDefault(*options)) return;
+  if (!options->is_object()) return fields.Expected("stream_options", "an object", *options);
+  if (!to.stream)
+    return fields.Fail(engine::BadField("stream_options", "it only with stream", "it"));
+  BodyFields inner(*options, "stream_options.");
+  to.include_usage = inner.Bool("include_usage").value_or(false);
+  to.continuous_usage = inner.Bool("continuous_usage_stats").value_or(false);
+  inner.Refuse("include_obfuscation", "false", {false});
+  fields.Fail(inner.Finish());
+}
+
+void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
+  if (const auto policy = fields.Text("memory")) to.set_memory(*policy);
+  if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
+}
+
+}  // namespace ovq::server

@@ -1,0 +1,273 @@
+#include "server/http/response_request.h"
+
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "server/engine/common/error_facts.h"
+#include "server/engine/common/session.h"
+#include "server/http/chat_messages.h"
+#include "server/http/http_errors.h"
+#include "server/http/openai_fields.h"
+
+namespace ovq::server {
+namespace {
+
+constexpr std::string_view kResponsePrefix = "resp_";
+
+// Reads the items of `input` one by one into messages. An answer of a model is one message: its
+// reasoning, text and calls are items of their own.
+class ItemReader {
+ public:
+  ItemReader(BodyFields& fields, const FindItem& find, v1::Conversation& to)
+      : fields_(fields), find_(find), to_(to) {}
+
+  void Read(const std::string& path, const Json& item) {
+    if (!item.is_object()) return fields_.Expected(path, "an object with type or role", item);
+    const Json given = item.value("type", Json());
+    const std::string type = given.is_string() ? given.get<std::string>() : "message";
+    BodyFields inner(item, absl::StrCat(fields_.Path(path), "."));
+    for (const char* name : {"type", "id", "status"}) inner.Skip(name);
+    if (type == "item_reference") return Refer(path, inner);
+    if (type == "message") {
+      Message(inner);
+    } else if (type == "reasoning") {
+      Reasoning(inner);
+    } else if (type == "function_call") {
+      Call(inner);
+    } else if (type == "function_call_output") {
+      Output(inner);
+    } else {
+      const std::string name = IsName(type) ? type : "another";
+      return fields_.Fail(engine::BadField(
+          absl::StrCat(fields_.Path(path), ".type"),
+          "message, reasoning, function_call, function_call_output or item_reference", name));
+    }
+    fields_.Fail(inner.Finish());
+  }
+
+ private:
+  // The message of the answer that goes on, or a new one.
+  v1::ChatMessage& Answer(bool has_text) {
+    const int n = to_.messages_size();
+    const bool goes_on =
+        n > 0 && to_.messages(n - 1).role() == "assistant" && reasoning_.empty() && !has_text;
+    v1::ChatMessage& answer =
+        goes_on ? *to_.mutable_messages(n - 1) : AddMessage("assistant", "", to_);
+    if (!goes_on) answer.set_reasoning(std::exchange(reasoning_, ""));
+    return answer;
+  }
+
+  void Message(BodyFields& inner) {
+    const std::string role = inner.Text("role").value_or("");
+    std::string text;
+    if (const Json* content = inner.Any("content")) text = ReadContent(inner, "content", *content);
+    for (const char* name : {"phase", "timestamp"}) inner.Skip(name);
+    if (role == "assistant") return Answer(/*has_text=*/true).set_content(text);
+    AddMessage(role.c_str(), text, to_);
+  }
+
+  void Reasoning(BodyFields& inner) {
+    // What only OpenAI's service can read is no part of the conversation here.
+    inner.Skip("encrypted_content");
+    const Json* const summary = inner.Any("summary");
+    const Json* const content = inner.Any("content");
+    for (const Json* list : {content, summary}) {
+      if (list == nullptr || !reasoning_.empty()) continue;
+      if (!list->is_array()) return inner.Expected("content", "a list of texts", *list);
+      for (const Json& part : *list) {
+        const Json text = part.is_object() ? part.value("text", Json()) : Json();
+        if (!text.is_string()) return inner.Expected("content", "a list of texts", part);
+        reasoning_ += text.get_ref<const std::string&>();
+      }
+    }
+  }
+
+  void Call(BodyFields& inner) {
+    v1::ToolCall& call = *Answer(/*has_text=*/false).add_tool_calls();
+    call.set_id(inner.Text("call_id").value_or(""));
+    call.set_name(inner.Text("name").value_or(""));
+    call.set_arguments_json(inner.Text("arguments").value_or("{}"));
+  }
+
+  void Output(BodyFields& inner) {
+    std::string text;
+    if (const Json* output = inner.Any("output")) text = ReadContent(inner, "output", *output);
+    AddMessage("tool", text, to_).set_tool_call_id(inner.Text("call_id").value_or(""));
+  }
+
+  void Refer(const std::string& path, BodyFields& inner) {
+    const std::string id = inner.Text("id").value_or("");
+    absl::StatusOr<Json> item = find_(id);
+    if (!item.ok()) return fields_.Fail(item.status());
+    Read(path, *item);
+  }
+
+  BodyFields& fields_;
+  const FindItem& find_;
+  v1::Conversation& to_;
+  std::string reasoning_;  // of the answer that comes next
+};
+
+void ReadInput(BodyFields& fields, const FindItem& find, v1::Conversation& to) {
+  const Json* const input = fields.Any("input");
+  if (input == nullptr) return fields.Fail(engine::BadField("input", "a text or items", "none"));
+  if (input->is_string()) return void(AddMessage("user", input->get<std::string>(), to));
+  if (!input->is_array()) return fields.Expected("input", "a text or a list of items", *input);
+  ItemReader reader(fields, find, to);
+  for (size_t i = 0; i < input->size() && fields.ok(); ++i) {
+    reader.Read(absl::StrCat("input[", i, "]"), (*input)[i]);
+  }
+}
+
+void ReadIncluded(BodyFields& fields, v1::OutputOptions& to) {
+  const Json* const include = fields.Any("include");
+  if (include != nullptr && !include->is_array()) fields.Expected("include", "a list", *include);
+  for (const Json& entry : include != nullptr ? *include : Json::array()) {
+    if (entry == "message.output_text.logprobs") {
+      to.set_logprobs(true);
+    } else if (entry != "reasoning.encrypted_content") {  // reasoning comes as text
+      fields.Fail(Unsupported("include",
+                              "message.output_text.logprobs or reasoning.encrypted_content alone"));
+    }
+  }
+  const std::optional<uint32_t> top = fields.Count("top_logprobs");
+  if (!top) return;
+  if (*top > 0 && !to.logprobs()) {
+    fields.Fail(engine::BadField("top_logprobs",
+                                 "it only with include message.output_text.logprobs", "it"));
+  }
+  to.set_top_logprobs(*top);
+}
+
+// Reads `reasoning`: its effort goes to the template.
+std::string ReadEffort(BodyFields& fields) {
+  const Json* const reasoning = fields.Any("reasoning");
+  if (reasoning == nullptr) return "";
+  if (!reasoning->is_object()) {
+    fields.Expected("reasoning", "an object", *reasoning);
+    return "";
+  }
+  BodyFields inner(*reasoning, "reasoning.");
+  for (const char* name : {"summary", "generate_summary"}) inner.Skip(name);
+  const std::string effort = inner.Text("effort").value_or("");
+  fields.Fail(inner.Finish());
+  return effort;
+}
+
+void RefuseForResponse(BodyFields& fields) {
+  fields.Refuse("background", "false", {false});
+  if (const Json* const text = fields.Any("text"); text != nullptr && !IsDefault(*text)) {
+    if (!text->is_object()) return fields.Expected("text", "an object", *text);
+    BodyFields inner(*text, "text.");
+    inner.Refuse("format", "{\"type\": \"text\"}", {Json{{"type", "text"}}});
+    inner.Refuse("verbosity", "\"medium\"", {"medium"});
+    fields.Fail(inner.Finish());
+  }
+  fields.Refuse("truncation", "\"disabled\" or \"auto\", which are the same here",
+                {"disabled", "auto"});
+  fields.Refuse("stream_options", "{\"include_obfuscation\": false}",
+                {Json{{"include_obfuscation", false}}});
+  for (const char* name : {"conversation", "prompt", "context_management"}) fields.Refuse(name);
+  fields.Skip("max_tool_calls");  // of tools that the service calls by itself
+  SkipHints(fields);
+}
+
+}  // namespace
+
+std::string ResponseId(const std::string& session_id) {
+  return absl::StrCat(std::string(kResponsePrefix), session_id);
+}
+
+std::optional<std::string> ResponseSessionId(const std::string& response_id) {
+  if (!response_id.starts_with(kResponsePrefix)) return std::nullopt;
+  std::string session = response_id.substr(kResponsePrefix.size());
+  if (!engine::IsSessionId(session)) return std::nullopt;
+  return session;
+}
+
+std::string ItemId(const char* prefix, const ItemPlace& place) {
+  return absl::StrCat(prefix, place.session_id, "_", place.index);
+}
+
+std::optional<ItemPlace> FindItemPlace(const std::string& item_id) {
+  const size_t begin = item_id.find('_') + 1, end = item_id.rfind('_');
+  if (begin == 0 || end == item_id.npos || end < begin) return std::nullopt;
+  ItemPlace place = {.session_id = item_id.substr(begin, end - begin)};
+  if (!engine::IsSessionId(place.session_id)) return std::nullopt;
+  if (!absl::SimpleAtoi(item_id.substr(end + 1), &place.index)) return std::nullopt;
+  return place;
+}
+
+absl::Status NoResponse(const std::string& field, const char* code) {
+  return NotFound(
+      absl::StrCat(field, ": expected a stored response that has neither been deleted nor expired"),
+      field, code);
+}
+
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model,
+                                             const FindItem& find) {
+  BodyFields fields(body);
+  ResponseRequest request;
+  request.api = OpenAiApi::kResponses;
+  v1::GenerateRequest& message = request.message;
+  v1::Conversation& conversation = *message.mutable_prompt()->mutable_conversation();
+  message.mutable_prompt()->set_cacheable(true);
+  ReadModel(fields, model);
+  request.instructions = fields.Text("instructions");
+  const std::optional<std::string> previous = fields.Text("previous_response_id");
+  if (previous) {
+    request.previous = ResponseSessionId(*previous);
+    if (!request.previous) {
+      fields.Fail(NoResponse("previous_response_id", "previous_response_not_found"));
+    }
+  } else if (request.instructions && !request.instructions->empty()) {
+    AddMessage("system", *request.instructions, conversation);
+  }
+  ReadInput(fields, find, conversation);
+  ReadTools(fields, /*flat=*/true, message);
+  ReadTemplateArgs(fields, ReadEffort(fields), conversation);
+  ReadSampling(fields, message);
+  ReadVariant(fields, message);
+  message.mutable_sampling()->set_n(1);
+  message.mutable_stop()->set_max_tokens(
+      fields.Count("max_output_tokens").value_or(kDefaultChatTokens));
+  ReadIncluded(fields, *message.mutable_output());
+  request.store = fields.Bool("store").value_or(true);
+  request.stream = fields.Bool("stream").value_or(false);
+  const Json* const metadata = fields.Any("metadata");
+  if (metadata != nullptr && !metadata->is_object()) {
+    fields.Expected("metadata", "an object", *metadata);
+  }
+  RefuseForResponse(fields);
+  if (previous && (!message.memory().empty() || message.has_max_centroids())) {
+    fields.Fail(
+        engine::BadField("memory", "it and max_centroids without previous_response_id", "them"));
+  }
+  RETURN_IF_ERROR(fields.Finish());
+  const auto repeated = [&body](const char* name, Json otherwise) {
+    const Json value = body.value(name, Json());
+    return value.is_null() ? otherwise : value;
+  };
+  const v1::SamplingParams& sampling = message.sampling();
+  request.shown = {
+      {"instructions", repeated("instructions", nullptr)},
+      {"previous_response_id", repeated("previous_response_id", nullptr)},
+      {"metadata", repeated("metadata", Json::object())},
+      {"store", request.store},
+      {"max_output_tokens", message.stop().max_tokens()},
+      {"temperature", sampling.has_temperature() ? Json(sampling.temperature()) : Json(1.0)},
+      {"top_p", sampling.has_top_p() ? Json(sampling.top_p()) : Json(1.0)},
+      {"tools", repeated("tools", Json::array())},
+      {"tool_choice", repeated("tool_choice", "auto")},
+      {"parallel_tool_calls", !message.output().single_call()},
+      {"reasoning", repeated("reasoning", {{"effort", nullptr}, {"summary", nullptr}})},
+      {"text", {{"format", {{"type", "text"}}}}},
+      {"truncation", "disabled"}};
+  return request;
+}
+
+}  // namespace ovq::server

@@ -1,0 +1,305 @@
+// Calls to tools and reasoning in the answers of the HTTP API, on a model that writes what a test
+// tells it.
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "server/http/http_api.h"
+#include "server/http/json.h"
+#include "tests/server/http/fake_exchange.h"
+#include "tests/server/server_test_util.h"
+
+namespace ovq::server::test {
+namespace {
+
+using testing::HasSubstr;
+
+// ChatML with Qwen's form of calls. The answer opens with reasoning.
+constexpr const char* kTemplate =
+    "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role + '\n' }}"
+    "{%- if m.role == 'assistant' %}"
+    "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{{ m.content or '' }}"
+    "{%- for c in m.tool_calls or [] %}{{ '\n' }}<tool_call>\n{\"name\": \"{{ c.function.name "
+    "}}\", "
+    "\"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}"
+    "{%- else %}{{ m.content }}{%- endif %}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n\n' if enable_thinking is false else '<think>\n' }}{% endif %}";
+
+constexpr const char* kAnswer =
+    "Two sums.\n</think>\n\nI add.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 1, "
+    "\"a\": [2]}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+
+Json Tool(const char* name) {
+  return {{"type", "function"},
+          {"function", {{"name", name}, {"parameters", {{"type", "object"}}}}}};
+}
+Json Chat() {
+  return {{"messages", {{{"role", "user"}, {"content", "Add!"}}}},
+          {"tools", Json::array({Tool("add"), Tool("now")})}};
+}
+Json Response() {
+  Json body = {{"input", "Add!"}, {"tools", Json::array()}};
+  for (const char* name : {"add", "now"}) {
+    Json tool = Tool(name)["function"];
+    tool["type"] = "function";
+    body["tools"].push_back(tool);
+  }
+  return body;
+}
+
+class ScriptedServer {
+ public:
+  // The model writes `answer` behind the first `position` tokens.
+  explicit ScriptedServer(int64_t position = 0, const std::string& answer = "")
+      : server_({.model = {.chat_template = kTemplate},
+                 .setup =
+                     [&](engine::test::FakeModel& model) {
+                       model.Script(position, answer);
+                       model.Script(position + std::ssize(answer), engine::test::kEos);
+                     }}),
+        api_(server_.services(), {.check_host = true}) {}
+
+  HttpReply Post(const std::string& target, const Json& body) {
+    auto exchange = std::make_shared<FakeExchange>("POST", target, body.dump());
+    api_.Handle(exchange);
+    EXPECT_TRUE(exchange->Read(absl::Seconds(20)));
+    return exchange->reply();
+  }
+  engine::EngineStats Settled() { return server_.engine().Stats(); }
+
+ private:
+  TestServer server_;
+  HttpApi api_;
+};
+
+// A server whose model answers this request so.
+std::unique_ptr<ScriptedServer> Answering(const std::string& target, Json body,
+                                          const std::string& answer) {
+  body[target == "/v1/responses" ? "max_output_tokens" : "max_tokens"] = 0;
+  const Json counted = Json::parse(ScriptedServer().Post(target, body).body);
+  EXPECT_TRUE(counted.contains("usage")) << counted.dump();
+  const Json& usage = counted["usage"];
+  const Json tokens = usage.value("prompt_tokens", usage.value("input_tokens", Json(0)));
+  return std::make_unique<ScriptedServer>(tokens.get<int64_t>(), answer);
+}
+
+Json Whole(const std::string& target, const Json& body, const std::string& answer) {
+  const HttpReply reply = Answering(target, body, answer)->Post(target, body);
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  return Json::parse(reply.body);
+}
+
+std::vector<Json> Events(const std::string& target, Json body, const std::string& answer) {
+  const auto server = Answering(target, body, answer);
+  body["stream"] = true;
+  const HttpReply reply = server->Post(target, body);
+  std::vector<Json> events;
+  for (absl::string_view event : absl::StrSplit(reply.body, "\n\n", absl::SkipEmpty())) {
+    const size_t at = event.find("data: ");
+    EXPECT_NE(at, event.npos) << event;
+    const absl::string_view data = event.substr(at + 6);
+    if (data != "[DONE]") events.push_back(Json::parse(data));
+  }
+  return events;
+}
+
+Json WithoutIds(Json calls) {
+  for (Json& call : calls) {
+    EXPECT_EQ(call["id"].get<std::string>().size(), 9);
+    call.erase("id");
+  }
+  return calls;
+}
+
+Json Call(const char* name, const char* arguments) {
+  return {{"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}};
+}
+
+TEST(Tools, AChatTakesTheAnswerApart) {
+  const Json whole = Whole("/v1/chat/completions", Chat(), kAnswer);
+  const Json& choice = whole["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"]["content"], "I add.");
+  EXPECT_EQ(choice["message"]["reasoning_content"], "Two sums.");
+  EXPECT_EQ(WithoutIds(choice["message"]["tool_calls"]),
+            Json::array({Call("add", R"({"b": 1, "a": [2]})"), Call("now", "{}")}));
+  EXPECT_EQ(whole["usage"]["completion_tokens_details"]["reasoning_tokens"],
+            std::string("Two sums.\n</think>").size());
+}
+
+TEST(Tools, AStreamedChatSaysTheSame) {
+  std::string content, reasoning;
+  Json calls = Json::array(), finish;
+  for (const Json& event : Events("/v1/chat/completions", Chat(), kAnswer)) {
+    EXPECT_EQ(event["object"], "chat.completion.chunk");
+    const Json& choice = event["choices"][0];
+    if (!choice["finish_reason"].is_null()) finish = choice["finish_reason"];
+    const Json& delta = choice["delta"];
+    content += delta.value("content", "");
+    reasoning += delta.value("reasoning_content", "");
+    for (const Json& call : delta.value("tool_calls", Json::array())) {
+      if (call.contains("id")) {
+        EXPECT_EQ(call["index"], calls.size());
+        calls.push_back(call);
+        calls.back().erase("index");
+      } else {
+        EXPECT_EQ(call["index"], calls.size() - 1);
+        calls.back()["function"]["arguments"].get_ref<std::string&>() +=
+            call["function"]["arguments"].get<std::string>();
+      }
+    }
+  }
+  EXPECT_EQ(content, "I add.");
+  EXPECT_EQ(reasoning, "Two sums.");
+  EXPECT_EQ(finish, "tool_calls");
+  EXPECT_EQ(WithoutIds(calls),
+            Json::array({Call("add", R"({"b": 1, "a": [2]})"), Call("now", "{}")}));
+}
+
+TEST(Tools, ARequiredCallIsBegunByThePrompt) {
+  Json body = Chat();
+  body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "now"}}}};
+  const Json named = Whole("/v1/chat/completions", body, "{\"x\": 1}}\n</tool_call>");
+  EXPECT_EQ(WithoutIds(named["choices"][0]["message"]["tool_calls"]),
+            Json::array({Call("now", R"({"x": 1})")}));
+  EXPECT_EQ(named["choices"][0]["message"]["content"], nullptr);
+  body["tool_choice"] = "required";
+  const Json any = Whole("/v1/chat/completions", body, "add\", \"arguments\": {}}\n</tool_call>");
+  EXPECT_EQ(WithoutIds(any["choices"][0]["message"]["tool_calls"]),
+            Json::array({Call("add", "{}")}));
+}
+
+TEST(Tools, WithoutToolsNothingIsACall) {
+  Json body = Chat();
+  body["tool_choice"] = "none";
+  const Json none = Whole("/v1/chat/completions", body, kAnswer);
+  EXPECT_FALSE(none["choices"][0]["message"].contains("tool_calls"));
+  EXPECT_THAT(none["choices"][0]["message"]["content"].get<std::string>(),
+              HasSubstr("<tool_call>"));
+  EXPECT_EQ(none["choices"][0]["finish_reason"], "stop");
+  body.erase("tools");
+  body.erase("tool_choice");
+  const Json without = Whole("/v1/chat/completions", body, kAnswer);
+  EXPECT_EQ(without["usage"]["prompt_tokens"], none["usage"]["prompt_tokens"]);
+}
+
+TEST(Tools, OneCallIsEnoughWhereNoneAreParallel) {
+  Json body = Chat();
+  body["parallel_tool_calls"] = false;
+  const Json one = Whole("/v1/chat/completions", body, kAnswer);
+  EXPECT_EQ(WithoutIds(one["choices"][0]["message"]["tool_calls"]),
+            Json::array({Call("add", R"({"b": 1, "a": [2]})")}));
+  EXPECT_LT(one["usage"]["completion_tokens"], std::string(kAnswer).size());
+}
+
+TEST(Tools, ThinkingIsSwitchedOff) {
+  Json body = Chat();
+  body["chat_template_kwargs"] = {{"enable_thinking", false}};
+  const Json message = Whole("/v1/chat/completions", body, "Hello.")["choices"][0]["message"];
+  EXPECT_EQ(message["content"], "Hello.");
+  EXPECT_FALSE(message.contains("reasoning_content"));
+}
+
+// The output without what is drawn at random.
+Json Output(const Json& response) {
+  Json output = response["output"];
+  for (Json& item : output) {
+    EXPECT_TRUE(item.contains("id"));
+    for (const char* name : {"id", "call_id", "status"}) item.erase(name);
+    if (item["type"] != "message") continue;
+    for (const char* name : {"logprobs", "annotations"}) item["content"][0].erase(name);
+  }
+  return output;
+}
+
+const Json& Items() {
+  static const Json items = Json::parse(R"([
+      {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text",
+       "text": "Two sums."}]},
+      {"type": "message", "role": "assistant", "content": [{"type": "output_text",
+       "text": "I add."}]},
+      {"type": "function_call", "name": "add", "arguments": "{\"b\": 1, \"a\": [2]}"},
+      {"type": "function_call", "name": "now", "arguments": "{}"}])");
+  return items;
+}
+
+TEST(Tools, AResponseHasItems) {
+  const Json whole = Whole("/v1/responses", Response(), kAnswer);
+  EXPECT_EQ(Output(whole), Items());
+  EXPECT_EQ(whole["tools"], Response()["tools"]);
+  EXPECT_GT(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 0);
+}
+
+TEST(Tools, AStreamedResponseBuildsThem) {
+  const std::vector<Json> events = Events("/v1/responses", Response(), kAnswer);
+  Json output = Json::array(), last;
+  std::string arguments;
+  for (size_t i = 0; i < events.size(); ++i) {
+    const Json& event = events[i];
+    EXPECT_EQ(event["sequence_number"], i);
+    const std::string type = event["type"];
+    if (type == "response.output_item.added") {
+      EXPECT_EQ(event["output_index"], output.size());
+      output.push_back(event["item"]);
+      arguments.clear();
+    } else if (type == "response.function_call_arguments.delta") {
+      EXPECT_EQ(event["item_id"], output.back()["id"]);
+      arguments += event["delta"].get<std::string>();
+    } else if (type == "response.function_call_arguments.done") {
+      EXPECT_EQ(event["arguments"], arguments);
+    } else if (absl::EndsWith(type, "text.done")) {
+      EXPECT_EQ(event["item_id"], output.back()["id"]);
+    } else if (type == "response.output_item.done") {
+      EXPECT_EQ(event["item"]["id"], output.back()["id"]);
+      output.back() = event["item"];
+    }
+    last = event;
+  }
+  EXPECT_EQ(last["type"], "response.completed");
+  EXPECT_EQ(last["response"]["output"], output);
+  EXPECT_EQ(Output(last["response"]), Items());
+}
+
+TEST(Tools, AResponseGoesOnWithResultsAndByItems) {
+  const auto server = Answering("/v1/responses", Response(), kAnswer);
+  const Json first = Json::parse(server->Post("/v1/responses", Response()).body);
+  Json results = Json::array();
+  for (const Json& item : first["output"]) {
+    if (item["type"] != "function_call") continue;
+    results.push_back(
+        {{"type", "function_call_output"}, {"call_id", item["call_id"]}, {"output", "3"}});
+  }
+  Json second = Response();
+  second["previous_response_id"] = first["id"];
+  second["input"] = results;
+  second["max_output_tokens"] = 1;
+  const HttpReply reply = server->Post("/v1/responses", second);
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  const Json usage = Json::parse(reply.body)["usage"];
+  EXPECT_EQ(usage["input_tokens_details"]["cached_tokens"], first["usage"]["total_tokens"]);
+
+  // The same conversation by references to the items.
+  Json by_items = Response();
+  by_items["input"] = Json::array({{{"role", "user"}, {"content", "Add!"}}});
+  for (const Json& item : first["output"]) {
+    by_items["input"].push_back({{"type", "item_reference"}, {"id", item["id"]}});
+  }
+  for (const Json& result : results) by_items["input"].push_back(result);
+  by_items["max_output_tokens"] = 1;
+  const HttpReply again = server->Post("/v1/responses", by_items);
+  ASSERT_EQ(again.status, 200) << again.body;
+  // The session also has the end-of-sequence token, which this template does not write.
+  EXPECT_EQ(Json::parse(again.body)["usage"]["input_tokens"].get<int64_t>() + 1,
+            usage["input_tokens"]);
+
+  second["tools"].erase(1);
+  const HttpReply other = server->Post("/v1/responses", second);
+  EXPECT_EQ(other.status, 400);
+  EXPECT_THAT(other.body, HasSubstr("\"param\":\"tools\""));
+}
+
+}  // namespace
+}  // namespace ovq::server::test
