@@ -28,7 +28,7 @@
 #include "server/calls/rpc_labels.h"
 #include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 #include "server/http/metrics_endpoint.h"
 #include "server/loading.h"
 #include "server/options.h"

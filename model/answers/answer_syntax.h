@@ -26,6 +26,7 @@ enum class CallForm : uint8_t {
 // An answer's calls are begin CALL (between CALL)* end. White space in these texts may differ in
 // what models write.
 struct CallSyntax {
+  bool operator==(const CallSyntax&) const = default;
   CallForm form = CallForm::kNone;
   std::string begin = {}, between = {}, end = {};
   std::string marker =
@@ -59,8 +60,8 @@ AnswerSyntax LearnAnswerSyntax(const jinja::ChatFormat& format);
 std::set<int32_t> MarkerTokens(const AnswerSyntax& syntax,
                                const std::map<int32_t, std::string>& special_tokens);
 
-// What a prompt has written already of the answer that follows it: reasoning that it opens, which
-// it may also close. Empty if it has written nothing.
+// The end of a prompt that is part of the answer already: reasoning that it opens, which it may
+// also close. Empty if there is none.
 std::string_view BegunAnswer(std::string_view prompt, const AnswerSyntax& syntax);
 
 // A text that makes the model call the tool `name`, or any tool if that is empty, when it follows a

@@ -3,7 +3,6 @@
 
 #include <google/protobuf/message.h>
 
-
 #include "absl/status/statusor.h"
 #include "server/http/http_call.h"
 #include "server/http/json.h"

@@ -22,6 +22,9 @@ HttpCall::HttpCall(ServiceContext& services, ResponseStore& responses, const cha
   const size_t mark = target.find('?');
   path_ = target.substr(0, mark);
   if (mark != std::string_view::npos) query_ = target.substr(mark + 1);
+  // Anthropic's clients name their token otherwise.
+  const std::optional<std::string> key = Value("x-api-key");
+  if (key && !Value("authorization")) AddHeader("authorization", absl::StrCat("Bearer ", *key));
   exchange_->OnGone([cancel = record_.cancel()] { cancel->Cancel(); });
 }
 

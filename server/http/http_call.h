@@ -65,19 +65,7 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   std::string_view path_, query_;
 };
 
-// --- Handlers, called once the caller is known, on threads that may block but for the quick
-// lane's. Each answers its call, now or later, or returns the error that it gets.
 using HttpCallPtr = std::shared_ptr<HttpCall>;
-using PathWords = std::vector<std::string>;  // in place of {} in the route's pattern
-using HttpHandler = absl::Status(const HttpCallPtr& call, const PathWords& words);
-
-// OpenAI's and vLLM's API.
-HttpHandler ServeModels, ServeCompletions, ServeChat, ServeResponses, ServeResponse,
-    ServeResponseDelete, ServeTokenize, ServeDetokenize;
-// /ovq/v1: messages as JSON.
-HttpHandler ServeInfo, ServeStatus, ServeSessions, ServeCreate, ServeSession, ServeDelete,
-    ServeFork, ServeRewind;
-HttpHandler ServeGenerate;  // within a session, or without one
 
 // Decodes %XX and, as in queries, + to a space.
 std::string DecodeUrl(std::string_view text, bool plus_is_space = true);

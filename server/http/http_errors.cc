@@ -97,7 +97,7 @@ Json ErrorObject(const absl::Status& status) {
     Fill(facts, info);
     error["info"] = Json::parse(MessageJson(info), nullptr, /*allow_exceptions=*/false);
   }
-  return {{"error", std::move(error)}};
+  return {{"type", "error"}, {"error", std::move(error)}};
 }
 
 std::string ErrorBody(const absl::Status& status) { return Dump(ErrorObject(status)); }

@@ -15,8 +15,9 @@ inline constexpr int kHttpClientGone = 499;  // nginx's code, for metrics only
 
 // Maps an error to its HTTP status.
 int ToHttpStatus(const absl::Status& status);
-// {"error": {"message", "type", "param", "code", "status", "info"}}: "status" is the name of the
-// gRPC code, "info" the ovq.v1.ErrorInfo that gRPC clients get, if there is one.
+// {"type": "error", "error": {"message", "type", "param", "code", "status", "info"}}, as OpenAI's
+// and Anthropic's clients read it: "status" is the name of the gRPC code, "info" the
+// ovq.v1.ErrorInfo that gRPC clients get, if there is one.
 Json ErrorObject(const absl::Status& status);
 std::string ErrorBody(const absl::Status& status);
 // Adds `retry-after` and `retry-after-ms` if the status has a time, to a 401 its challenge, to a

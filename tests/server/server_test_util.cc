@@ -7,14 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/calls/rpc_labels.h"
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 #include "tests/test_util.h"
 
 namespace ovq::server::test {
 namespace {
 
 ModelDescription Description() {
-  return {.name = "fake",
+  return {.names = {"fake", "org/fake"},
           .fingerprint = "0123",
           .hidden_size = 8,
           .parameters = 1000,

@@ -68,6 +68,7 @@ RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t
       matcher_(request.stop.strings, request.stop.include_stop_text) {
   const StopConditions& stop = request.stop;
   banned_early_.insert(banned_early_.end(), stop.token_ids.begin(), stop.token_ids.end());
+  for (const auto& [id, text] : stop.special_tokens) banned_early_.push_back(id);
   if (stop.ignore_eos) banned_always_ = eos_;
   for (std::vector<int32_t>* ids : {&banned_early_, &banned_always_}) {
     std::ranges::sort(*ids);
@@ -118,14 +119,16 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
   if (output.logprobs) chunk.logprobs.push_back(drawn.logprob);
   if (output.top_logprobs > 0) chunk.top.push_back(std::move(drawn.top));
   Append(drawn.token_id, chunk.text, event.finished);
-  if (parser_) TakeApart(std::exchange(chunk.text, ""), chunk.parts, event.finished);
+  if (parser_) Parse(std::exchange(chunk.text, ""), chunk.parts, event.finished);
   if (event.finished) event.finished->index = index_;
 }
 
 void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
   const StopConditions& stop = request_.stop;
   const bool is_eos = std::ranges::count(eos_, token) > 0;
-  const bool is_stop = is_eos || std::ranges::count(stop.token_ids, token) > 0;
+  const auto special = stop.special_tokens.find(token);
+  const bool is_special = special != stop.special_tokens.end();
+  const bool is_stop = is_eos || is_special || std::ranges::count(stop.token_ids, token) > 0;
   if (is_stop) {
     finished.emplace().matched_token_id = token;
   } else if (generated_ >= stop.max_tokens) {
@@ -134,8 +137,10 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   if (!detokenizer_) return;
 
   std::string decoded;
-  if (!is_stop || (stop.include_stop_text && !is_eos)) decoded = detokenizer_->Push(token);
+  if (!is_stop || (stop.include_stop_text && !is_eos && !is_special))
+    decoded = detokenizer_->Push(token);
   if (finished) decoded += detokenizer_->Finish();
+  if (is_special) decoded += special->second;
   StopMatcher::Result result = matcher_.Push(decoded);
   text += result.text;
   if (result.matched) {
@@ -145,7 +150,7 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   }
 }
 
-void RunningAnswer::TakeApart(const std::string& text, std::vector<answers::AnswerPart>& parts,
+void RunningAnswer::Parse(const std::string& text, std::vector<answers::AnswerPart>& parts,
                               std::optional<Finished>& finished) {
   for (answers::AnswerPart& part : std::exchange(begun_, {})) parts.push_back(std::move(part));
   if (parser_->in_reasoning()) ++reasoning_;

@@ -88,8 +88,8 @@ class RunningAnswer {
   void Observe(std::span<const int32_t> tokens);
   // Appends the token's text; sets `finished` if the token ends the answer.
   void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
-  // Takes the text of the next token apart; sets `finished` if the answer ends with a call.
-  void TakeApart(const std::string& text, std::vector<answers::AnswerPart>& parts,
+  // Parses the text of the next token; sets `finished` if the answer ends with a call.
+  void Parse(const std::string& text, std::vector<answers::AnswerPart>& parts,
                  std::optional<Finished>& finished);
 
   const GenerateRequest& request_;

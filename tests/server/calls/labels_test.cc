@@ -2,8 +2,8 @@
 #include <google/protobuf/descriptor.h>
 
 #include "absl/strings/str_cat.h"
+#include "server/apis/http_api.h"
 #include "server/calls/rpc_labels.h"
-#include "server/http/http_api.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::server::test {
@@ -27,18 +27,18 @@ TEST(Labels, OfRpcsAreTheProtosNames) {
 TEST(Labels, OfHttpAreTheRoutesPatterns) {
   std::vector<std::string> labels;
   for (const char* label : HttpRouteLabels()) labels.emplace_back(label);
-  EXPECT_THAT(labels,
-              UnorderedElementsAre("/", "/v1/models", "/v1/completions", "/v1/chat/completions",
-                                   "/v1/responses", "/v1/responses/{}", "/tokenize", "/detokenize",
-                                   "/health", "/version", "/ovq/v1/info", "/ovq/v1/status",
-                                   "/ovq/v1/generate", "/ovq/v1/sessions", "/ovq/v1/sessions/{}",
-                                   "/ovq/v1/sessions/{}/fork", "/ovq/v1/sessions/{}/rewind",
-                                   "/ovq/v1/sessions/{}/generate", "other"));
+  EXPECT_THAT(labels, UnorderedElementsAre(
+                          "/", "/v1/models", "/v1/completions", "/v1/chat/completions",
+                          "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+                          "/v1/responses/{}", "/tokenize", "/detokenize", "/health", "/version",
+                          "/ovq/v1/info", "/ovq/v1/status", "/ovq/v1/generate", "/ovq/v1/sessions",
+                          "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}/fork",
+                          "/ovq/v1/sessions/{}/rewind", "/ovq/v1/sessions/{}/generate", "other"));
 }
 
 TEST(Labels, ACallWithALabelThatNobodyListedIsCounted) {
   ModelDescription model;
-  model.name = "m";
+  model.names = {"m"};
   Metrics metrics(model);
   metrics.CallFinished("Embed", absl::StatusCode::kOk, absl::Seconds(1));
   metrics.HttpFinished("/v1/embeddings", 200, absl::Seconds(1));

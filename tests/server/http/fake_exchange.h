@@ -13,7 +13,7 @@
 
 #include "absl/time/time.h"
 #include "server/http/exchange.h"
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 
 namespace ovq::server::test {
 

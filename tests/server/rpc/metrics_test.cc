@@ -9,7 +9,7 @@
 #include "absl/synchronization/notification.h"
 #include "server/calls/rpc_labels.h"
 #include "server/engine/common/prefix_cache.h"
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::server::test {
@@ -33,7 +33,7 @@ double Sample(const std::string& text, const std::string& name,
 
 ModelDescription Named(bool has_dictionary) {
   ModelDescription info;
-  info.name = "m";
+  info.names = {"m"};
   info.has_dictionary = has_dictionary;
   return info;
 }

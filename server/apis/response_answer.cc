@@ -1,9 +1,9 @@
-#include "server/http/response_answer.h"
+#include "server/apis/response_answer.h"
 
 #include "absl/strings/str_cat.h"
-#include "server/http/chat_answer.h"
+#include "server/apis/chat_answer.h"
+#include "server/apis/openai_answer.h"
 #include "server/http/http_errors.h"
-#include "server/http/openai_answer.h"
 
 namespace ovq::server {
 

@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "server/http/http_api.h"
+#include "server/apis/http_api.h"
 #include "server/http/json.h"
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
@@ -78,6 +78,7 @@ class ScriptedServer {
 // A server whose model answers this request so.
 std::unique_ptr<ScriptedServer> Answering(const std::string& target, Json body,
                                           const std::string& answer) {
+  body.erase("max_tokens");
   body[target == "/v1/responses" ? "max_output_tokens" : "max_tokens"] = 0;
   const Json counted = Json::parse(ScriptedServer().Post(target, body).body);
   EXPECT_TRUE(counted.contains("usage")) << counted.dump();
@@ -281,7 +282,7 @@ TEST(Tools, AResponseGoesOnWithResultsAndByItems) {
   const Json usage = Json::parse(reply.body)["usage"];
   EXPECT_EQ(usage["input_tokens_details"]["cached_tokens"], first["usage"]["total_tokens"]);
 
-  // The same conversation by references to the items.
+  // References to the items say the same.
   Json by_items = Response();
   by_items["input"] = Json::array({{{"role", "user"}, {"content", "Add!"}}});
   for (const Json& item : first["output"]) {
@@ -299,6 +300,131 @@ TEST(Tools, AResponseGoesOnWithResultsAndByItems) {
   const HttpReply other = server->Post("/v1/responses", second);
   EXPECT_EQ(other.status, 400);
   EXPECT_THAT(other.body, HasSubstr("\"param\":\"tools\""));
+}
+
+Json Messages() {
+  Json body = {{"max_tokens", 500},
+               {"messages", {{{"role", "user"}, {"content", "Add!"}}}},
+               {"tools", Json::array()}};
+  for (const char* name : {"add", "now"}) {
+    body["tools"].push_back({{"name", name}, {"input_schema", {{"type", "object"}}}});
+  }
+  return body;
+}
+
+Json Blocks(Json blocks) {
+  for (Json& block : blocks) {
+    if (block["type"] != "tool_use") continue;
+    EXPECT_EQ(block["id"].get<std::string>().size(), 9);
+    block.erase("id");
+  }
+  return blocks;
+}
+
+const Json& AnswerBlocks() {
+  static const Json blocks = Json::parse(R"([
+      {"type": "thinking", "thinking": "Two sums.", "signature": ""},
+      {"type": "text", "text": "I add."},
+      {"type": "tool_use", "name": "add", "input": {"b": 1, "a": [2]}},
+      {"type": "tool_use", "name": "now", "input": {}}])");
+  return blocks;
+}
+
+TEST(Tools, AMessageHasBlocks) {
+  const Json whole = Whole("/v1/messages", Messages(), kAnswer);
+  EXPECT_EQ(whole["type"], "message");
+  EXPECT_EQ(whole["stop_reason"], "tool_use");
+  EXPECT_EQ(Blocks(whole["content"]), AnswerBlocks());
+  EXPECT_EQ(whole["usage"]["output_tokens"], std::string(kAnswer).size() + 1);
+}
+
+TEST(Tools, AStreamedMessageBuildsThem) {
+  Json content = Json::array();
+  std::string arguments;
+  std::vector<std::string> types;
+  for (const Json& event : Events("/v1/messages", Messages(), kAnswer)) {
+    const std::string type = event["type"];
+    if (types.empty() || types.back() != type) types.push_back(type);
+    if (type == "content_block_start") {
+      EXPECT_EQ(event["index"], content.size());
+      content.push_back(event["content_block"]);
+    } else if (type == "content_block_delta") {
+      const Json& delta = event["delta"];
+      if (delta["type"] == "input_json_delta") {
+        arguments += delta["partial_json"].get<std::string>();
+      } else {
+        const std::string field = delta["type"] == "text_delta" ? "text" : "thinking";
+        content.back()[field].get_ref<std::string&>() += delta[field].get<std::string>();
+      }
+    } else if (type == "content_block_stop" && !arguments.empty()) {
+      content.back()["input"] = Json::parse(std::exchange(arguments, ""));
+    } else if (type == "message_delta") {
+      EXPECT_EQ(event["delta"]["stop_reason"], "tool_use");
+    }
+  }
+  EXPECT_EQ(types.front(), "message_start");
+  EXPECT_EQ(types.back(), "message_stop");
+  EXPECT_EQ(Blocks(content), AnswerBlocks());
+}
+
+TEST(Tools, MessagesCarryResultsOfTools) {
+  Json body = Messages();
+  const auto server = Answering("/v1/messages", body, kAnswer);
+  const Json first = Json::parse(server->Post("/v1/messages", body).body);
+  Json results = Json::array();
+  for (const Json& block : first["content"]) {
+    if (block["type"] != "tool_use") continue;
+    results.push_back({{"type", "tool_result"},
+                       {"tool_use_id", block["id"]},
+                       {"content", {{{"type", "text"}, {"text", "3"}}}}});
+  }
+  results.push_back(
+      {{"type", "text"}, {"text", "And?"}, {"cache_control", {{"type", "ephemeral"}}}});
+  body["messages"].push_back({{"role", "assistant"}, {"content", first["content"]}});
+  body["messages"].push_back({{"role", "user"}, {"content", results}});
+  // A chat that says the same has the same tokens.
+  Json chat = Chat();
+  const auto call = [](const char* name, const char* arguments) {
+    return Json{{"function", {{"name", name}, {"arguments", arguments}}}};
+  };
+  chat["messages"].push_back(
+      {{"role", "assistant"},
+       {"reasoning_content", "Two sums."},
+       {"content", "I add."},
+       {"tool_calls", {call("add", R"({"b": 1, "a": [2]})"), call("now", "{}")}}});
+  for (int i = 0; i < 2; ++i) chat["messages"].push_back({{"role", "tool"}, {"content", "3"}});
+  chat["messages"].push_back({{"role", "user"}, {"content", "And?"}});
+  chat["max_tokens"] = 1;
+  body["max_tokens"] = 1;
+  const Json usage = Json::parse(server->Post("/v1/messages", body).body)["usage"];
+  const int64_t tokens =
+      usage["input_tokens"].get<int64_t>() + usage["cache_read_input_tokens"].get<int64_t>();
+  EXPECT_EQ(tokens,
+            Json::parse(server->Post("/v1/chat/completions", chat).body)["usage"]["prompt_tokens"]);
+  body.erase("max_tokens");
+  EXPECT_EQ(Json::parse(server->Post("/v1/messages/count_tokens", body).body)["input_tokens"],
+            tokens);
+}
+
+TEST(Tools, MessagesThatAreNotServedAreRefused) {
+  ScriptedServer server;
+  const auto refused = [&](const char* change, const char* why) {
+    Json body = Messages();
+    body.merge_patch(Json::parse(change));
+    const HttpReply reply = server.Post("/v1/messages", body);
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_EQ(Json::parse(reply.body)["type"], "error");
+    EXPECT_THAT(reply.body, HasSubstr(why));
+  };
+  refused(R"({"max_tokens": null})", "max_tokens: expected a number of tokens, got none");
+  refused(R"({"messages": [{"role": "system", "content": "x"}]})",
+          "messages[0].role: expected user or assistant");
+  refused(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
+          "messages[0].content[0].type: expected text or tool_result, got image");
+  refused(R"({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})", "tools[0].type");
+  refused(R"({"tool_choice": {"type": "tool", "name": "sub"}})", "tool_choice");
+  refused(R"({"thinking": {"type": "perhaps"}})", "thinking.type");
+  refused(R"({"nonsense": 1})", "nonsense");
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "server/http/openai_answer.h"
+#include "server/apis/openai_answer.h"
 
 namespace ovq::server {
 

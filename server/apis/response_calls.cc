@@ -7,14 +7,15 @@
 #include "base/random.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "server/apis/chat_messages.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/http_handlers.h"
+#include "server/apis/response_answer.h"
+#include "server/apis/response_request.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/chat_messages.h"
-#include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
-#include "server/http/response_answer.h"
-#include "server/http/response_request.h"
 
 namespace ovq::server {
 namespace {
@@ -128,9 +129,9 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     session_id_ = session_id;
     const std::string id =
         ResponseId(request_.store ? session_id : absl::StrCat(UnguessableHex(), "_not_stored"));
-    auto answer = std::make_unique<ResponseAnswer>(request_, id, call_->services().description.name,
-                                                   call_->services().engine.model().tokenizer,
-                                                   absl::ToUnixSeconds(absl::Now()));
+    auto answer = std::make_unique<ResponseAnswer>(
+        request_, id, call_->services().description.names.front(),
+        call_->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
             [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kResponses); },
@@ -153,7 +154,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   const HttpCallPtr call_;
   ResponseRequest request_;
   std::string session_id_;  // empty: one shot
-  // Of the instructions and of the tools, own or inherited; "" without.
+  // Digests of the instructions and of the tools, own or inherited; "" without.
   std::string digest_, tools_digest_;
 };
 
@@ -184,7 +185,7 @@ absl::StatusOr<Json> StoredItem(HttpCall& call, const std::string& id) {
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(ResponseRequest request,
-                   ReadResponse(body, call->services().description.name,
+                   ReadResponse(body, call->services().description.names,
                                 [&call](const std::string& id) { return StoredItem(*call, id); }));
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());

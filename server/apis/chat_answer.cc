@@ -1,4 +1,4 @@
-#include "server/http/chat_answer.h"
+#include "server/apis/chat_answer.h"
 
 #include <algorithm>
 #include <utility>
@@ -92,7 +92,7 @@ class ChatAnswer final : public AnswerWriter {
     }
 
     size_t n_calls = 0;
-    // Of an answer that is not streamed:
+    // These are kept of an answer that is not streamed.
     std::string content, reasoning;
     Json calls = Json::array();
     Json logprobs;  // null if not asked for

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "model/tokenizer.h"
-#include "server/http/generation_call.h"
-#include "server/http/response_request.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/response_request.h"
 
 namespace ovq::server {
 

@@ -1,4 +1,4 @@
-#include "server/http/response_request.h"
+#include "server/apis/response_request.h"
 
 #include <string_view>
 #include <utility>
@@ -7,11 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "server/apis/chat_messages.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/session.h"
-#include "server/http/chat_messages.h"
 #include "server/http/http_errors.h"
-#include "server/http/openai_fields.h"
 
 namespace ovq::server {
 namespace {
@@ -71,7 +70,7 @@ class ItemReader {
   }
 
   void Reasoning(BodyFields& inner) {
-    // What only OpenAI's service can read is no part of the conversation here.
+    // Only OpenAI's service can read this.
     inner.Skip("encrypted_content");
     const Json* const summary = inner.Any("summary");
     const Json* const content = inner.Any("content");
@@ -208,7 +207,7 @@ absl::Status NoResponse(const std::string& field, const char* code) {
       field, code);
 }
 
-absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model,
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames& model,
                                              const FindItem& find) {
   BodyFields fields(body);
   ResponseRequest request;

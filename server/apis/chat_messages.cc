@@ -1,4 +1,4 @@
-#include "server/http/chat_messages.h"
+#include "server/apis/chat_messages.h"
 
 #include <utility>
 

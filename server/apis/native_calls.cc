@@ -6,10 +6,11 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "server/apis/generation_call.h"
+#include "server/apis/http_handlers.h"
 #include "server/calls/generation.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/generation_call.h"
 #include "server/http/http_body.h"
 #include "server/http/http_errors.h"
 

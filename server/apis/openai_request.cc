@@ -1,54 +1,54 @@
-#include "server/http/openai_request.h"
+#include "server/apis/openai_request.h"
 
-#include <array>
 #include <limits>
-#include <string_view>
-#include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "server/apis/chat_messages.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/chat_messages.h"
 #include "server/http/http_errors.h"
-#include "server/http/openai_fields.h"
 
 namespace ovq::server {
 namespace {
 
-// Reads the prompt of a completion: one text, or its token ids.
-void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
-  const Json* prompt = fields.Any("prompt");
-  if (prompt == nullptr)
-    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
-  const bool one_of_one = prompt->is_array() && prompt->size() == 1 &&
-                          (prompt->front().is_string() || prompt->front().is_array());
-  if (one_of_one) prompt = &prompt->front();
-  if (prompt->is_string()) return to.set_text(prompt->get<std::string>());
-  if (!prompt->is_array() || prompt->empty()) {
-    return fields.Expected("prompt", "a text or a list of token ids", *prompt);
+void ReadPrompt(BodyFields& fields, const std::string& path, const Json& from, v1::Prompt& to) {
+  if (from.is_string()) return to.set_text(from.get<std::string>());
+  if (!from.is_array() || from.empty()) {
+    return fields.Expected(path, "a text or a list of token ids", from);
   }
-  if (prompt->front().is_string() || prompt->front().is_array()) {
-    return fields.Fail(
-        Unsupported("prompt", "one prompt; send each of several as its own request"));
-  }
-  for (const Json& id : *prompt) {
+  for (const Json& id : from) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() > std::numeric_limits<uint32_t>::max()) {
-      return fields.Expected("prompt", "token ids", id);
+      return fields.Expected(path, "token ids", id);
     }
     to.mutable_token_ids()->add_ids(id.get<uint32_t>());
   }
 }
 
+// Reads the prompts of a completion: one, or a list of them.
+void ReadPrompts(BodyFields& fields, OpenAiRequest& to) {
+  const Json* const prompt = fields.Any("prompt");
+  if (prompt == nullptr)
+    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
+  const bool several = prompt->is_array() && !prompt->empty() &&
+                       (prompt->front().is_string() || prompt->front().is_array());
+  if (!several) return ReadPrompt(fields, "prompt", *prompt, to.prompts.emplace_back());
+  if (std::ssize(*prompt) > kMaxPrompts) {
+    return fields.Fail(engine::BadField("prompt", absl::StrCat("at most ", kMaxPrompts, " prompts"),
+                                        absl::StrCat(prompt->size())));
+  }
+  for (size_t i = 0; i < prompt->size() && fields.ok(); ++i) {
+    const std::string path = prompt->size() > 1 ? absl::StrCat("prompt[", i, "]") : "prompt";
+    ReadPrompt(fields, path, (*prompt)[i], to.prompts.emplace_back());
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model) {
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   OpenAiRequest request;
   v1::GenerateRequest& message = request.message;
   ReadModel(fields, model);
-  ReadPrompt(fields, *message.mutable_prompt());
+  ReadPrompts(fields, request);
   ReadSampling(fields, message);
   ReadStream(fields, request);
   ReadVariant(fields, message);
@@ -67,7 +67,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   if (const auto cacheable = fields.Bool("cache_prompt")) {
     message.mutable_prompt()->set_cacheable(*cacheable);
   }
-  fields.Refuse("echo", "false", {false});
+  request.echo = fields.Bool("echo").value_or(false);
   fields.Refuse("suffix", "none", {""});
   fields.Refuse("add_special_tokens", "true", {true});
   ReadFormat(fields);
@@ -77,7 +77,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   return request;
 }
 
-absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& model) {
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   OpenAiRequest request = {.api = OpenAiApi::kChat, .message = {}};
   v1::GenerateRequest& message = request.message;
@@ -123,38 +123,6 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& mode
   SkipHints(fields);
   RETURN_IF_ERROR(fields.Finish());
   return request;
-}
-
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
-  static constexpr std::array<std::pair<const char*, const char*>, 12> kNames = {{
-      {"prompt.conversation.tools_json", "tools"},
-      {"prompt.conversation.tool_name", "tool_choice"},
-      {"prompt.conversation.template_args_json", "chat_template_kwargs"},
-      {"prompt.conversation.messages", "messages"},
-      {"prompt.conversation", "messages"},
-      {"prompt.text", "prompt"},
-      {"prompt.token_ids.ids", "prompt"},
-      {"stop.stop_strings", "stop"},
-      {"stop.", ""},
-      {"sampling.", ""},
-      {"output.top_logprobs", "logprobs"},
-      {"output.", ""},
-  }};
-  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  for (auto [ours, theirs] : kNames) {
-    if (!absl::StartsWith(facts.field, ours)) continue;
-    const bool chat = api != OpenAiApi::kCompletions;
-    if (chat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";
-    if (api == OpenAiApi::kResponses && theirs == std::string_view("messages")) theirs = "input";
-    const auto renamed = [ours = ours, theirs = theirs](absl::string_view text) {
-      return absl::ConsumePrefix(&text, ours) ? absl::StrCat(theirs, text) : std::string(text);
-    };
-    absl::Status in_theirs(status.code(), renamed(status.message()));
-    engine::ErrorFacts all = facts;
-    all.field = renamed(facts.field);
-    return engine::WithLogText(engine::WithFacts(in_theirs, all), engine::LogText(status));
-  }
-  return status;
 }
 
 }  // namespace ovq::server

@@ -1,0 +1,207 @@
+#include "server/apis/anthropic_request.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "server/apis/chat_messages.h"
+#include "server/engine/common/error_facts.h"
+#include "server/http/http_errors.h"
+
+namespace ovq::server {
+namespace {
+
+// Reads the blocks of one message's content. The results of tools are messages of their own, before
+// the text that comes with them.
+class BlockReader {
+ public:
+  BlockReader(BodyFields& fields, const std::string& role, v1::Conversation& to)
+      : fields_(fields), role_(role), to_(to) {
+    message_.set_role(role);
+  }
+
+  void Read(const Json& content) {
+    if (content.is_string()) {
+      message_.set_content(content.get<std::string>());
+    } else if (!content.is_array()) {
+      return fields_.Expected("content", "a text or a list of blocks", content);
+    }
+    for (size_t i = 0; content.is_array() && i < content.size() && fields_.ok(); ++i) {
+      Block(absl::StrCat("content[", i, "]"), content[i]);
+    }
+    const bool only_results = has_results_ && message_.content().empty();
+    if (!only_results) *to_.add_messages() = std::move(message_);
+  }
+
+ private:
+  void Block(const std::string& path, const Json& block) {
+    if (!block.is_object()) return fields_.Expected(path, "an object with a type", block);
+    BodyFields inner(block, absl::StrCat(fields_.Path(path), "."));
+    const std::string type = inner.Text("type").value_or("");
+    inner.Skip("cache_control");
+    if (type == "text") {
+      message_.mutable_content()->append(inner.Text("text").value_or(""));
+      inner.Skip("citations");
+    } else if (type == "thinking" && role_ == "assistant") {
+      message_.mutable_reasoning()->append(inner.Text("thinking").value_or(""));
+      inner.Skip("signature");
+    } else if (type == "tool_use" && role_ == "assistant") {
+      v1::ToolCall& call = *message_.add_tool_calls();
+      call.set_id(inner.Text("id").value_or(""));
+      call.set_name(inner.Text("name").value_or(""));
+      const Json* const input = inner.Any("input");
+      if (input != nullptr && !input->is_object()) inner.Expected("input", "an object", *input);
+      call.set_arguments_json(input != nullptr ? Dump(*input) : "{}");
+    } else if (type == "tool_result" && role_ == "user") {
+      has_results_ = true;
+      const Json* const content = inner.Any("content");
+      const std::string text = content != nullptr ? ReadContent(inner, "content", *content) : "";
+      AddMessage("tool", text, to_).set_tool_call_id(inner.Text("tool_use_id").value_or(""));
+      (void)inner.Bool("is_error");
+    } else {
+      return fields_.Fail(
+          engine::BadField(absl::StrCat(fields_.Path(path), ".type"),
+                           role_ == "user" ? "text or tool_result" : "text, thinking or tool_use",
+                           IsName(type) ? type : "another"));
+    }
+    fields_.Fail(inner.Finish());
+  }
+
+  BodyFields& fields_;
+  const std::string& role_;
+  v1::Conversation& to_;
+  v1::ChatMessage message_;
+  bool has_results_ = false;
+};
+
+void ReadHistory(BodyFields& fields, v1::Conversation& to) {
+  if (const Json* const system = fields.Any("system")) {
+    AddMessage("system", ReadContent(fields, "system", *system), to);
+  }
+  const Json* const messages = fields.Any("messages");
+  if (messages == nullptr) return;
+  if (!messages->is_array()) return fields.Expected("messages", "a list of messages", *messages);
+  for (size_t i = 0; i < messages->size() && fields.ok(); ++i) {
+    const std::string path = absl::StrCat("messages[", i, "]");
+    const Json& from = (*messages)[i];
+    if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
+    BodyFields inner(from, path + ".");
+    const std::string role = inner.Text("role").value_or("");
+    if (role != "user" && role != "assistant") {
+      fields.Fail(engine::BadField(path + ".role", "user or assistant", Quoted(role)));
+    }
+    BlockReader reader(inner, role, to);
+    if (const Json* const content = inner.Any("content")) reader.Read(*content);
+    fields.Fail(inner.Finish());
+  }
+}
+
+void ReadTools(BodyFields& fields, v1::Conversation& to) {
+  const Json* const tools = fields.Any("tools");
+  if (tools == nullptr || IsDefault(*tools)) return;
+  if (!tools->is_array()) return fields.Expected("tools", "a list of tools", *tools);
+  Json list = Json::array();
+  for (size_t i = 0; i < tools->size() && fields.ok(); ++i) {
+    const std::string path = absl::StrCat("tools[", i, "]");
+    const Json& tool = (*tools)[i];
+    if (!tool.is_object()) return fields.Expected(path, "an object with name", tool);
+    BodyFields inner(tool, path + ".");
+    inner.Refuse("type", "a tool of the client's, \"custom\"", {"custom"});
+    const std::string name = inner.Text("name").value_or("");
+    if (name.empty()) fields.Fail(engine::BadField(path + ".name", "a tool's name", "none"));
+    (void)inner.Text("description");
+    const Json* const schema = inner.Any("input_schema");
+    if (schema != nullptr && !schema->is_object()) {
+      inner.Expected("input_schema", "a JSON schema", *schema);
+    }
+    for (const char* hint :
+         {"cache_control", "strict", "input_examples", "eager_input_streaming"}) {
+      inner.Skip(hint);
+    }
+    fields.Fail(inner.Finish());
+    list.push_back(ToolJson(name, inner.Any("description"), schema));
+  }
+  to.set_tools_json(Dump(list));
+}
+
+void ReadToolChoice(BodyFields& fields, v1::GenerateRequest& to) {
+  const Json* const choice = fields.Any("tool_choice");
+  if (choice == nullptr || IsDefault(*choice)) return;
+  if (!choice->is_object()) return fields.Expected("tool_choice", "an object", *choice);
+  v1::Conversation& conversation = *to.mutable_prompt()->mutable_conversation();
+  BodyFields inner(*choice, "tool_choice.");
+  const std::string type = inner.Text("type").value_or("");
+  if (type == "none") {
+    conversation.set_tool_choice(v1::TOOL_CHOICE_NONE);
+  } else if (type == "any" || type == "tool") {
+    conversation.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+    if (type == "tool") conversation.set_tool_name(inner.Text("name").value_or(""));
+  } else if (type != "auto") {
+    fields.Fail(engine::BadField("tool_choice.type", "auto, any, tool or none", Quoted(type)));
+  }
+  to.mutable_output()->set_single_call(inner.Bool("disable_parallel_tool_use").value_or(false));
+  fields.Fail(inner.Finish());
+}
+
+// Reads `thinking`: where it is disabled, the template gets enable_thinking: false. Its budget is
+// no limit here.
+std::string ReadThinking(BodyFields& fields) {
+  const Json* const thinking = fields.Any("thinking");
+  if (thinking == nullptr || IsDefault(*thinking)) return "";
+  if (!thinking->is_object()) {
+    fields.Expected("thinking", "an object", *thinking);
+    return "";
+  }
+  BodyFields inner(*thinking, "thinking.");
+  const std::string type = inner.Text("type").value_or("");
+  if (type != "enabled" && type != "disabled" && type != "adaptive") {
+    fields.Fail(engine::BadField("thinking.type", "enabled, adaptive or disabled", Quoted(type)));
+  }
+  for (const char* hint : {"budget_tokens", "display"}) inner.Skip(hint);
+  fields.Fail(inner.Finish());
+  return type == "disabled" ? "none" : "";
+}
+
+void ReadLength(BodyFields& fields, v1::GenerateRequest& to) {
+  const std::optional<uint32_t> tokens = fields.Count("max_tokens");
+  if (!tokens) return fields.Fail(engine::BadField("max_tokens", "a number of tokens", "none"));
+  v1::StopConditions& stop = *to.mutable_stop();
+  stop.set_max_tokens(*tokens);
+  ReadStopTexts(fields, "stop_sequences", stop);
+  v1::SamplingParams& sampling = *to.mutable_sampling();
+  if (const auto v = fields.Number("temperature")) sampling.set_temperature(*v);
+  if (const auto v = fields.Number("top_p")) sampling.set_top_p(*v);
+  if (const auto v = fields.Count("top_k")) sampling.set_top_k(*v);
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelNames& model,
+                                                  bool counts) {
+  BodyFields fields(body);
+  OpenAiRequest request = {.api = OpenAiApi::kMessages, .message = {}};
+  v1::GenerateRequest& message = request.message;
+  v1::Conversation& conversation = *message.mutable_prompt()->mutable_conversation();
+  message.mutable_prompt()->set_cacheable(true);
+  message.mutable_output()->set_parts(true);
+  ReadModel(fields, model);
+  ReadHistory(fields, conversation);
+  ReadTools(fields, conversation);
+  ReadToolChoice(fields, message);
+  ReadTemplateArgs(fields, ReadThinking(fields), conversation);
+  if (!counts) {
+    ReadLength(fields, message);
+    request.stream = fields.Bool("stream").value_or(false);
+  }
+  for (const char* name :
+       {"context_management", "container", "mcp_servers", "output_config", "output_format"}) {
+    fields.Refuse(name);
+  }
+  for (const char* hint : {"cache_control", "inference_geo", "speed"}) fields.Skip(hint);
+  SkipHints(fields);
+  RETURN_IF_ERROR(fields.Finish());
+  return request;
+}
+
+}  // namespace ovq::server
