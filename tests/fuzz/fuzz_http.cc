@@ -53,6 +53,8 @@ const std::array kTargets = {
     Target{"/version", "POST"},
     Target{"/version", "GET"},
     Target{"/", "GET"},
+    Target{"/v1/messages"},
+    Target{"/v1/messages/count_tokens"},
 };
 constexpr absl::Duration kPatience = absl::Milliseconds(300);
 
