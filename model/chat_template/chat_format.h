@@ -19,7 +19,8 @@ namespace ovq::jinja {
 // A call to a tool, which an answer asks for.
 struct ToolCall {
   std::string id, name;
-  std::string arguments_json;  // the template gets it parsed, or as a text where it is no JSON object
+  std::string
+      arguments_json;  // the template gets it parsed, or as a text where it is no JSON object
 };
 
 // Empty fields are absent from what the template sees, but for the first two.

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "server/calls/rpc_labels.h"
 #include "server/apis/http_api.h"
+#include "server/calls/rpc_labels.h"
 #include "tests/test_util.h"
 
 namespace ovq::server::test {

@@ -76,8 +76,7 @@ RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t
   }
   if (model.tokenizer == nullptr || !model.tokenizer->has_text()) return;
   const std::optional<PartsOptions>& parts = request.output.parts;
-  detokenizer_.emplace(model.tokenizer, /*at_start=*/false,
-                       parts ? &model.marker_tokens : nullptr);
+  detokenizer_.emplace(model.tokenizer, /*at_start=*/false, parts ? &model.marker_tokens : nullptr);
   if (!parts) return;
   parser_.emplace(model.answer_syntax, parts->parser);
   parser_->Add(parts->begun, begun_);
@@ -151,15 +150,15 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
 }
 
 void RunningAnswer::Parse(const std::string& text, std::vector<answers::AnswerPart>& parts,
-                              std::optional<Finished>& finished) {
+                          std::optional<Finished>& finished) {
   for (answers::AnswerPart& part : std::exchange(begun_, {})) parts.push_back(std::move(part));
   if (parser_->in_reasoning()) ++reasoning_;
   parser_->Add(text, parts);
   if (finished) parser_->End(parts);
   if (one_call_ended_) parts.clear();
   if (one_call_ended_ || !request_.output.parts->one_call) return;
-  const auto end = std::ranges::find(parts, answers::AnswerPart::Kind::kCallEnd,
-                                     &answers::AnswerPart::kind);
+  const auto end =
+      std::ranges::find(parts, answers::AnswerPart::Kind::kCallEnd, &answers::AnswerPart::kind);
   if (end == parts.end()) return;
   parts.erase(end + 1, parts.end());
   one_call_ended_ = true;

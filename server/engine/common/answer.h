@@ -90,7 +90,7 @@ class RunningAnswer {
   void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
   // Parses the text of the next token; sets `finished` if the answer ends with a call.
   void Parse(const std::string& text, std::vector<answers::AnswerPart>& parts,
-                 std::optional<Finished>& finished);
+             std::optional<Finished>& finished);
 
   const GenerateRequest& request_;
   const int index_;
@@ -102,8 +102,8 @@ class RunningAnswer {
   std::optional<model::Detokenizer> detokenizer_;  // none if the tokenizer has no text
   StopMatcher matcher_;
   std::optional<answers::AnswerParser> parser_;  // if parts are asked for
-  std::vector<answers::AnswerPart> begun_;       // parts of what the prompt wrote, still to be given
-  bool one_call_ended_ = false;  // nothing of what follows is given
+  std::vector<answers::AnswerPart> begun_;  // parts of what the prompt wrote, still to be given
+  bool one_call_ended_ = false;             // nothing of what follows is given
   int64_t generated_ = 0, reasoning_ = 0;
 };
 

@@ -39,8 +39,8 @@ void Scheduler::MakeAnswers(Request& request) {
   if (call.sampling.seed == 0 && !call.seed_given) call.sampling.seed = core_.random.Next();
   const Speculation speculation = call.output.speculation.value_or(config_.options.speculation);
   for (int i = 0; i < call.n; ++i) {
-    work.answers.push_back(
-        std::make_unique<RunningAnswer>(call, i, call.sampling.seed + static_cast<uint64_t>(i), model));
+    work.answers.push_back(std::make_unique<RunningAnswer>(
+        call, i, call.sampling.seed + static_cast<uint64_t>(i), model));
     RunningAnswer& answer = *work.answers.back();
     if (speculation == Speculation::kNgram && model.can_undo()) answer.Speculate();
     if (request.session != nullptr && request.session->log) {

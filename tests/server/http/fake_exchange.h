@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "server/http/exchange.h"
 #include "server/apis/http_api.h"
+#include "server/http/exchange.h"
 
 namespace ovq::server::test {
 

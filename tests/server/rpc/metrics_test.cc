@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
+#include "server/apis/http_api.h"
 #include "server/calls/rpc_labels.h"
 #include "server/engine/common/prefix_cache.h"
-#include "server/apis/http_api.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::server::test {
