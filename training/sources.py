@@ -1,12 +1,16 @@
-"""Sources of training data and of progress measurements: the byte corpus, or a task.
+"""Sources of training data and of progress measurements: the byte corpus, a task, or conversations.
 
 A source gives batches (inputs, targets, weights), each [contexts, length]; weights are each
 target's share of the loss. In shorter contexts, targets are NO_TARGET and weights 0. The state is a
 few integers, so that a resumed run sees what an unbroken one would have seen."""
 
+import hashlib
+import itertools
+
 import numpy as np
 import torch
 
+from conversations import make_sample
 from ovq.measure import bits_per_byte, token_bits
 
 # Seed of the task sequences on which progress is measured. Training sequences are seeded by pairs
@@ -106,6 +110,66 @@ class TaskSource:
 
     def restore(self, state):
         self._n_batches = state["n_batches"]
+
+
+class ConversationSource:
+    """Scripted conversations; progress is the share of held-out answers that greedy decoding gets right.
+
+    A row of a batch is one conversation with as many turns as fit. What the model itself says has weight
+    1 in the loss, all else unlearned_weight. Progress is measured on conversations of at most
+    held_out_length tokens."""
+
+    metric = "held_out_exact"
+    _SAMPLE_CONTEXTS = 64
+
+    def __init__(self, tokenizer, held_out_length, seed, unlearned_weight):
+        self._tokenizer, self._seed, self._unlearned_weight = tokenizer, seed, unlearned_weight
+        self._n_batches = 0
+        self._sample = [make_sample(i, held_out_length, tokenizer, True) for i in range(self._SAMPLE_CONTEXTS)]
+        shown = [make_sample(i, 512, tokenizer).ids for i in range(16)]
+        self.fingerprint = f"conversations {hashlib.sha256(repr(shown).encode()).hexdigest()[:16]}"
+
+    def check(self, length):
+        """Raises the error that next would raise for contexts of this length."""
+        make_sample("check", length, self._tokenizer)
+
+    def next(self, length, batch, progress):
+        made = [make_sample(f"{self._seed} {self._n_batches} {i}", length, self._tokenizer) for i in range(batch)]
+        self._n_batches += 1
+        inputs, targets = (np.zeros((batch, length), np.int64), np.full((batch, length), NO_TARGET))
+        weights = np.zeros((batch, length), np.float32)
+        for row, sample in enumerate(made):
+            n = len(sample.ids) - 1
+            inputs[row, :n], targets[row, :n] = sample.ids[:-1], sample.ids[1:]
+            weights[row, :n] = np.where(sample.learned[1:], 1.0, self._unlearned_weight)
+        return inputs, targets, weights
+
+    def measure(self, model, workers):
+        right = list(workers.map(lambda sample: answers_right(model, sample), self._sample))
+        return float(np.mean(list(itertools.chain.from_iterable(right))))
+
+    def state(self):
+        return {"n_batches": self._n_batches}
+
+    def restore(self, state):
+        self._n_batches = state["n_batches"]
+
+
+_PAD_MULTIPLE = 256  # for oneDNN, see LENGTH_STEP in schedule.py
+
+
+@torch.no_grad()
+def answers_right(model, sample):
+    """Returns, for every answer of a Sample, whether greedy decoding would give exactly it.
+
+    Given the conversation before, all tokens of an answer are then the most probable ones."""
+    ids = np.array(sample.ids)
+    n = len(ids) - 1
+    padded = np.zeros((1, -(-n // _PAD_MULTIPLE) * _PAD_MULTIPLE), np.int64)
+    padded[0, :n] = ids[:-1]
+    device = next(model.parameters()).device
+    likeliest = model(torch.from_numpy(padded).to(device))[0, :n].argmax(-1).cpu().numpy()
+    return [bool((likeliest[begin - 1:end - 1] == ids[begin:end]).all()) for begin, end, _ in sample.answers]
 
 
 @torch.no_grad()

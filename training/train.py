@@ -2,7 +2,8 @@
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
 tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
-corpus (without it: python_files), `training` values for the options below, `score` values for those
+corpus (without it: python_files), or {"name": "conversations"}, the scripted ones of conversations.py,
+whose `tokenizer` is a path relative to the recipe's folder. `training` values for the options below, `score` values for those
 of score.py, which reproduce.py passes on. Options on the command line override the recipe's."""
 
 import argparse
@@ -18,6 +19,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from chat.bpe import load_tokenizer
 from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
 from ovq.config import (ConfigError, MIXER_NAMES, config_from_dict, config_to_dict,
                         read_json_object)
@@ -26,7 +28,7 @@ from ovq.model import DTYPES, OvqModel, load_model
 from muon import Muon
 import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
-from sources import NO_TARGET, CorpusSource, TaskSource
+from sources import NO_TARGET, ConversationSource, CorpusSource, TaskSource
 from tasks import TaskError, json_fields, make_task, read_fields
 
 CHECKPOINT = "checkpoint.pt"
@@ -81,7 +83,8 @@ def make_parser():
         "the easiest (recall: keys and values of three tokens; functions: constants) to the "
         "task's; default: they are the task's at once")
     add("--unscored-weight", type=float, default=0.05,
-        help="task: share in the loss of a token that is not scored; a scored one has 1")
+        help="task: share in the loss of a token that is not scored; a scored one has 1. Conversations: "
+        "of a token that the model does not say itself")
     add("--held-out-length", type=int, default=512, help="length that progress is measured at")
     add("--lr", type=float, default=3e-3, help="peak learning rate")
     add("--beta-lr-scale", type=float, default=5.0,
@@ -157,6 +160,8 @@ def make_config(recipe, mixer, token_shift=False):
 
 def make_source(recipe, args, config):
     fields = recipe.get("task", {"name": "python_files"})
+    if fields.get("name") == "conversations":
+        return make_conversation_source(fields, args, config)
     corpus = CORPORA.get(fields.get("name"))
     task = None if corpus else make_task(fields)
     needed = VOCAB_SIZE if corpus else task.vocab_size
@@ -172,6 +177,15 @@ def make_source(recipe, args, config):
         raise ValueError(f"--widen: {args.widen} is not above 0 and at most 1")
     return TaskSource(task, args.held_out_length, args.seed, args.variety, args.widen,
                       args.unscored_weight)
+
+
+def make_conversation_source(fields, args, config):
+    if set(fields) != {"name", "tokenizer"}:
+        raise ValueError(f"task: conversations has one further field, tokenizer, not {fields}")
+    tokenizer = load_tokenizer(os.path.join(os.path.dirname(args.recipe), fields["tokenizer"]))
+    if tokenizer.size > config.vocab_size:
+        raise ValueError(f"vocab_size: {config.vocab_size}, but the tokenizer needs {tokenizer.size}")
+    return ConversationSource(tokenizer, args.held_out_length, args.seed, args.unscored_weight)
 
 
 def token_rows(table, old, new, random):

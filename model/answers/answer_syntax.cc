@@ -221,7 +221,8 @@ bool LearnTagged(const CallTexts& texts, CallSyntax& to) {
   return true;
 }
 
-// The place of the first call's arguments, for the text that begins a call to a given tool.
+// The place of the first call's arguments, for the text that begins a call to a given tool. A token
+// may join what follows their key in JSON with their first brace, so that text ends with the key.
 void LearnOpening(const std::string& one, CallSyntax& to) {
   const size_t name = one.find(kTool), name_end = name + kTool.size();
   size_t arguments = one.find('{', name_end);
@@ -229,6 +230,10 @@ void LearnOpening(const std::string& one, CallSyntax& to) {
     arguments = to.form == CallForm::kPython ? name_end + 1 : name_end + to.after_name.size();
   }
   if (name == one.npos || arguments > one.size()) return;
+  if (to.form == CallForm::kJson) {
+    const size_t key = one.rfind(to.arguments_key, arguments);
+    if (key != one.npos && key > name_end) arguments = key + to.arguments_key.size();
+  }
   to.opening = one.substr(0, name);
   to.opening_after_name = one.substr(name_end, arguments - name_end);
 }
@@ -365,7 +370,7 @@ class Learner {
           .name_key = "name",
           .arguments_key = std::string(Between(example, key + 3, key_end))};
     to.opening = to.begin + "{\"name\": \"";
-    to.opening_after_name = "\", \"" + to.arguments_key + "\": ";
+    to.opening_after_name = "\", \"" + to.arguments_key;
   }
 
   const RenderProbe& render_;

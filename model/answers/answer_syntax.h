@@ -34,8 +34,8 @@ struct CallSyntax {
   std::string holder = {}, name_key = {}, arguments_key = {};
   std::string after_name = {};                                    // kNamedJson, kTagged
   std::string before_key = {}, after_key = {}, after_value = {};  // kTagged
-  // The text of an answer from its first character to the arguments of its first call, in two
-  // pieces with the name between them.
+  // The text of an answer from its first character to the arguments of its first call, or to their
+  // key in JSON, in two pieces with the name between them.
   std::string opening = {}, opening_after_name = {};
 };
 

@@ -79,7 +79,7 @@ class Package(unittest.TestCase):
         self.assertIn("Requires-Python: >=3.9", metadata)
         with tarfile.open(self.sdist) as sdist:
             inside = {Path(entry).name for entry in sdist.getnames()}
-        self.assertLessEqual(modules | {"py.typed", "descriptors.pb", "README.md", "tour.py"}, inside)
+        self.assertLessEqual(modules | {"py.typed", "descriptors.pb", "README.md", "tour.py", "tools.py"}, inside)
 
     def test_a_wheel_of_the_sdist_needs_no_protoc(self):
         folder = Path(self.folder, "from_sdist")
@@ -130,7 +130,7 @@ class Types(unittest.TestCase):
                 capture_output=True, text=True, timeout=240, cwd=PACKAGE).stdout
 
     def test_they_hold_and_callers_see_them(self):
-        self.assertIn("Success", self.mypy("ovq_client", "examples/tour.py"))
+        self.assertIn("Success", self.mypy("ovq_client", "examples/tour.py", "examples/tools.py"))
         with tempfile.NamedTemporaryFile("w", suffix=".py", dir=PACKAGE) as file:
             file.write("from ovq_client import Client, aio\n"
                        "reveal_type(Client().score('a', top_logprobs=3))\n"

@@ -155,6 +155,35 @@ void UnitHeadsBackward(const Heads& s, const T* grad, const T* x, const A* beta,
   }
 }
 
+// y_t = x_t + mix (x_(t-1) - x_t) for n sequences x [n_tokens, dim]; the first token stays as it is.
+template <class T, class A>
+void ShiftForward(const T* x, const A* mix, int64_t n, int64_t n_tokens, int64_t dim, T* y) {
+  for (int64_t i = 0; i < n * n_tokens; ++i, x += dim, y += dim) {
+    const T* before = i % n_tokens == 0 ? x : x - dim;
+    for (int64_t c = 0; c < dim; ++c) {
+      const A now = Wide(x[c]);
+      Store(now + mix[c] * (Wide(before[c]) - now), y + c);
+    }
+  }
+}
+
+// Adds to mix_grad [dim].
+template <class T, class A>
+void ShiftBackward(const T* grad, const T* x, const A* mix, int64_t n, int64_t n_tokens,
+                   int64_t dim, T* x_grad, A* mix_grad) {
+  for (int64_t i = 0; i < n * n_tokens; ++i, grad += dim, x += dim, x_grad += dim) {
+    const bool first = i % n_tokens == 0, last = (i + 1) % n_tokens == 0;
+    const T* before = first ? x : x - dim;
+    const T* later = last ? grad : grad + dim;
+    const A from_now = first ? 0 : 1, from_later = last ? 0 : 1;
+    for (int64_t c = 0; c < dim; ++c) {
+      const A g = Wide(grad[c]);
+      Store(g - from_now * mix[c] * g + from_later * mix[c] * Wide(later[c]), x_grad + c);
+      mix_grad[c] += g * (Wide(before[c]) - Wide(x[c]));
+    }
+  }
+}
+
 // y = silu(gate) * up for rows of x [n, 2 * dim]: gate, then up.
 template <class T, class A>
 void GateForward(const T* x, int64_t n, int64_t dim, T* y) {
@@ -246,6 +275,14 @@ void SoftmaxBackward(const T* grad, const T* y, int64_t n_matrices, int64_t n_ro
                                     A* beta_grad) {                                               \
     const Heads heads = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};                       \
     UnitHeadsBackward<T, A>(heads, grad, x, beta, cosines, sines, x_grad, beta_grad);             \
+  }                                                                                               \
+  void shift_forward_##suffix(const T* x, const A* mix, int64_t n, int64_t n_tokens, int64_t dim, \
+                              T* y) {                                                             \
+    ShiftForward<T, A>(x, mix, n, n_tokens, dim, y);                                              \
+  }                                                                                               \
+  void shift_backward_##suffix(const T* grad, const T* x, const A* mix, int64_t n,                \
+                               int64_t n_tokens, int64_t dim, T* x_grad, A* mix_grad) {           \
+    ShiftBackward<T, A>(grad, x, mix, n, n_tokens, dim, x_grad, mix_grad);                        \
   }                                                                                               \
   void gate_forward_##suffix(const T* x, int64_t n, int64_t dim, T* y) {                          \
     GateForward<T, A>(x, n, dim, y);                                                              \

@@ -86,6 +86,25 @@ class RmsNorm(Function):
         return x_grad, weight_grad, None, None
 
 
+class Shift(Function):
+    """x [batch, n_tokens, channels], moved by mix [channels] towards the previous token."""
+
+    @staticmethod
+    def forward(ctx, x, mix):
+        x, mix = x.contiguous(), mix.contiguous()
+        y = torch.empty_like(x)
+        _call("shift_forward", x.dtype, x, mix, *x.shape, y)
+        ctx.save_for_backward(x, mix)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, mix = ctx.saved_tensors
+        x_grad, mix_grad = torch.empty_like(x), torch.zeros_like(mix)
+        _call("shift_backward", x.dtype, grad.contiguous(), x, mix, *x.shape, x_grad, mix_grad)
+        return x_grad, mix_grad
+
+
 class SplitHeads(Function):
     """Splits a joint product into q, k and v, each [batch, heads, n_tokens, dim].
 

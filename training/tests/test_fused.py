@@ -53,6 +53,13 @@ class FusedTest(unittest.TestCase):
         self.check(fused.Gate.apply, lambda x: F.silu(x[..., :DIM]) * x[..., DIM:],
                    random(2, 3, 2 * DIM))
 
+    def test_shift(self):
+        def plain_shift(x, mix):
+            return x + mix * (torch.cat((x[:, :1], x[:, :-1]), dim=1) - x)
+
+        self.check(fused.Shift.apply, plain_shift, random(3, 4, DIM), random(DIM))
+        self.check(fused.Shift.apply, plain_shift, random(2, 1, DIM), random(DIM))
+
     def test_heads(self):
         width = 3 * HEAD_DIM + VALUE_DIM
         for rope in (None, rope_tables(5, HEAD_DIM, 100.0, "cpu")):

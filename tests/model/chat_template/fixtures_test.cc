@@ -59,6 +59,16 @@ TEST(ChatTemplateFixtures, Syntax) {
   }
 }
 
+// The template of models/scripted-chat writes what its model was trained on, calls as clients of
+// OpenAI's API send them included.
+TEST(ChatTemplateFixtures, ScriptedChat) {
+  const std::string path = ModelsFolder() + "/scripted-chat/chat_template.jinja";
+  const std::string text = ReadFile(path, kMaxTemplateBytes).value();
+  const Json cases = ReadJson(GoldenFolder() + "/chat_template/scripted_chat.json");
+  ASSERT_EQ(cases.size(), 24u);
+  for (const Json& c : cases) CheckCase(text, c);
+}
+
 // Public templates are other people's text, and not in this repository.
 class PublicTemplates : public ::testing::TestWithParam<const char*> {};
 TEST_P(PublicTemplates, GiveTheTextsOfOthers) {

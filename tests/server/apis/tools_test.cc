@@ -163,7 +163,7 @@ TEST(Tools, AStreamedChatSaysTheSame) {
 TEST(Tools, ARequiredCallIsBegunByThePrompt) {
   Json body = Chat();
   body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "now"}}}};
-  const Json named = Whole("/v1/chat/completions", body, "{\"x\": 1}}\n</tool_call>");
+  const Json named = Whole("/v1/chat/completions", body, "\": {\"x\": 1}}\n</tool_call>");
   EXPECT_EQ(WithoutIds(named["choices"][0]["message"]["tool_calls"]),
             Json::array({Call("now", R"({"x": 1})")}));
   EXPECT_EQ(named["choices"][0]["message"]["content"], nullptr);
