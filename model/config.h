@@ -56,7 +56,7 @@ struct LayerSpec {
 struct Family;
 
 struct ModelConfig {
-  std::string name;       // the folder's own name
+  std::string name;       // ModelName
   std::string canonical;  // config.json with sorted fields, without white space and bookkeeping
   const Family* family = nullptr;
   int64_t vocab_size = 0;

@@ -206,13 +206,30 @@ absl::Status ReadGeneration(const std::string& folder, ModelConfig& config) {
   return InContext(path, reader.status());
 }
 
-std::string FolderName(const std::string& folder) {
-  std::error_code error;
-  const std::filesystem::path path = std::filesystem::canonical(folder, error);
-  return (error ? std::filesystem::path(folder) : path).filename().string();
+// The name of a model in the cache of the Hugging Face hub, .../models--ORG--NAME/snapshots/HASH:
+// "ORG/NAME". Unset for other paths.
+std::optional<std::string> HubName(const std::filesystem::path& folder) {
+  constexpr std::string_view kModels = "models--";
+  const std::filesystem::path snapshots = folder.parent_path();
+  const std::string entry = snapshots.parent_path().filename().string();
+  if (snapshots.filename() != "snapshots" || !entry.starts_with(kModels)) return std::nullopt;
+  const std::string name = entry.substr(kModels.size());
+  const size_t dashes = name.find("--");
+  if (dashes == std::string::npos) return name;
+  return absl::StrCat(name.substr(0, dashes), "/", name.substr(dashes + 2));
 }
 
 }  // namespace
+
+std::string ModelName(const std::string& folder) {
+  std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  std::optional<std::string> name = HubName(path);
+  std::error_code error;
+  const std::filesystem::path real = std::filesystem::canonical(path, error);
+  if (!name && !error && real.filename() == path.filename()) name = HubName(real);
+  return name.value_or(path.filename().string());
+}
 
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, const CachePolicy& policy) {
   ModelConfig config;
@@ -226,7 +243,7 @@ absl::Status LoadConfig(const std::string& folder, ModelConfig& config, const Ca
   ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxConfigBytes));
   ASSIGN_OR_RETURN(Json json, ParseJsonObject(WithoutInfinity(std::move(text)), path));
   ReplaceInfinity(json);
-  config.name = FolderName(folder);
+  config.name = ModelName(folder);
   absl::Status status = InContext(path, Read(folder, json, policy, config));
   AddProblems(status, ReadGeneration(folder, config));
   for (std::string_view key : Bookkeeping()) json.erase(std::string(key));

@@ -9,6 +9,10 @@
 
 namespace ovq::model {
 
+// The folder's own name, or ORG/NAME in the cache of the Hugging Face hub, whose folders are named
+// by hashes: .../models--ORG--NAME/snapshots/HASH. Links to a folder have a name of their own.
+std::string ModelName(const std::string& folder);
+
 // Reads folder/config.json and, if there is one, the end-of-sequence ids of
 // folder/generation_config.json. NotFound, InvalidArgument (names the field), DataLoss (not JSON).
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder,

@@ -44,11 +44,25 @@ bool Tokenizer::HasToken(int64_t id) const {
 std::map<int32_t, std::string> Tokenizer::special_tokens() const {
   std::map<int32_t, std::string> tokens;
   if (bpe_) tokens = bpe_->special_tokens();
-  for (const int32_t id : silent_) {
-    const std::string* text = bpe_ ? bpe_->Token(id) : nullptr;
-    tokens.try_emplace(id, text != nullptr ? *text : "");
-  }
+  if (pieces_) tokens = pieces_->controls;
+  for (const int32_t id : silent_) tokens.try_emplace(id, Bytes(id));
   return tokens;
+}
+
+std::string Tokenizer::Bytes(int32_t id) const {
+  if (bpe_) {
+    const std::string* token = bpe_->Token(id);
+    if (token == nullptr) return "";
+    return IsSilent(id) ? *token : bpe_->decoder().Bytes(*token);
+  }
+  if (!pieces_) return Piece(id, /*first=*/false);
+  const auto control = pieces_->controls.find(id);
+  return control != pieces_->controls.end() ? control->second : pieces_->text(id, /*first=*/false);
+}
+
+bool Tokenizer::IsSilent(int32_t id) const {
+  return silent_.contains(id) || (bpe_ && bpe_->IsSpecial(id)) ||
+         (pieces_ && pieces_->controls.contains(id));
 }
 
 const std::vector<std::string>& Tokenizer::notes() const {
@@ -115,8 +129,8 @@ std::string Detokenizer::Push(int32_t id) {
   if (stream_) {
     const BpeTokenizer& bpe = *tokenizer_->bpe_;
     const std::string* token = bpe.Token(id);
-    const bool silent = (bpe.IsSpecial(id) || tokenizer_->silent_.contains(id)) &&
-                        (shown_ == nullptr || !shown_->contains(id));
+    const bool shown = shown_ != nullptr && shown_->contains(id);
+    const bool silent = tokenizer_->IsSilent(id) && !shown;
     return token == nullptr || silent ? "" : stream_->Push(*token);
   }
   pending_ += tokenizer_->Piece(id, first_);

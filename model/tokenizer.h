@@ -29,8 +29,8 @@ class Tokenizer {
   TokenizerKind kind() const { return kind_; }
   int64_t size() const;             // number of tokens with a text or a meaning
   bool HasToken(int64_t id) const;  // every id, for tokenizers that are not kBpe or kSentencePiece
-  // Special tokens by id, with their texts ("" if unknown): bos, eos and those that tokenizer.json
-  // calls special.
+  // Special tokens by id, with their texts ("" if unknown): bos, eos, those that tokenizer.json
+  // calls special, and SentencePiece's control pieces.
   std::map<int32_t, std::string> special_tokens() const;
   // Remarks on the files, for the log.
   const std::vector<std::string>& notes() const;
@@ -41,6 +41,10 @@ class Tokenizer {
   // Valid UTF-8, as from a Detokenizer. Special tokens (bos, eos, those of tokenizer.json) and ids
   // without text give nothing.
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids) const;
+  // The bytes that a token adds to a text, which need not be UTF-8 by themselves; those of its text
+  // for a special token, which adds nothing. Empty for ids without a text.
+  std::string Bytes(int32_t id) const;
+  bool IsSilent(int32_t id) const;  // a special token: it adds nothing to a text
 
  private:
   friend class Detokenizer;

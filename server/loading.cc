@@ -27,13 +27,6 @@ namespace {
 
 std::string Lower(const char* name) { return absl::AsciiStrToLower(name); }
 
-// Returns the last component of a path: "/models/tiny/" and "/models/tiny" are both "tiny".
-std::string FolderName(const std::string& folder) {
-  std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
-  if (path.filename().empty()) path = path.parent_path();
-  return path.filename().string();
-}
-
 // Returns the bytes that the largest batch takes beside the states: its logits and activations,
 // twice because scratch grows by doubling, and the partial results of split attention, the
 // sampler's scratch and recorded graphs.
@@ -167,14 +160,16 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
                    model::Tokenizer::Load(options.model, loaded.models.front()->config()));
   loaded.tokenizer = std::move(tokenizer);
   for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
-  ASSIGN_OR_RETURN(loaded.chat_format, jinja::ChatFormat::Load(options.model));
+  ASSIGN_OR_RETURN(loaded.chat_format,
+                   jinja::ChatFormat::Load(options.model, options.chat_template));
   return loaded;
 }
 
 ModelDescription Describe(const Loaded& loaded, const Options& options) {
   const model::LanguageModel& model = *loaded.models.front();
   const model::ModelConfig& config = model.config();
-  return {.name = FolderName(options.model),
+  const std::vector<std::string>& names = options.served_model_names;
+  return {.names = names.empty() ? std::vector{config.name} : names,
           .fingerprint = model.fingerprint(),
           .hidden_size = config.hidden_size,
           .parameters = model.parameters(),
@@ -203,7 +198,7 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
   result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
   result.weight_bytes = first.weight_bytes();
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
-  result.SetChatFormat(loaded.chat_format.get());
+  result.SetChatFormat(loaded.chat_format.get(), options.call_syntax);
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const model::LanguageModel& model = *loaded.models[i];
     result.variants.push_back(
@@ -254,8 +249,8 @@ void LogSummary(const model::LanguageModel& model, const ModelDescription& descr
                 const engine::EngineModel& served, const engine::EngineOptions& options, Log& log) {
   log.Info(absl::StrFormat(
       "model %s: %d parameters, %d layers, %d weight bytes in %s, compute %s on %s",
-      description.name, description.parameters, model.config().n_layers, model.weight_bytes(),
-      description.weights, description.compute_dtype, description.device));
+      description.names.front(), description.parameters, model.config().n_layers,
+      model.weight_bytes(), description.weights, description.compute_dtype, description.device));
   for (const engine::ModelVariant& variant : served.variants) {
     const int32_t cap = variant.default_slot_cap;
     log.Info(absl::StrFormat(
@@ -317,7 +312,7 @@ absl::StatusOr<std::string> CheckConfig(const CommandLine& line) {
     return InContext(options.model, status);
   }
   RETURN_IF_ERROR(model::Tokenizer::Load(options.model, *config).status());
-  RETURN_IF_ERROR(jinja::ChatFormat::Load(options.model).status());
+  RETURN_IF_ERROR(jinja::ChatFormat::Load(options.model, options.chat_template).status());
   std::string text;
   for (const Setting& setting : line.settings) {
     // Formats a file for --config, in which options with default values are comments.

@@ -2,10 +2,14 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <limits>
+#include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "kernels/mixers/common/slots.h"
 #include "model/cache_policy.h"
@@ -27,9 +31,37 @@ FlagValue OptionalAddress(std::string& to) {
   return value;
 }
 
+// Names of the model: ids of OpenAI's API, as words of paths, too.
+FlagValue ModelNames(std::vector<std::string>& to) {
+  constexpr size_t kMost = 16, kLongest = 256;
+  const std::string takes =
+      absl::StrCat("up to ", kMost, " different names with commas between, each 1 to ", kLongest,
+                   " characters A-Z a-z 0-9 . _ : @ - and, within, /");
+  const auto is_name = [](absl::string_view name) {
+    const auto fits = [](char c) {
+      return absl::ascii_isalnum(c) || absl::StrContains("._:@-/", c);
+    };
+    return !name.empty() && name.size() <= kLongest && std::ranges::all_of(name, fits) &&
+           name.front() != '/' && name.back() != '/';
+  };
+  const auto parse = [=](std::string_view text) -> std::optional<std::vector<std::string>> {
+    const std::vector<std::string> names = absl::StrSplit(AbslView(text), ',');
+    const std::set<std::string> different(names.begin(), names.end());
+    if (names.size() > kMost || different.size() < names.size()) return std::nullopt;
+    if (!std::ranges::all_of(names, is_name)) return std::nullopt;
+    return names;
+  };
+  return ReadTo([&to](const auto& names) { to = names; }, takes, parse);
+}
+
 void AddServing(Flags& flags, Options& o) {
   flags.Add("model", "FOLDER", Text(o.model, "a folder"),
             "model folder: config.json, *.safetensors, tokenizer", "required");
+  flags.Add("served-model-name", "NAME[,NAME]", ModelNames(o.served_model_names),
+            "names by which requests may ask for the model; answers and metrics show the first",
+            "the folder's, or ORG/NAME in the cache of the Hugging Face hub");
+  flags.Add("chat-template", "FILE", Text(o.chat_template, "a file"),
+            "Jinja file with the model's chat template (docs/model-format.md)", "the folder's");
   flags.Add("listen", "HOST:PORT", Address(o.listen.address, 0),
             "gRPC address; port 0 takes any free one");
   flags.Add(
@@ -107,6 +139,10 @@ void AddModelChoices(Flags& flags, Options& o) {
              {{"off", engine::Speculation::kOff}, {"ngram", engine::Speculation::kNgram}}),
       "of requests that do not say: ngram: tokens are guessed from where a session's last ones\n"
       "stood before, and as many are checked in a step as make answers faster; they are the same");
+  flags.Add("tool-parser", "NAME", Choice(o.call_syntax, answers::NamedCalls()),
+            "how the model writes calls to tools, where its chat template shows another form or\n"
+            "none (none: calls stay text, and tools are refused)",
+            "as the chat template writes them");
   flags.Add("memory", "NAME[,NAME]", Choices<model::CachePolicy>(o.cache_policies, cache_policies),
             absl::StrCat(kept,
                          "of several, sessions get the first unless their creation asks for\n"

@@ -14,6 +14,7 @@
 #include "kernels/common/device_types.h"
 #include "kernels/common/tensor.h"
 #include "kernels/ops/ops.h"
+#include "model/answers/named_calls.h"
 #include "model/cache_policy.h"
 #include "server/access/security.h"
 #include "server/engine/common/engine_config.h"
@@ -26,7 +27,9 @@
 namespace ovq::server {
 
 struct Options {
-  std::string model;  // path of the model folder
+  std::string model;                            // path of the model folder
+  std::vector<std::string> served_model_names;  // empty: ModelName of the folder
+  std::string chat_template;                    // path of a file; empty: the folder's
   ListenOptions listen = {.address = "127.0.0.1:50051"};
   HttpOptions http;                                // an empty address disables HTTP
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
@@ -46,6 +49,7 @@ struct Options {
   std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
   std::optional<kernels::DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
   kernels::WeightType weights = kernels::WeightType::kAsComputed;
+  std::optional<answers::CallSyntax> call_syntax;  // of tool calls; default: the chat template's
   int64_t max_context = 1 << 20;  // most positions of models with full-attention layers
   absl::Duration drain_notice = absl::ZeroDuration();
   absl::Duration drain_timeout = absl::Seconds(30);

@@ -232,8 +232,8 @@ bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
   if (!named_) {
     read_ += c;
     // Without a marker only a tool's name tells a call from other JSON.
-    const bool is_call = call_->has_name &&
-                         (!syntax_.calls.marker.empty() || schemas_->contains(call_->name));
+    const bool is_call =
+        call_->has_name && (!syntax_.calls.marker.empty() || schemas_->contains(call_->name));
     if (!is_call) {
       if (call_->has_name || result != CallReader::Result::kMore) Revert(out);
       return true;

@@ -26,6 +26,7 @@ enum class CallForm : uint8_t {
 // An answer's calls are begin CALL (between CALL)* end. White space in these texts may differ in
 // what models write.
 struct CallSyntax {
+  bool operator==(const CallSyntax&) const = default;
   CallForm form = CallForm::kNone;
   std::string begin = {}, between = {}, end = {};
   std::string marker =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,15 +17,63 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kConfigFile[] = "tokenizer_config.json";
+constexpr char kJsonFile[] = "chat_template.json";
 constexpr char kTemplateFile[] = "chat_template.jinja";
 
-// Finds an entry in a list of {"name": ..., "template": ...}; null if there is none of that name.
-const Json* FindNamed(const Json& list, std::string_view name) {
-  for (const Json& entry : list) {
-    if (!entry.is_object() || !entry.contains("name") || !entry.contains("template")) continue;
-    if (entry["name"] == name && entry["template"].is_string()) return &entry["template"];
+// A template's text, and its place for messages.
+struct Source {
+  std::string text, place;
+};
+
+// Templates by their names, and the file that the default is from.
+struct Sources {
+  std::optional<Source> usual, tool_use;
+  std::string file;
+};
+
+// Reads the file unless `to` is set or there is none.
+absl::Status AddFile(const std::string& path, std::optional<Source>& to) {
+  std::error_code error;
+  if (to || !std::filesystem::exists(path, error)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxTemplateBytes));
+  to = Source{.text = std::move(text), .place = path};
+  return absl::OkStatus();
+}
+
+// Reads the field of a JSON file, which may be absent.
+absl::Status AddField(const std::string& path, const Json& json, Sources& to) {
+  const auto field = json.find("chat_template");
+  if (field == json.end() || field->is_null()) return absl::OkStatus();
+  const std::string place = absl::StrCat(path, ": chat_template");
+  if (field->is_string()) to.usual = {.text = *field, .place = place};
+  for (const Json& entry : field->is_array() ? *field : Json::array()) {
+    if (!entry.is_object() || !entry.contains("template")) continue;
+    const Json &name = entry.value("name", Json()), &text = entry["template"];
+    if (name == "default" && text.is_string()) to.usual = {.text = text, .place = place};
+    if (name == "tool_use" && text.is_string() && !to.tool_use)
+      to.tool_use = {.text = text, .place = place + " tool_use"};
   }
-  return nullptr;
+  to.file = std::filesystem::path(path).filename();
+  if (to.usual) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(place, ": expected a text, or a list of named ones with one named default"));
+}
+
+absl::StatusOr<Sources> FindSources(const std::string& folder, const Json& config) {
+  Sources found;
+  const std::string more = folder + "/additional_chat_templates/";
+  RETURN_IF_ERROR(AddFile(more + "default.jinja", found.usual));
+  RETURN_IF_ERROR(AddFile(absl::StrCat(folder, "/", kTemplateFile), found.usual));
+  RETURN_IF_ERROR(AddFile(more + "tool_use.jinja", found.tool_use));
+  if (found.usual) found.file = std::filesystem::path(found.usual->place).filename();
+  if (!found.usual) {
+    const std::string path = absl::StrCat(folder, "/", kJsonFile);
+    ASSIGN_OR_RETURN(const Json json, model::OptionalObject(path));
+    RETURN_IF_ERROR(AddField(path, json, found));
+  }
+  if (!found.usual)
+    RETURN_IF_ERROR(AddField(absl::StrCat(folder, "/", kConfigFile), config, found));
+  return found;
 }
 
 // The message as templates expect it, in the order of Transformers' own examples.
@@ -51,36 +100,24 @@ nlohmann::ordered_json MessageJson(const ChatMessage& message) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& folder) {
-  const std::string config_path = absl::StrCat(folder, "/", kConfigFile);
-  ASSIGN_OR_RETURN(const Json config, model::OptionalObject(config_path));
-  const std::string path = absl::StrCat(folder, "/", kTemplateFile);
-  std::string what = absl::StrCat(config_path, ": chat_template");
-  std::string text;
-  const Json* with_tools = nullptr;
-  std::error_code error;
-  const bool is_file = std::filesystem::exists(path, error);
-  if (is_file) {
-    ASSIGN_OR_RETURN(text, ReadFile(path, kMaxTemplateBytes));
-    what = path;
-  } else if (!config.contains("chat_template") || config["chat_template"].is_null()) {
-    return nullptr;
+absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& folder,
+                                                             const std::string& file) {
+  ASSIGN_OR_RETURN(const Json config,
+                   model::OptionalObject(absl::StrCat(folder, "/", kConfigFile)));
+  Sources found;
+  if (file.empty()) {
+    ASSIGN_OR_RETURN(found, FindSources(folder, config));
+    if (!found.usual) return nullptr;
   } else {
-    const Json& field = config["chat_template"];
-    const Json* usual = field.is_array() ? FindNamed(field, "default") : &field;
-    if (usual == nullptr || !usual->is_string()) {
-      return absl::DataLossError(
-          absl::StrCat(what, ": expected a text, or a list of named ones with one named default"));
-    }
-    text = usual->get<std::string>();
-    if (field.is_array()) with_tools = FindNamed(field, "tool_use");
+    ASSIGN_OR_RETURN(std::string text, ReadFile(file, kMaxTemplateBytes));
+    found = {.usual = Source{.text = std::move(text), .place = file}, .tool_use = {}, .file = file};
   }
-  ASSIGN_OR_RETURN(ChatTemplate usual, ChatTemplate::Parse(text, what));
+  ASSIGN_OR_RETURN(ChatTemplate usual, ChatTemplate::Parse(found.usual->text, found.usual->place));
   std::unique_ptr<ChatFormat> format(new ChatFormat(std::move(usual)));
-  format->source_ = is_file ? kTemplateFile : kConfigFile;
-  if (with_tools != nullptr) {
+  format->source_ = found.file;
+  if (found.tool_use) {
     ASSIGN_OR_RETURN(format->with_tools_,
-                     ChatTemplate::Parse(with_tools->get<std::string>(), what + " tool_use"));
+                     ChatTemplate::Parse(found.tool_use->text, found.tool_use->place));
   }
   ASSIGN_OR_RETURN(const Json map, model::OptionalObject(folder + "/special_tokens_map.json"));
   format->tokens_ = nlohmann::ordered_json::object();

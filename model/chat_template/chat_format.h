@@ -43,11 +43,14 @@ struct Conversation {
 // Immutable; any thread.
 class ChatFormat {
  public:
-  // Loads the template of chat_template.jinja, else `chat_template` of tokenizer_config.json: a
-  // text, or a list of named texts, of which "default" is used, or "tool_use" if there are tools.
-  // Null if the folder has neither. Errors name the file if it cannot be read or its template
-  // cannot be parsed.
-  static absl::StatusOr<std::unique_ptr<ChatFormat>> Load(const std::string& folder);
+  // Loads the template "default" and, for conversations with tools, "tool_use" if there is one.
+  // They are looked for as Transformers does: additional_chat_templates/NAME.jinja and, for the
+  // default, chat_template.jinja; else the field `chat_template` of chat_template.json; else that
+  // of tokenizer_config.json. A field is a text, or a list of named texts. `file`, if not empty, is
+  // the only template, in place of the folder's. Null if there is none. Errors name the file if it
+  // cannot be read or its template cannot be parsed.
+  static absl::StatusOr<std::unique_ptr<ChatFormat>> Load(const std::string& folder,
+                                                          const std::string& file = "");
 
   // InvalidArgument: tools that are no JSON list, arguments that are no JSON object or name a
   // variable of ours, or the template's refusal. ResourceExhausted: as ChatTemplate::Render.

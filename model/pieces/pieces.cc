@@ -57,6 +57,14 @@ struct Pieces {
     return text.append(piece);
   }
 
+  std::map<int32_t, std::string> Controls() const {
+    std::map<int32_t, std::string> controls;
+    for (int id = 0; id < processor.GetPieceSize(); ++id) {
+      if (processor.IsControl(id)) controls.emplace(id, processor.IdToPiece(id));
+    }
+    return controls;
+  }
+
   bool Begins(int32_t id) const {
     if (!Text(id, /*first=*/true).empty()) return true;
     return !drops_every_leading_space && !Text(id, /*first=*/false).empty();
@@ -77,6 +85,7 @@ extern "C" bool ovq_load_pieces(const std::string& path, ovq::model::PieceModel*
   }
   pieces->TestSpaces();
   *model = {.size = pieces->processor.GetPieceSize(),
+            .controls = pieces->Controls(),
             .encode = std::bind_front(&ovq::model::Pieces::Encode, pieces),
             .text = std::bind_front(&ovq::model::Pieces::Text, pieces),
             .begins = std::bind_front(&ovq::model::Pieces::Begins, pieces)};

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@ namespace ovq::model {
 // A SentencePiece model. Its functions hold the model; any thread may call them.
 struct PieceModel {
   int32_t size = 0;
+  std::map<int32_t, std::string> controls;  // control pieces, such as "<s>", by id
   // Appends ids. False, with a reason in `error`, if the text cannot be encoded.
   std::function<bool(std::string_view text, std::vector<int32_t>* ids, std::string* error)> encode;
   // The bytes a piece adds to a text: "▁" as a space, a byte piece as that byte, nothing for

@@ -150,6 +150,17 @@ absl::StatusOr<TokenDecoder> TokenDecoder::Read(JsonFields& file, std::string_vi
   return decoder;
 }
 
+std::string TokenDecoder::Bytes(std::string_view token) const {
+  for (const DecoderStage& stage : stages_) {
+    if (stage.kind == Kind::kByteLevel) return CharsToBytes(token).value_or(std::string(token));
+    const int byte = stage.kind == Kind::kByteFallback ? FallbackByte(token) : -1;
+    if (byte >= 0) return {static_cast<char>(byte)};
+  }
+  DecodeStream stream(*this, /*at_start=*/false);
+  const std::string text = stream.Push(token);
+  return text + stream.Finish();
+}
+
 DecodeStream::DecodeStream(const TokenDecoder& decoder, bool at_start) : decoder_(decoder) {
   for (const DecoderStage& stage : decoder.stages()) {
     states_.push_back({.first = at_start, .left = at_start ? stage.start : 0});

@@ -45,6 +45,8 @@ class TokenDecoder {
   // Reads the field `key` of the file.
   static absl::StatusOr<TokenDecoder> Read(JsonFields& file, std::string_view key);
   const std::vector<DecoderStage>& stages() const { return stages_; }
+  // The bytes that a token adds within a text; a part of a character stays one.
+  std::string Bytes(std::string_view token) const;
 
  private:
   std::vector<DecoderStage> stages_;

@@ -19,9 +19,9 @@ absl::Status InTheirs(const absl::Status& status) {
 
 absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  const std::string& name = call->services().description.name;
-  ASSIGN_OR_RETURN(const OpenAiRequest request, ReadMessagesRequest(body, name, /*counts=*/false));
-  StartGeneration(call, MakeMessageAnswer(request.stream, name), request.message,
+  const ModelNames& names = call->services().description.names;
+  ASSIGN_OR_RETURN(const OpenAiRequest request, ReadMessagesRequest(body, names, /*counts=*/false));
+  StartGeneration(call, MakeMessageAnswer(request.stream, names.front()), request.message,
                   {.translate_error = InTheirs});
   return absl::OkStatus();
 }
@@ -29,7 +29,7 @@ absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
 absl::Status ServeCountTokens(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(const OpenAiRequest request,
-                   ReadMessagesRequest(body, call->services().description.name, /*counts=*/true));
+                   ReadMessagesRequest(body, call->services().description.names, /*counts=*/true));
   v1::ApplyTemplateRequest apply;
   *apply.mutable_conversation() = request.message.prompt().conversation();
   const absl::StatusOr<v1::ApplyTemplateResponse> text = ApplyTemplate(call->record(), apply);

@@ -177,7 +177,7 @@ void ReadLength(BodyFields& fields, v1::GenerateRequest& to) {
 
 }  // namespace
 
-absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const std::string& model,
+absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelNames& model,
                                                   bool counts) {
   BodyFields fields(body);
   OpenAiRequest request = {.api = OpenAiApi::kMessages, .message = {}};

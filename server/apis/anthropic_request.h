@@ -8,9 +8,9 @@
 
 namespace ovq::server {
 
-// `model`: name of the served model. counts: the request asks for the number of its tokens alone,
+// `model`: names of the served model. counts: the request asks for the number of its tokens alone,
 // so it has no length and no sampling.
-absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const std::string& model,
+absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelNames& model,
                                                   bool counts);
 
 }  // namespace ovq::server

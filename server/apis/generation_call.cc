@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/calls/generation.h"
@@ -17,69 +18,131 @@ constexpr size_t kHoldBytes = size_t{4} << 10;  // memory is taken in such parts
 // Bytes of a token in the answer's JSON beside its text, and of each of its log-probabilities.
 constexpr size_t kTokenBytes = 16, kLogprobBytes = 192;
 
-// The engine's events go to the client through a TokenPump. A client that goes cancels the request.
-class GenerationCall final : public TokenSink, public std::enable_shared_from_this<GenerationCall> {
+// The engine's events go to the client through TokenPumps, one for each request. A client that goes
+// cancels the requests.
+class GenerationCall final : public std::enable_shared_from_this<GenerationCall> {
  public:
   GenerationCall(std::shared_ptr<HttpCall> call, std::unique_ptr<AnswerWriter> writer,
-                 GenerationHooks hooks)
+                 std::vector<Generation> generations,
+                 std::function<absl::Status(absl::Status)> ended)
       : call_(std::move(call)),
         writer_(std::move(writer)),
-        hooks_(std::move(hooks)),
+        ended_hook_(std::move(ended)),
         strand_(call_->services().writers, call_->client()),
-        pump_(*this, call_->record().summary().work) {}
-
-  // On a thread that may block.
-  void Start(const v1::GenerateRequest& message) {
-    self_ = shared_from_this();
-    call_->exchange().OnGone([stream = pump_.stream()] { stream->Cancel(); });
-    pump_.Submitted(SubmitGenerate(message, call_->record(), pump_.stream()), weak_from_this());
+        open_(generations.size()) {
+    for (Generation& generation : generations) {
+      parts_.push_back(std::make_unique<Part>(*this, std::move(generation)));
+    }
   }
 
-  void OnEvent(const engine::StreamEvent& event) override {
-    if (!writer_->streams()) {
-      if (Hold(event)) writer_->Add(event, out_);
-      return;
+  // On a thread that may block. No pump moves before all requests are submitted: what belongs to
+  // the call, such as its memory, is one thread's at a time.
+  void Start() {
+    self_ = shared_from_this();
+    std::vector<std::shared_ptr<engine::TokenStream>> streams;
+    for (const auto& part : parts_) streams.push_back(part->pump.stream());
+    call_->exchange().OnGone([streams] {
+      for (const auto& stream : streams) stream->Cancel();
+    });
+    std::vector<absl::Status> submitted;
+    for (const auto& part : parts_) {
+      absl::Status status = end_.ok()
+                                ? part->generation.submit(call_->record(), part->pump.stream())
+                                : absl::CancelledError();
+      if (!status.ok()) Fail(*part, status);
+      submitted.push_back(std::move(status));
     }
-    writer_->Add(event, out_);
-    if (streaming_) return;
-    // The head is sent with the first event: until then the answer may still be an error.
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      parts_[i]->pump.Submitted(submitted[i], weak_from_this());
+    }
+  }
+
+ private:
+  struct Part final : TokenSink {
+    Part(GenerationCall& of, Generation what)
+        : call(of), generation(std::move(what)), pump(*this, of.call_->record().summary().work) {}
+    void OnEvent(const engine::StreamEvent& event) override { call.OnEvent(*this, event); }
+    void OnStreamEnd(const absl::Status& status) override { call.OnStreamEnd(*this, status); }
+    void Wake() override { call.Wake(); }
+
+    GenerationCall& call;
+    Generation generation;
+    TokenPump pump;
+  };
+
+  // Keeps the first error, and cancels all requests.
+  void Fail(const Part& part, const absl::Status& status) {
+    if (!end_.ok()) return;
+    const TranslateError& translate = part.generation.translate_error;
+    end_ = translate ? translate(status) : status;
+    for (const auto& each : parts_) each->pump.Cancel();
+  }
+
+  void OnEvent(Part& part, const engine::StreamEvent& event) {
+    if (!end_.ok()) return;
+    for (const engine::StreamEvent& before : std::exchange(part.generation.before, {})) {
+      Write(part, before);
+    }
+    Write(part, event);
+    if (!writer_->streams() || streaming_) return;
+    // The head is sent with the first event: until then the answer may still be an error. From here
+    // on the connection's thread writes.
     streaming_ = true;
-    call_->Stream([self = shared_from_this()](std::string& part, absl::Status& status) {
-      return self->Events(part, status);
+    call_->Stream([self = shared_from_this()](std::string& out, absl::Status& status) {
+      return self->Events(out, status);
     });
   }
 
-  void OnStreamEnd(const absl::Status& status) override {
-    end_ = status;
-    if (!hooks_.ended) {
+  void Write(Part& part, const engine::StreamEvent& event) {
+    if (!writer_->streams() && !Hold(part, event)) return;
+    if (part.generation.first_choice == 0) return writer_->Add(event, out_);
+    engine::StreamEvent moved = event;
+    if (moved.chunk) moved.chunk->index += part.generation.first_choice;
+    if (moved.finished) moved.finished->index += part.generation.first_choice;
+    writer_->Add(moved, out_);
+  }
+
+  void OnStreamEnd(Part& part, const absl::Status& status) {
+    if (!status.ok()) Fail(part, status);
+    if (--open_ > 0) return;
+    if (!ended_hook_) {
       ended_ = true;
       return;
     }
     call_->services().blocking.Run(call_->client(), [self = shared_from_this()] {
-      self->end_ = self->hooks_.ended(self->end_);
+      self->end_ = self->ended_hook_(self->end_);
       self->ended_ = true;
       self->Wake();
     });
   }
 
-  void Wake() override {  // any thread
+  void Wake() {  // any thread
     if (streaming_) return call_->exchange().Pump();
     strand_.Post(shared_from_this(), [this] { Collect(); });
   }
 
- private:
-  // Advances the pump on the strand, until the first event of an answer that is streamed.
+  // Moves every pump by an event, until the answer begins to stream. False: none had one.
+  bool Advance(bool streaming) {
+    bool any = false;
+    for (const auto& part : parts_) {
+      if (streaming_ != streaming) return true;
+      any |= part->pump.Advance();
+    }
+    return any;
+  }
+
+  // Advances the pumps on the strand, until the first event of an answer that is streamed.
   void Collect() {
     if (streaming_ || self_ == nullptr) return;
-    while (!streaming_ && pump_.Advance()) {
+    while (!streaming_ && Advance(false)) {
     }
     if (!streaming_ && ended_) Finish();
   }
 
-  // Advances it from then on, where the connection writes: HttpCall::Events.
+  // Advances them from then on, where the connection writes: HttpCall::Events.
   bool Events(std::string& out, absl::Status& status) {
-    // Collect does not advance the pump any more once the answer streams.
-    while (pump_.Advance()) {
+    // Collect does not advance the pumps any more once the answer streams.
+    while (Advance(true)) {
     }
     out += std::exchange(out_, "");
     if (!ended_) return true;
@@ -91,11 +154,11 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
 
   // Takes the memory that an event needs until an answer that is not streamed is sent. False: there
   // is no room, and the request is refused.
-  bool Hold(const engine::StreamEvent& event) {
+  bool Hold(Part& part, const engine::StreamEvent& event) {
     if (!event.chunk) return true;
     size_t bytes = 2 * event.chunk->text.size() + kTokenBytes;
-    for (const answers::AnswerPart& part : event.chunk->parts) {
-      bytes += 2 * part.text.size() + kTokenBytes;
+    for (const answers::AnswerPart& one : event.chunk->parts) {
+      bytes += 2 * one.text.size() + kTokenBytes;
     }
     for (const auto& top : event.chunk->top) bytes += kLogprobBytes * top.size();
     bytes += kLogprobBytes * event.chunk->logprobs.size();
@@ -108,15 +171,13 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
       status = ReserveBytes(call_->record().memory(), std::max(bytes, kHoldBytes));
     }
     if (status.ok()) return true;
-    pump_.Refuse(std::move(status));
+    part.pump.Refuse(std::move(status));
     return false;
   }
 
   void Finish() {  // an answer that is not streamed, or an error
     const auto self = std::exchange(self_, nullptr);
-    if (!end_.ok()) {
-      return call_->Fail(hooks_.translate_error ? hooks_.translate_error(end_) : end_);
-    }
+    if (!end_.ok()) return call_->Fail(end_);
     std::string whole;
     writer_->End(end_, whole);
     call_->Reply(200, std::move(whole));
@@ -124,23 +185,36 @@ class GenerationCall final : public TokenSink, public std::enable_shared_from_th
 
   const std::shared_ptr<HttpCall> call_;
   const std::unique_ptr<AnswerWriter> writer_;
-  const GenerationHooks hooks_;
+  const std::function<absl::Status(absl::Status)> ended_hook_;
   Strand strand_;
-  TokenPump pump_;
+  std::vector<std::unique_ptr<Part>> parts_;
+  size_t open_;      // parts whose streams have not ended
   std::string out_;  // written, and still to be sent
   std::atomic<bool> streaming_ = false;
   std::atomic<bool> ended_ = false;       // by the hook, too
-  absl::Status end_;                      // the call's, once ended_
+  absl::Status end_;                      // the call's, once ended_; the first error before
   size_t held_ = 0;                       // bytes of an answer that is not streamed
   std::shared_ptr<GenerationCall> self_;  // until the end
 };
 
 }  // namespace
 
+void StartGenerations(std::shared_ptr<HttpCall> call, std::unique_ptr<AnswerWriter> writer,
+                      std::vector<Generation> generations,
+                      std::function<absl::Status(absl::Status)> ended) {
+  std::make_shared<GenerationCall>(std::move(call), std::move(writer), std::move(generations),
+                                   std::move(ended))
+      ->Start();
+}
+
 void StartGeneration(std::shared_ptr<HttpCall> call, std::unique_ptr<AnswerWriter> writer,
                      const v1::GenerateRequest& message, GenerationHooks hooks) {
-  std::make_shared<GenerationCall>(std::move(call), std::move(writer), std::move(hooks))
-      ->Start(message);
+  std::vector<Generation> one(1);
+  one[0].submit = [&message](CallRecord& record, std::shared_ptr<engine::TokenStream> stream) {
+    return SubmitGenerate(message, record, std::move(stream));
+  };
+  one[0].translate_error = std::move(hooks.translate_error);
+  StartGenerations(std::move(call), std::move(writer), std::move(one), std::move(hooks.ended));
 }
 
 }  // namespace ovq::server

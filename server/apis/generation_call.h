@@ -1,9 +1,10 @@
-// A request to the engine over HTTP, from its submission to the end of its answer.
+// Requests to the engine for one answer over HTTP, from their submission to its end.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "ovq/v1/inference.pb.h"
@@ -29,15 +30,30 @@ inline void AppendEvent(std::string_view data, std::string& out) {
   out.append("data: ").append(data).append("\n\n");
 }
 
+using TranslateError = std::function<absl::Status(const absl::Status&)>;
+
+// One of the engine's requests for an answer.
+struct Generation {
+  // Submits the request, or fills the stream itself. Called on a thread that may block, before any
+  // event of the call.
+  std::function<absl::Status(CallRecord& call, std::shared_ptr<engine::TokenStream> stream)> submit;
+  int first_choice = 0;                          // what the writer gets for index 0 of the events
+  std::vector<engine::StreamEvent> before = {};  // events that the writer gets before the engine's
+  TranslateError translate_error = nullptr;      // gives the error that the client gets
+};
+
 struct GenerationHooks {
-  // Gives the error that the client gets for one that comes before the answer has begun.
-  std::function<absl::Status(const absl::Status&)> translate_error = nullptr;
+  TranslateError translate_error = nullptr;
   // Called when the engine is done, before the answer ends; may block. Its status is the call's.
   std::function<absl::Status(absl::Status)> ended = nullptr;
 };
 
-// Submits the request and hands the engine's events to the client as the writer formats them. A
-// client that goes cancels the request. On a thread that may block.
+// Submits the requests and hands the engine's events to the client as the writer formats them. A
+// client that goes cancels them, and the first error ends all. On a thread that may block.
+void StartGenerations(std::shared_ptr<HttpCall> call, std::unique_ptr<AnswerWriter> writer,
+                      std::vector<Generation> generations,
+                      std::function<absl::Status(absl::Status)> ended = nullptr);
+// Starts a single one.
 void StartGeneration(std::shared_ptr<HttpCall> call, std::unique_ptr<AnswerWriter> writer,
                      const v1::GenerateRequest& message, GenerationHooks hooks = {});
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -26,7 +27,7 @@ constexpr size_t kResponsesPart =
 
 struct Route {
   const char* method;
-  const char* pattern;  // {} stands for one word of the path
+  const char* pattern;  // {} stands for one word of the path, {*} for the rest of it
   HttpHandler* handler;
   Lane lane = Lane::kWork;
   const char* shared_label = nullptr;  // of several patterns; null: the pattern
@@ -36,7 +37,7 @@ struct Route {
 
 constexpr std::array kRoutes = {
     Route{"GET", "/v1/models", &ServeModels, Lane::kQuick},
-    Route{"GET", "/v1/models/{}", &ServeModels, Lane::kQuick, "/v1/models"},
+    Route{"GET", "/v1/models/{*}", &ServeModels, Lane::kQuick, "/v1/models"},
     Route{"POST", "/v1/completions", &ServeCompletions},
     Route{"POST", "/v1/chat/completions", &ServeChat},
     Route{"POST", "/v1/messages", &ServeMessages},
@@ -67,11 +68,16 @@ constexpr const char* kOtherLabel = "other";
 // The path's words in place of the pattern's {}; unset if the path does not match.
 std::optional<std::vector<std::string>> Match(std::string_view pattern, std::string_view path) {
   const std::vector<std::string> parts = absl::StrSplit(AbslView(pattern), '/');
-  const std::vector<std::string> given = absl::StrSplit(AbslView(path), '/');
+  std::vector<std::string> given = absl::StrSplit(AbslView(path), '/');
+  if (parts.back() == "{*}" && given.size() > parts.size()) {
+    const auto rest = given.begin() + std::ssize(parts) - 1;
+    *rest = absl::StrJoin(rest, given.end(), "/");
+    given.resize(parts.size());
+  }
   if (parts.size() != given.size()) return std::nullopt;
   std::vector<std::string> words;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] == "{}") {
+    if (parts[i] == "{}" || parts[i] == "{*}") {
       words.push_back(DecodeUrl(given[i]));
     } else if (parts[i] != given[i]) {
       return std::nullopt;

@@ -1,36 +1,32 @@
 #include "server/apis/openai_answer.h"
 
 #include <algorithm>
-#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
-#include "server/engine/common/limits.h"
+#include "server/apis/completion_logprobs.h"
 #include "server/http/http_errors.h"
 
 namespace ovq::server {
 namespace {
 
+// The bytes of a token; null if it has none.
 Json Bytes(const std::string& text) {
-  Json bytes = Json::array();
+  Json bytes;
   for (const char c : text) bytes.push_back(static_cast<uint8_t>(c));
   return bytes;
 }
 
 }  // namespace
 
-std::string TokenText(const model::Tokenizer* tokenizer, int32_t id) {
-  if (tokenizer == nullptr || !tokenizer->has_text()) return absl::StrCat("token_id:", id);
-  return tokenizer->Decode(std::array{id}).value_or("");
-}
-
 void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
                         Json& list) {
   const auto entry = [tokenizer](int32_t id, float logprob) {
-    const std::string text = TokenText(tokenizer, id);
-    return Json{{"token", text}, {"logprob", logprob}, {"bytes", Bytes(text)}};
+    const model::ShownToken shown = model::ShowToken(tokenizer, id);
+    return Json{{"token", shown.text}, {"logprob", logprob}, {"bytes", Bytes(shown.bytes)}};
   };
   for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
     Json& token = list.emplace_back(entry(chunk.token_ids[i], chunk.logprobs[i]));
@@ -112,7 +108,7 @@ class CompletionAnswer final : public AnswerWriter {
       : request_(std::move(request)),
         tokenizer_(tokenizer),
         chunks_("cmpl-", "text_completion", model, created, request_),
-        choices_(std::min<size_t>(request_.message.sampling().n(), engine::kMaxCompletions)) {}
+        choices_(request_.choices() * request_.prompts.size()) {}
 
   bool streams() const override { return request_.stream; }
   void Add(const engine::StreamEvent& event, std::string& out) override {
@@ -120,14 +116,15 @@ class CompletionAnswer final : public AnswerWriter {
     if (event.chunk) {
       const engine::TokenChunk& chunk = *event.chunk;
       Choice& choice = choices_[chunk.index];
-      usage_.completion_tokens += std::ssize(chunk.token_ids);
+      const bool is_prompt = request_.echo && !std::exchange(choice.begun, true);
+      if (!is_prompt) usage_.completion_tokens += std::ssize(chunk.token_ids);
       if (streams()) {
         Json logprobs;
-        AddLogprobs(chunk, choice, logprobs);
+        AddLogprobs(chunk, logprobs);
         Append(chunk.index, chunk.text, logprobs, nullptr, nullptr, out);
       } else {
         choice.text += chunk.text;
-        AddLogprobs(chunk, choice, choice.logprobs);
+        AddLogprobs(chunk, choice.logprobs);
       }
     }
     if (event.finished) {
@@ -158,36 +155,24 @@ class CompletionAnswer final : public AnswerWriter {
  private:
   struct Choice {
     std::string text;
-    Json logprobs;           // null if not asked for
-    Json finish;             // null until the end
-    Json stop;               // the stop text or token id that ended it, or null
-    int64_t text_bytes = 0;  // bytes so far, for text_offset
+    bool begun = false;
+    Json logprobs;                              // null if not asked for
+    Json finish;                                // null until the end
+    Json stop;                                  // the stop text or token id that ended it, or null
+    std::optional<model::TextOffsets> offsets;  // with logprobs
   };
 
-  // The form of the completions API: parallel lists.
-  void AddLogprobs(const engine::TokenChunk& chunk, Choice& choice, Json& to) const {
+  void AddLogprobs(const engine::TokenChunk& chunk, Json& to) {
     if (chunk.logprobs.empty()) return;
-    if (to.is_null()) {
-      to = {{"tokens", Json::array()},
-            {"token_logprobs", Json::array()},
-            {"top_logprobs", Json::array()},
-            {"text_offset", Json::array()}};
+    std::optional<model::TextOffsets>& offsets = choices_[chunk.index].offsets;
+    if (!offsets) {
+      offsets.emplace(tokenizer_, /*at_start=*/request_.echo);
+      const auto& ids = request_.prompts[chunk.index / request_.choices()].token_ids().ids();
+      // A character has at most four bytes, so no more tokens can have begun it.
+      const std::vector<int32_t> tail(ids.end() - std::min(4, ids.size()), ids.end());
+      if (!request_.echo) offsets->Precede(tail);
     }
-    for (size_t i = 0; i < chunk.logprobs.size(); ++i) {
-      const std::string text = TokenText(tokenizer_, chunk.token_ids[i]);
-      Json best = Json::object();
-      if (i < chunk.top.size()) {
-        for (const model::TokenLogprob& top : chunk.top[i]) {
-          best.emplace(TokenText(tokenizer_, top.token_id), top.logprob);
-        }
-      }
-      best.emplace(text, chunk.logprobs[i]);  // the drawn token is among them
-      to["tokens"].push_back(text);
-      to["token_logprobs"].push_back(chunk.logprobs[i]);
-      to["top_logprobs"].push_back(std::move(best));
-      to["text_offset"].push_back(choice.text_bytes);
-      choice.text_bytes += std::ssize(text);
-    }
+    AppendCompletionLogprobs(chunk, tokenizer_, *offsets, to);
   }
 
   void Append(int index, const std::string& text, const Json& logprobs, const Json& finish,

@@ -12,16 +12,14 @@
 
 namespace ovq::server {
 
-// The text of one token, as OpenAI's logprobs show it.
-std::string TokenText(const model::Tokenizer* tokenizer, int32_t id);
 // Appends {"token", "logprob", "bytes", "top_logprobs"} for each token of the chunk.
 void AppendChatLogprobs(const engine::TokenChunk& chunk, const model::Tokenizer* tokenizer,
                         Json& list);
 // Counts the tokens of an answer, over all its choices.
 struct AnswerUsage {
   void Begin(const engine::Started& started) {
-    prompt_tokens = started.prompt_tokens;
-    cached_tokens = started.cached_tokens;
+    prompt_tokens += started.prompt_tokens;
+    cached_tokens += started.cached_tokens;
   }
   void Finish(const engine::Finished& finished) {
     reasoning_tokens += finished.usage.reasoning_tokens;

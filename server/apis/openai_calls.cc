@@ -1,10 +1,10 @@
-// /v1/models, /v1/completions and /v1/chat/completions of OpenAI's API, /tokenize and /detokenize
-// of vLLM's.
+// /v1/models and /v1/chat/completions of OpenAI's API, /tokenize and /detokenize of vLLM's.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "model/token_text.h"
 #include "server/apis/chat_answer.h"
 #include "server/apis/chat_messages.h"
 #include "server/apis/generation_call.h"
@@ -20,30 +20,14 @@
 namespace ovq::server {
 namespace {
 
-const std::string& ModelName(const HttpCallPtr& call) { return call->services().description.name; }
+const ModelNames& Names(const HttpCallPtr& call) { return call->services().description.names; }
 
-absl::Status Serve(const HttpCallPtr& call,
-                   absl::StatusOr<OpenAiRequest> (*read)(const Json&, const std::string&),
-                   decltype(&MakeChatAnswer) make_answer) {
-  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(OpenAiRequest request, read(body, ModelName(call)));
-  const auto in_theirs = [api = request.api](const absl::Status& status) {
-    return ToOpenAiError(status, api);
-  };
-  const v1::GenerateRequest message = request.message;
-  auto writer =
-      make_answer(std::move(request), ModelName(call), call->services().engine.model().tokenizer,
-                  absl::ToUnixSeconds(absl::Now()));
-  StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
-  return absl::OkStatus();
-}
-
-Json ModelObject(const ServiceContext& services) {
-  return {{"id", services.description.name},
+Json ModelObject(const ServiceContext& services, const std::string& name) {
+  return {{"id", name},
           {"object", "model"},
           {"created", absl::ToUnixSeconds(services.started)},
           {"owned_by", "ovq-server"},
-          {"root", services.description.name}};  // vLLM's, which its own clients ask for
+          {"root", services.description.names.front()}};  // vLLM's, which its own clients ask for
 }
 
 // The answer of /tokenize, written as it comes and counted: a body's text can be millions of
@@ -57,8 +41,9 @@ absl::StatusOr<std::string> TokenList(HttpCall& call, const v1::TokenizeResponse
   for (const uint32_t id : tokens.token_ids()) {
     absl::StrAppend(&ids, ids.empty() ? "" : ",", id);
     if (with_texts) {
-      absl::StrAppend(&texts, texts.empty() ? "" : ",",
-                      Dump(TokenText(engine.model().tokenizer, static_cast<int32_t>(id))));
+      absl::StrAppend(
+          &texts, texts.empty() ? "" : ",",
+          Dump(model::ShowToken(engine.model().tokenizer, static_cast<int32_t>(id)).text));
     }
     if (ids.size() + texts.size() < held) continue;
     held += kHeldAtATime;
@@ -73,31 +58,35 @@ absl::StatusOr<std::string> TokenList(HttpCall& call, const v1::TokenizeResponse
 }  // namespace
 
 absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
-  const Json model = ModelObject(call->services());
-  if (words.empty()) {
-    call->Reply(200, Dump({{"object", "list"}, {"data", Json::array({model})}}));
+  if (!words.empty()) {
+    RETURN_IF_ERROR(CheckModel(words.front(), Names(call)));
+    call->Reply(200, Dump(ModelObject(call->services(), words.front())));
     return absl::OkStatus();
   }
-  if (words.front() != ModelName(call)) {
-    return NotFound("model: expected \"" + ModelName(call) + "\", the one that is served", "model",
-                    "model_not_found");
-  }
-  call->Reply(200, Dump(model));
+  Json list = Json::array();
+  for (const std::string& name : Names(call)) list.push_back(ModelObject(call->services(), name));
+  call->Reply(200, Dump({{"object", "list"}, {"data", list}}));
   return absl::OkStatus();
 }
 
-absl::Status ServeCompletions(const HttpCallPtr& call, const PathWords&) {
-  return Serve(call, &ReadCompletion, &MakeCompletionAnswer);
-}
-
 absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
-  return Serve(call, &ReadChat, &MakeChatAnswer);
+  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
+  ASSIGN_OR_RETURN(OpenAiRequest request, ReadChat(body, Names(call)));
+  const auto in_theirs = [](const absl::Status& status) {
+    return ToOpenAiError(status, OpenAiApi::kChat);
+  };
+  const v1::GenerateRequest message = request.message;
+  auto writer =
+      MakeChatAnswer(std::move(request), Names(call).front(),
+                     call->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
+  StartGeneration(call, std::move(writer), message, {.translate_error = in_theirs});
+  return absl::OkStatus();
 }
 
 absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   BodyFields fields(body);
-  ReadModel(fields, ModelName(call));
+  ReadModel(fields, Names(call));
   const std::optional<std::string> text = fields.Text("prompt");
   const Json* const messages = fields.Any("messages");
   v1::GenerateRequest chat;
@@ -132,7 +121,7 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
 absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   BodyFields fields(body);
-  ReadModel(fields, ModelName(call));
+  ReadModel(fields, Names(call));
   v1::DetokenizeRequest request;
   for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
   RETURN_IF_ERROR(fields.Finish());

@@ -1,5 +1,6 @@
 #include "server/apis/openai_fields.h"
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/text.h"
 #include "server/engine/common/error_facts.h"
@@ -15,11 +17,16 @@
 
 namespace ovq::server {
 
-void ReadModel(BodyFields& fields, const std::string& model) {
+absl::Status CheckModel(const std::string& asked, const ModelNames& model) {
+  if (std::ranges::count(model, asked) > 0) return absl::OkStatus();
+  return NotFound(absl::StrCat("model: expected \"", absl::StrJoin(model, "\" or \""),
+                               "\", which is served, got ", Quoted(asked)),
+                  "model", "model_not_found");
+}
+
+void ReadModel(BodyFields& fields, const ModelNames& model) {
   const std::optional<std::string> asked = fields.Text("model");
-  if (!asked || *asked == model) return;
-  fields.Fail(NotFound(absl::StrCat("model: expected \"", model, "\", the one that is served"),
-                       "model", "model_not_found"));
+  if (asked) fields.Fail(CheckModel(*asked, model));
 }
 
 void ReadFormat(BodyFields& fields) {
@@ -130,8 +137,8 @@ void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
   if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
 }
 
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
-  static constexpr std::array<std::pair<const char*, const char*>, 15> kNames = {{
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std::string& prompt) {
+  const std::array<std::pair<const char*, const char*>, 17> names = {{
       {"prompt.conversation.tools_json", "tools"},
       {"prompt.conversation.tool_name", "tool_choice"},
       {"prompt.conversation.template_args_json", "chat_template_kwargs"},
@@ -140,16 +147,18 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api) {
       {"conversation.messages", "messages"},
       {"conversation.tools_json", "tools"},
       {"conversation", "messages"},
-      {"prompt.text", "prompt"},
-      {"prompt.token_ids.ids", "prompt"},
+      {"prompt.text", prompt.c_str()},
+      {"prompt.token_ids.ids", prompt.c_str()},
       {"stop.stop_strings", "stop"},
       {"stop.", ""},
       {"sampling.", ""},
       {"output.top_logprobs", "logprobs"},
+      {"top_logprobs", "logprobs"},
       {"output.", ""},
+      {"prompt", prompt.c_str()},
   }};
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  for (auto [ours, theirs] : kNames) {
+  for (auto [ours, theirs] : names) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     const bool chat = api != OpenAiApi::kCompletions;
     if (chat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";

@@ -2,10 +2,13 @@
 // additional ones. docs/http.md lists every field. Errors go to the BodyFields.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ovq/v1/inference.pb.h"
+#include "server/engine/common/limits.h"
 #include "server/http/body_fields.h"
 #include "server/http/json.h"
 
@@ -15,19 +18,32 @@ namespace ovq::server {
 // is the rest of the context window, the length of a long answer.
 inline constexpr uint32_t kDefaultCompletionTokens = 16;
 inline constexpr uint32_t kDefaultChatTokens = 4096;
+inline constexpr int64_t kMaxPrompts = 256;  // of one completion
 
 enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses, kMessages };
 
 struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
   v1::GenerateRequest message;
+  // The prompts of a completion, at least one: `message` is sent with each. Choice i of prompt p
+  // has index n p + i.
+  std::vector<v1::Prompt> prompts = {};
+  bool echo = false;  // a choice's text begins with its prompt
   bool stream = false;
   bool include_usage = false;     // in a last chunk
   bool continuous_usage = false;  // in every chunk
+
+  // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
+  size_t choices() const {
+    return std::min<size_t>(message.sampling().n(), engine::kMaxCompletions);
+  }
 };
 
-// Reads `model`: NotFound with code model_not_found for another than the served one.
-void ReadModel(BodyFields& fields, const std::string& model);
+using ModelNames = std::vector<std::string>;  // of the served model, of which every one will do
+
+// NotFound with code model_not_found for another name.
+absl::Status CheckModel(const std::string& asked, const ModelNames& model);
+void ReadModel(BodyFields& fields, const ModelNames& model);     // checks `model` if it is there
 void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);  // and when to stop
 void ReadStopTexts(BodyFields& fields, const char* name, v1::StopConditions& to);
 void ReadStream(BodyFields& fields, OpenAiRequest& to);
@@ -38,7 +54,9 @@ void RefuseVllmFields(BodyFields& fields);
 // of OpenAI's service.
 void SkipHints(BodyFields& fields);
 
-// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api);
+// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
+// the name of the prompt that it is of.
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api,
+                           const std::string& prompt = "prompt");
 
 }  // namespace ovq::server

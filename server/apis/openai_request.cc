@@ -10,38 +10,45 @@
 namespace ovq::server {
 namespace {
 
-// Reads the prompt of a completion: one text, or its token ids.
-void ReadPrompt(BodyFields& fields, v1::Prompt& to) {
-  const Json* prompt = fields.Any("prompt");
-  if (prompt == nullptr)
-    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
-  const bool one_of_one = prompt->is_array() && prompt->size() == 1 &&
-                          (prompt->front().is_string() || prompt->front().is_array());
-  if (one_of_one) prompt = &prompt->front();
-  if (prompt->is_string()) return to.set_text(prompt->get<std::string>());
-  if (!prompt->is_array() || prompt->empty()) {
-    return fields.Expected("prompt", "a text or a list of token ids", *prompt);
+void ReadPrompt(BodyFields& fields, const std::string& path, const Json& from, v1::Prompt& to) {
+  if (from.is_string()) return to.set_text(from.get<std::string>());
+  if (!from.is_array() || from.empty()) {
+    return fields.Expected(path, "a text or a list of token ids", from);
   }
-  if (prompt->front().is_string() || prompt->front().is_array()) {
-    return fields.Fail(
-        Unsupported("prompt", "one prompt; send each of several as its own request"));
-  }
-  for (const Json& id : *prompt) {
+  for (const Json& id : from) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() > std::numeric_limits<uint32_t>::max()) {
-      return fields.Expected("prompt", "token ids", id);
+      return fields.Expected(path, "token ids", id);
     }
     to.mutable_token_ids()->add_ids(id.get<uint32_t>());
   }
 }
 
+// Reads the prompts of a completion: one, or a list of them.
+void ReadPrompts(BodyFields& fields, OpenAiRequest& to) {
+  const Json* const prompt = fields.Any("prompt");
+  if (prompt == nullptr)
+    return fields.Fail(engine::BadField("prompt", "a text or token ids", "none"));
+  const bool several = prompt->is_array() && !prompt->empty() &&
+                       (prompt->front().is_string() || prompt->front().is_array());
+  if (!several) return ReadPrompt(fields, "prompt", *prompt, to.prompts.emplace_back());
+  if (std::ssize(*prompt) > kMaxPrompts) {
+    return fields.Fail(engine::BadField("prompt", absl::StrCat("at most ", kMaxPrompts, " prompts"),
+                                        absl::StrCat(prompt->size())));
+  }
+  for (size_t i = 0; i < prompt->size() && fields.ok(); ++i) {
+    const std::string path = prompt->size() > 1 ? absl::StrCat("prompt[", i, "]") : "prompt";
+    ReadPrompt(fields, path, (*prompt)[i], to.prompts.emplace_back());
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model) {
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   OpenAiRequest request;
   v1::GenerateRequest& message = request.message;
   ReadModel(fields, model);
-  ReadPrompt(fields, *message.mutable_prompt());
+  ReadPrompts(fields, request);
   ReadSampling(fields, message);
   ReadStream(fields, request);
   ReadVariant(fields, message);
@@ -60,7 +67,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   if (const auto cacheable = fields.Bool("cache_prompt")) {
     message.mutable_prompt()->set_cacheable(*cacheable);
   }
-  fields.Refuse("echo", "false", {false});
+  request.echo = fields.Bool("echo").value_or(false);
   fields.Refuse("suffix", "none", {""});
   fields.Refuse("add_special_tokens", "true", {true});
   ReadFormat(fields);
@@ -70,7 +77,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string
   return request;
 }
 
-absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& model) {
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model) {
   BodyFields fields(body);
   OpenAiRequest request = {.api = OpenAiApi::kChat, .message = {}};
   v1::GenerateRequest& message = request.message;

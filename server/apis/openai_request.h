@@ -9,8 +9,8 @@
 
 namespace ovq::server {
 
-// `model`: name of the served model.
-absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const std::string& model);
-absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const std::string& model);
+// `model`: names of the served model.
+absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames& model);
+absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model);
 
 }  // namespace ovq::server

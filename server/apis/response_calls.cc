@@ -129,9 +129,9 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     session_id_ = session_id;
     const std::string id =
         ResponseId(request_.store ? session_id : absl::StrCat(UnguessableHex(), "_not_stored"));
-    auto answer = std::make_unique<ResponseAnswer>(request_, id, call_->services().description.name,
-                                                   call_->services().engine.model().tokenizer,
-                                                   absl::ToUnixSeconds(absl::Now()));
+    auto answer = std::make_unique<ResponseAnswer>(
+        request_, id, call_->services().description.names.front(),
+        call_->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
             [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kResponses); },
@@ -185,7 +185,7 @@ absl::StatusOr<Json> StoredItem(HttpCall& call, const std::string& id) {
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(ResponseRequest request,
-                   ReadResponse(body, call->services().description.name,
+                   ReadResponse(body, call->services().description.names,
                                 [&call](const std::string& id) { return StoredItem(*call, id); }));
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());

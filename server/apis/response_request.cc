@@ -207,7 +207,7 @@ absl::Status NoResponse(const std::string& field, const char* code) {
       field, code);
 }
 
-absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model,
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames& model,
                                              const FindItem& find) {
   BodyFields fields(body);
   ResponseRequest request;

@@ -20,7 +20,7 @@ struct ResponseRequest : OpenAiRequest {
 // Finds an output item of a stored response by its id.
 using FindItem = std::function<absl::StatusOr<Json>(const std::string& id)>;
 // NotFound with code previous_response_not_found for text that cannot be a response's id.
-absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const std::string& model,
+absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames& model,
                                              const FindItem& find);
 
 // The id of a response is "resp_" and its session's id, whose KEY balancers can route by. The id of

@@ -36,11 +36,18 @@ void SetSampling(const v1::SamplingParams& from, engine::GenerateRequest& to) {
   if (from.has_n()) to.n = static_cast<int>(from.n());
 }
 
-void SetStop(const v1::StopConditions& from, engine::GenerateRequest& to) {
+void SetStop(const v1::StopConditions& from, const model::Tokenizer* tokenizer,
+             engine::GenerateRequest& to) {
   if (from.has_max_tokens()) to.stop.max_tokens = from.max_tokens();
   to.stop.min_tokens = from.min_tokens();
   to.stop.strings.assign(from.stop_strings().begin(), from.stop_strings().end());
   to.stop.token_ids = TokenIds(from.stop_token_ids());
+  if (tokenizer != nullptr && !to.stop.strings.empty()) {
+    to.stop.special_tokens = tokenizer->special_tokens();
+    std::erase_if(to.stop.special_tokens, [&to](const auto& token) {
+      return std::ranges::count(to.stop.strings, token.second) == 0;
+    });
+  }
   to.stop.ignore_eos = from.ignore_eos();
   to.stop.include_stop_text = from.include_stop_text();
 }
@@ -154,7 +161,7 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place,
                              to.field_prefix);
   if (!sizes.ok()) return sizes;
   SetSampling(from.sampling(), to);
-  SetStop(from.stop(), to);
+  SetStop(from.stop(), engine.model().tokenizer, to);
   to.output.logprobs = from.output().logprobs();
   to.output.top_logprobs = static_cast<int>(from.output().top_logprobs());
   if (from.output().speculation() != v1::SPECULATION_UNSPECIFIED) {

@@ -1,10 +1,12 @@
-// Submits a v1::GenerateRequest to the engine, and turns its events into messages.
+// Submits messages to the engine, and turns its events into messages.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
 #include "server/calls/service_context.h"
@@ -25,6 +27,17 @@ inline size_t StreamBytes(const engine::GenerateRequest& request) {
 // thread.
 absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call,
                             std::shared_ptr<engine::TokenStream> stream);
+
+// The error that SubmitGenerate would have for the message itself. May block.
+absl::Status CheckGenerate(const v1::GenerateRequest& message, CallRecord& call);
+
+// A row for each token, as in engine::ScoreResult.
+using ScoreDone = std::function<void(absl::StatusOr<std::vector<model::TokenScore>>)>;
+// Takes memory for the scores and an answer made of them from the call's, and submits the tokens
+// with the message's other fields. `done` is called on a thread that may block, within the call's
+// life.
+absl::Status SubmitScore(const v1::ScoreRequest& message, std::vector<int32_t> tokens,
+                         CallRecord& call, ScoreDone done);
 
 // Appends an engine event as messages, of which it may need several. `add` appends a new message
 // and returns it.

@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/calls/convert.h"
+#include "server/calls/generation.h"
 #include "server/calls/handlers.h"
 #include "server/engine/common/limits.h"
 #include "server/engine/common/validate.h"
@@ -79,7 +80,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(CallRecord& call,
   const engine::EngineModel& model = services.engine.model();
   const engine::EngineOptions& options = services.engine.options();
   v1::ModelInfo info;
-  info.set_name(description.name);
+  info.set_name(description.names.front());
   info.set_fingerprint(description.fingerprint);
   info.set_vocab_size(model.vocab_size);
   info.set_hidden_size(description.hidden_size);
@@ -112,32 +113,13 @@ void Score(CallRecord& call, const v1::ScoreRequest& message,
   engine::Engine& engine = call.services().engine;
   absl::StatusOr<PromptIds> prompt = PromptTokens(message.prompt(), "", PromptPlace(), engine);
   if (!prompt.ok()) return done(prompt.status());
-  std::vector<int32_t>& tokens = prompt->ids;
+  const std::vector<int32_t>& tokens = prompt->ids;
   call.summary().work.prompt_tokens = std::ssize(tokens);
-  engine::ScoreRequest request;
-  request.prompt = tokens;
-  request.variant = message.memory();
-  if (message.has_max_centroids()) request.slot_cap = static_cast<int32_t>(message.max_centroids());
-  request.top_logprobs = static_cast<int>(message.top_logprobs());
-  // The scores, the message made of them and its bytes. Larger answers are refused below.
-  constexpr size_t kTopBytes =
-      sizeof(model::TokenLogprob) + 2 * (sizeof(uint32_t) + sizeof(float)) + 1;
-  const size_t per_token = 2 * sizeof(model::TokenScore) + kTopBytes * message.top_logprobs();
-  const size_t bytes = std::min(per_token * tokens.size(), 4 * engine::kMaxAnswerBytes);
-  if (absl::Status status = ReserveBytes(call.memory(), bytes); !status.ok()) return done(status);
-  call.SetCaller(request);
-  request.arrival = call.arrival();
-  const absl::Status status = engine.SubmitScore(
-      std::move(request), call.cancel(),
-      [&call, done,
-       tokens = std::move(tokens)](absl::StatusOr<engine::ScoreResult> result) mutable {
-        if (!result.ok()) return done(result.status());
-        // Made on another thread, which also frees the scores: the answer may be large.
-        call.services().blocking.Run(call.caller().client, [done, tokens = std::move(tokens),
-                                                            rows = std::move(result->rows)] {
-          done(ToScoreResponse(tokens, rows));
-        });
-      });
+  const absl::Status status =
+      SubmitScore(message, tokens, call,
+                  [done, tokens](const absl::StatusOr<std::vector<model::TokenScore>>& rows) {
+                    rows.ok() ? done(ToScoreResponse(tokens, *rows)) : done(rows.status());
+                  });
   if (!status.ok()) done(status);
 }
 
@@ -178,7 +160,7 @@ absl::StatusOr<v1::DetokenizeResponse> Detokenize(CallRecord& call,
 v1::ServerStatus GetServerStatus(const ServiceContext& services) {
   v1::ServerStatus status;
   status.set_version(OVQ_VERSION);
-  status.set_model(services.description.name);
+  status.set_model(services.description.names.front());
   status.set_draining(services.draining());
   const absl::Time started = services.started;
   status.mutable_started()->set_seconds(absl::ToUnixSeconds(started));

@@ -151,7 +151,7 @@ void ReadProcess(MetricFamilies& all) {
 }  // namespace
 
 Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
-    : MetricFamilies(model.name), model_(model) {
+    : MetricFamilies(model.names.front()), model_(model) {
   Each(call_duration_, "method", labels.methods, kDurationBuckets);
   Each(http_duration_, "route", labels.routes, kDurationBuckets);
   for (const char* method : labels.methods) {

@@ -36,7 +36,8 @@ namespace ovq::server {
 
 // The model that is served, for GetModelInfo and the metrics.
 struct ModelDescription {
-  std::string name;  // the label `model` of every family
+  // Names that callers may use; the first is shown, and is the label `model` of every family.
+  std::vector<std::string> names = {""};
   std::string fingerprint;
   int64_t hidden_size = 0;
   int64_t parameters = 0;

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <utility>
 
 #include "base/check.h"
 #include "base/text.h"
+#include "model/token_text.h"
 #include "model/tokenizer.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/model/model_test_util.h"
@@ -35,6 +37,13 @@ void Decode(const model::Tokenizer& tokenizer, const std::vector<int32_t>& ids) 
     text += part;
   }
   text += detokenizer.Finish();
+  model::TextOffsets offsets(&tokenizer, /*at_start=*/true);
+  int64_t place = 0;
+  for (const int32_t id : ids) {
+    Check(!FirstInvalidUtf8(model::ShowToken(&tokenizer, id).text), "a token's name is UTF-8");
+    const int64_t before = std::exchange(place, offsets.Add(id));
+    Check(place >= before, "tokens stand in their order");
+  }
   const absl::StatusOr<std::string> whole = tokenizer.Decode(ids);
   Check(whole.ok() && *whole == text, "one by one and all at once");
   // An answer continues a prompt, of which the detokenizer keeps only the start of a character.

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "base/problems.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/softmax/softmax.h"
@@ -33,6 +35,23 @@ absl::StatusOr<ModelConfig> Load(const Json& json) {
   const TempFolder folder;
   folder.Write("config.json", json.dump());
   return LoadConfig(folder.path());
+}
+
+TEST(ModelName, IsTheFoldersOrThatOfTheHub) {
+  const TempFolder temp;
+  const std::filesystem::path root = std::filesystem::canonical(temp.path());
+  const auto hashed = root / "hub/models--org--my-model/snapshots/0123abcd";
+  std::filesystem::create_directories(hashed);
+  std::filesystem::create_directories(root / "hub/models--gpt2/snapshots/4567");
+  EXPECT_EQ(ModelName(hashed), "org/my-model");
+  EXPECT_EQ(ModelName(hashed.string() + "/"), "org/my-model");
+  EXPECT_EQ(ModelName((root / "hub/../hub").string() + "/models--gpt2/snapshots/./4567"), "gpt2");
+  std::filesystem::create_symlink(root / "hub/models--org--my-model", root / "link");
+  EXPECT_EQ(ModelName(root / "link/snapshots/0123abcd"), "org/my-model");
+  std::filesystem::create_symlink(hashed, root / "mine");
+  EXPECT_EQ(ModelName(root / "mine"), "mine");
+  EXPECT_EQ(ModelName("/somewhere/tiny/"), "tiny");
+  EXPECT_EQ(ModelName("/models--a--b/snapshots"), "snapshots");
 }
 
 // Sets one field and expects an error that names it.

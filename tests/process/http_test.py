@@ -5,7 +5,10 @@ usage: http_test.py --build BUILD_FOLDER [unittest arguments]
 
 import json
 
-from http_case import HttpCase, main
+import http_case
+from http_case import HttpCase, main, serve
+from http_client import HttpClient, http_port
+from server_process import run_to_end
 
 # ASCII only, so that an answer can be sent back unchanged
 ASCII = {str(i): -100 for i in range(128, 258)}
@@ -22,6 +25,37 @@ class OpenAi(HttpCase):
         self.assertEqual(self.http.get("/v1/models/tiny")[1], models["data"][0])
         error = self.error(self.http.get("/v1/models/gpt-9"), 404, "tiny")
         self.assertEqual(error["code"], "model_not_found")
+
+    def test_served_names(self):
+        with serve("--served-model-name", "org/tiny,tiny-too") as server:
+            http = HttpClient(http_port(server))
+            self.addCleanup(http.close)
+            models = http.get("/v1/models")[1]["data"]
+            self.assertEqual([model["id"] for model in models], ["org/tiny", "tiny-too"])
+            for path in ("org/tiny", "org%2Ftiny"):
+                self.assertEqual(http.get(f"/v1/models/{path}")[1], models[0])
+            for name in ("org/tiny", "tiny-too"):
+                answer = http.post("/v1/completions", {"model": name, "prompt": "x"})
+                self.assertEqual(answer[1]["model"], "org/tiny", answer)
+            self.error(http.post("/v1/completions", {"model": "tiny", "prompt": "x"}), 404,
+                       "'tiny'", "model")
+            self.assertEqual(http.get("/ovq/v1/info")[1]["name"], "org/tiny")
+
+    def test_chat_template_of_the_flag(self):
+        path = http_case.path_of("other.jinja")
+        with open(path, "w") as file:
+            file.write("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+        with serve("--chat-template", path) as server:
+            http = HttpClient(http_port(server))
+            self.addCleanup(http.close)
+            told = http.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})[1]
+            self.assertEqual(bytes(told["tokens"]), b"[x]")
+        with open(path, "w") as file:
+            file.write("\n{% if %}")
+        code, _, error = run_to_end(http_case.binary, "--model", http_case.path_of("tiny"),
+                                    "--chat-template", path)
+        self.assertEqual(code, 1)
+        self.assertIn("other.jinja, line 2: syntax", error)
 
     def test_completion_whole_and_streamed(self):
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 12, "temperature": 0}
@@ -51,11 +85,107 @@ class OpenAi(HttpCase):
         self.assertEqual([status for status, _, _ in answers], [200] * 4, answers)
         texts = [answer["choices"][0]["text"] for _, answer, _ in answers]
         self.assertEqual((texts[0], texts[2]), (texts[1], texts[3]))
-        self.error(self.http.post("/v1/completions", {"prompt": ["a", "b"]}), 400, "one prompt",
-                   "prompt")
+        self.error(self.http.post("/v1/completions", {"prompt": ["a", ["b"]]}), 400, "prompt[1]: ",
+                   "prompt[1]")
+        self.error(self.http.post("/v1/completions", {"prompt": ["a"] * 257}), 400, "257", "prompt")
         self.error(self.http.post("/v1/completions", {"prompt": [7, 300000]}), 400,
                    "prompt[1]", "prompt[1]")
         self.error(self.http.post("/v1/completions", {}), 400, "prompt", "prompt")
+
+    def test_several_prompts(self):
+        body = {"prompt": ["ab", list(b"cde"), "f"], "n": 2, "max_tokens": 6, "seed": 3, "logprobs": 1}
+        whole = self.http.post("/v1/completions", body)[1]
+        self.assertEqual([choice["index"] for choice in whole["choices"]], list(range(6)))
+        usage = whole["usage"]
+        self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]),
+                         (6, 36, 42))
+        for p, prompt in enumerate(body["prompt"]):
+            alone = self.http.post("/v1/completions", {**body, "prompt": prompt})[1]
+            for i in range(2):
+                self.assertEqual(whole["choices"][2 * p + i], {**alone["choices"][i], "index": 2 * p + i})
+        chunks = self.http.stream("/v1/completions", {
+            **body, "stream": True, "stream_options": {"include_usage": True}})
+        texts, ends = [""] * 6, []
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+                ends += [choice["index"]] * (choice["finish_reason"] is not None)
+        self.assertEqual(texts, [choice["text"] for choice in whole["choices"]])
+        self.assertEqual((sorted(ends), chunks[-1]["usage"]), (list(range(6)), usage))
+
+    def test_an_error_in_one_prompt_ends_all(self):
+        for stream in (False, True):
+            for echo in (False, True):
+                body = {"prompt": ["ok", [7, 300000], "ok"], "stream": stream, "echo": echo,
+                        "logprobs": 1, "max_tokens": 100000, "ignore_eos": True}
+                self.error(self.http.post("/v1/completions", body), 400, "prompt[1][1]: ", "prompt[1][1]")
+        while self.http.get("/ovq/v1/status")[1].get("requestsRunning", 0):
+            pass
+
+    def score(self, tokens, ctxlens, max_tokens):
+        """Scores as lm-eval's LocalCompletionsAPI asks for them and reads them
+        (lm_eval/models/openai_completions.py: _create_payload, parse_logprobs)."""
+        _, out, _ = self.http.post("/v1/completions", {
+            "model": "tiny", "prompt": tokens, "temperature": 0, "max_tokens": max_tokens,
+            "logprobs": 1, "seed": 1234, "echo": True})
+        scores = []
+        for choice, ctxlen in zip(sorted(out["choices"], key=lambda choice: choice["index"]), ctxlens):
+            end = -1 if max_tokens else None
+            logprobs = choice["logprobs"]["token_logprobs"][ctxlen:end]
+            top = choice["logprobs"]["top_logprobs"][ctxlen:end]
+            scores.append((sum(logprobs), all(a == max(b.values()) for a, b in zip(logprobs, top)),
+                           len(logprobs), choice))
+        return scores, out["usage"]
+
+    def test_scores_as_lm_eval_asks_for_them(self):
+        greedy = self.http.post("/v1/completions", {
+            "prompt": list(b"hello"), "max_tokens": 5, "temperature": 0, "logprobs": 0,
+            "return_token_ids": False})[1]["choices"][0]
+        ids = [int(name[-2:], 16) if name.startswith("bytes:") else ord(name)
+               for name in greedy["logprobs"]["tokens"]]
+        tokens = [list(b"hello") + ids, list(b"hello world"), list(b"a")]
+        for max_tokens in (1, 0):
+            scores, usage = self.score(tokens, [5, 6, 1], max_tokens)
+            total, is_greedy, n, choice = scores[0]
+            self.assertEqual((is_greedy, n), (True, 5))
+            self.assertAlmostEqual(total, sum(greedy["logprobs"]["token_logprobs"]), places=3)
+            self.assertEqual(choice["finish_reason"], "length")
+            lists = choice["logprobs"]
+            self.assertEqual((lists["token_logprobs"][0], lists["top_logprobs"][0]), (None, None))
+            self.assertEqual({len(lists[name]) for name in lists}, {10 + max_tokens})
+            self.assertEqual(lists["text_offset"][:6], [0, 1, 2, 3, 4, 5])
+            self.assertTrue(choice["text"].startswith("hello"))
+            self.assertEqual((scores[1][1], scores[1][2], scores[2][2]), (False, 5, 0))
+            self.assertEqual((usage["prompt_tokens"], usage["completion_tokens"]), (22, 3 * max_tokens))
+
+    def test_echo(self):
+        body = {"prompt": ["ab", list(b"h\xc3\xa9")], "max_tokens": 3, "temperature": 0}
+        plain = self.http.post("/v1/completions", body)[1]
+        for logprobs in (None, 0, 2):
+            echo = self.http.post("/v1/completions", {**body, "echo": True, "n": 2, "logprobs": logprobs})[1]
+            self.assertEqual([choice["text"] for choice in echo["choices"]],
+                             [prefix + plain["choices"][p]["text"]
+                              for p, prefix in ((0, "ab"), (0, "ab"), (1, "hé"), (1, "hé"))])
+            self.assertEqual(echo["usage"]["completion_tokens"], 12)
+            chunks = self.http.stream("/v1/completions", {**body, "echo": True, "n": 2,
+                                                          "logprobs": logprobs, "stream": True})
+            texts, values = [""] * 4, [[] for _ in range(4)]
+            for chunk in chunks:
+                for choice in chunk["choices"]:
+                    texts[choice["index"]] += choice["text"]
+                    values[choice["index"]] += (choice["logprobs"] or {}).get("token_logprobs", [])
+            self.assertEqual(texts, [choice["text"] for choice in echo["choices"]])
+            for choice in echo["choices"]:
+                self.assertEqual((choice["logprobs"] or {}).get("token_logprobs", []),
+                                 values[choice["index"]])
+        self.assertEqual(echo["choices"][2]["logprobs"]["text_offset"][:4], [0, 1, 1, 2])
+        for field, value in (("temperature", -1), ("n", 0), ("logprobs", 2000)):
+            self.error(self.http.post("/v1/completions", {
+                "prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0, field: value}), 400, field, field)
+        self.error(self.http.post("/v1/completions", {"prompt": "", "echo": True, "logprobs": 1}), 400,
+                   "prompt", "prompt")
+        self.error(self.http.post("/v1/completions", {
+            "prompt": ["x" * 20000, "y"], "echo": True, "logprobs": 1000, "max_tokens": 0}), 400, "echo")
 
     def test_choices_seed_stop_and_bias(self):
         body = {"prompt": "abc", "max_tokens": 6, "n": 3, "seed": 7}
@@ -83,6 +213,23 @@ class OpenAi(HttpCase):
         self.assertEqual([len(logprobs[name]) for name in ("tokens", "token_logprobs",
                                                            "top_logprobs", "text_offset")], [3] * 4)
         self.assertEqual("".join(logprobs["tokens"]), answer["choices"][0]["text"])
+        # Tokens that are parts of characters: each has a name and its own byte.
+        body = {"prompt": list(b"abc"), "max_tokens": 4, "logprobs": 258, "temperature": 0,
+                "logit_bias": {"226": 100}, "ignore_eos": True}
+        logprobs = self.http.post("/v1/completions", body)[1]["choices"][0]["logprobs"]
+        self.assertEqual(logprobs["tokens"], ["bytes:\\xe2"] * 4)
+        self.assertEqual([len(top) for top in logprobs["top_logprobs"]], [258] * 4)
+        self.assertEqual(logprobs["text_offset"], [0, 1, 2, 3])
+        _, chat, _ = self.http.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "logprobs": True,
+            "top_logprobs": 258, "temperature": 0})
+        for token in chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            if token["bytes"] and token["bytes"][0] < 128:
+                self.assertEqual(token["token"].encode(), bytes(token["bytes"]))
+            elif token["bytes"]:
+                self.assertEqual(token["token"], "bytes:\\x%02x" % token["bytes"][0])
+            else:
+                self.assertRegex(token["token"], "^token_id:25[67]$")
         _, chat, _ = self.http.post("/v1/chat/completions", {
             "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "logprobs": True,
             "top_logprobs": 2, "temperature": 0})
@@ -112,6 +259,7 @@ class OpenAi(HttpCase):
         self.assertEqual(self.http.post("/tokenize", {"prompt": "hi"})[1]["tokens"], [104, 105])
         told = self.http.post("/tokenize", {"prompt": 'h"é', "return_token_strs": True})[1]
         self.assertEqual((told["count"], told["token_strs"][:2]), (4, ["h", '"']))
+        self.assertEqual(told["token_strs"][2:], ["bytes:\\xc3", "bytes:\\xa9"])
         self.assertEqual(self.http.post("/detokenize", {"tokens": [104, 105]})[1], {"prompt": "hi"})
         chat = self.http.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})[1]
         self.assertEqual(bytes(chat["tokens"]).decode(), "<user>x\n<assistant>")

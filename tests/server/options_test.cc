@@ -62,6 +62,21 @@ TEST(Options, TheReferencesAreForTests) {
             nullptr);  // as in the server, which links the same libraries
 }
 
+TEST(Options, NamesOfTheModel) {
+  const auto line = Parse({"--model", "m", "--served-model-name", "org/m,m:8b"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_THAT(line->options.served_model_names, testing::ElementsAre("org/m", "m:8b"));
+  std::string many = "n0";
+  for (int i = 1; i < 17; ++i) many += ",n" + std::to_string(i);
+  for (const std::string& names :
+       {std::string(), std::string("a,,b"), std::string("a,a"), many, std::string("/a"),
+        std::string("a/"), std::string("a b"), std::string(257, 'a')}) {
+    EXPECT_THAT(Parse({"--model", "m", "--served-model-name", names}).status().message(),
+                HasSubstr("--served-model-name: expected up to 16 different names"))
+        << names;
+  }
+}
+
 TEST(Options, Defaults) {
   const auto line = Parse({"--model", "m"});
   ASSERT_TRUE(line.ok()) << line.status();
@@ -82,6 +97,8 @@ TEST(Options, Defaults) {
 
 TEST(Options, EveryFlag) {
   const auto line = Parse({"--model=m",
+                           "--served-model-name=a,b",
+                           "--chat-template=j",
                            "--listen=[::]:0",
                            "--http-listen=127.0.0.1:0",
                            "--http-max-connections=9",
@@ -133,6 +150,8 @@ TEST(Options, EveryFlag) {
                            "--trace-collector-ca=a"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
+  EXPECT_THAT(options.served_model_names, testing::ElementsAre("a", "b"));
+  EXPECT_EQ(options.chat_template, "j");
   EXPECT_EQ(options.listen.address, "[::]:0");
   EXPECT_EQ(options.http.address, "127.0.0.1:0");
   EXPECT_EQ(options.http.max_connections, 9);

@@ -14,7 +14,7 @@ namespace ovq::server::test {
 namespace {
 
 ModelDescription Description() {
-  return {.name = "fake",
+  return {.names = {"fake", "org/fake"},
           .fingerprint = "0123",
           .hidden_size = 8,
           .parameters = 1000,

@@ -68,6 +68,7 @@ RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t
       matcher_(request.stop.strings, request.stop.include_stop_text) {
   const StopConditions& stop = request.stop;
   banned_early_.insert(banned_early_.end(), stop.token_ids.begin(), stop.token_ids.end());
+  for (const auto& [id, text] : stop.special_tokens) banned_early_.push_back(id);
   if (stop.ignore_eos) banned_always_ = eos_;
   for (std::vector<int32_t>* ids : {&banned_early_, &banned_always_}) {
     std::ranges::sort(*ids);
@@ -125,7 +126,9 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
 void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
   const StopConditions& stop = request_.stop;
   const bool is_eos = std::ranges::count(eos_, token) > 0;
-  const bool is_stop = is_eos || std::ranges::count(stop.token_ids, token) > 0;
+  const auto special = stop.special_tokens.find(token);
+  const bool is_special = special != stop.special_tokens.end();
+  const bool is_stop = is_eos || is_special || std::ranges::count(stop.token_ids, token) > 0;
   if (is_stop) {
     finished.emplace().matched_token_id = token;
   } else if (generated_ >= stop.max_tokens) {
@@ -134,8 +137,10 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   if (!detokenizer_) return;
 
   std::string decoded;
-  if (!is_stop || (stop.include_stop_text && !is_eos)) decoded = detokenizer_->Push(token);
+  if (!is_stop || (stop.include_stop_text && !is_eos && !is_special))
+    decoded = detokenizer_->Push(token);
   if (finished) decoded += detokenizer_->Finish();
+  if (is_special) decoded += special->second;
   StopMatcher::Result result = matcher_.Push(decoded);
   text += result.text;
   if (result.matched) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +27,9 @@ struct StopConditions {
   int64_t min_tokens = 0;    // end-of-sequence and stop ids are not drawn before this many tokens
   std::vector<std::string> strings;
   std::vector<int32_t> token_ids;
+  // Special tokens that `strings` has, by id: such a token ends the answer as its text would, which
+  // special tokens do not add to it.
+  std::map<int32_t, std::string> special_tokens = {};
   bool ignore_eos = false;
   bool include_stop_text = false;
 };

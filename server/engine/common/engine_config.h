@@ -62,11 +62,13 @@ struct EngineModel {
   answers::AnswerSyntax answer_syntax = {};        // what the chat format shows of answers
   std::set<int32_t> marker_tokens = {};            // special tokens of the answer syntax
 
-  // The tokenizer is set before.
-  void SetChatFormat(const jinja::ChatFormat* format) {
+  // The tokenizer is set before. calls: how the model writes calls; unset: as the format shows.
+  void SetChatFormat(const jinja::ChatFormat* format,
+                     const std::optional<answers::CallSyntax>& calls = std::nullopt) {
     chat_format = format;
     if (format == nullptr) return;
     answer_syntax = answers::LearnAnswerSyntax(*format);
+    if (calls) answer_syntax.calls = *calls;
     if (tokenizer == nullptr) return;
     marker_tokens = answers::MarkerTokens(answer_syntax, tokenizer->special_tokens());
   }

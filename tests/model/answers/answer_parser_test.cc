@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "model/answers/named_calls.h"
 
 namespace ovq::answers {
 namespace {
@@ -106,6 +107,28 @@ std::shared_ptr<const nlohmann::json> Schemas() {
   static const auto schemas = std::make_shared<const nlohmann::json>(nlohmann::json{
       {"get_weather", {{"properties", {{"city", {{"type", "string"}}}}}}}, {"now", {}}});
   return schemas;
+}
+
+TEST(NamedCalls, AreReadAsTheyBegin) {
+  for (const auto& [name, calls] : NamedCalls()) {
+    SCOPED_TRACE(name);
+    if (calls.form == CallForm::kNone) continue;
+    AnswerSyntax syntax;
+    syntax.calls = calls;
+    std::string text = ForcedCall("", "now", syntax);
+    if (calls.form == CallForm::kJson) text += "{}}";
+    if (calls.form == CallForm::kNamedJson) text += "{}";
+    if (calls.form == CallForm::kPython) text += ")";
+    text += calls.end;
+    AnswerParser parser(syntax, {.tools = true, .schemas = Schemas()});
+    std::vector<AnswerPart> parts;
+    parser.Add(text, parts);
+    parser.End(parts);
+    ASSERT_EQ(parts.size(), 3u) << text;
+    EXPECT_EQ(parts[0].text, "now");
+    EXPECT_EQ(parts[1].text, "{}");
+    EXPECT_EQ(parts[2].kind, Kind::kCallEnd);
+  }
 }
 
 class DialectTest : public testing::TestWithParam<size_t> {

@@ -81,6 +81,46 @@ TEST_F(ChatFormatTest, NamedOnesByWhetherThereAreTools) {
   EXPECT_EQ(Text("[]"), "with tools");
 }
 
+TEST_F(ChatFormatTest, FilesOfAdditionalTemplates) {
+  Write("tokenizer_config.json", Json{{"chat_template",
+                                       {{{"name", "default"}, {"template", "config"}},
+                                        {{"name", "tool_use"}, {"template", "config, tools"}}}}});
+  std::filesystem::create_directories(folder_ + "/additional_chat_templates");
+  Write("additional_chat_templates/rag.jinja", std::string("{% of nobody's use %}"));
+  EXPECT_EQ(Text() + ", " + Text("[]"), "config, config, tools");
+  Write("additional_chat_templates/tool_use.jinja", std::string("file, tools"));
+  EXPECT_EQ(Text() + ", " + Text("[]"), "config, file, tools");
+  Write("chat_template.jinja", std::string("file"));
+  EXPECT_EQ(Text() + ", " + Text("[]"), "file, file, tools");
+  std::filesystem::remove(folder_ + "/additional_chat_templates/tool_use.jinja");
+  EXPECT_EQ(Text() + ", " + Text("[]"), "file, file");
+  Write("additional_chat_templates/default.jinja", std::string("named"));
+  EXPECT_EQ(ChatFormat::Load(folder_).value()->source(), "default.jinja");
+  Write("additional_chat_templates/tool_use.jinja", std::string("{% if %}"));
+  EXPECT_THAT(Error(), StartsWith("/additional_chat_templates/tool_use.jinja, line 1: syntax: "));
+}
+
+TEST_F(ChatFormatTest, TheFileOfProcessors) {
+  Write("tokenizer_config.json", Json{{"chat_template", "config"}});
+  Write("chat_template.json", Json{{"chat_template", "processor"}});
+  EXPECT_EQ(Text(), "processor");
+  EXPECT_EQ(ChatFormat::Load(folder_).value()->source(), "chat_template.json");
+  Write("chat_template.json", Json{{"chat_template", "{{"}});
+  EXPECT_THAT(Error(), StartsWith("/chat_template.json: chat_template, line 1: syntax: "));
+  Write("chat_template.jinja", std::string("file"));
+  EXPECT_EQ(Text(), "file");
+}
+
+TEST_F(ChatFormatTest, AFileInPlaceOfTheFolders) {
+  Write("tokenizer_config.json", Json{{"chat_template", "config"}, {"bos_token", "<s>"}});
+  Write("other.jinja", std::string("{{ bos_token }}other"));
+  const auto format = ChatFormat::Load(folder_, folder_ + "/other.jinja");
+  EXPECT_EQ((*format)->Render({}, TestNow()).value(), "<s>other");
+  EXPECT_EQ((*format)->source(), folder_ + "/other.jinja");
+  EXPECT_EQ(ChatFormat::Load(folder_, folder_ + "/none").status().code(),
+            absl::StatusCode::kNotFound);
+}
+
 TEST_F(ChatFormatTest, ToolsAreAList) {
   Write("chat_template.jinja", std::string("{{ tools }}"));
   EXPECT_EQ(Text(), "None");

@@ -104,6 +104,117 @@ TEST_F(HttpApiTest, ACompletionIsTheSameStreamedOrNotAndOverGrpc) {
   EXPECT_EQ(Generate(server_.inference(), TextRequest("hello", 12)).text, text);
 }
 
+class ScriptedApi : public HttpApiTest {
+ protected:
+  ScriptedApi()
+      : HttpApiTest({.model = {.chat_template = kPlainTemplate},
+                     .setup = [](engine::test::FakeModel& model) {
+                       model.Script(2, "x\xe2\x82\xac!");  // the tokens behind a prompt of two
+                       model.Script(7, engine::test::kEos);
+                     }}) {}
+};
+
+TEST_F(ScriptedApi, OffsetsOfTokensCountTheCharactersOfTheText) {
+  const Json body = {{"prompt", "ab"}, {"max_tokens", 5}, {"logprobs", 1}};
+  const Json choice = Post("/v1/completions", body)["choices"][0];
+  EXPECT_EQ(choice["text"], "x\u20ac!");
+  EXPECT_EQ(choice["logprobs"]["tokens"],
+            Json({"x", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "!"}));
+  EXPECT_EQ(choice["logprobs"]["text_offset"], Json({0, 1, 1, 1, 2}));
+  Json streamed = body;
+  streamed["stream"] = true;
+  Json offsets = Json::array();
+  for (const Json& event : ParseEvents(Call("POST", "/v1/completions", streamed.dump()))) {
+    const Json& logprobs = event["choices"][0]["logprobs"];
+    if (logprobs.is_null()) continue;
+    for (const Json& offset : logprobs["text_offset"]) offsets.push_back(offset);
+  }
+  EXPECT_EQ(offsets, choice["logprobs"]["text_offset"]);
+}
+
+TEST_F(ScriptedApi, AStopTextMayBeASpecialToken) {
+  Json body = {{"prompt", "ab"}, {"stop", {"never", "<|end|>"}}};
+  const Json choice = Post("/v1/completions", body)["choices"][0];
+  EXPECT_EQ(choice["text"], "x\u20ac!");
+  EXPECT_EQ(choice["stop_reason"], "<|end|>");
+  v1::GenerateRequest request = TextRequest("ab", 9);
+  request.mutable_stop()->add_stop_strings("<|end|>");
+  const Collected answer = Generate(server_.inference(), request);
+  ASSERT_EQ(answer.finished.size(), 1u);
+  EXPECT_EQ(answer.finished[0].matched_stop(), "<|end|>");
+  body["stop"] = {"<|end"};
+  EXPECT_EQ(Post("/v1/completions", body)["choices"][0]["stop_reason"], engine::test::kEos);
+}
+
+// The text and the log-probabilities of every choice of a stream.
+std::pair<std::vector<std::string>, Json> Joined(const std::vector<Json>& events, size_t choices) {
+  std::vector<std::string> texts(choices);
+  Json logprobs(choices, Json::array());
+  for (const Json& event : events) {
+    for (const Json& choice : event["choices"]) {
+      const size_t index = choice["index"];
+      texts[index] += choice["text"].get<std::string>();
+      if (choice["logprobs"].is_null()) continue;
+      for (const Json& one : choice["logprobs"]["token_logprobs"]) logprobs[index].push_back(one);
+    }
+  }
+  return {texts, logprobs};
+}
+
+TEST_F(HttpApiTest, SeveralPromptsAreEachAsAlone) {
+  for (const bool echo : {false, true}) {
+    for (const int max_tokens : {0, 7}) {
+      Json body = {{"prompt", {"hello", "you", Json({1, 2})}},
+                   {"n", 3},
+                   {"max_tokens", max_tokens},
+                   {"seed", 5},
+                   {"logprobs", 2},
+                   {"echo", echo}};
+      const Json whole = Post("/v1/completions", body);
+      ASSERT_EQ(whole["choices"].size(), 9u);
+      EXPECT_EQ(whole["usage"]["prompt_tokens"], 10);
+      body["stream"] = true;
+      const auto [texts, logprobs] =
+          Joined(ParseEvents(Call("POST", "/v1/completions", body.dump())), 9);
+      body["stream"] = false;
+      for (size_t p = 0; p < 3; ++p) {
+        Json alone = body;
+        alone["prompt"] = body["prompt"][p];
+        const Json choices = Post("/v1/completions", alone)["choices"];
+        for (size_t i = 0; i < 3; ++i) {
+          const size_t index = 3 * p + i;
+          Json choice = choices[i];
+          choice["index"] = index;
+          EXPECT_EQ(whole["choices"][index], choice);
+          EXPECT_EQ(texts[index], choice["text"]);
+          if (!logprobs[index].empty()) {
+            EXPECT_EQ(logprobs[index], choice["logprobs"]["token_logprobs"]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(HttpApiTest, WhoGoesFromSeveralPromptsCancelsAll) {
+  for (const bool stream : {false, true}) {
+    const auto exchange = Send("POST", "/v1/completions",
+                               Json({{"prompt", {"x", "y", "z"}},
+                                     {"max_tokens", 4000000000},
+                                     {"ignore_eos", true},
+                                     {"stream", stream},
+                                     {"echo", true},
+                                     {"logprobs", 1}})
+                                   .dump());
+    server_.WaitForStats(
+        [](const engine::EngineStats& stats) { return stats.requests_running == 3; });
+    exchange->Leave();
+    ASSERT_TRUE(exchange->Read(kPatience));
+    server_.WaitForStats(
+        [](const engine::EngineStats& stats) { return stats.requests_running == 0; });
+  }
+}
+
 TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
   EXPECT_EQ(Error(Call("GET", "/nothing"), 404)["param"], "path");
   EXPECT_EQ(Error(Call("DELETE", "/v1/completions"), 405)["param"], "method");
@@ -121,6 +232,27 @@ TEST_F(HttpApiTest, ErrorsNameTheFieldAndCountAsTheirStatus) {
   EXPECT_EQ(Requests("/v1/completions", 404), 1);
   EXPECT_EQ(Requests("/v1/completions", 405) + Requests("other", 405), 1);
   EXPECT_EQ(Requests("other", 404), 1);
+}
+
+TEST_F(HttpApiTest, TheModelHasSeveralNames) {
+  const Json list = Json::parse(Call("GET", "/v1/models").body)["data"];
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_EQ(list[1]["id"], "org/fake");
+  for (const char* path : {"/v1/models/org/fake", "/v1/models/org%2Ffake"}) {
+    EXPECT_EQ(Json::parse(Call("GET", path).body), list[1]) << path;
+  }
+  EXPECT_EQ(Json::parse(Call("GET", "/v1/models/fake").body), list[0]);
+  for (const char* path :
+       {"/v1/models/", "/v1/models/org", "/v1/models/org/fake/", "/v1/models/org/fake/x"}) {
+    EXPECT_EQ(Error(Call("GET", path), 404)["code"], "model_not_found") << path;
+  }
+  for (const char* name : {"fake", "org/fake"}) {
+    EXPECT_EQ(
+        Post("/v1/completions", {{"model", name}, {"prompt", "x"}, {"max_tokens", 1}})["model"],
+        "fake");
+  }
+  EXPECT_THAT(Error(Call("GET", "/v1/models/nope"), 404)["message"],
+              HasSubstr(R"(model: expected "fake" or "org/fake", which is served, got 'nope')"));
 }
 
 TEST_F(HttpApiTest, AClientIsAnAddress) {

@@ -16,14 +16,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 absl::StatusOr<OpenAiRequest> Completion(const char* body) {
-  return ReadCompletion(Json::parse(body), "m");
+  return ReadCompletion(Json::parse(body), {"m"});
 }
 absl::StatusOr<OpenAiRequest> ParseChat(const char* body) {
-  return ReadChat(Json::parse(body), "m");
+  return ReadChat(Json::parse(body), {"m"});
 }
 
 absl::StatusOr<ResponseRequest> Response(const Json& body) {
-  return ReadResponse(body, "m", [](const std::string& id) -> absl::StatusOr<Json> {
+  return ReadResponse(body, {"m"}, [](const std::string& id) -> absl::StatusOr<Json> {
     if (id != "msg_1") return NoResponse("input.id", nullptr);
     return Json{{"type", "message"},
                 {"id", id},
@@ -44,8 +44,6 @@ TEST(OpenAiRequests, ACompletionWithEverything) {
       "cache_prompt": true, "memory": "exact", "max_centroids": 64})");
   ASSERT_TRUE(read.ok()) << read.status();
   v1::GenerateRequest expected;
-  expected.mutable_prompt()->mutable_token_ids()->add_ids(1);
-  expected.mutable_prompt()->mutable_token_ids()->add_ids(2);
   expected.mutable_prompt()->set_cacheable(true);
   v1::SamplingParams& sampling = *expected.mutable_sampling();
   sampling.set_temperature(0.5);
@@ -72,7 +70,9 @@ TEST(OpenAiRequests, ACompletionWithEverything) {
   expected.set_max_centroids(64);
   EXPECT_EQ(read->message.SerializeAsString(), expected.SerializeAsString())
       << read->message.DebugString();
-  EXPECT_TRUE(read->stream && read->include_usage && !read->continuous_usage);
+  ASSERT_EQ(read->prompts.size(), 1u);
+  EXPECT_THAT(read->prompts[0].token_ids().ids(), ElementsAre(1, 2));
+  EXPECT_TRUE(read->stream && read->include_usage && !read->continuous_usage && !read->echo);
 }
 
 TEST(OpenAiRequests, ZeroIsAValueAndAbsentIsNone) {
@@ -158,7 +158,11 @@ TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
 
 TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
   for (const auto& [body, field] : {
-           Refusal{R"({"prompt": "x", "echo": true})", "echo"},
+           Refusal{R"({"prompt": "x", "echo": 1})", "echo"},
+           Refusal{R"({"prompt": ["x", 1]})", "prompt[1]"},
+           Refusal{R"({"prompt": [[1], []]})", "prompt[1]"},
+           Refusal{R"({"prompt": [[1], [1, -1]]})", "prompt[1]"},
+           Refusal{R"({"prompt": "x", "n": 2, "best_of": 3})", "best_of"},
            Refusal{R"({"prompt": "x", "n": 2, "best_of": 3})", "best_of"},
            Refusal{R"({"prompt": "x", "guided_regex": "a"})", "guided_regex"},
            Refusal{R"({"prompt": "x", "temperature": "hot"})", "temperature"},

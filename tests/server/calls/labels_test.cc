@@ -38,7 +38,7 @@ TEST(Labels, OfHttpAreTheRoutesPatterns) {
 
 TEST(Labels, ACallWithALabelThatNobodyListedIsCounted) {
   ModelDescription model;
-  model.name = "m";
+  model.names = {"m"};
   Metrics metrics(model);
   metrics.CallFinished("Embed", absl::StatusCode::kOk, absl::Seconds(1));
   metrics.HttpFinished("/v1/embeddings", 200, absl::Seconds(1));

@@ -46,7 +46,7 @@ std::vector<kernels::MixerState> Layers(bool full_attention, int row_words) {
   return layers;
 }
 
-// A vocabulary of all bytes and kEos.
+// A vocabulary of all bytes, kEos and kMarker.
 nlohmann::json BytesWithEnd() {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte) {
@@ -55,7 +55,9 @@ nlohmann::json BytesWithEnd() {
     vocab[character] = byte;
   }
   return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}},
-          {"added_tokens", {{{"id", kEos}, {"content", "<|end|>"}, {"special", true}}}},
+          {"added_tokens",
+           {{{"id", kEos}, {"content", "<|end|>"}, {"special", true}},
+            {{"id", kMarker}, {"content", "<tool_call>"}, {"special", true}}}},
           {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
           {"decoder", {{"type", "ByteLevel"}}}};
 }

@@ -20,6 +20,7 @@ namespace ovq::engine::test {
 
 inline constexpr int64_t kVocab = 258;
 inline constexpr int32_t kEos = 257;
+inline constexpr int32_t kMarker = 256;
 inline constexpr int32_t kDefaultSlotCap = 256;
 
 // Stops the engine thread inside chosen iterations. Open at first.
@@ -40,10 +41,11 @@ class IterationGate {
 };
 
 struct FakeModelOptions {
-  bool with_text = true;           // a byte tokenizer: token id = byte
-  std::string chat_template = {};  // if not empty, the tokenizer writes kEos as <|end|>
-  bool full_attention = false;     // adds a layer that grows by a row per token
-  bool exact_too = false;          // adds a variant "exact" with that layer
+  bool with_text = true;  // a byte tokenizer: token id = byte
+  std::string chat_template =
+      {};  // if not empty, the tokenizer writes kEos as <|end|>, kMarker as <tool_call>
+  bool full_attention = false;  // adds a layer that grows by a row per token
+  bool exact_too = false;       // adds a variant "exact" with that layer
   int64_t max_unbounded_tokens = 4096;
   // Words per slot: with 16, a block of 64 slots is one page. The fixed part grows in proportion.
   int row_words = 16;

@@ -215,6 +215,23 @@ TEST(Stop, StringAcrossTokensIsNotSent) {
   }
 }
 
+TEST(Stop, TextThatIsASpecialToken) {
+  const auto script = [](FakeModel& model) { model.Script(3, "so\xc3\x07!"); };
+  TestEngine engine({}, {}, {}, script);
+  for (bool include : {false, true}) {
+    GenerateRequest request = SampleRequest({1, 2, 3}, 100);
+    request.stop.strings = {"<|x|>", "y"};
+    request.stop.special_tokens = {{7, "<|x|>"}};
+    request.stop.include_stop_text = include;
+    const Answer answer = engine.Run(request).of[0];
+    EXPECT_EQ(answer.text, include ? "so\xef\xbf\xbd<|x|>" : "so\xef\xbf\xbd");
+    EXPECT_EQ(answer.tokens.size(), 4u);
+    ASSERT_TRUE(answer.finished);
+    EXPECT_EQ(answer.finished->reason, FinishReason::kStop);
+    EXPECT_EQ(answer.finished->matched_stop, "<|x|>");
+  }
+}
+
 TEST(Stop, HeldBackTextComesWithTheEnd) {
   const auto script = [](FakeModel& model) { model.Script(1, "one EN"); };
   TestEngine engine({}, {}, {}, script);

@@ -317,5 +317,126 @@ TEST_F(ConversationTest, ApplyTemplateShowsTheText) {
               Fails(kPrecondition, "conversation.known: expected 0"));
 }
 
+constexpr char kToolTemplate[] =
+    "{% if tools %}{{ tools|tojson }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
+    "\"arguments\": {{ c.function.arguments|tojson }}}</tool_call>{% endfor %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}";
+constexpr char kTools[] = R"([{"type": "function", "function": {"name": "now"}}])";
+
+v1::GenerateRequest AskWithTools() {
+  v1::GenerateRequest request = AnswerTo(Talk({{"user", "Hi"}}), 100);
+  request.mutable_prompt()->mutable_conversation()->set_tools_json(kTools);
+  request.mutable_output()->set_parts(true);
+  return request;
+}
+
+// The parts of an answer, joined: their names and texts.
+std::string Parts(TestServer& server, const v1::GenerateRequest& request, std::string& text) {
+  grpc::ClientContext context;
+  const auto reader = server.inference().Generate(&context, request);
+  std::string shown, last;
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+    text += response.chunk().text();
+    for (const v1::AnswerPart& part : response.chunk().parts()) {
+      const auto* field =
+          part.GetReflection()->GetOneofFieldDescriptor(part, part.GetDescriptor()->oneof_decl(0));
+      const std::string name = field->name();
+      if (name != last) shown += (shown.empty() ? "" : "|") + name + ":";
+      last = name;
+      if (name != "call_end") shown += part.GetReflection()->GetString(part, field);
+    }
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  return shown;
+}
+
+TEST(AnswerParts, AMarkerThatIsASpecialTokenIsSeen) {
+  const std::string prompt = std::string(R"([{"type": "function", "function": {"name": "now"}}])") +
+                             "[user]Hi" + "E" + "\n[assistant]";  // E: one token of the end
+  const std::string call = R"({"name": "now", "arguments": {"a": 1}}</tool_call>)";
+  TestServer server(
+      {.model = {.chat_template = kToolTemplate}, .setup = [&](engine::test::FakeModel& model) {
+         const int64_t begin = std::ssize(prompt);
+         model.Script(begin, "Ok.");
+         model.Script(begin + 3, engine::test::kMarker);
+         model.Script(begin + 4, call);
+         model.Script(begin + 4 + std::ssize(call), engine::test::kEos);
+       }});
+  std::string text;
+  EXPECT_EQ(Parts(server, AskWithTools(), text),
+            R"(content:Ok.|call:now|arguments:{"a": 1}|call_end:)");
+  EXPECT_EQ(text, "");
+  v1::GenerateRequest plain = AskWithTools();
+  plain.mutable_output()->set_parts(false);
+  EXPECT_EQ(Parts(server, plain, text), "");
+  EXPECT_EQ(text, "Ok." + call) << "special tokens have no text";
+}
+
+TEST(AnswerParts, WhatCannotBeParsedIsRefused) {
+  TestServer server({.model = {.chat_template = kToolTemplate}});
+  const auto refused = [&](const std::function<void(v1::GenerateRequest&)>& change,
+                           const char* why) {
+    v1::GenerateRequest request = AskWithTools();
+    change(request);
+    const Collected answer = Generate(server.inference(), request);
+    EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(answer.status.error_message(), HasSubstr(why));
+  };
+  const auto conversation = [](v1::GenerateRequest& request) {
+    return request.mutable_prompt()->mutable_conversation();
+  };
+  refused([&](auto& r) { conversation(r)->set_tools_json("{}"); },
+          "prompt.conversation.tools_json: expected a JSON list of tools");
+  refused([&](auto& r) { conversation(r)->set_tools_json("[3]"); }, "expected tools with a name");
+  refused([&](auto& r) { conversation(r)->set_tools_json(std::string((1 << 20) + 1, ' ')); },
+          "prompt.conversation.tools_json: expected at most 1048576 bytes");
+  refused(
+      [&](auto& r) {
+        conversation(r)->set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+        conversation(r)->clear_tools_json();
+      },
+      "expected tools, as a call is required");
+  refused(
+      [&](auto& r) {
+        conversation(r)->set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+        conversation(r)->set_tool_name("then");
+      },
+      "prompt.conversation.tool_name: expected the name of one of the tools, got 'then'");
+  refused(
+      [&](auto& r) {
+        conversation(r)->set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+        r.mutable_output()->set_parts(false);
+      },
+      "output.parts: expected true");
+  refused([&](auto& r) { r.mutable_prompt()->set_text("Hi"); },
+          "output.parts: expected it only with prompt.conversation");
+
+  TestServer without({.model = {.chat_template = kTemplate}});
+  const Collected answer = Generate(without.inference(), AskWithTools());
+  EXPECT_THAT(answer.status.error_message(),
+              HasSubstr("tools_json: expected none, as the model's chat template writes no tool"));
+}
+
+// Arguments that are nested without end are text to the template, and harm nobody.
+TEST(AnswerParts, DeepArgumentsAreText) {
+  TestServer server({.model = {.chat_template = kToolTemplate}});
+  v1::ApplyTemplateRequest request;
+  v1::ChatMessage& message = *request.mutable_conversation()->add_messages();
+  message.set_role("assistant");
+  message.add_tool_calls()->set_name("now");
+  message.mutable_tool_calls(0)->set_arguments_json("{\"a\": " + std::string(1'000'000, '['));
+  grpc::ClientContext context;
+  v1::ApplyTemplateResponse response;
+  (void)server.inference().ApplyTemplate(&context, request, &response);
+  message.mutable_tool_calls(0)->set_arguments_json("{\"a\": " + std::string(1'000'000, '[') +
+                                                    std::string(1'000'000, ']') + "}");
+  grpc::ClientContext again;
+  (void)server.inference().ApplyTemplate(&again, request, &response);
+  EXPECT_THAT(response.text(), HasSubstr("\"arguments\": \"{"));
+}
+
 }  // namespace
 }  // namespace ovq::server::test

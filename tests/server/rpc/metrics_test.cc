@@ -33,7 +33,7 @@ double Sample(const std::string& text, const std::string& name,
 
 ModelDescription Named(bool has_dictionary) {
   ModelDescription info;
-  info.name = "m";
+  info.names = {"m"};
   info.has_dictionary = has_dictionary;
   return info;
 }
