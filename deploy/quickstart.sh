@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# From a clone to a streamed answer: installs what is missing, builds, starts a server with the
-# model that ships with the source, asks one question and stops the server.
+# From a clone to a chat: installs what is missing, builds, starts a server with the chat model that
+# ships with the source, talks to it, with tools that the model calls, and stops the server.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'HELP'
-Usage: deploy/quickstart.sh [--keep] [--prompt TEXT]
-  --keep         leave the server running and say how to talk to it
-  --prompt TEXT  the beginning that the model is to continue
+Usage: deploy/quickstart.sh [--keep] [TEXT...]
+  --keep   leave the server running and say how to talk to it
+  TEXT...  what to say to the model, turn by turn
 HELP
 }
 
@@ -19,22 +19,20 @@ die() {
 }
 
 keep=false
-prompt=$'import os\nimport sys\n\n\ndef walk(top):\n    """'
+texts=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
-    --prompt)
-      [ $# -ge 2 ] || die "--prompt needs a text"
-      prompt=$2
-      shift
-      ;;
     --help) usage; exit 0 ;;
-    *) usage >&2; die "unknown argument $1" ;;
+    -*) usage >&2; die "unknown argument $1" ;;
+    *) texts+=("$1") ;;
   esac
   shift
 done
+[ ${#texts[@]} -gt 0 ] || texts=("Hello. Who are you?" "My dog's name is Rex." "What is 1234 * 56?"
+  "Write 'buy milk' to notes.txt." "What is in notes.txt?" "What is my dog's name?")
 
-model=models/python-bytes
+model=models/scripted-chat
 [ -f "$model/config.json" ] || die "$model is missing: run this from a whole clone"
 
 say "Packages"
@@ -58,8 +56,8 @@ stop_server() {
 trap stop_server EXIT
 
 say "Server"
-nohup "$bin/ovq-server" --model "$model" --listen 127.0.0.1:0 --metrics-address 127.0.0.1:0 \
-  >"$log" 2>&1 &
+nohup "$bin/ovq-server" --model "$model" --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 \
+  --metrics-address 127.0.0.1:0 >"$log" 2>&1 &
 server_pid=$!
 address=
 for _ in $(seq 300); do
@@ -69,21 +67,21 @@ for _ in $(seq 300); do
   sleep 0.1
 done
 [ -n "$address" ] || { cat "$log" >&2; die "the server was not ready within 30 seconds"; }
-echo "ovq-server serves $model on $address (log: $log)"
+http=$(sed -n 's/^ovq-server: http on //p' "$log")
+echo "ovq-server serves $model on $address and $http (log: $log)"
 
-say "Question"
-printf '%s' "$prompt"
-"$bin/ovq-chat" --server "$address" --prompt "$prompt" --max-tokens 300 --temperature 0.8 \
-  --top-p 0.9 --seed 1
-echo
+say "Chat (a call to a tool -> its result; the tools are clients/python/examples/tools.py)"
+python3 clients/python/examples/tools.py --server "$http" "${texts[@]}"
 
 if "$keep"; then
   trap - EXIT
   say "The server keeps running as process $server_pid"
-  echo "stop it:  kill $server_pid"
+  echo "stop it:                   kill $server_pid"
+  echo "in a browser:              $http/"
 else
   say "What to try next"
-  echo "start it:                  build/cpu/bin/ovq-server --model $model"
+  echo "start it:                  build/cpu/bin/ovq-server --model $model --http-listen 127.0.0.1:8080"
+  echo "in a browser:              http://127.0.0.1:8080/"
 fi
 export_server="OVQ_SERVER=$address "
 "$keep" || export_server=
@@ -92,5 +90,5 @@ talk to it:                ${export_server}build/cpu/bin/ovq-chat    (then /help
 see what it would hold:    build/cpu/bin/ovq-server --model $model --plan --state-memory 1G
 put load on it:            ${export_server}build/cpu/bin/ovq-load --concurrency 8 --requests 200
 look into another model:   build/cpu/bin/ovq-inspect FOLDER
-read on:                   README.md, docs/serving.md, docs/chat.md
+read on:                   README.md, docs/http.md, docs/serving.md, docs/chat.md
 NEXT

@@ -162,7 +162,7 @@ std::string_view BehindCalls(std::string_view text, const answers::CallSyntax& c
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant) {
   const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
-  if (!session.ok()) return {};
+  if (!session.ok()) return {.session = session.status()};
   return {.at_start = session->position == 0, .last_token = session->last_token};
 }
 
@@ -176,6 +176,7 @@ bool OpensAnswer(const v1::Conversation& conversation) {
 absl::StatusOr<std::string> TemplateText(const v1::Conversation& conversation,
                                          const std::string& path, const PromptPlace& place,
                                          const engine::Engine& engine) {
+  RETURN_IF_ERROR(place.session);
   ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
   if ((known == 0) != place.at_start) {

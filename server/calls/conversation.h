@@ -15,9 +15,9 @@ namespace ovq::server {
 struct PromptPlace {
   bool at_start = true;
   std::optional<int32_t> last_token = {};
+  absl::Status session = {};  // an error if there is no such session, which then has no texts
 };
-// The place for a session. Also the start if there is no such session: then the engine refuses the
-// request later. May block (SessionOperations::Get).
+// The place for a session. May block (SessionOperations::Get).
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant);
 

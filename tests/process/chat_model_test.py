@@ -1,4 +1,4 @@
-"""The shipped chat model calls tools through a real server: chats and responses, whole and streamed.
+"""The shipped chat model calls tools through a real server: chats, responses and messages.
 
 usage: chat_model_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -242,6 +242,35 @@ class Responses(Served):
             changes = "".join(event["delta"] for event in events if event["type"].endswith("arguments.delta"))
             self.assertEqual(changes, "".join(item["arguments"] for item in last["output"]
                                               if item["type"] == "function_call"))
+
+
+class Messages(Served):
+    """Anthropic's API."""
+
+    def message(self, messages, **fields):
+        tools = [{"name": each["name"], "description": each["description"], "input_schema": each["parameters"]}
+                 for each in FUNCTIONS]
+        return self.post("/v1/messages", {"messages": messages, "tools": tools, "max_tokens": 200,
+                                          "temperature": 0, **fields})
+
+    def test_a_call_and_its_result(self):
+        messages = [user("What is the weather in Oslo?")]
+        asked = self.message(messages)
+        (block,) = asked["content"]
+        self.assertEqual((asked["stop_reason"], block["type"], block["name"], block["input"]),
+                         ("tool_use", "tool_use", *WEATHER))
+        result = {"type": "tool_result", "tool_use_id": block["id"], "content": RESULTS["get_weather"]}
+        messages += [{"role": "assistant", "content": asked["content"]}, user([result])]
+        told = self.message(messages)
+        self.assertEqual((told["stop_reason"], told["content"][0]["text"]),
+                         ("end_turn", "In Oslo it is foggy at -7 degrees."))
+
+    def test_tool_choice(self):
+        messages = [user("What is the weather in Oslo?")]
+        named = self.message(messages, tool_choice={"type": "tool", "name": "local_time"})["content"]
+        self.assertEqual([(block["name"], block["input"]) for block in named], [("local_time", {"place": "Oslo"})])
+        none = self.message(messages, tool_choice={"type": "none"})["content"]
+        self.assertEqual([block["text"] for block in none], ["I have no tool for that."])
 
 
 class SameBits(Served):

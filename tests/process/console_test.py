@@ -25,6 +25,7 @@ from server_process import ROOT, ServerProcess
 BINARY = None  # path of ovq-server, set by main
 SCREENSHOTS = None  # folder, or None
 MODEL = os.path.join(ROOT, "models", "python-bytes")
+CHAT_MODEL = os.path.join(ROOT, "models", "scripted-chat")
 CHROMIUM = None  # the one browser of all tests
 
 TEMPLATE = """{% for message in messages %}# {{ message.role }}
@@ -469,6 +470,51 @@ class Template(ConsoleTest):
         self.assert_in_step(console)
 
 
+class ChatModel(ConsoleTest):
+    """Runs the console on the shipped chat model."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = serve(CHAT_MODEL, "--state-memory", "256M")
+        cls.addClassCleanup(cls.server.kill)
+
+    def chat(self, name, **look):
+        console = self.console(**look).open()
+        console.set("#setup-system", "Answer briefly.")
+        console.sampling(temperature=0)
+        console.send("My dog's name is Rex.")
+        console.send("What is OVQ?")
+        console.send("What is my dog's name?")
+        self.assertEqual(console.texts()[::2], ["I will remember that your dog's name is Rex.", "Your dog's name is Rex."])
+        self.assert_in_step(console)
+        # The conversation goes on in a branch, and in a new session after that one is gone.
+        console.press("Branch, turn 2")
+        console.settled(2)
+        console.send("Do you remember my dog's name?")
+        self.assertEqual(console.texts()[2], "Your dog's name is Rex.")
+        console.shot(f"{name}-chat")
+        if look.get("touch"):
+            console.click("#open-details")
+            console.shot(f"{name}-chat-details")
+            console.key("Escape")
+        old = console.session()
+        call(self.server.http_address, "DELETE", f"/sessions/{old}")
+        console.start("What is 7 plus 8?")
+        console.wait("document.querySelector('.problem')?.textContent.includes('no longer on the server')")
+        console.press("Go on in a new session")
+        console.wait(f"sessionStorage.getItem('ovq.open') !== {json.dumps(old)}")
+        console.settled(4)
+        self.assertEqual(console.texts()[2:], ["Your dog's name is Rex.", "7 plus 8 is 15."])
+        self.assert_in_step(console)
+        self.forgive(console)
+
+    def test_a_chat_on_a_wide_screen(self):
+        self.chat("wide")
+
+    def test_a_chat_on_a_phone(self):
+        self.chat("phone", width=390, height=844, touch=True)
+
+
 class Access(ConsoleTest):
     """Access control of the console, and the headers of its files."""
 
@@ -525,7 +571,7 @@ class Access(ConsoleTest):
 
 
 # Selects single tests by their name.
-for case in (Template, Access):
+for case in (Template, ChatModel, Access):
     for name in [name for name in vars(ConsoleTest) if name.startswith("test_") and name not in vars(case)]:
         setattr(case, name, None)
 

@@ -302,7 +302,7 @@ class Commands(unittest.TestCase):
         self.assertEqual(len(commands), 4)
         for command in commands:
             with self.subTest(command):
-                self.run_it(command.replace("$model", "models/python-bytes"))
+                self.run_it(command.replace("$model", "models/scripted-chat"))
         texts = re.search(r"read on: +(.*)$", block, re.MULTILINE)[1].split(", ")
         self.assertEqual([text for text in texts if not os.path.exists(os.path.join(ROOT, text))], [])
 

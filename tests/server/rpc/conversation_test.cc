@@ -130,6 +130,8 @@ TEST_F(ConversationTest, KnownFitsTheSession) {
   const Messages two = {{"user", "Hi"}, {"user", "Ho"}};
   EXPECT_THAT(Ask(AnswerTo(Talk(two, 1), 1)).status,
               Fails(kPrecondition, "prompt.conversation.known: expected 0"));
+  EXPECT_THAT(Ask(AnswerTo(Talk(two, 1), 1, "feed")).status,
+              Fails(grpc::StatusCode::NOT_FOUND, "feed"));
   const std::string session = server_->NewSession();
   EXPECT_THAT(Ask(AnswerTo(Talk(two, 1), 1, session)).status, Fails(kPrecondition, "expected 0"));
   ASSERT_THAT(Ask(AnswerTo(Talk(two), 1, session)).status, Succeeds());
