@@ -70,6 +70,10 @@ HttpHeaders HttpCall::AnswerHeaders() {
   const std::string& session = record_.summary().session_id;
   const size_t dot = session.find('.');
   if (dot != std::string::npos) headers.emplace_back("ovq-session", session.substr(0, dot));
+  // Anthropic's clients know the id of a request by this name.
+  if (std::string_view(route_).starts_with("/v1/messages")) {
+    headers.emplace_back("request-id", headers.front().second);
+  }
   return headers;
 }
 

@@ -30,7 +30,8 @@ std::string Dump(const Json& json);
 std::string MessageJson(const google::protobuf::Message& message);
 
 // InvalidArgument with code unsupported_parameter, for a field of OpenAI's that is not served.
-absl::Status Unsupported(const std::string& field, const std::string& expected);
+absl::Status Unsupported(const std::string& field, const std::string& expected,
+                         const char* code = "unsupported_parameter");
 // Unimplemented, which becomes 405: the path has other methods.
 absl::Status MethodNotAllowed(const std::string& allowed);
 // NotFound with a code such as "model_not_found", or null.

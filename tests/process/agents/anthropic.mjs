@@ -75,7 +75,7 @@ await runAll({
     await assert.rejects(client.messages.create({model: "another", max_tokens: 1, messages}), Anthropic.NotFoundError);
     await assert.rejects(client.messages.create({model, max_tokens: 1, messages, temperature: 1000}),
                          (error) => error instanceof Anthropic.BadRequestError &&
-                                    error.error.error.type === "invalid_request_error" && error.requestID);
+                                    error.type === "invalid_request_error" && error.requestID.length === 32);
   },
   async "an aborted message"() {
     const stream = slow.messages.stream({model: endless, max_tokens: 1e9, messages: [{role: "user", content: "x"}]});

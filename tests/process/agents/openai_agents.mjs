@@ -1,12 +1,12 @@
-import {Agent, OpenAIProvider, Runner, tool} from "@openai/agents";
+import {Agent, OpenAIProvider, Runner, setTracingDisabled, tool} from "@openai/agents";
 import OpenAI from "openai";
 import {abortMidway, apiKey, assert, baseURL, converse, description, endless, endlessURL, model, name, parameters,
         result, runAll, system} from "./checks.mjs";
 
+setTracingDisabled(true);
 const runner = (url, useResponses) => new Runner({
   modelProvider: new OpenAIProvider(
-    {openAIClient: new OpenAI({baseURL: url, apiKey, maxRetries: 0}), useResponses}),
-  tracingDisabled: true});
+    {openAIClient: new OpenAI({baseURL: url, apiKey, maxRetries: 0}), useResponses})});
 
 // `history` is how a turn goes on from the one before: the items, or the id of the response.
 async function turns(useResponses, stream, history, modelSettings = {}) {
