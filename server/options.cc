@@ -96,8 +96,8 @@ void AddMemory(Flags& flags, Options& o) {
       "an eighth of the machine's");
   flags.Add(
       "prefix-memory", "SIZE", SizeOrZero(o.prefix_memory_bytes),
-      "budget of the host's memory for states behind what prompts begin with (of conversations\n"
-      "the system part, of others what is marked as cacheable); with 0 every prompt is read",
+      "budget of the host's memory for states behind prompts and answers (of conversations, and\n"
+      "of others what is marked as cacheable); with 0 every prompt is read",
       "an eighth of --state-memory");
 }
 

@@ -190,13 +190,18 @@ def capacity():
                [(f"{rate('ovq_prefix_hits_total')} / {rate('ovq_prefix_queries_total')}", "hits")],
                width=6, max=1),
         series("Tokens taken from the prefix cache", "Per second: prompt tokens that were not read.", "short",
-               [(rate("ovq_prefix_cached_tokens_total"), "tokens/s")], width=6),
+               [(rate("ovq_prefix_cached_tokens_total", by="kind"), "{{kind}}")], width=6),
         series("Memory of the prefix cache", "The host's memory for states behind the beginnings of prompts "
                "(--prefix-memory).", "bytes",
                [(f"sum by (kind) (ovq_prefix_bytes{{{SEL}}})", "{{kind}}")], width=6),
         series("States that the prefix cache let go", "Per second, the one used longest ago first. As many as "
                "misses: the budget is too small for what comes again.", "short",
                [(rate("ovq_prefix_evictions_total"), "states/s")], width=6),
+        series("Prompts and answers that left no copy", "Per second. no_memory: the budget is less than a state; "
+               "busy: many answers ended at once.", "short",
+               [(rate("ovq_prefix_not_kept_total", by="reason"), "{{reason}}")], width=6),
+        series("Tokens read again for want of a copy", "Per second: prompt tokens that the prefix cache knew.", "short",
+               [(rate("ovq_prefix_lost_tokens_total"), "tokens/s")], width=6),
         series("Tokens of a session at its end", "How long conversations are when they are closed or "
                "expire.", "short", percentiles("ovq_session_tokens"), width=12),
     ]

@@ -186,6 +186,7 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
 absl::Status ServeCompletions(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, ReadCompletion(body, call->services().description.names));
+  call->SetSessionKey(request.session_key);
   return std::make_shared<CompletionCall>(call, std::move(request))->Start();
 }
 

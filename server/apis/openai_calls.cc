@@ -72,6 +72,7 @@ absl::Status ServeModels(const HttpCallPtr& call, const PathWords& words) {
 absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, ReadChat(body, Names(call)));
+  call->SetSessionKey(request.session_key);
   const auto in_theirs = [](const absl::Status& status) {
     return ToOpenAiError(status, OpenAiApi::kChat);
   };

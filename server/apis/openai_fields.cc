@@ -38,8 +38,8 @@ void ReadFormat(BodyFields& fields) {
 
 void SkipHints(BodyFields& fields) {
   for (const char* name :
-       {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "prompt_cache_options", "request_id", "client_metadata"}) {
+       {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
+        "prompt_cache_options", "request_id", "client_metadata"}) {
     fields.Skip(name);
   }
 }

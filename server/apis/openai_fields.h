@@ -32,6 +32,7 @@ struct OpenAiRequest {
   bool stream = false;
   bool include_usage = false;     // in a last chunk
   bool continuous_usage = false;  // in every chunk
+  std::string session_key = {};   // prompt_cache_key, by which balancers may route; may be empty
 
   // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
   size_t choices() const {

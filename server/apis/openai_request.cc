@@ -73,6 +73,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames&
   ReadFormat(fields);
   RefuseVllmFields(fields);
   SkipHints(fields);
+  request.session_key = fields.Text("prompt_cache_key").value_or("");
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }
@@ -88,8 +89,9 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model
   }
   ReadTemplateArgs(fields, fields.Text("reasoning_effort").value_or(""), conversation);
   ReadTools(fields, /*flat=*/false, message);
-  // So that the next turn, which sends this text again, need not prefill it again.
-  message.mutable_prompt()->set_cacheable(fields.Bool("cache_prompt").value_or(true));
+  if (const auto cacheable = fields.Bool("cache_prompt")) {
+    message.mutable_prompt()->set_cacheable(*cacheable);
+  }
   if (const auto v = fields.Bool("add_generation_prompt")) {
     conversation.set_add_generation_prompt(*v);
   }
@@ -121,6 +123,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model
   ReadFormat(fields);
   RefuseVllmFields(fields);
   SkipHints(fields);
+  request.session_key = fields.Text("prompt_cache_key").value_or("");
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }

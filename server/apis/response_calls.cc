@@ -20,7 +20,6 @@
 namespace ovq::server {
 namespace {
 
-constexpr const char* kSessionHeader = "ovq-session";
 constexpr size_t kKeyDigits = 16;
 
 // Puts two messages of one letter in place of the messages that the session has read already.
@@ -89,9 +88,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     }
     if (!request_.store) return Run("");
     // A key for balancers to route by.
-    if (!call_->Value(kSessionHeader)) {
-      call_->AddHeader(kSessionHeader, UnguessableHex().substr(0, kKeyDigits));
-    }
+    call_->SetSessionKey(UnguessableHex().substr(0, kKeyDigits));
     v1::CreateSessionRequest create;
     create.set_memory(request_.message.memory());
     if (request_.message.has_max_centroids()) {
@@ -187,6 +184,7 @@ absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(ResponseRequest request,
                    ReadResponse(body, call->services().description.names,
                                 [&call](const std::string& id) { return StoredItem(*call, id); }));
+  call->SetSessionKey(request.session_key);
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());
   run->Start();

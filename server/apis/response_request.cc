@@ -105,7 +105,10 @@ class ItemReader {
 
   void Refer(const std::string& path, BodyFields& inner) {
     const std::string id = inner.Text("id").value_or("");
-    absl::StatusOr<Json> item = find_(id);
+    const std::string field = inner.Path("id");
+    if (id.empty()) return fields_.Fail(engine::BadField(field, "the id of an item", "none"));
+    const absl::StatusOr<Json> item = find_(id);
+    if (absl::IsNotFound(item.status())) return fields_.Fail(NoResponse(field, nullptr));
     if (!item.ok()) return fields_.Fail(item.status());
     Read(path, *item);
   }
@@ -228,6 +231,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   v1::Conversation& conversation = *message.mutable_prompt()->mutable_conversation();
   message.mutable_prompt()->set_cacheable(true);
   ReadModel(fields, model);
+  request.session_key = fields.Text("prompt_cache_key").value_or("");
   request.instructions = fields.Text("instructions");
   const std::optional<std::string> previous = fields.Text("previous_response_id");
   if (previous) {

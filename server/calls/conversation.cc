@@ -73,16 +73,22 @@ class Writer {
   }
 
   absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
-    absl::StatusOr<std::string> text =
-        format_.Render({.messages = std::span(messages).first(n_messages),
-                        .tools_json = from_.tool_choice() == v1::TOOL_CHOICE_NONE
-                                          ? std::string_view()
-                                          : from_.tools_json(),
-                        .args_json = from_.template_args_json(),
-                        .opens_answer = opens_answer},
-                       now_);
+    absl::StatusOr<std::string> text = format_.Render(
+        {.messages = std::span(messages).first(n_messages),
+         .tools_json =
+             from_.tool_choice() == v1::TOOL_CHOICE_NONE ? std::string_view() : from_.tools_json(),
+         .args_json = from_.template_args_json(),
+         .opens_answer = opens_answer},
+        now_);
     if (!text.ok()) return TemplateError(path_, text.status());
     return text;
+  }
+
+  // The end of the text of all messages that is there only because it opens an answer.
+  std::string Opened(const std::string& text) const {
+    const absl::StatusOr<std::string> closed = Text(messages.size(), /*opens_answer=*/false);
+    if (!closed.ok()) return "";
+    return std::string(std::ranges::mismatch(text, *closed).in1, text.end());
   }
 
   // The text of all messages behind the content and the calls of message `i`, an answer.
@@ -162,8 +168,11 @@ std::string_view BehindCalls(std::string_view text, const answers::CallSyntax& c
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant) {
   const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
-  if (!session.ok()) return {.session = session.status()};
-  return {.at_start = session->position == 0, .last_token = session->last_token};
+  if (!session.ok()) return {.in_session = true, .session = session.status()};
+  return {.at_start = session->position == 0,
+          .in_session = true,
+          .keeps_tokens = session->keeps_tokens,
+          .last_token = session->last_token};
 }
 
 namespace {
@@ -173,9 +182,9 @@ bool OpensAnswer(const v1::Conversation& conversation) {
 }
 
 // The text without the call that the request begins for the model.
-absl::StatusOr<std::string> TemplateText(const v1::Conversation& conversation,
-                                         const std::string& path, const PromptPlace& place,
-                                         const engine::Engine& engine) {
+absl::StatusOr<PromptText> TemplateText(const v1::Conversation& conversation,
+                                        const std::string& path, const PromptPlace& place,
+                                        const engine::Engine& engine) {
   RETURN_IF_ERROR(place.session);
   ASSIGN_OR_RETURN(const Writer writer, Writer::Make(conversation, path, engine));
   const size_t known = conversation.known();
@@ -187,15 +196,19 @@ absl::StatusOr<std::string> TemplateText(const v1::Conversation& conversation,
   }
   const bool opens_answer = OpensAnswer(conversation);
   if (known == 0 || writer.messages[known - 1].role != "assistant") {
-    absl::StatusOr<std::string> text = writer.Text(writer.messages.size(), opens_answer);
-    if (known == 0 || !text.ok()) return text;
+    ASSIGN_OR_RETURN(std::string text, writer.Text(writer.messages.size(), opens_answer));
+    if (known == 0) {
+      std::string opened = opens_answer ? writer.Opened(text) : "";
+      return PromptText{.text = std::move(text), .opened = std::move(opened)};
+    }
     ASSIGN_OR_RETURN(const std::string read, writer.Text(known, /*opens_answer=*/false));
-    if (text->starts_with(read)) return text->substr(read.size());
-    const auto differs = std::ranges::mismatch(*text, read).in1 - text->begin();
-    return HistoryMismatch(path,
-                           absl::StrCat("the chat template no longer writes the known messages as "
-                                        "the session has read them: their texts differ at byte ",
-                                        differs));
+    if (text.starts_with(read)) return PromptText{.text = text.substr(read.size())};
+    if (place.keeps_tokens) return PromptText{.text = std::move(text), .rewrites = true};
+    const auto differs = std::ranges::mismatch(text, read).in1 - text.begin();
+    return HistoryMismatch(
+        path, absl::StrCat("the chat template no longer writes the known messages as "
+                           "the session has read them: their texts differ at byte ",
+                           differs, "; a session with keep_tokens would go back to there"));
   }
   ASSIGN_OR_RETURN(std::string behind, writer.TextBehind(known - 1, opens_answer));
   if (!writer.messages[known - 1].tool_calls.empty()) {
@@ -214,15 +227,14 @@ absl::StatusOr<std::string> TemplateText(const v1::Conversation& conversation,
       }
     }
   }
-  return behind;
+  return PromptText{.text = std::move(behind)};
 }
 
 }  // namespace
 
 absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
                                    const PromptPlace& place, const engine::Engine& engine) {
-  PromptText prompt;
-  ASSIGN_OR_RETURN(prompt.text, TemplateText(conversation, path, place, engine));
+  ASSIGN_OR_RETURN(PromptText prompt, TemplateText(conversation, path, place, engine));
   if (!OpensAnswer(conversation)) return prompt;
   const answers::AnswerSyntax& syntax = engine.model().answer_syntax;
   prompt.begun = answers::BegunAnswer(prompt.text, syntax);
@@ -230,6 +242,7 @@ absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const s
     const std::string call = answers::ForcedCall(prompt.begun, conversation.tool_name(), syntax);
     prompt.text += call;
     prompt.begun += call;
+    prompt.opened += call;
   }
   return prompt;
 }

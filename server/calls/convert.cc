@@ -4,6 +4,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/prefix_cache.h"
@@ -76,14 +77,42 @@ void FillTop(const std::vector<model::TokenLogprob>& from, v1::TopLogprobs& to) 
   }
 }
 
-// The number of tokens of the conversation's system part: the common prefix of `tokens` and of the
-// tokens of SystemText.
-int64_t SystemTokens(const v1::Conversation& conversation, std::span<const int32_t> tokens,
+// The number of tokens with which both `tokens` and those of the text begin.
+int64_t CommonTokens(std::span<const int32_t> tokens, std::string_view text,
                      const engine::Engine& engine) {
-  if (std::ssize(tokens) <= engine::kPrefixBlockTokens) return 0;  // too short to be cached
-  const auto system = engine.model().tokenizer->Encode(SystemText(conversation, engine), false);
-  if (!system.ok()) return 0;
-  return std::ranges::mismatch(tokens, *system).in1 - tokens.begin();
+  const auto others = engine.model().tokenizer->Encode(std::string(text), /*add_bos=*/false);
+  if (!others.ok()) return 0;
+  return std::ranges::mismatch(tokens, *others).in1 - tokens.begin();
+}
+
+// The number of tokens before those that open the answer. Every later rendering of the same
+// messages has them, whatever it writes of the answer.
+int64_t TokensBeforeAnswer(const PromptIds& prompt, const engine::Engine& engine) {
+  const std::vector<int32_t>& tokens = prompt.ids;
+  const std::string &text = prompt.text.text, &opened = prompt.text.opened;
+  if (opened.empty()) return std::ssize(tokens);
+  const auto own = engine.model().tokenizer->Encode(opened, /*add_bos=*/false);
+  const bool apart = own.ok() && own->size() <= tokens.size() &&
+                     std::equal(own->rbegin(), own->rend(), tokens.rbegin());
+  if (apart) return std::ssize(tokens) - std::ssize(*own);
+  return CommonTokens(tokens, std::string_view(text).substr(0, text.size() - opened.size()),
+                      engine);
+}
+
+void SetCacheable(const v1::Prompt& from, const PromptPlace& place, const PromptIds& encoded,
+                  const engine::Engine& engine, engine::CallRequest& to) {
+  const bool conversation = from.has_conversation();
+  if (from.has_cacheable() ? !from.cacheable() : !conversation) return;
+  if (std::ssize(encoded.ids) <= engine::kPrefixMinTokens) {
+    to.cacheable = std::ssize(encoded.ids);  // too short to be cached
+    return;
+  }
+  if (conversation) {
+    to.shared_tokens = CommonTokens(encoded.ids, SystemText(from.conversation(), engine), engine);
+  }
+  const bool system_only = place.in_session && !from.has_cacheable();
+  to.cacheable = system_only ? to.shared_tokens : TokensBeforeAnswer(encoded, engine);
+  to.cache_answer = !place.in_session;
 }
 
 }  // namespace
@@ -119,9 +148,8 @@ absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::stri
     case v1::Prompt::kConversation: {
       const std::string field = absl::StrCat(prefix, "prompt.conversation");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
-      ASSIGN_OR_RETURN(PromptText text, NewText(prompt.conversation(), field, place, engine));
-      ASSIGN_OR_RETURN(to.ids, Encode(engine, text.text, /*add_bos=*/false, field));
-      to.begun = std::move(text.begun);
+      ASSIGN_OR_RETURN(to.text, NewText(prompt.conversation(), field, place, engine));
+      ASSIGN_OR_RETURN(to.ids, Encode(engine, to.text.text, /*add_bos=*/false, field));
       break;
     }
     case v1::Prompt::kTokenIds: {
@@ -137,17 +165,14 @@ absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::stri
 }
 
 absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
-                       const engine::Engine& engine, engine::CallRequest& to) {
-  ASSIGN_OR_RETURN(PromptIds tokens, PromptTokens(prompt, to.field_prefix, place, engine));
-  to.prompt = std::move(tokens.ids);
-  const bool cached = place.at_start && engine.options().prefix_memory_bytes > 0;
-  if (!cached) return tokens.begun;
-  if (prompt.has_cacheable()) {
-    to.cacheable = prompt.cacheable() ? std::ssize(to.prompt) : 0;
-  } else if (prompt.has_conversation()) {
-    to.cacheable = SystemTokens(prompt.conversation(), to.prompt, engine);
+                                      const engine::Engine& engine, engine::CallRequest& to) {
+  ASSIGN_OR_RETURN(PromptIds encoded, PromptTokens(prompt, to.field_prefix, place, engine));
+  if (place.at_start && engine.options().prefix_memory_bytes > 0) {
+    SetCacheable(prompt, place, encoded, engine, to);
   }
-  return tokens.begun;
+  to.rewrites = encoded.text.rewrites;
+  to.prompt = std::move(encoded.ids);
+  return std::move(encoded.text.begun);
 }
 
 template <class Message>
@@ -193,8 +218,26 @@ template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlac
 template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const engine::Engine&,
                                     engine::GenerateRequest&);
 
+std::string MakeSessionKey(const std::string& text) {
+  constexpr size_t kDigits = 32;
+  if (engine::IsSessionKey(text)) return text;
+  Sha256 hash;
+  hash.AddText(text);
+  return hash.Hex().substr(0, kDigits);
+}
+
+std::optional<std::string> FindSessionKey(const CallContext& context) {
+  if (std::optional<std::string> key = context.Value(kSessionHeader)) return key;
+  for (const char* name : {"x-session-id", "session-id", "session_id", "x-session-affinity",
+                           "x-claude-code-session-id"}) {
+    const std::optional<std::string> text = context.Value(name);
+    if (text && !text->empty()) return MakeSessionKey(*text);
+  }
+  return std::nullopt;
+}
+
 absl::Status ParseSessionKey(const CallContext& context, engine::SessionOptions& to) {
-  std::optional<std::string> key = context.Value("ovq-session");
+  std::optional<std::string> key = FindSessionKey(context);
   if (!key) return absl::OkStatus();
   if (!engine::IsSessionKey(*key)) {
     return absl::InvalidArgumentError(absl::StrCat(

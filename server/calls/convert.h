@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,17 +26,17 @@ absl::StatusOr<std::vector<int32_t>> Encode(const engine::Engine& engine, const 
                                             bool add_bos, const std::string& field);
 struct PromptIds {
   std::vector<int32_t> ids = {};
-  std::string begun = {};  // PromptText::begun
+  PromptText text = {};  // of a conversation
 };
 // Token ids of a prompt; none for an absent prompt. At the start of a session text gets the model's
 // beginning-of-sequence token. Errors: text without a tokenizer, a prompt beyond the limit, and
 // those of NewText. `prefix` stands before the name of the field.
 absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::string& prefix,
                                        const PromptPlace& place, const engine::Engine& engine);
-// Sets the prompt's tokens and how many of them may be cached, and returns PromptText::begun.
-// Errors: see PromptTokens.
+// Sets the prompt's tokens and what of them may be cached, and returns PromptText::begun. Errors:
+// see PromptTokens.
 absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
-                       const engine::Engine& engine, engine::CallRequest& to);
+                                      const engine::Engine& engine, engine::CallRequest& to);
 // Sets the parts that v1::GenerateRequest and v1::ChatTurn share: prompt, sampling, stop, output.
 // Refuses lists that are too long before it copies them. Other errors: see PromptTokens.
 template <class Message>
@@ -43,9 +44,15 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place,
                            const engine::Engine& engine, engine::GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
 absl::Duration ToDuration(const google::protobuf::Duration& from);
-// Reads `ovq-session`: a key that the client chooses for a new session, by which a balancer sends
-// calls with the same key to one server. The session's id is then "KEY.RANDOM", so clients with the
-// id have the key. InvalidArgument for text that cannot begin an id.
+inline constexpr const char* kSessionHeader = "ovq-session";
+// A key for balancers to route by, made of any text: the text itself if it is a key, else its hash.
+std::string MakeSessionKey(const std::string& text);
+// The call's key: `ovq-session` as it is, else one made of the first header that other clients and
+// proxies name their conversation by. Unset without any.
+std::optional<std::string> FindSessionKey(const CallContext& context);
+// Reads the key that the client chooses for a new session, by which a balancer sends calls with the
+// same key to one server. The session's id is then "KEY.RANDOM", so clients with the id have the
+// key. InvalidArgument for text in `ovq-session` that cannot begin an id.
 absl::Status ParseSessionKey(const CallContext& context, engine::SessionOptions& to);
 // Options from the fields that v1::CreateSessionRequest and v1::ChatOpen share, and the session
 // key.

@@ -22,7 +22,7 @@ absl::StatusOr<engine::SessionOptions> ToOptions(CallRecord& call,
                                                  const v1::CreateSessionRequest& message) {
   ASSIGN_OR_RETURN(engine::SessionOptions options, ToSessionOptions(message, call.context()));
   RETURN_IF_ERROR(
-      SetPrompt(message.prompt(), PromptPlace(), call.services().engine, options).status());
+      SetPrompt(message.prompt(), {.in_session = true}, call.services().engine, options).status());
   // A prompt may be absent, for an empty session, but not empty.
   if (message.has_prompt() && options.prompt.empty()) return engine::EmptyPrompt("");
   call.SetCaller(options);

@@ -1,6 +1,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -74,18 +75,47 @@ absl::Status Engine::Submit(GenerateRequest call, std::shared_ptr<TokenStream> s
 
 absl::Status Engine::SubmitTurn(std::shared_ptr<Request> request) {
   RETURN_IF_ERROR(admission_.Enter());
+  absl::Status status = PinTurn(request);
+  if (!status.ok()) admission_.Leave();
+  return status;
+}
+
+absl::Status Engine::PinTurn(const std::shared_ptr<Request>& request) {
   const GenerateRequest& call = request->generate()->call;
-  absl::Status status = parts_.pins.PinForTurn(
+  return parts_.pins.PinForTurn(
       call.session_id, call.tenant,
       [this, request](Session& session) { return BeginTurn(*request, session); },
       [this, request](SessionPins::Pinned pin) {
         if (!pin.ok()) return scheduler_.Fail(*request, FinishReason::kError, pin.status());
+        if (request->generate()->call.rewrites) return GoBack(request, *std::move(pin));
         request->session = (*pin)->Detach();
         request->sequence = request->session;
         scheduler_.StartTurn(request);
       });
-  if (!status.ok()) admission_.Leave();
-  return status;
+}
+
+void Engine::GoBack(const std::shared_ptr<Request>& request, std::shared_ptr<PinnedSession> pin) {
+  GenerateRequest& call = request->generate()->call;
+  std::vector<int32_t>& tokens = request->tokens;
+  std::span<const int32_t> own;  // without a log the rewinder says what is wrong
+  if ((*pin)->log) own = *(*pin)->log;
+  const auto common = std::ranges::mismatch(tokens, own).in1;
+  const auto position = static_cast<uint64_t>(common - tokens.begin());
+  const auto pinned_again = [this, request](const absl::StatusOr<RewindResult>& back) {
+    const absl::Status status = back.ok() ? PinTurn(request) : back.status();
+    if (!status.ok()) scheduler_.Fail(*request, FinishReason::kError, status);
+  };
+  tokens.erase(tokens.begin(), common);
+  request->prompt_tokens = std::ssize(tokens);
+  call.rewrites = false;
+  call.expected_position = position;  // no other call has come between
+  parts_.rewinder.Rewind(std::move(pin),
+                         {.session_id = call.session_id,
+                          .tenant = call.tenant,
+                          .client = call.client,
+                          .position = position,
+                          .deadline = call.deadline},
+                         request->cancel, request->arrival, pinned_again);
 }
 
 absl::Status Engine::BeginTurn(Request& request, Session& session) {
@@ -97,6 +127,7 @@ absl::Status Engine::BeginTurn(Request& request, Session& session) {
                                       " tokens, not ", *call.expected_position)),
                      {.position = now});
   }
+  if (call.rewrites) return absl::OkStatus();  // it is checked when the session has gone back
   if (request.tokens.empty() && !session.pending) return EmptyPrompt(call.field_prefix);
   const int64_t position = session.position() + request.prompt_tokens;
   RETURN_IF_ERROR(CheckPosition(*session.state.layout, position));

@@ -82,6 +82,10 @@ class Engine {
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
 
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
+  // Claims the session of an accepted turn and starts it, after it has gone back if it rewrites.
+  absl::Status PinTurn(const std::shared_ptr<Request>& request);
+  // Takes the session back to where the turn's tokens part from its own, then pins it anew.
+  void GoBack(const std::shared_ptr<Request>& request, std::shared_ptr<PinnedSession> pin);
   // Checks that the turn may begin on its session, which is idle and locked, and charges it.
   absl::Status BeginTurn(Request& request, Session& session);
   // Scanning a thousand requests takes as long as a small model's iteration. So requests are

@@ -6,7 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "server/calls/convert.h"
 #include "server/engine/common/error_facts.h"
+#include "server/engine/common/session.h"
 #include "server/http/http_errors.h"
 
 namespace ovq::server {
@@ -64,12 +66,19 @@ std::optional<std::string> HttpCall::Query(std::string_view name) const {
   return std::nullopt;
 }
 
+void HttpCall::SetSessionKey(const std::string& text) {
+  if (FindSessionKey(*this) || text.empty()) return;
+  AddHeader(kSessionHeader, MakeSessionKey(text));
+}
+
 HttpHeaders HttpCall::AnswerHeaders() {
   HttpHeaders headers = record_.AnswerHeaders();
-  // The session key, for balancers to route by.
+  // The session's key or the call's, for balancers to route by.
   const std::string& session = record_.summary().session_id;
   const size_t dot = session.find('.');
-  if (dot != std::string::npos) headers.emplace_back("ovq-session", session.substr(0, dot));
+  std::optional<std::string> key = FindSessionKey(*this);
+  if (dot != std::string::npos) key = session.substr(0, dot);
+  if (key && engine::IsSessionKey(*key)) headers.emplace_back(kSessionHeader, *std::move(key));
   // Anthropic's clients know the id of a request by this name.
   if (std::string_view(route_).starts_with("/v1/messages")) {
     headers.emplace_back("request-id", headers.front().second);

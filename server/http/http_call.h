@@ -33,10 +33,8 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   ServiceContext& services() { return record_.services(); }
   CallRecord& record() { return record_; }
   ResponseStore& responses() { return responses_; }
-  // Adds a request header as if the client had sent it.
-  void AddHeader(std::string name, std::string value) {
-    exchange_->request().headers.emplace_back(std::move(name), std::move(value));
-  }
+  // Gives a call without a key for balancers this one, as if the client had sent it.
+  void SetSessionKey(const std::string& text);
   const HttpRequest& request() const { return exchange_->request(); }
   std::string_view path() const { return path_; }
   // The decoded value of a query parameter; unset without it.
@@ -55,6 +53,10 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
 
  private:
   HttpHeaders AnswerHeaders();
+  // Adds a request header as if the client had sent it.
+  void AddHeader(std::string name, std::string value) {
+    exchange_->request().headers.emplace_back(std::move(name), std::move(value));
+  }
   void End(int http_status, const absl::Status& status);
 
   ResponseStore& responses_;

@@ -19,13 +19,26 @@ void SetTo(prometheus::Counter& counter, double value) {
 
 // Each of the functions below sets series that are read at a scrape.
 void ReadPrefixes(MetricFamilies& all, const engine::PrefixStats& stats) {
-  const auto count = [&all](const char* name, const char* help, int64_t value) {
-    SetTo(all.Counters(name, help).Add({}), value);
+  const auto count = [&all](const char* name, const char* help, int64_t value,
+                            const Labels& labels = {}) {
+    SetTo(all.Counters(name, help).Add(labels), value);
   };
   count("ovq_prefix_queries_total", "Prompts of which a part may be cached.", stats.queries);
-  count("ovq_prefix_hits_total", "Of these, prompts whose beginning was cached.", stats.hits);
-  count("ovq_prefix_cached_tokens_total", "Prompt tokens that were not read but cached.",
-        stats.cached_tokens);
+  for (size_t i = 0; i < engine::kPrefixKinds.size(); ++i) {
+    const Labels kind = {{"kind", engine::kPrefixKinds[i]}};
+    count("ovq_prefix_hits_total",
+          "Of these, prompts whose beginning was cached, by where its copy was made.",
+          stats.hits[i], kind);
+    count("ovq_prefix_cached_tokens_total", "Prompt tokens that were not read but cached.",
+          stats.cached_tokens[i], kind);
+  }
+  count("ovq_prefix_lost_tokens_total",
+        "Prompt tokens that earlier ones had, but were read again for want of a copy at their end.",
+        stats.lost_tokens);
+  for (size_t i = 0; i < engine::kPrefixLosses.size(); ++i) {
+    count("ovq_prefix_not_kept_total", "Prompts and answers that left no copy, by the reason.",
+          stats.not_kept[i], {{"reason", engine::kPrefixLosses[i]}});
+  }
   count("ovq_prefix_evictions_total", "Cached states that made room for others.", stats.evictions);
   auto& bytes = all.Gauges("ovq_prefix_bytes",
                            "Memory of the host for cached states of prompts: in use, allowed.");

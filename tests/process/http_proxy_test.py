@@ -46,10 +46,10 @@ class Affinity(unittest.TestCase):
         for name in ("ovq1", "ovq2"):
             cls.proxy.await_status(name, "UP")
 
-    def call(self, method, path, body=None, port=None):
+    def call(self, method, path, body=None, port=None, headers=None):
         client = HttpClient(port or self.proxy.port)  # a new connection
         try:
-            return client.call(method, path, body)
+            return client.call(method, path, body, headers=headers)
         finally:
             client.close()
 
@@ -71,6 +71,22 @@ class Affinity(unittest.TestCase):
             self.assertEqual(self.call("GET", f"/v1/responses/{third}")[0], 200)
             self.assertEqual(self.call("GET", f"/ovq/v1/sessions/{first[5:]}")[0], 200)
             self.assertEqual(self.call("DELETE", f"/v1/responses/{first}")[0], 200)
+
+    def test_chats_stay_by_any_name_of_their_key(self):
+        def cached(text, headers, fields):
+            status, answer, _ = self.call("POST", "/v1/chat/completions", {
+                "messages": [{"role": "user", "content": text}], "max_tokens": 1, **fields}, headers=headers)
+            self.assertEqual(status, 200, answer)
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        names = ["x-session-id", "session-id", "session_id", "x-session-affinity", "x-claude-code-session-id"]
+        ways = [({name: "a key: of " + name}, {}) for name in names]
+        ways += [({name: name}, {}) for name in ["ovq-session", *names]] + [({}, {"prompt_cache_key": "some/one"})]
+        for i, (headers, fields) in enumerate(ways):
+            text = f"{i} " + "x" * 200
+            self.assertEqual(cached(text, headers, fields), 0)
+            for _ in range(4):  # by round robin half of them would go to the other server
+                self.assertGreater(cached(text, headers, fields), 150, (headers, fields))
+
 
 
 if __name__ == "__main__":

@@ -253,7 +253,9 @@ class OpenAi(HttpCase):
         # A conversation that is sent again with later messages.
         again = {**body, "messages": messages + [message, {"role": "user", "content": "and?"}]}
         usage = self.http.post("/v1/chat/completions", again)[1]["usage"]
-        self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], 512)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        self.assertGreaterEqual(cached, whole["usage"]["prompt_tokens"] - len("<assistant>"))
+        self.assertLess(cached, usage["prompt_tokens"])
 
     def test_tokenize(self):
         self.assertEqual(self.http.post("/tokenize", {"prompt": "hi"})[1]["tokens"], [104, 105])
@@ -268,9 +270,13 @@ class OpenAi(HttpCase):
 
     def test_refusals_name_the_field(self):
         chat = {"messages": [{"role": "user", "content": "x"}]}
-        for field, value in (("tools", [{"type": "function"}]), ("audio", {"voice": "x"}), ("store", True),
+        # This model's template writes no calls.
+        tool = {"type": "function", "function": {"name": "f"}}
+        self.error(self.http.post("/v1/chat/completions", {**chat, "tools": [tool]}), 400, "tools",
+                   "tools")
+        for field, value in (("audio", {"voice": "x"}), ("store", True),
                              ("response_format", {"type": "json_object"}), ("guided_json", {"type": "object"}),
-                             ("functions", [{}]), ("reasoning_effort", "high")):
+                             ("functions", [{}]), ("verbosity", "low")):
             error = self.error(self.http.post("/v1/chat/completions", {**chat, field: value}), 400,
                                field, field)
             self.assertEqual(error["code"], "unsupported_parameter")
@@ -458,13 +464,16 @@ class Responses(HttpCase):
         self.error(self.http.post("/v1/responses", {
             "input": "x", "previous_response_id": first["id"], "instructions": "two"}), 400,
             "instructions", "instructions")
-        for field, value in (("tools", [{}]), ("background", True), ("reasoning", {"effort": "low"}),
-                             ("conversation", "c"), ("text", {"format": {"type": "json_schema"}})):
-            self.error(self.http.post("/v1/responses", {"input": "x", field: value}), 400, field,
+        for param, field, value in (
+                ("tools[0].name", "tools", [{}]), ("background", "background", True),
+                ("reasoning.depth", "reasoning", {"depth": 1}),
+                ("conversation", "conversation", "c"),
+                ("text.format", "text", {"format": {"type": "json_schema"}})):
+            self.error(self.http.post("/v1/responses", {"input": "x", field: value}), 400, param,
                        field)
         self.error(self.http.post("/v1/responses", {}), 400, "input", "input")
         self.error(self.http.post("/v1/responses", {"input": [{"type": "item_reference"}]}), 400,
-                   "input[0]")
+                   "input[0].id")
         self.error(self.http.get("/v1/responses/resp_1"), 404)
 
 

@@ -130,6 +130,7 @@ TEST(Options, EveryFlag) {
                            "--step-timeout=3s",
                            "--target-step-time=40ms",
                            "--speculate=ngram",
+                           "--tool-parser=hermes",
                            "--max-message-bytes=1M",
                            "--plan-centroids=64,128",
                            "--plan-tokens=10",
@@ -183,6 +184,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.step_timeout, absl::Seconds(3));
   EXPECT_EQ(options.engine.target_step_time, absl::Milliseconds(40));
   EXPECT_EQ(options.engine.speculation, engine::Speculation::kNgram);
+  EXPECT_EQ(options.call_syntax->marker, "<tool_call>");
   EXPECT_EQ(options.listen.max_message_bytes, size_t{1} << 20);
   EXPECT_THAT(options.plan_slot_caps, testing::ElementsAre(64, 128));
   EXPECT_THAT(options.plan_tokens, testing::ElementsAre(10));

@@ -71,6 +71,8 @@ class Options(TypedDict, total=False):
     logprobs: bool
     top_logprobs: int
     speculation: Speculation
+    parts: bool
+    single_call: bool
 
 
 class FinishReason(enum.IntEnum):
@@ -105,8 +107,12 @@ class Started(_Record):
     """An answer begins."""
 
 
+class AnswerPart(_Record):
+    """A piece of an answer: one of its fields is set."""
+
+
 class TokenChunk(_Record):
-    """Tokens of an answer, with their text."""
+    """Tokens of an answer, with their text or, with `parts`, what it is made of."""
 
 
 class Usage(_Record):

@@ -50,7 +50,7 @@ struct PartsOptions {
 struct OutputOptions {
   bool logprobs = false;
   int top_logprobs = 0;
-  std::optional<PartsOptions> parts = {};  // parts in place of text
+  std::optional<PartsOptions> parts = {};       // parts in place of text
   std::optional<Speculation> speculation = {};  // default: the server's
 };
 
@@ -58,7 +58,12 @@ struct OutputOptions {
 struct CallRequest {
   std::vector<int32_t> prompt = {};  // checked against the vocabulary by the Engine
   int64_t cacheable = 0;             // first tokens of the prompt that PrefixCache may keep
-  std::string tenant = {};           // owner of the session; "" without authentication
+  int64_t shared_tokens = 0;         // of these, the first that other conversations begin with, too
+  bool cache_answer = false;         // of a sequence that ends with the call, its end may be kept
+  // In a session's turn: the prompt has all tokens of the conversation, and the session first goes
+  // back to the last of its tokens up to which it has the same ones.
+  bool rewrites = false;
+  std::string tenant = {};  // owner of the session; "" without authentication
   // The unit of fair sharing, whatever the number of its calls: a tenant, or a connection where no
   // tokens are asked for.
   std::string client = {};
@@ -92,9 +97,9 @@ struct Usage {
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t reasoning_tokens = 0;  // of the generated; known if parts are asked for
-  int64_t state_bytes = 0;    // committed for the session at the end
-  int64_t position = 0;       // tokens of the session at the end
-  int64_t merged_tokens = 0;  // StateLayout::MergedTokensAt the end
+  int64_t state_bytes = 0;       // committed for the session at the end
+  int64_t position = 0;          // tokens of the session at the end
+  int64_t merged_tokens = 0;     // StateLayout::MergedTokensAt the end
   // Drafted tokens, and how many of them were accepted.
   int64_t drafted_tokens = 0, accepted_tokens = 0;
   absl::Duration queue_time, prefill_time, decode_time;
@@ -108,8 +113,8 @@ struct Started {
   int64_t position = 0;  // tokens of the session before; 0 for a one-shot request
 };
 struct TokenChunk {
-  int index = 0;     // of the n answers
-  std::string text;  // valid UTF-8
+  int index = 0;                                // of the n answers
+  std::string text;                             // valid UTF-8
   std::vector<answers::AnswerPart> parts = {};  // in place of text, if asked for
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs;                        // [token_ids], if asked for

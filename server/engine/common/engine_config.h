@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -163,10 +164,27 @@ struct EngineEvents {
   std::function<void(absl::Duration)> stream_blocked =
       kNothing;  // a reader was too slow for this long
 };
+// Where a copy of the PrefixCache stands: where other conversations part from a prompt, at a
+// prompt's end, or at an answer's.
+enum class PrefixKind : uint8_t { kShared, kPrompt, kAnswer };
+inline constexpr std::array<const char*, 3> kPrefixKinds = {"shared", "prompt", "answer"};
+// Why a prompt or an answer leaves no copy.
+enum class PrefixLoss : uint8_t {
+  kNotCacheable,  // its caller lets nothing be kept
+  kTooShort,      // it has too few tokens, or too few behind the copy before
+  kNoMemory,      // it exceeds the budget, or the system has no memory
+  kBusy           // many answers ended at once
+};
+inline constexpr std::array<const char*, 4> kPrefixLosses = {"not_cacheable", "too_short",
+                                                             "no_memory", "busy"};
 struct PrefixStats {
-  int64_t queries = 0;  // prompts with a block that may be cached
-  int64_t hits = 0;     // queries that found a cached prefix
-  int64_t cached_tokens = 0, evictions = 0;
+  int64_t queries = 0;  // prompts of which enough may be cached
+  // By PrefixKind: queries that began with a copy, and the tokens behind these.
+  std::array<int64_t, kPrefixKinds.size()> hits = {}, cached_tokens = {};
+  // Tokens of queries that the cache knows, but prefilled again as no copy stands at their end.
+  int64_t lost_tokens = 0;
+  std::array<int64_t, kPrefixLosses.size()> not_kept = {};  // by PrefixLoss
+  int64_t evictions = 0;
   size_t bytes = 0, budget_bytes = 0;
 };
 struct EngineStats {

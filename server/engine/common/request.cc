@@ -27,6 +27,7 @@ std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call,
   request->tokens = std::move(call.prompt);
   request->prompt_tokens = static_cast<int64_t>(request->tokens.size());
   request->cacheable = call.cacheable;
+  request->shared_tokens = call.shared_tokens;
   request->variant = model.FindVariant(call.variant);
   request->slot_cap = call.slot_cap.value_or(request->variant->default_slot_cap);
   request->reserve_bytes =

@@ -70,9 +70,12 @@ struct Request : std::enable_shared_from_this<Request> {
   int64_t consumed = 0;       // number consumed so far
   int64_t prompt_tokens = 0;  // without the pending token
   int64_t cached_tokens = 0;  // position of the session when the call came
-  int64_t cacheable = 0;      // first tokens of the prompt that may be cached
+  int64_t cacheable = 0;      // CallRequest::cacheable
+  int64_t shared_tokens = 0;  // CallRequest::shared_tokens
   int64_t prefix_tokens = 0;  // tokens restored from the PrefixCache
   PrefixRun prefix;
+  // The answer is to be kept in the PrefixCache: its tokens are appended to `tokens`.
+  bool keeps_answer = false;
 
   std::shared_ptr<Sequence> sequence;  // consumes the tokens; null until admission
   absl::Status refused;                // error of the system, though the budget had room

@@ -60,16 +60,38 @@ void RequestFinisher::ReleaseStates(Request& request, StatusCallback then) {
   GenerateWork* work = request.generate();
   if (request.session != nullptr && work != nullptr)
     return core_.turns.EndTurn(request, std::move(then));
-  if (request.session == nullptr) {
+  if (request.session == nullptr && !request.keeps_answer) {
     if (request.sequence != nullptr) core_.pool.Release(request.sequence->state);
     if (work != nullptr) {
       for (const std::unique_ptr<RunningAnswer>& answer : work->answers) {
         if (answer->sequence != nullptr) core_.pool.Release(answer->sequence->state);
       }
     }
-    request.hold.reset();
   }
+  request.hold.reset();
   then(absl::OkStatus());
+}
+
+void RequestFinisher::MayKeepAnswer(Request& request) {
+  if (!request.keeps_answer) return;
+  if (bytes_to_keep_ < config_.options.copy_bytes_per_iteration) {
+    bytes_to_keep_ += core_.pool.SnapshotBytes(request.sequence->state);
+    to_keep_.push_back(request.shared_from_this());
+  } else {
+    request.keeps_answer = false;
+    prefixes_.CountNotKept(PrefixLoss::kBusy);
+  }
+}
+
+void RequestFinisher::KeepAnswers() {
+  for (const std::shared_ptr<Request>& request : to_keep_) {
+    StateHandle& state = request->sequence->state;
+    const std::span<const int32_t> tokens = request->tokens;
+    prefixes_.KeepAnswer(request->prefix, tokens.first(static_cast<size_t>(state.position)), state);
+    core_.pool.Release(state);
+  }
+  to_keep_.clear();
+  bytes_to_keep_ = 0;
 }
 
 void RequestFinisher::Release(Request& request, FinishReason reason, const RunningAnswer* last,
@@ -106,6 +128,7 @@ void RequestFinisher::FinishAnswer(Request& request, RunningAnswer& answer, Fini
   }
   const bool last = std::ranges::all_of(work.answers, [](const auto& c) { return c->done; });
   if (last) {
+    MayKeepAnswer(request);
     return Release(request, finished.reason, &answer,
                    [stream = work.stream, finished = std::move(finished)](absl::Status status) {
                      if (status.ok()) stream->Push({.finished = finished});
@@ -137,6 +160,7 @@ void RequestFinisher::FinishScore(Request& request) {
 }
 
 void RequestFinisher::Fail(Request& request, FinishReason reason, absl::Status status) {
+  request.keeps_answer = false;
   if (request.on_end != nullptr) {
     SetEnded(request);
     return request.on_end(request, std::move(status));
@@ -183,7 +207,7 @@ void RequestFinisher::FailHalfway(Request& request, int64_t position, absl::Stat
 
 void RequestFinisher::FailDamaged(Request& request, int64_t position, std::string_view what,
                                   absl::Status status) {
-  prefixes_.Forget(request.prefix);
+  prefixes_.Forget(request.prefix, request.tokens);
   // Without a turn: a session that is not open yet ends, and a failed replay leaves a session as it
   // was.
   const bool turn = request.session != nullptr && request.generate() != nullptr;

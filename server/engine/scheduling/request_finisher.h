@@ -1,9 +1,12 @@
 // Ends requests: gives back what they hold, reports them, and answers their callers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/engine/common/prefix_cache.h"
@@ -14,7 +17,8 @@
 namespace ovq::engine {
 
 // When a request ends, its memory is given back and its session is free again before its caller is
-// told, so that whoever reads the last event can go on at once. Engine thread only.
+// told, so that whoever reads the last event can go on at once. A state that PrefixCache is to copy
+// is given back within the same iteration, which is as good. Engine thread only.
 class RequestFinisher {
  public:
   RequestFinisher(SessionCore& core, PrefixCache& prefixes, BatchPlanner& planner)
@@ -34,6 +38,9 @@ class RequestFinisher {
   // The device had no memory for an iteration that has changed the request's states in part.
   void FailHalfway(Request& request, int64_t position, absl::Status status);
 
+  // Copies the states of answers that have ended since the last call, whose callers need not wait
+  // for it, to the PrefixCache. Called before an iteration ends.
+  void KeepAnswers();
   // Whether any request has ended since the last call.
   bool ConsumeAnyEnded() { return std::exchange(any_ended_, false); }
 
@@ -46,6 +53,9 @@ class RequestFinisher {
   void Release(Request& request, FinishReason reason, const RunningAnswer* last,
                StatusCallback tell);
   void ReleaseStates(Request& request, StatusCallback then);
+  // Hands the state of an answer that ended by itself to KeepAnswers, within the bytes that an
+  // iteration may copy.
+  void MayKeepAnswer(Request& request);
   void SetEnded(Request& request);
 
   SessionCore& core_;
@@ -53,6 +63,8 @@ class RequestFinisher {
   PrefixCache& prefixes_;
   BatchPlanner& planner_;
   bool any_ended_ = false;
+  std::vector<std::shared_ptr<Request>> to_keep_;  // their states are still there
+  size_t bytes_to_keep_ = 0;
 };
 
 }  // namespace ovq::engine

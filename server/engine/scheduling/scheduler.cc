@@ -52,12 +52,19 @@ void Scheduler::MakeAnswers(Request& request) {
 }
 
 void Scheduler::RestorePrefix(Request& request) {
-  const int64_t most = std::min(request.cacheable, std::ssize(request.tokens) - 1);
-  if (most <= 0 || request.sequence->position() > 0 || request.score() != nullptr) return;
+  const bool begins = request.sequence->position() == 0 && !request.tokens.empty() &&
+                      (request.generate() != nullptr || request.is(SessionWork::kOpen));
+  if (!begins) return;
+  if (request.cacheable == 0) return prefixes_.CountNotKept(PrefixLoss::kNotCacheable);
   StateHandle& state = request.sequence->state;
   const std::span<const int32_t> tokens = request.tokens;
-  request.prefix = prefixes_.Begin(request.tenant, config_.model.VariantWith(state.layout),
-                                   tokens.first(static_cast<size_t>(most)), state);
+  const int64_t most = std::min(request.cacheable, std::ssize(tokens) - 1);
+  request.prefix =
+      prefixes_.Begin(request.tenant, config_.model.VariantWith(state.layout),
+                      tokens.first(static_cast<size_t>(most)), request.shared_tokens, state);
+  const GenerateWork* work = request.generate();
+  request.keeps_answer = !request.prefix.scope.empty() && request.session == nullptr &&
+                         request.n_states == 1 && work->wants_tokens() && work->call.cache_answer;
   request.consumed = request.prefix_tokens = state.position;
   if (request.session == nullptr) return;
   request.session->Record(0, tokens.first(static_cast<size_t>(state.position)));
@@ -170,8 +177,11 @@ void Scheduler::ApplyPrefill(Request& request, BatchSequence& run) {
     if (damaged_at) return finisher_.FailNotANumber(request, *damaged_at);
   }
   request.consumed += n_tokens;
-  if (request.consumed == request.prefix.next_stop())
-    prefixes_.Keep(request.prefix, request.sequence->state);
+  if (request.consumed == request.prefix.next_stop()) {
+    prefixes_.Keep(request.prefix,
+                   std::span(request.tokens).first(static_cast<size_t>(request.consumed)),
+                   request.sequence->state);
+  }
   if (!request.prefilling()) FinishPrefill(request, &run);
 }
 
@@ -242,6 +252,9 @@ void Scheduler::AppendTokens(Request& request, Sequence& sequence,
 void Scheduler::EmitTokens(Request& request, RunningAnswer& answer, StreamEvent event) {
   const std::vector<int32_t>& tokens = event.chunk->token_ids;
   AppendTokens(request, *answer.sequence, tokens);
+  if (request.keeps_answer) {
+    request.tokens.insert(request.tokens.end(), tokens.begin(), tokens.end());
+  }
   config_.options.quotas->ChargeTokens(request.tenant, std::ssize(tokens));
   const SteadyTime now = config_.options.clock.steady();
   if (answer.generated() == 1) {
@@ -314,6 +327,7 @@ void Scheduler::AddTo(EngineStats& stats) const {
 
 void Scheduler::RemoveEnded() {
   if (!finisher_.ConsumeAnyEnded()) return;
+  finisher_.KeepAnswers();
   std::erase_if(running_, [](const std::shared_ptr<Request>& request) { return request->ended; });
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/engine/common/session.h"
 #include "server/http/json.h"
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
@@ -343,6 +344,85 @@ TEST_F(HttpApiTest, AStoredResponseGoesOnWithoutItsPrompt) {
             "previous_response_not_found");
   Post("/v1/responses",
        {{"input", "x"}, {"previous_response_id", second["id"]}, {"max_output_tokens", 1}});
+}
+
+// The value of a header of the reply; "" without it.
+std::string Header(const HttpReply& reply, std::string_view name) {
+  for (const auto& [key, value] : reply.headers) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+TEST_F(HttpApiTest, AnAgentsNextTurnIsReadFromTheCache) {
+  const std::string tool(300, 't');
+  Json messages = {{{"role", "system"}, {"content", std::string(400, 's')}},
+                   {{"role", "user"}, {"content", "list the files"}}};
+  int64_t before = 0;  // prompt tokens of the turn before
+  for (int turn = 0; turn < 8; ++turn) {
+    const Json body = {{"messages", messages}, {"max_tokens", 24}, {"seed", turn}};
+    const Json answer = Post("/v1/chat/completions", body);
+    const Json& usage = answer["usage"];
+    const auto cached = usage["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+    // All that the turns have in common: the opening of the last answer is written again.
+    EXPECT_GE(cached, before - 16) << turn;
+    EXPECT_LT(cached, usage["prompt_tokens"].get<int64_t>());
+    before = usage["prompt_tokens"];
+    Json without = body;
+    without["cache_prompt"] = false;
+    const Json plain = Post("/v1/chat/completions", without);
+    EXPECT_EQ(plain["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    EXPECT_EQ(plain["choices"], answer["choices"]);
+    messages.push_back({{"role", "assistant"}, {"content", "without its thoughts"}});
+    messages.push_back({{"role", "user"}, {"content", tool + std::to_string(turn)}});
+  }
+  // An early message is edited; then a summary takes the place of all but the system message.
+  messages[3]["content"] = "another";
+  const auto cached = [this](const Json& chat) {
+    const Json answer = Post("/v1/chat/completions", {{"messages", chat}, {"max_tokens", 1}});
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+  };
+  EXPECT_GT(cached(messages), 400);
+  const Json summary = {messages[0], {{"role", "user"}, {"content", "a summary of it all"}}};
+  EXPECT_GE(cached(summary), 400);
+}
+
+TEST_F(HttpApiTest, CallsHaveAKeyByWhateverNameTheyGiveIt) {
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "x"}}}}, {"max_tokens", 1}};
+  const auto key = [&](const HttpHeaders& headers, const Json& more = Json::object()) {
+    Json body = chat;
+    body.update(more);
+    const HttpReply reply = Call("POST", "/v1/chat/completions", body.dump(), headers);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return Header(reply, "ovq-session");
+  };
+  EXPECT_EQ(key({}), "");
+  for (const char* name : {"ovq-session", "x-session-id", "session-id", "session_id",
+                           "x-session-affinity", "x-claude-code-session-id"}) {
+    EXPECT_EQ(key({{name, "abc-1"}}), "abc-1") << name;
+  }
+  EXPECT_EQ(key({{"x-session-id", "b"}, {"ovq-session", "a"}}), "a");
+  EXPECT_EQ(key({{"x-session-id", ""}, {"session-id", "c"}}), "c");
+  EXPECT_EQ(key({}, {{"prompt_cache_key", "p"}}), "p");
+  EXPECT_EQ(key({{"session-id", "c"}}, {{"prompt_cache_key", "p"}}), "c");
+  // Any other text is hashed: the same text to the same key, and it is not in the log.
+  const std::string made = key({{"session_id", "user 7/chat:9"}});
+  EXPECT_TRUE(engine::IsSessionKey(made)) << made;
+  EXPECT_EQ(key({}, {{"prompt_cache_key", "user 7/chat:9"}}), made);
+  EXPECT_NE(key({}, {{"prompt_cache_key", "user 7/chat:8"}}), made);
+  EXPECT_EQ(key({}, {{"prompt_cache_key", std::string(5000, 'x')}}).size(), made.size());
+  EXPECT_THAT(server_.LogText(), testing::Not(HasSubstr("user 7")));
+  // A stored response keeps the key in its id.
+  Json response = {{"input", "x"}, {"max_output_tokens", 1}, {"prompt_cache_key", "user 7/chat:9"}};
+  const HttpReply stored = Call("POST", "/v1/responses", response.dump());
+  EXPECT_EQ(Header(stored, "ovq-session"), made);
+  EXPECT_THAT(Json::parse(stored.body)["id"].get<std::string>(),
+              testing::StartsWith("resp_" + made + "."));
+  EXPECT_EQ(Error(Call("POST", "/v1/chat/completions",
+                       R"({"messages": [{"role": "user", "content": "x"}],
+                           "prompt_cache_key": 7})"),
+                  400)["param"],
+            "prompt_cache_key");
 }
 
 TEST_F(HttpApiTest, WhatABranchNeedsIsThere) {

@@ -91,7 +91,7 @@ TEST(OpenAiRequests, AChat) {
       {"type": "text"}})");
   ASSERT_TRUE(read.ok()) << read.status();
   const v1::Prompt& prompt = read->message.prompt();
-  EXPECT_TRUE(prompt.cacheable());
+  EXPECT_FALSE(prompt.has_cacheable()) << "a conversation's default";
   ASSERT_EQ(prompt.conversation().messages_size(), 2);
   EXPECT_EQ(prompt.conversation().messages(1).content(), "ab");
   EXPECT_EQ(read->message.stop().max_tokens(), 4);

@@ -50,6 +50,18 @@ Json Response() {
   return body;
 }
 
+// The tokens of an answer, of which "<tool_call>" is one.
+std::vector<int32_t> TokensOf(std::string_view answer) {
+  constexpr std::string_view kText = "<tool_call>";
+  std::vector<int32_t> tokens;
+  while (!answer.empty()) {
+    const bool marker = answer.starts_with(kText);
+    tokens.push_back(marker ? engine::test::kMarker : static_cast<uint8_t>(answer.front()));
+    answer.remove_prefix(marker ? kText.size() : 1);
+  }
+  return tokens;
+}
+
 class ScriptedServer {
  public:
   // The model writes `answer` behind the first `position` tokens.
@@ -57,8 +69,9 @@ class ScriptedServer {
       : server_({.model = {.chat_template = kTemplate},
                  .setup =
                      [&](engine::test::FakeModel& model) {
-                       model.Script(position, answer);
-                       model.Script(position + std::ssize(answer), engine::test::kEos);
+                       const std::vector<int32_t> tokens = TokensOf(answer);
+                       for (const int32_t token : tokens) model.Script(position++, token);
+                       model.Script(position, engine::test::kEos);
                      }}),
         api_(server_.services(), /*loopback=*/true) {}
 
@@ -193,7 +206,7 @@ TEST(Tools, OneCallIsEnoughWhereNoneAreParallel) {
   const Json one = Whole("/v1/chat/completions", body, kAnswer);
   EXPECT_EQ(WithoutIds(one["choices"][0]["message"]["tool_calls"]),
             Json::array({Call("add", R"({"b": 1, "a": [2]})")}));
-  EXPECT_LT(one["usage"]["completion_tokens"], std::string(kAnswer).size());
+  EXPECT_LT(one["usage"]["completion_tokens"], TokensOf(kAnswer).size());
 }
 
 TEST(Tools, ThinkingIsSwitchedOff) {
@@ -445,7 +458,7 @@ TEST(Tools, AMessageHasBlocks) {
   EXPECT_EQ(whole["type"], "message");
   EXPECT_EQ(whole["stop_reason"], "tool_use");
   EXPECT_EQ(Blocks(whole["content"]), AnswerBlocks());
-  EXPECT_EQ(whole["usage"]["output_tokens"], std::string(kAnswer).size() + 1);
+  EXPECT_EQ(whole["usage"]["output_tokens"], TokensOf(kAnswer).size() + 1);
 }
 
 TEST(Tools, AStreamedMessageBuildsThem) {

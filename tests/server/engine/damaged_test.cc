@@ -156,7 +156,7 @@ TEST_F(Damaged, ASessionIsShownAndDeletedAndNothingElse) {
 // Prefixes of a prompt that ended so are dropped: later prompts would reuse a bad state.
 TEST_F(Damaged, NoPromptIsKept) {
   Start();
-  std::vector<int32_t> prompt = SomeTokens(2 * kPrefixBlockTokens + 5, 3);
+  std::vector<int32_t> prompt = SomeTokens(2 * 256 + 5, 3);
   for (int32_t& token : prompt) token %= 100;
   const auto cached = [&](int32_t last) {
     GenerateRequest request = SampleRequest(prompt, 3);
@@ -165,8 +165,8 @@ TEST_F(Damaged, NoPromptIsKept) {
     return engine().Run(std::move(request)).started->cached_tokens;
   };
   EXPECT_EQ(cached(1), 0);
-  EXPECT_EQ(cached(2), 2 * kPrefixBlockTokens);
-  EXPECT_EQ(cached(kBad), 2 * kPrefixBlockTokens);
+  EXPECT_EQ(cached(2), std::ssize(prompt));
+  EXPECT_EQ(cached(kBad), std::ssize(prompt));
   EXPECT_EQ(engine().SettledStats().prefixes.bytes, 0u);
   EXPECT_EQ(cached(kBad), 0);
   EXPECT_EQ(cached(3), 0);

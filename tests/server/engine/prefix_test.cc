@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "server/engine/common/prefix_cache.h"
 #include "tests/folders.h"
@@ -13,7 +14,7 @@
 namespace ovq::engine::test {
 namespace {
 
-constexpr int64_t kBlock = kPrefixBlockTokens;
+constexpr int64_t kBlock = 256;  // tokens of a made-up prompt's part
 
 EngineOptions Options(size_t prefix_memory = size_t{1} << 28) {
   EngineOptions options;
@@ -26,6 +27,9 @@ template <class Call>
 Call Cacheable(Call call) {
   call.cacheable = std::ssize(call.prompt);
   return call;
+}
+int64_t Sum(const auto& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 SessionOptions Opened(std::vector<int32_t> prompt) {
@@ -41,14 +45,15 @@ std::vector<std::vector<int32_t>> AnswerTokens(const Answers& answers) {
   return tokens;
 }
 
-// The most tokens of a prompt of n tokens that come from the cache: the last one always runs.
-int64_t Blocks(int64_t n) { return (n - 1) / kBlock * kBlock; }
+// The tokens of a prompt of n tokens that come from the cache once it was read: the last one always
+// runs.
+int64_t Kept(int64_t n) { return n > kPrefixMinTokens ? n - 1 : 0; }
 
 class PromptOf : public testing::TestWithParam<int64_t> {};
 
 TEST_P(PromptOf, GivesTheSameFromTheCache) {
   const std::vector<int32_t> prompt = SomeTokens(GetParam(), 5);
-  const int64_t cached = Blocks(GetParam());
+  const int64_t cached = Kept(GetParam());
   TestEngine engine(Options(), {.full_attention = true});
   TestEngine plain(Options(0), {.full_attention = true});
   GenerateRequest request = SampleRequest(prompt, 20);
@@ -75,13 +80,13 @@ TEST_P(PromptOf, GivesTheSameFromTheCache) {
   EXPECT_EQ(info.prompt_tokens_total, GetParam());
   const PrefixStats stats = engine.SettledStats().prefixes;
   EXPECT_EQ(stats.queries, cached > 0 ? 3 : 0);
-  EXPECT_EQ(stats.hits, cached > 0 ? 2 : 0);
-  EXPECT_EQ(stats.cached_tokens, 2 * cached);
+  EXPECT_EQ(Sum(stats.hits), cached > 0 ? 2 : 0);
+  EXPECT_EQ(Sum(stats.cached_tokens), 2 * cached);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokens, PromptOf,
-                         testing::Values(1, 2, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock - 1,
-                                         2 * kBlock, 2 * kBlock + 1, 777));
+                         testing::Values(1, 2, kPrefixMinTokens, kPrefixMinTokens + 1, 200, 256,
+                                         257, 512, 777));
 
 TEST(Prefix, NothingGeneratedNothingRead) {
   TestEngine engine(Options());
@@ -99,12 +104,13 @@ TEST(Prefix, OnlyWhatMayBeCachedIs) {
   GenerateRequest request = SampleRequest(SomeTokens(3 * kBlock, 1), 1);
   engine.Run(request);
   EXPECT_EQ(engine.SettledStats().prefixes.queries, 0);
+  EXPECT_EQ(engine.SettledStats().prefixes.not_kept, (std::array<int64_t, 4>{1, 0, 0, 0}));
   request.cacheable = 2 * kBlock - 1;
   engine.Run(request);
   request.cacheable = 2 * kBlock;
-  EXPECT_EQ(engine.Run(request).started->cached_tokens, kBlock);
+  EXPECT_EQ(engine.Run(request).started->cached_tokens, 2 * kBlock - 1);
   EXPECT_EQ(engine.Run(request).started->cached_tokens, 2 * kBlock);
-  request.cacheable = kBlock - 1;
+  request.cacheable = kBlock;
   EXPECT_EQ(engine.Run(request).started->cached_tokens, 0);
 }
 
@@ -125,7 +131,7 @@ TEST(Prefix, ASessionsFirstTurnAndWhatFollows) {
       EXPECT_EQ(State(engine, id), State(plain, same));
       return *answers.started;
     };
-    EXPECT_EQ(turn(prompt, 30).cached_tokens, 3 * kBlock);
+    EXPECT_EQ(turn(prompt, 30).cached_tokens, std::ssize(prompt) - 1);
     // The next turn does not begin a sequence, so its prompt does not use the cache.
     EXPECT_EQ(turn(prompt, 30).cached_tokens, std::ssize(prompt) + 30);
     const SessionInfo info = *engine->sessions().Get(id, ""),
@@ -142,24 +148,25 @@ TEST(Prefix, ASessionGoesBackToAnyTokenOfIt) {
   const std::vector<int32_t> prompt = SomeTokens(5 * kBlock, 2);
   engine.NewSession(Cacheable(Opened(prompt)));
   const std::string id = engine.NewSession(Cacheable(Opened(prompt))).id;
-  EXPECT_EQ(engine.SettledStats().prefixes.hits, 1);
+  EXPECT_EQ(Sum(engine.SettledStats().prefixes.hits), 1);
   EXPECT_EQ(engine.SettledStats().token_log_bytes, 2 * prompt.size() * sizeof(int32_t));
-  for (const int64_t position : {5 * kBlock - 3, 4 * kBlock + 1, 4 * kBlock, kBlock, int64_t{0}}) {
+  for (const int64_t position :
+       {5 * kBlock, 5 * kBlock - 3, 4 * kBlock + 1, 4 * kBlock, kBlock, int64_t{0}}) {
     Receiver<absl::StatusOr<RewindResult>> receiver;
     engine->sessions().Rewind({.session_id = id, .position = static_cast<uint64_t>(position)},
                               nullptr, receiver.callback());
     const absl::StatusOr<RewindResult> result = receiver.Wait();
     ASSERT_TRUE(result.ok()) << result.status();
     // A copy exists at the position where prefill began.
-    if (position > 4 * kBlock) {
-      EXPECT_LT(result->replay_tokens, kBlock);
+    if (position == 5 * kBlock) {
+      EXPECT_EQ(result->replay_tokens, 0);
     }
     const std::vector<int32_t> left(prompt.begin(), prompt.begin() + position);
     EXPECT_EQ(State(engine, id), State(plain, plain.NewSession(Opened(left)).id));
   }
   // Once the session is empty again, its prompt begins a sequence.
   const Answers turn = engine.Run(Cacheable(Turn(id, prompt, 5)));
-  EXPECT_EQ(turn.started->cached_tokens, 4 * kBlock);
+  EXPECT_EQ(turn.started->cached_tokens, 5 * kBlock - 1);
   EXPECT_EQ(AnswerTokens(turn), AnswerTokens(plain.Run(SampleRequest(prompt, 5))));
 }
 
@@ -170,7 +177,7 @@ TEST(Prefix, TenantsVariantsAndSlotCapsAreSeparate) {
   other_tenant.tenant = "bob";
   other_cap.slot_cap = 64;
   other_variant.variant = "exact";
-  for (const int64_t cached : {int64_t{0}, kBlock}) {
+  for (const int64_t cached : {int64_t{0}, 2 * kBlock - 1}) {
     for (const GenerateRequest& request : {first, other_tenant, other_cap, other_variant}) {
       EXPECT_EQ(engine.Run(request).started->cached_tokens, cached);
     }
@@ -178,7 +185,7 @@ TEST(Prefix, TenantsVariantsAndSlotCapsAreSeparate) {
   GenerateRequest named = first;  // the same variant by its name
   named.variant = "model";
   named.slot_cap = kDefaultSlotCap;
-  EXPECT_EQ(engine.Run(named).started->cached_tokens, kBlock);
+  EXPECT_EQ(engine.Run(named).started->cached_tokens, 2 * kBlock - 1);
 }
 
 TEST(Prefix, ScoresReadEveryToken) {
@@ -226,7 +233,7 @@ TEST(Prefix, InCompany) {
       EXPECT_EQ(AnswerTokens(ReadAll(*streams[i])), AnswerTokens(plain.Run(requests[i])));
     }
   }
-  EXPECT_GE(engine.SettledStats().prefixes.hits, 12);
+  EXPECT_GE(Sum(engine.SettledStats().prefixes.hits), 12);
 }
 
 TEST(Prefix, WithoutRoomNothingIsKept) {
@@ -266,7 +273,7 @@ TEST_P(PrefixOf, TheSameStateAndTokens) {
       engine.engine().sessions().Create(Cacheable(Opened(prompt)), receiver.callback());
       states.push_back(*CopyState(engine.engine(), receiver.Wait()->id, ""));
     }
-    EXPECT_EQ(engine.engine().Stats().prefixes.hits, memory == 0 ? 0 : 3);
+    EXPECT_EQ(Sum(engine.engine().Stats().prefixes.hits), memory == 0 ? 0 : 3);
   }
   EXPECT_THAT(drawn, testing::Each(drawn[0]));
   for (const std::vector<std::byte>& state : states) EXPECT_TRUE(state == states[0]);

@@ -177,12 +177,27 @@ TEST_F(ConversationTest, ATemplateThatRewritesTheKnownMessages) {
   Serve(
       "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last else '.' }}<|end|>\n"
       "{% endfor %}");
-  const std::string session = server_->NewSession();
-  ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 0, session)).status, Succeeds());
-  EXPECT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}, {"user", "Bye"}}, 1), 1, session)).status,
-              Fails(kPrecondition,
-                    "prompt.conversation.known: the chat template no longer writes the known "
-                    "messages as the session has read them: their texts differ at byte 6"));
+  const Messages two = {{"user", "Hi"}, {"user", "Bye"}};
+  const Collected whole = Ask(AnswerTo(Talk(two), 8));
+  for (const bool keeps : {true, false}) {
+    v1::CreateSessionRequest create;
+    create.set_keep_tokens(keeps);
+    const std::string session = server_->NewSession(create);
+    ASSERT_THAT(Ask(AnswerTo(Talk({{"user", "Hi"}}), 0, session)).status, Succeeds());
+    const Collected turn = Ask(AnswerTo(Talk(two, 1), 8, session));
+    if (!keeps) {
+      EXPECT_THAT(turn.status,
+                  Fails(kPrecondition,
+                        "prompt.conversation.known: the chat template no longer writes the known "
+                        "messages as the session has read them: their texts differ at byte 6; a "
+                        "session with keep_tokens would go back to there"));
+      continue;
+    }
+    ASSERT_THAT(turn.status, Succeeds());
+    EXPECT_EQ(turn.started.cached_tokens(), 6u);  // [user]
+    EXPECT_EQ(turn.started.prompt_tokens(), whole.started.prompt_tokens() - 6);
+    EXPECT_EQ(turn.tokens, whole.tokens);
+  }
 }
 
 constexpr char kToolTemplate[] =
@@ -319,7 +334,7 @@ TEST_F(ConversationTest, ApplyTemplateShowsTheText) {
               Fails(kPrecondition, "conversation.known: expected 0"));
 }
 
-constexpr char kToolTemplate[] =
+constexpr char kCallTemplate[] =
     "{% if tools %}{{ tools|tojson }}{% endif %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
@@ -360,7 +375,7 @@ TEST(AnswerParts, AMarkerThatIsASpecialTokenIsSeen) {
                              "[user]Hi" + "E" + "\n[assistant]";  // E: one token of the end
   const std::string call = R"({"name": "now", "arguments": {"a": 1}}</tool_call>)";
   TestServer server(
-      {.model = {.chat_template = kToolTemplate}, .setup = [&](engine::test::FakeModel& model) {
+      {.model = {.chat_template = kCallTemplate}, .setup = [&](engine::test::FakeModel& model) {
          const int64_t begin = std::ssize(prompt);
          model.Script(begin, "Ok.");
          model.Script(begin + 3, engine::test::kMarker);
@@ -378,7 +393,7 @@ TEST(AnswerParts, AMarkerThatIsASpecialTokenIsSeen) {
 }
 
 TEST(AnswerParts, WhatCannotBeParsedIsRefused) {
-  TestServer server({.model = {.chat_template = kToolTemplate}});
+  TestServer server({.model = {.chat_template = kCallTemplate}});
   const auto refused = [&](const std::function<void(v1::GenerateRequest&)>& change,
                            const char* why) {
     v1::GenerateRequest request = AskWithTools();
@@ -424,7 +439,7 @@ TEST(AnswerParts, WhatCannotBeParsedIsRefused) {
 
 // Arguments that are nested without end are text to the template, and harm nobody.
 TEST(AnswerParts, DeepArgumentsAreText) {
-  TestServer server({.model = {.chat_template = kToolTemplate}});
+  TestServer server({.model = {.chat_template = kCallTemplate}});
   v1::ApplyTemplateRequest request;
   v1::ChatMessage& message = *request.mutable_conversation()->add_messages();
   message.set_role("assistant");

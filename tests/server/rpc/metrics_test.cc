@@ -184,21 +184,33 @@ TEST(Metrics, PrefixCache) {
   engine::test::TestEngine engine;
   metrics.SetSource<engine::EngineStats>([&] { return engine.SettledStats(); });
   engine::GenerateRequest request =
-      engine::test::SampleRequest(engine::test::SomeTokens(3 * engine::kPrefixBlockTokens, 1), 1);
-  request.cacheable = 3 * engine::kPrefixBlockTokens;
-  for (int i = 0; i < 3; ++i) engine.Run(request);
+      engine::test::SampleRequest(engine::test::SomeTokens(700, 1), 1);
+  request.cacheable = 700;
+  for (int i = 0; i < 4; ++i) engine.Run(request);
   request.prompt[0] ^= 1;
   engine.Run(request);
+  request.cacheable = 0;
+  engine.Run(request);
   const std::string text = metrics.Text();
-  EXPECT_EQ(Sample(text, "ovq_prefix_queries_total", {}), 4);
-  EXPECT_EQ(Sample(text, "ovq_prefix_hits_total", {}), 2);
-  EXPECT_EQ(Sample(text, "ovq_prefix_cached_tokens_total", {}), 2 * 2 * engine::kPrefixBlockTokens);
+  EXPECT_EQ(Sample(text, "ovq_prefix_queries_total", {}), 5);
+  // A copy with which two prompts have begun is shared from then on.
+  EXPECT_EQ(Sample(text, "ovq_prefix_hits_total", {"kind=\"prompt\""}), 2);
+  EXPECT_EQ(Sample(text, "ovq_prefix_cached_tokens_total", {"kind=\"prompt\""}), 2 * 699);
+  EXPECT_EQ(Sample(text, "ovq_prefix_hits_total", {"kind=\"shared\""}), 1);
+  EXPECT_EQ(Sample(text, "ovq_prefix_cached_tokens_total", {"kind=\"shared\""}), 699);
+  EXPECT_EQ(Sample(text, "ovq_prefix_hits_total", {"kind=\"answer\""}), 0);
+  EXPECT_EQ(Sample(text, "ovq_prefix_lost_tokens_total", {}), 0);
+  EXPECT_EQ(Sample(text, "ovq_prefix_not_kept_total", {"reason=\"not_cacheable\""}), 1);
+  for (const char* reason : {"too_short", "no_memory", "busy"}) {
+    EXPECT_EQ(Sample(text, "ovq_prefix_not_kept_total", {absl::StrCat("reason=\"", reason, "\"")}),
+              0);
+  }
   EXPECT_EQ(Sample(text, "ovq_prefix_evictions_total", {}), 0);
-  EXPECT_EQ(
-      Sample(text, "ovq_prefix_bytes", {"kind=\"used\""}),
-      2 * static_cast<double>(engine.model().layout().live_bytes_at(2 * engine::kPrefixBlockTokens,
-                                                                    engine::test::kDefaultSlotCap) +
-                              2 * engine::kPrefixBlockBytes));
+  EXPECT_EQ(Sample(text, "ovq_prefix_bytes", {"kind=\"used\""}),
+            2 * static_cast<double>(
+                    engine.model().layout().live_bytes_at(699, engine::test::kDefaultSlotCap) +
+                    engine::kPrefixNodeBytes + 699 * sizeof(int32_t)) +
+                static_cast<double>(engine::kPrefixNodeBytes));
   EXPECT_EQ(Sample(text, "ovq_prefix_bytes", {"kind=\"budget\""}), 1 << 28);
 }
 
