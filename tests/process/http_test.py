@@ -469,8 +469,8 @@ class Responses(HttpCase):
                 ("reasoning.depth", "reasoning", {"depth": 1}),
                 ("conversation", "conversation", "c"),
                 ("text.format", "text", {"format": {"type": "json_schema"}})):
-            self.error(self.http.post("/v1/responses", {"input": "x", field: value}), 400, param,
-                       field)
+            self.error(self.http.post("/v1/responses", {"input": "x", field: value}), 400, field,
+                       param)
         self.error(self.http.post("/v1/responses", {}), 400, "input", "input")
         self.error(self.http.post("/v1/responses", {"input": [{"type": "item_reference"}]}), 400,
                    "input[0].id")
