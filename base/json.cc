@@ -1,11 +1,13 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <set>
 #include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/text.h"
 
 namespace ovq {
@@ -13,6 +15,34 @@ namespace {
 
 constexpr int kMaxDepth = 32;
 constexpr size_t kMostCompared = size_t{1} << 27;  // some 0.2 s
+
+// Keeps where the first fault of a text is, and what it is.
+template <class Json>
+struct FaultFinder : nlohmann::json_sax<Json> {
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(typename Json::number_integer_t) override { return true; }
+  bool number_unsigned(typename Json::number_unsigned_t) override { return true; }
+  bool number_float(typename Json::number_float_t, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(typename Json::binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(std::string&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  // The library's text is "[...] parse error at line 1, column 2: syntax error while parsing value
+  // - unexpected end of input; last read: '...'; expected ...", and quotes the whole token.
+  bool parse_error(size_t, const std::string& token,
+                   const nlohmann::json::exception& error) override {
+    absl::string_view text = error.what();
+    text.remove_prefix(std::min(text.size(), text.find("line ")));
+    fault = absl::StrReplaceAll(text, {{absl::StrCat("; last read: '", token, "'"), ""}});
+    return false;
+  }
+
+  std::string fault;
+};
 
 // kind: "object" or "list"; is_kind: what the whole text must be.
 template <class Json>
@@ -39,7 +69,11 @@ absl::StatusOr<Json> Parse(std::string_view text, const std::string& what,
   };
   Json json = Json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
   if (!fault.empty()) return absl::DataLossError(absl::StrCat(what, ": ", fault));
-  if (json.is_discarded()) return absl::DataLossError(absl::StrCat(what, ": not valid JSON"));
+  if (json.is_discarded()) {
+    FaultFinder<Json> finder;
+    Json::sax_parse(text.begin(), text.end(), &finder);
+    return absl::DataLossError(absl::StrCat(what, ": not valid JSON: ", finder.fault));
+  }
   if (!(json.*is_kind)()) return absl::DataLossError(absl::StrCat(what, ": not a JSON ", kind));
   return json;
 }

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -182,8 +183,14 @@ absl::StatusOr<std::unique_ptr<HttpApi>> StartHttp(const Options& options,
   http.header_timeout = listen.handshake_timeout;
   http.idle_timeout = std::min(http.idle_timeout, listen.max_connection_idle);
   http.tls = listen.tls;
-  const bool loopback = options.security.tenants.empty() && IsLoopback(http.address);
-  auto api = std::make_unique<HttpApi>(services, loopback);
+  BrowserRules rules = options.browsers;
+  const bool open = options.security.tenants.empty();
+  rules.check_host = !rules.hosts.empty() || (open && IsLoopback(http.address));
+  if (open && std::ranges::count(rules.origins, "*") > 0) {
+    services.log.log.Warning(
+        "--http-allowed-origins=*: any page in a browser that reaches the server may use it");
+  }
+  auto api = std::make_unique<HttpApi>(services, std::move(rules));
   RETURN_IF_ERROR(api->Listen(http));
   services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
                                      WithPort(http.address, api->server().port())));

@@ -241,6 +241,21 @@ void AddSecurity(Flags& flags, Options& o) {
   flags.Add("http-max-connections", "N", Number(o.http.max_connections, 1, 1 << 20),
             "open connections of the HTTP front; for further ones, those end that have waited\n"
             "longest for a request, and without such, the new ones do");
+  flags.Add(
+      "http-allowed-hosts", "NAME,NAME,...", Parsed(o.browsers.hosts, "", ParseAllowedHosts),
+      "names beside localhost and this machine's loopback addresses that a request's header\n"
+      "Host may have, such as host.docker.internal; .NAME also stands for all names below it,\n"
+      "*.NAME for those alone, * for any. Without it only an address on loopback without\n"
+      "--tenants asks for such names, so that no page of the internet comes in by a name that\n"
+      "its owner points here",
+      "none");
+  flags.Add(
+      "http-allowed-origins", "ORIGIN,ORIGIN,...",
+      Parsed(o.browsers.origins, "", ParseAllowedOrigins),
+      "origins of pages that browsers let use the HTTP front (CORS), such as\n"
+      "https://chat.example; * for any: without --tenants, every page that a browser here opens\n"
+      "may then use the server, and read and delete sessions",
+      "none: pages of this server alone");
   flags.Add("max-connection-idle", "DURATION",
             Duration(o.listen.max_connection_idle, absl::Seconds(1), absl::Hours(24 * 20)),
             "time after which a connection without calls ends", "no end");

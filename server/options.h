@@ -18,6 +18,7 @@
 #include "model/cache_policy.h"
 #include "server/access/security.h"
 #include "server/engine/common/engine_config.h"
+#include "server/http/browser_rules.h"
 #include "server/http/http_server.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/call_summary.h"
@@ -32,6 +33,7 @@ struct Options {
   std::string chat_template;                    // path of a file; empty: the folder's
   ListenOptions listen = {.address = "127.0.0.1:50051"};
   HttpOptions http;                                // an empty address disables HTTP
+  BrowserRules browsers;                           // without check_host
   std::string metrics_address = "127.0.0.1:9464";  // empty: no metrics endpoint
   kernels::Device device = kernels::Device::kCpu;
   int threads = 0;                                // 0: all processors that the process may use

@@ -18,6 +18,10 @@ constexpr size_t kHoldBytes = size_t{4} << 10;  // memory is taken in such parts
 // Bytes of a token in the answer's JSON beside its text, and of each of its log-probabilities.
 constexpr size_t kTokenBytes = 16, kLogprobBytes = 192;
 
+// A comment, which readers of server-sent events skip. Proxies end connections on which nothing
+// comes for a while.
+constexpr char kComment[] = ":\n\n";
+
 // The engine's events go to the client through TokenPumps, one for each request. A client that goes
 // cancels the requests.
 class GenerationCall final : public std::enable_shared_from_this<GenerationCall> {
@@ -44,6 +48,14 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
     call_->exchange().OnGone([streams] {
       for (const auto& stream : streams) stream->Cancel();
     });
+    if (writer_->streams()) {
+      call_->exchange().OnQuiet([weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->quiet_ = true;
+        self->Wake();
+      });
+    }
     std::vector<absl::Status> submitted;
     for (const auto& part : parts_) {
       absl::Status status = end_.ok()
@@ -55,6 +67,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
     for (size_t i = 0; i < parts_.size(); ++i) {
       parts_[i]->pump.Submitted(submitted[i], weak_from_this());
     }
+    if (quiet_) Wake();
   }
 
  private:
@@ -84,9 +97,12 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
       Write(part, before);
     }
     Write(part, event);
-    if (!writer_->streams() || streaming_) return;
-    // The head is sent with the first event: until then the answer may still be an error. From here
-    // on the connection's thread writes.
+    if (writer_->streams() && !streaming_) Begin();
+  }
+
+  // Sends the head, with the first event or, if that is long in coming, with a comment: until then
+  // the answer may still be an error. From here on the connection's thread writes.
+  void Begin() {
     streaming_ = true;
     call_->Stream([self = shared_from_this()](std::string& out, absl::Status& status) {
       return self->Events(out, status);
@@ -136,7 +152,9 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
     if (streaming_ || self_ == nullptr) return;
     while (!streaming_ && Advance(false)) {
     }
-    if (!streaming_ && ended_) Finish();
+    if (streaming_) return;
+    if (ended_) return Finish();
+    if (quiet_ && parts_.back()->pump.submitted()) Begin();  // hence all of them
   }
 
   // Advances them from then on, where the connection writes: HttpCall::Events.
@@ -144,6 +162,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
     // Collect does not advance the pumps any more once the answer streams.
     while (Advance(true)) {
     }
+    if (quiet_.exchange(false) && out_.empty()) out_ = kComment;
     out += std::exchange(out_, "");
     if (!ended_) return true;
     status = end_;
@@ -191,6 +210,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
   size_t open_;      // parts whose streams have not ended
   std::string out_;  // written, and still to be sent
   std::atomic<bool> streaming_ = false;
+  std::atomic<bool> quiet_ = false;       // nothing was sent for a while
   std::atomic<bool> ended_ = false;       // by the hook, too
   absl::Status end_;                      // the call's, once ended_; the first error before
   size_t held_ = 0;                       // bytes of an answer that is not streamed

@@ -65,6 +65,8 @@ constexpr const char* kHealthLabel = "/health";
 constexpr const char* kVersionLabel = "/version";
 constexpr const char* kOtherLabel = "other";
 
+constexpr std::string_view kEveryPath = "*";  // target of OPTIONS for the server as a whole
+
 // The path's words in place of the pattern's {}; unset if the path does not match.
 std::optional<std::vector<std::string>> Match(std::string_view pattern, std::string_view path) {
   const std::vector<std::string> parts = absl::StrSplit(AbslView(pattern), '/');
@@ -78,12 +80,24 @@ std::optional<std::vector<std::string>> Match(std::string_view pattern, std::str
   std::vector<std::string> words;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i] == "{}" || parts[i] == "{*}") {
-      words.push_back(DecodeUrl(given[i]));
+      words.push_back(DecodeUrl(given[i], /*plus_is_space=*/false));
     } else if (parts[i] != given[i]) {
       return std::nullopt;
     }
   }
   return words;
+}
+
+// The target with one slash between the words of its path, and none behind them: clients put a base
+// URL with a slash at its end before paths that begin with one.
+std::string WithSingleSlashes(const std::string& target) {
+  const size_t mark = std::min(target.find('?'), target.size());
+  std::string path;
+  for (const char c : std::string_view(target).substr(0, mark)) {
+    if (c != '/' || !path.ends_with('/')) path.push_back(c);
+  }
+  if (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path + target.substr(mark);
 }
 
 // A route of GET accepts HEAD, too.
@@ -94,41 +108,32 @@ bool AcceptsMethod(const Route& route, const std::string& method) {
 struct Found {
   const Route* route = nullptr;
   std::vector<std::string> words;
-  std::vector<std::string>
-      methods;  // methods that the path has, if the asked one is not among them
+  std::string allow;  // the methods that the path has: "GET, HEAD, OPTIONS"; empty: no such path
 };
 Found Find(const std::string& method, std::string_view path) {
   Found found;
+  std::set<std::string_view> methods;
   for (const Route& route : kRoutes) {
     std::optional<std::vector<std::string>> words = Match(route.pattern, path);
-    if (!words) continue;
-    if (AcceptsMethod(route, method)) return {&route, *std::move(words), {}};
-    found.methods.emplace_back(route.method);
+    if (!words && path != kEveryPath) continue;
+    methods.insert(route.method);
+    if (AcceptsMethod(route, "HEAD")) methods.insert("HEAD");
+    if (!words || !AcceptsMethod(route, method)) continue;
+    found.route = &route;
+    found.words = *std::move(words);
+  }
+  if (methods.empty()) return found;
+  methods.insert("OPTIONS");
+  for (const std::string_view name : methods) {
+    absl::StrAppend(&found.allow, found.allow.empty() ? "" : ", ", AbslView(name));
   }
   return found;
 }
 
-bool IsThisMachine(std::string_view host) {
-  const size_t end = host.starts_with('[') ? host.find(']') + 1 : host.rfind(':');
-  const std::string_view name = host.substr(0, end);
-  return name == "localhost" || name == "[::1]" || name.starts_with("127.");
-}
-
-// Refuses requests that a browser sends for a page of another origin.
-absl::Status CheckOrigin(const HttpCall& call, bool loopback) {
-  const std::string host = call.Value("host").value_or("");
-  if (loopback && !IsThisMachine(host)) {
-    return absl::PermissionDeniedError(
-        "header host: expected a name of this machine, such as localhost, as no tokens are asked "
-        "for");
-  }
-  const std::optional<std::string> origin = call.Value("origin");
-  if (!origin || *origin == absl::StrCat("http://", host) ||
-      *origin == absl::StrCat("https://", host)) {
-    return absl::OkStatus();
-  }
-  return absl::PermissionDeniedError(
-      "header origin: expected this server's own; pages from elsewhere are not served");
+absl::Status NoSuchPath(const std::string& path) {
+  const std::string expected = "path: expected one that docs/http.md lists";
+  return engine::WithLogText(
+      NotFound(absl::StrCat(expected, ", got ", Quoted(path)), "path", nullptr), expected);
 }
 
 }  // namespace
@@ -144,9 +149,9 @@ std::vector<const char*> HttpRouteLabels() {
   return labels;
 }
 
-HttpApi::HttpApi(ServiceContext& services, bool loopback)
+HttpApi::HttpApi(ServiceContext& services, BrowserRules rules)
     : services_(services),
-      loopback_(loopback),
+      rules_(std::move(rules)),
       responses_(services.engine.options().request_memory->total() / kResponsesPart) {}
 
 absl::Status HttpApi::Listen(HttpOptions options) {
@@ -166,31 +171,40 @@ absl::Status HttpApi::Listen(HttpOptions options) {
 
 void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   const std::string method = exchange->request().method;
-  const std::string_view target = exchange->request().target;
-  const std::string_view path = target.substr(0, target.find('?'));
+  std::string& target = exchange->request().target;
+  target = WithSingleSlashes(target);
+  const std::string path = target.substr(0, target.find('?'));
   const bool health = path == kHealthLabel, version = path == kVersionLabel;
   Found found = Find(method, path);
   std::optional<HttpReply> console = ConsoleReply(exchange->request());
+  const bool open = health || version || console;  // needs no token, is not charged to a tenant
+  if (open) found.allow = "GET, HEAD, OPTIONS";
   const char* const label = health        ? kHealthLabel
                             : version     ? kVersionLabel
                             : console     ? kConsoleLabel
                             : found.route ? found.route->label()
                                           : kOtherLabel;
-  auto call = std::make_shared<HttpCall>(services_, responses_, label, std::move(exchange));
+  HttpHeaders headers = PageHeaders(rules_, exchange->request());
+  const auto call = std::make_shared<HttpCall>(services_, responses_, label, std::move(exchange),
+                                               std::move(headers));
   if (absl::Status fault = call->exchange().fault(); !fault.ok()) return call->Fail(fault);
-  if (health || version || console) {
-    // These need no token and are not charged to a tenant.
-    if (method != "GET" && method != "HEAD") return call->Fail(MethodNotAllowed("GET"));
+  if (found.allow.empty()) return call->Fail(NoSuchPath(path));
+  const bool get = method == "GET" || method == "HEAD";
+  if (open && get) {
     if (console) return call->Reply(*std::move(console));
     if (version) return call->Reply(200, Dump({{"version", OVQ_VERSION}}));
     if (ready_ && !services_.draining()) return call->Reply(200, "", "");
     return call->Fail(absl::UnavailableError("the server is draining, or a step hangs"));
   }
-  if (found.route == nullptr) {
-    if (!found.methods.empty()) return call->Fail(MethodNotAllowed(found.methods.front()));
-    return call->Fail(NotFound("path: expected one that docs/http.md lists", "path", nullptr));
+  if (absl::Status status = CheckBrowser(rules_, call->request()); !status.ok()) {
+    return call->Fail(status);
   }
-  if (absl::Status status = CheckOrigin(*call, loopback_); !status.ok()) return call->Fail(status);
+  if (method == "OPTIONS") {
+    return call->Reply({.status = 204,
+                        .content_type = "",
+                        .headers = OptionsHeaders(rules_, call->request(), found.allow)});
+  }
+  if (found.route == nullptr) return call->Fail(MethodNotAllowed(found.allow));
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
   queue.Run(call->client(), [call, handler = found.route->handler, words = std::move(found.words)] {
     absl::Status status = call->record().Admit();

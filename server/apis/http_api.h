@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "server/calls/service_context.h"
+#include "server/http/browser_rules.h"
 #include "server/http/http_server.h"
 #include "server/http/response_store.h"
 
@@ -17,9 +18,7 @@ std::vector<const char*> HttpRouteLabels();
 
 class HttpApi {
  public:
-  // loopback: the header `host` must name this machine, so that no foreign page can make a local
-  // browser send requests under a name of its own (DNS rebinding).
-  HttpApi(ServiceContext& services, bool loopback);
+  HttpApi(ServiceContext& services, BrowserRules rules);
 
   // Starts to serve on an address, counted by Metrics. Unavailable if it can't be had. Takes
   // options.memory from the engine.
@@ -32,7 +31,7 @@ class HttpApi {
 
  private:
   ServiceContext& services_;
-  const bool loopback_;
+  const BrowserRules rules_;
   ResponseStore responses_;
   std::atomic<bool> ready_ = true;
   std::unique_ptr<HttpServer> server_;  // ends first

@@ -49,6 +49,8 @@ class TokenPump {
     });
   }
 
+  bool submitted() const { return state_ != State::kSubmitting; }
+
   // Hands the sink the next event or the end. False: there is neither, and the sink is woken when
   // there is. Never two calls at a time. The sink may destroy the pump in its OnStreamEnd.
   bool Advance() {

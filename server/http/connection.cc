@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/error.hpp>
@@ -20,6 +21,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/calls/service_context.h"
 #include "server/engine/common/error_facts.h"
@@ -41,19 +43,40 @@ asio::steady_timer::duration ToChrono(absl::Duration time) {
   return absl::ToChronoNanoseconds(std::min(time, absl::Hours(24 * 365)));
 }
 
-// The status line and headers. framing: the header lines that say where the body ends.
-std::string ReplyHead(const HttpReply& reply, const std::string& framing, bool keep_alive) {
+// The status line and headers. framing: the header lines that say where the body and the connection
+// end.
+std::string ReplyHead(const HttpReply& reply, const std::string& framing) {
   const auto status = static_cast<beast::http::status>(reply.status);
-  std::string head = absl::StrCat("HTTP/1.1 ", reply.status, " ",
-                                  std::string(beast::http::obsolete_reason(status)), "\r\n");
+  std::string head = absl::StrCat(
+      "HTTP/1.1 ", reply.status, " ", std::string(beast::http::obsolete_reason(status)),
+      "\r\nDate: ",
+      absl::FormatTime("%a, %d %b %E4Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()), "\r\n");
   if (!reply.content_type.empty()) {
     absl::StrAppend(&head, "Content-Type: ", reply.content_type, "\r\n");
   }
   for (const auto& [name, value] : reply.headers) {
     absl::StrAppend(&head, name, ": ", value, "\r\n");
   }
-  absl::StrAppend(&head, framing, keep_alive ? "" : "Connection: close\r\n", "\r\n");
+  absl::StrAppend(&head, framing, "\r\n");
   return head;
+}
+
+// Moves the authority of a target in absolute form, "http://localhost/health", to the header
+// `host`, which it overrides (RFC 9112, 3.2.2).
+void SplitAbsoluteTarget(HttpRequest& request) {
+  const size_t scheme = request.target.find("://");
+  if (scheme == std::string::npos) return;
+  const std::string_view name = std::string_view(request.target).substr(0, scheme);
+  if (!beast::iequals({name.data(), name.size()}, "http") &&
+      !beast::iequals({name.data(), name.size()}, "https")) {
+    return;
+  }
+  const std::string rest = request.target.substr(scheme + 3);
+  const size_t end = std::min(rest.find_first_of("/?"), rest.size());
+  std::erase_if(request.headers, [](const auto& header) { return header.first == "host"; });
+  request.headers.emplace_back("host", rest.substr(0, end));
+  request.target = rest.substr(end);
+  if (!request.target.starts_with('/')) request.target.insert(0, "/");
 }
 
 // Without its body.
@@ -66,25 +89,33 @@ HttpRequest ToHttpRequest(const RequestHeader& header) {
                                      field.name_string().data(), field.name_string().size())),
                                  std::string(field.value()));
   }
+  SplitAbsoluteTarget(request);
   return request;
 }
 
-absl::Status BadHeader(const std::string& why) {
-  return engine::WithFacts(absl::InvalidArgumentError(absl::StrCat("header of the request: ", why)),
-                           {.field = "header"});
+absl::Status BadPart(const char* field, const std::string& why) {
+  return engine::WithFacts(
+      absl::InvalidArgumentError(absl::StrCat(field, " of the request: ", why)), {.field = field});
 }
+absl::Status BadHeader(const std::string& why) { return BadPart("header", why); }
 
-// Beast's parser takes a request with an unknown transfer coding for one without a body, and the
-// bytes after it for the next request. A proxy in front may not, so such requests are refused:
-// InvalidArgument.
-absl::Status CheckFraming(const RequestHeader& header) {
+// Refuses headers that a proxy in front may take for another request: InvalidArgument. Beast's
+// parser takes a request with an unknown transfer coding for one without a body, and the bytes
+// after it for the next request. HTTP/1.0 has no transfer codings, and HTTP/1.1 exactly one host
+// (RFC 9112, 6.1 and 3.2).
+absl::Status CheckHeader(const RequestHeader& header) {
   using Field = beast::http::field;
   const size_t codings = header.count(Field::transfer_encoding);
-  if (codings == 0 ||
-      (codings == 1 && beast::iequals(header[Field::transfer_encoding], "chunked"))) {
-    return absl::OkStatus();
+  const bool chunked = codings == 1 && header.version() >= 11 &&
+                       beast::iequals(header[Field::transfer_encoding], "chunked");
+  if (codings > 0 && !chunked) {
+    return BadHeader("expected transfer-encoding chunked, or none (HTTP/1.0: none)");
   }
-  return BadHeader("expected transfer-encoding chunked, or none");
+  const size_t hosts = header.count(Field::host);
+  if (hosts > 1 || (hosts == 0 && header.version() >= 11)) {
+    return BadHeader(absl::StrCat("expected one host, got ", hosts));
+  }
+  return absl::OkStatus();
 }
 
 // Parses the next part of what is buffered. need_more: it is no whole part.
@@ -99,6 +130,35 @@ absl::Status BodyTooLarge(size_t most) {
                                                               " bytes (--max-message-bytes)")),
                            {.field = "body"});
 }
+
+// Whether a request has begun. Some clients send a line break behind a body, which is skipped
+// (RFC 9112, 2.2).
+bool RequestBegun(beast::flat_buffer& buffer) {
+  const auto read = [&buffer] {
+    return std::string_view(static_cast<const char*>(buffer.data().data()), buffer.size());
+  };
+  while (read().starts_with("\r\n")) buffer.consume(2);
+  return !read().empty() && read() != "\r";
+}
+
+// A timer for one thing at a time. On the strand.
+class Alarm {
+ public:
+  explicit Alarm(Tcp::socket::executor_type strand) : timer_(std::move(strand)) {}
+
+  // Calls `work`, which keeps the alarm alive, after this time unless it is set again.
+  void Set(absl::Duration time, std::function<void()> work) {
+    timer_.expires_after(ToChrono(time));
+    if (time == absl::InfiniteDuration()) return;
+    timer_.async_wait([this, work = std::move(work)](ErrorCode error) {
+      // It may have been set again while this callback was queued.
+      if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) work();
+    });
+  }
+
+ private:
+  asio::steady_timer timer_;
+};
 
 // The bytes of one client. All functions run on the socket's strand, and so do the callbacks. At
 // most one Read and one Write at a time.
@@ -126,6 +186,11 @@ class ClientStream {
     tls_ ? tls_->async_write_some(from, std::move(done))
          : socket_.async_write_some(from, std::move(done));
   }
+  void WriteAll(std::string_view text, Done done) {  // of static storage
+    const auto from = asio::buffer(text.data(), text.size());
+    tls_ ? asio::async_write(*tls_, from, std::move(done))
+         : asio::async_write(socket_, from, std::move(done));
+  }
   // Tells the client that nothing follows. TLS also waits until the client says so; then the bytes
   // that it still sends are no concern of the caller, and `drained` is true.
   void ShutDown(std::function<void(bool drained)> done) {
@@ -152,7 +217,7 @@ class HttpConnection final : public Exchange, public Connection {
   }
   template <class Work>
   void PostToStrand(Work work) {
-    asio::post(timer_.get_executor(), WithSelf(std::move(work)));
+    asio::post(stream_.socket().get_executor(), WithSelf(std::move(work)));
   }
 
  public:
@@ -162,7 +227,7 @@ class HttpConnection final : public Exchange, public Connection {
         host_(host),
         leaving_{host, this},
         stream_(std::move(socket), std::move(tls)),
-        timer_(stream_.socket().get_executor()) {}
+        alarm_(stream_.socket().get_executor()) {}
 
   void Start() override {
     PostToStrand([this] {
@@ -174,8 +239,8 @@ class HttpConnection final : public Exchange, public Connection {
 
   void Reply(HttpReply reply) override {
     PostToStrand([this, reply = std::move(reply)] {
-      const bool whole =
-          reply.status != 304;  // its length would be that of the copy the client has
+      // A 304's length would be that of the copy the client has, and a 204 must not have one.
+      const bool whole = reply.status != 304 && reply.status != 204;
       WriteHead(reply, whole ? absl::StrCat("Content-Length: ", reply.body.size(), "\r\n") : "");
       if (request_.method != "HEAD") out_ += reply.body;
       ended_ = true;
@@ -185,6 +250,7 @@ class HttpConnection final : public Exchange, public Connection {
   void Stream(HttpReply head, Source source) override {
     PostToStrand([this, head = std::move(head), source = std::move(source)]() mutable {
       chunked_ = version_ >= 11;
+      keep_alive_ = keep_alive_ && chunked_;  // else the end of the connection is the body's
       WriteHead(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "");
       source_ = std::move(source);
       Advance();
@@ -205,14 +271,16 @@ class HttpConnection final : public Exchange, public Connection {
   }
 
  private:
-  // Ends the connection after this time, unless another deadline is set.
-  void Deadline(absl::Duration time) {
-    timer_.expires_after(ToChrono(time));
-    if (time == absl::InfiniteDuration()) return;
-    timer_.async_wait(WithSelf([this](ErrorCode error) {
-      // A new deadline may have been set while this callback was queued.
-      if (!error && timer_.expiry() <= asio::steady_timer::clock_type::now()) End();
-    }));
+  void Deadline(absl::Duration time) {  // ends the connection
+    alarm_.Set(time, WithSelf([this] { End(); }));
+  }
+  // Calls OnQuiet's callback each time that nothing was written for a while.
+  void WatchSilence() {
+    if (closed_) return;
+    alarm_.Set(host_.options.quiet_time, WithSelf([this] {
+                 CallOnQuiet();
+                 WatchSilence();
+               }));
   }
 
   // Waits for bytes: the start of the next request, or, while a request is handled, bytes sent
@@ -226,7 +294,7 @@ class HttpConnection final : public Exchange, public Connection {
       return;
     }
     if (!handling_) {
-      if (buffer_.size() > 0) return ReadHeader();
+      if (RequestBegun(buffer_)) return ReadHeader();
     } else if (buffer_.size() >= kMaxPipelinedBytes) {
       return;
     }
@@ -266,7 +334,7 @@ class HttpConnection final : public Exchange, public Connection {
     using HttpError = beast::http::error;
     const auto& message = parser_->get();
     version_ = message.version();
-    keep_alive_ = message.keep_alive() && version_ >= 11;
+    keep_alive_ = !error && parser_->keep_alive();
     request_ = ToHttpRequest(message);
     if (error == HttpError::header_limit || error == HttpError::buffer_overflow) {
       return Handle(BadHeader(absl::StrCat("expected at most ", kMaxHeaderBytes, " bytes")));
@@ -277,28 +345,23 @@ class HttpConnection final : public Exchange, public Connection {
       return Handle(BadHeader(error.message()));
     }
     if (error) return End();
-    if (absl::Status framing = CheckFraming(message); !framing.ok()) {
-      return Handle(std::move(framing));
-    }
+    if (absl::Status bad = CheckHeader(message); !bad.ok()) return Handle(std::move(bad));
     host_.SetIdle(this, false);
     request_.memory = std::make_unique<ByteHold>(host_.options.memory, client());
     const auto length = parser_->content_length();
     if (length && *length > most) return Handle(BodyTooLarge(most));
     if (length && !ReserveBody(*length)) return;
     body_end_ = asio::steady_timer::clock_type::now() + ToChrono(host_.options.body_timeout);
-    if (!beast::iequals(message[beast::http::field::expect], "100-continue")) {
+    // A client that has sent its body, has none, or speaks HTTP/1.0 does not wait for this answer.
+    if (!beast::iequals(message[beast::http::field::expect], "100-continue") || version_ < 11 ||
+        parser_->is_done() || buffer_.size() > 0) {
       return ReadBody(true);
     }
     Deadline(host_.options.progress_timeout);
-    SendContinue("HTTP/1.1 100 Continue\r\n\r\n");
+    stream_.WriteAll("HTTP/1.1 100 Continue\r\n\r\n", WithSelf([this](ErrorCode failed, size_t) {
+                       failed ? End() : ReadBody(true);
+                     }));
   }
-  void SendContinue(std::string_view rest) {
-    if (rest.empty()) return ReadBody(true);
-    stream_.Write(asio::buffer(rest), WithSelf([this, rest](ErrorCode error, size_t n) {
-                    error ? End() : SendContinue(rest.substr(n));
-                  }));
-  }
-
   // progressed: since the deadline was set.
   void ReadBody(bool progressed) {
     for (; !closed_; progressed = true) {
@@ -312,13 +375,19 @@ class HttpConnection final : public Exchange, public Connection {
         Deadline(std::min(host_.options.progress_timeout, left));
       }
       const ErrorCode error = Parse(buffer_, *parser_);
-      if (error == beast::http::error::need_more) {
+      // Bytes of the body leave the buffer as they come; the size of a chunk with its extensions,
+      // or the trailer, stays there until it is whole.
+      if (error == beast::http::error::need_more && buffer_.size() < kMaxHeaderBytes) {
         return ReadSome([this](ErrorCode failed) { failed ? End() : ReadBody(false); });
+      }
+      if (error == beast::http::error::need_more) {
+        return Handle(BadPart("body", absl::StrCat("expected at most ", kMaxHeaderBytes,
+                                                   " bytes for a chunk's size or the trailer")));
       }
       if (error == beast::http::error::body_limit) {
         return Handle(BodyTooLarge(host_.options.max_body_bytes));
       }
-      if (error) return End();
+      if (error) return Handle(BadPart("body", error.message()));
       if (!ReserveBody(parser_->get().body().size())) return;
     }
   }
@@ -340,7 +409,7 @@ class HttpConnection final : public Exchange, public Connection {
     }
     fault_ = std::move(fault);
     parser_.reset();
-    Deadline(absl::InfiniteDuration());
+    WatchSilence();
     handling_ = true;
     ended_ = false;
     Await();
@@ -349,7 +418,10 @@ class HttpConnection final : public Exchange, public Connection {
 
   void WriteHead(const HttpReply& reply, const std::string& framing) {
     keep_alive_ = keep_alive_ && !host_.ending;
-    out_ = ReplyHead(reply, framing, keep_alive_);
+    const char* const end = !keep_alive_     ? "Connection: close\r\n"
+                            : version_ >= 11 ? ""
+                                             : "Connection: keep-alive\r\n";
+    out_ = ReplyHead(reply, absl::StrCat(framing, end));
   }
 
   // Asks the source for bytes and writes them, while no write is running.
@@ -381,7 +453,7 @@ class HttpConnection final : public Exchange, public Connection {
     stream_.Write(asio::buffer(out_.data() + sent_, std::min(out_.size() - sent_, kWriteBytes)),
                   WithSelf([this](ErrorCode error, size_t n) {
                     writing_ = false;
-                    Deadline(absl::InfiniteDuration());
+                    WatchSilence();
                     sent_ += n;
                     host_.events.bytes(0, n);
                     if (error || sent_ == out_.size()) {
@@ -399,7 +471,7 @@ class HttpConnection final : public Exchange, public Connection {
     source_ = nullptr;
     request_ = {};
     out_ = part_ = std::string();
-    ReleaseOnGone();
+    ReleaseCallbacks();
     if (closed_) return;
     if (gone() || !keep_alive_) return Finish();
     host_.SetIdle(this, true);
@@ -446,7 +518,7 @@ class HttpConnection final : public Exchange, public Connection {
   ConnectionHost& host_;
   const Leaving leaving_;  // destroyed last: the server ends when all have left
   ClientStream stream_;
-  asio::steady_timer timer_;
+  Alarm alarm_;
   beast::flat_buffer buffer_;
   std::optional<Parser> parser_;
   asio::steady_timer::time_point body_end_;

@@ -61,6 +61,12 @@ class Exchange {
     }
     if (gone_) CallOnGone();
   }
+  // `quiet` is called, on a thread of the server, each time that HttpOptions::quiet_time has passed
+  // without a byte to the client. It must not block.
+  void OnQuiet(std::function<void()> quiet) {
+    std::lock_guard lock(mutex_);
+    on_quiet_ = std::move(quiet);
+  }
   virtual void Reply(HttpReply reply) = 0;
   virtual void Stream(HttpReply head, Source source) = 0;
   // Says that the source has something, so it is called soon. May be called before Stream.
@@ -71,9 +77,17 @@ class Exchange {
     gone_ = true;
     CallOnGone();
   }
-  std::function<void()> ReleaseOnGone() {
+  void CallOnQuiet() {
+    std::function<void()> quiet;
+    {
+      std::lock_guard lock(mutex_);
+      quiet = on_quiet_;
+    }
+    if (quiet) quiet();
+  }
+  void ReleaseCallbacks() {
     std::lock_guard lock(mutex_);
-    return std::exchange(on_gone_, nullptr);
+    on_gone_ = on_quiet_ = nullptr;
   }
 
   HttpRequest request_;
@@ -81,13 +95,18 @@ class Exchange {
 
  private:
   void CallOnGone() {
-    if (const std::function<void()> gone = ReleaseOnGone()) gone();
+    std::function<void()> gone;
+    {
+      std::lock_guard lock(mutex_);
+      gone.swap(on_gone_);
+    }
+    if (gone) gone();
   }
 
   const std::string peer_;
   std::atomic<bool> gone_ = false;
-  std::mutex mutex_;  // guards on_gone_
-  std::function<void()> on_gone_;
+  std::mutex mutex_;  // guards the members below
+  std::function<void()> on_gone_, on_quiet_;
 };
 
 // Takes a request over, and must not block.
@@ -104,8 +123,9 @@ struct HttpOptions {
   // Between two parts of a body, and between two parts of an answer that the client takes.
   absl::Duration progress_timeout = absl::Seconds(60);
   absl::Duration body_timeout = absl::Minutes(5);  // for a whole body
+  absl::Duration quiet_time = absl::Seconds(15);   // Exchange::OnQuiet
   const TlsSource* tls = nullptr;                  // null: plain text
-  std::shared_ptr<ByteBudget> memory;              // for bodies
+  std::shared_ptr<ByteBudget> memory = nullptr;    // for bodies
 };
 
 // Callbacks for the server's figures, on its threads.

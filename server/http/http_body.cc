@@ -2,6 +2,7 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
@@ -44,8 +45,14 @@ Extent MeasureText(std::string_view text) {
 absl::Status Check(HttpCall& call) {
   const std::string& body = call.request().body;
   const std::string type = call.Value("content-type").value_or("");
-  if (!absl::StartsWithIgnoreCase(type, "application/json")) {
+  const std::string_view media = std::string_view(type).substr(0, type.find(';'));
+  if (!absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(AbslView(media)), "application/json")) {
     return engine::BadField("header content-type", "application/json", Quoted(type));
+  }
+  const std::string coding = call.Value("content-encoding").value_or("identity");
+  if (!absl::EqualsIgnoreCase(coding, "identity")) {
+    return engine::BadField("header content-encoding", "none, as no coding is served",
+                            Quoted(coding));
   }
   if (const std::optional<size_t> at = FirstInvalidUtf8(body)) {
     return engine::BadField("body", "UTF-8 text", absl::StrCat("another byte at offset ", *at));
@@ -59,6 +66,11 @@ absl::Status Check(HttpCall& call) {
                       extent.values * kValueBytes + body.size() * kBytesPerChar);
 }
 
+absl::Status BadBody(const std::string& message) {
+  return engine::WithLogText(absl::InvalidArgumentError(message),
+                             "body: not an object as JSON that can be read");
+}
+
 }  // namespace
 
 absl::StatusOr<Json> JsonBody(HttpCall& call) {
@@ -66,9 +78,7 @@ absl::StatusOr<Json> JsonBody(HttpCall& call) {
   RETURN_IF_ERROR(Check(call));
   absl::StatusOr<Json> json = ParseOrderedObject(call.request().body, "body");
   if (json.ok()) return json;
-  return engine::WithLogText(
-      engine::WithFacts(absl::InvalidArgumentError(json.status().message()), {}),
-      "body: not a JSON object that can be read");
+  return BadBody(std::string(json.status().message()));
 }
 
 absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message) {
@@ -76,11 +86,12 @@ absl::Status MessageBody(HttpCall& call, google::protobuf::Message& message) {
   RETURN_IF_ERROR(Check(call));
   const auto parsed = google::protobuf::util::JsonStringToMessage(call.request().body, &message);
   if (parsed.ok()) return absl::OkStatus();
-  return engine::WithLogText(
-      absl::InvalidArgumentError(absl::StrCat(
-          "body: expected a ", message.GetDescriptor()->full_name(),
-          " as JSON: ", std::string(parsed.message().data(), parsed.message().size()))),
-      "body: not a message as JSON");
+  // Protobuf's text does not say where JSON's syntax is broken.
+  const auto json = ParseJsonObject(call.request().body, "body");
+  if (!json.ok()) return BadBody(std::string(json.status().message()));
+  return BadBody(
+      absl::StrCat("body: expected a ", message.GetDescriptor()->full_name(),
+                   " as JSON: ", std::string(parsed.message().data(), parsed.message().size())));
 }
 
 }  // namespace ovq::server

@@ -14,10 +14,11 @@
 namespace ovq::server {
 
 HttpCall::HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
-                   std::shared_ptr<Exchange> exchange)
+                   std::shared_ptr<Exchange> exchange, HttpHeaders headers)
     : responses_(responses),
       exchange_(std::move(exchange)),
       route_(route),
+      headers_(std::move(headers)),
       record_(services, route, *this, std::move(exchange_->request().memory)) {
   const std::string_view target = request().target;
   const size_t mark = target.find('?');
@@ -37,11 +38,11 @@ std::vector<std::string> HttpCall::Values(const char* name) const {
   return values;
 }
 
-std::string DecodeUrl(std::string_view text) {
+std::string DecodeUrl(std::string_view text, bool plus_is_space) {
   std::string decoded;
   for (size_t i = 0; i < text.size(); ++i) {
     const std::string_view digits = text.substr(i + 1, 2);
-    if (text[i] == '+') {
+    if (plus_is_space && text[i] == '+') {
       decoded.push_back(' ');
     } else if (text[i] == '%' && digits.size() == 2 && absl::ascii_isxdigit(digits[0]) &&
                absl::ascii_isxdigit(digits[1])) {
@@ -73,6 +74,7 @@ void HttpCall::SetSessionKey(const std::string& text) {
 
 HttpHeaders HttpCall::AnswerHeaders() {
   HttpHeaders headers = record_.AnswerHeaders();
+  headers.insert(headers.end(), headers_.begin(), headers_.end());
   // The session's key or the call's, for balancers to route by.
   const std::string& session = record_.summary().session_id;
   const size_t dot = session.find('.');

@@ -18,9 +18,9 @@ namespace ovq::server {
 // Held by whoever will answer it, so it lives until then.
 class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
  public:
-  // route: one of HttpRouteLabels.
+  // route: one of HttpRouteLabels. headers: of its answer, whatever that is.
   HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
-           std::shared_ptr<Exchange> exchange);
+           std::shared_ptr<Exchange> exchange, HttpHeaders headers);
 
   // --- CallContext ---
   std::string peer() const override { return exchange_->peer(); }
@@ -62,13 +62,14 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   ResponseStore& responses_;
   const std::shared_ptr<Exchange> exchange_;
   const char* const route_;
+  const HttpHeaders headers_;
   CallRecord record_;
   std::string_view path_, query_;
 };
 
 using HttpCallPtr = std::shared_ptr<HttpCall>;
 
-// Decodes %XX and +.
-std::string DecodeUrl(std::string_view text);
+// Decodes %XX and, as in queries, + to a space.
+std::string DecodeUrl(std::string_view text, bool plus_is_space = true);
 
 }  // namespace ovq::server

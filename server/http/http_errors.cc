@@ -7,14 +7,17 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "server/calls/convert.h"
 #include "server/engine/common/error_facts.h"
 
 namespace ovq::server {
 namespace {
 
-// Payload of a status: OpenAI's `code` for it.
+// Payloads of a status: OpenAI's `code` for it, and the methods of a path.
 constexpr const char* kCodeUrl = "ovq.http/code";
+constexpr const char* kAllowUrl = "ovq.http/allow";
+constexpr const char* kContentCoding = "header content-encoding";
 
 absl::Status WithCode(absl::Status status, const char* code) {
   if (code != nullptr) status.SetPayload(kCodeUrl, absl::Cord(code));
@@ -42,6 +45,14 @@ std::optional<std::string> OpenAiErrorCode(const absl::Status& status,
   return std::nullopt;
 }
 
+// Escapes the line ends beyond ASCII, which JSON has within texts only.
+std::string WithoutLineEnds(std::string json) {
+  // Most texts have no byte that one begins with.
+  if (json.find_first_of("\xc2\xe2") == std::string::npos) return json;
+  return absl::StrReplaceAll(
+      json, {{"\xc2\x85", "\\u0085"}, {"\xe2\x80\xa8", "\\u2028"}, {"\xe2\x80\xa9", "\\u2029"}});
+}
+
 }  // namespace
 
 int ToHttpStatus(const absl::Status& status) {
@@ -57,7 +68,7 @@ int ToHttpStatus(const absl::Status& status) {
   const std::string field = engine::GetErrorFacts(status).field;
   switch (status.code()) {
     case Code::kInvalidArgument:
-      return field == "header content-type" ? 415 : 400;
+      return field == "header content-type" || field == kContentCoding ? 415 : 400;
     case Code::kOutOfRange:
       return field == "body" ? 413 : 400;
     case Code::kFailedPrecondition:
@@ -96,7 +107,12 @@ std::string ErrorBody(const absl::Status& status) { return Dump(ErrorObject(stat
 
 void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
   if (absl::IsUnauthenticated(status)) headers.emplace_back("WWW-Authenticate", "Bearer");
-  const std::optional<absl::Duration> wait = engine::GetErrorFacts(status).retry_after;
+  if (const auto allow = status.GetPayload(kAllowUrl)) {
+    headers.emplace_back("Allow", std::string(*allow));
+  }
+  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
+  if (facts.field == kContentCoding) headers.emplace_back("Accept-Encoding", "identity");
+  const std::optional<absl::Duration> wait = facts.retry_after;
   if (!wait) return;
   const int64_t ms = absl::ToInt64Milliseconds(*wait);
   headers.emplace_back("Retry-After", absl::StrCat((ms + 999) / 1000));
@@ -104,14 +120,15 @@ void AddErrorHeaders(const absl::Status& status, HttpHeaders& headers) {
 }
 
 std::string Dump(const Json& json) {
-  return json.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+  return WithoutLineEnds(
+      json.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace));
 }
 
 std::string MessageJson(const google::protobuf::Message& message) {
   std::string json;
   (void)google::protobuf::util::MessageToJsonString(
       message, &json);  // fails only for Any messages of unknown types
-  return json;
+  return WithoutLineEnds(std::move(json));
 }
 
 absl::Status Unsupported(const std::string& field, const std::string& expected, const char* code) {
@@ -122,8 +139,9 @@ absl::Status Unsupported(const std::string& field, const std::string& expected, 
 }
 
 absl::Status MethodNotAllowed(const std::string& allowed) {
-  return engine::WithFacts(absl::UnimplementedError(absl::StrCat("method: expected ", allowed)),
-                           {.field = "method"});
+  absl::Status status = absl::UnimplementedError(absl::StrCat("method: expected ", allowed));
+  status.SetPayload(kAllowUrl, absl::Cord(allowed));
+  return engine::WithFacts(std::move(status), {.field = "method"});
 }
 
 absl::Status NotFound(const std::string& message, const std::string& field, const char* code) {

@@ -117,7 +117,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ovq::fuzz;
   constexpr int kMostRequests = 8;
   server::test::TestServer& server = WholeServer();
-  static server::HttpApi api(server.services(), /*loopback=*/true);
+  static server::HttpApi api(server.services(), {.check_host = true});
   Bytes bytes(data, size);
   const std::string session = SomeSession(server);
   std::string response = "resp_" + std::string(32, '0');

@@ -61,6 +61,16 @@ class Wire(HttpCase):
                         b"Transfer-Encoding: chunked\r\nTransfer-Encoding: gzip"):
             answer = self.raw(post + framing + b"\r\n\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\n\r\n")
             self.assertEqual((answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 400")), (1, 1), framing)
+        # A proxy that skips what follows a bad chunk would take it for the next request.
+        chunks = post + b"Transfer-Encoding: chunked\r\n\r\n"
+        for bad in (b"zz\r\n{}", b"2\r\n{}{}\r\n", b"-1\r\n{}", b"f" * 17 + b"\r\n{}",
+                    # sizes with extensions, and trailers, are bounded and end no server
+                    b"2;" + b"x" * 100000, b"2\r\n{}\r\n0\r\nX: " + b"x" * 100000 + b"\r\n\r\n"):
+            try:
+                self.assertTrue(self.raw(chunks + bad).startswith(b"HTTP/1.1 400"), bad[:40])
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the answer came while the body was still being sent
+            self.assertEqual(self.http.get("/version")[0], 200)
         huge = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
         self.assertIn(b" 413 ", self.raw(huge))
         chunked = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -82,6 +92,42 @@ class Wire(HttpCase):
         self.assertEqual(self.raw(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n"
                                   b"Connection: close\r\n\r\n").count(b"\r\n\r\n"), 1)
         self.assertIn(b"200 OK", self.raw(b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n"))
+        # Connections of HTTP/1.0 stay open for who asks for it, and line breaks between are skipped.
+        asked = b"GET /version HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+        got = self.raw(b"\r\n" + asked + b"\r\n\r\n" + asked + last)
+        self.assertEqual((got.count(b" 200 OK"), got.count(b"Connection: keep-alive\r\n")), (3, 2))
+        # The last word on the connection counts, whichever header it is in.
+        self.assertIn(b"Connection: close\r\n", self.raw(
+            b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\nConnection: close\r\n\r\n"))
+
+    def test_request_lines_and_hosts(self):
+        def status(line, *headers):
+            answer = self.raw("\r\n".join([line, *headers, "Connection: close", "", ""]).encode())
+            self.assertRegex(answer, rb"\r\nDate: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r\n")
+            return int(answer.split()[1])
+        # The authority of a target in absolute form replaces the host.
+        self.assertEqual(status("GET http://localhost/v1/models HTTP/1.1", "Host: evil.example"), 200)
+        self.assertEqual(status("GET HTTP://[::1]:80?x=/ HTTP/1.1", "Host: x"), 200)
+        self.assertEqual(status("GET http://evil.example/v1/models HTTP/1.1", "Host: localhost"), 403)
+        self.assertEqual(status("GET /v1/models HTTP/1.1"), 400)
+        self.assertEqual(status("GET /v1/models HTTP/1.1", "Host: localhost", "Host: localhost"), 400)
+        self.assertEqual(status("GET /v1/models HTTP/1.0"), 200)
+        self.assertEqual(status("OPTIONS * HTTP/1.1", "Host: localhost"), 204)
+        self.assertEqual(status("POST /tokenize HTTP/1.0", "Transfer-Encoding: chunked"), 400)
+        self.assertNotIn(b"Content-Length", self.raw(
+            b"OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+
+    def test_continue_is_said_to_who_waits(self):
+        head = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 15\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
+        body = b'{"prompt":"hi"}'
+        self.assertTrue(self.raw(head + body).startswith(b"HTTP/1.1 200"))
+        self.assertTrue(self.raw(head.replace(b"/1.1", b"/1.0") + body).startswith(b"HTTP/1.1 200"))
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as peer:
+            peer.sendall(head)
+            self.assertEqual(peer.recv(1000), b"HTTP/1.1 100 Continue\r\n\r\n")
+            peer.sendall(body)
+            self.assertTrue(peer.recv(1000).startswith(b"HTTP/1.1 200"))
 
     def test_who_goes_is_not_answered(self):
         body = json.dumps({"prompt": "x", "max_tokens": 4000000000, "stream": True,
@@ -170,6 +216,29 @@ class Limits(unittest.TestCase):
                                      "--http-listen", "0.0.0.0:0")
         self.assertEqual(code, 2)
         self.assertIn("--http-listen: expected a loopback address", stderr)
+
+    def test_hosts_and_origins(self):
+        path = path_of("pages.json")
+        write_tenants(path, {"alice": ALICE})
+        page = {"Origin": "https://chat.example"}
+        with serve("--http-allowed-hosts", "a.example", "--tenants", path,
+                   "--http-allowed-origins", "https://chat.example") as server:
+            client = self.client(http_port(server))
+            self.assertEqual([client.get("/v1/models", headers={"Host": host})[0]
+                              for host in ("a.example:1", "b.example")], [401, 403])
+            status, _, headers = client.get("/v1/models", headers=page)
+            self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (401, page["Origin"]))
+            # A preflight has no token.
+            status, _, headers = client.call("OPTIONS", "/v1/models", headers={
+                **page, "Access-Control-Request-Headers": "authorization"})
+            self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (204, "authorization"))
+        with serve("--http-allowed-origins", "*") as server:
+            self.assertIn("--http-allowed-origins=*: any page", server.stderr())
+            self.assertEqual(self.client(http_port(server)).get("/v1/models", headers=page)[0], 200)
+        code, _, stderr = run_to_end(http_case.binary, "--model", path_of("tiny"),
+                                     "--http-allowed-hosts", "http://a")
+        self.assertEqual(code, 2)
+        self.assertIn("--http-allowed-hosts: expected at most 256 names of hosts", stderr)
 
     def test_limits_of_a_tenant(self):
         path = path_of("limited.json")

@@ -102,6 +102,8 @@ TEST(Options, EveryFlag) {
                            "--listen=[::]:0",
                            "--http-listen=127.0.0.1:0",
                            "--http-max-connections=9",
+                           "--http-allowed-hosts=a.example,*.b",
+                           "--http-allowed-origins=https://c.example",
                            "--metrics-address=",
                            "--device=cuda",
                            "--threads=3",
@@ -151,6 +153,8 @@ TEST(Options, EveryFlag) {
                            "--trace-collector-ca=a"});
   ASSERT_TRUE(line.ok()) << line.status();
   const Options& options = line->options;
+  EXPECT_THAT(options.browsers.hosts, testing::ElementsAre("a.example", "*.b"));
+  EXPECT_THAT(options.browsers.origins, testing::ElementsAre("https://c.example"));
   EXPECT_THAT(options.served_model_names, testing::ElementsAre("a", "b"));
   EXPECT_EQ(options.chat_template, "j");
   EXPECT_EQ(options.listen.address, "[::]:0");

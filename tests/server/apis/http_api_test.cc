@@ -1,11 +1,18 @@
 // The HTTP API without sockets: requests through its routes to an engine on a fake model.
 #include "server/apis/http_api.h"
 
+// asio.hpp of Boost 1.74 uses std::exchange without its header.
+// clang-format off
+#include <utility>
+#include <boost/asio.hpp>
+// clang-format on
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/text.h"
 #include "server/engine/common/session.h"
+#include "server/http/http_errors.h"
 #include "server/http/json.h"
 #include "tests/server/http/fake_exchange.h"
 #include "tests/server/server_test_util.h"
@@ -23,8 +30,9 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 
 class HttpApiTest : public testing::Test {
  protected:
-  explicit HttpApiTest(TestServerOptions options = {.model = {.chat_template = kPlainTemplate}})
-      : server_(std::move(options)), api_(server_.services(), /*loopback=*/true) {}
+  explicit HttpApiTest(TestServerOptions options = {.model = {.chat_template = kPlainTemplate}},
+                       BrowserRules rules = {.check_host = true})
+      : server_(std::move(options)), api_(server_.services(), std::move(rules)) {}
 
   std::shared_ptr<FakeExchange> Send(std::string method, std::string target, std::string body = {},
                                      HttpHeaders headers = {}) {
@@ -44,6 +52,12 @@ class HttpApiTest : public testing::Test {
     const HttpReply reply = Call("POST", target, body.dump());
     EXPECT_EQ(reply.status, status) << reply.body;
     return Json::parse(reply.body);
+  }
+  // Stops the model before its next step, whose number it gives, until its gate is opened.
+  int64_t HoldNextStep() {
+    const int64_t held = server_.model().gate().steps() + 1;
+    server_.model().gate().CloseAt(held);
+    return held;
   }
   // The value of `{"error": ...}` in the reply.
   Json Error(const HttpReply& reply, int status) {
@@ -243,8 +257,7 @@ TEST_F(HttpApiTest, TheModelHasSeveralNames) {
     EXPECT_EQ(Json::parse(Call("GET", path).body), list[1]) << path;
   }
   EXPECT_EQ(Json::parse(Call("GET", "/v1/models/fake").body), list[0]);
-  for (const char* path :
-       {"/v1/models/", "/v1/models/org", "/v1/models/org/fake/", "/v1/models/org/fake/x"}) {
+  for (const char* path : {"/v1/models/org", "/v1/models/org/fake/x"}) {
     EXPECT_EQ(Error(Call("GET", path), 404)["code"], "model_not_found") << path;
   }
   for (const char* name : {"fake", "org/fake"}) {
@@ -275,23 +288,232 @@ TEST_F(HttpApiTest, BodiesThatAreNone) {
 }
 
 TEST_F(HttpApiTest, WhoMayAskWithoutATokenIsOnThisMachine) {
-  for (const char* host : {"localhost:80", "127.0.0.1:8080", "[::1]:1", "127.1.2.3"}) {
+  for (const char* host : {"localhost:80", "127.0.0.1:8080", "[::1]:1", "127.1.2.3", "LocalHost",
+                           "a.localhost:1", "localhost.", "0.0.0.0:8080"}) {
     auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
     exchange->request().headers = {{"host", host}};
     api_.Handle(exchange);
     ASSERT_TRUE(exchange->Read(kPatience));
     EXPECT_EQ(exchange->reply().status, 200) << host;
   }
-  for (const char* host : {"evil.example", "localhost.evil.example", "10.0.0.1:80", ""}) {
+  for (const char* host :
+       {"evil.example", "localhost.evil.example", "10.0.0.1:80", "127.evil.example", "notlocalhost",
+        "0.0.0.0.evil.example", "[::1", "[127.0.0.1]", "::1", ""}) {
     auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
     exchange->request().headers = {{"host", host}};
     api_.Handle(exchange);
     ASSERT_TRUE(exchange->Read(kPatience));
-    EXPECT_EQ(exchange->reply().status, 403) << host;
+    EXPECT_THAT(Error(exchange->reply(), 403)["message"],
+                testing::AllOf(HasSubstr("--http-allowed-hosts"), HasSubstr(Quoted(host))));
   }
   EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "http://localhost"}}).status, 200);
   EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "http://evil.example"}}).status, 403);
   EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "null"}}).status, 403);
+}
+
+std::string Header(const HttpReply& reply, const std::string& name) {
+  std::string value;
+  for (const auto& [key, text] : reply.headers) {
+    if (key == name) value += text;
+  }
+  return value;
+}
+
+class OpenToPages : public HttpApiTest {
+ protected:
+  OpenToPages()
+      : HttpApiTest({.model = {.chat_template = kPlainTemplate}},
+                    {.check_host = true,
+                     .hosts = *ParseAllowedHosts("Docker.Internal:1, .b.example,*.c.example"),
+                     .origins = *ParseAllowedOrigins("https://Chat.example:443/,app://x")}) {}
+};
+
+TEST_F(OpenToPages, HostsAreThoseNamed) {
+  for (const auto& [host, status] :
+       std::initializer_list<std::pair<const char*, int>>{{"docker.internal:8080", 200},
+                                                          {"DOCKER.INTERNAL", 200},
+                                                          {"b.example", 200},
+                                                          {"a.b.example", 200},
+                                                          {"a.c.example", 200},
+                                                          {"localhost", 200},
+                                                          {"c.example", 403},
+                                                          {"ab.example", 403},
+                                                          {"a.docker.internal", 403}}) {
+    auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
+    exchange->request().headers = {{"host", host}};
+    api_.Handle(exchange);
+    ASSERT_TRUE(exchange->Read(kPatience));
+    EXPECT_EQ(exchange->reply().status, status) << host;
+  }
+}
+
+TEST_F(OpenToPages, PagesOfAllowedOriginsReadEveryAnswer) {
+  const HttpHeaders page = {{"origin", "https://chat.example"}};
+  const char* const allow_origin = "Access-Control-Allow-Origin";
+  const HttpReply stream =
+      Call("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1, "stream": true})", page);
+  EXPECT_EQ(stream.status, 200);
+  for (const HttpReply& reply :
+       {stream, Call("GET", "/v1/models", "", page), Call("GET", "/nothing", "", page),
+        Call("GET", "/health", "", page), Call("POST", "/v1/completions", "{", page)}) {
+    EXPECT_EQ(Header(reply, allow_origin), "https://chat.example") << reply.body;
+    EXPECT_EQ(Header(reply, "Access-Control-Expose-Headers"), "*");
+    EXPECT_EQ(Header(reply, "Vary"), "Origin");
+  }
+  EXPECT_EQ(Call("GET", "/v1/models", "", {{"origin", "app://x"}}).status, 200);
+  const HttpReply foreign = Call("GET", "/v1/models", "", {{"origin", "https://evil.example"}});
+  EXPECT_THAT(Error(foreign, 403)["message"],
+              testing::AllOf(HasSubstr("--http-allowed-origins"), HasSubstr("evil.example")));
+  EXPECT_EQ(Header(foreign, allow_origin), "");
+  EXPECT_EQ(Header(foreign, "Vary"), "Origin");
+}
+
+TEST_F(OpenToPages, PreflightsAreAnswered) {
+  const HttpReply reply =
+      Call("OPTIONS", "/v1/responses/resp_1", "",
+           {{"origin", "https://chat.example"},
+            {"access-control-request-method", "DELETE"},
+            {"access-control-request-headers", "authorization,x-stainless-lang"},
+            {"access-control-request-private-network", "true"}});
+  EXPECT_EQ(reply.status, 204);
+  EXPECT_EQ(reply.content_type + reply.body, "");
+  EXPECT_EQ(Header(reply, "Access-Control-Allow-Origin"), "https://chat.example");
+  EXPECT_EQ(Header(reply, "Access-Control-Allow-Methods"), "DELETE, GET, HEAD, OPTIONS");
+  EXPECT_EQ(Header(reply, "Access-Control-Allow-Headers"), "authorization,x-stainless-lang");
+  EXPECT_EQ(Header(reply, "Access-Control-Allow-Private-Network"), "true");
+  EXPECT_NE(Header(reply, "Access-Control-Max-Age"), "");
+  EXPECT_EQ(Call("OPTIONS", "/v1/models", "", {{"origin", "https://evil.example"}}).status, 403);
+}
+
+TEST(BrowserRules, FlagsSayWhichEntryIsBad) {
+  EXPECT_THAT(*ParseAllowedHosts(""), ElementsAre());
+  EXPECT_THAT(*ParseAllowedHosts("[FE80::1]:80,*"), ElementsAre("[fe80::1]", "*"));
+  EXPECT_THAT(*ParseAllowedOrigins("*,HTTP://A:80"), ElementsAre("*", "http://a"));
+  for (const char* bad : {"a,,b", "http://a", "a b", "a*", "*.*"}) {
+    EXPECT_FALSE(ParseAllowedHosts(bad).ok()) << bad;
+  }
+  for (const char* bad : {"a.example", "null", "http://", "http://a/b", "https://*.a.example"}) {
+    EXPECT_THAT(std::string(ParseAllowedOrigins(bad).status().message()), HasSubstr(bad));
+  }
+}
+
+TEST_F(HttpApiTest, MethodsOfAPathAreNamed) {
+  EXPECT_EQ(Header(Call("PUT", "/v1/responses/resp_1"), "Allow"), "DELETE, GET, HEAD, OPTIONS");
+  EXPECT_EQ(Header(Call("GET", "/v1/completions"), "Allow"), "OPTIONS, POST");
+  EXPECT_EQ(Header(Call("POST", "/health"), "Allow"), "GET, HEAD, OPTIONS");
+  const HttpReply options = Call("OPTIONS", "/v1/models", "", {{"origin", "http://localhost"}});
+  EXPECT_EQ(options.status, 204);
+  EXPECT_EQ(Header(options, "Allow"), "GET, HEAD, OPTIONS");
+  EXPECT_EQ(Header(options, "Access-Control-Allow-Methods"), "");
+  EXPECT_EQ(Header(Call("OPTIONS", "*"), "Allow"), "DELETE, GET, HEAD, OPTIONS, POST");
+  EXPECT_EQ(Call("OPTIONS", "/nothing").status, 404);
+}
+
+TEST_F(HttpApiTest, SlashesAreCountedOnce) {
+  EXPECT_EQ(Call("GET", "//v1//models/").status, 200);
+  EXPECT_EQ(Call("GET", "//health/?x=//").status, 200);
+  EXPECT_EQ(Call("GET", "//").status, 200);  // the console
+  EXPECT_THAT(Error(Call("GET", "/chat//completions"), 404)["message"],
+              HasSubstr("'/chat/completions'"));
+}
+
+TEST_F(HttpApiTest, OnlyPlainJsonIsABody) {
+  const auto send = [this](const std::string& type, const std::string& coding) {
+    auto exchange = std::make_shared<FakeExchange>("POST", "/tokenize", R"({"prompt": "x"})");
+    exchange->request().headers = {
+        {"host", "localhost"}, {"content-type", type}, {"content-encoding", coding}};
+    api_.Handle(exchange);
+    EXPECT_TRUE(exchange->Read(kPatience));
+    return exchange->reply();
+  };
+  EXPECT_EQ(send("Application/JSON ; charset=utf-8", "identity").status, 200);
+  EXPECT_EQ(send("application/jsonx", "identity").status, 415);
+  const HttpReply packed = send("application/json", "gzip");
+  EXPECT_THAT(Error(packed, 415)["message"], HasSubstr("content-encoding"));
+  EXPECT_EQ(Header(packed, "Accept-Encoding"), "identity");
+}
+
+TEST_F(HttpApiTest, SyntaxErrorsSayWhereAndNotMuchMore) {
+  for (const char* path : {"/v1/completions", "/ovq/v1/sessions"}) {
+    const std::string message =
+        Error(Call("POST", path, "{\n \"a\": " + std::string(500, 'q') + "}"), 400)["message"];
+    EXPECT_THAT(message, HasSubstr("line 2, column 7")) << path;
+    EXPECT_THAT(message, HasSubstr("invalid literal"));
+    EXPECT_LT(message.size(), 150);
+  }
+}
+
+TEST_F(HttpApiTest, LineEndsBeyondAsciiAreEscaped) {
+  const std::string ends = "\xc2\x85\xe2\x80\xa8\xe2\x80\xa9";
+  const HttpReply reply = Call("POST", "/detokenize", R"({"tokens": [194, 133, 226, 128, 168]})");
+  EXPECT_THAT(reply.body, HasSubstr(R"(\u0085\u2028)"));
+  EXPECT_EQ(Json::parse(Dump(ends)), ends);
+  v1::Session message;
+  message.set_session_id(ends);
+  for (const std::string& text : {Dump({{ends, ends}}), MessageJson(message)}) {
+    for (const char* end : {"\xc2\x85", "\xe2\x80\xa8", "\xe2\x80\xa9"}) {
+      EXPECT_EQ(text.find(end), std::string::npos) << text;
+    }
+  }
+}
+
+TEST_F(HttpApiTest, ALongSilenceOfAStreamIsFilled) {
+  const int64_t held = HoldNextStep();
+  const std::string body = R"({"prompt": "hello", "max_tokens": 3, "stream": true})";
+  const auto has_comment = [](const std::string& text) { return text == ":\n\n"; };
+  const auto streamed = Send("POST", "/v1/completions", body);
+  server_.model().gate().AwaitEntered(held);
+  EXPECT_FALSE(streamed->Read(absl::Milliseconds(50))) << "no head before there is an event";
+  streamed->Quiet();
+  ASSERT_TRUE(streamed->Read(kPatience, has_comment));
+  streamed->Quiet();
+  ASSERT_TRUE(
+      streamed->Read(kPatience, [](const std::string& text) { return text == ":\n\n:\n\n"; }));
+  const auto whole = Send("POST", "/v1/completions", R"({"prompt": "hello", "max_tokens": 3})");
+  whole->Quiet();
+  server_.model().gate().Open();
+  ASSERT_TRUE(streamed->Read(kPatience));
+  EXPECT_THAT(streamed->reply().body, testing::StartsWith(":\n\n:\n\ndata: {"));
+  EXPECT_THAT(streamed->reply().body, testing::EndsWith("data: [DONE]\n\n"));
+  ASSERT_TRUE(whole->Read(kPatience));
+  EXPECT_EQ(Json::parse(whole->reply().body)["usage"]["completion_tokens"], 3);
+}
+
+TEST_F(HttpApiTest, AnErrorBehindACommentIsAnEvent) {
+  const int64_t held = HoldNextStep();
+  const auto exchange =
+      Send("POST", "/v1/completions", R"({"prompt": "hello", "max_tokens": 3, "stream": true})");
+  server_.model().gate().AwaitEntered(held);
+  exchange->Quiet();
+  ASSERT_TRUE(exchange->Read(kPatience, [](const std::string& text) { return !text.empty(); }));
+  exchange->Leave();
+  server_.model().gate().Open();
+  ASSERT_TRUE(exchange->Read(kPatience));
+  EXPECT_EQ(exchange->reply().status, 200);
+  EXPECT_THAT(exchange->reply().body, testing::StartsWith(":\n\n"));
+  EXPECT_THAT(exchange->reply().body, HasSubstr("\"status\":\"CANCELLED\""));
+}
+
+TEST_F(HttpApiTest, AConnectionThatIsSilentHasComments) {
+  HoldNextStep();
+  ASSERT_TRUE(api_.Listen({.address = "127.0.0.1:0", .quiet_time = absl::Milliseconds(20)}).ok());
+  boost::asio::io_context io;
+  boost::asio::ip::tcp::socket socket(io);
+  socket.connect(
+      {boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(api_.server().port())});
+  const std::string body = R"({"prompt": "hello", "max_tokens": 3, "stream": true})";
+  const std::string request = absl::StrCat(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n",
+      "Content-Length: ", body.size(), "\r\nConnection: close\r\n\r\n", body);
+  boost::asio::write(socket, boost::asio::buffer(request));
+  std::string got;
+  boost::asio::read_until(socket, boost::asio::dynamic_buffer(got),
+                          "\r\n\r\n3\r\n:\n\n\r\n3\r\n:\n\n\r\n");
+  EXPECT_THAT(got, testing::StartsWith("HTTP/1.1 200 OK\r\n"));
+  server_.model().gate().Open();
+  boost::system::error_code end;
+  boost::asio::read(socket, boost::asio::dynamic_buffer(got), end);
+  EXPECT_THAT(got, testing::EndsWith("data: [DONE]\n\n\r\n0\r\n\r\n"));
 }
 
 TEST_F(HttpApiTest, WhoGoesIsCancelled) {
@@ -344,14 +566,6 @@ TEST_F(HttpApiTest, AStoredResponseGoesOnWithoutItsPrompt) {
             "previous_response_not_found");
   Post("/v1/responses",
        {{"input", "x"}, {"previous_response_id", second["id"]}, {"max_output_tokens", 1}});
-}
-
-// The value of a header of the reply; "" without it.
-std::string Header(const HttpReply& reply, std::string_view name) {
-  for (const auto& [key, value] : reply.headers) {
-    if (key == name) return value;
-  }
-  return "";
 }
 
 TEST_F(HttpApiTest, AnAgentsNextTurnIsReadFromTheCache) {

@@ -73,7 +73,7 @@ class ScriptedServer {
                        for (const int32_t token : tokens) model.Script(position++, token);
                        model.Script(position, engine::test::kEos);
                      }}),
-        api_(server_.services(), /*loopback=*/true) {}
+        api_(server_.services(), {.check_host = true}) {}
 
   HttpReply Post(const std::string& target, const Json& body) {
     auto exchange = std::make_shared<FakeExchange>("POST", target, body.dump());

@@ -100,7 +100,7 @@ TEST_F(QuickLaneTest, AdminCallsAnswerWhileADeletionWaits) {
 }
 
 TEST_F(QuickLaneTest, HttpCallsAnswerWhileSessionsElsewhereAreAskedFor) {
-  HttpApi api(server_->services(), /*loopback=*/true);
+  HttpApi api(server_->services(), {.check_host = true});
   const auto send = [&api](const std::string& path, const std::string& peer) {
     auto exchange = std::make_shared<FakeExchange>("GET", path, "", HttpHeaders(), peer);
     api.Handle(exchange);

@@ -49,6 +49,7 @@ class FakeExchange final : public Exchange {
     cv_.notify_all();
   }
 
+  void Quiet() { CallOnQuiet(); }  // as when nothing was sent for a while
   // The client goes away and reads no more.
   void Leave() { SetGone(); }
   // Reads until the end of the answer, or until `enough` accepts the body so far. False: neither
