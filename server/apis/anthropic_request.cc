@@ -115,6 +115,7 @@ void ReadTools(BodyFields& fields, v1::Conversation& to) {
     if (schema != nullptr && !schema->is_object()) {
       inner.Expected("input_schema", "a JSON schema", *schema);
     }
+    RefuseLaterTools(inner);
     for (const char* hint :
          {"cache_control", "strict", "input_examples", "eager_input_streaming"}) {
       inner.Skip(hint);
@@ -163,6 +164,21 @@ std::string ReadThinking(BodyFields& fields) {
   return type == "disabled" ? "none" : "";
 }
 
+// Reads `output_config`: its effort, as of /v1/responses.
+std::string ReadEffort(BodyFields& fields) {
+  const Json* const config = fields.Any("output_config");
+  if (config == nullptr || IsDefault(*config)) return "";
+  if (!config->is_object()) {
+    fields.Expected("output_config", "an object", *config);
+    return "";
+  }
+  BodyFields inner(*config, "output_config.");
+  const std::string effort = inner.Text("effort").value_or("");
+  inner.Refuse("format");
+  fields.Fail(inner.Finish());
+  return effort;
+}
+
 void ReadLength(BodyFields& fields, v1::GenerateRequest& to) {
   const std::optional<uint32_t> tokens = fields.Count("max_tokens");
   if (!tokens) return fields.Fail(engine::BadField("max_tokens", "a number of tokens", "none"));
@@ -189,14 +205,18 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
   ReadHistory(fields, conversation);
   ReadTools(fields, conversation);
   ReadToolChoice(fields, message);
-  ReadTemplateArgs(fields, ReadThinking(fields), conversation);
+  const std::string effort = ReadEffort(fields), thinking = ReadThinking(fields);
+  ReadTemplateArgs(fields, thinking.empty() ? effort : thinking, conversation);
   if (!counts) {
     ReadLength(fields, message);
     request.stream = fields.Bool("stream").value_or(false);
   }
-  for (const char* name :
-       {"context_management", "container", "mcp_servers", "output_config", "output_format"}) {
+  for (const char* name : {"context_management", "container", "mcp_servers", "output_format"}) {
     fields.Refuse(name);
+  }
+  if (const Json* const thread = fields.Any("thread"); thread != nullptr && !IsDefault(*thread)) {
+    // Clients then send the whole conversation.
+    fields.Fail(Unsupported("thread", "none", "thread_unsupported_request"));
   }
   for (const char* hint : {"cache_control", "inference_geo", "speed"}) fields.Skip(hint);
   SkipHints(fields);

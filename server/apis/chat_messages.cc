@@ -56,6 +56,7 @@ void ReadCalls(BodyFields& fields, v1::ChatMessage& to) {
     entry.set_id(call.Text("id").value_or(""));
     call.Refuse("type", "\"function\"", {"function"});
     for (const char* name : {"function", "index"}) call.Skip(name);
+    inner.Skip("parsed_arguments");
     entry.set_name(inner.Text("name").value_or(""));
     entry.set_arguments_json(inner.Text("arguments").value_or("{}"));
     fields.Fail(inner.Finish());
@@ -78,8 +79,10 @@ void ReadMessage(BodyFields& fields, const std::string& path, const Json& from,
     if (const auto reasoning = inner.Text(name)) message.set_reasoning(*reasoning);
   }
   ReadCalls(inner, message);
-  // Fields of answers, which clients send back, and times that they note.
-  for (const char* name : {"annotations", "refusal", "id", "status", "timestamp"}) inner.Skip(name);
+  // Fields of answers and of what clients make of them, which they send back.
+  for (const char* name : {"annotations", "refusal", "id", "status", "timestamp", "parsed"}) {
+    inner.Skip(name);
+  }
   inner.Refuse("type", "\"message\"", {"message"});
   for (const char* name : {"function_call", "audio"}) inner.Refuse(name);
   fields.Fail(inner.Finish());
@@ -94,6 +97,15 @@ void ReadMessages(BodyFields& fields, const char* name, const Json& list, v1::Co
   }
 }
 
+std::string JoinedName(const std::string& space, const std::string& name) {
+  return space.empty() ? name : absl::StrCat(space, "__", name);
+}
+
+void RefuseLaterTools(BodyFields& tool) {
+  tool.Refuse("defer_loading", "false", {false});
+  tool.Refuse("allowed_callers", "[\"direct\"]", {Json::array({"direct"})});
+}
+
 Json ToolJson(const std::string& name, const Json* description, const Json* parameters) {
   Json function = {{"name", name}};
   if (description != nullptr) function["description"] = *description;
@@ -103,8 +115,10 @@ Json ToolJson(const std::string& name, const Json* description, const Json* para
 
 namespace {
 
-// Reads one tool. `strict` asks for arguments that follow the schema; it is no promise here.
-Json ReadTool(BodyFields& fields, const std::string& path, const Json& from, bool flat) {
+// Reads one tool of a namespace, or of none (""). `strict` asks for arguments that follow the
+// schema; it is no promise here.
+Json ReadTool(BodyFields& fields, const std::string& path, const Json& from, bool flat,
+              const std::string& space) {
   if (!from.is_object()) {
     fields.Expected(path, "an object with type and function", from);
     return {};
@@ -113,12 +127,15 @@ Json ReadTool(BodyFields& fields, const std::string& path, const Json& from, boo
   const std::string type = outer.Text("type").value_or("function");
   const Json* const function = flat ? &from : outer.Any("function");
   if (type != "function" || function == nullptr || !function->is_object()) {
-    fields.Fail(Unsupported(fields.Path(path), "a tool of type function"));
+    fields.Fail(Unsupported(fields.Path(path),
+                            absl::StrCat("a tool of type function", flat ? " or namespace" : "",
+                                         ", got ", IsName(type) ? type : "another")));
     return {};
   }
   BodyFields inner(*function, absl::StrCat(fields.Path(path), flat ? "." : ".function."));
   const std::string name = inner.Text("name").value_or("");
   if (name.empty()) fields.Fail(engine::BadField(inner.Path("name"), "a tool's name", "none"));
+  RefuseLaterTools(inner);
   const Json* const parameters = inner.Any("parameters");
   if (parameters != nullptr && !parameters->is_object()) {
     inner.Expected("parameters", "a JSON schema", *parameters);
@@ -128,7 +145,32 @@ Json ReadTool(BodyFields& fields, const std::string& path, const Json& from, boo
   if (flat) inner.Skip("type");
   fields.Fail(inner.Finish());
   if (!flat) fields.Fail(outer.Finish());
-  return ToolJson(name, inner.Any("description"), parameters);
+  return ToolJson(JoinedName(space, name), inner.Any("description"), parameters);
+}
+
+// Reads a list of tools, or those of a namespace: {"type": "namespace", "name", "description",
+// "tools"}, of which functions have the joined name.
+void ReadToolList(BodyFields& fields, const std::string& path, const Json& from, bool flat,
+                  const std::string& space, Json& to) {
+  if (!from.is_array()) return fields.Expected(path, "a list of tools", from);
+  for (size_t i = 0; i < from.size() && fields.ok(); ++i) {
+    const std::string name = absl::StrCat(path, "[", i, "]");
+    const Json& tool = from[i];
+    const bool has_tools =
+        flat && space.empty() && tool.is_object() && tool.value("type", Json()) == "namespace";
+    if (!has_tools) {
+      to.push_back(ReadTool(fields, name, tool, flat, space));
+      continue;
+    }
+    BodyFields inner(tool, absl::StrCat(fields.Path(name), "."));
+    for (const char* said : {"type", "description"}) inner.Skip(said);
+    const std::string own = inner.Text("name").value_or("");
+    if (own.empty()) fields.Fail(engine::BadField(inner.Path("name"), "a name", "none"));
+    const Json* const tools = inner.Any("tools");
+    ReadToolList(fields, absl::StrCat(name, ".tools"), tools != nullptr ? *tools : Json::array(),
+                 flat, own, to);
+    fields.Fail(inner.Finish());
+  }
 }
 
 void ReadToolChoice(BodyFields& fields, bool flat, v1::Conversation& to) {
@@ -153,11 +195,8 @@ void ReadTools(BodyFields& fields, bool flat, v1::GenerateRequest& to) {
   v1::Conversation& conversation = *to.mutable_prompt()->mutable_conversation();
   const Json* const tools = fields.Any("tools");
   if (tools != nullptr && !IsDefault(*tools)) {
-    if (!tools->is_array()) return fields.Expected("tools", "a list of tools", *tools);
     Json list = Json::array();
-    for (size_t i = 0; i < tools->size() && fields.ok(); ++i) {
-      list.push_back(ReadTool(fields, absl::StrCat("tools[", i, "]"), (*tools)[i], flat));
-    }
+    ReadToolList(fields, "tools", *tools, flat, /*space=*/"", list);
     conversation.set_tools_json(Dump(list));
   }
   ReadToolChoice(fields, flat, conversation);

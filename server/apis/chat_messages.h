@@ -15,6 +15,11 @@ std::string ReadContent(BodyFields& fields, const std::string& name, const Json&
 // Appends a message that has a text alone, and returns it.
 v1::ChatMessage& AddMessage(const char* role, const std::string& content, v1::Conversation& to);
 
+// The name of a namespace's function as the model reads and writes it.
+std::string JoinedName(const std::string& space, const std::string& name);
+// Refuses fields of a tool that would keep it from the model until it is searched for, or let other
+// programs call it.
+void RefuseLaterTools(BodyFields& tool);
 // A tool as templates expect it: {"type": "function", "function": {"name", "description",
 // "parameters"}}.
 Json ToolJson(const std::string& name, const Json* description, const Json* parameters);

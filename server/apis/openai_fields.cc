@@ -37,8 +37,9 @@ void ReadFormat(BodyFields& fields) {
 }
 
 void SkipHints(BodyFields& fields) {
-  for (const char* name : {"user", "metadata", "service_tier", "safety_identifier",
-                           "prompt_cache_retention", "request_id", "client_metadata"}) {
+  for (const char* name :
+       {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
+        "prompt_cache_options", "request_id", "client_metadata"}) {
     fields.Skip(name);
   }
 }

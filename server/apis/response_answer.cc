@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/apis/chat_answer.h"
+#include "server/apis/chat_messages.h"
 #include "server/apis/openai_answer.h"
 #include "server/http/http_errors.h"
 
@@ -13,6 +14,8 @@ ResponseAnswer::ResponseAnswer(const ResponseRequest& request, const std::string
     : streams_(request.stream),
       tokenizer_(tokenizer),
       session_id_(id.substr(id.find('_') + 1)),
+      reasoning_list_(request.summarizes ? "summary" : "content"),
+      carries_reasoning_(request.carries_reasoning),
       head_({{"id", id},
              {"object", "response"},
              {"created_at", created},
@@ -88,13 +91,12 @@ void ResponseAnswer::AddPart(const answers::AnswerPart& part, std::string& out) 
       for (const Json& entry : logprobs) Part()["logprobs"].push_back(entry);
       event["logprobs"] = std::move(logprobs);
     }
-    return AppendOfPart(text ? "response.output_text.delta" : "response.reasoning_text.delta",
-                        std::move(event), out);
+    return AppendOfPart("text.delta", std::move(event), out);
   }
   if (part.kind == Kind::kCall) {
     EndItem(out);
     BeginItem("function_call", out);
-    output_.back()["name"] = part.text;
+    SetFunction(part.text);
     AppendOfItem("response.output_item.added", {{"item", output_.back()}}, out);
   } else if (part.kind == Kind::kArguments) {
     output_.back()["arguments"].get_ref<std::string&>() += part.text;
@@ -118,7 +120,8 @@ void ResponseAnswer::BeginItem(const char* type, std::string& out) {
                        {"arguments", ""}});
     return;
   }
-  Json part = {{"type", "reasoning_text"}, {"text", ""}};
+  const bool summary = open_ == "reasoning" && reasoning_list_ == std::string_view("summary");
+  Json part = {{"type", summary ? "summary_text" : "reasoning_text"}, {"text", ""}};
   if (open_ == "message") {
     part = {{"type", "output_text"},
             {"text", ""},
@@ -128,11 +131,26 @@ void ResponseAnswer::BeginItem(const char* type, std::string& out) {
   } else {
     output_.push_back({{"id", id("rs_")}, {"type", type}, {"summary", Json::array()}});
   }
-  output_.back()["status"] = "in_progress";
-  output_.back()["content"] = Json::array();
-  AppendOfItem("response.output_item.added", {{"item", output_.back()}}, out);
-  AppendOfPart("response.content_part.added", {{"part", part}}, out);
-  output_.back()["content"].push_back(std::move(part));
+  Json& item = output_.back();
+  item["status"] = "in_progress";
+  if (!summary) item["content"] = Json::array();
+  AppendOfItem("response.output_item.added", {{"item", item}}, out);
+  AppendOfPart("part.added", {{"part", part}}, out);
+  item[summary ? "summary" : "content"].push_back(std::move(part));
+}
+
+void ResponseAnswer::SetFunction(const std::string& name) {
+  Json& item = output_.back();
+  item["name"] = name;
+  for (const Json& space : head_["tools"]) {
+    if (!space.is_object() || space.value("type", Json()) != "namespace") continue;
+    for (const Json& tool : space.value("tools", Json::array())) {
+      const std::string& own = tool["name"].get_ref<const std::string&>();
+      if (JoinedName(space["name"].get<std::string>(), own) != name) continue;
+      item["name"] = own;
+      item["namespace"] = space["name"];
+    }
+  }
 }
 
 void ResponseAnswer::EndItem(std::string& out) {
@@ -143,12 +161,15 @@ void ResponseAnswer::EndItem(std::string& out) {
     AppendOfItem("response.function_call_arguments.done",
                  {{"name", item["name"]}, {"arguments", item["arguments"]}}, out);
   } else {
-    const bool text = open_ == "message";
-    Json done = {{"text", Part()["text"]}};
-    if (text) done["logprobs"] = Part()["logprobs"];
-    AppendOfPart(text ? "response.output_text.done" : "response.reasoning_text.done",
-                 std::move(done), out);
-    AppendOfPart("response.content_part.done", {{"part", Part()}}, out);
+    const Json part = Part();
+    Json done = {{"text", part["text"]}};
+    if (part.contains("logprobs")) done["logprobs"] = part["logprobs"];
+    AppendOfPart("text.done", std::move(done), out);
+    AppendOfPart("part.done", {{"part", part}}, out);
+    if (open_ == "reasoning" && carries_reasoning_) {
+      item["encrypted_content"] =
+          absl::StrCat(std::string(kCarriedReasoning), part["text"].get_ref<const std::string&>());
+    }
   }
   AppendOfItem("response.output_item.done", {{"item", item}}, out);
   open_.clear();
@@ -168,9 +189,16 @@ void ResponseAnswer::AppendOfItem(const char* type, Json event, std::string& out
   Append(type, std::move(event), out);
 }
 
-void ResponseAnswer::AppendOfPart(const char* type, Json event, std::string& out) {
-  event["content_index"] = 0;
-  AppendOfItem(type, std::move(event), out);
+void ResponseAnswer::AppendOfPart(const std::string& what, Json event, std::string& out) {
+  const bool reasons = open_ == "reasoning";
+  const bool summary = reasons && reasoning_list_ == std::string_view("summary");
+  const bool text = what.starts_with("text");
+  const char* const prefix = summary   ? "reasoning_summary_"
+                             : !text   ? "content_"
+                             : reasons ? "reasoning_"
+                                       : "output_";
+  event[summary ? "summary_index" : "content_index"] = 0;
+  AppendOfItem(absl::StrCat("response.", prefix, what).c_str(), std::move(event), out);
 }
 
 }  // namespace ovq::server

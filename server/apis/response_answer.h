@@ -25,19 +25,23 @@ class ResponseAnswer final : public AnswerWriter {
 
  private:
   void AddPart(const answers::AnswerPart& part, std::string& out);
+  // Names the function of the item that has begun, as its tool is named in the request.
+  void SetFunction(const std::string& name);
   // Begins an item of this type, "message", "reasoning" or "function_call".
   void BeginItem(const char* type, std::string& out);
   void EndItem(std::string& out);  // if one is open
   void Append(const char* type, Json event, std::string& out);
-  // Appends an event about the open item, or about its part.
+  // Appends an event about the open item, or what ("text.delta", "part.added") happens to its part.
   void AppendOfItem(const char* type, Json event, std::string& out);
-  void AppendOfPart(const char* type, Json event, std::string& out);
-  Json& Part() { return output_.back()["content"][0]; }
+  void AppendOfPart(const std::string& what, Json event, std::string& out);
+  Json& Part() { return output_.back()[open_ == "reasoning" ? reasoning_list_ : "content"][0]; }
 
   const bool streams_;
   const model::Tokenizer* const tokenizer_;
-  const std::string session_id_;  // in the ids of items
-  Json head_;                     // the fields that do not change
+  const std::string session_id_;      // in the ids of items
+  const char* const reasoning_list_;  // of an item: "content" or "summary"
+  const bool carries_reasoning_;
+  Json head_;  // the fields that do not change
   Json output_ = Json::array();
   Json logprobs_ = Json::array();  // of tokens whose text is still held back
   std::string open_;               // the type of the item that is still written; empty: none

@@ -29,7 +29,7 @@ class ItemReader {
     const Json given = item.value("type", Json());
     const std::string type = given.is_string() ? given.get<std::string>() : "message";
     BodyFields inner(item, absl::StrCat(fields_.Path(path), "."));
-    for (const char* name : {"type", "id", "status"}) inner.Skip(name);
+    for (const char* name : {"type", "id", "status", "caller"}) inner.Skip(name);
     if (type == "item_reference") return Refer(path, inner);
     if (type == "message") {
       Message(inner);
@@ -70,8 +70,7 @@ class ItemReader {
   }
 
   void Reasoning(BodyFields& inner) {
-    // Only OpenAI's service can read this.
-    inner.Skip("encrypted_content");
+    const std::string sealed = inner.Text("encrypted_content").value_or("");
     const Json* const summary = inner.Any("summary");
     const Json* const content = inner.Any("content");
     for (const Json* list : {content, summary}) {
@@ -83,12 +82,18 @@ class ItemReader {
         reasoning_ += text.get_ref<const std::string&>();
       }
     }
+    // Only OpenAI's service can read another.
+    if (reasoning_.empty() && sealed.starts_with(kCarriedReasoning)) {
+      reasoning_ = sealed.substr(kCarriedReasoning.size());
+    }
   }
 
   void Call(BodyFields& inner) {
     v1::ToolCall& call = *Answer(/*has_text=*/false).add_tool_calls();
     call.set_id(inner.Text("call_id").value_or(""));
-    call.set_name(inner.Text("name").value_or(""));
+    call.set_name(
+        JoinedName(inner.Text("namespace").value_or(""), inner.Text("name").value_or("")));
+    inner.Skip("parsed_arguments");  // of the package openai
     call.set_arguments_json(inner.Text("arguments").value_or("{}"));
   }
 
@@ -125,13 +130,16 @@ void ReadInput(BodyFields& fields, const FindItem& find, v1::Conversation& to) {
   }
 }
 
-void ReadIncluded(BodyFields& fields, v1::OutputOptions& to) {
+void ReadIncluded(BodyFields& fields, ResponseRequest& request) {
+  v1::OutputOptions& to = *request.message.mutable_output();
   const Json* const include = fields.Any("include");
   if (include != nullptr && !include->is_array()) fields.Expected("include", "a list", *include);
   for (const Json& entry : include != nullptr ? *include : Json::array()) {
     if (entry == "message.output_text.logprobs") {
       to.set_logprobs(true);
-    } else if (entry != "reasoning.encrypted_content") {  // reasoning comes as text
+    } else if (entry == "reasoning.encrypted_content") {
+      request.carries_reasoning = true;
+    } else {
       fields.Fail(Unsupported("include",
                               "message.output_text.logprobs or reasoning.encrypted_content alone"));
     }
@@ -145,8 +153,8 @@ void ReadIncluded(BodyFields& fields, v1::OutputOptions& to) {
   to.set_top_logprobs(*top);
 }
 
-// Reads `reasoning`: its effort goes to the template.
-std::string ReadEffort(BodyFields& fields) {
+// Reads `reasoning`: its effort goes to the template; a summary of it is all of it.
+std::string ReadEffort(BodyFields& fields, bool& summary) {
   const Json* const reasoning = fields.Any("reasoning");
   if (reasoning == nullptr) return "";
   if (!reasoning->is_object()) {
@@ -154,7 +162,11 @@ std::string ReadEffort(BodyFields& fields) {
     return "";
   }
   BodyFields inner(*reasoning, "reasoning.");
-  for (const char* name : {"summary", "generate_summary"}) inner.Skip(name);
+  for (const char* name : {"summary", "generate_summary"}) {
+    if (inner.Text(name).value_or("none") != "none") summary = true;
+  }
+  inner.Skip("context");  // each item of the input that reasons is read
+  inner.Refuse("mode", "\"standard\"", {"standard"});
   const std::string effort = inner.Text("effort").value_or("");
   fields.Fail(inner.Finish());
   return effort;
@@ -232,13 +244,13 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   }
   ReadInput(fields, find, conversation);
   ReadTools(fields, /*flat=*/true, message);
-  ReadTemplateArgs(fields, ReadEffort(fields), conversation);
+  ReadTemplateArgs(fields, ReadEffort(fields, request.summarizes), conversation);
   ReadSampling(fields, message);
   ReadVariant(fields, message);
   message.mutable_sampling()->set_n(1);
   message.mutable_stop()->set_max_tokens(
       fields.Count("max_output_tokens").value_or(kDefaultChatTokens));
-  ReadIncluded(fields, *message.mutable_output());
+  ReadIncluded(fields, request);
   request.store = fields.Bool("store").value_or(true);
   request.stream = fields.Bool("stream").value_or(false);
   const Json* const metadata = fields.Any("metadata");

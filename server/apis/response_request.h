@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "server/apis/openai_fields.h"
@@ -15,8 +16,12 @@ struct ResponseRequest : OpenAiRequest {
   std::optional<std::string> previous;  // the session of previous_response_id
   std::optional<std::string> instructions;
   bool store = true;
-  Json shown;  // fields of the request that the response repeats
+  bool summarizes = false;         // reasoning is shown as its summary
+  bool carries_reasoning = false;  // in encrypted_content
+  Json shown;                      // fields of the request that the response repeats
 };
+// Begins the encrypted_content of an item; the text of its reasoning follows.
+inline constexpr std::string_view kCarriedReasoning = "text:";
 // Finds an output item of a stored response by its id.
 using FindItem = std::function<absl::StatusOr<Json>(const std::string& id)>;
 // NotFound with code previous_response_not_found for text that cannot be a response's id.

@@ -81,6 +81,10 @@ HttpHeaders HttpCall::AnswerHeaders() {
   std::optional<std::string> key = FindSessionKey(*this);
   if (dot != std::string::npos) key = session.substr(0, dot);
   if (key && engine::IsSessionKey(*key)) headers.emplace_back(kSessionHeader, *std::move(key));
+  // Anthropic's clients know the id of a request by this name.
+  if (std::string_view(route_).starts_with("/v1/messages")) {
+    headers.emplace_back("request-id", headers.front().second);
+  }
   return headers;
 }
 

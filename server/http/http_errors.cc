@@ -90,7 +90,10 @@ Json ErrorObject(const absl::Status& status) {
                 {"param", nullptr},
                 {"code", nullptr}};
   if (!facts.field.empty()) error["param"] = facts.field;
-  if (const auto code = OpenAiErrorCode(status, facts)) error["code"] = *code;
+  if (const auto code = OpenAiErrorCode(status, facts)) {
+    error["code"] = *code;
+    error["details"] = {{"error_code", *code}};  // where Anthropic's clients look for it
+  }
   error["status"] = absl::StatusCodeToString(status.code());
   if (!facts.empty()) {
     v1::ErrorInfo info;
@@ -128,11 +131,11 @@ std::string MessageJson(const google::protobuf::Message& message) {
   return WithoutLineEnds(std::move(json));
 }
 
-absl::Status Unsupported(const std::string& field, const std::string& expected) {
+absl::Status Unsupported(const std::string& field, const std::string& expected, const char* code) {
   return WithCode(engine::WithFacts(absl::InvalidArgumentError(absl::StrCat(
                                         field, ": not served here; expected ", expected)),
                                     {.field = field}),
-                  "unsupported_parameter");
+                  code);
 }
 
 absl::Status MethodNotAllowed(const std::string& allowed) {

@@ -32,8 +32,9 @@ std::string Dump(const Json& json);
 // The message in protobuf's JSON mapping, with the same characters escaped.
 std::string MessageJson(const google::protobuf::Message& message);
 
-// InvalidArgument with code unsupported_parameter, for a field of OpenAI's that is not served.
-absl::Status Unsupported(const std::string& field, const std::string& expected);
+// InvalidArgument with this code, for a field of OpenAI's that is not served.
+absl::Status Unsupported(const std::string& field, const std::string& expected,
+                         const char* code = "unsupported_parameter");
 // Unimplemented, which becomes 405. allowed: the path's methods, for the header `allow`.
 absl::Status MethodNotAllowed(const std::string& allowed);
 // NotFound with a code such as "model_not_found", or null.

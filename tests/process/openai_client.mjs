@@ -98,7 +98,9 @@ const tests = {
     await rejects(chat({model: "gpt"}), OpenAI.NotFoundError, "model", "model_not_found");
     await rejects(chat({temperature: 1000}), OpenAI.BadRequestError, "temperature");
     await rejects(chat({tools: [{type: "function", function: {name: "f"}}]}), OpenAI.BadRequestError,
-                  "tools", "unsupported_parameter");
+                  "tools");  // the template has none
+    await rejects(chat({tools: [{type: "custom", custom: {name: "f"}}]}), OpenAI.BadRequestError,
+                  "tools[0]", "unsupported_parameter");
     await rejects(client.responses.create({model, input: "x", previous_response_id: "resp_x"}),
                   OpenAI.NotFoundError, "previous_response_id", "previous_response_not_found");
   },

@@ -145,7 +145,7 @@ TEST_F(ChatFormatTest, ErrorsNameTheFile) {
   Write("tokenizer_config.json", Json{{"chat_template", {{{"name", "default"}, {"template", 5}}}}});
   EXPECT_THAT(Error(), EndsWith("with one named default"));
   Write("tokenizer_config.json", std::string("{"));
-  EXPECT_THAT(Error(), testing::StartsWith("/tokenizer_config.json: not valid JSON: line 1"));
+  EXPECT_THAT(Error(), StartsWith("/tokenizer_config.json: not valid JSON: line 1"));
 }
 
 }  // namespace

@@ -315,6 +315,116 @@ TEST(Tools, AResponseGoesOnWithResultsAndByItems) {
   EXPECT_THAT(other.body, HasSubstr("\"param\":\"tools\""));
 }
 
+// The number of tokens of a conversation of items that goes on from these.
+int64_t TokensAfter(ScriptedServer& server, const Json& items) {
+  Json body = Response();
+  body["input"] = Json::array({{{"role", "user"}, {"content", "Add!"}}});
+  for (const Json& item : items) body["input"].push_back(item);
+  body["input"].push_back({{"role", "user"}, {"content", "And?"}});
+  body["max_output_tokens"] = 0;
+  const HttpReply reply = server.Post("/v1/responses", body);
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  return Json::parse(reply.body)["usage"]["input_tokens"].get<int64_t>();
+}
+
+TEST(Tools, ReasoningComesBackInEveryFormThatItHas) {
+  const auto server = Answering("/v1/responses", Response(), kAnswer);
+  const int64_t tokens = TokensAfter(*server, Items());
+  Json body = Response();
+  body["store"] = false;
+  body["include"] = Json::array({"reasoning.encrypted_content"});
+  Json plain = Json::parse(server->Post("/v1/responses", body).body)["output"];
+  EXPECT_EQ(plain[0]["encrypted_content"], "text:Two sums.");
+  EXPECT_EQ(plain[0]["content"][0]["text"], "Two sums.");
+  EXPECT_EQ(TokensAfter(*server, plain), tokens);
+  plain[0].erase("content");  // as some clients do
+  EXPECT_EQ(TokensAfter(*server, plain), tokens);
+  plain[0]["encrypted_content"] = "of another service";
+  EXPECT_LT(TokensAfter(*server, plain), tokens);
+
+  body["reasoning"] = {{"summary", "auto"}};
+  const Json summarized = Json::parse(server->Post("/v1/responses", body).body)["output"];
+  EXPECT_EQ(summarized[0]["summary"],
+            Json::parse(R"([{"type": "summary_text", "text": "Two sums."}])"));
+  EXPECT_FALSE(summarized[0].contains("content"));
+  EXPECT_EQ(TokensAfter(*server, summarized), tokens);
+}
+
+TEST(Tools, AStreamedSummaryIsBuiltByItsEvents) {
+  Json body = Response();
+  body["reasoning"] = {{"summary", "auto"}};
+  std::string text;
+  std::vector<std::string> types;
+  for (const Json& event : Events("/v1/responses", body, kAnswer)) {
+    const std::string type = event["type"];
+    if (!absl::StrContains(type, "reasoning")) continue;
+    EXPECT_EQ(event["summary_index"], 0);
+    if (types.empty() || types.back() != type) types.push_back(type);
+    if (type == "response.reasoning_summary_text.delta") text += event["delta"].get<std::string>();
+    if (absl::EndsWith(type, "part.done")) {
+      EXPECT_EQ(event["part"]["text"], text);
+    }
+  }
+  EXPECT_EQ(text, "Two sums.");
+  EXPECT_EQ(types,
+            (std::vector<std::string>{
+                "response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
+                "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"}));
+}
+
+TEST(Tools, FunctionsOfANamespaceKeepTheirNames) {
+  Json body = Response();
+  Json& add = body["tools"][0];
+  add = {{"type", "namespace"}, {"name", "maths"}, {"tools", Json::array({add})}};
+  const std::string answer =
+      "x\n</think>\n\n<tool_call>\n{\"name\": \"maths__add\", \"arguments\": {}}\n</tool_call>";
+  const auto server = Answering("/v1/responses", body, answer);
+  const Json response = Json::parse(server->Post("/v1/responses", body).body);
+  const Json& call = response["output"][1];
+  EXPECT_EQ(call["name"], "add");
+  EXPECT_EQ(call["namespace"], "maths");
+  Json flat = call;
+  flat["name"] = "maths__add";
+  flat.erase("namespace");
+  EXPECT_EQ(TokensAfter(*server, Json::array({call})), TokensAfter(*server, Json::array({flat})));
+
+  const auto refused = [&](const Json& tool, const char* why) {
+    body["tools"] = Json::array({tool});
+    const HttpReply reply = server->Post("/v1/responses", body);
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_THAT(reply.body, HasSubstr(why));
+  };
+  refused(
+      {{"type", "web_search"}},
+      "tools[0]: not served here; expected a tool of type function or namespace, got web_search");
+  refused({{"type", "namespace"}, {"tools", Json::array()}}, "tools[0].name");
+  refused({{"type", "namespace"}, {"name", "a"}, {"tools", 3}}, "tools[0].tools");
+  refused(
+      {{"type", "namespace"}, {"name", "a"}, {"tools", Json::array({Json{{"type", "namespace"}}})}},
+      "tools[0].tools[0]");
+  refused({{"type", "function"}, {"name", "a"}, {"defer_loading", true}}, "tools[0].defer_loading");
+}
+
+TEST(Tools, WhatClientsMakeOfAnswersComesBack) {
+  const auto server = Answering("/v1/responses", Response(), kAnswer);
+  const int64_t tokens = TokensAfter(*server, Items());
+  Json items = Items();
+  items[1]["content"][0]["parsed"] = nullptr;
+  items[2]["parsed_arguments"] = {{"b", 1}};
+  items[2]["caller"] = {{"type", "direct"}};
+  EXPECT_EQ(TokensAfter(*server, items), tokens);
+  Json chat = Chat();
+  Json call = Call("add", "{}");
+  call["function"]["parsed_arguments"] = Json::object();
+  chat["messages"].push_back({{"role", "assistant"},
+                              {"content", ""},
+                              {"parsed", nullptr},
+                              {"tool_calls", Json::array({call})}});
+  chat["messages"][1]["parsed"] = {{"x", 1}};
+  chat["max_tokens"] = 0;
+  EXPECT_EQ(server->Post("/v1/chat/completions", chat).status, 200);
+}
+
 Json Messages() {
   Json body = {{"max_tokens", 500},
                {"messages", {{{"role", "user"}, {"content", "Add!"}}}},
@@ -438,6 +548,26 @@ TEST(Tools, MessagesThatAreNotServedAreRefused) {
   refused(R"({"tool_choice": {"type": "tool", "name": "sub"}})", "tool_choice");
   refused(R"({"thinking": {"type": "perhaps"}})", "thinking.type");
   refused(R"({"nonsense": 1})", "nonsense");
+  refused(R"({"output_config": {"format": {"type": "json_schema"}}})", "output_config.format");
+  // The package of Anthropic sends whole conversations from then on.
+  refused(R"({"thread": {"type": "create"}})",
+          R"("details":{"error_code":"thread_unsupported_request"})");
+}
+
+TEST(Tools, MessagesHaveTheirOwnNameOfARequestsId) {
+  ScriptedServer server;
+  Json body = Messages();
+  body["max_tokens"] = 0;
+  body["output_config"] = {{"effort", "low"}};
+  for (const char* target : {"/v1/messages", "/v1/chat/completions"}) {
+    std::string id, theirs;
+    for (const auto& [name, value] : server.Post(target, body).headers) {
+      if (name == "x-request-id") id = value;
+      if (name == "request-id") theirs = value;
+    }
+    EXPECT_FALSE(id.empty());
+    EXPECT_EQ(theirs, absl::StrContains(target, "messages") ? id : "");
+  }
 }
 
 }  // namespace
