@@ -2,7 +2,8 @@
 
 Every conversation depends only on the seed, its number and the wanted length. Run this file to
 print some. A conversation is a list of turns. A turn is held out by a hash of what the user says:
-training conversations have no such turn, and those that measure end with one."""
+training conversations have no such turn, and those that measure end with one. All kinds of turns
+stand in this one file: each is a script of a few lines, and they share their small parts."""
 
 import argparse
 import dataclasses

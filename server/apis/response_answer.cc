@@ -28,8 +28,10 @@ void ResponseAnswer::Add(const engine::StreamEvent& event, std::string& out) {
   if (event.started) {
     position_ = event.started->position;
     cached_ = event.started->cached_tokens;
-    Append("response.created", {{"response", Response()}}, out);
-    Append("response.in_progress", {{"response", Response()}}, out);
+    if (streams_) {
+      Append("response.created", {{"response", Response()}}, out);
+      Append("response.in_progress", {{"response", Response()}}, out);
+    }
   }
   if (event.chunk) {
     AppendChatLogprobs(*event.chunk, tokenizer_, logprobs_);
