@@ -93,9 +93,10 @@ Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
 // The compute type is kBF16.
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
-// One algorithm of cuBLASLt for every number of rows. None if no algorithm passes the test that a
-// row's bits are the same for any number of rows. `what` receives the algorithm, or the reason for
-// none.
+// The fastest algorithms of cuBLASLt among those that give a row the same bits for any number of
+// rows, which is proved at the first product of each shape. None if there are none for all numbers
+// of rows. `what` receives the algorithms, or the reason for none. A call that cuBLASLt refuses
+// throws RefusedByDevice.
 std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
                                          std::string& what);
 
