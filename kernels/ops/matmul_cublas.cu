@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "kernels/common/device_cuda.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/ops/matmul_device.h"
+#include "kernels/ops/product_chain.h"
 
 namespace ovq::kernels::cuda {
 namespace {
@@ -45,12 +47,13 @@ constexpr int kTimings = 4;                          // the first also warms up
 constexpr uint32_t kAlignment = 16;  // bytes; alignment of the rows of x, of the weights and of y
 constexpr int kCompareThreads = 256;
 
-// The library's own type is an unnamed struct, which containers do not accept.
+// One of cuBLASLt's, or our own product of few rows (product_chain.h).
 struct Algorithm {
-  cublasLtMatmulAlgo_t chosen;
+  cublasLtMatmulAlgo_t chosen = {};
+  bool is_chain = false;
 
   bool operator==(const Algorithm& other) const {
-    return std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
+    return is_chain == other.is_chain && std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
   }
 };
 
@@ -107,8 +110,12 @@ int32_t Configured(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttribute
 std::string Name(const std::vector<Choice>& choices) {
   std::string name;
   for (const auto& [most_rows, algorithm] : choices) {
-    absl::StrAppend(&name, name.empty() ? "to " : "; to ", most_rows, " rows algorithm ",
-                    Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
+    absl::StrAppend(&name, name.empty() ? "to " : "; to ", most_rows, " rows ");
+    if (algorithm.is_chain) {
+      name += "our own of few rows";
+      continue;
+    }
+    absl::StrAppend(&name, "algorithm ", Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
                     Configured(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ",
                     Configured(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID));
   }
@@ -138,8 +145,8 @@ struct CublasProduct {
   int64_t most_rows() const {
     return std::clamp(kMostElements / out, kBands.front(), kBands.back());
   }
-  bool Accepts(CudaDevice& device, const Algorithm& algorithm, int64_t n);
-  cublasStatus_t Run(CudaDevice& device, const Algorithm& algorithm, int64_t n, const void* x,
+  bool Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n);
+  cublasStatus_t Run(DeviceContext& context, const Algorithm& algorithm, int64_t n, const void* x,
                      float* y, bool accumulate);
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
 };
@@ -156,17 +163,29 @@ CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& sourc
                                              sizeof(transposed)));
 }
 
-// Whether cuBLASLt takes the algorithm for n rows. It asks no device.
-bool CublasProduct::Accepts(CudaDevice& device, const Algorithm& algorithm, int64_t n) {
+// Whether the algorithm can be used for n rows. It asks no device.
+bool CublasProduct::Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n) {
+  if (algorithm.is_chain) return n <= kMaxChainRows && FitsChain(context, in, out);
   Layouts of = MakeLayouts(n);
   cublasLtMatmulHeuristicResult_t result = {};
-  return cublasLtMatmulAlgoCheck(Handle(device), &operation, &of.w, &of.x, &of.y, &of.y,
+  return cublasLtMatmulAlgoCheck(Handle(context.cuda()), &operation, &of.w, &of.x, &of.y, &of.y,
                                  &algorithm.chosen, &result) == CUBLAS_STATUS_SUCCESS &&
          result.workspaceSize <= kWorkspaceBytes;
 }
 
-cublasStatus_t CublasProduct::Run(CudaDevice& device, const Algorithm& algorithm, int64_t n,
+cublasStatus_t CublasProduct::Run(DeviceContext& context, const Algorithm& algorithm, int64_t n,
                                   const void* x, float* y, bool accumulate) {
+  if (algorithm.is_chain) {
+    LaunchChain(context, {.weights = weights.as<BF16>(),
+                          .x = static_cast<const BF16*>(x),
+                          .y = y,
+                          .n = n,
+                          .in = in,
+                          .out = out,
+                          .accumulate = accumulate});
+    return CUBLAS_STATUS_SUCCESS;
+  }
+  CudaDevice& device = context.cuda();
   const float one = 1, beta = accumulate ? 1 : 0;
   Layouts of = MakeLayouts(n);
   return cublasLtMatmul(Handle(device), &operation, &one, weights.as<void>(), &of.w, x, &of.x,
@@ -182,7 +201,7 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
     const int64_t n = std::min(most, x.shape[0] - row);
     const auto choice =
         std::ranges::find_if(choices, [n](const Choice& band) { return n <= band.most_rows; });
-    const cublasStatus_t status = Run(context.cuda(), choice->algorithm, n,
+    const cublasStatus_t status = Run(context, choice->algorithm, n,
                                       x.as<std::byte>() + static_cast<size_t>(row) * x_row_bytes(),
                                       y.as<float>() + row * out, accumulate);
     if (status == CUBLAS_STATUS_SUCCESS) continue;
@@ -268,9 +287,16 @@ Chooser::~Chooser() {
   CheckCuda(cudaEventDestroy(end_));
 }
 
-// Lists what cuBLASLt offers for n rows; none of it splits a sum over thread blocks, whose order
-// could depend on timing.
+// Lists our own and what cuBLASLt offers for n rows; none of it splits a sum over thread blocks,
+// whose order could depend on timing.
 std::vector<Algorithm> Chooser::Candidates(int64_t n) {
+  std::vector<Algorithm> algorithms;
+  const char* wanted = std::getenv("OVQ_CUDA_PRODUCTS");
+  const bool only_cublas = wanted != nullptr && std::string_view(wanted) == "cublas";
+  if (!only_cublas && product_.compute == DType::kBF16 &&
+      product_.Accepts(context_, {.is_chain = true}, n)) {
+    algorithms.push_back({.is_chain = true});
+  }
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
   Prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
@@ -284,14 +310,14 @@ std::vector<Algorithm> Chooser::Candidates(int64_t n) {
   CublasProduct::Layouts of = product_.MakeLayouts(n);
   cublasLtMatmulHeuristicResult_t results[kMaxAlgorithms];
   int n_results = 0;
-  std::vector<Algorithm> algorithms;
   if (cublasLtMatmulAlgoGetHeuristic(Handle(device_), &product_.operation, &of.w, &of.x, &of.y,
                                      &of.y, &preference, kMaxAlgorithms, results,
                                      &n_results) != CUBLAS_STATUS_SUCCESS) {
     return algorithms;
   }
   for (int i = 0; i < n_results; ++i) {
-    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+    if (results[i].state == CUBLAS_STATUS_SUCCESS)
+      algorithms.push_back({.chosen = results[i].algo});
   }
   return algorithms;
 }
@@ -299,7 +325,7 @@ std::vector<Algorithm> Chooser::Candidates(int64_t n) {
 // The first row of a call of n; empty if it is refused.
 std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
   std::string row(static_cast<size_t>(product_.out) * sizeof(float), '\0');
-  if (product_.Run(device_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
+  if (product_.Run(context_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
       CUBLAS_STATUS_SUCCESS) {
     return {};
   }
@@ -308,14 +334,16 @@ std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
 }
 
 // Seconds of a call whose weights come from memory, not from the L2 cache. A call that takes twice
-// as long as the fastest is not repeated.
+// as long as the fastest is not repeated. Our own reads its weights while the kernels before it
+// run, which the time of a call alone does not show: it counts as the fastest.
 double Chooser::Seconds(const Algorithm& algorithm, int64_t n, double fastest) {
-  if (!product_.Accepts(device_, algorithm, n)) return INFINITY;
+  if (!product_.Accepts(context_, algorithm, n)) return INFINITY;
+  if (algorithm.is_chain) return 0;
   double best = INFINITY;
   for (int i = 0; i < kTimings; ++i) {
     CheckCuda(cudaMemsetAsync(flushed_.as<void>(), i, flushed_.bytes(), device_.stream));
     CheckCuda(cudaEventRecord(begin_, device_.stream));
-    if (product_.Run(device_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
+    if (product_.Run(context_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
         CUBLAS_STATUS_SUCCESS) {
       return INFINITY;
     }
@@ -372,7 +400,7 @@ std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
     std::ranges::stable_sort(by_time, {}, [&](const Timed& timed) { return timed.seconds[band]; });
     const auto found = std::ranges::find_if(by_time, [&](const Timed& timed) {
       if (timed.seconds[band] == INFINITY) return false;
-      if (choices.empty() && product_.Run(device_, timed.algorithm, bands_[band], x_.as<void>(),
+      if (choices.empty() && product_.Run(context_, timed.algorithm, bands_[band], x_.as<void>(),
                                           expected_.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
         return false;
       }
@@ -388,7 +416,7 @@ std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
 // the expected bits.
 bool Chooser::IsProved(const Algorithm& algorithm, int64_t least, int64_t most) {
   for (int64_t n = least; n <= most; ++n) {
-    if (!product_.Accepts(device_, algorithm, n)) return false;
+    if (!product_.Accepts(context_, algorithm, n)) return false;
   }
   CheckCuda(cudaMemsetAsync(differs_.as<void>(), 0, sizeof(uint32_t), device_.stream));
   const int64_t step = most <= kEveryCount ? 1 : (most - least) / kSomeCounts | 1;
@@ -411,7 +439,7 @@ bool Chooser::SameBits(const Algorithm& algorithm, int64_t n, bool accumulate) {
     if (accumulate) {
       CheckCuda(cudaMemsetAsync(y_.as<void>(), 0, static_cast<size_t>(n) * y_row, device_.stream));
     }
-    if (product_.Run(device_, algorithm, n,
+    if (product_.Run(context_, algorithm, n,
                      x_.as<std::byte>() + static_cast<size_t>(first) * product_.x_row_bytes(),
                      y_.as<float>(), accumulate) != CUBLAS_STATUS_SUCCESS) {
       return false;

@@ -40,13 +40,15 @@ struct Multiplication {
 
   float Sum(int64_t row, int64_t column) const {
     const auto depth = static_cast<int64_t>(a_layout.rows);
-    float sum = 0;
+    const int64_t at_once = how.links ? 16 : 1;
+    double sum = 0;
     for (int64_t i = 0; i < depth; ++i) {
       const int64_t k = how.descending ? depth - 1 - i : i;
-      sum += Element(a, a_layout.type, row * a_layout.leading + k) *
+      sum += double{Element(a, a_layout.type, row * a_layout.leading + k)} *
              Element(b, b_layout.type, column * b_layout.leading + k);
+      if ((i + 1) % at_once == 0 || i + 1 == depth) sum = static_cast<float>(sum);
     }
-    return sum;
+    return static_cast<float>(sum);
   }
   void Run() const {
     for (int64_t column = 0; column < static_cast<int64_t>(d_layout.columns); ++column) {

@@ -24,13 +24,14 @@ class CublasChoiceTest : public testing::Test {
   ~CublasChoiceTest() override { simt::SetCublas({}); }
 
   // The choices are kept for each shape: every test has its own number of inputs.
-  std::optional<Product> Make(int64_t in, std::vector<CublasAlgorithm> algorithms) {
+  std::optional<Product> Make(int64_t in, std::vector<CublasAlgorithm> algorithms,
+                              DType compute = DType::kF32) {
     simt::SetCublas(std::move(algorithms));
     context_ = test::MakeContext(Device::kCuda);
     in_ = in;
     weights_ = test::RandomNormal(static_cast<size_t>(in * kOut), 4);
     const TensorView part = test::MakeView(weights_, {kOut, in});
-    return MakeCublasProduct(*context_, {{&part, 1}, in, kOut, DType::kF32}, what_);
+    return MakeCublasProduct(*context_, {{&part, 1}, in, kOut, compute}, what_);
   }
   // y of n equal rows.
   std::vector<float> Apply(const Product& product, int64_t n) {
@@ -89,6 +90,13 @@ TEST_F(CublasChoiceTest, ARefusalWhileRunningIsAnErrorOfTheBatch) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(status.message(), HasSubstr("refused a product of 7 rows, 16 inputs"));
   Apply(*product, 8);
+}
+
+TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
+  ASSERT_TRUE(Make(32, {{.id = 1, .links = true}}, DType::kBF16).has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows; to 64 rows algorithm 1, "));
+  ASSERT_TRUE(Make(40, {{.id = 1}, {.id = 2}}, DType::kBF16).has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ void FailGraphLaunches(int n);
 struct CublasAlgorithm {
   int id;
   bool descending = false;    // adds the terms of a sum from the last to the first: other bits
+  bool links = false;         // adds 16 terms at a time, as MmaBF16 does
   int64_t refuses = 0;        // a number of rows that it does not take,
   bool refuses_late = false;  // which it says only when it is to run
   int repeats = 1;            // of the work: how slow it is
