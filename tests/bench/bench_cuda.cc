@@ -2,12 +2,14 @@
 // dictionaries in bfloat16, together with the copy bandwidth and matrix rate of the same run.
 //
 //   bench_cuda [--json FILE] [--smoke] [--state-dtype bf16|i8] [--only NAME,...]
-//              [--sessions N,...] [--prompt N] [--steps N] [--profile] [--keep-model FOLDER]
+//              [--sessions N,...] [--position N] [--prompt N] [--steps N]
+//              [--profile] [--keep-model FOLDER]
 //
 // --state-dtype i8: dictionaries and windows are int8, everything else is unchanged.
 // --smoke: a tiny model and few batches, to check that the program works.
 // --only: of check, ceilings, prefill, decode, chunk_updates, ovq_prefill, products; default: all.
-// --sessions: of the decode batches; --prompt: tokens of a prompt; --steps: decode batches timed.
+// --sessions: of the decode batches; --position: where their sessions stand; --steps: how many are
+//   timed; --prompt: tokens of a prompt.
 // --profile: nothing is timed. The last step of the prompts and a decode batch of each number of
 //   sessions, as far as they are wanted, run between cudaProfilerStart and cudaProfilerStop.
 // --keep-model: the random model is written into this folder and stays there, or is the one there.
@@ -44,9 +46,9 @@ Case FullCase() {
   return {PaperShape("478m"),
           {.chunk_len = 128,
            .slot_cap = 2048,
-           .decode_sessions = {1, 16, 64, 256},
+           .decode_sessions = {1, 8, 16, 32, 64, 128, 256, 620},  // 620: what 80 GB hold
            .decode_position = 10'240'000,
-           .decode_steps = 256,
+           .decode_steps = 128,
            .update_sessions = 64,
            .update_passes = 5,
            .prefill_sessions = 8,
@@ -110,8 +112,8 @@ struct Flags {
   bool smoke = false, profile = false;
   std::string json, state_dtype = "bf16", keep_model;
   std::vector<std::string> only{std::begin(kNames), std::end(kNames)};
-  std::vector<int64_t> sessions;  // empty: the case's
-  int64_t prompt = 0, steps = 0;  // 0: the case's
+  std::vector<int64_t> sessions;                // empty: the case's
+  int64_t position = 0, prompt = 0, steps = 0;  // 0: the case's
 
   bool Wants(const char* name) const { return std::ranges::find(only, name) != only.end(); }
 };
@@ -174,6 +176,8 @@ void Read(const std::string& flag, const std::string& value, Flags& flags) {
   } else if (flag == "--sessions") {
     flags.sessions = Numbers(value);
     for (const int64_t n : flags.sessions) Bounded(flag, n, 1024);
+  } else if (flag == "--position") {
+    flags.position = Bounded(flag, std::atoll(value.c_str()), 1 << 30);
   } else if (flag == "--prompt") {
     flags.prompt = Bounded(flag, std::atoll(value.c_str()), 1 << 20);
   } else if (flag == "--steps") {
@@ -186,7 +190,8 @@ void Read(const std::string& flag, const std::string& value, Flags& flags) {
     std::fprintf(stderr,
                  "bench_cuda: expected [--json FILE] [--smoke] [--state-dtype bf16|i8] "
                  "[--only check,ceilings,prefill,decode,chunk_updates,ovq_prefill,products] "
-                 "[--sessions N,...] [--prompt N] [--steps N] [--profile] [--keep-model FOLDER], "
+                 "[--sessions N,...] [--position N] [--prompt N] [--steps N] [--profile] "
+                 "[--keep-model FOLDER], "
                  "got %s %s\n",
                  flag.c_str(), value.c_str());
     std::exit(2);
@@ -200,6 +205,7 @@ Case CaseOf(const Flags& flags) {
   if (!flags.sessions.empty()) {
     scale.decode_sessions.assign(flags.sessions.begin(), flags.sessions.end());
   }
+  if (flags.position > 0) scale.decode_position = flags.position;
   if (flags.prompt > 0) {  // up to whole steps
     const int64_t step = scale.prefill_chunk_tokens;
     scale.prefill_tokens = (flags.prompt + step - 1) / step * step;

@@ -5,7 +5,10 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
+#include "kernels/common/device_cuda.h"
+#include "kernels/common/device_memory.h"
 #include "tests/bench/bench_util.h"
 #include "tests/model/new_session.h"
 
@@ -151,8 +154,8 @@ std::vector<double> CudaModelBench::PrefillPrompts(int n, bool profile_last) {
     if (last && profile_last) StopProfiler();
     for (int64_t& position : begin) position += scale_.prefill_chunk_tokens;
   }
-  prefilled_.resize(model_.layout().virtual_bytes());
-  context_.CopyToHost(prefilled_.data(), sessions_[0].as<void>(), prefilled_.size());
+  prefilled_ = std::move(sessions_[0]);
+  sessions_.clear();
   return seconds;
 }
 
@@ -190,10 +193,13 @@ void CudaModelBench::Profile(bool prefill, bool decode) {
 }
 
 void CudaModelBench::MakeSessions(int n) {
-  if (prefilled_.empty()) PrefillPrompts(1);
+  const size_t bytes = model_.layout().virtual_bytes();
+  if (prefilled_.as<void>() == nullptr) PrefillPrompts(1);
   sessions_.resize(std::min(sessions_.size(), static_cast<size_t>(n)));
   while (sessions_.size() < static_cast<size_t>(n)) {
-    sessions_.push_back(context_.Upload(prefilled_.data(), prefilled_.size()));
+    kernels::Buffer state(context_.device(), bytes);
+    kernels::cuda::CopyOnDevice(context_.cuda(), state.as<void>(), prefilled_.as<void>(), bytes);
+    sessions_.push_back(std::move(state));
   }
 }
 
@@ -221,7 +227,13 @@ void CudaModelBench::Decode() {
                              {"weight_bytes", model_.weight_bytes()},
                              {"state_bytes_per_session", state_bytes},
                              {"decode_position", scale_.decode_position}};
-  for (const int n : scale_.decode_sessions) DecodeSessions(n, state_bytes);
+  for (const int n : scale_.decode_sessions) {
+    const absl::Status fits = kernels::CatchOutOfMemory([&] { DecodeSessions(n, state_bytes); });
+    if (fits.ok()) continue;
+    report_.root()["left_out"].push_back({{"name", "decode"}, {"sessions", n}});
+    std::printf("decode of %d sessions: %s\n", n, std::string(fits.message()).c_str());
+    sessions_.clear();
+  }
 }
 
 void CudaModelBench::DecodeSessions(int n, size_t state_bytes) {

@@ -56,7 +56,7 @@ class CudaModelBench {
   Report& report_;
   Meter meter_;
   std::mt19937 random_{3};
-  std::vector<std::byte> prefilled_;  // state of one session after its prompt
+  kernels::Buffer prefilled_;  // state of one session after its prompt
   std::vector<kernels::Buffer> sessions_;
   std::vector<model::Sampler> samplers_;  // one for each session
   model::LogitsReader reader_;

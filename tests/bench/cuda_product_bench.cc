@@ -11,8 +11,7 @@
 namespace ovq::bench {
 namespace {
 
-constexpr int kHeadDim = 128;
-constexpr int kPasses = 5;
+constexpr int kPassesOverWeights = 5;
 constexpr int64_t kMostOutputs = int64_t{1} << 27;  // of one call
 
 struct ProductShape {
@@ -38,7 +37,7 @@ double TimeProduct(kernels::DeviceContext& context, std::span<const kernels::Lin
   const kernels::TensorView in{x.as<void>(), kernels::DType::kBF16, {rows, copies[0].in()}};
   const kernels::TensorView out{y.as<void>(), kernels::DType::kF32, {rows, copies[0].out()}};
   std::vector<double> seconds;
-  for (int pass = 0; pass <= kPasses; ++pass) {
+  for (int pass = 0; pass <= kPassesOverWeights; ++pass) {
     meter.Start();
     for (const kernels::Linear& linear : copies) linear.Apply(context, in, out);
     const double took = meter.Stop() / static_cast<double>(copies.size());
@@ -51,7 +50,7 @@ double TimeProduct(kernels::DeviceContext& context, std::span<const kernels::Lin
 
 void Products(kernels::DeviceContext& context, const ModelShape& shape, std::span<const int> rows,
               const Ceilings& ceilings, Report& report) {
-  const int64_t d = shape.d_model, heads = int64_t{shape.n_heads} * kHeadDim;
+  const int64_t d = shape.d_model, heads = int64_t{shape.n_heads} * 128;
   const ProductShape shapes[] = {{"qkv", d, 3 * heads},
                                  {"output", heads, d},
                                  {"gate_up", d, 2 * shape.d_ff},
