@@ -116,7 +116,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
   for (ModelConfig& config : configs) {
     models.emplace_back(new LanguageModel);
     absl::Status status;
-    status.Update(kernels::CatchOutOfMemory([&] {
+    status.Update(kernels::CatchDeviceErrors([&] {
       status = models.back()->LoadAll(std::move(config), weights, options, context, shared);
     }));
     // If a file changed during the load, its problems say nothing of either version.

@@ -58,6 +58,7 @@ bool Executor::RunBlock(uint3 index) {
     Thread& thread = threads_[id];
     thread.fiber = nullptr;
     thread.exited = false;
+    thread.waited_for_kernels = false;
     thread.groups = 0;
   }
   const uint32_t warps = (thread_count_ + 31) / 32;
@@ -115,6 +116,11 @@ void Executor::RunThreads() {
   for (;;) {
     (*executor.launch_.body)();
     Thread& thread = *executor.current_;
+    if (executor.launch_.early && !thread.waited_for_kernels) {
+      executor.SetFailure("launched early, and ended without waiting for the kernels before",
+                          nullptr);
+      executor.Leave();
+    }
     if (!thread.copies.empty()) executor.Land(thread, 0, true);
     thread.exited = true;
     ++executor.exited_;

@@ -44,6 +44,7 @@ struct Thread {
   uint32_t id;
   Fiber* fiber;  // none before its first instruction
   bool exited;
+  bool waited_for_kernels;
   Meeting waits;
   std::vector<PendingCopy> copies;
   uint32_t groups;  // committed so far
@@ -70,6 +71,7 @@ struct Launch {
   dim3 grid, block;
   uint32_t shared_bytes;
   bool descending;
+  bool early;  // every thread must call WaitForKernelsBefore
   const std::function<void()>* body;
 };
 
@@ -105,6 +107,7 @@ class Executor {
   void CopyAsync(int64_t to, const void* from, bool valid, const void* address);
   void CommitCopies();
   void WaitCopies(uint32_t pending_groups);
+  void WaitForKernelsBefore() { current_->waited_for_kernels = true; }
 
   // For the handler of memory faults: kernel, block and thread; empty outside of launches.
   std::string Position() const;

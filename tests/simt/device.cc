@@ -84,7 +84,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->regsPerBlock = 64 << 10;
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = kMaxThreads;
-  properties->major = 8;
+  properties->major = 9;
   properties->multiProcessorCount = kMultiprocessors;
   properties->l2CacheSize = kL2Bytes;
   properties->maxThreadsPerMultiProcessor = 2048;

@@ -52,7 +52,7 @@ cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
   return cudaSuccess;
 }
 
-cudaError_t RunKernel(const cudaLaunchConfig_t& config, const void* kernel,
+cudaError_t RunKernel(const cudaLaunchConfig_t& config, const void* kernel, bool early,
                       const std::vector<const void*>& pointers, const std::function<void()>& body) {
   // One executor: launches of several operating system threads take turns.
   static std::mutex mutex;
@@ -68,9 +68,13 @@ cudaError_t RunKernel(const cudaLaunchConfig_t& config, const void* kernel,
   const bool descending =
       order == Order::kDescending || (order == Order::kAlternate && number % 2 == 1);
   const FaultHandler handler;
-  const Launch launch{kernel,          config.gridDim,
-                      config.blockDim, static_cast<uint32_t>(config.dynamicSmemBytes),
-                      descending,      &body};
+  const Launch launch{kernel,
+                      config.gridDim,
+                      config.blockDim,
+                      static_cast<uint32_t>(config.dynamicSmemBytes),
+                      descending,
+                      early,
+                      &body};
   if (!Executor::Get().Run(launch)) return cudaErrorLaunchFailure;
   MemoryRegistry::Get().CheckGuards();
   return cudaSuccess;
@@ -91,9 +95,14 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
   if (const cudaError_t error = CheckLaunch(config, kernel); error != cudaSuccess) {
     return Failed(error);
   }
+  const bool early =
+      std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& attribute) {
+        return attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+               attribute.val.programmaticStreamSerializationAllowed != 0;
+      });
   return Submit(config.stream,
-                [config, kernel, pointers = std::move(pointers), body = std::move(body)] {
-                  return RunKernel(config, kernel, pointers, body);
+                [config, kernel, early, pointers = std::move(pointers), body = std::move(body)] {
+                  return RunKernel(config, kernel, early, pointers, body);
                 });
 }
 

@@ -197,6 +197,28 @@ TEST(DetectTest, AsynchronousCopies) {
   }
 }
 
+__global__ void WaitThenWrite(int* out, Variant variant) {
+  if (variant == kRight || threadIdx.x != 5) kernels::cuda::WaitForKernelsBefore();
+  out[threadIdx.x] = 1;
+}
+
+TEST(DetectTest, KernelsLaunchedEarlyWaitForThoseBefore) {
+  const DeviceArray<int> out(32);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.blockDim = 32;
+  EXPECT_EQ(cudaLaunchKernelEx(&config, WaitThenWrite, out.get(), kBroken), cudaSuccess);
+  config.attrs = &early;
+  config.numAttrs = 1;
+  EXPECT_EQ(cudaLaunchKernelEx(&config, WaitThenWrite, out.get(), kRight), cudaSuccess);
+  const CollectErrors collect;
+  EXPECT_EQ(cudaLaunchKernelEx(&config, WaitThenWrite, out.get(), kBroken), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
+  EXPECT_THAT(DrainErrors(), ElementsAre(HasSubstr("without waiting")));
+}
+
 __global__ void LoadRows(uint32_t* out, Variant variant) {
   const SharedPtr<uint4> p = DynamicShared<uint4>(0);
   p[threadIdx.x] = make_uint4(1, 2, 3, 4);

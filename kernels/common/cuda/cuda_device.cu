@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kUploadHalfBytes = size_t{4} << 20;
 constexpr size_t kMaxGraphs = 256;
 constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
+constexpr int kMajorWithEarlyStart = 9;
 
 absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
@@ -85,10 +86,11 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   auto device = std::make_unique<CudaDevice>();
   device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
+  device->starts_kernels_early = properties.major >= kMajorWithEarlyStart;
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
-  const absl::Status allocated = CatchOutOfMemory([&] {
+  const absl::Status allocated = CatchDeviceErrors([&] {
     device->counters = static_cast<uint32_t*>(AllocateBytes(kCounterBytes));
     device->upload_host = static_cast<std::byte*>(AllocatePageLocked(2 * kUploadHalfBytes));
   });
@@ -205,11 +207,18 @@ std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
 
 namespace {
 
-// Records what fn launches as a graph. Null if the device has no memory for the graph.
+// Records what fn launches as a graph. Null if the device has no memory for the graph. What fn
+// throws ends the recording.
 cudaGraphExec_t Record(CudaDevice& device, const std::function<void()>& fn) {
   cudaGraph_t recorded = nullptr;
   CheckCuda(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
-  fn();
+  try {
+    fn();
+  } catch (...) {
+    cudaStreamEndCapture(device.stream, &recorded);
+    if (recorded != nullptr) CheckCuda(cudaGraphDestroy(recorded));
+    throw;
+  }
   CheckCuda(cudaStreamEndCapture(device.stream, &recorded));
   cudaGraphExec_t exec = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&exec, recorded, 0);

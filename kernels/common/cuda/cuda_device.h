@@ -32,7 +32,8 @@ struct CudaDevice {
   int ordinal = 0;
   std::string name;
   int n_multiprocessors = 0;
-  size_t max_shared_bytes = 0;  // dynamic shared memory of one thread block
+  bool starts_kernels_early = false;  // compute capability 9.0 and later: LaunchEarly
+  size_t max_shared_bytes = 0;        // dynamic shared memory of one thread block
   cudaStream_t stream = nullptr;
   uint32_t* counters = nullptr;  // [kCounters], zero between kernels
   CudaStaging staging[kStagedKinds];
@@ -67,17 +68,44 @@ inline void AllowShared(DeviceContext& context, const void* kernel, size_t bytes
                                  static_cast<int>(bytes)));
 }
 
+// A kernel's place on the stream: kInOrder begins when the kernels before it have ended; kEarly may
+// begin as soon as their thread blocks have all begun and called AllowNextKernel or ended (ptx.cuh;
+// "programmatic dependent launch" in the CUDA programming guide).
+enum class Start { kInOrder, kEarly };
+
 // Launches one kernel on the context's stream. Arguments convert to the kernel's parameter types.
-template <class... P, class... A>
-void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
-            size_t shared_bytes, A&&... args) {
+template <Start kStart, class... P, class... A>
+void LaunchKernel(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
+                  size_t shared_bytes, A&&... args) {
   AllowShared(context, reinterpret_cast<const void*>(kernel), shared_bytes);
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = Stream(context);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  if (kStart == Start::kEarly && context.cuda().starts_kernels_early) {
+    config.attrs = &early;
+    config.numAttrs = 1;
+  }
   CheckCuda(cudaLaunchKernelEx(&config, kernel, static_cast<P>(std::forward<A>(args))...));
+}
+
+template <class... P, class... A>
+void Launch(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
+            size_t shared_bytes, A&&... args) {
+  LaunchKernel<Start::kInOrder>(context, kernel, grid, block, shared_bytes,
+                                std::forward<A>(args)...);
+}
+
+// Launches a kernel that may begin before the kernels before it have ended. Every thread of it
+// calls WaitForKernelsBefore before it reads or writes what they or the host's copies may touch.
+template <class... P, class... A>
+void LaunchEarly(DeviceContext& context, void (*kernel)(P...), dim3 grid, dim3 block,
+                 size_t shared_bytes, A&&... args) {
+  LaunchKernel<Start::kEarly>(context, kernel, grid, block, shared_bytes, std::forward<A>(args)...);
 }
 
 }  // namespace cuda

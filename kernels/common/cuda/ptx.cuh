@@ -10,6 +10,22 @@
 
 namespace ovq::kernels::cuda {
 
+// griddepcontrol.wait, in a kernel launched by LaunchEarly: waits until the kernels before it on
+// the stream have ended and all that they wrote is visible. Nothing to wait for in another kernel.
+__device__ inline void WaitForKernelsBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// griddepcontrol.launch_dependents: lets a next kernel that is launched by LaunchEarly begin once
+// every thread block of this one has come here or ended. It orders no memory.
+__device__ inline void AllowNextKernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ inline uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }

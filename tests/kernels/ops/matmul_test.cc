@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <tuple>
@@ -13,6 +14,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/ops.h"
+#include "kernels/ops/product_chain.h"
 #include "tests/device_tests.h"
 #include "tests/test_util.h"
 
@@ -378,6 +380,53 @@ TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
     AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, kCudaCounts, "own product",
                           product.apply);
   }
+}
+
+class ChainProductTest : public CudaProductTest {
+ protected:
+  Product Make(const StackedWeights& weights) {
+    const auto memory = std::make_shared<Buffer>(
+        cuda::UploadItems(*context_, weights.out, weights.row_bytes(),
+                          [&](int64_t row, std::byte* bytes) { CopyRow(weights, row, bytes); }));
+    const int64_t in = weights.in, out = weights.out;
+    EXPECT_TRUE(cuda::FitsChain(*context_, in, out));
+    return {memory->bytes(),
+            [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+              cuda::LaunchChain(context, {memory->as<BF16>(), x.as<BF16>(), y.as<float>(),
+                                          x.shape[0], in, out, accumulate});
+            }};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, ChainProductTest, testing::Values(DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+// Blocks of one, two and four tiles, the last ones not full; inputs of less than a link and of many
+// that fill no whole one.
+TEST_P(ChainProductTest, AgreesWithReference) {
+  const std::vector<std::array<int64_t, 3>> cases = {
+      {1, 16, 8},      {8, 48, 20},     {16, 1160, 16},  {9, 8, 100},
+      {16, 1280, 250}, {1, 1280, 1280}, {13, 3200, 300}, {2, 1280, 640}};
+  for (const auto& [n, in, out] : cases) {
+    AssertProductAgrees(*context_, n, in, out, GetParam(),
+                        [&](const StackedWeights& weights) { return Make(weights); });
+  }
+}
+
+TEST_P(ChainProductTest, RowsDoNotDependOnTheirCompany) {
+  std::vector<int64_t> counts(cuda::kMaxChainRows);
+  std::iota(counts.begin(), counts.end(), 1);
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1160, 16}, {48, 250}}) {
+    std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
+    const TensorView part = MakeView(w, {out, in});
+    const Product product = Make({{&part, 1}, in, out, GetParam()});
+    AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, counts, "chain", product.apply);
+  }
+}
+
+TEST_P(ChainProductTest, FitsWhereSharedMemoryHoldsATile) {
+  EXPECT_TRUE(cuda::FitsChain(*context_, 3200, 1280));
+  EXPECT_FALSE(cuda::FitsChain(*context_, 3204, 1280));  // rows are no multiples of 16 bytes
+  EXPECT_FALSE(cuda::FitsChain(*context_, 8192, 1280));
 }
 
 #endif

@@ -8,6 +8,9 @@
 
 namespace ovq::kernels::cuda {
 
+inline void WaitForKernelsBefore() { simt::Executor::Get().WaitForKernelsBefore(); }
+inline void AllowNextKernel() {}
+
 // The data is seen by nobody before the thread waits for it.
 __attribute__((noinline)) inline void CopyAsync16(SharedPtr<uint4> to, const void* from,
                                                   bool valid) {
