@@ -5,6 +5,8 @@
 
 #include "kernels/common/device.h"
 #include "kernels/common/tensor.h"
+#include "kernels/ops/ops.h"
+#include "kernels/ops/ops_device.h"
 
 namespace ovq::kernels::cuda {
 
@@ -16,7 +18,9 @@ struct ChainTask {
   const BF16* x;        // [n, in]
   float* y;             // [n, out]
   int64_t n, in, out;
-  bool accumulate;
+  bool accumulate = false;
+  BF16* swiglu = nullptr;  // [n, out / 2]: gets SwiGlu(x W^T), and y nothing
+  NormTask norm = {};      // with norm.x: writes x, which is norm.y, first
 };
 
 // Whether LaunchChain can compute products of this shape for every number of rows.
@@ -25,7 +29,13 @@ bool FitsChain(DeviceContext& context, int64_t in, int64_t out);
 // A sum begins with zero and adds 16 products after another, an instruction of the tensor cores
 // for each 16; with accumulate it is added to y last. So do the kernels of cuBLASLt that split no
 // sum: their bits and these are the same, as far as a GPU's instructions for matrices agree.
-// The kernel starts early (LaunchEarly) and reads its weights before the kernels before it end.
+// Norm and SwiGLU have the bits of their own kernels. The kernel starts early (LaunchEarly) and
+// reads its weights before the kernels before it end.
 void LaunchChain(DeviceContext& context, const ChainTask& task);
+
+// Product::fused of bfloat16 weights [out, in] that FitsChain: false for more rows than
+// kMaxChainRows.
+bool ApplyChain(DeviceContext& context, TensorView weights, const ProductRows& x, TensorView y,
+                ProductEnd end);
 
 }  // namespace ovq::kernels::cuda
