@@ -228,9 +228,10 @@ void CudaModelBench::Decode() {
                              {"state_bytes_per_session", state_bytes},
                              {"decode_position", scale_.decode_position}};
   for (const int n : scale_.decode_sessions) {
-    const absl::Status fits = kernels::CatchOutOfMemory([&] { DecodeSessions(n, state_bytes); });
+    const absl::Status fits = kernels::CatchDeviceErrors([&] { DecodeSessions(n, state_bytes); });
     if (fits.ok()) continue;
-    report_.root()["left_out"].push_back({{"name", "decode"}, {"sessions", n}});
+    report_.root()["left_out"].push_back(
+        {{"name", "decode"}, {"sessions", n}, {"reason", fits.message()}});
     std::printf("decode of %d sessions: %s\n", n, std::string(fits.message()).c_str());
     sessions_.clear();
   }

@@ -193,16 +193,16 @@ class GpuRun:
         self.bench_of("bench", "bf16", 110)
 
     def bench_int8(self):
-        self.bench_of("bench_int8", "i8", 60)
+        self.bench_of("bench_int8", "i8", 60, "--only", "check,ceilings,prefill,decode,chunk_updates,ovq_prefill")
 
-    def bench_of(self, name, states, limit):
+    def bench_of(self, name, states, limit, *flags):
         if self.program("bench_cuda") is None:
             self.fail("bench_cuda is missing")
             return
         report = self.report(name)
         with ClockSampler() as clocks:
             finished = self.run([self.program("bench_cuda"), "--json", report, "--state-dtype", states,
-                                 "--keep-model", self.model], limit)
+                                 "--keep-model", self.model, *flags], limit)
         print(finished.output[-KEPT_OUTPUT:])
         # Written after every figure, so a program that was stopped leaves what it had.
         bench = self.result[name] = read_json(report) or {}

@@ -29,7 +29,7 @@ def run_process(program, names, limit, env, cwd, prefix=()):
     """(outcomes by name, the test it ended in or None, how it ended, output)"""
     finished = run([*prefix, program, "--gtest_filter=" + ":".join(names)], limit, env, cwd,
                    silence=None if prefix else TEST_SECONDS)
-    lines = re.findall(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] ([^\s,]+)", finished.output, flags=re.MULTILINE)
+    lines = re.findall(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] ([^\s,]+)", finished.output)
     known = set(names)
     outcomes = {name: OUTCOMES[word] for word, name in lines if word != "RUN" and name in known}
     begun = [name for word, name in lines if word == "RUN"]

@@ -62,6 +62,7 @@ def load(options, server, users):
     steps = iterations(before, after)
     in_steps = sum(of["step_duration_seconds"]["sum"] for of in steps.values() if "step_duration_seconds" in of)
     return {"users": users, "completed": told["completed"], "failed": told["failed"],
+            "cut_off": told["ovq"]["cut_off"],
             "output_tokens_per_s": told["output_throughput"], "duration": told["duration"],
             **{f"{name}_{key}_ms": told[f"{key}_{theirs}_ms"]
                for name, theirs in (("first_token", "ttft"), ("gap", "itl"), ("whole", "e2el"))
