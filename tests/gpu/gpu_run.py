@@ -27,7 +27,7 @@ from machine import (CLOCK_FIELDS, ClockSampler, ask_driver, cuda_library_folder
                      loopback, query_gpu)
 
 # A run takes only tests that use a GPU, in this many processes side by side.
-CUDA_TESTS = "*cuda*:*Cuda*:*Attend*:*OvqUpdate*:Captured.*:ProductChoicesTest.*"
+CUDA_TESTS = "*cuda*:*Cuda*:*Chain*:*Attend*:*OvqUpdate*:Captured.*:ProductChoicesTest.*"
 TEST_PROGRAMS = {"kernels_tests": 6, "model_tests": 4, "engine_tests": 1}
 MUTANT_TESTS = "TensorCores/AttendTest.*"
 PROGRAMS = [*TEST_PROGRAMS, "attend_mutant", "bench_cuda", "ovq-server"]
@@ -35,7 +35,7 @@ SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # Small shapes of every kernel: a sanitizer slows a kernel down a hundredfold.
 SANITIZER_FILTER = ":".join([
     "*MixerContract.AgreesWithReference/*cuda*", "*OvqUpdate.*", "*AttendTies.*", "*/AttendTest.*",
-    "CudaProductTest.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
+    "CudaProductTest.*", "ChainProductTest.*", "*StoreRecentCuda.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
 SANITIZER_RUNS = [("kernels_tests", SANITIZER_FILTER), ("model_tests", "*SamplerAgreement.*/cuda")]
 # Last line of a tool, and its number of findings.
 SANITIZER_SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+) .*$", re.MULTILINE)
