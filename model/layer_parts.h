@@ -23,7 +23,7 @@ class Norm {
   // possibly x itself.
   void Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
              std::span<const int32_t> rows = {}) const;
-  // The same x = norm(h[rows]) for products alone, the first of which may compute it.
+  // Gives x = norm(h[rows]) to products alone, the first of which may compute it.
   kernels::ProductRows ForProducts(kernels::DeviceContext& context, kernels::TensorView h,
                                    kernels::TensorView x, std::span<const int32_t> rows = {}) const;
   size_t bytes() const { return weight_.bytes() + bias_.bytes(); }

@@ -148,7 +148,13 @@ struct CublasProduct {
   bool Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n);
   cublasStatus_t Run(DeviceContext& context, const Algorithm& algorithm, int64_t n, const void* x,
                      float* y, bool accumulate);
+  const Algorithm& AlgorithmFor(int64_t n) const {
+    return std::ranges::find_if(choices, [n](const Choice& band) { return n <= band.most_rows; })
+        ->algorithm;
+  }
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
+  // Product::fused
+  bool ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y, ProductEnd end) const;
 };
 
 CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& source)
@@ -199,9 +205,7 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
   const int64_t most = choices.back().most_rows;
   for (int64_t row = 0; row < x.shape[0]; row += most) {
     const int64_t n = std::min(most, x.shape[0] - row);
-    const auto choice =
-        std::ranges::find_if(choices, [n](const Choice& band) { return n <= band.most_rows; });
-    const cublasStatus_t status = Run(context, choice->algorithm, n,
+    const cublasStatus_t status = Run(context, AlgorithmFor(n), n,
                                       x.as<std::byte>() + static_cast<size_t>(row) * x_row_bytes(),
                                       y.as<float>() + row * out, accumulate);
     if (status == CUBLAS_STATUS_SUCCESS) continue;
@@ -209,6 +213,13 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
                                        " inputs and ", out,
                                        " outputs: ", cublasLtGetStatusString(status)));
   }
+}
+
+bool CublasProduct::ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y,
+                               ProductEnd end) const {
+  const int64_t n = x.x.shape[0];
+  if (n > choices.back().most_rows || !AlgorithmFor(n).is_chain) return false;
+  return ApplyChain(context, {weights.as<void>(), compute, {out, in}}, x, y, end);
 }
 
 __global__ void __launch_bounds__(kCompareThreads)
@@ -490,7 +501,9 @@ std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWe
   return Product{product->weights.bytes(),
                  [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
                    product->Apply(context, x, y, accumulate);
-                 }};
+                 },
+                 [product](DeviceContext& context, const ProductRows& x, TensorView y,
+                           ProductEnd end) { return product->ApplyFused(context, x, y, end); }};
 }
 
 }  // namespace ovq::kernels::cuda

@@ -46,6 +46,7 @@ class Chain {
  public:
   static constexpr int kWarps = kRows > 8 ? 16 : 8;  // a row's norm is a warp's
   static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kBlocks = kRows > 8 ? 1 : 4;  // of a multiprocessor, as to registers
   static size_t SharedBytes(ChainShape shape, bool has_norm) {
     const int vectors = shape.outs() + kXStride + (has_norm ? kNormVectors : 0);
     return static_cast<size_t>(shape.n_vectors()) * vectors * sizeof(uint4);
@@ -262,7 +263,7 @@ class Chain {
 
 // grid: blocks of shape.n_tiles tiles.
 template <int kRows>
-__global__ void __launch_bounds__(Chain<kRows>::kThreads)
+__global__ void __launch_bounds__(Chain<kRows>::kThreads, Chain<kRows>::kBlocks)
     ChainKernel(const ChainTask task, const ChainShape shape) {
   AllowNextKernel();
   Chain<kRows> chain(task, shape);

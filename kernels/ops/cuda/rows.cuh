@@ -106,13 +106,13 @@ __device__ inline float BlockSum(float value, SharedPtr<float> partial) {
 // 1 / sqrt(mean(x^2) + eps) of a row, by one warp. Lane t sums the squares of elements 4t .. 4t +
 // 3, then 4 (t + 32) and so on, in four chains; several loads are on their way at once.
 __device__ inline float RmsFactor(const float* x, int64_t n, float eps, bool aligned) {
-  constexpr int kAtOnce = 10, kStep = 4 * kWarp;
+  constexpr int kAtOnce = 10, kWarpElements = 4 * kWarp;
   float4 sum = make_float4(0, 0, 0, 0);
-  for (int64_t first = threadIdx.x % kWarp * 4; first < n; first += kAtOnce * kStep) {
+  for (int64_t first = threadIdx.x % kWarp * 4; first < n; first += kAtOnce * kWarpElements) {
     float4 loaded[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = first + i * kStep;
+      const int64_t at = first + i * kWarpElements;
       loaded[i] = at < n ? Load4(x, at, n, aligned, 0) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll

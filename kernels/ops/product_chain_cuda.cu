@@ -10,17 +10,17 @@ namespace {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// As few tiles a block as let all blocks run at once on different multiprocessors; one where even
-// the most tiles would not, so that a multiprocessor has several blocks, which hide each other's
-// copies. No tile: shared memory is too small.
+// Chooses the fewest tiles a block with which all blocks run at once on different multiprocessors;
+// one where even the most tiles would not do, so that a multiprocessor has several blocks, which
+// hide each other's copies. No tile: shared memory is too small.
 template <int kRows>
-ChainShape ShapeOf(DeviceContext& context, const ChainTask& task) {
+ChainShape ChooseShape(DeviceContext& context, int64_t in, int64_t out, bool has_norm) {
   const CudaDevice& device = context.cuda();
   const auto fits = [&](ChainShape shape) {
-    return Chain<kRows>::SharedBytes(shape, task.norm.x != nullptr) <= device.max_shared_bytes;
+    return Chain<kRows>::SharedBytes(shape, has_norm) <= device.max_shared_bytes;
   };
-  const int64_t n_tiles = CeilDiv(task.out, kChainTile);
-  ChainShape shape = {static_cast<int>(CeilDiv(task.in, kLinkInputs)), 1};
+  const int64_t n_tiles = CeilDiv(out, kChainTile);
+  ChainShape shape = {static_cast<int>(CeilDiv(in, kLinkInputs)), 1};
   if (!fits(shape)) return {shape.n_links, 0};
   for (ChainShape larger = shape; larger.n_tiles <= kMaxChainTiles && fits(larger);
        larger.n_tiles *= 2) {
@@ -31,21 +31,21 @@ ChainShape ShapeOf(DeviceContext& context, const ChainTask& task) {
 
 template <int kRows>
 void LaunchRows(DeviceContext& context, const ChainTask& task) {
-  const ChainShape shape = ShapeOf<kRows>(context, task);
+  const bool has_norm = task.norm.x != nullptr;
+  const ChainShape shape = ChooseShape<kRows>(context, task.in, task.out, has_norm);
   const int64_t n_octets =
       task.swiglu == nullptr ? CeilDiv(task.out, kOctet) : 2 * CeilDiv(task.out / 2, kOctet);
   LaunchEarly(context, ChainKernel<kRows>,
               dim3(static_cast<unsigned>(CeilDiv(n_octets, 2 * shape.n_tiles))),
-              dim3(Chain<kRows>::kThreads),
-              Chain<kRows>::SharedBytes(shape, task.norm.x != nullptr), task, shape);
+              dim3(Chain<kRows>::kThreads), Chain<kRows>::SharedBytes(shape, has_norm), task,
+              shape);
 }
 
 }  // namespace
 
 bool FitsChain(DeviceContext& context, int64_t in, int64_t out) {
-  const float any = 0;
-  const ChainTask task = {.in = in, .out = out, .norm = {.x = &any}};
-  return in % kVectorInputs == 0 && ShapeOf<kMaxChainRows>(context, task).n_tiles > 0;
+  return in % kVectorInputs == 0 &&
+         ChooseShape<kMaxChainRows>(context, in, out, /*has_norm=*/true).n_tiles > 0;
 }
 
 void LaunchChain(DeviceContext& context, const ChainTask& task) {
