@@ -171,7 +171,7 @@ void Attention::Load(const MixerSpec& spec) {
   if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
 }
 
-void Attention::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+void Attention::Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const {
   PublishValues(args);
   ScratchScope scope(args.context);
   AttentionBlocks blocks = Blocks(args.where);
@@ -338,14 +338,15 @@ ShiftPlaces Attention::Newest(const LayerState& where) const {
   return newest;
 }
 
-AttentionTensors Attention::Project(const LayerArgs& args, TensorView x,
+AttentionTensors Attention::Project(const LayerArgs& args, const ProductRows& rows,
                                     const AttentionBlocks& blocks, ScratchScope& scope) const {
   const int64_t n_tokens = args.seqs.n_tokens(), stride = qkv_.out();
   const int64_t q_width = shape.q_width(), k_width = shape.k_width();
   const ShiftPlaces newest = Newest(args.where);
   const TensorView out = scope.Tensor(compute_, {n_tokens, out_.in()});
   TensorView qkv = scope.Tensor(DType::kF32, {n_tokens, stride});
-  qkv_.Apply(args.context, x, qkv);
+  qkv_.Apply(args.context, rows, qkv);
+  const TensorView x = rows.x;
   if (qkv_bias_.bytes() > 0) {
     AddBias(args.context, qkv, {qkv_bias_.as<void>(), DType::kF32, {stride}}, 1);
   }
