@@ -28,7 +28,7 @@ __device__ inline bool FindFullChunk(const AttentionBlocks& blocks, const Device
            .n_next = blocks.LiveAt(s, kv_head, wave.index + 1)};
   return true;
 }
-// Of this thread block's head.
+// The chunk that this thread block's head fills.
 __device__ inline bool FindFullChunk(const AttentionBlocks& blocks, const DeviceWave& wave,
                                      FullChunk& chunk) {
   return FindFullChunk(blocks, wave, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
