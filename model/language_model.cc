@@ -116,7 +116,7 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
   for (ModelConfig& config : configs) {
     models.emplace_back(new LanguageModel);
     absl::Status status;
-    status.Update(kernels::CatchOutOfMemory([&] {
+    status.Update(kernels::CatchDeviceErrors([&] {
       status = models.back()->LoadAll(std::move(config), weights, options, context, shared);
     }));
     // If a file changed during the load, its problems say nothing of either version.
@@ -350,8 +350,7 @@ void LanguageModel::RunHead(const kernels::StagedBatch& staged, kernels::DeviceC
                             kernels::TensorView h, kernels::TensorView x,
                             kernels::TensorView logits) const {
   const kernels::TensorView last = Rows(x, 0, logits.shape[0]);
-  final_norm_.Apply(context, h, last, staged.logits_indices);
-  lm_head_.Apply(context, last, logits);
+  lm_head_.Apply(context, final_norm_.ForProducts(context, h, last, staged.logits_indices), logits);
   if (config_.lm_head_bias || config_.logit_scale != 1) {
     const kernels::TensorView bias = {
         lm_head_bias_.as<void>(), kernels::DType::kF32, {config_.vocab_size}};
@@ -371,9 +370,9 @@ void LanguageModel::RunLayer(int i, const kernels::StagedBatch& staged,
     layer.input_norm.Apply(context, embedding,
                            tensors.Put(kernels::FirstValuesInput(i), compute_dtype_, x.shape));
   }
-  layer.input_norm.Apply(context, h, x);
+  const kernels::ProductRows rows = layer.input_norm.ForProducts(context, h, x);
   const bool adds = !layer.post_norm.exists();
-  layer.mixer->Forward({context, staged.seqs, layout_->layer(i), tensors, adds}, x,
+  layer.mixer->Forward({context, staged.seqs, layout_->layer(i), tensors, adds}, rows,
                        adds ? h : activations.added);
   if (!adds) activations.AddNormed(context, layer.post_norm, config_.residual_scale);
   const int state = layer.feed_forward_state;

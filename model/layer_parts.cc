@@ -22,21 +22,35 @@ Norm::Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec&
   }
 }
 
-void Norm::Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
-                 std::span<const int32_t> rows) const {
+kernels::NormWeights Norm::weights() const {
   const auto vector = [](const kernels::Buffer& floats) -> kernels::TensorView {
     const auto width = static_cast<int64_t>(floats.bytes() / sizeof(float));
     return {floats.as<float>(), kernels::DType::kF32, {width}};
   };
-  const kernels::NormWeights weights = {vector(weight_), vector(bias_), spec_.eps};
+  return {vector(weight_), vector(bias_), spec_.eps};
+}
+
+void Norm::Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
+                 std::span<const int32_t> rows) const {
   switch (spec_.kind) {
     case NormKind::kRms:
-      return kernels::RmsNorm(context, x, weights, y, rows);
+      return kernels::RmsNorm(context, x, weights(), y, rows);
     case NormKind::kLayer:
-      return kernels::LayerNorm(context, x, weights, y, rows);
+      return kernels::LayerNorm(context, x, weights(), y, rows);
     case NormKind::kNone:
       return rows.empty() ? kernels::Copy(context, x, y) : kernels::Embed(context, x, rows, y);
   }
+}
+
+kernels::ProductRows Norm::ForProducts(kernels::DeviceContext& context, kernels::TensorView h,
+                                       kernels::TensorView x, std::span<const int32_t> rows) const {
+  kernels::ProductRows result = x;
+  if (spec_.kind == NormKind::kRms) {
+    result.norm = weights(), result.h = h, result.h_rows = rows;
+  } else {
+    Apply(context, h, x, rows);
+  }
+  return result;
 }
 
 FeedForward::FeedForward(kernels::WeightReader& reader, const ModelConfig& config,
@@ -66,6 +80,7 @@ void FeedForward::Forward(kernels::DeviceContext& context, const kernels::BatchS
                           const LayerActivations& activations) const {
   if (!exists()) return;
   const kernels::TensorView &h = activations.h, &x = activations.x;
+  kernels::ProductRows rows = x;
   kernels::ScratchScope scope(context);
   if (spec_.token_shift) {
     kernels::ScratchScope of_shift(context);
@@ -81,14 +96,16 @@ void FeedForward::Forward(kernels::DeviceContext& context, const kernels::BatchS
                           .y = x.data,
                           .y_dtype = x.dtype});
   } else if (!spec_.parallel) {
-    norm_.Apply(context, h, x);
+    rows = norm_.ForProducts(context, h, x);
   }
-  const kernels::TensorView inner = scope.Tensor(kernels::DType::kF32, {h.shape[0], inner_.out()});
   const kernels::TensorView active = scope.Tensor(x.dtype, {h.shape[0], spec_.width});
-  inner_.Apply(context, x, inner);
   if (spec_.kind == FeedForwardKind::kGatedSilu) {
-    kernels::SwiGlu(context, inner, active);
+    inner_.ApplySwiGlu(context, rows, active);
   } else {
+    kernels::ScratchScope of_inner(context);
+    const kernels::TensorView inner =
+        of_inner.Tensor(kernels::DType::kF32, {h.shape[0], inner_.out()});
+    inner_.Apply(context, rows, inner);
     kernels::SquaredRelu(context, inner, active);
   }
   outer_.Apply(context, active, post_norm_.exists() ? activations.added : h,

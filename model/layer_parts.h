@@ -23,9 +23,14 @@ class Norm {
   // possibly x itself.
   void Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
              std::span<const int32_t> rows = {}) const;
+  // Gives x = norm(h[rows]) to products alone, the first of which may compute it.
+  kernels::ProductRows ForProducts(kernels::DeviceContext& context, kernels::TensorView h,
+                                   kernels::TensorView x, std::span<const int32_t> rows = {}) const;
   size_t bytes() const { return weight_.bytes() + bias_.bytes(); }
 
  private:
+  kernels::NormWeights weights() const;
+
   NormSpec spec_ = {.kind = NormKind::kNone};
   kernels::Buffer weight_, bias_;  // [width] float
 };

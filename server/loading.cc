@@ -45,7 +45,7 @@ absl::Status ReserveScratch(const Options& options, const model::ModelConfig& co
                             kernels::DeviceContext& context) {
   if (context.device() != kernels::Device::kCuda) return absl::OkStatus();
   return InContext(
-      "scratch memory of a step of --max-batch-tokens", kernels::CatchOutOfMemory([&] {
+      "scratch memory of a step of --max-batch-tokens", kernels::CatchDeviceErrors([&] {
         kernels::ScratchScope(context).Allocate<std::byte>(BatchScratchBytes(config, options) / 2);
       }));
 }

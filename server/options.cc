@@ -169,14 +169,19 @@ void AddModelChoices(Flags& flags, Options& o) {
       "(docs/performance.md); checkpoint: as --compute-dtype says");
 }
 
+// A GPU needs thousands of tokens to be busy with their products; a CPU is with hundreds, and more
+// only take longer.
+constexpr int32_t kCpuBatchTokens = 512, kCudaBatchTokens = 4096;
+
 void AddBounds(Flags& flags, Options& o) {
   flags.Add("max-centroids", "N",
             Number(o.engine.max_slot_cap, kernels::kMinSlotCap, kernels::kMaxSlotCap),
             "largest dictionary cap of a session; lowers the model's own default too");
   flags.Add("max-sessions", "N", Number(o.engine.max_sessions, 1, 1 << 20),
             "live sessions, one-shot requests included");
-  flags.Add("max-batch-tokens", "N", Number(o.engine.max_batch_tokens, 1, 1 << 20),
-            "tokens computed together in one step");
+  flags.Add("max-batch-tokens", "N", Number(o.max_batch_tokens, 1, 1 << 20),
+            "tokens computed together in one step",
+            absl::StrCat(kCpuBatchTokens, ", and ", kCudaBatchTokens, " with --device cuda"));
   flags.Add(
       "target-step-time", "DURATION",
       Duration(o.engine.target_step_time, absl::Microseconds(100), absl::Minutes(1)),
@@ -396,6 +401,10 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
     if (line.action == end) return line;
   }
   RETURN_IF_ERROR(CheckTogether(line));
+  Options& options = line.options;
+  const bool on_gpu = options.device == kernels::Device::kCuda;
+  options.engine.max_batch_tokens =
+      options.max_batch_tokens.value_or(on_gpu ? kCudaBatchTokens : kCpuBatchTokens);
   return line;
 }
 

@@ -43,6 +43,7 @@ struct Options {
   std::optional<size_t> prefix_memory_bytes;      // default: an eighth of the state memory
   bool insecure_listen = false;                   // allow listening beyond loopback without tokens
   std::optional<size_t> request_memory_bytes;     // default: an eighth of the machine's memory
+  std::optional<int32_t> max_batch_tokens;        // default: by the device, in `engine`
   engine::EngineOptions engine;                   // all fields except those from cache_policies
   std::string session_dir;                        // empty: sessions are kept in memory only
   bool session_sync_always = true;

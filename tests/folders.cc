@@ -4,11 +4,18 @@
 
 namespace ovq {
 
-std::string GoldenFolder() {
-  const char* folder = std::getenv("OVQ_GOLDEN_DIR");
-  return folder != nullptr ? folder : OVQ_GOLDEN_DIR;
+namespace {
+
+// The environment's, for a program that runs elsewhere than it was built.
+std::string Folder(const char* name, const char* built) {
+  const char* folder = std::getenv(name);
+  return folder != nullptr ? folder : built;
 }
 
-std::string ModelsFolder() { return OVQ_MODELS_DIR; }
+}  // namespace
+
+std::string GoldenFolder() { return Folder("OVQ_GOLDEN_DIR", OVQ_GOLDEN_DIR); }
+
+std::string ModelsFolder() { return Folder("OVQ_MODELS_DIR", OVQ_MODELS_DIR); }
 
 }  // namespace ovq

@@ -12,9 +12,9 @@ struct ProductChoice {
   int64_t in, out;
   std::string weights;  // "f32", "bf16", "int8"
   std::string product;  // "cuBLASLt", "oneDNN", "own"
-  std::string detail;  // the library's algorithm ("algorithm 66, tile 20, stages 8"), or the reason
-                       // for "own"
-  int count = 1;       // number of products with this choice
+  std::string detail;   // the library's algorithms ("to 16 rows algorithm 66, tile 20, stages 8; to
+                        // 64 rows ..."), or the reason for "own"
+  int count = 1;        // number of products with this choice
 
   std::string ToString() const;
   bool operator==(const ProductChoice&) const = default;

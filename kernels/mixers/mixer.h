@@ -58,8 +58,8 @@ class SequenceMixer {
   virtual size_t weight_bytes() const = 0;
   // y[n_tokens, d_model] += mix(x[n_tokens, d_model]), or y = mix(x) without LayerArgs::adds.
   // Advances each sequence's state in place. x in the compute dtype, y float32 (the residual
-  // stream).
-  virtual void Forward(const LayerArgs& args, TensorView x, TensorView y) const = 0;
+  // stream). A product is what reads x first (ProductRows).
+  virtual void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const = 0;
   // The bytes of this layer's state that these tokens may change, each once. Restoring them undoes
   // the tokens.
   virtual std::vector<StateExtent> UndoExtents(const LayerState& where,

@@ -82,12 +82,31 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTy
   return linear;
 }
 
-void Linear::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const {
+bool Linear::Fused(DeviceContext& context, const ProductRows& rows, TensorView y,
+                   ProductEnd end) const {
+  const Shape& shape = rows.x.shape;
   Check(product_.apply != nullptr, "Linear: not made yet");
-  Check(x.dtype == compute_ && y.dtype == DType::kF32, "Linear: x in its type, y float32");
-  Check(x.shape.rank() == 2 && x.shape[1] == in_, "Linear: x is [n, in]");
-  Check((y.shape == Shape{x.shape[0], out_}), "Linear: y is [n, out]");
-  if (x.shape[0] > 0) product_.apply(context, x, y, accumulate);
+  Check(rows.x.dtype == compute_, "Linear: x in its type");
+  Check(shape.rank() == 2 && shape[1] == in_, "Linear: x is [n, in]");
+  const int64_t width = end == ProductEnd::kSwiGlu ? out_ / 2 : out_;
+  Check((y.shape == Shape{shape[0], width}), "Linear: y has a row for each of x");
+  return product_.fused && shape[0] > 0 && product_.fused(context, rows, y, end);
+}
+
+void Linear::Apply(DeviceContext& context, const ProductRows& rows, TensorView y,
+                   bool accumulate) const {
+  Check(y.dtype == DType::kF32, "Linear: y is float32");
+  if (Fused(context, rows, y, accumulate ? ProductEnd::kAdd : ProductEnd::kStore)) return;
+  if (rows.norm) RmsNorm(context, rows.h, *rows.norm, rows.x, rows.h_rows);
+  if (y.shape[0] > 0) product_.apply(context, rows.x, y, accumulate);
+}
+
+void Linear::ApplySwiGlu(DeviceContext& context, const ProductRows& rows, TensorView y) const {
+  if (Fused(context, rows, y, ProductEnd::kSwiGlu)) return;
+  ScratchScope scope(context);
+  const TensorView gate_up = scope.Tensor(DType::kF32, {y.shape[0], out_});
+  Apply(context, rows, gate_up);
+  SwiGlu(context, gate_up, y);
 }
 
 }  // namespace ovq::kernels

@@ -1,15 +1,25 @@
 // y[n, out] (+)= x[n, in] W^T, W [out, in], with cuBLASLt.
+//
+// cuBLASLt has dozens of algorithms for a product, and most of them add the terms of a sum in one
+// order, whatever their tiles: these form a class of equal bits. While a model loads, the fastest
+// algorithm of one class is chosen for each band of numbers of rows, and proved: cuBLASLt accepts
+// it for every number of rows of its band, and there it gives a row the same bits as the algorithm
+// of the most rows.
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -17,24 +27,43 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/device_memory.h"
 #include "kernels/ops/matmul_device.h"
+#include "kernels/ops/product_chain.h"
 
 namespace ovq::kernels::cuda {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-// The number of rows that the algorithm is chosen for: between decode, which wants many thread
-// blocks even where `out` is small, and prefill, which wants large tiles.
-constexpr int64_t kTypicalRows = 64;
-constexpr int64_t kCheckedElements = int64_t{1} << 26;  // elements of y in the check of rows
-constexpr int kMaxAlgorithms = 16;
+// An algorithm serves the numbers of rows up to one of these and above the one before.
+constexpr std::array<int64_t, 5> kBands = {16, 64, 256, 1024, 8192};
+constexpr int64_t kEveryCount = 64;  // up to here every number of rows is run, above some are
+constexpr int64_t kSomeCounts = 16;
+constexpr int64_t kPlaces = 4;      // of a call's rows among those of the longest call
+constexpr int64_t kTestRows = 509;  // that are different: a prime, so that all places get all
+constexpr int64_t kMostElements = int64_t{1} << 25;  // of y in a call: two y are 256 MiB
+constexpr int kMaxAlgorithms = 16;                   // asked for at a time
+constexpr int kTimings = 4;                          // the first also warms up
 constexpr uint32_t kAlignment = 16;  // bytes; alignment of the rows of x, of the weights and of y
+constexpr int kCompareThreads = 256;
 
-// The library's own type is an unnamed struct, which containers do not accept.
+// One of cuBLASLt's, or our own product of few rows (product_chain.h).
 struct Algorithm {
-  cublasLtMatmulAlgo_t chosen;
+  cublasLtMatmulAlgo_t chosen = {};
+  bool is_chain = false;
+
+  bool operator==(const Algorithm& other) const {
+    return is_chain == other.is_chain && std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
+  }
 };
 
+// The algorithm for at most `most_rows` rows.
+struct Choice {
+  int64_t most_rows;
+  Algorithm algorithm;
+};
+
+// Ends the process: these calls only fill in descriptions, and fail for no input.
 void CheckCublas(cublasStatus_t status, const char* file = __builtin_FILE(),
                  int line = __builtin_LINE()) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -71,6 +100,28 @@ void Prefer(cublasLtMatmulPreferenceOpaque_t& preference,
   CheckCublas(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof(value)));
 }
 
+int32_t Configured(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  int32_t value = -1;
+  CheckCublas(cublasLtMatmulAlgoConfigGetAttribute(&algorithm.chosen, attribute, &value,
+                                                   sizeof(value), nullptr));
+  return value;
+}
+
+std::string Name(const std::vector<Choice>& choices) {
+  std::string name;
+  for (const auto& [most_rows, algorithm] : choices) {
+    absl::StrAppend(&name, name.empty() ? "to " : "; to ", most_rows, " rows ");
+    if (algorithm.is_chain) {
+      name += "our own of few rows";
+      continue;
+    }
+    absl::StrAppend(&name, "algorithm ", Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
+                    Configured(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ",
+                    Configured(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID));
+  }
+  return name;
+}
+
 // cuBLASLt's matrices have contiguous columns: y^T [out, n] = (W^T)^T [out, in] x^T [in, n]. So the
 // rows of x are its columns, and no stride or alignment depends on how many there are.
 struct CublasProduct {
@@ -78,18 +129,32 @@ struct CublasProduct {
   DType compute;
   Buffer weights;  // [out, in]
   cublasLtMatmulDescOpaque_t operation;
-  Algorithm algorithm;
+  std::vector<Choice> choices;  // by ascending numbers of rows
+
+  struct Layouts {
+    cublasLtMatrixLayoutOpaque_t w, x, y;
+  };
 
   CublasProduct(DeviceContext& context, const StackedWeights& source);
-  cublasStatus_t Run(DeviceContext& context, int64_t n, const void* x, float* y, bool accumulate);
-  std::vector<Algorithm> Algorithms(DeviceContext& context);
-  bool SameBitsForAnyRows(DeviceContext& context, bool accumulate);
-  // The most rows of one call. Longer calls are split, because the check compares bits only up to
-  // here; this keeps the check's y within 256 MiB.
+  Layouts MakeLayouts(int64_t n) const {
+    return {Layout(DataType(compute), in, out), Layout(DataType(compute), in, n),
+            Layout(CUDA_R_32F, out, n)};
+  }
+  size_t x_row_bytes() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
+  // The most rows of a call; more are split.
   int64_t most_rows() const {
-    return std::clamp<int64_t>(kCheckedElements / out, kTypicalRows, 512);
+    return std::clamp(kMostElements / out, kBands.front(), kBands.back());
+  }
+  bool Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n);
+  cublasStatus_t Run(DeviceContext& context, const Algorithm& algorithm, int64_t n, const void* x,
+                     float* y, bool accumulate);
+  const Algorithm& AlgorithmFor(int64_t n) const {
+    return std::ranges::find_if(choices, [n](const Choice& band) { return n <= band.most_rows; })
+        ->algorithm;
   }
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
+  // Product::fused
+  bool ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y, ProductEnd end) const;
 };
 
 CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& source)
@@ -104,34 +169,145 @@ CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& sourc
                                              sizeof(transposed)));
 }
 
-cublasStatus_t CublasProduct::Run(DeviceContext& context, int64_t n, const void* x, float* y,
-                                  bool accumulate) {
-  const float one = 1, beta = accumulate ? 1 : 0;
-  cublasLtMatrixLayoutOpaque_t w_layout = Layout(DataType(compute), in, out);
-  cublasLtMatrixLayoutOpaque_t x_layout = Layout(DataType(compute), in, n);
-  cublasLtMatrixLayoutOpaque_t y_layout = Layout(CUDA_R_32F, out, n);
+// Whether the algorithm can be used for n rows. It asks no device.
+bool CublasProduct::Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n) {
+  if (algorithm.is_chain) return n <= kMaxChainRows && FitsChain(context, in, out);
+  Layouts of = MakeLayouts(n);
+  cublasLtMatmulHeuristicResult_t result = {};
+  return cublasLtMatmulAlgoCheck(Handle(context.cuda()), &operation, &of.w, &of.x, &of.y, &of.y,
+                                 &algorithm.chosen, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= kWorkspaceBytes;
+}
+
+cublasStatus_t CublasProduct::Run(DeviceContext& context, const Algorithm& algorithm, int64_t n,
+                                  const void* x, float* y, bool accumulate) {
+  if (algorithm.is_chain) {
+    LaunchChain(context, {.weights = weights.as<BF16>(),
+                          .x = static_cast<const BF16*>(x),
+                          .y = y,
+                          .n = n,
+                          .in = in,
+                          .out = out,
+                          .accumulate = accumulate});
+    return CUBLAS_STATUS_SUCCESS;
+  }
   CudaDevice& device = context.cuda();
-  return cublasLtMatmul(Handle(device), &operation, &one, weights.as<void>(), &w_layout, x,
-                        &x_layout, &beta, y, &y_layout, y, &y_layout, &algorithm.chosen,
+  const float one = 1, beta = accumulate ? 1 : 0;
+  Layouts of = MakeLayouts(n);
+  return cublasLtMatmul(Handle(device), &operation, &one, weights.as<void>(), &of.w, x, &of.x,
+                        &beta, y, &of.y, y, &of.y, &algorithm.chosen,
                         device.cublas_workspace.as<void>(), kWorkspaceBytes, device.stream);
 }
 
-int32_t Configured(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
-  int32_t value = -1;
-  CheckCublas(cublasLtMatmulAlgoConfigGetAttribute(&algorithm.chosen, attribute, &value,
-                                                   sizeof(value), nullptr));
-  return value;
+void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+  const auto start = reinterpret_cast<uintptr_t>(x.data) | reinterpret_cast<uintptr_t>(y.data);
+  Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
+  const int64_t most = choices.back().most_rows;
+  for (int64_t row = 0; row < x.shape[0]; row += most) {
+    const int64_t n = std::min(most, x.shape[0] - row);
+    const cublasStatus_t status = Run(context, AlgorithmFor(n), n,
+                                      x.as<std::byte>() + static_cast<size_t>(row) * x_row_bytes(),
+                                      y.as<float>() + row * out, accumulate);
+    if (status == CUBLAS_STATUS_SUCCESS) continue;
+    throw RefusedByDevice(absl::StrCat("cuBLASLt refused a product of ", n, " rows, ", in,
+                                       " inputs and ", out,
+                                       " outputs: ", cublasLtGetStatusString(status)));
+  }
 }
 
-std::string Name(const Algorithm& algorithm) {
-  return absl::StrCat("algorithm ", Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
-                      Configured(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ",
-                      Configured(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID));
+bool CublasProduct::ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y,
+                               ProductEnd end) const {
+  const int64_t n = x.x.shape[0];
+  if (n > choices.back().most_rows || !AlgorithmFor(n).is_chain) return false;
+  return ApplyChain(context, {weights.as<void>(), compute, {out, in}}, x, y, end);
 }
 
-// Candidates, best first; none that splits a sum over thread blocks, whose order could depend on
-// timing.
-std::vector<Algorithm> CublasProduct::Algorithms(DeviceContext& context) {
+__global__ void __launch_bounds__(kCompareThreads)
+    CompareKernel(const uint4* a, const uint4* b, int64_t n, uint32_t* differs) {
+  const int64_t step = int64_t{gridDim.x} * kCompareThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kCompareThreads + threadIdx.x; i < n; i += step) {
+    const uint4 x = a[i], y = b[i];
+    if (x.x != y.x || x.y != y.y || x.z != y.z || x.w != y.w) *differs = 1;
+  }
+}
+
+// Chooses the algorithms of one shape, with the weights of the first product that has it.
+class Chooser {
+ public:
+  Chooser(DeviceContext& context, CublasProduct& product);
+  ~Chooser();
+  // By ascending numbers of rows; empty if no class of equal bits serves all bands.
+  std::vector<Choice> Choose();
+
+ private:
+  // Algorithms of equal bits, with the seconds that each takes for the most rows of each band;
+  // infinite where it is refused.
+  struct Timed {
+    Algorithm algorithm;
+    std::vector<double> seconds;
+  };
+  using Class = std::vector<Timed>;
+
+  std::vector<Algorithm> Candidates(int64_t n);
+  std::vector<Class> Classes();
+  std::string FirstRow(const Algorithm& algorithm, int64_t n);
+  double Seconds(const Algorithm& algorithm, int64_t n, double fastest);
+  std::vector<Choice> ChooseFrom(const Class& algorithms);
+  bool IsProved(const Algorithm& algorithm, int64_t least, int64_t most);
+  bool SameBits(const Algorithm& algorithm, int64_t n, bool accumulate);
+
+  DeviceContext& context_;
+  CudaDevice& device_;
+  CublasProduct& product_;
+  std::vector<int64_t> bands_;  // the most rows of each
+  Buffer x_;                    // [most rows, in]
+  Buffer expected_, y_;         // [most rows, out]
+  Buffer differs_;              // one uint32_t
+  Buffer flushed_;              // twice the size of the L2 cache
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+Chooser::Chooser(DeviceContext& context, CublasProduct& product)
+    : context_(context),
+      device_(context.cuda()),
+      product_(product),
+      differs_(Device::kCuda, sizeof(uint32_t)) {
+  const int64_t most = product.most_rows();
+  for (const int64_t band : kBands) {
+    if (band < most) bands_.push_back(band);
+  }
+  bands_.push_back(most);
+  const size_t x_row = product.x_row_bytes(), tile = x_row * kTestRows;
+  const size_t y_bytes = static_cast<size_t>(most * product.out) * sizeof(float);
+  x_ = Buffer(Device::kCuda, static_cast<size_t>(most) * x_row);
+  expected_ = Buffer(Device::kCuda, y_bytes);
+  y_ = Buffer(Device::kCuda, y_bytes);
+  const std::vector<std::byte> rows = TestRows(kTestRows, product.in, product.compute);
+  for (size_t at = 0; at < x_.bytes(); at += tile) {
+    Upload(device_, x_.as<std::byte>() + at, rows.data(), std::min(tile, x_.bytes() - at));
+  }
+  int l2_bytes = 0;
+  CheckCuda(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device_.ordinal));
+  flushed_ = Buffer(Device::kCuda, 2 * static_cast<size_t>(std::max(l2_bytes, 1)));
+  CheckCuda(cudaEventCreate(&begin_));
+  CheckCuda(cudaEventCreate(&end_));
+}
+
+Chooser::~Chooser() {
+  CheckCuda(cudaEventDestroy(begin_));
+  CheckCuda(cudaEventDestroy(end_));
+}
+
+// Lists our own and what cuBLASLt offers for n rows; none of it splits a sum over thread blocks,
+// whose order could depend on timing.
+std::vector<Algorithm> Chooser::Candidates(int64_t n) {
+  std::vector<Algorithm> algorithms;
+  const char* wanted = std::getenv("OVQ_CUDA_PRODUCTS");
+  const bool only_cublas = wanted != nullptr && std::string_view(wanted) == "cublas";
+  if (!only_cublas && product_.compute == DType::kBF16 &&
+      product_.Accepts(context_, {.is_chain = true}, n)) {
+    algorithms.push_back({.is_chain = true});
+  }
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
   Prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
@@ -142,75 +318,163 @@ std::vector<Algorithm> CublasProduct::Algorithms(DeviceContext& context) {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
     Prefer(preference, attribute, kAlignment);
   }
-  cublasLtMatrixLayoutOpaque_t w_layout = Layout(DataType(compute), in, out);
-  cublasLtMatrixLayoutOpaque_t x_layout = Layout(DataType(compute), in, kTypicalRows);
-  cublasLtMatrixLayoutOpaque_t y_layout = Layout(CUDA_R_32F, out, kTypicalRows);
+  CublasProduct::Layouts of = product_.MakeLayouts(n);
   cublasLtMatmulHeuristicResult_t results[kMaxAlgorithms];
   int n_results = 0;
-  std::vector<Algorithm> algorithms;
-  if (cublasLtMatmulAlgoGetHeuristic(Handle(context.cuda()), &operation, &w_layout, &x_layout,
-                                     &y_layout, &y_layout, &preference, kMaxAlgorithms, results,
+  if (cublasLtMatmulAlgoGetHeuristic(Handle(device_), &product_.operation, &of.w, &of.x, &of.y,
+                                     &of.y, &preference, kMaxAlgorithms, results,
                                      &n_results) != CUBLAS_STATUS_SUCCESS) {
     return algorithms;
   }
   for (int i = 0; i < n_results; ++i) {
-    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
+    if (results[i].state == CUBLAS_STATUS_SUCCESS)
+      algorithms.push_back({.chosen = results[i].algo});
   }
   return algorithms;
 }
 
-// Compares calls of n rows, taken from many places of a long call, with the same rows of that call.
-// With accumulate they are added to zeros, because that may be another kernel.
-bool CublasProduct::SameBitsForAnyRows(DeviceContext& context, bool accumulate) {
-  const int64_t most = most_rows();
-  const size_t x_row = static_cast<size_t>(in) * DTypeBytes(compute);
-  const size_t y_row = static_cast<size_t>(out) * sizeof(float);
-  const std::vector<std::byte> rows = TestRows(most, in, compute);
-  const Buffer x = context.Upload(rows.data(), rows.size());
-  const Buffer y(Device::kCuda, static_cast<size_t>(most) * y_row);
-  const auto run = [&](int64_t first, int64_t n, std::vector<std::byte>& rows) {
-    rows.resize(static_cast<size_t>(n) * y_row);
-    if (accumulate) {
-      CheckCuda(cudaMemsetAsync(y.as<void>(), 0, rows.size(), context.cuda().stream));
-    }
-    const void* from = x.as<std::byte>() + static_cast<size_t>(first) * x_row;
-    if (Run(context, n, from, y.as<float>(), accumulate) != CUBLAS_STATUS_SUCCESS) return false;
-    context.CopyToHost(rows.data(), y.as<void>(), rows.size());
-    return true;
-  };
-  std::vector<std::byte> expected, part;
-  if (!run(0, most, expected)) return false;
-  for (int64_t n : {1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 128, 129, 200, 257, 384, 511}) {
-    // About 16 places, odd ones among them.
-    const int64_t step = (most - n) / 16 | 1;
-    for (int64_t first = 0; first + n <= most; first += step) {
-      if (!run(first, n, part)) return false;
-      const std::byte* same = expected.data() + static_cast<size_t>(first) * y_row;
-      if (std::memcmp(part.data(), same, part.size()) != 0) return false;
-    }
+// The first row of a call of n; empty if it is refused.
+std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
+  std::string row(static_cast<size_t>(product_.out) * sizeof(float), '\0');
+  if (product_.Run(context_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
+      CUBLAS_STATUS_SUCCESS) {
+    return {};
   }
-  return true;
+  context_.CopyToHost(row.data(), y_.as<void>(), row.size());
+  return row;
 }
 
-void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
-  const auto start = reinterpret_cast<uintptr_t>(x.data) | reinterpret_cast<uintptr_t>(y.data);
-  Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
-  const size_t x_row = static_cast<size_t>(in) * DTypeBytes(compute);
-  const int64_t most = most_rows();
-  for (int64_t row = 0; row < x.shape[0]; row += most) {
-    const int64_t n = std::min(most, x.shape[0] - row);
-    CheckCublas(Run(context, n, x.as<std::byte>() + static_cast<size_t>(row) * x_row,
-                    y.as<float>() + row * out, accumulate));
+// Seconds of a call whose weights come from memory, not from the L2 cache. A call that takes twice
+// as long as the fastest is not repeated. Our own reads its weights while the kernels before it
+// run, which the time of a call alone does not show: it counts as the fastest.
+double Chooser::Seconds(const Algorithm& algorithm, int64_t n, double fastest) {
+  if (!product_.Accepts(context_, algorithm, n)) return INFINITY;
+  if (algorithm.is_chain) return 0;
+  double best = INFINITY;
+  for (int i = 0; i < kTimings; ++i) {
+    CheckCuda(cudaMemsetAsync(flushed_.as<void>(), i, flushed_.bytes(), device_.stream));
+    CheckCuda(cudaEventRecord(begin_, device_.stream));
+    if (product_.Run(context_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
+        CUBLAS_STATUS_SUCCESS) {
+      return INFINITY;
+    }
+    CheckCuda(cudaEventRecord(end_, device_.stream));
+    CheckCuda(cudaEventSynchronize(end_));
+    float milliseconds = 0;
+    CheckCuda(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    best = std::min(best, double{milliseconds} * 1e-3);
+    if (best > 2 * fastest) break;
   }
+  return best;
+}
+
+// The largest first: their order, and so a model's bits, must not depend on times.
+std::vector<Chooser::Class> Chooser::Classes() {
+  std::vector<Algorithm> seen;
+  std::vector<double> fastest(bands_.size(), INFINITY);
+  std::map<std::string, Class> by_bits;
+  for (const int64_t n : bands_) {
+    for (const Algorithm& algorithm : Candidates(n)) {
+      if (std::ranges::count(seen, algorithm) > 0) continue;
+      seen.push_back(algorithm);
+      const std::string bits = FirstRow(algorithm, n);
+      if (bits.empty()) continue;
+      Timed timed = {algorithm, {}};
+      for (size_t band = 0; band < bands_.size(); ++band) {
+        timed.seconds.push_back(Seconds(algorithm, bands_[band], fastest[band]));
+        fastest[band] = std::min(fastest[band], timed.seconds[band]);
+      }
+      by_bits[bits].push_back(std::move(timed));
+    }
+  }
+  std::vector<Class> classes;
+  for (auto& [bits, algorithms] : by_bits) classes.push_back(std::move(algorithms));
+  std::ranges::stable_sort(classes, std::greater(), &Class::size);
+  return classes;
+}
+
+std::vector<Choice> Chooser::Choose() {
+  for (const Class& algorithms : Classes()) {
+    std::vector<Choice> choices = ChooseFrom(algorithms);
+    if (!choices.empty()) return choices;
+  }
+  return {};
+}
+
+// The fastest of the class that is proved, for each band; from the longest, which gives the bits
+// that the others are compared with.
+std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
+  std::vector<Choice> choices;
+  for (size_t band = bands_.size(); band-- > 0;) {
+    const int64_t least = band == 0 ? 1 : bands_[band - 1] + 1;
+    Class by_time = algorithms;
+    std::ranges::stable_sort(by_time, {}, [&](const Timed& timed) { return timed.seconds[band]; });
+    const auto found = std::ranges::find_if(by_time, [&](const Timed& timed) {
+      if (timed.seconds[band] == INFINITY) return false;
+      if (choices.empty() && product_.Run(context_, timed.algorithm, bands_[band], x_.as<void>(),
+                                          expected_.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
+        return false;
+      }
+      return IsProved(timed.algorithm, least, bands_[band]);
+    });
+    if (found == by_time.end()) return {};
+    choices.insert(choices.begin(), {bands_[band], found->algorithm});
+  }
+  return choices;
+}
+
+// Whether the algorithm is accepted for every number of rows from `least` to `most`, and gives rows
+// the expected bits.
+bool Chooser::IsProved(const Algorithm& algorithm, int64_t least, int64_t most) {
+  for (int64_t n = least; n <= most; ++n) {
+    if (!product_.Accepts(context_, algorithm, n)) return false;
+  }
+  CheckCuda(cudaMemsetAsync(differs_.as<void>(), 0, sizeof(uint32_t), device_.stream));
+  const int64_t step = most <= kEveryCount ? 1 : (most - least) / kSomeCounts | 1;
+  for (int64_t n = least; n <= most; n += step) {
+    if (!SameBits(algorithm, n, false) || !SameBits(algorithm, n, true)) return false;
+  }
+  if (!SameBits(algorithm, most, false) || !SameBits(algorithm, most, true)) return false;
+  uint32_t differs = 0;
+  context_.CopyToHost(&differs, differs_.as<void>(), sizeof(differs));
+  return differs == 0;
+}
+
+// Runs calls of n rows from several places and has their bits compared with the expected ones. With
+// accumulate they are added to zeros, because that may be another kernel. False if one is refused.
+bool Chooser::SameBits(const Algorithm& algorithm, int64_t n, bool accumulate) {
+  const size_t y_row = static_cast<size_t>(product_.out) * sizeof(float);
+  const int64_t last = bands_.back() - n;
+  for (int64_t place = 0; place < kPlaces; ++place) {
+    const int64_t first = last * place / (kPlaces - 1);
+    if (accumulate) {
+      CheckCuda(cudaMemsetAsync(y_.as<void>(), 0, static_cast<size_t>(n) * y_row, device_.stream));
+    }
+    if (product_.Run(context_, algorithm, n,
+                     x_.as<std::byte>() + static_cast<size_t>(first) * product_.x_row_bytes(),
+                     y_.as<float>(), accumulate) != CUBLAS_STATUS_SUCCESS) {
+      return false;
+    }
+    const int64_t compared = n * static_cast<int64_t>(y_row / sizeof(uint4));
+    const int64_t blocks = (compared + kCompareThreads - 1) / kCompareThreads;
+    Launch(context_, CompareKernel,
+           dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 8 * device_.n_multiprocessors))),
+           dim3(kCompareThreads), 0, y_.as<uint4>(),
+           reinterpret_cast<const uint4*>(expected_.as<std::byte>() +
+                                          static_cast<size_t>(first) * y_row),
+           compared, differs_.as<uint32_t>());
+    if (first == last) break;
+  }
+  return true;
 }
 
 }  // namespace
 
 std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
                                          std::string& what) {
-  // The check's result per shape, kept because every layer asks again; empty: no algorithm passes.
+  // The choices of each shape, kept because every layer asks again; none: no class serves it.
   static std::mutex mutex;
-  static std::map<std::tuple<int64_t, int64_t, DType>, std::optional<Algorithm>> verdicts;
+  static std::map<std::tuple<int64_t, int64_t, DType>, std::vector<Choice>> choices_of;
   const bool aligned = weights.row_bytes() % kAlignment == 0 &&
                        static_cast<size_t>(weights.out) * sizeof(float) % kAlignment == 0;
   if (!aligned) {
@@ -221,30 +485,25 @@ std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWe
     what = "cuBLASLt cannot be used";
     return std::nullopt;
   }
-  what = "no algorithm of cuBLASLt gives a row the same bits for any number of rows";
+  what = "no algorithms of cuBLASLt give a row the same bits for any number of rows";
   const std::lock_guard lock(mutex);
-  const auto [verdict, is_new] =
-      verdicts.try_emplace({weights.in, weights.out, weights.compute}, std::nullopt);
-  if (!is_new && !verdict->second) return std::nullopt;
+  const std::tuple shape = {weights.in, weights.out, weights.compute};
+  auto found = choices_of.find(shape);
+  if (found != choices_of.end() && found->second.empty()) return std::nullopt;
 
   const auto product = std::make_shared<CublasProduct>(context, weights);
-  const auto passes = [&](const Algorithm& algorithm) {
-    product->algorithm = algorithm;
-    return product->SameBitsForAnyRows(context, /*accumulate=*/false) &&
-           product->SameBitsForAnyRows(context, /*accumulate=*/true);
-  };
-  if (is_new) {
-    const std::vector<Algorithm> all = product->Algorithms(context);
-    const auto found = std::find_if(all.begin(), all.end(), passes);
-    if (found == all.end()) return std::nullopt;
-    verdict->second = *found;
+  if (found == choices_of.end()) {
+    found = choices_of.emplace(shape, Chooser(context, *product).Choose()).first;
+    if (found->second.empty()) return std::nullopt;
   }
-  product->algorithm = *verdict->second;
-  what = Name(product->algorithm);
+  product->choices = found->second;
+  what = Name(product->choices);
   return Product{product->weights.bytes(),
                  [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
                    product->Apply(context, x, y, accumulate);
-                 }};
+                 },
+                 [product](DeviceContext& context, const ProductRows& x, TensorView y,
+                           ProductEnd end) { return product->ApplyFused(context, x, y, end); }};
 }
 
 }  // namespace ovq::kernels::cuda

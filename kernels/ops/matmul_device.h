@@ -93,15 +93,17 @@ Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights);
 // The compute type is kBF16.
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 
-// One algorithm of cuBLASLt for every number of rows. None if no algorithm passes the test that a
-// row's bits are the same for any number of rows. `what` receives the algorithm, or the reason for
-// none.
+// Our own product of few rows (product_chain.h), where it has their bits, and the fastest
+// algorithms of cuBLASLt among those that give a row the same bits for any number of rows, which is
+// proved at the first product of each shape. None if there are none for all numbers of rows. `what`
+// receives the algorithms, or the reason for none. A call that cuBLASLt refuses throws
+// RefusedByDevice.
 std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
                                          std::string& what);
 
 // MakeCublasProduct where it keeps the promise of ops.h, else MakeOwnProduct. The environment
 // variable OVQ_CUDA_PRODUCTS=own skips cuBLASLt: its test takes hours under tools that make every
-// launch slow.
+// launch slow. With OVQ_CUDA_PRODUCTS=cublas none of our own is used for few rows.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 
 // Device memory [n, item_bytes]; fill(item, bytes) writes each item over zeros. It works on some

@@ -13,40 +13,32 @@ namespace ovq::kernels::cuda {
 namespace {
 
 constexpr int kMaxNormThreads = 256;
+constexpr int kRmsWarps = 8;
 constexpr int kMaxSumThreads = 1024;
 constexpr int kActThreads = 256;
 constexpr int kMapElements = 4 * kActThreads;
 
-// One thread block per row. Thread t sums the squares of elements 4t .. 4t + 3, then 4 (t +
-// threads) and so on, in four chains.
-__global__ void __launch_bounds__(kMaxNormThreads)
+// A warp for each row.
+__global__ void __launch_bounds__(kRmsWarps* kWarp)
     RmsNormKernel(const NormTask task, bool aligned) {
-  const int64_t row = blockIdx.x, n = task.width;
+  AllowNextKernel();
+  WaitForKernelsBefore();
+  const int64_t row = int64_t{blockIdx.x} * kRmsWarps + threadIdx.x / kWarp, n = task.width;
+  if (row >= task.n_rows) return;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
-  const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
-  float4 sum = make_float4(0, 0, 0, 0);
-  for (int64_t i = first; i < n; i += stride) {
-    const float4 v = Load4(in, i, n, aligned, 0);
-    sum.x = fmaf(v.x, v.x, sum.x);
-    sum.y = fmaf(v.y, v.y, sum.y);
-    sum.z = fmaf(v.z, v.z, sum.z);
-    sum.w = fmaf(v.w, v.w, sum.w);
-  }
-  const float total = BlockSum((sum.x + sum.y) + (sum.z + sum.w), DynamicShared<float>(0));
-  const float factor = 1.0f / sqrtf(total / static_cast<float>(n) + task.eps);
-  for (int64_t i = first; i < n; i += stride) {
+  const float factor = RmsFactor(in, n, task.eps, aligned);
+#pragma unroll 4
+  for (int64_t i = threadIdx.x % kWarp * 4; i < n; i += 4 * kWarp) {
     const float4 v = Load4(in, i, n, aligned, 0);
     const float4 w = Load4(task.weight, i, n, aligned, 0);
     const float4 b =
         task.bias == nullptr ? make_float4(0, 0, 0, 0) : Load4(task.bias, i, n, aligned, 0);
-    Store4(task.y, row, i, n, aligned,
-           make_float4(v.x * factor * w.x + b.x, v.y * factor * w.y + b.y, v.z * factor * w.z + b.z,
-                       v.w * factor * w.w + b.w));
+    Store4(task.y, row, i, n, aligned, RmsNormed(v, factor, w, b));
   }
 }
 
-// One thread block per row; sums as in RmsNormKernel, element by element. y may be x: a thread
-// writes only elements that it alone has read.
+// One thread block per row. Thread t sums elements 4t .. 4t + 3, then 4 (t + threads) and so on. y
+// may be x: a thread writes only elements that it alone has read.
 __global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const NormTask task) {
   const int64_t row = blockIdx.x, n = task.width;
   const float* in = task.x + (task.rows == nullptr ? row : task.rows[row]) * n;
@@ -108,6 +100,8 @@ __device__ float Mapped(const RowMap& map, int64_t row, int64_t i) {
 
 // Grid (rows, parts of kMapElements); a thread has every kActThreads-th element of its part.
 __global__ void __launch_bounds__(kActThreads) MapKernel(const RowMap map) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
   const int64_t row = blockIdx.x, begin = int64_t{blockIdx.y} * kMapElements;
 #pragma unroll
   for (int k = 0; k < kMapElements; k += kActThreads) {
@@ -122,7 +116,8 @@ __global__ void __launch_bounds__(kActThreads) MapKernel(const RowMap map) {
   }
 }
 
-// One thread block per row, summed like the squares of RmsNormKernel.
+// One thread block per row. Thread t sums elements 4t .. 4t + 3, then 4 (t + threads) and so on, in
+// four chains.
 __global__ void __launch_bounds__(kMaxSumThreads)
     LogSumExpKernel(const float* x, int64_t n, bool aligned, float* out) {
   const float* in = x + int64_t{blockIdx.x} * n;
@@ -153,24 +148,26 @@ __global__ void __launch_bounds__(kMaxSumThreads)
 
 void Normalize(DeviceContext& context, const NormTask& task) {
   if (task.n_rows == 0) return;
-  const dim3 grid(static_cast<unsigned>(task.n_rows)),
-      block(RowThreads(task.width, kMaxNormThreads));
-  const size_t shared_bytes = 2 * kWarp * sizeof(float);
-  if (task.is_centered) return Launch(context, LayerNormKernel, grid, block, shared_bytes, task);
+  if (task.is_centered) {
+    return Launch(context, LayerNormKernel, dim3(static_cast<unsigned>(task.n_rows)),
+                  dim3(RowThreads(task.width, kMaxNormThreads)), 2 * kWarp * sizeof(float), task);
+  }
   const auto aligned = [&](const void* data, size_t bytes) {
     return Aligned(data, task.width, bytes);
   };
   const bool all_aligned = aligned(task.x, sizeof(float)) && aligned(task.weight, sizeof(float)) &&
                            aligned(task.bias, sizeof(float)) &&
                            aligned(task.y.f32, sizeof(float)) && aligned(task.y.bf16, sizeof(BF16));
-  Launch(context, RmsNormKernel, grid, block, shared_bytes, task, all_aligned);
+  LaunchEarly(context, RmsNormKernel,
+              dim3(static_cast<unsigned>((task.n_rows + kRmsWarps - 1) / kRmsWarps)),
+              dim3(kRmsWarps * kWarp), 0, task, all_aligned);
 }
 
 void MapRows(DeviceContext& context, const RowMap& map) {
   if (map.n_rows == 0 || map.width == 0) return;
   const auto parts = static_cast<unsigned>((map.width + kMapElements - 1) / kMapElements);
-  Launch(context, MapKernel, dim3(static_cast<unsigned>(map.n_rows), parts), dim3(kActThreads), 0,
-         map);
+  LaunchEarly(context, MapKernel, dim3(static_cast<unsigned>(map.n_rows), parts), dim3(kActThreads),
+              0, map);
 }
 
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {

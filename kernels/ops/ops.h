@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "absl/status/statusor.h"
@@ -40,10 +41,38 @@ struct ProductTypes {
       : compute(compute), weights(weights) {}
 };
 
-// Weights packed for a device. `apply` and its copies own them.
+struct NormWeights {
+  TensorView weight;     // [d] F32
+  TensorView bias = {};  // [d] F32; optional for RmsNorm (null data)
+  float eps = 0;
+};
+
+// The rows x [n, in] of a product, in its compute type. With a norm they are still to be computed:
+// x = RmsNorm(h, norm, h_rows). The first product of them does that, inside of its own kernel where
+// that is faster, and leaves x for whatever reads it afterwards.
+struct ProductRows {
+  TensorView x;
+  std::optional<NormWeights> norm = std::nullopt;
+  TensorView h = {};
+  std::span<const int32_t> h_rows = {};
+  ProductRows(TensorView x) : x(x) {}  // NOLINT: a tensor will do
+};
+
+// The last step of a product p = x W^T.
+enum class ProductEnd : uint8_t {
+  kStore,   // y = p
+  kAdd,     // y += p
+  kSwiGlu,  // y = SwiGlu(p)
+};
+
+// Weights packed for a device. The functions and their copies own them.
 struct Product {
   size_t bytes = 0;  // of the packed weights: what one pass reads
   std::function<void(DeviceContext& context, TensorView x, TensorView y, bool accumulate)> apply;
+  // Does everything in one kernel, with the bits of the separate ones, and returns true; or, where
+  // it has no such kernel, nothing. May be null.
+  std::function<bool(DeviceContext& context, const ProductRows& x, TensorView y, ProductEnd end)>
+      fused = nullptr;
 };
 
 // The weights W [out, in] of y = x W^T: several [out_i, in] parts stacked along out and packed once
@@ -60,20 +89,20 @@ class Linear {
   size_t bytes() const { return product_.bytes; }
 
   // y[n, out] = x[n, in] W^T, or y += x W^T with accumulate. x in the compute type, y float32.
-  void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate = false) const;
+  void Apply(DeviceContext& context, const ProductRows& x, TensorView y,
+             bool accumulate = false) const;
+  // y[n, out / 2] = SwiGlu(x W^T), y F32 or BF16.
+  void ApplySwiGlu(DeviceContext& context, const ProductRows& x, TensorView y) const;
 
  private:
+  bool Fused(DeviceContext& context, const ProductRows& x, TensorView y, ProductEnd end) const;
+
   int64_t in_ = 0;
   int64_t out_ = 0;
   DType compute_ = DType::kF32;
   Product product_;
 };
 
-struct NormWeights {
-  TensorView weight;     // [d] F32
-  TensorView bias = {};  // [d] F32; optional for RmsNorm (null data)
-  float eps = 0;
-};
 // y[i] = r / sqrt(mean(r^2) + eps) * weight + bias with r = x[rows[i]], or x[i] if `rows` is empty.
 // x [n, d] F32, y [rows or n, d] F32 or BF16.
 void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,

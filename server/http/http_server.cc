@@ -74,13 +74,12 @@ class Server final : public HttpServer, private ConnectionHost {
     Tcp::resolver resolver(io_);
     const auto found =
         resolver.resolve(host, options.address.substr(colon + 1), Tcp::resolver::passive, error);
-    for (auto entry = found.begin(); !error && entry != found.end(); ++entry) {
-      if (Bind(entry->endpoint())) break;
+    for (auto entry = found.begin(); !acceptor_.is_open() && entry != found.end(); ++entry) {
+      error = Bind(entry->endpoint());
     }
     if (!acceptor_.is_open()) {
       return absl::UnavailableError(absl::StrCat(options.flag, ": cannot listen on ",
-                                                 options.address,
-                                                 " (port in use, or no address of this machine)"));
+                                                 options.address, ": ", error.message()));
     }
     Accept();
     for (int i = 0; i < kThreads; ++i) {
@@ -135,7 +134,8 @@ class Server final : public HttpServer, private ConnectionHost {
     if (connections_.empty()) none_.notify_all();
   }
 
-  bool Bind(const Tcp::endpoint& endpoint) {
+  // Leaves the acceptor closed on an error.
+  ErrorCode Bind(const Tcp::endpoint& endpoint) {
     ErrorCode error;
     acceptor_.open(endpoint.protocol(), error);
     if (!error) acceptor_.set_option(Tcp::acceptor::reuse_address(true), error);
@@ -144,7 +144,7 @@ class Server final : public HttpServer, private ConnectionHost {
     if (!error) port_ = acceptor_.local_endpoint(error).port();
     ErrorCode ignored;
     if (error) acceptor_.close(ignored);
-    return !error;
+    return error;
   }
 
   void Accept() {

@@ -1,10 +1,11 @@
-// Failed allocations end the process with a message.
+// Failed allocations and refused threads end the process with a message.
 #include "base/out_of_memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <new>
+#include <thread>
 
 namespace ovq {
 namespace {
@@ -20,6 +21,16 @@ void Allocate() {
   ::operator delete(::operator new(kMuch));
 }
 
+// Nothing catches what it throws.
+void StartThread() noexcept {
+  EndWhenOutOfMemory();
+  rlimit limit = {};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = 0;  // no memory for another stack
+  setrlimit(RLIMIT_AS, &limit);
+  std::thread([] {}).join();
+}
+
 class OutOfMemoryDeathTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -31,6 +42,11 @@ class OutOfMemoryDeathTest : public testing::Test {
 
 TEST_F(OutOfMemoryDeathTest, EndsTheProcess) {
   EXPECT_EXIT(Allocate(), testing::ExitedWithCode(1), "out of memory: the system refused");
+}
+
+TEST_F(OutOfMemoryDeathTest, ARefusedThreadEndsTheProcessWithTheReason) {
+  EXPECT_EXIT(StartThread(), testing::ExitedWithCode(1),
+              "the system refused a request of this process: Resource temporarily unavailable");
 }
 
 }  // namespace

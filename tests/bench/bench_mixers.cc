@@ -97,7 +97,7 @@ void Step(const Layer& layer, kernels::DeviceContext& context,
   kernels::BatchTensors tensors(scope);
   layer.mixer->Forward(
       {context, staged.seqs, layer.where, tensors},
-      {.data = x.data(), .dtype = kernels::DType::kBF16, .shape = {rows, kModelDim}},
+      kernels::TensorView{x.data(), kernels::DType::kBF16, {rows, kModelDim}},
       {.data = y.data(), .dtype = kernels::DType::kF32, .shape = {rows, kModelDim}});
 }
 

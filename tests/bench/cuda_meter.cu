@@ -1,4 +1,5 @@
 #include <cublas_v2.h>
+#include <cuda_profiler_api.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace {
 
 using kernels::cuda::CheckCuda;
 
-constexpr size_t kTileBytes = size_t{32} << 20;
+constexpr size_t kTileBytes = size_t{4} << 20;
 constexpr size_t kCopyBytes = size_t{2} << 30;
 constexpr int kReadThreads = 512;
 constexpr int kReadBlocks = 8;  // per multiprocessor
@@ -182,6 +183,9 @@ double Meter::Stop() {
   CheckCuda(cudaEventElapsedTime(&milliseconds, state_->begin, state_->end));
   return milliseconds * 1e-3;
 }
+
+void StartProfiler() { CheckCuda(cudaProfilerStart()); }
+void StopProfiler() { CheckCuda(cudaProfilerStop()); }
 
 Ceilings MeasureCeilings(kernels::DeviceContext& context) {
   Ceilings ceilings;

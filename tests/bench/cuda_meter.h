@@ -36,6 +36,10 @@ class Meter {
   std::unique_ptr<State> state_;
 };
 
+// Begins and ends what a profiler looks at (`ncu --profile-from-start off`).
+void StartProfiler();
+void StopProfiler();
+
 // Highest rates of this GPU, each the median of many passes over random data that no cache holds.
 struct Ceilings {
   double copy_bytes_per_s = 0;    // device to device, bytes read plus bytes written

@@ -18,12 +18,14 @@ class CudaModelBench {
   CudaModelBench(const model::LanguageModel& model, kernels::DeviceContext& context,
                  const Scale& scale, const Ceilings& ceilings, Report& report);
 
-  // False if whole-prompt and token-by-token runs differ in one bit.
+  // Reports whether whole-prompt and token-by-token runs agree in every bit.
   bool SplitKeepsEveryBit();
-  // Times whole prompts; keeps a state for the decode batches.
   void Prefill();
   void Decode();
   void ChunkUpdates();
+  // Runs the last step of the prompts, and a decode batch of each number of sessions, in the
+  // profiler's range.
+  void Profile(bool prefill, bool decode);
 
  private:
   // Use of a batch's logits: none computed, computed and left, or a token drawn from each.
@@ -33,10 +35,11 @@ class CudaModelBench {
     double wall;    // seconds until the host knows that the batch is done
   };
 
-  void MakeSessions(int n);  // with the state kept by Prefill
-  // Runs rows_each random tokens for each of the first n sessions, session i's from position
-  // begin[i]
-  // on.
+  // Device seconds of every step of n prompts that are prefilled together; keeps the state of one.
+  std::vector<double> PrefillPrompts(int n, bool profile_last = false);
+  void MakeSessions(int n);  // with the state that was kept; without one a prompt is prefilled
+  void DecodeSessions(int n, size_t state_bytes);
+  // Runs rows_each random tokens for each session i from position begin[i] on.
   BatchTime Step(std::span<const int64_t> begin, int64_t rows_each, Logits wanted);
   void Draw(std::span<const int64_t> begin, kernels::TensorView logits);
   std::vector<float> ComputeLogits(const kernels::Buffer& state, std::span<const int32_t> tokens,
@@ -53,7 +56,7 @@ class CudaModelBench {
   Report& report_;
   Meter meter_;
   std::mt19937 random_{3};
-  std::vector<std::byte> prefilled_;  // state of one session after Prefill
+  kernels::Buffer prefilled_;  // state of one session after its prompt
   std::vector<kernels::Buffer> sessions_;
   std::vector<model::Sampler> samplers_;  // one for each session
   model::LogitsReader reader_;

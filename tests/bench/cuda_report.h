@@ -79,6 +79,7 @@ struct Scale {
   int64_t prefill_tokens;        // for each session
   int64_t prefill_chunk_tokens;  // for each session in a batch
   int64_t checked_tokens;        // for the comparison of whole-prompt and token-by-token runs
+  std::vector<int> product_rows;
 };
 
 }  // namespace ovq::bench

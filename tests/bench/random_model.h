@@ -3,6 +3,7 @@
 // as published; the contents are meaningless, so it is generated and never committed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -59,16 +60,18 @@ inline nlohmann::json RandomModelConfig(const ModelShape& shape, const std::stri
           {"torch_dtype", "bfloat16"}};
 }
 
+// Writes tensors of random numbers. Half a billion draws would take a quarter of a minute, so one
+// tile of numbers is drawn and repeated: each tensor goes on where the one before has ended. The
+// tile's length is a prime, so rows of a matrix begin at different places of it.
 class RandomModelWriter {
  public:
   void Add(const std::string& name, std::vector<int64_t> shape, float mean, float deviation) {
     size_t n = 1;
     for (int64_t dim : shape) n *= static_cast<size_t>(dim);
-    header_[name] = {{"dtype", "BF16"},
-                     {"shape", shape},
-                     {"data_offsets", {data_.size() * 2, (data_.size() + n) * 2}}};
-    std::normal_distribution<float> normal(mean, deviation);
-    for (size_t i = 0; i < n; ++i) data_.push_back(kernels::RoundToBF16(normal(random_)));
+    header_[name] = {
+        {"dtype", "BF16"}, {"shape", std::move(shape)}, {"data_offsets", {bytes_, bytes_ + 2 * n}}};
+    bytes_ += 2 * n;
+    tensors_.push_back({n, mean, deviation});
   }
   void Write(const std::filesystem::path& path) const {
     std::string header = header_.dump();
@@ -77,15 +80,35 @@ class RandomModelWriter {
     std::ofstream file(path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(&length), sizeof length);
     file.write(header.data(), static_cast<std::streamsize>(header.size()));
-    file.write(reinterpret_cast<const char*>(data_.data()),
-               static_cast<std::streamsize>(data_.size() * sizeof(kernels::BF16)));
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> tile(kTile);
+    for (float& value : tile) value = normal(random);
+    std::vector<kernels::BF16> values(kTile);
+    size_t begin = 0;
+    for (const Tensor& tensor : tensors_) {
+      for (size_t i = 0; i < std::min(tensor.n, kTile); ++i) {
+        values[i] =
+            kernels::RoundToBF16(tensor.mean + tensor.deviation * tile[(begin + i) % kTile]);
+      }
+      for (size_t at = 0; at < tensor.n; at += kTile) {
+        file.write(reinterpret_cast<const char*>(values.data()),
+                   static_cast<std::streamsize>(std::min(kTile, tensor.n - at) * sizeof values[0]));
+      }
+      begin = (begin + tensor.n) % kTile;
+    }
     Check(file.good(), "the random model is written");
   }
 
  private:
-  std::mt19937 random_{1};
+  static constexpr size_t kTile = 262'147;
+  struct Tensor {
+    size_t n;
+    float mean, deviation;
+  };
   nlohmann::json header_ = nlohmann::json::object();
-  std::vector<kernels::BF16> data_;
+  size_t bytes_ = 0;
+  std::vector<Tensor> tensors_;
 };
 
 inline void WriteRandomModel(const std::filesystem::path& folder, const ModelShape& shape,

@@ -23,8 +23,26 @@ class Smoke(unittest.TestCase):
             self.assertEqual(ended.returncode, 0, ended.stdout + ended.stderr)
             with open(path) as file:
                 result = json.load(file)
-        self.assertNotIn("refused", result)
         return result
+
+    def test_parts_of_it_run_alone_and_the_model_is_kept(self):
+        with tempfile.TemporaryDirectory(prefix="ovq_bench_smoke_") as folder:
+            model = os.path.join(folder, "model")
+            result = self.result_of("--only", "decode", "--sessions", "2,5", "--steps", "3", "--position", "40",
+                                    "--prompt", "33", "--keep-model", model)
+            self.assertEqual([(figure["name"], figure["sessions"], len(figure["step_seconds"]))
+                              for figure in result["figures"]], [("decode", 2, 3), ("decode", 5, 3)])
+            self.assertEqual(result["model"]["decode_position"], 40)
+            weights = os.path.join(model, "model.safetensors")
+            written = os.stat(weights).st_mtime_ns
+            profiled = self.result_of("--profile", "--only", "prefill,decode", "--keep-model", model)
+            self.assertEqual((profiled["figures"], profiled["ceilings"]["copy_bytes_per_s"]), ([], 0))
+            self.assertEqual(os.stat(weights).st_mtime_ns, written)
+        for flags, culprit in ((["--only", "decode,all"], "--only decode,all"), (["--sessions", "1,0"], "--sessions"),
+                               (["--steps", "x"], "--steps"), (["--position"], "--position")):
+            ended = subprocess.run([PROGRAM, "--smoke", *flags], capture_output=True, text=True)
+            self.assertEqual(ended.returncode, 2)
+            self.assertIn(culprit, ended.stderr)
 
     def test_int8_states_are_half_as_many_bytes(self):
         wide, narrow = self.result_of(), self.result_of("--state-dtype", "i8")
@@ -57,6 +75,11 @@ class Smoke(unittest.TestCase):
         for figure in decode:
             self.assertEqual(len(figure["step_seconds"]), 4)
             self.assertGreater(figure["seconds_without_sampling"], 0)
+        self.assertTrue(result["same_bits"])
+        self.assertEqual({(figure["name"], figure["sessions"]) for figure in result["figures"]
+                          if figure["name"].startswith("product_")},
+                         {(f"product_{name}", rows) for name in ("qkv", "output", "gate_up", "down", "head")
+                          for rows in (1, 40)})
         updates = next(figure for figure in result["figures"] if figure["name"] == "chunk_updates")
         self.assertEqual([len(run) for run in updates["step_seconds"]], [16])
 

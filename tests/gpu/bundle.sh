@@ -6,7 +6,7 @@
 #
 #   tests/gpu/bundle.sh     prints the bundle's size
 #
-# The bundle and the tracked files beside it come to at most 64 MiB, or it is an error: a checkout that
+# The bundle is at most 44 MB, and with the tracked files beside it at most 64 MiB, or it is an error: a checkout that
 # is carried along leaves out models/ and tests/golden/, as what tests on a GPU need of them is in the
 # bundle (git sparse-checkout set --no-cone '/*' '!/models/' '!/tests/golden/').
 #
@@ -18,7 +18,8 @@ case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; 
 cd "$(dirname "$0")/../.."
 tracked=$(git ls-files -z ':!models' ':!tests/golden' | xargs -0 stat -c %s | awk '{ sum += $1 } END { print sum }')
 max_bytes=$(((64 << 20) - tracked))
-programs=(kernels_tests model_tests engine_tests attend_mutant bench_cuda ovq-server ovq-chat)
+if [ $max_bytes -gt 44000000 ]; then max_bytes=44000000; fi
+programs=(kernels_tests model_tests engine_tests attend_mutant bench_cuda ovq-server ovq-chat ovq-load)
 # Not packed: glibc's own, the driver's, and what CUDA's toolkit brings there.
 left_out='^(ld-linux-x86-64|lib(c|m|dl|pthread|rt|resolv|util|cuda|cudart|cublas|cublasLt))\.so'
 
@@ -55,6 +56,6 @@ mv build/ovq-gpu.tar.xz.part build/ovq-gpu.tar.xz
 bytes=$(stat -c %s build/ovq-gpu.tar.xz)
 printf 'build/ovq-gpu.tar.xz: %s bytes, unpacked %s\n' "$bytes" "$(du -sh "$stage" | cut -f1)"
 if [ "$bytes" -gt "$max_bytes" ]; then
-  echo "bundle: larger than the $max_bytes bytes that $tracked bytes of tracked files leave" >&2
+  echo "bundle: larger than $max_bytes bytes" >&2
   exit 1
 fi

@@ -27,43 +27,63 @@ echo "$fields" | tr ',' '\\n' | sed 's/.*/value &/' | paste -sd, | sed 's/,/, /g
 STAMP = """# ovq-build: {"source_hash": "abc", "flags_hash": "ef", "flags": "-O3"}
 """
 
-# A gtest program: suites A and B, one test each, of cuda unless FAKE_TEST names it. FAKE_FAIL names a failing suite, FAKE_CRASH one
-# that ends the program, FAKE_SLOW one that never ends, FAKE_HANG a program that never begins.
+# A gtest program: suites A, B and C of one test each. FAKE_FAIL names a failing suite, FAKE_SKIP a skipped one,
+# FAKE_CRASH one that ends the program, FAKE_SLOW one that never ends, FAKE_HANG a program that never begins.
 GTEST = STAMP + """name=$(basename "$0")
-echo "$name $*" >>"$FAKE_LOG"
-filter='*'; report=
+filter=
 for argument; do
   case "$argument" in
-    --gtest_list_tests) printf 'A.\\n  one\\nB.\\n  one\\n'; exit 0 ;;
+    --gtest_list_tests) printf 'A.\\n  one_cuda\\nB.\\n  one_cuda\\nC.  # TypeParam = int\\n  one_cuda  # GetParam() = 1\\n'; exit 0 ;;
     --gtest_filter=*) filter=${argument#*=} ;;
-    --gtest_output=json:*) report=${argument#*json:} ;;
   esac
 done
+echo "$name $* blocking ${CUDA_LAUNCH_BLOCKING:-0}" >>"$FAKE_LOG"
 [ "${FAKE_HANG:-}" != "$name" ] || sleep 600
-[ -z "${CUDA_LAUNCH_BLOCKING:-}" ] || echo "launches block" >>"$FAKE_LOG"
 [ -z "${CUDA_LAUNCH_BLOCKING:-}" ] || [ -z "${FAKE_RACE:-}" ] || FAKE_FAIL=
-suites=; code=0
-for suite in A B; do
-  case "$filter" in '*' | "$suite.*" | "$suite.one_cuda" | *Cuda* | *Sampler* | *AttendTest*) ;; *) continue ;; esac
+code=0
+for suite in A B C; do
+  case ":$filter:" in *":$suite.one_cuda:"*) ;; *) continue ;; esac
   echo "[ RUN      ] $suite.one_cuda"
   [ "${FAKE_CRASH:-}" != "$suite" ] || kill -ABRT $$
   [ "${FAKE_SLOW:-}" != "$suite" ] || sleep 600
-  echo "[       OK ] $suite.one_cuda"
-  failures=
-  if [ "${FAKE_FAIL:-}" = "$suite" ]; then failures=', "failures": [{}]'; code=1; fi
-  suites="$suites${suites:+,}{\\"name\\": \\"$suite\\", \\"testsuite\\": [
-    {\\"name\\": \\"${FAKE_TEST:-one_cuda}\\", \\"result\\": \\"${FAKE_RESULT:-COMPLETED}\\", \\"status\\": \\"RUN\\"$failures}]}"
+  if [ "${FAKE_FAIL:-}" = "$suite" ]; then
+    echo "[  FAILED  ] $suite.one_cuda, where GetParam() = 1 (5 ms)"; code=1
+  elif [ "${FAKE_SKIP:-}" = "$suite" ]; then
+    echo "[  SKIPPED ] $suite.one_cuda (0 ms)"
+  else
+    echo "[       OK ] $suite.one_cuda (5 ms)"
+  fi
 done
-echo "{\\"testsuites\\": [$suites]}" >"$report"
+[ $code = 0 ] || echo "[  FAILED  ] 1 test, listed below:"
 exit $code
 """
 
+# FAKE_DIFFER: whole prompts and single steps differ.
 BENCH = STAMP + """echo "bench $*" >>"$FAKE_LOG"
-cat >"$2" <<'JSON'
-{"model": {"weight_bytes": 1000},
- "figures": [{"name": "decode", "sessions": 1, "seconds": 0.5, "measure": "times the byte floor",
+[ -z "${FAKE_DIFFER:-}" ] || differing='"differing_bits": {"tokens": 3, "first": 7},'
+cat >"$2" <<JSON
+{"model": {"weight_bytes": 1000}, ${differing:-}
+ "figures": [{"name": "decode", "sessions": 1, "seconds": 0.5, "wall_seconds": 0.6, "measure": "times the byte floor",
               "value": 1.2, "target": 1.35, "met": true, "state_bytes_per_session": 100}]}
 JSON
+exit ${FAKE_DIFFER:-0}
+"""
+
+SERVE_LOAD = """import json, sys
+with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
+    json.dump({"rows": [{"users": 1, "first_token_mean_ms": 20.0, "gap_mean_ms": 1.5, "output_tokens_per_s": 600.0,
+                         "iterations": {"decode": {"step_duration_seconds": {"mean": 0.75}}}}]}, file)
+"""
+
+NCU = """echo "ncu $*" >>"$FAKE_LOG"
+echo 'Tesla: copy 3000 GB/s'
+echo '==PROF== Connected to process 7'
+[ -n "${FAKE_NO_TABLE:-}" ] || cat <<'CSV'
+"ID","Process ID","Kernel Name","gpu__time_duration.sum","dram__bytes_read.sum","dram__bytes_write.sum","launch__grid_size","launch__block_size","launch__registers_per_thread","dram__throughput.avg.pct_of_peak_sustained_elapsed","sm__throughput.avg.pct_of_peak_sustained_elapsed","sm__warps_active.avg.pct_of_peak_sustained_active"
+"","","","ns","byte","byte","","","register/thread","%","%","%"
+"0","7","void ovq::kernels::cuda::(anonymous namespace)::AttendDecodeKernel<(int)2, ovq::kernels::BF16>(ovq::X, int)","1,500","3,000,000","0","10","128","26","0.11","0.03","12.12"
+"1","7","RmsNormKernel(int)","3680","12032","0","1","256","30","0.10","0.05","11.12"
+CSV
 """
 
 # FAKE_FINDINGS: what its summary counts.
@@ -106,8 +126,11 @@ class Run(unittest.TestCase):
             file.write("print('skipped: a fake')")
         with open(os.path.join(self.root, "manifest.json"), "w") as file:
             json.dump({"source_hash": "abc", "git_commit": "def", "git_dirty": False}, file)
+        with open(os.path.join(self.root, "tests", "gpu", "serve_load.py"), "w") as file:
+            file.write(SERVE_LOAD)
         for name in ("kernels_tests", "model_tests"):
             write_program(os.path.join(self.root, "bin", name), GTEST)
+        write_program(os.path.join(self.root, "bin", "ovq-load"), "")
         write_program(os.path.join(self.root, "bin", "attend_mutant"), "FAKE_FAIL=${FAKE_MUTANT-A}\n" + GTEST)
         write_program(os.path.join(self.root, "bin", "bench_cuda"), BENCH)
         write_program(os.path.join(self.path, "nvidia-smi"), SMI)
@@ -134,23 +157,80 @@ class Run(unittest.TestCase):
         self.assertEqual(result["failures"], [])
         self.assertEqual((result["source_hash"], result["git_commit"]), ("abc", "def"))
         self.assertEqual(result["gpu"]["name"], "value name")
+        self.assertEqual(result["loopback"], "up")
         self.assertEqual(result["clocks_after"]["clocks.sm"], "value clocks.sm")
         for name in ("kernels_tests", "model_tests"):
-            self.assertEqual(result["tests"][name]["passed"], 2)
+            self.assertEqual(result["tests"][name]["passed"], 3)
         for bench, states in (("bench", "bf16"), ("bench_int8", "i8")):
             self.assertEqual(result[bench]["figures"][0]["value"], 1.2)
-            self.assertEqual(sum(call.startswith("bench ") and call.endswith(f" --state-dtype {states}")
+            self.assertEqual(sum(call.startswith("bench ") and f" --state-dtype {states} " in call
                                  for call in calls), 1)
         self.assertIn("int8 decode", text)
         self.assertIn("skipped", result["serve_check"])
         self.assertEqual(result["sdpa_baseline"], {"skipped": "skipped: a fake"})
+        self.assertIn("skipped", result["ncu"])
         self.assertIn("skipped", result["sanitizers"])
+        self.assertEqual(list(result["stage_seconds"]),
+                         ["tests", "bench", "serve", "load", "sdpa", "ncu", "bench_int8", "sanitizers"])
         self.assertIn("met", text)
         self.assertIn("all passed", text)
         # nvidia-smi is only queried, never used to change settings.
         for call in calls:
             if "--query" in call:
                 self.assertRegex(call, r"^--query-gpu=[a-z_.,]+ --format=csv,noheader$")
+
+    def test_stages_may_be_chosen(self):
+        _, result, text, _ = self.run_script("--only", "bench,load", "--skip", "load")
+        self.assertEqual(list(result["stage_seconds"]), ["bench"], text)
+        script = os.path.join(self.root, "tests", "gpu", "run.sh")
+        ended = subprocess.run([script, "--only", "bench,nothing"], capture_output=True, text=True)
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn("got 'bench,nothing'", ended.stderr)
+
+    def test_the_load_says_what_the_host_adds_to_a_decode_batch(self):
+        code, result, text, calls = self.run_script("--only", "load")
+        self.assertEqual(code, 0, text)
+        row = result["load"]["rows"][0]
+        self.assertEqual(row["host_seconds_of_a_decode_iteration"], 0.25)
+        self.assertEqual(row["decode_batch_alone"], {"seconds": 0.5, "wall_seconds": 0.6})
+        self.assertTrue(any("--only decode --sessions 1,64,256 --position 576" in call for call in calls), calls)
+        self.assertIn("600 tokens/s", text)
+
+    def test_an_error_of_one_stage_is_a_failure_and_the_others_run(self):
+        with open(os.path.join(self.root, "tests", "gpu", "serve_load.py"), "w") as file:
+            file.write("import json, sys\njson.dump({'rows': [{}]}, open(sys.argv[sys.argv.index('--json') + 1], 'w'))")
+        code, result, text, _ = self.run_script("--only", "load,bench_int8")
+        self.assertEqual(code, 1, text)
+        self.assertRegex(result["failures"][0], "(?s)load: .*KeyError")
+        self.assertEqual(result["bench_int8"]["ended"], "exit 0")
+        self.assertTrue(result["finished"])
+
+    def test_tables_of_every_kernel(self):
+        write_program(os.path.join(self.path, "ncu"), NCU)
+        code, result, text, calls = self.run_script("--only", "ncu")
+        self.assertEqual(code, 0, text)
+        self.assertEqual(list(result["ncu"]), ["decode-1", "decode-64", "prefill"])
+        self.assertEqual(result["ncu"]["prefill"]["sums"], {
+            "RmsNormKernel": {"launches": 1, "microseconds": 3.7, "bytes": 12032, "gigabytes_per_s": 3},
+            "AttendDecodeKernel<2, BF16>": {"launches": 1, "microseconds": 1.5, "bytes": 3000000,
+                                            "gigabytes_per_s": 2000}})
+        for call in calls:
+            if call.startswith("ncu"):
+                self.assertRegex(call, "--clock-control none --cache-control none --launch-count [0-9]+ .*bench_cuda "
+                                       ".*--profile")
+        tables = glob.glob(os.path.join(self.folder, "out", "*-decode-64.csv"))
+        self.assertEqual(len(tables), 1)
+        with open(tables[0]) as file:
+            self.assertEqual(file.read().split(), [
+                "kernel,nanoseconds,bytes_read,bytes_written,blocks,threads,registers,dram_percent,sm_percent,"
+                "warps_active_percent", '"AttendDecodeKernel<2,', 'BF16>",1500,3000000,0,10,128,26,0.11,0.03,12.12',
+                "RmsNormKernel,3680,12032,0,1,256,30,0.1,0.05,11.12"])
+
+    def test_no_table_is_a_failure(self):
+        write_program(os.path.join(self.path, "ncu"), NCU)
+        code, result, text, _ = self.run_script("--only", "ncu", FAKE_NO_TABLE="1")
+        self.assertEqual((code, len(result["failures"])), (1, 3), text)
+        self.assertIn("ncu decode-1: exit 0: ", result["failures"][0])
 
     def test_a_result_says_what_its_programs_were_built_from(self):
         _, result, text, _ = self.run_script()
@@ -175,73 +255,56 @@ class Run(unittest.TestCase):
         self.assertEqual(result["failures"],
                          ["the programs were built from other sources than those beside them"])
 
-    def test_a_failing_test_is_counted_run_again_and_the_build_is_timed_all_the_same(self):
+    def test_a_failing_test_is_counted_and_run_again_and_all_else_is_measured(self):
         code, result, text, calls = self.run_script(FAKE_FAIL="B")
         self.assertEqual(code, 1, text)
         counts = result["tests"]["kernels_tests"]
-        self.assertEqual((counts["failed"], counts["passed"]), (["B.one_cuda"], 1))
+        self.assertEqual((counts["failed"], counts["passed"]), (["B.one_cuda"], 2))
         self.assertEqual(counts["launch_blocking"]["failed"], ["B.one_cuda"])
-        self.assertIn("launches block", calls)
-        self.assertIn("kernels_tests --gtest_filter=B.one_cuda", " ".join(calls))
-        self.assertTrue(result["bench"]["of_a_failing_build"])
+        self.assertIn("kernels_tests --gtest_filter=B.one_cuda blocking 1", calls)
+        self.assertEqual(result["failures"], [f"{name}: 1 tests failed: B.one_cuda"
+                                              for name in ("kernels_tests", "model_tests")])
+        self.assertEqual(len(result["bench"]["figures"]), 1)
+
+    def test_differing_bits_are_a_failure_and_all_else_is_measured(self):
+        code, result, text, _ = self.run_script("--only", "bench", FAKE_DIFFER="1")
+        self.assertEqual(code, 1, text)
+        self.assertEqual(result["failures"], ["bench_cuda, states in bf16: whole prompt and single steps differ: "
+                                              "{'tokens': 3, 'first': 7}"])
         self.assertEqual(len(result["bench"]["figures"]), 1)
 
     def test_a_failure_that_goes_away_where_launches_block_is_still_one(self):
-        code, result, text, _ = self.run_script(FAKE_FAIL="B", FAKE_RACE="1")
+        code, result, text, _ = self.run_script("--only", "tests", FAKE_FAIL="B", FAKE_RACE="1")
         self.assertEqual(code, 1, text)
         again = result["tests"]["kernels_tests"]["launch_blocking"]
-        self.assertEqual((again["failed"], again["passed"]), ([], 1))
+        self.assertEqual((again["failed"], again["passed"]), ([], ["B.one_cuda"]))
 
     def test_a_negative_control_that_passes_is_a_failure(self):
-        code, result, text, _ = self.run_script()
+        code, result, text, _ = self.run_script("--only", "tests")
         self.assertEqual(result["negative_control"]["failed"], ["A.one_cuda"])
         shutil.rmtree(os.path.join(self.folder, "out"))
-        code, result, text, _ = self.run_script(FAKE_MUTANT="")
+        code, result, text, _ = self.run_script("--only", "tests", FAKE_MUTANT="")
         self.assertEqual(code, 1, text)
-        self.assertEqual(result["failures"], ["attend_mutant: exit 0, 0 failed, which it should"])
+        self.assertEqual(result["failures"], ["attend_mutant: [], 0 failed, which it should"])
 
-    def test_a_crash_hides_only_its_own_suite(self):
-        code, result, text, _ = self.run_script(FAKE_CRASH="A")
-        self.assertEqual(code, 1, text)
-        counts = result["tests"]["kernels_tests"]
-        self.assertEqual(counts["ended"], "signal 6")
-        self.assertEqual(counts["failed"], ["A.one_cuda"])
-        self.assertEqual(counts["passed"], 1)
-
-    def test_a_hang_costs_what_is_left_and_a_result_is_written(self):
+    def test_a_program_that_hangs_costs_what_is_left_and_a_result_is_written(self):
         begin = time.monotonic()
-        code, result, text, _ = self.run_script("--budget", "5", FAKE_HANG="model_tests")
+        code, result, text, _ = self.run_script("--only", "tests", "--budget", "5", FAKE_HANG="model_tests")
         self.assertEqual(code, 1, text)
         self.assertLess(time.monotonic() - begin, 30)
-        self.assertEqual(result["tests"]["kernels_tests"]["passed"], 2)
-        self.assertEqual(result["tests"]["model_tests"]["ended"], "time limit")
-
-    def test_a_test_that_hangs_hides_no_other(self):
-        script = os.path.join(self.root, "tests", "gpu", "gpu_run.py")
-        with open(script) as file:
-            text = file.read()
-        with open(script, "w") as file:
-            file.write(re.sub(r"TEST_SECONDS = \d+", "TEST_SECONDS = 1", text))
-        code, result, text, _ = self.run_script(FAKE_SLOW="A")
-        self.assertEqual(code, 1, text)
-        counts = result["tests"]["kernels_tests"]
-        self.assertEqual((counts["ended"], counts["failed"], counts["passed"]),
-                         ("no output", ["A.one_cuda"], 1))
-
-    def test_a_program_that_is_stopped_has_counts(self):
-        code, result, text, _ = self.run_script("--budget", "3", FAKE_SLOW="B")
-        self.assertEqual(code, 1, text)
-        counts = result["tests"]["kernels_tests"]
-        self.assertEqual((counts["ended"], counts["passed"], counts["last_begun"]),
-                         ("time limit", 1, "B.one_cuda"))
+        self.assertEqual(result["tests"]["kernels_tests"]["passed"], 3)
+        counts = result["tests"]["model_tests"]
+        self.assertEqual((set(counts["ended"]), sorted(counts["not_run"])),
+                         ({"time limit in None"}, ["A.one_cuda", "B.one_cuda", "C.one_cuda"]))
 
     def test_skipped_or_missing_tests_of_cuda_are_failures(self):
-        code, result, text, _ = self.run_script(FAKE_RESULT="SKIPPED")
+        code, result, text, _ = self.run_script("--only", "tests", FAKE_SKIP="C")
         self.assertEqual(code, 1, text)
-        self.assertIn("kernels_tests: 2 tests of cuda were skipped", result["failures"])
+        self.assertIn("kernels_tests: 1 tests were skipped: C.one_cuda", result["failures"])
         shutil.rmtree(os.path.join(self.folder, "out"))
-        code, result, text, _ = self.run_script(FAKE_TEST="one")
-        self.assertEqual((code, result["failures"]), (1, ["no test of cuda passed"]), text)
+        write_program(os.path.join(self.root, "bin", "model_tests"), STAMP)
+        code, result, text, _ = self.run_script("--only", "tests")
+        self.assertEqual((code, result["failures"]), (1, ["model_tests: no test of cuda passed"]), text)
 
     def test_no_gpu_is_a_failure(self):
         write_program(os.path.join(self.path, "nvidia-smi"), "echo 'No devices were found'; exit 6")
@@ -267,7 +330,7 @@ class Run(unittest.TestCase):
         self.assertEqual(result["bench"]["clocks"], [])
 
     def test_clocks_are_sampled_while_it_is_timed(self):
-        _, result, text, _ = self.run_script()
+        _, result, text, _ = self.run_script("--only", "bench")
         samples = result["bench"]["clocks"]
         self.assertGreater(len(samples), 0, text)
         self.assertEqual(samples[0]["clocks_event_reasons.active"], "value clocks_event_reasons.active")
@@ -276,11 +339,11 @@ class Run(unittest.TestCase):
         write_program(os.path.join(self.root, "bin", "bench_cuda"), STAMP + "kill -KILL $PPID")
         _, result, text, _ = self.run_script()
         self.assertFalse(result["finished"])
-        self.assertEqual(result["tests"]["model_tests"]["passed"], 2)
+        self.assertEqual(result["tests"]["model_tests"]["passed"], 3)
 
     def test_sanitizers_run_and_their_output_counts(self):
         write_program(os.path.join(self.path, "compute-sanitizer"), SANITIZER)
-        code, result, text, calls = self.run_script(FAKE_FINDINGS="0")
+        code, result, text, calls = self.run_script("--only", "sanitizers", FAKE_FINDINGS="0")
         self.assertEqual(code, 0, text)
         self.assertEqual(list(result["sanitizers"]),
                          [f"{tool} {name}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -288,22 +351,21 @@ class Run(unittest.TestCase):
         runs = [call for call in calls if call.startswith("sanitizer --tool")]
         self.assertEqual(len(runs), 8)
         self.assertTrue(all(call.endswith("products own") for call in runs), runs)
-        for name in ("AttendTest", "SamplerAgreement"):
-            self.assertTrue(any(name in call for call in runs), name)
+        self.assertEqual(result["sanitizers"]["racecheck model_tests"]["passed"], 3)
         shutil.rmtree(os.path.join(self.folder, "out"))
-        code, result, text, _ = self.run_script(FAKE_FINDINGS="3")
+        code, result, text, _ = self.run_script("--only", "sanitizers", FAKE_FINDINGS="3")
         self.assertEqual(code, 1, text)
         self.assertIn("compute-sanitizer memcheck kernels_tests: ========= ERROR SUMMARY: 3 errors",
                       result["failures"])
 
     def test_a_sanitizer_that_says_nothing_or_does_not_run(self):
         write_program(os.path.join(self.path, "compute-sanitizer"), SANITIZER)
-        code, result, text, _ = self.run_script()
+        code, result, text, _ = self.run_script("--only", "sanitizers")
         self.assertEqual(code, 1, text)
         self.assertIn("compute-sanitizer memcheck kernels_tests: no summary in its output",
                       result["failures"])
         shutil.rmtree(os.path.join(self.folder, "out"))
-        code, result, text, _ = self.run_script(FAKE_PROBE="127")
+        code, result, text, _ = self.run_script("--only", "sanitizers", FAKE_PROBE="127")
         self.assertEqual(code, 0, text)
         self.assertIn("does not run: exit 127", result["sanitizers"])
 
@@ -318,6 +380,38 @@ class Run(unittest.TestCase):
         self.assertEqual(result["source_hash"], "abc")
         kept = glob.glob(os.path.join(self.root, "docs", "gpu-results", "*.json"))
         self.assertEqual(len(kept), 1)
+
+
+class Processes(unittest.TestCase):
+    """Tests of one process: what a test that ends it, or hangs, does to the others."""
+
+    def counts(self, limit=20, **fakes):
+        sys.path.insert(0, HERE)
+        import gtest_runs
+
+        with tempfile.TemporaryDirectory(prefix="ovq_gtest_runs_") as folder:
+            program = os.path.join(folder, "some_tests")
+            write_program(program, GTEST)
+            env = {**os.environ, "FAKE_LOG": os.path.join(folder, "log"), **fakes}
+            names = gtest_runs.list_tests(program, "*", env, folder)
+            self.assertEqual(names, ["A.one_cuda", "B.one_cuda", "C.one_cuda"])
+            gtest_runs.TEST_SECONDS = 1
+            return gtest_runs.run_tests(program, names, limit, env, folder)
+
+    def test_a_crash_hides_only_its_own_test(self):
+        counts = self.counts(FAKE_CRASH="B")
+        self.assertEqual((counts["passed"], counts["failed"], counts["ended"], counts["not_run"]),
+                         (["A.one_cuda", "C.one_cuda"], ["B.one_cuda"], ["signal 6 in B.one_cuda"], []))
+
+    def test_a_test_that_hangs_hides_no_other(self):
+        counts = self.counts(FAKE_SLOW="A")
+        self.assertEqual((counts["passed"], counts["failed"], counts["ended"]),
+                         (["B.one_cuda", "C.one_cuda"], ["A.one_cuda"], ["no output in A.one_cuda"]))
+
+    def test_the_end_of_the_time_leaves_what_ran(self):
+        counts = self.counts(limit=0.5, FAKE_SLOW="B")
+        self.assertEqual((counts["passed"], counts["ended"], sorted(counts["not_run"])),
+                         (["A.one_cuda"], ["time limit in B.one_cuda"], ["B.one_cuda", "C.one_cuda"]))
 
 
 class Compare(unittest.TestCase):
@@ -336,6 +430,8 @@ class Compare(unittest.TestCase):
              "kv_bytes_per_session": 50},
             {"context": 64, "sessions": 5, "seconds": 2.0, "weight_bytes": 100,
              "kv_bytes_per_session": 50}]})
+        self.assertEqual(gpu_run.result["most_sessions"], [
+            {"context": 64, "sessions_kv": 5, "sessions": 4, "tokens_per_s_kv": 2.5, "tokens_per_s": 8.0}])
         self.assertEqual(gpu_run.result["against_kv_cache"], [
             {"context": 64, "sessions": 4, "tokens_per_s_ratio": 4.0, "sessions_that_fit": 100,
              "sessions_that_fit_kv": 20, "sessions_ratio": 5.0}])

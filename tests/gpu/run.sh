@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: tests and measures everything within ten minutes and writes
+# On a machine with a GPU: tests and measures everything within eight minutes and writes
 # docs/gpu-results/<date>.json. Never changes a setting of the GPU.
 #
 #   tests/gpu/run.sh BUNDLE [flags]   programs that tests/gpu/bundle.sh packed; needs python3 only
 #   tests/gpu/run.sh [flags]          builds preset `cuda` here first; needs deploy/packages.txt
 #
-# Flags: --budget SECONDS (default 560), --out FOLDER (for a copy of the result).
+# Flags: --budget SECONDS (default 460), --out FOLDER (for a copy of the result), --only STAGE,... and
+# --skip STAGE,... of tests, bench, serve, load, sdpa, ncu, bench_int8, sanitizers.
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac
 

@@ -4,90 +4,81 @@ usage: serve_check.py --bin FOLDER --model FOLDER [--server PROGRAM] [--device c
 
 In float32 a greedy answer equals the cpu's, also when repeated and among other requests; with int8 states
 it is close to the cpu's; the log and the metrics say which product of matrices every shape runs;
-SIGTERM lets a running answer finish and ends the server with 0. Standard library only.
+SIGTERM lets a running answer finish and ends the server with 0. With default flags gRPC, HTTP and the
+metrics page answer. Standard library only.
 """
 
 import argparse
 import concurrent.futures
+import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 import urllib.request
+
+from server_program import Server
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n"
 CHAT = SERVER = MODEL = DEVICE = N_TOKENS = None
 
 
-class Server:
+class Chats(Server):
+    """A server in float32, and ovq-chat as its client."""
+
     def __init__(self, device, states="f32"):
-        self.log = tempfile.TemporaryFile(mode="w+")
-        self.process = subprocess.Popen(
-            [SERVER, "--model", MODEL, "--device", device,
-             "--compute-dtype", "f32", "--state-dtype", states, "--state-memory", "512M",
-             "--listen", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"],
-            stdout=subprocess.PIPE, stderr=self.log, text=True)
-        ready, _, _ = select.select([self.process.stdout], [], [], 60)
-        line = self.process.stdout.readline() if ready else ""
-        found = re.fullmatch(r"listening on (\S+)\n", line)
-        if found is None:
-            log = self.text()
-            self.close()
-            raise AssertionError(f"{device}: not ready: {line!r}; {log}")
-        self.address = found.group(1)
-
-    def text(self):
-        self.log.seek(0)
-        return self.log.read()
-
-    def metrics(self):
-        address = re.search(r"metrics on (http://[^\s\"]+)", self.text()).group(1)
-        with urllib.request.urlopen(address, timeout=30) as page:
-            return page.read().decode()
-
-    def chat(self, prompt, n_tokens):
-        return subprocess.Popen(
-            [CHAT, "--server", self.address, "--prompt", prompt,
-             "--max-tokens", str(n_tokens), "--temperature", "0", "--ignore-eos", "--logprobs"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        super().__init__(SERVER, MODEL, device, "--compute-dtype", "f32", "--state-dtype", states,
+                         "--state-memory", "512M")
 
     def answer(self, prompt, n_tokens=None):
         """A greedy answer: its text, and "id<tab>log-probability" of every token."""
-        chat = self.chat(prompt, n_tokens or N_TOKENS)
+        chat = start_chat(self, prompt, n_tokens or N_TOKENS)
         out, err = chat.communicate(timeout=60)
         if chat.returncode != 0:
             raise AssertionError(f"ovq-chat: exit {chat.returncode}: {err}; {self.text()}")
         return out, re.findall(r"^\d+\t\S+$", err, flags=re.MULTILINE)
 
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        self.log.close()
 
-    def __enter__(self):
-        return self
+def start_chat(server, prompt, n_tokens):
+    return subprocess.Popen(
+        [CHAT, "--server", server.address, "--prompt", prompt,
+         "--max-tokens", str(n_tokens), "--temperature", "0", "--ignore-eos", "--logprobs"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def __exit__(self, *_):
-        self.close()
+
+class Listeners(unittest.TestCase):
+    """Default flags, each address in use. A library's thread-local storage may leave threads with small
+    stacks none at all, so this starts every thread that a server has."""
+
+    def test_grpc_http_and_metrics_answer(self):
+        with Server(SERVER, MODEL, DEVICE) as server:
+            chat = start_chat(server, PROMPT, N_TOKENS)
+            text, errors = chat.communicate(timeout=60)
+            self.assertEqual(chat.returncode, 0, errors + server.text())
+            request = urllib.request.Request(
+                server.url("http") + "/v1/completions", headers={"Content-Type": "application/json"},
+                data=json.dumps({"model": os.path.basename(os.path.normpath(MODEL)), "prompt": PROMPT,
+                                 "max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}).encode())
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                answer = json.load(reply)
+            self.assertEqual(answer["usage"]["completion_tokens"], N_TOKENS)
+            self.assertEqual(answer["choices"][0]["text"].rstrip(), text.rstrip())
+            self.assertIn("\novq_step_duration_seconds_count", server.metrics())
 
 
 class Serving(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(DEVICE)
+        cls.server = Chats(DEVICE)
 
     @classmethod
     def tearDownClass(cls):
         cls.server.close()
 
     def test_the_answer_is_the_cpus(self):
-        with Server("cpu") as cpu:
+        with Chats("cpu") as cpu:
             expected_text, expected = cpu.answer(PROMPT)
         text, tokens = self.server.answer(PROMPT)
         self.assertEqual(len(tokens), N_TOKENS)
@@ -122,9 +113,9 @@ class Int8States(unittest.TestCase):
     """Where two devices differ in a last bit, one may round a channel of a row up and the other down."""
 
     def test_the_answer_is_near_the_cpus_and_the_same_twice_and_among_others(self):
-        with Server("cpu", "i8") as cpu:
+        with Chats("cpu", "i8") as cpu:
             _, expected = cpu.answer(PROMPT)
-        with Server(DEVICE, "i8") as server:
+        with Chats(DEVICE, "i8") as server:
             text, tokens = server.answer(PROMPT)
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 others = [pool.submit(server.answer, "class C%d:\n" % i + "    x = 1\n" * (i * N_TOKENS // 2))
@@ -145,9 +136,9 @@ class Int8States(unittest.TestCase):
 
 class Stopping(unittest.TestCase):
     def test_sigterm_lets_the_answer_finish(self):
-        with Server(DEVICE) as server:
+        with Chats(DEVICE) as server:
             expected = server.answer(PROMPT, 5 * N_TOKENS)[0]
-            chat = server.chat(PROMPT, 5 * N_TOKENS)
+            chat = start_chat(server, PROMPT, 5 * N_TOKENS)
             first = chat.stdout.read(1)
             server.process.send_signal(signal.SIGTERM)
             # Draining ends the conversation after its turn, so ovq-chat's status says nothing.

@@ -26,7 +26,7 @@ add() {
   fi
 }
 while IFS= read -r file; do add "$file"; done < <(
-  printf '%s\n' model/language_model.cc tests/bench/{bench_cuda.cc,cuda_{model,ovq}_bench.cc,cuda_meter.cu}
+  printf '%s\n' model/language_model.cc tests/bench/{bench_cuda.cc,cuda_{model,ovq,product}_bench.cc,cuda_meter.cu}
   find kernels -name '*.cu' -o -name '*.cuh'
   grep -rlE --include='*.cc' 'cuda::|Cuda[(>]' kernels || true)
 while [ ${#queue[@]} -gt 0 ]; do

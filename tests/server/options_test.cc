@@ -95,6 +95,13 @@ TEST(Options, Defaults) {
   EXPECT_EQ(options.listen.max_message_bytes, size_t{16} << 20);
 }
 
+TEST(Options, BatchesAreLargerOnAGpu) {
+  EXPECT_EQ(Parse({"--model=m", "--device=cuda"})->options.engine.max_batch_tokens, 4096);
+  EXPECT_EQ(Parse({"--model=m", "--device=cuda", "--max-batch-tokens=9"})
+                ->options.engine.max_batch_tokens,
+            9);
+}
+
 TEST(Options, EveryFlag) {
   const auto line = Parse({"--model=m",
                            "--served-model-name=a,b",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -51,5 +52,19 @@ int AllocationsToFail();  // how many of these are still to come
 // The next n instantiations of a graph fail for want of memory, or its launches.
 void FailGraphs(int n);
 void FailGraphLaunches(int n);
+
+// An algorithm of the stand-in for cuBLASLt (include/cublasLt.h).
+struct CublasAlgorithm {
+  int id;
+  bool descending = false;    // adds the terms of a sum from the last to the first: other bits
+  bool links = false;         // adds 16 terms at a time, as MmaBF16 does
+  int64_t refuses = 0;        // a number of rows that it does not take,
+  bool refuses_late = false;  // which it says only when it is to run
+  int repeats = 1;            // of the work: how slow it is
+};
+
+// The algorithms that there are from now on. None, as at first: contexts made from now on find that
+// the library cannot be used.
+void SetCublas(std::vector<CublasAlgorithm> algorithms);
 
 }  // namespace ovq::simt

@@ -90,7 +90,7 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));
-  const absl::Status allocated = CatchOutOfMemory([&] {
+  const absl::Status allocated = CatchDeviceErrors([&] {
     device->counters = static_cast<uint32_t*>(AllocateBytes(kCounterBytes));
     device->upload_host = static_cast<std::byte*>(AllocatePageLocked(2 * kUploadHalfBytes));
   });
@@ -207,11 +207,18 @@ std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
 
 namespace {
 
-// Records what fn launches as a graph. Null if the device has no memory for the graph.
+// Records what fn launches as a graph. Null if the device has no memory for the graph. What fn
+// throws ends the recording.
 cudaGraphExec_t Record(CudaDevice& device, const std::function<void()>& fn) {
   cudaGraph_t recorded = nullptr;
   CheckCuda(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal));
-  fn();
+  try {
+    fn();
+  } catch (...) {
+    cudaStreamEndCapture(device.stream, &recorded);
+    if (recorded != nullptr) CheckCuda(cudaGraphDestroy(recorded));
+    throw;
+  }
   CheckCuda(cudaStreamEndCapture(device.stream, &recorded));
   cudaGraphExec_t exec = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&exec, recorded, 0);

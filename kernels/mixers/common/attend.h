@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "kernels/common/device.h"
 #include "kernels/mixers/mixer.h"
+#include "kernels/ops/ops.h"
 
 namespace ovq::kernels {
 
@@ -40,6 +41,7 @@ struct AttentionTensors {
   TensorView x = {};  // [n_tokens, d_model], the layer's input in the compute dtype
   const float* gate =
       nullptr;  // [n_tokens, n_heads, value_head_dim], tokens `stride` apart; null without a gate
+  bool stored = false;  // keys and values are in their recent slots already
 };
 
 // The address of block i of a kv head: in the session's state, or in memory that the mixer divides
@@ -119,6 +121,10 @@ struct AttentionBlocks {
   constexpr float KeyScale(int kv_head) const {
     return recent_key_scale == nullptr ? 1.0f : recent_key_scale[kv_head];
   }
+  // Whether recent keys lie in the state.
+  constexpr bool keeps_keys() const {
+    return recent_keys.shared == nullptr && recent_keys.place.index_stride > 0;
+  }
   constexpr bool has_bias() const { return dictionary_bias.place.index_stride > 0; }
   constexpr int32_t ring() const {
     return recent_keys.ring > 0 ? recent_keys.ring : recent_values.ring;
@@ -174,6 +180,10 @@ struct TileTokens {
 // the spans that the tokens fill.
 void AttendCpu(DeviceContext& context, const AttentionArgs& args);
 void AttendCuda(DeviceContext& context, const AttentionArgs& args);
+// PrepareHeads for a batch of one token a sequence, which also stores each one's key and value;
+// values: [n_tokens, n_kv_heads, value_head_dim], not changed.
+void PrepareAndStoreCuda(DeviceContext& context, const HeadPrep& prep, const HeadRows& values,
+                         const AttentionBlocks& blocks, const DeviceSequences& seqs);
 // Whether AttendCpu's threads share the blocks of a head, because there are too few heads for the
 // threads and enough blocks. No bit depends on it.
 bool SharesHeads(const AttentionArgs& args, int n_threads);

@@ -171,12 +171,12 @@ void Attention::Load(const MixerSpec& spec) {
   if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
 }
 
-void Attention::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+void Attention::Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const {
   PublishValues(args);
   ScratchScope scope(args.context);
-  const AttentionTensors tokens = Project(args, x, scope);
   AttentionBlocks blocks = Blocks(args.where);
   if (state_.growth.capped()) blocks.live = args.seqs.live[args.where.growth];
+  const AttentionTensors tokens = Project(args, x, blocks, scope);
   Attend(args, {blocks, args.seqs, tokens});
   Output(args, tokens, y);
 }
@@ -338,14 +338,15 @@ ShiftPlaces Attention::Newest(const LayerState& where) const {
   return newest;
 }
 
-AttentionTensors Attention::Project(const LayerArgs& args, TensorView x,
-                                    ScratchScope& scope) const {
+AttentionTensors Attention::Project(const LayerArgs& args, const ProductRows& rows,
+                                    const AttentionBlocks& blocks, ScratchScope& scope) const {
   const int64_t n_tokens = args.seqs.n_tokens(), stride = qkv_.out();
   const int64_t q_width = shape.q_width(), k_width = shape.k_width();
   const ShiftPlaces newest = Newest(args.where);
   const TensorView out = scope.Tensor(compute_, {n_tokens, out_.in()});
   TensorView qkv = scope.Tensor(DType::kF32, {n_tokens, stride});
-  qkv_.Apply(args.context, x, qkv);
+  qkv_.Apply(args.context, rows, qkv);
+  const TensorView x = rows.x;
   if (qkv_bias_.bytes() > 0) {
     AddBias(args.context, qkv, {qkv_bias_.as<void>(), DType::kF32, {stride}}, 1);
   }
@@ -356,20 +357,23 @@ AttentionTensors Attention::Project(const LayerArgs& args, TensorView x,
     MixValues(args, Shift(args, x, gate_shift_, newest.x, scope), qkv.as<float>() + to_values,
               stride);
   }
-  float *q = qkv.as<float>(), *k = q + q_width;
-  Prepare(args, q, k, stride);
-  return {.q = q,
-          .k = k,
-          .v = k + k_width,
-          .stride = stride,
-          .out = out.data,
-          .out_dtype = compute_,
-          .x = x,
-          .gate = input.gate ? k + k_width + shape.v_width() : nullptr};
+  const float *q = qkv.as<float>(), *k = q + q_width, *v = k + k_width;
+  AttentionTensors tokens = {.q = q,
+                             .k = k,
+                             .v = v,
+                             .stride = stride,
+                             .out = out.data,
+                             .out_dtype = compute_,
+                             .x = x,
+                             .gate = input.gate ? v + shape.v_width() : nullptr};
+  Prepare(args, blocks, qkv.as<float>(), tokens);
+  return tokens;
 }
 
-void Attention::Prepare(const LayerArgs& args, float* q, float* k, int64_t stride) const {
-  const int64_t n_tokens = args.seqs.n_tokens();
+void Attention::Prepare(const LayerArgs& args, const AttentionBlocks& blocks, float* qkv,
+                        AttentionTensors& tokens) const {
+  const int64_t n_tokens = args.seqs.n_tokens(), stride = tokens.stride;
+  float *q = qkv, *k = q + shape.q_width(), *v = k + shape.k_width();
   HeadPrep prep = {.queries = {q, n_tokens, shape.n_heads, shape.head_dim, stride},
                    .keys = {k, n_tokens, shape.n_kv_heads, shape.head_dim, stride},
                    .norm = input.norm,
@@ -389,6 +393,13 @@ void Attention::Prepare(const LayerArgs& args, float* q, float* k, int64_t strid
           {.queries = as_one, .norm = HeadNorm::kRms, .query_norm = weight, .eps = input.norm_eps});
     }
     prep.norm = HeadNorm::kNone;
+  }
+  if constexpr (kWithCuda) {
+    tokens.stored = args.context.device() == Device::kCuda && args.seqs.one_token_each();
+    if (tokens.stored) {
+      const HeadRows values = {v, n_tokens, shape.n_kv_heads, shape.value_head_dim, stride};
+      return PrepareAndStoreCuda(args.context, prep, values, blocks, args.seqs.device);
+    }
   }
   PrepareHeads(args.context, prep);
 }

@@ -72,7 +72,7 @@ class Attention : public SequenceMixer {
  public:
   void Load(const MixerSpec& spec) final;
   size_t weight_bytes() const override;
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const final;
+  void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const final;
   std::vector<StateExtent> UndoExtents(const LayerState& where,
                                        const TokenRange& tokens) const final;
   // False with a token shift: every token overwrites the stored one.
@@ -118,12 +118,15 @@ class Attention : public SequenceMixer {
   // Puts this layer's first values among the batch's tensors if other layers mix them in.
   void PublishValues(const LayerArgs& args) const;
   // Projects x [n_tokens, d_model]; the returned buffers live as long as scope.
-  AttentionTensors Project(const LayerArgs& args, TensorView x, ScratchScope& scope) const;
+  AttentionTensors Project(const LayerArgs& args, const ProductRows& rows,
+                           const AttentionBlocks& blocks, ScratchScope& scope) const;
   TensorView Shift(const LayerArgs& args, TensorView x, const Buffer& mix, size_t newest,
                    ScratchScope& scope) const;
   void MixValues(const LayerArgs& args, TensorView x, float* v, int64_t stride) const;
-  // Norms, score scale, RoPE and rounding of queries and keys, in place.
-  void Prepare(const LayerArgs& args, float* q, float* k, int64_t stride) const;
+  // Norms, score scale, RoPE and rounding of queries and keys, in place; tokens.q is at qkv. Stores
+  // keys and values where that takes no kernel more.
+  void Prepare(const LayerArgs& args, const AttentionBlocks& blocks, float* qkv,
+               AttentionTensors& tokens) const;
   // y[n_tokens, d_model] += residual_scale o_proj(tokens.out times its gate), or =
   // (LayerArgs::adds).
   void Output(const LayerArgs& args, const AttentionTensors& tokens, TensorView y) const;

@@ -16,7 +16,7 @@ void RecurrentMixer::SetInitial(int field, std::shared_ptr<const std::vector<std
   state_.fixed = StateFields(std::move(fields));
 }
 
-void RecurrentMixer::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+void RecurrentMixer::Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const {
   ScratchScope scope(args.context);
   const RecurrentInputs inputs = Project(args, x, scope);
   Advance(args, inputs);
@@ -54,7 +54,7 @@ void RecurrentMixer::Load(const MixerSpec& spec) {
       norm.weight, {norm.shares_weight ? layer_.out.rows / norm.n_groups : layer_.out.rows});
 }
 
-RecurrentInputs RecurrentMixer::Project(const LayerArgs& args, TensorView x,
+RecurrentInputs RecurrentMixer::Project(const LayerArgs& args, const ProductRows& x,
                                         ScratchScope& scope) const {
   const int64_t n_tokens = args.seqs.n_tokens(), stride = in_.out();
   const TensorView p = scope.Tensor(DType::kF32, {n_tokens, stride});

@@ -106,7 +106,7 @@ class RecurrentMixer : public SequenceMixer {
  public:
   void Load(const MixerSpec& spec) final;
   size_t weight_bytes() const final { return in_.bytes() + out_.bytes(); }
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const final;
+  void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const final;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange&) const final {
     return {{where.fixed_offset, state_.fixed.bytes()}};
   }
@@ -124,7 +124,7 @@ class RecurrentMixer : public SequenceMixer {
 
  private:
   // Everything before the recurrence; the returned buffers live as long as scope.
-  RecurrentInputs Project(const LayerArgs& args, TensorView x, ScratchScope& scope) const;
+  RecurrentInputs Project(const LayerArgs& args, const ProductRows& x, ScratchScope& scope) const;
   void ConvolveInputs(const LayerArgs& args, const RecurrentInputs& inputs) const;
   void ComputeGates(const LayerArgs& args, RecurrentInputs& inputs, ScratchScope& scope) const;
   // Everything behind it.

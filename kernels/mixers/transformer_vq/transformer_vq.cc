@@ -129,14 +129,14 @@ size_t TransformerVq::weight_bytes() const {
   return bytes;
 }
 
-void TransformerVq::Forward(const LayerArgs& args, TensorView x, TensorView y) const {
+void TransformerVq::Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const {
   ScratchScope scope(args.context);
   const int64_t n_tokens = args.seqs.n_tokens(), width = output_.in();
   // [gates | values] of all heads. The attention's results replace the values.
   const TensorView projected = scope.Tensor(DType::kF32, {n_tokens, 2 * width});
   gates_values_.Apply(args.context, x, projected);
   for (int h = 0; h < config_.shape.n_heads; ++h) {
-    AttendHead(args, h, x, projected.as<float>() + width + int64_t{h} * config_.shape.value_dim,
+    AttendHead(args, h, x.x, projected.as<float>() + width + int64_t{h} * config_.shape.value_dim,
                2 * width);
   }
   const TensorView gated = scope.Tensor(compute_, {n_tokens, width});

@@ -69,7 +69,7 @@ class TransformerVq final : public SequenceMixer {
 
   void Load(const MixerSpec& spec) override;
   size_t weight_bytes() const override;
-  void Forward(const LayerArgs& args, TensorView x, TensorView y) const override;
+  void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const override;
   std::vector<StateExtent> UndoExtents(const LayerState& where,
                                        const TokenRange& tokens) const override;
   bool CanUndoSuffix(const TokenRange& tokens) const override {

@@ -103,4 +103,33 @@ __device__ inline float BlockSum(float value, SharedPtr<float> partial) {
                    [](float a, float b) { return a + b; });
 }
 
+// 1 / sqrt(mean(x^2) + eps) of a row, by one warp. Lane t sums the squares of elements 4t .. 4t +
+// 3, then 4 (t + 32) and so on, in four chains; several loads are on their way at once.
+__device__ inline float RmsFactor(const float* x, int64_t n, float eps, bool aligned) {
+  constexpr int kAtOnce = 10, kWarpElements = 4 * kWarp;
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int64_t first = threadIdx.x % kWarp * 4; first < n; first += kAtOnce * kWarpElements) {
+    float4 loaded[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = first + i * kWarpElements;
+      loaded[i] = at < n ? Load4(x, at, n, aligned, 0) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float4 v = loaded[i];
+      sum = make_float4(fmaf(v.x, v.x, sum.x), fmaf(v.y, v.y, sum.y), fmaf(v.z, v.z, sum.z),
+                        fmaf(v.w, v.w, sum.w));
+    }
+  }
+  const float total = WarpSum((sum.x + sum.y) + (sum.z + sum.w));
+  return 1.0f / sqrtf(total / static_cast<float>(n) + eps);
+}
+
+// Four elements of the normalized row.
+__device__ inline float4 RmsNormed(float4 v, float factor, float4 weight, float4 bias) {
+  return make_float4(v.x * factor * weight.x + bias.x, v.y * factor * weight.y + bias.y,
+                     v.z * factor * weight.z + bias.z, v.w * factor * weight.w + bias.w);
+}
+
 }  // namespace ovq::kernels::cuda

@@ -41,7 +41,7 @@ void Executor::Execute(BatchRun& run) {
     }
   }
   if (!any) return;
-  absl::Status computed = kernels::CatchOutOfMemory([&] { Compute(run); });
+  absl::Status computed = kernels::CatchDeviceErrors([&] { Compute(run); });
   if (!computed.ok()) {
     context_.Synchronize();  // launched work still reads memory that was staged for it
     run.undo_memory.reset();
@@ -130,7 +130,7 @@ void Executor::ReadResults(BatchSequence& sequence) const {
 }
 
 absl::Status Executor::AcceptDrafts(const BatchSequence& sequence, int32_t n_tokens) {
-  absl::Status undone = kernels::CatchOutOfMemory([&] { Undo(sequence, n_tokens); });
+  absl::Status undone = kernels::CatchDeviceErrors([&] { Undo(sequence, n_tokens); });
   if (undone.ok()) pool_.Grow(*sequence.state, sequence.state->position - 1 + n_tokens);
   return undone;
 }

@@ -204,7 +204,7 @@ std::vector<float> MixerInstance::RunBatch(const std::vector<Rows>& sequences) {
   ScratchScope scope(*context_);
   BatchTensors tensors(scope);
   mixer_->Forward({*context_, staged.seqs, where_, tensors},
-                  {.data = x_device.as<void>(), .dtype = compute_dtype_, .shape = shape},
+                  TensorView{x_device.as<void>(), compute_dtype_, shape},
                   {.data = y_device.as<void>(), .dtype = DType::kF32, .shape = shape});
   context_->CopyToHost(y.data(), y_device.as<float>(), y.size() * sizeof(float));
   return y;

@@ -146,7 +146,7 @@ Result RunTokens(DeviceContext& context, const SequenceMixer& layer, int64_t sta
     BatchTensors tensors(scope);
     const LayerState where;
     layer.Forward({.context = context, .seqs = seqs, .where = where, .tensors = tensors},
-                  {x.data(), DType::kF32, {n, kDim}}, {y.data(), DType::kF32, {n, kDim}});
+                  TensorView{x.data(), DType::kF32, {n, kDim}}, {y.data(), DType::kF32, {n, kDim}});
     return y;
   });
 }

@@ -16,7 +16,7 @@ TEST(WeightReader, MakesSharedProductsOnce) {
   };
   const auto applied = [&](const Linear& product) {
     std::vector<float> x = {1, 1}, y(static_cast<size_t>(product.out()));
-    product.Apply(*context, {x.data(), DType::kF32, {1, 2}},
+    product.Apply(*context, TensorView{x.data(), DType::kF32, {1, 2}},
                   {y.data(), DType::kF32, {1, product.out()}});
     return y;
   };
@@ -45,7 +45,7 @@ TEST(WeightReader, ProductsOfFewOutputsStayInTheComputeType) {
   WeightReader reader(source, {DType::kF32, WeightType::kInt8}, *context);
   const auto second = [&](const Linear& product) {
     std::vector<float> x = {0, 1}, y(static_cast<size_t>(product.out()));
-    product.Apply(*context, {x.data(), DType::kF32, {1, 2}},
+    product.Apply(*context, TensorView{x.data(), DType::kF32, {1, 2}},
                   {y.data(), DType::kF32, {1, product.out()}});
     return y[0];
   };

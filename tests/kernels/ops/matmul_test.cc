@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <tuple>
@@ -13,6 +14,7 @@
 #include "kernels/common/dispatch.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/ops.h"
+#include "kernels/ops/product_chain.h"
 #include "tests/device_tests.h"
 #include "tests/test_util.h"
 
@@ -378,6 +380,94 @@ TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
     AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, kCudaCounts, "own product",
                           product.apply);
   }
+}
+
+// Our own products of few rows, which Linear uses where they have the bits of cuBLASLt's.
+class ChainProductTest : public CudaProductTest {
+ protected:
+  Product Make(const StackedWeights& weights) {
+    const auto memory = std::make_shared<Buffer>(
+        cuda::UploadItems(*context_, weights.out, weights.row_bytes(),
+                          [&](int64_t row, std::byte* bytes) { CopyRow(weights, row, bytes); }));
+    const TensorView w = {memory->as<void>(), DType::kBF16, {weights.out, weights.in}};
+    EXPECT_TRUE(cuda::FitsChain(*context_, weights.in, weights.out));
+    const auto fused = [memory, w](DeviceContext& context, const ProductRows& x, TensorView y,
+                                   ProductEnd end) {
+      return cuda::ApplyChain(context, w, x, y, end);
+    };
+    const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+      EXPECT_TRUE(fused(context, x, y, accumulate ? ProductEnd::kAdd : ProductEnd::kStore));
+    };
+    return {memory->bytes(), apply, fused};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, ChainProductTest, testing::Values(DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+// Blocks of one, two and four tiles, the last ones not full; inputs of less than a link and of many
+// that fill no whole one.
+TEST_P(ChainProductTest, AgreesWithReference) {
+  const std::vector<std::array<int64_t, 3>> cases = {
+      {1, 16, 8},      {8, 48, 20},     {16, 1160, 16},  {9, 8, 100},
+      {16, 1280, 250}, {1, 1280, 1280}, {13, 3200, 300}, {2, 1280, 640}};
+  for (const auto& [n, in, out] : cases) {
+    AssertProductAgrees(*context_, n, in, out, GetParam(),
+                        [&](const StackedWeights& weights) { return Make(weights); });
+  }
+}
+
+TEST_P(ChainProductTest, RowsDoNotDependOnTheirCompany) {
+  std::vector<int64_t> counts(cuda::kMaxChainRows);
+  std::iota(counts.begin(), counts.end(), 1);
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1160, 16}, {48, 250}}) {
+    std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
+    const TensorView part = MakeView(w, {out, in});
+    const Product product = Make({{&part, 1}, in, out, GetParam()});
+    AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, counts, "chain", product.apply);
+  }
+}
+
+// Norm, product and SwiGLU by kernels of their own, and by one.
+TEST_P(ChainProductTest, FusedHasTheBitsOfItsParts) {
+  const std::vector<std::array<int64_t, 3>> cases = {
+      {1, 48, 40}, {3, 1160, 80}, {8, 256, 20}, {9, 1160, 16}, {16, 1280, 320}};
+  for (const auto& [n, in, out] : cases) {
+    std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
+    const TensorView part = MakeView(w, {out, in});
+    const Product product = Make({{&part, 1}, in, out, GetParam()});
+    const DeviceArray<float> h(*context_, RandomNormal(static_cast<size_t>((n + 2) * in), 5));
+    const DeviceArray<float> weight(*context_, RandomNormal(static_cast<size_t>(in), 6));
+    std::vector<int32_t> places(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) places[i] = static_cast<int32_t>((i + 2) % (n + 2));
+    const DeviceArray<int32_t> rows(*context_, places);
+    const DeviceArray<BF16> x(*context_, static_cast<size_t>(n * in)),
+        x_fused(*context_, static_cast<size_t>(n * in));
+    ProductRows normed = x_fused.View({n, in});
+    normed.norm = {.weight = weight.View({in}), .eps = 1e-5f};
+    normed.h = h.View({n + 2, in}), normed.h_rows = rows.span();
+    RmsNorm(*context_, normed.h, *normed.norm, x.View({n, in}), normed.h_rows);
+    const std::vector<float> before = RandomNormal(static_cast<size_t>(n * out), 7);
+    for (ProductEnd end : {ProductEnd::kStore, ProductEnd::kAdd}) {
+      const DeviceArray<float> y(*context_, before), y_fused(*context_, before);
+      product.apply(*context_, x.View({n, in}), y.View({n, out}), end == ProductEnd::kAdd);
+      EXPECT_TRUE(product.fused(*context_, normed, y_fused.View({n, out}), end));
+      AssertSameBits(test::Widened(x_fused.Read()), test::Widened(x.Read()), "x");
+      AssertSameBits(y_fused.Read(), y.Read(), "y");
+    }
+    const DeviceArray<float> gate_up(*context_, static_cast<size_t>(n * out));
+    const DeviceArray<BF16> y(*context_, static_cast<size_t>(n * out / 2)),
+        y_fused(*context_, static_cast<size_t>(n * out / 2));
+    product.apply(*context_, x.View({n, in}), gate_up.View({n, out}), false);
+    SwiGlu(*context_, gate_up.View({n, out}), y.View({n, out / 2}));
+    EXPECT_TRUE(product.fused(*context_, normed, y_fused.View({n, out / 2}), ProductEnd::kSwiGlu));
+    AssertSameBits(test::Widened(y_fused.Read()), test::Widened(y.Read()), "SwiGLU");
+  }
+}
+
+TEST_P(ChainProductTest, FitsWhereSharedMemoryHoldsATile) {
+  EXPECT_TRUE(cuda::FitsChain(*context_, 3200, 1280));
+  EXPECT_FALSE(cuda::FitsChain(*context_, 3204, 1280));  // rows are no multiples of 16 bytes
+  EXPECT_FALSE(cuda::FitsChain(*context_, 8192, 1280));
 }
 
 #endif

@@ -83,8 +83,8 @@ TEST_F(MetricsEndpointTest, ATakenPortNamesTheFlag) {
   const std::string address = absl::StrCat("127.0.0.1:", endpoint_->port());
   const auto second = ServeMetrics(address, metrics_);
   EXPECT_TRUE(absl::IsUnavailable(second.status()));
-  EXPECT_THAT(std::string(second.status().message()),
-              StartsWith("--metrics-address: cannot listen on " + address));
+  EXPECT_EQ(second.status().message(),
+            "--metrics-address: cannot listen on " + address + ": Address already in use");
 }
 
 // By RFC 1952: the trailer holds the CRC-32 and the length; 0xCBF43926 is the check value of

@@ -1,149 +1,270 @@
-#include <algorithm>
+// Keys and values of tokens to their recent slots: of a wave, and in a batch of one token a
+// sequence together with the preparation of the heads.
+#include <array>
+#include <bit>
 
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
+#include "kernels/ops/cuda/heads.cuh"
 
-namespace ovq::kernels::cuda {
+namespace ovq::kernels {
+namespace cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kChannels = 8;  // channels in a thread's share of a key: 32 bytes, a memory sector
+// Slots of a thread block, whose keys fill a sector (32 bytes) of each channel in bfloat16.
+constexpr int kRunSlots = 16;
 
-// Tokens of one head that go to slots [slot, slot + n) of one block.
-struct StoreTile {
-  const float* keys;  // keys of the first token; tokens are `stride` floats apart
-  const float* values;
+// The elements of 16 bytes: slots of a key's channel, or channels of a value.
+template <class T>
+inline constexpr int kUnit = 16 / sizeof(T);
+
+// Stores the elements [begin, end) of a unit.
+template <class T>
+__device__ inline void StoreUnit(const std::array<T, kUnit<T>>& unit, int begin, int end, T* to) {
+  if (begin <= 0 && end >= kUnit<T>) {
+    *reinterpret_cast<uint4*>(to) = std::bit_cast<uint4>(unit);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit<T>; ++i) {
+    if (i >= begin && i < end) to[i] = unit[i];
+  }
+}
+
+// Rows of one head whose tokens go to the slots [begin, end) of a run of kRunSlots slots of one
+// block, in shared memory as they are: channel c of slot i is element At(i, c). Channels of the
+// upper slots lie 16 further, modulo 32, so that a warp reads 16 channels of two slots, eight
+// apart, from different banks.
+struct RunRows {
+  const float* rows;  // of slot `begin`
   int64_t stride;
-  int32_t slot, n;
-  float key_scale;
+  int32_t begin, end;
+  int32_t n_channels;
+  float factor;
+
+  __host__ __device__ static constexpr int width(int n_channels) {
+    return (n_channels + 31) / 32 * 32;
+  }
+  static constexpr size_t SharedBytes(int n_channels) {
+    return (static_cast<size_t>(width(n_channels)) + 1) * kRunSlots * sizeof(float);
+  }
+  __device__ SharedPtr<float> At(int slot, int channel) const {
+    return DynamicShared<float>(0) + slot * width(n_channels) + (channel ^ (slot & 8) * 2);
+  }
+  __device__ float Scaled(int slot, int channel) const {
+    const float x = *At(slot, channel);
+    return x * factor;
+  }
+  // 1 / scale of a slot, behind the rows.
+  __device__ SharedPtr<float> Inverse(int slot) const {
+    return DynamicShared<float>(0) + kRunSlots * width(n_channels) + slot;
+  }
+
+  // aligned: groups of four channels lie on 16 bytes.
+  __device__ void Load(bool aligned) const {
+    const int quads = (n_channels + 3) / 4;
+    for (int i = static_cast<int>(threadIdx.x); i < (end - begin) * quads; i += kThreads) {
+      const int token = i / quads, c = i % quads * 4;
+      const SharedPtr<float> to = At(begin + token, c);
+      const float* from = rows + token * stride;
+      if (aligned) {
+        CopyAsync16(SharedCast<uint4>(to), from + c, true);
+      } else {
+        *SharedCast<float4>(to) = Load4(from, c, n_channels, false, 0);
+      }
+    }
+    CommitCopies();
+    WaitCopies<0>();
+    __syncthreads();
+  }
+
+  // With scales: finds those of the slots.
+  template <class T>
+  __device__ void FindScales(const SlotRow<T>& first_slot) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    for (int slot = begin + warp; slot < end; slot += kThreads / 32) {
+      uint32_t largest = 0;
+      for (int c = lane; c < n_channels; c += 32) {
+        const uint32_t bits = MagnitudeBits(Scaled(slot, c));
+        largest = bits > largest ? bits : largest;
+      }
+      largest = WarpFold(largest, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+      if (lane > 0) continue;
+      const uint8_t exponent = Slots<T>::Exponent(largest);
+      *Inverse(slot) = InverseExponentScale(exponent);
+      first_slot.exponent[slot] = std::bit_cast<T>(exponent);
+    }
+    __syncthreads();
+  }
+  template <class T>
+  __device__ T Element(int slot, int channel) const {
+    if constexpr (Slots<T>::kScaled) {
+      const float inverse = *Inverse(slot);
+      return NearestElement<T>(Scaled(slot, channel), inverse);
+    }
+    return Slots<T>::Nearest(Scaled(slot, channel));
+  }
+
+  // to: the run's first slot.
+  template <class T>
+  __device__ void StoreKeys(const SlotRow<T>& to) const {
+    if constexpr (Slots<T>::kScaled) FindScales(to);
+    constexpr int kUnits = kRunSlots / kUnit<T>;
+    for (int i = static_cast<int>(threadIdx.x); i < n_channels * kUnits; i += kThreads) {
+      const int slot = i % kUnits * kUnit<T>, c = i / kUnits;
+      std::array<T, kUnit<T>> unit = {};
+#pragma unroll
+      for (int k = 0; k < kUnit<T>; ++k) {
+        if (slot + k >= begin && slot + k < end) unit[k] = Element<T>(slot + k, c);
+      }
+      StoreUnit(unit, begin - slot, end - slot, to.data + c * to.stride + slot);
+    }
+  }
+  template <class T>
+  __device__ void StoreValues(const SlotRow<T>& to, int value_stride) const {
+    if constexpr (Slots<T>::kScaled) FindScales(to);
+    const int units = (n_channels + kUnit<T> - 1) / kUnit<T>;
+    for (int i = static_cast<int>(threadIdx.x); i < (end - begin) * units; i += kThreads) {
+      const int slot = begin + i / units, c = i % units * kUnit<T>;
+      std::array<T, kUnit<T>> unit = {};
+#pragma unroll
+      for (int k = 0; k < kUnit<T>; ++k) {
+        if (c + k < n_channels) unit[k] = Element<T>(slot, c + k);
+      }
+      StoreUnit(unit, 0, n_channels - c, to.data + slot * value_stride + c);
+    }
+  }
 };
 
-// Stores rows, times `factor`, to the slots from `first_slot` on, whose elements are slot_stride
-// apart. Lanes of a warp share a row and first find its largest channel: all 32 lanes where there
-// are few rows, else four, so that adjacent lanes write adjacent slots of a key.
-template <class T>
-__device__ inline void StoreScaled(const float* rows, int64_t row_stride, int n_rows,
-                                   int n_channels, float factor, const SlotRow<T>& first_slot,
-                                   int slot_stride) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int warp_rows = n_rows < kThreads / 32 ? 1 : 8;
-  const int first = lane / warp_rows * kChannels, step = 32 / warp_rows * kChannels;
-  for (int begin = thread / 32 * warp_rows; begin < n_rows; begin += kThreads / 32 * warp_rows) {
-    const int i = begin + lane % warp_rows;
-    const float* row = rows + i * row_stride;
-    const int end = i < n_rows ? n_channels : 0;
-    uint32_t largest = 0;
-    for (int c = first; c < end; c += step) {
-      const uint32_t bits =
-          MagnitudeBits(row + c, end - c < kChannels ? end - c : kChannels, factor);
-      largest = bits > largest ? bits : largest;
-    }
-    for (int apart = warp_rows; apart < 32; apart *= 2) {
-      const uint32_t other = __shfl_xor_sync(kWholeWarp, largest, apart);
-      largest = other > largest ? other : largest;
-    }
-    const uint8_t exponent = Slots<T>::Exponent(largest);
-    const float inverse = InverseExponentScale(exponent);
-    const SlotRow<T> to = {first_slot.data + i * slot_stride, first_slot.stride,
-                           first_slot.exponent + i};
-    for (int group = first; group < end; group += step) {
-      for (int c = group; c < group + kChannels && c < end; ++c) {
-        to.data[c * to.stride] = NearestElement<T>(row[c] * factor, inverse);
-      }
-    }
-    if (first == 0 && i < n_rows) to.SetExponent(exponent);
-  }
-}
-
-template <class T>
-__device__ inline void StoreKeys(const StoreTile& tile, int head_dim, T* to) {
-  if constexpr (Slots<T>::kScaled) {
-    StoreScaled(tile.keys, tile.stride, tile.n, head_dim, tile.key_scale,
-                KeyRow(to, head_dim, tile.slot), 1);
-  } else {
-    const int shares = (head_dim + kChannels - 1) / kChannels;
-    for (int i = static_cast<int>(threadIdx.x); i < tile.n * shares; i += kThreads) {
-      const int token = i % tile.n, first = i / tile.n * kChannels;
-      const float* key = tile.keys + token * tile.stride;
-      const int end = first + kChannels < head_dim ? first + kChannels : head_dim;
-      const SlotRow<T> row = KeyRow(to, head_dim, tile.slot + token);
-      for (int c = first; c < end; ++c) {
-        row.data[c * kBlockSlots] = Slots<T>::Nearest(key[c] * tile.key_scale);
-      }
-    }
-  }
-}
-
-template <class T>
-__device__ inline void StoreValues(const StoreTile& tile, int value_head_dim, T* to) {
-  const int value_stride = ValueStride(value_head_dim);
-  if constexpr (Slots<T>::kScaled) {
-    StoreScaled(tile.values, tile.stride, tile.n, value_head_dim, 1,
-                ValueRow(to, value_stride, tile.slot), value_stride);
-  } else {
-    for (int i = static_cast<int>(threadIdx.x); i < tile.n * value_head_dim; i += kThreads) {
-      const int token = i / value_head_dim, c = i % value_head_dim;
-      to[(tile.slot + token) * value_stride + c] =
-          Slots<T>::Nearest(tile.values[token * tile.stride + c]);
-    }
-  }
-}
-
 // Stores keys (transposed) and values of a wave's tokens to their recent slots, rounded to nearest
-// even; the padding of values is not touched. recent_blocks: those that a sequence's tokens may lie
-// in. Launch: 128 threads per stretch of tokens of one
-// key/value head that lie in one block; grid x: block fastest, then key/value head, sequence. For
-// keys, adjacent threads have adjacent tokens: each reads a sector and they write adjacent slots.
-// For values they have adjacent channels. Bytes: reads 4 (head_dim + value_head_dim) per token and
-// head, writes as many elements of the state.
+// even; the padding of values is not touched. Launch: 128 threads for kRunSlots slots of one
+// key/value head; grid x: keys or values fastest, then runs of slots, most_runs of them, key/value
+// head, sequence. Bytes: reads 4 (head_dim + value_head_dim) per token and head, writes as many
+// elements of the state.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     StoreRecentKernel(const __grid_constant__ AttentionArgs args,
-                      const __grid_constant__ DeviceWave wave, int32_t recent_blocks) {
+                      const __grid_constant__ DeviceWave wave, uint32_t most_runs, bool aligned) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
   const AttentionBlocks& blocks = args.blocks;
-  const auto heads = static_cast<uint32_t>(blocks.shape.n_kv_heads);
-  const uint32_t place = blockIdx.x % static_cast<uint32_t>(recent_blocks);
-  const uint32_t sequence_head = blockIdx.x / static_cast<uint32_t>(recent_blocks);
+  const AttentionShape& shape = blocks.shape;
+  const bool is_value = blockIdx.x % 2 > 0;
+  const uint32_t place = blockIdx.x / 2 % most_runs, sequence_head = blockIdx.x / 2 / most_runs;
+  const auto heads = static_cast<uint32_t>(shape.n_kv_heads);
   const int head = static_cast<int>(sequence_head % heads);
   const int sequence = static_cast<int>(sequence_head / heads);
   std::byte* session = wave.seqs.state[sequence];
-  if (session == nullptr) return;
+  if (session == nullptr || !(is_value || blocks.keeps_keys())) return;
   const WaveTokens tokens = TokensInWave(wave, sequence, blocks.wave_span);
   const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
   const int64_t end = begin + (tokens.end - tokens.begin);
-  const int64_t block = begin / kBlockSlots + place;
-  const int64_t from = place == 0 ? begin : block * kBlockSlots;
-  const int64_t to = end < (block + 1) * kBlockSlots ? end : (block + 1) * kBlockSlots;
+  const int64_t run = (begin / kRunSlots + place) * kRunSlots;
+  const int64_t from = begin > run ? begin : run;
+  const int64_t to = end < run + kRunSlots ? end : run + kRunSlots;
   if (from >= to) return;
-  const int64_t row = (tokens.row + (from - begin)) * args.tokens.stride;
-  const StoreTile tile = {args.tokens.k + row + head * blocks.shape.head_dim,
-                          args.tokens.v + row + head * blocks.shape.value_head_dim,
-                          args.tokens.stride,
-                          static_cast<int32_t>(from % kBlockSlots),
-                          static_cast<int32_t>(to - from),
-                          blocks.KeyScale(head)};
-  if (blocks.recent_keys.shared == nullptr) {
-    StoreKeys(tile, blocks.shape.head_dim,
-              blocks.recent_keys.At<T>(session, sequence, head, block));
+  const int channels = is_value ? shape.value_head_dim : shape.head_dim;
+  const RunRows rows = {(is_value ? args.tokens.v : args.tokens.k) +
+                            (tokens.row + (from - begin)) * args.tokens.stride + head * channels,
+                        args.tokens.stride,
+                        static_cast<int32_t>(from - run),
+                        static_cast<int32_t>(to - run),
+                        channels,
+                        is_value ? 1.0f : blocks.KeyScale(head)};
+  rows.Load(aligned);
+  const int64_t block = run / kBlockSlots;
+  const int slot = static_cast<int>(run % kBlockSlots), value_stride = ValueStride(channels);
+  if (is_value) {
+    T* values = blocks.recent_values.At<T>(session, sequence, head, block);
+    rows.StoreValues(ValueRow(values, value_stride, slot), value_stride);
+  } else {
+    T* keys = blocks.recent_keys.At<T>(session, sequence, head, block);
+    rows.StoreKeys(KeyRow(keys, channels, slot));
   }
-  StoreValues(tile, blocks.shape.value_head_dim,
-              blocks.recent_values.At<T>(session, sequence, head, block));
 }
+
+// A batch's row is its sequence's only token.
+template <class T>
+struct StoreNewest {
+  HeadRows values;
+  AttentionBlocks blocks;
+  DeviceSequences seqs;
+
+  struct Place {
+    std::byte* session;
+    int64_t block;
+    int slot;
+  };
+  __device__ Place Find(int64_t row) const {
+    const int64_t position = seqs.positions[row], at = position - blocks.origin(position);
+    return {seqs.state[row], at / kBlockSlots, static_cast<int>(at % kBlockSlots)};
+  }
+  template <class Head>
+  __device__ void StoreKey(const Place& place, int64_t row, int kv_head, Head& key) const {
+    if (place.session == nullptr || !blocks.keeps_keys()) return;
+    T* to = blocks.recent_keys.At<T>(place.session, static_cast<int>(row), kv_head, place.block);
+    Store(key, blocks.KeyScale(kv_head), KeyRow(to, blocks.shape.head_dim, place.slot));
+  }
+  template <class Head>
+  __device__ void StoreValue(const Place& place, int64_t row, int kv_head, Head& value) const {
+    if (place.session == nullptr) return;
+    T* to = blocks.recent_values.At<T>(place.session, static_cast<int>(row), kv_head, place.block);
+    Store(value, 1, ValueRow(to, ValueStride(blocks.shape.value_head_dim), place.slot));
+  }
+
+  template <class Head>
+  __device__ static void Store(Head& head, float factor, const SlotRow<T>& to) {
+    uint32_t largest = 0;
+    if constexpr (Slots<T>::kScaled) {
+      const auto larger = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
+      head.Each([&](int, int, float& a, float& b) {
+        largest = larger(largest, larger(MagnitudeBits(a * factor), MagnitudeBits(b * factor)));
+      });
+      largest = WarpFold(largest, larger);
+    }
+    const uint8_t exponent = Slots<T>::Exponent(largest);
+    const float inverse = InverseExponentScale(exponent);
+    head.Each([&](int, int pair, float& a, float& b) {
+      to.data[head.first(pair) * to.stride] = NearestElement<T>(a * factor, inverse);
+      if (!head.has_second(pair)) return;
+      to.data[head.second(pair) * to.stride] = NearestElement<T>(b * factor, inverse);
+    });
+    if (threadIdx.x % kWarp == 0) to.SetExponent(exponent);
+  }
+};
 
 }  // namespace
 
 void StoreRecent(DeviceContext& context, const AttentionArgs& args, int wave) {
   const AttentionBlocks& blocks = args.blocks;
-  const int recent_blocks = RecentBlocks(blocks, args.seqs, wave);
-  if (recent_blocks == 0) return;
+  const AttentionTensors& tokens = args.tokens;
+  const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
+  const int most_runs = args.seqs.one_token_each()
+                            ? 1
+                            : RecentBlocks(blocks, args.seqs, wave) * (kBlockSlots / kRunSlots);
+  if (most_runs == 0) return;
+  const auto is_aligned = [&](const float* rows, int channels) {
+    return channels % 4 == 0 && Aligned(rows, tokens.stride, sizeof(float));
+  };
   const auto grid =
-      static_cast<uint32_t>(int64_t{args.seqs.n_seqs()} * blocks.shape.n_kv_heads * recent_blocks);
+      static_cast<uint32_t>(int64_t{args.seqs.n_seqs()} * blocks.shape.n_kv_heads * most_runs * 2);
   const auto kernel =
       VisitSlots(blocks.dtype, []<class T>(Slots<T>) { return StoreRecentKernel<T>; });
-  Launch(context, kernel, grid, kThreads, 0, args, DeviceWave{args.seqs.device, wave},
-         recent_blocks);
+  LaunchEarly(context, kernel, grid, kThreads, RunRows::SharedBytes(std::max(d, dv)), args,
+              DeviceWave{args.seqs.device, wave}, static_cast<uint32_t>(most_runs),
+              is_aligned(tokens.k, d) && is_aligned(tokens.v, dv));
 }
 
-}  // namespace ovq::kernels::cuda
+}  // namespace cuda
+
+void PrepareAndStoreCuda(DeviceContext& context, const HeadPrep& prep, const HeadRows& values,
+                         const AttentionBlocks& blocks, const DeviceSequences& seqs) {
+  VisitSlots(blocks.dtype, [&]<class T>(Slots<T>) {
+    cuda::LaunchHeads(context, prep, cuda::StoreNewest<T>{values, blocks, seqs});
+  });
+}
+
+}  // namespace ovq::kernels

@@ -220,7 +220,7 @@ void AttendWavesCuda(DeviceContext& context, const AttentionArgs& layer_args,
   for (int i = 0; i < n_waves; ++i) {
     const DeviceWave wave = {layer_args.seqs.device, i};
     if (prepare) prepare(wave);
-    cuda::StoreRecent(context, layer_args, i);
+    if (!layer_args.tokens.stored) cuda::StoreRecent(context, layer_args, i);
     cuda::AttendWave(context, layer_args, i);
     if (layer_args.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, layer_args, i);
     if (update) update(wave);

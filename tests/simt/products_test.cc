@@ -1,0 +1,103 @@
+// The choice among cuBLASLt's algorithms, with the host executor's stand-in for the library.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/common/device_memory.h"
+#include "kernels/ops/matmul_device.h"
+#include "tests/simt/simt.h"
+#include "tests/test_util.h"
+
+namespace ovq::kernels::cuda {
+namespace {
+
+using simt::CublasAlgorithm;
+using testing::HasSubstr;
+using testing::Not;
+
+class CublasChoiceTest : public testing::Test {
+ protected:
+  ~CublasChoiceTest() override { simt::SetCublas({}); }
+
+  // The choices are kept for each shape: every test has its own number of inputs.
+  std::optional<Product> Make(int64_t in, std::vector<CublasAlgorithm> algorithms,
+                              DType compute = DType::kF32) {
+    simt::SetCublas(std::move(algorithms));
+    context_ = test::MakeContext(Device::kCuda);
+    in_ = in;
+    weights_ = test::RandomNormal(static_cast<size_t>(in * kOut), 4);
+    const TensorView part = test::MakeView(weights_, {kOut, in});
+    return MakeCublasProduct(*context_, {{&part, 1}, in, kOut, compute}, what_);
+  }
+  // y of n equal rows.
+  std::vector<float> Apply(const Product& product, int64_t n) {
+    std::vector<float> x;
+    const std::vector<float> row = test::RandomNormal(static_cast<size_t>(in_), 5);
+    for (int64_t i = 0; i < n; ++i) x.insert(x.end(), row.begin(), row.end());
+    const test::DeviceArray<float> rows(*context_, x), y(*context_, static_cast<size_t>(n * kOut));
+    product.apply(*context_, rows.View({n, in_}), y.View({n, kOut}), false);
+    return y.Read();
+  }
+
+  static constexpr int64_t kOut = 4;
+  std::unique_ptr<DeviceContext> context_;
+  std::vector<float> weights_;
+  int64_t in_ = 0;
+  std::string what_;
+};
+
+TEST_F(CublasChoiceTest, IsTheFastestOfEqualBits) {
+  // The fastest of all gives other bits than the two others.
+  const std::optional<Product> product =
+      Make(4, {{.id = 1, .repeats = 80}, {.id = 2, .repeats = 20}, {.id = 3, .descending = true}});
+  ASSERT_TRUE(product.has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
+  EXPECT_THAT(what_, HasSubstr("to 8192 rows algorithm 2, "));
+  EXPECT_THAT(what_, Not(HasSubstr("algorithm 3")));
+}
+
+TEST_F(CublasChoiceTest, RefusalsAtOneNumberOfRowsLeaveTheOthers) {
+  const std::optional<Product> product =
+      Make(8, {{.id = 1, .refuses = 9}, {.id = 2, .refuses = 70}, {.id = 3, .repeats = 20}});
+  ASSERT_TRUE(product.has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
+  EXPECT_THAT(what_, HasSubstr("to 256 rows algorithm 1, "));
+  const std::vector<float> one = Apply(*product, 1);
+  for (const int64_t n : {9, 70, 200, 9000}) {
+    const std::vector<float> all = Apply(*product, n);
+    for (int64_t row = 0; row < n; row += 13) {
+      test::AssertSameBits(std::span(all).subspan(static_cast<size_t>(row * kOut), kOut), one,
+                           "row");
+    }
+  }
+}
+
+TEST_F(CublasChoiceTest, IsNoneWhereEveryAlgorithmRefusesSomeRows) {
+  EXPECT_FALSE(Make(12, {{.id = 1, .refuses = 5}, {.id = 2, .refuses = 5}}).has_value());
+  EXPECT_THAT(what_, HasSubstr("no algorithms of cuBLASLt"));
+}
+
+TEST_F(CublasChoiceTest, ARefusalWhileRunningIsAnErrorOfTheBatch) {
+  const std::optional<Product> product = Make(16, {{.id = 1}});
+  ASSERT_TRUE(product.has_value());
+  simt::SetCublas({{.id = 1, .refuses = 7, .refuses_late = true}});
+  Apply(*product, 6);
+  const absl::Status status = CatchDeviceErrors([&] { Apply(*product, 7); });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(status.message(), HasSubstr("refused a product of 7 rows, 16 inputs"));
+  Apply(*product, 8);
+}
+
+TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
+  ASSERT_TRUE(Make(32, {{.id = 1, .links = true}}, DType::kBF16).has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows; to 64 rows algorithm 1, "));
+  ASSERT_TRUE(Make(40, {{.id = 1}, {.id = 2}}, DType::kBF16).has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));
+}
+
+}  // namespace
+}  // namespace ovq::kernels::cuda
