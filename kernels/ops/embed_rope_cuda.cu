@@ -26,6 +26,8 @@ __device__ float Widened(const void* table, DType dtype, int64_t i) {
 
 __global__ void __launch_bounds__(kEmbedThreads)
     EmbedKernel(const void* table, DType dtype, const int32_t* ids, int64_t width, Activations y) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
   const int64_t row = blockIdx.x, from = ids[row] * width;
   for (int64_t i = threadIdx.x; i < width; i += kEmbedThreads) {
     const float x = Widened(table, dtype, from + i);
@@ -67,8 +69,8 @@ void AddSinusoids(DeviceContext& context, const RopeTable& table,
 
 void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> ids, TensorView y) {
   if (ids.empty()) return;
-  Launch(context, EmbedKernel, dim3(static_cast<unsigned>(ids.size())), dim3(kEmbedThreads), 0,
-         table.as<void>(), table.dtype, ids.data(), y.shape[1], ToActivations(y));
+  LaunchEarly(context, EmbedKernel, dim3(static_cast<unsigned>(ids.size())), dim3(kEmbedThreads), 0,
+              table.as<void>(), table.dtype, ids.data(), y.shape[1], ToActivations(y));
 }
 
 }  // namespace ovq::kernels::cuda

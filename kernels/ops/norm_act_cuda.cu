@@ -16,7 +16,6 @@ constexpr int kMaxNormThreads = 256;
 constexpr int kRmsWarps = 8;
 constexpr int kMaxSumThreads = 1024;
 constexpr int kActThreads = 256;
-constexpr int kMapElements = 4 * kActThreads;
 
 // A warp for each row.
 __global__ void __launch_bounds__(kRmsWarps* kWarp)
@@ -68,52 +67,65 @@ __global__ void __launch_bounds__(kMaxNormThreads) LayerNormKernel(const NormTas
   }
 }
 
-// Element i of row `row` of y.
-__device__ float Mapped(const RowMap& map, int64_t row, int64_t i) {
-  const auto a = [&] { return map.a[row * map.a_stride + i]; };
-  const auto b = [&] { return map.b[row * map.b_stride + i]; };
-  const auto y = [&] {
-    const int64_t at = row * map.y_stride + i;
-    if (map.y.f32 != nullptr) return map.y.f32[at];
-    return __uint_as_float(static_cast<uint32_t>(map.y.bf16[at].bits) << 16);
-  };
+__device__ bool ReadsY(const RowMap& map) {
+  switch (map.fn) {
+    case RowMap::kAddBias:
+    case RowMap::kMixTowards:
+    case RowMap::kGate:
+    case RowMap::kSoftCap:
+      return true;
+    case RowMap::kAddScaled:
+      return map.p != 0;
+    default:
+      return false;
+  }
+}
+
+// An element of y from those of a, b, c and y, of which an absent one is 0.
+__device__ float Mapped(const RowMap& map, float a, float b, float c, float y) {
   switch (map.fn) {
     case RowMap::kSwiGlu:
-      return Silu(a()) * b();
+      return Silu(a) * b;
     case RowMap::kSquaredRelu:
-      return fmaxf(a(), 0) * fmaxf(a(), 0);
+      return fmaxf(a, 0) * fmaxf(a, 0);
     case RowMap::kAddScaled:
-      return map.p == 0 ? a() * map.q : fmaf(y(), map.p, a() * map.q);
+      return map.p == 0 ? a * map.q : fmaf(y, map.p, a * map.q);
     case RowMap::kAddBias:
-      return (y() + (map.c == nullptr ? 0.0f : map.c[i])) * map.p;
+      return (y + c) * map.p;
     case RowMap::kMixTowards:
-      return fmaf(a() - y(), map.b == nullptr ? map.p : Sigmoid(b() + map.c[i]), y());
+      return fmaf(a - y, map.b == nullptr ? map.p : Sigmoid(b + c), y);
     case RowMap::kGate:
-      return y() * Sigmoid(a());
+      return y * Sigmoid(a);
     case RowMap::kSoftCap:
-      return tanhf(y() / map.p) * map.p;
+      return tanhf(y / map.p) * map.p;
     case RowMap::kCopy:
       break;
   }
-  return a();
+  return a;
 }
 
-// Grid (rows, parts of kMapElements); a thread has every kActThreads-th element of its part.
-__global__ void __launch_bounds__(kActThreads) MapKernel(const RowMap map) {
+// Grid (rows, parts of a row); a thread has four adjacent elements.
+__global__ void __launch_bounds__(kActThreads)
+    MapKernel(const __grid_constant__ RowMap map, bool aligned) {
   AllowNextKernel();
   WaitForKernelsBefore();
-  const int64_t row = blockIdx.x, begin = int64_t{blockIdx.y} * kMapElements;
-#pragma unroll
-  for (int k = 0; k < kMapElements; k += kActThreads) {
-    const int64_t i = begin + k + threadIdx.x;
-    if (i >= map.width) return;
-    const float value = Mapped(map, row, i);
-    if (map.y.f32 != nullptr) {
-      map.y.f32[row * map.y_stride + i] = value;
-    } else {
-      map.y.bf16[row * map.y_stride + i].bits = static_cast<uint16_t>(PackBF16(value, 0));
-    }
+  const int64_t row = blockIdx.x, n = map.width;
+  const int64_t i = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * 4;
+  if (i >= n) return;
+  const auto load = [&](const float* x, int64_t stride) {
+    return x == nullptr ? make_float4(0, 0, 0, 0) : Load4(x + row * stride, i, n, aligned, 0);
+  };
+  const float4 a = load(map.a, map.a_stride), b = load(map.b, map.b_stride), c = load(map.c, 0);
+  float4 y = make_float4(0, 0, 0, 0);
+  if (ReadsY(map)) {
+    y = map.y.f32 != nullptr ? load(map.y.f32, map.y_stride)
+                             : Load4(map.y.bf16 + row * map.y_stride, i, n, aligned);
   }
+  const float4 mapped =
+      make_float4(Mapped(map, a.x, b.x, c.x, y.x), Mapped(map, a.y, b.y, c.y, y.y),
+                  Mapped(map, a.z, b.z, c.z, y.z), Mapped(map, a.w, b.w, c.w, y.w));
+  if (map.y.f32 != nullptr) return Store4(map.y.f32 + row * map.y_stride, i, n, aligned, mapped);
+  Store4(map.y.bf16 + row * map.y_stride, i, n, aligned, mapped);
 }
 
 // One thread block per row. Thread t sums elements 4t .. 4t + 3, then 4 (t + threads) and so on, in
@@ -167,9 +179,19 @@ void Normalize(DeviceContext& context, const NormTask& task) {
 
 void MapRows(DeviceContext& context, const RowMap& map) {
   if (map.n_rows == 0 || map.width == 0) return;
-  const auto parts = static_cast<unsigned>((map.width + kMapElements - 1) / kMapElements);
-  LaunchEarly(context, MapKernel, dim3(static_cast<unsigned>(map.n_rows), parts), dim3(kActThreads),
-              0, map);
+  const int64_t quads = (map.width + 3) / 4, parts = (quads + kActThreads - 1) / kActThreads;
+  const int64_t warps = (quads + parts * kWarp - 1) / (parts * kWarp);
+  const auto aligned = [&](const void* data, int64_t stride, size_t bytes) {
+    return data == nullptr || Aligned(data, stride, bytes);
+  };
+  const bool all_aligned = map.width % 4 == 0 && aligned(map.a, map.a_stride, sizeof(float)) &&
+                           aligned(map.b, map.b_stride, sizeof(float)) &&
+                           aligned(map.c, 0, sizeof(float)) &&
+                           aligned(map.y.f32, map.y_stride, sizeof(float)) &&
+                           aligned(map.y.bf16, map.y_stride, sizeof(BF16));
+  LaunchEarly(context, MapKernel,
+              dim3(static_cast<unsigned>(map.n_rows), static_cast<unsigned>(parts)),
+              dim3(static_cast<unsigned>(warps * kWarp)), 0, map, all_aligned);
 }
 
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {

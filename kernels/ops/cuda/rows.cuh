@@ -34,6 +34,21 @@ __device__ inline float4 Load4(const float* p, int64_t i, int64_t n, bool aligne
   return v;
 }
 
+// Elements i .. i + 3 of p[n], i < n, widened; 0 after the end.
+__device__ inline float4 Load4(const BF16* p, int64_t i, int64_t n, bool aligned) {
+  uint2 packed = make_uint2(0, 0);
+  if (aligned) {
+    packed = *reinterpret_cast<const uint2*>(p + i);
+  } else {
+    packed.x = p[i].bits;
+    if (i + 1 < n) packed.x |= static_cast<uint32_t>(p[i + 1].bits) << 16;
+    if (i + 2 < n) packed.y = p[i + 2].bits;
+    if (i + 3 < n) packed.y |= static_cast<uint32_t>(p[i + 3].bits) << 16;
+  }
+  return make_float4(__uint_as_float(packed.x << 16), __uint_as_float(packed.x & 0xffff0000u),
+                     __uint_as_float(packed.y << 16), __uint_as_float(packed.y & 0xffff0000u));
+}
+
 __device__ inline void Store4(float* p, int64_t i, int64_t n, bool aligned, float4 v) {
   if (aligned) {
     *reinterpret_cast<float4*>(p + i) = v;

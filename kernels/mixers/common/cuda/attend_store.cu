@@ -54,10 +54,6 @@ struct RunRows {
   __device__ SharedPtr<float> At(int slot, int channel) const {
     return DynamicShared<float>(0) + slot * width(n_channels) + (channel ^ (slot & 8) * 2);
   }
-  __device__ float Scaled(int slot, int channel) const {
-    const float x = *At(slot, channel);
-    return x * factor;
-  }
   // 1 / scale of a slot, behind the rows.
   __device__ SharedPtr<float> Inverse(int slot) const {
     return DynamicShared<float>(0) + kRunSlots * width(n_channels) + slot;
@@ -88,7 +84,8 @@ struct RunRows {
     for (int slot = begin + warp; slot < end; slot += kThreads / 32) {
       uint32_t largest = 0;
       for (int c = lane; c < n_channels; c += 32) {
-        const uint32_t bits = MagnitudeBits(Scaled(slot, c));
+        const float x = *At(slot, c);
+        const uint32_t bits = MagnitudeBits(x * factor);
         largest = bits > largest ? bits : largest;
       }
       largest = WarpFold(largest, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
@@ -100,12 +97,10 @@ struct RunRows {
     __syncthreads();
   }
   template <class T>
-  __device__ T Element(int slot, int channel) const {
-    if constexpr (Slots<T>::kScaled) {
-      const float inverse = *Inverse(slot);
-      return NearestElement<T>(Scaled(slot, channel), inverse);
-    }
-    return Slots<T>::Nearest(Scaled(slot, channel));
+  __device__ T Element(float x, int slot) const {
+    if constexpr (!Slots<T>::kScaled) return Slots<T>::Nearest(x * factor);
+    const float inverse = *Inverse(slot);
+    return NearestElement<T>(x * factor, inverse);
   }
 
   // to: the run's first slot.
@@ -118,7 +113,9 @@ struct RunRows {
       std::array<T, kUnit<T>> unit = {};
 #pragma unroll
       for (int k = 0; k < kUnit<T>; ++k) {
-        if (slot + k >= begin && slot + k < end) unit[k] = Element<T>(slot + k, c);
+        if (slot + k < begin || slot + k >= end) continue;
+        const float x = *At(slot + k, c);
+        unit[k] = Element<T>(x, slot + k);
       }
       StoreUnit(unit, begin - slot, end - slot, to.data + c * to.stride + slot);
     }
@@ -131,8 +128,12 @@ struct RunRows {
       const int slot = begin + i / units, c = i % units * kUnit<T>;
       std::array<T, kUnit<T>> unit = {};
 #pragma unroll
-      for (int k = 0; k < kUnit<T>; ++k) {
-        if (c + k < n_channels) unit[k] = Element<T>(slot, c + k);
+      for (int k = 0; k < kUnit<T> && c + k < n_channels; k += 4) {
+        const float4 x = *SharedCast<const float4>(At(slot, c + k));
+        unit[k] = Element<T>(x.x, slot);
+        unit[k + 1] = Element<T>(x.y, slot);
+        unit[k + 2] = Element<T>(x.z, slot);
+        unit[k + 3] = Element<T>(x.w, slot);
       }
       StoreUnit(unit, 0, n_channels - c, to.data + slot * value_stride + c);
     }

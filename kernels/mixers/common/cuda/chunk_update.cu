@@ -1,11 +1,12 @@
-// The update of the dictionaries whose chunk is full (chunk_update.h): one thread block per head of
-// a session. Selection, order of the sums and rounding are those of the CPU, so equal keys and
-// scores give equal bytes.
+// The update of the dictionaries whose chunk is full (chunk_update.h). Selection, order of the sums
+// and rounding are those of the CPU, so equal keys and scores give equal bytes. A few thread blocks
+// share a head: each assigns all keys of the chunk, and then updates the centroids whose lowest key
+// is one of its own, which no other one reads.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
@@ -16,9 +17,13 @@ namespace ovq::kernels {
 namespace cuda {
 namespace {
 
-constexpr int kMinThreads = 64;
-constexpr int kMaxThreads = 512;
-constexpr int kGroupsPerThread = 4;  // groups of kRoundingGroup channels
+constexpr int kThreads = 256;
+// A chunk of up to 128 keys has this many parts, a longer one fewer, as each part compares all
+// keys.
+constexpr int kMostParts = 8;
+constexpr int kKeyLanes = 4;      // lanes that compare a key with the others
+constexpr int kThreadBlocks = 2;  // of a multiprocessor, where most chunks end
+constexpr uint32_t kWholeWarp = 0xffffffffu;
 constexpr size_t kSharedBytesPerKey = 12;
 // For types with scales: kRowLanes lanes of a warp share the groups of one row, and a warp has
 // adjacent rows.
@@ -50,7 +55,23 @@ struct UpdateArgs {
   AttentionBlocks blocks;
   DeviceWave wave;
   RowPlaces keys, values;
+  int32_t parts;    // of a head
+  int32_t n_parts;  // of all heads of all sequences
 };
+
+// The keys [begin, end) of the chunk that a head fills.
+struct ChunkPart {
+  FullChunk head;
+  int32_t begin, end;
+};
+__device__ bool FindPart(const UpdateArgs& args, int32_t index, ChunkPart& part) {
+  const int32_t n = args.blocks.wave_span, pair = index / args.parts;
+  const int32_t n_keys = (n + args.parts - 1) / args.parts;
+  part.begin = index % args.parts * n_keys;
+  part.end = part.begin + n_keys < n ? part.begin + n_keys : n;
+  const int32_t heads = args.blocks.shape.n_kv_heads;
+  return FindFullChunk(args.blocks, args.wave, pair / heads, pair % heads, part.head);
+}
 
 // One element per key of the chunk, in shared memory.
 struct KeyArrays {
@@ -93,62 +114,81 @@ __device__ void Score(const UpdateArgs& args, const FullChunk& head, const KeyAr
   }
 }
 
+// Calls fn(key, lane) for every key of the chunk from kKeyLanes adjacent lanes each; whole warps
+// call it together, also for keys behind the last.
+template <class Fn>
+__device__ void EachKey(int32_t n, Fn fn) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  for (int32_t first = 0; first < n; first += kThreads / kKeyLanes) {
+    fn(first + thread / kKeyLanes, thread % kKeyLanes);
+  }
+}
+template <class Fold>
+__device__ int32_t FoldLanes(int32_t value, Fold fold) {
+  for (int apart = 1; apart < kKeyLanes; apart *= 2) {
+    value = fold(value, __shfl_xor_sync(kWholeWarp, value, apart));
+  }
+  return value;
+}
+
 // AssignChunk of chunk_update.h, by counting the keys that come before each one.
 __device__ void Assign(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
   const bool first_chunk = head.n_old == 0;
-  const int32_t first_key = first_chunk ? 1 : 0;
+  const int32_t n = args.blocks.wave_span, first_key = first_chunk ? 1 : 0;
   const int32_t first_new = first_chunk ? 1 : head.n_old;
   const int32_t n_new = head.n_next - first_new;
   const int32_t* best = args.blocks.best_slot.At<int32_t>(head.session, head.kv_head);
-  for (int32_t i = threadIdx.x; i < args.blocks.wave_span; i += blockDim.x) {
-    int32_t target = first_chunk ? 0 : best[i];
-    if (n_new > 0 && i >= first_key) {
+  EachKey(n, [&](int32_t i, int32_t lane) {
+    int32_t target = first_chunk || i >= n ? 0 : best[i], rank = 0;
+    const bool chooses = n_new > 0 && i >= first_key && i < n;
+    if (chooses) {
       const float mine = of_key.score[i];
-      int32_t rank = 0;
-      for (int32_t j = first_key; j < args.blocks.wave_span; ++j) {
+      for (int32_t j = first_key + lane; j < n; j += kKeyLanes) {
         const float other = of_key.score[j];
         rank += other < mine || (other == mine && j < i) ? 1 : 0;
       }
-      if (rank < n_new) target = first_new + rank;
     }
-    of_key.slot[i] = target;
-  }
+    rank = FoldLanes(rank, [](int32_t a, int32_t b) { return a + b; });
+    if (chooses && rank < n_new) target = first_new + rank;
+    if (lane == 0 && i < n) of_key.slot[i] = target;
+  });
 }
 
-// The number of keys of key i's centroid if i is the lowest of them, else 0; sets next[i].
-__device__ int32_t LinkMembers(const KeyArrays& of_key, int32_t n, int32_t i) {
-  const int32_t mine = of_key.slot[i];
-  int32_t after = -1, members = 1;
-  for (int32_t j = n - 1; j > i; --j) {
-    const int32_t other = of_key.slot[j];
-    if (other != mine) continue;
-    after = j;
-    ++members;
-  }
-  of_key.next[i] = after;
-  for (int32_t j = 0; j < i; ++j) {
-    const int32_t other = of_key.slot[j];
-    if (other == mine) return 0;
-  }
-  return members;
-}
-
-__device__ void Count(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
+// Adds the number of keys of the centroid whose lowest key is i; the new count.
+__device__ float AddCount(const UpdateArgs& args, const FullChunk& head, int32_t centroid,
+                          int32_t members) {
   const AttentionBlocks& blocks = args.blocks;
-  for (int32_t i = threadIdx.x; i < blocks.wave_span; i += blockDim.x) {
-    const int32_t members = LinkMembers(of_key, blocks.wave_span, i);
-    float divisor = 0;
-    if (members > 0) {
-      const int32_t centroid = of_key.slot[i];
-      const int32_t block = centroid / kBlockSlots, slot = centroid % kBlockSlots;
-      uint32_t* count = blocks.counts.At<uint32_t>(head.session, head.kv_head, block) + slot;
-      const uint64_t sum = uint64_t{*count} + static_cast<uint32_t>(members);
-      *count = sum < 0xffffffffu ? static_cast<uint32_t>(sum) : 0xffffffffu;
-      divisor = static_cast<float>(*count);
-      blocks.log_counts.At<float>(head.session, head.kv_head, block)[slot] = logf(divisor);
+  const int32_t block = centroid / kBlockSlots, slot = centroid % kBlockSlots;
+  uint32_t* count = blocks.counts.At<uint32_t>(head.session, head.kv_head, block) + slot;
+  const uint64_t sum = uint64_t{*count} + static_cast<uint32_t>(members);
+  *count = sum < 0xffffffffu ? static_cast<uint32_t>(sum) : 0xffffffffu;
+  const auto divisor = static_cast<float>(*count);
+  blocks.log_counts.At<float>(head.session, head.kv_head, block)[slot] = logf(divisor);
+  return divisor;
+}
+
+// Links the keys of every centroid, and counts them where the lowest is this thread block's.
+__device__ void Count(const UpdateArgs& args, const ChunkPart& part, const KeyArrays& of_key) {
+  const int32_t n = args.blocks.wave_span;
+  EachKey(n, [&](int32_t i, int32_t lane) {
+    int32_t mine = 0, members = 0, lowest = n, next = n;
+    if (i < n) mine = of_key.slot[i];
+    for (int32_t j = n - 1 - lane; i < n && j >= 0; j -= kKeyLanes) {
+      const int32_t other = of_key.slot[j];
+      if (other != mine) continue;
+      ++members;
+      lowest = j;
+      if (j > i) next = j;
     }
-    of_key.divisor[i] = divisor;
-  }
+    const auto smaller = [](int32_t a, int32_t b) { return a < b ? a : b; };
+    members = FoldLanes(members, [](int32_t a, int32_t b) { return a + b; });
+    lowest = FoldLanes(lowest, smaller);
+    next = FoldLanes(next, smaller);
+    if (lane > 0 || i >= n) return;
+    of_key.next[i] = next < n ? next : -1;
+    if (i < part.begin || i >= part.end) return;
+    of_key.divisor[i] = lowest == i ? AddCount(args, part.head, mine, members) : 0;
+  });
 }
 
 // Computes some channels of the mean of the centroid whose lowest key is `first`: mean += sum_i
@@ -217,14 +257,16 @@ __device__ void MergeGroup(const RowPlaces& rows, const FullChunk& head, int32_t
 // because no thread can keep it.
 template <class T, bool kPlain>
 __device__ void MergeScaled(const RowPlaces& rows, const FullChunk& head, int32_t layer,
-                            const KeyArrays& of_key, int32_t n_keys) {
-  const int32_t thread = threadIdx.x, lane = thread % 32,
-                channel = lane / kWarpRows * kRoundingGroup, step = kRowLanes * kRoundingGroup;
-  const int32_t warp_step = static_cast<int32_t>(blockDim.x) / kRowLanes;
-  for (int32_t begin = thread / 32 * kWarpRows; begin < n_keys; begin += warp_step) {
+                            const KeyArrays& of_key, int32_t begin_key, int32_t end_key) {
+  // Values begin with the upper half of the warps, so that both are updated at once.
+  const int32_t thread = (threadIdx.x + (rows.is_value ? kThreads / 2 : 0)) % kThreads,
+                lane = thread % 32, channel = lane / kWarpRows * kRoundingGroup,
+                step = kRowLanes * kRoundingGroup;
+  for (int32_t begin = begin_key + thread / 32 * kWarpRows; begin < end_key;
+       begin += kThreads / kRowLanes) {
     const int32_t first = begin + lane % kWarpRows;
     float divisor = 0, mean[kRoundingGroup];
-    if (first < n_keys) divisor = of_key.divisor[first];
+    if (first < end_key) divisor = of_key.divisor[first];
     uint32_t largest = 0;
     for (int32_t c = channel; divisor > 0 && c < rows.n_channels; c += step) {
       GroupMean<T, kPlain>(rows, head, of_key, first, c, mean);
@@ -282,42 +324,77 @@ __device__ void MergeNormalized(const RowPlaces& rows, const FullChunk& head, in
 // Adjacent threads read adjacent addresses: slots of a channel of the keys, channels of a slot of
 // the values.
 template <class T, bool kPlain>
-__device__ void Merge(const UpdateArgs& args, const FullChunk& head, const KeyArrays& of_key) {
-  const int32_t n = args.blocks.wave_span, layer = args.blocks.layer;
+__device__ void Merge(const UpdateArgs& args, const ChunkPart& part, const KeyArrays& of_key) {
+  const int32_t n = part.end - part.begin, layer = args.blocks.layer;
+  const FullChunk& head = part.head;
   const bool whole_keys = !kPlain && args.keys.normalizes,
              whole_values = !kPlain && args.values.normalizes;
-  for (int32_t i = threadIdx.x; (whole_keys || whole_values) && i < n; i += blockDim.x) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  for (int32_t i = part.begin + thread; (whole_keys || whole_values) && i < part.end;
+       i += kThreads) {
     if (whole_keys) MergeNormalized<T>(args.keys, head, layer, of_key, i);
     if (whole_values) MergeNormalized<T>(args.values, head, layer, of_key, i);
   }
   if constexpr (Slots<T>::kScaled) {
-    if (!whole_keys) MergeScaled<T, kPlain>(args.keys, head, layer, of_key, n);
-    if (!whole_values) MergeScaled<T, kPlain>(args.values, head, layer, of_key, n);
+    const auto merge = [&](const RowPlaces& rows) {
+      MergeScaled<T, kPlain>(rows, head, layer, of_key, part.begin, part.end);
+    };
+    if (!whole_keys) merge(args.keys);
+    if (!whole_values) merge(args.values);
   } else {
-    const int32_t key_groups = whole_keys ? 0 : args.keys.groups();
-    for (int32_t item = threadIdx.x; item < n * key_groups; item += blockDim.x) {
-      MergeGroup<T, kPlain>(args.keys, head, layer, of_key, item % n, item / n);
-    }
-    const int32_t groups = whole_values ? 0 : args.values.groups();
-    for (int32_t item = threadIdx.x; item < n * groups; item += blockDim.x) {
-      MergeGroup<T, kPlain>(args.values, head, layer, of_key, item / groups, item % groups);
+    const int32_t of_keys = whole_keys ? 0 : n * args.keys.groups(),
+                  groups = whole_values ? 0 : args.values.groups();
+    for (int32_t item = thread; item < of_keys + n * groups; item += kThreads) {
+      const bool is_key = item < of_keys;
+      const int32_t i = is_key ? item % n : (item - of_keys) / groups,
+                    group = is_key ? item / n : (item - of_keys) % groups;
+      MergeGroup<T, kPlain>(is_key ? args.keys : args.values, head, layer, of_key, part.begin + i,
+                            group);
     }
   }
 }
 
-// Grid (sequences, kv heads). T: type of keys, values and centroids.
 template <class T, bool kPlain>
-__global__ void __launch_bounds__(kMaxThreads, 1) UpdateDictionaries(UpdateArgs args) {
-  FullChunk head;
-  if (!FindFullChunk(args.blocks, args.wave, head)) return;
+__device__ void UpdatePart(const UpdateArgs& args, const ChunkPart& part) {
   const KeyArrays of_key = Arrays(args.blocks.wave_span);
-  if (head.n_next > head.n_old) Score<T>(args, head, of_key);
+  if (part.head.n_next > part.head.n_old) Score<T>(args, part.head, of_key);
   __syncthreads();
-  Assign(args, head, of_key);
+  Assign(args, part.head, of_key);
   __syncthreads();
-  Count(args, head, of_key);
+  Count(args, part, of_key);
   __syncthreads();
-  Merge<T, kPlain>(args, head, of_key);
+  Merge<T, kPlain>(args, part, of_key);
+  __syncthreads();
+}
+
+// T: type of keys, values and centroids. A thread block has every gridDim.x-th part; its threads
+// look at one each and list those whose chunk ends. They read nothing but what is copied to the
+// device before the batch's first kernel begins, so they need not wait for the kernels before.
+template <class T, bool kPlain>
+__global__ void __launch_bounds__(kThreads, kThreadBlocks)
+    UpdateDictionaries(const __grid_constant__ UpdateArgs args) {
+  AllowNextKernel();
+  const auto keys = static_cast<uint32_t>(args.blocks.wave_span);
+  const SharedPtr<int32_t> list = DynamicShared<int32_t>(keys * kSharedBytesPerKey);
+  const SharedPtr<uint32_t> count = SharedCast<uint32_t>(list + kThreads);
+  const auto step = static_cast<int32_t>(gridDim.x);
+  for (int32_t first = static_cast<int32_t>(blockIdx.x); first < args.n_parts;
+       first += kThreads * step) {
+    const int32_t index = first + static_cast<int32_t>(threadIdx.x) * step;
+    if (threadIdx.x == 0) count[0] = 0;
+    __syncthreads();
+    ChunkPart part;
+    if (index < args.n_parts && FindPart(args, index, part)) list[atomicAdd(count, 1u)] = index;
+    __syncthreads();
+    const uint32_t n = count[0];
+    WaitForKernelsBefore();
+    for (uint32_t i = 0; i < n; ++i) {
+      const int32_t ends = list[i];
+      FindPart(args, ends, part);
+      UpdatePart<T, kPlain>(args, part);
+    }
+    __syncthreads();
+  }
 }
 
 template <class T>
@@ -333,6 +410,7 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, i
   const int d = blocks.shape.head_dim, dv = blocks.shape.value_head_dim;
   const bool has_delta = blocks.delta_scale != nullptr;
   if (has_delta) SubtractPredictionsCuda(context, layer_args, wave);
+  const int parts = std::clamp(cuda::kMostParts * 128 / blocks.wave_span, 1, cuda::kMostParts);
   const cuda::UpdateArgs args = {
       .blocks = blocks,
       .wave = {layer_args.seqs.device, wave},
@@ -353,15 +431,19 @@ void UpdateChunksCuda(DeviceContext& context, const AttentionArgs& layer_args, i
                  .block_channels = ValueStride(dv),
                  .is_value = true,
                  .from_mean = !has_delta,
-                 .normalizes = blocks.normalizes && !has_delta}};
-  const int groups = blocks.wave_span * (args.keys.groups() + args.values.groups());
-  const auto threads = std::bit_ceil(static_cast<unsigned>(
-      std::clamp(groups / cuda::kGroupsPerThread, cuda::kMinThreads, cuda::kMaxThreads)));
-  const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey;
+                 .normalizes = blocks.normalizes && !has_delta},
+      .parts = parts,
+      .n_parts = layer_args.seqs.n_seqs() * blocks.shape.n_kv_heads * parts};
+  if (args.n_parts == 0) return;
+  // Mostly no chunk ends in a batch of one token a sequence, and in others most do.
+  const int blocks_each = layer_args.seqs.one_token_each() ? 1 : cuda::kThreadBlocks;
+  const int grid = std::min(args.n_parts, context.cuda().n_multiprocessors * blocks_each);
+  const size_t shared_bytes = static_cast<size_t>(blocks.wave_span) * cuda::kSharedBytesPerKey +
+                              (cuda::kThreads + 1) * sizeof(int32_t);
   const bool plain = !has_delta && !blocks.normalizes;
   const auto kernel =
       VisitSlots(blocks.dtype, [=]<class T>(Slots<T>) { return cuda::UpdateKernel<T>(plain); });
-  cuda::Launch(context, kernel, cuda::HeadGrid(layer_args), threads, shared_bytes, args);
+  cuda::LaunchEarly(context, kernel, grid, cuda::kThreads, shared_bytes, args);
 }
 
 }  // namespace ovq::kernels

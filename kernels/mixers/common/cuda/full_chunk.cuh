@@ -14,10 +14,9 @@ inline dim3 HeadGrid(const AttentionArgs& args, int z = 1) {
           static_cast<unsigned>(args.blocks.shape.n_kv_heads), static_cast<unsigned>(z)};
 }
 
-// The chunk that this thread block's head fills in the wave. False: it fills none.
-__device__ inline bool FindFullChunk(const AttentionBlocks& blocks, const DeviceWave& wave,
-                                     FullChunk& chunk) {
-  const int s = static_cast<int>(blockIdx.x), kv_head = static_cast<int>(blockIdx.y);
+// The chunk that a sequence's head fills in the wave. False: it fills none.
+__device__ inline bool FindFullChunk(const AttentionBlocks& blocks, const DeviceWave& wave, int s,
+                                     int kv_head, FullChunk& chunk) {
   std::byte* session = wave.seqs.state[s];
   if (session == nullptr) return false;
   const WaveTokens tokens = TokensInWave(wave, s, blocks.wave_span);
@@ -28,6 +27,12 @@ __device__ inline bool FindFullChunk(const AttentionBlocks& blocks, const Device
            .n_old = blocks.LiveAt(s, kv_head, wave.index),
            .n_next = blocks.LiveAt(s, kv_head, wave.index + 1)};
   return true;
+}
+// The chunk that this thread block's head fills.
+__device__ inline bool FindFullChunk(const AttentionBlocks& blocks, const DeviceWave& wave,
+                                     FullChunk& chunk) {
+  return FindFullChunk(blocks, wave, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
+                       chunk);
 }
 
 }  // namespace ovq::kernels::cuda
