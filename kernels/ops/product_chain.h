@@ -12,8 +12,8 @@ namespace ovq::kernels::cuda {
 
 inline constexpr int64_t kMaxChainRows = 16;
 
-// Whose instructions multiply: a warp's (MmaBF16), or a warp group's (MmaShared), which not every
-// GPU has and whose sums may be ready sooner.
+// The unit whose instructions multiply: a warp (MmaBF16), or a warp group (MmaShared), which not
+// every GPU has and whose sums may be ready sooner.
 enum class ChainUnit : uint8_t { kWarp, kWarpGroup };
 
 // y[n, out] (+)= x[n, in] W^T, n at most kMaxChainRows. All rows start at multiples of 16 bytes.

@@ -124,7 +124,7 @@ class Chain {
   static constexpr int kNormVectors = kVectorInputs * sizeof(float) / sizeof(uint4);
   static_assert(kWarps % (2 * kMaxChainTiles) == 0);
 
-  // What a warp group reads, and does not use, past the end of the weights and of x.
+  // A warp group reads this much, and does not use it, past the end of the weights and of x.
   static constexpr int kReadPast =
       kUnit == ChainUnit::kWarpGroup ? (kMaxChainTiles - 1) * kChainTile + 8 : 0;
 
