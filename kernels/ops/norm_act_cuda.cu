@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kActThreads)
 // four chains.
 __global__ void __launch_bounds__(kMaxSumThreads)
     LogSumExpKernel(const float* x, int64_t n, bool aligned, float* out) {
+  AllowNextKernel();
   const float* in = x + int64_t{blockIdx.x} * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   const SharedPtr<float> partial = DynamicShared<float>(0);
