@@ -29,7 +29,7 @@ constexpr size_t kMaxScratchBytes = size_t{128} << 20;
 // may run, so they wait for it at their end.
 __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task) {
   for (int i = static_cast<int>(blockIdx.x); i < task.n_draws; i += static_cast<int>(gridDim.x)) {
-    const DeviceDraw draw = task.draws[i];
+    const DeviceDraw& draw = task.draws[i];
     const float* logits = task.logits + draw.row * task.vocab;
     const int32_t id = DrawToken(task, draw, Adjust(task, draw, logits));
     if (threadIdx.x == 0) task.drawn[i] = {id, logits[id]};
