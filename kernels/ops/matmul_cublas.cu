@@ -41,7 +41,7 @@ constexpr int64_t kEveryCount = 64;  // up to here every number of rows is run, 
 constexpr int64_t kSomeCounts = 16;
 constexpr int64_t kPlaces = 4;      // of a call's rows among those of the longest call
 constexpr int64_t kTestRows = 509;  // that are different: a prime, so that all places get all
-constexpr int64_t kMostElements = int64_t{1} << 25;  // of y in a call: two y are 256 MiB
+constexpr int64_t kMostElements = int64_t{1} << 25;  // of y in a call: four y are 512 MiB
 constexpr int kMaxAlgorithms = 16;                   // asked for at a time
 constexpr int kTimings = 4;                          // the first also warms up
 constexpr uint32_t kAlignment = 16;  // bytes; alignment of the rows of x, of the weights and of y
@@ -254,14 +254,18 @@ class Chooser {
   double Seconds(const Algorithm& algorithm, int64_t n, double fastest);
   std::vector<Choice> ChooseFrom(const Class& algorithms);
   bool IsProved(const Algorithm& algorithm, int64_t least, int64_t most);
+  bool Expect(const Algorithm& algorithm);
   bool SameBits(const Algorithm& algorithm, int64_t n, bool accumulate);
+  float* Begin(const Buffer& y, int64_t first, int64_t n, bool accumulate);
 
   DeviceContext& context_;
   CudaDevice& device_;
   CublasProduct& product_;
   std::vector<int64_t> bands_;  // the most rows of each
   Buffer x_;                    // [most rows, in]
-  Buffer expected_, y_;         // [most rows, out]
+  Buffer added_to_;             // [most rows, out], random: y before a product is added to it
+  Buffer expected_[2];          // [most rows, out], of a product, and of one that is added
+  Buffer y_;                    // [most rows, out]
   Buffer differs_;              // one uint32_t
   Buffer flushed_;              // twice the size of the L2 cache
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
@@ -277,15 +281,22 @@ Chooser::Chooser(DeviceContext& context, CublasProduct& product)
     if (band < most) bands_.push_back(band);
   }
   bands_.push_back(most);
-  const size_t x_row = product.x_row_bytes(), tile = x_row * kTestRows;
+  const size_t x_row = product.x_row_bytes();
   const size_t y_bytes = static_cast<size_t>(most * product.out) * sizeof(float);
   x_ = Buffer(Device::kCuda, static_cast<size_t>(most) * x_row);
-  expected_ = Buffer(Device::kCuda, y_bytes);
-  y_ = Buffer(Device::kCuda, y_bytes);
-  const std::vector<std::byte> rows = TestRows(kTestRows, product.in, product.compute);
-  for (size_t at = 0; at < x_.bytes(); at += tile) {
-    Upload(device_, x_.as<std::byte>() + at, rows.data(), std::min(tile, x_.bytes() - at));
+  for (Buffer* buffer : {&added_to_, &expected_[0], &expected_[1], &y_}) {
+    *buffer = Buffer(Device::kCuda, y_bytes);
   }
+  const auto fill = [&](const Buffer& buffer, const std::vector<std::byte>& rows) {
+    for (size_t at = 0; at < buffer.bytes(); at += rows.size()) {
+      const size_t n = std::min(rows.size(), buffer.bytes() - at);
+      std::byte* const to = buffer.as<std::byte>() + at;
+      if (at == 0) Upload(device_, to, rows.data(), n);
+      if (at > 0) CopyOnDevice(device_, to, buffer.as<void>(), n);
+    }
+  };
+  fill(x_, TestRows(kTestRows, product.in, product.compute));
+  fill(added_to_, TestRows(1, kTestRows * std::min<int64_t>(product.out, 64), DType::kF32));
   int l2_bytes = 0;
   CheckCuda(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device_.ordinal));
   flushed_ = Buffer(Device::kCuda, 2 * static_cast<size_t>(std::max(l2_bytes, 1)));
@@ -333,15 +344,29 @@ std::vector<Algorithm> Chooser::Candidates(int64_t n) {
   return algorithms;
 }
 
-// The first row of a call of n; empty if it is refused.
-std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
-  std::string row(static_cast<size_t>(product_.out) * sizeof(float), '\0');
-  if (product_.Run(context_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
-      CUBLAS_STATUS_SUCCESS) {
-    return {};
+// Prepares `n` rows of y for a product whose first row is `first` of x_, and returns them.
+float* Chooser::Begin(const Buffer& y, int64_t first, int64_t n, bool accumulate) {
+  const size_t row = static_cast<size_t>(product_.out) * sizeof(float);
+  if (accumulate) {
+    CopyOnDevice(device_, y.as<void>(),
+                 added_to_.as<std::byte>() + static_cast<size_t>(first) * row,
+                 static_cast<size_t>(n) * row);
   }
-  context_.CopyToHost(row.data(), y_.as<void>(), row.size());
-  return row;
+  return y.as<float>();
+}
+
+// The first row of a call of n, alone and added to others; empty if a call is refused.
+std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
+  const size_t row = static_cast<size_t>(product_.out) * sizeof(float);
+  std::string rows(2 * row, '\0');
+  for (const bool accumulate : {false, true}) {
+    if (product_.Run(context_, algorithm, n, x_.as<void>(), Begin(y_, 0, n, accumulate),
+                     accumulate) != CUBLAS_STATUS_SUCCESS) {
+      return {};
+    }
+    context_.CopyToHost(rows.data() + (accumulate ? row : 0), y_.as<void>(), row);
+  }
+  return rows;
 }
 
 // Seconds of a call whose weights come from memory, not from the L2 cache. A call that takes twice
@@ -411,16 +436,26 @@ std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
     std::ranges::stable_sort(by_time, {}, [&](const Timed& timed) { return timed.seconds[band]; });
     const auto found = std::ranges::find_if(by_time, [&](const Timed& timed) {
       if (timed.seconds[band] == INFINITY) return false;
-      if (choices.empty() && product_.Run(context_, timed.algorithm, bands_[band], x_.as<void>(),
-                                          expected_.as<float>(), false) != CUBLAS_STATUS_SUCCESS) {
-        return false;
-      }
+      if (choices.empty() && !Expect(timed.algorithm)) return false;
       return IsProved(timed.algorithm, least, bands_[band]);
     });
     if (found == by_time.end()) return {};
     choices.insert(choices.begin(), {bands_[band], found->algorithm});
   }
   return choices;
+}
+
+// Makes the bits of this algorithm those that the others are compared with. False if it is refused.
+bool Chooser::Expect(const Algorithm& algorithm) {
+  const int64_t most = bands_.back();
+  for (const bool accumulate : {false, true}) {
+    if (product_.Run(context_, algorithm, most, x_.as<void>(),
+                     Begin(expected_[accumulate], 0, most, accumulate),
+                     accumulate) != CUBLAS_STATUS_SUCCESS) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // Whether the algorithm is accepted for every number of rows from `least` to `most`, and gives rows
@@ -441,18 +476,15 @@ bool Chooser::IsProved(const Algorithm& algorithm, int64_t least, int64_t most) 
 }
 
 // Runs calls of n rows from several places and has their bits compared with the expected ones. With
-// accumulate they are added to zeros, because that may be another kernel. False if one is refused.
+// accumulate they are added to others, because that may be another kernel. False if one is refused.
 bool Chooser::SameBits(const Algorithm& algorithm, int64_t n, bool accumulate) {
   const size_t y_row = static_cast<size_t>(product_.out) * sizeof(float);
   const int64_t last = bands_.back() - n;
   for (int64_t place = 0; place < kPlaces; ++place) {
     const int64_t first = last * place / (kPlaces - 1);
-    if (accumulate) {
-      CheckCuda(cudaMemsetAsync(y_.as<void>(), 0, static_cast<size_t>(n) * y_row, device_.stream));
-    }
     if (product_.Run(context_, algorithm, n,
                      x_.as<std::byte>() + static_cast<size_t>(first) * product_.x_row_bytes(),
-                     y_.as<float>(), accumulate) != CUBLAS_STATUS_SUCCESS) {
+                     Begin(y_, first, n, accumulate), accumulate) != CUBLAS_STATUS_SUCCESS) {
       return false;
     }
     const int64_t compared = n * static_cast<int64_t>(y_row / sizeof(uint4));
@@ -460,7 +492,7 @@ bool Chooser::SameBits(const Algorithm& algorithm, int64_t n, bool accumulate) {
     Launch(context_, CompareKernel,
            dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 8 * device_.n_multiprocessors))),
            dim3(kCompareThreads), 0, y_.as<uint4>(),
-           reinterpret_cast<const uint4*>(expected_.as<std::byte>() +
+           reinterpret_cast<const uint4*>(expected_[accumulate].as<std::byte>() +
                                           static_cast<size_t>(first) * y_row),
            compared, differs_.as<uint32_t>());
     if (first == last) break;

@@ -35,7 +35,8 @@ SANITIZER_TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 # Small shapes of every kernel: a sanitizer slows a kernel down a hundredfold.
 SANITIZER_FILTER = ":".join([
     "*MixerContract.AgreesWithReference/*cuda*", "*OvqUpdate.*", "*AttendTies.*", "*/AttendTest.*",
-    "CudaProductTest.*", "ChainProductTest.*", "*StoreRecentCuda.*", "NormActTargets.*/cuda", "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
+    "CudaProductTest.*", "ChainProductTest.*", "*StoreRecentCuda.*", "NormActTargets.*/cuda",
+    "PrepareDevices.*/cuda", "EmbedDevices.*/cuda"])
 SANITIZER_RUNS = [("kernels_tests", SANITIZER_FILTER), ("model_tests", "*SamplerAgreement.*/cuda")]
 # Last line of a tool, and its number of findings.
 SANITIZER_SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (\d+) .*$", re.MULTILINE)

@@ -414,6 +414,17 @@ class Processes(unittest.TestCase):
                          (["A.one_cuda"], ["time limit in B.one_cuda"], ["B.one_cuda", "C.one_cuda"]))
 
 
+class Machine(unittest.TestCase):
+    @unittest.skipIf(subprocess.run("unshare -rn true && ip -V", shell=True, capture_output=True).returncode != 0,
+                     "no network namespace, or no `ip`, here")
+    def test_a_loopback_interface_that_is_down_is_brought_up(self):
+        ended = subprocess.run(["unshare", "-rn", sys.executable, "-c",
+                                "import machine; print(machine.loopback()); print(machine.loopback())"],
+                               cwd=HERE, capture_output=True, text=True)
+        self.assertRegex(ended.stdout, r"^no connection over 127.0.0.1: .*unreachable; after `ip link set lo up` "
+                                       r"\(done\): up\nup\n$", ended.stderr)
+
+
 class Compare(unittest.TestCase):
     def test_against_a_cache(self):
         sys.path.insert(0, HERE)

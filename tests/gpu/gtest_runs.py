@@ -37,6 +37,13 @@ def run_process(program, names, limit, env, cwd, prefix=()):
     return outcomes, culprit, finished.ended, finished.output
 
 
+def failing_parts(output, failed):
+    """What the failed tests printed; the end of the output where none says that it failed."""
+    parts = [found.group(0) for name in failed for found in re.finditer(
+        rf"^\[ RUN +\] {re.escape(name)}$.*?^\[ +FAILED +\]", output, re.MULTILINE | re.DOTALL)]
+    return "".join(part[:KEPT_OUTPUT] + "\n" for part in parts) or output[-KEPT_OUTPUT:]
+
+
 def run_tests(program, names, limit, env, cwd):
     """Counts of these tests, one process after another as long as tests end theirs."""
     begin = time.monotonic()
@@ -49,7 +56,8 @@ def run_tests(program, names, limit, env, cwd):
             counts[outcome].append(name)
         left = [name for name in left if name not in outcomes and name != culprit]
         if "failed" in outcomes.values() or ended != "exit 0":
-            counts["output"] += output[-KEPT_OUTPUT:]
+            failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
+            counts["output"] += failing_parts(output, failed)
         if ended in ENDED_BY_ITSELF and not left:
             break
         counts["ended"].append(f"{ended} in {culprit}")

@@ -110,16 +110,17 @@ def cuda_library_folders():
 def loopback():
     """"up", or what had to be done: servers of the tests listen on 127.0.0.1."""
 
-    def listens():
+    def connect():
+        """What is wrong, or "up"."""
         try:
-            with socket.socket() as one:
-                one.bind(("127.0.0.1", 0))
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                socket.create_connection(listener.getsockname(), timeout=5).close()
         except OSError as error:
-            return f"cannot listen on 127.0.0.1: {error}"
-        return None
-
-    reason = listens()
-    if reason is None:
+            return f"no connection over 127.0.0.1: {error}"
         return "up"
+
+    reason = connect()
+    if reason == "up":
+        return reason
     brought = subprocess.run("ip link set lo up", shell=True, capture_output=True, text=True)
-    return f"{reason}; after `ip link set lo up` ({brought.stderr.strip() or 'done'}): {listens() or 'up'}"
+    return f"{reason}; after `ip link set lo up` ({brought.stderr.strip() or 'done'}): {connect()}"

@@ -28,10 +28,10 @@ class DecodeOccupancy : public testing::Test {
 
 TEST_F(DecodeOccupancy, ThreeThreadBlocksOfThePapersHeadsRunOnAMultiprocessor) {
   for (const DType dtype : {DType::kBF16, DType::kI8}) {
-    const cuda::DecodeOccupancy paper = cuda::PrepareAttendDecode(*context_, dtype, 128, 128);
+    const cuda::Occupancy paper = cuda::PrepareAttendDecode(*context_, dtype, 128, 128);
     EXPECT_EQ(paper.wanted, 3);
     EXPECT_EQ(paper.blocks, 3);
-    const cuda::DecodeOccupancy widest = cuda::PrepareAttendDecode(*context_, dtype, 256, 256);
+    const cuda::Occupancy widest = cuda::PrepareAttendDecode(*context_, dtype, 256, 256);
     EXPECT_EQ(widest.wanted, 1);
     EXPECT_EQ(widest.blocks, 1);
     EXPECT_TRUE(Prepare(128, dtype).ok());

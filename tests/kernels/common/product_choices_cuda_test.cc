@@ -48,7 +48,10 @@ TEST_F(ProductChoicesTest, SayWhichProductAShapeRunsWithOnCuda) {
   ASSERT_EQ(noted.size(), 3u);
   EXPECT_THAT(noted[0], testing::StartsWith("2 products of 32 inputs and 72 outputs, weights in "
                                             "f32: "));
-  const std::string either = "(cuBLASLt: algorithm [0-9]+, tile [0-9]+, stages [0-9]+|own: .+)";
+  const std::string either =
+      "(cuBLASLt: to 16 rows (our own|algorithm [0-9]+, tile [0-9]+, stages [0-9]+).*; to [0-9]+ "
+      "rows "
+      "algorithm [0-9]+, tile [0-9]+, stages [0-9]+|own: .+)";
   EXPECT_THAT(noted[0], testing::ContainsRegex(either));
   EXPECT_THAT(noted[1], testing::ContainsRegex("^1 product .* in bf16: " + either));
   EXPECT_THAT(noted[2], testing::EndsWith("weights in int8: own: weights in int8"));

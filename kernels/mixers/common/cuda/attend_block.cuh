@@ -14,8 +14,17 @@
 
 namespace ovq::kernels::cuda {
 
+inline constexpr int kBlockThreads = 128;  // of the decode and the prefill kernel
+
 template <class T>
 inline constexpr bool kWidened = !std::is_same_v<T, BF16>;
+
+// Channels of a slot's key, and of its value with padding: those that shared memory has room for,
+// a kernel's constants, and those that heads have.
+struct BlockDims {
+  int keys, values;
+  int head_dim = 0, value_stride = 0;
+};
 
 // Eight rows of a matrix must fall into different banks: rows in shared memory are an odd number of
 // 16-byte chunks apart; those of the keys, which have eight chunks, are stored in a permuted order.
@@ -26,24 +35,24 @@ __host__ __device__ constexpr int RowChunks(int channels) { return channels / 8 
 // 16-byte chunks of a one-byte key channel, or of the exponents of all slots.
 inline constexpr int kByteChunks = kBlockSlots / 16;
 
-// Chunks of keys [head_dim][kKeyChunks] and values [64][RowChunks(value_stride)] in bfloat16.
-__host__ __device__ constexpr int ReadChunks(int head_dim, int value_stride) {
-  return head_dim * kKeyChunks + kBlockSlots * RowChunks(value_stride);
+// Chunks of keys [dims.keys][kKeyChunks] and values [64][RowChunks(dims.values)] in bfloat16.
+__host__ __device__ constexpr int ReadChunks(const BlockDims& dims) {
+  return dims.keys * kKeyChunks + kBlockSlots * RowChunks(dims.values);
 }
 // Chunks copied beside that for types that are widened: bias and the exponents of the keys, keys,
 // values.
-__host__ __device__ constexpr int CopiedChunks(int head_dim, int value_stride) {
-  return kBiasChunks + kByteChunks + (head_dim + value_stride) * kByteChunks;
+__host__ __device__ constexpr int CopiedChunks(const BlockDims& dims) {
+  return kBiasChunks + kByteChunks + (dims.keys + dims.values) * kByteChunks;
 }
 
 // Chunks of n_stages blocks that are loading or in use. T: type of keys and values.
 template <class T>
-__host__ __device__ constexpr int BlockChunks(int head_dim, int value_stride, int n_stages) {
-  const int read = ReadChunks(head_dim, value_stride);
+__host__ __device__ constexpr int BlockChunks(const BlockDims& dims, int n_stages) {
+  const int read = ReadChunks(dims);
   if constexpr (kWidened<T>) {
     // Exponents of values arrive with the keys and stay until the values are widened, so there are
     // two alternating copies.
-    return read + 2 * kByteChunks + n_stages * CopiedChunks(head_dim, value_stride);
+    return read + 2 * kByteChunks + n_stages * CopiedChunks(dims);
   } else {
     return n_stages * (read + kBiasChunks);
   }
@@ -58,37 +67,40 @@ struct BlockBuffer {
   SharedPtr<uint4> key_exponents = {}, value_exponents = {}, copied_keys = {}, copied_values = {};
 };
 
-// The buffer of the tile's i-th block. chunk: first of BlockChunks<T>(.., kStages) chunks.
-template <class T, int kStages>
-__device__ inline BlockBuffer<T> BufferAt(const AttendArgs& args, uint32_t chunk, int i) {
-  const int head_dim = args.blocks.shape.head_dim;
-  const int read = ReadChunks(head_dim, args.value_stride);
+// The buffer of the tile's i-th block in that stage. chunk: first of BlockChunks<T> chunks.
+template <class T>
+__device__ inline BlockBuffer<T> BufferAt(const BlockDims& dims, uint32_t chunk, int stage, int i) {
+  const int read = ReadChunks(dims);
   const SharedPtr<uint4> first = DynamicShared<uint4>(chunk * sizeof(uint4));
   if constexpr (kWidened<T>) {
     const SharedPtr<uint4> exponents = first + read;
-    const SharedPtr<uint4> copied =
-        exponents + (2 * kByteChunks + i % kStages * CopiedChunks(head_dim, args.value_stride));
+    const SharedPtr<uint4> copied = exponents + (2 * kByteChunks + stage * CopiedChunks(dims));
     const SharedPtr<uint4> keys = copied + (kBiasChunks + kByteChunks);
     return {.keys = first,
-            .values = first + head_dim * kKeyChunks,
+            .values = first + dims.keys * kKeyChunks,
             .bias = copied,
             .key_exponents = copied + kBiasChunks,
             .value_exponents = exponents + i % 2 * kByteChunks,
             .copied_keys = keys,
-            .copied_values = keys + head_dim * kByteChunks};
+            .copied_values = keys + dims.keys * kByteChunks};
   } else {
-    const SharedPtr<uint4> keys = first + i % kStages * (read + kBiasChunks);
-    const SharedPtr<uint4> bias = keys + head_dim * kKeyChunks;
+    const SharedPtr<uint4> keys = first + stage * (read + kBiasChunks);
+    const SharedPtr<uint4> bias = keys + dims.keys * kKeyChunks;
     return {.keys = keys, .values = bias + kBiasChunks, .bias = bias};
   }
 }
 
-// Calls fn(row, chunk) for this thread's share of rows of that many chunks.
+// Calls fn(row, chunk) for this thread's share of a block's 64 rows of that many chunks.
 template <class Fn>
 __device__ inline void ForMyChunks(int chunks, Fn&& fn) {
-  const int threads = static_cast<int>(blockDim.x);
-  const int row_step = threads / chunks, column_step = threads % chunks;
+  const int row_step = kBlockThreads / chunks, column_step = kBlockThreads % chunks;
   int row = static_cast<int>(threadIdx.x) / chunks, column = static_cast<int>(threadIdx.x) % chunks;
+  if (column_step == 0 && kBlockSlots % row_step == 0) {  // the number of rows is known
+#pragma unroll
+    for (int i = 0; i < kBlockSlots / row_step; ++i) fn(row + i * row_step, column);
+    return;
+  }
+#pragma unroll 1
   while (row < kBlockSlots) {
     fn(row, column);
     row += row_step;
@@ -103,42 +115,44 @@ __device__ inline void ForMyChunks(int chunks, Fn&& fn) {
 // Starts the copy of a block's bias; a block without one gets zeros.
 __device__ inline void CopyBias(const AttendArgs& args, const BlockView& block,
                                 SharedPtr<uint4> to) {
-  for (int i = static_cast<int>(threadIdx.x); i < kBiasChunks; i += static_cast<int>(blockDim.x)) {
-    const bool biased = block.bias != nullptr;
-    CopyAsync16(to + i, biased ? block.bias + i * 4 : args.tokens.q, biased);
-  }
+  static_assert(kBiasChunks <= kBlockThreads);
+  const int i = static_cast<int>(threadIdx.x);
+  const bool biased = block.bias != nullptr;
+  if (i < kBiasChunks) CopyAsync16(to + i, biased ? block.bias + i * 4 : args.tokens.q, biased);
 }
 
 // Starts the copy of the inputs of scores: keys and bias, and the exponents of keys and values.
 template <class T>
-__device__ inline void CopyKeys(const AttendArgs& args, const BlockView& block,
-                                const BlockBuffer<T>& buffer) {
+__device__ inline void CopyKeys(const AttendArgs& args, const BlockDims& dims,
+                                const BlockView& block, const BlockBuffer<T>& buffer) {
   constexpr int kChunks = kWidened<T> ? kByteChunks : kKeyChunks;
-  const int n = args.blocks.shape.head_dim * kChunks, step = static_cast<int>(blockDim.x);
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += step) {
-    const int row = i / kChunks;
-    CopyAsync16(kWidened<T> ? buffer.copied_keys + i
-                            : buffer.keys + (row * kKeyChunks + KeyChunk(row, i % kKeyChunks)),
-                block.keys + i * 16, true);
-  }
-  for (int i = static_cast<int>(threadIdx.x); kWidened<T> && i < 2 * kByteChunks; i += step) {
-    const bool of_keys = i < kByteChunks;
-    const int chunk = i % kByteChunks;
+  const int n = dims.head_dim * kChunks, first = static_cast<int>(threadIdx.x);
+  // The place in its row of a thread's chunk is the same for all its rows, 16 apart.
+  const int row = first / kChunks;
+  const SharedPtr<uint4> to =
+      kWidened<T> ? buffer.copied_keys + first
+                  : buffer.keys + (row * kKeyChunks + KeyChunk(row, first % kChunks));
+  const std::byte* from = block.keys + first * 16;
+#pragma unroll 4
+  for (int i = 0; i < n - first; i += kBlockThreads) CopyAsync16(to + i, from + i * 16, true);
+  if (kWidened<T> && first < 2 * kByteChunks) {
+    const bool of_keys = first < kByteChunks;
+    const int chunk = first % kByteChunks;
     CopyAsync16((of_keys ? buffer.key_exponents : buffer.value_exponents) + chunk,
                 of_keys ? block.keys + (n + chunk) * 16
-                        : block.values + kBlockSlots * args.value_stride + chunk * 16,
+                        : block.values + kBlockSlots * dims.value_stride + chunk * 16,
                 true);
   }
   CopyBias(args, block, buffer.bias);
 }
 
 template <class T>
-__device__ inline void CopyValues(const AttendArgs& args, const BlockView& block,
+__device__ inline void CopyValues(const BlockDims& dims, const BlockView& block,
                                   const BlockBuffer<T>& buffer) {
-  const int chunks = args.value_stride * static_cast<int>(sizeof(T)) / 16;
+  const int chunks = dims.value_stride * static_cast<int>(sizeof(T)) / 16;
   ForMyChunks(chunks, [&](int row, int column) {
     CopyAsync16(kWidened<T> ? buffer.copied_values + (row * chunks + column)
-                            : buffer.values + (row * RowChunks(args.value_stride) + column),
+                            : buffer.values + (row * RowChunks(dims.values) + column),
                 block.values + (row * chunks + column) * 16, true);
   });
 }
@@ -161,10 +175,11 @@ __device__ inline void WidenChunk(const uint4& from, float scale, SharedPtr<uint
 // Widens the keys that this thread has copied, after they arrived. No thread reads the previous
 // block any more.
 template <class T>
-__device__ inline void WidenKeys(const AttendArgs& args, const BlockBuffer<T>& buffer) {
+__device__ inline void WidenKeys(const BlockDims& dims, const BlockBuffer<T>& buffer) {
   if constexpr (kWidened<T>) {
-    const int n = args.blocks.shape.head_dim * kByteChunks;
-    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
+#pragma unroll 2
+    for (int i = static_cast<int>(threadIdx.x); i < dims.head_dim * kByteChunks;
+         i += kBlockThreads) {
       const uint4 copied = buffer.copied_keys[i];
       const int row = i / kByteChunks, chunk = i % kByteChunks * 2;
       const SharedPtr<uint4> to = buffer.keys + row * kKeyChunks;
@@ -175,14 +190,14 @@ __device__ inline void WidenKeys(const AttendArgs& args, const BlockBuffer<T>& b
 // Widens the values. Called after a barrier that follows the keys' barrier, since the keys' copies
 // hold the exponents.
 template <class T>
-__device__ inline void WidenValues(const AttendArgs& args, const BlockBuffer<T>& buffer) {
+__device__ inline void WidenValues(const BlockDims& dims, const BlockBuffer<T>& buffer) {
   if constexpr (kWidened<T>) {
-    const int chunks = args.value_stride / 16;
+    const int chunks = dims.value_stride / 16;
     const SharedPtr<const uint8_t> exponents = SharedCast<const uint8_t>(buffer.value_exponents);
     ForMyChunks(chunks, [&](int row, int column) {
       const uint4 copied = buffer.copied_values[row * chunks + column];
       const uint8_t exponent = exponents[row];
-      const SharedPtr<uint4> to = buffer.values + (row * RowChunks(args.value_stride) + 2 * column);
+      const SharedPtr<uint4> to = buffer.values + (row * RowChunks(dims.values) + 2 * column);
       WidenChunk<T>(copied, ExponentScale(exponent), to, to + 1);
     });
   }

@@ -9,23 +9,25 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kStages = 2;
+constexpr int kWantedBlocks = 3;  // per multiprocessor: while one waits for memory, others compute
+static_assert(kWarps * 32 == kBlockThreads);
 constexpr int kWeightChunks = kBlockSlots / 8 + 1;  // 16-byte chunks of a row of weights
 
 // Offsets in shared memory, in chunks of 16 bytes.
 struct DecodeLayout {
-  int rows;     // [16][RowChunks(head_dim)]
+  int rows;     // RowFactors::kChunks
   int weights;  // [16][kWeightChunks] bfloat16
   int highest;  // [kWarps][16] float2: a row's highest score; later its best score and slot
   int blocks;   // BlockChunks
   int end;
 };
-template <class T>
-__host__ __device__ constexpr DecodeLayout MakeDecodeLayout(int head_dim, int value_stride) {
+template <int kSteps, int kPairs, class T>
+__host__ __device__ constexpr DecodeLayout MakeDecodeLayout() {
   DecodeLayout at = {};
-  at.weights = at.rows + kRowTile * RowChunks(head_dim);
+  at.weights = at.rows + RowFactors<kSteps>::kChunks;
   at.highest = at.weights + kRowTile * kWeightChunks;
   at.blocks = at.highest + kWarps * kRowTile / 2;
-  at.end = at.blocks + BlockChunks<T>(head_dim, value_stride, kStages);
+  at.end = at.blocks + BlockChunks<T>({16 * kSteps, 16 * kWarps * kPairs}, kStages);
   return at;
 }
 
@@ -39,14 +41,14 @@ struct Accumulators {
 // Starts the copies of block i in two groups: keys and bias, then values. Groups are closed even
 // when empty, so that they can be counted.
 template <class T>
-__device__ inline void CopyBlock(const AttendArgs& args, const Tile& tile, int i,
-                                 const DecodeLayout& at) {
-  const BlockBuffer<T> buffer = BufferAt<T, kStages>(args, at.blocks, i);
+__device__ inline void CopyBlock(const AttendArgs& args, const BlockDims& dims, const Tile& tile,
+                                 int i, const DecodeLayout& at) {
+  const BlockBuffer<T> buffer = BufferAt<T>(dims, at.blocks, i % kStages, i);
   const bool any = i < tile.end_block;
   const BlockView block = BlockAt(args, tile, any ? i : tile.begin_block);
-  if (any) CopyKeys(args, block, buffer);
+  if (any) CopyKeys(args, dims, block, buffer);
   CommitCopies();
-  if (any && tile.n_queries > 0) CopyValues(args, block, buffer);
+  if (any && tile.n_queries > 0) CopyValues(dims, block, buffer);
   CommitCopies();
 }
 
@@ -56,7 +58,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, Lane
                                   Accumulators<kPairs>& out) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   FoldFactors factors[2];
-  if (args.segments > 0) {
+  if (tile.split) {
     if (warp == 0) WritePartialRows(args, tile, 0, rows);
   } else {
     FoldRows(rows, factors);
@@ -67,7 +69,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, Lane
     if (pair * 16 >= args.value_stride) continue;
 #pragma unroll
     for (int n = 2 * p; n < 2 * p + 2; ++n) {
-      if (args.segments > 0) {
+      if (tile.split) {
         WritePartialTile(args, tile, 0, 2 * pair + n % 2, out.acc[n]);
       } else {
         FoldTile(factors, out.acc[n], out.folded[n]);
@@ -98,7 +100,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const
     const float2 other = exchange[w * kRowTile + thread];
     best = BetterSlot(best, {other.x, __float_as_int(other.y)});
   }
-  if (args.segments > 0) {
+  if (tile.split) {
     WritePartialBest(args, tile, thread, best);
   } else {
     WriteBest(args, tile, thread, best);
@@ -109,7 +111,7 @@ __device__ inline void EndProbes(const AttendArgs& args, const Tile& tile, const
 // channels of the output. All warps have written their highest scores to `highest` before the next
 // barrier.
 template <int kPairs>
-__device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
+__device__ inline void AddBlock(const DecodeLayout& at, const BlockDims& dims,
                                 SharedPtr<const uint4> values, const float (&scores)[2][4],
                                 LaneRows& rows, Accumulators<kPairs>& out) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -139,7 +141,8 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
     for (int e = 0; e < 4; ++e) out.acc[n][e] *= scale[e / 2];
   }
   __syncthreads();
-  const int value_chunks = RowChunks(args.value_stride);
+  const int value_chunks = RowChunks(dims.values);
+#pragma unroll
   for (int k = 0; k < kSlotPairs; ++k) {
     uint32_t a[4];
     LoadMatrices(a, weights + (lane % 16 * kWeightChunks + lane / 16 + 2 * k));
@@ -147,7 +150,7 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
       const int pair = warp + p * kWarps;
-      if (pair * 16 >= args.value_stride) continue;
+      if (pair * 16 >= dims.value_stride) continue;
       AddValues(a, values + ((16 * k + lane % 16) * value_chunks + lane / 16 + 2 * pair),
                 out.acc[2 * p], out.acc[2 * p + 1]);
     }
@@ -163,40 +166,42 @@ __device__ inline void AddBlock(const AttendArgs& args, const DecodeLayout& at,
 // or in use, so that the kernel never waits for memory. Bytes: every block of the row's state once,
 // 128 (head_dim + value_stride) + 256 of bias. T: BF16, or Int8 with half as many bytes and 128 of
 // exponents.
-template <int kPairs, class T>
-__global__ void __launch_bounds__(kWarps * 32)
+template <int kSteps, int kPairs, bool kExact, class T>
+__global__ void __launch_bounds__(kBlockThreads, kSteps <= 8 ? kWantedBlocks : 1)
     AttendDecodeKernel(const __grid_constant__ AttendArgs args) {
   Tile tile;
-  if (!FindTile(args, kRowTile, tile)) return;
-  const int head_dim = args.blocks.shape.head_dim;
-  const DecodeLayout at = MakeDecodeLayout<T>(head_dim, args.value_stride);
-  const SharedPtr<uint4> row_data = DynamicShared<uint4>(at.rows * sizeof(uint4));
+  if (!FindTile(args, tile)) return;
+  constexpr DecodeLayout at = MakeDecodeLayout<kSteps, kPairs, T>();
+  constexpr int kKeys = 16 * kSteps, kValues = 16 * kWarps * kPairs;
+  const BlockDims dims = {kKeys, kValues, kExact ? kKeys : args.blocks.shape.head_dim,
+                          kExact ? kValues : args.value_stride};
   const SharedPtr<float2> exchange = DynamicShared<float2>(at.highest * sizeof(uint4));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
-  if (tile.begin_block < tile.end_block) CopyBlock<T>(args, tile, tile.begin_block, at);
-  LoadRows(args, tile, kRowTile, row_data);
+  if (tile.begin_block < tile.end_block) CopyBlock<T>(args, dims, tile, tile.begin_block, at);
+  RowFactors<kSteps> factors[1];
+  LoadFactors(args, tile, 0, tile.n_rows, at.rows, factors[0], warp, kWarps);
   LaneRows rows = FirstRows(args, tile, 0);
   Accumulators<kPairs> out = {};
   for (int i = tile.begin_block; i < tile.end_block; ++i) {
     const BlockView block = BlockAt(args, tile, i);
-    const BlockBuffer<T> buffer = BufferAt<T, kStages>(args, at.blocks, i);
+    const BlockBuffer<T> buffer = BufferAt<T>(dims, at.blocks, i % kStages, i);
     WaitCopies<1>();
-    WidenKeys(args, buffer);
+    WidenKeys(dims, buffer);
     __syncthreads();  // keys have arrived; the previous block's buffer is free
-    CopyBlock<T>(args, tile, i + 1, at);
-    float scores[2][4];
-    Scores<1>(row_data, RowChunks(head_dim), buffer.keys, warp, head_dim, scores);
-    ScaleScores(buffer, warp * 16, scores);
+    CopyBlock<T>(args, dims, tile, i + 1, at);
+    float scores[1][2][4];
+    Scores<kExact>(factors, buffer.keys, warp, dims.head_dim, scores);
+    ScaleScores(buffer, warp * 16, scores[0]);
     if (block.live >= 0 && tile.n_queries < tile.n_rows) {
-      UpdateBest(scores, warp * 16, block.live, i * kBlockSlots, rows);
+      UpdateBest(scores[0], warp * 16, block.live, i * kBlockSlots, rows);
     }
     if (tile.n_queries == 0) {
       if (kWidened<T>) __syncthreads();  // keys may be overwritten
       continue;
     }
     float highest[2];
-    MaskScores({block, buffer.bias, warp * 16}, args.blocks.window, rows, scores, highest);
+    MaskScores({block, buffer.bias, warp * 16}, args.blocks.window, rows, scores[0], highest);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (lane % 4 == 0) {
@@ -204,75 +209,64 @@ __global__ void __launch_bounds__(kWarps * 32)
       }
     }
     WaitCopies<2>();
-    WidenValues(args, buffer);
+    WidenValues(dims, buffer);
     __syncthreads();  // values and every warp's highest scores have arrived
-    AddBlock(args, at, buffer.values, scores, rows, out);
+    AddBlock(at, dims, buffer.values, scores[0], rows, out);
     if ((i + 1) % kCudaSegmentBlocks == 0 || i + 1 == tile.n_blocks) {
       EndSegment(args, tile, rows, out);
     }
   }
   WaitCopies<0>();
   if (tile.n_queries < tile.n_rows) EndProbes(args, tile, rows, exchange);
-  if (args.segments > 0) {
+  if (tile.split) {
     if (IsLastOfTile(args, tile)) FoldPartials<true>(args, tile);
     return;
   }
+  const OutRows out_rows = LaneOutRows(args, tile, 0);
 #pragma unroll
   for (int p = 0; p < kPairs; ++p) {
     const int pair = warp + p * kWarps;
     if (pair * 16 >= args.value_stride) continue;
-    WriteOutTile(args, tile, 0, 2 * pair, out.folded[2 * p], rows.folded_sum);
-    WriteOutTile(args, tile, 0, 2 * pair + 1, out.folded[2 * p + 1], rows.folded_sum);
+    WriteOutTile(args, out_rows, 2 * pair, out.folded[2 * p], rows.folded_sum);
+    WriteOutTile(args, out_rows, 2 * pair + 1, out.folded[2 * p + 1], rows.folded_sum);
   }
 }
 
-using DecodeKernelFn = void (*)(AttendArgs);
-template <class T>
-DecodeKernelFn SelectDecodeKernel(int value_stride) {
-  return value_stride <= 64    ? AttendDecodeKernel<1, T>
-         : value_stride <= 128 ? AttendDecodeKernel<2, T>
-                               : AttendDecodeKernel<4, T>;
+// The kernel for heads of that size, and its shared memory.
+struct DecodeKernel {
+  void (*run)(AttendArgs);
+  size_t shared_bytes;
+};
+template <int kSteps, int kPairs, bool kExact>
+DecodeKernel KernelFor(DType dtype) {
+  return VisitSlots(dtype, []<ExactInBF16 T>(Slots<T>) {
+    return DecodeKernel{
+        AttendDecodeKernel<kSteps, kPairs, kExact, T>,
+        static_cast<size_t>(MakeDecodeLayout<kSteps, kPairs, T>().end) * sizeof(uint4)};
+  });
 }
-DecodeKernelFn DecodeKernel(DType dtype, int value_stride) {
-  return VisitSlots(dtype,
-                    [=]<ExactInBF16 T>(Slots<T>) { return SelectDecodeKernel<T>(value_stride); });
+DecodeKernel SelectDecodeKernel(DType dtype, int head_dim, int value_stride) {
+  return head_dim == 64 && value_stride == 64     ? KernelFor<4, 1, true>(dtype)
+         : head_dim == 128 && value_stride == 128 ? KernelFor<8, 2, true>(dtype)
+         : head_dim <= 128 && value_stride <= 128 ? KernelFor<8, 2, false>(dtype)
+                                                  : KernelFor<16, 4, false>(dtype);
 }
-
-// Thread blocks per multiprocessor: while one waits for memory, others compute.
-constexpr int kWantedBlocks = 3;
 
 }  // namespace
 
 size_t AttendDecodeShared(DType dtype, int head_dim, int value_stride) {
-  const DecodeLayout at = VisitSlots(
-      dtype, [=]<ExactInBF16 T>(Slots<T>) { return MakeDecodeLayout<T>(head_dim, value_stride); });
-  return static_cast<size_t>(at.end) * sizeof(uint4);
+  return SelectDecodeKernel(dtype, head_dim, value_stride).shared_bytes;
 }
 
-DecodeOccupancy PrepareAttendDecode(DeviceContext& context, DType dtype, int head_dim,
-                                    int value_stride) {
-  const size_t bytes = AttendDecodeShared(dtype, head_dim, value_stride);
-  const auto* kernel = reinterpret_cast<const void*>(DecodeKernel(dtype, value_stride));
-  AllowShared(context, kernel, bytes);
-  CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
-  int of_multiprocessor = 0, reserved = 0;
-  CheckCuda(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
-                                   context.cuda().ordinal));
-  CheckCuda(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock,
-                                   context.cuda().ordinal));
-  DecodeOccupancy occupancy = {};
-  occupancy.wanted =
-      std::min(kWantedBlocks, of_multiprocessor / (static_cast<int>(bytes) + reserved));
-  CheckCuda(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy.blocks, kernel, kWarps * 32, bytes));
-  return occupancy;
+Occupancy PrepareAttendDecode(DeviceContext& context, DType dtype, int head_dim, int value_stride) {
+  const DecodeKernel kernel = SelectDecodeKernel(dtype, head_dim, value_stride);
+  return RequestOccupancy(context, kernel.run, kernel.shared_bytes, kWantedBlocks);
 }
 
 void LaunchAttendDecode(DeviceContext& context, const AttendArgs& args, uint32_t grid) {
-  const DType dtype = args.blocks.dtype;
-  const size_t shared = AttendDecodeShared(dtype, args.blocks.shape.head_dim, args.value_stride);
-  Launch(context, DecodeKernel(dtype, args.value_stride), grid, kWarps * 32, shared, args);
+  const DecodeKernel kernel =
+      SelectDecodeKernel(args.blocks.dtype, args.blocks.shape.head_dim, args.value_stride);
+  Launch(context, kernel.run, grid, kBlockThreads, kernel.shared_bytes, args);
 }
 
 }  // namespace ovq::kernels::cuda

@@ -128,7 +128,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, cons
   for (int j = 0; j < kRows / kWarps; ++j) {
     const int r = warp + j * kWarps;
     if (r >= tile.n_queries) break;
-    if (args.segments > 0) {
+    if (tile.split) {
       float* part = PartialRow(args, tile, segment, r);
       if (lane == 0) part[0] = rows[j].max;
       if (lane == 0) part[1] = rows[j].sum;
@@ -148,7 +148,7 @@ __device__ inline void EndSegment(const AttendArgs& args, const Tile& tile, cons
     for (int r = first; r < first + kRows / 2 && r < tile.n_queries; ++r) {
       const int at = r * args.value_stride + c;
       const float value = shared.acc[at];
-      if (args.segments > 0) {
+      if (tile.split) {
         PartialRow(args, tile, segment, r)[kPartialHeader + c] = value;
         continue;
       }
@@ -169,22 +169,22 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
     if (lane != 0 || r >= tile.n_rows) break;
     if (r < tile.n_queries) {
       shared.scale[r] = rows[j].folded_sum;
-    } else if (args.segments > 0) {
+    } else if (tile.split) {
       WritePartialBest(args, tile, r, rows[j].best);
     } else {
       WriteBest(args, tile, r, rows[j].best);
     }
   }
-  if (args.segments > 0) {
+  if (tile.split) {
     if (IsLastOfTile(args, tile)) FoldPartials<false>(args, tile);
     return;
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < tile.n_queries * args.value_stride;
-       i += kFmaThreads) {
-    const int r = i / args.value_stride;
-    const float sum = shared.scale[r], value = shared.folded[i];
-    WriteOut(args, tile, r, i % args.value_stride, value / sum);
+  const int pairs = args.value_stride / 2;
+  for (int i = static_cast<int>(threadIdx.x); i < tile.n_queries * pairs; i += kFmaThreads) {
+    const int r = i / pairs;
+    const float sum = shared.scale[r], x = shared.folded[2 * i], y = shared.folded[2 * i + 1];
+    WriteOut(args, OutRow(args, tile, r), i % pairs * 2, x / sum, y / sum);
   }
 }
 
@@ -200,7 +200,7 @@ template <int kRows, class T>
 __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {
   Tile tile;
-  if (!FindTile(args, kRows, tile)) return;
+  if (!FindTile(args, tile)) return;
   constexpr int kHalf = kRows / 2;
   const int head_dim = args.blocks.shape.head_dim, row_stride = RoundUp4(head_dim);
   const int thread = static_cast<int>(threadIdx.x), slot = thread % kBlockSlots;

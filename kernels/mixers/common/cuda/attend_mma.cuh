@@ -23,46 +23,93 @@ inline constexpr int kSlotPairs = kBlockSlots / 16;  // pairs of n tiles in a bl
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr uint32_t kOnes = 0x3f803f80u;  // two bfloat16
 
-// Loads the tile's rows as bfloat16 to shared memory, n_rows of them [RowChunks(head_dim)] chunks
-// apart; rows beyond the tile's are zero.
-__device__ inline void LoadRows(const AttendArgs& args, const Tile& tile, int n_rows,
-                                SharedPtr<uint4> to) {
-  const int pairs = args.blocks.shape.head_dim / 2;
-  const int stride = RowChunks(args.blocks.shape.head_dim) * 4;
-  const SharedPtr<uint32_t> words = SharedCast<uint32_t>(to);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  for (int r = warp; r < n_rows; r += static_cast<int>(blockDim.x) / 32) {
-    const float* row = r < tile.n_rows ? RowData(args, tile, r) : nullptr;
-    for (int i = lane; i < pairs; i += 32) {
-      words[r * stride + i] = row == nullptr ? 0u : PackBF16(row[2 * i], row[2 * i + 1]);
+// 16 rows as factors A of their products with keys, in bfloat16, of at most 16 kSteps channels: in
+// registers or, if they are too wide for that, in shared memory, where every lane has a chunk of a
+// step.
+template <int kSteps>
+struct RowFactors {
+  static constexpr bool kShared = kSteps > 8;
+  static constexpr int kChunks = kShared ? 32 * kSteps : 0;  // in shared memory
+  SharedPtr<uint4> chunks = {};
+  uint32_t steps[kShared ? 1 : kSteps][4] = {};
+
+  // The lane's part of step k.
+  __device__ void Get(int k, uint32_t (&a)[4]) const {
+    if constexpr (kShared) {
+      const uint4 chunk = chunks[32 * k];
+      a[0] = chunk.x, a[1] = chunk.y, a[2] = chunk.z, a[3] = chunk.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = steps[k][i];
+    }
+  }
+};
+
+// The rows from row `first` of the tile on; zeros from row `end` on. In shared memory, at chunk
+// `at`, only the steps first_step, first_step + step, ... are written.
+template <int kSteps>
+__device__ inline void LoadFactors(const AttendArgs& args, const Tile& tile, int first, int end,
+                                   uint32_t at, RowFactors<kSteps>& rows, int first_step = 0,
+                                   int step = 1) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  rows.chunks = DynamicShared<uint4>(at * sizeof(uint4)) + lane;
+  const float* row[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = first + lane / 4 + 8 * h;
+    row[h] = r < end ? RowData(args, tile, r) + lane % 4 * 2 : nullptr;
+  }
+#pragma unroll(RowFactors <kSteps>::kShared ? 1 : kSteps)
+  for (int k = 0; k < kSteps; ++k) {
+    if (16 * k >= args.blocks.shape.head_dim) break;
+    uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* from = row[i % 2];
+      const int c = 16 * k + i / 2 * 8;
+      a[i] = from == nullptr ? 0 : PackBF16(from[c], from[c + 1]);
+    }
+    if constexpr (RowFactors<kSteps>::kShared) {
+      if (k % step == first_step) rows.chunks[32 * k] = uint4{a[0], a[1], a[2], a[3]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows.steps[k][i] = a[i];
     }
   }
 }
 
-// scores = rows . keys of kPairs pairs of n tiles from first_pair on; the channels in ascending
-// order, 16 to an instruction. rows: the warp's 16, stride chunks apart.
-template <int kPairs>
-__device__ inline void Scores(SharedPtr<const uint4> rows, int stride, SharedPtr<const uint4> keys,
-                              int first_pair, int head_dim, float (&scores)[2 * kPairs][4]) {
+// scores[s] = rows[s] . keys of kTiles n tiles, in pairs from first_pair on; the channels in
+// ascending order, 16 to an instruction. kExact: there are 16 kSteps of them.
+template <bool kExact, int kSets, int kTiles, int kSteps, int kOf>
+__device__ inline void Scores(const RowFactors<kSteps> (&rows)[kOf], SharedPtr<const uint4> keys,
+                              int first_pair, int head_dim, float (&scores)[kSets][kTiles][4]) {
+  static_assert(kSets <= kOf && kTiles % 2 == 0);
+  constexpr int kPairs = kTiles / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const SharedPtr<const uint4> a_at = rows + (lane % 16 * stride + lane / 16);
-  const SharedPtr<const uint4> b_at = keys + lane % 16 * kKeyChunks;
+  const SharedPtr<const uint4> at = keys + lane % 16 * kKeyChunks;
 #pragma unroll
-  for (int n = 0; n < 2 * kPairs; ++n) {
+  for (int n = 0; n < kSets * kTiles; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) scores[n][e] = 0;
+    for (int e = 0; e < 4; ++e) scores[n / kTiles][n % kTiles][e] = 0;
   }
-#pragma unroll 2
-  for (int k = 0; k < head_dim / 16; ++k) {
-    uint32_t a[4];
-    LoadMatrices(a, a_at + 2 * k);
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    if (!kExact && 16 * k >= head_dim) break;
+    uint32_t b[kPairs][4];
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      uint32_t b[4];
       LoadMatricesTransposed(
-          b, b_at + (k * 16 * kKeyChunks + KeyChunk(lane, lane / 16 + 2 * (first_pair + p))));
-      MmaBF16(scores[2 * p], a, b[0], b[1]);
-      MmaBF16(scores[2 * p + 1], a, b[2], b[3]);
+          b[p], at + (k * 16 * kKeyChunks + KeyChunk(lane, lane / 16 + 2 * (first_pair + p))));
+    }
+#pragma unroll
+    for (int s = 0; s < kSets; ++s) {
+      uint32_t a[4];
+      rows[s].Get(k, a);
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        MmaBF16(scores[s][2 * p], a, b[p][0], b[p][1]);
+        MmaBF16(scores[s][2 * p + 1], a, b[p][2], b[p][3]);
+      }
     }
   }
 }
@@ -90,18 +137,27 @@ __device__ inline LaneRows FirstRows(const AttendArgs& args, const Tile& tile, i
 }
 
 // Updates the best slots with the unbiased scores of a dictionary block whose first slot is
-// first_slot; the scores are those of the slots from `slot` on.
+// first_slot; the scores are those of the slots from `slot` on. Those of slots that are not live
+// become -infinity.
 template <int kTiles>
-__device__ inline void UpdateBest(const float (&scores)[kTiles][4], int slot, int live,
-                                  int first_slot, LaneRows& rows) {
+__device__ inline void UpdateBest(float (&scores)[kTiles][4], int slot, int live, int first_slot,
+                                  LaneRows& rows) {
   const int column = slot + static_cast<int>(threadIdx.x) % 4 * 2;
+  if (live < kBlockSlots) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (column + 8 * n + e % 2 >= live) scores[n][e] = -__int_as_float(0x7f800000);
+      }
+    }
+  }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int at = column + 8 * n + e % 2;
-      if (at < live && scores[n][e] > rows.best[e / 2].score) {
-        rows.best[e / 2] = {scores[n][e], first_slot + at};
+      if (scores[n][e] > rows.best[e / 2].score) {
+        rows.best[e / 2] = {scores[n][e], first_slot + column + 8 * n + e % 2};
       }
     }
   }
@@ -120,24 +176,33 @@ template <int kTiles>
 __device__ inline void MaskScores(const ScoredSlots& slots, int32_t window, const LaneRows& rows,
                                   float (&scores)[kTiles][4], float (&highest)[2]) {
   const int column = slots.slot + static_cast<int>(threadIdx.x) % 4 * 2;
-  const SharedPtr<const float2> bias_at = SharedCast<const float2>(slots.bias);
-  int lo[2], hi[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    OpenSlots(slots.block, window, rows.slot[h], lo[h], hi[h]);
-    highest[h] = kLowestScore;
-  }
+  const SharedPtr<const float2> bias_at = SharedCast<const float2>(slots.bias) + column / 2;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    const float2 add = bias_at[(column + 8 * n) / 2];
+    const float2 add = bias_at[4 * n];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int at = column + 8 * n + e % 2;
-      const bool open = at >= lo[e / 2] && at < hi[e / 2];
-      const float score = (scores[n][e] + (e % 2 == 0 ? add.x : add.y)) * kLog2E;
-      scores[n][e] = open ? score : -__int_as_float(0x7f800000);
-      highest[e / 2] = fmaxf(highest[e / 2], scores[n][e]);
+    for (int e = 0; e < 4; ++e)
+      scores[n][e] = (scores[n][e] + (e % 2 == 0 ? add.x : add.y)) * kLog2E;
+  }
+  if (!AllOpen(slots.block, window)) {
+    int lo[2], hi[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) OpenSlots(slots.block, window, rows.slot[h], lo[h], hi[h]);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int at = column + 8 * n + e % 2;
+        const bool open = at >= lo[e / 2] && at < hi[e / 2];
+        if (!open) scores[n][e] = -__int_as_float(0x7f800000);
+      }
     }
+  }
+  highest[0] = highest[1] = kLowestScore;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) highest[e / 2] = fmaxf(highest[e / 2], scores[n][e]);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -188,16 +253,27 @@ __device__ inline void FoldTile(const FoldFactors (&factors)[2], const float (&a
   for (int e = 0; e < 4; ++e) folded[e] = FoldValue(factors[e / 2], folded[e], acc[e]);
 }
 
-// Writes columns 8 n + 2t and 8 n + 2t + 1 of the lane's rows, from row first_row of the tile on.
-__device__ inline void WriteOutTile(const AttendArgs& args, const Tile& tile, int first_row, int n,
-                                    const float (&folded)[4], const float (&sum)[2]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+// The lane's rows of tokens.out, from row first_row of the tile on; -1: the tile has no such query.
+struct OutRows {
+  int64_t at[2];
+};
+__device__ inline OutRows LaneOutRows(const AttendArgs& args, const Tile& tile, int first_row) {
+  OutRows out;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int r = first_row + lane / 4 + 8 * h;
-    if (r >= tile.n_queries) continue;
-    WriteOut(args, tile, r, 8 * n + lane % 4 * 2, folded[2 * h] / sum[h]);
-    WriteOut(args, tile, r, 8 * n + lane % 4 * 2 + 1, folded[2 * h + 1] / sum[h]);
+    const int r = first_row + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
+    out.at[h] = r < tile.n_queries ? OutRow(args, tile, r) : -1;
+  }
+  return out;
+}
+// Writes columns 8 n + 2t and 8 n + 2t + 1 of the lane's rows.
+__device__ inline void WriteOutTile(const AttendArgs& args, const OutRows& out, int n,
+                                    const float (&folded)[4], const float (&sum)[2]) {
+  const int column = 8 * n + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (out.at[h] < 0) continue;
+    WriteOut(args, out.at[h], column, folded[2 * h] / sum[h], folded[2 * h + 1] / sum[h]);
   }
 }
 __device__ inline void WritePartialTile(const AttendArgs& args, const Tile& tile, int first_row,

@@ -2,8 +2,8 @@
 // these rows read, and the merge of the parts of a row's softmax.
 //
 // A tile holds rows of one key/value head of one sequence whose tokens lie in one recent block, so
-// that all of them meet the same blocks. Its rows are a stretch of this list: the queries of the
-// tokens, token after token, and then, if there are probes, the tokens' keys.
+// that all of them meet the same blocks: some of the tokens' queries, which are counted token after
+// token, and then, if there are probes, some of the tokens' keys.
 #pragma once
 
 #include <cstddef>
@@ -32,46 +32,55 @@ struct AttendArgs {
   int32_t min_tokens = 0, max_tokens = 0;
   int32_t block_tiles = 0;  // tiles that the tokens of one recent block may fill
   int32_t tiles = 0;        // that a sequence may fill for one key/value head
-  int32_t segments = 0;     // thread blocks per tile, one per segment; 0: one for all segments
+  int32_t tile_rows = 0;
+  // A tile has tile_rows queries and as many probes, from the same index on. Otherwise it has
+  // tile_rows of the list of all queries and then all probes.
+  bool probes_beside = false;
+  int32_t n_stages = 0;  // of the prefill kernel: blocks that are loading or in use, 1 or 2
+  // Tiles that one thread block computes; each of those that follow is split over `segments` thread
+  // blocks, one per segment.
+  int32_t whole_tiles = 0, segments = 1;
   int32_t partial_rows = 0;
-  // Parts of softmax rows: [n_seqs][n_kv_heads][tiles][segments][partial_rows][header,
-  // value_stride].
+  // Parts of softmax rows: [split tiles][segments][partial_rows][header, value_stride].
   float* partial = nullptr;
-  // [n_seqs][n_kv_heads][tiles] thread blocks that have written their part; zero between launches.
+  // [split tiles] thread blocks that have written their part; zero between launches.
   uint32_t* finished = nullptr;
-
-  __host__ __device__ int rows_per_token() const {
-    return blocks.shape.group() + (blocks.probe ? 1 : 0);
-  }
 };
 
-// The work of one thread block. Grid x: segment fastest, then tile, key/value head, sequence.
+// The work of one thread block. Grid x: whole tiles, then split ones, their segments fastest. Tiles
+// are ordered by sequence, key/value head, and from the last recent block, which reads most, to the
+// first.
 struct Tile {
   std::byte* state;
   int32_t sequence, head;
-  int32_t index;         // of (sequence, head, tile)
-  int32_t row;           // of the first token
-  int32_t slot;          // of the first token, in the recent block
-  int64_t element;       // index of the first token in its span
-  int32_t n_tokens;      // in this recent block
-  int32_t first;         // index of the tile's first row in the list
-  int32_t n_rows;        // of the tile
-  int32_t n_queries;     // queries, which come first
-  int32_t live;          // dictionary slots
-  int32_t n_dictionary;  // dictionary blocks read; recent ones up to own_block follow
+  int32_t index;                     // of (sequence, head, tile)
+  int32_t row;                       // of the first token
+  int32_t slot;                      // of the first token, in the recent block
+  int64_t element;                   // index of the first token in its span
+  int32_t first_query, first_probe;  // indices of the tile's first ones
+  int32_t n_rows;                    // of the tile
+  int32_t n_queries;                 // queries, which come first
+  int32_t live;                      // dictionary slots
+  int32_t n_dictionary;              // dictionary blocks read; recent ones up to own_block follow
   int32_t n_blocks;
   int64_t own_block;
+  bool split;
   int32_t n_segments;
   int32_t begin_block, end_block;  // this thread block's range of [0, n_blocks)
 
   __device__ int token(const AttendArgs& args, int r) const {
-    const int at = first + r, queries = n_tokens * args.blocks.shape.group();
-    return at < queries ? at / args.blocks.shape.group() : at - queries;
+    return r < n_queries ? (first_query + r) / args.blocks.shape.group()
+                         : first_probe + r - n_queries;
   }
 };
 
 __device__ inline int32_t Smaller(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
+}
+// How many of n, from `first` on, a tile takes that has room for that many.
+__device__ inline int32_t Taken(int32_t n, int32_t first, int32_t room) {
+  const int32_t left = n > first ? n - first : 0;
+  return left < room ? left : room;
 }
 
 // Finds the blocks that the tile's rows read, and this thread block's share of them.
@@ -85,19 +94,33 @@ __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& til
   }
   tile.n_segments = (tile.n_blocks + kCudaSegmentBlocks - 1) / kCudaSegmentBlocks;
   if (tile.n_segments == 0) tile.n_segments = 1;
-  tile.begin_block = args.segments == 0 ? 0 : segment * kCudaSegmentBlocks;
-  tile.end_block = args.segments == 0
-                       ? tile.n_blocks
-                       : Smaller(tile.n_blocks, tile.begin_block + kCudaSegmentBlocks);
+  tile.begin_block = segment * kCudaSegmentBlocks;
+  tile.end_block =
+      tile.split ? Smaller(tile.n_blocks, tile.begin_block + kCudaSegmentBlocks) : tile.n_blocks;
+}
+
+// Finds which of the queries and probes of n_tokens tokens are the rows of their tile-th tile.
+__device__ inline void FindRows(const AttendArgs& args, int tile_index, int n_tokens, Tile& tile) {
+  const int32_t first = tile_index * args.tile_rows, queries = n_tokens * args.blocks.shape.group(),
+                probes = args.blocks.probe ? n_tokens : 0;
+  tile.first_query = first;
+  tile.n_queries = Taken(queries, first, args.tile_rows);
+  tile.first_probe = args.probes_beside ? first : first > queries ? first - queries : 0;
+  tile.n_rows = tile.n_queries + Taken(probes, tile.first_probe,
+                                       args.tile_rows - (args.probes_beside ? 0 : tile.n_queries));
 }
 
 // False: this thread block has nothing to do.
-__device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile& tile) {
+__device__ inline bool FindTile(const AttendArgs& args, Tile& tile) {
   const AttentionBlocks& blocks = args.blocks;
-  const uint32_t segments = args.segments == 0 ? 1 : args.segments;
-  const uint32_t segment = blockIdx.x % segments;
-  const uint32_t index = blockIdx.x / segments;
-  const uint32_t place = index % static_cast<uint32_t>(args.tiles);
+  const auto whole = static_cast<uint32_t>(args.whole_tiles),
+             segments = static_cast<uint32_t>(args.segments);
+  tile.split = blockIdx.x >= whole;
+  const uint32_t part = tile.split ? blockIdx.x - whole : 0;
+  const uint32_t segment = part % segments;
+  const uint32_t index = tile.split ? whole + part / segments : blockIdx.x;
+  const uint32_t place =
+      static_cast<uint32_t>(args.tiles) - 1 - index % static_cast<uint32_t>(args.tiles);
   const uint32_t sequence_head = index / static_cast<uint32_t>(args.tiles);
   const auto heads = static_cast<uint32_t>(blocks.shape.n_kv_heads);
   tile.index = static_cast<int32_t>(index);
@@ -115,18 +138,12 @@ __device__ inline bool FindTile(const AttendArgs& args, int rows_per_tile, Tile&
   const int64_t from = begin > block_begin ? begin : block_begin;
   const int64_t to = Smaller(begin + length - block_begin, kBlockSlots) + block_begin;
   if (from >= to) return false;
-  tile.n_tokens = static_cast<int32_t>(to - from);
   tile.slot = static_cast<int32_t>(from - block_begin);
   tile.row = tokens.row + static_cast<int32_t>(from - begin);
   tile.element = tokens.begin - tokens.span_begin + (from - begin);
-
-  tile.first =
-      static_cast<int32_t>(place % static_cast<uint32_t>(args.block_tiles)) * rows_per_tile;
-  const int32_t queries = tile.n_tokens * blocks.shape.group();
-  const int32_t list = tile.n_tokens * args.rows_per_token();
-  if (tile.first >= list) return false;
-  tile.n_rows = Smaller(rows_per_tile, list - tile.first);
-  tile.n_queries = tile.first < queries ? Smaller(tile.n_rows, queries - tile.first) : 0;
+  FindRows(args, static_cast<int>(place % static_cast<uint32_t>(args.block_tiles)),
+           static_cast<int>(to - from), tile);
+  if (tile.n_rows == 0) return false;
   tile.live = blocks.LiveAt(tile.sequence, tile.head, args.wave.index);
   FindBlocks(args, static_cast<int>(segment), tile);
   return segment < static_cast<uint32_t>(tile.n_segments);
@@ -160,6 +177,12 @@ __device__ inline BlockView BlockAt(const AttendArgs& args, const Tile& tile, in
   return {BlockPointer(blocks.recent_keys, tile, block),
           BlockPointer(blocks.recent_values, tile, block), nullptr, -1,
           (i - (tile.n_blocks - 1)) * kBlockSlots};
+}
+
+// Whether all slots of the block are open to all queries of the tile.
+__device__ inline bool AllOpen(const BlockView& block, int32_t window) {
+  if (block.live >= 0) return block.live == kBlockSlots;
+  return block.begin <= -kBlockSlots && (window == 0 || kBlockSlots - block.begin <= window);
 }
 
 // Slots [lo, hi) of the block are open to a query whose token has `slot` in the tile's own block.
@@ -200,22 +223,33 @@ __device__ inline const float* RowData(const AttendArgs& args, const Tile& tile,
   const AttentionShape& shape = args.blocks.shape;
   const int64_t row = (tile.row + tile.token(args, r)) * args.tokens.stride;
   if (r >= tile.n_queries) return args.tokens.k + row + tile.head * shape.head_dim;
-  const int head = tile.head * shape.group() + (tile.first + r) % shape.group();
+  const int head = tile.head * shape.group() + (tile.first_query + r) % shape.group();
   return args.tokens.q + row + static_cast<int64_t>(head) * shape.head_dim;
 }
 
-// Writes channel c of tokens.out for row r of the tile, a query, if there is such a channel.
-__device__ inline void WriteOut(const AttendArgs& args, const Tile& tile, int r, int c,
-                                float value) {
+// The index in tokens.out of channel 0 of row r of the tile, a query.
+__device__ inline int64_t OutRow(const AttendArgs& args, const Tile& tile, int r) {
   const AttentionShape& shape = args.blocks.shape;
-  if (c >= shape.value_head_dim) return;
-  const int head = tile.head * shape.group() + (tile.first + r) % shape.group();
+  const int head = tile.head * shape.group() + (tile.first_query + r) % shape.group();
   const int64_t row = tile.row + tile.token(args, r);
-  const int64_t at = (row * shape.n_heads + head) * shape.value_head_dim + c;
-  if (args.tokens.out_dtype == DType::kBF16) {
-    static_cast<uint16_t*>(args.tokens.out)[at] = static_cast<uint16_t>(PackBF16(value, 0.0f));
-  } else {
-    static_cast<float*>(args.tokens.out)[at] = value;
+  return (row * shape.n_heads + head) * shape.value_head_dim;
+}
+
+// Writes channels c (even) and c + 1 of a row of tokens.out, as far as there are such channels.
+__device__ inline void WriteOut(const AttendArgs& args, int64_t row, int c, float x, float y) {
+  const int n = args.blocks.shape.value_head_dim;
+  const uint32_t packed = PackBF16(x, y);
+  const bool is_bf16 = args.tokens.out_dtype == DType::kBF16;
+  auto* halves = static_cast<uint16_t*>(args.tokens.out) + row + c;
+  auto* floats = static_cast<float*>(args.tokens.out) + row + c;
+  if (n % 2 == 0 && c < n) {
+    if (is_bf16) *reinterpret_cast<uint32_t*>(halves) = packed;
+    if (!is_bf16) *reinterpret_cast<float2*>(floats) = make_float2(x, y);
+    return;
+  }
+  for (int i = 0; i < 2 && c + i < n; ++i) {
+    if (is_bf16) halves[i] = static_cast<uint16_t>(packed >> (16 * i));
+    if (!is_bf16) floats[i] = i == 0 ? x : y;
   }
 }
 
@@ -251,7 +285,8 @@ __device__ inline float FoldValue(const FoldFactors& factors, float folded, floa
 
 // Row r of a segment's part of the tile's softmax.
 __device__ inline float* PartialRow(const AttendArgs& args, const Tile& tile, int segment, int r) {
-  const int64_t part = static_cast<int64_t>(tile.index) * args.segments + segment;
+  const int64_t part =
+      static_cast<int64_t>(tile.index - args.whole_tiles) * args.segments + segment;
   return args.partial + (part * args.partial_rows + r) * (kPartialHeader + args.value_stride);
 }
 __device__ inline void WritePartialBest(const AttendArgs& args, const Tile& tile, int r,
@@ -271,36 +306,55 @@ __device__ inline bool IsLastOfTile(const AttendArgs& args, const Tile& tile) {
   if (threadIdx.x == 0) {
     __threadfence();
     const auto others = static_cast<uint32_t>(tile.n_segments - 1);
-    last = atomicAdd(args.finished + tile.index, 1u) == others;
+    uint32_t* finished = args.finished + (tile.index - args.whole_tiles);
+    last = atomicAdd(finished, 1u) == others;
     if (last) {
       __threadfence();
-      args.finished[tile.index] = 0;
+      *finished = 0;
     }
   }
   return __syncthreads_or(last) != 0;
 }
 
-// Merges the parts of a tile's softmax, from the first to the last segment, into the output.
-// Volatile: other multiprocessors wrote them.
+// Merges the parts of a tile's softmax, from the first to the last segment, into the output. A
+// thread has four channels of a row, and loads several parts before it merges them.
 template <bool kBase2>
 __device__ inline void FoldPartials(const AttendArgs& args, const Tile& tile) {
-  const int value_head_dim = args.blocks.shape.value_head_dim;
+  constexpr int kAtOnce = 9;
+  const int fours = args.value_stride / 4;
   const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
   const int64_t step =
       static_cast<int64_t>(args.partial_rows) * (kPartialHeader + args.value_stride);
-  for (int i = thread; i < tile.n_queries * value_head_dim; i += threads) {
-    const int r = i / value_head_dim, c = i % value_head_dim;
-    const volatile float* part = PartialRow(args, tile, 0, r);
-    float max = kLowestScore, sum = 0, value = 0;
-#pragma unroll 4
-    for (int segment = 0; segment < tile.n_segments; ++segment, part += step) {
-      const FoldFactors factors = Fold<kBase2>(part[0], part[1], max, sum);
-      value = FoldValue(factors, value, part[kPartialHeader + c]);
+  for (int i = thread; i < tile.n_queries * fours; i += threads) {
+    const int r = i / fours, c = i % fours * 4;
+    float max = kLowestScore, sum = 0, value[4] = {};
+    for (int first = 0; first < tile.n_segments; first += kAtOnce) {
+      const float* part = PartialRow(args, tile, first, r);
+      float2 headers[kAtOnce];
+      float4 values[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j >= tile.n_segments) break;
+        headers[j] = *reinterpret_cast<const float2*>(part + j * step);
+        values[j] = *reinterpret_cast<const float4*>(part + j * step + kPartialHeader + c);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first + j >= tile.n_segments) break;
+        const FoldFactors factors = Fold<kBase2>(headers[j].x, headers[j].y, max, sum);
+        const float4 x = values[j];
+        value[0] = FoldValue(factors, value[0], x.x);
+        value[1] = FoldValue(factors, value[1], x.y);
+        value[2] = FoldValue(factors, value[2], x.z);
+        value[3] = FoldValue(factors, value[3], x.w);
+      }
     }
-    WriteOut(args, tile, r, c, value / sum);
+    const int64_t out = OutRow(args, tile, r);
+    WriteOut(args, out, c, value[0] / sum, value[1] / sum);
+    WriteOut(args, out, c + 2, value[2] / sum, value[3] / sum);
   }
   for (int r = tile.n_queries + thread; r < tile.n_rows; r += threads) {
-    const volatile float* part = PartialRow(args, tile, 0, r);
+    const float* part = PartialRow(args, tile, 0, r);
     Best best = NoBest();
     for (int segment = 0; segment < tile.n_segments; ++segment, part += step) {
       best = BetterSlot(best, {part[0], __float_as_int(part[1])});

@@ -8,6 +8,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/attend.h"
+#include "kernels/mixers/common/cuda/attend_block.cuh"
 #include "kernels/mixers/common/cuda/attend_launch.h"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
 #include "kernels/mixers/common/slots.h"
@@ -18,7 +19,6 @@ namespace {
 
 constexpr int kMmaRows = 16;
 constexpr int kMaxMmaDim = 256;
-constexpr int kPrefillWarps = 4;
 constexpr int32_t kNoLimit = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxPartialBytes = size_t{256} << 20;
 
@@ -61,24 +61,25 @@ int64_t MostSegments(const AttentionBlocks& blocks, const BatchSequences& seqs) 
 struct Choice {
   bool tensor_cores;
   int small_rows, large_rows;  // of a tile
+  int n_stages;                // of the tensor cores' kernel for many tokens
   int32_t small_tokens;        // most tokens for the first kernel; 0: the second does all
 };
 
 Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared) {
   const int d = blocks.shape.head_dim, per_token = blocks.shape.group() + (blocks.probe ? 1 : 0);
   Choice choice = {};
-  // The widest heads in types with scales need more shared memory than the smallest GPUs allow a
-  // thread block.
   choice.tensor_cores = IsExactInBF16(blocks.dtype) && blocks.compute_dtype == DType::kBF16 &&
-                        d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim &&
-                        AttendPrefillShared(blocks.dtype, d, value_stride, 1) <= max_shared;
+                        d % kMmaRows == 0 && d <= kMaxMmaDim && value_stride <= kMaxMmaDim;
   if (choice.tensor_cores) {
-    int warps = kPrefillWarps;
-    while (warps > 1 && AttendPrefillShared(blocks.dtype, d, value_stride, warps) > max_shared) {
-      warps /= 2;
-    }
+    const PrefillPlan plan = PlanAttendPrefill(blocks.dtype, d, value_stride, max_shared);
+    // The widest heads in types with scales need more shared memory than the smallest GPUs allow a
+    // thread block.
+    choice.tensor_cores = plan.n_warps > 0;
     choice.small_rows = kMmaRows;
-    choice.large_rows = kMmaRows * warps;
+    choice.large_rows = kMmaRows * plan.n_warps;
+    choice.n_stages = plan.n_stages;
+  }
+  if (choice.tensor_cores) {
     // A token of a large group fills several small tiles, which read the same blocks.
     choice.small_tokens = AttendDecodeShared(blocks.dtype, d, value_stride) <= max_shared
                               ? std::max(1, choice.small_rows / per_token)
@@ -91,17 +92,29 @@ Choice Choose(const AttentionBlocks& blocks, int value_stride, size_t max_shared
   return choice;
 }
 
-// Splits the segments of a tile over thread blocks, unless their parts would need too much memory.
-void SplitTiles(DeviceContext& context, ScratchScope& scope, int64_t tiles, int64_t most_segments,
-                AttendArgs& args) {
-  const int list = std::min(args.max_tokens, kBlockSlots) * args.rows_per_token();
-  args.partial_rows = std::min(args.partial_rows, list);
-  const size_t floats = static_cast<size_t>(tiles * most_segments) * args.partial_rows *
+// Splits the segments of the tiles from args.whole_tiles on over thread blocks, unless their parts
+// would need too much memory. Returns the number of thread blocks.
+int64_t SplitTiles(DeviceContext& context, ScratchScope& scope, int64_t tiles,
+                   int64_t most_segments, AttendArgs& args) {
+  const int64_t split = tiles - args.whole_tiles;
+  const size_t floats = static_cast<size_t>(split * most_segments) * args.partial_rows *
                         (kPartialHeader + args.value_stride);
-  if (tiles > CudaDevice::kCounters || floats * sizeof(float) > kMaxPartialBytes) return;
+  if (split == 0 || split > CudaDevice::kCounters || floats * sizeof(float) > kMaxPartialBytes) {
+    args.whole_tiles = static_cast<int32_t>(tiles);
+    return tiles;
+  }
   args.segments = static_cast<int32_t>(most_segments);
   args.partial = scope.Allocate<float>(floats);
   args.finished = context.cuda().counters;
+  return args.whole_tiles + split * most_segments;
+}
+
+// The tiles that are not split. Few tokens: none. Many: as many for each multiprocessor as for the
+// others; or all of them, where the others would hardly count.
+int64_t WholeTiles(DeviceContext& context, bool is_small, int64_t tiles) {
+  constexpr int64_t kManyEach = 8;
+  const int64_t n = context.cuda().n_multiprocessors;
+  return is_small ? 0 : tiles >= kManyEach * n ? tiles : tiles / n * n;
 }
 
 }  // namespace
@@ -114,6 +127,7 @@ void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wav
   const AttentionBlocks& blocks = layer_args.blocks;
   const BatchSequences& seqs = layer_args.seqs;
   const int value_stride = ValueStride(blocks.shape.value_head_dim);
+  const int group = blocks.shape.group();
   const Choice choice = Choose(blocks, value_stride, context.cuda().max_shared_bytes);
   for (const bool is_small : {true, false}) {
     const WaveBounds bounds =
@@ -127,27 +141,50 @@ void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wav
                        .value_stride = value_stride,
                        .min_tokens = is_small ? 1 : choice.small_tokens + 1,
                        .max_tokens = is_small ? choice.small_tokens : kNoLimit,
-                       .partial_rows = tile_rows};
-    const int list = std::min(bounds.tokens, kBlockSlots) * args.rows_per_token();
-    args.block_tiles = (list + tile_rows - 1) / tile_rows;
+                       .tile_rows = tile_rows,
+                       .probes_beside = choice.tensor_cores && !is_small,
+                       .n_stages = choice.n_stages};
+    const int tokens = std::min(bounds.tokens, kBlockSlots), queries = tokens * group,
+              list = queries + (blocks.probe ? tokens : 0);
+    args.block_tiles = ((args.probes_beside ? queries : list) + tile_rows - 1) / tile_rows;
+    args.partial_rows = std::min(args.probes_beside ? 2 * tile_rows : tile_rows, list);
     args.tiles = args.block_tiles * bounds.recent_blocks;
     const int64_t tiles = int64_t{seqs.n_seqs()} * blocks.shape.n_kv_heads * args.tiles;
     ScratchScope scope(context);
     const int64_t most_segments = MostSegments(blocks, seqs);
-    // Splitting helps where the tiles alone would not fill the device.
-    const bool useful = most_segments > 1 && (is_small || tiles < context.cuda().n_multiprocessors);
-    if (split == Split::kAlways || (split == Split::kAuto && useful)) {
-      SplitTiles(context, scope, tiles, most_segments, args);
-    }
-    const auto grid = static_cast<uint32_t>(tiles * std::max(args.segments, 1));
+    const bool splits = split == Split::kAlways || (split == Split::kAuto && most_segments > 1);
+    args.whole_tiles =
+        static_cast<int32_t>(!splits                   ? tiles
+                             : split == Split::kAlways ? 0
+                                                       : WholeTiles(context, is_small, tiles));
+    const auto grid = static_cast<uint32_t>(SplitTiles(context, scope, tiles, most_segments, args));
     if (!choice.tensor_cores) {
       LaunchAttendFma(context, args, grid, tile_rows);
     } else if (is_small) {
       LaunchAttendDecode(context, args, grid);
     } else {
-      LaunchAttendPrefill(context, args, grid, tile_rows / kMmaRows);
+      LaunchAttendPrefill(context, args, grid);
     }
   }
+}
+
+Occupancy RequestOccupancy(DeviceContext& context, void (*kernel)(AttendArgs), size_t shared_bytes,
+                           int most) {
+  const auto* function = reinterpret_cast<const void*>(kernel);
+  AllowShared(context, function, shared_bytes);
+  CheckCuda(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+  int of_multiprocessor = 0, reserved = 0;
+  CheckCuda(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                   context.cuda().ordinal));
+  CheckCuda(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock,
+                                   context.cuda().ordinal));
+  Occupancy occupancy = {};
+  occupancy.wanted =
+      std::min(most, of_multiprocessor / (static_cast<int>(shared_bytes) + reserved));
+  CheckCuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&occupancy.blocks, function,
+                                                          kBlockThreads, shared_bytes));
+  return occupancy;
 }
 
 }  // namespace cuda
@@ -155,14 +192,20 @@ void AttendWave(DeviceContext& context, const AttentionArgs& layer_args, int wav
 absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks) {
   const int value_stride = ValueStride(blocks.shape.value_head_dim);
   const cuda::Choice choice = cuda::Choose(blocks, value_stride, context.cuda().max_shared_bytes);
-  if (!choice.tensor_cores || choice.small_tokens == 0) return absl::OkStatus();
-  const cuda::DecodeOccupancy occupancy =
-      cuda::PrepareAttendDecode(context, blocks.dtype, blocks.shape.head_dim, value_stride);
-  if (occupancy.blocks >= occupancy.wanted) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("device 'cuda': expected ", occupancy.wanted,
-                   " thread blocks of decode attention (head_dim ", blocks.shape.head_dim,
-                   ") on a multiprocessor, ", context.cuda().name, " takes ", occupancy.blocks));
+  if (!choice.tensor_cores) return absl::OkStatus();
+  const auto check = [&](const char* what, const cuda::Occupancy& occupancy) {
+    if (occupancy.blocks >= occupancy.wanted) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("device 'cuda': expected ", occupancy.wanted, " thread blocks of ", what,
+                     " attention (head_dim ", blocks.shape.head_dim, ") on a multiprocessor, ",
+                     context.cuda().name, " takes ", occupancy.blocks));
+  };
+  const absl::Status prefill =
+      check("prefill",
+            cuda::PrepareAttendPrefill(context, blocks.dtype, blocks.shape.head_dim, value_stride));
+  if (!prefill.ok() || choice.small_tokens == 0) return prefill;
+  return check("decode", cuda::PrepareAttendDecode(context, blocks.dtype, blocks.shape.head_dim,
+                                                   value_stride));
 }
 
 void AttendCuda(DeviceContext& context, const AttentionArgs& layer_args) {
