@@ -139,7 +139,7 @@ class Run(unittest.TestCase):
         """(exit code, result, output, the fakes' calls)"""
         out = os.path.join(self.folder, "out")
         env = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}",
-               "FAKE_LOG": self.log, "CUDA_HOME": "/nonexistent", **fakes}
+               "TMPDIR": self.folder, "FAKE_LOG": self.log, "CUDA_HOME": "/nonexistent", **fakes}
         script = os.path.join(self.root, "tests", "gpu", "run.sh")
         ended = subprocess.run([script, *flags, "--out", out], env=env, capture_output=True, text=True,
                                timeout=120)
