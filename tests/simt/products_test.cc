@@ -9,6 +9,7 @@
 
 #include "kernels/common/device_memory.h"
 #include "kernels/ops/matmul_device.h"
+#include "kernels/ops/product_chain.h"
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
@@ -52,9 +53,10 @@ class CublasChoiceTest : public testing::Test {
 
 TEST_F(CublasChoiceTest, IsTheFastestOfEqualBits) {
   // The fastest of all gives other bits than the two others.
-  const std::optional<Product> product = Make(4, {{.id = 1, .repeats = 80, .few_rows_repeats = 200000},
-                                                  {.id = 2, .repeats = 20, .few_rows_repeats = 2000},
-                                                  {.id = 3, .descending = true}});
+  const std::optional<Product> product =
+      Make(4, {{.id = 1, .repeats = 80, .few_rows_repeats = 200000},
+               {.id = 2, .repeats = 20, .few_rows_repeats = 2000},
+               {.id = 3, .descending = true}});
   ASSERT_TRUE(product.has_value());
   EXPECT_THAT(what_, HasSubstr("to 4 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 8192 rows algorithm 2, "));
@@ -109,6 +111,29 @@ TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
   EXPECT_THAT(what_, HasSubstr("; to 64 rows algorithm 1, "));
   ASSERT_TRUE(Make(40, {{.id = 1, .few_rows_repeats = 1000}, {.id = 2}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));
+}
+
+TEST_F(CublasChoiceTest, AFusedProductOfFewRowsHasTheBitsOfManyRows) {
+  constexpr int64_t kMany = kMaxChainRows + 1, kFew = 5;
+  const std::optional<Product> product =
+      Make(48, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16);
+  ASSERT_TRUE(product.has_value());
+  const test::DeviceArray<float> h(*context_, test::RandomNormal(kMany * 48, 6)),
+      weight(*context_, test::RandomNormal(48, 7)), gate_up(*context_, kMany * kOut);
+  const test::DeviceArray<BF16> x(*context_, kMany * 48), y(*context_, kMany * kOut / 2),
+      few_y(*context_, kFew * kOut / 2);
+  ProductRows rows = x.View({kMany, 48});
+  rows.norm = {.weight = weight.View({48}), .eps = 1e-5f};
+  rows.h = h.View({kMany, 48});
+  EXPECT_FALSE(product->fused(*context_, rows, y.View({kMany, kOut / 2}), ProductEnd::kSwiGlu));
+  RmsNorm(*context_, rows.h, *rows.norm, rows.x);
+  product->apply(*context_, rows.x, gate_up.View({kMany, kOut}), false);
+  SwiGlu(*context_, gate_up.View({kMany, kOut}), y.View({kMany, kOut / 2}));
+  rows.x.shape = rows.h.shape = {kFew, 48};
+  EXPECT_TRUE(product->fused(*context_, rows, few_y.View({kFew, kOut / 2}), ProductEnd::kSwiGlu));
+  std::vector<float> expected = test::Widened(y.Read());
+  expected.resize(kFew * kOut / 2);
+  test::AssertSameBits(test::Widened(few_y.Read()), expected, "few rows");
 }
 
 }  // namespace
