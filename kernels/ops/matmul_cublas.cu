@@ -50,10 +50,10 @@ constexpr int kCompareThreads = 256;
 // One of cuBLASLt's, or our own product of few rows (product_chain.h).
 struct Algorithm {
   cublasLtMatmulAlgo_t chosen = {};
-  bool is_chain = false;
+  std::optional<ChainUnit> chain = std::nullopt;
 
   bool operator==(const Algorithm& other) const {
-    return is_chain == other.is_chain && std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
+    return chain == other.chain && std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
   }
 };
 
@@ -111,8 +111,9 @@ std::string Name(const std::vector<Choice>& choices) {
   std::string name;
   for (const auto& [most_rows, algorithm] : choices) {
     absl::StrAppend(&name, name.empty() ? "to " : "; to ", most_rows, " rows ");
-    if (algorithm.is_chain) {
+    if (algorithm.chain) {
       name += "our own of few rows";
+      if (algorithm.chain == ChainUnit::kWarpGroup) name += " by warp groups";
       continue;
     }
     absl::StrAppend(&name, "algorithm ", Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
@@ -171,7 +172,9 @@ CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& sourc
 
 // Whether the algorithm can be used for n rows. It asks no device.
 bool CublasProduct::Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n) {
-  if (algorithm.is_chain) return n <= kMaxChainRows && FitsChain(context, in, out);
+  if (algorithm.chain) {
+    return n <= kMaxChainRows && FitsChain(context, *algorithm.chain, in, out);
+  }
   Layouts of = MakeLayouts(n);
   cublasLtMatmulHeuristicResult_t result = {};
   return cublasLtMatmulAlgoCheck(Handle(context.cuda()), &operation, &of.w, &of.x, &of.y, &of.y,
@@ -181,14 +184,15 @@ bool CublasProduct::Accepts(DeviceContext& context, const Algorithm& algorithm, 
 
 cublasStatus_t CublasProduct::Run(DeviceContext& context, const Algorithm& algorithm, int64_t n,
                                   const void* x, float* y, bool accumulate) {
-  if (algorithm.is_chain) {
+  if (algorithm.chain) {
     LaunchChain(context, {.weights = weights.as<BF16>(),
                           .x = static_cast<const BF16*>(x),
                           .y = y,
                           .n = n,
                           .in = in,
                           .out = out,
-                          .accumulate = accumulate});
+                          .accumulate = accumulate,
+                          .unit = *algorithm.chain});
     return CUBLAS_STATUS_SUCCESS;
   }
   CudaDevice& device = context.cuda();
@@ -218,8 +222,9 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
 bool CublasProduct::ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y,
                                ProductEnd end) const {
   const int64_t n = x.x.shape[0];
-  if (n > choices.back().most_rows || !AlgorithmFor(n).is_chain) return false;
-  return ApplyChain(context, {weights.as<void>(), compute, {out, in}}, x, y, end);
+  if (n > choices.back().most_rows || !AlgorithmFor(n).chain) return false;
+  return ApplyChain(context, *AlgorithmFor(n).chain, {weights.as<void>(), compute, {out, in}}, x, y,
+                    end);
 }
 
 __global__ void __launch_bounds__(kCompareThreads)
@@ -315,9 +320,11 @@ std::vector<Algorithm> Chooser::Candidates(int64_t n) {
   std::vector<Algorithm> algorithms;
   const char* wanted = std::getenv("OVQ_CUDA_PRODUCTS");
   const bool only_cublas = wanted != nullptr && std::string_view(wanted) == "cublas";
-  if (!only_cublas && product_.compute == DType::kBF16 &&
-      product_.Accepts(context_, {.is_chain = true}, n)) {
-    algorithms.push_back({.is_chain = true});
+  for (const ChainUnit unit : {ChainUnit::kWarpGroup, ChainUnit::kWarp}) {
+    const Algorithm own = {.chain = unit};
+    if (!only_cublas && product_.compute == DType::kBF16 && product_.Accepts(context_, own, n)) {
+      algorithms.push_back(own);
+    }
   }
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
@@ -370,11 +377,9 @@ std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
 }
 
 // Seconds of a call whose weights come from memory, not from the L2 cache. A call that takes twice
-// as long as the fastest is not repeated. Our own reads its weights while the kernels before it
-// run, which the time of a call alone does not show: it counts as the fastest.
+// as long as the fastest is not repeated.
 double Chooser::Seconds(const Algorithm& algorithm, int64_t n, double fastest) {
   if (!product_.Accepts(context_, algorithm, n)) return INFINITY;
-  if (algorithm.is_chain) return 0;
   double best = INFINITY;
   for (int i = 0; i < kTimings; ++i) {
     CheckCuda(cudaMemsetAsync(flushed_.as<void>(), i, flushed_.bytes(), device_.stream));
@@ -427,13 +432,16 @@ std::vector<Choice> Chooser::Choose() {
 }
 
 // The fastest of the class that is proved, for each band; from the longest, which gives the bits
-// that the others are compared with.
+// that the others are compared with. Our own comes before cuBLASLt's: it reads its weights while
+// the kernels before it run, which the time of a call alone does not show.
 std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
   std::vector<Choice> choices;
   for (size_t band = bands_.size(); band-- > 0;) {
     const int64_t least = band == 0 ? 1 : bands_[band - 1] + 1;
     Class by_time = algorithms;
-    std::ranges::stable_sort(by_time, {}, [&](const Timed& timed) { return timed.seconds[band]; });
+    std::ranges::stable_sort(by_time, {}, [&](const Timed& timed) {
+      return std::pair(!timed.algorithm.chain, timed.seconds[band]);
+    });
     const auto found = std::ranges::find_if(by_time, [&](const Timed& timed) {
       if (timed.seconds[band] == INFINITY) return false;
       if (choices.empty() && !Expect(timed.algorithm)) return false;
