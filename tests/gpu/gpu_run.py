@@ -316,7 +316,7 @@ class GpuRun:
             print(self.result["ncu"]["skipped"])
             return
         for name, most_kernels, flags in NSIGHT_RUNS:
-            finished = self.bench_part("--profile", *flags, limit=45, prefix=nsight.command(ncu, most_kernels))
+            finished = self.bench_part("--profile", *flags, limit=70, prefix=nsight.command(ncu, most_kernels))
             kernels = nsight.rows(finished.output)
             sums = nsight.sums(kernels)
             self.result["ncu"][name] = {"ended": finished.ended, "seconds": round(finished.seconds, 1),
@@ -427,7 +427,7 @@ class GpuRun:
                 target = figure.get("target")
                 verdict = "" if target is None else f"  target {target}: " + (
                     "met" if figure["met"] else "missed")
-                print(f"{of + figure['name']:18} {figure['sessions']:4} sessions "
+                print(f"{of + figure['name']:18} {figure['sessions']:4} {figure.get('counted', ''):8} "
                       f"{figure['seconds'] * 1e3:10.3f} ms  {figure['measure']} "
                       f"{figure['value']:.3f}{verdict}")
         for row in self.result.get("load", {}).get("rows", []):

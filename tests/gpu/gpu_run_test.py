@@ -403,6 +403,12 @@ class Processes(unittest.TestCase):
         self.assertEqual((counts["passed"], counts["failed"], counts["ended"], counts["not_run"]),
                          (["A.one_cuda", "C.one_cuda"], ["B.one_cuda"], ["signal 6 in B.one_cuda"], []))
 
+    def test_the_output_of_failing_tests_is_kept(self):
+        self.assertEqual(self.counts(FAKE_FAIL="B")["output"], "[ RUN      ] B.one_cuda\n[  FAILED  ]\n")
+        kept = self.counts(FAKE_FAIL="A", FAKE_CRASH="C")["output"]
+        self.assertTrue(kept.startswith("[ RUN      ] A.one_cuda\n[  FAILED  ]\n"), kept)
+        self.assertTrue(kept.endswith("[ RUN      ] C.one_cuda\n\n"), kept)
+
     def test_a_test_that_hangs_hides_no_other(self):
         counts = self.counts(FAKE_SLOW="A")
         self.assertEqual((counts["passed"], counts["failed"], counts["ended"]),

@@ -37,11 +37,13 @@ def run_process(program, names, limit, env, cwd, prefix=()):
     return outcomes, culprit, finished.ended, finished.output
 
 
-def failing_parts(output, failed):
-    """What the failed tests printed; the end of the output where none says that it failed."""
+def failing_parts(output, failed, ended):
+    """Parts of the output: of each failed test, and its end where the program was ended by something else."""
     parts = [found.group(0) for name in failed for found in re.finditer(
         rf"^\[ RUN +\] {re.escape(name)}$.*?^\[ +FAILED +\]", output, re.MULTILINE | re.DOTALL)]
-    return "".join(part[:KEPT_OUTPUT] + "\n" for part in parts) or output[-KEPT_OUTPUT:]
+    if ended not in ENDED_BY_ITSELF or not parts:
+        parts.append(output[-KEPT_OUTPUT:])
+    return "".join(part[:KEPT_OUTPUT] + "\n" for part in parts)
 
 
 def run_tests(program, names, limit, env, cwd):
@@ -57,7 +59,7 @@ def run_tests(program, names, limit, env, cwd):
         left = [name for name in left if name not in outcomes and name != culprit]
         if "failed" in outcomes.values() or ended != "exit 0":
             failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
-            counts["output"] += failing_parts(output, failed)
+            counts["output"] += failing_parts(output, failed, ended)
         if ended in ENDED_BY_ITSELF and not left:
             break
         counts["ended"].append(f"{ended} in {culprit}")
