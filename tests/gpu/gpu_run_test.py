@@ -49,6 +49,7 @@ for suite in A B C; do
   if [ "${FAKE_FAIL:-}" = "$suite" ]; then
     echo "[  FAILED  ] $suite.one_cuda, where GetParam() = 1 (5 ms)"; code=1
   elif [ "${FAKE_SKIP:-}" = "$suite" ]; then
+    echo "${FAKE_REASON-device 'cuda': expected a GPU}"
     echo "[  SKIPPED ] $suite.one_cuda (0 ms)"
   else
     echo "[       OK ] $suite.one_cuda (5 ms)"
@@ -301,6 +302,10 @@ class Run(unittest.TestCase):
         code, result, text, _ = self.run_script("--only", "tests", FAKE_SKIP="C")
         self.assertEqual(code, 1, text)
         self.assertIn("kernels_tests: 1 tests were skipped: C.one_cuda", result["failures"])
+        shutil.rmtree(os.path.join(self.folder, "out"))
+        code, result, text, _ = self.run_script("--only", "tests", FAKE_SKIP="C", FAKE_REASON="not for this layer")
+        self.assertEqual((code, result["failures"]), (0, []), text)
+        self.assertEqual(result["tests"]["kernels_tests"]["inapplicable"], ["C.one_cuda"])
         shutil.rmtree(os.path.join(self.folder, "out"))
         write_program(os.path.join(self.root, "bin", "model_tests"), STAMP)
         code, result, text, _ = self.run_script("--only", "tests")
