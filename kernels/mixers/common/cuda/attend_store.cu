@@ -159,12 +159,17 @@ __global__ void __launch_bounds__(kThreads)
   const int head = static_cast<int>(sequence_head % heads);
   const int sequence = static_cast<int>(sequence_head / heads);
   std::byte* session = wave.seqs.state[sequence];
-  if (session == nullptr || !(is_value || blocks.keeps_keys())) return;
+  // Keys outside the state are the mixer's to fill, unless they are in a larger ring.
+  const bool stores_keys = blocks.keeps_keys() || blocks.seen_blocks > 0;
+  if (session == nullptr || !(is_value || stores_keys)) return;
   const WaveTokens tokens = TokensInWave(wave, sequence, blocks.wave_span);
   const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
   const int64_t end = begin + (tokens.end - tokens.begin);
   const int64_t run = (begin / kRunSlots + place) * kRunSlots;
-  const int64_t from = begin > run ? begin : run;
+  // The newest stay of more tokens than a ring has slots.
+  const int64_t slots = int64_t{blocks.ring()} * kBlockSlots;
+  const int64_t first = slots > 0 && end - begin > slots ? end - slots : begin;
+  const int64_t from = first > run ? first : run;
   const int64_t to = end < run + kRunSlots ? end : run + kRunSlots;
   if (from >= to) return;
   const int channels = is_value ? shape.value_head_dim : shape.head_dim;
@@ -185,6 +190,39 @@ __global__ void __launch_bounds__(kThreads)
     T* keys = blocks.recent_keys.At<T>(session, sequence, head, block);
     rows.StoreKeys(KeyRow(keys, channels, slot));
   }
+}
+
+// Copies the blocks that a sequence's first token sees, and its last one, from its ring to the
+// larger ring of `to`, unless the sequence's tokens fill them. Launch: 128 threads for a block of
+// one key/value head; grid x: block fastest, then key/value head, sequence.
+__global__ void __launch_bounds__(kThreads)
+    CopyRecentKernel(const __grid_constant__ AttentionBlocks from,
+                     const __grid_constant__ AttentionBlocks to,
+                     const __grid_constant__ DeviceSequences seqs) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
+  const auto heads = static_cast<uint32_t>(from.shape.n_kv_heads),
+             places = static_cast<uint32_t>(from.ring()) + 1;
+  const auto place = static_cast<int64_t>(blockIdx.x % places);
+  const int head = static_cast<int>(blockIdx.x / places % heads);
+  const int sequence = static_cast<int>(blockIdx.x / places / heads);
+  std::byte* session = seqs.state[sequence];
+  if (session == nullptr) return;
+  const int64_t begin = seqs.start_pos[sequence],
+                end = begin + seqs.token_begin[sequence + 1] - seqs.token_begin[sequence];
+  const int64_t first = begin / kBlockSlots, last = (end - 1) / kBlockSlots;
+  const int64_t block = place < from.ring() ? first - place : last;
+  const bool filled = block * kBlockSlots >= begin && (block + 1) * kBlockSlots <= end;
+  if (block < 0 || filled || (place == from.ring() && last == first)) return;
+  const auto copy = [&](const BlockPlaces& source, const BlockPlaces& target) {
+    const auto* in = source.At<const uint4>(session, sequence, head, block);
+    auto* out = target.At<uint4>(session, sequence, head, block);
+    const auto n = static_cast<uint32_t>(source.place.index_stride / sizeof(uint4));
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) out[i] = in[i];
+  };
+  copy(from.recent_keys, to.recent_keys);
+  copy(from.recent_values, to.recent_values);
 }
 
 // A batch's row is its sequence's only token.
@@ -238,6 +276,13 @@ struct StoreNewest {
 };
 
 }  // namespace
+
+void CopyRecent(DeviceContext& context, const AttentionBlocks& from, const AttentionBlocks& to,
+                const BatchSequences& seqs) {
+  const auto grid =
+      static_cast<uint32_t>(int64_t{seqs.n_seqs()} * from.shape.n_kv_heads * (from.ring() + 1));
+  LaunchEarly(context, CopyRecentKernel, grid, kThreads, 0, from, to, seqs.device);
+}
 
 void StoreRecent(DeviceContext& context, const AttentionArgs& args, int wave) {
   const AttentionBlocks& blocks = args.blocks;
