@@ -157,12 +157,17 @@ __device__ inline StoreRun FindRun(const AttentionBlocks& blocks, const DeviceWa
                   .sequence = static_cast<int>(sequence_head / heads),
                   .head = static_cast<int>(sequence_head % heads),
                   .session = wave.seqs.state[sequence_head / heads]};
-  if (run.session == nullptr || !(run.is_value || blocks.keeps_keys())) return run;
+  // Keys outside the state are the mixer's to fill, unless they are in a larger ring.
+  const bool stores_keys = blocks.keeps_keys() || blocks.seen_blocks > 0;
+  if (run.session == nullptr || !(run.is_value || stores_keys)) return run;
   const WaveTokens tokens = TokensInWave(wave, run.sequence, blocks.wave_span);
   const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
   const int64_t end = begin + (tokens.end - tokens.begin);
   run.first = (begin / kRunSlots + place) * kRunSlots;
-  const int64_t from = begin > run.first ? begin : run.first;
+  // The newest stay of more tokens than a ring has slots.
+  const int64_t slots = int64_t{blocks.ring()} * kBlockSlots;
+  const int64_t first = slots > 0 && end - begin > slots ? end - slots : begin;
+  const int64_t from = first > run.first ? first : run.first;
   run.begin = static_cast<int32_t>(from - run.first);
   run.end = Smaller(end - run.first, kRunSlots);
   run.row = tokens.row + (from - begin);
@@ -202,6 +207,39 @@ __global__ void __launch_bounds__(kThreads)
     T* keys = blocks.recent_keys.At<T>(run.session, run.sequence, run.head, block);
     rows.StoreKeys(KeyRow(keys, channels, slot));
   }
+}
+
+// Copies the blocks that a sequence's first token sees, and its last one, from its ring to the
+// larger ring of `to`, unless the sequence's tokens fill them. Launch: 128 threads for a block of
+// one key/value head; grid x: block fastest, then key/value head, sequence.
+__global__ void __launch_bounds__(kThreads)
+    CopyRecentKernel(const __grid_constant__ AttentionBlocks from,
+                     const __grid_constant__ AttentionBlocks to,
+                     const __grid_constant__ DeviceSequences seqs) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
+  const auto heads = static_cast<uint32_t>(from.shape.n_kv_heads),
+             places = static_cast<uint32_t>(from.ring()) + 1;
+  const auto place = static_cast<int64_t>(blockIdx.x % places);
+  const int head = static_cast<int>(blockIdx.x / places % heads);
+  const int sequence = static_cast<int>(blockIdx.x / places / heads);
+  std::byte* session = seqs.state[sequence];
+  if (session == nullptr) return;
+  const int64_t begin = seqs.start_pos[sequence],
+                end = begin + seqs.token_begin[sequence + 1] - seqs.token_begin[sequence];
+  const int64_t first = begin / kBlockSlots, last = (end - 1) / kBlockSlots;
+  const int64_t block = place < from.ring() ? first - place : last;
+  const bool filled = block * kBlockSlots >= begin && (block + 1) * kBlockSlots <= end;
+  if (block < 0 || filled || (place == from.ring() && last == first)) return;
+  const auto copy = [&](const BlockPlaces& source, const BlockPlaces& target) {
+    const auto* in = source.At<const uint4>(session, sequence, head, block);
+    auto* out = target.At<uint4>(session, sequence, head, block);
+    const auto n = static_cast<uint32_t>(source.place.index_stride / sizeof(uint4));
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) out[i] = in[i];
+  };
+  copy(from.recent_keys, to.recent_keys);
+  copy(from.recent_values, to.recent_values);
 }
 
 // A batch's row is its sequence's only token.
@@ -255,6 +293,13 @@ struct StoreNewest {
 };
 
 }  // namespace
+
+void CopyRecent(DeviceContext& context, const AttentionBlocks& from, const AttentionBlocks& to,
+                const BatchSequences& seqs) {
+  const auto grid =
+      static_cast<uint32_t>(int64_t{seqs.n_seqs()} * from.shape.n_kv_heads * (from.ring() + 1));
+  LaunchEarly(context, CopyRecentKernel, grid, kThreads, 0, from, to, seqs.device);
+}
 
 void StoreRecent(DeviceContext& context, const AttentionArgs& args, int wave) {
   const AttentionBlocks& blocks = args.blocks;
