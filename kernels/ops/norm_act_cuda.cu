@@ -132,6 +132,8 @@ __global__ void __launch_bounds__(kActThreads)
 // four chains.
 __global__ void __launch_bounds__(kMaxSumThreads)
     LogSumExpKernel(const float* x, int64_t n, bool aligned, float* out) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
   const float* in = x + int64_t{blockIdx.x} * n;
   const int64_t first = int64_t{threadIdx.x} * 4, stride = int64_t{blockDim.x} * 4;
   const SharedPtr<float> partial = DynamicShared<float>(0);
@@ -196,9 +198,9 @@ void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   const int64_t n = x.shape[1];
   if (x.shape[0] == 0) return;
   const size_t shared_bytes = 2 * kWarp * sizeof(float);
-  Launch(context, LogSumExpKernel, dim3(static_cast<unsigned>(x.shape[0])),
-         dim3(RowThreads(n, kMaxSumThreads)), shared_bytes, x.as<float>(), n,
-         Aligned(x.data, n, sizeof(float)), out);
+  LaunchEarly(context, LogSumExpKernel, dim3(static_cast<unsigned>(x.shape[0])),
+              dim3(RowThreads(n, kMaxSumThreads)), shared_bytes, x.as<float>(), n,
+              Aligned(x.data, n, sizeof(float)), out);
 }
 
 }  // namespace ovq::kernels::cuda

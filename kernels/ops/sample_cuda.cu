@@ -25,21 +25,23 @@ namespace {
 // number.
 constexpr size_t kMaxScratchBytes = size_t{128} << 20;
 
-// One draw per thread block.
+// One draw per thread block. The kernel before is LogSumExp of the same logits: beside it the draws
+// may run, so they wait for it at their end.
 __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task) {
   for (int i = static_cast<int>(blockIdx.x); i < task.n_draws; i += static_cast<int>(gridDim.x)) {
-    const DeviceDraw draw = task.draws[i];
+    const DeviceDraw& draw = task.draws[i];
     const float* logits = task.logits + draw.row * task.vocab;
     const int32_t id = DrawToken(task, draw, Adjust(task, draw, logits));
     if (threadIdx.x == 0) task.drawn[i] = {id, logits[id]};
     __syncthreads();
   }
+  WaitForKernelsBefore();
 }
 
 __device__ void FindBest(const ReadTask& task, const DeviceBest& wanted) {
   const float* row = task.logits + wanted.row * task.vocab;
   const RowRange range = FindRange(row, task.vocab);
-  const CandidateOrder order = MakeOrder(row, range, nullptr, 1);
+  CandidateOrder order = MakeOrder(row, range, nullptr, 1);
   const auto n = static_cast<uint64_t>(wanted.n);
   const Place last = SelectLast(
       order, task.vocab, [n](uint64_t) -> uint64_t { return n; },
@@ -47,7 +49,7 @@ __device__ void FindBest(const ReadTask& task, const DeviceBest& wanted) {
   ClearBins(0);
   const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
   ForEach(task.vocab, [&](int id) {
-    if (!Reaches(order, id, last)) return;
+    if (!Reaches(order, id, order.Load(id), last)) return;
     task.best[wanted.out + atomicAdd(count, 1u)] = {id, NoNan(row[id])};
   });
 }
@@ -167,13 +169,14 @@ void LaunchReading(DeviceContext& context, const LogitsReading& reading, ReadTas
   if (adjusts) task.adjusted = scope.Allocate<float>(n_draw_blocks * vocab);
   if (weighs) task.weights = scope.Allocate<double>(n_draw_blocks * vocab);
   task.border = scope.Allocate<int32_t>(std::max(n_draw_blocks, n_find_blocks) * vocab);
-  const auto launch = [&](void (*kernel)(ReadTask), size_t n_blocks) {
-    if (n_blocks == 0) return;
-    Launch(context, kernel, static_cast<unsigned>(n_blocks), kSampleThreads, kSampleSharedBytes,
-           task);
-  };
-  launch(DrawKernel, n_draw_blocks);
-  launch(FindKernel, n_find_blocks);
+  if (n_draw_blocks > 0) {
+    LaunchEarly(context, DrawKernel, static_cast<unsigned>(n_draw_blocks), kSampleThreads,
+                kSampleSharedBytes, task);
+  }
+  if (n_find_blocks > 0) {
+    Launch(context, FindKernel, static_cast<unsigned>(n_find_blocks), kSampleThreads,
+           kSampleSharedBytes, task);
+  }
 }
 
 }  // namespace

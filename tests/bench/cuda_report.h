@@ -19,6 +19,7 @@ struct Figure {
   double seconds;       // of a batch or, for prefill, of the whole prompt
   std::string measure;  // meaning of the value: "of the byte floor", ...
   double value;
+  std::string counted = "sessions";
   Goal goal = Goal::kNone;
   double target = 0;
   nlohmann::json more = nlohmann::json::object();  // more fields: bytes, flops, ...
@@ -38,6 +39,7 @@ class Report {
     nlohmann::json entry = figure.more;
     entry["name"] = figure.name;
     entry["sessions"] = figure.sessions;
+    entry["counted"] = figure.counted;
     entry["seconds"] = figure.seconds;
     entry["measure"] = figure.measure;
     entry["value"] = figure.value;
@@ -50,8 +52,9 @@ class Report {
       verdict = met ? " met" : " missed";
     }
     root_["figures"].push_back(entry);
-    std::printf("%-14s %4d sessions %12.4f ms %10.4f %s%s\n", figure.name.c_str(), figure.sessions,
-                figure.seconds * 1e3, figure.value, figure.measure.c_str(), verdict.c_str());
+    std::printf("%-14s %4d %-8s %12.4f ms %10.4f %s%s\n", figure.name.c_str(), figure.sessions,
+                figure.counted.c_str(), figure.seconds * 1e3, figure.value, figure.measure.c_str(),
+                verdict.c_str());
     std::fflush(stdout);
     Write();
   }

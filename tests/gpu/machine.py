@@ -111,7 +111,7 @@ def loopback():
     """"up", or what had to be done: servers of the tests listen on 127.0.0.1."""
 
     def connect():
-        """What is wrong, or "up"."""
+        """Returns "up", or the reason why there is no connection."""
         try:
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 socket.create_connection(listener.getsockname(), timeout=5).close()

@@ -52,22 +52,25 @@ class CublasChoiceTest : public testing::Test {
 
 TEST_F(CublasChoiceTest, IsTheFastestOfEqualBits) {
   // The fastest of all gives other bits than the two others.
-  const std::optional<Product> product =
-      Make(4, {{.id = 1, .repeats = 80}, {.id = 2, .repeats = 20}, {.id = 3, .descending = true}});
+  const std::optional<Product> product = Make(4, {{.id = 1, .repeats = 80, .few_rows_repeats = 200000},
+                                                  {.id = 2, .repeats = 20, .few_rows_repeats = 2000},
+                                                  {.id = 3, .descending = true}});
   ASSERT_TRUE(product.has_value());
-  EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
+  EXPECT_THAT(what_, HasSubstr("to 4 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 8192 rows algorithm 2, "));
   EXPECT_THAT(what_, Not(HasSubstr("algorithm 3")));
 }
 
 TEST_F(CublasChoiceTest, RefusalsAtOneNumberOfRowsLeaveTheOthers) {
   const std::optional<Product> product =
-      Make(8, {{.id = 1, .refuses = 9}, {.id = 2, .refuses = 70}, {.id = 3, .repeats = 20}});
+      Make(8, {{.id = 1, .refuses = 9},
+               {.id = 2, .refuses = 65},
+               {.id = 3, .repeats = 20, .few_rows_repeats = 2000}});
   ASSERT_TRUE(product.has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 256 rows algorithm 1, "));
   const std::vector<float> one = Apply(*product, 1);
-  for (const int64_t n : {9, 70, 200, 9000}) {
+  for (const int64_t n : {9, 65, 200, 9000}) {
     const std::vector<float> all = Apply(*product, n);
     for (int64_t row = 0; row < n; row += 13) {
       test::AssertSameBits(std::span(all).subspan(static_cast<size_t>(row * kOut), kOut), one,
@@ -81,21 +84,30 @@ TEST_F(CublasChoiceTest, IsNoneWhereEveryAlgorithmRefusesSomeRows) {
   EXPECT_THAT(what_, HasSubstr("no algorithms of cuBLASLt"));
 }
 
-TEST_F(CublasChoiceTest, ARefusalWhileRunningIsAnErrorOfTheBatch) {
+TEST_F(CublasChoiceTest, RowsThatAreRefusedWhileRunningAreComputedInParts) {
   const std::optional<Product> product = Make(16, {{.id = 1}});
   ASSERT_TRUE(product.has_value());
-  simt::SetCublas({{.id = 1, .refuses = 7, .refuses_late = true}});
-  Apply(*product, 6);
-  const absl::Status status = CatchDeviceErrors([&] { Apply(*product, 7); });
+  const std::vector<float> expected = Apply(*product, 7);
+  simt::SetCublas({{.id = 1, .refuses = 7}});
+  test::AssertSameBits(Apply(*product, 7), expected, "in parts");
+}
+
+TEST_F(CublasChoiceTest, ARowThatIsRefusedIsAnErrorOfTheBatch) {
+  const std::optional<Product> product = Make(20, {{.id = 1}});
+  ASSERT_TRUE(product.has_value());
+  simt::SetCublas({{.id = 1, .refuses = 1}});
+  const absl::Status status = CatchDeviceErrors([&] { Apply(*product, 1); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(status.message(), HasSubstr("refused a product of 7 rows, 16 inputs"));
+  EXPECT_THAT(status.message(), HasSubstr("refused a product of one row, 20 inputs"));
   Apply(*product, 8);
 }
 
 TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
-  ASSERT_TRUE(Make(32, {{.id = 1, .links = true}}, DType::kBF16).has_value());
-  EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows; to 64 rows algorithm 1, "));
-  ASSERT_TRUE(Make(40, {{.id = 1}, {.id = 2}}, DType::kBF16).has_value());
+  ASSERT_TRUE(
+      Make(32, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16).has_value());
+  EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows"));
+  EXPECT_THAT(what_, HasSubstr("; to 64 rows algorithm 1, "));
+  ASSERT_TRUE(Make(40, {{.id = 1, .few_rows_repeats = 1000}, {.id = 2}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));
 }
 

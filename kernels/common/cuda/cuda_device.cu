@@ -19,6 +19,7 @@ constexpr size_t kUploadHalfBytes = size_t{4} << 20;
 constexpr size_t kMaxGraphs = 256;
 constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
 constexpr int kMajorWithEarlyStart = 9;
+constexpr int kMajorWithWarpGroups = 9;
 
 absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
@@ -87,6 +88,7 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
   device->starts_kernels_early = properties.major >= kMajorWithEarlyStart;
+  device->has_warp_groups = properties.major == kMajorWithWarpGroups;
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));

@@ -33,6 +33,7 @@ struct CudaDevice {
   std::string name;
   int n_multiprocessors = 0;
   bool starts_kernels_early = false;  // compute capability 9.0 and later: LaunchEarly
+  bool has_warp_groups = false;       // compute capability 9.0 alone: MmaShared (ptx.cuh)
   size_t max_shared_bytes = 0;        // dynamic shared memory of one thread block
   cudaStream_t stream = nullptr;
   uint32_t* counters = nullptr;  // [kCounters], zero between kernels

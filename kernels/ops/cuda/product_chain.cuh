@@ -41,7 +41,7 @@ struct ChainShape {
 };
 
 // kRows: 1, 8 or 16, at least task.n.
-template <int kRows>
+template <int kRows, ChainUnit kUnit>
 class Chain {
  public:
   static constexpr int kWarps = kRows > 8 ? 16 : 8;  // a row's norm is a warp's
@@ -49,7 +49,7 @@ class Chain {
   static constexpr int kBlocks = kRows > 8 ? 1 : 4;  // of a multiprocessor, as to registers
   static size_t SharedBytes(ChainShape shape, bool has_norm) {
     const int vectors = shape.outs() + kXStride + (has_norm ? kNormVectors : 0);
-    return static_cast<size_t>(shape.n_vectors()) * vectors * sizeof(uint4);
+    return (static_cast<size_t>(shape.n_vectors()) * vectors + kReadPast) * sizeof(uint4);
   }
 
   __device__ Chain(const ChainTask& task, ChainShape shape)
@@ -86,15 +86,14 @@ class Chain {
 #pragma unroll
     for (int portion = 0; portion < kPortions; ++portion) {
       WaitForPortion(portion);
+      if constexpr (kUnit == ChainUnit::kWarpGroup) PublishToMmaShared();
       __syncthreads();
       const int begin = shape_.begin(portion), end = shape_.begin(portion + 1);
-      if (!multiplies() || begin == end) continue;
-      Link link = Load(begin);
-#pragma unroll 4
-      for (int i = begin; i < end; ++i) {
-        const Link next = Load(min(i + 1, end - 1));
-        Add(link);
-        link = next;
+      if (begin == end) continue;
+      if constexpr (kUnit == ChainUnit::kWarpGroup) {
+        if (warp_ < kMaxChainTiles) MultiplyShared(begin, end);
+      } else if (multiplies()) {
+        MultiplyLoaded(begin, end);
       }
     }
   }
@@ -124,6 +123,10 @@ class Chain {
   static constexpr int kXStride = kRows == 1 ? 1 : kRows + 1;  // odd
   static constexpr int kNormVectors = kVectorInputs * sizeof(float) / sizeof(uint4);
   static_assert(kWarps % (2 * kMaxChainTiles) == 0);
+
+  // A warp group reads this much, and does not use it, past the end of the weights and of x.
+  static constexpr int kReadPast =
+      kUnit == ChainUnit::kWarpGroup ? (kMaxChainTiles - 1) * kChainTile + 8 : 0;
 
   // A link's factors as lanes hold them.
   struct Link {
@@ -204,6 +207,32 @@ class Chain {
     }
   }
 
+  // Adds links by instructions of the warp group that has all tiles.
+  __device__ void MultiplyShared(int begin, int end) {
+    BeginMmaShared();
+#pragma unroll 1  // else ptxas moves sums between registers, and waits for them each time
+    for (int link = begin; link < end; ++link) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int vector = link * kLinkVectors + 2 * i;
+        MmaShared(sum_, weights_ + vector * shape_.outs(), shape_.outs(), shape_.outs(),
+                  x_ + vector * kXStride, kXStride, kRows);
+      }
+    }
+    EndMmaShared();
+  }
+
+  // Adds links by instructions of this warp; the next factors are on their way meanwhile.
+  __device__ void MultiplyLoaded(int begin, int end) {
+    Link link = Load(begin);
+#pragma unroll 4
+    for (int i = begin; i < end; ++i) {
+      const Link next = Load(min(i + 1, end - 1));
+      Add(link);
+      link = next;
+    }
+  }
+
   __device__ Link Load(int link) const {
     Link loaded;
     const int vector = link * kLinkVectors;
@@ -262,11 +291,11 @@ class Chain {
 };
 
 // grid: blocks of shape.n_tiles tiles.
-template <int kRows>
-__global__ void __launch_bounds__(Chain<kRows>::kThreads, Chain<kRows>::kBlocks)
+template <int kRows, ChainUnit kUnit>
+__global__ void __launch_bounds__(Chain<kRows, kUnit>::kThreads, Chain<kRows, kUnit>::kBlocks)
     ChainKernel(const ChainTask task, const ChainShape shape) {
   AllowNextKernel();
-  Chain<kRows> chain(task, shape);
+  Chain<kRows, kUnit> chain(task, shape);
   chain.CopyWeights();
   WaitForKernelsBefore();
   chain.LoadBefore();

@@ -76,54 +76,80 @@ struct RowRange {
 };
 
 __device__ inline RowRange FindRange(const float* row, int vocab) {
-  uint64_t high = 0;  // key, then the lower id first
-  uint64_t low = 0;   // of the lowest logit's key, complemented
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
-    const unsigned key = AscendingKey(row[id]);
-    const uint64_t at = uint64_t{key} << 32 | ~static_cast<unsigned>(id);
-    high = at > high ? at : high;
-    if (FromAscendingKey(key) > -INFINITY && ~key > low) low = ~key;
-  }
-  high = BlockMax(high);
-  low = BlockMax(low);
+  const auto thread = static_cast<int>(threadIdx.x);
+  int first_best = thread;
+  float best = -INFINITY, lowest = INFINITY;
+  EachLoaded(
+      thread, vocab, kSampleThreads, [&](int id) { return row[id]; },
+      [&](int id, float logit) {
+        if (logit > best) {
+          best = logit;
+          first_best = id;
+        }
+        if (logit > -INFINITY) lowest = fminf(lowest, logit);
+      });
+  // Key, then the lower id first.
+  const uint64_t own = uint64_t{AscendingKey(best)} << 32 | ~static_cast<unsigned>(first_best);
+  const uint64_t high = BlockMax(own);
+  lowest = -BlockMax(-lowest);
   RowRange range;
   range.first_best = static_cast<int32_t>(~static_cast<unsigned>(high));
   range.best = FromAscendingKey(static_cast<unsigned>(high >> 32));
-  range.lowest = low != 0 ? FromAscendingKey(~static_cast<unsigned>(low)) : range.best;
+  range.lowest = lowest < INFINITY ? lowest : range.best;
   return range;
 }
+
+struct Candidate {
+  float logit;
+  double weight;  // 0: no candidate
+};
 
 // The order in which a filter keeps candidates.
 struct CandidateOrder {
   // kCount: by logit, each counts 1; kLogit, kTypical: each counts its weight.
   enum class RankBy { kCount, kLogit, kTypical };
   const float* row;
-  double* weights;  // 0: no candidate; null: all tokens are candidates
+  double* weights;  // null: all tokens are candidates
   double best, scale;
   double bins_per_unit;
   double mean = 0;  // of the exponents, kTypical
   RankBy by = RankBy::kCount;
+  bool fresh = true;  // weights are not computed yet
 
-  __device__ bool Has(int32_t id) const { return weights == nullptr || weights[id] > 0; }
+  __device__ Candidate Load(int32_t id) const {
+    return {row[id], fresh || weights == nullptr ? 1 : weights[id]};
+  }
+  // Computes the weight if that is to do.
+  __device__ void Weigh(int32_t id, Candidate& candidate) const {
+    if (!fresh || weights == nullptr) return;
+    const double exponent = Exponent(candidate);
+    candidate.weight = exponent > kNegligible ? exp(exponent) : 0;
+    weights[id] = candidate.weight;
+  }
+  __device__ bool Has(const Candidate& candidate) const { return candidate.weight > 0; }
   // ln of the weight.
-  __device__ double Exponent(int32_t id) const {
-    return (static_cast<double>(Sane(row[id])) - best) * scale;
+  __device__ double Exponent(const Candidate& candidate) const {
+    return (static_cast<double>(Sane(candidate.logit)) - best) * scale;
   }
-  __device__ double Rank(int32_t id) const {
-    return by == RankBy::kTypical ? fabs(Exponent(id) - mean) : -Exponent(id);
+  __device__ double Rank(const Candidate& candidate) const {
+    const double exponent = Exponent(candidate);
+    return by == RankBy::kTypical ? fabs(exponent - mean) : -exponent;
   }
-  __device__ int Bin(int32_t id) const {
-    const double bin = Rank(id) * bins_per_unit;  // infinite for a logit of minus infinity
+  __device__ int Bin(const Candidate& candidate) const {
+    // infinite for a logit of minus infinity
+    const double bin = Rank(candidate) * bins_per_unit;
     return bin < kBins - 1 ? static_cast<int>(bin) : kBins - 1;
   }
   __device__ int key_bits() const { return by == RankBy::kTypical ? 64 : 32; }
-  __device__ uint64_t Key(int32_t id) const {
+  __device__ uint64_t Key(const Candidate& candidate) const {
     // The bits of a number that is not negative ascend with it.
-    if (by == RankBy::kTypical) return static_cast<uint64_t>(__double_as_longlong(Rank(id)));
-    return ~AscendingKey(by == RankBy::kCount ? row[id] : Sane(row[id]));
+    if (by == RankBy::kTypical) {
+      return static_cast<uint64_t>(__double_as_longlong(Rank(candidate)));
+    }
+    return ~AscendingKey(by == RankBy::kCount ? candidate.logit : Sane(candidate.logit));
   }
-  __device__ uint64_t Measure(int32_t id) const {
-    return by == RankBy::kCount ? 1 : FixedWeight(weights[id]);
+  __device__ uint64_t Measure(const Candidate& candidate) const {
+    return by == RankBy::kCount ? 1 : FixedWeight(candidate.weight);
   }
 };
 
@@ -136,82 +162,104 @@ __device__ inline CandidateOrder MakeOrder(const float* row, const RowRange& ran
   return {row, weights, best, scale, width > 0 ? kBins / fmin(width, -kNegligible) : 0};
 }
 
-// Keeps the fewest first candidates whose measures reach target(sum of all).
-template <class Target>
-__device__ inline void Keep(const CandidateOrder& order, int vocab, int32_t* border,
-                            Target target) {
-  const Place last = SelectLast(order, vocab, target, border);
-  ForEach(vocab, [&](int id) {
-    if (order.Has(id) && !Reaches(order, id, last)) order.weights[id] = 0;
-  });
-}
+// A row's candidates, and the end of those that the last filter keeps.
+struct Candidates {
+  CandidateOrder order;
+  int vocab;
+  int32_t* border;  // scratch [vocab]
+  Place last = ~Place{0};
 
-__device__ inline void KeepMass(const CandidateOrder& order, int vocab, int32_t* border,
-                                double mass) {
-  Keep(order, vocab, border, [mass](uint64_t total) -> uint64_t {
-    const auto target = static_cast<uint64_t>(ceil(mass * static_cast<double>(total)));
-    return target < total ? target : total;
-  });
-}
-
-// The mean exponent: |ln p + entropy| in the definition equals the distance of a token's exponent
-// from it.
-__device__ inline double MeanExponent(const CandidateOrder& order, int vocab) {
-  double sum = 0, weighted = 0;
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
-    if (!order.Has(id)) continue;
-    sum += order.weights[id];
-    weighted += order.weights[id] * order.Exponent(id);
+  __device__ void Weigh() {
+    if (!order.fresh) return;
+    EachLoaded(
+        static_cast<int>(threadIdx.x), vocab, kSampleThreads,
+        [&](int id) { return order.Load(id); },
+        [&](int id, Candidate candidate) { order.Weigh(id, candidate); });
+    __syncthreads();
+    order.fresh = false;
   }
-  return BlockSum(weighted) / BlockSum(sum);
-}
-
-__device__ inline void KeepAboveMinP(double* weights, int vocab, double min_p) {
-  double best = 0;
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
-    best = weights[id] > best ? weights[id] : best;
+  // Forgets the candidates that the last filter does not keep; called before another one.
+  __device__ void Cut() {
+    if (last == ~Place{0}) return;
+    ForEach(vocab, [&](int id) {
+      const Candidate candidate = order.Load(id);
+      if (order.Has(candidate) && !Reaches(order, id, candidate, last)) order.weights[id] = 0;
+    });
+    last = ~Place{0};
   }
-  const double floor = BlockMax(best) * min_p;
-  ForEach(vocab, [&](int id) {
-    if (weights[id] < floor) weights[id] = 0;
-  });
-}
-
-// The first id at which the sum of weights, by ascending id, exceeds random / 2^64 of the total.
-__device__ inline int32_t Pick(const double* weights, int vocab, uint64_t random) {
-  const int stretch =
-      (vocab + 32 * kSampleWarps - 1) / (32 * kSampleWarps) * 32;  // tokens per warp
-  const int begin = Warp() * stretch;
-  const int end = min(begin + stretch, vocab);
-  uint64_t own = 0;
-  for (int id = begin + Lane(); id < end; id += 32) own += FixedWeight(weights[id]);
-  own = __shfl_sync(kAllLanes, WarpPrefixSum(own), 31);
-  const SharedPtr<uint64_t> sums = DynamicShared<uint64_t>(kPartBytes);
-  if (Lane() == 0) sums[Warp()] = own;
-  __syncthreads();
-  uint64_t before = 0, total = 0;
-  for (int warp = 0; warp < kSampleWarps; ++warp) {
-    const uint64_t sum = sums[warp];
-    if (warp < Warp()) before += sum;
-    total += sum;
+  __device__ uint64_t Weight(int id, const Candidate& candidate) const {
+    return Reaches(order, id, candidate, last) ? FixedWeight(candidate.weight) : 0;
   }
-  const uint64_t target = __umul64hi(random >> 11 << 11, total);  // below total
-  const SharedPtr<uint64_t> chosen = DynamicShared<uint64_t>(kChosenBytes);
-  if (before <= target && target < before + own) {  // true in one warp
-    for (int id = begin + Lane();; id += 32) {
-      const uint64_t through = before + WarpPrefixSum(id < end ? FixedWeight(weights[id]) : 0);
-      const unsigned beyond = __ballot_sync(kAllLanes, through > target);
-      if (beyond != 0) {
-        if (Lane() == __ffs(static_cast<int>(beyond)) - 1) chosen[0] = static_cast<uint64_t>(id);
-        break;
-      }
-      before = __shfl_sync(kAllLanes, through, 31);
+
+  // Keeps the k best.
+  __device__ void KeepCount(uint64_t k) {
+    last = SelectLast(
+        order, vocab, [k](uint64_t total) -> uint64_t { return k < total ? k : total; }, border);
+  }
+  // Keeps the fewest first ones whose weights reach that share of all.
+  __device__ void KeepMass(double mass) {
+    const auto share = [mass](uint64_t total) -> uint64_t {
+      const auto target = static_cast<uint64_t>(ceil(mass * static_cast<double>(total)));
+      return target < total ? target : total;
+    };
+    last = SelectLast(order, vocab, share, border);
+  }
+  __device__ void KeepAboveMinP(double min_p) {
+    double best = 0;
+    for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
+      best = order.weights[id] > best ? order.weights[id] : best;
     }
+    const double floor = BlockMax(best) * min_p;
+    ForEach(vocab, [&](int id) {
+      if (order.weights[id] < floor) order.weights[id] = 0;
+    });
   }
-  __syncthreads();
-  const uint64_t id = chosen[0];
-  __syncthreads();
-  return static_cast<int32_t>(id);
+  // The mean exponent: |ln p + entropy| in the definition equals the distance of a token's exponent
+  // from it.
+  __device__ double MeanExponent() const {
+    double sum = 0, weighted = 0;
+    for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
+      const Candidate candidate = order.Load(id);
+      if (!order.Has(candidate)) continue;
+      sum += candidate.weight;
+      weighted += candidate.weight * order.Exponent(candidate);
+    }
+    return BlockSum(weighted) / BlockSum(sum);
+  }
+};
+
+// The first id at which the sum of weights, by ascending id, exceeds random / 2^64 of the total. A
+// stretch of ids is divided among the warps, then the one in which the sum exceeds it.
+__device__ inline int32_t Pick(const Candidates& candidates, uint64_t random) {
+  const SharedPtr<uint64_t> sums = DynamicShared<uint64_t>(kPartBytes);
+  const auto add = [](uint64_t a, uint64_t b) { return a + b; };
+  const auto load = [&](int id) { return candidates.order.Load(id); };
+  int begin = 0, end = candidates.vocab;
+  uint64_t target = 0;  // less the sum of the ids before
+  for (bool first = true; first || end - begin > 32; first = false) {
+    const int stretch = (end - begin + 32 * kSampleWarps - 1) / (32 * kSampleWarps) * 32;
+    const int own_begin = begin + Warp() * stretch, own_end = min(own_begin + stretch, end);
+    uint64_t own = 0;
+    EachLoaded(own_begin + Lane(), own_end, 32, load, [&](int id, const Candidate& candidate) {
+      own += candidates.Weight(id, candidate);
+    });
+    own = WarpFold(own, add);
+    if (Lane() == 0) sums[Warp()] = own;
+    __syncthreads();
+    const uint64_t of_warp = sums[Lane()];
+    const uint64_t through = WarpPrefixSum(of_warp);
+    // Below the total.
+    if (first) target = __umul64hi(random >> 11 << 11, __shfl_sync(kAllLanes, through, 31));
+    const unsigned beyond = __ballot_sync(kAllLanes, through > target);
+    const int warp = __ffs(static_cast<int>(beyond)) - 1;
+    target -= __shfl_sync(kAllLanes, through - of_warp, warp);
+    begin += warp * stretch;
+    end = min(begin + stretch, end);
+    __syncthreads();
+  }
+  const int id = begin + Lane();
+  const uint64_t through = WarpPrefixSum(id < end ? candidates.Weight(id, load(id)) : 0);
+  return begin + __ffs(static_cast<int>(__ballot_sync(kAllLanes, through > target))) - 1;
 }
 
 // The row with penalties, biases and bans applied: the row itself, or a copy in scratch memory.
@@ -262,29 +310,31 @@ __device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw
         task.lists + draw.lists + draw.n_seen + 2 * draw.n_generated + 2 * draw.n_biased;
     return Greedy(range, vocab, banned, draw.n_banned);
   }
-  double* weights = task.weights + int64_t{blockIdx.x} * vocab;
-  int32_t* border = task.border + int64_t{blockIdx.x} * vocab;
-  CandidateOrder order =
-      MakeOrder(row, range, weights, 1.0 / static_cast<double>(params.temperature));
-  ForEach(vocab, [&](int id) {
-    const double exponent = order.Exponent(id);
-    weights[id] = exponent > kNegligible ? exp(exponent) : 0;
-  });
+  Candidates candidates = {MakeOrder(row, range, task.weights + int64_t{blockIdx.x} * vocab,
+                                     1.0 / static_cast<double>(params.temperature)),
+                           vocab, task.border + int64_t{blockIdx.x} * vocab};
+  CandidateOrder& order = candidates.order;
   if (params.top_k > 0 && params.top_k < vocab) {
-    const auto k = static_cast<uint64_t>(params.top_k);
-    Keep(order, vocab, border, [k](uint64_t total) -> uint64_t { return k < total ? k : total; });
+    candidates.KeepCount(static_cast<uint64_t>(params.top_k));
   }
   if (params.typical_p < 1) {
+    candidates.Weigh();
+    candidates.Cut();
     order.by = CandidateOrder::RankBy::kTypical;
-    order.mean = MeanExponent(order, vocab);
-    KeepMass(order, vocab, border, params.typical_p);
+    order.mean = candidates.MeanExponent();
+    candidates.KeepMass(params.typical_p);
   }
   if (params.top_p < 1) {
+    candidates.Cut();
     order.by = CandidateOrder::RankBy::kLogit;
-    KeepMass(order, vocab, border, params.top_p);
+    candidates.KeepMass(params.top_p);
   }
-  if (params.min_p > 0) KeepAboveMinP(weights, vocab, params.min_p);
-  return Pick(weights, vocab, draw.random);
+  candidates.Weigh();
+  if (params.min_p > 0) {
+    candidates.Cut();
+    candidates.KeepAboveMinP(params.min_p);
+  }
+  return Pick(candidates, draw.random);
 }
 
 }  // namespace ovq::kernels::cuda

@@ -13,11 +13,14 @@
 
 namespace ovq::kernels::cuda {
 
-inline constexpr int kSampleThreads = 512;
+inline constexpr int kSampleThreads = 1024;
 inline constexpr int kSampleWarps = kSampleThreads / 32;
-inline constexpr int kBins = 1024;
+inline constexpr int kBins = kSampleThreads;
+static_assert(kSampleWarps == 32, "a lane for each warp, where warps' sums are added");
 inline constexpr int kDigitBits = 8;
-inline constexpr int kIdBits = 24;  // token ids are below 2^24
+inline constexpr int kIdBits = 24;           // token ids are below 2^24
+inline constexpr int kLoads = 4;             // tokens of a thread that are on their way at once
+inline constexpr unsigned kShortList = 256;  // tokens that are compared with each other
 
 // Offsets in a block's shared memory, in bytes.
 inline constexpr uint32_t kLowBytes = 0;  // uint32 [kBins], lower halves of the bins' sums
@@ -25,10 +28,18 @@ inline constexpr uint32_t kHighBytes = kLowBytes + 4 * kBins;            // uint
 inline constexpr uint32_t kPartBytes = kHighBytes + 4 * kBins;           // 8 bytes [kSampleWarps]
 inline constexpr uint32_t kChosenBytes = kPartBytes + 8 * kSampleWarps;  // uint64 [2]
 inline constexpr uint32_t kCountBytes = kChosenBytes + 16;               // uint32
-inline constexpr uint32_t kSampleSharedBytes = kCountBytes + 16;
+inline constexpr uint32_t kListKeyBytes = kCountBytes + 16;              // uint64 [kShortList]
+inline constexpr uint32_t kListMeasureBytes =
+    kListKeyBytes + 8 * kShortList;  // uint64 [kShortList]
+inline constexpr uint32_t kSampleSharedBytes = kListMeasureBytes + 8 * kShortList;
 
 // A token's place in an order: its key, ties by its id. 88 bits at most.
 using Place = unsigned __int128;
+
+template <class Order, class Candidate>
+__device__ inline Place FindPlace(const Order& order, int32_t id, const Candidate& candidate) {
+  return Place{order.Key(candidate)} << kIdBits | static_cast<unsigned>(id);
+}
 
 __device__ inline int Lane() { return static_cast<int>(threadIdx.x % 32); }
 __device__ inline int Warp() { return static_cast<int>(threadIdx.x / 32); }
@@ -55,6 +66,23 @@ template <class Fn>
 __device__ inline void ForEach(int n, Fn fn) {
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kSampleThreads) fn(i);
   __syncthreads();
+}
+
+// Calls use(i, load(i)) for i = begin, begin + step, ... below end, with kLoads loads before their
+// uses.
+template <class Load, class Use>
+__device__ inline void EachLoaded(int begin, int end, int step, Load load, Use use) {
+  for (int first = begin; first < end; first += kLoads * step) {
+    decltype(load(first)) loaded[kLoads];
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      if (first + k * step < end) loaded[k] = load(first + k * step);
+    }
+#pragma unroll
+    for (int k = 0; k < kLoads; ++k) {
+      if (first + k * step < end) use(first + k * step, loaded[k]);
+    }
+  }
 }
 
 // Inclusive sum over the lanes of a warp.
@@ -119,87 +147,128 @@ __device__ inline uint64_t BinSum(int bin) {
 
 struct ChosenBin {
   int bin;
-  uint64_t before;  // sum of the earlier bins
+  uint64_t target;  // less the sum of the earlier bins
 };
 
-// The first bin with which the sum reaches target, which is positive and at most the sum of all.
-__device__ inline ChosenBin FindBin(int n_bins, uint64_t target) {
+// The first bin with which the sum reaches target(sum of all), which is positive and at most that
+// sum.
+template <class Target>
+__device__ inline ChosenBin FindBin(int n_bins, Target target_of) {
+  const SharedPtr<uint64_t> sums = DynamicShared<uint64_t>(kPartBytes);
   const SharedPtr<uint64_t> chosen = DynamicShared<uint64_t>(kChosenBytes);
-  if (Warp() == 0) {
-    const int each = n_bins / 32;
-    int bin = Lane() * each;
-    uint64_t own = 0;
-    for (int i = 0; i < each; ++i) own += BinSum(bin + i);
-    const uint64_t through = WarpPrefixSum(own);
-    uint64_t before = through - own;
-    if (before < target && target <= through) {
-      for (uint64_t sum = BinSum(bin); before + sum < target; sum = BinSum(bin)) {
-        before += sum;
-        ++bin;
-      }
-      chosen[0] = static_cast<uint64_t>(bin);
-      chosen[1] = before;
-    }
+  const int bin = static_cast<int>(threadIdx.x);
+  const uint64_t own = bin < n_bins ? BinSum(bin) : 0;
+  uint64_t through = WarpPrefixSum(own);
+  if (Lane() == 31) sums[Warp()] = through;
+  __syncthreads();
+  const uint64_t of_warp = sums[Lane()];
+  const auto add = [](uint64_t a, uint64_t b) { return a + b; };
+  through += WarpFold(Lane() < Warp() ? of_warp : 0, add);
+  const uint64_t target = target_of(WarpFold(of_warp, add));
+  if (through - own < target && target <= through) {
+    chosen[0] = static_cast<uint64_t>(bin);
+    chosen[1] = target - (through - own);
   }
   __syncthreads();
-  const uint64_t bin = chosen[0];
-  const uint64_t before = chosen[1];
-  return {static_cast<int>(bin), before};
+  const uint64_t found = chosen[0];
+  const uint64_t left = chosen[1];
+  return {static_cast<int>(found), left};
 }
 
 // The place in `list` (n tokens) at which the sum of measures, by ascending place, reaches target.
 template <class Order>
-__device__ inline Place SelectInList(const Order& order, const int32_t* list, unsigned n,
-                                     uint64_t target) {
+__device__ inline Place SelectInLongList(const Order& order, const int32_t* list, unsigned n,
+                                         uint64_t target) {
   Place place = 0;
   for (int shift = order.key_bits() + kIdBits - kDigitBits; shift >= 0; shift -= kDigitBits) {
     ClearBins(1 << kDigitBits);
     BinAdder adder;
     for (unsigned i = threadIdx.x; i < n; i += kSampleThreads) {
       const int32_t id = list[i];
-      const Place at = Place{order.Key(id)} << kIdBits | static_cast<unsigned>(id);
+      const auto candidate = order.Load(id);
+      const Place at = FindPlace(order, id, candidate);
       if ((at ^ place) >> shift >> kDigitBits != 0) continue;
       const auto digit = static_cast<unsigned>(at >> shift) & ((1u << kDigitBits) - 1);
-      adder.Add(static_cast<int>(digit), order.Measure(id));
+      adder.Add(static_cast<int>(digit), order.Measure(candidate));
     }
     adder.Flush();
     __syncthreads();
-    const ChosenBin chosen = FindBin(1 << kDigitBits, target);
+    const ChosenBin chosen = FindBin(1 << kDigitBits, [target](uint64_t) { return target; });
     place |= Place{static_cast<unsigned>(chosen.bin)} << shift;
-    target -= chosen.before;
+    target = chosen.target;
   }
   return place;
 }
 
-// The last place of the fewest tokens, by ascending place, whose measures reach target(sum of all).
-// list [vocab]: scratch. An order gives for a token id: Has (it takes part), Measure, Key
-// (key_bits() wide) and Bin, which never descends as the key ascends.
-template <class Order, class Target>
-__device__ inline Place SelectLast(const Order& order, int vocab, Target target_of, int32_t* list) {
-  ClearBins(kBins);
-  BinAdder adder;
-  uint64_t own = 0;
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kSampleThreads) {
-    if (!order.Has(id)) continue;
-    const uint64_t measure = order.Measure(id);
-    adder.Add(order.Bin(id), measure);
-    own += measure;
+// SelectInLongList for at most kShortList tokens: a thread adds the measures before its token.
+template <class Order>
+__device__ inline Place SelectInShortList(const Order& order, const int32_t* list, unsigned n,
+                                          uint64_t target) {
+  const SharedPtr<uint64_t> keys = DynamicShared<uint64_t>(kListKeyBytes);
+  const SharedPtr<uint64_t> measures = DynamicShared<uint64_t>(kListMeasureBytes);
+  const SharedPtr<uint64_t> chosen = DynamicShared<uint64_t>(kChosenBytes);
+  const SharedPtr<int32_t> ids = DynamicShared<int32_t>(kLowBytes);
+  const unsigned i = threadIdx.x;
+  const int32_t id = i < n ? list[i] : 0;
+  const auto candidate = order.Load(id);
+  const uint64_t key = order.Key(candidate), own = order.Measure(candidate);
+  if (i < n) {
+    keys[i] = key;
+    measures[i] = own;
+    ids[i] = id;
   }
-  adder.Flush();
-  const uint64_t target = target_of(BlockSum(own));
-  const ChosenBin chosen = FindBin(kBins, target);
-  const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
-  ForEach(vocab, [&](int id) {
-    if (order.Has(id) && order.Bin(id) == chosen.bin) list[atomicAdd(count, 1u)] = id;
-  });
-  const unsigned n = count[0];
   __syncthreads();
-  return SelectInList(order, list, n, target - chosen.before);
+  uint64_t before = 0;
+  for (unsigned j = 0; i < n && j < n; ++j) {
+    const uint64_t other = keys[j], measure = measures[j];
+    const int32_t other_id = ids[j];
+    if (other < key || (other == key && other_id < id)) before += measure;
+  }
+  if (i < n && before < target && target <= before + own) {
+    chosen[0] = key;
+    chosen[1] = static_cast<uint64_t>(id);
+  }
+  __syncthreads();
+  const uint64_t found = chosen[0];
+  const uint64_t found_id = chosen[1];
+  return Place{found} << kIdBits | static_cast<unsigned>(found_id);
 }
 
-template <class Order>
-__device__ inline bool Reaches(const Order& order, int32_t id, Place last) {
-  return (Place{order.Key(id)} << kIdBits | static_cast<unsigned>(id)) <= last;
+// The last place of the fewest tokens, by ascending place, whose measures reach target(sum of all).
+// list [vocab]: scratch. An order gives for a token id what Load reads, and for that: Weigh (called
+// in the first pass), Has (it takes part), Measure, Key (key_bits() wide) and Bin, which never
+// descends as the key ascends.
+template <class Order, class Target>
+__device__ inline Place SelectLast(Order& order, int vocab, Target target_of, int32_t* list) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto load = [&](int id) { return order.Load(id); };
+  ClearBins(kBins);
+  BinAdder adder;
+  EachLoaded(thread, vocab, kSampleThreads, load, [&](int id, auto candidate) {
+    order.Weigh(id, candidate);
+    if (order.Has(candidate)) adder.Add(order.Bin(candidate), order.Measure(candidate));
+  });
+  adder.Flush();
+  __syncthreads();
+  order.fresh = false;
+  const ChosenBin chosen = FindBin(kBins, target_of);
+  const SharedPtr<unsigned> count = DynamicShared<unsigned>(kCountBytes);
+  EachLoaded(thread, vocab, kSampleThreads, load, [&](int id, auto candidate) {
+    if (order.Bin(candidate) == chosen.bin && order.Has(candidate)) {
+      list[atomicAdd(count, 1u)] = id;
+    }
+  });
+  __syncthreads();
+  const unsigned n = count[0];
+  __syncthreads();
+  return n <= kShortList ? SelectInShortList(order, list, n, chosen.target)
+                         : SelectInLongList(order, list, n, chosen.target);
+}
+
+template <class Order, class Candidate>
+__device__ inline bool Reaches(const Order& order, int32_t id, const Candidate& candidate,
+                               Place last) {
+  return FindPlace(order, id, candidate) <= last;
 }
 
 }  // namespace ovq::kernels::cuda
