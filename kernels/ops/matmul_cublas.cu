@@ -2,9 +2,9 @@
 //
 // cuBLASLt has dozens of algorithms for a product, and most of them add the terms of a sum in one
 // order, whatever their tiles: these form a class of equal bits. While a model loads, the fastest
-// algorithm of one class is chosen for each band of numbers of rows, and proved: cuBLASLt accepts
-// it for every number of rows of its band, and there it gives a row the same bits as the algorithm
-// of the most rows.
+// algorithm of one class is chosen for each band of numbers of rows, and proved to give a row the
+// same bits as the algorithm of the most rows. A number of rows that cuBLASLt refuses nevertheless
+// is computed in parts.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -26,6 +26,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/device_cuda.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/ops/matmul_device.h"
@@ -36,14 +37,14 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 // An algorithm serves the numbers of rows up to one of these and above the one before.
-constexpr std::array<int64_t, 5> kBands = {16, 64, 256, 1024, 8192};
+constexpr std::array<int64_t, 6> kBands = {4, 16, 64, 256, 1024, 8192};
 constexpr int64_t kEveryCount = 64;  // up to here every number of rows is run, above some are
 constexpr int64_t kSomeCounts = 16;
 constexpr int64_t kPlaces = 4;      // of a call's rows among those of the longest call
 constexpr int64_t kTestRows = 509;  // that are different: a prime, so that all places get all
 constexpr int64_t kMostElements = int64_t{1} << 25;  // of y in a call: four y are 512 MiB
 constexpr int kMaxAlgorithms = 16;                   // asked for at a time
-constexpr int kTimings = 4;                          // the first also warms up
+constexpr int kTimings = 8;                          // the first also warms up
 constexpr uint32_t kAlignment = 16;  // bytes; alignment of the rows of x, of the weights and of y
 constexpr int kCompareThreads = 256;
 
@@ -146,7 +147,6 @@ struct CublasProduct {
   int64_t most_rows() const {
     return std::clamp(kMostElements / out, kBands.front(), kBands.back());
   }
-  bool Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n);
   cublasStatus_t Run(DeviceContext& context, const Algorithm& algorithm, int64_t n, const void* x,
                      float* y, bool accumulate);
   const Algorithm& AlgorithmFor(int64_t n) const {
@@ -154,6 +154,7 @@ struct CublasProduct {
         ->algorithm;
   }
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate);
+  void ApplyRows(DeviceContext& context, int64_t n, const std::byte* x, float* y, bool accumulate);
   // Product::fused
   bool ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y, ProductEnd end) const;
 };
@@ -170,21 +171,10 @@ CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& sourc
                                              sizeof(transposed)));
 }
 
-// Whether the algorithm can be used for n rows. It asks no device.
-bool CublasProduct::Accepts(DeviceContext& context, const Algorithm& algorithm, int64_t n) {
-  if (algorithm.chain) {
-    return n <= kMaxChainRows && FitsChain(context, *algorithm.chain, in, out);
-  }
-  Layouts of = MakeLayouts(n);
-  cublasLtMatmulHeuristicResult_t result = {};
-  return cublasLtMatmulAlgoCheck(Handle(context.cuda()), &operation, &of.w, &of.x, &of.y, &of.y,
-                                 &algorithm.chosen, &result) == CUBLAS_STATUS_SUCCESS &&
-         result.workspaceSize <= kWorkspaceBytes;
-}
-
 cublasStatus_t CublasProduct::Run(DeviceContext& context, const Algorithm& algorithm, int64_t n,
                                   const void* x, float* y, bool accumulate) {
   if (algorithm.chain) {
+    if (n > kMaxChainRows) return CUBLAS_STATUS_NOT_SUPPORTED;
     LaunchChain(context, {.weights = weights.as<BF16>(),
                           .x = static_cast<const BF16*>(x),
                           .y = y,
@@ -208,15 +198,27 @@ void CublasProduct::Apply(DeviceContext& context, TensorView x, TensorView y, bo
   Check(start % kAlignment == 0, "rows of a matrix product start at multiples of 16 bytes");
   const int64_t most = choices.back().most_rows;
   for (int64_t row = 0; row < x.shape[0]; row += most) {
-    const int64_t n = std::min(most, x.shape[0] - row);
-    const cublasStatus_t status = Run(context, AlgorithmFor(n), n,
-                                      x.as<std::byte>() + static_cast<size_t>(row) * x_row_bytes(),
-                                      y.as<float>() + row * out, accumulate);
-    if (status == CUBLAS_STATUS_SUCCESS) continue;
-    throw RefusedByDevice(absl::StrCat("cuBLASLt refused a product of ", n, " rows, ", in,
+    ApplyRows(context, std::min(most, x.shape[0] - row),
+              x.as<std::byte>() + static_cast<size_t>(row) * x_row_bytes(),
+              y.as<float>() + row * out, accumulate);
+  }
+}
+
+// One call, or two of half the rows where it is refused: cuBLASLt refuses some numbers of rows,
+// also such that cublasLtMatmulAlgoCheck allows.
+void CublasProduct::ApplyRows(DeviceContext& context, int64_t n, const std::byte* x, float* y,
+                              bool accumulate) {
+  const cublasStatus_t status = Run(context, AlgorithmFor(n), n, x, y, accumulate);
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  if (n == 1) {
+    throw RefusedByDevice(absl::StrCat("cuBLASLt refused a product of one row, ", in,
                                        " inputs and ", out,
                                        " outputs: ", cublasLtGetStatusString(status)));
   }
+  const int64_t half = n / 2;
+  ApplyRows(context, half, x, y, accumulate);
+  ApplyRows(context, n - half, x + static_cast<size_t>(half) * x_row_bytes(), y + half * out,
+            accumulate);
 }
 
 bool CublasProduct::ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y,
@@ -229,6 +231,7 @@ bool CublasProduct::ApplyFused(DeviceContext& context, const ProductRows& x, Ten
 
 __global__ void __launch_bounds__(kCompareThreads)
     CompareKernel(const uint4* a, const uint4* b, int64_t n, uint32_t* differs) {
+  AllowNextKernel();
   const int64_t step = int64_t{gridDim.x} * kCompareThreads;
   for (int64_t i = int64_t{blockIdx.x} * kCompareThreads + threadIdx.x; i < n; i += step) {
     const uint4 x = a[i], y = b[i];
@@ -260,6 +263,7 @@ class Chooser {
   std::vector<Choice> ChooseFrom(const Class& algorithms);
   bool IsProved(const Algorithm& algorithm, int64_t least, int64_t most);
   bool Expect(const Algorithm& algorithm);
+  void Compare(const uint4* a, const uint4* b, size_t bytes);
   bool SameBits(const Algorithm& algorithm, int64_t n, bool accumulate);
   float* Begin(const Buffer& y, int64_t first, int64_t n, bool accumulate);
 
@@ -272,7 +276,7 @@ class Chooser {
   Buffer expected_[2];          // [most rows, out], of a product, and of one that is added
   Buffer y_;                    // [most rows, out]
   Buffer differs_;              // one uint32_t
-  Buffer flushed_;              // twice the size of the L2 cache
+  Buffer flushed_;              // twice the size of the L2 cache, which reading it empties
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
@@ -322,7 +326,8 @@ std::vector<Algorithm> Chooser::Candidates(int64_t n) {
   const bool only_cublas = wanted != nullptr && std::string_view(wanted) == "cublas";
   for (const ChainUnit unit : {ChainUnit::kWarpGroup, ChainUnit::kWarp}) {
     const Algorithm own = {.chain = unit};
-    if (!only_cublas && product_.compute == DType::kBF16 && product_.Accepts(context_, own, n)) {
+    if (!only_cublas && product_.compute == DType::kBF16 && n <= kMaxChainRows &&
+        FitsChain(context_, unit, product_.in, product_.out)) {
       algorithms.push_back(own);
     }
   }
@@ -376,14 +381,14 @@ std::string Chooser::FirstRow(const Algorithm& algorithm, int64_t n) {
   return rows;
 }
 
-// Seconds of a call whose weights come from memory, not from the L2 cache. A call that takes twice
-// as long as the fastest is not repeated.
+// Seconds of a call whose weights come from memory, not from the L2 cache, and of the kernel before
+// it, which empties the cache and beside which a call that starts early reads its weights. A call
+// with which these take twice as long as with the fastest is not repeated.
 double Chooser::Seconds(const Algorithm& algorithm, int64_t n, double fastest) {
-  if (!product_.Accepts(context_, algorithm, n)) return INFINITY;
   double best = INFINITY;
   for (int i = 0; i < kTimings; ++i) {
-    CheckCuda(cudaMemsetAsync(flushed_.as<void>(), i, flushed_.bytes(), device_.stream));
     CheckCuda(cudaEventRecord(begin_, device_.stream));
+    Compare(flushed_.as<uint4>(), flushed_.as<uint4>(), flushed_.bytes());
     if (product_.Run(context_, algorithm, n, x_.as<void>(), y_.as<float>(), false) !=
         CUBLAS_STATUS_SUCCESS) {
       return INFINITY;
@@ -453,6 +458,16 @@ std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
   return choices;
 }
 
+// Sets differs_ if any of the bytes differ. Half of a multiprocessor's threads are left to the
+// kernel after it.
+void Chooser::Compare(const uint4* a, const uint4* b, size_t bytes) {
+  const auto n = static_cast<int64_t>(bytes / sizeof(uint4));
+  const int64_t blocks = (n + kCompareThreads - 1) / kCompareThreads;
+  Launch(context_, CompareKernel,
+         dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 4 * device_.n_multiprocessors))),
+         dim3(kCompareThreads), 0, a, b, n, differs_.as<uint32_t>());
+}
+
 // Makes the bits of this algorithm those that the others are compared with. False if it is refused.
 bool Chooser::Expect(const Algorithm& algorithm) {
   const int64_t most = bands_.back();
@@ -469,9 +484,6 @@ bool Chooser::Expect(const Algorithm& algorithm) {
 // Whether the algorithm is accepted for every number of rows from `least` to `most`, and gives rows
 // the expected bits.
 bool Chooser::IsProved(const Algorithm& algorithm, int64_t least, int64_t most) {
-  for (int64_t n = least; n <= most; ++n) {
-    if (!product_.Accepts(context_, algorithm, n)) return false;
-  }
   CheckCuda(cudaMemsetAsync(differs_.as<void>(), 0, sizeof(uint32_t), device_.stream));
   const int64_t step = most <= kEveryCount ? 1 : (most - least) / kSomeCounts | 1;
   for (int64_t n = least; n <= most; n += step) {
@@ -495,14 +507,10 @@ bool Chooser::SameBits(const Algorithm& algorithm, int64_t n, bool accumulate) {
                      Begin(y_, first, n, accumulate), accumulate) != CUBLAS_STATUS_SUCCESS) {
       return false;
     }
-    const int64_t compared = n * static_cast<int64_t>(y_row / sizeof(uint4));
-    const int64_t blocks = (compared + kCompareThreads - 1) / kCompareThreads;
-    Launch(context_, CompareKernel,
-           dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 8 * device_.n_multiprocessors))),
-           dim3(kCompareThreads), 0, y_.as<uint4>(),
-           reinterpret_cast<const uint4*>(expected_[accumulate].as<std::byte>() +
-                                          static_cast<size_t>(first) * y_row),
-           compared, differs_.as<uint32_t>());
+    Compare(y_.as<uint4>(),
+            reinterpret_cast<const uint4*>(expected_[accumulate].as<std::byte>() +
+                                           static_cast<size_t>(first) * y_row),
+            static_cast<size_t>(n) * y_row);
     if (first == last) break;
   }
   return true;

@@ -9,6 +9,7 @@ so that a hang costs one stage, and none needs another to be well. Python's stan
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -28,6 +29,8 @@ from machine import (CLOCK_FIELDS, ClockSampler, ask_driver, cuda_library_folder
 
 # A run takes only tests that use a GPU, in this many processes side by side.
 CUDA_TESTS = "*cuda*:*Cuda*:*Chain*:*Attend*:*OvqUpdate*:Captured.*:ProductChoicesTest.*"
+# Tests that look at the GPU's free memory run after the others.
+ALONE = "*SteadyUseTakesNoMoreOfTheGpu*"
 TEST_PROGRAMS = {"kernels_tests": 6, "model_tests": 4, "engine_tests": 1}
 MUTANT_TESTS = "TensorCores/AttendTest.*"
 PROGRAMS = [*TEST_PROGRAMS, "attend_mutant", "bench_cuda", "ovq-server"]
@@ -149,13 +152,18 @@ class GpuRun:
     def tests(self):
         """The tests of cuda, and those of a kernel with a deliberate mistake: these must fail, else the
         others prove little."""
-        jobs = [(name, self.program(name), CUDA_TESTS, n) for name, n in TEST_PROGRAMS.items()
+        jobs = [(name, self.program(name), f"{CUDA_TESTS}:-{ALONE}", n) for name, n in TEST_PROGRAMS.items()
                 if self.program(name)]
         if self.program("attend_mutant"):
             jobs.append(("attend_mutant", self.program("attend_mutant"), MUTANT_TESTS, 1))
         threads = max(1, (os.cpu_count() or 1) // max(1, sum(n for *_, n in jobs)))
-        counts = run_shards(jobs, self.limit(120), {**self.env, "OMP_NUM_THREADS": str(threads),
-                                                    "OMP_WAIT_POLICY": "passive"}, self.root)
+        env = {**self.env, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+        counts = run_shards(jobs, self.limit(120), env, self.root)
+        if self.program("engine_tests"):
+            alone = run_shards([("engine_tests", self.program("engine_tests"), ALONE, 1)], self.limit(30), env,
+                               self.root)
+            for key, found in alone["engine_tests"].items():
+                counts["engine_tests"][key] += found
         mutant = counts.pop("attend_mutant", None)
         self.result["tests"] = counts
         for name, of in counts.items():
@@ -346,20 +354,17 @@ class GpuRun:
         self.result["sanitizers"] = {}
         runs = [(tool, *run) for tool in SANITIZER_TOOLS for run in SANITIZER_RUNS
                 if self.program(run[0]) is not None]
-        for i, (tool, name, pattern) in enumerate(runs):
-            share = (self.deadline - time.monotonic()) / (len(runs) - i)
-            if share < 5:
-                self.result["sanitizers"][f"{tool} {name}"] = {"ended": "no time left"}
-                continue
-            self.sanitize(found, tool, name, pattern, min(share, 90))
-            self.write()
+        # Side by side: nothing is timed, and there is little time.
+        with concurrent.futures.ThreadPoolExecutor(len(runs)) as pool:
+            list(pool.map(lambda run: self.sanitize(found, *run, self.limit(90)), runs))
 
     def sanitize(self, sanitizer, tool, name, pattern, seconds):
         # The check of cuBLASLt's products would take the time; every product is our own instead.
         names = list_tests(self.program(name), pattern, self.env, self.root)
         begin = time.monotonic()
         outcomes, _, ended, output = run_process(
-            self.program(name), names, seconds, {**self.env, "OVQ_CUDA_PRODUCTS": "own"}, self.root,
+            self.program(name), names, seconds,
+            {**self.env, "OVQ_CUDA_PRODUCTS": "own", "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}, self.root,
             [sanitizer, "--tool", tool, "--error-exitcode", "86"])
         counts = {"ended": ended, "seconds": round(time.monotonic() - begin, 1),
                   "passed": sum(outcome == "passed" for outcome in outcomes.values()), "of": len(names),

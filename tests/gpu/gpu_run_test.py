@@ -49,6 +49,7 @@ for suite in A B C; do
   if [ "${FAKE_FAIL:-}" = "$suite" ]; then
     echo "[  FAILED  ] $suite.one_cuda, where GetParam() = 1 (5 ms)"; code=1
   elif [ "${FAKE_SKIP:-}" = "$suite" ]; then
+    echo "${FAKE_REASON-device 'cuda': expected a GPU}"
     echo "[  SKIPPED ] $suite.one_cuda (0 ms)"
   else
     echo "[       OK ] $suite.one_cuda (5 ms)"
@@ -139,7 +140,7 @@ class Run(unittest.TestCase):
         """(exit code, result, output, the fakes' calls)"""
         out = os.path.join(self.folder, "out")
         env = {**os.environ, "PATH": f"{self.path}:{os.environ['PATH']}",
-               "FAKE_LOG": self.log, "CUDA_HOME": "/nonexistent", **fakes}
+               "TMPDIR": self.folder, "FAKE_LOG": self.log, "CUDA_HOME": "/nonexistent", **fakes}
         script = os.path.join(self.root, "tests", "gpu", "run.sh")
         ended = subprocess.run([script, *flags, "--out", out], env=env, capture_output=True, text=True,
                                timeout=120)
@@ -302,6 +303,10 @@ class Run(unittest.TestCase):
         self.assertEqual(code, 1, text)
         self.assertIn("kernels_tests: 1 tests were skipped: C.one_cuda", result["failures"])
         shutil.rmtree(os.path.join(self.folder, "out"))
+        code, result, text, _ = self.run_script("--only", "tests", FAKE_SKIP="C", FAKE_REASON="not for this layer")
+        self.assertEqual((code, result["failures"]), (0, []), text)
+        self.assertEqual(result["tests"]["kernels_tests"]["inapplicable"], ["C.one_cuda"])
+        shutil.rmtree(os.path.join(self.folder, "out"))
         write_program(os.path.join(self.root, "bin", "model_tests"), STAMP)
         code, result, text, _ = self.run_script("--only", "tests")
         self.assertEqual((code, result["failures"]), (1, ["model_tests: no test of cuda passed"]), text)
@@ -345,9 +350,9 @@ class Run(unittest.TestCase):
         write_program(os.path.join(self.path, "compute-sanitizer"), SANITIZER)
         code, result, text, calls = self.run_script("--only", "sanitizers", FAKE_FINDINGS="0")
         self.assertEqual(code, 0, text)
-        self.assertEqual(list(result["sanitizers"]),
-                         [f"{tool} {name}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")
-                          for name in ("kernels_tests", "model_tests")])
+        self.assertEqual(sorted(result["sanitizers"]),
+                         sorted(f"{tool} {name}" for tool in ("memcheck", "racecheck", "initcheck", "synccheck")
+                          for name in ("kernels_tests", "model_tests")))
         runs = [call for call in calls if call.startswith("sanitizer --tool")]
         self.assertEqual(len(runs), 8)
         self.assertTrue(all(call.endswith("products own") for call in runs), runs)

@@ -9,6 +9,7 @@
 
 #include "kernels/common/device_memory.h"
 #include "kernels/ops/matmul_device.h"
+#include "kernels/ops/product_chain.h"
 #include "tests/simt/simt.h"
 #include "tests/test_util.h"
 
@@ -53,21 +54,25 @@ class CublasChoiceTest : public testing::Test {
 TEST_F(CublasChoiceTest, IsTheFastestOfEqualBits) {
   // The fastest of all gives other bits than the two others.
   const std::optional<Product> product =
-      Make(4, {{.id = 1, .repeats = 80}, {.id = 2, .repeats = 20}, {.id = 3, .descending = true}});
+      Make(4, {{.id = 1, .repeats = 80, .few_rows_repeats = 200000},
+               {.id = 2, .repeats = 20, .few_rows_repeats = 2000},
+               {.id = 3, .descending = true}});
   ASSERT_TRUE(product.has_value());
-  EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
+  EXPECT_THAT(what_, HasSubstr("to 4 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 8192 rows algorithm 2, "));
   EXPECT_THAT(what_, Not(HasSubstr("algorithm 3")));
 }
 
 TEST_F(CublasChoiceTest, RefusalsAtOneNumberOfRowsLeaveTheOthers) {
   const std::optional<Product> product =
-      Make(8, {{.id = 1, .refuses = 9}, {.id = 2, .refuses = 70}, {.id = 3, .repeats = 20}});
+      Make(8, {{.id = 1, .refuses = 9},
+               {.id = 2, .refuses = 65},
+               {.id = 3, .repeats = 20, .few_rows_repeats = 2000}});
   ASSERT_TRUE(product.has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 256 rows algorithm 1, "));
   const std::vector<float> one = Apply(*product, 1);
-  for (const int64_t n : {9, 70, 200, 9000}) {
+  for (const int64_t n : {9, 65, 200, 9000}) {
     const std::vector<float> all = Apply(*product, n);
     for (int64_t row = 0; row < n; row += 13) {
       test::AssertSameBits(std::span(all).subspan(static_cast<size_t>(row * kOut), kOut), one,
@@ -81,23 +86,54 @@ TEST_F(CublasChoiceTest, IsNoneWhereEveryAlgorithmRefusesSomeRows) {
   EXPECT_THAT(what_, HasSubstr("no algorithms of cuBLASLt"));
 }
 
-TEST_F(CublasChoiceTest, ARefusalWhileRunningIsAnErrorOfTheBatch) {
+TEST_F(CublasChoiceTest, RowsThatAreRefusedWhileRunningAreComputedInParts) {
   const std::optional<Product> product = Make(16, {{.id = 1}});
   ASSERT_TRUE(product.has_value());
-  simt::SetCublas({{.id = 1, .refuses = 7, .refuses_late = true}});
-  Apply(*product, 6);
-  const absl::Status status = CatchDeviceErrors([&] { Apply(*product, 7); });
+  const std::vector<float> expected = Apply(*product, 7);
+  simt::SetCublas({{.id = 1, .refuses = 7}});
+  test::AssertSameBits(Apply(*product, 7), expected, "in parts");
+}
+
+TEST_F(CublasChoiceTest, ARowThatIsRefusedIsAnErrorOfTheBatch) {
+  const std::optional<Product> product = Make(20, {{.id = 1}});
+  ASSERT_TRUE(product.has_value());
+  simt::SetCublas({{.id = 1, .refuses = 1}});
+  const absl::Status status = CatchDeviceErrors([&] { Apply(*product, 1); });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(status.message(), HasSubstr("refused a product of 7 rows, 16 inputs"));
+  EXPECT_THAT(status.message(), HasSubstr("refused a product of one row, 20 inputs"));
   Apply(*product, 8);
 }
 
 TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
-  ASSERT_TRUE(Make(32, {{.id = 1, .links = true}}, DType::kBF16).has_value());
+  ASSERT_TRUE(
+      Make(32, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows"));
   EXPECT_THAT(what_, HasSubstr("; to 64 rows algorithm 1, "));
-  ASSERT_TRUE(Make(40, {{.id = 1}, {.id = 2}}, DType::kBF16).has_value());
+  ASSERT_TRUE(Make(40, {{.id = 1, .few_rows_repeats = 1000}, {.id = 2}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));
+}
+
+TEST_F(CublasChoiceTest, AFusedProductOfFewRowsHasTheBitsOfManyRows) {
+  constexpr int64_t kMany = kMaxChainRows + 1, kFew = 5;
+  const std::optional<Product> product =
+      Make(48, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16);
+  ASSERT_TRUE(product.has_value());
+  const test::DeviceArray<float> h(*context_, test::RandomNormal(kMany * 48, 6)),
+      weight(*context_, test::RandomNormal(48, 7)), gate_up(*context_, kMany * kOut);
+  const test::DeviceArray<BF16> x(*context_, kMany * 48), y(*context_, kMany * kOut / 2),
+      few_y(*context_, kFew * kOut / 2);
+  ProductRows rows = x.View({kMany, 48});
+  rows.norm = {.weight = weight.View({48}), .eps = 1e-5f};
+  rows.h = h.View({kMany, 48});
+  EXPECT_FALSE(product->fused(*context_, rows, y.View({kMany, kOut / 2}), ProductEnd::kSwiGlu));
+  RmsNorm(*context_, rows.h, *rows.norm, rows.x);
+  product->apply(*context_, rows.x, gate_up.View({kMany, kOut}), false);
+  SwiGlu(*context_, gate_up.View({kMany, kOut}), y.View({kMany, kOut / 2}));
+  rows.x.shape = rows.h.shape = {kFew, 48};
+  EXPECT_TRUE(product->fused(*context_, rows, few_y.View({kFew, kOut / 2}), ProductEnd::kSwiGlu));
+  std::vector<float> expected = test::Widened(y.Read());
+  expected.resize(kFew * kOut / 2);
+  test::AssertSameBits(test::Widened(few_y.Read()), expected, "few rows");
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ int64_t MostBlocks(const AttentionBlocks& blocks, const BatchSequences& seqs) {
   const int64_t window = int64_t{blocks.recent_spans} * blocks.wave_span + blocks.recent_sinks;
   const int64_t tokens = window > 0 ? std::min(seqs.end_bound, window) : seqs.end_bound;
   const int64_t recent =
-      blocks.ring() > 0 ? std::min<int64_t>(blocks.ring(), NumBlocks(tokens)) : NumBlocks(tokens);
+      blocks.seen() > 0 ? std::min<int64_t>(blocks.seen(), NumBlocks(tokens)) : NumBlocks(tokens);
   return NumBlocks(blocks.live.slots == nullptr ? blocks.fixed_live : blocks.live.bound) + recent;
 }
 

@@ -96,6 +96,7 @@ struct AttentionBlocks {
   const float* recent_key_scale = nullptr;  // [n_kv_heads], factor of keys when stored; null: 1
   int32_t window = 0;
   BlockPlaces recent_keys, recent_values;
+  int32_t seen_blocks = 0;  // > 0: a query attends to that many blocks, though the ring has more
 
   // The dictionary slot nearest to the key at t: element t % wave_span of a kv head. With `probe`
   // attention finds it: the slot with the highest k . key (no bias) and that product, ties to the
@@ -129,6 +130,7 @@ struct AttentionBlocks {
   constexpr int32_t ring() const {
     return recent_keys.ring > 0 ? recent_keys.ring : recent_values.ring;
   }
+  constexpr int32_t seen() const { return seen_blocks > 0 ? seen_blocks : ring(); }
   constexpr int64_t span_begin(int64_t position) const {
     return wave_span > 0 ? position / wave_span * wave_span : 0;
   }

@@ -352,11 +352,7 @@ class Sessions {
         .stride = static_cast<int64_t>(batch.rows.size()) / n_tokens,
         .out = out.as<float>(),
         .out_dtype = DType::kF32};
-    const int n_waves = CountWaves(staged.seqs, config_.wave_span);
-    for (int wave = 0; wave < n_waves; ++wave) {
-      cuda::StoreRecent(context_, {blocks_, staged.seqs, tokens}, wave);
-      cuda::AttendWave(context_, {blocks_, staged.seqs, tokens}, wave, split);
-    }
+    cuda::AttendWaves(context_, {blocks_, staged.seqs, tokens}, split);
     context_.CopyToHost(outs.data(), out.as<float>(), outs.size() * sizeof(float));
     for (size_t i = 0; i < batch.owners.size(); ++i) {
       if (batch.owners[i] == sessions_.size()) continue;

@@ -79,11 +79,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatrixLayoutOpaque_t* c, cublasLtMatrixLayoutOpaque_t* d,
     cublasLtMatmulPreferenceOpaque_t* preference, int wanted,
     cublasLtMatmulHeuristicResult_t results[], int* found);
-cublasStatus_t cublasLtMatmulAlgoCheck(
-    cublasLtHandle_t handle, cublasLtMatmulDescOpaque_t* description,
-    cublasLtMatrixLayoutOpaque_t* a, cublasLtMatrixLayoutOpaque_t* b,
-    cublasLtMatrixLayoutOpaque_t* c, cublasLtMatrixLayoutOpaque_t* d,
-    const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result);
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDescOpaque_t* description,
                               const void* alpha, const void* a,
                               const cublasLtMatrixLayoutOpaque_t* a_layout, const void* b,

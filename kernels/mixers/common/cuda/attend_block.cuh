@@ -39,10 +39,10 @@ inline constexpr int kByteChunks = kBlockSlots / 16;
 __host__ __device__ constexpr int ReadChunks(const BlockDims& dims) {
   return dims.keys * kKeyChunks + kBlockSlots * RowChunks(dims.values);
 }
-// Chunks copied beside that for types that are widened: bias and the exponents of the keys, keys,
-// values.
+// Chunks copied beside that for types that are widened: bias, exponents of keys and of values,
+// keys, values.
 __host__ __device__ constexpr int CopiedChunks(const BlockDims& dims) {
-  return kBiasChunks + kByteChunks + (dims.keys + dims.values) * kByteChunks;
+  return kBiasChunks + (2 + dims.keys + dims.values) * kByteChunks;
 }
 
 // Chunks of n_stages blocks that are loading or in use. T: type of keys and values.
@@ -50,9 +50,7 @@ template <class T>
 __host__ __device__ constexpr int BlockChunks(const BlockDims& dims, int n_stages) {
   const int read = ReadChunks(dims);
   if constexpr (kWidened<T>) {
-    // Exponents of values arrive with the keys and stay until the values are widened, so there are
-    // two alternating copies.
-    return read + 2 * kByteChunks + n_stages * CopiedChunks(dims);
+    return read + n_stages * CopiedChunks(dims);
   } else {
     return n_stages * (read + kBiasChunks);
   }
@@ -67,20 +65,19 @@ struct BlockBuffer {
   SharedPtr<uint4> key_exponents = {}, value_exponents = {}, copied_keys = {}, copied_values = {};
 };
 
-// The buffer of the tile's i-th block in that stage. chunk: first of BlockChunks<T> chunks.
+// The buffer of a block in that stage. chunk: first of BlockChunks<T> chunks.
 template <class T>
-__device__ inline BlockBuffer<T> BufferAt(const BlockDims& dims, uint32_t chunk, int stage, int i) {
+__device__ inline BlockBuffer<T> BufferAt(const BlockDims& dims, uint32_t chunk, int stage) {
   const int read = ReadChunks(dims);
   const SharedPtr<uint4> first = DynamicShared<uint4>(chunk * sizeof(uint4));
   if constexpr (kWidened<T>) {
-    const SharedPtr<uint4> exponents = first + read;
-    const SharedPtr<uint4> copied = exponents + (2 * kByteChunks + stage * CopiedChunks(dims));
-    const SharedPtr<uint4> keys = copied + (kBiasChunks + kByteChunks);
+    const SharedPtr<uint4> copied = first + (read + stage * CopiedChunks(dims));
+    const SharedPtr<uint4> keys = copied + (kBiasChunks + 2 * kByteChunks);
     return {.keys = first,
             .values = first + dims.keys * kKeyChunks,
             .bias = copied,
             .key_exponents = copied + kBiasChunks,
-            .value_exponents = exponents + i % 2 * kByteChunks,
+            .value_exponents = copied + (kBiasChunks + kByteChunks),
             .copied_keys = keys,
             .copied_values = keys + dims.keys * kByteChunks};
   } else {
@@ -187,8 +184,8 @@ __device__ inline void WidenKeys(const BlockDims& dims, const BlockBuffer<T>& bu
     }
   }
 }
-// Widens the values. Called after a barrier that follows the keys' barrier, since the keys' copies
-// hold the exponents.
+// Widens the values. Called after a barrier that follows the arrival of the keys, with which the
+// exponents come.
 template <class T>
 __device__ inline void WidenValues(const BlockDims& dims, const BlockBuffer<T>& buffer) {
   if constexpr (kWidened<T>) {

@@ -199,6 +199,8 @@ __device__ inline void Finish(const AttendArgs& args, const Tile& tile, const Fm
 template <int kRows, class T>
 __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
   Tile tile;
   if (!FindTile(args, tile)) return;
   constexpr int kHalf = kRows / 2;
@@ -278,7 +280,7 @@ void LaunchAttendFma(DeviceContext& context, const AttendArgs& args, uint32_t gr
   const size_t shared = AttendFmaShared(args.blocks.shape.head_dim, args.value_stride, n_rows);
   const auto kernel =
       VisitSlots(args.blocks.dtype, [=]<class T>(Slots<T>) { return SelectFmaKernel<T>(n_rows); });
-  Launch(context, kernel, grid, kFmaThreads, shared, args);
+  LaunchEarly(context, kernel, grid, kFmaThreads, shared, args);
 }
 
 }  // namespace ovq::kernels::cuda

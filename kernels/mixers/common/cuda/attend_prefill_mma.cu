@@ -190,6 +190,8 @@ __device__ inline void EndQueries(const AttendArgs& args, int value_stride, bool
 template <int kSteps, int kPairs, bool kExact, class T>
 __global__ void __launch_bounds__(kBlockThreads, kPairs <= 8 ? kWantedBlocks : 1)
     AttendPrefillKernel(const __grid_constant__ AttendArgs args) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
   {
     Tile found;
     if (!FindTile(args, found)) return;
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(kBlockThreads, kPairs <= 8 ? kWantedBlocks : 1
   const int warp = static_cast<int>(threadIdx.x) / 32, first_row = warp * kRowTile;
   const int begin_block = SharedTile().begin_block, end_block = SharedTile().end_block;
   const auto buffer_at = [&](int i) {
-    return BufferAt<T>(dims, at.blocks, plan.n_stages == 1 ? 0 : i % 2, i);
+    return BufferAt<T>(dims, at.blocks, plan.n_stages == 1 ? 0 : i % 2);
   };
   if (begin_block < end_block) CopyBlock(args, dims, begin_block, buffer_at(begin_block));
 
@@ -304,7 +306,7 @@ void LaunchAttendPrefill(DeviceContext& context, const AttendArgs& args, uint32_
   const PrefillKernel kernel =
       SelectPrefillKernel(args.blocks.dtype, args.blocks.shape.head_dim, args.value_stride);
   const PrefillPlan plan = {args.tile_rows / kRowTile, args.n_stages};
-  Launch(context, kernel.run, grid, kBlockThreads, kernel.shared_bytes(plan), args);
+  LaunchEarly(context, kernel.run, grid, kBlockThreads, kernel.shared_bytes(plan), args);
 }
 
 }  // namespace ovq::kernels::cuda

@@ -140,51 +140,106 @@ struct RunRows {
   }
 };
 
+// The slots that one thread block stores.
+struct StoreRun {
+  bool is_value;
+  int sequence, head;
+  std::byte* session;
+  int64_t first = 0;           // a multiple of kRunSlots
+  int32_t begin = 0, end = 0;  // slots of tokens, counted from `first`; none if begin >= end
+  int64_t row = 0;             // of the token for slot `begin`
+};
+__device__ inline StoreRun FindRun(const AttentionBlocks& blocks, const DeviceWave& wave,
+                                   uint32_t most_runs) {
+  const uint32_t place = blockIdx.x / 2 % most_runs, sequence_head = blockIdx.x / 2 / most_runs;
+  const auto heads = static_cast<uint32_t>(blocks.shape.n_kv_heads);
+  StoreRun run = {.is_value = blockIdx.x % 2 > 0,
+                  .sequence = static_cast<int>(sequence_head / heads),
+                  .head = static_cast<int>(sequence_head % heads),
+                  .session = wave.seqs.state[sequence_head / heads]};
+  // Keys outside the state are the mixer's to fill, unless they are in a larger ring.
+  const bool stores_keys = blocks.keeps_keys() || blocks.seen_blocks > 0;
+  if (run.session == nullptr || !(run.is_value || stores_keys)) return run;
+  const WaveTokens tokens = TokensInWave(wave, run.sequence, blocks.wave_span);
+  const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
+  const int64_t end = begin + (tokens.end - tokens.begin);
+  run.first = (begin / kRunSlots + place) * kRunSlots;
+  // The newest stay of more tokens than a ring has slots.
+  const int64_t slots = int64_t{blocks.ring()} * kBlockSlots;
+  const int64_t first = slots > 0 && end - begin > slots ? end - slots : begin;
+  const int64_t from = first > run.first ? first : run.first;
+  run.begin = static_cast<int32_t>(from - run.first);
+  run.end = Smaller(end - run.first, kRunSlots);
+  run.row = tokens.row + (from - begin);
+  return run;
+}
+
 // Stores keys (transposed) and values of a wave's tokens to their recent slots, rounded to nearest
 // even; the padding of values is not touched. Launch: 128 threads for kRunSlots slots of one
 // key/value head; grid x: keys or values fastest, then runs of slots, most_runs of them, key/value
 // head, sequence. Bytes: reads 4 (head_dim + value_head_dim) per token and head, writes as many
-// elements of the state.
+// elements of the state. Positions and
+// states are read before the kernels before have ended, as in HeadsKernel.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     StoreRecentKernel(const __grid_constant__ AttentionArgs args,
                       const __grid_constant__ DeviceWave wave, uint32_t most_runs, bool aligned) {
   AllowNextKernel();
-  WaitForKernelsBefore();
   const AttentionBlocks& blocks = args.blocks;
-  const AttentionShape& shape = blocks.shape;
-  const bool is_value = blockIdx.x % 2 > 0;
-  const uint32_t place = blockIdx.x / 2 % most_runs, sequence_head = blockIdx.x / 2 / most_runs;
-  const auto heads = static_cast<uint32_t>(shape.n_kv_heads);
-  const int head = static_cast<int>(sequence_head % heads);
-  const int sequence = static_cast<int>(sequence_head / heads);
-  std::byte* session = wave.seqs.state[sequence];
-  if (session == nullptr || !(is_value || blocks.keeps_keys())) return;
-  const WaveTokens tokens = TokensInWave(wave, sequence, blocks.wave_span);
-  const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
-  const int64_t end = begin + (tokens.end - tokens.begin);
-  const int64_t run = (begin / kRunSlots + place) * kRunSlots;
-  const int64_t from = begin > run ? begin : run;
-  const int64_t to = end < run + kRunSlots ? end : run + kRunSlots;
-  if (from >= to) return;
-  const int channels = is_value ? shape.value_head_dim : shape.head_dim;
-  const RunRows rows = {(is_value ? args.tokens.v : args.tokens.k) +
-                            (tokens.row + (from - begin)) * args.tokens.stride + head * channels,
+  const StoreRun run = FindRun(blocks, wave, most_runs);
+  WaitForKernelsBefore();
+  if (run.begin >= run.end) return;
+  const int channels = run.is_value ? blocks.shape.value_head_dim : blocks.shape.head_dim;
+  const float* tokens = run.is_value ? args.tokens.v : args.tokens.k;
+  const RunRows rows = {tokens + run.row * args.tokens.stride + run.head * channels,
                         args.tokens.stride,
-                        static_cast<int32_t>(from - run),
-                        static_cast<int32_t>(to - run),
+                        run.begin,
+                        run.end,
                         channels,
-                        is_value ? 1.0f : blocks.KeyScale(head)};
+                        run.is_value ? 1.0f : blocks.KeyScale(run.head)};
   rows.Load(aligned);
-  const int64_t block = run / kBlockSlots;
-  const int slot = static_cast<int>(run % kBlockSlots), value_stride = ValueStride(channels);
-  if (is_value) {
-    T* values = blocks.recent_values.At<T>(session, sequence, head, block);
+  const int64_t block = run.first / kBlockSlots;
+  const int slot = static_cast<int>(run.first % kBlockSlots), value_stride = ValueStride(channels);
+  if (run.is_value) {
+    T* values = blocks.recent_values.At<T>(run.session, run.sequence, run.head, block);
     rows.StoreValues(ValueRow(values, value_stride, slot), value_stride);
   } else {
-    T* keys = blocks.recent_keys.At<T>(session, sequence, head, block);
+    T* keys = blocks.recent_keys.At<T>(run.session, run.sequence, run.head, block);
     rows.StoreKeys(KeyRow(keys, channels, slot));
   }
+}
+
+// Copies the blocks that a sequence's first token sees, and its last one, from its ring to the
+// larger ring of `to`, unless the sequence's tokens fill them. Launch: 128 threads for a block of
+// one key/value head; grid x: block fastest, then key/value head, sequence.
+__global__ void __launch_bounds__(kThreads)
+    CopyRecentKernel(const __grid_constant__ AttentionBlocks from,
+                     const __grid_constant__ AttentionBlocks to,
+                     const __grid_constant__ DeviceSequences seqs) {
+  AllowNextKernel();
+  WaitForKernelsBefore();
+  const auto heads = static_cast<uint32_t>(from.shape.n_kv_heads),
+             places = static_cast<uint32_t>(from.ring()) + 1;
+  const auto place = static_cast<int64_t>(blockIdx.x % places);
+  const int head = static_cast<int>(blockIdx.x / places % heads);
+  const int sequence = static_cast<int>(blockIdx.x / places / heads);
+  std::byte* session = seqs.state[sequence];
+  if (session == nullptr) return;
+  const int64_t begin = seqs.start_pos[sequence],
+                end = begin + seqs.token_begin[sequence + 1] - seqs.token_begin[sequence];
+  const int64_t first = begin / kBlockSlots, last = (end - 1) / kBlockSlots;
+  const int64_t block = place < from.ring() ? first - place : last;
+  const bool filled = block * kBlockSlots >= begin && (block + 1) * kBlockSlots <= end;
+  if (block < 0 || filled || (place == from.ring() && last == first)) return;
+  const auto copy = [&](const BlockPlaces& source, const BlockPlaces& target) {
+    const auto* in = source.At<const uint4>(session, sequence, head, block);
+    auto* out = target.At<uint4>(session, sequence, head, block);
+    const auto n = static_cast<uint32_t>(source.place.index_stride / sizeof(uint4));
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < n; i += kThreads) out[i] = in[i];
+  };
+  copy(from.recent_keys, to.recent_keys);
+  copy(from.recent_values, to.recent_values);
 }
 
 // A batch's row is its sequence's only token.
@@ -238,6 +293,13 @@ struct StoreNewest {
 };
 
 }  // namespace
+
+void CopyRecent(DeviceContext& context, const AttentionBlocks& from, const AttentionBlocks& to,
+                const BatchSequences& seqs) {
+  const auto grid =
+      static_cast<uint32_t>(int64_t{seqs.n_seqs()} * from.shape.n_kv_heads * (from.ring() + 1));
+  LaunchEarly(context, CopyRecentKernel, grid, kThreads, 0, from, to, seqs.device);
+}
 
 void StoreRecent(DeviceContext& context, const AttentionArgs& args, int wave) {
   const AttentionBlocks& blocks = args.blocks;

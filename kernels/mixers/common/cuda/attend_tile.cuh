@@ -36,7 +36,7 @@ struct AttendArgs {
   // A tile has tile_rows queries and as many probes, from the same index on. Otherwise it has
   // tile_rows of the list of all queries and then all probes.
   bool probes_beside = false;
-  int32_t n_stages = 0;  // of the prefill kernel: blocks that are loading or in use, 1 or 2
+  int32_t n_stages = 0;  // of the tensor cores' kernels: blocks that are loading or in use
   // Tiles that one thread block computes; each of those that follow is split over `segments` thread
   // blocks, one per segment.
   int32_t whole_tiles = 0, segments = 1;
@@ -88,9 +88,9 @@ __device__ inline void FindBlocks(const AttendArgs& args, int segment, Tile& til
   tile.n_dictionary = static_cast<int32_t>(NumBlocks(tile.live));
   tile.n_blocks = tile.n_dictionary;
   if (tile.n_queries > 0) {
-    const int32_t ring = args.blocks.ring();
+    const int32_t seen = args.blocks.seen();
     tile.n_blocks +=
-        ring > 0 ? Smaller(ring, tile.own_block + 1) : static_cast<int32_t>(tile.own_block + 1);
+        seen > 0 ? Smaller(seen, tile.own_block + 1) : static_cast<int32_t>(tile.own_block + 1);
   }
   tile.n_segments = (tile.n_blocks + kCudaSegmentBlocks - 1) / kCudaSegmentBlocks;
   if (tile.n_segments == 0) tile.n_segments = 1;
@@ -126,10 +126,11 @@ __device__ inline bool FindTile(const AttendArgs& args, Tile& tile) {
   tile.index = static_cast<int32_t>(index);
   tile.head = static_cast<int32_t>(sequence_head % heads);
   tile.sequence = static_cast<int32_t>(sequence_head / heads);
+  // All loads come before the first branch, so that none waits for another.
   tile.state = args.wave.seqs.state[tile.sequence];
-  if (tile.state == nullptr) return false;
-
   const WaveTokens tokens = TokensInWave(args.wave, tile.sequence, blocks.wave_span);
+  tile.live = blocks.LiveAt(tile.sequence, tile.head, args.wave.index);
+  if (tile.state == nullptr) return false;
   const int64_t length = tokens.end - tokens.begin;
   if (length < args.min_tokens || length > args.max_tokens) return false;
   const int64_t begin = tokens.begin - blocks.origin(tokens.begin);
@@ -144,7 +145,6 @@ __device__ inline bool FindTile(const AttendArgs& args, Tile& tile) {
   FindRows(args, static_cast<int>(place % static_cast<uint32_t>(args.block_tiles)),
            static_cast<int>(to - from), tile);
   if (tile.n_rows == 0) return false;
-  tile.live = blocks.LiveAt(tile.sequence, tile.head, args.wave.index);
   FindBlocks(args, static_cast<int>(segment), tile);
   return segment < static_cast<uint32_t>(tile.n_segments);
 }

@@ -2,6 +2,7 @@
 // those with many to another; float32 or tensor cores.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -187,6 +188,103 @@ Occupancy RequestOccupancy(DeviceContext& context, void (*kernel)(AttendArgs), s
   return occupancy;
 }
 
+namespace {
+
+constexpr size_t kMaxRingBytes = size_t{256} << 20;
+
+// The batch's sequences [begin, end), whose positions the host must know.
+BatchSequences SomeSequences(const BatchSequences& seqs, int begin, int end) {
+  BatchSequences some = seqs;
+  const auto first = static_cast<size_t>(begin), n = static_cast<size_t>(end - begin);
+  some.token_begin = seqs.token_begin.subspan(first, n + 1);
+  some.start_pos = seqs.start_pos.subspan(first, n);
+  some.state = seqs.state.subspan(first, n);
+  some.device.token_begin += begin;
+  some.device.start_pos += begin;
+  some.device.state += begin;
+  return some;
+}
+
+// Blocks whose ring, in scratch memory at `shared`, has slots for all tokens of the batch, of which
+// a query sees as many as in the state. Without memory, only strides.
+AttentionBlocks WithLargeRing(AttentionBlocks blocks, const BatchSequences& seqs) {
+  const int64_t heads = blocks.shape.n_kv_heads;
+  blocks.seen_blocks = blocks.ring();
+  const int32_t ring = blocks.ring() - 1 + RecentBlocks(blocks, seqs, 0);
+  const auto place = [&](size_t offset, size_t bytes) {
+    return BlockPlaces{.place = {offset, ring * bytes, bytes}, .ring = ring};
+  };
+  const size_t keys = blocks.recent_keys.place.index_stride,
+               values = blocks.recent_values.place.index_stride;
+  blocks.recent_keys = place(0, keys);
+  blocks.recent_values = place(heads * ring * keys, values);
+  blocks.recent_keys.seq_stride = blocks.recent_values.seq_stride = heads * ring * (keys + values);
+  return blocks;
+}
+
+// Attends for all tokens of the sequences at once, in a ring that is large enough.
+void AttendInLargeRing(DeviceContext& context, const AttentionArgs& args, Split split) {
+  ScratchScope scope(context);
+  AttentionBlocks large = WithLargeRing(args.blocks, args.seqs);
+  large.recent_keys.shared = large.recent_values.shared = scope.Allocate<std::byte>(
+      static_cast<size_t>(args.seqs.n_seqs()) * large.recent_keys.seq_stride);
+  CopyRecent(context, args.blocks, large, args.seqs);
+  StoreRecent(context, {large, args.seqs, args.tokens}, 0);
+  StoreRecent(context, args, 0);
+  AttendWave(context, {large, args.seqs, args.tokens}, 0, split);
+}
+
+// Sliding windows without waves. False: they would need too much memory, or this is no sliding
+// window, or one wave is enough. Neighbours in the batch go together if both or none of them have
+// more tokens than their ring has slots to spare.
+bool AttendWindows(DeviceContext& context, const AttentionArgs& args, Split split) {
+  AttentionBlocks blocks = args.blocks;
+  const BatchSequences& seqs = args.seqs;
+  const bool slides = blocks.window > 0 && blocks.recent_keys.ring > 0 &&
+                      blocks.recent_values.ring == blocks.recent_keys.ring &&
+                      blocks.recent_keys.shared == nullptr && blocks.fixed_live == 0 &&
+                      blocks.live.slots == nullptr && !blocks.probe &&
+                      blocks.merge == Merge::kNothing;
+  if (!slides || CountWaves(seqs, blocks.wave_span) == 1) return false;
+  blocks.wave_span = 0;
+  const int spare = blocks.ring() * kBlockSlots - blocks.window + 1;
+  std::vector<BatchSequences> parts;
+  for (int begin = 0, end = 0; begin < seqs.n_seqs(); begin = end) {
+    const auto fits = [&](int s) { return seqs.sequence_length(s) <= spare; };
+    while (end < seqs.n_seqs() && fits(end) == fits(begin)) ++end;
+    parts.push_back(SomeSequences(seqs, begin, end));
+    const size_t bytes = static_cast<size_t>(end - begin) *
+                         WithLargeRing(blocks, parts.back()).recent_keys.seq_stride;
+    if (!fits(begin) && bytes > kMaxRingBytes) return false;
+  }
+  for (const BatchSequences& part : parts) {
+    if (part.sequence_length(0) > spare) {
+      AttendInLargeRing(context, {blocks, part, args.tokens}, split);
+    } else {
+      StoreRecent(context, {blocks, part, args.tokens}, 0);
+      AttendWave(context, {blocks, part, args.tokens}, 0, split);
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// A wave attends to the dictionary as it was, then merges into it.
+void AttendWaves(DeviceContext& context, const AttentionArgs& args, Split split,
+                 const WaveFn& prepare, const WaveFn& update) {
+  if (!prepare && !update && AttendWindows(context, args, split)) return;
+  const int n_waves = CountWaves(args.seqs, args.blocks.wave_span);
+  for (int i = 0; i < n_waves; ++i) {
+    const DeviceWave wave = {args.seqs.device, i};
+    if (prepare) prepare(wave);
+    if (!args.tokens.stored) StoreRecent(context, args, i);
+    AttendWave(context, args, i, split);
+    if (args.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, args, i);
+    if (update) update(wave);
+  }
+}
+
 }  // namespace cuda
 
 absl::Status PrepareAttendCuda(DeviceContext& context, const AttentionBlocks& blocks) {
@@ -212,19 +310,10 @@ void AttendCuda(DeviceContext& context, const AttentionArgs& layer_args) {
   AttendWavesCuda(context, layer_args, {}, {});
 }
 
-// A wave attends to the dictionary as it was, then merges into it.
 void AttendWavesCuda(DeviceContext& context, const AttentionArgs& layer_args,
                      const std::function<void(const DeviceWave&)>& prepare,
                      const std::function<void(const DeviceWave&)>& update) {
-  const int n_waves = CountWaves(layer_args.seqs, layer_args.blocks.wave_span);
-  for (int i = 0; i < n_waves; ++i) {
-    const DeviceWave wave = {layer_args.seqs.device, i};
-    if (prepare) prepare(wave);
-    if (!layer_args.tokens.stored) cuda::StoreRecent(context, layer_args, i);
-    cuda::AttendWave(context, layer_args, i);
-    if (layer_args.blocks.merge != Merge::kNothing) UpdateChunksCuda(context, layer_args, i);
-    if (update) update(wave);
-  }
+  cuda::AttendWaves(context, layer_args, cuda::Split::kAuto, prepare, update);
 }
 
 }  // namespace ovq::kernels
