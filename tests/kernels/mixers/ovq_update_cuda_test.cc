@@ -282,6 +282,12 @@ TEST_P(OvqUpdate, IsThatOfTheCpu) {
   std::vector<Sequence> idle = actual;
   RunCuda(idle, /*wave=*/1);
   RunCuda(actual, /*wave=*/0);
+  // Thread blocks share the heads of one sequence, but not those of as many sequences as here.
+  for (size_t s = 0; s < actual.size(); ++s) {
+    std::vector<Sequence> alone = {unchanged[s]};
+    RunCuda(alone, /*wave=*/0);
+    EXPECT_EQ(alone[0].state, actual[s].state) << "position " << actual[s].position;
+  }
   for (size_t s = 0; s < actual.size(); ++s) {
     SCOPED_TRACE(absl::StrCat("position ", actual[s].position));
     EXPECT_EQ(idle[s].state, unchanged[s].state);
