@@ -172,6 +172,9 @@ void AddModelChoices(Flags& flags, Options& o) {
 // A GPU needs thousands of tokens to be busy with their products; a CPU is with hundreds, and more
 // only take longer.
 constexpr int32_t kCpuBatchTokens = 512, kCudaBatchTokens = 4096;
+// A step of a few hundred prompt tokens takes a GPU half as long as one of thousands. So long a gap
+// between tokens nobody sees who reads them.
+constexpr absl::Duration kCudaLeastStepTime = absl::Milliseconds(25);
 
 void AddBounds(Flags& flags, Options& o) {
   flags.Add("max-centroids", "N",
@@ -187,7 +190,9 @@ void AddBounds(Flags& flags, Options& o) {
       Duration(o.engine.target_step_time, absl::Microseconds(100), absl::Minutes(1)),
       "how long a step may take that reads prompts while answers wait: shorter, and tokens come\n"
       "evenly; longer, and prompts are read sooner (docs/operations.md)",
-      "3 times what the answers take alone, or eight if they are fewer");
+      absl::StrCat("3 times what the answers take alone, or eight if they are fewer; with --device "
+                   "cuda at least ",
+                   absl::FormatDuration(kCudaLeastStepTime)));
   flags.Add("max-queue", "N", Number(o.engine.max_queue, 0, kMaxCount),
             "requests that may wait for admission");
   flags.Add("max-prompt-tokens", "N", Number(o.engine.max_prompt_tokens, 1, kMaxCount),
@@ -405,6 +410,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
   const bool on_gpu = options.device == kernels::Device::kCuda;
   options.engine.max_batch_tokens =
       options.max_batch_tokens.value_or(on_gpu ? kCudaBatchTokens : kCpuBatchTokens);
+  if (on_gpu) options.engine.least_step_time = kCudaLeastStepTime;
   return line;
 }
 

@@ -51,10 +51,10 @@ constexpr int kCompareThreads = 256;
 // One of cuBLASLt's, or our own product of few rows (product_chain.h).
 struct Algorithm {
   cublasLtMatmulAlgo_t chosen = {};
-  std::optional<ChainUnit> chain = std::nullopt;
+  bool is_chain = false;
 
   bool operator==(const Algorithm& other) const {
-    return chain == other.chain && std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
+    return is_chain == other.is_chain && std::memcmp(&chosen, &other.chosen, sizeof(chosen)) == 0;
   }
 };
 
@@ -112,9 +112,8 @@ std::string Name(const std::vector<Choice>& choices) {
   std::string name;
   for (const auto& [most_rows, algorithm] : choices) {
     absl::StrAppend(&name, name.empty() ? "to " : "; to ", most_rows, " rows ");
-    if (algorithm.chain) {
+    if (algorithm.is_chain) {
       name += "our own of few rows";
-      if (algorithm.chain == ChainUnit::kWarpGroup) name += " by warp groups";
       continue;
     }
     absl::StrAppend(&name, "algorithm ", Configured(algorithm, CUBLASLT_ALGO_CONFIG_ID), ", tile ",
@@ -173,7 +172,7 @@ CublasProduct::CublasProduct(DeviceContext& context, const StackedWeights& sourc
 
 cublasStatus_t CublasProduct::Run(DeviceContext& context, const Algorithm& algorithm, int64_t n,
                                   const void* x, float* y, bool accumulate) {
-  if (algorithm.chain) {
+  if (algorithm.is_chain) {
     if (n > kMaxChainRows) return CUBLAS_STATUS_NOT_SUPPORTED;
     LaunchChain(context, {.weights = weights.as<BF16>(),
                           .x = static_cast<const BF16*>(x),
@@ -181,8 +180,7 @@ cublasStatus_t CublasProduct::Run(DeviceContext& context, const Algorithm& algor
                           .n = n,
                           .in = in,
                           .out = out,
-                          .accumulate = accumulate,
-                          .unit = *algorithm.chain});
+                          .accumulate = accumulate});
     return CUBLAS_STATUS_SUCCESS;
   }
   CudaDevice& device = context.cuda();
@@ -224,9 +222,8 @@ void CublasProduct::ApplyRows(DeviceContext& context, int64_t n, const std::byte
 bool CublasProduct::ApplyFused(DeviceContext& context, const ProductRows& x, TensorView y,
                                ProductEnd end) const {
   const int64_t n = x.x.shape[0];
-  if (n > choices.back().most_rows || !AlgorithmFor(n).chain) return false;
-  return ApplyChain(context, *AlgorithmFor(n).chain, {weights.as<void>(), compute, {out, in}}, x, y,
-                    end);
+  if (n > choices.back().most_rows || !AlgorithmFor(n).is_chain) return false;
+  return ApplyChain(context, {weights.as<void>(), compute, {out, in}}, x, y, end);
 }
 
 __global__ void __launch_bounds__(kCompareThreads)
@@ -324,12 +321,9 @@ std::vector<Algorithm> Chooser::Candidates(int64_t n) {
   std::vector<Algorithm> algorithms;
   const char* wanted = std::getenv("OVQ_CUDA_PRODUCTS");
   const bool only_cublas = wanted != nullptr && std::string_view(wanted) == "cublas";
-  for (const ChainUnit unit : {ChainUnit::kWarpGroup, ChainUnit::kWarp}) {
-    const Algorithm own = {.chain = unit};
-    if (!only_cublas && product_.compute == DType::kBF16 && n <= kMaxChainRows &&
-        FitsChain(context_, unit, product_.in, product_.out)) {
-      algorithms.push_back(own);
-    }
+  if (!only_cublas && product_.compute == DType::kBF16 && n <= kMaxChainRows &&
+      FitsChain(context_, product_.in, product_.out)) {
+    algorithms.push_back({.is_chain = true});
   }
   cublasLtMatmulPreferenceOpaque_t preference;
   CheckCublas(cublasLtMatmulPreferenceInit(&preference));
@@ -445,7 +439,7 @@ std::vector<Choice> Chooser::ChooseFrom(const Class& algorithms) {
     const int64_t least = band == 0 ? 1 : bands_[band - 1] + 1;
     Class by_time = algorithms;
     std::ranges::stable_sort(by_time, {}, [&](const Timed& timed) {
-      return std::pair(!timed.algorithm.chain, timed.seconds[band]);
+      return std::pair(!timed.algorithm.is_chain, timed.seconds[band]);
     });
     const auto found = std::ranges::find_if(by_time, [&](const Timed& timed) {
       if (timed.seconds[band] == INFINITY) return false;

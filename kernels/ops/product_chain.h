@@ -12,10 +12,6 @@ namespace ovq::kernels::cuda {
 
 inline constexpr int64_t kMaxChainRows = 16;
 
-// The unit whose instructions multiply: a warp (MmaBF16), or a warp group (MmaShared), which not
-// every GPU has and whose sums may be ready sooner.
-enum class ChainUnit : uint8_t { kWarp, kWarpGroup };
-
 // y[n, out] (+)= x[n, in] W^T, n at most kMaxChainRows. All rows start at multiples of 16 bytes.
 struct ChainTask {
   const BF16* weights;  // [out, in]
@@ -25,11 +21,10 @@ struct ChainTask {
   bool accumulate = false;
   BF16* swiglu = nullptr;  // [n, out / 2]: gets SwiGlu(x W^T), and y nothing
   NormTask norm = {};      // with norm.x: writes x, which is norm.y, first
-  ChainUnit unit = ChainUnit::kWarp;
 };
 
 // Whether LaunchChain can compute products of this shape for every number of rows.
-bool FitsChain(DeviceContext& context, ChainUnit unit, int64_t in, int64_t out);
+bool FitsChain(DeviceContext& context, int64_t in, int64_t out);
 
 // A sum begins with zero and adds 16 products after another, an instruction of the tensor cores
 // for each 16; with accumulate it is added to y last. So do the kernels of cuBLASLt that split no
@@ -40,7 +35,7 @@ void LaunchChain(DeviceContext& context, const ChainTask& task);
 
 // Product::fused of bfloat16 weights [out, in] that FitsChain: false for more rows than
 // kMaxChainRows.
-bool ApplyChain(DeviceContext& context, ChainUnit unit, TensorView weights, const ProductRows& x,
-                TensorView y, ProductEnd end);
+bool ApplyChain(DeviceContext& context, TensorView weights, const ProductRows& x, TensorView y,
+                ProductEnd end);
 
 }  // namespace ovq::kernels::cuda

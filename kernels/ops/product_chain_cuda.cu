@@ -17,8 +17,7 @@ template <int kRows>
 ChainShape ChooseShape(DeviceContext& context, int64_t in, int64_t out, bool has_norm) {
   const CudaDevice& device = context.cuda();
   const auto fits = [&](ChainShape shape) {
-    return Chain<kRows, ChainUnit::kWarpGroup>::SharedBytes(shape, has_norm) <=
-           device.max_shared_bytes;
+    return Chain<kRows>::SharedBytes(shape, has_norm) <= device.max_shared_bytes;
   };
   const int64_t n_tiles = CeilDiv(out, kChainTile);
   ChainShape shape = {static_cast<int>(CeilDiv(in, kLinkInputs)), 1};
@@ -30,41 +29,34 @@ ChainShape ChooseShape(DeviceContext& context, int64_t in, int64_t out, bool has
   return shape;
 }
 
-template <int kRows, ChainUnit kUnit>
+template <int kRows>
 void LaunchRows(DeviceContext& context, const ChainTask& task) {
-  using Kernel = Chain<kRows, kUnit>;
   const bool has_norm = task.norm.x != nullptr;
   const ChainShape shape = ChooseShape<kRows>(context, task.in, task.out, has_norm);
   const int64_t n_octets =
       task.swiglu == nullptr ? CeilDiv(task.out, kOctet) : 2 * CeilDiv(task.out / 2, kOctet);
-  LaunchEarly(context, ChainKernel<kRows, kUnit>,
+  LaunchEarly(context, ChainKernel<kRows>,
               dim3(static_cast<unsigned>(CeilDiv(n_octets, 2 * shape.n_tiles))),
-              dim3(Kernel::kThreads), Kernel::SharedBytes(shape, has_norm), task, shape);
-}
-
-template <ChainUnit kUnit>
-void LaunchBy(DeviceContext& context, const ChainTask& task) {
-  if (task.n == 1) return LaunchRows<1, kUnit>(context, task);
-  if (task.n <= 8) return LaunchRows<8, kUnit>(context, task);
-  LaunchRows<16, kUnit>(context, task);
+              dim3(Chain<kRows>::kThreads), Chain<kRows>::SharedBytes(shape, has_norm), task,
+              shape);
 }
 
 }  // namespace
 
-bool FitsChain(DeviceContext& context, ChainUnit unit, int64_t in, int64_t out) {
-  if (unit == ChainUnit::kWarpGroup && !context.cuda().has_warp_groups) return false;
+bool FitsChain(DeviceContext& context, int64_t in, int64_t out) {
   return in % kVectorInputs == 0 &&
          ChooseShape<kMaxChainRows>(context, in, out, /*has_norm=*/true).n_tiles > 0;
 }
 
 void LaunchChain(DeviceContext& context, const ChainTask& task) {
   Check(task.n <= kMaxChainRows, "LaunchChain: few rows");
-  if (task.unit == ChainUnit::kWarp) return LaunchBy<ChainUnit::kWarp>(context, task);
-  LaunchBy<ChainUnit::kWarpGroup>(context, task);
+  if (task.n == 1) return LaunchRows<1>(context, task);
+  if (task.n <= 8) return LaunchRows<8>(context, task);
+  LaunchRows<16>(context, task);
 }
 
-bool ApplyChain(DeviceContext& context, ChainUnit unit, TensorView weights, const ProductRows& x,
-                TensorView y, ProductEnd end) {
+bool ApplyChain(DeviceContext& context, TensorView weights, const ProductRows& x, TensorView y,
+                ProductEnd end) {
   const bool is_swiglu = end == ProductEnd::kSwiGlu;
   if (x.x.shape[0] > kMaxChainRows || (is_swiglu && y.dtype != DType::kBF16)) return false;
   ChainTask task = {.weights = weights.as<BF16>(),
@@ -74,8 +66,7 @@ bool ApplyChain(DeviceContext& context, ChainUnit unit, TensorView weights, cons
                     .in = weights.shape[1],
                     .out = weights.shape[0],
                     .accumulate = end == ProductEnd::kAdd,
-                    .swiglu = is_swiglu ? y.as<BF16>() : nullptr,
-                    .unit = unit};
+                    .swiglu = is_swiglu ? y.as<BF16>() : nullptr};
   if (x.norm) {
     if (x.norm->bias.data != nullptr) return false;
     task.norm = {.is_centered = false,

@@ -96,6 +96,9 @@ TEST(Options, Defaults) {
 }
 
 TEST(Options, BatchesAreLargerOnAGpu) {
+  EXPECT_EQ(Parse({"--model=m", "--device=cuda"})->options.engine.least_step_time,
+            absl::Milliseconds(25));
+  EXPECT_EQ(Parse({"--model=m"})->options.engine.least_step_time, absl::ZeroDuration());
   EXPECT_EQ(Parse({"--model=m", "--device=cuda"})->options.engine.max_batch_tokens, 4096);
   EXPECT_EQ(Parse({"--model=m", "--device=cuda", "--max-batch-tokens=9"})
                 ->options.engine.max_batch_tokens,

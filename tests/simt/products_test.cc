@@ -107,7 +107,7 @@ TEST_F(CublasChoiceTest, ARowThatIsRefusedIsAnErrorOfTheBatch) {
 TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
   ASSERT_TRUE(
       Make(32, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16).has_value());
-  EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows"));
+  EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows; "));
   EXPECT_THAT(what_, HasSubstr("; to 64 rows algorithm 1, "));
   ASSERT_TRUE(Make(40, {{.id = 1, .few_rows_repeats = 1000}, {.id = 2}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));

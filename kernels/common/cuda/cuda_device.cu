@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -19,7 +20,6 @@ constexpr size_t kUploadHalfBytes = size_t{4} << 20;
 constexpr size_t kMaxGraphs = 256;
 constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
 constexpr int kMajorWithEarlyStart = 9;
-constexpr int kMajorWithWarpGroups = 9;
 
 absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
@@ -87,8 +87,9 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   auto device = std::make_unique<CudaDevice>();
   device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
-  device->starts_kernels_early = properties.major >= kMajorWithEarlyStart;
-  device->has_warp_groups = properties.major == kMajorWithWarpGroups;
+  const char* early = std::getenv("OVQ_CUDA_EARLY");
+  device->starts_kernels_early = properties.major >= kMajorWithEarlyStart &&
+                                 !(early != nullptr && std::string_view(early) == "off");
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
   CheckCuda(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking));

@@ -32,9 +32,9 @@ struct CudaDevice {
   int ordinal = 0;
   std::string name;
   int n_multiprocessors = 0;
-  bool starts_kernels_early = false;  // compute capability 9.0 and later: LaunchEarly
-  bool has_warp_groups = false;       // compute capability 9.0 alone: MmaShared (ptx.cuh)
-  size_t max_shared_bytes = 0;        // dynamic shared memory of one thread block
+  // LaunchEarly: compute capability 9.0 and later, unless OVQ_CUDA_EARLY=off in the environment.
+  bool starts_kernels_early = false;
+  size_t max_shared_bytes = 0;  // dynamic shared memory of one thread block
   cudaStream_t stream = nullptr;
   uint32_t* counters = nullptr;  // [kCounters], zero between kernels
   CudaStaging staging[kStagedKinds];
@@ -59,12 +59,18 @@ void CheckCuda(cudaError_t error, const char* file = __builtin_FILE(), int line 
 inline cudaStream_t Stream(DeviceContext& context) { return context.cuda().stream; }
 
 // Allows the kernel's thread blocks `bytes` of dynamic shared memory from now on. A larger
-// allowance from before stays, because recorded batches may need it.
+// allowance from before stays, because recorded batches may need it. All kernels ask for the
+// largest share of a multiprocessor's memory as shared memory: between two that differ in it the
+// multiprocessor has to drain.
 inline void AllowShared(DeviceContext& context, const void* kernel, size_t bytes) {
   constexpr size_t kAlwaysAllowed = 48 * 1024;
-  size_t& allowed = context.cuda().shared_bytes.try_emplace(kernel, kAlwaysAllowed).first->second;
-  if (bytes <= allowed) return;
-  allowed = bytes;
+  const auto [allowed, is_new] = context.cuda().shared_bytes.try_emplace(kernel, kAlwaysAllowed);
+  if (is_new) {
+    CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared));
+  }
+  if (bytes <= allowed->second) return;
+  allowed->second = bytes;
   CheckCuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(bytes)));
 }

@@ -76,60 +76,6 @@ __device__ inline void MmaBF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// wgmma, of compute capability 9.0 alone: d[64, 8 kTiles] += a[64, 16] b[16, 8 kTiles] by the four
-// warps of a warp group, whose first is a multiple of four; bfloat16 factors, float32 sums. Warp w
-// has rows 16 w .. 16 w + 15 of d, eight columns in each d[tile], as in MmaBF16. Both factors are
-// read from shared memory: of row r of a, a[r] has the first eight elements and a[a_stride + r] the
-// other ones; b has its columns alike. Rows from n_a on and columns from n_b on are read from
-// whatever is in their place, and their sums mean nothing.
-//
-// It runs on: all of BeginMmaShared, some MmaShared and EndMmaShared are one sequence, after which
-// d may be used. Threads that wrote the factors call PublishToMmaShared before the barrier after
-// which they are used.
-__device__ inline uint64_t MatrixDescriptor(SharedPtr<const uint4> first, int stride) {
-  constexpr uint64_t kOctetStride = 8;  // eight rows follow each other, 16 bytes each
-  return (SharedAddress(first) & 0x3ffff) >> 4 | uint64_t(stride) << 16 | kOctetStride << 32;
-}
-template <int kTiles>
-__device__ inline void MmaShared(float (&d)[kTiles][4], SharedPtr<const uint4> a, int a_stride,
-                                 int /*n_a*/, SharedPtr<const uint4> b, int b_stride, int /*n_b*/) {
-  static_assert(kTiles == 1 || kTiles == 2);
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const uint64_t a_matrix = MatrixDescriptor(a, a_stride), b_matrix = MatrixDescriptor(b, b_stride);
-  if constexpr (kTiles == 1) {
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3}, %4, %5, adds, 1, 1, 0, 0;\n}"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
-        : "l"(a_matrix), "l"(b_matrix));
-  } else {
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, adds, 1, 1, 0, 0;\n}"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-          "+f"(d[1][2]), "+f"(d[1][3])
-        : "l"(a_matrix), "l"(b_matrix));
-  }
-#endif
-}
-__device__ inline void BeginMmaShared() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void EndMmaShared() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
-}
-__device__ inline void PublishToMmaShared() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;" ::: "memory");
-#endif
-}
-
 // ex2.approx.ftz: 2^x to 2 ulp.
 __device__ inline float Exp2Approx(float x) {
   float y;

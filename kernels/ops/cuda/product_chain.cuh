@@ -41,7 +41,7 @@ struct ChainShape {
 };
 
 // kRows: 1, 8 or 16, at least task.n.
-template <int kRows, ChainUnit kUnit>
+template <int kRows>
 class Chain {
  public:
   static constexpr int kWarps = kRows > 8 ? 16 : 8;  // a row's norm is a warp's
@@ -49,7 +49,7 @@ class Chain {
   static constexpr int kBlocks = kRows > 8 ? 1 : 4;  // of a multiprocessor, as to registers
   static size_t SharedBytes(ChainShape shape, bool has_norm) {
     const int vectors = shape.outs() + kXStride + (has_norm ? kNormVectors : 0);
-    return (static_cast<size_t>(shape.n_vectors()) * vectors + kReadPast) * sizeof(uint4);
+    return static_cast<size_t>(shape.n_vectors()) * vectors * sizeof(uint4);
   }
 
   __device__ Chain(const ChainTask& task, ChainShape shape)
@@ -86,15 +86,9 @@ class Chain {
 #pragma unroll
     for (int portion = 0; portion < kPortions; ++portion) {
       WaitForPortion(portion);
-      if constexpr (kUnit == ChainUnit::kWarpGroup) PublishToMmaShared();
       __syncthreads();
       const int begin = shape_.begin(portion), end = shape_.begin(portion + 1);
-      if (begin == end) continue;
-      if constexpr (kUnit == ChainUnit::kWarpGroup) {
-        if (warp_ < kMaxChainTiles) MultiplyShared(begin, end);
-      } else if (multiplies()) {
-        MultiplyLoaded(begin, end);
-      }
+      if (multiplies() && begin < end) Multiply(begin, end);
     }
   }
 
@@ -123,10 +117,6 @@ class Chain {
   static constexpr int kXStride = kRows == 1 ? 1 : kRows + 1;  // odd
   static constexpr int kNormVectors = kVectorInputs * sizeof(float) / sizeof(uint4);
   static_assert(kWarps % (2 * kMaxChainTiles) == 0);
-
-  // A warp group reads this much, and does not use it, past the end of the weights and of x.
-  static constexpr int kReadPast =
-      kUnit == ChainUnit::kWarpGroup ? (kMaxChainTiles - 1) * kChainTile + 8 : 0;
 
   // A link's factors as lanes hold them.
   struct Link {
@@ -207,23 +197,8 @@ class Chain {
     }
   }
 
-  // Adds links by instructions of the warp group that has all tiles.
-  __device__ void MultiplyShared(int begin, int end) {
-    BeginMmaShared();
-#pragma unroll 1  // else ptxas moves sums between registers, and waits for them each time
-    for (int link = begin; link < end; ++link) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int vector = link * kLinkVectors + 2 * i;
-        MmaShared(sum_, weights_ + vector * shape_.outs(), shape_.outs(), shape_.outs(),
-                  x_ + vector * kXStride, kXStride, kRows);
-      }
-    }
-    EndMmaShared();
-  }
-
-  // Adds links by instructions of this warp; the next factors are on their way meanwhile.
-  __device__ void MultiplyLoaded(int begin, int end) {
+  // Adds links; the next factors are on their way meanwhile.
+  __device__ void Multiply(int begin, int end) {
     Link link = Load(begin);
 #pragma unroll 4
     for (int i = begin; i < end; ++i) {
@@ -291,11 +266,11 @@ class Chain {
 };
 
 // grid: blocks of shape.n_tiles tiles.
-template <int kRows, ChainUnit kUnit>
-__global__ void __launch_bounds__(Chain<kRows, kUnit>::kThreads, Chain<kRows, kUnit>::kBlocks)
+template <int kRows>
+__global__ void __launch_bounds__(Chain<kRows>::kThreads, Chain<kRows>::kBlocks)
     ChainKernel(const ChainTask task, const ChainShape shape) {
   AllowNextKernel();
-  Chain<kRows, kUnit> chain(task, shape);
+  Chain<kRows> chain(task, shape);
   chain.CopyWeights();
   WaitForKernelsBefore();
   chain.LoadBefore();

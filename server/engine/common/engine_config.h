@@ -114,6 +114,8 @@ struct EngineOptions {
   // Target time of an iteration with both prompts and answers; default: kTargetIterations
   // (batch_planner.h).
   std::optional<absl::Duration> target_step_time = {};
+  // The default target is at least this, where short iterations would leave a device idle.
+  absl::Duration least_step_time = absl::ZeroDuration();
   Speculation speculation = Speculation::kOff;  // default of requests
   uint64_t seed = 0;  // for the seeds and ids that the server draws; 0: system randomness
   std::shared_ptr<TenantQuotas> quotas;  // null: the engine makes one without limits

@@ -330,7 +330,10 @@ double BatchCostModel::Seconds(double cost) const {
 }
 
 double BatchCostModel::Target(double answers) const {
-  if (!target_) return kTargetIterations * Seconds(std::max(answers, kTargetAnswers));
+  if (!target_) {
+    return std::max(kTargetIterations * Seconds(std::max(answers, kTargetAnswers)),
+                    absl::ToDoubleSeconds(least_));
+  }
   return std::max(Seconds(std::max(answers, 1.0)), absl::ToDoubleSeconds(*target_));
 }
 

@@ -55,8 +55,10 @@ struct PlanItem {
 // own part of an iteration. Until something is learned each token takes the same time.
 class BatchCostModel {
  public:
-  // target: see Target; kTargetIterations without one.
-  explicit BatchCostModel(std::optional<absl::Duration> target = {}) : target_(target) {}
+  // target: see Target; without one kTargetIterations, and at least `least`.
+  explicit BatchCostModel(std::optional<absl::Duration> target = {},
+                          absl::Duration least = absl::ZeroDuration())
+      : target_(target), least_(least) {}
 
   void Observe(double cost, absl::Duration took);
   double Seconds(double cost) const;   // cost: at least 1
@@ -73,6 +75,7 @@ class BatchCostModel {
   void FillGaps();  // interpolates points without observations from their neighbors
 
   std::optional<absl::Duration> target_;
+  absl::Duration least_;
   std::array<Point, kPoints> points_;
   bool known_ = false;
 };
@@ -134,7 +137,7 @@ class BatchPlanner {
   explicit BatchPlanner(const EngineConfig& config)
       : max_tokens_(config.options.max_batch_tokens),
         bounds_time_(config.model.weight_bytes > 0),
-        costs_(config.options.target_step_time) {}
+        costs_(config.options.target_step_time, config.options.least_step_time) {}
 
   // Chooses tokens of the candidates (PlanBatch), all of one model variant; the variants alternate.
   void Choose(std::span<const BatchCandidate> candidates, SteadyTime now);

@@ -49,7 +49,7 @@ TEST_F(ProductChoicesTest, SayWhichProductAShapeRunsWithOnCuda) {
   EXPECT_THAT(noted[0], testing::StartsWith("2 products of 32 inputs and 72 outputs, weights in "
                                             "f32: "));
   const std::string either =
-      "(cuBLASLt: to 16 rows (our own|algorithm [0-9]+, tile [0-9]+, stages [0-9]+).*; to [0-9]+ "
+      "(cuBLASLt: to 4 rows (our own|algorithm [0-9]+, tile [0-9]+, stages [0-9]+).*; to [0-9]+ "
       "rows "
       "algorithm [0-9]+, tile [0-9]+, stages [0-9]+|own: .+)";
   EXPECT_THAT(noted[0], testing::ContainsRegex(either));

@@ -383,36 +383,26 @@ TEST_P(CudaProductTest, RowsDoNotDependOnTheirCompany) {
 }
 
 // Our own products of few rows, which Linear uses where they have the bits of cuBLASLt's.
-class ChainProductTest : public testing::TestWithParam<cuda::ChainUnit> {
+class ChainProductTest : public CudaProductTest {
  protected:
-  void SetUp() override {
-    const std::string why_not = test::WhyNoDevice(Device::kCuda);
-    if (!why_not.empty()) GTEST_SKIP() << why_not;
-    context_ = MakeContext(Device::kCuda);
-    if (!cuda::FitsChain(*context_, GetParam(), 8, 1)) GTEST_SKIP() << "no warp groups";
-  }
   Product Make(const StackedWeights& weights) {
     const auto memory = std::make_shared<Buffer>(
         cuda::UploadItems(*context_, weights.out, weights.row_bytes(),
                           [&](int64_t row, std::byte* bytes) { CopyRow(weights, row, bytes); }));
     const TensorView w = {memory->as<void>(), DType::kBF16, {weights.out, weights.in}};
-    EXPECT_TRUE(cuda::FitsChain(*context_, GetParam(), weights.in, weights.out));
-    const auto fused = [memory, w, unit = GetParam()](DeviceContext& context, const ProductRows& x,
-                                                      TensorView y, ProductEnd end) {
-      return cuda::ApplyChain(context, unit, w, x, y, end);
+    EXPECT_TRUE(cuda::FitsChain(*context_, weights.in, weights.out));
+    const auto fused = [memory, w](DeviceContext& context, const ProductRows& x, TensorView y,
+                                   ProductEnd end) {
+      return cuda::ApplyChain(context, w, x, y, end);
     };
     const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
       EXPECT_TRUE(fused(context, x, y, accumulate ? ProductEnd::kAdd : ProductEnd::kStore));
     };
     return {memory->bytes(), apply, fused};
   }
-  std::unique_ptr<DeviceContext> context_;
 };
-INSTANTIATE_TEST_SUITE_P(, ChainProductTest,
-                         testing::Values(cuda::ChainUnit::kWarp, cuda::ChainUnit::kWarpGroup),
-                         [](const auto& info) {
-                           return info.param == cuda::ChainUnit::kWarp ? "Warp" : "WarpGroup";
-                         });
+INSTANTIATE_TEST_SUITE_P(, ChainProductTest, testing::Values(DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 // Blocks of one, two and four tiles, the last ones not full; inputs of less than a link and of many
 // that fill no whole one.
@@ -421,7 +411,7 @@ TEST_P(ChainProductTest, AgreesWithReference) {
       {1, 16, 8},      {8, 48, 20},     {16, 1160, 16},  {9, 8, 100},
       {16, 1280, 250}, {1, 1280, 1280}, {13, 3200, 300}, {2, 1280, 640}};
   for (const auto& [n, in, out] : cases) {
-    AssertProductAgrees(*context_, n, in, out, DType::kBF16,
+    AssertProductAgrees(*context_, n, in, out, GetParam(),
                         [&](const StackedWeights& weights) { return Make(weights); });
   }
 }
@@ -432,8 +422,8 @@ TEST_P(ChainProductTest, RowsDoNotDependOnTheirCompany) {
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1160, 16}, {48, 250}}) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = MakeView(w, {out, in});
-    const Product product = Make({{&part, 1}, in, out, DType::kBF16});
-    AssertRowsIndependent(Device::kCuda, {in, out, DType::kBF16}, counts, "chain", product.apply);
+    const Product product = Make({{&part, 1}, in, out, GetParam()});
+    AssertRowsIndependent(Device::kCuda, {in, out, GetParam()}, counts, "chain", product.apply);
   }
 }
 
@@ -444,7 +434,7 @@ TEST_P(ChainProductTest, FusedHasTheBitsOfItsParts) {
   for (const auto& [n, in, out] : cases) {
     std::vector<float> w = RandomNormal(static_cast<size_t>(in * out), 4);
     const TensorView part = MakeView(w, {out, in});
-    const Product product = Make({{&part, 1}, in, out, DType::kBF16});
+    const Product product = Make({{&part, 1}, in, out, GetParam()});
     const DeviceArray<float> h(*context_, RandomNormal(static_cast<size_t>((n + 2) * in), 5));
     const DeviceArray<float> weight(*context_, RandomNormal(static_cast<size_t>(in), 6));
     std::vector<int32_t> places(static_cast<size_t>(n));
@@ -475,10 +465,9 @@ TEST_P(ChainProductTest, FusedHasTheBitsOfItsParts) {
 }
 
 TEST_P(ChainProductTest, FitsWhereSharedMemoryHoldsATile) {
-  EXPECT_TRUE(cuda::FitsChain(*context_, GetParam(), 3200, 1280));
-  EXPECT_FALSE(
-      cuda::FitsChain(*context_, GetParam(), 3204, 1280));  // rows are no multiples of 16 bytes
-  EXPECT_FALSE(cuda::FitsChain(*context_, GetParam(), 8192, 1280));
+  EXPECT_TRUE(cuda::FitsChain(*context_, 3200, 1280));
+  EXPECT_FALSE(cuda::FitsChain(*context_, 3204, 1280));  // rows are no multiples of 16 bytes
+  EXPECT_FALSE(cuda::FitsChain(*context_, 8192, 1280));
 }
 
 #endif

@@ -185,8 +185,9 @@ TEST(PlanBatch, OthersGetWhatAClientLeaves) {
 
 // The costs of a device that takes `fixed` + 1 per token, in milliseconds.
 BatchCostModel Learned(double fixed,
-                       std::optional<absl::Duration> target = absl::InfiniteDuration()) {
-  BatchCostModel costs(target);
+                       std::optional<absl::Duration> target = absl::InfiniteDuration(),
+                       absl::Duration least = absl::ZeroDuration()) {
+  BatchCostModel costs(target, least);
   for (int round = 0; round < 200; ++round) {
     for (const double cost : {1, 2, 5, 8, 30, 70, 200, 512}) {
       costs.Observe(cost, absl::Milliseconds(fixed + cost));
@@ -272,6 +273,15 @@ TEST(PlanBatch, FewAnswersHaveTheTargetOfSome) {
     const double target = kTargetIterations * (5 + std::max<double>(n, kTargetAnswers));
     EXPECT_NEAR(5 + tokens, target, 0.1 * target) << n;
   }
+}
+
+TEST(PlanBatch, TheDefaultTargetIsAtLeastSoLong) {
+  const double few = 5 + TokensBeside(4, Learned(5, {}));  // 3 times 5 + 8 ms
+  EXPECT_NEAR(5 + TokensBeside(4, Learned(5, {}, absl::Milliseconds(10))), few, 0.1);
+  EXPECT_GT(5 + TokensBeside(4, Learned(5, absl::InfiniteDuration())), 40);
+  EXPECT_NEAR(Learned(5, {}, absl::Milliseconds(200)).Target(4), 0.2, 1e-9);
+  EXPECT_NEAR(Learned(5, absl::Milliseconds(50), absl::Milliseconds(200)).Target(4), 0.05, 1e-9)
+      << "a target that was asked for stands";
 }
 
 TEST(PlanBatch, PromptsAloneHaveNoTarget) {

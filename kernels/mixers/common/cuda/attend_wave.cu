@@ -173,8 +173,6 @@ Occupancy RequestOccupancy(DeviceContext& context, void (*kernel)(AttendArgs), s
                            int most) {
   const auto* function = reinterpret_cast<const void*>(kernel);
   AllowShared(context, function, shared_bytes);
-  CheckCuda(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
   int of_multiprocessor = 0, reserved = 0;
   CheckCuda(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
                                    context.cuda().ordinal));

@@ -37,26 +37,6 @@ inline void MmaBF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
   simt::MmaBF16(d, a, b0, b1, where);
 }
 
-// By each warp alone; warps without rows do nothing.
-template <int kTiles>
-void MmaShared(float (&d)[kTiles][4], SharedPtr<const uint4> a, int a_stride, int n_a,
-               SharedPtr<const uint4> b, int b_stride, int n_b,
-               std::source_location where = std::source_location::current()) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane % 16;
-  if (row - lane % 16 >= n_a) return;
-  uint32_t of_a[4], of_b[4];
-  LoadMatrices(of_a, a + (lane / 16 * a_stride + row), where);
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int column = tile * 8 + lane % 8;
-    LoadMatrices(of_b, b + (lane / 8 % 2 * b_stride + (column < n_b ? column : 0)), where);
-    MmaBF16(d[tile], of_a, of_b[0], of_b[1], where);
-  }
-}
-inline void BeginMmaShared() {}
-inline void EndMmaShared() {}
-inline void PublishToMmaShared() {}
-
 // Rounded correctly, where the hardware is within 2 ulp; subnormals are flushed like there.
 inline float Exp2Approx(float x) { return simt::Exp2FlushingSubnormals(x); }
 inline uint32_t PackBF16(float low, float high) { return simt::PackBF16(low, high); }
