@@ -197,9 +197,10 @@ template <int kSteps, int kPairs, bool kExact, class T>
 __global__ void __launch_bounds__(kBlockThreads, kSteps <= 8 ? kWantedBlocks : 1)
     AttendDecodeKernel(const __grid_constant__ AttendArgs args) {
   AllowNextKernel();
-  WaitForKernelsBefore();
   Tile tile;
-  if (!FindTile(args, tile)) return;
+  const bool any = FindTile(args, tile);
+  WaitForKernelsBefore();
+  if (!any) return;
   constexpr DecodeLayout at = MakeDecodeLayout<kSteps, kPairs, T>(0);
   constexpr int kKeys = 16 * kSteps, kValues = 16 * kWarps * kPairs;
   const BlockDims dims = {kKeys, kValues, kExact ? kKeys : args.blocks.shape.head_dim,

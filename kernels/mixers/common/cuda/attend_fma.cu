@@ -200,9 +200,10 @@ template <int kRows, class T>
 __global__ void __launch_bounds__(kFmaThreads, kRows == 4 ? 4 : 2)
     AttendFmaKernel(const __grid_constant__ AttendArgs args) {
   AllowNextKernel();
-  WaitForKernelsBefore();
   Tile tile;
-  if (!FindTile(args, tile)) return;
+  const bool any = FindTile(args, tile);
+  WaitForKernelsBefore();
+  if (!any) return;
   constexpr int kHalf = kRows / 2;
   const int head_dim = args.blocks.shape.head_dim, row_stride = RoundUp4(head_dim);
   const int thread = static_cast<int>(threadIdx.x), slot = thread % kBlockSlots;

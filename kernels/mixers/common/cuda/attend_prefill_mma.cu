@@ -191,10 +191,11 @@ template <int kSteps, int kPairs, bool kExact, class T>
 __global__ void __launch_bounds__(kBlockThreads, kPairs <= 8 ? kWantedBlocks : 1)
     AttendPrefillKernel(const __grid_constant__ AttendArgs args) {
   AllowNextKernel();
-  WaitForKernelsBefore();
   {
     Tile found;
-    if (!FindTile(args, found)) return;
+    const bool any = FindTile(args, found);
+    WaitForKernelsBefore();
+    if (!any) return;
     if (threadIdx.x == 0) DynamicShared<Tile>(0)[0] = found;
     __syncthreads();
   }

@@ -110,7 +110,8 @@ __device__ inline void FindRows(const AttendArgs& args, int tile_index, int n_to
                                        args.tile_rows - (args.probes_beside ? 0 : tile.n_queries));
 }
 
-// False: this thread block has nothing to do.
+// False: this thread block has nothing to do. It reads only what is copied to the device before a
+// batch's first kernel begins.
 __device__ inline bool FindTile(const AttendArgs& args, Tile& tile) {
   const AttentionBlocks& blocks = args.blocks;
   const auto whole = static_cast<uint32_t>(args.whole_tiles),
