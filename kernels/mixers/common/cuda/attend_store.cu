@@ -245,6 +245,7 @@ __global__ void __launch_bounds__(kThreads)
 // A batch's row is its sequence's only token.
 template <class T>
 struct StoreNewest {
+  static constexpr bool kHasValues = true;
   HeadRows values;
   AttentionBlocks blocks;
   DeviceSequences seqs;
