@@ -475,8 +475,8 @@ bool Chooser::Expect(const Algorithm& algorithm) {
   return true;
 }
 
-// Whether the algorithm is accepted for every number of rows from `least` to `most`, and gives rows
-// the expected bits.
+// Whether the algorithm is accepted for the numbers of rows that are tried, from `least` to `most`,
+// and gives rows the expected bits.
 bool Chooser::IsProved(const Algorithm& algorithm, int64_t least, int64_t most) {
   CheckCuda(cudaMemsetAsync(differs_.as<void>(), 0, sizeof(uint32_t), device_.stream));
   const int64_t step = most <= kEveryCount ? 1 : (most - least) / kSomeCounts | 1;

@@ -96,8 +96,8 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights);
 // Our own product of few rows (product_chain.h), where it has their bits, and the fastest
 // algorithms of cuBLASLt among those that give a row the same bits for any number of rows, which is
 // proved at the first product of each shape. None if there are none for all numbers of rows. `what`
-// receives the algorithms, or the reason for none. A call that cuBLASLt refuses throws
-// RefusedByDevice.
+// receives the algorithms, or the reason for none. A call that cuBLASLt refuses is made in parts; a
+// refused row throws RefusedByDevice.
 std::optional<Product> MakeCublasProduct(DeviceContext& context, const StackedWeights& weights,
                                          std::string& what);
 
