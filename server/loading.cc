@@ -31,10 +31,15 @@ std::string Lower(const char* name) { return absl::AsciiStrToLower(name); }
 // twice because scratch grows by doubling, and the partial results of split attention, the
 // sampler's scratch and recorded graphs.
 size_t BatchScratchBytes(const model::ModelConfig& config, const Options& options) {
-  int64_t d_ff = 0;
-  for (const model::LayerSpec& layer : config.layers)
-    d_ff = std::max(d_ff, layer.feed_forward.width);
-  const int64_t row = config.vocab_size + 3 * d_ff + 8 * config.hidden_size;
+  int64_t of_layer = 0;
+  for (const model::LayerSpec& layer : config.layers) {
+    int64_t width = 3 * layer.feed_forward.width;
+    if (const auto& mixture = layer.feed_forward.mixture) {
+      width += mixture->router.n_chosen * (3 * mixture->width + config.hidden_size);
+    }
+    of_layer = std::max(of_layer, width);
+  }
+  const int64_t row = config.vocab_size + of_layer + 8 * config.hidden_size;
   return 2 * sizeof(float) * static_cast<size_t>(options.engine.max_batch_tokens * row) +
          (size_t{512} << 20);
 }
@@ -65,7 +70,7 @@ absl::StatusOr<model::StateLayout> PlanLayout(const Options& options,
                                                                : kernels::kHostPageBytes;
   absl::StatusOr<model::StateLayout> layout = model::PlanStateLayout(
       config, StateDType(options, config), StateLimitsFor(options), options.device, page);
-  if (!layout.ok()) return InContext(options.model + "/config.json", layout.status());
+  if (!layout.ok()) return InContext(model::ConfigPath(options.model), layout.status());
   return layout;
 }
 
@@ -130,6 +135,16 @@ std::string WeightsName(const model::LanguageModel& model) {
              : Lower(kernels::DTypeName(model.compute_dtype()));
 }
 
+// Returns which factors of RoPE a model with two lists of them has; empty for others.
+std::string RopeChoice(const model::LanguageModel& model) {
+  const int64_t tokens = model.config().short_rope_tokens();
+  if (tokens == 0) return "";
+  return model.most_tokens() <= tokens
+             ? absl::StrCat("RoPE: short_factor, as --max-context ends sessions by ", tokens)
+             : absl::StrCat("RoPE: long_factor, as sessions may have more than ", tokens,
+                            " tokens; --max-context ", tokens, " would give short_factor");
+}
+
 }  // namespace
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
@@ -155,6 +170,9 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
                                                   options.cache_policies, *loaded.context));
   for (const kernels::ProductChoice& choice : kernels::ProductChoices())
     log.Info(choice.ToString());
+  for (const auto& each : loaded.models) {
+    if (const std::string choice = RopeChoice(*each); !choice.empty()) log.Info(choice);
+  }
   RETURN_IF_ERROR(ReserveScratch(options, config, *loaded.context));
   ASSIGN_OR_RETURN(std::unique_ptr<model::Tokenizer> tokenizer,
                    model::Tokenizer::Load(options.model, loaded.models.front()->config()));
@@ -183,7 +201,7 @@ ModelDescription Describe(const Loaded& loaded, const Options& options) {
                                           [](std::string* text, const model::CachePolicy& policy) {
                                             absl::StrAppend(text, policy.name);
                                           }),
-          .weight_bytes = model.weight_bytes(),
+          .weight_bytes = model.weight_count().bytes,
           .has_gpu = options.device == kernels::Device::kCuda,
           .has_dictionary = std::ranges::any_of(
               loaded.models, [](const auto& each) { return each->layout().has_slot_cap(); })};
@@ -196,7 +214,7 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
   result.vocab_size = config.vocab_size;
   result.eos_token_ids = config.eos_token_ids;
   result.full_kv_bytes_per_token = first.full_kv_bytes_per_token();
-  result.weight_bytes = first.weight_bytes();
+  result.weight_bytes = static_cast<size_t>(first.weight_count().ReadBy(1));
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
   result.SetChatFormat(loaded.chat_format.get(), options.call_syntax);
   for (size_t i = 0; i < loaded.models.size(); ++i) {
@@ -247,10 +265,15 @@ CopyMemory CopyMemoryFor(const Options& options, size_t state_memory) {
 
 void LogSummary(const model::LanguageModel& model, const ModelDescription& description,
                 const engine::EngineModel& served, const engine::EngineOptions& options, Log& log) {
-  log.Info(absl::StrFormat(
-      "model %s: %d parameters, %d layers, %d weight bytes in %s, compute %s on %s",
-      description.names.front(), description.parameters, model.config().n_layers,
-      model.weight_bytes(), description.weights, description.compute_dtype, description.device));
+  log.Info(
+      absl::StrFormat("model %s: %d parameters, %d layers, %d weight bytes in %s, compute %s on %s",
+                      description.names.front(), description.parameters, model.config().n_layers,
+                      model.weight_count().bytes, description.weights, description.compute_dtype,
+                      description.device));
+  if (model.active_parameters() != model.parameters()) {
+    log.Info(absl::StrFormat("experts: a token reads %d parameters, %d weight bytes",
+                             model.active_parameters(), served.weight_bytes));
+  }
   for (const engine::ModelVariant& variant : served.variants) {
     const int32_t cap = variant.default_slot_cap;
     log.Info(absl::StrFormat(
@@ -268,9 +291,26 @@ void LogSummary(const model::LanguageModel& model, const ModelDescription& descr
   }
 }
 
+// Says what the weights take in memory, and how much of that a token reads.
+std::string WeightsText(const Options& options, const model::ModelConfig& config) {
+  const kernels::DType compute = options.compute_dtype.value_or(config.default_dtype());
+  const kernels::WeightCount count =
+      model::LanguageModel::CountWeights(config, {compute, options.weights});
+  std::string text = absl::StrFormat("weights of %d bytes in memory", count.bytes);
+  if (count.expert_parameters > 0) {
+    absl::StrAppendFormat(&text,
+                          ", of which a token reads %d; experts of %d parameters, of which a token "
+                          "reads %d",
+                          static_cast<size_t>(count.ReadBy(1)), count.expert_parameters,
+                          count.expert_parameters - count.idle_parameters);
+  }
+  absl::StrAppend(&text, "; an embedding of ", config.embedding_bytes(), " bytes\n");
+  return text;
+}
+
 absl::StatusOr<std::string> PlanText(const Options& options) {
   const size_t budget = *options.state_memory_bytes;
-  std::string text;
+  std::string text, weights;
   for (const model::CachePolicy& policy : options.cache_policies) {
     ASSIGN_OR_RETURN(model::ModelConfig config, model::LoadConfig(options.model, policy));
     ASSIGN_OR_RETURN(model::StateLayout layout, PlanLayout(options, config));
@@ -288,7 +328,9 @@ absl::StatusOr<std::string> PlanText(const Options& options) {
                           "bytes_reserved", "fit_in_memory", "sessions", "full_kv_cache_bytes",
                           "live_slots");
     AppendRows(options, config, layout, text);
+    weights = WeightsText(options, config);  // which all policies share
   }
+  text += weights;
   const CopyMemory copies = CopyMemoryFor(options, budget);
   absl::StrAppendFormat(
       &text,

@@ -55,11 +55,11 @@ FlagValue ModelNames(std::vector<std::string>& to) {
 }
 
 void AddServing(Flags& flags, Options& o) {
-  flags.Add("model", "FOLDER", Text(o.model, "a folder"),
-            "model folder: config.json, *.safetensors, tokenizer", "required");
+  flags.Add("model", "PATH", Text(o.model, "a folder or a GGUF file"),
+            "model folder (config.json, *.safetensors, tokenizer) or GGUF file", "required");
   flags.Add("served-model-name", "NAME[,NAME]", ModelNames(o.served_model_names),
             "names by which requests may ask for the model; answers and metrics show the first",
-            "the folder's, or ORG/NAME in the cache of the Hugging Face hub");
+            "the folder's or file's, or ORG/NAME in the cache of the Hugging Face hub");
   flags.Add("chat-template", "FILE", Text(o.chat_template, "a file"),
             "Jinja file with the model's chat template (docs/model-format.md)", "the folder's");
   flags.Add("listen", "HOST:PORT", Address(o.listen.address, 0),
@@ -304,10 +304,11 @@ void AddActions(Flags& flags, CommandLine& line) {
       "check-config", act(Action::kCheckConfig),
       "checks options, model folder and credentials without loading the weights, prints\n"
       "every option with its value and where it comes from, and ends");
-  flags.AddSwitch("plan", act(Action::kPlan),
-                  "prints how many sessions fit in --state-memory, exactly, for each cap of\n"
-                  "--plan-centroids and each length of --plan-tokens, and ends; needs neither the\n"
-                  "weights nor the device");
+  flags.AddSwitch(
+      "plan", act(Action::kPlan),
+      "prints how many sessions fit in --state-memory, exactly, for each cap of\n"
+      "--plan-centroids and each length of --plan-tokens, and the bytes of the weights,\n"
+      "and ends; needs neither the weights nor the device");
   flags.AddEnd("hash-token", act(Action::kHashToken),
                "prints the SHA-256 of the token on stdin, for the file of --tenants");
   flags.AddEnd("help", act(Action::kHelp), "this text");
@@ -364,7 +365,7 @@ absl::Status CheckSecurity(const Options& options) {
 absl::Status CheckTogether(const CommandLine& line) {
   const Options& options = line.options;
   if (options.model.empty()) {
-    return Bad("--model: expected a model folder, got none");
+    return Bad("--model: expected a model folder or a GGUF file, got none");
   }
   RETURN_IF_ERROR(CheckSecurity(options));
   if (line.action == CommandLine::Action::kPlan && !options.state_memory_bytes.has_value()) {
@@ -418,7 +419,7 @@ std::string HelpText() {
   CommandLine line;
   return absl::StrCat(
       "ovq-server: serves language models with bounded memory over gRPC.\n\n"
-      "usage: ovq-server --model FOLDER [flags]     (--name value or --name=value)\n\n",
+      "usage: ovq-server --model PATH [flags]     (--name value or --name=value)\n\n",
       Declare(line).Help(),
       "\nFlags win over the environment, the environment over the file, the file over the "
       "defaults.\n"

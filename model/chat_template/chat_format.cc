@@ -16,7 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kConfigFile[] = "tokenizer_config.json";
 constexpr char kJsonFile[] = "chat_template.json";
 constexpr char kTemplateFile[] = "chat_template.jinja";
 
@@ -71,8 +70,7 @@ absl::StatusOr<Sources> FindSources(const std::string& folder, const Json& confi
     ASSIGN_OR_RETURN(const Json json, model::OptionalObject(path));
     RETURN_IF_ERROR(AddField(path, json, found));
   }
-  if (!found.usual)
-    RETURN_IF_ERROR(AddField(absl::StrCat(folder, "/", kConfigFile), config, found));
+  if (!found.usual) RETURN_IF_ERROR(AddField(model::TokenizerConfigPath(folder), config, found));
   return found;
 }
 
@@ -102,8 +100,7 @@ nlohmann::ordered_json MessageJson(const ChatMessage& message) {
 
 absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& folder,
                                                              const std::string& file) {
-  ASSIGN_OR_RETURN(const Json config,
-                   model::OptionalObject(absl::StrCat(folder, "/", kConfigFile)));
+  ASSIGN_OR_RETURN(const Json config, model::TokenizerConfig(folder));
   Sources found;
   if (file.empty()) {
     ASSIGN_OR_RETURN(found, FindSources(folder, config));

@@ -47,9 +47,9 @@ class ChatFormat {
   // Loads the template "default" and, for conversations with tools, "tool_use" if there is one.
   // They are looked for as Transformers does: additional_chat_templates/NAME.jinja and, for the
   // default, chat_template.jinja; else the field `chat_template` of chat_template.json; else that
-  // of tokenizer_config.json. A field is a text, or a list of named texts. `file`, if not empty, is
-  // the only template, in place of the folder's. Null if there is none. Errors name the file if it
-  // cannot be read or its template cannot be parsed.
+  // of tokenizer_config.json, or a GGUF file's. A field is a text, or a list of named texts.
+  // `file`, if not empty, is the only template, in place of the folder's. Null if there is none.
+  // Errors name the file if it cannot be read or its template cannot be parsed.
   static absl::StatusOr<std::unique_ptr<ChatFormat>> Load(const std::string& folder,
                                                           const std::string& file = "");
 

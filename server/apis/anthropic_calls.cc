@@ -21,6 +21,7 @@ absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   const ModelNames& names = call->services().description.names;
   ASSIGN_OR_RETURN(const OpenAiRequest request, ReadMessagesRequest(body, names, /*counts=*/false));
+  call->SetSessionKey(request.session_key);
   StartGeneration(call, MakeMessageAnswer(request.stream, names.front()), request.message,
                   {.translate_error = InTheirs});
   return absl::OkStatus();

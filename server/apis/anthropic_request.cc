@@ -219,7 +219,7 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
     fields.Fail(Unsupported("thread", "none", "thread_unsupported_request"));
   }
   for (const char* hint : {"cache_control", "inference_geo", "speed"}) fields.Skip(hint);
-  SkipHints(fields);
+  SkipHints(fields, request);
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }

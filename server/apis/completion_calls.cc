@@ -1,12 +1,12 @@
-// /v1/completions: a request to the engine for each prompt and, where its log-probabilities are
-// asked for (echo and logprobs), a score before it.
+// /v1/completions: a request to the engine for each prompt, which also scores it where its
+// log-probabilities are asked for (echo and logprobs).
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "server/apis/generation_call.h"
@@ -21,17 +21,11 @@
 namespace ovq::server {
 namespace {
 
-using Scores = std::vector<model::TokenScore>;
-
-// A completion until its answer begins.
+// A completion with its prompts.
 class CompletionCall final : public std::enable_shared_from_this<CompletionCall> {
  public:
   CompletionCall(HttpCallPtr call, OpenAiRequest request)
-      : call_(std::move(call)),
-        request_(std::move(request)),
-        ids_(request_.prompts.size()),
-        scores_(request_.prompts.size()),
-        open_(request_.prompts.size()) {}
+      : call_(std::move(call)), request_(std::move(request)), ids_(request_.prompts.size()) {}
 
   absl::Status Start() {
     for (size_t p = 0; request_.echo && p < ids_.size(); ++p) {
@@ -39,29 +33,16 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
       if (status.ok()) status = CheckGenerate(Message(p), call_->record());
       if (!status.ok()) return Translated(status, p);
     }
-    if (!scored()) {
-      Generate();
-      return absl::OkStatus();
-    }
-    for (size_t p = 0; p < ids_.size(); ++p) {
-      v1::ScoreRequest message;
-      message.set_memory(request_.message.memory());
-      if (request_.message.has_max_centroids()) {
-        message.set_max_centroids(request_.message.max_centroids());
-      }
-      message.set_top_logprobs(request_.message.output().top_logprobs());
-      const absl::Status status =
-          SubmitScore(message, ids_[p], call_->record(),
-                      [self = shared_from_this(), p](absl::StatusOr<Scores> scores) {
-                        self->AddScores(p, std::move(scores));
-                      });
-      if (!status.ok()) AddScores(p, status);
-    }
+    Generate();
     return absl::OkStatus();
   }
 
  private:
   bool scored() const { return request_.echo && request_.message.output().logprobs(); }
+  std::optional<int> prompt_scores() const {
+    if (!scored()) return std::nullopt;
+    return static_cast<int>(request_.message.output().top_logprobs());
+  }
 
   absl::Status Translated(const absl::Status& status, size_t p) const {
     const bool several = request_.prompts.size() > 1;
@@ -87,20 +68,6 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
     return ReserveBytes(call_->record().memory(), shown * kShownBytes);
   }
 
-  // The last of all starts the answer, or ends the call with the first error.
-  void AddScores(size_t p, absl::StatusOr<Scores> scores) {
-    absl::ReleasableMutexLock lock(&mutex_);
-    if (scores.ok()) {
-      scores_[p] = *std::move(scores);
-    } else if (error_.ok()) {
-      error_ = Translated(scores.status(), p);
-      call_->record().cancel()->Cancel();
-    }
-    if (--open_ > 0) return;
-    lock.Release();
-    error_.ok() ? Generate() : call_->Fail(error_);
-  }
-
   void Generate() {
     auto writer = MakeCompletionAnswer(request_, call_->services().description.names.front(),
                                        call_->services().engine.model().tokenizer,
@@ -110,31 +77,17 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
       generations.push_back(
           {.submit =
                [this, p](CallRecord& record, std::shared_ptr<engine::TokenStream> stream) {
-                 return Submit(p, record, std::move(stream));
+                 return SubmitGenerate(Message(p), record, std::move(stream), prompt_scores());
                },
            .first_choice = static_cast<int>(p * request_.choices()),
-           .before = Echo(p),
+           .before = [self = shared_from_this(),
+                      p](const engine::StreamEvent& event) { return self->Echo(p, event); },
            .translate_error =
                [self = shared_from_this(), p](const absl::Status& status) {
                  return self->Translated(status, p);
                }});
     }
     StartGenerations(call_, std::move(writer), std::move(generations));
-  }
-
-  absl::Status Submit(size_t p, CallRecord& record, std::shared_ptr<engine::TokenStream> stream) {
-    if (scored() && request_.message.stop().max_tokens() == 0) {  // the engine has done all of it
-      engine::Started started;
-      started.prompt_tokens = std::ssize(ids_[p]);
-      stream->Push({.started = started});
-      for (int i = 0; i < static_cast<int>(request_.choices()); ++i) {
-        stream->Push(
-            {.finished = engine::Finished{.index = i, .reason = engine::FinishReason::kLength}});
-      }
-      stream->Close(absl::OkStatus());
-      return absl::OkStatus();
-    }
-    return SubmitGenerate(Message(p), record, std::move(stream));
   }
 
   v1::GenerateRequest Message(size_t p) const {
@@ -146,9 +99,10 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
     return message;
   }
 
-  // The prompt as the first part of each of its choices.
-  std::vector<engine::StreamEvent> Echo(size_t p) const {
-    if (!request_.echo) return {};
+  // The prompt as the first part of each of its choices, once its scores, if any, are there.
+  std::vector<engine::StreamEvent> Echo(size_t p, const engine::StreamEvent& event) const {
+    const bool due = scored() ? event.prompt_scores.has_value() : event.started.has_value();
+    if (!request_.echo || !due) return {};
     const model::Tokenizer* const tokenizer = call_->services().engine.model().tokenizer;
     engine::TokenChunk chunk;
     if (request_.prompts[p].has_text()) {
@@ -160,9 +114,9 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
       chunk.token_ids = ids_[p];
       chunk.logprobs.push_back(std::numeric_limits<float>::quiet_NaN());
       chunk.top.emplace_back();
-      for (size_t i = 0; i + 1 < ids_[p].size(); ++i) {
-        chunk.logprobs.push_back(scores_[p][i].logprob.value_or(chunk.logprobs.front()));
-        chunk.top.push_back(scores_[p][i].top);
+      for (const model::TokenScore& score : *event.prompt_scores) {
+        chunk.logprobs.push_back(score.logprob.value_or(chunk.logprobs.front()));
+        chunk.top.push_back(score.top);
       }
     }
     std::vector<engine::StreamEvent> events;
@@ -175,10 +129,6 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
   const HttpCallPtr call_;
   const OpenAiRequest request_;
   std::vector<std::vector<int32_t>> ids_;  // of each prompt, if they are shown
-  absl::Mutex mutex_;                      // guards the members below
-  std::vector<Scores> scores_;             // of each prompt, if their log-probabilities are shown
-  size_t open_;                            // prompts without scores
-  absl::Status error_;
 };
 
 }  // namespace

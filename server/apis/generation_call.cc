@@ -93,8 +93,8 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
 
   void OnEvent(Part& part, const engine::StreamEvent& event) {
     if (!end_.ok()) return;
-    for (const engine::StreamEvent& before : std::exchange(part.generation.before, {})) {
-      Write(part, before);
+    if (part.generation.before) {
+      for (const engine::StreamEvent& before : part.generation.before(event)) Write(part, before);
     }
     Write(part, event);
     if (writer_->streams() && !streaming_) Begin();

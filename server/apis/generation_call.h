@@ -37,9 +37,10 @@ struct Generation {
   // Submits the request, or fills the stream itself. Called on a thread that may block, before any
   // event of the call.
   std::function<absl::Status(CallRecord& call, std::shared_ptr<engine::TokenStream> stream)> submit;
-  int first_choice = 0;                          // what the writer gets for index 0 of the events
-  std::vector<engine::StreamEvent> before = {};  // events that the writer gets before the engine's
-  TranslateError translate_error = nullptr;      // gives the error that the client gets
+  int first_choice = 0;  // what the writer gets for index 0 of the events
+  // Events that the writer gets before this one of the engine's; may be null.
+  std::function<std::vector<engine::StreamEvent>(const engine::StreamEvent& event)> before = {};
+  TranslateError translate_error = nullptr;  // gives the error that the client gets
 };
 
 struct GenerationHooks {

@@ -22,9 +22,6 @@
 namespace ovq::server {
 namespace {
 
-constexpr size_t kResponsesPart =
-    16;  // share 1/16 of --request-memory is for texts of stored responses
-
 struct Route {
   const char* method;
   const char* pattern;  // {} stands for one word of the path, {*} for the rest of it
@@ -44,6 +41,7 @@ constexpr std::array kRoutes = {
     Route{"POST", "/v1/messages/count_tokens", &ServeCountTokens},
     Route{"POST", "/v1/responses", &ServeResponses},
     Route{"GET", "/v1/responses/{}", &ServeResponse, Lane::kQuick},
+    Route{"GET", "/v1/responses/{}/input_items", &ServeResponseInput, Lane::kQuick},
     Route{"DELETE", "/v1/responses/{}", &ServeResponseDelete},
     Route{"POST", "/tokenize", &ServeTokenize},
     Route{"POST", "/detokenize", &ServeDetokenize},
@@ -150,9 +148,7 @@ std::vector<const char*> HttpRouteLabels() {
 }
 
 HttpApi::HttpApi(ServiceContext& services, BrowserRules rules)
-    : services_(services),
-      rules_(std::move(rules)),
-      responses_(services.engine.options().request_memory->total() / kResponsesPart) {}
+    : services_(services), rules_(std::move(rules)) {}
 
 absl::Status HttpApi::Listen(HttpOptions options) {
   Metrics& metrics = services_.metrics;
@@ -185,8 +181,8 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
                             : found.route ? found.route->label()
                                           : kOtherLabel;
   HttpHeaders headers = PageHeaders(rules_, exchange->request());
-  const auto call = std::make_shared<HttpCall>(services_, responses_, label, std::move(exchange),
-                                               std::move(headers));
+  const auto call =
+      std::make_shared<HttpCall>(services_, label, std::move(exchange), std::move(headers));
   if (absl::Status fault = call->exchange().fault(); !fault.ok()) return call->Fail(fault);
   if (found.allow.empty()) return call->Fail(NoSuchPath(path));
   const bool get = method == "GET" || method == "HEAD";

@@ -9,7 +9,6 @@
 #include "server/calls/service_context.h"
 #include "server/http/browser_rules.h"
 #include "server/http/http_server.h"
-#include "server/http/response_store.h"
 
 namespace ovq::server {
 
@@ -32,7 +31,6 @@ class HttpApi {
  private:
   ServiceContext& services_;
   const BrowserRules rules_;
-  ResponseStore responses_;
   std::atomic<bool> ready_ = true;
   std::unique_ptr<HttpServer> server_;  // ends first
 };

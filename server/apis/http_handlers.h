@@ -16,7 +16,7 @@ using HttpHandler = absl::Status(const HttpCallPtr& call, const PathWords& words
 
 // OpenAI's and vLLM's API.
 HttpHandler ServeModels, ServeCompletions, ServeChat, ServeResponses, ServeResponse,
-    ServeResponseDelete, ServeTokenize, ServeDetokenize;
+    ServeResponseInput, ServeResponseDelete, ServeTokenize, ServeDetokenize;
 // Anthropic's.
 HttpHandler ServeMessages, ServeCountTokens;
 // /ovq/v1: messages as JSON.

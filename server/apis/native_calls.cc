@@ -38,15 +38,6 @@ UnaryDone<Response> Later(const HttpCallPtr& call, WorkQueue& queue) {
   };
 }
 
-// A number of the query; unset if it is not given.
-absl::StatusOr<std::optional<uint32_t>> ReadQuery(const HttpCall& call, const char* name) {
-  const std::optional<std::string> text = call.Query(name);
-  uint32_t number = 0;
-  if (!text) return std::nullopt;
-  if (absl::SimpleAtoi(*text, &number)) return number;
-  return engine::BadField(name, "a whole number", Quoted(*text));
-}
-
 // Reads the body, and the session id from the path if the path names one.
 template <class Message>
 absl::Status ReadFor(const HttpCallPtr& call, const PathWords& words, Message& message) {
@@ -82,7 +73,7 @@ absl::Status ServeInfo(const HttpCallPtr& call, const PathWords&) {
     }
     request.add_positions(position);
   }
-  ASSIGN_OR_RETURN(const std::optional<uint32_t> cap, ReadQuery(*call, "max_centroids"));
+  ASSIGN_OR_RETURN(const std::optional<uint32_t> cap, call->QueryNumber("max_centroids"));
   if (cap) request.set_max_centroids(*cap);
   request.set_memory(call->Query("memory").value_or(""));
   return Answer(call, GetModelInfo(call->record(), request));
@@ -94,7 +85,7 @@ absl::Status ServeStatus(const HttpCallPtr& call, const PathWords&) {
 
 absl::Status ServeSessions(const HttpCallPtr& call, const PathWords&) {
   v1::ListSessionsRequest request;
-  ASSIGN_OR_RETURN(const std::optional<uint32_t> size, ReadQuery(*call, "page_size"));
+  ASSIGN_OR_RETURN(const std::optional<uint32_t> size, call->QueryNumber("page_size"));
   request.set_page_size(size.value_or(0));
   request.set_page_token(call->Query("page_token").value_or(""));
   return Answer(call, ListSessions(call->record(), request));

@@ -36,7 +36,8 @@ void ReadFormat(BodyFields& fields) {
   fields.Fail(Unsupported("response_format", "{\"type\": \"text\"}"));
 }
 
-void SkipHints(BodyFields& fields) {
+void SkipHints(BodyFields& fields, OpenAiRequest& to) {
+  to.session_key = fields.Text("prompt_cache_key").value_or("");
   for (const char* name :
        {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention",
         "prompt_cache_options", "request_id", "client_metadata"}) {

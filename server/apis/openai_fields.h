@@ -51,9 +51,9 @@ void ReadStream(BodyFields& fields, OpenAiRequest& to);
 void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);  // memory, max_centroids
 void ReadFormat(BodyFields& fields);                            // response_format
 void RefuseVllmFields(BodyFields& fields);
-// Accepts the fields that change no answer of this server: ids of users, hints for caches, options
-// of OpenAI's service.
-void SkipHints(BodyFields& fields);
+// Reads prompt_cache_key, and accepts the fields that change no answer of this server: ids of
+// users, hints for caches, options of OpenAI's service.
+void SkipHints(BodyFields& fields, OpenAiRequest& to);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
 // the name of the prompt that it is of.

@@ -72,8 +72,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames&
   fields.Refuse("add_special_tokens", "true", {true});
   ReadFormat(fields);
   RefuseVllmFields(fields);
-  SkipHints(fields);
-  request.session_key = fields.Text("prompt_cache_key").value_or("");
+  SkipHints(fields, request);
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }
@@ -122,8 +121,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model
   }
   ReadFormat(fields);
   RefuseVllmFields(fields);
-  SkipHints(fields);
-  request.session_key = fields.Text("prompt_cache_key").value_or("");
+  SkipHints(fields, request);
   RETURN_IF_ERROR(fields.Finish());
   return request;
 }

@@ -1,12 +1,19 @@
 // /v1/responses: each stored response has a session, and the next response goes on in a fork of it.
 // So the conversation before is not prefilled again, and several responses can go on from one.
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/random.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "server/apis/chat_messages.h"
 #include "server/apis/generation_call.h"
 #include "server/apis/http_handlers.h"
@@ -21,6 +28,7 @@ namespace ovq::server {
 namespace {
 
 constexpr size_t kKeyDigits = 16;
+constexpr char kInputItemPrefix[] = "item_";  // of an item of the input without an id
 
 // Puts two messages of one letter in place of the messages that the session has read already.
 // NewText renders the known messages only to cut their text off again, so their content does not
@@ -42,6 +50,47 @@ void StandInForKnown(v1::Conversation& conversation) {
   conversation.Swap(&whole);
 }
 
+// The text that is kept with a stored response: a line with the digests of the instructions and of
+// the tools, its own or inherited ones ("" without), a line with the response, and one with its
+// request's input.
+struct StoredResponse {
+  std::string instructions, tools;
+  std::string response, input;  // as JSON, which has no line ends
+
+  std::string Text() const {
+    return absl::StrCat(instructions, " ", tools, "\n", response, "\n", input);
+  }
+};
+
+std::optional<StoredResponse> ReadStored(const engine::SessionText& text) {
+  if (text == nullptr) return std::nullopt;
+  const std::vector<std::string> lines = absl::StrSplit(*text, '\n');
+  const std::vector<std::string> digests = absl::StrSplit(lines[0], ' ');
+  if (lines.size() != 3 || digests.size() != 2) return std::nullopt;
+  return StoredResponse{digests[0], digests[1], lines[1], lines[2]};
+}
+
+// JSON of a stored response. A file that somebody else wrote may hold anything: what is no JSON is
+// null.
+Json ParseStored(const std::string& text) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? Json() : json;
+}
+
+// Takes memory of the call for a stored response's text, and for what becomes of it.
+std::function<absl::Status(size_t)> Reserve(HttpCall& call) {
+  constexpr size_t kBytesPerChar = 8;  // as parsed JSON and in an answer
+  return
+      [&call](size_t bytes) { return ReserveBytes(call.record().memory(), kBytesPerChar * bytes); };
+}
+
+// NotFound without such a response; unset if its text is not kept. Blocks.
+absl::StatusOr<std::optional<StoredResponse>> FindStored(HttpCall& call, const std::string& id) {
+  ASSIGN_OR_RETURN(const engine::SessionText text, call.services().engine.sessions().GetText(
+                                                       id, call.caller().tenant, Reserve(call)));
+  return ReadStored(text);
+}
+
 absl::Status NoPrevious() {
   return NoResponse("previous_response_id", "previous_response_not_found");
 }
@@ -59,10 +108,10 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     const std::string& tools = request_.message.prompt().conversation().tools_json();
     if (!tools.empty()) tools_digest_ = Digest(tools);
     if (!request_.previous) return absl::OkStatus();
-    if (!call_->services().engine.sessions().Get(*request_.previous, call_->caller().tenant).ok()) {
-      return NoPrevious();
-    }
-    const auto previous = call_->responses().Get(*request_.previous);
+    const auto found = FindStored(*call_, *request_.previous);
+    if (absl::IsNotFound(found.status())) return NoPrevious();
+    RETURN_IF_ERROR(found.status());
+    const std::optional<StoredResponse>& previous = *found;
     if (!tools_digest_.empty() && (!previous || tools_digest_ != previous->tools)) {
       return engine::BadField(
           "tools", "none, or those of the response before, which the model has read", "others");
@@ -137,14 +186,19 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     StartGeneration(call_, std::move(answer), request_.message, std::move(hooks));
   }
 
-  absl::Status Ended(const absl::Status& status, const ResponseAnswer& answer) {
+  absl::Status Ended(absl::Status status, const ResponseAnswer& answer) {
     if (session_id_.empty()) return status;
+    engine::SessionOperations& sessions = call_->services().engine.sessions();
+    const std::string& tenant = call_->caller().tenant;
     if (status.ok() && request_.store) {
-      call_->responses().Put(session_id_, {Dump(answer.Response()), digest_, tools_digest_});
-      return status;
+      const StoredResponse stored = {digest_, tools_digest_, Dump(answer.Response()),
+                                     std::move(request_.input)};
+      // NotFound is fine: the session expired or was deleted meanwhile.
+      const absl::Status kept = sessions.PutText(session_id_, tenant, stored.Text());
+      if (kept.ok() || absl::IsNotFound(kept)) return status;
+      status = kept;
     }
-    // NotFound is fine: the session expired or was deleted meanwhile.
-    (void)call_->services().engine.sessions().Delete(session_id_, call_->caller().tenant);
+    (void)sessions.Delete(session_id_, tenant);
     return status;
   }
 
@@ -155,26 +209,112 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   std::string digest_, tools_digest_;
 };
 
-// The session of the stored response that the path names.
-absl::StatusOr<std::string> Named(const HttpCallPtr& call, const PathWords& words) {
-  const std::optional<std::string> session = ResponseSessionId(words.front());
-  if (!session) return NoResponse("response_id", nullptr);
-  call->record().summary().SetSession(*session);
-  return *session;
-}
-
 // The output item of a stored response of the caller's.
 absl::StatusOr<Json> StoredItem(HttpCall& call, const std::string& id) {
   const std::optional<ItemPlace> place = FindItemPlace(id);
-  const bool exists =
-      place && call.services().engine.sessions().Get(place->session_id, call.caller().tenant).ok();
-  const auto stored = exists ? call.responses().Get(place->session_id) : std::nullopt;
-  if (!stored) return NoResponse("input.id", nullptr);
-  constexpr size_t kBytesPerChar = 8;  // as parsed JSON and in the request
-  RETURN_IF_ERROR(ReserveBytes(call.record().memory(), kBytesPerChar * stored->json.size()));
-  const Json output = Json::parse(stored->json).value("output", Json::array());
-  if (place->index >= output.size()) return NoResponse("input.id", nullptr);
+  if (!place) return NoResponse("input.id", nullptr);
+  const auto stored = FindStored(call, place->session_id);
+  if (!stored.ok() && !absl::IsNotFound(stored.status())) return stored.status();
+  if (!stored.ok() || !*stored) return NoResponse("input.id", nullptr);
+  const Json response = ParseStored((*stored)->response);
+  const Json output = response.is_object() ? response.value("output", Json()) : Json();
+  if (!output.is_array() || place->index >= output.size()) return NoResponse("input.id", nullptr);
   return output[place->index];
+}
+
+// Answers with what `show` makes of the stored response that the path names.
+absl::Status ShowStored(const HttpCallPtr& call, const PathWords& words,
+                        std::function<absl::StatusOr<std::string>(StoredResponse)> show) {
+  const std::optional<std::string> session = ResponseSessionId(words.front());
+  if (!session) return NoResponse("response_id", nullptr);
+  call->record().summary().SetSession(*session);
+  const auto answer = [call,
+                       show = std::move(show)](const absl::StatusOr<engine::SessionText>& text) {
+    if (absl::IsNotFound(text.status())) return call->Fail(NoResponse("response_id", nullptr));
+    if (!text.ok()) return call->Fail(text.status());
+    std::optional<StoredResponse> stored = ReadStored(*text);
+    if (!stored) {
+      return call->Fail(
+          NotFound("response_id: its text is not kept any more; it can still be continued",
+                   "response_id", "text_not_kept"));
+    }
+    absl::StatusOr<std::string> shown = show(*std::move(stored));
+    shown.ok() ? call->Reply(200, *std::move(shown)) : call->Fail(shown.status());
+  };
+  // Another thread makes the answer: the engine's or the folder's may call back.
+  call->services().engine.sessions().GetText(
+      *session, call->caller().tenant, Reserve(*call),
+      [call, answer](const absl::StatusOr<engine::SessionText>& text) {
+        call->services().blocking.Run(call->client(), [answer, text] { answer(text); });
+      });
+  return absl::OkStatus();
+}
+
+// The items of a response's input as clients read them: each with a type, an id, and parts.
+Json InputItems(const Json& input, const std::string& session_id) {
+  Json items = Json::array();
+  if (input.is_string()) items.push_back({{"role", "user"}, {"content", input}});
+  for (const Json& item : input) {
+    if (input.is_array() && item.is_object()) items.push_back(item);
+  }
+  for (size_t i = 0; i < items.size(); ++i) {
+    Json& item = items[i];
+    if (item.value("type", Json()).is_null()) item["type"] = "message";
+    if (item.value("id", Json()).is_null()) {
+      item["id"] = absl::StrCat(kInputItemPrefix, session_id, "_in", i);
+    }
+    if (item["type"] != "message") continue;
+    item["status"] = "completed";
+    if (Json& content = item["content"]; content.is_string()) {
+      const bool own = item.value("role", Json()) == "assistant";
+      content = Json::array({{{"type", own ? "output_text" : "input_text"}, {"text", content}}});
+    }
+  }
+  return items;
+}
+
+// A page of the items, as the query asks for them.
+struct ItemsPage {
+  size_t limit = 20;
+  bool newest_first = true;
+  std::string after;  // the id of the last item of the page before; empty: from the first on
+};
+absl::StatusOr<ItemsPage> ReadItemsPage(const HttpCall& call) {
+  constexpr uint32_t kMostItems = 100;
+  ASSIGN_OR_RETURN(const std::optional<uint32_t> limit, call.QueryNumber("limit"));
+  ItemsPage page = {.after = call.Query("after").value_or("")};
+  const std::string order = call.Query("order").value_or("desc");
+  if (order != "asc" && order != "desc") {
+    return engine::BadField("order", "asc or desc", Quoted(order));
+  }
+  page.newest_first = order == "desc";
+  if (limit && (*limit == 0 || *limit > kMostItems)) {
+    return engine::BadField("limit", absl::StrCat("1 to ", kMostItems), absl::StrCat(*limit));
+  }
+  page.limit = limit.value_or(page.limit);
+  return page;
+}
+
+absl::StatusOr<std::string> ShowItems(Json items, const ItemsPage& page) {
+  if (page.newest_first) std::reverse(items.begin(), items.end());
+  size_t begin = 0;
+  if (!page.after.empty()) {
+    const auto last =
+        std::ranges::find_if(items, [&page](const Json& item) { return item["id"] == page.after; });
+    if (last == items.end()) {
+      return engine::BadField("after", "the id of an item of this input", Quoted(page.after));
+    }
+    begin = static_cast<size_t>(last - items.begin()) + 1;
+  }
+  Json data = Json::array();
+  for (size_t i = begin; i < items.size() && data.size() < page.limit; ++i) {
+    data.push_back(std::move(items[i]));
+  }
+  Json list = {{"object", "list"}, {"has_more", begin + data.size() < items.size()}};
+  list["first_id"] = data.empty() ? Json() : data.front()["id"];
+  list["last_id"] = data.empty() ? Json() : data.back()["id"];
+  list["data"] = std::move(data);
+  return Dump(list);
 }
 
 }  // namespace
@@ -192,33 +332,24 @@ absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
 }
 
 absl::Status ServeResponse(const HttpCallPtr& call, const PathWords& words) {
-  ASSIGN_OR_RETURN(const std::string session, Named(call, words));
-  const auto answer = [call, id = session](bool found) {
-    if (!found) {
-      call->responses().Remove(id);
-      return call->Fail(NoResponse("response_id", nullptr));
-    }
-    const auto stored = call->responses().Get(id);
-    if (stored) return call->Reply(200, stored->json);
-    call->Fail(NotFound("response_id: its text is not kept any more; it can still be continued",
-                        "response_id", "text_not_kept"));
-  };
-  // The engine's thread may call back: the answer is made on another one.
-  call->services().engine.sessions().Get(
-      session, call->caller().tenant,
-      [call, answer](const absl::StatusOr<engine::SessionInfo>& info) {
-        call->services().quick.Run(call->client(), [answer, ok = info.ok()] { answer(ok); });
-      });
-  return absl::OkStatus();
+  return ShowStored(call, words, [](StoredResponse stored) { return std::move(stored.response); });
+}
+
+absl::Status ServeResponseInput(const HttpCallPtr& call, const PathWords& words) {
+  ASSIGN_OR_RETURN(const ItemsPage page, ReadItemsPage(*call));
+  return ShowStored(call, words, [page, id = words.front()](const StoredResponse& stored) {
+    return ShowItems(InputItems(ParseStored(stored.input), *ResponseSessionId(id)), page);
+  });
 }
 
 absl::Status ServeResponseDelete(const HttpCallPtr& call, const PathWords& words) {
-  ASSIGN_OR_RETURN(const std::string session, Named(call, words));
+  const std::optional<std::string> session = ResponseSessionId(words.front());
+  if (!session) return NoResponse("response_id", nullptr);
+  call->record().summary().SetSession(*session);
   const absl::Status status =
-      call->services().engine.sessions().Delete(session, call->caller().tenant);
+      call->services().engine.sessions().Delete(*session, call->caller().tenant);
   if (absl::IsNotFound(status)) return NoResponse("response_id", nullptr);
   RETURN_IF_ERROR(status);
-  call->responses().Remove(session);
   call->Reply(200, Dump({{"id", words.front()}, {"object", "response"}, {"deleted", true}}));
   return absl::OkStatus();
 }

@@ -172,7 +172,7 @@ std::string ReadEffort(BodyFields& fields, bool& summary) {
   return effort;
 }
 
-void RefuseForResponse(BodyFields& fields) {
+void RefuseForResponse(BodyFields& fields, ResponseRequest& request) {
   fields.Refuse("background", "false", {false});
   if (const Json* const text = fields.Any("text"); text != nullptr && !IsDefault(*text)) {
     if (!text->is_object()) return fields.Expected("text", "an object", *text);
@@ -187,7 +187,7 @@ void RefuseForResponse(BodyFields& fields) {
                 {Json{{"include_obfuscation", false}}});
   for (const char* name : {"conversation", "prompt", "context_management"}) fields.Refuse(name);
   fields.Skip("max_tool_calls");  // of tools that the service calls by itself
-  SkipHints(fields);
+  SkipHints(fields, request);
 }
 
 }  // namespace
@@ -231,7 +231,6 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   v1::Conversation& conversation = *message.mutable_prompt()->mutable_conversation();
   message.mutable_prompt()->set_cacheable(true);
   ReadModel(fields, model);
-  request.session_key = fields.Text("prompt_cache_key").value_or("");
   request.instructions = fields.Text("instructions");
   const std::optional<std::string> previous = fields.Text("previous_response_id");
   if (previous) {
@@ -251,13 +250,14 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   message.mutable_stop()->set_max_tokens(
       fields.Count("max_output_tokens").value_or(kDefaultChatTokens));
   ReadIncluded(fields, request);
+  if (const Json* const input = fields.Any("input")) request.input = Dump(*input);
   request.store = fields.Bool("store").value_or(true);
   request.stream = fields.Bool("stream").value_or(false);
   const Json* const metadata = fields.Any("metadata");
   if (metadata != nullptr && !metadata->is_object()) {
     fields.Expected("metadata", "an object", *metadata);
   }
-  RefuseForResponse(fields);
+  RefuseForResponse(fields, request);
   if (previous && (!message.memory().empty() || message.has_max_centroids())) {
     fields.Fail(
         engine::BadField("memory", "it and max_centroids without previous_response_id", "them"));

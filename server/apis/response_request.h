@@ -18,6 +18,7 @@ struct ResponseRequest : OpenAiRequest {
   bool store = true;
   bool summarizes = false;         // reasoning is shown as its summary
   bool carries_reasoning = false;  // in encrypted_content
+  std::string input;               // as it came, as JSON
   Json shown;                      // fields of the request that the response repeats
 };
 // Begins the encrypted_content of an item; the text of its reasoning follows.

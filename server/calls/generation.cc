@@ -26,14 +26,21 @@ absl::Status Map(const v1::GenerateRequest& from, engine::Engine& engine,
 }  // namespace
 
 absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call,
-                            std::shared_ptr<engine::TokenStream> stream) {
+                            std::shared_ptr<engine::TokenStream> stream,
+                            std::optional<int> prompt_scores) {
   engine::Engine& engine = call.services().engine;
   call.summary().SetSession(message.session_id());
   engine::GenerateRequest request;
   call.SetCaller(request);
   request.arrival = call.arrival();
   RETURN_IF_ERROR(Map(message, engine, request));
-  RETURN_IF_ERROR(ReserveBytes(call.memory(), StreamBytes(request)));
+  request.output.prompt_scores = prompt_scores;
+  const size_t score_bytes =
+      sizeof(model::TokenScore) +
+      sizeof(model::TokenLogprob) * static_cast<size_t>(prompt_scores.value_or(0));
+  RETURN_IF_ERROR(ReserveBytes(
+      call.memory(),
+      StreamBytes(request) + (prompt_scores ? 2 * score_bytes * request.prompt.size() : 0)));
   return engine.Submit(std::move(request), std::move(stream));
 }
 

@@ -23,10 +23,12 @@ inline size_t StreamBytes(const engine::GenerateRequest& request) {
 }
 
 // Maps and tokenizes the message, takes StreamBytes from the call's memory, and submits the
-// request. Errors: those of the mapping and of Engine::Submit. May block, so never on the engine's
+// request; prompt_scores: OutputOptions::prompt_scores, whose memory is the call's, too. Errors:
+// those of the mapping and of Engine::Submit. May block, so never on the engine's
 // thread.
 absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call,
-                            std::shared_ptr<engine::TokenStream> stream);
+                            std::shared_ptr<engine::TokenStream> stream,
+                            std::optional<int> prompt_scores = {});
 
 // The error that SubmitGenerate would have for the message itself. May block.
 absl::Status CheckGenerate(const v1::GenerateRequest& message, CallRecord& call);

@@ -28,13 +28,15 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(2);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 
-// Returns the id of the session whose snapshot or half-written file this is; empty for other files.
+// Returns the id of the session whose snapshot, text or half-written file this is; empty for other
+// files.
 std::string LeftoverSessionId(const std::string& name) {
   absl::string_view id = name;
   const bool half = absl::ConsumeSuffix(&id, ".part");
   if (absl::ConsumeSuffix(&id, SessionFiles::kSnapshotEnd)) {
     return std::string(id.substr(0, id.rfind('-')));
   }
+  if (absl::ConsumeSuffix(&id, SessionFiles::kTextEnd)) return std::string(id);
   const bool journal = absl::ConsumeSuffix(&id, SessionFiles::kJournalEnd);
   return half && journal ? std::string(id) : "";
 }
@@ -208,6 +210,7 @@ absl::StatusOr<RecoveredSessions> FolderOwnership::Recover() {
       taken.insert(ids[k]);
       if (session.head.version > 0)
         needed.insert(files_.SnapshotPath(ids[k], session.head.version));
+      if (session.text_bytes > 0) needed.insert(files_.TextPath(ids[k]));
       found.sessions.push_back(*std::move(takes[k]));
     } else if (absl::IsUnavailable(takes[k].status())) {
       ++found.elsewhere;

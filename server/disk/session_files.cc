@@ -7,11 +7,24 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/binary.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "server/disk/durable_files.h"
 
 namespace ovq::disk {
+namespace {
+
+constexpr size_t kMaxBytes = size_t{1} << 40;  // of a file that is read whole
+
+// A text's file is this beginning and one section.
+constexpr std::string_view kTextMagic = "OVQTEXT\n";
+constexpr uint32_t kTextVersion = 1;
+constexpr std::string_view kTextTag = "TEXT";
+constexpr size_t kTextFrameBytes =
+    kTextMagic.size() + sizeof(kTextVersion) + kSectionStartBytes + kSectionEndBytes;
+
+}  // namespace
 
 std::string SessionFiles::JournalPath(const std::string& id) const {
   return absl::StrCat(path_, "/", id, kJournalEnd);
@@ -21,8 +34,32 @@ std::string SessionFiles::SnapshotPath(const std::string& id, uint64_t version) 
   return absl::StrCat(path_, "/", id, "-", version, kSnapshotEnd);
 }
 
+std::string SessionFiles::TextPath(const std::string& id) const {
+  return absl::StrCat(path_, "/", id, kTextEnd);
+}
+
+absl::Status SessionFiles::WriteText(const std::string& id, std::string_view text) const {
+  std::string start(kTextMagic), section;
+  Put(start, kTextVersion);
+  PutSection(section, kTextTag, text);
+  return WriteFileAtomically(TextPath(id), {start, section});
+}
+
+absl::StatusOr<std::string> SessionFiles::ReadText(const std::string& id) const {
+  const std::string path = TextPath(id);
+  ASSIGN_OR_RETURN(std::string bytes, ReadFile(path, kMaxBytes));
+  const auto damaged = absl::DataLossError(absl::StrCat(path, ": damaged"));
+  constexpr size_t kBegin = kTextFrameBytes - kSectionEndBytes;
+  if (bytes.size() < kTextFrameBytes) return damaged;
+  std::string whole(kTextMagic);
+  Put(whole, kTextVersion);
+  PutSection(whole, kTextTag,
+             std::string_view(bytes).substr(kBegin, bytes.size() - kTextFrameBytes));
+  if (whole != bytes) return damaged;
+  return whole.substr(kBegin, whole.size() - kTextFrameBytes);
+}
+
 absl::StatusOr<Journal> SessionFiles::ReadJournal(const std::string& id) const {
-  constexpr size_t kMaxBytes = size_t{1} << 40;
   ASSIGN_OR_RETURN(const std::string bytes, ReadFile(JournalPath(id), kMaxBytes));
   return DecodeJournal(bytes);
 }
@@ -47,13 +84,17 @@ absl::StatusOr<FoundSession> SessionFiles::Check(const std::string& id) const {
       truncate(path.c_str(), static_cast<off_t>(journal.good_bytes)) != 0) {
     return LastError(path);
   }
-  return FoundSession{head, journal.version(), journal.mark()};
+  struct stat text = {};
+  const bool has_text = stat(TextPath(id).c_str(), &text) == 0;
+  return FoundSession{head, journal.version(), journal.mark(),
+                      has_text ? static_cast<size_t>(text.st_size) : 0};
 }
 
 void SessionFiles::MoveToDamaged(const std::string& id) const {
   const absl::StatusOr<std::vector<std::string>> names = ListFileNames(path_);
   for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-    if (name != id + kJournalEnd && !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
+    if (name != id + kJournalEnd && name != id + kTextEnd &&
+        !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
       continue;
     }
     // If the move fails, the next start finds the file again.

@@ -1,8 +1,10 @@
 // The files of the sessions in a session folder: their names, and whether they are whole.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -15,6 +17,7 @@ struct FoundSession {
   JournalHead head;
   uint64_t version = 0;
   SessionMark mark;
+  size_t text_bytes = 0;  // of its text; 0: it has none
 };
 
 // Thread-safe.
@@ -25,13 +28,19 @@ class SessionFiles {
   const std::string& path() const { return path_; }
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
+  std::string TextPath(const std::string& id) const;
   absl::StatusOr<Journal> ReadJournal(const std::string& id) const;
+  // Writes and reads the text that belongs to a session. NotFound without one, DataLoss for a
+  // damaged one.
+  absl::Status WriteText(const std::string& id, std::string_view text) const;
+  absl::StatusOr<std::string> ReadText(const std::string& id) const;
   // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones.
   absl::StatusOr<FoundSession> Check(const std::string& id) const;
   void MoveToDamaged(const std::string& id) const;
 
   static constexpr const char* kJournalEnd = ".journal";
   static constexpr const char* kSnapshotEnd = ".session";
+  static constexpr const char* kTextEnd = ".text";
 
  private:
   const std::string path_;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/files.h"
@@ -159,7 +160,8 @@ void SessionFolder::Remove(const std::string& id, Done done) {
       change.garbage = files_.SnapshotPath(change.id, journal->head.version);
     }
     change.names = true;
-    return RemoveFile(files_.JournalPath(change.id));
+    RETURN_IF_ERROR(RemoveFile(files_.JournalPath(change.id)));
+    return RemoveFile(files_.TextPath(change.id));
   };
   Enqueue({.kind = "remove",
            .id = id,
@@ -167,6 +169,40 @@ void SessionFolder::Remove(const std::string& id, Done done) {
            .write = write,
            .done = std::move(done),
            .ends = true});
+}
+
+void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::string> text,
+                            Done done) {
+  Run([this, begin = SteadyClock::now(), id, text = std::move(text), done = std::move(done)] {
+    Change change{.kind = "text", .id = id, .begin = begin, .done = done};
+    change.bytes = text->size();
+    change.status = files_.WriteText(id, *text);
+    change.write = [this](Change& self) {
+      self.names = true;
+      const bool gone = access(files_.JournalPath(self.id).c_str(), F_OK) != 0 && errno == ENOENT;
+      return gone ? RemoveFile(files_.TextPath(self.id)) : absl::OkStatus();
+    };
+    Enqueue(std::move(change));
+  });
+}
+
+void SessionFolder::RemoveText(const std::string& id) {
+  const auto write = [this](Change& change) { return RemoveFile(files_.TextPath(change.id)); };
+  Enqueue({.kind = "text", .id = id, .begin = SteadyClock::now(), .write = write});
+}
+
+void SessionFolder::ReadText(const std::string& id,
+                             std::function<void(absl::StatusOr<std::string>)> done) {
+  Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
+    absl::StatusOr<std::string> text = files_.ReadText(id);
+    if (report_ && !absl::IsNotFound(text.status())) {
+      report_({.kind = "read",
+               .bytes = text.ok() ? text->size() : 0,
+               .duration = absl::FromChrono(SteadyClock::now() - begin),
+               .status = text.status()});
+    }
+    done(std::move(text));
+  });
 }
 
 void SessionFolder::Read(const std::string& id,

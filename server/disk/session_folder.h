@@ -27,7 +27,7 @@ namespace ovq::disk {
 
 // Reports one finished disk operation.
 struct DiskReport {
-  const char* kind;  // "append", "create", "snapshot", "remove", "read"
+  const char* kind;  // "append", "create", "snapshot", "remove", "read", "text"
   uint64_t bytes = 0;
   absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
   absl::Status status = {};
@@ -85,6 +85,12 @@ class SessionFolder {
   // meanwhile.
   void Snapshot(JournalHead head, MakeFile snapshot, Done done);
   void Remove(const std::string& id, Done done);
+  // Gives the session a text, or another one; it ends with the session. OK without effect if the
+  // session was removed meanwhile.
+  void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done);
+  void RemoveText(const std::string& id);
+  // NotFound without a text, DataLoss for a damaged one.
+  void ReadText(const std::string& id, std::function<void(absl::StatusOr<std::string>)> done);
   // Opens a session's files. `opened` and work that it passes to Run read them; ReportRead then
   // reports the result.
   void Read(const std::string& id, std::function<void(absl::StatusOr<StoredSession>)> opened);

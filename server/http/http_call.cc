@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -13,10 +14,9 @@
 
 namespace ovq::server {
 
-HttpCall::HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
-                   std::shared_ptr<Exchange> exchange, HttpHeaders headers)
-    : responses_(responses),
-      exchange_(std::move(exchange)),
+HttpCall::HttpCall(ServiceContext& services, const char* route, std::shared_ptr<Exchange> exchange,
+                   HttpHeaders headers)
+    : exchange_(std::move(exchange)),
       route_(route),
       headers_(std::move(headers)),
       record_(services, route, *this, std::move(exchange_->request().memory)) {
@@ -65,6 +65,14 @@ std::optional<std::string> HttpCall::Query(std::string_view name) const {
     return equals == std::string_view::npos ? "" : DecodeUrl(pair.substr(equals + 1));
   }
   return std::nullopt;
+}
+
+absl::StatusOr<std::optional<uint32_t>> HttpCall::QueryNumber(const char* name) const {
+  const std::optional<std::string> text = Query(name);
+  uint32_t number = 0;
+  if (!text) return std::nullopt;
+  if (absl::SimpleAtoi(*text, &number)) return number;
+  return engine::BadField(name, "a whole number", Quoted(*text));
 }
 
 void HttpCall::SetSessionKey(const std::string& text) {

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "server/calls/service_context.h"
 #include "server/http/exchange.h"
-#include "server/http/response_store.h"
 
 namespace ovq::server {
 
@@ -19,8 +18,8 @@ namespace ovq::server {
 class HttpCall final : public CallContext, public std::enable_shared_from_this<HttpCall> {
  public:
   // route: one of HttpRouteLabels. headers: of its answer, whatever that is.
-  HttpCall(ServiceContext& services, ResponseStore& responses, const char* route,
-           std::shared_ptr<Exchange> exchange, HttpHeaders headers);
+  HttpCall(ServiceContext& services, const char* route, std::shared_ptr<Exchange> exchange,
+           HttpHeaders headers);
 
   // --- CallContext ---
   std::string peer() const override { return exchange_->peer(); }
@@ -32,13 +31,13 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
 
   ServiceContext& services() { return record_.services(); }
   CallRecord& record() { return record_; }
-  ResponseStore& responses() { return responses_; }
   // Gives a call without a key for balancers this one, as if the client had sent it.
   void SetSessionKey(const std::string& text);
   const HttpRequest& request() const { return exchange_->request(); }
   std::string_view path() const { return path_; }
   // The decoded value of a query parameter; unset without it.
   std::optional<std::string> Query(std::string_view name) const;
+  absl::StatusOr<std::optional<uint32_t>> QueryNumber(const char* name) const;
   const Caller& caller() const { return record_.caller(); }
   Exchange& exchange() { return *exchange_; }
 
@@ -59,7 +58,6 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   }
   void End(int http_status, const absl::Status& status);
 
-  ResponseStore& responses_;
   const std::shared_ptr<Exchange> exchange_;
   const char* const route_;
   const HttpHeaders headers_;

@@ -279,8 +279,8 @@ class Metrics : private MetricFamilies {
            {"open", "fork", "rewind", "export", "export_delta", "import", "close", "wake",
             "take_over"},
            Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5});
-  static constexpr std::array<const char*, 5> kDiskWork = {"append", "create", "snapshot", "remove",
-                                                           "read"};
+  static constexpr std::array<const char*, 6> kDiskWork = {"append", "create", "snapshot",
+                                                           "remove", "read",   "text"};
   ByLabel<Counter*> disk_bytes_ =
       Each(Counters("ovq_session_disk_bytes_total", "Of --session-dir: bytes written, or read."),
            "kind", kDiskWork);

@@ -1,8 +1,6 @@
 // LD_PRELOAD library that makes C library calls fail when faults.py says so. Both map the file
-// named
-// by OVQ_FAULTS, so the failing calls, their error and rate can change while the server runs.
-// Signals
-// listed in OVQ_FAULTS_SIGNALS are raised before the program starts.
+// named by OVQ_FAULTS, so the failing calls, their error and rate can change while the server runs.
+// Signals listed in OVQ_FAULTS_SIGNALS are raised before the program starts.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>

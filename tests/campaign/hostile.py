@@ -35,7 +35,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "tests", "process"))
 
 from http_attacks import ATTACKS as HTTP_ATTACKS
-from http_client import TEMPLATE, http_port
+from http_client import http_port
 from server_process import ServerProcess, load_stubs
 
 GIB = 1 << 30
@@ -387,14 +387,14 @@ def health(address):
 
 
 def with_template(model, folder):
-    """The model's files with a chat template, which attacks through responses need."""
+    """The model's files with a chat template that knows tools, which attacks through chats need."""
     served = os.path.join(folder, os.path.basename(os.path.abspath(model)))
     os.mkdir(served)
     for name in os.listdir(model):
         os.symlink(os.path.join(os.path.abspath(model), name), os.path.join(served, name))
     if not {"chat_template.jinja", "tokenizer_config.json"} & set(os.listdir(served)):
-        with open(os.path.join(served, "chat_template.jinja"), "w") as file:
-            file.write(TEMPLATE)
+        os.symlink(os.path.join(ROOT, "models", "scripted-chat", "chat_template.jinja"),
+                   os.path.join(served, "chat_template.jinja"))
     return served
 
 

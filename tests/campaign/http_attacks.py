@@ -109,6 +109,60 @@ def chunks_without_end():
     return head + (b"10000\r\n" + b"x" * 0x10000 + b"\r\n") * 512
 
 
+def tool(i, parameters=None):
+    return {"type": "function", "function": {"name": f"tool_{i}", "description": "d" * 80,
+                                             "parameters": parameters or {"type": "object"}}}
+
+
+def schema(depth, width):
+    """An object within so many lists, with so many properties."""
+    inner = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(width)}}
+    for _ in range(depth):
+        inner = {"items": inner}
+    return inner
+
+
+def said(role="user", content="hello", **fields):
+    return {"role": role, "content": content, **fields}
+
+
+def chat(messages, tools=(), **fields):
+    return lambda: request("/v1/chat/completions", {"messages": messages(), "tools": list(tools), "max_tokens": 1,
+                                                    **fields})
+
+
+def called(arguments="{}", result="done"):
+    """A conversation whose last messages are a call and its result."""
+    call = {"id": "c", "type": "function", "function": {"name": "tool_0", "arguments": arguments}}
+    return [said(), said("assistant", None, tool_calls=[call]), said("tool", result, tool_call_id="c")]
+
+
+def many_messages(n):
+    return lambda: [said("assistant" if i % 2 else "user", "x" * 50) for i in range(n)]
+
+
+def response_chains(address, count):
+    """Responses that each go on from the last one, each stored, on 8 connections."""
+    def chain():
+        previous = {}
+        while True:
+            try:
+                with dial(address) as peer:
+                    peer.sendall(request("/v1/responses", {"input": "x" * 2000, "max_output_tokens": 1, **previous},
+                                         ("Connection: close",)))
+                    answer = b"".join(iter(lambda: peer.recv(1 << 16), b""))
+                count(status(answer))
+                kept = answer.startswith(b"HTTP/1.1 200")
+                previous = {"previous_response_id": json.loads(answer[answer.index(b"{"):])["id"]} if kept else {}
+            except (OSError, ValueError) as error:
+                count(type(error).__name__)
+                time.sleep(0.005)
+    for _ in range(8):
+        threading.Thread(target=chain, daemon=True).start()
+    time.sleep(3600)
+
+
+SLOW_CALL = json.dumps({"messages": called(arguments=json.dumps({"a": "x" * 1000}))})[:-4].encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 ATTACKS = {
     "HTTP: slow headers": held(HEAD, 900, more=b"x: y\r\n"),
@@ -139,4 +193,21 @@ ATTACKS = {
                                         read_all=True),
     "HTTP: stored responses": again(lambda: request(
         "/v1/responses", {"input": "hi", "max_output_tokens": 1}), 8, read_all=True),
+    "HTTP: stored responses of 1 MB": again(lambda: request(
+        "/v1/responses", {"input": [said(content="x" * 2500)] * 400, "max_output_tokens": 1}), 8, read_all=True),
+    "HTTP: chains of responses": response_chains,
+    "HTTP: 1 MiB of tools": again(chat(lambda: [said()], [tool(i) for i in range(5500)]), 8, read_all=True),
+    "HTTP: 15 MB of tools": again(chat(lambda: [said()], [tool(i) for i in range(80_000)]), 4, read_all=True),
+    "HTTP: wide and deep schemas": again(chat(lambda: [said()], [
+        tool(0, schema(20, 5000)), *(tool(i, schema(22, 10)) for i in range(1, 200))]), 8, read_all=True),
+    "HTTP: 4,096 messages": again(chat(many_messages(4095), [tool(0)]), 8, read_all=True),
+    "HTTP: 150,000 messages": again(chat(many_messages(150_001)), 4, read_all=True),
+    "HTTP: results of 15 MB": again(chat(lambda: called(result="x" * BODY), [tool(0)]), 8, read_all=True),
+    "HTTP: arguments of 15 MB": again(chat(lambda: called(json.dumps({"a": ["x"] * (BODY // 8)})), [tool(0)]), 8,
+                                      read_all=True),
+    "HTTP: arguments that are no JSON": again(chat(lambda: called('{"a":' * (BODY // 8)), [tool(0)]), 8,
+                                              read_all=True),
+    "HTTP: slow calls and results": held(
+        HEAD.replace(b"completions", b"chat/completions") + b"Content-Type: application/json\r\n"
+        b"Content-Length: 16000000\r\n\r\n" + SLOW_CALL, 900, more=b"x"),
 }

@@ -1,7 +1,6 @@
 // Fuzzes every path of the HTTP front end with arbitrary bodies, several requests separated by a
 // byte 0, through a whole server on a trivial model. Every answer is JSON, or events that are JSON,
-// with
-// a status that docs/http.md lists, and leaves nothing behind.
+// with a status that docs/http.md lists, and leaves nothing behind.
 #include <algorithm>
 #include <array>
 

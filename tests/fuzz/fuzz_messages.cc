@@ -1,7 +1,6 @@
 // Fuzzes every method of every service with arbitrary message bytes, one call after another,
-// through
-// a whole server on a trivial model. Every call ends with a documented status and leaves nothing
-// behind.
+// through a whole server on a trivial model. Every call ends with a documented status and leaves
+// nothing behind.
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -24,8 +23,7 @@ constexpr std::array kFuzzed = {
 };
 
 // Statuses in docs/api.md, except those about the server's own state: it is healthy and has no
-// other
-// load.
+// other load.
 bool IsDocumented(grpc::StatusCode code) {
   switch (code) {
     case grpc::OK:

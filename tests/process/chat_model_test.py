@@ -6,8 +6,10 @@ usage: chat_model_test.py --build BUILD_FOLDER [unittest arguments]
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from http_client import HttpClient, http_port
@@ -298,6 +300,84 @@ class SameBits(Served):
             if "--prefix-memory" not in flags:
                 usage = self.post("/v1/chat/completions", {"messages": self.MESSAGES, "tools": TOOLS})["usage"]
                 self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], 0)
+
+
+class SameBitsOverARestart(unittest.TestCase):
+    """Turns with calls go on after kill -9 as in a server that was never disturbed."""
+    ASKED = ("What is the weather in Oslo?", "And in Rome?")
+    CALLS = [WEATHER, ("get_weather", {"city": "Rome"})]
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="ovq_restart_test_")
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.server = self.http = None
+
+    def start(self, *flags):
+        if self.server is not None:
+            self.http.close()
+            self.server.kill()
+        self.server = ServerProcess(os.path.join(BIN, "ovq-server"), MODEL, "--http-listen", "127.0.0.1:0", *flags)
+        self.addCleanup(self.server.kill)
+        self.http = HttpClient(http_port(self.server))
+        self.addCleanup(self.http.close)
+
+    def on_disk(self):
+        self.start("--session-dir", self.folder)
+
+    def post(self, path, body):
+        status, answer, _ = self.http.post(path, body)
+        self.assertEqual(status, 200, answer)
+        return answer
+
+    def session_turns(self, between):
+        """Tokens with log-probabilities of each turn of a session, parts taken apart."""
+        path = f"/ovq/v1/sessions/{self.post('/ovq/v1/sessions', {})['sessionId']}"
+        messages, told = [], []
+        for said, (name, arguments) in zip(self.ASKED, self.CALLS):
+            messages.append(user(said))
+            for _ in range(2):  # the call, and the answer to its result
+                conversation = {"messages": messages, "toolsJson": json.dumps(TOOLS),
+                                "known": max(len(messages) - 1, 0)}
+                events = self.http.stream(path + "/generate", {
+                    "prompt": {"conversation": conversation}, "sampling": {"temperature": 0},
+                    "output": {"parts": True, "logprobs": True, "topLogprobs": 2}})
+                chunks = [event["chunk"] for event in events if "chunk" in event]
+                parts = [part for chunk in chunks for part in chunk.get("parts", [])]
+                told.append([(chunk["tokenIds"], chunk["logprobs"], chunk["top"]) for chunk in chunks])
+                written = "".join(part.get("arguments", "") for part in parts)
+                if messages[-1]["role"] == "user":
+                    self.assertEqual(json.loads(written), arguments)
+                    call = {"id": "c", "name": name, "argumentsJson": written}
+                    messages += [{"role": "assistant", "toolCalls": [call]},
+                                 {"role": "tool", "toolCallId": "c", "content": RESULTS[name]}]
+                else:
+                    text = "".join(part.get("content", "") for part in parts)
+                    messages.append({"role": "assistant", "content": text})
+                between()
+        return told
+
+    def responses(self, between):
+        """Items of stored responses that go on from each other, without their ids."""
+        told, previous = [], {}
+        for said, call in zip(self.ASKED, self.CALLS):
+            asked = self.post("/v1/responses", {"input": said, "tools": FLAT, "temperature": 0, **previous})
+            between()
+            (item,) = self.http.get(f"/v1/responses/{asked['id']}")[1]["output"]
+            self.assertEqual((item["name"], json.loads(item["arguments"])), call)
+            result = {"type": "function_call_output", "call_id": item["call_id"], "output": RESULTS[item["name"]]}
+            answer = self.post("/v1/responses", {
+                "input": [result], "previous_response_id": asked["id"], "temperature": 0, "top_logprobs": 2,
+                "tools": FLAT, "include": ["message.output_text.logprobs"]})
+            between()
+            told.append((item["arguments"], answer["output"][0]["content"], answer["usage"]["total_tokens"]))
+            previous = {"previous_response_id": answer["id"]}
+        return told
+
+    def test_sessions_and_stored_responses(self):
+        self.start()
+        expected = [turns(lambda: None) for turns in (self.session_turns, self.responses)]
+        self.on_disk()
+        self.assertEqual([turns(self.on_disk) for turns in (self.session_turns, self.responses)], expected)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ usage: http_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
 import json
+import os
+import re
+import unittest
 
 import http_case
 from http_case import HttpCase, main, serve
@@ -137,6 +140,9 @@ class OpenAi(HttpCase):
                            len(logprobs), choice))
         return scores, out["usage"]
 
+    def prefilled(self):
+        return float(re.search(r'ovq_step_tokens_sum\{.*phase="prefill"\} (\S+)', self.server.metrics()).group(1))
+
     def test_scores_as_lm_eval_asks_for_them(self):
         greedy = self.http.post("/v1/completions", {
             "prompt": list(b"hello"), "max_tokens": 5, "temperature": 0, "logprobs": 0,
@@ -145,7 +151,10 @@ class OpenAi(HttpCase):
                for name in greedy["logprobs"]["tokens"]]
         tokens = [list(b"hello") + ids, list(b"hello world"), list(b"a")]
         for max_tokens in (1, 0):
+            before = self.prefilled()
             scores, usage = self.score(tokens, [5, 6, 1], max_tokens)
+            # Each token is read once; the last one of a prompt only if another one is drawn.
+            self.assertEqual(self.prefilled() - before, 22 if max_tokens else 19)
             total, is_greedy, n, choice = scores[0]
             self.assertEqual((is_greedy, n), (True, 5))
             self.assertAlmostEqual(total, sum(greedy["logprobs"]["token_logprobs"]), places=3)
@@ -475,6 +484,51 @@ class Responses(HttpCase):
         self.error(self.http.post("/v1/responses", {"input": [{"type": "item_reference"}]}), 400,
                    "input[0].id")
         self.error(self.http.get("/v1/responses/resp_1"), 404)
+
+
+class ResponsesOnDisk(unittest.TestCase):
+    def start(self):
+        server = serve("--session-dir", http_case.path_of("sessions"), "--session-ttl", "1h")
+        self.addCleanup(server.kill)
+        http = HttpClient(http_port(server))
+        self.addCleanup(http.close)
+        return server, http
+
+    def test_a_kill_takes_nothing_of_what_was_stored(self):
+        body = {"max_output_tokens": 6, "temperature": 0, "instructions": "be brief"}
+        server, http = self.start()
+        first = http.post("/v1/responses", {**body, "input": "hello"})[1]
+        second = http.response({**body, "input": [{"role": "user", "content": "more"}], "stream": True,
+                                "previous_response_id": first["id"]})
+        gone = http.post("/v1/responses", {**body, "input": "a secret"})[1]
+        input_items = http.get(f"/v1/responses/{second['id']}/input_items")[1]
+        self.assertEqual(http.call("DELETE", f"/v1/responses/{gone['id']}")[0], 200)
+        going_on = {**body, "input": "and", "previous_response_id": second["id"]}
+        expected = http.post("/v1/responses", going_on)[1]["output"][0]["content"]
+        server.kill()
+        server, http = self.start()
+        for response in (first, second):
+            self.assertEqual(http.get(f"/v1/responses/{response['id']}")[1], response)
+        self.assertEqual(http.get(f"/v1/responses/{gone['id']}")[0], 404)
+        self.assertEqual(http.get(f"/v1/responses/{second['id']}/input_items")[1], input_items)
+        self.assertEqual(input_items["data"][0]["content"], [{"type": "input_text", "text": "more"}])
+        item = {"type": "item_reference", "id": first["output"][0]["id"]}
+        self.assertEqual(http.post("/v1/responses", {**body, "input": [item, {"role": "user", "content": "x"}]})[0], 200)
+        # Instructions are known again.
+        other = http.post("/v1/responses", {**going_on, "instructions": "be long"})
+        self.assertEqual((other[0], other[1]["error"]["param"]), (400, "instructions"))
+        self.assertEqual(http.post("/v1/responses", going_on)[1]["output"][0]["content"], expected)
+        folder = http_case.path_of("sessions")
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    self.assertNotIn(b"a secret", file.read(), name)
+                self.assertEqual(os.stat(path).st_mode & 0o777, 0o600, name)
+        for response in (first, second):
+            self.assertEqual(http.call("DELETE", f"/v1/responses/{response['id']}")[0], 200)
+            self.assertFalse([name for name in os.listdir(folder)
+                              if name.startswith(response["id"].removeprefix("resp_"))])
 
 
 class Native(HttpCase):

@@ -269,26 +269,26 @@ class Serving(unittest.TestCase):
 
 class Memories(unittest.TestCase):
     def test_sessions_choose_theirs(self):
-        with ServerProcess(BINARY, model_folder(), "--memory", "model,closest-pair",
+        with ServerProcess(BINARY, model_folder(), "--memory", "model,closest-pair,keydiff",
                            "--state-memory", "64M") as server, connect(server) as channel:
             inference = rpc.InferenceServiceStub(channel)
             sessions = rpc.SessionServiceStub(channel)
             info = inference.GetModelInfo(pb.GetModelInfoRequest(memory="closest-pair"))
-            self.assertEqual(list(info.memories), ["model", "closest-pair"])
+            self.assertEqual(list(info.memories), ["model", "closest-pair", "keydiff"])
             self.assertIn("closest_pair_attention", info.layer_types)
             answers = {}
-            for memory in ("", "closest-pair"):
+            for memory in ("", "closest-pair", "keydiff"):
                 session = sessions.CreateSession(pb.CreateSessionRequest(
                     memory=memory, max_centroids=64, prompt=pb.Prompt(text="many words, " * 40)))
                 self.assertEqual(session.memory, memory or "model")
                 answers[memory] = collect(inference, request("go on", 20,
                                                              session_id=session.session_id))[:2]
                 self.assertEqual(len(answers[memory][0]), 20)
-            self.assertNotEqual(answers[""][1], answers["closest-pair"][1])
+            self.assertEqual(len({str(text) for _, text in answers.values()}), 3)
         code, _, err = run_to_end(BINARY, "--model", model_folder(), "--memory", "paper,window")
         self.assertEqual(code, 2)
-        self.assertIn("--memory: expected model, paper, closest-pair, closest-pair-all or exact, or "
-                      "several with commas between", err)
+        self.assertIn("--memory: expected model, paper, closest-pair, closest-pair-all, keydiff, "
+                      "keydiff-all or exact, or several with commas between", err)
 
 
 class Stopping(unittest.TestCase):
@@ -461,6 +461,14 @@ class Starting(unittest.TestCase):
         with open(os.path.join(broken, "config.json"), "w") as file:
             file.write("{")
         self.fails(1, "config.json", "--model", broken)
+
+    def test_a_folder_whose_name_is_not_utf8(self):
+        folder = os.path.join(FOLDER, os.fsdecode(b"caf\xe9"))
+        os.symlink(model_folder(), folder)
+        with ServerProcess(BINARY, folder) as server, connect(server) as channel:
+            info = rpc.InferenceServiceStub(channel).GetModelInfo(pb.GetModelInfoRequest())
+            self.assertEqual(info.name, "caf\ufffd")
+            self.assertIn('ovq_ready{model="caf\ufffd"} 1', server.metrics())
 
     def test_devices(self):
         self.fails(2, "--device", "--model", model_folder(), "--device", "tpu")

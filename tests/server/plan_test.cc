@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "model/language_model.h"
+#include "model/load_config.h"
 #include "server/loading.h"
 #include "tests/bench/kvm_paper_model.h"
 #include "tests/folders.h"
@@ -32,7 +34,7 @@ std::vector<std::vector<std::string>> Rows(const std::string& text) {
   std::istringstream lines(text.substr(text.find("max_centroids")));
   std::string line, cell;
   std::getline(lines, line);
-  while (std::getline(lines, line) && !line.starts_with("beside them")) {
+  while (std::getline(lines, line) && !line.starts_with("weights of")) {
     std::istringstream cells(line);
     rows.emplace_back();
     while (cells >> cell) rows.back().push_back(cell);
@@ -58,6 +60,8 @@ TEST(Plan, IsWhatTheLoadedModelReserves) {
         .limits = {.max_slot_cap = options.engine.max_slot_cap, .max_unbounded_tokens = 8192}};
     const auto model = model::LanguageModel::Load(options.model, model_options, **context);
     ASSERT_TRUE(model.ok()) << model.status();
+    EXPECT_THAT(*text, HasSubstr(absl::StrCat("\nweights of ", (*model)->weight_count().bytes,
+                                              " bytes in memory; an embedding of ")));
     const model::StateLayout& layout = (*model)->layout();
     const int64_t cap = (*model)->layout().default_slot_cap();
     const auto row = [&](const std::string& tokens, size_t bytes, const std::string& kv,
@@ -154,6 +158,23 @@ TEST(Plan, ExtremeSizes) {
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("config.json: num_hidden_layers"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("2147483647 tokens"));
+}
+
+// A token reads two of six experts of 3 x 16 x 40 weights in each of four layers. They have too few
+// outputs for int8.
+TEST(Plan, ExpertsThatATokenReads) {
+  Options options = ForModel("");
+  options.model = GoldenFolder() + "/published/qwen3_5_moe-hub";
+  options.weights = kernels::WeightType::kInt8;
+  const absl::StatusOr<std::string> text = PlanText(options);
+  ASSERT_TRUE(text.ok()) << text.status();
+  const size_t all = 4 * 6 * 3 * 16 * 40, read = all / 3;
+  const auto count = model::LanguageModel::CountWeights(model::LoadConfig(options.model).value(),
+                                                        {kernels::DType::kF32, options.weights});
+  EXPECT_THAT(*text, HasSubstr(absl::StrCat(
+                         "\nweights of ", count.bytes, " bytes in memory, of which a token reads ",
+                         count.bytes - 4 * (all - read), "; experts of ", all,
+                         " parameters, of which a token reads ", read, "; an embedding of ")));
 }
 
 // The KVM paper's law for sqrt16, floor(16 sqrt(t)) slots (2,896 at 32,768 tokens), for its

@@ -52,6 +52,9 @@ struct OutputOptions {
   int top_logprobs = 0;
   std::optional<PartsOptions> parts = {};       // parts in place of text
   std::optional<Speculation> speculation = {};  // default: the server's
+  // The prompt's tokens are scored as they are prefilled, each with so many of the best
+  // alternatives. One-shot only; such a prompt is not taken from the prefix cache.
+  std::optional<int> prompt_scores = {};
 };
 
 // The fields that all calls that consume tokens share.
@@ -129,6 +132,8 @@ struct Finished {
 };
 struct StreamEvent {
   std::optional<Started> started = {};
+  // [prompt tokens less 1]: row i scores token i + 1; before the first chunk, if asked for.
+  std::optional<std::vector<model::TokenScore>> prompt_scores = {};
   std::optional<TokenChunk> chunk = {};
   std::optional<Finished> finished = {};
 };

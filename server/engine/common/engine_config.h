@@ -54,8 +54,8 @@ struct EngineModel {
   int64_t vocab_size = 0;
   std::vector<int32_t> eos_token_ids;
   size_t full_kv_bytes_per_token = 0;
-  // Bytes of weights that an iteration reads beside the states; iteration times are predicted from
-  // both. 0: iterations have no bound in time.
+  // Bytes of weights that an iteration of one token reads beside the states; iteration times are
+  // predicted from both. 0: iterations have no bound in time.
   size_t weight_bytes = 0;
   std::vector<ModelVariant> variants;              // at least one; the first is the default
   const model::Tokenizer* tokenizer = nullptr;     // may be null: no text, no stop strings

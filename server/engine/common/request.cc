@@ -56,7 +56,9 @@ std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest c
   auto request = NewRequest(model, call, call.stop.max_tokens, now);
   request->n_states = call.n;
   request->cancel = {stream, &stream->cancel_signal()};
-  request->work = GenerateWork{.call = std::move(call), .stream = std::move(stream)};
+  if (call.output.prompt_scores) request->cacheable = 0;
+  auto& work = request->work.emplace<GenerateWork>(std::move(call), std::move(stream));
+  if (work.call.output.prompt_scores) work.prompt_scores.reserve(request->tokens.size());
   return request;
 }
 

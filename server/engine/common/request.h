@@ -25,7 +25,8 @@ struct GenerateWork {
   GenerateRequest call;  // its prompt has moved to Request::tokens
   std::shared_ptr<TokenStream> stream;
   std::vector<std::unique_ptr<RunningAnswer>> answers = {};  // [n] from admission on
-  std::vector<model::Sampled> first = {};        // [n] first draws, until every answer has a state
+  std::vector<model::Sampled> first = {};  // [n] first draws, until every answer has a state
+  std::vector<model::TokenScore> prompt_scores = {};
   std::optional<SteadyTime> blocked_since = {};  // set while the stream is full
 
   bool wants_tokens() const { return call.stop.max_tokens > 0; }
@@ -90,6 +91,16 @@ struct Request : std::enable_shared_from_this<Request> {
   bool prefilling() const { return consumed < n_prefill; }
   GenerateWork* generate() { return std::get_if<GenerateWork>(&work); }
   const GenerateWork* generate() const { return std::get_if<GenerateWork>(&work); }
+  // The tokens to score, from the first on, and how many alternatives each gets.
+  int64_t n_scored() const {
+    if (score() != nullptr) return n_prefill;
+    return generate() != nullptr && generate()->call.output.prompt_scores ? prompt_tokens - 1 : 0;
+  }
+  int scored_alternatives() const {
+    return score() != nullptr      ? score()->top_logprobs
+           : generate() != nullptr ? generate()->call.output.prompt_scores.value_or(0)
+                                   : 0;
+  }
   ScoreWork* score() { return std::get_if<ScoreWork>(&work); }
   const ScoreWork* score() const { return std::get_if<ScoreWork>(&work); }
   const SessionWork* session_work() const { return std::get_if<SessionWork>(&work); }

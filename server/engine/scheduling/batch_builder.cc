@@ -54,10 +54,10 @@ BatchCandidate& BatchBuilder::AddCandidate(Request& request, StateHandle& state,
 }
 
 void BatchBuilder::AddPrompt(Request& request) {
-  const ScoreWork* score = request.score();
   BatchCandidate& candidate =
-      AddCandidate(request, request.sequence->state, score != nullptr ? score->top_logprobs : 0);
-  const int64_t end = std::min(request.n_prefill, request.prefix.next_stop());
+      AddCandidate(request, request.sequence->state, request.scored_alternatives());
+  int64_t end = std::min(request.n_prefill, request.prefix.next_stop());
+  if (request.consumed < request.n_scored()) end = std::min(end, request.n_scored());
   candidate.tokens = std::span<const int32_t>(request.tokens)
                          .first(static_cast<size_t>(end))
                          .subspan(static_cast<size_t>(request.consumed));
@@ -118,9 +118,9 @@ std::vector<BatchSequence> BatchBuilder::MakeSequences(std::span<const PlanItem>
       sequence.decoding = true;
       sequence.drafted = candidate.drafted.first(static_cast<size_t>(item.n_drafted));
       sequence.wants_draws.push_back(candidate.answer->NextDraw());
-    } else if (const ScoreWork* score = request.score()) {
-      sequence.wants_scores = score->top_logprobs;
-      sequence.next = candidate.tokens.subspan(1);
+    } else if (request.consumed < request.n_scored()) {
+      sequence.wants_scores = request.scored_alternatives();
+      sequence.next = std::span(request.tokens).subspan(static_cast<size_t>(request.consumed) + 1);
     } else if (request.consumed + item.n_tokens < request.n_prefill) {
       continue;
     } else if (work != nullptr && work->wants_tokens()) {

@@ -167,15 +167,15 @@ void Scheduler::ApplyPrefill(Request& request, BatchSequence& run) {
   const int64_t n_tokens = std::ssize(run.tokens), begin = run.state->position - n_tokens;
   request.sequence->pending.reset();  // it was the first of the tokens
   if (request.session != nullptr) request.session->Record(begin, run.tokens);
-  if (ScoreWork* work = request.score()) {
-    std::optional<int64_t> damaged_at;
-    for (int64_t i = 0; i < n_tokens; ++i) {
-      const model::TokenScore& row =
-          work->result.rows.emplace_back(std::move(run.scores[static_cast<size_t>(i)]));
-      if (!row.finite && !damaged_at) damaged_at = begin + i + 1;
-    }
-    if (damaged_at) return finisher_.FailNotANumber(request, *damaged_at);
+  std::optional<int64_t> damaged_at;
+  for (size_t i = 0; i < run.scores.size(); ++i) {
+    std::vector<model::TokenScore>& rows = request.score() != nullptr
+                                               ? request.score()->result.rows
+                                               : request.generate()->prompt_scores;
+    const model::TokenScore& row = rows.emplace_back(std::move(run.scores[i]));
+    if (!row.finite && !damaged_at) damaged_at = begin + static_cast<int64_t>(i) + 1;
   }
+  if (damaged_at) return finisher_.FailNotANumber(request, *damaged_at);
   request.consumed += n_tokens;
   if (request.consumed == request.prefix.next_stop()) {
     prefixes_.Keep(request.prefix,
@@ -196,6 +196,10 @@ void Scheduler::FinishPrefill(Request& request, BatchSequence* run) {
   request.prefilled = config_.options.clock.steady();
   if (request.score() != nullptr) return finisher_.FinishScore(request);
   const int64_t position = request.sequence->state.position;
+  GenerateWork* const generate = request.generate();
+  if (generate != nullptr && generate->call.output.prompt_scores) {
+    generate->stream->Push({.prompt_scores = std::move(generate->prompt_scores)});
+  }
   if (request.generate() == nullptr || !request.generate()->wants_tokens()) {
     if (run != nullptr && !run->finite) return finisher_.FailNotANumber(request, position);
     if (request.consumed < std::ssize(request.tokens))

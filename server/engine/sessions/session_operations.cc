@@ -188,6 +188,36 @@ absl::StatusOr<SessionInfo> SessionOperations::Get(const std::string& id,
   return info.get_future().get();
 }
 
+absl::Status SessionOperations::PutText(const std::string& id, const std::string& tenant,
+                                        std::string text) {
+  return inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
+    const absl::StatusOr<std::shared_ptr<Session>> session = parts_.table.Find(id, tenant);
+    if (!session.ok()) return tell(session.status());
+    parts_.table.texts().Put((*session)->info, std::make_shared<const std::string>(std::move(text)),
+                             tell);
+  });
+}
+
+void SessionOperations::GetText(const std::string& id, const std::string& tenant,
+                                std::function<absl::Status(size_t bytes)> reserve,
+                                SessionTextCallback done) {
+  Get(id, tenant,
+      [this, reserve = std::move(reserve),
+       done = std::move(done)](absl::StatusOr<SessionInfo> info) {
+        if (!info.ok()) return done(info.status());
+        parts_.table.texts().Get(info->id, reserve, done);
+      });
+}
+
+absl::StatusOr<SessionText> SessionOperations::GetText(
+    const std::string& id, const std::string& tenant,
+    const std::function<absl::Status(size_t bytes)>& reserve) {
+  std::promise<absl::StatusOr<SessionText>> text;
+  GetText(id, tenant, reserve,
+          [&text](absl::StatusOr<SessionText> got) { text.set_value(std::move(got)); });
+  return text.get_future().get();
+}
+
 absl::StatusOr<SessionPage> SessionOperations::List(const std::optional<std::string>& tenant,
                                                     int page_size,
                                                     const std::string& page_token) const {

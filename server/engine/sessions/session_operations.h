@@ -52,6 +52,16 @@ class SessionOperations {
   // on the engine thread; another server may have to release the session first. Never blocks.
   void Get(const std::string& id, const std::string& tenant, SessionCallback done);
   absl::StatusOr<SessionInfo> Get(const std::string& id, const std::string& tenant);  // blocks
+  // Keeps a text with the session, which ends with it and, with a SessionFolder, is on disk before
+  // this returns. Blocks for at most one iteration and the write. Beyond 1/16 of
+  // EngineOptions::request_memory the texts of the oldest sessions are dropped.
+  absl::Status PutText(const std::string& id, const std::string& tenant, std::string text);
+  // Never blocks; `reserve` is asked for the text's bytes before it is read. Errors as from Get.
+  // Callbacks are called at once, on the engine thread or on the folder's.
+  void GetText(const std::string& id, const std::string& tenant,
+               std::function<absl::Status(size_t bytes)> reserve, SessionTextCallback done);
+  absl::StatusOr<SessionText> GetText(const std::string& id, const std::string& tenant,
+                                      const std::function<absl::Status(size_t bytes)>& reserve);
   // Registers the sessions found in the SessionFolder (EngineOptions::session_folder) before the
   // first call. Returns one message for each session that does not fit here.
   std::vector<std::string> Adopt(std::vector<disk::FoundSession> found);

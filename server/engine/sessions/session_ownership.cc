@@ -58,6 +58,7 @@ absl::Status SessionOwnership::Register(disk::FoundSession found) {
   const Clock& clock = core_.config.options.clock;
   session->expires = After(clock.steady(), info.expires - clock.wall());
   core_.table.Insert(session, /*used=*/false);
+  core_.table.texts().AddFound(info, found.text_bytes);
   core_.admission.CountStored(1);
   return absl::OkStatus();
 }

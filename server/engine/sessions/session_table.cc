@@ -12,11 +12,19 @@
 
 namespace ovq::engine {
 
+namespace {
+
+constexpr size_t kTextsPart = 16;  // share 1/16 of the request memory is for texts of sessions
+
+}  // namespace
+
 SessionTable::SessionTable(const EngineConfig& config, StatePool& pool, Admission& admission)
     : config_(config),
       pool_(pool),
       admission_(admission),
-      checkpoints_(config.options.checkpoint_memory_bytes, pool) {}
+      checkpoints_(config.options.checkpoint_memory_bytes, pool),
+      texts_(config.options.request_memory->total() / kTextsPart,
+             config.options.session_folder.get()) {}
 
 SessionTable::~SessionTable() {
   for (const auto& [id, session] : by_id_) pool_.Release(session->state);
@@ -180,6 +188,7 @@ void SessionTable::Remove(Session& session) {
   Count(session, -1);
   session.deleted = true;
   by_id_.erase(session.info.id);
+  texts_.Forget(session.info.id);
 }
 
 void SessionTable::Update(Session& session, const std::function<void()>& change) {
@@ -212,6 +221,7 @@ std::vector<std::shared_ptr<Session>> SessionTable::RemoveExpired(SteadyTime now
     if (ends) {
       Count(*session, -1);
       session->deleted = true;
+      texts_.Forget(session->info.id);
       expired.push_back(session);
     } else if (!session->info.busy) {
       next_expiry_ = std::min(next_expiry_, session->expires);

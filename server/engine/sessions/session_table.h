@@ -18,6 +18,7 @@
 #include "server/engine/common/engine_config.h"
 #include "server/engine/common/session.h"
 #include "server/engine/common/state_pool.h"
+#include "server/engine/sessions/session_texts.h"
 
 namespace ovq::engine {
 
@@ -68,6 +69,7 @@ class SessionTable {
   std::vector<std::shared_ptr<Session>> RemoveExpired(SteadyTime now);
   // Gives back a session's memory and its share of the tenant's quota.
   void Release(Session& session);
+  SessionTexts& texts() { return texts_; }
   Checkpoints& checkpoints() { return checkpoints_; }  // under Lock, except for Copy and Make
   // Reports an event of a session whose conversation has `position` tokens. It took the time from
   // `since` to now, or none.
@@ -96,6 +98,7 @@ class SessionTable {
   int64_t tokens_ = 0, live_slots_ = 0, log_tokens_ = 0;  // of all sessions with a state in memory
   SteadyTime next_expiry_ = kNever;
   Checkpoints checkpoints_;  // of sessions in by_id_
+  SessionTexts texts_;       // likewise
 };
 
 }  // namespace ovq::engine

@@ -314,6 +314,53 @@ TEST_F(HttpApiTest, AStoredResponseGoesOnWithoutItsPrompt) {
        {{"input", "x"}, {"previous_response_id", second["id"]}, {"max_output_tokens", 1}});
 }
 
+TEST_F(HttpApiTest, TheInputOfAStoredResponseIsListed) {
+  const auto items = [this](const Json& response, const std::string& query = "") {
+    const std::string path = "/v1/responses/" + response["id"].get<std::string>() + "/input_items";
+    const HttpReply reply = Call("GET", path + query);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return Json::parse(reply.body);
+  };
+  const Json text = Post("/v1/responses", {{"input", "hello"}, {"max_output_tokens", 1}});
+  const Json list = items(text);
+  EXPECT_EQ(list["object"], "list");
+  EXPECT_EQ(list["has_more"], false);
+  ASSERT_EQ(list["data"].size(), 1u);
+  const Json& item = list["data"][0];
+  EXPECT_EQ(item["role"], "user");
+  EXPECT_EQ(item["type"], "message");
+  EXPECT_EQ(item["content"], Json::parse(R"([{"type": "input_text", "text": "hello"}])"));
+  EXPECT_EQ(list["first_id"], item["id"]);
+
+  Json input = {{{"role", "user"}, {"content", "a"}, {"id", "msg_mine"}},
+                {{"type", "function_call"}, {"call_id", "c1"}, {"name", "f"}, {"arguments", "{}"}},
+                {{"type", "function_call_output"}, {"call_id", "c1"}, {"output", "b"}}};
+  const Json of_items = Post("/v1/responses", {{"input", input}, {"max_output_tokens", 1}});
+  const Json all = items(of_items, "?order=asc")["data"];
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[0]["id"], "msg_mine");
+  for (const char* name : {"type", "call_id", "name", "arguments"}) {
+    EXPECT_EQ(all[1][name], input[1][name]);
+  }
+  EXPECT_EQ(all[2]["output"], "b");
+  const Json first = items(of_items, "?limit=2");
+  EXPECT_EQ(first["data"], Json::array({all[2], all[1]}));
+  EXPECT_EQ(first["has_more"], true);
+  const Json rest = items(of_items, "?limit=2&after=" + first["last_id"].get<std::string>());
+  EXPECT_EQ(rest["data"], Json::array({all[0]}));
+  EXPECT_EQ(rest["has_more"], false);
+  const std::string path = "/v1/responses/" + text["id"].get<std::string>() + "/input_items";
+  const std::pair<const char*, const char*> wrong[] = {
+      {"limit", "0"}, {"limit", "101"}, {"limit", "x"}, {"order", "up"}, {"after", "item_7"}};
+  for (const auto& [name, value] : wrong) {
+    const Json error = Error(Call("GET", path + "?" + name + "=" + value), 400);
+    EXPECT_EQ(error["param"], name);
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(value));
+  }
+  Call("DELETE", "/v1/responses/" + text["id"].get<std::string>());
+  EXPECT_EQ(Error(Call("GET", path), 404)["param"], "response_id");
+}
+
 TEST_F(HttpApiTest, AnAgentsNextTurnIsReadFromTheCache) {
   const std::string tool(300, 't');
   Json messages = {{{"role", "system"}, {"content", std::string(400, 's')}},

@@ -7,7 +7,6 @@
 #include "server/apis/response_request.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
-#include "server/http/response_store.h"
 
 namespace ovq::server {
 namespace {
@@ -335,18 +334,6 @@ TEST(ResponseRequests, AnItemNamesItsResponse) {
   for (const char* id : {"", "_", "msg_", "msg_x_1", "msg_1"})
     EXPECT_FALSE(FindItemPlace(id)) << id;
   EXPECT_FALSE(FindItemPlace(std::string("msg_") + kSession + "_"));
-}
-
-TEST(ResponseStore, TheOldestGoBeyondTheBudget) {
-  ResponseStore store(2000);
-  for (const char* id : {"a", "b", "c"}) store.Put(id, {std::string(500, *id), ""});
-  EXPECT_EQ(store.Get("a"), std::nullopt);
-  EXPECT_EQ(store.Get("c")->json, std::string(500, 'c'));
-  store.Put("d", {std::string(3000, 'd'), ""});
-  EXPECT_EQ(store.Get("d"), std::nullopt);
-  EXPECT_NE(store.Get("b"), std::nullopt);
-  store.Remove("b");
-  EXPECT_EQ(store.Get("b"), std::nullopt);
 }
 
 }  // namespace

@@ -27,13 +27,14 @@ TEST(Labels, OfRpcsAreTheProtosNames) {
 TEST(Labels, OfHttpAreTheRoutesPatterns) {
   std::vector<std::string> labels;
   for (const char* label : HttpRouteLabels()) labels.emplace_back(label);
-  EXPECT_THAT(labels, UnorderedElementsAre(
-                          "/", "/v1/models", "/v1/completions", "/v1/chat/completions",
-                          "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
-                          "/v1/responses/{}", "/tokenize", "/detokenize", "/health", "/version",
-                          "/ovq/v1/info", "/ovq/v1/status", "/ovq/v1/generate", "/ovq/v1/sessions",
-                          "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}/fork",
-                          "/ovq/v1/sessions/{}/rewind", "/ovq/v1/sessions/{}/generate", "other"));
+  EXPECT_THAT(labels,
+              UnorderedElementsAre(
+                  "/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/messages",
+                  "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{}",
+                  "/v1/responses/{}/input_items", "/tokenize", "/detokenize", "/health", "/version",
+                  "/ovq/v1/info", "/ovq/v1/status", "/ovq/v1/generate", "/ovq/v1/sessions",
+                  "/ovq/v1/sessions/{}", "/ovq/v1/sessions/{}/fork", "/ovq/v1/sessions/{}/rewind",
+                  "/ovq/v1/sessions/{}/generate", "other"));
 }
 
 TEST(Labels, ACallWithALabelThatNobodyListedIsCounted) {

@@ -109,6 +109,11 @@ class Durable : public testing::Test {
     EXPECT_TRUE(info.ok()) << info.status();
     return info.ok() ? *info : SessionInfo{};
   }
+  std::string Text(const std::string& id) {
+    const auto text = engine()->sessions().GetText(id, "", [](size_t) { return absl::OkStatus(); });
+    EXPECT_TRUE(text.ok()) << text.status();
+    return text.ok() && *text != nullptr ? **text : "none";
+  }
   std::string Open(int64_t n_prompt, bool keep_tokens = true) {
     SessionOptions options;
     options.prompt = SomeTokens(n_prompt, 3);
@@ -458,6 +463,96 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
   const EngineStats stats = engine().SettledStats();
   EXPECT_EQ(stats.sessions_hibernated + stats.sessions_idle + stats.sessions_active, 0);
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
+}
+
+TEST_F(Durable, ATextStaysAsLongAsItsSession) {
+  Start();
+  const std::string id = Open(10), other = Open(10), without = Open(10);
+  EXPECT_TRUE(engine()->sessions().PutText(id, "", "first").ok());
+  EXPECT_TRUE(engine()->sessions().PutText(id, "", std::string("a\0b\n", 4)).ok());
+  EXPECT_TRUE(engine()->sessions().PutText(other, "", "other").ok());
+  EXPECT_TRUE(absl::IsNotFound(engine()->sessions().PutText(id, "another tenant", "x")));
+  for (const bool killed : {true, false}) {
+    killed ? Kill() : Start();
+    EXPECT_EQ(Text(id), std::string("a\0b\n", 4));
+    EXPECT_EQ(Text(other), "other");
+    EXPECT_EQ(Text(without), "none");
+  }
+  const auto refuse = [](size_t bytes) {
+    return absl::ResourceExhaustedError(std::to_string(bytes));
+  };
+  EXPECT_TRUE(absl::IsResourceExhausted(engine()->sessions().GetText(id, "", refuse).status()));
+  EXPECT_TRUE(
+      absl::IsNotFound(engine()->sessions().GetText(id, "another tenant", refuse).status()));
+  EXPECT_TRUE(engine()->sessions().Delete(id, "").ok());
+  ExpectNoFiles(id);
+  EXPECT_TRUE(absl::IsNotFound(engine()->sessions().PutText(id, "", "x")));
+}
+
+TEST_F(Durable, ATextGoesWhenItsSessionExpires) {
+  Start();
+  SessionOptions options;
+  options.prompt = {1, 2};
+  options.ttl = absl::Milliseconds(300);
+  const std::string here = engine().NewSession(options).id, left = engine().NewSession(options).id;
+  EXPECT_TRUE(engine()->sessions().PutText(here, "", "text").ok());
+  ExpectNoFiles(here);
+  const std::string later = engine().NewSession(options).id;
+  EXPECT_TRUE(engine()->sessions().PutText(later, "", "text").ok());
+  engine_.reset();
+  absl::SleepFor(absl::Milliseconds(300));  // while no server runs
+  Start();
+  ExpectNoFiles(later);
+}
+
+TEST_F(Durable, TextsOfTheOldestGoBeyondTheBudget) {
+  const auto start = [this] {
+    EngineOptions options;
+    options.request_memory = std::make_shared<ByteBudget>(size_t{16} * 4000);
+    Start(options);
+  };
+  start();
+  std::vector<std::string> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.push_back(Open(5));
+    EXPECT_TRUE(engine()->sessions().PutText(ids.back(), "", std::string(1000, 'x')).ok());
+    absl::SleepFor(absl::Milliseconds(2));  // their ages are told in milliseconds
+  }
+  for (const bool restarted : {false, true}) {
+    if (restarted) start();
+    for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(Text(ids[i]) == "none", i < 3) << i;
+  }
+  ids.push_back(Open(5));
+  EXPECT_TRUE(engine()->sessions().PutText(ids.back(), "", std::string(1000, 'x')).ok());
+  EXPECT_EQ(Text(ids[3]), "none");
+  EXPECT_TRUE(engine()->sessions().PutText(ids[4], "", std::string(4000, 'x')).ok());
+  EXPECT_EQ(Text(ids[4]), "none");
+  EXPECT_NE(Text(ids[5]), "none");
+  engine_.reset();
+  EXPECT_EQ(SessionFile(ids[4], ".text"), "");
+}
+
+TEST_F(Durable, ADamagedTextHurtsNoSession) {
+  Start();
+  const std::string flipped = Open(10), cut = Open(10);
+  for (const std::string& id : {flipped, cut}) {
+    EXPECT_TRUE(engine()->sessions().PutText(id, "", "some text").ok());
+  }
+  engine_.reset();
+  std::fstream file(SessionFile(flipped, ".text"), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(26);
+  file.put('x');
+  file.close();
+  std::filesystem::resize_file(SessionFile(cut, ".text"), 20);
+  std::ofstream(path_ + "/0123456789abcdef0123456789abcdef.text") << "of no session";
+  std::ofstream(path_ + "/" + cut + ".text.part") << "half";
+  Start();
+  EXPECT_EQ(SessionFile("0123456789abcdef0123456789abcdef", ".text"), "");
+  EXPECT_EQ(SessionFile(cut, ".part"), "");
+  for (const std::string& id : {flipped, cut}) {
+    EXPECT_EQ(Text(id), "none");
+    EXPECT_TRUE(engine().Run(Turn(id, {1}, 1)).status.ok());
+  }
 }
 
 TEST_F(Durable, FilesThatStayAreTold) {

@@ -79,6 +79,9 @@ struct Parts {
   EngineConfig Config(EngineOptions options) {
     options.clock = clock.clock();
     if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
+    if (options.request_memory == nullptr) {
+      options.request_memory = std::make_shared<ByteBudget>(size_t{1} << 30);
+    }
     EngineEvents told;
     told.rejected = [this](RejectReason reason) { rejected.push_back(reason); };
     told.session_event = [this](const SessionReport& report) { events.push_back(report.event); };

@@ -280,9 +280,9 @@ TEST_P(PrefixOf, TheSameStateAndTokens) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Mixers, PrefixOf,
-                         testing::Values("sw-ovq", "sw-closest-pair", "sw-vq", "gdn-ovq",
-                                         "mamba2-ovq", "mesa-sw", "sw-lattice", "transformer-vq",
-                                         "sw-full"),
+                         testing::Values("sw-ovq", "sw-closest-pair", "keydiff-shares", "sw-vq",
+                                         "gdn-ovq", "mamba2-ovq", "mesa-sw", "sw-lattice",
+                                         "transformer-vq", "sw-full"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::ranges::replace(name, '-', '_');

@@ -284,8 +284,8 @@ TEST_P(RewrittenHistoryOf, IsReadFromWhereItDiffers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Mixers, RewrittenHistoryOf,
-                         testing::Values("sw-ovq", "sw-closest-pair", "gdn-ovq", "mamba2-ovq",
-                                         "mesa-sw", "sw-full"),
+                         testing::Values("sw-ovq", "sw-closest-pair", "keydiff-shares", "gdn-ovq",
+                                         "mamba2-ovq", "mesa-sw", "sw-full"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::ranges::replace(name, '-', '_');

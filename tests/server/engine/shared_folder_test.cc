@@ -77,6 +77,19 @@ class SharedFolder : public testing::Test {
   const std::string path_;
 };
 
+TEST_F(SharedFolder, ATextComesWithItsSession) {
+  const auto first = Start(), second = Start();
+  const std::string id = Open(*first, "t");
+  const auto reserve = [](size_t) { return absl::OkStatus(); };
+  EXPECT_TRUE((*first)->sessions().PutText(id, "t", "text").ok());
+  EXPECT_TRUE(absl::IsNotFound((*second)->sessions().GetText(id, "other", reserve).status()));
+  for (const auto& server : {second.get(), first.get()}) {
+    const absl::StatusOr<SessionText> text = (*server)->sessions().GetText(id, "t", reserve);
+    ASSERT_TRUE(text.ok()) << text.status();
+    EXPECT_EQ(**text, "text");
+  }
+}
+
 // The caller's thread may be one that must not wait, whether the session is here or has just left.
 TEST_F(SharedFolder, GetNeverWaits) {
   const auto owner = Start();

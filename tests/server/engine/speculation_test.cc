@@ -129,8 +129,8 @@ TEST_P(SpeculationOf, GivesTheSameTokensAndStates) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Mixers, SpeculationOf,
-                         testing::Values("sw-ovq", "ovq-delta", "sw-closest-pair", "sw-vq",
-                                         "gdn-ovq", "mamba2-ovq", "mesa-sw", "sw-lattice",
+                         testing::Values("sw-ovq", "ovq-delta", "sw-closest-pair", "keydiff-shares",
+                                         "sw-vq", "gdn-ovq", "mamba2-ovq", "mesa-sw", "sw-lattice",
                                          "transformer-vq", "sw-full", "kvm/ovq-flags",
                                          "kvm/post-tokenshift", "kvm/bswa-sinks", "sw-ovq in int8",
                                          "ovq-delta in int8", "sw-closest-pair in int8",
