@@ -149,6 +149,7 @@ absl::Status MappedFile::CheckUnchanged() const {
   if (written.tv_sec != before.tv_sec || written.tv_nsec != before.tv_nsec) {
     return Damaged(mapping.path, "was written while it was read");
   }
+  if (mapping.range == nullptr) return absl::OkStatus();  // an empty file has no pages
   if (const uintptr_t lost = mapping.range->lost; lost != 0) {
     return Damaged(mapping.path, absl::StrCat("the bytes from ", lost - mapping.range->begin,
                                               " on could not be read"));

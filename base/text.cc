@@ -58,4 +58,10 @@ std::string ConsumeUtf8(std::string& pending) {
   return text;
 }
 
+std::string ValidUtf8(std::string text) {
+  std::string valid = ConsumeUtf8(text);
+  if (!text.empty()) valid += kReplacementCharacter;
+  return valid;
+}
+
 }  // namespace ovq

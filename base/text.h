@@ -29,5 +29,7 @@ inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+
 // subpart of a character that can never become valid is replaced by U+FFFD. An unfinished character
 // stays in `pending`.
 std::string ConsumeUtf8(std::string& pending);
+// The text as valid UTF-8, replaced likewise; an unfinished character at its end is replaced, too.
+std::string ValidUtf8(std::string text);
 
 }  // namespace ovq

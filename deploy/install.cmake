@@ -51,8 +51,8 @@ set(DOC share/doc/ovq-server)
 install(FILES README.md LICENSE DESTINATION ${DOC} COMPONENT docs)
 install(DIRECTORY docs DESTINATION ${DOC} COMPONENT docs)
 foreach(file clients/python/README.md clients/python/examples/tour.py training/README.md
-        kernels/mixers/closest_pair/README.md models/python-bytes/README.md
-        models/scripted-chat/README.md)
+        kernels/mixers/closest_pair/README.md kernels/mixers/key_diff/README.md models/python-bytes/README.md
+        models/scripted-chat/README.md training/ovq_torch/README.md)
   get_filename_component(folder ${file} DIRECTORY)
   install(FILES ${file} DESTINATION ${DOC}/${folder} COMPONENT docs)
 endforeach()

@@ -67,8 +67,10 @@ void RoundBounds(kernels::BatchSequences& seqs) {
 bool IsFasterOnOneThread(const BatchWork& work, int n_threads) {
   if (n_threads == 1) return true;
   const double alone = work.bytes / kBytesPerSecond + work.products / kProductsPerSecond;
-  const int calls = kCallsPerLayer * work.n_layers + 1;  // one for the head
-  return alone - alone / n_threads < kCallSeconds * calls + kWriteSeconds * work.n_answers;
+  const int64_t calls =
+      kCallsPerLayer * work.n_layers + work.n_expert_calls + 1;  // one for the head
+  return alone - alone / n_threads <
+         kCallSeconds * static_cast<double>(calls) + kWriteSeconds * work.n_answers;
 }
 
 }  // namespace ovq::model

@@ -42,7 +42,8 @@ struct BatchWork {
   double bytes = 0;     // weights and states that the batch reads
   double products = 0;  // multiplications of its tokens with weights
   int n_layers = 0;
-  int n_answers = 1;  // sequences in the batch
+  int64_t n_expert_calls = 0;  // products of single experts, in all layers
+  int n_answers = 1;           // sequences in the batch
 };
 // Predicts whether one CPU thread finishes a batch sooner than `n_threads` that share it. Each
 // layer calls the other threads several times, they may have to be woken each time, and the threads

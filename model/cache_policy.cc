@@ -12,6 +12,7 @@
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
+#include "kernels/mixers/key_diff/key_diff.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/softmax/softmax.h"
 #include "model/families/family.h"
@@ -27,32 +28,35 @@ struct SlotFields {
 namespace {
 
 constexpr std::string_view kOvq = "ovq_attention", kClosestPair = "closest_pair_attention",
-                           kFull = "full_attention";
+                           kKeyDiff = "key_diff_attention", kFull = "full_attention";
+// The values of ovq.update and the layer type of each. All but the paper's are names of policies.
+constexpr std::string_view kUpdates[] = {"paper", "closest-pair", "keydiff"},
+                           kUpdateTypes[] = {kOvq, kClosestPair, kKeyDiff};
 // Chunk length of layers that were trained without chunks: a block of slots, so that a short
 // session reads the same blocks as under full attention.
 constexpr int64_t kFullAttentionChunk = kernels::kBlockSlots;
 // Defaults for published models, which were trained on texts: their first tokens act as attention
 // sinks, and the newest are read most where no layer has a window of them.
 constexpr int64_t kPublishedPinnedTokens = 4, kPublishedRecentTokens = 256;
-constexpr const char* kClosestPairName = "closest-pair";
 constexpr double kMinShare = 1.0 / 1024, kShareRounding = 1e-3;
 
 bool AppliesTo(const CachePolicy& policy, const LayerSpec& layer) {
-  if (layer.type == kOvq || layer.type == kClosestPair) return true;
+  if (std::ranges::find(kUpdateTypes, layer.type) != std::end(kUpdateTypes)) return true;
   if (layer.type != kFull) return false;
   return policy.serves_rope || layer.mixer->attention()->input.rope.dims == 0;
 }
 
-// Reads ovq.update; the layer's own type takes precedence.
-absl::Status ReadUpdate(const LayerSpec& layer, const kernels::Attrs& section, bool& closest_pair) {
-  static constexpr std::string_view kUpdates[] = {"paper", "closest-pair"};
+// Reads ovq.update as an index of kUpdates. A layer whose type names an update has no other.
+absl::Status ReadUpdate(const LayerSpec& layer, const kernels::Attrs& section, size_t& update) {
   kernels::AttrReader reader(section);
-  const bool is_paper = reader.ChoiceOr("update", kUpdates) == 0;
+  update = static_cast<size_t>(reader.ChoiceOr("update", kUpdates));
   kernels::PairRule rule;
-  kernels::ReadPairRule(reader, rule);  // checked under either rule
-  closest_pair = !is_paper || layer.type == kClosestPair;
-  if (is_paper && reader.ok() && layer.type == kClosestPair && section.Has("update")) {
-    reader.Fail("update", "expected closest-pair for closest_pair_attention, got paper");
+  kernels::ReadPairRule(reader, rule);  // checked under every rule
+  const auto own = static_cast<size_t>(std::ranges::find(kUpdateTypes, layer.type) - kUpdateTypes);
+  if (reader.ok() && section.Has("update") && own != update && own > 0 &&
+      own < std::size(kUpdates)) {
+    reader.Fail("update", absl::StrCat("expected ", std::string(kUpdates[own]), " for ", layer.type,
+                                       ", got ", std::string(kUpdates[update])));
   }
   return reader.status();
 }
@@ -103,7 +107,7 @@ constexpr CachePolicy kPolicies[] = {
      .layer_type = kOvq,
      .config = ConfigAs<kernels::OvqConfig>,
      .help = "rows by the OVQ paper's update, up to max_centroids of them"},
-    {.name = kClosestPairName,
+    {.name = "closest-pair",
      .layer_type = kClosestPair,
      .config = ConfigAs<kernels::ClosestPairConfig>,
      .is_exact_at_first = true,
@@ -114,36 +118,70 @@ constexpr CachePolicy kPolicies[] = {
      .serves_rope = true,
      .is_exact_at_first = true,
      .help = "full_attention layers with RoPE as well, on their turned keys"},
+    {.name = "keydiff",
+     .layer_type = kKeyDiff,
+     .config = ConfigAs<kernels::KeyDiffConfig>,
+     .is_exact_at_first = true,
+     .help = "the max_centroids tokens whose keys are least like the mean key"},
+    {.name = "keydiff-all",
+     .layer_type = kKeyDiff,
+     .config = ConfigAs<kernels::KeyDiffConfig>,
+     .serves_rope = true,
+     .is_exact_at_first = true,
+     .help = "likewise, full_attention layers with RoPE as well, by their turned keys"},
     {.name = "exact",
      .layer_type = kFull,
      .config = ConfigAs<kernels::FullConfig>,
      .help = "every token"},
 };
 
-// Reads ovq.shares: each of n_layers layers' share of a session's slot cap, 1 in the mean. Sets
-// `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its key/value
-// heads.
-absl::Status ReadShares(const kernels::MixerConfig& mixer, const kernels::Attrs& section,
-                        size_t n_layers, size_t i, std::vector<double>& shares) {
-  kernels::AttrReader reader(section);
+// Reads a list of shares, each of n_layers layers' part of a session's slot cap, 1 in the mean.
+// Sets `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its
+// key/value heads.
+void ReadList(std::string_view key, const kernels::MixerConfig& mixer, size_t n_layers, size_t i,
+              kernels::AttrReader& reader, std::vector<double>& shares) {
   const int n_heads = mixer.attention()->shape.n_kv_heads;
   const auto n = static_cast<double>(n_layers);
   const std::vector<std::vector<double>> lists =
-      reader.FloatListsOr("shares", n_layers, 1, kMinShare, n * std::max(1, n_heads));
+      reader.FloatListsOr(key, n_layers, 1, kMinShare, n * std::max(1, n_heads));
   double sum = 0;
   for (const std::vector<double>& list : lists) {
     sum += std::reduce(list.begin(), list.end()) / static_cast<double>(list.size());
   }
   shares = lists[i];
   if (reader.ok() && mixer.problems.ok() && shares.size() != 1 && std::ssize(shares) != n_heads) {
-    reader.Fail("shares",
+    reader.Fail(key,
                 absl::StrCat("expected a number, or one for each of ", n_heads,
                              " key/value heads, as entry ", i, ", got a list of ", shares.size()));
   }
   if (reader.ok() && !(std::abs(sum - n) <= kShareRounding * n)) {
-    reader.Fail("shares", absl::StrCat("expected ", n_layers,
-                                       " numbers or lists whose mean is 1, got one of ", sum / n));
+    reader.Fail(key, absl::StrCat("expected ", n_layers,
+                                  " numbers or lists whose mean is 1, got one of ", sum / n));
   }
+}
+
+// Reads ovq.shares: a list for every rule, or an object with lists by cache policy.
+absl::Status ReadShares(const ConfigFile& file, const LayerSpec& layer, std::string_view rule,
+                        size_t n_layers, size_t i, std::vector<double>& shares) {
+  const nlohmann::json section = file.at(kSlotsSection);
+  const auto by_rule = section.is_object() ? section.find("shares") : section.end();
+  if (by_rule == section.end() || !by_rule->is_object()) {
+    kernels::AttrReader reader(file.section(kSlotsSection));
+    ReadList("shares", *layer.mixer, n_layers, i, reader, shares);
+    return reader.status();
+  }
+  kernels::Attrs lists("ovq.shares.");
+  FillAttrs(*by_rule, lists);
+  kernels::AttrReader reader(lists);
+  for (const auto& [name, list] : by_rule->items()) {
+    const CachePolicy* const policy = FindCachePolicy(name);
+    if (policy == nullptr || !HasSlots(*policy)) {
+      reader.Fail(name, "expected the name of a cache policy with slots");
+    } else if (!list.is_array()) {
+      reader.Fail(name, "expected a list of numbers, or lists of numbers");
+    }
+  }
+  ReadList(rule, *layer.mixer, n_layers, i, reader, shares);
   return reader.status();
 }
 
@@ -156,21 +194,26 @@ const CachePolicy* FindCachePolicy(std::string_view name) {
   return found == std::end(kPolicies) ? nullptr : found;
 }
 
+bool HasSlots(const CachePolicy& policy) {
+  return !policy.layer_type.empty() && policy.layer_type != kFull;
+}
+
 absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
                               ModelConfig& config) {
   std::vector<LayerSpec*> served;
   for (LayerSpec& layer : config.layers) {
     if (AppliesTo(policy, layer)) served.push_back(&layer);
   }
-  const SlotFields fields = {FullAttentionDefaults(config), file.section("ovq"),
+  const SlotFields fields = {FullAttentionDefaults(config), file.section(kSlotsSection),
                              config.hidden_size};
   for (size_t i = 0; i < served.size(); ++i) {
     LayerSpec& layer = *served[i];
-    RETURN_IF_ERROR(ReadShares(*layer.mixer, fields.section, served.size(), i, layer.slot_shares));
-    bool closest_pair = false;
-    RETURN_IF_ERROR(ReadUpdate(layer, fields.section, closest_pair));
-    const bool updates = policy.layer_type.empty() && layer.type == kOvq && closest_pair;
-    const CachePolicy& of_layer = updates ? *FindCachePolicy(kClosestPairName) : policy;
+    size_t update = 0;
+    RETURN_IF_ERROR(ReadUpdate(layer, fields.section, update));
+    const std::string_view rule = policy.layer_type.empty() ? kUpdates[update] : policy.name;
+    RETURN_IF_ERROR(ReadShares(file, layer, rule, served.size(), i, layer.slot_shares));
+    const bool updates = policy.layer_type.empty() && layer.type == kOvq;
+    const CachePolicy& of_layer = updates ? *FindCachePolicy(kUpdates[update]) : policy;
     if (of_layer.layer_type.empty() || of_layer.layer_type == layer.type) continue;
     layer.mixer = of_layer.config(layer, fields);
     layer.approximates = layer.type == kFull;
@@ -189,7 +232,7 @@ std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) 
     if (!layer.approximates) continue;
     const kernels::Growth growth = kernels::Growth().WithShares(layer.slot_shares);
     for (int part = 0; part < growth.parts(); ++part) {
-      const int64_t exact = layer.type == kClosestPair ? growth.HeadSlotCap(slot_cap, part) : 0;
+      const int64_t exact = layer.type == kOvq ? 0 : growth.HeadSlotCap(slot_cap, part);
       tokens = std::min(tokens.value_or(exact), exact);
     }
   }

@@ -34,13 +34,15 @@ struct CachePolicy {
 // All policies. The first leaves layers as they were trained.
 std::span<const CachePolicy> CachePolicies();
 const CachePolicy* FindCachePolicy(std::string_view name);  // null if unknown
+bool HasSlots(
+    const CachePolicy& policy);  // whether it caps its layers' slots, whatever a config says
 
 // Sets the types of the layers whose queries and keys carry no positions (ovq_attention,
-// closest_pair_attention, and full_attention without RoPE), which have the same tensors, and gives
-// each its share of a session's slots (ovq.shares). As trained, ovq_attention becomes
-// closest_pair_attention where ovq.update says so. CachePolicy::serves_rope includes full_attention
-// with RoPE: its slots are then means of rotated keys (the rotation of queries does not change
-// distances between keys). InvalidArgument names the field, or the policy that fits no layer.
+// closest_pair_attention, key_diff_attention, and full_attention without RoPE), which have the same
+// tensors, and gives each its share of a session's slots (ovq.shares). As trained, ovq_attention
+// becomes what ovq.update says. CachePolicy::serves_rope includes full_attention with RoPE: its
+// slots then hold rotated keys or their means (the rotation of queries does not change distances
+// between keys). InvalidArgument names the field, or the policy that fits no layer.
 absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
                               ModelConfig& config);
 

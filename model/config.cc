@@ -19,7 +19,23 @@ std::vector<std::string> ModelConfig::layer_types() const {
 }
 
 kernels::DType ModelConfig::default_dtype() const {
-  return weights_dtype == kernels::DType::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF32;
+  const bool is_narrow =
+      weights_dtype == kernels::DType::kBF16 || quantization.method != QuantizationMethod::kNone;
+  return is_narrow ? kernels::DType::kBF16 : kernels::DType::kF32;
+}
+
+size_t ModelConfig::embedding_bytes() const {
+  return static_cast<size_t>(vocab_size * hidden_size) * kernels::DTypeBytes(weights_dtype);
+}
+
+int64_t ModelConfig::short_rope_tokens() const {
+  int64_t tokens = 0;
+  for (const LayerSpec& layer : layers) {
+    const kernels::AttentionConfig* const attention =
+        layer.mixer ? layer.mixer->attention() : nullptr;
+    if (attention != nullptr) tokens = std::max(tokens, attention->input.rope.short_tokens);
+  }
+  return tokens;
 }
 
 bool ModelConfig::gives_first_values(int i) const {

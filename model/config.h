@@ -10,6 +10,8 @@
 
 #include "kernels/common/tensor.h"
 #include "kernels/mixers/mixer.h"
+#include "kernels/ops/experts.h"
+#include "model/quantization.h"
 
 namespace ovq::model {
 
@@ -27,24 +29,46 @@ struct NormSpec {
   kernels::NormWeightKind weight = kernels::NormWeightKind::kPlain;
 };
 
-// kGatedSilu: down(silu(gate x) up x). kSquaredRelu: down(relu(up x)^2).
-enum class FeedForwardKind : uint8_t { kNone, kGatedSilu, kSquaredRelu };
+// kGatedSilu: down(silu(gate x) up x). kGatedGelu: down(gelu(gate x) up x), GELU by its tanh
+// (kernels::GeGlu). kSquaredRelu: down(relu(up x)^2).
+enum class FeedForwardKind : uint8_t { kNone, kGatedSilu, kGatedGelu, kSquaredRelu };
+
+// A mixture of experts: feed-forwards of one kind and width, of which a router chooses some for
+// each token. Added to them is the feed-forward that the layer has beside it.
+struct MixtureSpec {
+  kernels::RouterSpec router = {};
+  int64_t width = 0;         // of one expert
+  int64_t latent_width = 0;  // experts read and write a space of this width; 0: d_model
+  bool router_bias = false;  // RouterSpec's bias
+  bool latent_bias = false;  // of the products into and out of the latent space
+  bool gate = false;         // the feed-forward beside it is multiplied by sigmoid(w . x)
+};
+
 struct FeedForwardSpec {
   FeedForwardKind kind = FeedForwardKind::kNone;
-  int64_t width = 0;
+  int64_t width = 0;         // 0: there are only experts
+  bool bias = false;         // gate, up and down have biases
   bool token_shift = false;  // x is interpolated with the previous token's, zeros at position 0
   // Beside the mixer, on the same normed input, not after it; excludes token_shift.
   bool parallel = false;
+  std::optional<MixtureSpec> mixture = std::nullopt;
+
+  bool exists() const { return kind != FeedForwardKind::kNone; }
 };
 
 struct LayerSpec {
   std::string type;  // known to the mixer registry
   // Its mixer's part of config.json, of the registry's type for it; null where `type` is unknown.
   std::shared_ptr<const kernels::MixerConfig> mixer = {};
-  FeedForwardSpec feed_forward;
+  FeedForwardSpec feed_forward = {};
   // Whether the mixer and the feed-forward read normed input (ModelConfig::norm), and whether their
   // output is normed before it is added to the residual (post_norm).
   bool norm_before = true, norm_after = false;
+  // In families whose layers are made of a file's blocks: the number of the layer's first one.
+  int first_block = 0;
+  // Channels of a head's value in a latent attention whose values its config counts as latents
+  // (kimi_linear).
+  int64_t latent_value_dim = 0;
   // Its type or one of its mixer's fields is invalid; never set where LoadConfig is OK.
   bool is_wrong = false;
   std::vector<double> slot_shares = {1};  // StateSpec::slot_shares
@@ -73,8 +97,11 @@ struct ModelConfig {
   float residual_scale = 1;  // multiplies what a mixer or feed-forward adds to the residual
   // Before each layer x = a x + b x0, with x0 the (normed) embedding.
   bool block_lambdas = false;
-  // Before layer n/2 + j of n, the input of layer n/2 - 1 - j is added with a weight.
+  // Before layer n/2 + j of n, the output of layer n/2 - 1 - j is added with a weight.
   bool skip_connections = false;
+  // Query heads to a head of keys and values in a file of rwkv7backbone. The decoder has such a
+  // head once for each of them.
+  int kv_group_in_file = 1;
   bool tie_word_embeddings = false;
   bool lm_head_bias = false;
   float logit_scale = 1;    // multiplies the logits, bias included
@@ -82,14 +109,22 @@ struct ModelConfig {
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json; may be empty
   kernels::DType weights_dtype = kernels::DType::kF32;  // torch_dtype
+  QuantizationSpec quantization;
 
+  // By the folder's files. kBpe: tokenizer.json may turn out to be of another type, and
+  // tokenizer.model may stand in for it (Tokenizer::kind).
   TokenizerKind tokenizer = TokenizerKind::kNone;
   int32_t tokenizer_byte_offset = 0;  // kBytes: token id = byte + offset
 
   std::vector<std::string> layer_types() const;
-  // The type of products and states unless options say otherwise: BF16 for BF16 checkpoints, else
-  // F32.
+  // The type of products and states unless options say otherwise: BF16 for BF16 and for quantized
+  // checkpoints, else F32.
   kernels::DType default_dtype() const;
+  // Bytes of the embedding's table in memory, in the type of the checkpoint.
+  size_t embedding_bytes() const;
+  // The length up to which sessions have RoPE's factors for short texts, if all of them end by
+  // then (RopeSpec::short_tokens); 0: there is no such difference.
+  int64_t short_rope_tokens() const;
   // Whether later layers mix in the values of layer i (value residuals).
   bool gives_first_values(int i) const;
   // All that the state of layer i depends on; points into this config.

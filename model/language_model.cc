@@ -15,6 +15,7 @@
 #include "kernels/common/device_memory.h"
 #include "kernels/mixers/common/attention.h"
 #include "kernels/mixers/common/slots.h"
+#include "kernels/mixers/common/token_shift.h"
 #include "model/families/family.h"
 #include "model/load_config.h"
 #include "model/weights.h"
@@ -23,13 +24,6 @@ namespace ovq::model {
 namespace {
 
 constexpr char kEmbedding[] = "embedding";  // name of x0 among a batch's tensors
-
-kernels::TensorView Rows(kernels::TensorView x, int64_t begin, int64_t n) {
-  const int64_t width = x.shape[1];
-  std::byte* data =
-      x.as<std::byte>() + static_cast<size_t>(begin * width) * kernels::DTypeBytes(x.dtype);
-  return {data, x.dtype, {n, width}};
-}
 
 absl::Status CheckSize(const StateLayout& layout) {
   if (layout.virtual_bytes() <= StateLayout::kMostBytes) return absl::OkStatus();
@@ -60,7 +54,27 @@ absl::StatusOr<std::vector<kernels::MixerState>> LayerStates(const ModelConfig& 
   return states;
 }
 
+// The most products of single experts that n tokens need in all layers.
+int64_t ExpertCalls(const ModelConfig& config, int64_t n_tokens) {
+  int64_t calls = 0;
+  for (const LayerSpec& layer : config.layers) {
+    if (!layer.feed_forward.mixture) continue;
+    const kernels::RouterSpec& router = layer.feed_forward.mixture->router;
+    calls += 2 * std::min<int64_t>(router.n_experts, router.n_chosen * n_tokens);
+  }
+  return calls;
+}
+
 absl::Status CheckOnlyMarker() { return absl::CancelledError("weights are only checked"); }
+
+// Adds the tensors that are made at load.
+absl::Status AddMade(const ModelConfig& config, Weights& weights) {
+  absl::Status problems = AddQuantized(config.quantization, weights);
+  if (problems.ok() && config.family->prepare != nullptr) {
+    AddProblems(problems, config.family->prepare(config, weights));
+  }
+  return problems;
+}
 
 }  // namespace
 
@@ -109,6 +123,12 @@ absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadE
     ASSIGN_OR_RETURN(ModelConfig config, LoadConfig(folder, policy));
     configs.push_back(std::move(config));
   }
+  return LoadEach(folder, options, std::move(configs), context);
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LanguageModel::LoadEach(
+    const std::string& folder, const ModelOptions& options, std::vector<ModelConfig> configs,
+    kernels::DeviceContext& context) {
   Weights weights;
   RETURN_IF_ERROR(Weights::Open(folder, weights));
   SharedWeights shared;
@@ -133,10 +153,16 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   compute_dtype_ = options.compute_dtype.value_or(config_.default_dtype());
   weights_ = options.weights;
   state_dtype_ = options.state_dtype;
-  absl::Status status = LoadParts(weights, context, shared);
-  if (!status.ok()) return status;
+  weights.SetMadeDType(compute_dtype_);
+  RETURN_IF_ERROR(AddMade(config_, weights));
   ASSIGN_OR_RETURN(std::vector<kernels::MixerState> states,
                    LayerStates(config_, options.state_dtype, context.device()));
+  const bool is_bounded = std::ranges::all_of(states, [](const kernels::MixerState& state) {
+    return !state.growth.exists() || state.growth.capped();
+  });
+  if (!is_bounded) most_tokens_ = options.limits.max_unbounded_tokens;
+  absl::Status status = LoadParts(&weights, context, shared);
+  if (!status.ok()) return status;
   for (int i = 0; i < config_.n_layers; ++i) {
     states[i] = layers_[i].mixer->state();
     states[i].name = config_.layers[i].type;
@@ -149,10 +175,24 @@ absl::Status LanguageModel::LoadAll(ModelConfig config, Weights& weights,
   if (shared.fingerprint.empty()) shared.fingerprint = weights.Fingerprint();
   hash.AddText(shared.fingerprint);
   hash.AddText(config_.canonical);
+  if (most_tokens_ <= config_.short_rope_tokens()) hash.AddText(" short RoPE");
   fingerprint_ = hash.Hex();
   weights.RemoveUnused(config_.family->is_unused);
   parameters_ = weights.elements();
+  active_parameters_ = parameters_ - static_cast<int64_t>(weight_count_.idle_parameters);
   return absl::OkStatus();
+}
+
+kernels::WeightCount LanguageModel::CountWeights(const ModelConfig& config,
+                                                 kernels::ProductTypes types) {
+  const auto context = kernels::DeviceContext::Make(kernels::Device::kCpu, 1);
+  LanguageModel model;
+  model.config_ = config;
+  model.compute_dtype_ = types.compute;
+  model.weights_ = types.weights;
+  SharedWeights shared;
+  model.LoadParts(nullptr, **context, shared, CheckOnlyMarker()).IgnoreError();
+  return model.weight_count_;
 }
 
 absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
@@ -162,9 +202,9 @@ absl::Status LanguageModel::Check(const ModelConfig& config, Weights& weights) {
   LanguageModel model;
   model.config_ = config;
   SharedWeights shared;
-  absl::Status problems;
+  absl::Status problems = AddMade(config, weights);
   for (const absl::Status& problem :
-       SplitProblems(model.LoadParts(weights, *context, shared, CheckOnlyMarker()))) {
+       SplitProblems(model.LoadParts(&weights, *context, shared, CheckOnlyMarker()))) {
     if (problem != CheckOnlyMarker()) AddProblems(problems, problem);
   }
   AddProblems(problems, weights.CheckWhole());
@@ -181,7 +221,9 @@ void LanguageModel::LoadLayer(int i, kernels::WeightReader& reader,
   }
   const LayerSpec& spec = config_.layers[i];
   const int64_t d_model = config_.hidden_size;
-  if (spec.norm_before) layer.input_norm = Norm(reader, "input_layernorm", config_.norm, d_model);
+  const bool has_mixer = spec.type != kernels::kNoMixer;
+  if (spec.norm_before && has_mixer)
+    layer.input_norm = Norm(reader, "input_layernorm", config_.norm, d_model);
   if (spec.norm_after) {
     layer.post_norm = Norm(reader, "post_mixer_layernorm", config_.post_norm, d_model);
   }
@@ -191,22 +233,34 @@ void LanguageModel::LoadLayer(int i, kernels::WeightReader& reader,
        .weights = reader,
        .compute_dtype = compute_dtype_,
        .residual_scale = spec.norm_after ? 1 : config_.residual_scale,
-       .context = context});
+       .context = context,
+       .most_tokens = most_tokens_});
   reader.Update(mixer.status());
   if (mixer.ok()) layer.mixer = *std::move(mixer);
   layer.feed_forward = FeedForward(reader, config_, spec);
 }
 
-absl::Status LanguageModel::LoadParts(Weights& weights, kernels::DeviceContext& context,
+absl::Status LanguageModel::LoadParts(Weights* weights, kernels::DeviceContext& context,
                                       SharedWeights& shared, const absl::Status& so_far) {
-  std::deque<std::vector<std::byte>> copies;  // of tensors, until they are on the device
+  using Copies = std::deque<std::vector<std::byte>>;  // of tensors, until they are on the device
   const kernels::ProductTypes types(compute_dtype_, weights_);
-  const kernels::WeightSource source = [&](const std::string& name, const kernels::Shape& shape) {
-    return GetTensor(config_, name, shape, weights, copies);
+  const auto source_into = [&](Copies& copies) -> kernels::WeightSource {
+    if (weights == nullptr) return nullptr;
+    return [&](const std::string& name, const kernels::Shape& shape) {
+      return GetTensor(config_, name, shape, *weights, copies);
+    };
   };
+  Copies copies;
+  const kernels::WeightSource source = source_into(copies);
   kernels::WeightReader reader(source, types, context, "", so_far, &shared.products);
   const int64_t d_model = config_.hidden_size, vocab = config_.vocab_size;
-  const kernels::TensorView table = reader.GetTensor("model.embed_tokens.weight", {vocab, d_model});
+  absl::StatusOr<kernels::TensorView> table = kernels::TensorView();
+  if (source) table = source("model.embed_tokens.weight", {vocab, d_model});
+  reader.Update(table.status());
+  if (reader.status().ok() && shared.embedding == nullptr) {
+    shared.embedding =
+        std::make_shared<const kernels::Buffer>(context.Upload(table->data, table->bytes()));
+  }
   embedding_norm_ = Norm(reader, "model.embed_norm", config_.embedding_norm, d_model);
   if (config_.sinusoid_base > 0) {
     const std::vector<float> scale = reader.HostFloats("model.embed_positions.scale", {});
@@ -224,31 +278,26 @@ absl::Status LanguageModel::LoadParts(Weights& weights, kernels::DeviceContext& 
   int state = config_.n_layers;
   for (int i = 0; i < config_.n_layers; ++i) {
     if (config_.layers[i].is_wrong) continue;
-    kernels::WeightReader of_layer(source, types, context, absl::StrCat("model.layers.", i, "."),
-                                   reader.status(), &shared.products);
+    Copies copies_of_layer;
+    const kernels::WeightSource source_of_layer = source_into(copies_of_layer);
+    kernels::WeightReader of_layer(source_of_layer, types, context,
+                                   absl::StrCat("model.layers.", i, "."), reader.status(),
+                                   &shared.products);
     LoadLayer(i, of_layer, context);
     reader.Update(of_layer.status());
-    copies.clear();
+    weight_count_.Add(of_layer.count());
+    if (weights != nullptr) weights->FreeMade();
     if (layers_.back().feed_forward.has_state()) layers_.back().feed_forward_state = state++;
     keeps_embedding_ |= config_.block_lambdas || layers_.back().gives_first_values;
   }
-  if (std::ranges::none_of(config_.layers, &LayerSpec::is_wrong)) {
-    reader.Update(weights.CheckAllUsed(config_.family->is_unused));
+  if (weights != nullptr && std::ranges::none_of(config_.layers, &LayerSpec::is_wrong)) {
+    reader.Update(weights->CheckAllUsed(config_.family->is_unused));
   }
+  weight_count_.Add(reader.count());
   if (!reader.status().ok()) return reader.status();
 
-  if (shared.embedding == nullptr) {
-    shared.embedding =
-        std::make_shared<const kernels::Buffer>(context.Upload(table.data, table.bytes()));
-  }
   embedding_storage_ = shared.embedding;
-  embedding_ = {embedding_storage_->as<void>(), table.dtype, table.shape};
-  weight_bytes_ =
-      lm_head_.bytes() + lm_head_bias_.bytes() + embedding_norm_.bytes() + final_norm_.bytes();
-  for (const DecoderLayer& layer : layers_) {
-    weight_bytes_ += layer.input_norm.bytes() + layer.mixer->weight_bytes() +
-                     layer.post_norm.bytes() + layer.feed_forward.bytes();
-  }
+  embedding_ = {embedding_storage_->as<void>(), table->dtype, table->shape};
   return absl::OkStatus();
 }
 
@@ -265,9 +314,10 @@ kernels::TensorView LanguageModel::Forward(const Batch& batch, kernels::DeviceCo
   if (replayed) RoundBounds(seqs);
   const kernels::StagedBatch staged = kernels::StageBatch(context, seqs, layout_->growths(),
                                                           input->token_ids, input->logits_indices);
-  BatchWork work = {.bytes = static_cast<double>(weight_bytes_),
-                    .products = static_cast<double>(seqs.n_tokens() * parameters_),
+  BatchWork work = {.bytes = weight_count_.ReadBy(seqs.n_tokens()),
+                    .products = static_cast<double>(seqs.n_tokens() * active_parameters_),
                     .n_layers = config_.n_layers,
+                    .n_expert_calls = ExpertCalls(config_, seqs.n_tokens()),
                     .n_answers = seqs.n_seqs()};
   for (int s = 0; s < seqs.n_seqs(); ++s) {
     work.bytes += static_cast<double>(layout_->bytes_at(seqs.start_pos[s], seqs.slot_cap[s]));
@@ -331,17 +381,19 @@ void LanguageModel::Run(const kernels::StagedBatch& staged, kernels::DeviceConte
   if (keeps_embedding_)
     kernels::AddScaled(context, tensors.Put(kEmbedding, kernels::DType::kF32, rows), 0, h, 1);
 
-  // The inputs of the first half of the layers are added before the second half, last first.
+  // The outputs of the first half of the layers are added before those of the second half, the last
+  // output first.
   const int n_layers = config_.n_layers, half = n_layers / 2;
   std::vector<kernels::TensorView> skipped;
   for (int i = 0; i < n_layers; ++i) {
-    if (config_.skip_connections && i < half) {
-      skipped.push_back(scope.Tensor(kernels::DType::kF32, rows));
-      kernels::AddScaled(context, skipped.back(), 0, h, 1);
-    } else if (config_.skip_connections) {
+    if (config_.skip_connections && i >= half) {
       kernels::AddScaled(context, h, 1, skipped[n_layers - 1 - i], skip_weights_[i - half]);
     }
     RunLayer(i, staged, context, tensors, between);
+    if (config_.skip_connections && i < half) {
+      skipped.push_back(scope.Tensor(kernels::DType::kF32, rows));
+      kernels::AddScaled(context, skipped.back(), 0, h, 1);
+    }
   }
   if (!staged.logits_indices.empty()) RunHead(staged, context, h, between.x, logits);
 }
@@ -349,7 +401,7 @@ void LanguageModel::Run(const kernels::StagedBatch& staged, kernels::DeviceConte
 void LanguageModel::RunHead(const kernels::StagedBatch& staged, kernels::DeviceContext& context,
                             kernels::TensorView h, kernels::TensorView x,
                             kernels::TensorView logits) const {
-  const kernels::TensorView last = Rows(x, 0, logits.shape[0]);
+  const kernels::TensorView last = kernels::Rows(x, 0, logits.shape[0]);
   lm_head_.Apply(context, final_norm_.ForProducts(context, h, last, staged.logits_indices), logits);
   if (config_.lm_head_bias || config_.logit_scale != 1) {
     const kernels::TensorView bias = {

@@ -66,11 +66,18 @@ class LanguageModel {
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& folder,
                                                              const ModelOptions& options,
                                                              kernels::DeviceContext& context);
-  // Loads a model for each policy; they share their large weights. Errors as those of Load.
+  // Loads a model for each policy, or for each config that LoadConfig read from the folder; they
+  // share their large weights. Errors as those of Load.
   static absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LoadEach(
       const std::string& folder, const ModelOptions& options, std::span<const CachePolicy> policies,
       kernels::DeviceContext& context);
+  static absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> LoadEach(
+      const std::string& folder, const ModelOptions& options, std::vector<ModelConfig> configs,
+      kernels::DeviceContext& context);
 
+  // weight_count() of a loaded model with products of these types, by the config alone, which has
+  // no problems.
+  static kernels::WeightCount CountWeights(const ModelConfig& config, kernels::ProductTypes types);
   // Checks names, shapes and types of the tensors that Load would read. OK, or all tensors that are
   // missing, have another shape or type, or are unused (SplitProblems). The config may have
   // problems: invalid layers are left out, and if there are any, unused tensors are not reported.
@@ -82,8 +89,12 @@ class LanguageModel {
   kernels::WeightType weights() const { return weights_; }
   kernels::DType state_dtype() const { return state_dtype_; }
   const std::string& fingerprint() const { return fingerprint_; }  // hex SHA-256
+  int64_t most_tokens() const { return most_tokens_; }             // that a session can come to
   int64_t parameters() const { return parameters_; }
-  size_t weight_bytes() const { return weight_bytes_; }  // that one decode iteration reads
+  // Leaves out the experts that a token does not choose.
+  int64_t active_parameters() const { return active_parameters_; }
+  // Without the embedding's table, of which a token reads a row.
+  const kernels::WeightCount& weight_count() const { return weight_count_; }
   size_t full_kv_bytes_per_token() const { return FullKvBytesPerToken(config_, state_dtype_); }
 
   // Runs the batch and returns the logits [n_logits, vocab], F32, of batch.logits_indices, in their
@@ -103,8 +114,9 @@ class LanguageModel {
   LanguageModel();
   absl::Status LoadAll(ModelConfig config, Weights& weights, const ModelOptions& options,
                        kernels::DeviceContext& context, SharedWeights& shared);
-  // Only checks weights, without loading them, if `so_far` is an error.
-  absl::Status LoadParts(Weights& weights, kernels::DeviceContext& context, SharedWeights& shared,
+  // Only checks and counts weights, without loading them, if `so_far` is an error; only counts them
+  // if they are null, too.
+  absl::Status LoadParts(Weights* weights, kernels::DeviceContext& context, SharedWeights& shared,
                          const absl::Status& so_far = absl::OkStatus());
   void LoadLayer(int i, kernels::WeightReader& reader, kernels::DeviceContext& context);
   // Embedding, layers, norm and head. The launches depend on the shape of the batch alone, so that
@@ -125,8 +137,9 @@ class LanguageModel {
   kernels::WeightType weights_ = kernels::WeightType::kAsComputed;
   kernels::DType state_dtype_ = kernels::DType::kF32;
   std::string fingerprint_;
-  int64_t parameters_ = 0;
-  size_t weight_bytes_ = 0;
+  int64_t most_tokens_ = INT64_MAX;
+  int64_t parameters_ = 0, active_parameters_ = 0;
+  kernels::WeightCount weight_count_;
   std::vector<DecoderLayer> layers_;
   std::shared_ptr<const kernels::Buffer> embedding_storage_;
   kernels::TensorView embedding_;  // [vocab, d_model], the checkpoint's dtype

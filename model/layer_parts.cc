@@ -7,6 +7,14 @@
 #include "kernels/mixers/common/token_shift.h"
 
 namespace ovq::model {
+namespace {
+
+kernels::TensorView Vector(const kernels::Buffer& floats) {
+  const auto width = static_cast<int64_t>(floats.bytes() / sizeof(float));
+  return {floats.as<float>(), kernels::DType::kF32, {width}};
+}
+
+}  // namespace
 
 Norm::Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec& spec,
            int64_t width)
@@ -22,13 +30,7 @@ Norm::Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec&
   }
 }
 
-kernels::NormWeights Norm::weights() const {
-  const auto vector = [](const kernels::Buffer& floats) -> kernels::TensorView {
-    const auto width = static_cast<int64_t>(floats.bytes() / sizeof(float));
-    return {floats.as<float>(), kernels::DType::kF32, {width}};
-  };
-  return {vector(weight_), vector(bias_), spec_.eps};
-}
+kernels::NormWeights Norm::weights() const { return {Vector(weight_), Vector(bias_), spec_.eps}; }
 
 void Norm::Apply(kernels::DeviceContext& context, kernels::TensorView x, kernels::TensorView y,
                  std::span<const int32_t> rows) const {
@@ -66,13 +68,36 @@ FeedForward::FeedForward(kernels::WeightReader& reader, const ModelConfig& confi
     post_norm_ = Norm(reader, "post_feedforward_layernorm", config.post_norm, d_model);
   }
   if (spec.token_shift) shift_ = reader.Floats("mlp.shift", {d_model});
-  inner_ =
-      spec.kind == FeedForwardKind::kGatedSilu
-          ? reader.Product(
-                {{"mlp.gate_proj.weight", spec.width}, {"mlp.up_proj.weight", spec.width}}, d_model)
-          : reader.Product({{"mlp.up_proj.weight", spec.width}}, d_model);
-  outer_ = reader.Product({{"mlp.down_proj.weight", d_model}}, spec.width,
-                          layer.norm_after ? 1 : residual_scale_);
+  const float scale = layer.norm_after ? 1 : residual_scale_;
+  if (spec.mixture) mixture_ = Mixture(reader, *spec.mixture, spec.kind, d_model, scale);
+  if (spec.width == 0) return;
+  std::vector<kernels::WeightPart> parts, biases;
+  if (spec.kind != FeedForwardKind::kSquaredRelu) {
+    parts.push_back({"mlp.gate_proj.weight", spec.width});
+    biases.push_back({"mlp.gate_proj.bias", spec.width});
+  }
+  parts.push_back({"mlp.up_proj.weight", spec.width});
+  biases.push_back({"mlp.up_proj.bias", spec.width});
+  inner_ = reader.Product(parts, d_model);
+  outer_ = reader.Product({{"mlp.down_proj.weight", d_model}}, spec.width, scale);
+  if (!spec.bias) return;
+  inner_bias_ = reader.Floats(biases);
+  outer_bias_ = reader.Floats({{"mlp.down_proj.bias", d_model}}, scale);
+}
+
+void FeedForward::Activate(kernels::DeviceContext& context, const kernels::ProductRows& rows,
+                           kernels::TensorView y) const {
+  if (spec_.kind == FeedForwardKind::kGatedSilu && !spec_.bias) {
+    return inner_.ApplySwiGlu(context, rows, y);
+  }
+  kernels::ScratchScope scope(context);
+  const kernels::TensorView inner = scope.Tensor(kernels::DType::kF32, {y.shape[0], inner_.out()});
+  inner_.Apply(context, rows, inner);
+  if (spec_.bias) kernels::AddBias(context, inner, Vector(inner_bias_), 1);
+  const auto activate = spec_.kind == FeedForwardKind::kGatedSilu   ? kernels::SwiGlu
+                        : spec_.kind == FeedForwardKind::kGatedGelu ? kernels::GeGlu
+                                                                    : kernels::SquaredRelu;
+  activate(context, inner, y);
 }
 
 void FeedForward::Forward(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
@@ -98,23 +123,31 @@ void FeedForward::Forward(kernels::DeviceContext& context, const kernels::BatchS
   } else if (!spec_.parallel) {
     rows = norm_.ForProducts(context, h, x);
   }
-  const kernels::TensorView active = scope.Tensor(x.dtype, {h.shape[0], spec_.width});
-  if (spec_.kind == FeedForwardKind::kGatedSilu) {
-    inner_.ApplySwiGlu(context, rows, active);
+  const bool adds = !post_norm_.exists();
+  const kernels::TensorView& y = adds ? h : activations.added;
+  if (!mixture_.exists()) {
+    ForwardDense(context, rows, y, adds);
+  } else if (mixture_.has_gate()) {
+    const kernels::TensorView shared = scope.Tensor(kernels::DType::kF32, h.shape);
+    ForwardDense(context, rows, shared, /*adds=*/false);
+    mixture_.Forward(context, x, y, adds, shared.as<float>());
+  } else if (spec_.width > 0) {
+    ForwardDense(context, rows, y, adds);
+    mixture_.Forward(context, x, y, /*adds=*/true);
   } else {
-    kernels::ScratchScope of_inner(context);
-    const kernels::TensorView inner =
-        of_inner.Tensor(kernels::DType::kF32, {h.shape[0], inner_.out()});
-    inner_.Apply(context, rows, inner);
-    kernels::SquaredRelu(context, inner, active);
+    mixture_.Forward(context, rows, y, adds);
   }
-  outer_.Apply(context, active, post_norm_.exists() ? activations.added : h,
-               /*accumulate=*/!post_norm_.exists());
-  if (post_norm_.exists()) activations.AddNormed(context, post_norm_, residual_scale_);
+  if (!adds) activations.AddNormed(context, post_norm_, residual_scale_);
 }
 
-size_t FeedForward::bytes() const {
-  return norm_.bytes() + post_norm_.bytes() + shift_.bytes() + inner_.bytes() + outer_.bytes();
+void FeedForward::ForwardDense(kernels::DeviceContext& context, const kernels::ProductRows& rows,
+                               kernels::TensorView y, bool adds) const {
+  kernels::ScratchScope scope(context);
+  const int64_t n = rows.x.shape[0];
+  const kernels::TensorView active = scope.Tensor(rows.x.dtype, {n, spec_.width});
+  Activate(context, rows, active);
+  outer_.Apply(context, active, y, adds);
+  if (spec_.bias) kernels::AddBias(context, y, Vector(outer_bias_), 1);
 }
 
 }  // namespace ovq::model

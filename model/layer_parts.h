@@ -8,6 +8,7 @@
 #include "kernels/mixers/mixer.h"
 #include "kernels/ops/ops.h"
 #include "model/config.h"
+#include "model/mixture.h"
 
 namespace ovq::model {
 
@@ -26,7 +27,6 @@ class Norm {
   // Gives x = norm(h[rows]) to products alone, the first of which may compute it.
   kernels::ProductRows ForProducts(kernels::DeviceContext& context, kernels::TensorView h,
                                    kernels::TensorView x, std::span<const int32_t> rows = {}) const;
-  size_t bytes() const { return weight_.bytes() + bias_.bytes(); }
 
  private:
   kernels::NormWeights weights() const;
@@ -55,21 +55,30 @@ class FeedForward {
   // `layer` has them. The reader keeps errors.
   FeedForward(kernels::WeightReader& reader, const ModelConfig& config, const LayerSpec& layer);
 
-  bool exists() const { return spec_.kind != FeedForwardKind::kNone; }
+  bool exists() const { return spec_.exists(); }
   bool has_state() const { return spec_.token_shift; }
   // activations.h += f(norm(h)), with the variations of FeedForwardSpec and LayerSpec. `where`
   // locates the state of a token shift; null without one.
   void Forward(kernels::DeviceContext& context, const kernels::BatchSequences& seqs,
                const kernels::LayerState* where, const LayerActivations& activations) const;
-  size_t bytes() const;
 
  private:
+  // Applies inner_, its bias and the activation: y [n, width] in the compute dtype.
+  void Activate(kernels::DeviceContext& context, const kernels::ProductRows& rows,
+                kernels::TensorView y) const;
+  // y = f(rows), or y += f(rows) with `adds`, without the mixture; n rows.
+  void ForwardDense(kernels::DeviceContext& context, const kernels::ProductRows& rows,
+                    kernels::TensorView y, bool adds) const;
+
   FeedForwardSpec spec_;
   Norm norm_, post_norm_;
   float residual_scale_ = 1;
   kernels::Buffer shift_;  // [d_model] float, weights of the token shift
   kernels::Linear inner_;  // gated: [2 width, d_model], gate first; else [width, d_model]
   kernels::Linear outer_;  // [d_model, width], residual scale included unless a norm follows
+  // Float [inner_.out()] and, with the scale of outer_, [d_model]; empty without biases.
+  kernels::Buffer inner_bias_, outer_bias_;
+  Mixture mixture_;  // beside inner_ and outer_, or in place of them
 };
 
 }  // namespace ovq::model

@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "model/families/family.h"
+#include "model/gguf/gguf_config.h"
 #include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq::model {
@@ -20,7 +21,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kSlotsSection = "ovq";  // of any family's slots
 constexpr size_t kMaxConfigBytes = 16 << 20, kMaxGenerationBytes = 1 << 20;
 
 // Replaces Python's bare word Infinity, which is not JSON, by null: no bound.
@@ -99,6 +99,7 @@ void ReadTokenizer(const std::string& folder, const kernels::Attrs& fields,
   const int64_t offset = reader.IntOr("tokenizer_byte_offset", 0, 0, kMaxVocab);
   std::error_code error;
   const bool has_pieces = std::filesystem::exists(folder + "/tokenizer.model", error);
+  const bool has_json = std::filesystem::exists(folder + "/tokenizer.json", error);
   const bool has_bpe = TokenizerFolder::IsIn(folder);
   if (!kind.empty() && kind != "bytes") {
     reader.Fail("tokenizer", absl::StrCat("unknown value ", Quoted(kind), "; known: bytes"));
@@ -109,7 +110,7 @@ void ReadTokenizer(const std::string& folder, const kernels::Attrs& fields,
   } else if (!kind.empty() && offset + 256 > VocabSize(config)) {
     reader.Fail("tokenizer", absl::StrCat("bytes from offset ", offset, " need a vocab_size of ",
                                           offset + 256, ", got ", config.vocab_size));
-  } else if (has_pieces) {
+  } else if (has_pieces && !has_json) {
     config.tokenizer = TokenizerKind::kSentencePiece;
   } else if (!kind.empty()) {
     config.tokenizer = TokenizerKind::kBytes;
@@ -117,6 +118,17 @@ void ReadTokenizer(const std::string& folder, const kernels::Attrs& fields,
   } else if (has_bpe) {
     config.tokenizer = TokenizerKind::kBpe;
   }
+}
+
+absl::Status ReadQuantizationConfig(const Json& json, ModelConfig& config) {
+  const Json object = json.value("quantization_config", Json());
+  if (object.is_object()) return ReadQuantization(object, config.quantization);
+  if (!object.is_null()) {
+    return absl::InvalidArgumentError("quantization_config: expected an object");
+  }
+  if (json.value("quantization", Json()).is_null()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "quantization: expected null: MLX's form of quantized weights is not supported");
 }
 
 // Marks the layers whose mixers' fields are wrong.
@@ -174,8 +186,8 @@ absl::Status Read(const std::string& folder, const Json& in_file, const CachePol
   kernels::AttrReader reader(fields);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);
-  absl::Status problems;
-  if (config.family) problems = config.family->read(file, config);
+  absl::Status problems = ReadQuantizationConfig(json, config);
+  if (config.family) AddProblems(problems, config.family->read(file, config));
   if (config.family && config.hidden_size > 0) {
     AddProblems(problems, ApplyCachePolicy(policy, file, config));
     AddProblems(problems, CheckMixers(config));
@@ -188,6 +200,21 @@ absl::Status Read(const std::string& folder, const Json& in_file, const CachePol
   ReadTokenizer(folder, fields, reader, config);
   AddProblems(problems, reader.status());
   return problems;
+}
+
+absl::StatusOr<Json> ReadConfig(const std::string& path) {
+  ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(Json json, ParseJsonObject(WithoutInfinity(std::move(text)), path));
+  ReplaceInfinity(json);
+  return json;
+}
+
+absl::StatusOr<Json> ReadGguf(const std::string& path) {
+  GgufFile file;
+  RETURN_IF_ERROR(GgufFile::Open(path, file));
+  absl::StatusOr<Json> json = GgufConfig(file);
+  if (!json.ok()) return InContext(path, json.status());
+  return json;
 }
 
 // Adds the end-of-sequence ids of generation_config.json, if there is one.
@@ -224,11 +251,15 @@ std::optional<std::string> HubName(const std::filesystem::path& folder) {
 std::string ModelName(const std::string& folder) {
   std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
-  std::optional<std::string> name = HubName(path);
+  std::optional<std::string> name = IsGguf(folder) ? GgufModelName(path.string()) : HubName(path);
   std::error_code error;
   const std::filesystem::path real = std::filesystem::canonical(path, error);
   if (!name && !error && real.filename() == path.filename()) name = HubName(real);
-  return name.value_or(path.filename().string());
+  return ValidUtf8(name.value_or(path.filename().string()));
+}
+
+std::string ConfigPath(const std::string& folder) {
+  return IsGguf(folder) ? folder : absl::StrCat(folder, "/config.json");
 }
 
 absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, const CachePolicy& policy) {
@@ -239,10 +270,8 @@ absl::StatusOr<ModelConfig> LoadConfig(const std::string& folder, const CachePol
 }
 
 absl::Status LoadConfig(const std::string& folder, ModelConfig& config, const CachePolicy& policy) {
-  const std::string path = absl::StrCat(folder, "/config.json");
-  ASSIGN_OR_RETURN(std::string text, ReadFile(path, kMaxConfigBytes));
-  ASSIGN_OR_RETURN(Json json, ParseJsonObject(WithoutInfinity(std::move(text)), path));
-  ReplaceInfinity(json);
+  const std::string path = ConfigPath(folder);
+  ASSIGN_OR_RETURN(Json json, IsGguf(folder) ? ReadGguf(path) : ReadConfig(path));
   config.name = ModelName(folder);
   absl::Status status = InContext(path, Read(folder, json, policy, config));
   AddProblems(status, ReadGeneration(folder, config));

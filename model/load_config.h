@@ -1,4 +1,5 @@
-// Reads the config.json of a model folder (docs/model-format.md).
+// Reads the config.json of a model folder, or what a GGUF file has in its place
+// (docs/model-format.md).
 #pragma once
 
 #include <string>
@@ -10,8 +11,12 @@
 namespace ovq::model {
 
 // The folder's own name, or ORG/NAME in the cache of the Hugging Face hub, whose folders are named
-// by hashes: .../models--ORG--NAME/snapshots/HASH. Links to a folder have a name of their own.
+// by hashes: .../models--ORG--NAME/snapshots/HASH. Links to a folder have a name of their own. A
+// GGUF file's name is without its ending.
 std::string ModelName(const std::string& folder);
+
+// The file of a model's fields: folder/config.json, or the GGUF file itself.
+std::string ConfigPath(const std::string& folder);
 
 // Reads folder/config.json and, if there is one, the end-of-sequence ids of
 // folder/generation_config.json. NotFound, InvalidArgument (names the field), DataLoss (not JSON).

@@ -21,18 +21,29 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 // An entry of the header: where a tensor lies in the data section.
 struct Entry {
   std::string name;
-  kernels::DType dtype;
+  std::string dtype;
   kernels::Shape shape;
   uint64_t begin;
   uint64_t end;
 };
 
-std::optional<kernels::DType> ParseDType(std::string_view name) {
-  for (kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16,
-                               kernels::DType::kI32, kernels::DType::kU32}) {
-    if (name == kernels::DTypeName(dtype)) return dtype;
+// Bits of an element, for each dtype that the format defines; 0 for others.
+int ElementBits(std::string_view dtype) {
+  struct Bits {
+    int bits;
+    std::initializer_list<std::string_view> dtypes;
+  };
+  static const Bits kBits[] = {
+      {4, {"F4"}},
+      {6, {"F6_E2M3", "F6_E3M2"}},
+      {8, {"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}},
+      {16, {"F16", "BF16", "I16", "U16"}},
+      {32, {"F32", "I32", "U32"}},
+      {64, {"F64", "I64", "U64", "C64"}}};
+  for (const Bits& row : kBits) {
+    if (std::ranges::find(row.dtypes, dtype) != row.dtypes.end()) return row.bits;
   }
-  return std::nullopt;
+  return 0;
 }
 
 kernels::Shape MakeShape(const std::vector<int64_t>& dims) {
@@ -62,7 +73,7 @@ absl::StatusOr<kernels::Shape> ParseShape(const nlohmann::json& list) {
       return Wrong("shape holds something else than non-negative integers");
     }
     dims.push_back(dim.get<int64_t>());
-    if (__builtin_mul_overflow(elements, dims.back(), &elements) || elements > INT64_MAX / 8) {
+    if (__builtin_mul_overflow(elements, dims.back(), &elements) || elements > INT64_MAX / 64) {
       return Wrong("shape has more elements than any file can hold");
     }
   }
@@ -75,16 +86,13 @@ absl::StatusOr<kernels::Shape> ParseShape(const nlohmann::json& list) {
 }
 
 absl::StatusOr<Entry> ParseEntry(const std::string& name, const nlohmann::json& json,
-                                 uint64_t data_begin, uint64_t data_bytes) {
+                                 uint64_t data_bytes) {
   using Json = nlohmann::json;
   if (!json.is_object()) return Wrong("its header entry is not an object");
   const Json type = json.value("dtype", Json()), offsets = json.value("data_offsets", Json());
   if (!type.is_string()) return Wrong("dtype is not a string");
-  const std::optional<kernels::DType> dtype = ParseDType(type.get_ref<const std::string&>());
-  if (!dtype) {
-    return Wrong("dtype ", Quoted(type.get_ref<const std::string&>()),
-                 " is not supported; known: F32, BF16, F16, I32, U32");
-  }
+  const auto& dtype = type.get_ref<const std::string&>();
+  if (!IsName(dtype)) return Wrong("dtype ", Quoted(dtype), " is not a name");
   ASSIGN_OR_RETURN(const kernels::Shape shape, ParseShape(json.value("shape", Json())));
   if (!offsets.is_array() || offsets.size() != 2 ||
       !std::ranges::all_of(offsets, &Json::is_number_unsigned)) {
@@ -96,17 +104,13 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const nlohmann::json& 
     return Wrong("ends at byte ", end, " of the data, but the file holds ", data_bytes,
                  ": truncated?");
   }
-  const uint64_t element = kernels::DTypeBytes(*dtype),
-                 expected = static_cast<uint64_t>(shape.elements()) * element;
-  if (end - begin != expected) {
-    return Wrong("expected ", expected, " bytes for ", kernels::DTypeName(*dtype), shape.ToString(),
-                 ", got ", end - begin);
+  const int element = ElementBits(dtype);
+  const uint64_t bits = static_cast<uint64_t>(shape.elements()) * element, expected = bits / 8;
+  if (element != 0 && (bits % 8 != 0 || end - begin != expected)) {
+    return Wrong("expected ", bits % 8 == 0 ? absl::StrCat(expected, " bytes") : "whole bytes",
+                 " for ", dtype, shape.ToString(), ", got ", end - begin);
   }
-  if ((data_begin + begin) % element != 0) {
-    return Wrong("begins at byte ", data_begin + begin, " of the file: not aligned for ",
-                 kernels::DTypeName(*dtype));
-  }
-  return Entry{name, *dtype, shape, begin, end};
+  return Entry{name, dtype, shape, begin, end};
 }
 
 // Checks that tensors fill the data end to end. Holes are not reported if some tensor's place is
@@ -144,6 +148,13 @@ absl::Status Damaged(const std::string& path, std::string_view tensor, absl::str
   return Damaged(path, absl::StrCat("tensor ", Quoted(tensor), ": ", what));
 }
 
+std::optional<kernels::DType> FloatDType(std::string_view name) {
+  for (kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kF16}) {
+    if (name == kernels::DTypeName(dtype)) return dtype;
+  }
+  return std::nullopt;
+}
+
 bool IsTextMap(const nlohmann::json& json) {
   return json.is_object() && std::ranges::all_of(json, &nlohmann::json::is_string);
 }
@@ -169,12 +180,12 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {
-      if (!IsTextMap(value)) {
-        AddProblems(problems, Damaged(path, "__metadata__ is not a map of strings"));
+      if (!value.is_null() && !IsTextMap(value)) {
+        AddProblems(problems, Damaged(path, "__metadata__ is neither a map of strings nor null"));
       }
       continue;
     }
-    absl::StatusOr<Entry> entry = ParseEntry(name, value, data_begin, file_bytes - data_begin);
+    absl::StatusOr<Entry> entry = ParseEntry(name, value, file_bytes - data_begin);
     if (entry.ok()) {
       entries.push_back(*std::move(entry));
     } else {
@@ -185,9 +196,10 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
   AddProblems(problems,
               CheckPlaces(path, entries, file_bytes - data_begin, mapped.damaged_.empty()));
   for (Entry& entry : entries) {
-    std::byte* data = mapped.map_.data() + data_begin + entry.begin;
+    const std::span<const std::byte> bytes(mapped.map_.data() + data_begin + entry.begin,
+                                           entry.end - entry.begin);
     mapped.tensors_.emplace(std::move(entry.name),
-                            kernels::TensorView{data, entry.dtype, entry.shape});
+                            StoredTensor{std::move(entry.dtype), entry.shape, bytes});
   }
   return problems;
 }

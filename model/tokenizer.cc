@@ -1,5 +1,7 @@
 #include "model/tokenizer.h"
 
+#include <filesystem>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -15,8 +17,20 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
   tokenizer->bos_ = config.bos_token_id;
   tokenizer->silent_.insert(config.eos_token_ids.begin(), config.eos_token_ids.end());
   if (config.bos_token_id) tokenizer->silent_.insert(*config.bos_token_id);
-  if (config.tokenizer == TokenizerKind::kSentencePiece) {
-    const std::string path = absl::StrCat(folder, "/tokenizer.model");
+  const std::string path = absl::StrCat(folder, "/tokenizer.model");
+  if (tokenizer->kind_ == TokenizerKind::kBpe) {
+    absl::StatusOr<std::unique_ptr<BpeTokenizer>> bpe =
+        BpeTokenizer::Load(folder, config.vocab_size);
+    std::error_code error;
+    if (absl::IsUnimplemented(bpe.status()) && std::filesystem::exists(path, error)) {
+      tokenizer->kind_ = TokenizerKind::kSentencePiece;
+    } else if (!bpe.ok()) {
+      return bpe.status();
+    } else {
+      tokenizer->bpe_ = *std::move(bpe);
+    }
+  }
+  if (tokenizer->kind_ == TokenizerKind::kSentencePiece) {
     std::string error;
     tokenizer->pieces_ = LoadPieces(path, &error);
     if (!tokenizer->pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
@@ -24,9 +38,6 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": has ", size, " pieces, but vocab_size is ", config.vocab_size));
     }
-  }
-  if (config.tokenizer == TokenizerKind::kBpe) {
-    ASSIGN_OR_RETURN(tokenizer->bpe_, BpeTokenizer::Load(folder, config.vocab_size));
   }
   return tokenizer;
 }
@@ -53,7 +64,7 @@ std::string Tokenizer::Bytes(int32_t id) const {
   if (bpe_) {
     const std::string* token = bpe_->Token(id);
     if (token == nullptr) return "";
-    return IsSilent(id) ? *token : bpe_->decoder().Bytes(*token);
+    return IsSilent(id) ? *token : bpe_->decoder().Bytes(*bpe_->ForDecoder(id));
   }
   if (!pieces_) return Piece(id, /*first=*/false);
   const auto control = pieces_->controls.find(id);
@@ -128,7 +139,7 @@ void Detokenizer::Precede(std::span<const int32_t> ids) {
 std::string Detokenizer::Push(int32_t id) {
   if (stream_) {
     const BpeTokenizer& bpe = *tokenizer_->bpe_;
-    const std::string* token = bpe.Token(id);
+    const std::string* token = bpe.ForDecoder(id);
     const bool shown = shown_ != nullptr && shown_->contains(id);
     const bool silent = tokenizer_->IsSilent(id) && !shown;
     return token == nullptr || silent ? "" : stream_->Push(*token);

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -105,6 +104,12 @@ struct TensorView {
   }
 };
 
+// Rows [first, first + n) of a matrix [rows, width].
+inline TensorView Rows(const TensorView& x, int64_t first, int64_t n) {
+  const size_t row_bytes = static_cast<size_t>(x.shape[1]) * DTypeBytes(x.dtype);
+  return {x.as<std::byte>() + static_cast<size_t>(first) * row_bytes, x.dtype, {n, x.shape[1]}};
+}
+
 // Activations in float32 or bfloat16; the other type's pointer is null.
 struct Activations {
   float* f32 = nullptr;
@@ -128,7 +133,5 @@ inline float FloatAt(const TensorView& tensor, int64_t i) {
   }
 }
 std::vector<float> ToFloats(const TensorView& tensor);
-
-using TensorMap = std::map<std::string, TensorView, std::less<>>;
 
 }  // namespace ovq::kernels

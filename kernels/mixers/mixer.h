@@ -55,7 +55,6 @@ class SequenceMixer {
   virtual ~SequenceMixer() = default;
   // Loads the weights, once, before the first batch. Errors go to spec.weights.
   virtual void Load(const MixerSpec& spec) = 0;
-  virtual size_t weight_bytes() const = 0;
   // y[n_tokens, d_model] += mix(x[n_tokens, d_model]), or y = mix(x) without LayerArgs::adds.
   // Advances each sequence's state in place. x in the compute dtype, y float32 (the residual
   // stream). A product is what reads x first (ProductRows).
@@ -155,6 +154,7 @@ struct MixerSpec {
   DType compute_dtype;       // type of the matrix products: kF32 or kBF16
   float residual_scale = 1;  // factor of what Forward adds to y
   DeviceContext& context;
+  int64_t most_tokens = INT64_MAX;  // that a session can come to
 };
 
 // One line of the registry.
@@ -182,6 +182,8 @@ constexpr MixerEntry MakeEntry(std::string_view layer_type, std::string_view sec
           }};
 }
 std::span<const MixerEntry> MixerRegistry();
+// The type of a layer that is a feed-forward alone; FindMixer has it, the registry does not.
+inline constexpr std::string_view kNoMixer = "none";
 const MixerEntry* FindMixer(std::string_view layer_type);  // null if unknown
 
 }  // namespace ovq::kernels

@@ -3,11 +3,13 @@
 #include "kernels/mixers/bswa/bswa.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
 #include "kernels/mixers/gated_delta_net/gated_delta_net.h"
+#include "kernels/mixers/key_diff/key_diff.h"
 #include "kernels/mixers/kvm/kvm.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/mixers/mamba2/mamba2.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/mixers/mixer.h"
+#include "kernels/mixers/no_mixer.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "kernels/mixers/softmax/softmax.h"
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
@@ -22,6 +24,7 @@ constexpr std::array kRegistry = {
     MakeEntry<FullAttention>("full_attention", ""),
     MakeEntry<OvqAttention>("ovq_attention", "ovq"),
     MakeEntry<ClosestPairAttention>("closest_pair_attention", "ovq"),
+    MakeEntry<KeyDiffAttention>("key_diff_attention", "ovq"),
     MakeEntry<KvmAttention>("kvm_attention", "kvm"),
     MakeEntry<VqAttention>("vq_attention", "vq"),
     MakeEntry<GatedDeltaNet>("gated_delta_net", "gdn"),
@@ -31,6 +34,8 @@ constexpr std::array kRegistry = {
     MakeEntry<TransformerVq>("transformer_vq", "transformer_vq"),
 };
 
+constexpr MixerEntry kNone = MakeEntry<NoMixer>(kNoMixer, "");
+
 }  // namespace
 
 std::span<const MixerEntry> MixerRegistry() { return kRegistry; }
@@ -39,7 +44,7 @@ const MixerEntry* FindMixer(std::string_view layer_type) {
   for (const MixerEntry& entry : kRegistry) {
     if (entry.layer_type == layer_type) return &entry;
   }
-  return nullptr;
+  return layer_type == kNoMixer ? &kNone : nullptr;
 }
 
 absl::StatusOr<std::unique_ptr<SequenceMixer>> MixerEntry::make(const MixerSpec& spec) const {

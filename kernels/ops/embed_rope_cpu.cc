@@ -1,6 +1,6 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
-//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
-//   pairs (i, j) of the RopeSpec, a = position w
+//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] c - u[j] s, u[j] c + u[i] s for the pairs (i, j) of
+//   the RopeSpec, c = amplitude cos a, s = amplitude sin a, a = position w
 // AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
@@ -19,8 +19,8 @@ void FillTable(const RopePairs& rope, int64_t position, float* table) {
     // The conversion sign-extends, so that negative positions turn backwards.
     const double angle =
         HalfTurns(static_cast<Phase>(position) * rope.frequencies[i]) * std::numbers::pi;
-    table[i] = static_cast<float>(std::cos(angle));
-    table[rope.n + i] = static_cast<float>(std::sin(angle));
+    table[i] = static_cast<float>(rope.amplitude * std::cos(angle));
+    table[rope.n + i] = static_cast<float>(rope.amplitude * std::sin(angle));
   }
   for (int i = 0; i < 2 * rope.n && rope.rounds_to_bf16; ++i) {
     table[i] = ToFloat(RoundToBF16(table[i]));

@@ -1,6 +1,6 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d]:
-//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
-//   pairs (i, j) of the RopeSpec, a = position w
+//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] c - u[j] s, u[j] c + u[i] s for the pairs (i, j) of
+//   the RopeSpec, c = amplitude cos a, s = amplitude sin a, a = position w
 // AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include "kernels/common/cuda/cuda_device.h"

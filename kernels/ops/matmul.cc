@@ -1,6 +1,9 @@
+#include <cstring>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/ops/matmul_device.h"
 
@@ -24,6 +27,11 @@ absl::Status CheckPart(const TensorView& part, int64_t in) {
 void CopyRow(const StackedWeights& weights, int64_t row, void* dst) {
   const TensorView* part = weights.parts.data();
   for (; row >= part->shape[0]; ++part) row -= part->shape[0];
+  if (part->dtype == weights.compute) {
+    const size_t bytes = weights.row_bytes();
+    std::memcpy(dst, part->as<std::byte>() + static_cast<size_t>(row) * bytes, bytes);
+    return;
+  }
   for (int64_t i = 0; i < weights.in; ++i) {
     const float value = FloatAt(*part, row * weights.in + i);
     if (weights.compute == DType::kF32) {
@@ -48,8 +56,8 @@ std::vector<std::byte> TestRows(int64_t n, int64_t in, DType compute) {
   return bytes;
 }
 
-absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTypes types,
-                                    DeviceContext& context) {
+absl::StatusOr<StackedWeights> Stack(std::span<const TensorView> parts, ProductTypes types,
+                                     const DeviceContext& context) {
   const DType compute = types.compute;
   if (parts.empty()) return absl::InvalidArgumentError("a matrix product without weights");
   if (compute != DType::kF32 && compute != DType::kBF16) {
@@ -62,14 +70,7 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTy
     if (!status.ok()) return status;
     weights.out += part.shape[0];
   }
-  Linear linear;
-  linear.in_ = weights.in;
-  linear.out_ = weights.out;
-  linear.compute_ = compute;
-  if (types.weights == WeightType::kAsComputed) {
-    linear.product_ = Dispatch<cpu::MakeProduct, cuda::MakeProduct>(context, weights);
-    return linear;
-  }
+  if (types.weights == WeightType::kAsComputed) return weights;
   if (context.device() == Device::kCuda && compute != DType::kBF16) {
     return absl::UnimplementedError("int8 weights on CUDA: products are computed in BF16 only");
   }
@@ -78,7 +79,19 @@ absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTy
                                                    kMaxInt8Inputs, " inputs of a product, got ",
                                                    weights.in));
   }
-  linear.product_ = Dispatch<cpu::MakeInt8Product, cuda::MakeInt8Product>(context, weights);
+  return weights;
+}
+
+absl::StatusOr<Linear> Linear::Make(std::span<const TensorView> parts, ProductTypes types,
+                                    DeviceContext& context) {
+  ASSIGN_OR_RETURN(const StackedWeights weights, Stack(parts, types, context));
+  Linear linear;
+  linear.in_ = weights.in;
+  linear.out_ = weights.out;
+  linear.compute_ = weights.compute;
+  linear.product_ = types.weights == WeightType::kAsComputed
+                        ? Dispatch<cpu::MakeProduct, cuda::MakeProduct>(context, weights)
+                        : Dispatch<cpu::MakeInt8Product, cuda::MakeInt8Product>(context, weights);
   return linear;
 }
 

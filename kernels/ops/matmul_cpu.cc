@@ -73,15 +73,36 @@ std::byte* Padded(ScratchScope& scope, const void* from, size_t bytes, size_t pa
 // Writes row `row` of the weights [out, in] in their type.
 using FillRow = std::function<void(int64_t row, void* dst)>;
 
+// The engine of all calls: oneDNN runs a call with memory of its own engine alone.
+const dnnl::engine& Engine() {
+  static const auto* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+// One call of oneDNN: weights of this shape, packed for `packed_for` threads, with this many rows.
+struct CallShape {
+  int64_t in, out;
+  Types types;
+  int packed_for, n_threads;
+  int64_t rows;
+  bool accumulate;
+  auto operator<=>(const CallShape&) const = default;
+};
+
+// The calls that the calling thread has made: their code serves all weights of one shape, and
+// oneDNN's scratch memory is the thread's.
+std::map<CallShape, dnnl::matmul>& Calls() {
+  thread_local std::map<CallShape, dnnl::matmul> calls;
+  return calls;
+}
+
 struct OneDnnProduct {
   int64_t in, out;
   Types types;
-  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
-  dnnl::stream stream{engine};
+  int packed_for;  // threads
+  dnnl::stream stream{Engine()};
   std::shared_ptr<std::byte> weight_memory{};
   memory weights{};  // there
-  // Filled as sizes occur. One thread at a time uses a Linear, so there is no lock.
-  std::map<std::tuple<int64_t, bool, int>, dnnl::matmul> products{};  // rows, accumulate, threads
 
   size_t x_row() const { return static_cast<size_t>(in) * memory::data_type_size(types.x); }
   bool is_float() const { return types.y == memory::data_type::f32; }
@@ -106,7 +127,7 @@ dnnl::matmul::primitive_desc OneDnnProduct::Describe(int64_t n, const memory::de
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  return {dnnl::matmul::desc(XDesc(n), packed, YDesc(n)), attributes, engine};
+  return {dnnl::matmul::desc(XDesc(n), packed, YDesc(n)), attributes, Engine()};
 }
 
 // Packs the weights in the layout that oneDNN prefers for kRowBlock rows; all sizes use it.
@@ -117,23 +138,23 @@ void OneDnnProduct::Pack(const FillRow& fill, const memory::desc& packed) {
     fill(row, plain.data() + static_cast<size_t>(row) * row_bytes);
   }
   // [in, out] with `in` contiguous is the transpose of [out, in].
-  memory from({{in, out}, types.weights, Tag::ba}, engine, plain.data());
+  memory from({{in, out}, types.weights, Tag::ba}, Engine(), plain.data());
   weight_memory = WeightMemory(packed.get_size());
-  weights = memory(packed, engine, weight_memory.get());
+  weights = memory(packed, Engine(), weight_memory.get());
   dnnl::reorder(from, weights).execute(stream, from, weights);
   stream.wait();
 }
 
 void OneDnnProduct::Run(int64_t n, void* x, void* y, bool accumulate) {
-  const std::tuple key = {n, accumulate, omp_get_max_threads()};
-  auto found = products.find(key);
-  if (found == products.end()) {
+  const CallShape shape = {in, out, types, packed_for, omp_get_max_threads(), n, accumulate};
+  auto found = Calls().find(shape);
+  if (found == Calls().end()) {
     dnnl::matmul product(Describe(n, weights.get_desc(), accumulate));
-    found = products.emplace(key, std::move(product)).first;
+    found = Calls().emplace(shape, std::move(product)).first;
   }
-  found->second.execute(stream, {{DNNL_ARG_SRC, memory(XDesc(n), engine, x)},
+  found->second.execute(stream, {{DNNL_ARG_SRC, memory(XDesc(n), Engine(), x)},
                                  {DNNL_ARG_WEIGHTS, weights},
-                                 {DNNL_ARG_DST, memory(YDesc(n), engine, y)}});
+                                 {DNNL_ARG_DST, memory(YDesc(n), Engine(), y)}});
   stream.wait();
 }
 
@@ -178,7 +199,10 @@ bool OneDnnProduct::SameBitsForAnyRows(int n_threads, std::byte* x) {
         return false;
       }
     }
-    products.clear();
+    std::erase_if(Calls(), [&](const auto& call) {
+      const CallShape& shape = call.first;
+      return shape.in == in && shape.out == out && shape.types == types;
+    });
   }
   return true;
 }
@@ -224,8 +248,8 @@ std::shared_ptr<OneDnnProduct> MakeOneDnn(DeviceContext& context, int64_t in, in
   if (!is_new && !verdict->second) return nullptr;
   verdict->second = false;  // until the test below has passed
   try {
-    const auto product =
-        std::make_shared<OneDnnProduct>(OneDnnProduct{.in = in, .out = out, .types = types});
+    const auto product = std::make_shared<OneDnnProduct>(
+        OneDnnProduct{.in = in, .out = out, .types = types, .packed_for = n_threads});
     const memory::desc any({in, out}, types.weights, Tag::any);
     const auto preferred = product->Describe(kRowBlock, any, false);
     const std::string implementation = preferred.impl_info_str();

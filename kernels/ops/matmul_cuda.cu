@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "kernels/common/product_choices.h"
 #include "kernels/ops/cuda/product_bf16.cuh"
 #include "kernels/ops/cuda/product_f32.cuh"
+#include "kernels/ops/experts.h"
 #include "kernels/ops/matmul_device.h"
 
 namespace ovq::kernels::cuda {
@@ -36,22 +38,44 @@ int64_t PlaceInGroup(int64_t o, int64_t i, int64_t padded_in) {
   return (o - in_tile) * padded_in + (half * kLanes + lane) * 8 + pair * 2 + i % 2;
 }
 
-// copy_row(o, row) writes the weights of output o.
+int64_t PaddedInputs(const StackedWeights& weights) {
+  return CeilDiv(weights.in, kSegment) * kSegment;
+}
+
+// Packs a group of outputs. copy_row(o, row) writes the weights of output o.
+template <class T, class CopyRowFn>
+void PackGroup(const StackedWeights& weights, int64_t group, CopyRowFn&& copy_row, T* packed) {
+  const int64_t padded_in = PaddedInputs(weights), first = group * kOutGroup;
+  const int64_t n = std::min(kOutGroup, weights.out - first);
+  std::vector<T> row(static_cast<size_t>(weights.in));
+  for (int64_t o = 0; o < n; ++o) {
+    copy_row(first + o, row.data());
+    for (int64_t i = 0; i < weights.in; ++i) packed[PlaceInGroup<T>(o, i, padded_in)] = row[i];
+  }
+}
+
 template <class T, class CopyRowFn>
 Buffer Pack(DeviceContext& context, const StackedWeights& weights, CopyRowFn&& copy_row) {
-  const int64_t padded_in = CeilDiv(weights.in, kSegment) * kSegment;
-  std::vector<T> row(static_cast<size_t>(padded_in));
   return UploadItems(context, CeilDiv(weights.out, kOutGroup),
-                     static_cast<size_t>(kOutGroup * padded_in) * sizeof(T),
+                     static_cast<size_t>(kOutGroup * PaddedInputs(weights)) * sizeof(T),
                      [&](int64_t group, std::byte* bytes) {
-                       T* const packed = reinterpret_cast<T*>(bytes);
-                       const int64_t first = group * kOutGroup;
-                       const int64_t n = std::min(kOutGroup, weights.out - first);
-                       for (int64_t o = 0; o < n; ++o) {
-                         copy_row(first + o, row.data());
-                         for (int64_t i = 0; i < weights.in; ++i) {
-                           packed[PlaceInGroup<T>(o, i, padded_in)] = row[i];
-                         }
+                       PackGroup(weights, group, copy_row, reinterpret_cast<T*>(bytes));
+                     });
+}
+
+// The weights of several experts, one after another. rows_of(expert) gives the copy_row of one.
+template <class T, class RowsOfFn>
+Buffer PackExperts(DeviceContext& context, std::span<const StackedWeights> experts,
+                   RowsOfFn&& rows_of) {
+  const int64_t n_groups = CeilDiv(experts[0].out, kOutGroup);
+  const int64_t group_size = kOutGroup * PaddedInputs(experts[0]);
+  return UploadItems(context, static_cast<int64_t>(experts.size()),
+                     static_cast<size_t>(n_groups * group_size) * sizeof(T),
+                     [&](int64_t expert, std::byte* bytes) {
+                       auto&& copy_row = rows_of(expert);
+                       for (int64_t group = 0; group < n_groups; ++group) {
+                         PackGroup(experts[expert], group, copy_row,
+                                   reinterpret_cast<T*>(bytes) + group * group_size);
                        }
                      });
 }
@@ -62,42 +86,61 @@ void LaunchFewRows(DeviceContext& context, const ProductTask& task) {
   const int n_warps = static_cast<int>(std::min<int64_t>(task.n_segments, kMaxFewWarps));
   Launch(context, FewRows<Few>,
          dim3(static_cast<unsigned>(CeilDiv(task.out, Few::kOuts)),
-              static_cast<unsigned>(CeilDiv(task.n, Few::kRows))),
+              static_cast<unsigned>(task.Parts(Few::kRows))),
          dim3(n_warps * kLanes), FewRowsSharedBytes<Few>(n_warps), task);
 }
 
 // W: see product_bf16.cuh.
 template <class W>
 void LaunchProductBF16(DeviceContext& context, const ProductTask& task) {
-  if (task.n <= kTileRows) return LaunchFewRows<FewRowsBF16<1, W>>(context, task);
-  if (task.n <= 2 * kTileRows) return LaunchFewRows<FewRowsBF16<2, W>>(context, task);
-  if (task.n <= 8 * kTileRows) return LaunchFewRows<FewRowsBF16<8, W>>(context, task);
-  const dim3 grid(static_cast<unsigned>(CeilDiv(task.n, kManyRows)),
+  const int64_t n = task.tiles == nullptr ? task.n : task.tile_rows;  // of one weight
+  if (n <= kTileRows) return LaunchFewRows<FewRowsBF16<1, W>>(context, task);
+  if (n <= 2 * kTileRows) return LaunchFewRows<FewRowsBF16<2, W>>(context, task);
+  if (n <= 8 * kTileRows) return LaunchFewRows<FewRowsBF16<8, W>>(context, task);
+  const dim3 grid(static_cast<unsigned>(task.Parts(kManyRows)),
                   static_cast<unsigned>(CeilDiv(task.out, kManyOuts)));
   Launch(context, ManyRowsBF16<W>, grid, dim3(kManyThreads), kManyRowsSharedBytes, task);
 }
 
-// scales: [out] for int8 weights, else empty.
-Product WithKernels(const StackedWeights& weights, Buffer packed, Buffer scales,
-                    void (*launch)(DeviceContext& context, const ProductTask& task)) {
-  struct Memory {
-    Buffer packed, scales;
-  };
-  const auto memory = std::make_shared<Memory>(std::move(packed), std::move(scales));
-  const int64_t in = weights.in, out = weights.out;
-  const auto apply = [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
-    launch(context, {.weights = memory->packed.as<void>(),
-                     .x = x.data,
-                     .y = y.as<float>(),
-                     .n = x.shape[0],
-                     .in = in,
-                     .out = out,
-                     .n_segments = CeilDiv(in, kSegment),
-                     .accumulate = accumulate,
-                     .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
-                     .scales = memory->scales.as<float>()});
-  };
-  return {memory->packed.bytes() + memory->scales.bytes(), apply};
+using LaunchFn = void (*)(DeviceContext& context, const ProductTask& task);
+
+// Weights on the device; scales: [out] of each expert for int8 weights, else empty.
+struct Packed {
+  Buffer weights, scales;
+  size_t bytes() const { return weights.bytes() + scales.bytes(); }
+
+  ProductTask Task(TensorView x, TensorView y, bool accumulate) const {
+    const int64_t in = x.shape[1];
+    return {.weights = weights.as<void>(),
+            .x = x.data,
+            .y = y.as<float>(),
+            .n = x.shape[0],
+            .in = in,
+            .out = y.shape[1],
+            .n_segments = CeilDiv(in, kSegment),
+            .accumulate = accumulate,
+            .aligned = in % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0,
+            .scales = scales.as<float>()};
+  }
+};
+
+Product WithKernels(Packed packed, LaunchFn launch) {
+  const auto memory = std::make_shared<const Packed>(std::move(packed));
+  return {memory->bytes(),
+          [=](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
+            launch(context, memory->Task(x, y, accumulate));
+          }};
+}
+
+ExpertProduct ExpertsWithKernels(Packed packed, size_t n_experts, LaunchFn launch) {
+  const auto memory = std::make_shared<const Packed>(std::move(packed));
+  const auto expert_bytes = static_cast<int64_t>(memory->weights.bytes() / n_experts);
+  return {[=](DeviceContext& context, const Routes& routes, TensorView x, TensorView y) {
+    ProductTask task = memory->Task(x, y, false);
+    task.tiles = routes.tiles, task.n_tiles = routes.n_tiles;
+    task.tile_rows = routes.tile_rows, task.expert_bytes = expert_bytes;
+    launch(context, task);
+  }};
 }
 
 }  // namespace
@@ -121,10 +164,9 @@ Buffer UploadItems(DeviceContext& context, int64_t n, size_t item_bytes,
 Product MakeOwnProduct(DeviceContext& context, const StackedWeights& weights) {
   const auto copy_row = [&](int64_t o, void* row) { CopyRow(weights, o, row); };
   if (weights.compute == DType::kF32) {
-    return WithKernels(weights, Pack<float>(context, weights, copy_row), {},
-                       LaunchFewRows<FewRowsF32>);
+    return WithKernels({Pack<float>(context, weights, copy_row), {}}, LaunchFewRows<FewRowsF32>);
   }
-  return WithKernels(weights, Pack<BF16>(context, weights, copy_row), {}, LaunchProductBF16<uint4>);
+  return WithKernels({Pack<BF16>(context, weights, copy_row), {}}, LaunchProductBF16<uint4>);
 }
 
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
@@ -133,9 +175,40 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
     std::copy_n(rounded.values.begin() + o * weights.in, weights.in, row);
   };
   NoteProduct({weights.in, weights.out, "int8", "own", "weights in int8"});
-  return WithKernels(weights, Pack<int8_t>(context, weights, copy_row),
-                     context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float)),
+  return WithKernels({Pack<int8_t>(context, weights, copy_row),
+                      context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float))},
                      LaunchProductBF16<uint2>);
+}
+
+ExpertProduct MakeExpertProduct(DeviceContext& context, std::span<const StackedWeights> experts,
+                                WeightType type) {
+  const StackedWeights& first = experts[0];
+  const bool is_int8 = type == WeightType::kInt8;
+  NoteProduct({first.in, first.out, is_int8 ? "int8" : WeightsName(first.compute), "own",
+               "weights of experts"});
+  const auto rows_of = [&](int64_t expert) {
+    return [&weights = experts[expert]](int64_t o, void* row) { CopyRow(weights, o, row); };
+  };
+  if (first.compute == DType::kF32) {
+    return ExpertsWithKernels({PackExperts<float>(context, experts, rows_of), {}}, experts.size(),
+                              LaunchFewRows<FewRowsF32>);
+  }
+  if (!is_int8) {
+    return ExpertsWithKernels({PackExperts<BF16>(context, experts, rows_of), {}}, experts.size(),
+                              LaunchProductBF16<uint4>);
+  }
+  std::vector<float> scales;
+  const auto int8_rows_of = [&](int64_t expert) {
+    Int8Weights rounded = RoundToInt8(experts[expert]);
+    scales.insert(scales.end(), rounded.scales.begin(), rounded.scales.end());
+    return [rounded = std::move(rounded)](int64_t o, int8_t* row) {
+      std::copy_n(rounded.values.begin() + o * rounded.in, rounded.in, row);
+    };
+  };
+  Buffer packed = PackExperts<int8_t>(context, experts, int8_rows_of);
+  return ExpertsWithKernels(
+      {std::move(packed), context.Upload(scales.data(), scales.size() * sizeof(float))},
+      experts.size(), LaunchProductBF16<uint2>);
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kernels/ops/ops.h"
 
 namespace ovq::kernels {
@@ -21,6 +22,10 @@ struct StackedWeights {
 
   size_t row_bytes() const { return static_cast<size_t>(in) * DTypeBytes(compute); }
 };
+
+// The weights of Linear::Make, checked as it says.
+absl::StatusOr<StackedWeights> Stack(std::span<const TensorView> parts, ProductTypes types,
+                                     const DeviceContext& context);
 
 // The name of such weights in a ProductChoice.
 inline const char* WeightsName(DType compute) { return compute == DType::kF32 ? "f32" : "bf16"; }

@@ -91,6 +91,11 @@ HWY_INLINE V Mapped(const RowMap& map, int64_t row, int64_t i, int64_t m) {
   switch (map.fn) {
     case RowMap::kSwiGlu:
       return hn::Mul(Silu(a()), b());
+    case RowMap::kGeGlu: {
+      const V gate = a(), square = hn::Mul(gate, gate);
+      const V u = hn::MulAdd(hn::Mul(square, gate), hn::Set(d, kGeluCube), gate);
+      return hn::Mul(hn::Mul(gate, Sigmoid(hn::Mul(u, hn::Set(d, 2 * kGeluScale)))), b());
+    }
     case RowMap::kSquaredRelu: {
       const V positive = hn::Max(a(), hn::Zero(d));
       return hn::Mul(positive, positive);
@@ -177,8 +182,7 @@ void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights,
 }
 
 void MapRows(DeviceContext& context, const RowMap& map) {
-  const bool has_exp = map.fn == RowMap::kSwiGlu || map.fn == RowMap::kGate ||
-                       map.fn == RowMap::kSoftCap || map.b != nullptr;
+  const bool has_exp = map.fn == RowMap::kGate || map.fn == RowMap::kSoftCap || map.b != nullptr;
   const int64_t work = has_exp ? kExpWork : 1;
   ParallelRows(context, map.n_rows, work * map.width, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) HWY_DYNAMIC_DISPATCH(MapRow)(map, row);

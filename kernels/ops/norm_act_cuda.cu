@@ -86,6 +86,8 @@ __device__ float Mapped(const RowMap& map, float a, float b, float c, float y) {
   switch (map.fn) {
     case RowMap::kSwiGlu:
       return Silu(a) * b;
+    case RowMap::kGeGlu:
+      return a * Sigmoid(2 * kGeluScale * fmaf(a * a * a, kGeluCube, a)) * b;
     case RowMap::kSquaredRelu:
       return fmaxf(a, 0) * fmaxf(a, 0);
     case RowMap::kAddScaled:

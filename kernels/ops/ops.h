@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/common/device.h"
@@ -134,12 +135,18 @@ using Phase = unsigned __int128;
 //   kInterleaved: channels 2i, 2i + 1; w_i = theta^(-i / n)
 //   kPairs:       channels 2i, 2i + 1; w_i = -theta^(-i / (n - 1)), -1 for n = 1 (the KVM paper's
 //                 code, which rotates backwards)
+// times factors[i], and sines and cosines are multiplied by the amplitude.
 struct RopeSpec {
   enum class Layout : uint8_t { kHalves, kInterleaved, kPairs };
   Layout layout = Layout::kHalves;
-  double theta = 10000;         // at least 1
-  int dims = 0;                 // number of rotated channels, a head's first; even
-  bool rounds_to_bf16 = false;  // rounds sines and cosines
+  double theta = 10000;              // at least 1
+  int dims = 0;                      // number of rotated channels, a head's first; even
+  bool rounds_to_bf16 = false;       // rounds sines and cosines
+  std::vector<double> factors = {};  // [dims / 2], each in (0, 1]; empty: all 1
+  double amplitude = 1;
+  // In place of the factors where no session has more than short_tokens tokens.
+  std::vector<double> short_factors = {};
+  int64_t short_tokens = 0;
 };
 
 // The frequencies of a RopeSpec, computed once, in the memory of the context's device.
@@ -163,8 +170,8 @@ class RopeTable {
 //   kLayer: x = (x - mean) / sqrt(var + 1e-5) * weight + bias, which the heads share
 //   kRms:   x = x / sqrt(mean(x^2) + eps) * weight, which the heads share
 //   kNone:  x = x, times beta[head] for queries
-//   x[i], x[j] = x[i] cos a - x[j] sin a, x[j] cos a + x[i] sin a for the pairs (i, j) of the
-//                RopeSpec, at the angle a = positions[row] w
+//   x[i], x[j] = x[i] c - x[j] s, x[j] c + x[i] s for the pairs (i, j) of the RopeSpec, with
+//                c = amplitude cos a, s = amplitude sin a at the angle a = positions[row] w
 //   x = the nearest bfloat16 value, kept in float32
 // The angle is reduced to one turn exactly (Phase) before sine and cosine are computed in float64,
 // so it is right at any int64 position.
@@ -184,12 +191,15 @@ struct HeadPrep {
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 
 // y[row] += scale [sin a | cos a], where a_i = positions[row] w_i are the angles of a kHalves
-// table, reduced as in PrepareHeads. y [n, 2 n_pairs] F32.
+// table of amplitude 1, reduced as in PrepareHeads. y [n, 2 n_pairs] F32.
 void AddSinusoids(DeviceContext& context, const RopeTable& table,
                   std::span<const int64_t> positions, float scale, TensorView y);
 
 // y[n, f] = silu(gate) * up with gate_up[n, 2f] = [gate | up] in F32; y F32 or BF16.
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y);
+// y[n, f] = g(gate) * up, otherwise as SwiGlu, with GELU by its tanh
+//   g(z) = z / 2 (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3)))
+void GeGlu(DeviceContext& context, TensorView gate_up, TensorView y);
 // y[n, f] = max(x, 0)^2, x in F32; y F32 or BF16.
 void SquaredRelu(DeviceContext& context, TensorView x, TensorView y);
 

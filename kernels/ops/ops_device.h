@@ -25,6 +25,7 @@ void Normalize(DeviceContext& context, const NormTask& task);
 struct RowMap {
   enum Fn : uint8_t {
     kSwiGlu,       // y = a / (1 + e^-a) b
+    kGeGlu,        // y = a / (1 + e^-2u) b, u = kGeluScale (a + kGeluCube a^3)
     kSquaredRelu,  // y = max(a, 0)^2
     kAddScaled,    // y = p y + q a; p = 0: y is not read
     kAddBias,      // y = p (y + c); c may be null
@@ -61,12 +62,15 @@ void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights,
 
 // The eps of kL2 and kLayer.
 inline constexpr float kHeadNormEps = 1e-5f;
+// sqrt(2 / pi), and the weight of the cube, of GELU's tanh.
+inline constexpr float kGeluScale = 0.7978845608028654f, kGeluCube = 0.044715f;
 
 // A RopeTable as kernels read it: pair i < n of a head is elements i * step, i * step + distance.
 struct RopePairs {
   const Phase* frequencies = nullptr;  // [n]
   int n = 0, step = 1, distance = 0;
   bool rounds_to_bf16 = false;
+  double amplitude = 1;
 
   RopePairs() = default;
   explicit RopePairs(const RopeTable& table)
@@ -74,7 +78,8 @@ struct RopePairs {
         n(table.n_pairs()),
         step(table.spec().layout == RopeSpec::Layout::kHalves ? 1 : 2),
         distance(step == 1 ? n : 1),
-        rounds_to_bf16(table.spec().rounds_to_bf16) {}
+        rounds_to_bf16(table.spec().rounds_to_bf16),
+        amplitude(table.spec().amplitude) {}
 };
 
 // The phase in half turns, in [-1, 1]: its upper 64 bits as a signed number.

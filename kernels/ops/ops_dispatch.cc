@@ -36,7 +36,8 @@ Phase Frequency(const RopeSpec& spec, int i) {
                                           : -1.0L * i / (n - 1);
   const long double turns = std::pow(static_cast<long double>(spec.theta), exponent) /
                             (2 * std::numbers::pi_v<long double>);
-  const auto phase = static_cast<Phase>(std::ldexp(turns, 128));
+  const long double factor = spec.factors.empty() ? 1 : spec.factors[i];
+  const auto phase = static_cast<Phase>(std::ldexp(factor * turns, 128));
   return backwards ? -phase : phase;
 }
 
@@ -76,6 +77,18 @@ void Map(DeviceContext& context, const RowMap& map) {
   Dispatch<cpu::MapRows, cuda::MapRows>(context, map);
 }
 
+// SwiGlu and GeGlu.
+void MapGated(DeviceContext& context, TensorView gate_up, TensorView y, RowMap::Fn fn) {
+  Check(IsMatrix(gate_up, DType::kF32), "SwiGlu: gate_up is a float32 matrix");
+  Check(IsActivation(y) && gate_up.shape == Shape{y.shape[0], 2 * y.shape[1]},
+        "SwiGlu: gate_up has two columns for each of y");
+  RowMap map = Onto(y, fn);
+  map.a = gate_up.as<float>();
+  map.b = map.a + map.width;
+  map.a_stride = map.b_stride = 2 * map.width;
+  Map(context, map);
+}
+
 }  // namespace
 
 void RmsNorm(DeviceContext& context, TensorView x, const NormWeights& weights, TensorView y,
@@ -91,6 +104,8 @@ void LayerNorm(DeviceContext& context, TensorView x, const NormWeights& weights,
 RopeTable::RopeTable(DeviceContext& context, const RopeSpec& spec) : spec_(spec) {
   Check(spec.dims > 0 && spec.dims % 2 == 0, "RopeTable: dims are even");
   Check(spec.theta >= 1, "RopeTable: theta is at least 1");
+  Check(spec.factors.empty() || std::ssize(spec.factors) == n_pairs(),
+        "RopeTable: a factor for each pair");
   std::vector<Phase> frequencies(static_cast<size_t>(n_pairs()));
   for (int i = 0; i < n_pairs(); ++i) frequencies[i] = Frequency(spec, i);
   frequencies_ = context.Upload(frequencies.data(), frequencies.size() * sizeof(Phase));
@@ -117,7 +132,8 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
 
 void AddSinusoids(DeviceContext& context, const RopeTable& table,
                   std::span<const int64_t> positions, float scale, TensorView y) {
-  Check(table.spec().layout == RopeSpec::Layout::kHalves, "AddSinusoids: a table of halves");
+  Check(table.spec().layout == RopeSpec::Layout::kHalves && table.spec().amplitude == 1,
+        "AddSinusoids: a table of halves");
   Check(IsMatrix(y, DType::kF32) &&
             y.shape == Shape{static_cast<int64_t>(positions.size()), table.spec().dims},
         "AddSinusoids: y is a float32 matrix of the table's width, with a row a position");
@@ -125,14 +141,11 @@ void AddSinusoids(DeviceContext& context, const RopeTable& table,
 }
 
 void SwiGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
-  Check(IsMatrix(gate_up, DType::kF32), "SwiGlu: gate_up is a float32 matrix");
-  Check(IsActivation(y) && gate_up.shape == Shape{y.shape[0], 2 * y.shape[1]},
-        "SwiGlu: gate_up has two columns for each of y");
-  RowMap map = Onto(y, RowMap::kSwiGlu);
-  map.a = gate_up.as<float>();
-  map.b = map.a + map.width;
-  map.a_stride = map.b_stride = 2 * map.width;
-  Map(context, map);
+  MapGated(context, gate_up, y, RowMap::kSwiGlu);
+}
+
+void GeGlu(DeviceContext& context, TensorView gate_up, TensorView y) {
+  MapGated(context, gate_up, y, RowMap::kGeGlu);
 }
 
 void SquaredRelu(DeviceContext& context, TensorView x, TensorView y) {

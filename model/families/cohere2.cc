@@ -23,8 +23,7 @@ void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
       {"rotary_pct", 1.0},
       {"use_gated_activation", true},
       {"use_parallel_block", true},
-      {"use_qk_norm", false},
-      {"rope_scaling", nullptr}};
+      {"use_qk_norm", false}};
   for (const auto& [field, expected] : kExpected) {
     const nlohmann::json found = config_file.at(field);
     if (found.is_null() || found == expected) continue;
@@ -40,7 +39,7 @@ void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
 absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
-  reader.ReadSizes({256000, 8192, 40, 64, 0, 0}, /*is_tied=*/true);
+  reader.ReadSizes({256000, 8192, 40, 64, 0, 0}, /*is_tied=*/true, "hidden_act", kSiluFirst);
   reader.ReadNorms("layer_norm_eps", 1e-5, {.kind = NormKind::kLayer});
   if (file.BoolOr("use_embedding_sharing", config.tie_word_embeddings) !=
       config.tie_word_embeddings) {
@@ -54,7 +53,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   sliding->fields.input.norm = full->fields.input.norm = kernels::HeadNorm::kNone;
   sliding->fields.window = 4096;
   file.Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
-  reader.SetRope(kernels::RopeSpec::Layout::kInterleaved, sliding->fields, sliding->names);
+  reader.SetRope(kernels::RopeSpec::Layout::kInterleaved, sliding->fields, sliding->names,
+                 {.types = kUsualRopes});
   reader.ReadMixer(*sliding);
   reader.ReadMixer(*full);
   reader.AddLayers(

@@ -18,10 +18,34 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array kFamilies = {
-    &kOvqHybrid,         &kRwkv7Backbone,    &kFlaGatedDeltaNet, &kFlaMesaNet, &kMamba2,
-    &kStateSpacesMamba2, &kGraniteMoeHybrid, &kOlmoHybrid,       &kCohere2,    &kQwen35,
-    &kQwen35Text,        &kMuseGlimmer,      &kMuseGlimmerText};
+constexpr std::array kFamilies = {&kOvqHybrid,
+                                  &kRwkv7Backbone,
+                                  &kFlaGatedDeltaNet,
+                                  &kFlaKda,
+                                  &kKimiLinear,
+                                  &kFlaMesaNet,
+                                  &kMamba2,
+                                  &kStateSpacesMamba2,
+                                  &kGraniteMoeHybrid,
+                                  &kOlmoHybrid,
+                                  &kCohere2,
+                                  &kQwen35,
+                                  &kQwen35Text,
+                                  &kQwen35Moe,
+                                  &kQwen35MoeText,
+                                  &kNemotronH,
+                                  &kMuseGlimmer,
+                                  &kMuseGlimmerText,
+                                  &kLlama,
+                                  &kMistral,
+                                  &kQwen2,
+                                  &kQwen3,
+                                  &kSmolLm3,
+                                  &kPhi3,
+                                  &kOlmo2,
+                                  &kOlmo3,
+                                  &kGemma3,
+                                  &kGemma3Text};
 
 constexpr std::string_view kBookkeeping[] = {
     "_name_or_path",           "architectures",        "auto_map",
@@ -138,21 +162,21 @@ absl::StatusOr<kernels::TensorView> GetTensor(const ModelConfig& config, std::st
   const TensorInFile& place = there == places.end() ? places.front() : *there;
   ASSIGN_OR_RETURN(kernels::TensorView view, weights.GetTensor(place.name, place.shape));
   view.shape = shape;
-  if (place.run == 0) return view;
-
+  const int64_t n_run = place.run == 0 ? shape.elements() : place.run;
   const size_t element = kernels::DTypeBytes(view.dtype),
-               run = static_cast<size_t>(place.run) * element;
-  const int64_t n_runs = shape.elements() / place.run;
-  Check(n_runs * place.run == shape.elements() &&
-            place.first + (n_runs - 1) * place.stride + place.run <= place.shape.elements(),
+               run = static_cast<size_t>(n_run) * element;
+  const int64_t n_runs = n_run == 0 ? 0 : shape.elements() / n_run;
+  Check(n_runs * n_run == shape.elements() &&
+            place.first + ((n_runs - 1) / place.repeat) * place.stride + n_run <=
+                place.shape.elements(),
         "a part lies in its tensor");
   std::byte* const from = view.as<std::byte>() + static_cast<size_t>(place.first) * element;
   view.data = from;
-  if (n_runs == 1) return view;
+  if (n_runs == 1 && reinterpret_cast<uintptr_t>(from) % element == 0) return view;
   std::vector<std::byte>& copy = copies.emplace_back(view.bytes());
   for (int64_t i = 0; i < n_runs; ++i) {
     std::memcpy(copy.data() + static_cast<size_t>(i) * run,
-                from + static_cast<size_t>(i * place.stride) * element, run);
+                from + static_cast<size_t>(i / place.repeat * place.stride) * element, run);
   }
   view.data = copy.data();
   return view;

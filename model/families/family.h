@@ -24,8 +24,9 @@ struct TensorInFile {
   std::string name;
   kernels::Shape shape;
   // For a part of a larger tensor: runs of `run` elements, the first at `first`, their beginnings
-  // `stride` apart; together they are the decoder's tensor. run 0: the whole tensor.
-  int64_t run = 0, first = 0, stride = 0;
+  // `stride` apart; together, each given `repeat` times, they are the decoder's tensor. run 0: the
+  // whole tensor.
+  int64_t run = 0, first = 0, stride = 0, repeat = 1;
 };
 
 // The beginning of a name, and what a family's files have in its place.
@@ -47,6 +48,8 @@ struct TensorName {
   std::string With(std::string_view other_leaf, std::string_view layers = kLayerPrefix) const;
   std::string As(std::span<const Renamed> table, std::string_view layers = kLayerPrefix) const;
 };
+
+inline constexpr char kSlotsSection[] = "ovq";  // the section of any family's slots
 
 // A config.json that is being read.
 struct ConfigFile {
@@ -94,6 +97,9 @@ struct Family {
                                       const kernels::Shape& shape) = nullptr;
   // Tensors that writers of the family store though nothing reads them.
   bool (*is_unused)(std::string_view name_in_file) = [](std::string_view) { return false; };
+  // Adds made tensors to an opened checkpoint before it is read; null: none. InvalidArgument or
+  // NotFound with all problems.
+  absl::Status (*prepare)(const ModelConfig& config, Weights& weights) = nullptr;
   bool is_strict = false;  // a field that nobody reads is an error
   // A field that identifies files of this family without a model_type; empty: none.
   std::string_view marker = {};
@@ -102,19 +108,24 @@ struct Family {
 extern const Family kOvqHybrid;      // docs/model-format.md
 extern const Family kRwkv7Backbone;  // checkpoints of the KVM paper's code
 extern const Family kFlaGatedDeltaNet;
+extern const Family kFlaKda;
 extern const Family kFlaMesaNet;
 extern const Family kMamba2;             // as written by transformers and flash-linear-attention
 extern const Family kStateSpacesMamba2;  // as written by the authors' own code
 
 // Families of transformers, in the hub's layout.
+extern const Family kLlama, kMistral, kQwen2, kQwen3, kSmolLm3, kPhi3;
+extern const Family kOlmo2, kOlmo3, kGemma3, kGemma3Text;
+extern const Family kKimiLinear;
 extern const Family kGraniteMoeHybrid, kOlmoHybrid, kCohere2;
-extern const Family kQwen35, kQwen35Text, kMuseGlimmer, kMuseGlimmerText;
+extern const Family kQwen35, kQwen35Text, kQwen35Moe, kQwen35MoeText;
+extern const Family kMuseGlimmer, kMuseGlimmerText, kNemotronH;
 
 std::span<const Family* const> Families();
 
 // The decoder's tensor `name` from a checkpoint of the config's family. Errors name it as the file
 // does. The view is of the mapped file, or of a new entry of `copies` if its elements are not
-// contiguous there.
+// contiguous there, or not aligned.
 absl::StatusOr<kernels::TensorView> GetTensor(const ModelConfig& config, std::string_view name,
                                               const kernels::Shape& shape, Weights& weights,
                                               std::deque<std::vector<std::byte>>& copies);

@@ -1,6 +1,6 @@
-// Family granitemoehybrid of transformers (dense Granite 4.0 hybrids): Mamba-2 layers and a few of
-// softmax attention, without positions in published files. Defaults are those of transformers'
-// code.
+// Family granitemoehybrid of transformers (Granite 4.0 hybrids): Mamba-2 layers and a few of
+// softmax attention, without positions in published files, with experts in all layers or in none.
+// Defaults are those of transformers' code.
 #include <memory>
 #include <string>
 
@@ -11,13 +11,17 @@
 namespace ovq::model {
 namespace {
 
-constexpr int64_t kMaxExperts = 1 << 20;
 constexpr double kMaxMultiplier = 1e6;
 
-void RefuseExperts(kernels::AttrReader& file) {
-  constexpr int64_t kInCode = 8;  // default of num_local_experts in transformers
-  if (file.IntOr("num_local_experts", kInCode, 0, kMaxExperts) == 0) return;
-  file.Fail("num_local_experts", "expected 0: mixtures of experts are not supported");
+// The experts beside the shared feed-forward; none where the file says 0.
+std::optional<MixtureSpec> Experts(HubReader& reader) {
+  if (reader.file().IntOr("num_local_experts", 8, 0, kernels::kMaxExperts) == 0) {
+    return std::nullopt;
+  }
+  MixtureSpec mixture;
+  reader.ReadExperts({"num_local_experts", 8}, {"num_experts_per_tok", 2},
+                     {"intermediate_size", 11008}, mixture);
+  return mixture;
 }
 
 std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
@@ -27,7 +31,8 @@ std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
   attention->fields.input.score_scale = 1;
   attention->names.push_back({"score_scale", "attention_multiplier"});
   if (reader.file().ChoiceOr("position_embedding_type", kPositions) == 1) {
-    reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names);
+    reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names,
+                   {.types = kUsualRopes});
   }
   reader.ReadMixer(*attention);
   return attention;
@@ -64,24 +69,32 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({32000, 4096, 32, 32, 0, 0}, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6);
-  RefuseExperts(file);
   file.Float("embedding_multiplier", config.embedding_scale, 0, kMaxMultiplier);
   file.Float("residual_multiplier", config.residual_scale, 0, kMaxMultiplier);
   config.logit_scale =
       static_cast<float>(1 / file.FloatOr("logits_scaling", 1, 1 / kMaxMultiplier, kMaxMultiplier));
   const auto mamba = Mamba(config_file, reader, config), attention = Attention(reader);
   const int64_t width = file.IntOr("shared_intermediate_size", 1024, 1, kMaxHiddenSize);
+  const FeedForwardSpec feed_forward = {
+      .kind = FeedForwardKind::kGatedSilu, .width = width, .mixture = Experts(reader)};
   const char* types = config_file.fields.Has("layer_types") ? "layer_types" : "layers_block_type";
   reader.AddLayers(
-      types, {{"mamba", "mamba2", mamba}, {"attention", "full_attention", attention}},
-      [](int) { return 0; }, width);
+      types,
+      {{"mamba", "mamba2", mamba},
+       {"attention", "full_attention", attention},
+       {"linear_attention", "mamba2", mamba},
+       {"full_attention", "full_attention", attention}},
+      [](int) { return 0; }, feed_forward);
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, const TensorName& name,
+// Published folders stack gate and up, and all experts; GGUF files have each matrix by itself.
+std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
                                  const kernels::Shape& shape) {
-  constexpr Renamed kNames[] = {{"mlp.gate_proj.", "shared_mlp.input_linear."},
-                                {"mlp.up_proj.", "shared_mlp.input_linear."},
+  constexpr Renamed kNames[] = {{"mlp.router.", "block_sparse_moe.router.layer."},
+                                {"mlp.experts.", "block_sparse_moe.experts."},
+                                {"mlp.gate_proj.", "shared_mlp.gate_proj."},
+                                {"mlp.up_proj.", "shared_mlp.up_proj."},
                                 {"mlp.down_proj.", "shared_mlp.output_linear."},
                                 {"self_attn.in_proj.", "mamba.in_proj."},
                                 {"self_attn.conv1d.", "mamba.conv1d."},
@@ -90,14 +103,21 @@ std::vector<TensorInFile> Tensor(const ModelConfig&, const TensorName& name,
                                 {"self_attn.D", "mamba.D"},
                                 {"self_attn.norm.", "mamba.norm."},
                                 {"self_attn.out_proj.", "mamba.out_proj."}};
-  TensorInFile tensor = {name.As(kNames), shape};
-  const bool is_up = name.leaf.starts_with("mlp.up_proj.");
-  if (is_up || name.leaf.starts_with("mlp.gate_proj.")) {
-    tensor.shape = {2 * shape[0], shape[1]};
-    tensor.run = shape.elements();
-    tensor.first = is_up ? tensor.run : 0;
+  if (name.leaf.starts_with("mlp.experts.")) {
+    const StackedExperts stacked = {.gate_up = name.With("block_sparse_moe.input_linear.weight"),
+                                    .down = name.With("block_sparse_moe.output_linear.weight")};
+    return {ExpertPart(config, name, stacked, shape), {name.As(kNames), shape}};
   }
-  return {tensor};
+  for (const bool is_up : {false, true}) {
+    if (!name.leaf.starts_with(is_up ? "mlp.up_proj." : "mlp.gate_proj.")) continue;
+    const int64_t half = shape.elements();
+    return {{name.With("shared_mlp.input_linear.weight"),
+             {2 * shape[0], shape[1]},
+             half,
+             is_up ? half : 0},
+            {name.As(kNames), shape}};
+  }
+  return {{name.As(kNames), shape}};
 }
 
 }  // namespace

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/problems.h"
 #include "base/text.h"
 
 namespace ovq::model {
@@ -15,11 +18,12 @@ constexpr int64_t kMaxHeads = 4096;
 
 }  // namespace
 
-void HubReader::ReadSizes(const HubSizes& sizes, bool is_tied, std::string_view activation) {
-  constexpr std::string_view kActivations[] = {"silu", "swish"};
+void HubReader::ReadSizes(const HubSizes& sizes, bool is_tied, std::string_view activation,
+                          std::span<const std::string_view> known) {
   model::ReadSizes(file_, sizes.vocab_size, sizes.hidden_size, sizes.n_layers, config_);
   config_.tie_word_embeddings = file_.BoolOr("tie_word_embeddings", is_tied);
-  file_.ChoiceOr(activation, kActivations);
+  const bool is_gelu = known[file_.ChoiceOr(activation, known)].starts_with("gelu");
+  gated_ = is_gelu ? FeedForwardKind::kGatedGelu : FeedForwardKind::kGatedSilu;
   sizes_ = sizes;
 }
 
@@ -59,54 +63,105 @@ std::shared_ptr<kernels::LayerConfig<kernels::GatedDeltaNetConfig>> HubReader::G
   return gdn;
 }
 
-Json HubReader::Rope() const {
-  const Json older = all_.at("rope_scaling"), newer = all_.at("rope_parameters");
-  return older.is_object() ? older : newer.is_object() ? newer : Json::object();
+HubReader::RopeObject HubReader::Rope(const HubRope& fields) const {
+  const Json older = all_.at("rope_scaling");
+  if (fields.has_older && older.is_object()) return {older, "rope_scaling."};
+  const Json newer = all_.at("rope_parameters");
+  if (!newer.is_object()) return {};
+  if (fields.layer_type.empty()) return {newer, "rope_parameters."};
+  const Json own = newer.value(std::string(fields.layer_type), Json());
+  if (!own.is_object()) return {};
+  return {own, absl::StrCat("rope_parameters.", AbslView(fields.layer_type), ".")};
 }
 
-Json HubReader::RopeNumber(const char* field, double fallback, std::string& name_in_file) {
-  const Json rope = Rope();
-  const bool is_there = rope.contains(field);
-  name_in_file = absl::StrCat(is_there ? "rope_parameters." : "", field);
-  const Json value = (is_there ? rope : all_.json).value(field, Json(fallback));
+Json HubReader::RopeNumber(const RopeObject& rope, std::string_view field, std::string_view at_top,
+                           double fallback, std::string& name_in_file) {
+  const bool is_there = rope.fields.contains(std::string(field));
+  name_in_file = is_there ? absl::StrCat(rope.prefix, AbslView(field)) : std::string(at_top);
+  const Json value = is_there ? rope.fields.at(std::string(field))
+                              : all_.json.value(std::string(at_top), Json(fallback));
   if (value.is_number() || value.is_null()) return value;
   file_.Fail(name_in_file, absl::StrCat("expected a number, got ", value.dump()));
   return fallback;
 }
 
+void HubReader::ReadPartialRope(const RopeObject& object, const HubRope& fields,
+                                kernels::AttentionConfig& attention, kernels::FieldNames& names) {
+  constexpr std::string_view kField = "partial_rotary_factor";
+  const int head_dim = attention.shape.head_dim;
+  std::string field;
+  const Json partial = RopeNumber(object, kField, kField, fields.partial.value_or(1), field);
+  if (!fields.partial) {
+    if (partial.is_null() || partial == 1) return;
+    return file_.Fail(field, absl::StrCat("expected 1, got ", partial.dump()));
+  }
+  if (partial.is_null()) return file_.Fail(field, "expected a number, got null");
+  int& rope_dims = attention.input.rope.dims;
+  const double dims = std::clamp(head_dim * partial.get<double>(), -1.0, double{kMaxHiddenSize});
+  rope_dims = static_cast<int>(dims);
+  names.push_back({"rope_dims", field, /*is_filled=*/true});
+  if (rope_dims < 1) {
+    file_.Fail(field, absl::StrCat("expected an integer in [1, ", head_dim, "], got ", rope_dims));
+  }
+}
+
 void HubReader::SetRope(kernels::RopeSpec::Layout layout, kernels::AttentionConfig& attention,
                         kernels::FieldNames& names, const HubRope& fields) {
   kernels::RopeSpec& rope = attention.input.rope;
-  const int head_dim = attention.shape.head_dim;
   rope.layout = layout;
-  for (const char* field : {"rope_type", "type"}) {
-    const Json type = Rope().value(field, Json("default"));
-    if (type == "default") continue;
-    file_.Fail(absl::StrCat("rope_parameters.", field),
-               absl::StrCat("expected \"default\", got ", type.dump(), ", which is not supported"));
-  }
+  const RopeObject object = Rope(fields);
   std::string field;
-  const Json theta = RopeNumber("rope_theta", 10000, field);
+  const Json theta = RopeNumber(object, "rope_theta", fields.theta_field, fields.theta, field);
   names.push_back({"rope_theta", field, /*is_filled=*/true});
   rope.dims = theta.is_null() ? 0 : kernels::kAllChannels;
-  if (theta.is_null()) {
-    if (!fields.may_be_null) file_.Fail(field, "expected a number, got null");
-    return;
+  if (!theta.is_null()) {
+    rope.theta = theta.get<double>();
+    ReadPartialRope(object, fields, attention, names);
+  } else if (!fields.may_be_null) {
+    file_.Fail(field, "expected a number, got null");
   }
-  rope.theta = theta.get<double>();
-  if (!fields.partial) return;
-  const Json partial = RopeNumber("partial_rotary_factor", *fields.partial, field);
-  if (partial.is_null()) return file_.Fail(field, "expected a number, got null");
-  const double dims = std::clamp(head_dim * partial.get<double>(), -1.0, double{kMaxHiddenSize});
-  rope.dims = static_cast<int>(dims);
-  names.push_back({"rope_dims", field, /*is_filled=*/true});
-  if (rope.dims < 1) {
-    file_.Fail(field, absl::StrCat("expected an integer in [1, ", head_dim, "], got ", rope.dims));
+  RopeLengths lengths = fields.lengths;
+  const Json most = all_.at("max_position_embeddings");
+  if (most.is_number_integer()) lengths.most = most.get<int64_t>();
+  lengths.original =
+      file_.IntOr("original_max_position_embeddings", lengths.original, 2, kMaxRopeLength);
+  kernels::Attrs in_object(object.prefix);
+  FillAttrs(object.fields, in_object);
+  kernels::AttrReader reader(in_object);
+  const int n_channels = rope.dims > 0 ? rope.dims : attention.shape.head_dim;
+  ReadRopeScaling(reader, fields.types, lengths, n_channels / 2, rope);
+  AddProblems(rope_problems_, reader.status());
+}
+
+void HubReader::ReadExperts(const HubField& n_experts, const HubField& n_chosen,
+                            const HubField& width, MixtureSpec& mixture) {
+  kernels::RouterSpec& router = mixture.router;
+  router.n_experts =
+      static_cast<int>(file_.IntOr(n_experts.name, n_experts.fallback, 1, kernels::kMaxExperts));
+  router.n_chosen = static_cast<int>(
+      file_.IntOr(n_chosen.name, n_chosen.fallback, 1, std::max(router.n_experts, 1)));
+  mixture.width = file_.IntOr(width.name, width.fallback, 1, kMaxHiddenSize);
+}
+
+void HubReader::ReadExpertGroups(std::string_view n_groups, std::string_view n_kept,
+                                 MixtureSpec& mixture) {
+  kernels::RouterSpec& router = mixture.router;
+  router.n_groups = static_cast<int>(file_.IntOr(n_groups, 1, 1, kernels::kMaxExperts));
+  router.n_kept_groups = static_cast<int>(file_.IntOr(n_kept, 1, 1, router.n_groups));
+  if (!file_.ok()) return;
+  const int in_group = router.n_experts / router.n_groups;
+  if (router.n_experts % router.n_groups != 0) {
+    file_.Fail(n_groups, absl::StrCat("expected a divisor of the ", router.n_experts,
+                                      " experts, got ", router.n_groups));
+  } else if (router.n_chosen > router.n_kept_groups * in_group) {
+    file_.Fail(n_kept, absl::StrCat("expected groups that have ", router.n_chosen, " experts, got ",
+                                    router.n_kept_groups, " of ", in_group));
   }
 }
 
 void HubReader::AddLayers(const char* field, const std::vector<HubLayer>& kinds,
-                          const std::function<int(int)>& default_kind, int64_t feed_forward_width) {
+                          const std::function<int(int)>& default_kind,
+                          const FeedForwardSpec& feed_forward) {
   std::vector<std::string> types, known;
   for (const HubLayer& kind : kinds) known.emplace_back(kind.in_file);
   if (all_.fields.Has(field)) {
@@ -120,7 +175,7 @@ void HubReader::AddLayers(const char* field, const std::vector<HubLayer>& kinds,
   }
   for (size_t i = 0; i < types.size(); ++i) {
     LayerSpec& layer = config_.layers.emplace_back();
-    layer.feed_forward = {FeedForwardKind::kGatedSilu, feed_forward_width};
+    layer.feed_forward = feed_forward;
     const auto kind = std::ranges::find(kinds, types[i], &HubLayer::in_file);
     if (kind != kinds.end()) {
       layer.type = std::string(kind->type);
@@ -136,8 +191,10 @@ void HubReader::AddLayers(const char* field, const std::vector<HubLayer>& kinds,
 absl::Status HubReader::Done() {
   const Json slots = all_.at("ovq");
   if (slots.is_object()) FillAttrs(slots, all_.sections.try_emplace("ovq", "ovq.").first->second);
-  for (LayerSpec& layer : config_.layers) layer.is_wrong = !file_.ok();
-  return file_.status();
+  absl::Status problems = file_.status();
+  AddProblems(problems, rope_problems_);
+  for (LayerSpec& layer : config_.layers) layer.is_wrong = !problems.ok();
+  return problems;
 }
 
 TensorInFile GatedDeltaNetPart(const ModelConfig& config, const TensorName& name,
@@ -151,6 +208,26 @@ TensorInFile GatedDeltaNetPart(const ModelConfig& config, const TensorName& name
       std::move(name_in_file),
       shape.rank() == 3 ? kernels::Shape{rows, shape[1], shape[2]} : kernels::Shape{rows, shape[1]},
       shape.elements(), first_row * (shape.elements() / shape[0])};
+}
+
+TensorInFile ExpertPart(const ModelConfig& config, const TensorName& name, StackedExperts stacked,
+                        const kernels::Shape& shape) {
+  const FeedForwardSpec& spec = config.layers[name.layer].feed_forward;
+  const std::string_view of_expert = name.leaf.substr(std::string_view("mlp.experts.").size());
+  const size_t dot = of_expert.find('.');
+  int expert = 0;
+  Check(absl::SimpleAtoi(AbslView(of_expert.substr(0, dot)), &expert), "an expert has its number");
+  const std::string_view leaf = of_expert.substr(dot + 1);
+  const int64_t n = spec.mixture->router.n_experts, size = shape.elements();
+  if (leaf == "down_proj.weight") {
+    return {std::move(stacked.down), {n, shape[0], shape[1]}, size, expert * size};
+  }
+  const int64_t parts = spec.kind == FeedForwardKind::kGatedSilu ? 2 : 1;
+  const int64_t part = leaf == "gate_proj.weight" ? 0 : parts - 1;
+  return {std::move(stacked.gate_up),
+          {n, parts * shape[0], shape[1]},
+          size,
+          (expert * parts + part) * size};
 }
 
 std::vector<TensorInFile> InEitherPrefix(const ModelConfig& config, TensorInFile tensor) {

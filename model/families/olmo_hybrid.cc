@@ -20,7 +20,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   input.norms_all_heads = true;
   input.norm_eps = config.norm.eps;
   reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names,
-                 {.may_be_null = true});
+                 {.may_be_null = true, .types = kUsualRopes});
   reader.ReadMixer(*attention);
   const kernels::Attrs& fields = config_file.fields;
   int64_t n_heads = 30;  // if it is wrong, no layer's tensors are known

@@ -36,7 +36,8 @@ absl::Status FillSections(ConfigFile& file) {
       continue;
     }
     for (const auto& [field, entry] : value.items()) {
-      if (!entry.is_object()) continue;
+      const bool has_lists_by_policy = key == kSlotsSection && field == "shares";
+      if (!entry.is_object() || has_lists_by_policy) continue;
       AddProblems(problems, section->second.Error(field, "an object is not expected here"));
     }
     FillAttrs(value, section->second);

@@ -1,6 +1,7 @@
-// Family of Qwen3.5's dense text models: model_type "qwen3_5", with the text model's fields in an
-// object of their own, and "qwen3_5_text" of transformers. Gated delta nets and gated softmax
-// attention. Defaults are those of transformers' code.
+// Families of Qwen3.5's text models: model_type "qwen3_5", with the text model's fields in an
+// object of their own, and "qwen3_5_text" of transformers; "qwen3_5_moe" and "qwen3_5_moe_text"
+// with experts in every layer. Gated delta nets and gated softmax attention. Defaults are those of
+// transformers' code.
 #include <memory>
 #include <string>
 
@@ -20,15 +21,36 @@ std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader, const ModelCo
   input.gate = true;
   attention->names.push_back({"output_gate_bias", "attention_bias"});
   reader.SetRope(kernels::RopeSpec::Layout::kHalves, attention->fields, attention->names,
-                 {.partial = 0.25});
+                 {.partial = 0.25, .types = kUsualRopes});
   reader.ReadMixer(*attention);
   return attention;
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+FeedForwardSpec Dense(HubReader& reader) {
+  return {FeedForwardKind::kGatedSilu,
+          reader.file().IntOr("intermediate_size", 12288, 1, kMaxHiddenSize)};
+}
+
+FeedForwardSpec WithExperts(HubReader& reader) {
+  kernels::AttrReader& file = reader.file();
+  MixtureSpec mixture;
+  mixture.gate = true;
+  reader.ReadExperts({"num_experts", 256}, {"num_experts_per_tok", 8},
+                     {"moe_intermediate_size", 512}, mixture);
+  if (!file.BoolOr("norm_topk_prob", true)) {
+    file.Fail("norm_topk_prob", "expected true: the weights of the chosen experts sum to 1");
+  }
+  file.IntOr("decoder_sparse_step", 1, 1, 1);
+  return {.kind = FeedForwardKind::kGatedSilu,
+          .width = file.IntOr("shared_expert_intermediate_size", 512, 1, kMaxHiddenSize),
+          .mixture = mixture};
+}
+
+absl::Status Read(ConfigFile& config_file, ModelConfig& config, const HubSizes& sizes,
+                  FeedForwardSpec (*read_feed_forward)(HubReader&)) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
-  reader.ReadSizes({248320, 4096, 32, 16, 4, 256}, /*is_tied=*/false);
+  reader.ReadSizes(sizes, /*is_tied=*/false);
   reader.ReadNorms("rms_norm_eps", 1e-6, {.weight = kernels::NormWeightKind::kOnePlus});
   if (!file.BoolOr("attn_output_gate", true)) {
     file.Fail("attn_output_gate", "expected true: every published layer has the gate");
@@ -44,9 +66,15 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
       "layer_types",
       {{"linear_attention", "gated_delta_net", gdn},
        {"full_attention", "full_attention", attention}},
-      [every](int i) { return (i + 1) % every == 0 ? 1 : 0; },
-      file.IntOr("intermediate_size", 12288, 1, kMaxHiddenSize));
+      [every](int i) { return (i + 1) % every == 0 ? 1 : 0; }, read_feed_forward(reader));
   return reader.Done();
+}
+
+absl::Status ReadDense(ConfigFile& file, ModelConfig& config) {
+  return Read(file, config, {248320, 4096, 32, 16, 4, 256}, Dense);
+}
+absl::Status ReadMixture(ConfigFile& file, ModelConfig& config) {
+  return Read(file, config, {248320, 2048, 40, 16, 2, 256}, WithExperts);
 }
 
 // q_proj holds each head's query rows followed by its gate rows.
@@ -65,6 +93,13 @@ TensorInFile InFile(const ModelConfig& config, const TensorName& name,
                     const kernels::Shape& shape) {
   const auto begins = [leaf = name.leaf](const char* begin) { return leaf.starts_with(begin); };
   if (name.layer < 0) return {name.As({}), shape};
+  if (begins("mlp.") && config.layers[name.layer].feed_forward.mixture) {
+    constexpr Renamed kNames[] = {{"mlp.router.", "mlp.gate."},
+                                  {"mlp.shared_gate.", "mlp.shared_expert_gate."},
+                                  {"mlp.experts.", "mlp.experts."},
+                                  {"mlp.", "mlp.shared_expert."}};
+    return {name.As(kNames), shape};
+  }
   if (config.layers[name.layer].type != "gated_delta_net") {
     const bool is_half = begins("self_attn.q_proj.") || begins("self_attn.g_proj.");
     return is_half ? HalfPerHead(config, name, shape) : TensorInFile{name.As({}), shape};
@@ -86,7 +121,13 @@ TensorInFile InFile(const ModelConfig& config, const TensorName& name,
 
 std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
                                  const kernels::Shape& shape) {
-  return InEitherPrefix(config, InFile(config, name, shape));
+  std::vector<TensorInFile> places = InEitherPrefix(config, InFile(config, name, shape));
+  if (!name.leaf.starts_with("mlp.experts.")) return places;
+  const StackedExperts stacked = {.gate_up = name.With("mlp.experts.gate_up_proj"),
+                                  .down = name.With("mlp.experts.down_proj")};
+  std::vector<TensorInFile> all = InEitherPrefix(config, ExpertPart(config, name, stacked, shape));
+  all.insert(all.end(), places.begin(), places.end());
+  return all;
 }
 
 // Tensors of multi-token prediction and of vision.
@@ -97,8 +138,12 @@ bool IsUnused(std::string_view name) {
 }  // namespace
 
 const Family kQwen35 = {
-    .model_type = "qwen3_5", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+    .model_type = "qwen3_5", .read = ReadDense, .tensor = Tensor, .is_unused = IsUnused};
 const Family kQwen35Text = {
-    .model_type = "qwen3_5_text", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+    .model_type = "qwen3_5_text", .read = ReadDense, .tensor = Tensor, .is_unused = IsUnused};
+const Family kQwen35Moe = {
+    .model_type = "qwen3_5_moe", .read = ReadMixture, .tensor = Tensor, .is_unused = IsUnused};
+const Family kQwen35MoeText = {
+    .model_type = "qwen3_5_moe_text", .read = ReadMixture, .tensor = Tensor, .is_unused = IsUnused};
 
 }  // namespace ovq::model

@@ -1,6 +1,6 @@
-// Family rwkv7backbone, the KVM paper's code (recursal/KVM-paper): a decoder of LayerNorms, token
-// shifts and squared ReLUs around one mixer, or a main and an alternate one in turn. Defaults are
-// those of that code.
+// Family rwkv7backbone, the KVM paper's code (featherless-ai/KVM-paper): a decoder of LayerNorms,
+// token shifts and squared ReLUs around one mixer, or a main and an alternate one in turn. Defaults
+// are those of that code.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -20,6 +20,15 @@ namespace {
 
 constexpr double kMaxNumber = 1e15;
 constexpr int64_t kMaxWindow = 1 << 24;
+
+// Class paths of a mixer's other kernels.
+struct MixerPath {
+  std::string_view path, name;
+};
+constexpr MixerPath kPaths[] = {
+    {"model.kvm_triton_mixer.SequenceMixer", "kvm"},
+    {"model.kvm_fp32_routing_reference.SequenceMixer", "kvm"},
+};
 
 // The layer type of a mixer by its name in the file; empty: none.
 std::string LayerType(std::string_view in_file) {
@@ -75,10 +84,14 @@ class Reader {
     shape_.value_head_dim = shape_.head_dim;
     file_.Int("d_qk_head", shape_.head_dim, 1, kMaxHiddenSize);
     file_.Int("d_v_head", shape_.value_head_dim, 1, kMaxHiddenSize);
-    if (file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize) != shape_.n_heads) {
-      file_.Fail("num_key_value_heads",
-                 absl::StrCat("expected num_attention_heads = ", shape_.n_heads, " or null"));
+    shape_.n_kv_heads = shape_.n_heads;
+    const auto kv_heads =
+        static_cast<int>(file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize));
+    if (shape_.n_heads % kv_heads != 0) {
+      file_.Fail("num_key_value_heads", absl::StrCat("expected a divisor of num_attention_heads = ",
+                                                     shape_.n_heads, ", got ", kv_heads));
     }
+    config_.kv_group_in_file = shape_.n_heads / kv_heads;
   }
 
   // A class path, model.NAME_mixer.SequenceMixer, overrides the name.
@@ -86,7 +99,10 @@ class Reader {
     const std::string path_field = field + "_class_path";
     const std::string path = file_.StringOr(path_field, "");
     std::string name = file_.StringOr(field, fallback);
-    if (!path.empty()) {
+    const auto known = std::ranges::find(kPaths, path, &MixerPath::path);
+    if (known != std::end(kPaths)) {
+      name = known->name;
+    } else if (!path.empty()) {
       constexpr std::string_view kBegin = "model.", kEnd = "_mixer.SequenceMixer";
       if (!path.starts_with(kBegin) || !path.ends_with(kEnd) ||
           path.size() < kBegin.size() + kEnd.size()) {
@@ -113,6 +129,12 @@ class Reader {
     const std::string alt = alternates ? ReadMixerName("alt_token_mixer", "swa") : main;
     const bool shares_values = file_.FlagOr("alt_share_v0", false);
     const FeedForwardSpec feed_forward = ReadFeedForward();
+    if (config_.kv_group_in_file > 1 && (main != "kvm" || alt != "kvm")) {
+      file_.Fail(
+          "num_key_value_heads",
+          absl::StrCat("expected num_attention_heads = ", shape_.n_heads,
+                       " or null; fewer of them than queries' only go with kvm in all layers"));
+    }
     if (!file_.ok()) return;
     const auto of_main = ReadMixer({main, "", alternates && !shares_values ? 1 : 0});
     const auto of_alt = alternates ? ReadMixer({alt, "alt_", 0}) : of_main;
@@ -164,7 +186,9 @@ class Reader {
   std::shared_ptr<kernels::LayerConfig<Config>> Attention(const Kind& kind) {
     auto attention = std::make_shared<kernels::LayerConfig<Config>>();
     attention->fields.shape = shape_;
-    attention->names = {{"head_dim", "d_qk_head", true}, {"value_head_dim", "d_v_head", true}};
+    attention->names = {{"head_dim", "d_qk_head", true},
+                        {"value_head_dim", "d_v_head", true},
+                        {"num_key_value_heads", "num_key_value_heads", true}};
     attention->fields.input = ReadInput(kind, attention->names);
     return attention;
   }
@@ -186,6 +210,8 @@ class Reader {
     input.value_residual = kOurs[residual];
     input.value_layer = kind.value_layer;
     input.gate_rank = GateRank(config_.hidden_size);
+    input.own_gate_shift =
+        shape_.v_width() / config_.kv_group_in_file != config_.hidden_size && input.shifts_gate();
     names.push_back({"value_residual", residual_field, /*is_filled=*/true});
     return input;
   }
@@ -245,7 +271,7 @@ class Reader {
     fields.gate_keys = file_.FlagOr("kvm_use_merge_gate_keys", true);
     fields.gate_values = file_.FlagOr("kvm_use_merge_gate_values", true);
     fields.gate_first = file_.FlagOr("kvm_apply_merge_gate_to_initial_state", false);
-    fields.gate_appends = file_.FlagOr("kvm_apply_merge_gate_to_appends", true);
+    fields.gate_appends = file_.FlagOr("kvm_apply_merge_gate_to_appends", false);
     fields.head_temps = file_.FlagOr("kvm_use_head_temps", true);
     fields.value_lengths = file_.FlagOr("kvm_use_vlens", true);
     fields.round_values = config_.weights_dtype == kernels::DType::kBF16;
@@ -282,17 +308,41 @@ constexpr Renamed kNames[] = {
     {"self_attn.value_gate.bias", "attn.v_gate0"},
     {"self_attn.value_gate.down.", "attn.v_gate1."},
     {"self_attn.value_gate.up.", "attn.v_gate2."},
+    {"self_attn.value_gate.shift", "attn.x_v_hidden"},
     {"self_attn.value_residual", "attn.lamb"},
     {"self_attn.q_norm.", "attn.ln_q."},
     {"self_attn.k_norm.", "attn.ln_k."},
     {"self_attn.", "attn."},
 };
 
-std::vector<TensorInFile> Tensor(const ModelConfig&, const TensorName& name,
+// Whether the first dimension is that of the heads of keys and values. The gate's input may be
+// shifted by the first of the values' shares.
+bool IsOfKvHeads(std::string_view leaf, const kernels::Shape& shape,
+                 const kernels::AttentionShape& heads) {
+  constexpr std::string_view kLeaves[] = {"self_attn.k_proj.weight",
+                                          "self_attn.v_proj.weight",
+                                          "self_attn.k_shift",
+                                          "self_attn.value_gate.bias",
+                                          "self_attn.value_gate.up.weight",
+                                          "self_attn.key_weighting.weight"};
+  return std::ranges::find(kLeaves, leaf) != std::end(kLeaves) ||
+         (leaf == "self_attn.v_shift" && shape.elements() == heads.v_width());
+}
+
+std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
                                  const kernels::Shape& shape) {
   TensorInFile tensor = {name.As(kNames, "transformer.h."), shape};
+  if (const int group = config.kv_group_in_file; group > 1 && name.layer >= 0) {
+    const kernels::AttentionShape& heads = config.layers[name.layer].mixer->attention()->shape;
+    if (IsOfKvHeads(name.leaf, shape, heads)) {
+      tensor.shape = shape.rank() == 1 ? kernels::Shape{shape[0] / group}
+                                       : kernels::Shape{shape[0] / group, shape[1]};
+      tensor.run = tensor.stride = shape.elements() / heads.n_heads;
+      tensor.repeat = group;
+    }
+  }
   if (name.leaf == "mlp.shift" || name.leaf == "self_attn.value_gate.bias") {
-    tensor.shape = {1, 1, shape.elements()};
+    tensor.shape = {1, 1, tensor.shape.elements()};
   }
   if (name.leaf == "self_attn.value_residual") tensor.shape = {};
   return {tensor};

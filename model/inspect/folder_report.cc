@@ -45,10 +45,10 @@ class Inspection {
 
   Json Run() {
     std::error_code error;
-    if (!std::filesystem::is_directory(folder_, error)) {
+    if (!std::filesystem::exists(folder_, error)) {
       Json report = Report();
-      report["problems"] = {absl::StrCat(folder_, ": expected a folder")};
-      report["verdict"] = "not served: it is no folder";
+      report["problems"] = {absl::StrCat(folder_, ": expected a folder or a GGUF file")};
+      report["verdict"] = "not served: it does not exist";
       return report;
     }
     Tell(LoadConfig(folder_, config_));
@@ -59,7 +59,7 @@ class Inspection {
     const auto format = jinja::ChatFormat::Load(folder_);
     Tell(format.status());
     if (format.ok() && *format != nullptr) report["chat_template"] = (*format)->source();
-    const std::string prefix = File("");
+    const std::string prefix = absl::StrCat(folder_, IsGguf(folder_) ? ": " : "/");
     for (const absl::Status& problem : SplitProblems(problems_)) {
       std::string message(problem.message());
       if (message.starts_with(prefix)) message.erase(0, prefix.size());
@@ -70,7 +70,9 @@ class Inspection {
   }
 
  private:
-  std::string File(const char* name) const { return absl::StrCat(folder_, "/", name); }
+  std::string File(const char* name) const {
+    return IsGguf(folder_) ? folder_ : absl::StrCat(folder_, "/", name);
+  }
   void Tell(const absl::Status& problems) { AddProblems(problems_, problems); }
   kernels::DType StateDType() const {
     return options_.state_dtype.value_or(config_.default_dtype());
@@ -82,9 +84,12 @@ class Inspection {
             {"family", config_.family ? Json(std::string(config_.family->model_type)) : Json()},
             {"layers", LayerRuns(config_.layers)},
             {"parameters", 0},
+            {"active_parameters", 0},
             {"tensors", 0},
             {"weight_bytes", 0},
+            {"memory", Json::array()},
             {"tensor_types", Json::object()},
+            {"quantization", nullptr},
             {"skipped_tensors", 0},
             {"skipped_bytes", 0},
             {"dtype", kernels::DTypeName(config_.weights_dtype)},
@@ -99,25 +104,46 @@ class Inspection {
   }
 
   void InspectWeights(Json& report) {
-    const auto bytes = [](const kernels::TensorMap& tensors) {
+    const auto bytes = [](const StoredTensors& tensors) {
       size_t sum = 0;
-      for (const auto& [name, view] : tensors) sum += view.bytes();
+      for (const auto& [name, stored] : tensors) sum += stored.bytes.size();
       return sum;
     };
     Weights weights;
     Tell(Weights::Open(folder_, weights));
     Tell(LanguageModel::Check(config_, weights));
     if (config_.family != nullptr) {
-      const kernels::TensorMap skipped = weights.RemoveUnused(config_.family->is_unused);
+      const StoredTensors skipped = weights.RemoveUnused(config_.family->is_unused);
       report["skipped_tensors"] = skipped.size();
       report["skipped_bytes"] = bytes(skipped);
     }
     std::map<std::string, int64_t> types;
-    for (const auto& [name, view] : weights.tensors()) ++types[kernels::DTypeName(view.dtype)];
+    for (const auto& [name, stored] : weights.tensors()) ++types[stored.dtype];
     report["parameters"] = weights.elements();
+    // Where tensors are missing there are fewer than the config's experts would have.
+    const kernels::WeightCount count = InspectMemory(report);
+    report["active_parameters"] =
+        weights.elements() -
+        std::min(weights.elements(), static_cast<int64_t>(count.idle_parameters));
     report["tensors"] = weights.tensors().size();
     report["weight_bytes"] = bytes(weights.tensors());
     report["tensor_types"] = types;
+    const auto is_quantized = [&](const std::string& part) {
+      const auto stored = weights.tensors().find(part);
+      return stored != weights.tensors().end() && !FloatDType(stored->second.dtype);
+    };
+    const auto n_widened = std::ranges::count_if(weights.made(), [&](const auto& made) {
+      return std::ranges::any_of(made.second.parts, is_quantized);
+    });
+    if (n_widened > 0) {
+      const RoundingLoss loss = MeasureLoss(weights);
+      const bool is_gguf = config_.quantization.method == QuantizationMethod::kNone;
+      report["quantization"] = {
+          {"method", is_gguf ? "gguf" : QuantizationName(config_.quantization.method)},
+          {"matrices", n_widened},
+          {"bf16_error", loss.bf16},
+          {"int8_error", loss.int8}};
+    }
     if (IsWhole(config_)) return;
     std::vector<size_t> wrong;
     for (size_t i = 0; i < config_.layers.size(); ++i) {
@@ -128,6 +154,21 @@ class Inspection {
         "not checked before config.json is right: ",
         all ? "tensors" : absl::StrCat("tensors of layers ", absl::StrJoin(wrong, ", ")),
         ", tensors that nobody uses, states"));
+  }
+
+  // The bytes of the weights as a server of each --weights would hold them.
+  kernels::WeightCount InspectMemory(Json& report) const {
+    kernels::WeightCount count;
+    if (!IsWhole(config_)) return count;
+    for (const auto& [name, type] : {std::pair("checkpoint", kernels::WeightType::kAsComputed),
+                                     std::pair("int8", kernels::WeightType::kInt8)}) {
+      count = LanguageModel::CountWeights(config_, {config_.default_dtype(), type});
+      report["memory"].push_back({{"weights", name},
+                                  {"bytes", count.bytes},
+                                  {"active_bytes", static_cast<size_t>(count.ReadBy(1))},
+                                  {"embedding_bytes", config_.embedding_bytes()}});
+    }
+    return count;
   }
 
   absl::StatusOr<StateLayout> PlanLayout(const ModelConfig& config) const {
@@ -188,7 +229,7 @@ class Inspection {
     if (tokenizer.size() > 0) {
       Json specials = Json::object();
       for (const auto& [id, text] : tokenizer.special_tokens()) specials[absl::StrCat(id)] = text;
-      report["tokenizer"] = {{"kind", TokenizerName(config.tokenizer)},
+      report["tokenizer"] = {{"kind", TokenizerName(tokenizer.kind())},
                              {"size", tokenizer.size()},
                              {"special_tokens", specials}};
     }

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "base/json.h"
 #include "kernels/common/tensor.h"
+#include "model/inspect/shares.h"
 
 namespace ovq::model {
 
@@ -21,6 +22,7 @@ struct InspectOptions {
   std::vector<int64_t> positions = {1 << 15, 1 << 17, 1 << 20};
   std::vector<int64_t> slot_caps;  // empty: the model's default, for closest pairs three caps
   std::optional<kernels::DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  ShareOptions shares;  // with a file, shares are measured in place of the report
 };
 
 // args: the command line without the program's name. InvalidArgument names the option and what was

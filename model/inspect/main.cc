@@ -12,6 +12,20 @@ namespace {
 constexpr int kExitProblems = 1;
 constexpr int kExitUsage = 2;
 
+int PrintShares(const InspectOptions& options) {
+  const auto report = MeasureShares(options.folder, options.shares, [&](const std::string& line) {
+    if (options.json) return;
+    std::puts(line.c_str());
+    std::fflush(stdout);
+  });
+  if (!report.ok()) {
+    std::fputs(absl::StrCat("ovq-inspect: ", report.status().message(), "\n").c_str(), stderr);
+    return kExitProblems;
+  }
+  if (options.json) std::puts(report->dump(1).c_str());
+  return 0;
+}
+
 int Main(const std::vector<std::string>& args) {
   const absl::StatusOr<InspectOptions> options = ParseInspectOptions(args);
   if (!options.ok()) {
@@ -26,6 +40,7 @@ int Main(const std::vector<std::string>& args) {
     std::puts("ovq-inspect " OVQ_VERSION);
     return 0;
   }
+  if (!options->shares.file.empty()) return PrintShares(*options);
   const nlohmann::ordered_json report = InspectFolder(*options);
   using Replaces = nlohmann::ordered_json::error_handler_t;
   std::fputs(

@@ -5,6 +5,7 @@
 #include "base/flags.h"
 #include "base/status_macros.h"
 #include "kernels/mixers/common/slots.h"
+#include "model/cache_policy.h"
 #include "model/inspect/inspect.h"
 
 namespace ovq::model {
@@ -14,8 +15,8 @@ constexpr int64_t kMaxPosition = std::numeric_limits<int32_t>::max();
 
 Flags Declare(InspectOptions& o) {
   Flags flags;
-  flags.AddArgument("MODEL", Text(o.folder, "a folder"),
-                    "model folder: config.json, *.safetensors, tokenizer");
+  flags.AddArgument("MODEL", Text(o.folder, "a folder or a GGUF file"),
+                    "model folder (config.json, *.safetensors, tokenizer) or GGUF file");
   flags.Add("positions", "N,N,...", Integers(o.positions, 1, kMaxPosition),
             "lengths of sessions whose state is measured", "32768,131072,1048576");
   flags.Add("slot-caps", "N,N,...",
@@ -28,6 +29,23 @@ Flags Declare(InspectOptions& o) {
   }
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
             "keys and values in session states", "bf16 for BF16 checkpoints, else f32");
+  flags.Add(
+      "shares", "FILE", Text(o.shares.file, "a file"),
+      "measure how layers share a session's slots, on this UTF-8 text or, if it ends in .jsonl, "
+      "on lines {\"tokens\": [ids], \"scored\": [indices]}; prints no report");
+  std::vector<std::pair<std::string, std::string>> memories;
+  for (const CachePolicy& policy : CachePolicies()) {
+    if (HasSlots(policy)) memories.emplace_back(policy.name, policy.name);
+  }
+  flags.Add("memory", "NAME", Choice(o.shares.memory, memories), "whose shares, as of ovq-server");
+  flags.Add("slots", "N", Number(o.shares.slots, kernels::kMinSlotCap, int64_t{1} << 20),
+            "max_centroids that are shared out");
+  flags.Add("tokens", "N", Number(o.shares.tokens, 2, int64_t{1} << 24), "a sequence of the text");
+  flags.Add("sequences", "N", Number(o.shares.sequences, 1, 1024),
+            "sequences to measure on; as many others are tried");
+  flags.Add("threads", "N", Number(o.shares.threads, 0, 1024), "threads for that; 0: all");
+  flags.AddSwitch("by-head", o.shares.by_head, "shares of key/value heads, not of layers");
+  flags.AddSwitch("write", o.shares.write, "the shares into config.json, if they lose less");
   flags.AddSwitch(
       "json", [&o] { o.json = true; }, "the report as one JSON object");
   flags.AddEnd(
@@ -43,7 +61,7 @@ absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> 
   InspectOptions options;
   RETURN_IF_ERROR(Declare(options).Read(args));
   if (options.folder.empty() && !options.help && !options.version) {
-    return absl::InvalidArgumentError("MODEL: expected a model folder, got none");
+    return absl::InvalidArgumentError("MODEL: expected a model folder or a GGUF file, got none");
   }
   return options;
 }
@@ -56,9 +74,9 @@ std::string InspectHelp() {
       Declare(options).Help(),
       "\nReads the config, the tokenizer and the names, shapes and types of the tensors, with the\n"
       "checks of a server's start, but no weights: a folder larger than the memory is fine.\n"
-      "The report is on stdout; every problem is a line of its own: file, field or tensor, what "
-      "was\n"
-      "expected.\n"
+      "With --shares it loads the model, and --write replaces config.json.\n"
+      "The report is on stdout; every problem is a line of its own: file, field or tensor, what\n"
+      "was expected.\n"
       "Exit status: 0 no problem, 1 problems, 2 bad usage.\n");
 }
 

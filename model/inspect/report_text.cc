@@ -73,9 +73,27 @@ std::string ReportText(const Json& report) {
   for (const auto& [type, count] : report["tensor_types"].items()) {
     types.push_back(absl::StrCat(OneLine(count), " ", type));
   }
-  absl::StrAppendFormat(&text, "parameters  %s\nweights     %s bytes in %s tensors: %s\n",
-                        line("parameters"), line("weight_bytes"), line("tensors"),
-                        types.empty() ? "none" : absl::StrJoin(types, ", "));
+  absl::StrAppend(&text, "parameters  ", line("parameters"));
+  if (report["active_parameters"] != report["parameters"]) {
+    absl::StrAppend(&text, ", of which a token reads ", line("active_parameters"));
+  }
+  absl::StrAppendFormat(&text, "\nweights     %s bytes in %s tensors: %s\n", line("weight_bytes"),
+                        line("tensors"), types.empty() ? "none" : absl::StrJoin(types, ", "));
+  for (const Json& memory : report["memory"]) {
+    absl::StrAppendFormat(&text, "in memory   %s bytes with --weights %s", OneLine(memory["bytes"]),
+                          OneLine(memory["weights"]));
+    if (memory["active_bytes"] != memory["bytes"]) {
+      absl::StrAppend(&text, ", of which a token reads ", OneLine(memory["active_bytes"]));
+    }
+    absl::StrAppend(&text, ", and an embedding of ", OneLine(memory["embedding_bytes"]), "\n");
+  }
+  if (const Json& quantized = report["quantization"]; !quantized.is_null()) {
+    absl::StrAppendFormat(
+        &text,
+        "quantized   %s matrices (%s); rounded to bf16 they differ by %.2g%%, to int8 by %.2g%%\n",
+        OneLine(quantized["matrices"]), OneLine(quantized["method"]),
+        100 * quantized["bf16_error"].get<double>(), 100 * quantized["int8_error"].get<double>());
+  }
   if (report["skipped_tensors"] != 0) {
     absl::StrAppendFormat(&text, "skipped     %s bytes in %s tensors\n", line("skipped_bytes"),
                           line("skipped_tensors"));

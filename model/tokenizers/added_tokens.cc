@@ -17,8 +17,8 @@ uint64_t Edge(uint32_t node, char byte) { return uint64_t{node} << 8 | static_ca
 AddedToken ReadToken(JsonFields& fields, int64_t vocab_size) {
   AddedToken token;
   token.content = fields.String("content");
-  token.id = static_cast<int32_t>(fields.Int("id", 0, vocab_size - 1));
   token.special = fields.BoolOr("special", false);
+  token.id = static_cast<int32_t>(fields.Int("id", 0, token.special ? INT32_MAX : vocab_size - 1));
   token.single_word = fields.BoolOr("single_word", false);
   token.lstrip = fields.BoolOr("lstrip", false);
   token.rstrip = fields.BoolOr("rstrip", false);
@@ -84,6 +84,11 @@ absl::StatusOr<AddedTokens> AddedTokens::Read(JsonFields& file, std::string_view
     if (!entries[i].status().ok() || token.content.empty())
       continue;  // the library skips empty ones
     const std::string path = absl::StrCat(file.FieldPath(key), "[", i, "]");
+    if (token.id >= vocab_size) {
+      added.notes_.push_back(absl::StrCat(path, ": ", Quoted(token.content), " has the id ",
+                                          token.id, ", for which the model has no row: left out"));
+      continue;
+    }
     AddProblems(problems, added.Add(std::move(token), path, vocab));
   }
   AddProblems(problems, added.FillTries(normalizer));
@@ -100,7 +105,10 @@ absl::Status AddedTokens::Add(AddedToken token, const std::string& path, const V
   // A whole word and the same text inside words may be two tokens.
   const int32_t in_vocab = token.single_word ? -1 : vocab.Find(token.content);
   if (in_vocab >= 0 && in_vocab != token.id) {
-    return contradicts(token.content, in_vocab, "model.vocab");
+    notes_.push_back(absl::StrCat(path, ": ", Quoted(token.content), " has the id ", token.id,
+                                  ", but in model.vocab ", in_vocab,
+                                  ", which counts as in huggingface/tokenizers"));
+    token.id = in_vocab;
   }
   const std::string* same_id = vocab.Token(token.id);
   if (same_id != nullptr && *same_id != token.content) {

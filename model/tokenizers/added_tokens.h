@@ -55,8 +55,11 @@ struct TextPart {
 // Immutable; any thread.
 class AddedTokens {
  public:
-  // Reads the list `key` of the file, which may be absent. Errors: missing or wrong fields, ids not
-  // below vocab_size, tokens that contradict the vocabulary or each other.
+  // Reads the list `key` of the file, which may be absent. Special tokens with ids not below
+  // vocab_size are left out, with a note: files of text models have those of pictures. A token that
+  // the vocabulary has under another id gets that one, as in the library, with a note too. Errors:
+  // missing or wrong fields, ids of other tokens not below vocab_size or of other words of the
+  // vocabulary, tokens that contradict each other.
   static absl::StatusOr<AddedTokens> Read(JsonFields& file, std::string_view key,
                                           const Vocab& vocab, int64_t vocab_size,
                                           const Normalizer& normalizer);
@@ -68,12 +71,14 @@ class AddedTokens {
   const AddedToken* Find(int64_t id) const;  // null if there is none
   const AddedToken* Find(std::string_view content) const;
   const std::vector<AddedToken>& tokens() const { return tokens_; }
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   absl::Status Add(AddedToken token, const std::string& path, const Vocab& vocab);
   absl::Status FillTries(const Normalizer& normalizer);
 
   std::vector<AddedToken> tokens_;
+  std::vector<std::string> notes_;
   absl::flat_hash_map<int32_t, uint32_t> by_id_;
   absl::flat_hash_map<std::string, uint32_t> by_content_;
   StringTrie raw_, normalized_;  // values: indices in tokens_

@@ -7,6 +7,8 @@
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "model/tokenizers/byte_alphabet.h"
+#include "model/tokenizers/chars.h"
 #include "model/tokenizers/json_fields.h"
 
 namespace ovq::model {
@@ -39,6 +41,7 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Make(TokenizerFile f
   tokenizer->bpe_ = *std::move(bpe);
   AddProblems(problems, tokenizer->ReadStages(fields, vocab_size));
   if (!problems.ok()) return problems;
+  tokenizer->FindOwnTexts(file.merges);
   tokenizer->Note(fields);
   return tokenizer;
 }
@@ -58,7 +61,24 @@ absl::Status BpeTokenizer::ReadStages(JsonFields& file, int64_t vocab_size) {
   return problems;
 }
 
+// A word of the vocabulary is a character or the result of a merge; what such a token says is
+// bytes, even if it is an added token, too.
+void BpeTokenizer::FindOwnTexts(const Bpe::MergeList& merges) {
+  if (!decoder_.reads_bytes()) return;
+  absl::flat_hash_map<std::string, int32_t> own;  // ids by text
+  for (const AddedToken& token : added_.tokens()) {
+    const std::string& text = token.content;
+    const bool is_char = CountChars(text) == 1 && bpe_->vocab().Token(token.id) != nullptr;
+    if (!is_char && CharsToBytes(text).value_or(text) != text) own[text] = token.id;
+  }
+  for (const auto& [left, right] : merges) {
+    if (!own.empty()) own.erase(left + right);
+  }
+  for (const auto& [text, id] : own) own_texts_[id] = BytesToChars(text);
+}
+
 void BpeTokenizer::Note(JsonFields& file) {
+  notes_ = added_.notes();
   for (const char* unused : {"truncation", "padding"}) {
     if (file.Has(unused)) {
       notes_.push_back(absl::StrCat(unused, " is set, which is for training: it has no effect"));
@@ -96,9 +116,7 @@ absl::Status BpeTokenizer::SetEnd(const TokenizerFolder::End& end, bool at_front
 absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(std::string_view text) const {
   std::string valid;
   if (FirstInvalidUtf8(text)) {
-    std::string rest(text);
-    valid = ConsumeUtf8(rest);
-    if (!rest.empty()) valid += kReplacementCharacter;
+    valid = ValidUtf8(std::string(text));
     text = valid;
   }
   std::vector<int32_t> ids;
@@ -138,6 +156,11 @@ absl::Status BpeTokenizer::EncodeNormalized(std::string_view text, bool at_start
 const std::string* BpeTokenizer::Token(int64_t id) const {
   const AddedToken* added = added_.Find(id);
   return added != nullptr ? &added->content : bpe_->vocab().Token(id);
+}
+
+const std::string* BpeTokenizer::ForDecoder(int64_t id) const {
+  const auto own = own_texts_.find(static_cast<int32_t>(id));
+  return own == own_texts_.end() ? Token(id) : &own->second;
 }
 
 int64_t BpeTokenizer::size() const {

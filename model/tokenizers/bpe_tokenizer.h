@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "model/tokenizers/added_tokens.h"
 #include "model/tokenizers/bpe.h"
@@ -37,6 +38,9 @@ class BpeTokenizer {
   const PostProcessor& ends() const { return ends_; }
 
   const std::string* Token(int64_t id) const;  // null for ids without a token
+  // The token in the form that decoder() takes: where that reads bytes from the byte alphabet, the
+  // text of an added token is written in it.
+  const std::string* ForDecoder(int64_t id) const;
   bool IsSpecial(int64_t id) const;
   int64_t size() const;                                   // number of tokens, added ones included
   std::map<int32_t, std::string> special_tokens() const;  // texts by id
@@ -48,6 +52,7 @@ class BpeTokenizer {
   BpeTokenizer() = default;
   absl::Status ReadStages(JsonFields& file, int64_t vocab_size);
   absl::Status SetEnd(const TokenizerFolder::End& end, bool at_front);
+  void FindOwnTexts(const Bpe::MergeList& merges);
   void Note(JsonFields& file);
   // Encodes valid UTF-8 between added tokens: those of the raw text, then those of the normalized.
   absl::Status EncodeParts(std::string_view text, bool normalized, bool at_start,
@@ -61,6 +66,8 @@ class BpeTokenizer {
   std::unique_ptr<Bpe> bpe_;
   PostProcessor ends_;
   TokenDecoder decoder_;
+  // In the byte alphabet, texts of added tokens that have letters of it only, by id.
+  absl::flat_hash_map<int32_t, std::string> own_texts_;
   std::vector<std::string> notes_;
 };
 

@@ -150,6 +150,10 @@ absl::StatusOr<TokenDecoder> TokenDecoder::Read(JsonFields& file, std::string_vi
   return decoder;
 }
 
+bool TokenDecoder::reads_bytes() const {
+  return std::ranges::find(stages_, Kind::kByteLevel, &DecoderStage::kind) != stages_.end();
+}
+
 std::string TokenDecoder::Bytes(std::string_view token) const {
   for (const DecoderStage& stage : stages_) {
     if (stage.kind == Kind::kByteLevel) return CharsToBytes(token).value_or(std::string(token));

@@ -45,6 +45,7 @@ class TokenDecoder {
   // Reads the field `key` of the file.
   static absl::StatusOr<TokenDecoder> Read(JsonFields& file, std::string_view key);
   const std::vector<DecoderStage>& stages() const { return stages_; }
+  bool reads_bytes() const;  // from the byte alphabet
   // The bytes that a token adds within a text; a part of a character stays one.
   std::string Bytes(std::string_view token) const;
 

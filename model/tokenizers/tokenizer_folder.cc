@@ -11,6 +11,8 @@
 #include "base/json.h"
 #include "base/problems.h"
 #include "base/status_macros.h"
+#include "model/gguf/gguf_file.h"
+#include "model/tokenizers/gguf_tokenizer.h"
 #include "model/tokenizers/json_fields.h"
 
 namespace ovq::model {
@@ -101,9 +103,21 @@ absl::Status ReadTokenizerJson(const std::string& folder, int64_t vocab_size,
   return absl::OkStatus();
 }
 
+absl::Status ReadGguf(const std::string& path, int64_t vocab_size, TokenizerFolder& result) {
+  GgufFile file;
+  RETURN_IF_ERROR(GgufFile::Open(path, file));
+  absl::StatusOr<TokenizerFile> tokenizer = GgufTokenizer(file, vocab_size);
+  if (!tokenizer.ok()) return InContext(path, tokenizer.status());
+  result.path = path;
+  result.file = *std::move(tokenizer);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool TokenizerFolder::IsIn(const std::string& folder) {
+  GgufFile file;
+  if (IsGguf(folder)) return GgufFile::Open(folder, file).ok() && HasGgufTokenizer(file);
   return Exists(folder + "/tokenizer.json") ||
          (Exists(folder + "/vocab.json") && Exists(folder + "/merges.txt"));
 }
@@ -111,17 +125,30 @@ bool TokenizerFolder::IsIn(const std::string& folder) {
 absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
                                                       int64_t vocab_size) {
   TokenizerFolder result;
-  const std::string config_path = folder + "/tokenizer_config.json";
-  ASSIGN_OR_RETURN(const Json config, OptionalObject(config_path));
+  ASSIGN_OR_RETURN(const Json config, TokenizerConfig(folder));
   JsonFields fields(config, "");
   result.bos = ReadEnd(fields, config, "add_bos_token", "bos_token");
   result.eos = ReadEnd(fields, config, "add_eos_token", "eos_token");
-  if (!fields.status().ok()) return InContext(config_path, fields.status());
-  const absl::Status status = Exists(folder + "/tokenizer.json")
+  if (!fields.status().ok()) return InContext(TokenizerConfigPath(folder), fields.status());
+  const absl::Status status = IsGguf(folder) ? ReadGguf(folder, vocab_size, result)
+                              : Exists(folder + "/tokenizer.json")
                                   ? ReadTokenizerJson(folder, vocab_size, result)
                                   : ReadVocabAndMerges(folder, config, vocab_size, result);
   if (!status.ok()) return status;
   return result;
+}
+
+std::string TokenizerConfigPath(const std::string& folder) {
+  return IsGguf(folder) ? folder : folder + "/tokenizer_config.json";
+}
+
+absl::StatusOr<Json> TokenizerConfig(const std::string& folder) {
+  if (!IsGguf(folder)) return OptionalObject(TokenizerConfigPath(folder));
+  GgufFile file;
+  RETURN_IF_ERROR(GgufFile::Open(folder, file));
+  absl::StatusOr<Json> config = GgufTokenizerConfig(file);
+  if (!config.ok()) return InContext(folder, config.status());
+  return config;
 }
 
 absl::StatusOr<Json> OptionalObject(const std::string& path) {

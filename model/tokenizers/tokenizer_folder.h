@@ -1,4 +1,4 @@
-// TokenizerFolder: the tokenizer files of a model folder, as one tokenizer.json.
+// TokenizerFolder: the tokenizer files of a model folder, or of a GGUF file, as one tokenizer.json.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,16 @@ struct TokenizerFolder {
   };
   End bos, eos;
 
-  // Whether the folder has tokenizer.json, or vocab.json and merges.txt.
+  // Whether the folder has tokenizer.json, or vocab.json and merges.txt, or the file a tokenizer.
   static bool IsIn(const std::string& folder);
   // Errors name the file.
   static absl::StatusOr<TokenizerFolder> Read(const std::string& folder, int64_t vocab_size);
 };
 
+// tokenizer_config.json of a folder, empty if it is absent, or what a GGUF file says of it.
+absl::StatusOr<nlohmann::json> TokenizerConfig(const std::string& folder);
+// Where TokenizerConfig is from.
+std::string TokenizerConfigPath(const std::string& folder);
 // Reads a JSON file; an empty object if it is absent.
 absl::StatusOr<nlohmann::json> OptionalObject(const std::string& path);
 // A token as transformers writes it, a text or an object with one; "" if absent.

@@ -58,6 +58,15 @@ TEST_F(MappedFileTest, ShowsTheFile) {
   EXPECT_TRUE(MappedFile().CheckUnchanged().ok());
 }
 
+TEST_F(MappedFileTest, AnEmptyFileHasNoBytesAndIsChecked) {
+  std::ofstream(path_, std::ios::trunc).close();
+  const MappedFile file = Open();
+  EXPECT_EQ(file.size(), 0u);
+  EXPECT_TRUE(file.CheckUnchanged().ok());
+  std::ofstream(path_) << "x";
+  EXPECT_THAT(std::string(file.CheckUnchanged().message()), HasSubstr("it had 0 bytes, and has 1"));
+}
+
 TEST_F(MappedFileTest, AFileThatIsCutReadsAsZerosAndSaysSo) {
   MappedFile first = Open();
   const MappedFile file = std::move(first);

@@ -54,6 +54,7 @@ TEST(Utf8, UnfinishedCharactersStayAndBadOnesAreReplaced) {
   pending += "\xac";
   EXPECT_EQ(ConsumeUtf8(pending), "\xe2\x82\xac");
   EXPECT_EQ(pending, "");
+  EXPECT_EQ(ValidUtf8("\xc3\xa9 \xe9t\xe2\x82"), "\xc3\xa9 " + bad + "t" + bad);
 }
 
 TEST(Names, LettersDigitsAndThreeSigns) {

@@ -1,9 +1,7 @@
 // Prefill and decode speed of a whole model, from a folder or of the paper's shapes on random
 // weights. Prints tokens/s, the bytes that a token moves (weights and live state), the fraction of
-// the
-// read bandwidth measured in this run, and the slowest batch of a chunk over the median one, where
-// each
-// batch's time is its median over all passes.
+// the read bandwidth measured in this run, and the slowest batch of a chunk over the median one,
+// where each batch's time is its median over all passes.
 //
 //   bench_decode [--shape 77m|77m-group4|77m-group8|257m|478m] [--mixer ovq_attention,...]
 //                [--threads 2] [--contexts 128,1024,...] [--sessions 1,4,8,16]
@@ -13,19 +11,13 @@
 //   bench_decode --model FOLDER [--memory model,exact,closest-pair,...] [--threads 2] ...
 //
 // Several mixers, and several kinds of weights and states of each, are timed in turn within one
-// run.
-// Several --centroids give one value for each mixer, as rules differ in how many slots N leaves.
-// Each
-// prompt is prefilled --prefills times in turn; the median counts. --shape kvm-120m or kvm-350m:
-// checkpoints of the KVM paper's format, with --mixer one of its configurations
-// (kvm_paper_model.h).
-// --states random: random states instead of prefilled ones, for contexts that take hours to
-// prefill;
-// contexts are then multiples of 256, where no chunk is unfinished. Not for closest pairs, whose
-// states
-// refer to one another, nor for int8. A model whose logits differ by one bit between token-by-token
-// and
-// whole-prompt runs is not timed.
+// run. Several --centroids give one value for each mixer, as rules differ in how many slots N
+// leaves. Each prompt is prefilled --prefills times in turn; the median counts. --shape kvm-120m or
+// kvm-350m: checkpoints of the KVM paper's format, with --mixer one of its configurations
+// (kvm_paper_model.h). --states random: random states instead of prefilled ones, for contexts that
+// take hours to prefill; contexts are then multiples of 256, where no chunk is unfinished. Not for
+// closest pairs, whose states refer to one another, nor for int8. A model whose logits differ by
+// one bit between token-by-token and whole-prompt runs is not timed.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -189,7 +181,7 @@ class Bench {
   void Print(const Setting& setting, double bandwidth) const {
     const double step = Median(setting.step_seconds);
     const int n = setting.n_sessions;
-    const double bytes = static_cast<double>(model_.weight_bytes()) / n +
+    const double bytes = model_.weight_count().ReadBy(n) / n +
                          static_cast<double>(model_.layout().bytes_at(setting.position, slot_cap_));
     std::printf("%-28s decode  %8lld %9d %12.1f %14.0f %10.2f %8.2f\n", name_.c_str(),
                 static_cast<long long>(setting.position), n, n / step, bytes,

@@ -48,14 +48,17 @@ class StateBuffer {
 struct Layer {
   std::unique_ptr<kernels::SequenceMixer> mixer;
   kernels::LayerState where;
-  size_t session_bytes;
+  size_t session_bytes, weight_bytes;
 };
 
 Layer MakeLayer(const kernels::MixerEntry& entry, int64_t longest,
                 kernels::DeviceContext& context) {
-  auto made = kernels::test::MakeMixer(kernels::test::BenchCase(entry.layer_type), context);
+  kernels::WeightCount weights;
+  auto made =
+      kernels::test::MakeMixer(kernels::test::BenchCase(entry.layer_type), context, &weights);
   Check(made.ok(), "the benchmark's own mixer");
-  Layer layer{.mixer = *std::move(made), .where = {}, .session_bytes = 0};
+  Layer layer{
+      .mixer = *std::move(made), .where = {}, .session_bytes = 0, .weight_bytes = weights.bytes};
   const kernels::MixerState& state = layer.mixer->state();
   const bool grows = state.growth.exists();
   layer.where = {0, state.fixed.bytes(), state.block.bytes(), state.head_bytes(), grows ? 0 : -1};
@@ -184,7 +187,7 @@ class LayerBench {
       return;
     }
     const double read = static_cast<double>(StateBytesRead(layer_, setting.position)) +
-                        static_cast<double>(layer_.mixer->weight_bytes()) / setting.n_sessions;
+                        static_cast<double>(layer_.weight_bytes) / setting.n_sessions;
     const double rewritten = StateBytesWritten(layer_, setting.position, setting.steps());
     std::printf("%-22s %8lld %9d %12.0f %11.0f %11.0f %10.2f %10.2f\n", name, position,
                 setting.n_sessions, 1 / token, read, rewritten, read / token / bandwidth,

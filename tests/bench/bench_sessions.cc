@@ -1,8 +1,7 @@
 // Costs of sessions apart from their tokens: bytes and time of a fork, a snapshot, a cached prompt,
-// a
-// rewind, a session file and a delta, and of a swap-in from disk, compared with prefilling the
-// prompt
-// again; and how much token history, checkpoints and a session folder slow down prefill and decode.
+// a rewind, a session file and a delta, and of a swap-in from disk, compared with prefilling the
+// prompt again; and how much token history, checkpoints and a session folder slow down prefill and
+// decode.
 // Measured through the engine, on random weights of the paper's shapes.
 //
 //   bench_sessions [--shape 77m] [--mixer ovq_attention] [--threads 2] [--tokens 32768]
@@ -370,8 +369,7 @@ class Bench {
 
   // Compares turns of two sessions of equal length side by side; each goes first in every second
   // pair. Each pair uses new forks: of two sessions one can be faster by up to a tenth for its
-  // whole life,
-  // depending on where the system placed its state.
+  // whole life, depending on where the system placed its state.
   void Compare(const char* what, const Side& with, const Side& without) {
     std::vector<double> reading, decoding;
     const auto time = [](Host& host, const std::string& id, const std::vector<int32_t>& prompt,

@@ -11,10 +11,8 @@
 //   greedy  the model's own answer, temperature 0
 //   drawn   the model's own answer, temperature 1
 // The first three are forced, whatever the model's logits are: drafts are accepted as often as in
-// such
-// a text, and every batch does the model's full work. The last two need --model. A kind whose
-// tokens or
-// states differ by one bit with and without speculation is not timed.
+// such a text, and every batch does the model's full work. The last two need --model. A kind whose
+// tokens or states differ by one bit with and without speculation is not timed.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -59,7 +57,7 @@ struct Script {
 // The model, with logits that produce the script.
 engine::EngineModel Scripted(const model::LanguageModel& model, const Script& script) {
   engine::EngineModel served = engine::test::Served(model);
-  served.weight_bytes = model.weight_bytes();
+  served.weight_bytes = static_cast<size_t>(model.weight_count().ReadBy(1));
   served.variants[0].forward = [&model, &script](const model::Batch& batch,
                                                  kernels::DeviceContext& context,
                                                  kernels::ScratchScope& scope) {

@@ -3,12 +3,10 @@
 //   bench_tokenizer FOLDER TEXT
 //
 // FOLDER has tokenizer.json (or vocab.json and merges.txt). TEXT is a file of some MB of ordinary
-// text,
-// which is encoded once, so that the cache helps only with what the text repeats. Then 10 MB each
-// of
-// letters without a blank, of one letter and of blanks. The program reports whether decoding the
-// ids
-// gives the text back, which it does unless the file's normalizer changes the text.
+// text, which is encoded once, so that the cache helps only with what the text repeats. Then 10 MB
+// each of letters without a blank, of one letter and of blanks. The program reports whether
+// decoding the ids gives the text back, which it does unless the file's normalizer changes the
+// text.
 #include <time.h>
 
 #include <cstdio>

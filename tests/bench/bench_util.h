@@ -24,8 +24,7 @@ inline double Median(std::vector<double> values) {
 }
 
 // Bytes per second at which `n_threads` threads read 1 GiB that no cache holds. The best of 5
-// passes
-// counts, as other load on the machine can only make a pass slower.
+// passes counts, as other load on the machine can only make a pass slower.
 inline double ReadBandwidth(int n_threads) {
   const size_t n = (size_t{1} << 30) / sizeof(uint64_t);
   std::vector<uint64_t> data(n, 1);

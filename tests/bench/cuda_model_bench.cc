@@ -224,7 +224,7 @@ std::vector<int64_t> CudaModelBench::SpreadPhases(int n) const {
 void CudaModelBench::Decode() {
   const size_t state_bytes = model_.layout().live_bytes_at(scale_.decode_position, scale_.slot_cap);
   report_.root()["model"] = {{"parameters", model_.parameters()},
-                             {"weight_bytes", model_.weight_bytes()},
+                             {"weight_bytes", model_.weight_count().bytes},
                              {"state_bytes_per_session", state_bytes},
                              {"decode_position", scale_.decode_position}};
   for (const int n : scale_.decode_sessions) {
@@ -253,8 +253,7 @@ void CudaModelBench::DecodeSessions(int n, size_t state_bytes) {
     without_sampling.push_back(Step(begin, 1, Logits::kLeft).device);
     for (int64_t& position : begin) ++position;
   }
-  const double bytes =
-      static_cast<double>(model_.weight_bytes()) + static_cast<double>(state_bytes) * n;
+  const double bytes = model_.weight_count().ReadBy(n) + static_cast<double>(state_bytes) * n;
   const double seconds = Median(device);
   const double floor = OverCeiling(bytes, ceilings_.copy_bytes_per_s);
   report_.Add({.name = "decode",

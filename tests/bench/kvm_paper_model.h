@@ -1,7 +1,6 @@
 // Writes a checkpoint in the KVM paper's format with random BF16 weights, in one of its published
 // shapes (configs/prolong/{120M,350M} of its code). Sizes and fields are as published; the contents
-// are
-// meaningless, so it is generated and never committed.
+// are meaningless, so it is generated and never committed.
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,6 @@
 // Prints hashes of what models compute, to compare two builds of this project bit for bit: for
-// every
-// model folder and both dtypes, the SHA-256 of all logits and of a session's live state after the
-// same
-// tokens.
+// every model folder and both dtypes, the SHA-256 of all logits and of a session's live state after
+// the same tokens.
 //
 //   model_digest --device cpu --tokens 512 models/* > before.txt
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Writes a model folder with random BF16 weights in one of the paper's shapes (appendix 8). Sizes
-// are
-// as published; the contents are meaningless, so it is generated and never committed.
+// are as published; the contents are meaningless, so it is generated and never committed.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +26,7 @@ inline ModelShape PaperShape(const std::string& name) {
   if (name == "257m") return {17, 1024, 8, 2304, 32000};
   if (name == "478m") return {21, 1280, 10, 3200, 32000};
   // These two are not from the paper: layers and channels of 77m, with four or eight query heads
-  // for
-  // one key head.
+  // for one key head.
   if (name == "77m-group4") return {8, 768, 8, 2304, 10000, 2};
   if (name == "77m-group8") return {8, 768, 8, 2304, 10000, 1};
   std::fprintf(stderr, "--shape: expected 77m, 77m-group4, 77m-group8, 257m or 478m, got %s\n",

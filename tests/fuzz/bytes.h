@@ -1,10 +1,9 @@
 // Shared by the fuzz targets.
 //
 // A target is a source fuzz_NAME.cc with LLVMFuzzerTestOneInput. Checks state its promises; a
-// finding is
-// a failed check, a crash, a sanitizer report or an input that takes too long. Linked with
-// replay.cc, a
-// target runs the inputs of corpus/NAME, which ctest does; run.sh links it with libFuzzer.
+// finding is a failed check, a crash, a sanitizer report or an input that takes too long. Linked
+// with replay.cc, a target runs the inputs of corpus/NAME, which ctest does; run.sh links it with
+// libFuzzer.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,5 @@
 // Fuzzes sessions and calls in any order while time passes and limits change. Every call ends,
-// quotas
-// and memory match what the live sessions hold, and nothing is held after they are gone.
+// quotas and memory match what the live sessions hold, and nothing is held after they are gone.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,7 +1,6 @@
 // Fuzzes the processing of an answer's text: stop strings in text that comes in parts, tokens whose
 // bytes are not whole characters, and both together, token by token. The result does not depend on
-// how
-// the text is split.
+// how the text is split.
 #include <algorithm>
 #include <span>
 

@@ -1,9 +1,7 @@
 // Fuzzes tokenizer.json, then after a byte 0 a text, and after another byte 0 ids: either an error
 // that names the field, or a tokenizer whose ids are in range and whose text does not depend on how
-// it
-// is split. Other files of the folder may come first: "@NAME:CONTENT" and a byte 0 each; with an
-// empty
-// tokenizer.json the folder has none.
+// it is split. Other files of the folder may come first: "@NAME:CONTENT" and a byte 0 each; with an
+// empty tokenizer.json the folder has none.
 #include <algorithm>
 #include <array>
 #include <span>

@@ -7,10 +7,9 @@
 namespace {
 
 // Sum of the tensor's bytes; a sanitizer watches the reads.
-uint64_t Read(const ovq::kernels::TensorView& tensor) {
+uint64_t Read(const ovq::model::StoredTensor& tensor) {
   uint64_t sum = 0;
-  const auto* const bytes = static_cast<const uint8_t*>(tensor.data);
-  for (size_t i = 0; i < tensor.bytes(); ++i) sum += bytes[i];
+  for (const std::byte byte : tensor.bytes) sum += static_cast<uint64_t>(byte);
   return sum;
 }
 

@@ -1,10 +1,8 @@
 // Fuzzes imports of session files in an engine that trusts them. It exports files of its own
-// sessions
-// on small models of every mixer, changes numbers, bytes and heads, corrects the checksums, imports
-// the
-// files and continues the sessions that are accepted. A finding is a crash, a sanitizer report, a
-// call
-// that does not end, or an accepted session that ends in an impossible state.
+// sessions on small models of every mixer, changes numbers, bytes and heads, corrects the
+// checksums, imports the files and continues the sessions that are accepted. A finding is a crash,
+// a sanitizer report, a call that does not end, or an accepted session that ends in an impossible
+// state.
 //
 //   import_fuzz [--seed N] [--runs N] [--seconds N] [--first N] [--model NAME]
 //
@@ -83,6 +81,7 @@ constexpr Kind kKinds[] = {{"native/sw-ovq", kernels::DType::kF32},
                            {"native/ovq-delta", kernels::DType::kF32},
                            {"native/sw-closest-pair", kernels::DType::kF32},
                            {"native/sw-closest-pair", kernels::DType::kBF16},
+                           {"native/keydiff-shares", kernels::DType::kF32},
                            {"native/sw-vq", kernels::DType::kF32},
                            {"native/transformer-vq", kernels::DType::kF32},
                            {"native/sw-full", kernels::DType::kBF16},

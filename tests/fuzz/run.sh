@@ -29,6 +29,8 @@ done
 declare -A files=(
   [config]="model/load_config.cc model/json_attrs.cc model/families"
   [weights]="model/safetensors.cc model/weights.cc model/finite.cc"
+  [quantization]="model/quantization.cc"
+  [gguf]="model/gguf model/tokenizers/gguf_tokenizer.cc"
   [pieces]="model/piece_model.cc"
   [text]="server/engine/common/answer.cc base/text.cc"
   [tokenizer]="model/tokenizers model/tokenizer.cc"

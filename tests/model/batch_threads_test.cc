@@ -48,6 +48,13 @@ TEST(BatchThreads, MoreThreadsSaveMore) {
   EXPECT_FALSE(IsFasterOnOneThread(between, 16));
 }
 
+TEST(BatchThreads, SmallExpertsAreCalledOneByOne) {
+  BatchWork work = MakeWork(40e6, 8, 1, 1e6);
+  EXPECT_FALSE(IsFasterOnOneThread(work, 2));
+  work.n_expert_calls = 8 * 2 * 8;
+  EXPECT_TRUE(IsFasterOnOneThread(work, 2));
+}
+
 TEST(BatchThreads, OneThreadIsAlwaysAlone) {
   EXPECT_TRUE(IsFasterOnOneThread(MakeWork(453e6, 21, 512, 0), 1));
 }

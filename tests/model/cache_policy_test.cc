@@ -75,6 +75,8 @@ TEST(ApplyCachePolicy, LayersWithoutPositionsServeEveryCachePolicy) {
               ElementsAre("sliding_attention", "ovq_attention", "ovq_attention"));
   EXPECT_THAT(Types(json, Policy("closest-pair")),
               ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
+  EXPECT_THAT(Types(json, Policy("keydiff")),
+              ElementsAre("sliding_attention", "key_diff_attention", "key_diff_attention"));
   EXPECT_THAT(Types(json, Policy("exact")),
               ElementsAre("sliding_attention", "full_attention", "full_attention"));
 }
@@ -85,6 +87,8 @@ TEST(ApplyCachePolicy, RotatedKeysAreBoundedWhereRequested) {
   json["rope"] = "halves";
   EXPECT_THAT(Types(json, Policy("closest-pair-all")),
               ElementsAre("sliding_attention", "closest_pair_attention", "closest_pair_attention"));
+  EXPECT_THAT(Types(json, Policy("keydiff-all")),
+              ElementsAre("sliding_attention", "key_diff_attention", "key_diff_attention"));
   EXPECT_THAT(Shares(json, Policy("closest-pair-all")), ElementsAre(One(1), One(1.5), One(0.5)));
 }
 
@@ -96,12 +100,23 @@ TEST(ApplyCachePolicy, AConfigChoosesItsUpdate) {
               ElementsAre("ovq_attention"));
   EXPECT_THAT(Types(Base({"closest_pair_attention"}), Policy("model")),
               ElementsAre("closest_pair_attention"));
+  EXPECT_THAT(Types(Base({"ovq_attention", "key_diff_attention"}, {{"update", "keydiff"}}),
+                    Policy("model")),
+              Each("key_diff_attention"));
 
   const auto unknown = Load(Base({"ovq_attention"}, {{"update", "nearest"}}), Policy("model"));
   EXPECT_THAT(Message(unknown.status()), HasSubstr("config.json: ovq.update: "));
   const auto both = Load(Base({"closest_pair_attention"}, {{"update", "paper"}}), Policy("model"));
   EXPECT_THAT(Message(both.status()),
               HasSubstr("ovq.update: expected closest-pair for closest_pair_attention, got paper"));
+  const auto other =
+      Load(Base({"key_diff_attention"}, {{"update", "closest-pair"}}), Policy("model"));
+  EXPECT_THAT(Message(other.status()),
+              HasSubstr("ovq.update: expected keydiff for key_diff_attention, got closest-pair"));
+  const auto variant =
+      Load(Base({"ovq_attention"}, {{"update", "keydiff"}, {"delta_rule", true}}), Policy("model"));
+  EXPECT_THAT(Message(variant.status()),
+              HasSubstr("ovq.delta_rule: expected false for tokens that KeyDiff evicts, got true"));
 }
 
 TEST(ApplyCachePolicy, LayersHaveTheirShareOfTheSlots) {
@@ -120,6 +135,29 @@ TEST(ApplyCachePolicy, LayersHaveTheirShareOfTheSlots) {
   EXPECT_THAT(error({1.5, 1}),
               HasSubstr("config.json: ovq.shares: expected 2 numbers or lists whose mean is 1, got "
                         "one of 1.25"));
+}
+
+TEST(ApplyCachePolicy, RulesHaveSharesOfTheirOwn) {
+  const std::vector<std::string> types = {"ovq_attention", "full_attention"};
+  Json json = Base(types, {{"shares", {{"paper", {1.75, 0.25}}, {"closest-pair", {0.5, 1.5}}}}});
+  EXPECT_THAT(Shares(json, Policy("model")), ElementsAre(One(1.75), One(0.25)));
+  EXPECT_THAT(Shares(json, Policy("paper")), ElementsAre(One(1.75), One(0.25)));
+  EXPECT_THAT(Shares(json, Policy("closest-pair")), ElementsAre(One(0.5), One(1.5)));
+  EXPECT_THAT(Shares(json, Policy("closest-pair-all")), Each(One(1)));  // none of its own
+  json["ovq"]["update"] = "closest-pair";
+  EXPECT_EQ(Shares(json, Policy("model"))[0], std::vector<double>{0.5});
+
+  const auto error = [&](const Json& shares) {
+    return Message(Load(Base(types, {{"shares", shares}}), Policy("paper")).status());
+  };
+  EXPECT_THAT(error({{"exact", {1, 1}}}),
+              HasSubstr("config.json: ovq.shares.exact: expected the name of a cache policy with "
+                        "slots"));
+  EXPECT_THAT(error({{"paper", "all"}}),
+              HasSubstr("config.json: ovq.shares.paper: expected a list of numbers, or lists"));
+  EXPECT_THAT(
+      error({{"paper", {1, 2}}}),
+      HasSubstr("config.json: ovq.shares.paper: expected 2 numbers or lists whose mean is 1"));
 }
 
 TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {
@@ -189,6 +227,7 @@ TEST(ApplyCachePolicy, FullAttentionThroughSlotsIsExactUpToTheirNumber) {
   };
   EXPECT_EQ(exact(json, Policy("closest-pair"), 100), 50);
   EXPECT_EQ(exact(Base({"full_attention"}), Policy("closest-pair"), 100), 100);
+  EXPECT_EQ(exact(json, Policy("keydiff"), 100), 50);
   EXPECT_EQ(exact(json, Policy("paper"), 100), 0);
   EXPECT_EQ(exact(json, Policy("model"), 100), std::nullopt);
   EXPECT_EQ(exact(Base({"ovq_attention"}), Policy("closest-pair"), 100), std::nullopt);
@@ -200,18 +239,15 @@ TEST(ApplyCachePolicy, TheFingerprintKnowsIt) {
   EXPECT_NE(Load(json, Policy("model"))->canonical, Load(json, Policy("closest-pair"))->canonical);
 }
 
-// A full-attention model read through closest pairs gives the same logits, to the bit, while its
-// tokens fit, and stays bounded after that.
+// A full-attention model read through closest pairs or KeyDiff gives the same logits, to the bit,
+// while its tokens fit, and stays bounded after that.
 TEST(ApplyCachePolicy, AShortSessionIsFullAttention) {
   EditedModel model("sw-full");
   model.config.erase("ovq");  // so that chunk lengths are those of layers trained without chunks
   ModelOptions options = kSmallSessions;
   const auto exact = model.Load(options);
-  options.cache_policy = Policy("closest-pair");
-  const auto bounded = model.Load(options);
-  ASSERT_TRUE(exact.ok() && bounded.ok()) << exact.status() << bounded.status();
+  ASSERT_TRUE(exact.ok()) << exact.status();
   EXPECT_TRUE((*exact)->layout().has_unbounded());
-  EXPECT_FALSE((*bounded)->layout().has_unbounded());
   const Golden golden = LoadGolden("sw-full");
   const std::vector<int32_t>& tokens = *std::ranges::max_element(
       golden.sequences, {}, [](const std::vector<int32_t>& s) { return s.size(); });
@@ -223,8 +259,14 @@ TEST(ApplyCachePolicy, AShortSessionIsFullAttention) {
   const auto n = static_cast<int64_t>(tokens.size());
   ASSERT_GT(n, 70);
   const std::vector<float> expected = logits(**exact, n);
-  EXPECT_EQ(logits(**bounded, n), expected);
-  EXPECT_NE(logits(**bounded, 16), expected);
+  for (const char* policy : {"closest-pair", "keydiff"}) {
+    options.cache_policy = Policy(policy);
+    const auto bounded = model.Load(options);
+    ASSERT_TRUE(bounded.ok()) << bounded.status();
+    EXPECT_FALSE((*bounded)->layout().has_unbounded());
+    EXPECT_EQ(logits(**bounded, n), expected);
+    EXPECT_NE(logits(**bounded, 16), expected);
+  }
 }
 
 TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
@@ -256,12 +298,11 @@ TEST(ApplyCachePolicy, ModelsThatShareWeightsAreThoseLoadedAlone) {
   EXPECT_NE(found[0], found[2]);
 }
 
-// Both update rules, on the devices that share no code: each layer keeps as many slots as its
-// share.
+// All update rules, on the devices that share no code: each layer keeps as many slots as its share.
 TEST(ApplyCachePolicy, LayersOfUnequalSharesAgreeOnEveryDevice) {
   const Golden golden = LoadGolden("ovq-shares");
   const std::vector<int32_t>& tokens = golden.sequences.back();
-  for (CachePolicy cache_policy : {Policy("paper"), Policy("closest-pair")}) {
+  for (CachePolicy cache_policy : {Policy("paper"), Policy("closest-pair"), Policy("keydiff")}) {
     std::vector<float> logits[2];
     for (kernels::Device device : {kernels::Device::kReference, kernels::Device::kCpu}) {
       const auto context = BoundContext(device);

@@ -52,6 +52,11 @@ TEST(ModelName, IsTheFoldersOrThatOfTheHub) {
   EXPECT_EQ(ModelName(root / "mine"), "mine");
   EXPECT_EQ(ModelName("/somewhere/tiny/"), "tiny");
   EXPECT_EQ(ModelName("/models--a--b/snapshots"), "snapshots");
+  EXPECT_EQ(ModelName("/somewhere/caf\xe9"), "caf\xef\xbf\xbd");
+  EXPECT_EQ(ModelName("/models--a--\xfc"
+                      "ber/snapshots/0123"),
+            "a/\xef\xbf\xbd"
+            "ber");
 }
 
 // Sets one field and expects an error that names it.
@@ -188,7 +193,7 @@ TEST(LoadConfig, WhatIsUnknownHidesNoOtherField) {
               ElementsAre("vocab_size", "layer_types", "ovq.chunk_size"));
   EXPECT_TRUE(config.layers[0].is_wrong && config.layers[1].is_wrong);
   json = Base();
-  json["model_type"] = "llama";
+  json["model_type"] = "gpt2";
   json["eos_token_id"] = -1;
   config = {};
   EXPECT_THAT(WrongFields(json, config), ElementsAre("model_type", "eos_token_id"));
@@ -214,7 +219,7 @@ TEST(LoadConfig, NamesTheFolder) {
 }
 
 TEST(LoadConfig, NamesTheFieldThatIsWrong) {
-  ExpectError("model_type", "llama", "model_type: unknown value 'llama'; known: ovq_hybrid");
+  ExpectError("model_type", "gpt2", "model_type: unknown value 'gpt2'; known: ovq_hybrid");
   ExpectError("model_type", 3, "model_type: expected a string");
   ExpectError("vocab_size", "many", "vocab_size: expected an integer");
   ExpectError("vocab_size", 18446744073709551615u,
@@ -262,7 +267,11 @@ TEST(LoadConfig, TokenizerFilesMustNotContradict) {
   folder.Write("tokenizer.json", "{}");
   EXPECT_EQ(LoadConfig(folder.path())->tokenizer, TokenizerKind::kBpe);
   folder.Write("tokenizer.model", "x");
-  EXPECT_EQ(LoadConfig(folder.path())->tokenizer, TokenizerKind::kSentencePiece);
+  EXPECT_EQ(LoadConfig(folder.path())->tokenizer, TokenizerKind::kBpe);
+  const TempFolder pieces;
+  pieces.Write("config.json", json.dump());
+  pieces.Write("tokenizer.model", "x");
+  EXPECT_EQ(LoadConfig(pieces.path())->tokenizer, TokenizerKind::kSentencePiece);
   json["tokenizer"] = "bytes";
   folder.Write("config.json", json.dump());
   EXPECT_THAT(Message(LoadConfig(folder.path()).status()),

@@ -15,6 +15,13 @@
 
 namespace ovq::model::test {
 
+// A tensor of any dtype.
+struct TypedTensor {
+  std::string dtype;
+  std::vector<int> shape;
+  std::string bytes;
+};
+
 // A copy of a golden model whose config and tensors a test may change before loading it.
 class EditedModel {
  public:
@@ -22,10 +29,10 @@ class EditedModel {
     const Golden golden = LoadGolden(name);
     config = nlohmann::json::parse(ReadBytes(golden.folder + "/config.json"));
     const auto file = OpenSafetensors(golden.folder + "/model.safetensors");
-    for (const auto& [tensor, view] : file->tensors()) {
+    for (const auto& [tensor, stored] : file->tensors()) {
       nlohmann::json shape = nlohmann::json::array();
-      for (int i = 0; i < view.shape.rank(); ++i) shape.push_back(view.shape[i]);
-      tensors[tensor] = {shape, std::string(view.as<char>(), view.bytes())};
+      for (int i = 0; i < stored.shape.rank(); ++i) shape.push_back(stored.shape[i]);
+      tensors[tensor] = {shape, Text(stored.bytes)};
     }
   }
   EditedModel Copy() const {
@@ -49,8 +56,18 @@ class EditedModel {
                         {"data_offsets", {data.size(), data.size() + part.second.size()}}};
       data += part.second;
     }
+    for (const auto& [tensor, part] : typed) {
+      header[tensor] = {{"dtype", part.dtype},
+                        {"shape", part.shape},
+                        {"data_offsets", {data.size(), data.size() + part.bytes.size()}}};
+      data += part.bytes;
+    }
+    for (const auto& [tensor, dtype] : others) {
+      header[tensor] = {
+          {"dtype", dtype}, {"shape", {0}}, {"data_offsets", {data.size(), data.size()}}};
+    }
     std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
+    text.resize((text.size() + 7) / 8 * 8 + shift, ' ');
     folder.Write("model.safetensors", SafetensorsBytes(text, data));
     folder.Write("config.json", config.dump());
   }
@@ -62,6 +79,9 @@ class EditedModel {
 
   nlohmann::json config;
   std::map<std::string, std::pair<nlohmann::json, std::string>> tensors;
+  std::map<std::string, TypedTensor> typed;   // tensors of other dtypes, by name
+  std::map<std::string, std::string> others;  // empty tensors of other dtypes, by name
+  size_t shift = 0;  // blanks behind the header, so that tensors begin at unaligned bytes
   std::unique_ptr<kernels::DeviceContext> context = BoundContext(kernels::Device::kCpu);
 
  private:

@@ -30,7 +30,7 @@ TEST(Rwkv7Backbone, RoundsWhereBFloat16ModelsWereTrainedSo) {
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     const Golden golden = LoadGolden(name);
     const auto expected = OpenSafetensors(golden.folder + "/expected.safetensors");
-    const kernels::TensorView& logits = expected->tensors().at("prefill_bf16cast.s4_len56");
+    const kernels::TensorView logits = View(*expected, "prefill_bf16cast.s4_len56");
     Session session(**loaded, *model.context, golden.sequences[4],
                     std::max<int64_t>((*loaded)->layout().default_slot_cap(), 2));
     session.Feed(56);
@@ -58,13 +58,12 @@ TEST(Rwkv7Backbone, RefusesWhatItDoesNotHave) {
          "token_mixer_class_path: expected model.NAME_mixer.SequenceMixer, got 'elsewhere'");
   expect(kFull, "alt_token_mixer", "lact", "alt_token_mixer: mixer 'lact' is not supported");
   expect(kFull, "num_key_value_heads", 1, "num_key_value_heads: expected num_attention_heads = 2");
+  expect(kKvm, "num_key_value_heads", 3,
+         "num_key_value_heads: expected a divisor of num_attention_heads = 2, got 3");
   expect(kFull, "use_value_residual", 2, "use_value_residual: expected true, false, 0 or 1, got 2");
   expect(kFull, "gptalpha_value_residual_mode", "rwkv7",
          "gptalpha_value_residual_mode: unknown value 'rwkv7'; known: rwkv, linear, "
          "rwkv_post_tokenshift");
-  expect(kPost, "d_v_head", 8,
-         "gptalpha_value_residual_mode: a gate after the token shift needs as many channels of "
-         "values as hidden_size = 32, got 16");
   expect(kPost, "n_bswa_chunks", 0, "n_bswa_chunks: expected an integer in [1, 256], got 0");
   expect(kPost, "sink_len", -1, "sink_len: expected an integer in [0, ");
   expect(kPost, "chunk_len", 0, "chunk_len: expected an integer in [1, ");
@@ -89,6 +88,16 @@ TEST(Rwkv7Backbone, TakesFlagsAndMixersAsTheyAreWritten) {
   model.config["residual_scale"] = 0.5;
   model.config["some_later_field"] = {{"a", 1}};
   EXPECT_EQ(ComputeLogits(model), before);
+}
+
+// The published code has two more modules with the same mixer.
+TEST(Rwkv7Backbone, KvmWithOtherKernelsIsKvm) {
+  EditedModel model(kKvm);
+  const std::vector<float> before = ComputeLogits(model);
+  for (const char* module : {"kvm_triton_mixer", "kvm_fp32_routing_reference"}) {
+    model.config["token_mixer_class_path"] = absl::StrCat("model.", module, ".SequenceMixer");
+    EXPECT_EQ(ComputeLogits(model), before) << module;
+  }
 }
 
 TEST(Rwkv7Backbone, NamesTensorsAsTheFileDoes) {
@@ -190,34 +199,27 @@ TEST(Rwkv7Backbone, ALinearValueResidualOfNothingIsNone) {
   EXPECT_NE(ComputeLogits(linear), without);
 }
 
-void AddLambdas(EditedModel& model, int layer, float keep, float embedding) {
-  model.tensors[absl::StrCat("transformer.h.", layer, ".lambdas")] = {{2},
-                                                                      Bytes({keep, embedding})};
+// The golden models with skips are kvm/skips and kvm/skips-ovq.
+TEST(Rwkv7Backbone, SkipsGoWithLayersThatAlternateAlikeInBothHalves) {
+  EditedModel model("kvm/skips");
+  model.config["alt_layer_every"] = 2;
+  model.ExpectError(absl::StatusCode::kInvalidArgument, "use_skip_connections: expected false");
 }
 
-// The second of two layers adds the input of the first: the embedding.
-TEST(Rwkv7Backbone, ASkipConnectionIsALambdaOfTheEmbedding) {
-  EditedModel plain(kFull);
-  plain.config["num_hidden_layers"] = 2;
-  plain.config["alt_layer_every"] = -1;
-  plain.config["token_mixer"] = "swa";
-  plain.config["rope_partial_dim"] = 32;
-  std::erase_if(plain.tensors, [](const auto& tensor) {
-    return tensor.first.starts_with("transformer.h.2.") ||
-           tensor.first.starts_with("transformer.h.3.");
-  });
-  EditedModel skips = plain.Copy(), lambdas = plain.Copy();
-  skips.config["use_skip_connections"] = true;
-  lambdas.config["use_block_lambdas"] = 1;
-  AddLambdas(lambdas, 0, 1, 0);
-  for (float weight : {0.0f, 0.75f}) {
-    skips.tensors["transformer.skip_weights"] = {{1}, Bytes({weight})};
-    AddLambdas(lambdas, 1, 1, weight);
-    EXPECT_EQ(ComputeLogits(skips), ComputeLogits(lambdas));
-    EXPECT_EQ(ComputeLogits(skips) == ComputeLogits(plain), weight == 0);
-  }
-  skips.config["alt_layer_every"] = 2;
-  skips.ExpectError(absl::StatusCode::kInvalidArgument, "use_skip_connections: expected false");
+// The published code had 1 for this field until August 2026, and then 0.
+TEST(Rwkv7Backbone, AppendedRowsAreNotGatedUnlessTheFileSaysSo) {
+  EditedModel absent("kvm/kvm-gqa"), gated("kvm/kvm-gqa");
+  absent.config.erase("kvm_apply_merge_gate_to_appends");
+  gated.config["kvm_apply_merge_gate_to_appends"] = 1;
+  const Golden golden = LoadGolden("kvm/kvm-gqa");
+  const auto logits = [&](const EditedModel& model) {
+    const auto loaded = model.Load().value();
+    Session session(*loaded, *model.context, golden.sequences.back(), 4096);
+    session.Feed(session.remaining());
+    return session.logits();
+  };
+  EXPECT_EQ(logits(absent), logits(EditedModel("kvm/kvm-gqa")));
+  EXPECT_NE(logits(absent), logits(gated));
 }
 
 TEST(Rwkv7Backbone, SoftCapBoundsTheLogits) {

@@ -116,7 +116,8 @@ std::vector<TypedCase> TypedCases(kernels::Device device) {
   std::vector<TypedCase> cases;
   for (const char* name :
        {"sw-ovq", "sw-full", "sw-vq", "sw-ovq-gqa", "sw-gdn", "mamba2-ovq", "mesa-sw", "sw-lattice",
-        "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift"}) {
+        "transformer-vq", "kvm/ovq-flags", "kvm/post-tokenshift", "published/qwen3_5_moe-hub",
+        "published/nemotron_h-moe"}) {
     for (kernels::DType compute : {kernels::DType::kF32, kernels::DType::kBF16}) {
       for (kernels::DType state :
            {kernels::DType::kF32, kernels::DType::kBF16, kernels::DType::kI8}) {

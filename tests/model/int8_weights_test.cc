@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
+#include "model/load_config.h"
 #include "tests/model/edited_model.h"
 #include "tests/model/golden_util.h"
 #include "tests/test_util.h"
@@ -23,7 +25,7 @@ std::unique_ptr<LanguageModel> LoadInt8(const std::string& folder, kernels::Devi
 // Compares a session alone and whole with the same session in pieces beside another, on two
 // threads.
 TEST(Int8Weights, AnswersDoNotDependOnTheirCompany) {
-  for (const char* name : {"sw-ovq", "sw-gdn", "sw-full"}) {
+  for (const char* name : {"sw-ovq", "sw-gdn", "sw-full", "published/granitemoehybrid-moe"}) {
     const Golden golden = LoadGolden(name);
     const auto one = BoundContext(kernels::Device::kCpu),
                two = BoundContext(kernels::Device::kCpu, 2);
@@ -72,8 +74,54 @@ TEST(Int8Weights, AreSmallerAndSaySo) {
   const auto plain = LoadModel(folder, *context, kernels::DType::kBF16);
   EXPECT_EQ(rounded->weights(), kernels::WeightType::kInt8);
   EXPECT_EQ(plain->weights(), kernels::WeightType::kAsComputed);
-  EXPECT_LT(rounded->weight_bytes(), plain->weight_bytes());
+  EXPECT_LT(rounded->weight_count().bytes, plain->weight_count().bytes);
   EXPECT_EQ(rounded->fingerprint(), plain->fingerprint());
+}
+
+// By the config alone, and by the loaded model, whatever its family. Of a layer of this one: q, k,
+// v and o, the gated feed-forward, beta of 2 heads and two norms; then the head and its norm.
+TEST(Int8Weights, AreCountedBeforeTheyAreLoaded) {
+  const auto context = BoundContext(kernels::Device::kCpu);
+  constexpr auto kF32 = kernels::DType::kF32;
+  const auto int8 = [](size_t out, size_t in) { return out * (in + sizeof(float)); };
+  const size_t layer = int8(64 + 2 * 64, 64) + int8(64, 64) + int8(2 * 96, 64) + int8(64, 96) +
+                       sizeof(float) * (2 + 2 * 64);
+  const size_t expected = 4 * layer + int8(101, 64) + sizeof(float) * 64;
+  EXPECT_EQ(LoadInt8(LoadGolden("sw-ovq").folder, *context, kF32)->weight_count().bytes, expected);
+  for (const char* name :
+       {"sw-ovq", "kvm/kvm-alternate", "published/granitemoehybrid-moe", "published/nemotron_h-moe",
+        "published/qwen3_5_moe-hub", "published/kimi_linear-hub", "transformer-vq"}) {
+    if (!LoadConfig(LoadGolden(name).folder).ok()) GTEST_FAIL() << name;
+    const auto model = LoadInt8(LoadGolden(name).folder, *context, kF32);
+    const kernels::WeightCount &loaded = model->weight_count(),
+                               planned = LanguageModel::CountWeights(
+                                   model->config(), {kF32, kernels::WeightType::kInt8});
+    EXPECT_EQ(planned.bytes, loaded.bytes) << name;
+    EXPECT_EQ(planned.expert_bytes, loaded.expert_bytes) << name;
+    EXPECT_EQ(planned.idle_parameters, loaded.idle_parameters) << name;
+    EXPECT_EQ(planned.ReadBy(1) < static_cast<double>(planned.bytes), planned.idle_parameters > 0);
+  }
+}
+
+// Rows of in_proj that give dt stay as they are: a model that differs from another in them alone
+// and by less than a unit of their int8 has other logits.
+TEST(Int8Weights, GatesOfRecurrencesAreNotRounded) {
+  EditedModel model("mamba2-ovq");
+  ModelOptions options = kSmallSessions;
+  options.weights = kernels::WeightType::kInt8;
+  options.compute_dtype = kernels::DType::kF32;
+  const auto logits = [&] {
+    const auto loaded = model.Load(options);
+    Check(loaded.ok(), Message(loaded.status()).c_str());
+    return Logits(**loaded, *model.context);
+  };
+  const std::vector<float> before = logits();
+  auto& [shape, bytes] = model.tensors.at("model.layers.0.self_attn.in_proj.weight");
+  float last;  // of the last head's dt
+  std::memcpy(&last, bytes.data() + bytes.size() - sizeof(float), sizeof(float));
+  last *= 1.0009765625f;
+  std::memcpy(bytes.data() + bytes.size() - sizeof(float), &last, sizeof(float));
+  EXPECT_NE(logits(), before);
 }
 
 }  // namespace

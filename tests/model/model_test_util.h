@@ -60,6 +60,17 @@ inline absl::StatusOr<SafetensorsFile> OpenSafetensors(const std::string& path) 
   return file;
 }
 
+inline std::string Text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A tensor of floats as a view. The file must have it aligned.
+inline kernels::TensorView View(const SafetensorsFile& file, const std::string& name) {
+  const StoredTensor& stored = file.tensors().at(name);
+  return {const_cast<std::byte*>(stored.bytes.data()), FloatDType(stored.dtype).value(),
+          stored.shape};
+}
+
 inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 }  // namespace ovq::model::test

@@ -26,9 +26,7 @@ struct Model {
   SafetensorsFile file;
 
   int64_t field(const char* name) const { return config.at(name).get<int64_t>(); }
-  const kernels::TensorView& tensor(const std::string& name) const {
-    return file.tensors().at(name);
-  }
+  kernels::TensorView tensor(const std::string& name) const { return test::View(file, name); }
 };
 
 double Dot(const Vector& a, const Vector& b) {
@@ -161,7 +159,7 @@ Matrix Attention(const Model& model, const std::string& layer, const std::string
   const Matrix q = Multiply(x, model.tensor(layer + "self_attn.q_proj.weight"));  // [T, H d]
   const Matrix k = Multiply(x, model.tensor(layer + "self_attn.k_proj.weight"));  // [T, G d]
   const Matrix v = Multiply(x, model.tensor(layer + "self_attn.v_proj.weight"));  // [T, G dv]
-  const kernels::TensorView& beta = model.tensor(layer + "self_attn.beta");       // [H]
+  const kernels::TensorView beta = model.tensor(layer + "self_attn.beta");        // [H]
   // Only sliding layers know positions.
   const auto unit = [&](const Matrix& rows, int64_t t, int64_t head) {  // [d]
     const Vector normed = UnitNorm(Head(rows[t], head, d));
@@ -213,8 +211,8 @@ std::vector<double> Forward(const std::string& folder, std::span<const int32_t> 
   if (max_centroids == 0) max_centroids = model.config.at("ovq").at("max_centroids").get<int64_t>();
   const double eps = model.config.at("rms_norm_eps").get<double>();
 
-  const kernels::TensorView& embedding = model.tensor("model.embed_tokens.weight");  // [V, D]
-  Matrix x;                                                                          // [T, D]
+  const kernels::TensorView embedding = model.tensor("model.embed_tokens.weight");  // [V, D]
+  Matrix x;                                                                         // [T, D]
   for (int32_t id : tokens) {
     Vector& row = x.emplace_back();
     const int64_t width = embedding.shape[1];

@@ -2,9 +2,12 @@
 // fixtures_test.cc tests their logits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/mixers/common/attention.h"
 #include "model/load_config.h"
 #include "tests/model/edited_model.h"
 
@@ -13,6 +16,8 @@ namespace {
 
 constexpr char kGranite[] = "published/granitemoehybrid-dense";
 constexpr char kGraniteGroups[] = "published/granitemoehybrid-groups";
+constexpr char kGraniteMoe[] = "published/granitemoehybrid-moe";
+constexpr char kKimi[] = "published/kimi_linear-hub";
 constexpr char kOlmo[] = "published/olmo_hybrid-nope";
 constexpr char kCohere[] = "published/cohere2-sw";
 constexpr char kQwen[] = "published/qwen3_5-tied";
@@ -34,15 +39,17 @@ void ExpectTheSame(const char* name, const nlohmann::json& changes) {
 }
 
 TEST(Granite, RefusesWhatItDoesNotHave) {
-  ExpectRefused(kGranite, {{"num_local_experts", 8}}, "num_local_experts: expected 0");
-  ExpectRefused(kGranite, {{"num_local_experts", nullptr}}, "num_local_experts: expected 0");
+  ExpectRefused(kGraniteMoe, {{"num_local_experts", 2000}},
+                "num_local_experts: expected an integer in [0, 1024], got 2000");
+  ExpectRefused(kGraniteMoe, {{"num_experts_per_tok", 9}},
+                "num_experts_per_tok: expected an integer in [1, 8], got 9");
   ExpectRefused(kGranite, {{"hidden_act", "gelu"}}, "hidden_act: unknown value 'gelu'");
   ExpectRefused(kGranite, {{"position_embedding_type", "alibi"}},
                 "position_embedding_type: unknown value 'alibi'");
   ExpectRefused(kGranite,
                 {{"position_embedding_type", "rope"},
-                 {"rope_parameters", {{"rope_type", "yarn"}, {"rope_theta", 1e6}}}},
-                "rope_parameters.rope_type: expected \"default\", got \"yarn\"");
+                 {"rope_parameters", {{"rope_type", "dynamic"}, {"rope_theta", 1e6}}}},
+                "rope_parameters.rope_type: unknown value 'dynamic'; known: default");
   ExpectRefused(kGranite, {{"layer_types", {"mamba", "attention"}}},
                 "layer_types: has 2 entries, num_hidden_layers is 6");
   ExpectRefused(kGraniteGroups, {{"layer_types", {"mamba", "moe", "mamba", "mamba", "mamba"}}},
@@ -62,10 +69,16 @@ TEST(Granite, NamesTensorsAsTheFileDoes) {
   shape.tensors["model.layers.1.shared_mlp.input_linear.weight"].first = {32, 112};
   shape.ExpectError(absl::StatusCode::kInvalidArgument,
                     "model.layers.1.shared_mlp.input_linear.weight: expected [112, 32], got");
-  EditedModel experts(kGranite);
-  experts.tensors["model.layers.0.block_sparse_moe.router.layer.weight"] =
-      experts.tensors["model.norm.weight"];
-  experts.ExpectError(absl::StatusCode::kInvalidArgument, "block_sparse_moe");
+  ExpectMissing(kGraniteMoe, "model.layers.0.block_sparse_moe.router.layer.weight");
+  ExpectMissing(kGraniteMoe, "model.layers.3.block_sparse_moe.input_linear.weight");
+  ExpectMissing(kGraniteMoe, "model.layers.1.block_sparse_moe.output_linear.weight");
+  EditedModel without(kGranite);  // a file that says nothing has 8 experts
+  without.config.erase("num_local_experts");
+  without.config.erase("num_experts_per_tok");
+  without.ExpectError(absl::StatusCode::kNotFound, "block_sparse_moe.router.layer.weight");
+  EditedModel unread(kGraniteMoe);
+  unread.config["num_local_experts"] = 0;
+  unread.ExpectError(absl::StatusCode::kInvalidArgument, "block_sparse_moe");
 }
 
 TEST(Granite, FieldsMayBeWrittenInOtherWays) {
@@ -83,6 +96,13 @@ TEST(Granite, FieldsMayBeWrittenInOtherWays) {
   EXPECT_EQ(ComputeLogits(older), expected);
 }
 
+TEST(Granite, ExpertsMayBeWrittenInOtherWays) {
+  ExpectTheSame(kGraniteMoe, {{"num_local_experts", nullptr}, {"num_experts_per_tok", nullptr}});
+  ExpectTheSame(kGraniteMoe, {{"output_router_logits", true}, {"router_aux_loss_coef", 1}});
+  ExpectTheSame(kGraniteMoe,
+                {{"layer_types", {"linear_attention", "full_attention", "mamba", "mamba"}}});
+}
+
 // Each multiplier is close enough to its default to be overlooked.
 TEST(Granite, EveryMultiplierCounts) {
   const std::vector<float> expected = ComputeLogits(EditedModel(kGranite));
@@ -97,12 +117,55 @@ TEST(Granite, EveryMultiplierCounts) {
   }
 }
 
+// Their code scales RoPE as Llama's does, over the channels that turn.
+TEST(Hybrids, ScaleTheirRopes) {
+  const auto rope = [](const EditedModel& model) {
+    const TempFolder folder;
+    model.Write(folder);
+    const auto config = LoadConfig(folder.path());
+    EXPECT_TRUE(config.ok()) << config.status();
+    kernels::RopeSpec found;
+    for (const LayerSpec& layer : config.ok() ? config->layers : std::vector<LayerSpec>()) {
+      const kernels::AttentionConfig* const attention = layer.mixer->attention();
+      if (attention != nullptr && attention->input.rope.dims > 0) found = attention->input.rope;
+    }
+    EXPECT_GT(found.dims, 0) << model.config;
+    return found;
+  };
+  for (nlohmann::json scaling :
+       {nlohmann::json{{"rope_type", "linear"}, {"factor", 4}},
+        nlohmann::json{{"rope_type", "yarn"}, {"factor", 4}, {"beta_fast", 8}},
+        nlohmann::json{{"rope_type", "llama3"},
+                       {"factor", 8},
+                       {"low_freq_factor", 1},
+                       {"high_freq_factor", 4}}}) {
+    scaling["original_max_position_embeddings"] = 256;
+    scaling["rope_theta"] = 7e4;
+    for (const char* name : {kGranite, kOlmo, kCohere, kQwen, kQwenText}) {
+      EditedModel model(name), llama("published/llama-smol");
+      nlohmann::json& fields =
+          model.config.contains("text_config") ? model.config["text_config"] : model.config;
+      fields["position_embedding_type"] = name == kGranite ? "rope" : "rope_gptj";
+      fields["rope_parameters"] = scaling;
+      fields.erase("rope_scaling");
+      const kernels::RopeSpec actual = rope(model);
+      llama.config.update(
+          {{"head_dim", actual.dims}, {"rope_theta", 7e4}, {"rope_scaling", scaling}});
+      const kernels::RopeSpec expected = rope(llama);
+      EXPECT_EQ(actual.theta, 7e4) << name;
+      EXPECT_EQ(actual.factors, expected.factors) << name << scaling;
+      EXPECT_EQ(actual.amplitude, expected.amplitude) << name << scaling;
+      EXPECT_TRUE(std::ranges::any_of(actual.factors, [](double f) { return f < 1; })) << name;
+    }
+  }
+}
+
 TEST(OlmoHybrid, RefusesWhatItDoesNotHave) {
   ExpectRefused(kOlmo, {{"hidden_act", "gelu"}}, "hidden_act: unknown value 'gelu'");
   ExpectRefused(kOlmo, {{"linear_num_value_heads", 4}},
                 "linear_num_value_heads: expected a multiple of num_heads = 3");
-  ExpectRefused(kOlmo, {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}},
-                "rope_parameters.type: expected \"default\"");
+  ExpectRefused(kOlmo, {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}},
+                "rope_scaling.type: unknown value 'dynamic'; known: default");
   ExpectRefused(kOlmo, {{"rope_parameters", {{"rope_theta", "far"}}}},
                 "rope_parameters.rope_theta: expected a number, got \"far\"");
   ExpectRefused(kOlmo, {{"layer_types", {"mamba", "mamba", "mamba", "full_attention"}}},
@@ -178,7 +241,6 @@ TEST(Cohere2, RefusesWhatItDoesNotHave) {
   ExpectRefused(kCohere, {{"use_qk_norm", true}}, "use_qk_norm: expected false, got true");
   ExpectRefused(kCohere, {{"use_parallel_block", false}}, "use_parallel_block: expected true");
   ExpectRefused(kCohere, {{"rotary_pct", 0.5}}, "rotary_pct: expected 1.0, got 0.5");
-  ExpectRefused(kCohere, {{"rope_scaling", {{"factor", 2}}}}, "rope_scaling: expected null");
   ExpectRefused(kCohere, {{"position_embedding_type", "alibi"}}, "position_embedding_type: ");
   ExpectRefused(kCohere, {{"order_of_interleaved_layers", "global_first"}},
                 "order_of_interleaved_layers: expected \"local_attn_first\"");
@@ -211,17 +273,14 @@ TEST(Qwen35, RefusesWhatItDoesNotHave) {
   refuse({{"attn_output_gate", false}}, "text_config.attn_output_gate: expected true");
   refuse({{"mlp_only_layers", {1}}}, "text_config.mlp_only_layers: expected none");
   refuse({{"hidden_act", "gelu"}}, "text_config.hidden_act: unknown value 'gelu'");
-  refuse({{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_parameters.rope_type: expected");
+  refuse({{"rope_parameters", {{"rope_type", "dynamic"}}}}, "rope_parameters.rope_type: unknown");
   refuse({{"rope_parameters", {{"partial_rotary_factor", 2}}}},
          "rope_parameters.partial_rotary_factor: expected an integer in [1, 24], got 48");
   refuse({{"linear_num_value_heads", 3}},
          "text_config.linear_num_value_heads: expected a multiple of num_heads = 2, got 3");
-  for (const char* type : {"qwen3_5_moe", "qwen3_next"}) {
-    EditedModel model(kQwen);
-    model.config["model_type"] = type;
-    model.ExpectError(absl::StatusCode::kInvalidArgument,
-                      absl::StrCat("model_type: unknown value '", type, "'"));
-  }
+  EditedModel model(kQwen);
+  model.config["model_type"] = "qwen3_next";
+  model.ExpectError(absl::StatusCode::kInvalidArgument, "model_type: unknown value 'qwen3_next'");
   ExpectMissing(kQwen, "model.language_model.layers.0.linear_attn.in_proj_qkv.weight");
   ExpectMissing(kQwenText, "model.layers.1.self_attn.q_proj.weight");
   EditedModel shape(kQwenText);
@@ -325,6 +384,56 @@ TEST(PublishedFamilies, AttentionMayHaveBiases) {
     model.tensors.erase(absl::StrCat(c.layer, "self_attn.o_proj.bias"));
     model.ExpectError(absl::StatusCode::kNotFound, "self_attn.o_proj.bias");
   }
+}
+
+TEST(KimiLinear, RefusesWhatItDoesNotHave) {
+  ExpectRefused(kKimi, {{"hidden_act", "situ"}}, "hidden_act: unknown value 'situ'");
+  ExpectRefused(kKimi, {{"q_lora_rank", 8}}, "q_lora_rank: expected null");
+  ExpectRefused(kKimi, {{"mla_use_nope", false}}, "mla_use_nope: expected true");
+  ExpectRefused(kKimi, {{"mla_use_nope", nullptr}}, "mla_use_nope: expected true");
+  ExpectRefused(kKimi, {{"attn_res_block_size", 4}}, "attn_res_block_size: expected null");
+  ExpectRefused(kKimi, {{"num_key_value_heads", 2}},
+                "num_key_value_heads: expected num_attention_heads");
+  ExpectRefused(kKimi, {{"kv_lora_rank", nullptr}}, "kv_lora_rank: expected an integer");
+  ExpectRefused(kKimi, {{"linear_attn_config", {{"num_heads", nullptr}}}},
+                "linear_attn_config.num_heads: expected an integer");
+  ExpectRefused(kKimi, {{"linear_attn_config", {{"kda_layers", {1, 9}}}}},
+                "linear_attn_config.kda_layers: expected layers in [1, 4], got 9");
+  ExpectRefused(kKimi, {{"linear_attn_config", {{"kda_layers", nullptr}}}},
+                "linear_attn_config.kda_layers: expected a list");
+  ExpectRefused(kKimi, {{"num_experts_per_token", nullptr}},
+                "num_experts_per_token: expected an integer");
+  ExpectRefused(kKimi, {{"moe_router_activation_func", "tanh"}},
+                "moe_router_activation_func: unknown value 'tanh'");
+}
+
+TEST(KimiLinear, NamesTensorsAsTheFileDoes) {
+  ExpectMissing(kKimi, "model.layers.0.self_attn.f_b_proj.weight");
+  ExpectMissing(kKimi, "model.layers.2.self_attn.q_proj.weight");
+  ExpectMissing(kKimi, "model.layers.2.self_attn.kv_b_proj.weight");
+  ExpectMissing(kKimi, "model.layers.2.self_attn.kv_a_proj_with_mqa.weight");
+  ExpectMissing(kKimi, "model.layers.2.self_attn.o_proj.weight");
+  ExpectMissing(kKimi, "model.layers.1.block_sparse_moe.experts.3.w3.weight");
+  ExpectMissing(kKimi, "model.layers.1.block_sparse_moe.gate.e_score_correction_bias");
+}
+
+// Experts beside which there is none, in groups, and layers that have the dense feed-forward.
+TEST(KimiLinear, ReadsItsFields) {
+  EditedModel model(kKimi);
+  model.config["num_shared_experts"] = nullptr;
+  for (int i = 1; i < 4; ++i) {
+    for (const char* part : {"gate", "up", "down"}) {
+      model.tensors.erase(absl::StrCat("model.layers.", i, ".block_sparse_moe.shared_experts.",
+                                       part, "_proj.weight"));
+    }
+  }
+  const auto without = model.Load();
+  ASSERT_TRUE(without.ok()) << without.status();
+  const std::vector<float> logits = Logits(**without, *model.context);
+  EXPECT_NE(logits, ComputeLogits(EditedModel(kKimi)));
+  model.config["num_expert_group"] = 4;
+  model.config["topk_group"] = 2;
+  EXPECT_NE(ComputeLogits(model), logits);
 }
 
 }  // namespace

@@ -11,12 +11,36 @@ namespace ovq::model::test {
 namespace {
 
 constexpr char kGdn[] = "fla/fla-gated_deltanet";
+constexpr char kHybrid[] = "published/fla_gated_deltanet-hybrid";
+constexpr char kKda[] = "published/fla_kda";
 constexpr char kMesa[] = "fla/fla-mesa_net";
 constexpr char kHub[] = "fla/hf-mamba2";
 constexpr char kStateSpaces[] = "fla/state-spaces-mamba2";
 
+// A list of objects says the same as one object for all their layers.
+TEST(RecurrentFamilies, AttentionLayersInOneObjectOrInSeveral) {
+  const EditedModel one(kHybrid);
+  EditedModel several = one.Copy();
+  nlohmann::json first = one.config["attn"], second = one.config["attn"];
+  first["layers"] = {1};
+  second["layers"] = {4};
+  several.config["attn"] = {first, second};
+  EXPECT_EQ(ComputeLogits(several), ComputeLogits(one));
+  second["rope_theta"] = 100;
+  several.config["attn"] = {first, second};
+  EXPECT_NE(ComputeLogits(several), ComputeLogits(one));
+}
+
 TEST(RecurrentFamilies, RefuseWhatTheyDoNotHave) {
-  ExpectRefused(kGdn, {{"attn", {{"layers", {1}}, {"num_heads", 2}}}}, "attn: expected null");
+  ExpectRefused(kGdn, {{"attn", 3}}, "attn: expected an object");
+  ExpectRefused(kHybrid, {{"attn", {{"layers", nullptr}}}}, "attn.layers: expected a list");
+  ExpectRefused(kHybrid, {{"attn", {{"layers", {1, 5}}}}},
+                "attn.layers: expected layers in [0, 4], got 5");
+  ExpectRefused(kHybrid, {{"attn", {{"layers", {1, 1}}}}}, "attn.layers: layer 1 is named twice");
+  ExpectRefused(kHybrid, {{"attn", {{"num_kv_heads", 3}}}},
+                "attn.num_kv_heads: expected a divisor of num_attention_heads = 4, got 3");
+  ExpectRefused(kHybrid, {{"attn", {{"window_size", 0}}}}, "attn.window_size: expected an integer");
+  ExpectRefused(kKda, {{"lower_bound", 5.0}}, "lower_bound: expected a number in [-10000, 0]");
   ExpectRefused(kGdn, {{"attnres_block_size", 4}}, "attnres_block_size: expected null");
   ExpectRefused(kGdn, {{"hidden_act", "powlu"}}, "hidden_act: unknown value 'powlu'");
   ExpectRefused(kMesa, {{"hidden_act", "gelu"}}, "hidden_act: unknown value 'gelu'");

@@ -146,6 +146,21 @@ TEST_F(SentencePiece, RoundTripsText) {
   EXPECT_EQ(*tokenizer->Decode(*tokenizer->Encode("the fox", true)), "the fox");
 }
 
+// A folder may have both files; only BPE's tokenizer.json is read.
+TEST_F(SentencePiece, StandsInForATokenizerOfAnotherType) {
+  const TempFolder both;
+  both.Write("tokenizer.model", ReadBytes(folder_->file("tokenizer.model")));
+  ModelConfig config = Config();
+  config.tokenizer = TokenizerKind::kBpe;
+  both.Write("tokenizer.json", R"({"model": {"type": "Unigram", "vocab": []}})");
+  const auto tokenizer = Tokenizer::Load(both.path(), config);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->kind(), TokenizerKind::kSentencePiece);
+  EXPECT_EQ(*(*tokenizer)->Encode("the fox", true), *Load()->Encode("the fox", true));
+  both.Write("tokenizer.json", R"({"model": {"type": "BPE"}})");
+  EXPECT_THAT(Message(Tokenizer::Load(both.path(), config).status()), HasSubstr("tokenizer.json"));
+}
+
 TEST_F(SentencePiece, AnyPiecesDecodeAsTheLibraryDoes) {
   const auto tokenizer = Load();
   std::mt19937 random(3);

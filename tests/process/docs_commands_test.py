@@ -162,6 +162,7 @@ class Commands(unittest.TestCase):
         path = lambda *names: os.path.join(cls.folder, *names)
         for name in ("granite-4.0-h-350m", "FOLDER"):
             os.symlink(os.path.join(ROOT, "models", "basic-icr-small-full"), path(name))
+        os.symlink(os.path.join(ROOT, "tests", "golden", "gguf", "llama-scaled.gguf"), path("qwen3-0.6b-q8_0.gguf"))
         os.mkdir(path("bin"))
         os.symlink(sys.executable, path("bin", "python3"))
         shutil.copytree(os.path.join(ROOT, "models", "python-bytes"), path("my-model"))

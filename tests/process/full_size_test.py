@@ -19,7 +19,9 @@ BUILD = None  # set by main
 class FullSize(unittest.TestCase):
     def test_every_published_family(self):
         for name in ("granitemoehybrid-groups", "olmo_hybrid-nope", "cohere2-sw", "qwen3_5-tied",
-                     "muse_glimmer-hub"):
+                     "muse_glimmer-hub", "granitemoehybrid-moe", "qwen3_5_moe-hub", "nemotron_h-moe",
+                     "kimi_linear-hub", "llama-smol", "mistral-null", "qwen2-tied", "qwen3-tied", "smollm3-nope",
+                     "gemma3_text-1b", "olmo2-mha", "olmo3-yarn", "phi3-longrope"):
             with self.subTest(model=name):
                 config = os.path.join(ROOT, "tests", "golden", "published", name, "config.json")
                 run = subprocess.run(

@@ -100,8 +100,8 @@ class Inspect(unittest.TestCase):
             "got [32, 128]",
             "model.safetensors: model.layers.0.self_attn.beta: expected F32, BF16 or F16, got I32",
             "model.safetensors: tensor 'lm_head.weight': ends at byte",
-            "model.safetensors: tensor 'model.layers.0.mlp.down_proj.weight': dtype 'F8_E4M3' is "
-            "not supported",
+            "model.safetensors: tensor 'model.layers.0.mlp.down_proj.weight': expected 6144 bytes for "
+            "F8_E4M3[64, 96], got 24576",
             "generation_config.json: eos_token_id: expected integers in [0, 257]",
         ]
         result = inspect(str(self.folder))
@@ -169,8 +169,14 @@ class Inspect(unittest.TestCase):
         # Tensors of a missing file are not reported as missing.
         self.assertFalse([line for line in lines if "is missing" in line], lines)
 
+    def test_an_empty_file(self):
+        (self.folder / "model.safetensors").write_bytes(b"")
+        result = inspect(str(self.folder))
+        self.assertEqual((result.returncode, result.stderr), (1, ""))
+        self.assertIn("model.safetensors: holds 0 bytes", result.stdout)
+
     def test_usage(self):
-        for arguments, message in (([], "MODEL: expected a model folder, got none"),
+        for arguments, message in (([], "MODEL: expected a model folder or a GGUF file, got none"),
                                    (["a", "b"], "unexpected argument 'b'"),
                                    (["a", "--position=1"], "unknown flag --position"),
                                    (["a", "--state-dtype=f16"], "--state-dtype: expected f32, bf16 or i8")):
@@ -182,7 +188,7 @@ class Inspect(unittest.TestCase):
         self.assertIn("usage: ovq-inspect MODEL", result.stdout)
         none = inspect("/nonexistent")
         self.assertEqual(none.returncode, 1)
-        self.assertIn("/nonexistent: expected a folder\n", none.stdout)
+        self.assertIn("/nonexistent: expected a folder or a GGUF file\n", none.stdout)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
@@ -42,13 +41,7 @@ constexpr ValidRange kValidBounds = {.least = kNotJoined, .most = HUGE_VAL};
 
 void ReadConfig(const FieldReaders& from, ClosestPairConfig& config) {
   ReadDictionary(from, kMaxPairCudaChunkLen, config);
-  for (const auto& [field, is_set] : {std::pair("normalize_centroids", config.normalize_centroids),
-                                      {"min_state_size", config.min_state_size},
-                                      {"counts_for_rates_only", config.counts_for_rates_only},
-                                      {"delta_rule", config.delta_rule}}) {
-    if (!is_set) continue;
-    from.section.Fail(field, "expected false for rows that merge by closest pairs, got true");
-  }
+  RefuseVariants(from.section, config, "rows that merge by closest pairs");
 }
 
 ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config)

@@ -1,5 +1,5 @@
 // Attention over blocks of 64 slots (block_attention.h) on the CPU and on CUDA, shared by the
-// softmax, bswa, ovq, kvm, vq and closest_pair mixers. A mixer describes its blocks
+// softmax, bswa, ovq, kvm, vq, closest_pair and key_diff mixers. A mixer describes its blocks
 // (AttentionBlocks) and the update at a chunk's end.
 #pragma once
 

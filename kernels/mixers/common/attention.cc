@@ -67,7 +67,9 @@ void ReadValueResidual(const FieldReaders& from, const AttentionShape& shape,
     model.Int("value_gate_rank", input.gate_rank, 1, kMaxGateRank);
   }
   const int64_t channels = int64_t{shape.n_kv_heads} * shape.value_head_dim;
-  if (!model.ok() || !input.shifts_gate() || channels == from.d_model) return;
+  if (!model.ok() || !input.shifts_gate() || input.own_gate_shift || channels == from.d_model) {
+    return;
+  }
   model.Fail("value_residual",
              absl::StrCat("a gate after the token shift needs as many channels of values as "
                           "hidden_size = ",
@@ -111,6 +113,15 @@ void ReadAttention(const FieldReaders& from, AttentionConfig& config) {
     model.Fail("output_gate", "expected false with token_shift, which shifts no gate");
   }
   ReadNorm(model, config.shape, input);
+  model.Bool("latent_norm", input.latent_norm);
+  if (input.latent_norm) {
+    model.Float("latent_norm_eps", input.latent_norm_eps, 0, 1);
+    if (model.ok() && config.shape.value_head_dim > config.shape.head_dim) {
+      model.Fail("value_head_dim",
+                 "expected at most head_dim with latent_norm: values are the "
+                 "beginnings of keys");
+    }
+  }
   ReadRope(model, config.shape, input.rope);
 }
 
@@ -168,7 +179,10 @@ void Attention::Load(const MixerSpec& spec) {
                              {"self_attn.v_shift", shape.v_width()}});
   }
   LoadNorms(spec);
-  if (input.rope.dims > 0) rope_.emplace(spec.context, input.rope);
+  if (input.rope.dims == 0) return;
+  RopeSpec rope = input.rope;
+  if (spec.most_tokens <= rope.short_tokens) rope.factors = rope.short_factors;
+  rope_.emplace(spec.context, rope);
 }
 
 void Attention::Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const {
@@ -222,12 +236,15 @@ void Attention::LoadBiases(const MixerSpec& spec) {
   append(input.bias, {"self_attn.v_proj.bias", shape.v_width()});
   append(input.gate_bias, {"self_attn.g_proj.bias", input.gate ? shape.out_width() : 0});
   qkv_bias_ = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
-  if (!input.bias) return;
+  if (!input.bias || !input.output_has_bias) return;
   out_bias_ = weights.Floats({{"self_attn.o_proj.bias", d_model_}}, spec.residual_scale);
 }
 
 void Attention::LoadNorms(const MixerSpec& spec) {
   WeightReader& weights = spec.weights;
+  if (input.latent_norm) {
+    latent_norm_ = weights.Floats("self_attn.kv_norm.weight", {shape.value_head_dim});
+  }
   const int64_t d = shape.head_dim;
   const auto scale = static_cast<float>(std::sqrt(static_cast<double>(d)));
   switch (input.norm) {
@@ -268,18 +285,14 @@ void Attention::LoadValueResidual(const MixerSpec& spec) {
       return;
     }
     case ValueResidual::kGatedAfterShift:
-      gate_shift_ = weights.Floats("self_attn.v_shift", {d_model_});
+      gate_shift_ = weights.Floats(
+          input.own_gate_shift ? "self_attn.value_gate.shift" : "self_attn.v_shift", {d_model_});
       [[fallthrough]];
     case ValueResidual::kGated:
       gate_down_ = weights.Product({{"self_attn.value_gate.down.weight", rank}}, d_model_);
       gate_up_ = weights.FloatProduct({"self_attn.value_gate.up.weight", v_width}, rank);
       gate_bias_ = weights.Floats("self_attn.value_gate.bias", {v_width});
   }
-}
-
-size_t Attention::weight_bytes() const {
-  return qkv_.bytes() + out_.bytes() + first_values_.bytes() + gate_down_.bytes() +
-         gate_up_.bytes();
 }
 
 void Attention::PublishValues(const LayerArgs& args) const {
@@ -374,6 +387,17 @@ void Attention::Prepare(const LayerArgs& args, const AttentionBlocks& blocks, fl
                         AttentionTensors& tokens) const {
   const int64_t n_tokens = args.seqs.n_tokens(), stride = tokens.stride;
   float *q = qkv, *k = q + shape.q_width(), *v = k + shape.k_width();
+  if (input.latent_norm) {
+    const int n_heads = shape.n_kv_heads, d = shape.value_head_dim;
+    for (int head = 0; head < n_heads; ++head) {  // a head's latent is a part of its key
+      PrepareHeads(args.context, {.queries = {k + head * shape.head_dim, n_tokens, 1, d, stride},
+                                  .keys = {v + head * d, n_tokens, 1, d, stride},
+                                  .norm = HeadNorm::kRms,
+                                  .query_norm = latent_norm_.as<float>(),
+                                  .key_norm = latent_norm_.as<float>(),
+                                  .eps = input.latent_norm_eps});
+    }
+  }
   HeadPrep prep = {.queries = {q, n_tokens, shape.n_heads, shape.head_dim, stride},
                    .keys = {k, n_tokens, shape.n_kv_heads, shape.head_dim, stride},
                    .norm = input.norm,

@@ -21,13 +21,16 @@ struct AttentionInput {
   // embedding.
   //   gated  v += (v' - v) sigmoid(bias + up(down(x))), the gate of rank gate_rank
   //   linear v += (v' - v) lambda
-  // kGatedAfterShift: as gated, but applied to v after its token shift, with x shifted like v.
+  // kGatedAfterShift: as gated, but applied to v after its token shift, with x shifted like v, or
+  // by shares of its own (own_gate_shift), which there are where v has not as many channels as x.
   enum class ValueResidual : uint8_t { kNone, kGated, kLinear, kGatedAfterShift };
   ValueResidual value_residual = ValueResidual::kNone;
   int value_layer = -1;
   int64_t gate_rank = 0;
-  bool bias = false;         // projections of q, k, v and the output have biases
-  bool token_shift = false;  // shifts q, k and v after the value residual; x_{-1} = x_0
+  bool own_gate_shift = false;
+  bool bias = false;            // projections of q, k, v and the output have biases
+  bool output_has_bias = true;  // with bias; else that of the output has none
+  bool token_shift = false;     // shifts q, k and v after the value residual; x_{-1} = x_0
   // Factor of q: beta for kUnit, beta sqrt(d) for kL2, 1 / sqrt(d) for kLayer, score_scale for
   // kNone and kRms.
   HeadNorm norm = HeadNorm::kUnit;
@@ -36,6 +39,11 @@ struct AttentionInput {
   float norm_eps = 1e-6f;        // of kRms
   NormWeightKind norm_weight = NormWeightKind::kPlain;  // of kRms
   RopeSpec rope;                                        // dims 0: no position encoding
+  // Latent attention with its up-projections absorbed into those of queries and output: before all
+  // that, each value and the first value_head_dim channels of each key, which are the same latent,
+  // become x / sqrt(mean(x^2) + latent_norm_eps) kv_norm.
+  bool latent_norm = false;
+  float latent_norm_eps = 1e-6f;
   // The attention's output is multiplied by sigmoid(g_proj x (+ bias)) before o_proj.
   bool gate = false, gate_bias = false;
 
@@ -51,9 +59,9 @@ struct AttentionConfig {
   AttentionInput input;
 };
 // Reads num_attention_heads, num_key_value_heads, head_dim, value_head_dim, qk_norm, qk_norm_eps,
-// qk_norm_weight, score_scale, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, token_shift,
-// attention_bias, output_gate, output_gate_bias, value_residual, value_residual_layer and
-// value_gate_rank (docs/model-format.md).
+// qk_norm_weight, score_scale, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, latent_norm,
+// latent_norm_eps, token_shift, attention_bias, output_gate, output_gate_bias, value_residual,
+// value_residual_layer and value_gate_rank (docs/model-format.md).
 void ReadAttention(const FieldReaders& from, AttentionConfig& config);
 
 // The name, among a batch's tensors, of the normed embedding [n_tokens, d_model] in the compute
@@ -71,7 +79,6 @@ struct ShiftPlaces {
 class Attention : public SequenceMixer {
  public:
   void Load(const MixerSpec& spec) final;
-  size_t weight_bytes() const override;
   void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const final;
   std::vector<StateExtent> UndoExtents(const LayerState& where,
                                        const TokenRange& tokens) const final;
@@ -143,6 +150,7 @@ class Attention : public SequenceMixer {
   float value_share_ = 0;         // lambda
   Buffer shift_;                  // [q + k + v] float
   Buffer beta_;                   // [n_heads] float
+  Buffer latent_norm_;            // [value_head_dim] float, with latent_norm
   Buffer query_norm_, key_norm_;  // kLayer: weight and bias [2][head_dim] float; kRms: weight
   std::optional<RopeTable> rope_;
 };

@@ -1,6 +1,10 @@
 #include "kernels/mixers/common/dictionary.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace ovq::kernels {
 
@@ -15,7 +19,7 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
   AttrReader& section = from.section;
   ReadAttention(from, config);
   // Below 2 the first chunk would leave OVQ's dictionary empty: n(L) = floor(L N / (L + N)) = 0.
-  const int longest = from.device == Device::kCuda ? longest_on_cuda : 1 << 16;
+  const int longest = from.device == Device::kCuda ? longest_on_cuda : kMaxChunkLen;
   section.Int("chunk_size", config.chunk_len, 2, longest);
   section.Int("max_centroids", config.default_slot_cap, kMinSlotCap, kMaxSlotCap);
   section.Bool("normalize_centroids", config.normalize_centroids);
@@ -25,13 +29,25 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
   ReadPairRule(section, config.rule);
 }
 
+void RefuseVariants(AttrReader& section, const DictionaryConfig& config, const char* rule) {
+  for (const auto& [field, is_set] : {std::pair("normalize_centroids", config.normalize_centroids),
+                                      {"min_state_size", config.min_state_size},
+                                      {"counts_for_rates_only", config.counts_for_rates_only},
+                                      {"delta_rule", config.delta_rule}}) {
+    if (is_set) section.Fail(field, absl::StrCat("expected false for ", rule, ", got true"));
+  }
+}
+
 DictionaryAttention::DictionaryAttention(const StateSpec& spec, const DictionaryConfig& config,
-                                         const Growth& law, const std::vector<StateField>& own)
-    : Attention(spec, config), config(config) {
+                                         const Growth& law, const std::vector<StateField>& own,
+                                         bool has_counts)
+    : Attention(spec, config), config(config), has_counts(has_counts) {
   std::vector<StateField> block;
   for (int head = 0; head < shape.n_kv_heads; ++head) {
-    block.push_back({"counts", DType::kU32, {kBlockSlots}});
-    block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
+    if (has_counts) {
+      block.push_back({"counts", DType::kU32, {kBlockSlots}});
+      block.push_back({"log_counts", DType::kF32, {kBlockSlots}});
+    }
     block.push_back({"keys", dtype, {key_channels(), kBlockSlots}});
     block.push_back({"values", dtype, {kBlockSlots, value_channels()}});
     block.insert(block.end(), own.begin(), own.end());
@@ -45,15 +61,35 @@ DictionaryAttention::DictionaryAttention(const StateSpec& spec, const Dictionary
 AttentionBlocks DictionaryAttention::Blocks(const LayerState& where) const {
   AttentionBlocks blocks = NewBlocks();
   blocks.wave_span = config.chunk_len;
-  blocks.counts = where.BlockPlace(state_, kCounts);
-  blocks.log_counts = where.BlockPlace(state_, kLogCounts);
-  blocks.dictionary_keys = {where.BlockPlace(state_, kKeys)};
-  blocks.dictionary_values = {where.BlockPlace(state_, kValues)};
-  if (!config.counts_for_rates_only) blocks.dictionary_bias = {blocks.log_counts};
+  if (has_counts) {
+    blocks.counts = where.BlockPlace(state_, kCounts);
+    blocks.log_counts = where.BlockPlace(state_, kLogCounts);
+    if (!config.counts_for_rates_only) blocks.dictionary_bias = {blocks.log_counts};
+  }
+  const int before_keys = has_counts ? 0 : kKeys;
+  blocks.dictionary_keys = {where.BlockPlace(state_, kKeys - before_keys)};
+  blocks.dictionary_values = {where.BlockPlace(state_, kValues - before_keys)};
   blocks.recent_spans = 1;
   blocks.recent_keys = {where.FixedPlace(state_, 0)};
   blocks.recent_values = {where.FixedPlace(state_, 1)};
   return blocks;
+}
+
+std::vector<StateExtent> DictionaryAttention::OwnExtents(const LayerState& where,
+                                                         const TokenRange& tokens) const {
+  const bool ends_chunk = tokens.end % config.chunk_len == 0;
+  std::vector<StateExtent> extents;
+  if (ends_chunk && config.delta_rule) {
+    extents.push_back({where.fixed_offset, own_fixed_bytes});  // pending values are corrected
+  } else {
+    extents = RecentExtents(Blocks(where), tokens);
+  }
+  for (int part = 0; ends_chunk && part < state_.growth.parts(); ++part) {
+    const int64_t live = state_.growth.LiveAt(tokens.end, tokens.slot_cap, part);
+    std::ranges::copy(where.BlockExtents(state_, part, 0, NumBlocks(live)),
+                      std::back_inserter(extents));
+  }
+  return extents;
 }
 
 }  // namespace ovq::kernels

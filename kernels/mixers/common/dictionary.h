@@ -1,5 +1,5 @@
-// DictionaryAttention: the base of ovq_attention and closest_pair_attention, which attend to a
-// dictionary of slots and to the tokens of the unfinished chunk.
+// DictionaryAttention: the base of ovq_attention, closest_pair_attention and key_diff_attention,
+// which attend to a dictionary of slots and to the tokens of the unfinished chunk.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 #include "kernels/mixers/common/attention.h"
 
 namespace ovq::kernels {
+
+inline constexpr int kMaxChunkLen = 1 << 16;
 
 // Section "ovq" of config.json.
 struct DictionaryConfig : AttentionConfig {
@@ -25,13 +27,15 @@ struct DictionaryConfig : AttentionConfig {
 
 // Reads the section's fields. longest_on_cuda: the largest chunk_len of the mixer on CUDA.
 void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryConfig& config);
+// Fails on the variants of OVQ. rule: what does not go with them.
+void RefuseVariants(AttrReader& section, const DictionaryConfig& config, const char* rule);
 // Reads value_weight, pinned_tokens and recent_tokens.
 void ReadPairRule(AttrReader& section, PairRule& rule);
 
 // fixed: keys and values of the chunk's tokens in blocks come first
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
 //        values [64][value_stride] | own fields, so that one head's part of a block is one run of
-//        memory
+//        memory; without counts, keys come first
 class DictionaryAttention : public Attention {
  public:
   AttentionBlocks Blocks(const LayerState& where) const override;
@@ -39,11 +43,16 @@ class DictionaryAttention : public Attention {
  protected:
   enum BlockField { kCounts, kLogCounts, kKeys, kValues };
 
-  // own: the fields of every head's block after the shared ones.
+  // own: the fields of every head's block after the shared ones. has_counts: false for rules by
+  // which every slot is one token.
   DictionaryAttention(const StateSpec& spec, const DictionaryConfig& config, const Growth& law,
-                      const std::vector<StateField>& own = {});
+                      const std::vector<StateField>& own = {}, bool has_counts = true);
+  // A chunk's end may change every slot.
+  std::vector<StateExtent> OwnExtents(const LayerState& where,
+                                      const TokenRange& tokens) const override;
 
   const DictionaryConfig config;
+  const bool has_counts;
 };
 
 }  // namespace ovq::kernels

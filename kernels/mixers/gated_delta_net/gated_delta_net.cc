@@ -12,6 +12,7 @@ enum Field { kMatrices };
 
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxValueDim = 4096;
+constexpr int64_t kMaxRank = 1 << 16;
 
 }  // namespace
 
@@ -36,6 +37,19 @@ void ReadConfig(const FieldReaders& from, GatedDeltaNetConfig& config) {
     config.conv_bias = false;
   }
   section.Bool("use_gate", config.output_gate);
+  constexpr std::string_view kActivations[] = {"silu", "sigmoid"};
+  section.Choice("gate_activation", config.gate_activation, kActivations);
+  section.Int("gate_rank", config.gate_rank, 0, kMaxRank);
+  section.Bool("gate_bias", config.gate_bias);
+  if (section.ok() && config.gate_bias && (config.gate_rank == 0 || !config.output_gate)) {
+    section.Fail("gate_bias", "expected false: only a gate with a gate_rank has a bias");
+  }
+  section.Int("decay_rank", config.decay_rank, 0, kMaxRank);
+  section.Float("decay_lower_bound", config.decay_lower_bound, -1e4, 0);
+  if (section.ok() && config.decay_lower_bound < 0 && config.decay_rank == 0) {
+    section.Fail("decay_lower_bound",
+                 "expected 0: decays of heads, without a decay_rank, have none");
+  }
   section.Bool("allow_neg_eigval", config.negative_eigenvalues);
   from.model.Float("rms_norm_eps", config.norm_eps, 0, 1);
 }
@@ -48,9 +62,7 @@ RecurrentLayer GatedDeltaNet::Describe(const Config& config) {
       .fields = {MatrixStateField(heads, config.head_dim, config.value_head_dim)},
       .in = {{"self_attn.q_proj.weight", qk},
              {"self_attn.k_proj.weight", qk},
-             {"self_attn.v_proj.weight", v},
-             {"self_attn.a_proj.weight", heads},
-             {"self_attn.b_proj.weight", heads}},
+             {"self_attn.v_proj.weight", v}},
       .out = {"self_attn.o_proj.weight", v},
       .conv = {.filters = {{"self_attn.q_conv1d", qk},
                            {"self_attn.k_conv1d", qk},
@@ -62,14 +74,33 @@ RecurrentLayer GatedDeltaNet::Describe(const Config& config) {
                      .head_dim = config.head_dim,
                      .query_scale =
                          static_cast<float>(1 / std::sqrt(static_cast<double>(config.head_dim)))},
-      .decay = RecurrentLayer::DecayInput{.channel = qkv},
-      .sigmoids = {{.channel = qkv + heads, .scale = config.negative_eigenvalues ? 2.0f : 1.0f}},
       .norm = {.weight = "self_attn.o_norm.weight",
                .n_groups = config.n_v_heads,
                .eps = config.norm_eps}};
-  if (config.output_gate) {
+  layer.gates_in = {{"self_attn.b_proj.weight", heads}};
+  if (config.decay_rank == 0) {
+    layer.gates_in.push_back({"self_attn.a_proj.weight", heads});
+    layer.decay = {.channel = heads};
+  } else {
+    layer.decay = {
+        .projection = 0, .n_channels = config.head_dim, .lower_bound = config.decay_lower_bound};
+    layer.low_rank.push_back({.down = {"self_attn.f_a_proj.weight", config.decay_rank},
+                              .up = {"self_attn.f_b_proj.weight", heads * config.head_dim},
+                              .is_of_gate = true});
+  }
+  layer.sigmoids = {{.channel = 0, .scale = config.negative_eigenvalues ? 2.0f : 1.0f}};
+  if (!config.output_gate) return layer;
+  layer.gate.kind = config.gate_activation == Config::GateActivation::kSilu ? GateKind::kSilu
+                                                                            : GateKind::kSigmoid;
+  if (config.gate_rank == 0) {
     layer.in.push_back({"self_attn.g_proj.weight", v});
-    layer.gate = {.kind = GateKind::kSilu, .channel = qkv + 2 * heads};
+    layer.gate.channel = qkv;
+  } else {
+    layer.gate.projection = static_cast<int>(layer.low_rank.size());
+    layer.low_rank.push_back(
+        {.down = {"self_attn.g_a_proj.weight", config.gate_rank},
+         .up = {"self_attn.g_b_proj.weight", v},
+         .bias = config.gate_bias ? "self_attn.g_b_proj.bias" : std::string_view()});
   }
   return layer;
 }
@@ -89,7 +120,8 @@ void GatedDeltaNet::Advance(const LayerArgs& args, const RecurrentInputs& inputs
                  .beta = inputs.sigmoids[0],
                  .skip = nullptr,
                  .states = args.where.FixedPlace(state_, kMatrices),
-                 .y = inputs.y});
+                 .y = inputs.y,
+                 .decays_keys = config_.decay_rank > 0});
 }
 
 }  // namespace ovq::kernels

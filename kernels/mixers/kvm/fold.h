@@ -21,7 +21,7 @@ struct KvmFold {
   const KvmArgs& args;
   FullChunk chunk;
   const AttentionBlocks& blocks = args.blocks;
-  const KvmConfig& config = args.config;
+  const KvmRule& config = args.config;
   const KvmParts& parts = args.parts;
 
   constexpr int d() const { return blocks.shape.head_dim; }

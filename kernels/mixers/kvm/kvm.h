@@ -35,7 +35,7 @@ struct KvmLaw {
 
 // Section "kvm" of config.json; the gates are use_merge_gate_keys, use_merge_gate_values,
 // apply_merge_gate_to_initial_state and apply_merge_gate_to_appends.
-struct KvmConfig : AttentionConfig {
+struct KvmRule {
   KvmLaw law;
   int64_t default_slot_cap = 4096;  // of sessions that name none: max_centroids
   int sink_len = 1;                 // the first rows, into which nothing is merged
@@ -49,6 +49,7 @@ struct KvmConfig : AttentionConfig {
 
   constexpr bool gated() const { return gate_keys || gate_values; }
 };
+struct KvmConfig : AttentionConfig, KvmRule {};
 void ReadConfig(const FieldReaders& from, KvmConfig& config);
 
 // The state's places beside the window and the rows' keys and values.
@@ -68,7 +69,7 @@ struct KvmWeights {
 // State rows are the dictionary of `blocks`; window tokens, with keys stored times their
 // temperature, are its recent tokens.
 struct KvmArgs : AttentionArgs {
-  KvmConfig config;
+  KvmRule config;
   KvmParts parts;
   KvmWeights weights;
   const float* gate_logits;  // [n_tokens, n_heads]; null: all gates are 1
@@ -82,7 +83,6 @@ class KvmAttention final : public Attention {
  public:
   using Config = KvmConfig;
   KvmAttention(const StateSpec& spec, const KvmConfig& config);
-  size_t weight_bytes() const override { return Attention::weight_bytes() + gate_.bytes(); }
   AttentionBlocks Blocks(const LayerState& where) const override;
 
  private:

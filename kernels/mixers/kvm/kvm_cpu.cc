@@ -33,9 +33,9 @@ struct Buffers {
   float* scratch;
 };
 
-Buffers MakeBuffers(ScratchScope& scope, const KvmConfig& config) {
-  const auto n = static_cast<size_t>(config.law.chunk_len);
-  const int d = config.shape.head_dim, dv = config.shape.value_head_dim;
+Buffers MakeBuffers(ScratchScope& scope, const KvmArgs& args) {
+  const auto n = static_cast<size_t>(args.config.law.chunk_len);
+  const int d = args.blocks.shape.head_dim, dv = args.blocks.shape.value_head_dim;
   return {.keys = scope.Allocate<float>(n * static_cast<size_t>(d)),
           .key_of = scope.Allocate<const float*>(n),
           .score = scope.Allocate<float>(n),
@@ -250,7 +250,7 @@ void StoreGates(const KvmArgs& args, const TileTokens& tile) {
 void KvmAttentionCpu(DeviceContext& context, const KvmArgs& args) {
   ScratchScope scope(context);
   std::vector<Buffers> buffers;
-  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, args.config));
+  for (int i = 0; i < context.n_threads(); ++i) buffers.push_back(MakeBuffers(scope, args));
   AttendTilesCpu(
       context, args, [&](const TileTokens& tile) { StoreGates(args, tile); },
       [&](const FullChunk& chunk, int thread) {

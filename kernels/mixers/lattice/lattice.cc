@@ -78,8 +78,8 @@ RecurrentLayer Lattice::Describe(const Config& config) {
                   .shape = {heads, config.n_slots, config.stride()}}},
       .in = {{"self_attn.qk_proj.weight", keys},
              {"self_attn.v_proj.weight", values},
-             {"self_attn.g_proj.weight", values},
-             {"self_attn.b_proj.weight", heads}},
+             {"self_attn.g_proj.weight", values}},
+      .gates_in = {{"self_attn.b_proj.weight", heads}},
       .out = {"self_attn.o_proj.weight", values},
       // One projection is the input of both convolutions.
       .conv = {.filters = {{"self_attn.q_conv1d", keys}, {"self_attn.k_conv1d", keys}},
@@ -87,14 +87,14 @@ RecurrentLayer Lattice::Describe(const Config& config) {
                .size = config.conv_size,
                .has_bias = config.conv_bias},
       .unit_heads = {.n_heads = config.n_heads, .head_dim = config.n_slots},
-      .sigmoids = {{.channel = keys + 2 * values}},
+      .sigmoids = {{.channel = 0}},
       .norm = {.weight = "self_attn.o_norm.weight",
                .n_groups = config.n_heads,
                .eps = config.norm_eps},
       .gate = {.kind = GateKind::kGeluTanh, .channel = keys + values}};
   if (config.use_forget_gate) {
-    layer.in.push_back({"self_attn.a_proj.weight", heads});
-    layer.decay = {.channel = keys + 2 * values + heads};
+    layer.gates_in.push_back({"self_attn.a_proj.weight", heads});
+    layer.decay = {.channel = heads};
   }
   return layer;
 }

@@ -84,10 +84,12 @@ void ReadConfig(const FieldReaders& from, Mamba2Config& config) {
 // W_in's channels: z, x, B, C, dt.
 RecurrentLayer Mamba2::Describe(const Config& config) {
   const int64_t width = config.width(), xbc = config.conv_width();
+  const int64_t rows = width + xbc + config.n_heads;
   RecurrentLayer layer = {
       .n_heads = config.n_heads,
       .fields = {MatrixStateField(config.n_heads, config.state_size, config.head_dim)},
-      .in = {{"self_attn.in_proj.weight", width + xbc + config.n_heads}},
+      .in = {{"self_attn.in_proj.weight", width + xbc, 0, rows}},
+      .gates_in = {{"self_attn.in_proj.weight", config.n_heads, width + xbc, rows}},
       .out = {"self_attn.out_proj.weight", width},
       .conv = {.filters = {{"self_attn.conv1d", xbc}},
                .first = width,
@@ -96,7 +98,7 @@ RecurrentLayer Mamba2::Describe(const Config& config) {
                .has_bias = config.conv_bias},
       .decay =
           RecurrentLayer::DecayInput{
-              .channel = width + xbc, .min_dt = config.min_dt, .max_dt = config.max_dt},
+              .channel = 0, .min_dt = config.min_dt, .max_dt = config.max_dt},
       .norm = {.weight = config.norm ? "self_attn.norm.weight" : "",
                .n_groups = config.norm_groups,
                .shares_weight = false,

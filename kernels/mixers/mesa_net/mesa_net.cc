@@ -54,22 +54,21 @@ RecurrentLayer MesaNet::Describe(const Config& config) {
       .fields = {{"key_keys", DType::kF32, matrices}, {"key_values", DType::kF32, matrices}},
       .in = {{"self_attn.q_proj.weight", width},
              {"self_attn.k_proj.weight", width},
-             {"self_attn.v_proj.weight", width},
-             {"self_attn.b_proj.weight", heads},
-             {"self_attn.a_proj.weight", heads}},
+             {"self_attn.v_proj.weight", width}},
+      .gates_in = {{"self_attn.b_proj.weight", heads}, {"self_attn.a_proj.weight", heads}},
       .out = {"self_attn.o_proj.weight", width},
       .conv = {.filters = {{"self_attn.q_conv1d", width}, {"self_attn.k_conv1d", width}},
                .width = 2 * width,
                .size = config.conv_size,
                .has_bias = config.conv_bias},
       .unit_heads = {.n_heads = config.n_heads, .head_dim = config.head_dim},
-      .sigmoids = {{.channel = 3 * width, .bias = "self_attn.b_proj.bias"},
-                   {.channel = 3 * width + heads, .bias = "self_attn.a_proj.bias"}},
+      .sigmoids = {{.channel = 0, .bias = "self_attn.b_proj.bias"},
+                   {.channel = heads, .bias = "self_attn.a_proj.bias"}},
       .norm = {
           .weight = "self_attn.o_norm.weight", .n_groups = config.n_heads, .eps = config.norm_eps}};
   if (config.output_gate) {
     layer.in.push_back({"self_attn.g_proj.weight", width});
-    layer.gate = {.kind = GateKind::kSilu, .channel = 3 * width + 2 * heads};
+    layer.gate = {.kind = GateKind::kSilu, .channel = 3 * width};
   }
   return layer;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
@@ -69,23 +68,6 @@ AttentionBlocks OvqAttention::Blocks(const LayerState& where) const {
   blocks.normalizes = config.normalize_centroids;
   blocks.delta_scale = delta_scale_.as<float>();
   return blocks;
-}
-
-std::vector<StateExtent> OvqAttention::OwnExtents(const LayerState& where,
-                                                  const TokenRange& tokens) const {
-  const bool ends_chunk = tokens.end % config.chunk_len == 0;
-  std::vector<StateExtent> extents;
-  if (ends_chunk && config.delta_rule) {
-    extents.push_back({where.fixed_offset, own_fixed_bytes});  // pending values are corrected
-  } else {
-    extents = RecentExtents(Blocks(where), tokens);
-  }
-  for (int part = 0; ends_chunk && part < state_.growth.parts(); ++part) {
-    const int64_t live = state_.growth.LiveAt(tokens.end, tokens.slot_cap, part);
-    std::ranges::copy(where.BlockExtents(state_, part, 0, NumBlocks(live)),
-                      std::back_inserter(extents));
-  }
-  return extents;
 }
 
 }  // namespace ovq::kernels

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "kernels/mixers/common/dictionary.h"
 
@@ -38,8 +37,6 @@ class OvqAttention final : public DictionaryAttention {
 
  private:
   void LoadOwn(const MixerSpec& spec) override;
-  std::vector<StateExtent> OwnExtents(const LayerState& where,
-                                      const TokenRange& tokens) const override;
 
   Buffer delta_scale_;  // float [n_heads] in the device's memory: factor that makes a key a query
 };

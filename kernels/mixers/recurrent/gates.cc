@@ -7,12 +7,13 @@
 
 namespace ovq::kernels {
 
-Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads) {
-  std::vector<float> rates = spec.weights.HostFloats(leaf, {n_heads});
+Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads, int channels) {
+  std::vector<float> rates;
   // Keeps rates finite, so that rate * dt is 0 for dt = 0.
   constexpr double kHighest = std::numeric_limits<float>::max();
-  for (float& rate : rates) {
-    rate = static_cast<float>(-std::min(std::exp(static_cast<double>(rate)), kHighest));
+  for (const float log_rate : spec.weights.HostFloats(leaf, {n_heads})) {
+    const double rate = -std::min(std::exp(static_cast<double>(log_rate)), kHighest);
+    rates.insert(rates.end(), static_cast<size_t>(channels), static_cast<float>(rate));
   }
   if (!spec.weights.status().ok()) return {};
   return spec.context.Upload(rates.data(), rates.size() * sizeof(float));
@@ -20,6 +21,7 @@ Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads)
 
 void Decay(DeviceContext& context, const DecayGate& gate) {
   Check(gate.min_dt >= 0 && gate.min_dt <= gate.max_dt, "Decay: bounds of a step");
+  Check(gate.lower_bound <= 0, "Decay: lower bound of the logarithm");
   Dispatch<cpu::Decay, cuda::Decay>(context, gate);
 }
 

@@ -1,5 +1,5 @@
-// Gates of recurrent mixers: decay and sigmoid gates, one number a token and head, and the gated
-// RMS norm of their outputs.
+// Gates of recurrent mixers: decay and sigmoid gates, one number a token and head (or a token, head
+// and channel), and the gated RMS norm of their outputs.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,11 @@
 
 namespace ovq::kernels {
 
-// Decay of head h at token t, in float32 with log1p:
+// Decay of head h (or of channel h of all heads) at token t, in float32 with log1p:
 //   dt[t,h]    = min(max(softplus(x[t,h] + bias[h]), min_dt), max_dt)     softplus(z) = ln(1 + e^z)
 //   decay[t,h] = e^(rate[h] dt[t,h])
+// or, with a lower bound of its logarithm,
+//   decay[t,h] = e^(lower_bound / (1 + e^(rate[h] (x[t,h] + bias[h]))))
 struct DecayGate {
   const float* x;  // [n_tokens, n_heads], tokens x_stride apart
   int64_t x_stride;
@@ -21,13 +23,15 @@ struct DecayGate {
   int n_heads;
   const float* bias;  // [n_heads]
   const float* rate;  // [n_heads], none above 0 (see LoadDecayRates)
-  float *decay, *dt;  // [n_tokens, n_heads], packed
+  float *decay, *dt;  // [n_tokens, n_heads], packed; with lower_bound dt is not written
   float min_dt = 0;
   float max_dt = std::numeric_limits<float>::infinity();
+  float lower_bound = 0;  // at most 0; 0: none
 };
 void Decay(DeviceContext& context, const DecayGate& gate);
-// Loads rate = -exp(A_log), float [n_heads] in device memory, from the tensor A_log [n_heads].
-Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads);
+// Loads rate = -exp(A_log) from the tensor A_log [n_heads], each head's `channels` times: float
+// [n_heads, channels] in device memory.
+Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads, int channels = 1);
 
 // y[t,h] = scale / (1 + e^-(x[t,h] + bias[h]))
 struct SigmoidGate {
@@ -44,9 +48,9 @@ void Sigmoid(DeviceContext& context, const SigmoidGate& gate);
 // Gated RMS norm of each group of `width` channels of a token. gates_input: the gate comes before
 // the norm.
 //   y = rms(x) g(z), or rms(x g(z)) with gates_input;  rms(r) = r / sqrt(mean(r^2) + eps) * weight
-//   g(z) = 1 (kNone), z / (1 + e^-z) (kSilu), or, for kGeluTanh,
+//   g(z) = 1 (kNone), z / (1 + e^-z) (kSilu), 1 / (1 + e^-z) (kSigmoid), or, for kGeluTanh,
 //          z (1 + tanh(0.7978845608028654 (z + 0.044715 z^3))) / 2
-enum class GateKind : uint8_t { kNone, kSilu, kGeluTanh };
+enum class GateKind : uint8_t { kNone, kSilu, kSigmoid, kGeluTanh };
 struct GatedNorm {
   float* x;  // [n_tokens, n_groups, width], packed; overwritten by x g(z) if gates_input
   int64_t n_tokens;

@@ -1,5 +1,6 @@
 // Gates of recurrent mixers on the CPU, for token t and head h; the norm for each group of a token:
-// Decay        dt[t,h] = clamp(softplus(x[t,h] + bias[h])), decay[t,h] = e^(rate[h] dt[t,h])
+// Decay        dt[t,h] = clamp(softplus(x[t,h] + bias[h])), decay[t,h] = e^(rate[h] dt[t,h]), or
+//              decay[t,h] = e^(lower_bound / (1 + e^(rate[h] (x[t,h] + bias[h]))))
 // Sigmoid      y[t,h] = scale / (1 + e^-(x[t,h] + bias[h]))
 // NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_tokens,
 //              n_groups, width]
@@ -31,6 +32,7 @@ HWY_INLINE V GeluTanh(V z) {
 // r g(z) for n elements.
 HWY_INLINE V Gated(GateKind kind, V r, const float* z, int64_t n) {
   if (kind == GateKind::kSilu) return hn::Mul(r, Silu(Load(z, n)));
+  if (kind == GateKind::kSigmoid) return hn::Mul(r, Sigmoid(Load(z, n)));
   if (kind == GateKind::kGeluTanh) return hn::Mul(r, GeluTanh(Load(z, n)));
   return r;
 }
@@ -93,8 +95,12 @@ void Decay(DeviceContext& context, const DecayGate& gate) {
   ParallelRows(context, gate.n_tokens, kScalarWork * gate.n_heads, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin * gate.n_heads; at < end * gate.n_heads; ++at) {
       const int64_t token = at / gate.n_heads, head = at % gate.n_heads;
-      const float softplus = Softplus(gate.x[token * gate.x_stride + head] + gate.bias[head]);
-      const float dt = std::min(std::max(softplus, gate.min_dt), gate.max_dt);
+      const float z = gate.x[token * gate.x_stride + head] + gate.bias[head];
+      if (gate.lower_bound < 0) {
+        gate.decay[at] = std::exp(gate.lower_bound / (1.0f + std::exp(gate.rate[head] * z)));
+        continue;
+      }
+      const float dt = std::min(std::max(Softplus(z), gate.min_dt), gate.max_dt);
       gate.decay[at] = std::exp(gate.rate[head] * dt);
       gate.dt[at] = dt;
     }

@@ -1,5 +1,6 @@
 // Gates of recurrent mixers on CUDA, for token t and head h; the norm for each group of a token:
-// Decay        dt[t,h] = clamp(softplus(x[t,h] + bias[h])), decay[t,h] = e^(rate[h] dt[t,h])
+// Decay        dt[t,h] = clamp(softplus(x[t,h] + bias[h])), decay[t,h] = e^(rate[h] dt[t,h]), or
+//              decay[t,h] = e^(lower_bound / (1 + e^(rate[h] (x[t,h] + bias[h]))))
 // Sigmoid      y[t,h] = scale / (1 + e^-(x[t,h] + bias[h]))
 // NormAndGate  y = x / sqrt(mean(x^2) + eps) * weight * g(z), or g before the norm; x, y [n_tokens,
 //              n_groups, width]
@@ -24,8 +25,12 @@ __device__ inline float Softplus(float z) { return fmaxf(z, 0.0f) + log1pf(expf(
 __global__ void __launch_bounds__(kThreads) DecayKernel(const __grid_constant__ DecayGate gate) {
   const int64_t at = Thread(), token = at / gate.n_heads, head = at % gate.n_heads;
   if (token >= gate.n_tokens) return;
-  const float softplus = Softplus(gate.x[token * gate.x_stride + head] + gate.bias[head]);
-  const float dt = fminf(fmaxf(softplus, gate.min_dt), gate.max_dt);
+  const float z = gate.x[token * gate.x_stride + head] + gate.bias[head];
+  if (gate.lower_bound < 0) {
+    gate.decay[at] = expf(gate.lower_bound / (1.0f + expf(gate.rate[head] * z)));
+    return;
+  }
+  const float dt = fminf(fmaxf(Softplus(z), gate.min_dt), gate.max_dt);
   gate.decay[at] = expf(gate.rate[head] * dt);
   gate.dt[at] = dt;
 }
@@ -40,6 +45,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __device__ float Gate(GateKind kind, float z) {
   if (kind == GateKind::kSilu) return Silu(z);
+  if (kind == GateKind::kSigmoid) return Sigmoid(z);
   // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
   return z * Sigmoid(2 * 0.7978845608028654f * fmaf(0.044715f * z, z * z, z));
 }

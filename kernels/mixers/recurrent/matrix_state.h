@@ -1,6 +1,6 @@
 // Matrix recurrence of gated_delta_net and mamba2: a head's state S [key_dim, value_dim], which
 // every token updates:
-//   S <- decay S
+//   S <- decay S                         or diag(decay) S, with a decay for every key channel
 //   S <- S + k (beta (v - S^T k))^T      StateRule::kDelta: moves S^T k towards v
 //   S <- S + k (beta v)^T                StateRule::kAdd
 //   y = S^T q + skip (.) v
@@ -37,10 +37,11 @@ struct MatrixStates {
   // apart.
   const float *q, *k, *v;
   int64_t stride;
-  const float *decay, *beta;  // [n_tokens, n_heads]
+  const float *decay, *beta;  // [n_tokens, n_heads]; with decays_keys decay [.., n_heads, key_dim]
   const float* skip;          // [n_heads, value_dim]; null: 0
   StatePlace states;          // of the MatrixStateField
   float* y;                   // [n_tokens, n_heads, value_dim], packed
+  bool decays_keys = false;   // needs StateRule::kDelta
 
   constexpr int key_head(int head) const { return head / (n_heads / n_key_heads); }
   // Columns [32 block, 32 block + 32) of a head's S.

@@ -1,5 +1,6 @@
 // Matrix recurrence on the CPU, for 32 columns of a head's S [key_dim, 32], token after token:
 //   u = beta (v - decay S^T k), or beta v;  S = decay S + k u^T;  y = S^T q + skip v
+// With a decay for every key, u = beta (v - S^T (decay k)) and row i of S has the factor decay[i].
 // Each element of S^T x is one chain of fused multiply-adds over the keys, in its column's lane.
 #include <algorithm>
 #include <cstring>
@@ -28,33 +29,40 @@ constexpr int kVectors = kStateColumns / kLanes;
 
 // Inputs of one token for some columns.
 struct TokenUpdate {
-  const float *q, *k;  // [key_dim]
-  float decay;
-  V update[kVectors];  // u of the equation above
+  const float *q, *k, *decay;  // [key_dim]; decay [1] if it is the head's
+  V update[kVectors];          // u of the equation above
 };
 
+// Element i of the vector by which S is read before it decays: k[i], or decay[i] k[i].
+template <bool kDecaysKeys>
+HWY_INLINE V ReadingKey(const float* k, const float* decay, int i) {
+  return hn::Set(d, kDecaysKeys ? decay[i] * k[i] : k[i]);
+}
+
 // old_value = S^T k: the value that S has for the key.
-HWY_INLINE void ReadOldValue(const float* HWY_RESTRICT s, const float* k, int key_dim,
-                             V* old_value) {
+template <bool kDecaysKeys>
+HWY_INLINE void ReadOldValue(const float* HWY_RESTRICT s, const float* k, const float* key_decay,
+                             int key_dim, V* old_value) {
   for (int c = 0; c < kVectors; ++c) old_value[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
-    const V key = hn::Set(d, k[i]);
+    const V key = ReadingKey<kDecaysKeys>(k, key_decay, i);
     for (int c = 0; c < kVectors; ++c) {
       old_value[c] = hn::MulAdd(key, hn::LoadU(d, s + c * kLanes), old_value[c]);
     }
   }
 }
 
-// Updates S and computes y = S^T q. The same pass computes old_value = S^T next_k, which the next
-// token needs first.
-template <bool kReadsNext>
+// Updates S and computes y = S^T q. The same pass computes old_value, S^T k of the next token,
+// which that needs first.
+template <bool kReadsNext, bool kDecaysKeys>
 HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const TokenUpdate& token, const float* next_k,
-                        int key_dim, V* y, V* old_value) {
-  const V decay = hn::Set(d, token.decay);
+                        const float* next_decay, int key_dim, V* y, V* old_value) {
   for (int c = 0; c < kVectors; ++c) y[c] = old_value[c] = hn::Zero(d);
   for (int i = 0; i < key_dim; ++i, s += kStateColumns) {
     const V key = hn::Set(d, token.k[i]), query = hn::Set(d, token.q[i]);
-    const V next_key = hn::Set(d, kReadsNext ? next_k[i] : 0.0f);
+    const V decay = hn::Set(d, token.decay[kDecaysKeys ? i : 0]);
+    V next_key = hn::Zero(d);
+    if constexpr (kReadsNext) next_key = ReadingKey<kDecaysKeys>(next_k, next_decay, i);
     for (int c = 0; c < kVectors; ++c) {
       const V kept = hn::Mul(decay, hn::LoadU(d, s + c * kLanes));
       const V state = hn::MulAdd(key, token.update[c], kept);
@@ -65,7 +73,7 @@ HWY_INLINE void Rewrite(float* HWY_RESTRICT s, const TokenUpdate& token, const f
   }
 }
 
-template <StateRule kRule>
+template <StateRule kRule, bool kDecaysKeys>
 HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_t end, int head,
                                int64_t block, float* s) {
   const int dk = states.key_dim;
@@ -76,16 +84,20 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
   HWY_ALIGN float values[kStateColumns] = {}, skips[kStateColumns] = {};
   if (states.skip) std::memcpy(skips, states.skip + column, n * sizeof(float));
   const int64_t key = states.key_head(head) * int64_t{dk};
+  const int64_t n_decays = kDecaysKeys ? dk : 1, of_token = states.n_heads * n_decays;
+  const float* const decays = states.decay + head * n_decays;
   TokenUpdate token;
   V y[kVectors], old_value[kVectors];
-  if constexpr (kRule == StateRule::kDelta)
-    ReadOldValue(s, states.k + begin * states.stride + key, dk, old_value);
+  if constexpr (kRule == StateRule::kDelta) {
+    ReadOldValue<kDecaysKeys>(s, states.k + begin * states.stride + key, decays + begin * of_token,
+                              dk, old_value);
+  }
   for (int64_t r = begin; r < end; ++r) {
     std::memcpy(values, states.v + r * states.stride + column, n * sizeof(float));
     token.q = states.q + r * states.stride + key;
     token.k = states.k + r * states.stride + key;
-    token.decay = states.decay[r * states.n_heads + head];
-    const V decay = hn::Set(d, token.decay);
+    token.decay = decays + r * of_token;
+    const V decay = hn::Set(d, kDecaysKeys ? 1.0f : token.decay[0]);
     const V beta = hn::Set(d, states.beta[r * states.n_heads + head]);
     for (int c = 0; c < kVectors; ++c) {
       V value = hn::Load(d, values + c * kLanes);
@@ -93,9 +105,10 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
       token.update[c] = hn::Mul(beta, value);
     }
     if (kRule == StateRule::kDelta && r + 1 < end) {
-      Rewrite<true>(s, token, token.k + states.stride, dk, y, old_value);
+      Rewrite<true, kDecaysKeys>(s, token, token.k + states.stride, token.decay + of_token, dk, y,
+                                 old_value);
     } else {
-      Rewrite<false>(s, token, nullptr, dk, y, old_value);
+      Rewrite<false, kDecaysKeys>(s, token, nullptr, nullptr, dk, y, old_value);
     }
     for (int c = 0; c < kVectors; ++c) {
       float* value = values + c * kLanes;
@@ -110,10 +123,12 @@ HWY_INLINE void AdvanceColumns(const MatrixStates& states, int64_t begin, int64_
 // Tokens [begin, end) of one sequence.
 void AdvanceTokens(const MatrixStates& states, int64_t begin, int64_t end, int head, int64_t block,
                    float* s) {
-  if (states.rule == StateRule::kDelta) {
-    AdvanceColumns<StateRule::kDelta>(states, begin, end, head, block, s);
+  if (states.rule == StateRule::kAdd) {
+    AdvanceColumns<StateRule::kAdd, false>(states, begin, end, head, block, s);
+  } else if (states.decays_keys) {
+    AdvanceColumns<StateRule::kDelta, true>(states, begin, end, head, block, s);
   } else {
-    AdvanceColumns<StateRule::kAdd>(states, begin, end, head, block, s);
+    AdvanceColumns<StateRule::kDelta, false>(states, begin, end, head, block, s);
   }
 }
 

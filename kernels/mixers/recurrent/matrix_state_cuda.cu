@@ -14,73 +14,30 @@ constexpr int kThreads = kWarps * kStateColumns;
 // same pass, and the one after it, which is being loaded.
 constexpr int kStages = 3;
 
-// Shared memory: keys and queries of the stages [kStages][2][kPadded] float, then the warps'
-// partial sums [2][2][kWarps][32] float of S^T k and of y. Even and odd tokens use different
-// halves, so one barrier a token is enough.
-template <int kRows>
+// Shared memory: keys and queries of the stages [kStages][2][kPadded] float, with decays of keys
+// [kStages][4][kPadded]: keys, queries, decays, and keys times decays, by which S is read before it
+// decays. Then the warps' partial sums [2][2][kWarps][32] float of S^T k and of y. Even and odd
+// tokens use different halves, so one barrier a token is enough.
+template <int kRows, bool kDecaysKeys>
 struct Shared {
   static constexpr int kPadded = kRows * kWarps;
-  static constexpr uint32_t kSums = kStages * 2 * kPadded * sizeof(float);
+  static constexpr int kVectors = kDecaysKeys ? 4 : 2;
+  static constexpr uint32_t kSums = kStages * kVectors * kPadded * sizeof(float);
   static constexpr uint32_t kBytes = kSums + 2 * 2 * kThreads * sizeof(float);
 
   __device__ static SharedPtr<float> Keys(int stage) {
-    return DynamicShared<float>(0) + stage * 2 * kPadded;
+    return DynamicShared<float>(0) + stage * kVectors * kPadded;
   }
   __device__ static SharedPtr<float> Queries(int stage) { return Keys(stage) + kPadded; }
+  __device__ static SharedPtr<float> Decays(int stage) { return Keys(stage) + 2 * kPadded; }
+  __device__ static SharedPtr<float> ReadingKeys(int stage) {
+    return Keys(stage) + (kDecaysKeys ? 3 * kPadded : 0);
+  }
   __device__ static SharedPtr<float> OldValues(int parity) {
     return DynamicShared<float>(kSums) + parity * 2 * kThreads;
   }
   __device__ static SharedPtr<float> Outputs(int parity) { return OldValues(parity) + kThreads; }
 };
-
-// Sum over the warps for this lane's column.
-__device__ float SumOverWarps(SharedPtr<float> sums) {
-  const int lane = static_cast<int>(threadIdx.x) % kStateColumns;
-  float total = 0;
-#pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) {
-    const float sum = sums[warp * kStateColumns + lane];
-    total += sum;
-  }
-  return total;
-}
-
-template <int kRows>
-__device__ void Stage(const MatrixStates& states, int64_t token, int64_t key, int stage) {
-  const int64_t at = token * states.stride + key;
-  for (int i = static_cast<int>(threadIdx.x); i < Shared<kRows>::kPadded; i += kThreads) {
-    Shared<kRows>::Keys(stage)[i] = i < states.key_dim ? states.k[at + i] : 0.0f;
-    Shared<kRows>::Queries(stage)[i] = i < states.key_dim ? states.q[at + i] : 0.0f;
-  }
-}
-
-// Sum over this warp's keys: sum_r s[r] x[r] for this lane's column.
-template <int kRows>
-__device__ float SumOverKeys(const float (&s)[kRows], SharedPtr<float> x) {
-  float sum = 0;
-#pragma unroll
-  for (int r = 0; r < kRows; r += 4) {
-    const float4 four = SharedCast<const float4>(x + r)[0];
-    sum = fmaf(four.x, s[r], sum);
-    sum = fmaf(four.y, s[r + 1], sum);
-    sum = fmaf(four.z, s[r + 2], sum);
-    sum = fmaf(four.w, s[r + 3], sum);
-  }
-  return sum;
-}
-
-// s = decay s + key update
-template <int kRows>
-__device__ void Rewrite(float (&s)[kRows], SharedPtr<float> key, float decay, float update) {
-#pragma unroll
-  for (int r = 0; r < kRows; r += 4) {
-    const float4 four = SharedCast<const float4>(key + r)[0];
-    s[r] = fmaf(four.x, update, decay * s[r]);
-    s[r + 1] = fmaf(four.y, update, decay * s[r + 1]);
-    s[r + 2] = fmaf(four.z, update, decay * s[r + 2]);
-    s[r + 3] = fmaf(four.w, update, decay * s[r + 3]);
-  }
-}
 
 // The part of a thread's work that is the same for all tokens.
 struct Place {
@@ -99,20 +56,81 @@ struct Place {
   }
 };
 
+// Sum over the warps for this lane's column.
+__device__ float SumOverWarps(SharedPtr<float> sums) {
+  const int lane = static_cast<int>(threadIdx.x) % kStateColumns;
+  float total = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) {
+    const float sum = sums[warp * kStateColumns + lane];
+    total += sum;
+  }
+  return total;
+}
+
+template <int kRows, bool kDecaysKeys>
+__device__ void Stage(const MatrixStates& states, const Place& place, int64_t token, int stage) {
+  using Memory = Shared<kRows, kDecaysKeys>;
+  const int64_t at = token * states.stride + place.key;
+  for (int i = static_cast<int>(threadIdx.x); i < Memory::kPadded; i += kThreads) {
+    const bool inside = i < states.key_dim;
+    const float key = inside ? states.k[at + i] : 0.0f;
+    Memory::Keys(stage)[i] = key;
+    Memory::Queries(stage)[i] = inside ? states.q[at + i] : 0.0f;
+    if constexpr (kDecaysKeys) {
+      const int64_t gate = token * states.n_heads + place.head;
+      const float decay = inside ? states.decay[gate * states.key_dim + i] : 0.0f;
+      Memory::Decays(stage)[i] = decay;
+      Memory::ReadingKeys(stage)[i] = decay * key;
+    }
+  }
+}
+
+// Sum over this warp's keys: sum_r s[r] x[r] for this lane's column.
+template <int kRows>
+__device__ float SumOverKeys(const float (&s)[kRows], SharedPtr<float> x) {
+  float sum = 0;
+#pragma unroll
+  for (int r = 0; r < kRows; r += 4) {
+    const float4 four = SharedCast<const float4>(x + r)[0];
+    sum = fmaf(four.x, s[r], sum);
+    sum = fmaf(four.y, s[r + 1], sum);
+    sum = fmaf(four.z, s[r + 2], sum);
+    sum = fmaf(four.w, s[r + 3], sum);
+  }
+  return sum;
+}
+
+// s = decay s + key update, `decay` being this warp's decays of keys, or the head's for all.
+template <int kRows, bool kDecaysKeys>
+__device__ void Rewrite(float (&s)[kRows], SharedPtr<float> key, SharedPtr<float> decays,
+                        float decay, float update) {
+#pragma unroll
+  for (int r = 0; r < kRows; r += 4) {
+    const float4 four = SharedCast<const float4>(key + r)[0];
+    float4 kept = {decay, decay, decay, decay};
+    if constexpr (kDecaysKeys) kept = SharedCast<const float4>(decays + r)[0];
+    s[r] = fmaf(four.x, update, kept.x * s[r]);
+    s[r + 1] = fmaf(four.y, update, kept.y * s[r + 1]);
+    s[r + 2] = fmaf(four.z, update, kept.z * s[r + 2]);
+    s[r + 3] = fmaf(four.w, update, kept.w * s[r + 3]);
+  }
+}
+
 // Runs all tokens of a sequence, with S in s.
-template <int kRows, StateRule kRule>
+template <int kRows, StateRule kRule, bool kDecaysKeys>
 __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, int64_t first,
                                int32_t n_tokens, float (&s)[kRows]) {
-  using Memory = Shared<kRows>;
+  using Memory = Shared<kRows, kDecaysKeys>;
   const int warp = static_cast<int>(threadIdx.x) / kStateColumns;
   const int begin = warp * kRows;
   const float skip = states.skip != nullptr && place.inside ? states.skip[place.column] : 0.0f;
-  Stage<kRows>(states, first, place.key, 0);
-  if (n_tokens > 1) Stage<kRows>(states, first + 1, place.key, 1);
+  Stage<kRows, kDecaysKeys>(states, place, first, 0);
+  if (n_tokens > 1) Stage<kRows, kDecaysKeys>(states, place, first + 1, 1);
   __syncthreads();
   if constexpr (kRule == StateRule::kDelta) {
     Memory::OldValues(0)[static_cast<int>(threadIdx.x)] =
-        SumOverKeys<kRows>(s, Memory::Keys(0) + begin);
+        SumOverKeys<kRows>(s, Memory::ReadingKeys(0) + begin);
     __syncthreads();
   }
   for (int32_t r = 0; r < n_tokens; ++r) {
@@ -120,18 +138,19 @@ __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, i
     const int stage = r % kStages, next = r + 1 < n_tokens ? (r + 1) % kStages : stage;
     const int parity = (r + 1) % 2;
     const float value = place.inside ? states.v[token * states.stride + place.column] : 0.0f;
-    const float decay = states.decay[gate];
+    const float decay = kDecaysKeys ? 1.0f : states.decay[gate];
     float error = value;
     if constexpr (kRule == StateRule::kDelta) {
       error = fmaf(-decay, SumOverWarps(Memory::OldValues(r % 2)), value);
     }
-    if (r + 2 < n_tokens) Stage<kRows>(states, token + 2, place.key, (r + 2) % kStages);
-    Rewrite<kRows>(s, Memory::Keys(stage) + begin, decay, states.beta[gate] * error);
+    if (r + 2 < n_tokens) Stage<kRows, kDecaysKeys>(states, place, token + 2, (r + 2) % kStages);
+    Rewrite<kRows, kDecaysKeys>(s, Memory::Keys(stage) + begin, Memory::Decays(stage) + begin,
+                                decay, states.beta[gate] * error);
     Memory::Outputs(parity)[static_cast<int>(threadIdx.x)] =
         SumOverKeys<kRows>(s, Memory::Queries(stage) + begin);
     if constexpr (kRule == StateRule::kDelta) {
       Memory::OldValues(parity)[static_cast<int>(threadIdx.x)] =
-          SumOverKeys<kRows>(s, Memory::Keys(next) + begin);
+          SumOverKeys<kRows>(s, Memory::ReadingKeys(next) + begin);
     }
     __syncthreads();
     if (warp == 0 && place.inside) {
@@ -143,7 +162,7 @@ __device__ void AdvanceColumns(const MatrixStates& states, const Place& place, i
 
 // Launch: one block for 32 columns of a head of a sequence; grid x: heads and their column blocks,
 // y: sequences. S is read and written once a batch.
-template <int kRows, StateRule kRule>
+template <int kRows, StateRule kRule, bool kDecaysKeys>
 __global__ void __launch_bounds__(kThreads)
     AdvanceKernel(const __grid_constant__ MatrixStates states,
                   const __grid_constant__ DeviceSequences seqs) {
@@ -161,20 +180,30 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < kRows; ++r) {
     s[r] = begin + r < states.key_dim ? columns[(begin + r) * kStateColumns] : 0.0f;
   }
-  AdvanceColumns<kRows, kRule>(states, place, first, n_tokens, s);
+  AdvanceColumns<kRows, kRule, kDecaysKeys>(states, place, first, n_tokens, s);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (begin + r < states.key_dim) columns[(begin + r) * kStateColumns] = s[r];
   }
 }
 
-template <int kRows>
-void LaunchAdvance(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
+template <int kRows, StateRule kRule, bool kDecaysKeys>
+void LaunchRule(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
   const dim3 grid(static_cast<unsigned>(states.n_heads * StateColumnBlocks(states.value_dim)),
                   static_cast<unsigned>(seqs.n_seqs()));
-  auto* kernel = states.rule == StateRule::kDelta ? AdvanceKernel<kRows, StateRule::kDelta>
-                                                  : AdvanceKernel<kRows, StateRule::kAdd>;
-  Launch(context, kernel, grid, dim3(kThreads), Shared<kRows>::kBytes, states, seqs.device);
+  Launch(context, AdvanceKernel<kRows, kRule, kDecaysKeys>, grid, dim3(kThreads),
+         Shared<kRows, kDecaysKeys>::kBytes, states, seqs.device);
+}
+
+template <int kRows>
+void LaunchAdvance(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
+  if (states.rule == StateRule::kAdd) {
+    LaunchRule<kRows, StateRule::kAdd, false>(context, seqs, states);
+  } else if (states.decays_keys) {
+    LaunchRule<kRows, StateRule::kDelta, true>(context, seqs, states);
+  } else {
+    LaunchRule<kRows, StateRule::kDelta, false>(context, seqs, states);
+  }
 }
 
 }  // namespace

@@ -1,9 +1,13 @@
 // RecurrentMixer: the base of every recurrence whose state each token rewrites. With a layer's
 // description (RecurrentLayer) and x, a token's input [d_model]:
-//   p = W_in x (+ b_in)                    all projections, as one product
+//   p = W_in x (+ b_in)                    all projections, as one product; with int8 weights those
+//                                          to the gates of the recurrence are another one, which
+//                                          stays as computed: their errors would go on in the state
+//   p_i = W_up (W_down x) (+ b_up)         those of low rank, each behind p
 //   c = silu(conv(p))                      of the channels that are convolved (short_conv.h)
 //   q = unit(q) query_scale, k = unit(k)   the first heads of c
-//   decay and sigmoids of p                one number a head each (gates.h)
+//   decay and sigmoids of p                one number a head each (gates.h), or a decay for each of
+//                                          its key channels
 //   y = Advance(p, c, gates)               the recurrence, which rewrites the state
 //   o = W_out (rms(y) g(z)) (+ b_out)      z in p
 // A layer gives its description and Advance; everything else is here. Its state has the
@@ -33,7 +37,8 @@ inline int64_t TotalRows(std::span<const WeightPart> parts) {
   return rows;
 }
 
-// A layer, as the frame needs to know it. Channels are counted in p.
+// A layer, as the frame needs to know it. Channels are counted in p, those of gates from its last
+// rows on, gates_in.
 struct RecurrentLayer {
   // Filter f, counted over all tensors, reads channel first + f mod width. size 1: c = silu(p), the
   // tensors do not exist.
@@ -53,9 +58,19 @@ struct RecurrentLayer {
     int head_dim = 0;
     float query_scale = 1;
   };
-  // Channels of one gate, n_heads of them.
+  // A projection of rank W_down.rows to W_up.rows channels, with a bias where `bias` names one.
+  struct LowRank {
+    WeightPart down, up;
+    std::string_view bias = {};
+    bool is_of_gate = false;  // of the recurrence: stays as computed with int8 weights
+  };
+  // Channels of one gate: n_heads of them from `channel` of gates_in on, or those of
+  // low_rank[projection].
   struct DecayInput {
-    int64_t channel;
+    int64_t channel = 0;
+    int projection = -1;
+    int n_channels = 1;     // decays of a head
+    float lower_bound = 0;  // DecayGate
     float min_dt = 0;
     float max_dt = std::numeric_limits<float>::infinity();
   };
@@ -72,15 +87,18 @@ struct RecurrentLayer {
   };
   struct OutputGate {
     GateKind kind = GateKind::kNone;
-    int64_t channel = 0;  // of z
+    int64_t channel = 0;  // of z in p, or z is low_rank[projection]
+    int projection = -1;
     bool before_norm = false;
   };
 
   int n_heads = 0;                               // of the state, and numbers of a gate
   std::vector<StateField> fields;                // the recurrence's, [n_heads, ...]
-  std::vector<WeightPart> in;                    // W_in [rows, d_model], from above
+  std::vector<WeightPart> in;                    // W_in [rows, d_model], from above,
+  std::vector<WeightPart> gates_in = {};         // and its last rows
   WeightPart out;                                // W_out [d_model, rows]
   std::string_view in_bias = {}, out_bias = {};  // leaves of vectors; empty: none
+  std::vector<LowRank> low_rank = {};
   Convolution conv;
   UnitHeads unit_heads = {};
   std::optional<DecayInput> decay = {};
@@ -93,19 +111,22 @@ struct RecurrentLayer {
 struct RecurrentInputs {
   const float* projected;  // p [n_tokens, rows of W_in], tokens projected_stride apart
   int64_t projected_stride;
-  float* convolved;  // c [n_tokens, n_filters], tokens convolved_stride apart
+  const float* gates;  // the channels of gates_in, tokens gates_stride apart
+  int64_t gates_stride;
+  std::vector<TensorView> low_rank = {};  // [n_tokens, rows of W_up] each
+  float* convolved;                       // c [n_tokens, n_filters], tokens convolved_stride apart
   int64_t convolved_stride;
-  std::vector<const float*> sigmoids = {};     // [n_tokens, n_heads] each
-  const float* decay = nullptr;                // [n_tokens, n_heads]; null without DecayInput
-  const float *dt = nullptr, *rate = nullptr;  // decay = e^(rate dt); rate [n_heads]
-  float* y;                                    // [n_tokens, rows of W_out], packed
+  std::vector<const float*> sigmoids = {};  // [n_tokens, n_heads] each
+  // [n_tokens, n_heads, n_channels]; null without DecayInput. decay = e^(rate dt) without a lower
+  // bound; rate [n_heads, n_channels].
+  const float *decay = nullptr, *dt = nullptr, *rate = nullptr;
+  float* y;  // [n_tokens, rows of W_out], packed
 };
 
 // A derived class has a type Config and a constructor of StateSpec and it.
 class RecurrentMixer : public SequenceMixer {
  public:
   void Load(const MixerSpec& spec) final;
-  size_t weight_bytes() const final { return in_.bytes() + out_.bytes(); }
   void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const final;
   std::vector<StateExtent> UndoExtents(const LayerState& where, const TokenRange&) const final {
     return {{where.fixed_offset, state_.fixed.bytes()}};
@@ -125,6 +146,8 @@ class RecurrentMixer : public SequenceMixer {
  private:
   // Everything before the recurrence; the returned buffers live as long as scope.
   RecurrentInputs Project(const LayerArgs& args, const ProductRows& x, ScratchScope& scope) const;
+  TensorView ProjectLowRank(const LayerArgs& args, size_t i, const ProductRows& x,
+                            ScratchScope& scope) const;
   void ConvolveInputs(const LayerArgs& args, const RecurrentInputs& inputs) const;
   void ComputeGates(const LayerArgs& args, RecurrentInputs& inputs, ScratchScope& scope) const;
   // Everything behind it.
@@ -132,10 +155,15 @@ class RecurrentMixer : public SequenceMixer {
 
   RecurrentLayer layer_;
   DType compute_ = DType::kF32;
-  Linear in_, out_;
+  Linear in_, gates_in_, out_;  // gates_in_ with int8 weights alone: else it is in in_
+  struct LowRankProducts {
+    Linear down, up;
+    Buffer bias;  // float [up.out()], or empty
+  };
+  std::vector<LowRankProducts> low_rank_;
   ShortConvFilters conv_;
   // float: in_bias_ [in_.out()] and out_bias_ [d_model], or empty; query_scale_ [unit heads], all
-  // equal; rate_, dt_bias_ and sigmoid_biases_ [n_heads]; norm_weight_ as Norm says.
+  // equal; rate_ and dt_bias_ [decays]; sigmoid_biases_ [n_heads]; norm_weight_ as Norm says.
   Buffer in_bias_, out_bias_, query_scale_, rate_, dt_bias_, norm_weight_;
   std::vector<Buffer> sigmoid_biases_;
 };

@@ -121,14 +121,6 @@ void TransformerVq::LoadHeads(const MixerSpec& spec) {
   }
 }
 
-size_t TransformerVq::weight_bytes() const {
-  size_t bytes = gates_values_.bytes() + output_.bytes();
-  for (const Head& head : heads_) {
-    bytes += head.query.bytes() + head.key.bytes() + head.codes.bytes() + head.relative.bytes();
-  }
-  return bytes;
-}
-
 void TransformerVq::Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const {
   ScratchScope scope(args.context);
   const int64_t n_tokens = args.seqs.n_tokens(), width = output_.in();

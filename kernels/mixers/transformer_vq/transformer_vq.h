@@ -68,7 +68,6 @@ class TransformerVq final : public SequenceMixer {
   TransformerVq(const StateSpec& spec, const TransformerVqConfig& config);
 
   void Load(const MixerSpec& spec) override;
-  size_t weight_bytes() const override;
   void Forward(const LayerArgs& args, const ProductRows& x, TensorView y) const override;
   std::vector<StateExtent> UndoExtents(const LayerState& where,
                                        const TokenRange& tokens) const override;

@@ -33,7 +33,6 @@ class VqAttention final : public Attention {
  public:
   using Config = VqConfig;
   VqAttention(const StateSpec& spec, const VqConfig& config);
-  size_t weight_bytes() const override { return Attention::weight_bytes() + codes_.bytes(); }
   AttentionBlocks Blocks(const LayerState& where) const override;
 
  private:

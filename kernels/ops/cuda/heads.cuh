@@ -38,13 +38,13 @@ struct HeadsTask {
 
 __device__ inline float RoundedToBF16(float x) { return __uint_as_float(PackBF16(x, 0) << 16); }
 
-// Cosine and sine of a pair's angle.
+// Cosine and sine of a pair's angle, times the amplitude.
 __device__ inline float2 Turn(const RopePairs& rope, int64_t position, int pair) {
   double s, c;
   // sign-extended
   sincospi(HalfTurns(static_cast<Phase>(position) * rope.frequencies[pair]), &s, &c);
   const auto narrow = [&](double x) {
-    const auto y = static_cast<float>(x);
+    const auto y = static_cast<float>(rope.amplitude * x);
     return rope.rounds_to_bf16 ? RoundedToBF16(y) : y;
   };
   return make_float2(narrow(c), narrow(s));

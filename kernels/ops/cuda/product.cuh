@@ -5,13 +5,14 @@
 #include <cstdint>
 
 #include "kernels/common/cuda/shared.cuh"
+#include "kernels/ops/experts.h"
 
 namespace ovq::kernels::cuda {
 
 inline constexpr int kLanes = 32;
 inline constexpr int kSegment = 128;  // inputs that are summed by themselves
 
-// y[n, out] (+)= x[n, in] W^T
+// y[n, out] (+)= x[n, in] W^T; with tiles of experts, row i with the weights of its tile's expert.
 struct ProductTask {
   const void* weights;  // packed, see product_bf16.cuh and product_f32.cuh
   const void* x;        // [n, in], in the compute type
@@ -21,6 +22,32 @@ struct ProductTask {
   bool accumulate;
   bool aligned;                   // rows of bfloat16 x start at multiples of 16 bytes
   const float* scales = nullptr;  // [out], for int8 weights
+  // With tiles: each at most tile_rows of the n rows; an expert's weights are expert_bytes, its
+  // scales [out], behind those of the expert before it.
+  const ExpertTile* tiles = nullptr;
+  int64_t n_tiles = 0, tile_rows = 0, expert_bytes = 0;
+
+  // How many parts of up to `rows` rows, each of one expert, have all rows.
+  int64_t Parts(int64_t rows) const {
+    return tiles == nullptr ? (n + rows - 1) / rows : n_tiles * ((tile_rows + rows - 1) / rows);
+  }
+  // The product of part `index` alone; it may have no rows.
+  template <class X>
+  __device__ ProductTask Part(int64_t index, int64_t rows) const {
+    ProductTask part = *this;
+    int64_t first = index * rows, end = n;
+    if (tiles != nullptr) {
+      const int64_t per_tile = (tile_rows + rows - 1) / rows;
+      const ExpertTile tile = tiles[index / per_tile];
+      first = tile.first + index % per_tile * rows, end = tile.first + tile.n;
+      part.weights = static_cast<const unsigned char*>(weights) + tile.expert * expert_bytes;
+      if (scales != nullptr) part.scales = scales + tile.expert * out;
+    }
+    part.n = min(rows, end - first);
+    part.x = static_cast<const X*>(x) + first * in;
+    part.y = y + first * out;
+    return part;
+  }
 
   __device__ void Store(int64_t row, int64_t column, float sum) const {
     if (row >= n || column >= out) return;
@@ -42,14 +69,11 @@ constexpr uint32_t FewRowsSharedBytes(int n_warps) {
   return static_cast<uint32_t>(n_warps + 1) * Few::kRows * Few::kStride * sizeof(float);
 }
 
-// grid: tiles of outputs, of rows; block: up to kMaxFewWarps warps.
+// grid: tiles of outputs, parts of kRows; block: up to kMaxFewWarps warps.
 template <class Few>
 __global__ void __launch_bounds__(kMaxFewWarps* kLanes) FewRows(const ProductTask all) {
-  const int64_t first_row = int64_t{blockIdx.y} * Few::kRows;
-  ProductTask task = all;  // of this block's rows
-  task.n = min(int64_t{Few::kRows}, all.n - first_row);
-  task.x = static_cast<const typename Few::X*>(all.x) + first_row * all.in;
-  task.y = all.y + first_row * all.out;
+  const ProductTask task = all.Part<typename Few::X>(blockIdx.y, Few::kRows);
+  if (task.n <= 0) return;
   constexpr int kElements = Few::kRows * Few::kStride;
   const int thread = static_cast<int>(threadIdx.x), n_threads = static_cast<int>(blockDim.x);
   const int n_warps = n_threads / kLanes, warp = thread / kLanes;

@@ -153,7 +153,7 @@ __device__ void LoadStage(const ProductTask& p, int64_t stage, SharedPtr<uint4> 
   }
 #pragma unroll
   for (int v = thread; v < kStageChunks * kManyRows * 4; v += kManyThreads) {
-    const int64_t row = int64_t{blockIdx.x} * kManyRows + v / 4 % kManyRows;
+    const int64_t row = v / 4 % kManyRows;
     const int64_t i = (stage * kStageChunks + v / (4 * kManyRows)) * kChunk + v % 4 * 8;
     if (p.aligned) {
       const bool inside = row < p.n && i < p.in;
@@ -196,8 +196,7 @@ __device__ inline void StoreSums(const ProductTask& p,
   const int lane = static_cast<int>(threadIdx.x) % kLanes, g = lane / 4, t = lane % 4;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t first_out = int64_t{blockIdx.y} * kManyOuts + warp % 2 * kWarpOutTiles * kOutTile;
-  const int64_t first_row =
-      int64_t{blockIdx.x} * kManyRows + warp / 2 * kWarpRowTiles * kTileRows + 2 * t;
+  const int64_t first_row = warp / 2 * kWarpRowTiles * kTileRows + 2 * t;
 #pragma unroll
   for (int r = 0; r < kWarpRowTiles; ++r) {
 #pragma unroll
@@ -212,9 +211,11 @@ __device__ inline void StoreSums(const ProductTask& p,
   }
 }
 
-// grid: (row tiles of 128, out tiles of 64).
+// grid: (parts of kManyRows, out tiles of 64).
 template <class W>
-__global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductTask p) {
+__global__ void __launch_bounds__(kManyThreads) ManyRowsBF16(const ProductTask all) {
+  const ProductTask p = all.Part<BF16>(blockIdx.x, kManyRows);
+  if (p.n <= 0) return;
   const SharedPtr<uint4> shared = DynamicShared<uint4>(0);
   const int64_t n_stages = p.n_segments * kStagesPerSegment;
 #pragma unroll

@@ -39,6 +39,17 @@ inline MixerCase Gated(MixerCase c, bool all_heads) {
   return c;
 }
 
+// Latent attention: values are normed as the beginnings of keys are.
+inline MixerCase Latent(MixerCase c) {
+  c.name += "latent";
+  c.model["qk_norm"] = "none";
+  c.model["latent_norm"] = true;
+  c.model["latent_norm_eps"] = 1e-3;
+  c.model["rope"] = "none";
+  c.weights["self_attn.kv_norm.weight"] = {1.0f, 0.2f};
+  return c;
+}
+
 // A case of every shape; `finish` sets what the mixer adds to the heads.
 template <class Fn>
 std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
@@ -63,6 +74,8 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
     if (&s == &kAttentionCaseShapes[2] || &s == &kAttentionCaseShapes[4]) {
       cases.push_back(Gated(c, /*all_heads=*/s.head_dim > 20));
     }
+    if (&s == &kAttentionCaseShapes[2] || &s == &kAttentionCaseShapes[5])
+      cases.push_back(Latent(c));
     if (&s != &kAttentionCaseShapes[1]) continue;
     c.name += "shifted";
     c.model["token_shift"] = true;

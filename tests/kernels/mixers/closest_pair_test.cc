@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/mixers/closest_pair/candidates.h"
@@ -71,9 +72,14 @@ TEST_P(ClosestPair, IsFullAttentionToTheBitUntilTheCapIsReached) {
   constexpr int64_t kCap = 150, kExact = 192;  // the chunk that exceeds the cap still attends to
                                                // all tokens
   const std::vector<float> x = RandomRows(260, 3);
-  for (const DType dtype : kStateTypes) {
+  for (const auto& [type, dtype] : {std::pair("closest_pair_attention", DType::kF32),
+                                    {"closest_pair_attention", DType::kBF16},
+                                    {"closest_pair_attention", DType::kI8},
+                                    {"key_diff_attention", DType::kF32},
+                                    {"key_diff_attention", DType::kBF16},
+                                    {"key_diff_attention", DType::kI8}}) {
     MixerInstance full(PairCase("full_attention", 64, 0, dtype), GetParam(), 1, 260);
-    MixerInstance rows(PairCase("closest_pair_attention", 64, kCap, dtype), GetParam(), 1, 260);
+    MixerInstance rows(PairCase(type, 64, kCap, dtype), GetParam(), 1, 260);
     MixerSession of_full = full.NewSession(), of_rows = rows.NewSession();
     const std::vector<float> expected = full.Run(of_full, x, {}), y = rows.Run(of_rows, x, {});
     const auto exact = static_cast<std::ptrdiff_t>(kExact * kModelDim);

@@ -35,6 +35,18 @@ const MixerCases kGatedDeltaNet({
     GatedDeltaNetCase(
         "wide", 128,
         {{"head_dim", 70}, {"value_head_dim", 64}, {"conv_size", 7}, {"conv_bias", true}}),
+    GatedDeltaNetCase("channels", 48,
+                      {{"num_v_heads", 4},
+                       {"decay_rank", 5},
+                       {"gate_rank", 7},
+                       {"gate_bias", true},
+                       {"gate_activation", "sigmoid"}}),
+    GatedDeltaNetCase("bounded_channels", 96,
+                      {{"head_dim", 33},
+                       {"decay_rank", 24},
+                       {"decay_lower_bound", -5.0},
+                       {"gate_activation", "sigmoid"}},
+                      DType::kBF16),
     GatedDeltaNetCase("bf16", 96, {{"head_dim", 33}, {"num_v_heads", 6}, {"value_head_dim", 16}},
                       DType::kBF16),
 });

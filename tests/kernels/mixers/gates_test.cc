@@ -22,7 +22,8 @@ struct Decays {
 };
 // x [n_tokens, n + 2], of which the first n numbers of a token are used.
 Decays RunDecay(DeviceContext& context, const std::vector<float>& x, const std::vector<float>& bias,
-                const std::vector<float>& rate, float least = 0, float most = kInfinity) {
+                const std::vector<float>& rate, float least = 0, float most = kInfinity,
+                float lower_bound = 0) {
   const size_t n = bias.size(), n_tokens = x.size() / (n + 2);
   const DeviceArray<float> in(context, x), b(context, bias), r(context, rate);
   const DeviceArray<float> decay(context, n * n_tokens), dt(context, n * n_tokens);
@@ -35,7 +36,8 @@ Decays RunDecay(DeviceContext& context, const std::vector<float>& x, const std::
                   .decay = decay.data(),
                   .dt = dt.data(),
                   .min_dt = least,
-                  .max_dt = most});
+                  .max_dt = most,
+                  .lower_bound = lower_bound});
   return {decay.Read(), dt.Read()};
 }
 
@@ -76,6 +78,25 @@ TEST_P(GatesTargets, DecaysAsTheReference) {
         },
         "decays");
   }
+}
+
+// ln decay = lower_bound s with a sigmoid s of exponent u = rate (x + bias), which is rounded
+// twice: s (1 - s) |u| <= 0.28 bounds what that changes, and a few more roundings follow.
+TEST_P(GatesTargets, DecaysWithALowerBoundAsTheReference) {
+  const std::vector<float> bias = {0, 0.5f, -1}, rate = {-1, -0.25f, -3e38f};
+  std::vector<float> x = RandomNormal(5 * 40, 1);
+  const std::vector<float> extremes = {-3e38f, -120, 0, 0, 0, 120, 3e38f, 1};
+  std::copy(extremes.begin(), extremes.end(), x.begin());
+  const Decays expected = RunDecay(*ref_, x, bias, rate, 0, kInfinity, -5);
+  AssertClose(
+      RunDecay(*context_, x, bias, rate, 0, kInfinity, -5).decay, expected.decay,
+      [](size_t) { return 5 * (0.28 * 3 + 4) * kRoundF32; }, "decays");
+  const auto one = [&](float input, float log_rate) {
+    return RunDecay(*context_, {input, 0, 0}, {1}, {log_rate}, 0, kInfinity, -4).decay[0];
+  };
+  EXPECT_FLOAT_EQ(one(-1, -2), std::exp(-2.0f));  // sigmoid(0) = 1/2
+  EXPECT_FLOAT_EQ(one(300, -2), std::exp(-4.0f));
+  EXPECT_FLOAT_EQ(one(-300, -2), 1);
 }
 
 TEST_P(GatesTargets, SigmoidAsTheReference) {
@@ -153,17 +174,17 @@ TEST(GatesTargetsReference, NormsAndGatesByHand) {
 }
 
 // A sum of n squares in parallel chains errs by at most (n / 4 + 6) roundings of itself, its root
-// by
-// half of that. A gate's exponent, at most 20 here, is rounded three times, the rest a few times.
+// by half of that. A gate's exponent, at most 20 here, is rounded three times, the rest a few
+// times.
 TEST_P(GatesTargets, NormsAndGatesAsTheReference) {
   for (int64_t width : {1, 5, 16, 64, 300}) {
     const auto n = static_cast<size_t>(4 * 3 * width);
     const std::vector<float> x = RandomNormal(n, 1), weight = RandomNormal(n / 4, 3);
     std::vector<float> z = RandomNormal(n + 4 * 5, 2);
     z[0] = -200;  // e^200 overflows float
-    for (int i = 0; i < 24; ++i) {
-      const NormCase c = {width, static_cast<GateKind>(i % 3), i / 3 % 2 == 0, i / 6 % 2 == 0,
-                          i / 12 == 0};
+    for (int i = 0; i < 32; ++i) {
+      const NormCase c = {width, static_cast<GateKind>(i % 4), i / 4 % 2 == 0, i / 8 % 2 == 0,
+                          i / 16 == 0};
       const std::vector<float> expected = RunNorm(*ref_, c, x, z, weight);
       const std::vector<float> actual = RunNorm(*context_, c, x, z, weight);
       const double tolerance = (static_cast<double>(width) / 8 + 3 + 60 + 12) * kRoundF32;

@@ -23,8 +23,7 @@ MixerCase LatticeCase(const std::string& name, int64_t n_heads, int64_t n_slots,
                  .compute_dtype = compute};
   for (const auto& [field, value] : section) c.section[field] = value;
   // The encoding loss has a curvature of |v|^2: with large values updates overshoot, and any
-  // rounding
-  // difference grows.
+  // rounding difference grows.
   if (c.section["objective"] == Attrs::Value("enc")) {
     c.weights["self_attn.v_proj.weight"] = {0.0f, 0.02f};
   }

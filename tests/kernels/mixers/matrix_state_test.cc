@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/mixers/recurrent_util.h"
@@ -12,6 +13,10 @@ namespace {
 
 class MatrixStateTargets : public TargetTest {};
 INSTANTIATE_TEST_SUITE_P(, MatrixStateTargets, testing::ValuesIn(Targets()), TargetName);
+
+// Rules of the recurrence, and whether every key channel has its decay.
+constexpr std::pair<StateRule, bool> kRules[] = {
+    {StateRule::kDelta, false}, {StateRule::kDelta, true}, {StateRule::kAdd, false}};
 
 // The place of a state that has the matrices alone.
 StatePlace MatrixPlace(int64_t n_heads, int64_t key_dim, int64_t value_dim) {
@@ -23,7 +28,9 @@ StatePlace MatrixPlace(int64_t n_heads, int64_t key_dim, int64_t value_dim) {
 struct StateCase {
   StateRule rule;
   int key_dim, value_dim;
+  bool decays_keys = false;
   static constexpr int kHeads = 4, kKeyHeads = 2;
+  int64_t decays() const { return int64_t{kHeads} * (decays_keys ? key_dim : 1); }  // of a token
   int64_t stride() const { return 2 * kKeyHeads * key_dim + kHeads * value_dim + 1; }
   size_t elements() const {
     return static_cast<size_t>(kHeads * StateColumnBlocks(value_dim) * key_dim * kStateColumns);
@@ -48,7 +55,8 @@ struct StateInput {
 StateInput MakeStateInput(const StateCase& c, int n_tokens) {
   const auto n = static_cast<size_t>(n_tokens);
   StateInput input = {RandomNormal(n * static_cast<size_t>(c.stride()), 1),
-                      Gates(n * StateCase::kHeads, 2), Gates(n * StateCase::kHeads, 3),
+                      Gates(n * static_cast<size_t>(c.decays()), 2),
+                      Gates(n * StateCase::kHeads, 3),
                       RandomNormal(static_cast<size_t>(StateCase::kHeads * c.value_dim), 4)};
   for (int64_t token = 0; token < n_tokens; ++token) {
     const auto begin = input.tokens.begin() + token * c.stride();
@@ -77,11 +85,12 @@ Result RunStates(DeviceContext& context, const StateCase& c, const Sequences& se
                    .k = q + StateCase::kKeyHeads * c.key_dim,
                    .v = q + 2 * StateCase::kKeyHeads * c.key_dim,
                    .stride = c.stride(),
-                   .decay = decay.data() + first_token * StateCase::kHeads,
+                   .decay = decay.data() + first_token * c.decays(),
                    .beta = beta.data() + first_token * StateCase::kHeads,
                    .skip = c.rule == StateRule::kAdd ? skip.data() : nullptr,
                    .states = MatrixPlace(StateCase::kHeads, c.key_dim, c.value_dim),
-                   .y = y.data()});
+                   .y = y.data(),
+                   .decays_keys = c.decays_keys});
     return y.Read();
   });
 }
@@ -118,15 +127,16 @@ TEST_P(MatrixStateTargets, AdvancesStatesAsTheReference) {
   for (int key_dim : {1, 5, 16, 33, 70, 130, 300}) {
     for (int value_dim : {1, 24, 32, 70}) {
       if (on_cuda && key_dim > 100 && value_dim > 24) continue;  // the host executor is slow
-      for (StateRule rule : {StateRule::kDelta, StateRule::kAdd}) {
-        const StateCase c = {rule, key_dim, value_dim};
+      for (const auto& [rule, decays_keys] : kRules) {
+        const StateCase c = {rule, key_dim, value_dim, decays_keys};
         const StateInput input = MakeStateInput(c, 11);
         const Sequences sequences = {{1, 7, 3}, {0, 9, 4}, {c.State(5), c.State(6), c.State(7)}};
         const Result expected = RunStates(*ref_, c, sequences, input);
         const Result actual = RunStates(*context_, c, sequences, input);
         const double tolerance = 3 * 5 * (key_dim + 4) * kRoundF32;
         const std::string what =
-            absl::StrCat("keys ", key_dim, " values ", value_dim, " rule ", static_cast<int>(rule));
+            absl::StrCat("keys ", key_dim, " values ", value_dim, " rule ", static_cast<int>(rule),
+                         decays_keys ? " with decays of keys" : "");
         AssertClose(actual.y, expected.y, tolerance, what);
         for (size_t s = 0; s < 3; ++s) {
           AssertClose(actual.states[s], expected.states[s], tolerance, what);
@@ -137,8 +147,8 @@ TEST_P(MatrixStateTargets, AdvancesStatesAsTheReference) {
 }
 
 TEST_P(MatrixStateTargets, SplitsGiveTheSameStates) {
-  for (StateRule rule : {StateRule::kDelta, StateRule::kAdd}) {
-    const StateCase c = {rule, 20, 40};
+  for (const auto& [rule, decays_keys] : kRules) {
+    const StateCase c = {rule, 20, 40, decays_keys};
     const StateInput input = MakeStateInput(c, 9);
     const std::vector<float> start = c.State(5);
     const Result whole = RunStates(*context_, c, {{9}, {0}, {start}}, input);

@@ -10,8 +10,7 @@ MixerCase MesaNetCase(const std::string& name, int64_t n_heads, int64_t head_dim
                  .model = {{"rms_norm_eps", 1e-5}},
                  .section = {{"num_heads", n_heads}, {"head_dim", head_dim}},
                  // Half-lives of a few to some tens of tokens, and a condition number of the system
-                 // that does not
-                 // magnify rounding beyond the test's tolerance.
+                 // that does not magnify rounding beyond the test's tolerance.
                  .weights = {{"self_attn.a_proj.bias", {3.0f, 1.0f}},
                              {"self_attn.lambda_params", {1.0f, 0.3f}},
                              {"self_attn.q_conv1d.weight", {0.0f, 0.5f}},

@@ -84,10 +84,8 @@ using MesaNetDevices = DeviceTest;
 INSTANTIATE_TEST_SUITE_P(, MesaNetDevices, testing::ValuesIn(TestDevices()), NameOfDevice);
 
 // The iteration approximates y = B^T (A + diag(lambda))^-1 q. It stalls when r.r nears the 1e-5
-// that
-// damp its steps: |r| is about 3e-3, which (A + diag(lambda))^-1 and B, of size 1 to 4 here, turn
-// into
-// an error of up to 0.02.
+// that damp its steps: |r| is about 3e-3, which (A + diag(lambda))^-1 and B, of size 1 to 4 here,
+// turn into an error of up to 0.02.
 TEST_P(MesaNetDevices, ComesCloseToTheExactSolution) {
   const MesaConfig config = {.n_heads = 1, .head_dim = 12, .conv_size = 4, .cg_steps = 30};
   constexpr int32_t kTokens = 20;

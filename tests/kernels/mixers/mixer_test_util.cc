@@ -117,16 +117,18 @@ BenchFields::BenchFields(const std::string& type, Fields section) {
   AddedBenchFields().emplace(type, std::move(section));
 }
 
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
-                                                         DeviceContext& context) {
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c, DeviceContext& context,
+                                                         WeightCount* count) {
   const CaseConfig fields(c);
   const WeightSource source = RandomWeights(c);
   WeightReader weights(source, c.compute_dtype, context);
-  return FindMixer(c.type)->make({.layer = 3,
-                                  .state = fields.spec(c.kv_dtype, context.device()),
-                                  .weights = weights,
-                                  .compute_dtype = c.compute_dtype,
-                                  .context = context});
+  auto mixer = FindMixer(c.type)->make({.layer = 3,
+                                        .state = fields.spec(c.kv_dtype, context.device()),
+                                        .weights = weights,
+                                        .compute_dtype = c.compute_dtype,
+                                        .context = context});
+  if (count != nullptr) *count = weights.count();
+  return mixer;
 }
 
 absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device) {

@@ -77,8 +77,8 @@ class BenchFields {
 
 // The layer of a case on the context's device, and its state alone, for which a device need not be
 // there.
-absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c,
-                                                         DeviceContext& context);
+absl::StatusOr<std::unique_ptr<SequenceMixer>> MakeMixer(const MixerCase& c, DeviceContext& context,
+                                                         WeightCount* count = nullptr);
 absl::StatusOr<MixerState> MakeState(const MixerCase& c, DType kv_dtype, Device device);
 
 // The case's random weights, by name; the same for every device. `c` outlives it.

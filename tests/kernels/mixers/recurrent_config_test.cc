@@ -70,6 +70,11 @@ TEST(RecurrentConfig, GatedDeltaNetRefusesByName) {
             "expected an integer in [1, 4096], but it is missing");
   EXPECT_EQ(error("conv_size", 1), "expected an integer in [2, 64], got 1");
   EXPECT_EQ(error("use_gate", 1), "expected true or false, got 1");
+  EXPECT_EQ(error("gate_activation", "tanh"), "unknown value 'tanh'; known: silu, sigmoid");
+  EXPECT_EQ(error("gate_bias", true), "expected false: only a gate with a gate_rank has a bias");
+  EXPECT_EQ(error("decay_lower_bound", -5.0),
+            "expected 0: decays of heads, without a decay_rank, have none");
+  EXPECT_EQ(error("decay_lower_bound", 5.0), "expected a number in [-10000, 0], got 5");
   Fields without = kGdnFields;
   without["use_short_conv"] = false;
   without.erase("conv_size");

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "tests/kernels/mixers/recurrent_util.h"
 
@@ -14,7 +15,7 @@ namespace ovq::kernels::test {
 namespace {
 
 constexpr int64_t kDim = 3, kHeads = 2;
-enum Channel { kInput = 0, kDecayInput = 2, kGateInput = 4, kOutputGate = 6, kChannels = 8 };
+enum Channel { kInput = 0, kOutputGate = 2, kDecayInput = 4, kGateInput = 6, kChannels = 8 };
 constexpr float kMaxDt = 0.5f, kEps = 0.1f;
 
 struct SumConfig {};
@@ -30,7 +31,8 @@ class SumLayer final : public RecurrentMixer {
   static RecurrentLayer Describe() {
     return {.n_heads = kHeads,
             .fields = {{"sums", DType::kF32, {kHeads, 1}}},
-            .in = {{"in.weight", kChannels}},
+            .in = {{"in.weight", kDecayInput, 0, kChannels}},
+            .gates_in = {{"in.weight", kChannels - kDecayInput, kDecayInput, kChannels}},
             .out = {"out.weight", kHeads},
             .in_bias = "in.bias",
             .out_bias = "out.bias",
@@ -39,8 +41,8 @@ class SumLayer final : public RecurrentMixer {
                      .width = kHeads,
                      .size = 2,
                      .has_bias = true},
-            .decay = RecurrentLayer::DecayInput{.channel = kDecayInput, .max_dt = kMaxDt},
-            .sigmoids = {{.channel = kGateInput, .bias = "gate.bias", .scale = 2}},
+            .decay = RecurrentLayer::DecayInput{.channel = 0, .max_dt = kMaxDt},
+            .sigmoids = {{.channel = kGateInput - kDecayInput, .bias = "gate.bias", .scale = 2}},
             .norm = {.weight = "norm.weight", .shares_weight = false, .eps = kEps},
             .gate = {.kind = GateKind::kSilu, .channel = kOutputGate}};
   }
@@ -117,12 +119,13 @@ std::vector<float> Expected(Weights& w, const std::vector<float>& x) {
 }
 
 // The layer with a residual scale of 3.
-std::unique_ptr<SequenceMixer> MakeLayer(DeviceContext& context, Weights& w) {
+std::unique_ptr<SequenceMixer> MakeLayer(DeviceContext& context, Weights& w,
+                                         ProductTypes types = DType::kF32) {
   const WeightSource source = [&w](const std::string& name, const Shape& shape) {
     return absl::StatusOr<TensorView>(TensorView{w.at(name).data(), DType::kF32, shape});
   };
   const LayerConfig<SumConfig> config = {};
-  WeightReader weights(source, DType::kF32, context);
+  WeightReader weights(source, types, context);
   auto mixer = MakeEntry<SumLayer>("", "").make({.layer = 0,
                                                  .state = {.config = config,
                                                            .d_model = kDim,
@@ -151,12 +154,15 @@ Result RunTokens(DeviceContext& context, const SequenceMixer& layer, int64_t sta
   });
 }
 
+// With int8 weights the gates have a product of their own; at these sizes neither is rounded.
 TEST(RecurrentMixer, FollowsItsDescription) {
-  for (Device device : {Device::kReference, Device::kCpu}) {
+  for (const auto& [device, rounding] : {std::pair(Device::kReference, WeightType::kAsComputed),
+                                         std::pair(Device::kCpu, WeightType::kAsComputed),
+                                         std::pair(Device::kCpu, WeightType::kInt8)}) {
     const auto context = MakeContext(device);
     context->BindThread();
     Weights weights = RandomLayerWeights();
-    const auto layer = MakeLayer(*context, weights);
+    const auto layer = MakeLayer(*context, weights, {DType::kF32, rounding});
     const std::vector<float> x = RandomNormal(7 * kDim, 20);
     std::vector<float> expected = Expected(weights, x);
     for (float& y : expected) y += 1;

@@ -210,6 +210,7 @@ std::vector<MixerCase> LongMemories() {
   add("ovq_attention", {{"chunk_size", int64_t{64}}, {"delta_rule", true}}, 3000, 1, 1,
       DType::kBF16);
   add("closest_pair_attention", {{"chunk_size", int64_t{64}}}, 1000, 4, 2, DType::kBF16);
+  add("key_diff_attention", {{"chunk_size", int64_t{64}}}, 1000, 4, 2, DType::kI8);
   return cases;
 }
 

@@ -57,8 +57,8 @@ TEST(ShortConvTargetsReference, ConvolvesByHand) {
   auto context = MakeContext(Device::kReference);
   const ConvCase c = {.width = 1, .conv_size = 3, .filters_per_channel = 1, .has_bias = true};
   // Weights 1, 10, 100 from the oldest input to the newest; tokens 2 and 3 come after inputs 5
-  // (token
-  // 0) and 6 (token 1): 0.5 + 5 + 60 + 700 and 0.5 + 6 + 70 + 800, which silu leaves unchanged.
+  // (token 0) and 6 (token 1): 0.5 + 5 + 60 + 700 and 0.5 + 6 + 70 + 800, which silu leaves
+  // unchanged.
   const std::vector<float> u = {7, 0, 0, 0, 8, 0, 0, 0};
   const Result result = RunConv(*context, c, {{2}, {2}, {{5, 6}}}, u, {1, 10, 100}, {0.5f});
   EXPECT_EQ(result.y, (std::vector<float>{765.5f, 876.5f}));

@@ -34,6 +34,36 @@ TEST(WeightReader, MakesSharedProductsOnce) {
   EXPECT_EQ(applied(reader("a.").Product({{"w", 2}, {"v", 2}}, 2)), both) << "more parts";
 }
 
+TEST(WeightReader, MakesSharedExpertsOnce) {
+  const auto context = MakeContext(Device::kReference);
+  std::vector<float> values = {1, 2};
+  std::vector<std::string> names;
+  const WeightSource source = [&](const std::string& name, const Shape& shape) {
+    names.push_back(name);
+    return TensorView{values.data(), DType::kF32, shape};
+  };
+  const RouterSpec router = {.n_experts = 2, .n_chosen = 2};
+  const auto applied = [&](const ExpertLinear& experts) {
+    std::vector<float> z = {0, 0}, x = {1, 1, 1, 1}, y(2);
+    ScratchScope scope(*context);
+    const Routes routes(scope, router, 1);
+    Route(*context, router, nullptr, MakeView(z, {1, 2}), routes);
+    experts.Apply(*context, routes, MakeView(x, {2, 2}), MakeView(y, {2, 1}));
+    return y;
+  };
+  SharedProducts shared;
+  const WeightPart part = {"w", 1};
+  const auto experts = [&](const std::string& prefix) {
+    return WeightReader(source, DType::kF32, *context, prefix, absl::OkStatus(), &shared)
+        .Experts("e.", router, {&part, 1}, 2);
+  };
+  EXPECT_EQ(applied(experts("a.")), (std::vector<float>{3, 3}));
+  EXPECT_EQ(names, (std::vector<std::string>{"a.e.0.w", "a.e.1.w"}));
+  values = {10, 20};
+  EXPECT_EQ(applied(experts("a.")), (std::vector<float>{3, 3})) << "they are there already";
+  EXPECT_EQ(applied(experts("b.")), (std::vector<float>{30, 30})) << "other tensors";
+}
+
 // 1 and 0.3 as int8: 127 and 38 times 1/127, of 0.2992.
 TEST(WeightReader, ProductsOfFewOutputsStayInTheComputeType) {
   const auto context = MakeContext(Device::kReference);

@@ -246,6 +246,36 @@ TEST_P(RopeDevices, PairsOfNeighboursTurnBackwards) {
   }
 }
 
+// Factors slow pairs down, and the amplitude lengthens them; channels that do not turn stay.
+TEST_P(RopeDevices, FrequenciesMayHaveFactors) {
+  constexpr int kHeadDim = 70;
+  const std::vector<double> factors{1, 0.25, 1 / 3.0};
+  const std::vector<int64_t> positions{0, 3, 70001};
+  const auto n = static_cast<int64_t>(positions.size());
+  const std::vector<float> before = RandomNormal(static_cast<size_t>(n * kHeadDim), 14);
+  std::vector<float> expected = before;
+  for (size_t row = 0; row < positions.size(); ++row) {
+    for (size_t pair = 0; pair < factors.size(); ++pair) {
+      const long double angle = static_cast<long double>(positions[row]) * factors[pair] *
+                                std::pow(500.0L, -static_cast<long double>(pair) / 3);
+      const long double cosine = 1.25L * std::cos(angle), sine = 1.25L * std::sin(angle);
+      const size_t a = row * kHeadDim + pair, b = a + 3;
+      expected[a] = static_cast<float>(before[a] * cosine - before[b] * sine);
+      expected[b] = static_cast<float>(before[b] * cosine + before[a] * sine);
+    }
+  }
+  const DeviceArray<float> data(*context_, before);
+  const DeviceArray<int64_t> rows(*context_, positions);
+  const RopeTable table(*context_,
+                        {.theta = 500, .dims = 6, .factors = factors, .amplitude = 1.25});
+  PrepareHeads(*context_, {.queries = {data.data(), n, 1, kHeadDim, kHeadDim},
+                           .norm = HeadNorm::kNone,
+                           .rope = &table,
+                           .positions = rows.span()});
+  AssertClose(
+      data.Read(), expected, [&](size_t) { return 40 * kRoundF32; }, "factors");
+}
+
 TEST_P(RopeDevices, SinesAndCosinesOfBFloat16) {
   const RopeTable table(*context_,
                         {.layout = RopeSpec::Layout::kPairs, .dims = 2, .rounds_to_bf16 = true});

@@ -154,11 +154,12 @@ std::vector<float> RunSoftCap(DeviceContext& context, std::span<const float> x, 
 }
 
 template <class T = float>
-std::vector<T> RunSwiGlu(DeviceContext& context, std::span<const float> gate_up, int64_t width) {
+std::vector<T> RunSwiGlu(DeviceContext& context, std::span<const float> gate_up, int64_t width,
+                         decltype(SwiGlu) activate = SwiGlu) {
   const int64_t n = static_cast<int64_t>(gate_up.size()) / (2 * width);
   const DeviceArray<float> in(context, gate_up);
   const DeviceArray<T> y(context, static_cast<size_t>(n * width));
-  SwiGlu(context, in.View({n, 2 * width}), y.View({n, width}));
+  activate(context, in.View({n, 2 * width}), y.View({n, width}));
   return y.Read();
 }
 
@@ -247,6 +248,14 @@ TEST(NormActReference, SwiGluByHand) {
   SwiGlu(*context, MakeView(gate_up, {1, 4}), MakeView(y, {1, 2}));
   EXPECT_EQ(y[0], 0);
   EXPECT_FLOAT_EQ(y[1], 1.4621172f);  // 2 / (1 + 1/e)
+}
+
+TEST(NormActReference, GeGluByHand) {
+  auto context = MakeContext(Device::kReference);
+  const std::vector<float> y = RunSwiGlu(*context, std::vector<float>{0, 1, -1, 7, 2, 2}, 3, GeGlu);
+  EXPECT_EQ(y[0], 0);
+  EXPECT_FLOAT_EQ(y[1], 1.6823840f);  // 2 * 0.841192, the tanh's form and not the error function's
+  EXPECT_FLOAT_EQ(y[2], -0.3176160f);
 }
 
 TEST(NormActReference, LogSumExpByHand) {
@@ -421,6 +430,28 @@ TEST_P(NormActTargets, SwiGluAgreesWithReference) {
   }
 }
 
+// Roundings of u, at most 2^-22 |u| together, become relative errors of the exponential.
+TEST_P(NormActTargets, GeGluAgreesWithReference) {
+  for (int64_t n : Widths()) {
+    const std::string what = absl::StrCat("width ", n);
+    std::vector<float> gate_up = RandomNormal(static_cast<size_t>(kRows * 2 * n), 3);
+    const float extremes[] = {0, 3, -3, 5, -5, 200, -200, -1e30f, 1e30f, -0.0f};
+    for (size_t i = 0; i < gate_up.size(); i += 3) gate_up[i] = extremes[i / 3 % 10];
+    const std::vector<float> expected = RunSwiGlu(*ref_, gate_up, n, GeGlu);
+    const std::vector<float> y = RunSwiGlu(*one_, gate_up, n, GeGlu);
+    const auto tolerance = [&](size_t i) {
+      const size_t width = static_cast<size_t>(n), row = i / width * 2 * width;
+      const float gate = gate_up[row + i % width], up = gate_up[row + width + i % width];
+      // The reference's 1 + tanh loses what is below a rounding of 1, in double precision.
+      const double u = std::min(std::abs(gate) * 2.0 + 0.08 * std::pow(std::abs(gate), 3), 90.0);
+      return (8 + 4 * u) * kRoundF32 * std::abs(expected[i]) +
+             200 * std::exp(-87.0) * std::abs(up) + 1e-15 * std::abs(gate * up);
+    };
+    AssertClose(y, expected, tolerance, what);
+    AssertRounded(RunSwiGlu<BF16>(*one_, gate_up, n, GeGlu), y, what);
+  }
+}
+
 TEST_P(NormActTargets, BFloat16KeepsNanAndInfinity) {
   const float nan = std::bit_cast<float>(0x7fffffffu);  // rounding up would overflow into the sign
   const float max = std::numeric_limits<float>::max();  // rounds to infinity
@@ -518,6 +549,9 @@ TEST_P(NormActTargets, RowsDoNotDependOnTheirCompany) {
     });
     check("SwiGlu", [&](DeviceContext& context, std::span<const float> rows) {
       return RunSwiGlu(context, rows, half);
+    });
+    check("GeGlu", [&](DeviceContext& context, std::span<const float> rows) {
+      return RunSwiGlu(context, rows, half, GeGlu);
     });
     check("LogSumExp", [&](DeviceContext& context, std::span<const float> rows) {
       return RunLogSumExp(context, rows, 2 * half);

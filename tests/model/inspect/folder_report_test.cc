@@ -51,6 +51,7 @@ TEST(FolderReport, IsWhatTheLoadedModelIs) {
   const auto model = LanguageModel::Load(folder, model_options, *context);
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(report["parameters"], (*model)->parameters());
+  EXPECT_EQ(report["active_parameters"], (*model)->parameters());
   EXPECT_EQ(report["weight_bytes"], (*model)->parameters() * sizeof(float));
   std::vector<std::string> types;
   for (const OrderedJson& run : report["layers"]) {
@@ -66,6 +67,26 @@ TEST(FolderReport, IsWhatTheLoadedModelIs) {
     EXPECT_EQ(s["memory_bytes"], layout.bytes_at(position, cap));
     EXPECT_EQ(s["live_slots"], layout.LiveSlotsAt(position, cap));
   }
+}
+
+TEST(FolderReport, ExpertsThatATokenDoesNotReadAreCounted) {
+  const std::string folder = LoadGolden("published/granitemoehybrid-moe").folder;
+  const OrderedJson report = Report(folder);
+  const int64_t idle = 4 * (8 - 2) * 3 * 20 * 32;
+  EXPECT_EQ(report["active_parameters"], report["parameters"].get<int64_t>() - idle);
+  const std::string text = ReportText(report);
+  EXPECT_THAT(text, HasSubstr(absl::StrCat(", of which a token reads ",
+                                           report["active_parameters"].get<int64_t>(), "\n")));
+  // Experts of 20 have so few outputs that they stay as they are; those of 32 from 20 too.
+  ASSERT_EQ(report["memory"].size(), 2u);
+  for (const OrderedJson& memory : report["memory"]) {
+    EXPECT_EQ(memory["active_bytes"], memory["bytes"].get<int64_t>() - 4 * idle);
+  }
+  EXPECT_LT(report["memory"][1]["bytes"], report["memory"][0]["bytes"]);
+  const auto context = BoundContext(kernels::Device::kCpu);
+  EXPECT_EQ(report["memory"][0]["bytes"], LoadModel(folder, *context)->weight_count().bytes);
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("bytes with --weights int8, of which a token reads ",
+                                           report["memory"][1]["active_bytes"].get<int64_t>())));
 }
 
 TEST(FolderReport, ModelsThatAreRightHaveNoProblem) {
@@ -171,7 +192,7 @@ TEST(FolderReport, FilesThatAreMissing) {
               ElementsAre("config.json: No such file or directory",
                           "model.safetensors: No such file or directory"));
   EXPECT_THAT(ProblemsIn(folder.file("none")),
-              ElementsAre(folder.file("none") + ": expected a folder"));
+              ElementsAre(folder.file("none") + ": expected a folder or a GGUF file"));
   folder.Write("config.json", "{}");
   folder.Write("model.safetensors", "x");
   EXPECT_THAT(ProblemsIn(folder.path()),
@@ -187,6 +208,14 @@ TEST(FolderReport, ATruncatedFileIsNotMissingTensors) {
   std::filesystem::resize_file(folder.file("model.safetensors"),
                                std::filesystem::file_size(folder.file("model.safetensors")) - 8);
   EXPECT_THAT(ProblemsIn(folder.path()), ElementsAre(HasSubstr("truncated?")));
+}
+
+TEST(FolderReport, AnEmptyFileIsAProblem) {
+  EditedModel model("sw-ovq");
+  const TempFolder folder;
+  model.Write(folder);
+  folder.Write("model.safetensors", "");
+  EXPECT_THAT(ProblemsIn(folder.path()), ElementsAre(HasSubstr("holds 0 bytes")));
 }
 
 TEST(FolderReport, GenerationConfig) {
@@ -234,7 +263,7 @@ TEST(FolderReport, Tokenizers) {
       ElementsAre("config.json or generation_config.json: eos_token_id: expected an id of the "
                   "tokenizer's 4 tokens, got 50"));
   tokenizer["model"]["vocab"]["b"] = 101;
-  tokenizer["added_tokens"][0]["id"] = 300;
+  tokenizer["added_tokens"][0].update({{"id", 300}, {"special", false}});
   tokenizer["added_tokens"][1]["id"] = "3";
   tokenizer["decoder"] = {{"type", "Nonsense"}};
   folder.Write("tokenizer.json", tokenizer.dump());
@@ -274,7 +303,7 @@ TEST(InspectOptions, AreChecked) {
   const auto error = [](const std::vector<std::string>& args) {
     return Message(ParseInspectOptions(args).status());
   };
-  EXPECT_EQ(error({}), "MODEL: expected a model folder, got none");
+  EXPECT_EQ(error({}), "MODEL: expected a model folder or a GGUF file, got none");
   EXPECT_EQ(error({"m", "--positions", "0"}).substr(0, 12), "--positions:");
   EXPECT_EQ(error({"m", "--slot-caps=1"}).substr(0, 12), "--slot-caps:");
   EXPECT_EQ(error({"--help"}), "");

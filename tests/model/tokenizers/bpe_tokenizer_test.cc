@@ -16,6 +16,7 @@ namespace ovq::model::test {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -135,6 +136,12 @@ TEST(BpeTokenizer, IdsMustFitTheModel) {
       TokenizerJson({"a"}, {}, {{"added_tokens", {{{"id", 7}, {"content", "<x>"}}}}});
   EXPECT_THAT(Message(ParseTokenizer(added.dump(), 7).status()),
               HasSubstr("added_tokens[0].id: expected an integer in [0, 6], got 7"));
+  const Json pictures = TokenizerJson(
+      {"a"}, {}, {{"added_tokens", {{{"id", 7}, {"content", "<x>"}, {"special", true}}}}});
+  const auto without = ParseTokenizer(pictures.dump(), 7);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ((*without)->size(), 1);
+  EXPECT_THAT((*without)->notes(), ElementsAre(HasSubstr("added_tokens[0]: '<x>' has the id 7")));
 }
 
 TEST(BpeTokenizer, AddedTokensMustNotContradictEachOther) {
@@ -151,6 +158,42 @@ TEST(BpeTokenizer, AddedTokensMustNotContradictEachOther) {
               HasSubstr("added_tokens[1]: '<x>' has the id 2, but another added token has '<x>'"));
   EXPECT_THAT(error(token, {{"id", 0}, {"content", "<y>"}}),
               HasSubstr("added_tokens[1]: '<y>' has the id 0, but model.vocab has 'a'"));
+}
+
+// Every letter of such a text is one of the byte alphabet, too. "Ġx" is a word of the vocabulary as
+// well, and "é" the byte e9 of other characters.
+TEST(BpeTokenizer, AddedTokensDecodeToTheirText) {
+  std::vector<std::string> vocab = ByteChars();
+  vocab.insert(vocab.end(), {"Ġx", "naïve"});
+  const auto added = [](int id, const char* content, bool special) {
+    return Json{{"id", id}, {"content", content}, {"special", special}};
+  };
+  const auto tokenizer = MakeTokenizer(
+      TokenizerJson(vocab, {"Ġ x"},
+                    {{"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                     {"decoder", {{"type", "ByteLevel"}}},
+                     {"added_tokens",
+                      {added(300, "čau", false), added(301, "é!", true), added(257, "naïve", false),
+                       added(256, "Ġx", false), added(0xe9, "é", false)}}}));
+  const std::string text = "a čau é! naïve x 中";
+  const std::vector<int32_t> ids = Encode(*tokenizer, text);
+  for (const int32_t id : {300, 301, 257, 256, 0xe4}) EXPECT_THAT(ids, Contains(id));
+  EXPECT_EQ(Decode(*tokenizer, ids), text);
+  EXPECT_EQ(Stream(*tokenizer, {300, 301}, false)[0], "čau");
+  EXPECT_EQ(Decode(*tokenizer, {0xe9, 0x80, 0x80}), "\xe9\x80\x80");
+  EXPECT_EQ(tokenizer->special_tokens().at(301), "é!");
+}
+
+// The library warns of such a file, and encodes with the vocabulary's id.
+TEST(BpeTokenizer, AnAddedTokenHasTheIdOfTheVocabulary) {
+  const auto tokenizer = MakeTokenizer(TokenizerJson(
+      {"a", "b", "ab"}, {},
+      {{"added_tokens", {{{"id", 7}, {"content", "ab"}}, {{"id", 8}, {"content", "<x>"}}}}}));
+  EXPECT_THAT(Encode(*tokenizer, "aabb<x>"), ElementsAre(0, 2, 1, 8));
+  EXPECT_EQ(Decode(*tokenizer, {2}), "ab");
+  EXPECT_EQ(tokenizer->Token(7), nullptr);
+  EXPECT_THAT(tokenizer->notes(),
+              ElementsAre(HasSubstr("added_tokens[0]: 'ab' has the id 7, but in model.vocab 2")));
 }
 
 // A pattern that takes too long on a text is an error of this text.

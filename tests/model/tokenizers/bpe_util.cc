@@ -52,7 +52,7 @@ std::vector<std::string> Stream(const BpeTokenizer& tokenizer, const std::vector
   DecodeStream stream(tokenizer.decoder(), /*at_start=*/true);
   std::vector<std::string> texts;
   for (int32_t id : ids) {
-    const std::string* token = tokenizer.Token(id);
+    const std::string* token = tokenizer.ForDecoder(id);
     const bool silent = token == nullptr || (skip_special && tokenizer.IsSpecial(id));
     texts.push_back(silent ? "" : stream.Push(*token));
   }

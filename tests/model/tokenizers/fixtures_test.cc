@@ -5,12 +5,15 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "base/text.h"
 #include "model/tokenizers/pre_tokenizer.h"
 #include "tests/folders.h"
+#include "tests/model/gguf/gguf_test_util.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/tokenizers/bpe_util.h"
 
@@ -58,9 +61,10 @@ void CheckCase(const BpeTokenizer& tokenizer, const Json& c) {
   EXPECT_THAT(ids, ElementsAreArray(c["ids_with_special"].get<Ids>()));
 }
 
-void CheckFolder(const std::string& folder) {
+// Checks the tokenizer of a model, by default the folder's own, with the folder's cases.
+void CheckFolder(const std::string& folder, const std::string& model = "") {
   const absl::StatusOr<std::unique_ptr<BpeTokenizer>> tokenizer =
-      BpeTokenizer::Load(folder, kManyIds);
+      BpeTokenizer::Load(model.empty() ? folder : model, kManyIds);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const Json cases = ReadJsonFile(folder + "/cases.json");
   ASSERT_GT(cases.size(), 200u);
@@ -75,6 +79,72 @@ void CheckFolder(const std::string& folder) {
   }
 }
 
+enum TokenType : int32_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
+
+// Writes a tokenizer.json as llama.cpp's converter writes it to GGUF. pre: ggml's name of its
+// pre-tokenizer, or "llama" for SentencePiece's.
+std::string AsGguf(const Json& file, const std::string& pre) {
+  const Json& model = file["model"];
+  const bool has_scores = pre == "llama";
+  std::map<int64_t, std::pair<std::string, TokenType>> by_id;
+  for (const auto& [token, id] : model["vocab"].items()) {
+    const bool is_byte = has_scores && token.size() == 6 && token.starts_with("<0x");
+    by_id[id] = {token, is_byte ? kByte : kNormal};
+  }
+  for (const Json& token : file["added_tokens"]) {
+    by_id[token["id"]] = {token["content"], token["special"] == true ? kControl : kUserDefined};
+  }
+  std::vector<std::string> tokens, merges;
+  std::vector<int32_t> types;
+  std::vector<float> scores;
+  for (const auto& [id, token] : by_id) {
+    for (int64_t unused = static_cast<int64_t>(tokens.size()); unused < id; ++unused) {
+      tokens.push_back(absl::StrCat("[PAD", unused, "]"));
+      types.push_back(kUnused);
+    }
+    tokens.push_back(token.first);
+    types.push_back(model.value("unk_token", Json()) == token.first ? kUnknown : token.second);
+  }
+  std::map<std::string, float> ranks;  // of the first merge that makes a token
+  for (const Json& merge : model["merges"]) {
+    merges.push_back(merge.is_string() ? merge.get<std::string>()
+                                       : absl::StrCat(merge[0].get<std::string>(), " ",
+                                                      merge[1].get<std::string>()));
+    std::string made = merges.back();
+    made.erase(made.find(' '), 1);
+    ranks.emplace(made, static_cast<float>(ranks.size()));
+  }
+  for (const std::string& token : tokens) {
+    scores.push_back(ranks.contains(token) ? -ranks[token] : 0);
+  }
+  GgufWriter writer;
+  writer.Key("general.architecture", has_scores ? "phi3" : "llama");
+  writer.Key("tokenizer.ggml.model", has_scores ? "llama" : "gpt2");
+  writer.Key("tokenizer.ggml.pre", has_scores ? "default" : pre);
+  writer.List("tokenizer.ggml.tokens", kTextKind, tokens);
+  writer.List("tokenizer.ggml.token_type", kI32, types);
+  if (has_scores) {
+    writer.List("tokenizer.ggml.scores", kF32Kind, scores);
+  } else {
+    writer.List("tokenizer.ggml.merges", kTextKind, merges);
+  }
+  const auto bos = std::ranges::find(tokens, "<|bos|>");
+  if (bos != tokens.end()) {
+    writer.Key("tokenizer.ggml.bos_token_id", static_cast<uint32_t>(bos - tokens.begin()));
+  }
+  return writer.Bytes();
+}
+
+void CheckAsGguf(const std::string& folder, const std::string& pre) {
+  const TempFolder temporary;
+  temporary.Write("model.gguf", AsGguf(ReadJsonFile(folder + "/tokenizer.json"), pre));
+  CheckFolder(folder, temporary.file("model.gguf"));
+}
+
+TEST(TokenizerFixtures, QwenTypeInGguf) { CheckAsGguf(kFixtures + "own-qwen3.5-type", "qwen35"); }
+TEST(TokenizerFixtures, Llama3TypeInGguf) {
+  CheckAsGguf(kFixtures + "own-llama3-type", "llama-bpe");
+}
 TEST(TokenizerFixtures, QwenType) { CheckFolder(kFixtures + "own-qwen3.5-type"); }
 TEST(TokenizerFixtures, Llama3Type) { CheckFolder(kFixtures + "own-llama3-type"); }
 
@@ -94,7 +164,7 @@ TEST(TokenizerFixtures, EachFeature) {
 
 TEST(TokenizerFixtures, WrongFilesAreRefusedWithTheirPlace) {
   const Json errors = ReadJsonFile(kFixtures + "errors.json");
-  ASSERT_EQ(errors.size(), 28u);
+  ASSERT_EQ(errors.size(), 27u);
   for (const Json& error : errors) {
     SCOPED_TRACE(error["name"].get<std::string>());
     const std::string text = error.contains("text")
@@ -123,6 +193,15 @@ class PublicTokenizers : public ::testing::TestWithParam<const char*> {
 
 using PublicVocabulary = PublicTokenizers;
 TEST_P(PublicVocabulary, GivesTheIdsOfOthers) { CheckFolder(path_); }
+TEST_P(PublicVocabulary, GivesThemInGguf) {
+  const std::map<std::string, std::string> pres = {{"gpt2", "gpt-2"},
+                                                   {"granite4-cl100k", "dbrx"},
+                                                   {"phi3-bytefallback", "llama"},
+                                                   {"neox-olmo", "olmo"}};
+  const auto pre = pres.find(GetParam());
+  if (pre == pres.end()) GTEST_SKIP() << "its pre-tokenizer is not served in GGUF files";
+  CheckAsGguf(path_, pre->second);
+}
 INSTANTIATE_TEST_SUITE_P(All, PublicVocabulary,
                          ::testing::Values("gpt2", "granite4-cl100k", "phi3-bytefallback", "falcon",
                                            "neox-olmo"),

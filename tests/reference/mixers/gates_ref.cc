@@ -15,6 +15,8 @@ double EvaluateGate(GateKind kind, double z) {
       return 1;
     case GateKind::kSilu:
       return z / (1 + std::exp(-z));
+    case GateKind::kSigmoid:
+      return 1 / (1 + std::exp(-z));
     case GateKind::kGeluTanh:
       return 0.5 * z * (1 + std::tanh(0.7978845608028654 * (z + 0.044715 * z * z * z)));
   }
@@ -49,9 +51,14 @@ void Decay(DeviceContext&, const DecayGate& gate) {
   for (int64_t token = 0; token < gate.n_tokens; ++token) {
     for (int head = 0; head < gate.n_heads; ++head) {
       const double z = double{gate.x[token * gate.x_stride + head]} + gate.bias[head];
+      const int64_t at = token * gate.n_heads + head;
+      if (gate.lower_bound < 0) {
+        const double share = 1 / (1 + std::exp(gate.rate[head] * z));
+        gate.decay[at] = static_cast<float>(std::exp(gate.lower_bound * share));
+        continue;
+      }
       const double softplus = z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z));
       const double dt = std::min<double>(std::max<double>(softplus, gate.min_dt), gate.max_dt);
-      const int64_t at = token * gate.n_heads + head;
       gate.decay[at] = static_cast<float>(std::exp(gate.rate[head] * dt));
       gate.dt[at] = static_cast<float>(dt);
     }

@@ -92,30 +92,30 @@ class FoldRef {
  private:
   Vector WindowKey(int i) const {
     const SlotRef slot = RecentSlotRef(args_, at_, i);
-    std::vector<float> key(static_cast<size_t>(config_.shape.head_dim));
-    LoadKey(slot.keys, args_.blocks.dtype, config_.shape.head_dim, slot.slot, key.data());
+    std::vector<float> key(static_cast<size_t>(args_.blocks.shape.head_dim));
+    LoadKey(slot.keys, args_.blocks.dtype, args_.blocks.shape.head_dim, slot.slot, key.data());
     return {key.begin(), key.end()};
   }
   Vector WindowValue(int i) const {
     const SlotRef slot = RecentSlotRef(args_, at_, i);
-    std::vector<float> value(static_cast<size_t>(config_.shape.value_head_dim));
-    LoadValue(slot.values, args_.blocks.dtype, config_.shape.value_head_dim,
-              ValueStride(config_.shape.value_head_dim), slot.slot, value.data());
+    std::vector<float> value(static_cast<size_t>(args_.blocks.shape.value_head_dim));
+    LoadValue(slot.values, args_.blocks.dtype, args_.blocks.shape.value_head_dim,
+              ValueStride(args_.blocks.shape.value_head_dim), slot.slot, value.data());
     return {value.begin(), value.end()};
   }
   void* BlockAt(const StatePlace& place, int64_t row) const {
     return place.At(at_.session, at_.kv_head, row / kBlockSlots);
   }
   Vector KeySum(int64_t row) const {
-    std::vector<float> key(static_cast<size_t>(config_.shape.head_dim));
-    LoadKey(BlockAt(args_.parts.key_sums, row), args_.blocks.dtype, config_.shape.head_dim,
+    std::vector<float> key(static_cast<size_t>(args_.blocks.shape.head_dim));
+    LoadKey(BlockAt(args_.parts.key_sums, row), args_.blocks.dtype, args_.blocks.shape.head_dim,
             static_cast<int>(row % kBlockSlots), key.data());
     return {key.begin(), key.end()};
   }
   Vector ValueSum(int64_t row) const {
-    std::vector<float> value(static_cast<size_t>(config_.shape.value_head_dim));
+    std::vector<float> value(static_cast<size_t>(args_.blocks.shape.value_head_dim));
     LoadValue(BlockAt(args_.parts.value_sums, row), args_.blocks.dtype,
-              config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
+              args_.blocks.shape.value_head_dim, ValueStride(args_.blocks.shape.value_head_dim),
               static_cast<int>(row % kBlockSlots), value.data());
     return {value.begin(), value.end()};
   }
@@ -196,10 +196,11 @@ class FoldRef {
   void StoreSums(int64_t row, const Vector& key, const Vector& value) const {
     const int slot = static_cast<int>(row % kBlockSlots);
     const std::vector<float> k = Rounded(key, row, 0), v = Rounded(value, row, 1);
-    StoreKey(k.data(), config_.shape.head_dim, args_.blocks.dtype,
+    StoreKey(k.data(), args_.blocks.shape.head_dim, args_.blocks.dtype,
              BlockAt(args_.parts.key_sums, row), slot);
-    StoreValue(v.data(), config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
-               args_.blocks.dtype, BlockAt(args_.parts.value_sums, row), slot);
+    StoreValue(v.data(), args_.blocks.shape.value_head_dim,
+               ValueStride(args_.blocks.shape.value_head_dim), args_.blocks.dtype,
+               BlockAt(args_.parts.value_sums, row), slot);
   }
 
   // Stochastic rounding to bfloat16: 16 random bits, drawn for (layer, head, row, channel, chunk),
@@ -234,10 +235,10 @@ class FoldRef {
           static_cast<float>(config_.value_lengths ? x / norm * Length(row) : x / Length(row)));
       if (config_.round_values) value.back() = ToFloat(RoundToBF16(value.back()));
     }
-    StoreKey(key.data(), config_.shape.head_dim, args_.blocks.dtype,
+    StoreKey(key.data(), args_.blocks.shape.head_dim, args_.blocks.dtype,
              BlockAt(args_.blocks.dictionary_keys.place, row), slot);
-    StoreValue(value.data(), config_.shape.value_head_dim,
-               ValueStride(config_.shape.value_head_dim), args_.blocks.dtype,
+    StoreValue(value.data(), args_.blocks.shape.value_head_dim,
+               ValueStride(args_.blocks.shape.value_head_dim), args_.blocks.dtype,
                BlockAt(args_.blocks.dictionary_values.place, row), slot);
   }
 
@@ -248,17 +249,18 @@ class FoldRef {
       const Vector key = WindowKey(i + n), value = WindowValue(i + n);
       const std::vector<float> k(key.begin(), key.end()), v(value.begin(), value.end());
       const SlotRef to = RecentSlotRef(args_, at_, i);
-      StoreKey(k.data(), config_.shape.head_dim, args_.blocks.dtype, const_cast<void*>(to.keys),
-               to.slot);
-      StoreValue(v.data(), config_.shape.value_head_dim, ValueStride(config_.shape.value_head_dim),
-                 args_.blocks.dtype, const_cast<void*>(to.values), to.slot);
+      StoreKey(k.data(), args_.blocks.shape.head_dim, args_.blocks.dtype,
+               const_cast<void*>(to.keys), to.slot);
+      StoreValue(v.data(), args_.blocks.shape.value_head_dim,
+                 ValueStride(args_.blocks.shape.value_head_dim), args_.blocks.dtype,
+                 const_cast<void*>(to.values), to.slot);
       if (!config_.gated()) continue;
       *args_.parts.gates.At<float>(at_.session, at_.kv_head, i) = static_cast<float>(Gate(i + n));
     }
   }
 
   const KvmArgs& args_;
-  const KvmConfig& config_;
+  const KvmRule& config_;
   const TokenRef& at_;
   const int64_t n_old_, n_next_;
   std::vector<Vector> keys_;       // keys of the leaving chunk, prepared for comparing and summing
@@ -271,7 +273,7 @@ void PassToken(const KvmArgs& args, const TokenRef& at) {
                 cap = args.blocks.live.HeadSlotCap(at.sequence, at.kv_head);
   const int64_t begin = std::max<int64_t>(0, (chunk + 1 - law.window_chunks) * law.chunk_len);
   const int64_t own = at.position - begin, n_live = SlotsFor(law, at.position, cap);
-  std::vector<float> key(KeyRef(args, at), KeyRef(args, at) + args.config.shape.head_dim);
+  std::vector<float> key(KeyRef(args, at), KeyRef(args, at) + args.blocks.shape.head_dim);
   for (float& x : key) x *= args.weights.front_temps[at.kv_head];
   StoreTokenRef(args, at, key.data(), own);
   if (args.config.gated()) {

@@ -49,7 +49,9 @@ void AdvanceHead(const MatrixStates& states, std::byte* session, int64_t token, 
   const int64_t gate = token * states.n_heads + head;
   Matrix s(states, session, head);
   for (int c = 0; c < dv; ++c) {
-    for (int i = 0; i < dk; ++i) s.at(i, c) *= states.decay[gate];
+    for (int i = 0; i < dk; ++i) {
+      s.at(i, c) *= states.decays_keys ? states.decay[gate * dk + i] : states.decay[gate];
+    }
     const double error = v[c] - (states.rule == StateRule::kDelta ? s.TransposedTimes(k, c) : 0);
     for (int i = 0; i < dk; ++i) s.at(i, c) += k[i] * (states.beta[gate] * error);
     const double skipped = states.skip ? double{states.skip[head * dv + c]} * v[c] : 0;

@@ -1,6 +1,6 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
-//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] cos a - u[j] sin a, u[j] cos a + u[i] sin a for the
-//   pairs (i, j) of the RopeSpec, a = position w
+//   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] c - u[j] s, u[j] c + u[i] s for the pairs (i, j) of
+//   the RopeSpec, c = amplitude cos a, s = amplitude sin a, a = position w
 // AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
@@ -38,11 +38,12 @@ void Rope(float* x, int n_heads, int head_dim, int64_t position, const RopeSpec&
   const int n = spec.dims / 2;
   const long double theta = spec.theta;
   for (int i = 0; i < n; ++i) {
+    const long double turned = position * (spec.factors.empty() ? 1.0L : spec.factors[i]);
     const long double angle = backwards
-                                  ? -position * std::pow(1 / theta, n == 1 ? 0 : 1.0L * i / (n - 1))
-                                  : position * std::pow(theta, -1.0L * i / n);
-    double c = static_cast<double>(std::cos(angle));
-    double s = static_cast<double>(std::sin(angle));
+                                  ? -turned * std::pow(1 / theta, n == 1 ? 0 : 1.0L * i / (n - 1))
+                                  : turned * std::pow(theta, -1.0L * i / n);
+    double c = spec.amplitude * static_cast<double>(std::cos(angle));
+    double s = spec.amplitude * static_cast<double>(std::sin(angle));
     if (spec.rounds_to_bf16) c = ToFloat(RoundToBF16(static_cast<float>(c)));
     if (spec.rounds_to_bf16) s = ToFloat(RoundToBF16(static_cast<float>(s)));
     const int low = halves ? i : 2 * i, high = halves ? i + n : 2 * i + 1;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "kernels/ops/ops_device.h"
 #include "tests/reference/reference_of.h"
@@ -32,6 +33,9 @@ double Mapped(const RowMap& map, int64_t row, int64_t i) {
   switch (map.fn) {
     case RowMap::kSwiGlu:
       return a * Sigmoid(a) * b;
+    case RowMap::kGeGlu:
+      return a / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (a + 0.044715 * a * a * a))) *
+             b;
     case RowMap::kSquaredRelu:
       return std::max(a, 0.0) * std::max(a, 0.0);
     case RowMap::kAddScaled:

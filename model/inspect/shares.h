@@ -1,0 +1,50 @@
+// Measured shares of a session's slots: the layers or heads that lose least get the fewest.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/json.h"
+
+namespace ovq::model {
+
+struct ShareOptions {
+  // UTF-8 text, or NAME.jsonl with a line {"tokens": [ids], "scored": [indices]} a sequence.
+  std::string file;
+  std::string memory = "closest-pair";  // a cache policy with slots
+  int64_t slots = 256;                  // the slot cap that is shared out
+  int64_t tokens = 4096;                // in a sequence of a text
+  int64_t sequences = 2;                // measured on; as many others are tried
+  bool by_head = false;                 // key/value heads have shares of their own
+  bool write = false;                   // into config.json
+  int threads = 0;                      // 0: all cores
+};
+
+// A layer's or head's loss in bits per scored token, by its share of the slots.
+using ShareCurve = std::map<double, double>;
+
+// Shares from 1/16 to n, for n layers or heads: powers of two, and the whole.
+std::vector<double> ShareLadder(int64_t n);
+
+// The shares in steps of 1/16, 1 in the mean, whose losses have the least sum. Curves are
+// interpolated linearly over the logarithm of the share, and rise nowhere: that more slots cost
+// something is chance.
+std::vector<double> BestShares(std::span<const ShareCurve> curves);
+
+// Bounds one layer or head after another to a ladder of shares, with all others as good as exact,
+// chooses the shares, and tries them on other sequences. Closest pairs are also tried with the
+// newest half of the slots untouched (ovq.recent_tokens), which is kept where it loses less. Calls
+// `say` with lines of the report as they are known; returns the report as an object. With
+// ShareOptions::write, config.json is replaced if the shares lose less than what it says.
+//
+// InvalidArgument names the flag or the file's line; errors of the model as those of Load.
+absl::StatusOr<nlohmann::ordered_json> MeasureShares(
+    const std::string& folder, const ShareOptions& options,
+    const std::function<void(const std::string& line)>& say);
+
+}  // namespace ovq::model

@@ -1,0 +1,24 @@
+#include <algorithm>
+
+#include "tests/kernels/mixers/attention_cases.h"
+
+namespace ovq::kernels::test {
+namespace {
+
+// Slot caps below the length of a test, so that most chunks evict; some are below the chunk's
+// length.
+const MixerCases kKeyDiff(
+    AlsoInInt8(AttentionCases("key_diff_attention", [](const AttentionCaseShape& s, MixerCase& c) {
+      const int64_t slots = std::min<int64_t>(s.slots, 130);
+      absl::StrAppend(&c.name, "L", s.chunk_len, "N", slots);
+      c.section = {{"chunk_size", s.chunk_len}};
+      c.slot_cap = slots;
+      if (s.n_heads == 4) c.slot_shares = {1.625, 0.375};
+      if (s.value_head_dim <= s.head_dim) return;
+      // Keys of unequal norms; not where a case sets another norm later.
+      c.model["qk_norm"] = "none";
+      c.model["score_scale"] = 0.1;
+    })));
+
+}  // namespace
+}  // namespace ovq::kernels::test

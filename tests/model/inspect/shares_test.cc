@@ -1,0 +1,166 @@
+#include "model/inspect/shares.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/files.h"
+#include "model/load_config.h"
+#include "tests/folders.h"
+#include "tests/model/edited_model.h"
+
+namespace ovq::model::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using OrderedJson = nlohmann::ordered_json;
+
+TEST(BestShares, ALayerThatNeedsNoSlotsGetsTheLeast) {
+  ShareCurve flat, steep;
+  for (const double share : ShareLadder(2)) {
+    flat[share] = 1;
+    steep[share] = -share;
+  }
+  EXPECT_THAT(BestShares(std::vector{flat, steep}), ElementsAre(1.0 / 16, 31.0 / 16));
+  EXPECT_THAT(BestShares(std::vector{steep, flat}), ElementsAre(31.0 / 16, 1.0 / 16));
+}
+
+TEST(BestShares, ALossThatGrowsWithTheShareIsChance) {
+  const ShareCurve noisy = {{1.0 / 16, 0.5}, {0.5, 0.9}, {2, 0.5}},
+                   falling = {{1.0 / 16, 1}, {0.5, 0.6}, {2, 0}};
+  EXPECT_THAT(BestShares(std::vector{noisy, falling}), ElementsAre(1.0 / 16, 31.0 / 16));
+}
+
+// Loss at a share by linear interpolation over log2, for falling curves.
+double Interpolated(const ShareCurve& curve, double share) {
+  const auto right = curve.lower_bound(share);
+  if (right->first == share || right == curve.begin()) return right->second;
+  const auto left = std::prev(right);
+  const double part = std::log2(share / left->first) / std::log2(right->first / left->first);
+  return left->second * (1 - part) + right->second * part;
+}
+
+TEST(BestShares, TheSumOfLossesIsTheLeastOfAll) {
+  const std::vector<ShareCurve> curves = {
+      {{1.0 / 16, 0.9}, {0.25, 0.35}, {1, 0.3}, {2, 0.1}, {3, 0}},
+      {{1.0 / 16, 0.6}, {0.25, 0.55}, {1, 0.1}, {2, 0.05}, {3, 0}},
+      {{1.0 / 16, 0.2}, {0.25, 0.15}, {1, 0.12}, {2, 0.1}, {3, 0.1}}};
+  double least = 1e9;
+  for (int a = 1; a <= 46; ++a) {
+    for (int b = 1; a + b <= 47; ++b) {
+      least =
+          std::min(least, Interpolated(curves[0], a / 16.0) + Interpolated(curves[1], b / 16.0) +
+                              Interpolated(curves[2], (48 - a - b) / 16.0));
+    }
+  }
+  const std::vector<double> shares = BestShares(curves);
+  double sum = 0, loss = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    sum += shares[i];
+    loss += Interpolated(curves[i], shares[i]);
+  }
+  EXPECT_EQ(sum, 3);
+  EXPECT_NEAR(loss, least, 1e-12);
+}
+
+// A model with two layers of two heads that --memory can bound, and a file of sequences for it.
+class MeasureSharesTest : public ::testing::Test {
+ protected:
+  MeasureSharesTest() {
+    EditedModel model("ovq-head-shares");
+    model.config["ovq"].erase("shares");
+    model.Write(folder_);
+    std::string lines;
+    for (int i = 0; i < 4; ++i) {
+      OrderedJson line = {{"tokens", OrderedJson::array()}, {"scored", OrderedJson::array()}};
+      for (int t = 0; t < 100; ++t) {
+        line["tokens"].push_back((t * t + 3 * i + t / 7) % 40);
+        if (t % 3 == 1) line["scored"].push_back(t);
+      }
+      lines += line.dump() + "\n";
+    }
+    folder_.Write("exam.jsonl", lines);
+    options_.file = absl::StrCat(folder_.path(), "/exam.jsonl");
+    options_.slots = 24;
+    options_.sequences = 2;
+    options_.threads = 1;
+  }
+
+  absl::StatusOr<OrderedJson> Measure() {
+    return MeasureShares(folder_.path(), options_,
+                         [this](const std::string& line) { absl::StrAppend(&said_, line, "\n"); });
+  }
+  OrderedJson Config() {
+    return OrderedJson::parse(*ReadFile(absl::StrCat(folder_.path(), "/config.json"), 1 << 20));
+  }
+
+  TempFolder folder_;
+  ShareOptions options_;
+  std::string said_;
+};
+
+TEST_F(MeasureSharesTest, LossesAreThoseOfOneLayerAloneAndEndWithASlotForEachToken) {
+  options_.slots = 64;
+  const auto report = Measure();
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ((*report)["curves"].size(), 2u);
+  double sum = 0;
+  for (const OrderedJson& curve : (*report)["curves"]) {
+    EXPECT_EQ(curve["lost"]["128"], 0);  // two layers' slots, more than tokens
+    EXPECT_NE(curve["lost"]["4"], 0);
+  }
+  for (const double share : (*report)["shares"]) sum += share;
+  EXPECT_EQ(sum, 2);
+  EXPECT_THAT(said_, HasSubstr("bits that are lost with 4 slots: "));
+  EXPECT_THAT(said_, HasSubstr("2 other sequences: exact "));
+}
+
+TEST_F(MeasureSharesTest, HeadsAreBoundedOneByOne) {
+  options_.by_head = true;
+  const auto report = Measure();
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ((*report)["curves"].size(), 4u);
+  EXPECT_EQ((*report)["curves"][1]["head"], 1);
+  ASSERT_EQ((*report)["shares"].size(), 2u);
+  EXPECT_EQ((*report)["shares"][0].size(), 2u);
+}
+
+TEST_F(MeasureSharesTest, TheyAreWrittenForTheirRuleAlone) {
+  options_.write = true;
+  options_.memory = "paper";
+  const OrderedJson before = Config();
+  const auto report = Measure();
+  ASSERT_TRUE(report.ok()) << report.status();
+  OrderedJson expected = before;
+  if ((*report)["written"]) expected["ovq"]["shares"] = {{"paper", (*report)["shares"]}};
+  EXPECT_EQ(Config(), expected);
+  EXPECT_EQ((*report)["written"], (*report)["others"]["after"].get<double>() <
+                                      (*report)["others"]["before"].get<double>());
+  EXPECT_TRUE(LoadConfig(folder_.path()).ok());
+}
+
+TEST_F(MeasureSharesTest, ErrorsNameTheFlagOrTheLine) {
+  const auto error = [&] { return std::string(Measure().status().message()); };
+  options_.sequences = 3;
+  EXPECT_THAT(error(), HasSubstr("--sequences: expected 6 lines in "));
+  options_.sequences = 1;
+  const auto with = [&](const std::string& line) {
+    folder_.Write("exam.jsonl", line + "\n" + line + "\n");
+    return error();
+  };
+  EXPECT_THAT(with("{}"), HasSubstr("exam.jsonl:1: tokens: expected a list of ids from 0 to "));
+  EXPECT_THAT(with(R"({"tokens": [1, 99999], "scored": [1]})"),
+              HasSubstr("exam.jsonl:1: tokens: "));
+  EXPECT_THAT(with(R"({"tokens": [1, 2, 3], "scored": [0, 1]})"),
+              HasSubstr("exam.jsonl:1: scored: expected a rising list of indices from 1 to 2"));
+  EXPECT_THAT(with(R"({"tokens": [1, 2, 3], "scored": [2, 2]})"), HasSubstr("scored: "));
+  EXPECT_THAT(with(R"({"tokens": [1, 2, 3], "scored": []})"), HasSubstr("scored: "));
+  options_.file = absl::StrCat(folder_.path(), "/none.txt");
+  EXPECT_THAT(error(), HasSubstr("none.txt"));
+}
+
+}  // namespace
+}  // namespace ovq::model::test
