@@ -85,26 +85,27 @@ class ReferencePredictor:
 
     backend = "reference"
 
-    def __init__(self, folder, ablation="none", memory=None):
+    def __init__(self, folder, ablation="none", memory=None, device="cpu"):
         # imported here, so that served models are scored without torch
         import torch
         from ovq.model import load_model
-        self._torch = torch
-        self._model = load_model(folder, torch.float32, ablation)
+        self._torch, self._device = torch, device
+        rule = memory and memory.replace("_", "-")
+        self._model = load_model(folder, torch.float32, ablation, rule).to(device)
         if memory:
             self._model.read_through(memory)
 
     def predict(self, tokens, max_centroids):
         torch = self._torch
         with torch.no_grad():
-            logits = self._model(torch.from_numpy(tokens[None, :-1]), max_centroids)[0]
+            tokens = torch.from_numpy(tokens).to(self._device)
+            logits = self._model(tokens[None, :-1], max_centroids)[0]
             logprobs = logits.log_softmax(-1)
             # argmax of the logits: two tokens' float32 probabilities may be equal when their logits
             # are not
-            top_ids = logits.argmax(-1)
-        at = np.arange(len(tokens) - 1)
-        logprobs = logprobs.numpy()
-        return Predictions(top_ids.numpy(), logprobs[at, top_ids.numpy()], logprobs[at, tokens[1:]])
+            top_ids, at = logits.argmax(-1), torch.arange(len(logits), device=self._device)
+            chosen = (top_ids, logprobs[at, top_ids], logprobs[at, tokens[1:]])
+        return Predictions(*(one.cpu().numpy() for one in chosen))
 
     def state_bytes(self, n_tokens, max_centroids):
         """Not available: only a server knows it."""

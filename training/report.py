@@ -17,7 +17,7 @@ from plots import Line, Panel, plot_panels, require
 # few functions are queried that often.
 _LEAST_GROUP_SHARE = 0.1
 _GROUP_LABELS = {"seen": "examples of the function seen", "position": "position in bytes"}
-_MIXER_ORDER = ("full", "vq", "ovq", "closest-pair", "kvm", "gdn", "mamba2", "mesa", "lattice", "tvq", "sliding")
+_MIXER_ORDER = ("full", "vq", "ovq", "closest-pair", "keydiff", "kvm", "gdn", "mamba2", "mesa", "lattice", "tvq", "sliding")
 
 
 def read_rows(paths):

@@ -40,7 +40,7 @@ from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLa
 from tasks import TaskError, json_fields, read_fields
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
-SERVED_MEMORIES = ("paper", "closest-pair")
+SERVED_MEMORIES = ("paper", "closest-pair", "keydiff")
 CENTROIDS = "128,256,512,1024,2048"
 _LEAST_AGREEMENT = 0.999
 _PROGRESS_SECONDS = 10
@@ -85,9 +85,10 @@ def parse_args(arguments):
         "--server-args='--compute-dtype f32 --state-dtype f32'")
     add("--backend", choices=("server", "reference"), default="server")
     add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
+    add("--device", default="cpu", help="of the reference: cpu, or cuda for a GPU")
     add("--memory", help="what full and OVQ layers read through in place of their own. --server: its "
-        "--memory, paper or closest-pair. --backend reference: window, sinks, keydiff, closest_pair (see "
-        "ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
+        "--memory, paper, closest-pair or keydiff. --backend reference: window, sinks, keydiff, received, closest_pair "
+        "(see ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
         "sequence's end. Column `ablation` has it")
     add("--config", type=json_fields, default={}, metavar="JSON", help="fields in place of those of the "
         "model's config.json, those of a section one by one: {\"ovq\": {\"recent_tokens\": 64}}")
@@ -271,10 +272,13 @@ def run(args, stack):
     else:
         name = os.path.basename(os.path.abspath(args.model))
         config = load_config(args.model)
+        if args.memory:
+            config = config.read_by(args.memory.replace("_", "-"))
         layer_types, shares = config.served_types, config.shares
     mixer = mixer_of(layer_types)
-    bounded = mixer in ("ovq", "closest-pair") or args.memory
-    law = RowLaw((args.memory or mixer) == "closest-pair", shares or (1.0,), args.ablation == "linear_growth_blind")
+    bounded = mixer in ("ovq", "closest-pair", "keydiff") or args.memory
+    fills = (args.memory or mixer) in ("closest-pair", "keydiff") and not (args.memory and args.backend == "reference")
+    law = RowLaw(fills, shares or (1.0,), args.ablation == "linear_growth_blind")
     plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences, law)
     saturation_n = load_config(args.model).kvm.state_saturation_n \
         if args.model and mixer == "kvm" else None
@@ -282,7 +286,7 @@ def run(args, stack):
         plan = [dataclasses.replace(job, centroids=str(saturation_n)) for job in plan]
     reference = None
     if args.check_reference or args.backend == "reference":
-        reference = ReferencePredictor(args.model, args.ablation, args.memory)
+        reference = ReferencePredictor(args.model, args.ablation, args.memory, args.device)
     if args.backend == "reference":
         predictor = reference
     elif args.server:

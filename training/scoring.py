@@ -29,11 +29,11 @@ def mixer_of(layer_types):
 
 @dataclasses.dataclass(frozen=True)
 class RowLaw:
-    """Number of rows in a dictionary: eq. 17 or, by closest pairs, as many as allowed.
+    """Number of rows in a dictionary: eq. 17 or, by closest pairs and KeyDiff, as many as allowed.
 
     shares: of max_centroids, for every layer that has one, or for its heads; the number is their
     mean. blind_growth: growth of the ablation linear_growth_blind."""
-    closest_pair: bool = False
+    fills: bool = False
     shares: tuple = (1.0,)
     blind_growth: bool = False
 
@@ -43,7 +43,7 @@ class RowLaw:
             size = share_of(max_centroids, share)
             if self.blind_growth:
                 return n_centroids_blind(n_tokens, size)
-            return min(n_tokens, size) if self.closest_pair else n_centroids_at(n_tokens, size)
+            return min(n_tokens, size) if self.fills else n_centroids_at(n_tokens, size)
         layers = [fractions.Fraction(sum(map(rows, heads)), len(heads))
                   for heads in map(as_heads, self.shares)]
         return math.floor(sum(layers) / len(layers))

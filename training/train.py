@@ -8,12 +8,15 @@ of score.py, which reproduce.py passes on. Options on the command line override 
 
 import argparse
 import concurrent.futures
+import contextlib
 import csv
 import json
 import math
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
 
 import torch
@@ -21,10 +24,11 @@ import torch.nn.functional as F
 
 from chat.bpe import load_tokenizer
 from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
-from ovq.config import (ConfigError, MIXER_NAMES, config_from_dict, config_to_dict,
+from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, config_from_dict, config_to_dict,
                         read_json_object)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
+from ovq_torch.causal_lm import Decoder, check_layers
 from muon import Muon
 import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
@@ -70,8 +74,8 @@ def make_parser():
         "schedule follows the clock in place of --steps, for machines that are shared")
     add("--batch-tokens", type=int, default=4096,
         help="tokens in a step, but never less than one context a worker")
-    add("--workers", type=int, default=2, help="threads that share a step's contexts; each runs "
-        "its operations on OMP_NUM_THREADS threads")
+    add("--workers", type=int, help="threads that share a step's contexts; each runs its operations on "
+        "OMP_NUM_THREADS threads. Default: 2 on a CPU, 1 on a GPU")
     add("--phases", default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17",
         help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
         "run, in order; with SHORTEST every step draws its length, LENGTH or a multiple of "
@@ -103,7 +107,7 @@ def make_parser():
         "token shifts are 0; functions may be of other sizes: numbers and identifiers that were not "
         "there are drawn like those that were")
     add("--seed", type=int, default=0)
-    add("--device", default="cpu")
+    add("--device", default="cpu", help="cpu, or cuda: a GPU, which computes all chunks of a sequence side by side (ovq_torch)")
     add("--compute-dtype", choices=("bfloat16", "float32"), help="dtype of the matrix products; "
         "weights are always float32. Default: bfloat16 where the device is fast in it, else float32")
     add("--log-steps", type=int, default=20)
@@ -134,6 +138,7 @@ def parse_args():
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
     args.compute_dtype = args.compute_dtype or fast_dtype(args.device)
+    args.workers = args.workers or (2 if args.device == "cpu" else 1)
     return args, recipe
 
 
@@ -150,12 +155,25 @@ def make_config(recipe, mixer, token_shift=False):
     raw = dict(recipe["config"])
     if token_shift:
         raw["token_shift"] = True
-    if mixer == "closest_pair_attention":  # the server's name for OVQ's layers with this update
-        raw["ovq"] = {**raw.get("ovq", {}), "update": "closest-pair"}
+    update = {kind: name for name, kind in MIXER_NAMES.items()}.get(mixer)
+    if update in OVQ_UPDATES:  # the server's name for OVQ's layers with this update
+        raw["ovq"] = {**raw.get("ovq", {}), "update": update}
     elif mixer and "layer_types" in raw:  # if they are missing, config_from_dict reports the error
         raw["layer_types"] = [mixer if kind == "ovq_attention" else kind
                               for kind in raw["layer_types"]]
     return config_from_dict(raw)
+
+
+def make_model(config, args):
+    """Makes the model: on a GPU with all chunks side by side, as far as ovq_torch has its layers and rules.
+
+    On a CPU the loop over chunks is as fast or faster: it computes no columns of slots that a chunk does not have yet."""
+    dtype = DTYPES[args.compute_dtype]
+    if args.device.startswith("cuda") and args.ablation == "none":
+        with contextlib.suppress(ConfigError):
+            check_layers(config)
+            return Decoder(config, dtype, args.recompute_chunks)
+    return OvqModel(config, dtype, args.ablation, args.recompute_chunks)
 
 
 def make_source(recipe, args, config):
@@ -265,14 +283,13 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.config = make_config(recipe, args.mixer, args.token_shift)
-        self.model = OvqModel(self.config, DTYPES[args.compute_dtype], args.ablation,
-                              args.recompute_chunks).to(args.device)
+        self.model = make_model(self.config, args).to(args.device)
         self.source = make_source(recipe, args, self.config)
         for phase in self.phases:  # checked now and not when the phase begins
             self.source.check(phase.shortest or phase.length)
             self.source.check(phase.length)
         if args.init and load_initial(self.model, args, self.task):
-            self.model.sample_codebooks(self._batch(self.phases[0].length)[0])
+            self.model.sample_codebooks(self._batch(self.phases[0].length)[0][0])
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
@@ -284,18 +301,22 @@ class Trainer:
         return self.step / self.args.steps
 
     def _batch(self, length):
-        """Returns the next step's (inputs, targets, weights), each [contexts, length]."""
+        """Returns the next step's (inputs, targets, weights), each [contexts, length], and how many targets there are."""
         n_contexts = max(self.args.workers, self.args.batch_tokens // length)
-        return [torch.from_numpy(side).to(self.args.device)
-                for side in self.source.next(length, n_contexts, self.progress)]
+        sides = [torch.from_numpy(side) for side in self.source.next(length, n_contexts, self.progress)]
+        n_targets = int((sides[1] != NO_TARGET).sum())
+        if self.args.device != "cpu":  # nobody waits for a copy from pinned memory
+            sides = [side.pin_memory().to(self.args.device, non_blocking=True) for side in sides]
+        return sides, n_targets
 
     def _accumulate(self, inputs, targets, weights, max_centroids):
-        """Adds the gradients of some of a step's contexts; returns their share of its loss."""
+        """Adds the gradients of some of a step's contexts; returns their share of its loss, a float64 tensor: its number
+        would have to be waited for on a GPU."""
         losses = F.cross_entropy(self.model(inputs, max_centroids).flatten(0, 1),
                                  targets.flatten(), reduction="none", ignore_index=NO_TARGET)
-        loss = losses.dot(weights.flatten())
+        loss = losses.dot(weights.flatten().to(losses.dtype))
         loss.backward()
-        return loss.item()
+        return loss.detach().double()
 
     def _all_gradients(self, inputs, targets, weights, max_centroids):
         """Each worker computes a share of the contexts, and they synchronize once for each step.
@@ -309,9 +330,9 @@ class Trainer:
         return sum(loss.result() for loss in losses) / math.log(2)
 
     def train_step(self):
-        """One optimizer step; returns the weighted mean loss in bits per token."""
+        """One optimizer step; returns the weighted mean loss in bits per token, a tensor."""
         phase = phase_at(self.phases, self.progress)
-        batch = self._batch(phase.length_at(self.args.seed, self.step))
+        batch, n_targets = self._batch(phase.length_at(self.args.seed, self.step))
         rate = learning_rate(self.args.lr, self.progress, self.step, self.args.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
@@ -321,7 +342,7 @@ class Trainer:
         self.optimizer.zero_grad()
         self.model.normalize_codebooks()
         self.step += 1
-        self.tokens += int((batch[1] != NO_TARGET).sum())
+        self.tokens += n_targets
         return bits
 
     def save(self):
@@ -394,7 +415,8 @@ class Trainer:
         told = False
         recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
         while self.progress < 1:
-            recent.append(self.train_step())
+            with interrupted_afterwards():
+                recent.append(self.train_step())
             now = time.monotonic()
             self.seconds, clock = self.seconds + now - clock, now
             if not told and now - begin >= FIRST_SIGN_SECONDS:
@@ -402,12 +424,37 @@ class Trainer:
                 told = True
             if self.step % self.args.log_steps == 0 or self.progress >= 1:
                 speed = (self.tokens - recent_tokens) / (self.seconds - recent_seconds)
-                self.report(sum(recent) / len(recent), speed)
+                self.report(float(sum(recent) / len(recent)), speed)
                 recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
             if now - saved_at > 60 * self.args.checkpoint_minutes:
                 self.save()
                 saved_at = now
         self.save()
+
+
+@contextlib.contextmanager
+def interrupted_afterwards():
+    """Lets SIGINT interrupt behind the block; a second one interrupts at once.
+
+    An exception amid a step could leave a lock of the workers' pool held, for which the program would
+    wait at its end for good. A program that ignores SIGINT goes on ignoring it."""
+    came = []
+
+    def note(*_):
+        came.append(True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    noted = (threading.current_thread() is threading.main_thread()
+             and signal.getsignal(signal.SIGINT) == signal.default_int_handler)
+    if noted:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if noted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def main():

@@ -40,12 +40,13 @@ def compiled():
         return ctypes.CDLL(linked)
 
 
-def usable(x, dtype):
+def usable(x, dtype, *read):
     """True if the Functions can replace operations around products in dtype on x's device.
 
-    In float32 only if gradients are needed: without them, float32 is the reference, in plain
+    read: weights and inputs that they read as float32. In float32 only if gradients are needed: without them, float32 is the reference, in plain
     operations."""
     fits = dtype == torch.bfloat16 or dtype == torch.float32 and torch.is_grad_enabled()
+    fits = fits and all(one.dtype == torch.float32 for one in read)
     return fits and x.device.type == "cpu" and compiled() is not None
 
 

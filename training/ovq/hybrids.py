@@ -158,7 +158,7 @@ class Qwen(Hybrid):
         step = softplus(self.linear(x, layer, "linear_attn.in_proj_a")
                         + self.tensor(layer, "linear_attn.dt_bias"))
         log_alpha = (-self.tensor(layer, "linear_attn.A_log").exp() * step).transpose(1, 2)
-        y = gated_delta_rule(q * raw.linear_key_head_dim ** -0.5, k, split_heads(v, n_heads), beta,
+        y, _ = gated_delta_rule(q * raw.linear_key_head_dim ** -0.5, k, split_heads(v, n_heads), beta,
                              log_alpha)
         y = rms_norm(y, self.eps) * self.tensor(layer, "linear_attn.norm.weight")
         y = y.transpose(1, 2).flatten(2) * F.silu(self.linear(x, layer, "linear_attn.in_proj_z"))

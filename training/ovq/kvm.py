@@ -109,7 +109,7 @@ def _merge(tokens, rows, weights, settings):
     return Rows(keys, values, lengths)
 
 
-def _first_rows(tokens, weights, settings, max_rows):
+def first_rows(tokens, weights, settings, max_rows):
     """Builds the table after the first chunk: one row for each token, as far as max_rows allows."""
     chunk_len = tokens.keys.shape[2]
     n_rows = min(chunk_len, max_rows)
@@ -125,7 +125,7 @@ def _first_rows(tokens, weights, settings, max_rows):
     return _merge(Tokens(*(x[:, :, n_rows:] for x in tokens)), rows, weights, settings)
 
 
-def _updated(tokens, rows, n_new, weights, settings):
+def updated_rows(tokens, rows, n_new, weights, settings):
     """Returns the table after the tokens of a chunk have entered it."""
     n_tokens, gated = tokens.keys.shape[2], settings.apply_merge_gate_to_appends
     if n_new == n_tokens:
@@ -137,7 +137,7 @@ def _updated(tokens, rows, n_new, weights, settings):
     return _merge(tokens, rows, weights, settings)
 
 
-def _read(q, keys, values, rows, weights, settings):
+def read_rows(q, keys, values, rows, weights, settings):
     """One softmax over the rows and the window's keys, which end with the queries' own."""
     row_keys, row_values = weights.norm(rows.keys), rows.values
     if weights.row_temp is not None:
@@ -155,7 +155,7 @@ def _read(q, keys, values, rows, weights, settings):
     return out.unsqueeze(2)
 
 
-def _tokens_of_chunks(k, v, gates, weights, settings):
+def tokens_of_chunks(k, v, gates, weights, settings):
     """Prepares the tokens of every chunk for the table."""
     masked = settings.masked_dims
     keys, values = weights.norm(F.pad(wide(k[..., masked:]), (masked, 0))), wide(v)
@@ -173,7 +173,7 @@ def kvm_attention(q, k, v, gates, weights, settings, max_rows=None):
     settings: a KvmConfig. max_rows: a session's cap on the table's rows; None: the config's."""
     max_rows = settings.max_centroids if max_rows is None else max_rows
     chunk_len, n_window = settings.chunk_len, settings.n_bswa_chunks
-    taken = _tokens_of_chunks(k, v, gates, weights, settings)
+    taken = tokens_of_chunks(k, v, gates, weights, settings)
     if weights.window_temp is not None:
         k = (k * weights.window_temp[:, None, None]).to(k.dtype)
     window_len = n_window * chunk_len
@@ -182,12 +182,12 @@ def kvm_attention(q, k, v, gates, weights, settings, max_rows=None):
     rows = None
     for c in range(n_window, len(keys)):
         if rows is None:
-            rows = _first_rows(taken[0], weights, settings, max_rows)
+            rows = first_rows(taken[0], weights, settings, max_rows)
         else:
             n_old = rows.keys.shape[2]
             n_new = min(n_rows_at(c * chunk_len, n_old, settings, max_rows) - n_old, chunk_len)
-            rows = _updated(taken[c - n_window], rows, n_new, weights, settings)
+            rows = updated_rows(taken[c - n_window], rows, n_new, weights, settings)
         window = slice(c - n_window + 1, c + 1)
-        outs.append(_read(queries[c], torch.cat(keys[window], 2), torch.cat(values[window], 2),
+        outs.append(read_rows(queries[c], torch.cat(keys[window], 2), torch.cat(values[window], 2),
                           rows, weights, settings))
     return torch.cat(outs, dim=-2)

@@ -1,6 +1,9 @@
 """The decoder of the native format, composed from a Config."""
 
+import dataclasses
+import json
 import os
+import re
 
 import torch
 from torch import nn
@@ -8,7 +11,8 @@ import torch.nn.functional as F
 
 from ovq import fused, kvm, mixers
 from ovq.closest_pair import closest_pair_attention
-from ovq.config import DICTIONARY_LAYER_TYPES, check_max_centroids, load_config, share_of
+from ovq.config import (DICTIONARY_LAYER_TYPES, check_max_centroids, config_to_dict, load_config,
+                        read_json_object, share_of)
 from ovq.dictionary import n_centroids_at, ovq_attention
 from ovq.gated_delta_net import GatedDeltaNet
 from ovq.lattice import Lattice
@@ -16,9 +20,11 @@ from ovq.layers import Projection, RmsNorm, joint_product, shift_tokens
 from ovq.mamba2 import Mamba2
 from ovq.memories import MEMORIES, bounded_attention
 from ovq.mesa_net import MesaNet
-from ovq.safetensors_io import load_safetensors
+from ovq.safetensors_io import load_safetensors, save_safetensors
 from ovq.transformer_vq import TransformerVq
 
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # says which of several files has which tensor
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -71,7 +77,7 @@ class Attention(nn.Module):
         qkv = joint_product(x, self.q_proj, self.k_proj, self.v_proj)
         if self.config.token_shift:
             qkv = shift_tokens(qkv, torch.cat((self.q_shift, self.k_shift, self.v_shift)))
-        if fused.usable(x, x.dtype):
+        if fused.usable(x, x.dtype, self.beta):
             return fused.SplitHeads.apply(qkv, self.beta, rope, n_kv_heads, head_dim)
         v_dim = self.config.value_head_dim
         sizes = (len(self.beta) * head_dim, n_kv_heads * head_dim, n_kv_heads * v_dim)
@@ -122,6 +128,8 @@ class Attention(nn.Module):
         if self.config.update == "closest-pair" and self.memory is None:
             return closest_pair_attention(q, k, v, self.config.chunk_size, max_centroids,
                                           rule=self.config.pair_rule)
+        if self.config.update == "keydiff" and self.memory is None:
+            return bounded_attention(q, k, v, self.config.chunk_size, max_centroids, "keydiff")
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
                              self.recompute_chunks, self.config.ovq_rules, beta)
 
@@ -158,15 +166,21 @@ class Layer(nn.Module):
 
     def __init__(self, config, i, *training_options):
         super().__init__()
-        kind, d_ff = config.layer_types[i], config.intermediate_sizes[i]
+        d_ff = config.intermediate_sizes[i]
         norm = config.hidden_size, config.rms_norm_eps, config.norm_bias
         self.input_layernorm = RmsNorm(*norm)
-        self.self_attn = (MIXERS[kind](config, config.sections[kind]) if kind in MIXERS
-                          else Attention(config, kind, config.shares_of(i), *training_options))
+        self.self_attn = self.make_mixer(config, i, *training_options)
         self.has_mlp = d_ff > 0
         if self.has_mlp:
             self.post_attention_layernorm = RmsNorm(*norm)
             self.mlp = Mlp(config, d_ff)
+
+    @staticmethod
+    def make_mixer(config, i, *training_options):
+        kind = config.layer_types[i]
+        if kind in MIXERS:
+            return MIXERS[kind](config, config.sections[kind])
+        return Attention(config, kind, config.shares_of(i), *training_options)
 
     def forward(self, x, rope, max_centroids, compute_dtype):
         y = self.input_layernorm(x, compute_dtype)
@@ -174,6 +188,9 @@ class Layer(nn.Module):
             h = x + self.self_attn(y, rope, max_centroids)
         else:
             h = x + self.self_attn(y)
+        return self.add_mlp(h, compute_dtype)
+
+    def add_mlp(self, h, compute_dtype):
         if not self.has_mlp:
             return h
         return h + self.mlp(self.post_attention_layernorm(h, compute_dtype))
@@ -190,13 +207,13 @@ class PositionTable(nn.Module):
 class Backbone(nn.Module):
     """The modules under the tensor prefix `model.`."""
 
-    def __init__(self, config, *training_options):
+    def __init__(self, config, layer_class, *training_options):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=config.hidden_size ** -0.5)
         if config.pe_abs:
             self.embed_positions = PositionTable()
-        self.layers = nn.ModuleList(Layer(config, i, *training_options)
+        self.layers = nn.ModuleList(layer_class(config, i, *training_options)
                                     for i in range(config.num_hidden_layers))
         if config.final_norm:
             self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_bias)
@@ -220,18 +237,20 @@ class OvqModel(nn.Module):
     ablation, recompute_chunks: see ovq_attention. config.json cannot set them: a served model has
     no ablation."""
 
+    layer_class = Layer
+
     def __init__(self, config, compute_dtype=torch.float32, ablation="none",
                  recompute_chunks=False):
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
-        self.model = Backbone(config, ablation, recompute_chunks)
+        self.model = Backbone(config, self.layer_class, ablation, recompute_chunks)
         self.lm_head = Head(config)
 
-    def _embed(self, tokens):
+    def _embed(self, tokens, first=0):
         x = self.model.embed_tokens(tokens)
         if not self.config.pe_abs:
             return x
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         table = mixers.position_table(positions, self.config.hidden_size, self.config.pe_lam)
         return x + self.model.embed_positions.scale * table.to(x.dtype)
 
@@ -304,11 +323,22 @@ class OvqModel(nn.Module):
             codebook.copy_(every[torch.randperm(len(every))[:n_codes]].transpose(0, 1))
 
 
-def load_model(folder, compute_dtype=torch.float32, ablation="none"):
-    """Reads a native model folder; weights become float32 whatever the file's dtype."""
-    model = OvqModel(load_config(folder), compute_dtype, ablation)
-    path = os.path.join(folder, "model.safetensors")
-    tensors = {name: tensor.float() for name, tensor in load_safetensors(path).items()}
+def load_model(folder, compute_dtype=torch.float32, ablation="none", rule=None):
+    """Reads a native model folder; weights become float32 whatever the file's dtype. rule: whose
+    shares, if not those of the config's own."""
+    config = load_config(folder)
+    model = OvqModel(config.read_by(rule) if rule else config, compute_dtype, ablation)
+    path, shards, tensors = os.path.join(folder, WEIGHTS), [WEIGHTS], {}
+    if not os.path.exists(path):
+        indexed = os.path.join(folder, INDEX)
+        if os.path.exists(indexed):
+            path, places = indexed, read_json_object(indexed).get("weight_map")
+            if not isinstance(places, dict):
+                raise ValueError(f"{path}: weight_map: {places!r} does not say which file has which tensor")
+            shards = sorted(set(places.values()))
+    for shard in shards:
+        tensors.update((name, tensor.float())
+                       for name, tensor in load_safetensors(os.path.join(folder, shard)).items())
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in expected.items():
         if name not in tensors:
@@ -321,3 +351,54 @@ def load_model(folder, compute_dtype=torch.float32, ablation="none"):
             raise ValueError(f"{path}: {name} belongs to no part of the model")
     model.load_state_dict(tensors)
     return model.eval()
+
+
+def write_json(path, value):
+    """Writes a JSON file, which appears complete or not at all."""
+    with open(path + ".partial", "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+    os.replace(path + ".partial", path)
+
+
+def _bytes(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+def _shards(tensors, most_bytes):
+    """Splits {name: tensor}, in the order of names, into as few parts of at most most_bytes; a larger tensor is a part of
+    its own."""
+    parts, size = [{}], 0
+    for name in sorted(tensors):
+        if parts[-1] and size + _bytes(tensors[name]) > most_bytes:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensors[name]
+        size += _bytes(tensors[name])
+    return parts
+
+
+def save_model(folder, config, tensors, dtype="float32", shard_bytes=None):
+    """Writes a native model folder: a Config, and {name: tensor}, each as dtype, a name in DTYPES. Returns the weights' bytes.
+
+    shard_bytes: the most bytes of tensors in a file, with an index beside the files; None: one file."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    os.makedirs(folder, exist_ok=True)
+    tensors = {name: tensor.to(DTYPES[dtype]) for name, tensor in tensors.items()}
+    n_bytes = sum(map(_bytes, tensors.values()))
+    parts = [tensors] if shard_bytes is None else _shards(tensors, shard_bytes)
+    names = [WEIGHTS] if shard_bytes is None else [
+        f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
+    for name, part in zip(names, parts):
+        save_safetensors(os.path.join(folder, name), part)
+    if shard_bytes is not None:
+        places = {tensor: name for name, part in zip(names, parts) for tensor in part}
+        write_json(os.path.join(folder, INDEX), {"metadata": {"total_size": n_bytes}, "weight_map": places})
+        names.append(INDEX)
+    for name in os.listdir(folder):  # whoever loads it must not find the files of a model before
+        if re.fullmatch(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?", name) and name not in names:
+            os.remove(os.path.join(folder, name))
+    write_json(os.path.join(folder, "config.json"),
+               config_to_dict(dataclasses.replace(config, torch_dtype=dtype)))
+    return n_bytes

@@ -52,6 +52,26 @@ class ConfigTest(unittest.TestCase):
             with self.subTest(shares=shares), self.assertRaisesRegex(ConfigError, message):
                 parsed(shares)
 
+    def test_shares_by_rule(self):
+        types = ["sliding_attention", "ovq_attention", "full_attention"]
+
+        def parsed(shares, **ovq):
+            return config_from_dict(tiny_config(
+                num_hidden_layers=3, layer_types=types,
+                ovq={"chunk_size": 8, "max_centroids": 16, "shares": shares, **ovq}))
+        both = {"paper": [1.25, 0.75], "closest-pair": [0.5, [1, 2]]}
+        config = parsed(both)
+        self.assertEqual(config.shares, (1.25, 0.75))
+        self.assertEqual(config.read_by("closest-pair").shares, (0.5, (1.0, 2.0)))
+        self.assertIsNone(config.read_by("keydiff").shares)
+        self.assertEqual(parsed(both, update="closest-pair").shares, (0.5, (1.0, 2.0)))
+        self.assertIsNone(parsed({"closest-pair": [0.5, 1.5]}).shares)
+        self.assertEqual(config_from_dict(config_to_dict(config)), config)
+        for shares, message in (({"exact": [1, 1]}, "ovq.shares: 'exact'"),
+                                ({"paper": [1, 2]}, "ovq.shares.paper: .* not 1 in the mean")):
+            with self.subTest(shares=shares), self.assertRaisesRegex(ConfigError, message):
+                parsed(shares)
+
     def test_round_trip_of_what_only_some_models_have(self):
         raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},
                            intermediate_size=[0, 24], norm_bias=True, final_norm=False,

@@ -15,26 +15,38 @@ from test_mixers import random_qkv
 CHUNK, MAX_ROWS = 5, 8
 
 
-def naive_window(rows):
+def naive_window(rows, queries):
     return rows[-MAX_ROWS:]
 
 
-def naive_sinks(rows):
+def naive_sinks(rows, queries):
     return rows if len(rows) <= MAX_ROWS else rows[:4] + rows[-(MAX_ROWS - 4):]
 
 
-def naive_keydiff(rows):
+def naive_keydiff(rows, queries):
     mean = sum(key for key, _, _ in rows) / len(rows)
     by_likeness = sorted(range(len(rows)), key=lambda i: float(
         torch.cosine_similarity(rows[i][0], mean, dim=0)))
     return [rows[i] for i in sorted(by_likeness[:MAX_ROWS])]
 
 
-NAIVE = {"window": naive_window, "sinks": naive_sinks, "keydiff": naive_keydiff}
+def naive_received(rows, queries):
+    """queries: [group, CHUNK, d] of the chunk whose tokens are the last rows; those stay."""
+    old, received = len(rows) - CHUNK, [0.0] * len(rows)
+    for head in queries:
+        for i, query in enumerate(head):
+            scores = torch.stack([query @ key for key, _, _ in rows[:old + i + 1]]).softmax(0)
+            for row, probability in enumerate(scores.tolist()):
+                received[row] += probability
+    most = sorted(range(old), key=lambda row: -received[row])[:MAX_ROWS - CHUNK]
+    return [rows[i] for i in sorted(most)] + rows[old:] if len(rows) > MAX_ROWS else rows
 
 
-def naive_attention(q, k, v, shrink):
-    """Computes one head: q, k [n_tokens, d], v [n_tokens, dv]."""
+NAIVE = {"window": naive_window, "sinks": naive_sinks, "keydiff": naive_keydiff, "received": naive_received}
+
+
+def naive_attention(q, group, k, v, shrink):
+    """Computes one head: q, k [n_tokens, d], v [n_tokens, dv]; group [group, n_tokens, d]: the queries of its rows."""
     rows, outs = [], []
     for t, query in enumerate(q):
         begin = t - t % CHUNK
@@ -42,7 +54,7 @@ def naive_attention(q, k, v, shrink):
         scores = torch.stack([query @ key + math.log(count) for key, _, count in read])
         outs.append(scores.softmax(0) @ torch.stack([value for _, value, _ in read]))
         if (t + 1) % CHUNK == 0:
-            rows = shrink(rows + [(k[s], v[s], 1) for s in range(begin, t + 1)])
+            rows = shrink(rows + [(k[s], v[s], 1) for s in range(begin, t + 1)], group[:, begin:t + 1])
     return torch.stack(outs)
 
 
@@ -55,7 +67,7 @@ class MemoriesTest(unittest.TestCase):
         for memory in NAIVE:
             out = bounded_attention(q, k, v, CHUNK, MAX_ROWS, memory)
             for b, head, g in torch.cartesian_prod(*[torch.arange(2)] * 3).tolist():
-                expected = naive_attention(q[b, head, g], k[b, head], v[b, head], NAIVE[memory])
+                expected = naive_attention(q[b, head, g], q[b, head], k[b, head], v[b, head], NAIVE[memory])
                 with self.subTest(memory=memory):
                     torch.testing.assert_close(out[b, head, g], expected)
 

@@ -64,8 +64,8 @@ class FakeClient:
 class ArithmeticTest(unittest.TestCase):
     def test_a_ratio_leaves_at_most_that_many_live_centroids(self):
         laws = (scoring.RowLaw(), scoring.RowLaw(shares=(1.75, 0.25)),
-                scoring.RowLaw(closest_pair=True, shares=(0.5, 1.5)),
-                scoring.RowLaw(closest_pair=True, shares=(1.25, (1.0, 0.5))),
+                scoring.RowLaw(fills=True, shares=(0.5, 1.5)),
+                scoring.RowLaw(fills=True, shares=(1.25, (1.0, 0.5))),
                 scoring.RowLaw(blind_growth=True))
         for law in laws:
             for ratio, share in (("0.3x", 0.3), ("0.05x", 0.05), ("0.9x", 0.9), ("1/3x", 1 / 3)):
@@ -73,11 +73,11 @@ class ArithmeticTest(unittest.TestCase):
                     size = law.max_centroids(ratio, n_tokens)
                     self.assertLessEqual(law.live(n_tokens, size), share * n_tokens)
                     self.assertGreater(law.live(n_tokens, size + 1), share * n_tokens)
-        law = scoring.RowLaw(closest_pair=True)
+        law = scoring.RowLaw(fills=True)
         self.assertEqual([law.live(100, size) for size in (30, 300)], [30, 100])
         # layers of 18 and 6, after 100 tokens: 15 and 5 rows by eq. 17
         self.assertEqual(scoring.RowLaw(shares=(1.5, 0.5)).live(100, 12), 10)
-        law = scoring.RowLaw(closest_pair=True, shares=(1.5, (0.75, 0.25)))
+        law = scoring.RowLaw(fills=True, shares=(1.5, (0.75, 0.25)))
         self.assertEqual(law.live(100, 12), (18 + (9 + 3) // 2) // 2)
         law = scoring.RowLaw(blind_growth=True)  # all after 16,384 tokens
         self.assertEqual([law.live(n, 512) for n in (20, 64, 8192, 16384, 65536)], [1, 2, 256, 512, 512])

@@ -23,6 +23,7 @@ from data import DataError, Documents
 from ovq.config import ConfigError
 from ovq.mixers import unit_norm
 from ovq.model import load_model
+from predictors import ReferencePredictor
 from schedule import Phase, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, CorpusSource, TaskSource, predicted_right
 from tasks import TaskError, make_task
@@ -220,6 +221,47 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(dtypes, ["float32", "bfloat16"])
         self.assertEqual(train.fast_dtype("cuda"), "bfloat16")
 
+    def test_training_with_chunks_side_by_side_is_the_same(self):
+        config = support.tiny_config(layer_types=["ovq_attention", "gated_delta_net"],
+                                     gdn={"num_heads": 1, "head_dim": 8, "value_head_dim": 8, "conv_size": 4})
+        make, made = train.make_model, []
+
+        def as_on_a_gpu(config, args):
+            made.append(make(config, mock.Mock(**{**vars(args), "device": "cuda"})))
+            return made[0].double()
+
+        def in_float64(config, args):
+            return make(config, args).double()
+
+        with mock.patch.dict(train.DTYPES, float32=torch.float64):
+            for run, maker in (("loop", in_float64), ("aside", as_on_a_gpu)):
+                with mock.patch.object(train, "make_model", maker):
+                    self.train(run, config=config)
+        self.assertIsInstance(made[0], train.Decoder)
+        bits = [[row[5] for row in self.saved(run)["history"]] for run in ("loop", "aside")]
+        np.testing.assert_allclose(*bits, rtol=1e-9)
+        for kind, rules in (("mesa_net", {}), ("ovq_attention", {"delta_rule": True})):
+            raw = support.tiny_config(layer_types=["ovq_attention", kind], mesa_net={"num_heads": 2, "head_dim": 8})
+            raw["ovq"].update(rules)
+            model = make(train.config_from_dict(raw), mock.Mock(device="cuda", ablation="none", compute_dtype="float32"))
+            self.assertEqual(type(model), train.OvqModel)
+
+    @unittest.skipUnless(torch.cuda.is_available(), "needs a GPU")
+    def test_training_on_a_gpu(self):
+        for mixer in ("ovq_attention", "closest_pair_attention", "full_attention", "vq_attention", "gated_delta_net"):
+            with self.subTest(mixer=mixer):
+                self.train(mixer, "--device", "cuda", "--mixer", mixer, config=support.tiny_config(
+                    vq={"codebook_size": 4}, gdn={"num_heads": 1, "head_dim": 8, "value_head_dim": 8, "conv_size": 4}))
+                on_cpu = mixer + "-cpu"
+                self.train(on_cpu, "--workers", "1", "--mixer", mixer, config=self.saved(mixer)["config"])
+                bits = [[row[5] for row in self.saved(run)["history"]] for run in (mixer, on_cpu)]
+                np.testing.assert_allclose(*bits, rtol=1e-2)
+        model = os.path.join(self.folder, "model")
+        self.call(export, "--checkpoint", self.checkpoint("ovq_attention"), "--out", model)
+        tokens = np.random.default_rng(0).integers(0, 256, 100)
+        ours, theirs = (ReferencePredictor(model, device=device).predict(tokens, 16) for device in ("cuda", "cpu"))
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-3)
+
     def test_the_command_line_wins_over_the_recipe(self):
         training = {"lr": 0.5, "seed": 7, "phases": "8:1", "recompute_chunks": True}
         self.train("run", "--seed", "8", training=training)
@@ -400,6 +442,17 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(process.returncode, 130)
         self.assertRegex(stderr, r"^train.py: interrupted; [^\n]*\n\Z")
 
+    def test_an_interrupt_waits_for_the_end_of_the_step_and_a_second_does_not(self):
+        for number, steps in ((1, 1), (2, 0)):
+            done = []
+            with self.subTest(number=number), self.assertRaises(KeyboardInterrupt):
+                with train.interrupted_afterwards():
+                    for _ in range(number):
+                        signal.raise_signal(signal.SIGINT)
+                    done.append(True)
+            self.assertEqual(len(done), steps)
+            self.assertEqual(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
     def test_export_evaluate_and_sample(self):
         self.train("run")
         for name in ("curve.csv", "curve.png"):
@@ -410,7 +463,14 @@ class TrainingTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "config.json exists"):
             self.call(export, *arguments)
         self.call(export, *arguments, "--overwrite")
-        self.assertEqual(load_model(model).config.torch_dtype, "bfloat16")
+        whole = load_model(model)
+        self.assertEqual(whole.config.torch_dtype, "bfloat16")
+        self.call(export, *arguments, "--overwrite", "--shard-mb", "0.002")
+        self.assertGreater(len(os.listdir(model)), 4)
+        for name, tensor in load_model(model).state_dict().items():
+            self.assertTrue(torch.equal(tensor, whole.state_dict()[name]))
+        with self.assertRaisesRegex(ValueError, "--shard-mb: 0.0 is not positive"):
+            self.call(export, *arguments, "--shard-mb", "0")
         self.call(evaluate, "--model", model, "--out", out, "--data-root", self.root,
                   "--lengths", "16,32,64", "--scales", "1,2")
         with open(os.path.join(out, "evaluation.csv"), encoding="utf-8") as file:

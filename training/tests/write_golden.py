@@ -1,10 +1,11 @@
 """Writes golden models for features that no public code's logits cover: OVQ's other rules and
 shares, block windows.
 
-    /usr/bin/python3 training/tests/write_golden.py FOLDER
+    /usr/bin/python3 training/tests/write_golden.py FOLDER [NAME...]
 
-FOLDER is tests/golden. Every parameter is random; logits are this reference's in float64, rounded
-to float32. A seed is taken only if no choice of a centroid or pair is closer than MARGIN.
+FOLDER is tests/golden; with names, only these models are written. Every parameter is random; logits are this reference's in float64, rounded
+to float32. A seed is taken only if no choice of a centroid, a pair or an evicted token is closer
+than MARGIN.
 """
 
 import json
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 import support  # noqa: F401, the import path
-from ovq import closest_pair, dictionary
+from ovq import closest_pair, dictionary, memories
 from ovq.backbone import Backbone
 from ovq.model import load_model
 from ovq.safetensors_io import save_safetensors
@@ -31,7 +32,8 @@ RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_
          "ovq-rates-only": {"counts_for_rates_only": True}, "ovq-delta": {"delta_rule": True},
          "ovq-normalize-delta": {"normalize_centroids": True, "delta_rule": True},
          "ovq-shares": {"shares": [1.5, 0.5]}, "ovq-head-shares": {"shares": [1.5, [0.25, 0.75]]},
-         "closest-pair-shares": {"shares": [[0.5, 1], 1.25], "update": "closest-pair"}}
+         "closest-pair-shares": {"shares": [[0.5, 1], 1.25], "update": "closest-pair"},
+         "keydiff-shares": {"shares": [[0.5, 1], 1.25], "update": "keydiff"}}
 PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
          "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
          "alt_rope_partial_dim": 16}
@@ -106,9 +108,9 @@ def random_paper(config):
 
 
 def smallest_margin(run):
-    """Returns the result of run(), and the margin of its closest choice of a centroid or pair."""
+    """Returns the result of run(), and the margin of its closest choice."""
     margins, assign = [1.0], dictionary.assign_chunk
-    merge_closest = closest_pair.Candidates.merge_closest
+    merge_closest, drop = closest_pair.Candidates.merge_closest, memories._SHRINK["keydiff"]
 
     def watched(keys, centroids, n_new, ablation="none"):
         n_old = centroids.shape[-2]
@@ -131,7 +133,13 @@ def smallest_margin(run):
             margins.append(distances[1] - distances[0])
         merge_closest(candidates)
 
+    def watched_drop(keys, values, counts, max_rows):
+        likeness = (keys @ keys.mean(2)[..., None])[..., 0].sort(-1).values
+        margins.append((likeness[..., max_rows] - likeness[..., max_rows - 1]).min().item())
+        return drop(keys, values, counts, max_rows)
+
     with mock.patch.object(dictionary, "assign_chunk", watched), \
+            mock.patch.dict(memories._SHRINK, keydiff=watched_drop), \
             mock.patch.object(closest_pair.Candidates, "merge_closest", watched_pair):
         return run(), min(margins)
 
@@ -169,14 +177,18 @@ def load_paper(folder):
 
 
 def main():
-    golden = sys.argv[1]
+    golden, names = sys.argv[1], sys.argv[2:] or {*RULES, *PAPER_MODELS}
     for name, rules in RULES.items():
+        if name not in names:
+            continue
         ovq = {"chunk_size": 16, "max_centroids": 24, **rules}
         write(os.path.join(golden, "native", name), {**NATIVE, "ovq": ovq}, random_native,
               load_native)
     with open(os.path.join(golden, "kvm", "ovq-swa", "config.json"), encoding="utf-8") as file:
         base = json.load(file)
     for name, changes in PAPER_MODELS.items():
+        if name not in names:
+            continue
         write(os.path.join(golden, "kvm", name), {**base, **PAPER, **changes}, random_paper,
               load_paper)
 
