@@ -30,15 +30,15 @@ class Vocabulary {
 struct TokenMask {
   std::vector<uint32_t> bits;  // [ceil(vocab / 32)]: bit id % 32 of word id / 32
   int64_t n_allowed = 0;
-  int32_t only = -1;           // the token, if n_allowed = 1
+  int32_t only = -1;  // the token, if n_allowed = 1
   bool Allows(int32_t id) const { return (bits[id / 32] >> (id % 32) & 1) != 0; }
 };
 
 // A place in a text of the language; a value that may be copied freely, and outlives caches.
 class Place {
  public:
-  bool may_end() const;   // the text so far is one of the language
-  bool may_go_on() const; // some text follows
+  bool may_end() const;    // the text so far is one of the language
+  bool may_go_on() const;  // some text follows
  private:
   friend class Matcher;
   struct Node;
@@ -57,7 +57,8 @@ class Matcher {
   // place would need more than kMaxStacks stacks.
   std::optional<Place> Advance(const Place& place, int32_t token);
   std::optional<Place> Advance(const Place& place, std::string_view text);
-  // Never null. End tokens are allowed where the text may end. Bits do not depend on what is cached.
+  // Never null. End tokens are allowed where the text may end. Bits do not depend on what is
+  // cached.
   std::shared_ptr<const TokenMask> Mask(const Place& place);
   bool exhausted() const;
   size_t bytes() const;  // held by caches
