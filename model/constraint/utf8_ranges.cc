@@ -39,8 +39,8 @@ class Utf8Builder {
     std::map<char32_t, std::vector<CodePointRange>> blocks;
     for (const CodePointRange& range : ranges) {
       for (char32_t block = range.first >> shift; block <= range.last >> shift; ++block) {
-        blocks[block].push_back({std::max(range.first, block << shift) & low,
-                                 std::min(range.last, (block << shift) | low) & low});
+        blocks[block].push_back({std::max<char32_t>(range.first, block << shift) & low,
+                                 std::min<char32_t>(range.last, (block << shift) | low) & low});
       }
     }
     for (const auto& [block, tails] : blocks) {
