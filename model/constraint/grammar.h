@@ -57,6 +57,7 @@ struct Limits {
   int64_t nodes = 200000;              // of a Grammar
   int64_t dfa_states = 50000;          // of all terminals together, and of any step that makes one
   int depth = 64;                      // of nesting in the source
+  int64_t literal_bytes = 1 << 20;     // of all literals together
   int64_t compile_steps = 20'000'000;  // units of work; about a second
 };
 
