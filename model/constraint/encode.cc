@@ -1,6 +1,7 @@
 // Languages of code points as automata over bytes.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -50,6 +51,8 @@ class ByteGraph {
 
   int32_t root() const { return root_; }
   const Edges& edges(int32_t node) const { return nodes_[node]; }
+  // The classes of the leaves below a node, ascending.
+  const std::vector<int32_t>& classes(int32_t node) const { return classes_[node]; }
 
  private:
   static void Append(Edges& edges, uint32_t byte, int32_t to) {
@@ -65,7 +68,17 @@ class ByteGraph {
   int32_t Node(Edges edges) {
     if (edges.empty()) return kNone;
     const auto [found, is_new] = known_.try_emplace(edges, static_cast<int32_t>(nodes_.size()));
-    if (is_new) nodes_.push_back(std::move(edges));
+    if (!is_new) return found->second;
+    std::set<int32_t> classes;
+    for (const Edge& edge : edges) {
+      if (IsLeaf(edge.to)) {
+        classes.insert(Class(edge.to));
+      } else {
+        classes.insert(classes_[edge.to].begin(), classes_[edge.to].end());
+      }
+    }
+    nodes_.push_back(std::move(edges));
+    classes_.emplace_back(classes.begin(), classes.end());
     return found->second;
   }
 
@@ -128,6 +141,7 @@ class ByteGraph {
   std::map<Edges, int32_t> known_;
   std::map<std::pair<int32_t, int>, int32_t> uniform_;
   std::vector<Edges> nodes_;
+  std::vector<std::vector<int32_t>> classes_;
   int32_t root_ = kNone;
 };
 
@@ -175,7 +189,12 @@ class Encoder {
 
  private:
   int32_t Follow(int32_t state, int32_t node) {
-    if (!ByteGraph::IsLeaf(node)) return Add(state, node);
+    if (!ByteGraph::IsLeaf(node)) {
+      for (const int32_t code_class : graph_.classes(node)) {
+        if (language_.Next(state, code_class) >= 0) return Add(state, node);
+      }
+      return -1;
+    }
     const int32_t to = language_.Next(state, ByteGraph::Class(node));
     return to < 0 ? -1 : Add(to, graph_.root());
   }

@@ -119,6 +119,13 @@ Alphabet::Alphabet(const Alphabet& a, const Alphabet& b,
   }
 }
 
+Alphabet::Alphabet(const Alphabet& other, const std::vector<int32_t>& names) {
+  for (const int32_t name : names) n_classes_ = std::max(n_classes_, name + 1);
+  for (const Segment& segment : other.segments_) {
+    Append(segment.first, segment.code_class < 0 ? -1 : names[segment.code_class]);
+  }
+}
+
 void Alphabet::Append(uint32_t first, int32_t code_class) {
   if (!segments_.empty() && segments_.back().code_class == code_class) return;
   segments_.push_back({first, code_class});
@@ -324,7 +331,7 @@ class Partition {
         next.push_back(to == nothing ? -1 : number[to]);
       }
     }
-    return Language(language_.alphabet(), std::move(next), std::move(accepts));
+    return MergeClasses(next, std::move(accepts));
   }
 
  private:
@@ -332,6 +339,25 @@ class Partition {
     int32_t first, end;  // of order_
     int32_t n_marked;    // at its front, while it is split
   };
+
+  // Classes that no state tells apart become one, and those that lead nowhere none.
+  Language MergeClasses(const std::vector<int32_t>& next, std::vector<bool> accepts) const {
+    const size_t n_states = accepts.size();
+    const std::vector<int32_t> nowhere(n_states, -1);
+    std::map<std::vector<int32_t>, int32_t> columns;
+    std::vector<int32_t> names(n_classes_, -1);
+    for (int32_t c = 0; c < n_classes_; ++c) {
+      std::vector<int32_t> column(n_states);
+      for (size_t s = 0; s < n_states; ++s) column[s] = next[s * n_classes_ + c];
+      if (column == nowhere) continue;
+      names[c] = columns.try_emplace(std::move(column), columns.size()).first->second;
+    }
+    std::vector<int32_t> table(n_states * columns.size());
+    for (const auto& [column, name] : columns) {
+      for (size_t s = 0; s < n_states; ++s) table[s * columns.size() + name] = column[s];
+    }
+    return Language(Alphabet(language_.alphabet(), names), std::move(table), std::move(accepts));
+  }
 
   bool IsAccepting(int32_t state) const { return state + 1 < n_ && language_.accepts(state); }
   int32_t Next(int32_t state, int32_t c) const {

@@ -47,6 +47,9 @@ class Alphabet {
   // one of the two may be -1.
   Alphabet(const Alphabet& a, const Alphabet& b, std::vector<std::pair<int32_t, int32_t>>& pairs);
 
+  // The classes renamed: names[c], or -1 for one whose code points are of no class from now on.
+  Alphabet(const Alphabet& other, const std::vector<int32_t>& names);
+
   int32_t n_classes() const { return n_classes_; }
   int32_t Class(uint32_t code) const;  // -1: none
   // Segments that cover all code points: each is [first, first of the next) and of one class.
@@ -109,6 +112,7 @@ class Nfa {
 
 // The texts that lead from `start` to `accept`, as the smallest automaton.
 absl::StatusOr<Language> Determinise(const Nfa& nfa, int32_t start, int32_t accept, Budget& budget);
+// From every state of the result an accepting one can be reached, but from the start if it is empty.
 absl::StatusOr<Language> Minimise(const Language& language, Budget& budget);
 absl::StatusOr<Language> Intersection(const Language& a, const Language& b, Budget& budget);
 absl::StatusOr<Language> Difference(const Language& a, const Language& b, Budget& budget);
@@ -133,7 +137,7 @@ enum class Encoding : uint8_t {
   // A JSON string with its quotes, as JSON.stringify writes it: only what has to be is escaped.
   kJsonString,
 };
-// The result may have states from which no accepting one is reached; CompileGrammar drops them.
+// The language is not empty and has no dead ends (Minimise); neither has the result.
 absl::StatusOr<Dfa> Encode(const Language& language, Encoding encoding, Budget& budget);
 
 // These byte strings, at least one, as the smallest automaton.
