@@ -18,19 +18,18 @@ constexpr char kDate[] =
 constexpr char kTime[] =
     "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?"
     "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
-// A label of a host's name: up to 63 letters, digits and hyphens, of which neither the first nor the
-// last is a hyphen, nor both the third and the fourth ("xn--" says that more rules hold).
+// A label of a host's name: up to 63 letters, digits and hyphens, of which neither the first nor
+// the last is a hyphen, nor both the third and the fourth ("xn--" says that more rules hold).
 std::string HostLabel(int most) {
-  return absl::StrCat("[A-Za-z0-9]([A-Za-z0-9-]{0,2}[A-Za-z0-9]"
-                      "|[A-Za-z0-9-]([A-Za-z0-9][A-Za-z0-9-]|-[A-Za-z0-9])[A-Za-z0-9-]{0,",
-                      most - 5, "}[A-Za-z0-9])?");
+  return absl::StrCat(
+      "[A-Za-z0-9]([A-Za-z0-9-]{0,2}[A-Za-z0-9]"
+      "|[A-Za-z0-9-]([A-Za-z0-9][A-Za-z0-9-]|-[A-Za-z0-9])[A-Za-z0-9-]{0,",
+      most - 5, "}[A-Za-z0-9])?");
 }
 
 // Up to six labels, of which all but the first have at most 36 characters: never more than 253
 // together, which would take an automaton of many states to count.
-std::string HostName() {
-  return absl::StrCat(HostLabel(63), "(\\.", HostLabel(36), "){0,5}");
-}
+std::string HostName() { return absl::StrCat(HostLabel(63), "(\\.", HostLabel(36), "){0,5}"); }
 
 constexpr char kByte[] = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 

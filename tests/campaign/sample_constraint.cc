@@ -1,5 +1,5 @@
-// Draws random texts of constraints and tests given ones, for tests in other languages. Each line of
-// the standard input is {"kind": "json_schema" or "regex", "text": ..., "texts": [...],
+// Draws random texts of constraints and tests given ones, for tests in other languages. Each line
+// of the standard input is {"kind": "json_schema" or "regex", "text": ..., "texts": [...],
 // "samples": n, "seed": n}; each line of the output {"error": ...} or {"accepts": [...],
 // "samples": [...], "unfinished": n, "milliseconds": of compiling, "states": of its terminals}.
 #include <chrono>
@@ -22,9 +22,10 @@ constexpr size_t kCacheBytes = size_t{64} << 20;
 std::vector<std::string> TokenTexts() {
   std::vector<std::string> texts;
   for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
-  for (const char* text : {"\":", "\": ", "\", \"", "\"}", "},", "true", "false", "null", "  ", "\n  ",
-                           "{\"", "[{", "]}", "12", "0.5", "e1", "\\u00", "\\n", "ab", "the", "é",
-                           "\xf0\x9f", "://", "2024-", "[]", "{}"}) {
+  for (const char* text :
+       {"\":",  "\": ", "\", \"", "\"}",      "},",  "true",  "false", "null",  "  ",
+        "\n  ", "{\"",  "[{",     "]}",       "12",  "0.5",   "e1",    "\\u00", "\\n",
+        "ab",   "the",  "é",      "\xf0\x9f", "://", "2024-", "[]",    "{}"}) {
     texts.emplace_back(text);
   }
   texts.emplace_back();
@@ -69,12 +70,16 @@ class Sampler {
     switch (token[0]) {
       case '"':
       case '}':
-      case ']': return 4 * hurry;
+      case ']':
+        return 4 * hurry;
       case '{':
-      case '[': return 2 / (hurry * hurry);
+      case '[':
+        return 2 / (hurry * hurry);
       case ' ':
-      case '\n': return 0.3;
-      default: return static_cast<unsigned char>(token[0]) < 0x80 ? 1 : 0.2;
+      case '\n':
+        return 0.3;
+      default:
+        return static_cast<unsigned char>(token[0]) < 0x80 ? 1 : 0.2;
     }
   }
 
@@ -85,8 +90,9 @@ class Sampler {
 
 nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabulary> vocabulary) {
   const auto begin = std::chrono::steady_clock::now();
-  Source source{.kind = task.at("kind") == "regex" ? Source::Kind::kRegex : Source::Kind::kJsonSchema,
-                .text = task.at("text")};
+  Source source{
+      .kind = task.at("kind") == "regex" ? Source::Kind::kRegex : Source::Kind::kJsonSchema,
+      .text = task.at("text")};
   Grammar grammar;
   const absl::StatusOr<Grammar::Node> root = AddSource(source, grammar, Limits());
   if (!root.ok()) return {{"error", root.status().message()}};

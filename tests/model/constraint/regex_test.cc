@@ -24,8 +24,10 @@ void ExpectRegex(std::string_view regex, const std::vector<std::string>& matchin
                  const std::vector<std::string>& others) {
   const absl::StatusOr<Language> language = Compile(regex);
   ASSERT_TRUE(language.ok()) << regex << ": " << language.status();
-  for (const std::string& text : matching) EXPECT_TRUE(language->MatchesUtf8(text)) << regex << " " << text;
-  for (const std::string& text : others) EXPECT_FALSE(language->MatchesUtf8(text)) << regex << " " << text;
+  for (const std::string& text : matching)
+    EXPECT_TRUE(language->MatchesUtf8(text)) << regex << " " << text;
+  for (const std::string& text : others)
+    EXPECT_FALSE(language->MatchesUtf8(text)) << regex << " " << text;
 }
 
 TEST(Regex, MatchesWholeTexts) {
@@ -39,7 +41,8 @@ TEST(Regex, MatchesWholeTexts) {
   ExpectRegex("[a\\-z][\\]^-]", {"a]", "-^", "z-"}, {"b]", "aa"});
   ExpectRegex(".", {"a", "é"}, {"\n", "\r", "\xe2\x80\xa8"});
   ExpectRegex("\\w\\W\\d\\D\\s\\S", {"_-7x\u00a0z"}, {"--7x z", "_-7x  "});
-  ExpectRegex("\\x41\\u00e9\\u{1F600}\\uD83D\\uDE00\\cA\\0", {std::string("Aé😀😀\x01\0", 13)}, {"A"});
+  ExpectRegex("\\x41\\u00e9\\u{1F600}\\uD83D\\uDE00\\cA\\0", {std::string("Aé😀😀\x01\0", 13)},
+              {"A"});
   ExpectRegex("\\p{Lu}\\P{L}\\pN", {"É-٣"}, {"é-1", "Éa1"});
   ExpectRegex("a{2}{3}|a{,2}|{|}", {"a{,2}", "{", "}"}, {"aa"});
   ExpectRegex("\\/\\.\\*\\{", {"/.*{"}, {"/a*{"});
@@ -51,8 +54,10 @@ TEST(Regex, AnchorsHoldAtTheEnds) {
   ExpectRegex("a^b|a$b|^$", {""}, {"ab", "a"});
   const absl::StatusOr<Language> searched = Compile("^a|b$|cc", Match::kSearch);
   ASSERT_TRUE(searched.ok());
-  for (const char* text : {"a", "axx", "xxb", "xccx", "cc\n"}) EXPECT_TRUE(searched->MatchesUtf8(text)) << text;
-  for (const char* text : {"", "xa", "bx", "cxc"}) EXPECT_FALSE(searched->MatchesUtf8(text)) << text;
+  for (const char* text : {"a", "axx", "xxb", "xccx", "cc\n"})
+    EXPECT_TRUE(searched->MatchesUtf8(text)) << text;
+  for (const char* text : {"", "xa", "bx", "cxc"})
+    EXPECT_FALSE(searched->MatchesUtf8(text)) << text;
 }
 
 TEST(Regex, RefusesWhatIsNotLinearByItsPlace) {
@@ -113,21 +118,28 @@ struct NaiveRegex {
   using Then = std::function<bool(size_t)>;
   bool Matches(const std::vector<std::string>& text, size_t at, const Then& then) const {
     switch (kind) {
-      case 'c': return at < text.size() && text[at] == character && then(at + 1);
-      case '^': return at == 0 && then(at);
-      case '$': return at == text.size() && then(at);
-      case 's': return Sequence(text, 0, at, then);
+      case 'c':
+        return at < text.size() && text[at] == character && then(at + 1);
+      case '^':
+        return at == 0 && then(at);
+      case '$':
+        return at == text.size() && then(at);
+      case 's':
+        return Sequence(text, 0, at, then);
       case '|':
         for (const NaiveRegex& part : parts) {
           if (part.Matches(text, at, then)) return true;
         }
         return false;
-      default: return Repeat(text, 0, at, then);
+      default:
+        return Repeat(text, 0, at, then);
     }
   }
-  bool Sequence(const std::vector<std::string>& text, size_t part, size_t at, const Then& then) const {
+  bool Sequence(const std::vector<std::string>& text, size_t part, size_t at,
+                const Then& then) const {
     if (part == parts.size()) return then(at);
-    return parts[part].Matches(text, at, [&, part](size_t next) { return Sequence(text, part + 1, next, then); });
+    return parts[part].Matches(
+        text, at, [&, part](size_t next) { return Sequence(text, part + 1, next, then); });
   }
   bool Repeat(const std::vector<std::string>& text, int n, size_t at, const Then& then) const {
     if (n >= least && then(at)) return true;
@@ -140,9 +152,11 @@ struct NaiveRegex {
   std::string Text() const {
     std::string text;
     switch (kind) {
-      case 'c': return character;
+      case 'c':
+        return character;
       case '^':
-      case '$': return std::string(1, kind);
+      case '$':
+        return std::string(1, kind);
       case '*':
         text = absl::StrCat("(", parts[0].Text(), ")");
         if (least == 0 && most == 99) return text + "*";
@@ -195,8 +209,7 @@ TEST(Regex, RandomOnesAgreeWithTryingEverything) {
     for (const auto& text : texts) {
       std::string joined;
       for (const std::string& character : text) joined += character;
-      const bool matches =
-          naive.Matches(text, 0, [&](size_t end) { return end == text.size(); });
+      const bool matches = naive.Matches(text, 0, [&](size_t end) { return end == text.size(); });
       bool found = false;
       for (size_t begin = 0; begin <= text.size() && !found; ++begin) {
         found = naive.Matches(text, begin, [](size_t) { return true; });
@@ -269,8 +282,8 @@ TEST(Regular, StringsAreEncodedAsJsonWritesThem) {
     for (char& byte : broken) byte = static_cast<char>(random());
     EXPECT_EQ(plain.Matches(broken), all.MatchesUtf8(broken));
   }
-  for (const char* other : {"\"\\u0041\"", "\"\\/\"", "\"\\u000a\"", "\"\\u001F\"", "\"", "a", "\"\n\"",
-                            "\"\xed\xa0\x80\"", "\"\xc0\x80\"", "\"\xf4\x90\x80\x80\""}) {
+  for (const char* other : {"\"\\u0041\"", "\"\\/\"", "\"\\u000a\"", "\"\\u001F\"", "\"", "a",
+                            "\"\n\"", "\"\xed\xa0\x80\"", "\"\xc0\x80\"", "\"\xf4\x90\x80\x80\""}) {
     EXPECT_FALSE(strings.Matches(other)) << other;
   }
 }
