@@ -11,7 +11,8 @@
 namespace ovq::constraint {
 namespace {
 
-constexpr int kMostExactDigits = 15;  // of any decimal that a double keeps
+constexpr int kMostExactDigits = 15;     // of any decimal that a double keeps
+constexpr int kMostQuotientDigits = 12;  // that doubles divide to within a thousandth
 constexpr int kMostDigits = 20;
 constexpr int64_t kMostExpanded = 400;
 
@@ -177,13 +178,14 @@ absl::StatusOr<Language> IntegerTexts(int n_digits, Budget& budget) {
                        /*depth=*/4, budget);
 }
 
-absl::StatusOr<Language> ExactDecimalTexts(Budget& budget) {
-  const std::string up_to = absl::StrCat("{0,", kMostExactDigits - 1, "}");
-  ASSIGN_OR_RETURN(
-      const Language form,
-      RegexLanguage(absl::StrCat("0|-?[1-9][0-9]", up_to, "|(-?[1-9][0-9]", up_to,
-                                 "|0)\\.[0-9][0-9]", up_to, "|-0\\.0", up_to, "[1-9][0-9]", up_to),
-                    Match::kWhole, /*depth=*/4, budget));
+// Without exponents: up to n_whole digits before the point, and kMostExactDigits together.
+absl::StatusOr<Language> DecimalTexts(int n_whole, Budget& budget) {
+  const std::string whole = absl::StrCat("[1-9][0-9]{0,", n_whole - 1, "}");
+  const std::string some = absl::StrCat("{0,", kMostExactDigits - 1, "}");
+  ASSIGN_OR_RETURN(const Language form,
+                   RegexLanguage(absl::StrCat("0|-?", whole, "|(-?", whole, "|0)\\.[0-9][0-9]",
+                                              some, "|-0\\.0", some, "[1-9][0-9]", some),
+                                 Match::kWhole, /*depth=*/4, budget));
   ASSIGN_OR_RETURN(const Language few_digits,
                    RegexLanguage(absl::StrCat("-?([0-9]\\.?){1,", kMostExactDigits, "}"),
                                  Match::kWhole, /*depth=*/4, budget));
@@ -248,9 +250,14 @@ absl::StatusOr<Language> NumberTexts(const NumberBounds& bounds, Budget& budget)
       if (*bound) n_digits = std::max(n_digits, static_cast<int>((*bound)->whole.size()));
     }
   }
+  int n_whole = kMostExactDigits;
+  for (const Decimal& divisor : bounds.multiples) {
+    const int n_fraction = static_cast<int>(divisor.fraction.size());
+    if (n_fraction > 0) n_whole = std::min(n_whole, std::max(1, kMostQuotientDigits - n_fraction));
+  }
   absl::StatusOr<Language> texts = bounds.is_integer
                                        ? IntegerTexts(std::min(n_digits, kMostDigits), budget)
-                                       : ExactDecimalTexts(budget);
+                                       : DecimalTexts(n_whole, budget);
   using Relation = BoundMachine::Relation;
   const auto intersect = [&](const absl::StatusOr<Language>& other) {
     if (texts.ok() && !other.ok()) texts = other.status();

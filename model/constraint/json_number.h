@@ -43,7 +43,8 @@ struct NumberBounds {
 // The numbers as texts: minus zero is never one of them, and an integer has neither point nor
 // exponent. Without bounds and multiples up to 20 digits stand on either side of the point, and a
 // fraction may have an exponent of two digits. With them a number has at most 15 digits, which
-// every reader keeps exactly (an integer as many as its bounds), and no exponent. May be empty.
+// every reader keeps exactly (an integer as many as its bounds; 12 where a multiple is a fraction,
+// by which readers divide inexactly), and no exponent. May be empty.
 absl::StatusOr<Language> NumberTexts(const NumberBounds& bounds, Budget& budget);
 
 }  // namespace ovq::constraint

@@ -82,7 +82,7 @@ for (const file of files) {
     });
     let validate;
     try {
-      const ajv = new Ajv({strict: false, multipleOfPrecision: 2, validateSchema: false, ownProperties: true,
+      const ajv = new Ajv({strict: false, multipleOfPrecision: 3, validateSchema: false, ownProperties: true,
                            logger: false});
       addFormats(ajv);
       validate = ajv.compile(group.schema);

@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "model/constraint/constraint.h"
 #include "model/constraint/json_number.h"
 #include "tests/model/constraint/constraint_test_util.h"
@@ -328,6 +330,25 @@ TEST_F(SchemaTest, WhatIsNotKeptIsRefusedByItsPath) {
   Expect(R"({"uniqueItems": false, "not": false, "title": "t", "type": "null", "then": {},
              "unevaluatedProperties": true, "dependentRequired": {}})",
          {"null"}, {"1"});
+}
+
+// Each takes a few milliseconds; the bound leaves room for sanitizers and busy machines.
+TEST_F(SchemaTest, CommonSchemasCompileFast) {
+  const absl::StatusOr<std::string> file =
+      ReadFile(absl::StrCat(GoldenFolder(), "/constraint/schemas.json"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto schemas = nlohmann::ordered_json::parse(*file);
+  ASSERT_EQ(schemas.size(), 40);
+  for (const auto& schema : schemas) {
+    const std::clock_t begin = std::clock();
+    Grammar grammar;
+    const absl::StatusOr<Grammar::Node> root =
+        AddJsonSchema(schema["schema"].dump(), grammar, Limits());
+    ASSERT_TRUE(root.ok()) << schema["description"] << ": " << root.status();
+    grammar.SetRoot(*root);
+    ASSERT_TRUE(CompileGrammar(grammar, Limits()).ok()) << schema["description"];
+    EXPECT_LT(std::clock() - begin, CLOCKS_PER_SEC / 2) << schema["description"];
+  }
 }
 
 TEST_F(SchemaTest, HostileSchemasEndAtALimit) {
