@@ -36,6 +36,7 @@ class Vocabulary {
     int32_t first_token;  // in order(): its tokens, then those of its descendants
     int32_t n_tokens;     // its own
     int32_t below;        // in sets(): what its descendants add; -1 without descendants
+    int32_t reach;        // the most bytes that a token adds behind it
   };
   // The bytes of a node's descendants.
   struct Set {
