@@ -19,6 +19,7 @@
 #include "model/answers/answer_parser.h"
 #include "model/logits_reader.h"
 #include "model/sampler.h"
+#include "server/engine/common/answer_constraint.h"
 
 namespace ovq::engine {
 
@@ -84,6 +85,10 @@ struct GenerateRequest : CallRequest {  // variant, slot_cap: one-shot only
   bool seed_given = false;  // sampling.seed = 0 is a seed too; else the engine draws one for 0
   StopConditions stop;
   OutputOptions output;
+  // The form that each answer keeps, to its last byte; null: any. A session keeps the constraint of
+  // an answer that ended before its form did; a turn without a prompt goes on with that answer
+  // under it, and may name no other one.
+  std::shared_ptr<const AnswerConstraint> constraint = {};
   int n = 1;  // answers; more than one only without session_id
 };
 

@@ -19,6 +19,7 @@
 #include "model/answers/answer_syntax.h"
 #include "model/batch.h"
 #include "model/chat_template/chat_format.h"
+#include "model/constraint/matcher.h"
 #include "model/state_layout.h"
 #include "model/tokenizer.h"
 #include "server/engine/common/engine_api.h"
@@ -62,6 +63,8 @@ struct EngineModel {
   const jinja::ChatFormat* chat_format = nullptr;  // may be null: no messages
   answers::AnswerSyntax answer_syntax = {};        // what the chat format shows of answers
   std::set<int32_t> marker_tokens = {};            // special tokens of the answer syntax
+  // The tokens' texts, for constraints (MakeVocabulary); null: constraints are refused.
+  std::shared_ptr<const constraint::Vocabulary> vocabulary = {};
 
   // The tokenizer is set before. calls: how the model writes calls; unset: as the format shows.
   void SetChatFormat(const jinja::ChatFormat* format,
