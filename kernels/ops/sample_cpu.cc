@@ -146,10 +146,11 @@ class RowSampler {
     const float best = Sane(logits[ArgMax(logits)]);
     const double scale = 1.0 / static_cast<double>(params.temperature);
     size_t n = 0;
+    // Without a branch, which would be as unpredictable as a mask is.
     const auto add = [&](int32_t id, float logit) {
       const double exponent = (static_cast<double>(logit) - best) * scale;
-      if (!(exponent > kNegligible)) return;
-      room_[n++] = {.id = id, .logit = logit, .weight = std::exp(exponent), .rank = 0};
+      room_[n] = {.id = id, .logit = logit, .weight = exponent, .rank = 0};
+      n += exponent > kNegligible ? 1 : 0;
     };
     if (cut) {
       std::vector<TokenLogit> kept(static_cast<size_t>(params.top_k));
@@ -159,6 +160,7 @@ class RowSampler {
       for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
     }
     candidates_ = {room_, n};
+    for (Candidate& c : candidates_) c.weight = std::exp(c.weight);
     // On every device a draw walks the candidates by id.
     if (cut) std::ranges::sort(candidates_, {}, &Candidate::id);
   }
