@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kSampleThreads) DrawKernel(const ReadTask task
   for (int i = static_cast<int>(blockIdx.x); i < task.n_draws; i += static_cast<int>(gridDim.x)) {
     const DeviceDraw& draw = task.draws[i];
     const float* logits = task.logits + draw.row * task.vocab;
-    const int32_t id = DrawToken(task, draw, Adjust(task, draw, logits, task.log_sum_exp + i));
+    const int32_t id = DrawToken(task, draw, Adjust(task, draw, logits));
     if (threadIdx.x == 0) task.drawn[i] = {id, logits[id]};
     __syncthreads();
   }
@@ -63,10 +63,36 @@ __device__ void FindBest(const ReadTask& task, const DeviceBest& wanted) {
   });
 }
 
-// One thread block per row's best tokens; one thread per given token.
+// ln(sum(exp)) of the tokens that a masked draw allows, summed in a fixed order.
+__device__ void SumAllowed(const ReadTask& task, int i) {
+  const DeviceDraw& draw = task.draws[i];
+  if (draw.allowed < 0) {
+    if (threadIdx.x == 0) task.log_sum_exp[i] = 0;  // not used
+    return;
+  }
+  const float* row = task.logits + draw.row * task.vocab;
+  const uint32_t* allowed = task.masks + draw.allowed;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto load = [&](int id) { return IsAllowed(allowed, id) ? NoNan(row[id]) : -INFINITY; };
+  float max = -INFINITY;
+  EachLoaded(thread, task.vocab, kSampleThreads, load,
+             [&](int, float logit) { max = fmaxf(max, logit); });
+  max = BlockMax(max);
+  float sum = 0;
+  EachLoaded(thread, task.vocab, kSampleThreads, load, [&](int, float logit) {
+    if (logit > -INFINITY) sum += expf(logit - max);
+  });
+  sum = BlockSum(sum);
+  if (thread == 0) task.log_sum_exp[i] = max > -INFINITY ? max + logf(sum) : max;
+}
+
+// One thread block per row's best tokens or masked draw's sum; one thread per given token.
 __global__ void __launch_bounds__(kSampleThreads) FindKernel(const ReadTask task) {
   const int block = static_cast<int>(blockIdx.x), n_blocks = static_cast<int>(gridDim.x);
   for (int i = block; i < task.n_bests; i += n_blocks) FindBest(task, task.bests[i]);
+  if (task.log_sum_exp != nullptr) {
+    for (int i = block; i < task.n_draws; i += n_blocks) SumAllowed(task, i);
+  }
   for (int i = block * kSampleThreads + static_cast<int>(threadIdx.x); i < task.n_tokens;
        i += n_blocks * kSampleThreads) {
     const RowToken token = task.tokens[i];
@@ -127,7 +153,7 @@ Places LayOutPlaces(const LogitsReading& reading, const Masks& masks, int64_t n_
   at.sent_bytes = sent.bytes();
   at.log_sum_exp = result.Add<float>(static_cast<size_t>(n_rows));
   at.drawn = result.Add<TokenLogit>(reading.draws.size());
-  at.drawn_sums = result.Add<float>(reading.draws.size());
+  at.drawn_sums = result.Add<float>(masks.n_words() > 0 ? reading.draws.size() : 0);
   at.logits = result.Add<float>(reading.tokens.size());
   at.best = result.Add<TokenLogit>(n_best);
   at.result_bytes = result.bytes();
@@ -180,11 +206,12 @@ void ReadResults(std::byte* host, const Places& at, LogitsReading& reading) {
   std::memcpy(reading.log_sum_exp.data(), host + at.log_sum_exp,
               reading.log_sum_exp.size() * sizeof(float));
   const auto* drawn = At<TokenLogit>(host, at.drawn);
-  const auto* sum = At<float>(host, at.drawn_sums);
-  for (RowDraw& draw : reading.draws) {
-    draw.drawn = *drawn++;
-    const float of_row = reading.log_sum_exp[static_cast<size_t>(draw.row)], masked = *sum++;
-    draw.log_sum_exp = draw.allowed.empty() || std::isnan(of_row) ? of_row : masked;
+  const auto* sums = At<float>(host, at.drawn_sums);  // of masked draws
+  for (size_t i = 0; i < reading.draws.size(); ++i) {
+    RowDraw& draw = reading.draws[i];
+    draw.drawn = drawn[i];
+    draw.log_sum_exp = reading.log_sum_exp[static_cast<size_t>(draw.row)];
+    if (!draw.allowed.empty() && !std::isnan(draw.log_sum_exp)) draw.log_sum_exp = sums[i];
   }
   const auto* logits = At<float>(host, at.logits);
   for (RowToken& token : reading.tokens) token.logit = *logits++;
@@ -212,7 +239,9 @@ void LaunchReading(DeviceContext& context, const LogitsReading& reading, ReadTas
                                          static_cast<size_t>(context.cuda().n_multiprocessors));
   const size_t n_draw_blocks = std::min(reading.draws.size(), most);
   const size_t n_token_blocks = (reading.tokens.size() + kSampleThreads - 1) / kSampleThreads;
-  const size_t n_find_blocks = std::min(std::max(reading.bests.size(), n_token_blocks), most);
+  const size_t n_sums = task.log_sum_exp != nullptr ? reading.draws.size() : 0;
+  const size_t n_find_blocks =
+      std::min(std::max({reading.bests.size(), n_token_blocks, n_sums}), most);
   ScratchScope scope(context);
   if (adjusts) task.adjusted = scope.Allocate<float>(n_draw_blocks * vocab);
   const size_t n_blocks = std::max(n_draw_blocks, n_find_blocks);
@@ -254,7 +283,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
                  .tokens = At<RowToken>(sent, at.tokens),
                  .bests = At<DeviceBest>(sent, at.bests),
                  .drawn = At<TokenLogit>(result, at.drawn),
-                 .log_sum_exp = At<float>(result, at.drawn_sums),
+                 .log_sum_exp = masks.n_words() > 0 ? At<float>(result, at.drawn_sums) : nullptr,
                  .token_logits = At<float>(result, at.logits),
                  .best = At<TokenLogit>(result, at.best),
                  .adjusted = nullptr,

@@ -50,7 +50,7 @@ struct ReadTask {
   const DeviceBest* bests;
   // The results.
   TokenLogit* drawn;    // [n_draws]
-  float* log_sum_exp;   // [n_draws], of masked draws only
+  float* log_sum_exp;   // [n_draws], of masked draws only; null without any
   float* token_logits;  // [n_tokens]
   TokenLogit* best;     // n of each request, in any order
   // Scratch, [n_blocks, vocab] each; the first two null where nothing needs them.
@@ -271,37 +271,18 @@ __device__ inline int32_t Pick(const Candidates& candidates, uint64_t random) {
   return begin + __ffs(static_cast<int>(__ballot_sync(kAllLanes, through > target))) - 1;
 }
 
-// ln(sum(exp(row))), summed in a fixed order; minus infinity if that is all of the row.
-__device__ inline float BlockLogSumExp(const float* row, int vocab) {
-  const float max = FindRange(row, vocab).best;
-  float sum = 0;
-  EachLoaded(
-      static_cast<int>(threadIdx.x), vocab, kSampleThreads, [&](int id) { return row[id]; },
-      [&](int, float logit) {
-        if (logit > -INFINITY) sum += expf(logit - max);
-      });
-  const float total = BlockSum(sum);
-  return max > -INFINITY ? max + logf(total) : max;
-}
-
 // The row with mask, penalties, biases and bans applied: the row itself, or a copy in scratch
-// memory. Of a masked row it writes the logarithm of the sum of exponentials, before penalties.
+// memory.
 __device__ inline const float* Adjust(const ReadTask& task, const DeviceDraw& draw,
-                                      const float* row, float* log_sum_exp) {
+                                      const float* row) {
   const bool masked = draw.allowed >= 0;
   if (draw.n_seen + draw.n_generated + draw.n_biased + draw.n_banned == 0 && !masked) return row;
   const int32_t* list = task.lists + draw.lists;
   float* adjusted = task.adjusted + int64_t{blockIdx.x} * task.vocab;
   const DrawParams& params = draw.params;
-  if (masked) {
-    const uint32_t* allowed = task.masks + draw.allowed;
-    ForEach(task.vocab,
-            [&](int id) { adjusted[id] = IsAllowed(allowed, id) ? NoNan(row[id]) : -INFINITY; });
-    const float sum = BlockLogSumExp(adjusted, task.vocab);
-    if (threadIdx.x == 0) *log_sum_exp = sum;
-  } else {
-    ForEach(task.vocab, [&](int id) { adjusted[id] = row[id]; });
-  }
+  const uint32_t* allowed = task.masks + draw.allowed;
+  ForEach(task.vocab,
+          [&](int id) { adjusted[id] = !masked || IsAllowed(allowed, id) ? row[id] : -INFINITY; });
   ForEach(draw.n_seen, [&](int i) {
     const float logit = adjusted[list[i]];
     adjusted[list[i]] =
