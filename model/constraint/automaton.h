@@ -26,10 +26,11 @@ class Automaton {
   enum class Kind : uint8_t { kTerminal, kSequence, kChoice, kRepeat };
   struct Expression {
     Kind kind = Kind::kSequence;
-    int32_t first = 0;    // kTerminal: the start state; else the first of its parts
-    int32_t n_parts = 0;  // kRepeat: 1, whose texts are not empty
-    int64_t least = 0;    // kRepeat
-    int64_t most = -1;    // kRepeat: -1 without bound
+    int32_t first = 0;     // kTerminal: the start state; else the first of its parts
+    int32_t n_parts = 0;   // kRepeat: 1, whose texts are not empty
+    int64_t least = 0;     // kRepeat
+    int64_t most = -1;     // kRepeat: -1 without bound
+    int32_t shortest = 1;  // kRepeat: bytes of the shortest item, at least 1
     // The frames that some text of it needs above those below it.
     int32_t height = 0;
   };

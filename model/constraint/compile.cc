@@ -23,7 +23,8 @@
 namespace ovq::constraint {
 namespace {
 
-constexpr int32_t kNoHeight = std::numeric_limits<int32_t>::max();
+// Measures of expressions: kNone is that of an expression without a text, others stay below it.
+constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
 
 // An expression while it is compiled. A kRule is an alias of its one part.
 struct Draft {
@@ -33,7 +34,8 @@ struct Draft {
   int64_t least = 0, most = -1;
   std::shared_ptr<const Dfa> language = {};
   bool nullable = false;
-  int32_t height = kNoHeight;  // kNoHeight: it has no text
+  int32_t height = kNone;    // Automaton::Expression::height
+  int32_t shortest = kNone;  // bytes of its shortest text
 };
 
 // The states from which an accepting one is reached.
@@ -58,6 +60,26 @@ std::vector<bool> FindLive(const std::vector<Dfa::State>& states) {
     }
   }
   return live;
+}
+
+// The bytes of the shortest text, kNone without one.
+int32_t ShortestText(const Dfa& language) {
+  const std::vector<Dfa::State>& states = language.states();
+  std::vector<int32_t> distances(states.size(), kNone), queue;
+  if (!states.empty()) {
+    distances[0] = 0;
+    queue.push_back(0);
+  }
+  for (size_t i = 0; i < queue.size(); ++i) {
+    const Dfa::State& state = states[queue[i]];
+    if (state.accepts) return distances[queue[i]];
+    for (const Dfa::Range& range : state.ranges) {
+      if (distances[range.to] != kNone) continue;
+      distances[range.to] = distances[queue[i]] + 1;
+      queue.push_back(range.to);
+    }
+  }
+  return kNone;
 }
 
 // The language without the empty text: a new start, which does not accept.
@@ -120,7 +142,10 @@ class Drafts {
   int32_t NonEmpty(int32_t draft);
   void FillNonEmpty(int32_t from, int32_t to);
   absl::Status Measure();
+  template <class Value>
+  void MeasureBy(int32_t Draft::*measure, const Value& value);
   int32_t Height(const Draft& draft, int32_t n_measured, int32_t newest) const;
+  int32_t Shortest(const Draft& draft, int32_t n_measured, int32_t newest) const;
 
   const Grammar& grammar_;
   const Limits& limits_;
@@ -422,37 +447,47 @@ int32_t Drafts::AddPair(Grammar::Kind kind, int32_t first, int32_t second, bool 
   return Add(std::move(draft));
 }
 
-// Gives heights in ascending order, so that each is final (Knuth's generalization of Dijkstra's
-// algorithm). An expression that gets none has no text.
-absl::Status Drafts::Measure() {
-  using Entry = std::pair<int32_t, int32_t>;  // height, draft
+// Measures all expressions, in ascending order, so that each value is final (Knuth's generalization
+// of Dijkstra's algorithm). value(draft, n_measured, newest) is that of an expression of which so
+// many parts are measured, `newest` last, or kNone where they do not suffice.
+template <class Value>
+void Drafts::MeasureBy(int32_t Draft::*measure, const Value& value) {
+  using Entry = std::pair<int32_t, int32_t>;  // value, draft
   const std::vector<std::vector<int32_t>> users = Users();
   std::vector<int32_t> n_measured(drafts_.size());
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
   const auto offer = [&](int32_t i, int32_t newest) {
-    const int32_t height = Height(drafts_[i], n_measured[i], newest);
-    if (height < drafts_[i].height) queue.emplace(height, i);
+    const int32_t offered = value(drafts_[i], n_measured[i], newest);
+    if (offered < drafts_[i].*measure) queue.emplace(offered, i);
   };
   for (size_t i = 0; i < drafts_.size(); ++i) offer(static_cast<int32_t>(i), 0);
   while (!queue.empty()) {
-    const auto [height, i] = queue.top();
+    const auto [offered, i] = queue.top();
     queue.pop();
-    if (drafts_[i].height != kNoHeight) continue;
-    drafts_[i].height = height;
+    if (drafts_[i].*measure != kNone) continue;
+    drafts_[i].*measure = offered;
     for (const int32_t user : users[i]) {
       ++n_measured[user];
-      offer(user, height);
+      offer(user, offered);
     }
   }
+}
+
+absl::Status Drafts::Measure() {
+  MeasureBy(&Draft::height, [this](const Draft& draft, int32_t n_measured, int32_t newest) {
+    return Height(draft, n_measured, newest);
+  });
+  MeasureBy(&Draft::shortest, [this](const Draft& draft, int32_t n_measured, int32_t newest) {
+    return Shortest(draft, n_measured, newest);
+  });
   for (const int32_t i : copied_) {
-    if (drafts_[i].kind == Grammar::Kind::kRule && drafts_[i].height == kNoHeight) {
+    if (drafts_[i].kind == Grammar::Kind::kRule && drafts_[i].height == kNone) {
       return absl::InvalidArgumentError(
           absl::StrCat("rule ", Quoted(drafts_[i].text), " has no text that ends"));
     }
   }
   const int32_t height = drafts_[grammar_.root()].height;
-  if (height == kNoHeight)
-    return absl::InvalidArgumentError("the constraint has no text that ends");
+  if (height == kNone) return absl::InvalidArgumentError("the constraint has no text that ends");
   if (height > kMaxDepth) {
     return absl::ResourceExhaustedError(absl::StrCat("the shortest nesting of the constraint is ",
                                                      height, " deep, at most ", kMaxDepth,
@@ -461,18 +496,15 @@ absl::Status Drafts::Measure() {
   return absl::OkStatus();
 }
 
-// The height by the parts that are measured, kNoHeight if they do not suffice or gave it before.
-// newest: the height of the part that was measured last, which is the largest so far.
 int32_t Drafts::Height(const Draft& draft, int32_t n_measured, int32_t newest) const {
   const auto n_parts = static_cast<int32_t>(draft.parts.size());
   switch (draft.kind) {
     case Grammar::Kind::kLiteral:
       return 0;
     case Grammar::Kind::kTerminal:
-      return !draft.language->states().empty() && FindLive(draft.language->states())[0] ? 0
-                                                                                        : kNoHeight;
+      return ShortestText(*draft.language) == kNone ? kNone : 0;
     case Grammar::Kind::kSequence: {
-      if (n_measured < n_parts) return kNoHeight;
+      if (n_measured < n_parts) return kNone;
       int32_t height = 0;
       for (int32_t i = 0; i < n_parts; ++i) {
         height = std::max(height, (i + 1 < n_parts ? 1 : 0) + drafts_[draft.parts[i]].height);
@@ -481,12 +513,37 @@ int32_t Drafts::Height(const Draft& draft, int32_t n_measured, int32_t newest) c
     }
     case Grammar::Kind::kChoice:
     case Grammar::Kind::kRule:
-      return n_measured == 1 ? newest : kNoHeight;
+      return n_measured == 1 ? newest : kNone;
     case Grammar::Kind::kRepeat:
       if (draft.least == 0) return 0;
-      return n_measured == 1 ? newest + 1 : kNoHeight;
+      return n_measured == 1 ? newest + 1 : kNone;
   }
-  return kNoHeight;
+  return kNone;
+}
+
+int32_t Drafts::Shortest(const Draft& draft, int32_t n_measured, int32_t newest) const {
+  const auto bounded = [](int64_t bytes) {
+    return static_cast<int32_t>(std::min<int64_t>(bytes, kNone - 1));
+  };
+  switch (draft.kind) {
+    case Grammar::Kind::kLiteral:
+      return bounded(static_cast<int64_t>(draft.text.size()));
+    case Grammar::Kind::kTerminal:
+      return ShortestText(*draft.language);
+    case Grammar::Kind::kSequence: {
+      if (n_measured < static_cast<int32_t>(draft.parts.size())) return kNone;
+      int64_t bytes = 0;
+      for (const int32_t part : draft.parts) bytes += drafts_[part].shortest;
+      return bounded(bytes);
+    }
+    case Grammar::Kind::kChoice:
+    case Grammar::Kind::kRule:
+      return n_measured == 1 ? newest : kNone;
+    case Grammar::Kind::kRepeat:
+      if (draft.least == 0) return 0;
+      return n_measured == 1 ? bounded(std::min<int64_t>(draft.least, kNone) * newest) : kNone;
+  }
+  return kNone;
 }
 
 }  // namespace
@@ -535,7 +592,7 @@ class AutomatonBuilder {
     std::vector<int32_t> parts;
     for (const int32_t part : draft.parts) {
       const Draft& other = drafts_[part];
-      if (other.height == kNoHeight) continue;
+      if (other.height == kNone) continue;
       const bool is_empty = other.kind == Grammar::Kind::kLiteral && other.text.empty();
       if (draft.kind != Grammar::Kind::kSequence || !is_empty) parts.push_back(part);
     }
@@ -570,6 +627,7 @@ class AutomatonBuilder {
         expression.least = draft.least;
         parts = LiveParts(draft);
         expression.most = parts.empty() ? 0 : draft.most;
+        if (!parts.empty()) expression.shortest = drafts_[parts[0]].shortest;
         break;
       case Grammar::Kind::kSequence:
       case Grammar::Kind::kRule:

@@ -18,6 +18,12 @@ constexpr int32_t kMinSubtree = 16;
 // Bounds the places of one mask, each of which costs its stacks and kPlaceCost.
 constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
 constexpr int kMaxUtf8Calls = 4096;
+constexpr int kMaxTier = 15;
+
+// The smallest tier whose texts are at least so long.
+int FindTier(int32_t bytes) {
+  return std::min<int>(std::bit_width(static_cast<uint32_t>(std::max(bytes, 1) - 1)), kMaxTier);
+}
 
 // The characters of UTF-8 that have several bytes, as sequences of ranges.
 struct Utf8Row {
@@ -42,25 +48,30 @@ uint64_t NewGeneration() {
 
 }  // namespace
 
+// The bytes that lead from a place of a tier back to it, or to a place that it represents.
+struct Place::Loops {
+  ByteSet bytes{};
+  bool over_utf8 = false;  // each character of several bytes does
+  int64_t cost = 0;        // of finding them
+  uint64_t last_walk = 0;  // that paid for them
+};
+
 // Stacks, and what the cache of `generation` knows of them.
 struct Place::Node : std::enable_shared_from_this<Place::Node> {
   struct Edge {
     uint8_t first, last;
     Node* to;
   };
-  struct Loops {
-    ByteSet bytes{};         // that lead back to the place itself
-    bool over_utf8 = false;  // each character of several bytes does
-    int64_t cost = 0;        // of finding them
-  };
   Stacks stacks;
   uint64_t generation = 0;
   std::vector<Edge> edges;
   std::unique_ptr<std::array<Node*, 256>> table;
-  std::unique_ptr<const Loops> loops;
+  bool counts = false;                        // some place may represent it
+  std::vector<Node*> representatives;         // [tier], null until asked for
+  std::vector<std::unique_ptr<Loops>> loops;  // [tier], likewise
   std::shared_ptr<const TokenMask> mask;
   bool mask_exhausted = false;
-  uint64_t last_walk = 0, last_loops_walk = 0;  // that paid for the place, for its loops
+  uint64_t last_walk = 0;  // that paid for the place
 };
 
 bool Place::may_end() const { return node_->stacks.may_end; }
@@ -107,7 +118,8 @@ void Matcher::MakeRoom() {
   for (const std::shared_ptr<Place::Node>& node : nodes_) {
     node->edges = {};
     node->table = nullptr;
-    node->loops = nullptr;
+    node->representatives = {};
+    node->loops.clear();
     node->mask = nullptr;
   }
   nodes_.clear();
@@ -135,6 +147,8 @@ Place::Node* Matcher::Intern(Stacks stacks) {
   node->stacks = std::move(stacks);
   node->stacks.heads.shrink_to_fit();
   node->generation = generation_;
+  node->counts = std::any_of(node->stacks.heads.begin(), node->stacks.heads.end(),
+                             [](const Head& head) { return head.rest && head.rest->counts; });
   bytes_ += sizeof(Place::Node) + 64 + node->stacks.heads.size() * sizeof(Head);
   return nodes_.insert(std::move(node)).first->get();
 }
@@ -184,6 +198,19 @@ void Matcher::AddEdge(Place::Node* from, StackMachine::Interval interval, Place:
   from->edges = {};
 }
 
+Place::Node* Matcher::Represent(Place::Node* node, int tier) {
+  if (!node->counts || tier == kMaxTier) return node;
+  if (node->representatives.empty()) {
+    node->representatives.resize(kMaxTier);
+    bytes_ += kMaxTier * sizeof(Place::Node*);
+  }
+  Place::Node*& representative = node->representatives[tier];
+  if (representative == nullptr) {
+    representative = Intern(machine_->Represent(node->stacks, int64_t{1} << tier));
+  }
+  return representative;
+}
+
 std::optional<Place> Matcher::Advance(const Place& place, int32_t token) {
   if (token < 0 || token >= vocabulary_->size() || vocabulary_->Text(token).empty()) {
     exhausted_ = false;
@@ -205,7 +232,7 @@ std::optional<Place> Matcher::Advance(const Place& place, std::string_view text)
 
 std::shared_ptr<const TokenMask> Matcher::Mask(const Place& place) {
   MakeRoom();
-  Place::Node* const node = Own(place);
+  Place::Node* const node = Represent(Own(place), FindTier(vocabulary_->max_depth()));
   if (!node->mask) {
     Ranges allowed;
     const bool complete = Walk(node, allowed);
@@ -219,9 +246,9 @@ std::shared_ptr<const TokenMask> Matcher::Mask(const Place& place) {
   return node->mask;
 }
 
-// Walks the trie with the place of each node on the path. Returns false where that is too much
-// work, or where nothing is left because places need too many stacks. Its cost is counted without
-// regard to what is cached, so the result does not depend on that.
+// Walks the trie with a representative of the place of each node on the path. Returns false where
+// that is too much work, or where nothing is left because places need too many stacks. Its cost is
+// counted without regard to what is cached, so the result does not depend on that.
 bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
   const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
   const auto n_nodes = static_cast<int32_t>(nodes.size());
@@ -238,12 +265,13 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
   path_[0] = start;
   for (int32_t i = 0; i < n_nodes;) {
     const Vocabulary::Node& trie_node = nodes[i];
-    Place::Node* const to = Next(path_[trie_node.depth - 1], trie_node.byte);
+    Place::Node* to = Next(path_[trie_node.depth - 1], trie_node.byte);
     if (to == nullptr || to == exhausted_node_.get()) {
       met_exhaustion |= to != nullptr;
       i = trie_node.end;
       continue;
     }
+    if (to->counts && trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
     if (to->last_walk != walk_) {
       to->last_walk = walk_;
       walk_cost_ += kPlaceCost + static_cast<int64_t>(to->stacks.heads.size());
@@ -263,16 +291,21 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
   return !(met_exhaustion && allowed.empty() && !start->stacks.may_end);
 }
 
-// Whether all tokens below a node of the trie, which leads to `place`, lead back to it.
+// Whether all tokens below a node of the trie lead back to `place`, or to one that it represents
+// for the bytes that are left.
 bool Matcher::IsAllowedBelow(Place::Node* place, int32_t trie_node) {
+  const Vocabulary::Node& node = vocabulary_->nodes()[trie_node];
+  const int tier = FindTier(node.reach);
   // The smallest byte is tried first, so that most places need not know their loops.
   const Vocabulary::Node& first_child = vocabulary_->nodes()[trie_node + 1];
-  if (first_child.byte < 0x80 && Next(place, first_child.byte) != place) return false;
-  if (!place->loops) FindLoops(place);
-  if (place->last_loops_walk != walk_) walk_cost_ += place->loops->cost;
-  place->last_loops_walk = walk_;
-  const Vocabulary::Set& below = vocabulary_->sets()[vocabulary_->nodes()[trie_node].below];
-  const Place::Node::Loops& loops = *place->loops;
+  if (first_child.byte < 0x80) {
+    Place::Node* const to = Next(place, first_child.byte);
+    if (to == nullptr || Represent(to, tier) != place) return false;
+  }
+  Place::Loops& loops = FindLoops(place, place->counts ? tier : 0);
+  if (loops.last_walk != walk_) walk_cost_ += loops.cost;
+  loops.last_walk = walk_;
+  const Vocabulary::Set& below = vocabulary_->sets()[node.below];
   const bool by_character = loops.over_utf8 && below.is_utf8;
   for (size_t word = 0; word < (by_character ? 2 : below.bytes.size()); ++word) {
     if ((below.bytes[word] & ~loops.bytes[word]) != 0) return false;
@@ -280,29 +313,35 @@ bool Matcher::IsAllowedBelow(Place::Node* place, int32_t trie_node) {
   return true;
 }
 
-void Matcher::FindLoops(Place::Node* node) {
-  auto loops = std::make_unique<Place::Node::Loops>();
+Place::Loops& Matcher::FindLoops(Place::Node* node, int tier) {
+  if (static_cast<size_t>(tier) < node->loops.size() && node->loops[tier]) {
+    return *node->loops[tier];
+  }
+  auto loops = std::make_unique<Place::Loops>();
   int64_t n_places = 0;
   const Place::Node* before = nullptr;
   for (int byte = 0; byte < 256; ++byte) {
-    const Place::Node* const to = Next(node, static_cast<uint8_t>(byte));
-    if (to == node) loops->bytes[byte / 64] |= uint64_t{1} << byte % 64;
+    Place::Node* const to = Next(node, static_cast<uint8_t>(byte));
     n_places += to != before ? 1 : 0;
     before = to;
+    if (to != nullptr && Represent(to, tier) == node) {
+      loops->bytes[byte / 64] |= uint64_t{1} << byte % 64;
+    }
   }
   int n_calls = 0;
   loops->over_utf8 = true;
   for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && loops->over_utf8; ++row) {
-    loops->over_utf8 = LoopsOverUtf8(node, node, row, 0, n_calls);
+    loops->over_utf8 = LoopsOverUtf8(node, tier, node, row, 0, n_calls);
   }
   const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
   loops->cost = (n_places + n_calls / 64) * (n_heads + kPlaceCost);
-  node->loops = std::move(loops);
-  bytes_ += sizeof(Place::Node::Loops);
+  bytes_ += sizeof(Place::Loops) + sizeof(Place::Loops*);
+  if (static_cast<size_t>(tier) >= node->loops.size()) node->loops.resize(tier + 1);
+  return *(node->loops[tier] = std::move(loops));
 }
 
-// Whether the bytes of a row, from a column on, lead back to `node`.
-bool Matcher::LoopsOverUtf8(Place::Node* node, Place::Node* from, int row, int column,
+// Whether the bytes of a row, from a column on, lead from `from` back to `node`.
+bool Matcher::LoopsOverUtf8(Place::Node* node, int tier, Place::Node* from, int row, int column,
                             int& n_calls) {
   const auto [first, last] = kUtf8Rows[row].bytes[column];
   const bool is_last = column + 1 == kUtf8Rows[row].length;
@@ -313,7 +352,10 @@ bool Matcher::LoopsOverUtf8(Place::Node* node, Place::Node* from, int row, int c
     if (to == nullptr || to == exhausted_node_.get()) return false;
     if (to == before) continue;
     before = to;
-    if (is_last ? to != node : !LoopsOverUtf8(node, to, row, column + 1, n_calls)) return false;
+    if (is_last ? Represent(to, tier) != node
+                : !LoopsOverUtf8(node, tier, to, row, column + 1, n_calls)) {
+      return false;
+    }
   }
   return true;
 }

@@ -35,6 +35,7 @@ class Place {
  private:
   friend class Matcher;
   struct Node;
+  struct Loops;
   explicit Place(std::shared_ptr<Node> node) : node_(std::move(node)) {}
 
   std::shared_ptr<Node> node_;
@@ -88,8 +89,11 @@ class Matcher {
   Place::Node* Next(Place::Node* from, uint8_t byte);
   Place::Node* Expand(Place::Node* from, uint8_t byte);
   void AddEdge(Place::Node* from, StackMachine::Interval interval, Place::Node* to);
-  void FindLoops(Place::Node* node);
-  bool LoopsOverUtf8(Place::Node* node, Place::Node* from, int row, int column, int& n_calls);
+  // A place from which the same texts of up to 2^tier bytes lead on, one for many.
+  Place::Node* Represent(Place::Node* node, int tier);
+  Place::Loops& FindLoops(Place::Node* node, int tier);
+  bool LoopsOverUtf8(Place::Node* node, int tier, Place::Node* from, int row, int column,
+                     int& n_calls);
   bool IsAllowedBelow(Place::Node* place, int32_t trie_node);
   bool Walk(Place::Node* start, Ranges& allowed);
   std::shared_ptr<const TokenMask> MakeMask(const Ranges& allowed, bool may_end) const;

@@ -15,6 +15,11 @@ bool Before(const Head& a, const Head& b) {
   return a.state != b.state ? a.state < b.state : a_id < b_id;
 }
 
+void SortHeads(std::vector<Head>& heads) {
+  std::sort(heads.begin(), heads.end(), Before);
+  heads.erase(std::unique(heads.begin(), heads.end()), heads.end());
+}
+
 }  // namespace
 
 StackMachine::StackMachine(std::shared_ptr<const Automaton> automaton)
@@ -57,9 +62,11 @@ bool StackMachine::Step(const Stacks& from, uint8_t byte, Stacks& to) {
   return Close(to);
 }
 
-Stacks StackMachine::Adopt(const Stacks& stacks) {
-  Stacks adopted;
-  adopted.may_end = stacks.may_end;
+// index: of a frame, in place of its own.
+template <class Index>
+Stacks StackMachine::Rebuild(const Stacks& stacks, const Index& index) {
+  Stacks rebuilt;
+  rebuilt.may_end = stacks.may_end;
   std::vector<const Frame*> path;
   for (const Head& head : stacks.heads) {
     path.clear();
@@ -68,12 +75,28 @@ Stacks StackMachine::Adopt(const Stacks& stacks) {
     }
     FramePointer rest;
     for (auto frame = path.rbegin(); frame != path.rend(); ++frame) {
-      rest = Push((*frame)->expression, (*frame)->index, rest);
+      rest = Push((*frame)->expression, index(**frame), rest);
     }
-    adopted.heads.push_back({head.state, std::move(rest)});
+    rebuilt.heads.push_back({head.state, std::move(rest)});
   }
-  std::sort(adopted.heads.begin(), adopted.heads.end(), Before);
-  return adopted;
+  SortHeads(rebuilt.heads);
+  return rebuilt;
+}
+
+Stacks StackMachine::Adopt(const Stacks& stacks) {
+  return Rebuild(stacks, [](const Frame& frame) { return frame.index; });
+}
+
+Stacks StackMachine::Represent(const Stacks& stacks, int64_t horizon) {
+  return Rebuild(stacks, [&](const Frame& frame) {
+    const Automaton::Expression& node = automaton_->expression(frame.expression);
+    if (node.kind == Kind::kSequence) return frame.index;
+    // The item that is begun may end at once, the others need their bytes.
+    const int64_t most_ends = 1 + horizon / node.shortest;
+    if (node.most >= 0 && frame.index + most_ends + 1 >= node.most) return frame.index;
+    if (frame.index + 1 >= node.least) return std::max<int64_t>(node.least - 1, 0);
+    return frame.index + most_ends < node.least ? 0 : frame.index;
+  });
 }
 
 FramePointer StackMachine::Push(int32_t expression, int64_t index, const FramePointer& parent) {
@@ -87,8 +110,10 @@ FramePointer StackMachine::Push(int32_t expression, int64_t index, const FramePo
   } else if (index + 1 < node.least) {
     need = std::max(need, below + node.height);
   }
-  frame =
-      std::make_shared<const Frame>(Frame{expression, index, parent, below + 1, need, next_id_++});
+  const bool counts = (parent && parent->counts) ||
+                      (node.kind == Kind::kRepeat && (node.most >= 0 || node.least > 1));
+  frame = std::make_shared<const Frame>(
+      Frame{expression, index, parent, below + 1, need, counts, next_id_++});
   return frame;
 }
 
@@ -111,8 +136,7 @@ bool StackMachine::Close(Stacks& to) {
   }
   work_.clear();
   seen_.clear();
-  std::sort(to.heads.begin(), to.heads.end(), Before);
-  to.heads.erase(std::unique(to.heads.begin(), to.heads.end()), to.heads.end());
+  SortHeads(to.heads);
   return fits && to.heads.size() <= kMaxStacks;
 }
 

@@ -27,7 +27,8 @@ struct Frame {
   std::shared_ptr<const Frame> parent;  // null: the text ends behind this frame
   int32_t depth;                        // frames up to this one
   int32_t need;                         // the smallest depth within which a text ends from here
-  uint64_t id;                          // of its FrameTable
+  bool counts;                          // it or one below it has an index that may be replaced
+  uint64_t id;                          // of its machine
 };
 using FramePointer = std::shared_ptr<const Frame>;
 
@@ -62,6 +63,9 @@ class StackMachine {
   bool Step(const Stacks& from, uint8_t byte, Stacks& to);
   // The stacks of another machine of the automaton as those of this one.
   Stacks Adopt(const Stacks& stacks);
+  // Stacks from which the same bytes lead on, up to `horizon` bytes: counts that no text of so few
+  // bytes brings to a bound are replaced by one that stands for all of them.
+  Stacks Represent(const Stacks& stacks, int64_t horizon);
   size_t bytes() const { return frames_.size() * kFrameBytes; }
 
  private:
@@ -72,6 +76,8 @@ class StackMachine {
     FramePointer frame;
   };
 
+  template <class Index>
+  Stacks Rebuild(const Stacks& stacks, const Index& index);
   FramePointer Push(int32_t expression, int64_t index, const FramePointer& parent);
   bool Close(Stacks& to);  // does all work_
   void Reach(int32_t state, const FramePointer& rest, Stacks& to);

@@ -68,7 +68,7 @@ void Vocabulary::AddNodes() {
     for (size_t depth = shared; depth < text.size(); ++depth) {
       path.push_back(static_cast<int32_t>(nodes_.size()));
       nodes_.push_back({static_cast<uint8_t>(text[depth]), static_cast<int32_t>(depth) + 1, 0,
-                        static_cast<int32_t>(i), 0, -1});
+                        static_cast<int32_t>(i), 0, -1, 0});
     }
     ++nodes_[path.back()].n_tokens;
     max_depth_ = std::max(max_depth_, static_cast<int32_t>(text.size()));
@@ -99,6 +99,7 @@ void Vocabulary::AddSets() {
   }
   for (size_t i = nodes_.size(); i-- > 0;) {
     if (parent[i] < 0) continue;
+    nodes_[parent[i]].reach = std::max(nodes_[parent[i]].reach, nodes_[i].reach + 1);
     ByteSet& set = below[parent[i]].bytes;
     for (size_t word = 0; word < set.size(); ++word) set[word] |= below[i].bytes[word];
     set[nodes_[i].byte / 64] |= uint64_t{1} << nodes_[i].byte % 64;

@@ -36,6 +36,7 @@ class Vocabulary {
     int32_t first_token;  // in order(): its tokens, then those of its descendants
     int32_t n_tokens;     // its own
     int32_t below;        // in sets(): what its descendants add; -1 without descendants
+    int32_t reach;        // the most bytes that a token adds behind it
   };
   // The bytes of a node's descendants.
   struct Set {
@@ -48,7 +49,7 @@ class Vocabulary {
   std::span<const Set> sets() const { return sets_; }
   // All tokens with a text, ascending by it.
   std::span<const int32_t> order() const { return order_; }
-  // Those without one, ends among them, ascending.
+  // The tokens without a text, ends among them, ascending.
   std::span<const int32_t> without_text() const { return without_text_; }
   int32_t max_depth() const { return max_depth_; }
   // The first token in order() behind the node's descendants.

@@ -32,6 +32,7 @@ declare -A files=(
   [quantization]="model/quantization.cc"
   [gguf]="model/gguf model/tokenizers/gguf_tokenizer.cc"
   [pieces]="model/piece_model.cc"
+  [constraint]="model/constraint"
   [text]="server/engine/common/answer.cc base/text.cc"
   [tokenizer]="model/tokenizers model/tokenizer.cc"
   [engine]="server/engine/sessions/session_table.cc server/engine/sessions/session_create.cc server/engine/sessions/session_rewind.cc server/engine/sessions/session_turns.cc server/engine/sessions/session_removal.cc server/engine/common/admission.cc server/engine/common/quota.cc server/engine/scheduling/batch_planner.cc server/engine/common/checkpoints.cc server/engine/common/prefix_cache.cc server/engine/common/state_pool.cc"
