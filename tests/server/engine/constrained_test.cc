@@ -246,6 +246,21 @@ TEST(Constrained, WhereNothingCanFollowTheErrorNamesTheConstraint) {
   EXPECT_EQ(engine.Run(Constrained(Compiled(AnswerForm::Literal("abc")), 30)).of[0].text, "abc");
 }
 
+TEST(Constrained, AGrammarThatIsTooAmbiguousEndsTheAnswer) {
+  TestEngine engine;
+  const AnswerForm item = AnswerForm::Choice(
+      {AnswerForm::Literal("a"), AnswerForm::Literal("aa"), AnswerForm::Literal("aaa")});
+  const AnswerForm form =
+      AnswerForm::Sequence({AnswerForm::Repeat(item, 0, 100'000), AnswerForm::Literal(".")});
+  GenerateRequest request = Constrained(Compiled(form), 5000);
+  request.sampling.logit_bias['a'] = 90;
+  const Answers answers = engine.Run(request);
+  EXPECT_TRUE(absl::IsResourceExhausted(answers.status)) << answers.status;
+  EXPECT_THAT(std::string(answers.status.message()), HasSubstr("constraint"));
+  EXPECT_GT(answers.of[0].tokens.size(), 100u);
+  EXPECT_EQ(engine.Run(Constrained(Compiled(AnswerForm::Literal("abc")), 30)).of[0].text, "abc");
+}
+
 TEST(Constrained, AModelWithoutTextRefuses) {
   TestEngine engine({}, {.with_text = false});
   const Answers answers = ReadAll(*[&] {
