@@ -61,6 +61,20 @@ TEST(Journal, SaysWhatWasWritten) {
   EXPECT_THAT(shorter->mark().turn_ends, ElementsAre(5, 20, 23));
 }
 
+TEST(Journal, HasTheUnfinishedAnswerAfterEachChange) {
+  JournalHead head = SomeHead();
+  head.mark.unfinished = "first";
+  JournalEntry second = Entry(20, {1}), third = Entry(21, {2});
+  second.unfinished = std::string(100'000, '\0');
+  std::string file = EncodeHead(head);
+  EXPECT_EQ(DecodeJournal(file)->mark().unfinished, "first");
+  file += EncodeEntry(second);
+  EXPECT_EQ(DecodeJournal(file)->mark().unfinished, second.unfinished);
+  file += EncodeEntry(third);
+  EXPECT_EQ(DecodeJournal(file)->mark().unfinished, "");
+  EXPECT_EQ(EncodeHead(DecodeJournal(file)->head), EncodeHead(head));
+}
+
 TEST(Journal, WhatWasBeingWrittenIsLeftOut) {
   std::string file = EncodeHead(SomeHead());
   const size_t head = file.size();

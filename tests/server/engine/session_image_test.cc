@@ -199,6 +199,26 @@ TEST(SessionImage, OptionalSectionsAreSkipped) {
   EXPECT_EQ(Bytes(*image), Golden());
 }
 
+TEST(SessionImage, AnUnfinishedAnswerGoesAlong) {
+  SessionImage image = Small();
+  image.unfinished = std::string("\1\0\0\0\3\0\0\0", 8) + "any bytes";
+  const std::string bytes = Bytes(image);
+  const absl::StatusOr<SessionImage> again = Read(bytes, 7);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->unfinished, image.unfinished);
+  EXPECT_EQ(Bytes(*again), bytes);
+  const std::string head = Golden().substr(0, Golden().find("TOKS"));
+  const std::string form =
+      bytes.substr(bytes.find("form"), bytes.find("TOKS") - bytes.find("form"));
+  ExpectRefused(head + form + form, kDamaged, "section form comes twice");
+  ExpectRefused(head + Section("form", "", 0), kDamaged, "section form is empty");
+  for (size_t at = bytes.find("form"); at < bytes.find("TOKS"); ++at) {
+    std::string flipped = bytes;
+    flipped[at] = static_cast<char>(flipped[at] ^ 4);
+    EXPECT_FALSE(Read(flipped).ok()) << at;
+  }
+}
+
 TEST(SessionImage, LengthsAreCheckedBeforeTheirBytes) {
   const std::string head = Golden().substr(0, Golden().find("TOKS"));
   const uint64_t huge = uint64_t{1} << 62;
