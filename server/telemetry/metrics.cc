@@ -249,6 +249,10 @@ void Metrics::AuthFailed(AuthFailure reason) {
   auth_failures_.at(kAuthFailures[static_cast<size_t>(reason)])->Increment();
 }
 
+void Metrics::ConstraintRefused(ConstraintRefusal cause) {
+  constraint_refusals_.at(kConstraintRefusals[static_cast<size_t>(cause)])->Increment();
+}
+
 void Metrics::CredentialsLoaded(Credentials what) {
   // The series is absent until then: without TLS there is no certificate.
   credentials_loaded_.Add({{"what", kCredentials[static_cast<size_t>(what)]}}).SetToCurrentTime();

@@ -101,6 +101,7 @@ struct EngineOptions {
   std::shared_ptr<disk::SessionFolder> session_folder;  // null: sessions are in memory alone
   // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
   std::shared_ptr<ByteBudget> request_memory;
+  size_t constraint_memory_bytes = size_t{128} << 20;  // host memory of compiled constraints
   // With a folder: idle sessions' states are swapped out when others need the memory.
   bool overcommit = false;
   bool trust_session_files = false;  // imports use the file's state after checks
