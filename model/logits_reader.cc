@@ -4,9 +4,9 @@
 
 namespace ovq::model {
 
-size_t LogitsReader::WantBest(int64_t row, int n) {
+size_t LogitsReader::WantBest(int64_t row, int n, kernels::TokenMaskBits allowed) {
   if (n <= 0) return kNone;
-  reading_.bests.push_back({.row = row, .n = n, .best = {}});
+  reading_.bests.push_back({.row = row, .n = n, .allowed = allowed, .best = {}});
   return reading_.bests.size() - 1;
 }
 
@@ -18,9 +18,10 @@ size_t LogitsReader::WantDraws(const DrawRequest& request, int64_t row, int64_t 
     const auto after = static_cast<int64_t>(i);
     const auto banned = after < request.n_early ? request.banned_early : request.banned;
     DraftedCounts* const counts = i == 0 ? nullptr : &drafted_counts_.emplace_back();
-    reading_.draws.push_back(
+    kernels::RowDraw& draw = reading_.draws.emplace_back(
         sampler.Describe(row + after, position + after, banned, drafted.first(i), counts));
-    draw_bests_.push_back(WantBest(row + after, request.top_logprobs));
+    if (!request.allowed.empty()) draw.allowed = request.allowed[i];
+    draw_bests_.push_back(WantBest(row + after, request.top_logprobs, draw.allowed));
   }
   return first;
 }
@@ -51,11 +52,10 @@ std::vector<TokenLogprob> LogitsReader::TopLogprobs(size_t best, float log_sum_e
 
 Sampled LogitsReader::Draw(size_t index) const {
   const kernels::RowDraw& draw = reading_.draws[index];
-  const float log_sum_exp = reading_.log_sum_exp[draw.row];
-  return {.finite = !std::isnan(log_sum_exp),
+  return {.finite = IsFinite(draw.row),
           .token_id = draw.drawn.id,
-          .logprob = draw.drawn.logit - log_sum_exp,
-          .top = TopLogprobs(draw_bests_[index], log_sum_exp)};
+          .logprob = draw.drawn.logit - draw.log_sum_exp,
+          .top = TopLogprobs(draw_bests_[index], draw.log_sum_exp)};
 }
 
 TokenScore LogitsReader::Score(size_t index) const {

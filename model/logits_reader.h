@@ -26,6 +26,9 @@ struct DrawRequest {
   // Banned in place of `banned` for the first n_early draws.
   std::span<const int32_t> banned_early = {};
   int64_t n_early = 0;
+  // For each draw the tokens that are allowed, [1 + drafted tokens]; empty: all. Log-probabilities
+  // are then those of the allowed tokens alone.
+  std::span<const kernels::TokenMaskBits> allowed = {};
 };
 
 // Collects all that a batch wants of its logits, reads them in one call, and gives the results by
@@ -56,7 +59,7 @@ class LogitsReader {
     size_t best;   // in reading_.bests, kNone without top_logprobs
   };
 
-  size_t WantBest(int64_t row, int n);
+  size_t WantBest(int64_t row, int n, kernels::TokenMaskBits allowed = {});
   std::vector<TokenLogprob> TopLogprobs(size_t best, float log_sum_exp) const;
 
   kernels::LogitsReading reading_;

@@ -28,8 +28,9 @@ struct Sampled {
   // False if a logit is infinite or NaN; the other fields are then meaningless.
   bool finite = true;
   int32_t token_id = 0;
-  float logprob = 0;              // ln softmax of the raw logits, before any parameter is applied
-  std::vector<TokenLogprob> top;  // most likely tokens by raw logits, descending, ties by lower id
+  // ln softmax of the raw logits of the allowed tokens, before any parameter is applied.
+  float logprob = 0;
+  std::vector<TokenLogprob> top;  // most likely allowed ones, descending, ties by lower id
 };
 
 // The lists of a draw that counts drafted tokens, where they differ from the sampler's own.

@@ -217,6 +217,7 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
   result.weight_bytes = static_cast<size_t>(first.weight_count().ReadBy(1));
   result.tokenizer = loaded.tokenizer->has_text() ? loaded.tokenizer.get() : nullptr;
   result.SetChatFormat(loaded.chat_format.get(), options.call_syntax);
+  result.vocabulary = result.MakeVocabulary();
   for (size_t i = 0; i < loaded.models.size(); ++i) {
     const model::LanguageModel& model = *loaded.models[i];
     result.variants.push_back(

@@ -27,7 +27,8 @@ LIBRARIES = {
 # {folder: the namespace of its files}; the longest folder that fits a file counts.
 NAMESPACES = {
     "base": "ovq", "kernels": "ovq::kernels", "model": "ovq::model",
-    "model/chat_template": "ovq::jinja", "model/answers": "ovq::answers", "server": "ovq::server",
+    "model/chat_template": "ovq::jinja", "model/answers": "ovq::answers",
+    "model/constraint": "ovq::constraint", "server": "ovq::server",
     "server/disk": "ovq::disk",
     "server/engine": "ovq::engine", "clients": "ovq::clients", "clients/load": "ovq::load",
 }

@@ -151,6 +151,36 @@ float LogSumExp(const float* x, int64_t n) {
   return max + std::log(hn::GetLane(hn::SumOfLanes(d, hn::Add(sum[0], sum[1]))));
 }
 
+// The mask of lanes i .. i + Lanes(), all within a word: Lanes() divides 32.
+HWY_INLINE hn::Mask<D> AllowedLanes(const uint32_t* allowed, int64_t i) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::Set(du, allowed[i / 32] >> (i % 32));
+  return hn::RebindMask(d, hn::TestBit(bits, hn::Shl(hn::Set(du, 1), hn::Iota(du, 0))));
+}
+
+float MaskedLogSumExp(const float* x, const uint32_t* allowed, int64_t n, float* y) {
+  static_assert(hn::MaxLanes(d) <= 32, "a word has a bit for each lane");
+  const V nothing = hn::Set(d, kMinusInfinity);
+  V highest = nothing;
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V v = Load(x + i, m, kMinusInfinity);
+    const auto kept = hn::AndNot(hn::IsNaN(v), AllowedLanes(allowed, i));
+    const V masked = hn::IfThenElse(kept, v, nothing);
+    Store(masked, m, y + i);
+    highest = hn::Max(highest, masked);
+  });
+  const float max = hn::GetLane(hn::MaxOfLanes(d, highest));
+  if (max == kMinusInfinity) return max;
+  const V shift = hn::Set(d, max);
+  V sum = hn::Zero(d);
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    const V v = Load(y + i, m, kMinusInfinity);
+    if (hn::AllTrue(d, hn::Eq(v, nothing))) return;
+    sum = hn::Add(sum, hn::Exp(d, hn::Sub(v, shift)));
+  });
+  return max + std::log(hn::GetLane(hn::SumOfLanes(d, sum)));
+}
+
 }  // namespace
 }  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -163,6 +193,7 @@ HWY_EXPORT(NormRow);
 HWY_EXPORT(NormHead);
 HWY_EXPORT(MapRow);
 HWY_EXPORT(LogSumExp);
+HWY_EXPORT(MaskedLogSumExp);
 
 constexpr int64_t kExpWork = 8;  // cost of one exponential in multiply-adds, roughly
 
@@ -179,6 +210,10 @@ void Normalize(DeviceContext& context, const NormTask& task) {
 
 void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps) {
   HWY_DYNAMIC_DISPATCH(NormHead)(norm, x, n, scale, weights, eps);
+}
+
+float MaskedLogSumExp(const float* x, const uint32_t* allowed, int64_t n, float* y) {
+  return HWY_DYNAMIC_DISPATCH(MaskedLogSumExp)(x, allowed, n, y);
 }
 
 void MapRows(DeviceContext& context, const RowMap& map) {

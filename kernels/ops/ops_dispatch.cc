@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numbers>
 #include <vector>
@@ -218,6 +219,19 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
   Dispatch<cpu::Embed, cuda::Embed>(context, table, ids, y);
 }
 
+namespace {
+
+int64_t CountAllowed(const RowBest& best, int64_t vocab) {
+  if (best.allowed.empty()) return vocab;
+  int64_t count = 0;
+  for (const uint32_t word : best.allowed) count += std::popcount(word);
+  // Bits behind the vocabulary's end say nothing.
+  if (vocab % 32 != 0) count -= std::popcount(best.allowed.back() >> (vocab % 32));
+  return count;
+}
+
+}  // namespace
+
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   Check(IsMatrix(x, DType::kF32) && x.shape[1] > 0, "LogSumExp: x is a float32 matrix");
   Dispatch<cpu::LogSumExp, cuda::LogSumExp>(context, x, out);
@@ -228,13 +242,20 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
         "ReadLogits: logits are a float32 matrix");
   const int64_t n_rows = logits.shape[0], vocab = logits.shape[1];
   const auto is_row = [&](int64_t row) { return row >= 0 && row < n_rows; };
-  for (const RowDraw& draw : reading.draws) Check(is_row(draw.row), "ReadLogits: a draw's row");
+  const auto is_mask = [&](TokenMaskBits allowed) {
+    return allowed.empty() || std::ssize(allowed) == (vocab + 31) / 32;
+  };
+  for (const RowDraw& draw : reading.draws) {
+    Check(is_row(draw.row), "ReadLogits: a draw's row");
+    Check(is_mask(draw.allowed), "ReadLogits: a draw's bit for each token");
+  }
   for (const RowToken& token : reading.tokens) {
     Check(is_row(token.row) && token.id >= 0 && token.id < vocab, "ReadLogits: a token's row, id");
   }
   for (RowBest& best : reading.bests) {
     Check(is_row(best.row) && best.n > 0, "ReadLogits: a row and how many of its best");
-    best.best.resize(static_cast<size_t>(std::min<int64_t>(best.n, vocab)));
+    Check(is_mask(best.allowed), "ReadLogits: a bit for each token");
+    best.best.resize(static_cast<size_t>(std::min(int64_t{best.n}, CountAllowed(best, vocab))));
   }
   reading.log_sum_exp.resize(static_cast<size_t>(n_rows));
   Dispatch<cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);

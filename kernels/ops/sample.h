@@ -25,6 +25,12 @@ struct TokenLogit {
   float logit;
 };
 
+// One bit for each token of the vocabulary: bit id % 32 of word id / 32, [ceil(vocab / 32)].
+using TokenMaskBits = std::span<const uint32_t>;
+constexpr bool AllowsToken(TokenMaskBits allowed, int32_t id) {
+  return allowed.empty() || (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
+}
+
 struct DrawParams {
   float temperature = 1;  // 0: greedy (the best logit)
   int32_t top_k = 0;      // 0: off
@@ -38,6 +44,7 @@ struct DrawParams {
 };
 
 // A token to draw from a row of logits. Adjustments, in this order:
+//   allowed     minus infinity for the others: never drawn
 //   seen        logit / repetition_penalty if positive, else * repetition_penalty
 //   generated   logit - (presence_penalty + frequency_penalty * count)
 //   bias        logit + bias
@@ -45,7 +52,9 @@ struct DrawParams {
 // Then follow temperature, top_k, typical_p, top_p and min_p. Each filter sees the distribution
 // that the filters before it left, and leaves at least one token. A NaN logit counts as minus
 // infinity. Ties go to the lower id. The random number is a function of (seed, position) alone. A
-// token that weighs less than 2^-41 of the best may count as one that weighs nothing.
+// token that weighs less than 2^-41 of the best may count as one that weighs nothing. Where no
+// token is above minus infinity, the first that is allowed and not banned is drawn, or else the
+// last of all.
 struct RowDraw {
   int64_t row = 0;
   int64_t position = 0;
@@ -54,7 +63,12 @@ struct RowDraw {
   std::span<const TokenCount> generated;
   std::span<const TokenBias> bias;
   std::span<const int32_t> banned;  // ascending
-  TokenLogit drawn{};               // result, with the unadjusted logit
+  TokenMaskBits allowed;            // empty: all
+  // The results: the token with its unadjusted logit, and the logarithm of the sum of exponentials
+  // of the allowed tokens' unadjusted logits: minus infinity for none, NaN for a row with a logit
+  // that is not finite.
+  TokenLogit drawn{};
+  float log_sum_exp = 0;
 };
 
 struct RowToken {
@@ -65,7 +79,8 @@ struct RowToken {
 
 struct RowBest {
   int64_t row = 0;
-  int32_t n = 0;                 // > 0; capped at vocab
+  int32_t n = 0;                 // > 0; capped at the number of allowed tokens
+  TokenMaskBits allowed = {};    // as in RowDraw
   std::vector<TokenLogit> best;  // result, descending, ties by lower id; NaN as minus infinity
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/ops/ops.h"
+#include "kernels/ops/ops_device.h"
 #include "kernels/ops/sample_device.h"
 
 namespace ovq::kernels::cpu {
@@ -24,11 +25,18 @@ float Sane(float logit) {
   return std::min(logit, std::numeric_limits<float>::max());
 }
 
-// Finds the best logits, best first: one pass with a heap whose front is the least of them.
-void FindBest(std::span<const float> logits, std::span<TokenLogit> best) {
+// Finds the best logits of allowed tokens, best first: one pass with a heap whose front is the
+// least of them.
+void FindBest(std::span<const float> logits, std::span<TokenLogit> best,
+              TokenMaskBits allowed = {}) {
   if (best.empty()) return;
   size_t found = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
+    if (!allowed.empty() && allowed[i / 32] == 0) {
+      i |= 31;
+      continue;
+    }
+    if (!AllowsToken(allowed, static_cast<int32_t>(i))) continue;
     const TokenLogit token = {static_cast<int32_t>(i),
                               std::isnan(logits[i]) ? kMinusInfinity : logits[i]};
     if (found == best.size()) {
@@ -70,18 +78,20 @@ class RowSampler {
         room_(scope.Allocate<Candidate>(vocab)),
         border_room_(scope.Allocate<Candidate>(vocab)) {}
 
-  int32_t Draw(std::span<const float> logits, const RowDraw& draw) {
+  // row_sum: LogSumExp of the row.
+  int32_t Draw(std::span<const float> logits, float row_sum, RowDraw& draw) {
     const DrawParams& params = draw.params;
+    draw.log_sum_exp = row_sum;
     const std::span<const float> adjusted = Adjust(logits, draw);
     candidates_ = {};
     if (params.temperature > 0) Gather(adjusted, params);
     if (candidates_.empty()) {  // greedy, or no finite logit
       int32_t id = ArgMax(adjusted);
-      // Without a finite logit the result is token 0, which may be banned.
-      while (std::ranges::binary_search(draw.banned, id) &&
-             id + 1 < static_cast<int32_t>(logits.size())) {
-        ++id;
-      }
+      // Without a finite logit the result is token 0, which need not be allowed.
+      const auto excluded = [&draw](int32_t token) {
+        return !AllowsToken(draw.allowed, token) || std::ranges::binary_search(draw.banned, token);
+      };
+      while (id + 1 < static_cast<int32_t>(logits.size()) && excluded(id)) ++id;
       return id;
     }
     if (params.typical_p < 1) KeepTypical(params.typical_p);
@@ -101,12 +111,19 @@ class RowSampler {
     double rank;    // sort key of the current filter
   };
 
-  std::span<const float> Adjust(std::span<const float> logits, const RowDraw& draw) {
-    if (draw.seen.empty() && draw.generated.empty() && draw.bias.empty() && draw.banned.empty()) {
+  std::span<const float> Adjust(std::span<const float> logits, RowDraw& draw) {
+    if (draw.seen.empty() && draw.generated.empty() && draw.bias.empty() && draw.banned.empty() &&
+        draw.allowed.empty()) {
       return logits;
     }
     const DrawParams& params = draw.params;
-    std::ranges::copy(logits, adjusted_.begin());
+    if (draw.allowed.empty()) {
+      std::ranges::copy(logits, adjusted_.begin());
+    } else {
+      const float sum =
+          MaskedLogSumExp(logits.data(), draw.allowed.data(), std::ssize(logits), adjusted_.data());
+      if (!std::isnan(draw.log_sum_exp)) draw.log_sum_exp = sum;
+    }
     for (int32_t id : draw.seen) {
       float& logit = adjusted_[id];
       logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
@@ -237,15 +254,15 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     return std::span<const float>(logits.as<float>() + row * logits.shape[1], vocab);
   };
   if (logits.shape[0] == 0) return;
-  LogSumExp(context, logits, reading.log_sum_exp.data());
+  cpu::LogSumExp(context, logits, reading.log_sum_exp.data());
   RowSampler sampler(scope, vocab);
   for (RowDraw& draw : reading.draws) {
     const std::span<const float> row = row_of(draw.row);
-    const int32_t id = sampler.Draw(row, draw);
+    const int32_t id = sampler.Draw(row, reading.log_sum_exp[draw.row], draw);
     draw.drawn = {id, row[id]};
   }
   for (RowToken& token : reading.tokens) token.logit = row_of(token.row)[token.id];
-  for (RowBest& best : reading.bests) FindBest(row_of(best.row), best.best);
+  for (RowBest& best : reading.bests) FindBest(row_of(best.row), best.best, best.allowed);
 }
 
 }  // namespace ovq::kernels::cpu

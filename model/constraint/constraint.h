@@ -17,8 +17,8 @@ class Automaton;  // automaton.h: bytes and a stack
 // What callers give. Serializable: everything else follows from it.
 struct Source {
   enum class Kind : uint8_t { kJsonSchema, kJsonObject, kRegex, kChoice, kGrammar };
-  Kind kind = Kind::kJsonObject;  // kJsonObject: any JSON object, without `text`
-  std::string text = {};          // the schema (JSON), the regular expression, or GBNF
+  Kind kind = Kind::kJsonObject;          // kJsonObject: any JSON object, without `text`
+  std::string text = {};                  // the schema (JSON), the regular expression, or GBNF
   std::vector<std::string> choices = {};  // kChoice
   bool operator==(const Source&) const = default;
 };

@@ -1,6 +1,7 @@
 #include "server/disk/journal.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/binary.h"
@@ -26,6 +27,14 @@ class Reader {
   template <class... Fields>
   void operator()(Fields&... fields) {
     (Visit(fields), ...);
+  }
+  // A field at the end that older files do not have: its length, and so many bytes, at least one.
+  void Last(std::string& bytes) {
+    if (bytes_.empty()) return;
+    uint64_t size = 0;
+    Visit(size);
+    whole_ = whole_ && size > 0 && size == bytes_.size();
+    if (whole_) bytes = std::exchange(bytes_, {});
   }
   // True if no field was missing and no bytes are left.
   bool whole() const { return whole_ && bytes_.empty(); }
@@ -70,6 +79,11 @@ struct Writer {
   void operator()(const Fields&... fields) {
     (Visit(fields), ...);
   }
+  void Last(const std::string& bytes) {
+    if (bytes.empty()) return;
+    Put(out, static_cast<uint64_t>(bytes.size()));
+    out.append(bytes);
+  }
   template <class T>
   void Visit(const T& value) {
     Put(out, value);
@@ -96,11 +110,13 @@ void VisitHead(Head& head, Visit& visit) {
   auto& mark = head.mark;
   visit(mark.length, mark.pending, mark.turn_ends, mark.prompt_tokens, mark.generated_tokens,
         mark.used_unix_ms);
+  visit.Last(mark.unfinished);
 }
 template <class Entry, class Visit>
 void VisitEntry(Entry& entry, Visit& visit) {
   visit(entry.begin, entry.tokens, entry.pending, entry.ends_turn, entry.prompt_tokens,
         entry.generated_tokens, entry.used_unix_ms);
+  visit.Last(entry.unfinished);
 }
 
 // True if the pending token, if any, is the last of the tokens.
@@ -165,6 +181,7 @@ void Apply(const JournalEntry& entry, SessionMark& mark) {
   mark.prompt_tokens = entry.prompt_tokens;
   mark.generated_tokens = entry.generated_tokens;
   mark.used_unix_ms = entry.used_unix_ms;
+  mark.unfinished = entry.unfinished;
 }
 
 SessionMark Journal::mark() const {

@@ -23,6 +23,8 @@ struct SessionMark {
   std::vector<int64_t> turn_ends = {};  // conversation lengths at the ends of turns, ascending
   int64_t prompt_tokens = 0, generated_tokens = 0;  // totals
   int64_t used_unix_ms = 0;
+  // The engine's own bytes about an answer that may go on; "" for none.
+  std::string unfinished = {};
 };
 
 struct JournalHead {
@@ -50,6 +52,7 @@ struct JournalEntry {
   bool ends_turn = false;
   int64_t prompt_tokens = 0, generated_tokens = 0;  // totals after the change
   int64_t used_unix_ms = 0;
+  std::string unfinished = {};  // as in SessionMark, after the change
 };
 
 struct Journal {

@@ -58,8 +58,8 @@ def _pack_tokens(tokens: tuple[int, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class _Head:
-    """Has what a file and a delta have alike. other: sections that this reader does not know.
-    created: None if the time is outside the calendar."""
+    """Has what a file and a delta have alike. other: sections that this reader does not know. form: the
+    unfinished answer, empty without one. created: None if the time is outside the calendar."""
 
     model_fingerprint: str
     layout_fingerprint: int
@@ -70,6 +70,7 @@ class _Head:
     created: datetime | None
     made_by: str
     other: tuple[str, ...]
+    form: bytes
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _sections(data: bytes) -> tuple[dict[str, bytes], tuple[str, ...]]:
         _check(crc == sum_, f"section {tag}: checksum {sum_:08x}, expected {crc:08x}")
         _check(bool(sections) or tag == known[0], f"section {tag} comes first, expected HEAD or DELT")
         _check(tag not in sections, f"section {tag} comes twice")
-        if tag in known:
+        if tag in known or tag == "form":
             sections[tag] = data[begin:end]
         else:
             _check(tag[0].islower(), f"section {tag} is unknown here and required")
@@ -195,7 +196,7 @@ def _parse_file(sections: dict[str, bytes], other: tuple[str, ...]) -> SessionFi
     turn_ends = _unpack_turns(sections, n_turns, n_tokens if keeps else position + waits)
     return SessionFile(
         model, layout, memory, slot_cap, pending if waits else None, turn_ends, _created(created),
-        made_by, other, position=position, tokens=tokens if keeps else None, state=state,
+        made_by, other, sections.get("form", b""), position=position, tokens=tokens if keeps else None, state=state,
     )
 
 
@@ -214,7 +215,7 @@ def _parse_delta(sections: dict[str, bytes], other: tuple[str, ...]) -> SessionD
     return SessionDelta(
         model, layout, memory, slot_cap, tokens[-1] if waits and tokens else None,
         _unpack_turns(sections, n_turns, base.length), _created(created), made_by, other,
-        since=since, base=base, tokens=tokens,
+        sections.get("form", b""), since=since, base=base, tokens=tokens,
     )
 
 
@@ -244,6 +245,7 @@ def join(file: SessionFile, delta: SessionDelta) -> SessionFile:
         turn_ends=delta.turn_ends,
         made_by="ovq_client session-file --join",
         other=(),
+        form=delta.form,
     )
     _check(joined.base == delta.base, "the delta's tokens are not those that its head is of")
     return joined
@@ -274,7 +276,8 @@ def encode(file: SessionFile) -> bytes:
         raw = text.encode()[:255]
         head += bytes([len(raw)]) + raw
     data = _PRELUDE.pack(MAGIC, VERSION)
-    data += section(b"HEAD", head) + section(b"TOKS", _pack_tokens(tokens))
+    data += section(b"HEAD", head) + (section(b"form", file.form) if file.form else b"")
+    data += section(b"TOKS", _pack_tokens(tokens))
     data += section(b"TURN", struct.pack(f"<{len(file.turn_ends)}q", *file.turn_ends))
     data += section(b"STAT", file.state)
     return data + section(b"DONE", hashlib.sha256(data).digest())
@@ -297,6 +300,8 @@ def describe(session: SessionFile | SessionDelta) -> str:
     lines["tokens"] = "not kept" if tokens is None else len(tokens)
     lines["tokens' SHA-256"] = base.digest.hex() if base else "none"
     lines["turn ends"] = " ".join(map(str, session.turn_ends)) or "none"
+    if session.form:
+        lines["form bytes"] = len(session.form)
     if isinstance(session, SessionFile):
         lines["state bytes"] = len(session.state)
     created = session.created

@@ -23,18 +23,21 @@ namespace ovq::kernels::cuda {
 inline constexpr double kNegligible = -60;  // a weight with this exponent or less counts as 0
 
 // A RowDraw in the device's memory. Its lists lie one after another from `lists` on: seen ids, then
-// (id, count), then (id, bits of the bias), then banned ids.
+// (id, count), then (id, bits of the bias), then banned ids. allowed: where the mask begins among
+// the masks' words; -1 without one.
 struct DeviceDraw {
   int64_t row;
   uint64_t random;  // its upper 53 bits are used
   int64_t lists;
+  int64_t allowed;
   int32_t n_seen, n_generated, n_biased, n_banned;
   DrawParams params;
 };
 struct DeviceBest {
   int64_t row;
-  int64_t n;    // at most vocab
-  int64_t out;  // index of its first result
+  int64_t n;        // at most the number of allowed tokens
+  int64_t out;      // index of its first result
+  int64_t allowed;  // as in DeviceDraw
 };
 // A LogitsReading in the device's memory.
 struct ReadTask {
@@ -42,13 +45,15 @@ struct ReadTask {
   int32_t vocab, n_draws, n_tokens, n_bests;
   const DeviceDraw* draws;
   const int32_t* lists;
+  const uint32_t* masks;
   const RowToken* tokens;
   const DeviceBest* bests;
   // The results.
   TokenLogit* drawn;    // [n_draws]
+  float* log_sum_exp;   // [n_draws], of masked draws only
   float* token_logits;  // [n_tokens]
   TokenLogit* best;     // n of each request, in any order
-  // Scratch, [n_blocks, vocab] each; the first two null where no draw needs them.
+  // Scratch, [n_blocks, vocab] each; the first two null where nothing needs them.
   float* adjusted;
   double* weights;
   int32_t* border;
@@ -64,6 +69,10 @@ __device__ inline unsigned AscendingKey(float logit) {
 }
 __device__ inline float FromAscendingKey(unsigned key) {
   return __uint_as_float(key >> 31 != 0 ? key ^ 0x80000000u : ~key);
+}
+
+__device__ inline bool IsAllowed(const uint32_t* allowed, int32_t id) {
+  return (allowed[id / 32] >> (id % 32) & 1u) != 0;
 }
 
 __device__ inline uint64_t FixedWeight(double weight) {
@@ -262,14 +271,37 @@ __device__ inline int32_t Pick(const Candidates& candidates, uint64_t random) {
   return begin + __ffs(static_cast<int>(__ballot_sync(kAllLanes, through > target))) - 1;
 }
 
-// The row with penalties, biases and bans applied: the row itself, or a copy in scratch memory.
+// ln(sum(exp(row))), summed in a fixed order; minus infinity if that is all of the row.
+__device__ inline float BlockLogSumExp(const float* row, int vocab) {
+  const float max = FindRange(row, vocab).best;
+  float sum = 0;
+  EachLoaded(
+      static_cast<int>(threadIdx.x), vocab, kSampleThreads, [&](int id) { return row[id]; },
+      [&](int, float logit) {
+        if (logit > -INFINITY) sum += expf(logit - max);
+      });
+  const float total = BlockSum(sum);
+  return max > -INFINITY ? max + logf(total) : max;
+}
+
+// The row with mask, penalties, biases and bans applied: the row itself, or a copy in scratch
+// memory. Of a masked row it writes the logarithm of the sum of exponentials, before penalties.
 __device__ inline const float* Adjust(const ReadTask& task, const DeviceDraw& draw,
-                                      const float* row) {
-  if (draw.n_seen + draw.n_generated + draw.n_biased + draw.n_banned == 0) return row;
+                                      const float* row, float* log_sum_exp) {
+  const bool masked = draw.allowed >= 0;
+  if (draw.n_seen + draw.n_generated + draw.n_biased + draw.n_banned == 0 && !masked) return row;
   const int32_t* list = task.lists + draw.lists;
   float* adjusted = task.adjusted + int64_t{blockIdx.x} * task.vocab;
   const DrawParams& params = draw.params;
-  ForEach(task.vocab, [&](int id) { adjusted[id] = row[id]; });
+  if (masked) {
+    const uint32_t* allowed = task.masks + draw.allowed;
+    ForEach(task.vocab,
+            [&](int id) { adjusted[id] = IsAllowed(allowed, id) ? NoNan(row[id]) : -INFINITY; });
+    const float sum = BlockLogSumExp(adjusted, task.vocab);
+    if (threadIdx.x == 0) *log_sum_exp = sum;
+  } else {
+    ForEach(task.vocab, [&](int id) { adjusted[id] = row[id]; });
+  }
   ForEach(draw.n_seen, [&](int i) {
     const float logit = adjusted[list[i]];
     adjusted[list[i]] =
@@ -287,14 +319,18 @@ __device__ inline const float* Adjust(const ReadTask& task, const DeviceDraw& dr
   return adjusted;
 }
 
-// The best token. Without a finite logit it is token 0, which may be banned.
-__device__ inline int32_t Greedy(const RowRange& range, int vocab, const int32_t* banned,
-                                 int n_banned) {
+// The best token. Without a finite logit it is token 0, which need not be allowed. Banned ids
+// ascend.
+__device__ inline int32_t Greedy(const ReadTask& task, const DeviceDraw& draw,
+                                 const RowRange& range) {
+  const int32_t* banned =
+      task.lists + draw.lists + draw.n_seen + 2 * draw.n_generated + 2 * draw.n_biased;
+  const uint32_t* allowed = draw.allowed >= 0 ? task.masks + draw.allowed : nullptr;
   int32_t id = range.first_best;
-  for (int i = 0; i < n_banned; ++i) {
-    if (banned[i] != id || id + 1 == vocab) continue;
-    ++id;
-    i = -1;  // restart: the list is unordered
+  for (int i = 0; id + 1 < task.vocab; ++id) {
+    while (i < draw.n_banned && banned[i] < id) ++i;
+    const bool is_banned = i < draw.n_banned && banned[i] == id;
+    if (!is_banned && (allowed == nullptr || IsAllowed(allowed, id))) break;
   }
   return id;
 }
@@ -305,11 +341,7 @@ __device__ inline int32_t DrawToken(const ReadTask& task, const DeviceDraw& draw
   const int vocab = task.vocab;
   const DrawParams& params = draw.params;
   const RowRange range = FindRange(row, vocab);
-  if (params.temperature == 0 || !(range.best > -INFINITY)) {
-    const int32_t* banned =
-        task.lists + draw.lists + draw.n_seen + 2 * draw.n_generated + 2 * draw.n_biased;
-    return Greedy(range, vocab, banned, draw.n_banned);
-  }
+  if (params.temperature == 0 || !(range.best > -INFINITY)) return Greedy(task, draw, range);
   Candidates candidates = {MakeOrder(row, range, task.weights + int64_t{blockIdx.x} * vocab,
                                      1.0 / static_cast<double>(params.temperature)),
                            vocab, task.border + int64_t{blockIdx.x} * vocab};

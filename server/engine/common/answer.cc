@@ -63,6 +63,7 @@ RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t
     : request_(request),
       index_(index),
       eos_(model.eos_token_ids),
+      markers_(model.marker_tokens),
       banned_early_(eos_),
       sampler_(WithSeed(request.sampling, seed), model.vocab_size),
       matcher_(request.stop.strings, request.stop.include_stop_text) {
@@ -82,6 +83,27 @@ RunningAnswer::RunningAnswer(const GenerateRequest& request, int index, uint64_t
   parser_->Add(parts->begun, begun_);
 }
 
+absl::Status RunningAnswer::Constrain(MatcherCache& matchers, const UnfinishedAnswer* earlier,
+                                      bool forces) {
+  if (!parser_) {
+    // Markers are tokens without a text here, which no form has.
+    for (std::vector<int32_t>* ids : {&banned_early_, &banned_always_}) {
+      ids->insert(ids->end(), markers_.begin(), markers_.end());
+      std::ranges::sort(*ids);
+      ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+    }
+  }
+  forces_ = forces && request_.stop.strings.empty() &&
+            !(request_.output.parts && request_.output.parts->one_call);
+  form_.emplace(request_.constraint, matchers, /*has_end=*/!request_.session_id.empty());
+  if (earlier != nullptr) {
+    tokens_ = earlier->tokens;
+    status_ = form_->GoOn(*earlier);
+  }
+  if (status_.ok() && form_->Ends(bans(), 0)) status_ = form_->DeadEnd();
+  return status_;
+}
+
 void RunningAnswer::Observe(std::span<const int32_t> tokens) {
   sampler_.ObservePrompt(tokens);
   if (drafter_) drafter_->Add(tokens);
@@ -94,24 +116,104 @@ void RunningAnswer::ObservePrompt(std::span<const int32_t> tokens) {
   if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
 }
 
+std::span<const int32_t> RunningAnswer::forced() const { return forced_; }
+
 model::DraftTokens RunningAnswer::Propose(int64_t most) {
-  if (!drafter_) return {};
-  return drafter_->Propose(std::min(most, request_.stop.max_tokens - generated_ - 1));
+  model::DraftTokens drafts;
+  const int64_t left = request_.stop.max_tokens - generated_ - std::ssize(forced_) - 1;
+  if (drafter_) drafts = drafter_->Propose(std::min(most, left));
+  if (!form_) return drafts;
+  const auto end = std::ranges::find_if(drafts.tokens, [this](int32_t id) { return IsEnd(id); });
+  const auto n = static_cast<size_t>(form_->Draft({drafts.tokens.begin(), end}));
+  return {drafts.tokens.first(n), drafts.probabilities.first(n)};
 }
 
-model::DrawRequest RunningAnswer::NextDraw() const {
+RunningAnswer::Following RunningAnswer::Follow(int64_t n_forced, std::span<const float> drafted) {
+  const auto n = static_cast<size_t>(n_forced);
+  following_.assign(1, *sequence->pending);
+  following_.insert(following_.end(), forced_.begin(), forced_.begin() + n_forced);
+  following_probabilities_.assign(n, 1);
+  following_probabilities_.insert(following_probabilities_.end(), drafted.begin(), drafted.end());
+  return {following_, following_probabilities_};
+}
+
+model::DrawRequest RunningAnswer::NextDraw() {
+  const int64_t drawn = generated_ + std::ssize(forced_);
   return {.sampler = &sampler_,
           .top_logprobs = request_.output.top_logprobs,
           .banned = banned_always_,
           .banned_early = banned_early_,
-          .n_early = std::max<int64_t>(request_.stop.min_tokens - generated_, 0)};
+          .n_early = std::max<int64_t>(request_.stop.min_tokens - drawn, 0),
+          .allowed = form_ ? form_->masks() : std::span<const kernels::TokenMaskBits>()};
+}
+
+void RunningAnswer::ObserveOwn(int32_t token) {
+  sampler_.Observe(token);
+  if (drafter_) drafter_->Add(token);
+}
+
+bool RunningAnswer::IsEnd(int32_t token) const {
+  return std::ranges::count(eos_, token) > 0 || request_.stop.special_tokens.contains(token) ||
+         std::ranges::count(request_.stop.token_ids, token) > 0;
+}
+
+void RunningAnswer::AddForced(int64_t n, StreamEvent& event) {
+  for (int64_t i = 0; i < n; ++i) {
+    // A softmax over this token alone gives 0.
+    model::Sampled drawn;
+    drawn.token_id = forced_[static_cast<size_t>(i)];
+    if (request_.output.top_logprobs > 0) drawn.top.push_back({drawn.token_id, 0});
+    Emit(std::move(drawn), event);
+  }
+  forced_.erase(forced_.begin(), forced_.begin() + n);
+}
+
+FormBans RunningAnswer::bans() const {
+  return {banned_early_, banned_always_, request_.stop.min_tokens};
+}
+
+void RunningAnswer::AdvanceForm(int32_t token) {
+  if (IsEnd(token)) return;
+  status_ = form_->Add(token);
+  if (!status_.ok() || !form_->Ends(bans(), generated_ + 1)) return;
+  form_ended_ = form_->may_end();
+  if (!form_ended_) status_ = form_->DeadEnd();
+}
+
+// The last token of an answer stays pending: so none that ends it is forced.
+void RunningAnswer::Force() {
+  if (!form_ || !forces_) return;
+  while (forced_.size() < kMostForced) {
+    const int64_t drawn = generated_ + std::ssize(forced_);
+    if (drawn + 1 >= request_.stop.max_tokens) return;
+    const std::optional<int32_t> next = form_->Forced(bans(), drawn);
+    if (!next || IsEnd(*next) || !form_->AddUnlessEnd(*next, bans(), drawn + 1)) return;
+    forced_.push_back(*next);
+    ObserveOwn(*next);
+  }
+}
+
+std::optional<UnfinishedAnswer> RunningAnswer::Unfinished() const {
+  const auto n_tokens = std::ssize(tokens_);
+  if (!form_ || ended_ || !status_.ok() || n_tokens == 0 || n_tokens > kMaxUnfinishedTokens) {
+    return std::nullopt;
+  }
+  UnfinishedAnswer answer = {.constraint = request_.constraint, .tokens = tokens_};
+  if (forced_.empty()) answer.place = form_->place();
+  return answer;
 }
 
 void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
+  ObserveOwn(drawn.token_id);
+  if (form_) AdvanceForm(drawn.token_id);
+  Emit(std::move(drawn), event);
+  if (!event.finished && status_.ok()) Force();
+}
+
+void RunningAnswer::Emit(model::Sampled drawn, StreamEvent& event) {
   const OutputOptions& output = request_.output;
   ++generated_;
-  sampler_.Observe(drawn.token_id);
-  if (drafter_) drafter_->Add(drawn.token_id);
+  if (form_ && !request_.session_id.empty()) tokens_.push_back(drawn.token_id);
   if (!event.chunk) event.chunk.emplace().index = index_;
   TokenChunk& chunk = *event.chunk;
   chunk.token_ids.push_back(drawn.token_id);
@@ -119,7 +221,9 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
   if (output.top_logprobs > 0) chunk.top.push_back(std::move(drawn.top));
   Append(drawn.token_id, chunk.text, event.finished);
   if (parser_) Parse(std::exchange(chunk.text, ""), chunk.parts, event.finished);
-  if (event.finished) event.finished->index = index_;
+  if (!event.finished) return;
+  event.finished->index = index_;
+  ended_ = event.finished->reason == FinishReason::kStop;
 }
 
 void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finished>& finished) {
@@ -127,9 +231,11 @@ void RunningAnswer::Append(int32_t token, std::string& text, std::optional<Finis
   const bool is_eos = std::ranges::count(eos_, token) > 0;
   const auto special = stop.special_tokens.find(token);
   const bool is_special = special != stop.special_tokens.end();
-  const bool is_stop = is_eos || is_special || std::ranges::count(stop.token_ids, token) > 0;
+  const bool is_stop = IsEnd(token);
   if (is_stop) {
     finished.emplace().matched_token_id = token;
+  } else if (form_ended_) {
+    finished.emplace();
   } else if (generated_ >= stop.max_tokens) {
     finished.emplace().reason = FinishReason::kLength;
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "model/tokenizer.h"
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/engine_config.h"
+#include "server/engine/common/form_progress.h"
 #include "server/engine/common/session.h"
 
 namespace ovq::engine {
@@ -63,17 +65,42 @@ class RunningAnswer {
   // Counts the prompt. Call it once, before the first AddDraw.
   void ObservePrompt(std::span<const int32_t> tokens);
 
+  // Keeps the answer to its request's constraint. Call it before anything else. earlier: an answer
+  // that it goes on with; null for a new one. forces: tokens without a choice are forced. The error
+  // says that nothing can follow.
+  absl::Status Constrain(MatcherCache& matchers, const UnfinishedAnswer* earlier, bool forces);
+
   // Turns drafting on. Call it before any Observe*, so that the drafter knows all tokens.
   void Speculate() { drafter_.emplace(); }
-  // Drafts at most `most` tokens to follow the pending one, within max_tokens. Empty without
-  // Speculate.
+  // The tokens that follow the pending one without a choice. They count as observed.
+  std::span<const int32_t> forced() const;
+  // Drafts at most `most` tokens to follow the pending and the forced ones, within max_tokens and
+  // the constraint. Empty without Speculate.
   model::DraftTokens Propose(int64_t most);
 
-  // Describes the draw of the next token. It points into the answer and is valid until AddDraw.
-  model::DrawRequest NextDraw() const;
-  // Appends a drawn token to the answer. Adds the token and the text that became certain to the
-  // event's chunk, and `finished` (the caller fills in usage) if it was the last token.
+  // The pending token and the first n forced ones; the probabilities are 1 for these, then those
+  // given. Valid until the next call.
+  struct Following {
+    std::span<const int32_t> tokens;
+    std::span<const float> probabilities;
+  };
+  Following Follow(int64_t n_forced, std::span<const float> drafted);
+
+  // Describes the draw of the token behind the forced ones and the drafted ones of the last
+  // Propose. It points into the answer and is valid until AddDraw.
+  model::DrawRequest NextDraw();
+  // Lists more forced tokens, where none was drawn since.
+  void Force();
+  // Appends the first n forced tokens to the answer, none of which is its last.
+  void AddForced(int64_t n, StreamEvent& event);
+  // Appends a drawn token to the answer; no forced ones are left. Adds the token and the text that
+  // became certain to the event's chunk, and `finished` (the caller fills in usage) if it was the
+  // last token.
   void AddDraw(model::Sampled drawn, StreamEvent& event);
+  // Not OK once the constraint cannot be kept any more: the answer ends with this error.
+  const absl::Status& status() const { return status_; }
+  // The answer that a later call of the session may go on with.
+  std::optional<UnfinishedAnswer> Unfinished() const;
 
   int index() const { return index_; }
   int64_t generated() const { return generated_; }
@@ -85,7 +112,17 @@ class RunningAnswer {
   int64_t drafted = 0, accepted = 0;   // tokens, for Usage
 
  private:
+  static constexpr size_t kMostForced = 64;  // listed at once
+
   void Observe(std::span<const int32_t> tokens);
+  // Counts a token for the draws that follow.
+  void ObserveOwn(int32_t token);
+  // Adds the token, which the sampler has observed, to the event.
+  void Emit(model::Sampled drawn, StreamEvent& event);
+  bool IsEnd(int32_t token) const;  // it ends the answer wherever it stands
+  FormBans bans() const;
+  // Moves the form on by a drawn token.
+  void AdvanceForm(int32_t token);
   // Appends the token's text; sets `finished` if the token ends the answer.
   void Append(int32_t token, std::string& text, std::optional<Finished>& finished);
   // Parses the text of the next token; sets `finished` if the answer ends with a call.
@@ -95,6 +132,7 @@ class RunningAnswer {
   const GenerateRequest& request_;
   const int index_;
   const std::vector<int32_t>& eos_;
+  const std::set<int32_t>& markers_;
   std::vector<int32_t> banned_early_;   // not drawn before min_tokens
   std::vector<int32_t> banned_always_;  // not drawn after that either (ignore_eos)
   model::Sampler sampler_;
@@ -104,6 +142,16 @@ class RunningAnswer {
   std::optional<answers::AnswerParser> parser_;  // if parts are asked for
   std::vector<answers::AnswerPart> begun_;  // parts of what the prompt wrote, still to be given
   bool one_call_ended_ = false;             // nothing of what follows is given
+  std::optional<FormProgress> form_;        // with a constraint
+  bool forces_ = false;
+  std::vector<int32_t> forced_;  // observed, and passed by form_
+  std::vector<int32_t> following_;
+  std::vector<float> following_probabilities_;
+  bool form_ended_ = false;  // the last drawn token has ended the form
+  bool ended_ = false;       // by itself
+  absl::Status status_;
+  // The tokens of a session's constrained answer, with those of earlier calls.
+  std::vector<int32_t> tokens_;
   int64_t generated_ = 0, reasoning_ = 0;
 };
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/byte_budget.h"
 #include "model/constraint/constraint.h"
+#include "model/constraint/matcher.h"
 
 namespace ovq::engine {
 
@@ -59,6 +60,7 @@ struct AnswerForm {
 
 // The most bytes of an encoded form, with which a session file stays within what readers skip.
 inline constexpr size_t kMaxFormBytes = size_t{512} << 10;
+inline constexpr size_t kMaxMarkerBytes = 256;  // of a kThrough or kWithout
 inline constexpr int kMaxFormDepth = 16;        // of an AnswerForm, sources not counted
 inline constexpr int64_t kMaxFormParts = 4096;  // in all
 
@@ -80,16 +82,36 @@ class AnswerConstraint {
 
   // The form as bytes, equal for equal forms.
   const std::string& encoded() const { return encoded_; }
+  const std::string& digest() const { return digest_; }  // SHA-256 of encoded(), hex digits
   const std::shared_ptr<const constraint::Automaton>& automaton() const { return automaton_; }
 
  private:
   AnswerConstraint(std::string encoded, std::shared_ptr<const constraint::Automaton> automaton,
-                   std::unique_ptr<ByteHold> hold)
-      : encoded_(std::move(encoded)), automaton_(std::move(automaton)), hold_(std::move(hold)) {}
+                   std::unique_ptr<ByteHold> hold);
 
-  const std::string encoded_;
+  const std::string encoded_, digest_;
   const std::shared_ptr<const constraint::Automaton> automaton_;
   const std::unique_ptr<ByteHold> hold_;
 };
+
+// An answer that ended before its form did, which a later call may go on with.
+struct UnfinishedAnswer {
+  std::shared_ptr<const AnswerConstraint> constraint;
+  std::vector<int32_t> tokens;  // of the answer so far: the last of the conversation, at least one
+  std::optional<constraint::Place> place = {};  // behind them, if it is known
+};
+// Longer ones are not kept: with its constraint an answer stays within what readers of session
+// files skip.
+inline constexpr int64_t kMaxUnfinishedTokens = 65536;
+
+// Encodes it for session files: a u32, the number of tokens, the tokens, then the encoded form.
+std::string EncodeUnfinished(const UnfinishedAnswer& answer);
+// DataLoss for bytes that are none, or have a token of another vocabulary; else as
+// AnswerConstraint::Decode. FailedPrecondition if the model has no vocabulary for constraints.
+absl::StatusOr<UnfinishedAnswer> DecodeUnfinished(std::string_view bytes,
+                                                  const constraint::Vocabulary* vocabulary,
+                                                  const constraint::Limits& limits,
+                                                  std::shared_ptr<ByteBudget> memory,
+                                                  const std::string& client);
 
 }  // namespace ovq::engine

@@ -86,8 +86,8 @@ struct GenerateRequest : CallRequest {  // variant, slot_cap: one-shot only
   StopConditions stop;
   OutputOptions output;
   // The form that each answer keeps, to its last byte; null: any. A session keeps the constraint of
-  // an answer that ended before its form did; a turn without a prompt goes on with that answer
-  // under it, and may name no other one.
+  // an answer that ended before its form did, by its length or by its caller: a call without a
+  // prompt goes on with that answer, unless it has another constraint.
   std::shared_ptr<const AnswerConstraint> constraint = {};
   int n = 1;  // answers; more than one only without session_id
 };
@@ -221,7 +221,9 @@ struct ScoreResult {
 using ScoreCallback = std::function<void(absl::StatusOr<ScoreResult>)>;
 
 struct SessionOptions : CallRequest {  // prompt: consumed before the call returns; may be empty
-  std::string key = {};                // prefix of the id; may be empty
+  // The answer that the prompt, or the image's conversation, ends with; null: none to go on with.
+  std::shared_ptr<const UnfinishedAnswer> unfinished = {};
+  std::string key = {};  // prefix of the id; may be empty
   // Idle time after which it is deleted; default: the server's.
   std::optional<absl::Duration> ttl = {};
   std::shared_ptr<CancelSignal> cancel = {};  // may be null

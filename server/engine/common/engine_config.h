@@ -77,6 +77,9 @@ struct EngineModel {
     marker_tokens = answers::MarkerTokens(answer_syntax, tokenizer->special_tokens());
   }
 
+  // The tokens' texts in answers: nothing for special tokens but those that are markers.
+  std::shared_ptr<const constraint::Vocabulary> MakeVocabulary() const;
+
   bool can_undo() const {
     return std::ranges::all_of(variants, [](const ModelVariant& variant) {
       return variant.undo_extents != nullptr && variant.can_undo_suffix != nullptr;
@@ -120,7 +123,11 @@ struct EngineOptions {
   std::optional<absl::Duration> target_step_time = {};
   // The default target is at least this, where short iterations would leave a device idle.
   absl::Duration least_step_time = absl::ZeroDuration();
-  Speculation speculation = Speculation::kOff;  // default of requests
+  Speculation speculation = Speculation::kOff;       // default of requests
+  size_t constraint_memory_bytes = size_t{1} << 27;  // host memory of MatcherCache
+  constraint::Limits constraint_limits = {};         // of constraints in session files
+  // Tokens without a choice are taken without asking the model. Answers are the same either way.
+  bool force_tokens = true;
   uint64_t seed = 0;  // for the seeds and ids that the server draws; 0: system randomness
   std::shared_ptr<TenantQuotas> quotas;  // null: the engine makes one without limits
   Clock clock;
@@ -193,6 +200,14 @@ struct PrefixStats {
   int64_t evictions = 0;
   size_t bytes = 0, budget_bytes = 0;
 };
+// MatcherCache since the start, but for matchers and bytes.
+struct ConstraintStats {
+  int64_t masks = 0;                           // looked up or computed
+  int64_t forced_tokens = 0;                   // drawn without asking the model
+  absl::Duration time = absl::ZeroDuration();  // of the engine's thread, for places and masks
+  int64_t matchers = 0;                        // forms in memory
+  size_t bytes = 0, budget_bytes = 0;
+};
 struct EngineStats {
   int requests_running = 0, requests_waiting = 0;
   int requests_blocked = 0;  // running requests that wait for their reader
@@ -204,6 +219,7 @@ struct EngineStats {
   size_t checkpoint_bytes = 0, token_log_bytes = 0;
   size_t request_bytes = 0, request_bytes_budget = 0;  // EngineOptions::request_memory
   PrefixStats prefixes;
+  ConstraintStats constraints;
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // bytes that a KV cache of these positions would need
   std::optional<kernels::GpuInfo> gpu;   // at the time of the call; none without a GPU

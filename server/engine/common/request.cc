@@ -53,7 +53,9 @@ absl::Status CheckAlive(const Request& request, SteadyTime now) {
 
 std::shared_ptr<Request> MakeRequest(const EngineModel& model, GenerateRequest call,
                                      std::shared_ptr<TokenStream> stream, SteadyTime now) {
+  const bool may_go_on = call.prompt.empty() && !call.rewrites;
   auto request = NewRequest(model, call, call.stop.max_tokens, now);
+  request->may_go_on = may_go_on;
   request->n_states = call.n;
   request->cancel = {stream, &stream->cancel_signal()};
   if (call.output.prompt_scores) request->cacheable = 0;

@@ -71,6 +71,7 @@ struct Request : std::enable_shared_from_this<Request> {
   int64_t consumed = 0;       // number consumed so far
   int64_t prompt_tokens = 0;  // without the pending token
   int64_t cached_tokens = 0;  // position of the session when the call came
+  bool may_go_on = false;     // without a prompt, with its session's unfinished answer
   int64_t cacheable = 0;      // CallRequest::cacheable
   int64_t shared_tokens = 0;  // CallRequest::shared_tokens
   int64_t prefix_tokens = 0;  // tokens restored from the PrefixCache

@@ -51,8 +51,10 @@ struct SessionOnDisk {
 // A named conversation that requests continue. Engine thread only, except where SessionTable says
 // otherwise.
 struct Session : Sequence {
-  SessionInfo info;                         // as reported to callers
-  std::string damage;                       // cause of the damage at info.damaged_at
+  SessionInfo info;    // as reported to callers
+  std::string damage;  // cause of the damage at info.damaged_at
+  // A constrained answer at its end that a call may go on with; in memory with the state.
+  std::optional<UnfinishedAnswer> unfinished;
   std::optional<std::vector<int32_t>> log;  // all tokens of the conversation, if kept
   std::vector<int64_t> turn_ends;           // the last kMaxTurnEnds positions, ascending
   int64_t checkpoint_at = 0;                // position of the last one made, kept or not

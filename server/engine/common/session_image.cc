@@ -20,7 +20,8 @@ constexpr std::string_view kMagic = "OVQSESS\n";
 constexpr uint32_t kVersion = 1;
 constexpr std::array<const char*, 5> kSections = {"HEAD", "TOKS", "TURN", "STAT", "DONE"};
 enum SectionIndex : size_t { kHead, kToks, kTurn, kStat, kDone };
-constexpr const char* kDelta = "DELT";  // replaces HEAD in a delta
+constexpr const char* kDelta = "DELT";      // replaces HEAD in a delta
+constexpr std::string_view kForm = "form";  // optional, before TOKS
 
 constexpr uint32_t kHasPending = 1;
 constexpr uint32_t kKeepsTokens = 2;
@@ -65,6 +66,7 @@ std::string HeadOfDelta(const SessionImage& image, const SessionBase& since) {
 
 void PutTokensAndTurns(std::string& out, std::span<const int32_t> tokens,
                        const SessionImage& image) {
+  if (!image.unfinished.empty()) PutSection(out, kForm, image.unfinished);
   std::string bytes, turns;
   for (const int32_t token : tokens) Put(bytes, token);
   PutAll(turns, image.turn_ends);
@@ -267,6 +269,10 @@ absl::Status SessionReader::BeginSection() {
                          " at most in all optional sections");
     }
     skipped_ += wanted_;
+    if (tag_ == kForm && std::exchange(seen_form_, true)) {
+      return DamagedFile("section form comes twice");
+    }
+    if (tag_ == kForm && wanted_ == 0) return DamagedFile("section form is empty");
     return absl::OkStatus();
   }
   if (std::exchange(seen_[section], true)) return DamagedFile("section ", tag_, " comes twice");
@@ -291,6 +297,7 @@ absl::Status SessionReader::EndSection() {
   std::string payload = std::exchange(payload_, {});
   if (tag_ == kSections[kHead]) return ReadHead(payload);
   if (tag_ == kSections[kTurn]) return ReadTurns(payload);
+  if (tag_ == kForm) image_.unfinished = std::move(payload);
   if (tag_ == kSections[kToks] && image_.tokens) {
     image_.tokens = GetAll<int32_t>(payload);
     if (image_.pending && image_.tokens->back() != *image_.pending) {

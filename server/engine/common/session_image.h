@@ -45,6 +45,8 @@ struct SessionImage {
   // All tokens of the conversation with the pending one, if the session keeps them.
   std::optional<std::vector<int32_t>> tokens;
   std::vector<int64_t> turn_ends;  // positions, ascending
+  // EncodeUnfinished of the answer that its conversation ends with; "" for none. Not decoded here.
+  std::string unfinished;
   // Informational; nothing depends on these two.
   int64_t created_unix_ms = 0;
   std::string made_by;  // 255 bytes at most
@@ -125,6 +127,7 @@ class SessionReader {
   std::vector<std::span<std::byte>> places_;   // for the rest of the state
   uint64_t token_count_ = 0, turn_count_ = 0;  // as declared
   std::array<bool, 5> seen_{};                 // by index in kSections
+  bool seen_form_ = false;
   Stage stage_ = Stage::kPrelude;
   uint64_t wanted_ = 12;  // bytes of this stage
   uint64_t had_ = 0;      // of which have arrived

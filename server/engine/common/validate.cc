@@ -286,6 +286,9 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
                        one_shot ? absl::StrCat("1 to ", most) : "1 with a session",
                        AsSent(request.n)));
   status.Update(CheckStop(config.model, request.stop, prefix));
+  if (request.constraint != nullptr && config.model.vocabulary == nullptr) {
+    status.Update(ModelLacks(absl::StrCat(prefix, "constraint"), "tokenizer"));
+  }
   if (const auto how = request.output.speculation; how && !IsKnown(*how)) {
     status.Update(BadField(absl::StrCat(prefix, "output.speculation"), "0 to 2", int(*how)));
   }

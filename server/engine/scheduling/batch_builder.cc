@@ -7,13 +7,22 @@
 namespace ovq::engine {
 namespace {
 
-// The most tokens after the next one that can be undone: the state commits nothing before their
-// end.
-int64_t MaxDrafted(const StateHandle& state) {
+// The most tokens after the next n_tokens that can be undone: the state commits nothing before
+// their end.
+int64_t MaxDrafted(const StateHandle& state, int64_t n_tokens) {
   const model::StateLayout& layout = *state.layout;
   int64_t end = layout.BoundaryAfter(state.position) - 1;
   if (layout.has_unbounded()) end = std::min(end, layout.limits().max_unbounded_tokens);
-  return end - (state.position + 1);
+  return end - (state.position + n_tokens);
+}
+
+// The forced tokens for which full-attention layers have room.
+int64_t CountForced(const RunningAnswer& answer, const StateHandle& state) {
+  const model::StateLayout& layout = *state.layout;
+  const int64_t n_forced = std::ssize(answer.forced());
+  if (!layout.has_unbounded()) return n_forced;
+  const int64_t room = layout.limits().max_unbounded_tokens - (state.position + 1);
+  return std::clamp<int64_t>(room, 0, n_forced);
 }
 
 }  // namespace
@@ -90,10 +99,20 @@ void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
 }
 
 absl::Status BatchBuilder::RefreshAnswer(BatchCandidate& candidate) {
-  candidate.tokens = {&*candidate.answer->sequence->pending, 1};
-  const model::DraftTokens drafts = candidate.answer->Propose(MaxDrafted(*candidate.state));
+  RunningAnswer& answer = *candidate.answer;
+  const int64_t n_forced = CountForced(answer, *candidate.state);
+  const bool all = n_forced == std::ssize(answer.forced());
+  const model::DraftTokens drafts =
+      answer.Propose(all ? MaxDrafted(*candidate.state, 1 + n_forced) : 0);
+  if (n_forced == 0) {
+    candidate.tokens = {&*answer.sequence->pending, 1};
+    candidate.draft_probabilities = drafts.probabilities;
+  } else {
+    const RunningAnswer::Following following = answer.Follow(n_forced, drafts.probabilities);
+    candidate.tokens = following.tokens;
+    candidate.draft_probabilities = following.probabilities;
+  }
   candidate.drafted = drafts.tokens;
-  candidate.draft_probabilities = drafts.probabilities;
   return CheckPosition(*candidate.layout, candidate.state->position + 1);
 }
 
@@ -102,6 +121,22 @@ bool BatchBuilder::Refresh(std::span<const PlanItem> plan) {
     BatchCandidate& candidate = candidates_[item.candidate];
     return !candidate.request->generate()->stream->full() && RefreshAnswer(candidate).ok();
   });
+}
+
+// The model is asked for a token only where all forced ones are in the batch: else another one of
+// them follows.
+void BatchBuilder::AddDecoding(const BatchCandidate& candidate, const PlanItem& item,
+                               BatchSequence& sequence) {
+  const auto n_added = static_cast<size_t>(item.n_drafted);
+  const size_t n_tokens = std::min(1 + n_added, candidate.tokens.size());
+  sequence.decoding = true;
+  sequence.tokens = candidate.tokens.first(n_tokens);
+  sequence.drafted = candidate.drafted.first(1 + n_added - n_tokens);
+  if (n_tokens == 1 + candidate.answer->forced().size()) {
+    sequence.wants_draws.push_back(candidate.answer->NextDraw());
+  } else {
+    sequence.wants_check = candidate.request->session != nullptr;
+  }
 }
 
 std::vector<BatchSequence> BatchBuilder::MakeSequences(std::span<const PlanItem> plan) const {
@@ -115,9 +150,7 @@ std::vector<BatchSequence> BatchBuilder::MakeSequences(std::span<const PlanItem>
     sequence.state = candidate.state;
     sequence.tokens = candidate.tokens.first(static_cast<size_t>(item.n_tokens));
     if (candidate.answer != nullptr) {
-      sequence.decoding = true;
-      sequence.drafted = candidate.drafted.first(static_cast<size_t>(item.n_drafted));
-      sequence.wants_draws.push_back(candidate.answer->NextDraw());
+      AddDecoding(candidate, item, sequence);
     } else if (request.consumed < request.n_scored()) {
       sequence.wants_scores = request.scored_alternatives();
       sequence.next = std::span(request.tokens).subspan(static_cast<size_t>(request.consumed) + 1);

@@ -38,6 +38,8 @@ class BatchBuilder {
   void AddAnswers(Request& request, SteadyTime now);
   BatchCandidate& AddCandidate(Request& request, StateHandle& state, int top_logprobs);
   static absl::Status RefreshAnswer(BatchCandidate& candidate);
+  static void AddDecoding(const BatchCandidate& candidate, const PlanItem& item,
+                          BatchSequence& sequence);
 
   const EngineConfig& config_;
   RequestFinisher& finisher_;

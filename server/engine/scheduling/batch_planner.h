@@ -28,23 +28,24 @@ struct BatchCandidate {
   std::string_view client = {};  // CallRequest::client
   double weight = 1;             // of the client
   double token_cost = 1;         // cost of a token, in tokens without a state
-  // Probability of each token drafted after a decoding sequence's token to be right if those before
-  // it are.
+  // Probability of each token that may follow a decoding sequence's token, forced or drafted, to be
+  // right if those before it are.
   std::span<const float> draft_probabilities = {};
 
   // The sequence itself, of which planning needs nothing more.
   Request* request = nullptr;
   RunningAnswer* answer = nullptr;  // null during prefill
   StateHandle* state = nullptr;
-  std::span<const int32_t> tokens = {};   // to consume next
-  std::span<const int32_t> drafted = {};  // tokens that may follow
+  // To consume next; with those that are forced behind a decoding sequence's token.
+  std::span<const int32_t> tokens = {};
+  std::span<const int32_t> drafted = {};  // tokens that may follow these
 };
 
 // The part of one candidate in a batch.
 struct PlanItem {
   int candidate;  // index
   int32_t n_tokens;
-  int32_t n_drafted = 0;  // drafted tokens in addition
+  int32_t n_drafted = 0;  // tokens in addition that are forced, then drafted
   bool operator==(const PlanItem&) const = default;
 };
 

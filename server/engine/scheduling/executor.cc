@@ -77,14 +77,16 @@ void Executor::Compute(BatchRun& run) {
   }
 }
 
-// The sequence's own token is kept in any case: it needs no copy where a suffix can be undone.
+// The sequence's own tokens are kept in any case: they need no copy where a suffix can be undone.
 void Executor::SaveForUndo(BatchSequence& sequence, kernels::ScratchScope& memory) {
   const StateHandle& state = *sequence.state;
   const ModelVariant& variant = model_.VariantWith(state.layout);
   kernels::TokenRange& tokens = sequence.undo_tokens;
-  tokens = {state.position, state.position + 1 + std::ssize(sequence.drafted), state.slot_cap};
+  const int64_t n_tokens = std::ssize(sequence.tokens);
+  tokens = {state.position, state.position + n_tokens + std::ssize(sequence.drafted),
+            state.slot_cap};
   sequence.keeps_prefix = variant.can_undo_suffix(tokens);
-  if (sequence.keeps_prefix) ++tokens.begin;
+  if (sequence.keeps_prefix) tokens.begin += n_tokens;
   const std::vector<kernels::StateExtent> extents = variant.undo_extents(tokens);
   sequence.before = memory.Allocate<std::byte>(TotalBytes(extents));
   pool_.Pack(state, extents, sequence.before);
@@ -129,16 +131,17 @@ void Executor::ReadResults(BatchSequence& sequence) const {
   if (sequence.wants_check) sequence.finite = reader_.IsFinite(sequence.row);
 }
 
-absl::Status Executor::AcceptDrafts(const BatchSequence& sequence, int32_t n_tokens) {
-  absl::Status undone = kernels::CatchDeviceErrors([&] { Undo(sequence, n_tokens); });
-  if (undone.ok()) pool_.Grow(*sequence.state, sequence.state->position - 1 + n_tokens);
+absl::Status Executor::AcceptDrafts(const BatchSequence& sequence, int32_t n_accepted) {
+  absl::Status undone = kernels::CatchDeviceErrors([&] { Undo(sequence, n_accepted); });
+  if (undone.ok()) pool_.Grow(*sequence.state, sequence.state->position + n_accepted);
   return undone;
 }
 
-void Executor::Undo(const BatchSequence& sequence, int32_t n_tokens) {
+void Executor::Undo(const BatchSequence& sequence, int32_t n_accepted) {
   StateHandle& state = *sequence.state;
   const kernels::TokenRange& undone = sequence.undo_tokens;
-  const int64_t start = state.position - 1, end = start + n_tokens;
+  const int64_t start = state.position - std::ssize(sequence.tokens);
+  const int64_t end = state.position + n_accepted;
   const ModelVariant& variant = model_.VariantWith(state.layout);
   if (end >= undone.end) return;
   kernels::ScratchScope scratch(context_);
@@ -153,7 +156,7 @@ void Executor::Undo(const BatchSequence& sequence, int32_t n_tokens) {
   pool_.Unpack(state, kept, bytes);
   if (sequence.keeps_prefix) return;
   tokens_.assign(sequence.tokens.begin(), sequence.tokens.end());
-  const auto drafted = sequence.drafted.first(static_cast<size_t>(n_tokens - 1));
+  const auto drafted = sequence.drafted.first(static_cast<size_t>(n_accepted));
   tokens_.insert(tokens_.end(), drafted.begin(), drafted.end());
   batch_ = {};
   batch_.Add(tokens_, start, state.slot_cap, state.base, /*n_logits=*/0);

@@ -26,9 +26,9 @@ struct BatchSequence {
   };
 
   StateHandle* state = nullptr;
-  std::span<const int32_t> tokens = {};   // tokens to consume, at least one
+  std::span<const int32_t> tokens = {};   // tokens to consume, at least one; all are kept
   std::span<const int32_t> drafted = {};  // further tokens that may follow; needs one draw
-  bool decoding = false;                  // the token was drawn; otherwise tokens of a prompt
+  bool decoding = false;                  // the tokens are an answer's; otherwise a prompt's
 
   // Wanted is at most one of: draws from the logits of the last token, of which a single one also
   // draws after each drafted token; a score of every token with this many of the best alternatives;
@@ -71,18 +71,18 @@ class Executor {
   // all fail halfway. The state of a sequence with drafted tokens must go through AcceptDrafts
   // before anything else uses it.
   void Execute(BatchRun& run);
-  // Keeps the consumed token and the first n_tokens - 1 drafted ones (n_tokens >= 1), and undoes
-  // the other drafted ones: the state becomes the same as if they had not been in the batch. Fails
+  // Keeps the consumed tokens and the first n_accepted drafted ones, and undoes the other drafted
+  // ones: the state becomes the same as if they had not been in the batch. Fails
   // if the device has no memory for that; the state is of no use then. Execute has run for the
   // sequence.
-  absl::Status AcceptDrafts(const BatchSequence& sequence, int32_t n_tokens);
+  absl::Status AcceptDrafts(const BatchSequence& sequence, int32_t n_accepted);
 
  private:
   void Compute(BatchRun& run);
   void AddToBatch(BatchSequence& sequence, IterationReport& report);
   void ReadResults(BatchSequence& sequence) const;
   void SaveForUndo(BatchSequence& sequence, kernels::ScratchScope& memory);
-  void Undo(const BatchSequence& sequence, int32_t n_tokens);
+  void Undo(const BatchSequence& sequence, int32_t n_accepted);
 
   const EngineModel& model_;
   kernels::DeviceContext& context_;

@@ -17,7 +17,10 @@ void Scheduler::Start(std::shared_ptr<Request> request) {
   const bool all = request->score() != nullptr || (work != nullptr && work->wants_tokens()) ||
                    (session_work != nullptr && !session_work->leaves_last);
   request->n_prefill = all ? n_tokens : std::max<int64_t>(n_tokens - 1, 0);
-  if (work != nullptr) MakeAnswers(*request);
+  if (work != nullptr) {
+    absl::Status status = MakeAnswers(*request);
+    if (!status.ok()) return Fail(*request, FinishReason::kError, std::move(status));
+  }
   RestorePrefix(*request);
   if (work != nullptr) {
     work->stream->Push(
@@ -32,16 +35,33 @@ void Scheduler::Start(std::shared_ptr<Request> request) {
   if (!request->prefilling()) FinishPrefill(*request, nullptr);
 }
 
-void Scheduler::MakeAnswers(Request& request) {
+const UnfinishedAnswer* Scheduler::FindUnfinished(const Request& request, GenerateRequest& call) {
+  if (!request.may_go_on || request.session == nullptr || !request.session->unfinished) {
+    return nullptr;
+  }
+  const UnfinishedAnswer& unfinished = *request.session->unfinished;
+  const bool other =
+      call.constraint != nullptr && call.constraint->digest() != unfinished.constraint->digest();
+  if (other) return nullptr;
+  call.constraint = unfinished.constraint;
+  return &unfinished;
+}
+
+absl::Status Scheduler::MakeAnswers(Request& request) {
   GenerateWork& work = *request.generate();
   const EngineModel& model = config_.model;
   GenerateRequest& call = work.call;
   if (call.sampling.seed == 0 && !call.seed_given) call.sampling.seed = core_.random.Next();
   const Speculation speculation = call.output.speculation.value_or(config_.options.speculation);
+  const UnfinishedAnswer* const unfinished = FindUnfinished(request, call);
   for (int i = 0; i < call.n; ++i) {
     work.answers.push_back(std::make_unique<RunningAnswer>(
         call, i, call.sampling.seed + static_cast<uint64_t>(i), model));
     RunningAnswer& answer = *work.answers.back();
+    if (call.constraint != nullptr) {
+      absl::Status status = answer.Constrain(matchers_, unfinished, config_.options.force_tokens);
+      if (!status.ok()) return status;
+    }
     if (speculation == Speculation::kNgram && model.can_undo()) answer.Speculate();
     if (request.session != nullptr && request.session->log) {
       const auto consumed = static_cast<size_t>(request.session->state.position);
@@ -49,6 +69,7 @@ void Scheduler::MakeAnswers(Request& request) {
     }
     answer.ObservePrompt(request.tokens);
   }
+  return absl::OkStatus();
 }
 
 void Scheduler::RestorePrefix(Request& request) {
@@ -136,6 +157,19 @@ int32_t Scheduler::ApplyDraws(Executor& executor, const BatchCandidate& candidat
   if (request.ended) return 0;  // by another of its answers
   StreamEvent event;
   const auto n_drafted = static_cast<int32_t>(run.drafted.size());
+  // Where nothing was drawn another forced token follows.
+  const int64_t n_forced = std::ssize(run.tokens) - (run.draws.empty() ? 0 : 1);
+  answer.AddForced(n_forced, event);
+  matchers_.CountForced(n_forced);
+  if (run.draws.empty()) {
+    answer.Force();
+    if (run.finite) {
+      EmitTokens(request, answer, std::move(event));
+    } else {
+      finisher_.FailNotANumber(request, candidate.state->position);
+    }
+    return 0;
+  }
   int32_t n_kept = 0;
   // A draw after a drafted token that is not a number is left to the iteration that has this token
   // as the sequence's own.
@@ -144,10 +178,10 @@ int32_t Scheduler::ApplyDraws(Executor& executor, const BatchCandidate& candidat
     goes_on = n_kept < n_drafted && drawn.token_id == run.drafted[n_kept];
     ++n_kept;
     answer.AddDraw(std::move(drawn), event);
-    goes_on = goes_on && !event.finished;
+    goes_on = goes_on && !event.finished && answer.status().ok();
   }
   if (n_drafted > 0) {
-    absl::Status status = executor.AcceptDrafts(run, std::max(n_kept, 1));
+    absl::Status status = executor.AcceptDrafts(run, std::max(n_kept - 1, 0));
     if (!status.ok()) {
       finisher_.FailHalfway(request, candidate.state->position, std::move(status));
       return 0;
@@ -271,7 +305,8 @@ void Scheduler::EmitTokens(Request& request, RunningAnswer& answer, StreamEvent 
   answer.last_token = now;
   std::optional<Finished> finished = std::exchange(event.finished, std::nullopt);
   request.generate()->stream->Push(std::move(event));
-  if (finished) finisher_.FinishAnswer(request, answer, *std::move(finished));
+  if (finished) return finisher_.FinishAnswer(request, answer, *std::move(finished));
+  if (!answer.status().ok()) Fail(request, FinishReason::kError, answer.status());
 }
 
 void Scheduler::FailDead(SteadyTime now) {
@@ -308,6 +343,7 @@ bool Scheduler::EvictFrom(const std::string& client) {
 
 void Scheduler::AddTo(EngineStats& stats) const {
   stats.prefixes = prefixes_.stats();
+  stats.constraints = matchers_.stats();
   const auto add = [&](const Sequence* sequence) {
     if (sequence == nullptr || sequence->state.base == nullptr) return;
     const StateHandle& state = sequence->state;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "server/engine/common/iteration_watch.h"
+#include "server/engine/common/matcher_cache.h"
 #include "server/engine/common/prefix_cache.h"
 #include "server/engine/common/request.h"
 #include "server/engine/scheduling/batch_builder.h"
@@ -28,6 +29,8 @@ class Scheduler {
         config_(core.config),
         watch_(watch),
         prefixes_(config_.options.prefix_memory_bytes, core.pool),
+        matchers_(config_.model.vocabulary, config_.options.constraint_memory_bytes,
+                  config_.options.clock),
         planner_(config_),
         finisher_(core, prefixes_, planner_),
         builder_(config_, finisher_) {}
@@ -56,13 +59,15 @@ class Scheduler {
   void AddTo(EngineStats& stats) const;
 
  private:
-  void MakeAnswers(Request& request);
+  absl::Status MakeAnswers(Request& request);
+  // The answer that the call goes on with; null if it begins one. Sets the call's constraint.
+  static const UnfinishedAnswer* FindUnfinished(const Request& request, GenerateRequest& call);
   // Starts from a cached state, where the prompt begins like an earlier one.
   void RestorePrefix(Request& request);
   std::vector<PlanItem> ChoosePlan(SteadyTime now);
   void ApplyPrefill(Request& request, BatchSequence& run);
-  // Keeps the draws that equal the drafted tokens before them, up to the one that ends the answer.
-  // Returns the number of accepted drafted tokens.
+  // Adds the forced tokens, then keeps the draws that equal the drafted tokens before them, up to
+  // the one that ends the answer. Returns the number of accepted drafted tokens.
   int32_t ApplyDraws(Executor& executor, const BatchCandidate& candidate, BatchSequence& run);
   void FailFailed(std::span<const PlanItem> plan, const BatchRun& run);
   void MayCheckpoint(Request& request);
@@ -81,6 +86,7 @@ class Scheduler {
   const EngineConfig& config_;
   IterationWatch& watch_;
   PrefixCache prefixes_;
+  MatcherCache matchers_;
   BatchPlanner planner_;  // its choice is dropped when a request or answer begins or ends
   RequestFinisher finisher_;
   BatchBuilder builder_;

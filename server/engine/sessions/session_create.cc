@@ -78,6 +78,7 @@ absl::Status SessionCreator::MakeSession(Request& request, const SessionOptions&
       NewSession(state, std::move(request.hold), request, options.key,
                  options.ttl.value_or(core_.config.options.session_ttl), options.keep_tokens);
   session->info.prompt_tokens_total = request.prompt_tokens;
+  if (options.unfinished != nullptr) session->unfinished = *options.unfinished;
   if (image != nullptr) {
     session->turn_ends = image->turn_ends;
     session->log = image->tokens;
@@ -198,6 +199,7 @@ std::vector<std::shared_ptr<Session>> SessionCreator::MakeCopies(Forking& fork) 
     copy.pending = session.pending;
     copy.log = session.log;
     copy.turn_ends = session.turn_ends;
+    copy.unfinished = session.unfinished;
     core_.table.checkpoints().Share(session, copy);
   }
   return copies;

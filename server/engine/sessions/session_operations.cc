@@ -92,8 +92,7 @@ absl::StatusOr<SessionImage> SessionOperations::Export(const std::string& id,
       if (!pin.ok()) return tell(pin.status());
       // A turn that claims the session from now on starts later, on this thread.
       const std::shared_ptr<Session> session = (*pin)->Release();
-      tell(whole ? std::move(*parts_.disk.MakeImage(*session))
-                 : parts_.disk.MakeImageHead(*session));
+      tell(parts_.disk.MakeExport(*session, whole));
     });
   });
   // On the caller's thread: a digest of millions of tokens would delay an iteration.
@@ -120,6 +119,24 @@ absl::Status SessionOperations::CheckImport(const SessionImage& head) const {
   return CheckSessionFits(head, variant->fingerprint, *variant->layout, config_.model.vocab_size);
 }
 
+absl::Status SessionOperations::ReadUnfinished(const SessionImage& image,
+                                               SessionOptions& options) const {
+  if (image.unfinished.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(UnfinishedAnswer answer,
+                   DecodeUnfinished(image.unfinished, config_.model.vocabulary.get(),
+                                    config_.options.constraint_limits,
+                                    config_.options.request_memory, options.client));
+  const auto n_tokens = std::ssize(answer.tokens);
+  const bool fits = image.tokens
+                        ? n_tokens <= std::ssize(*image.tokens) &&
+                              std::equal(answer.tokens.begin(), answer.tokens.end(),
+                                         image.tokens->end() - n_tokens)
+                        : n_tokens <= image.length() && answer.tokens.back() == image.pending;
+  if (!fits) return DamagedFile("section form: its tokens are not the last of the conversation");
+  options.unfinished = std::make_shared<const UnfinishedAnswer>(std::move(answer));
+  return absl::OkStatus();
+}
+
 void SessionOperations::Import(SessionImage image, SessionOptions options, SessionCallback done) {
   options.imported = true;
   options.variant = image.cache_policy;
@@ -131,6 +148,8 @@ void SessionOperations::Import(SessionImage image, SessionOptions options, Sessi
         "it has no tokens to read again (keep_tokens), and this server takes no state from outside "
         "(--imports replay)");
   }
+  if (status.ok()) status = ReadUnfinished(image, options);
+  image.unfinished.clear();
   if (status.ok() && !trusted) {
     options.prompt = *std::move(image.tokens);
     return Create(std::move(options), std::move(done));

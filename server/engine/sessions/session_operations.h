@@ -76,6 +76,9 @@ class SessionOperations {
   template <class T>
   void Begin(absl::Status status, std::function<void(absl::StatusOr<T>)> done,
              std::function<void(SteadyTime called, std::function<void(absl::StatusOr<T>)>)> begin);
+  // Compiles the constraint of an image's unfinished answer into the options, on the caller's
+  // thread.
+  absl::Status ReadUnfinished(const SessionImage& image, SessionOptions& options) const;
 
   const EngineConfig& config_;
   const std::shared_ptr<Inbox> inbox_;

@@ -67,7 +67,8 @@ disk::SessionMark SessionPersistence::MakeMark(const Session& session) const {
           .turn_ends = session.turn_ends,
           .prompt_tokens = session.info.prompt_tokens_total,
           .generated_tokens = session.info.generated_tokens_total,
-          .used_unix_ms = absl::ToUnixMillis(config_.options.clock.wall())};
+          .used_unix_ms = absl::ToUnixMillis(config_.options.clock.wall()),
+          .unfinished = session.unfinished ? EncodeUnfinished(*session.unfinished) : ""};
 }
 
 disk::JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
@@ -78,7 +79,8 @@ disk::JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_
       .ends_turn = !mark.turn_ends.empty() && mark.turn_ends.back() == mark.length,
       .prompt_tokens = mark.prompt_tokens,
       .generated_tokens = mark.generated_tokens,
-      .used_unix_ms = mark.used_unix_ms};
+      .used_unix_ms = mark.used_unix_ms,
+      .unfinished = mark.unfinished};
   std::vector<int32_t> unsaved = std::exchange(session.disk->unsaved, {});
   if (begin == session.disk->length) entry.tokens = std::move(unsaved);
   return entry;
@@ -209,6 +211,7 @@ void SessionPersistence::DropState(Session& session) {
   table_.Update(session, [&] {
     pool_.Vacate(session.state);
     session.log.reset();
+    session.unfinished.reset();
   });
   {
     const auto lock = table_.Lock();
@@ -242,6 +245,12 @@ SessionImage SessionPersistence::MakeImageHead(const Session& session) const {
   image.tokens = session.log;
   image.turn_ends = session.turn_ends;
   image.created_unix_ms = absl::ToUnixMillis(session.info.created);
+  return image;
+}
+
+SessionImage SessionPersistence::MakeExport(const Session& session, bool whole) {
+  SessionImage image = whole ? std::move(*MakeImage(session)) : MakeImageHead(session);
+  if (session.unfinished) image.unfinished = EncodeUnfinished(*session.unfinished);
   return image;
 }
 

@@ -53,7 +53,9 @@ class SessionPersistence {
   // becomes idle and swapped out, or is removed if the disk does not have all of it.
   void DropLostState(Session& session, int64_t consumed);
 
-  // The session's image, without and with its state.
+  // The session's image for another server; whole: with its state.
+  SessionImage MakeExport(const Session& session, bool whole);
+  // The session's image, without and with its state. A journal has its unfinished answer.
   SessionImage MakeImageHead(const Session& session) const;
   std::shared_ptr<SessionImage> MakeImage(const Session& session);
 

@@ -9,6 +9,15 @@
 namespace ovq::engine {
 namespace {
 
+// Leaves what remains of an answer without its last tokens.
+void CutUnfinished(std::optional<UnfinishedAnswer>& unfinished, int64_t n_tokens) {
+  if (!unfinished || n_tokens == 0) return;
+  const int64_t left = std::ssize(unfinished->tokens) - n_tokens;
+  if (left <= 0) return unfinished.reset();
+  unfinished->tokens.resize(static_cast<size_t>(left));
+  unfinished->place.reset();
+}
+
 absl::Status CheckRewind(const Session& session, uint64_t position) {
   if (!session.log) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -91,6 +100,7 @@ absl::Status SessionRewinder::RestoreCheckpoint(Session& session, int64_t consum
 
 void SessionRewinder::CommitRewind(Request& request, int64_t position, RewindCallback done) {
   Session& session = *request.session;
+  CutUnfinished(session.unfinished, std::ssize(*session.log) - position);
   {
     const auto lock = core_.table.Lock();
     session.log->resize(static_cast<size_t>(position));

@@ -17,7 +17,8 @@ namespace ovq::engine {
 struct SwappingSession {
   const std::shared_ptr<Session> session;
   const ModelVariant& variant;
-  const int64_t vocab_size;
+  const EngineConfig& config;
+  const std::string client;  // the session's
   const SteadyTime called;
   const StatusCallback then;
 
@@ -26,6 +27,7 @@ struct SwappingSession {
   std::optional<disk::SessionFolder::StoredSession> files = {};
   std::unique_ptr<SessionReader> reader = {};  // of the snapshot, if there is one
   disk::SessionMark mark = {};
+  std::optional<UnfinishedAnswer> unfinished = {};
   int64_t from = 0;        // tokens that the state has consumed; 0: there is no usable state
   std::string bytes = {};  // the state, unless it was read into its place
   std::vector<int32_t> tokens = {};  // of the conversation from position `begin` on
@@ -60,7 +62,8 @@ absl::Status ReadHead(SwappingSession& swapping) {
   if (swapping.files->snapshot == nullptr) return absl::OkStatus();
   // Nothing but damage changes these files, and every byte is in a section with a checksum.
   swapping.reader = std::make_unique<SessionReader>(
-      [&variant = swapping.variant, vocab_size = swapping.vocab_size](const SessionImage& head) {
+      [&variant = swapping.variant,
+       vocab_size = swapping.config.model.vocab_size](const SessionImage& head) {
         return CheckSessionFits(head, variant.fingerprint, *variant.layout, vocab_size);
       },
       /*digest=*/false);
@@ -108,12 +111,19 @@ absl::Status ReadAll(SwappingSession& swapping) {
     swapping.tokens.insert(swapping.tokens.end(), entry.tokens.begin(), entry.tokens.end());
   }
   const auto known = [&swapping](int32_t token) {
-    return token >= 0 && token < swapping.vocab_size;
+    return token >= 0 && token < swapping.config.model.vocab_size;
   };
   if (swapping.from < swapping.begin || !std::ranges::all_of(swapping.tokens, known)) {
     return absl::DataLossError("journal: it does not go on from its snapshot");
   }
-  return absl::OkStatus();
+  if (swapping.mark.unfinished.empty()) return absl::OkStatus();
+  const EngineConfig& config = swapping.config;
+  ASSIGN_OR_RETURN(swapping.unfinished,
+                   DecodeUnfinished(swapping.mark.unfinished, config.model.vocabulary.get(),
+                                    config.options.constraint_limits, config.options.request_memory,
+                                    swapping.client));
+  if (std::ssize(swapping.unfinished->tokens) <= swapping.mark.length) return absl::OkStatus();
+  return absl::DataLossError("journal: an answer is longer than its conversation");
 }
 
 void ReadRest(SwappingSession& swapping, const disk::SessionFolder& folder) {
@@ -129,7 +139,7 @@ void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then
   disk::SessionFolder* const folder = core_.config.options.session_folder.get();
   const std::string id = session->info.id;
   auto swapping = std::make_shared<SwappingSession>(
-      SwappingSession{std::move(session), variant, core_.config.model.vocab_size,
+      SwappingSession{session, variant, core_.config, session->client,
                       core_.config.options.clock.steady(), std::move(then)});
   folder->Read(id, [this, folder, inbox = core_.inbox, on_host = core_.pool.on_host(),
                     swapping = std::move(swapping)](
@@ -230,6 +240,7 @@ void SessionSwapIn::StartReplay(std::shared_ptr<SwappingSession> swapping) {
     session->state = swapping->place;
     session->pending.reset();
     if (session->info.keeps_tokens) session->log = std::move(swapping->tokens);
+    session->unfinished = std::move(swapping->unfinished);
     session->disk->snapshot_at = swapping->from;
     if (swapping->copy != nullptr)
       core_.table.checkpoints().Add(*session, std::move(swapping->copy));

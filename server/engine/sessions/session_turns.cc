@@ -52,6 +52,10 @@ void SessionTurns::EndTurn(Request& request, StatusCallback then) {
   const int64_t generated = work.answers.empty() ? 0 : work.answers[0]->generated();
   const bool damaged = session->info.damaged_at.has_value();
   if (session->resident() && !session->deleted && !damaged) RecordTurnEnd(*session, generated);
+  if (session->resident() && session->position() != request.cached_tokens) {
+    session->unfinished.reset();
+    if (!work.answers.empty()) session->unfinished = work.answers[0]->Unfinished();
+  }
   auto lock = table_.Lock();
   // A turn that could not start has prefilled nothing.
   const int64_t read =

@@ -23,6 +23,12 @@ struct Token {
   double weight;  // the probability up to a factor
 };
 
+bool IsAllowed(std::span<const uint32_t> allowed, int64_t id) {
+  if (allowed.empty()) return true;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(allowed.data());
+  return (bytes[id / 8] & (1 << (id % 8))) != 0;
+}
+
 std::vector<float> Adjusted(const float* row, int64_t vocab, const RowDraw& draw) {
   const DrawParams& params = draw.params;
   std::vector<float> logits(row, row + vocab);
@@ -35,6 +41,9 @@ std::vector<float> Adjusted(const float* row, int64_t vocab, const RowDraw& draw
   }
   for (const auto& [id, bias] : draw.bias) logits[id] += bias;
   for (int32_t id : draw.banned) logits[id] = kMinusInfinity;
+  for (int32_t id = 0; id < vocab; ++id) {
+    if (!IsAllowed(draw.allowed, id)) logits[id] = kMinusInfinity;
+  }
   std::ranges::transform(logits, logits.begin(), NoNan);
   return logits;
 }
@@ -90,7 +99,8 @@ int32_t Draw(const float* row, int64_t vocab, const RowDraw& draw) {
   const float best = *std::ranges::max_element(logits);
   if (draw.params.temperature == 0 || best == kMinusInfinity) {
     for (int32_t id = 0; id < vocab; ++id) {
-      const bool banned = std::ranges::find(draw.banned, id) != draw.banned.end();
+      const bool banned =
+          std::ranges::find(draw.banned, id) != draw.banned.end() || !IsAllowed(draw.allowed, id);
       if (logits[id] == best && !banned) return id;
     }
     return static_cast<int32_t>(vocab - 1);
@@ -113,11 +123,23 @@ int32_t Draw(const float* row, int64_t vocab, const RowDraw& draw) {
   return tokens.back().id;
 }
 
-void FindBest(const float* row, int64_t vocab, std::span<TokenLogit> best) {
+void FindBest(const float* row, int64_t vocab, RowBest& wanted) {
   std::vector<TokenLogit> all;
-  for (int32_t id = 0; id < vocab; ++id) all.push_back({id, NoNan(row[id])});
+  for (int32_t id = 0; id < vocab; ++id) {
+    if (IsAllowed(wanted.allowed, id)) all.push_back({id, NoNan(row[id])});
+  }
   std::sort(all.begin(), all.end(), BetterLogit);
-  std::copy_n(all.begin(), best.size(), best.begin());
+  all.resize(std::min(all.size(), static_cast<size_t>(wanted.n)));
+  wanted.best = all;
+}
+
+float AllowedLogSumExp(const float* row, int64_t vocab, std::span<const uint32_t> allowed) {
+  double sum = 0;
+  for (int64_t id = 0; id < vocab; ++id) {
+    if (!std::isfinite(row[id])) return std::numeric_limits<float>::quiet_NaN();
+    if (IsAllowed(allowed, id)) sum += std::exp(static_cast<double>(row[id]));
+  }
+  return static_cast<float>(std::log(sum));
 }
 
 }  // namespace
@@ -130,9 +152,10 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     const float* row = rows + draw.row * vocab;
     const int32_t id = Draw(row, vocab, draw);
     draw.drawn = {id, row[id]};
+    draw.log_sum_exp = AllowedLogSumExp(row, vocab, draw.allowed);
   }
   for (RowToken& token : reading.tokens) token.logit = rows[token.row * vocab + token.id];
-  for (RowBest& best : reading.bests) FindBest(rows + best.row * vocab, vocab, best.best);
+  for (RowBest& best : reading.bests) FindBest(rows + best.row * vocab, vocab, best);
 }
 
 const ReferenceOf<cpu::ReadLogits> kReadLogits = ReadLogits;

@@ -160,6 +160,7 @@ EngineModel FakeModel::Make() {
   model.weight_bytes = weight_bytes_;
   model.tokenizer = tokenizer_.get();
   model.SetChatFormat(chat_format_.get());
+  model.vocabulary = model.MakeVocabulary();
   for (const auto& layout : layouts_) {
     const auto forward = [this, &layout](const model::Batch& batch, kernels::DeviceContext&,
                                          kernels::ScratchScope& scope) {
@@ -337,6 +338,7 @@ SessionImage Joined(SessionImage file, const SessionImage& delta) {
   file.unread = delta.length() - (file.pending ? 1 : 0) - file.position;
   file.tokens = delta.tokens;
   file.turn_ends = delta.turn_ends;
+  file.unfinished = delta.unfinished;
   return file;
 }
 

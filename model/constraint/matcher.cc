@@ -1,0 +1,356 @@
+#include "model/constraint/matcher.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+
+#include "absl/hash/hash.h"
+#include "base/check.h"
+
+namespace ovq::constraint {
+namespace {
+
+// A place with more edges has a table of all bytes.
+constexpr size_t kMaxEdges = 8;
+// Subtrees of the trie with fewer nodes are walked, not looked at as a whole.
+constexpr int32_t kMinSubtree = 16;
+// Bounds the places of one mask, each of which costs its stacks and kPlaceCost.
+constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
+constexpr int kMaxUtf8Calls = 4096;
+
+// The characters of UTF-8 that have several bytes, as sequences of ranges.
+struct Utf8Row {
+  int length;
+  std::array<std::pair<uint8_t, uint8_t>, 4> bytes;
+};
+constexpr std::array<Utf8Row, 8> kUtf8Rows = {{
+    {2, {{{0xc2, 0xdf}, {0x80, 0xbf}}}},
+    {3, {{{0xe0, 0xe0}, {0xa0, 0xbf}, {0x80, 0xbf}}}},
+    {3, {{{0xe1, 0xec}, {0x80, 0xbf}, {0x80, 0xbf}}}},
+    {3, {{{0xed, 0xed}, {0x80, 0x9f}, {0x80, 0xbf}}}},
+    {3, {{{0xee, 0xef}, {0x80, 0xbf}, {0x80, 0xbf}}}},
+    {4, {{{0xf0, 0xf0}, {0x90, 0xbf}, {0x80, 0xbf}, {0x80, 0xbf}}}},
+    {4, {{{0xf1, 0xf3}, {0x80, 0xbf}, {0x80, 0xbf}, {0x80, 0xbf}}}},
+    {4, {{{0xf4, 0xf4}, {0x80, 0x8f}, {0x80, 0xbf}, {0x80, 0xbf}}}},
+}};
+
+uint64_t NewGeneration() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+// Stacks, and what the cache of `generation` knows of them.
+struct Place::Node : std::enable_shared_from_this<Place::Node> {
+  struct Edge {
+    uint8_t first, last;
+    Node* to;
+  };
+  struct Loops {
+    ByteSet bytes{};         // that lead back to the place itself
+    bool over_utf8 = false;  // each character of several bytes does
+    int64_t cost = 0;        // of finding them
+  };
+  Stacks stacks;
+  uint64_t generation = 0;
+  std::vector<Edge> edges;
+  std::unique_ptr<std::array<Node*, 256>> table;
+  std::unique_ptr<const Loops> loops;
+  std::shared_ptr<const TokenMask> mask;
+  bool mask_exhausted = false;
+  uint64_t last_walk = 0, last_loops_walk = 0;  // that paid for the place, for its loops
+};
+
+bool Place::may_end() const { return node_->stacks.may_end; }
+bool Place::may_go_on() const { return !node_->stacks.heads.empty(); }
+
+size_t Matcher::Hash::operator()(const std::shared_ptr<Place::Node>& node) const {
+  return operator()(node->stacks);
+}
+size_t Matcher::Hash::operator()(const Stacks& stacks) const {
+  size_t hash = stacks.may_end ? 1 : 0;
+  for (const Head& head : stacks.heads) {
+    hash = absl::HashOf(hash, head.state, head.rest.get());
+  }
+  return hash;
+}
+bool Matcher::Equal::operator()(const std::shared_ptr<Place::Node>& a,
+                                const std::shared_ptr<Place::Node>& b) const {
+  return a->stacks == b->stacks;
+}
+bool Matcher::Equal::operator()(const std::shared_ptr<Place::Node>& a, const Stacks& b) const {
+  return a->stacks == b;
+}
+
+Matcher::Matcher(std::shared_ptr<const Automaton> automaton,
+                 std::shared_ptr<const Vocabulary> vocabulary, size_t cache_bytes)
+    : automaton_(std::move(automaton)),
+      vocabulary_(std::move(vocabulary)),
+      cache_bytes_(cache_bytes),
+      generation_(NewGeneration()),
+      unknown_node_(std::make_shared<Place::Node>()),
+      exhausted_node_(std::make_shared<Place::Node>()),
+      path_(vocabulary_->max_depth() + 1) {
+  machine_.emplace(automaton_);
+}
+
+Matcher::~Matcher() = default;
+
+size_t Matcher::bytes() const { return bytes_ + machine_->bytes(); }
+
+// A full cache is dropped as a whole. Places that are held keep their stacks and nothing else.
+void Matcher::MakeRoom() {
+  exhausted_ = false;
+  if (bytes() <= cache_bytes_) return;
+  for (const std::shared_ptr<Place::Node>& node : nodes_) {
+    node->edges = {};
+    node->table = nullptr;
+    node->loops = nullptr;
+    node->mask = nullptr;
+  }
+  nodes_.clear();
+  machine_.emplace(automaton_);
+  generation_ = NewGeneration();
+  bytes_ = 0;
+}
+
+Place Matcher::Begin() {
+  MakeRoom();
+  Stacks stacks;
+  Check(machine_->Begin(stacks), "CompileGrammar checks the first place");
+  return Place(Intern(std::move(stacks))->shared_from_this());
+}
+
+Place::Node* Matcher::Own(const Place& place) {
+  Place::Node* const node = place.node_.get();
+  return node->generation == generation_ ? node : Intern(machine_->Adopt(node->stacks));
+}
+
+Place::Node* Matcher::Intern(Stacks stacks) {
+  const auto found = nodes_.find(stacks);
+  if (found != nodes_.end()) return found->get();
+  auto node = std::make_shared<Place::Node>();
+  node->stacks = std::move(stacks);
+  node->stacks.heads.shrink_to_fit();
+  node->generation = generation_;
+  bytes_ += sizeof(Place::Node) + 64 + node->stacks.heads.size() * sizeof(Head);
+  return nodes_.insert(std::move(node)).first->get();
+}
+
+Place::Node* Matcher::Next(Place::Node* from, uint8_t byte) {
+  if (from->table) {
+    Place::Node* const to = (*from->table)[byte];
+    return to != unknown_node_.get() ? to : Expand(from, byte);
+  }
+  for (const Place::Node::Edge& edge : from->edges) {
+    if (edge.first <= byte && byte <= edge.last) return edge.to;
+  }
+  return Expand(from, byte);
+}
+
+Place::Node* Matcher::Expand(Place::Node* from, uint8_t byte) {
+  const StackMachine::Interval interval = machine_->FindInterval(from->stacks, byte);
+  Place::Node* to = nullptr;
+  if (!interval.empty) {
+    Stacks stacks;
+    if (!machine_->Step(from->stacks, byte, stacks)) {
+      to = exhausted_node_.get();
+    } else if (stacks.may_end || !stacks.heads.empty()) {
+      to = Intern(std::move(stacks));
+    }
+  }
+  AddEdge(from, interval, to);
+  return to;
+}
+
+void Matcher::AddEdge(Place::Node* from, StackMachine::Interval interval, Place::Node* to) {
+  const auto fill = [from](uint8_t first, uint8_t last, Place::Node* node) {
+    std::fill(from->table->begin() + first, from->table->begin() + last + 1, node);
+  };
+  if (from->table) {
+    fill(interval.first, interval.last, to);
+    return;
+  }
+  from->edges.push_back({interval.first, interval.last, to});
+  bytes_ += sizeof(Place::Node::Edge);
+  if (from->edges.size() <= kMaxEdges) return;
+  from->table = std::make_unique<std::array<Place::Node*, 256>>();
+  from->table->fill(unknown_node_.get());
+  bytes_ += sizeof(*from->table);
+  for (const Place::Node::Edge& edge : from->edges) fill(edge.first, edge.last, edge.to);
+  bytes_ -= from->edges.size() * sizeof(Place::Node::Edge);
+  from->edges = {};
+}
+
+std::optional<Place> Matcher::Advance(const Place& place, int32_t token) {
+  if (token < 0 || token >= vocabulary_->size() || vocabulary_->Text(token).empty()) {
+    exhausted_ = false;
+    return std::nullopt;
+  }
+  return Advance(place, vocabulary_->Text(token));
+}
+
+std::optional<Place> Matcher::Advance(const Place& place, std::string_view text) {
+  MakeRoom();
+  Place::Node* node = Own(place);
+  for (const char c : text) {
+    node = Next(node, static_cast<uint8_t>(c));
+    exhausted_ = node == exhausted_node_.get();
+    if (node == nullptr || exhausted_) return std::nullopt;
+  }
+  return Place(node->shared_from_this());
+}
+
+std::shared_ptr<const TokenMask> Matcher::Mask(const Place& place) {
+  MakeRoom();
+  Place::Node* const node = Own(place);
+  if (!node->mask) {
+    Ranges allowed;
+    const bool complete = Walk(node, allowed);
+    if (!complete) allowed.clear();
+    node->mask = MakeMask(allowed, node->stacks.may_end && complete);
+    node->mask_exhausted = !complete;
+    bytes_ += sizeof(TokenMask) + node->mask->bits.size() * sizeof(uint32_t);
+    ++n_masks_computed_;
+  }
+  exhausted_ = node->mask_exhausted;
+  return node->mask;
+}
+
+// Walks the trie with the place of each node on the path. Returns false where that is too much
+// work, or where nothing is left because places need too many stacks. Its cost is counted without
+// regard to what is cached, so the result does not depend on that.
+bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
+  const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
+  const auto n_nodes = static_cast<int32_t>(nodes.size());
+  const auto allow = [&allowed](int32_t begin, int32_t end) {
+    if (!allowed.empty() && allowed.back().second == begin) {
+      allowed.back().second = end;
+    } else {
+      allowed.emplace_back(begin, end);
+    }
+  };
+  ++walk_;
+  walk_cost_ = 0;
+  bool met_exhaustion = false;
+  path_[0] = start;
+  for (int32_t i = 0; i < n_nodes;) {
+    const Vocabulary::Node& trie_node = nodes[i];
+    Place::Node* const to = Next(path_[trie_node.depth - 1], trie_node.byte);
+    if (to == nullptr || to == exhausted_node_.get()) {
+      met_exhaustion |= to != nullptr;
+      i = trie_node.end;
+      continue;
+    }
+    if (to->last_walk != walk_) {
+      to->last_walk = walk_;
+      walk_cost_ += kPlaceCost + static_cast<int64_t>(to->stacks.heads.size());
+      if (walk_cost_ > kMaxWalkCost) return false;
+    }
+    if (trie_node.end - i >= kMinSubtree && IsAllowedBelow(to, i)) {
+      allow(trie_node.first_token, vocabulary_->TokensEnd(i));
+      i = trie_node.end;
+      continue;
+    }
+    if (trie_node.n_tokens > 0) {
+      allow(trie_node.first_token, trie_node.first_token + trie_node.n_tokens);
+    }
+    path_[trie_node.depth] = to;
+    ++i;
+  }
+  return !(met_exhaustion && allowed.empty() && !start->stacks.may_end);
+}
+
+// Whether all tokens below a node of the trie, which leads to `place`, lead back to it.
+bool Matcher::IsAllowedBelow(Place::Node* place, int32_t trie_node) {
+  // The smallest byte is tried first, so that most places need not know their loops.
+  const Vocabulary::Node& first_child = vocabulary_->nodes()[trie_node + 1];
+  if (first_child.byte < 0x80 && Next(place, first_child.byte) != place) return false;
+  if (!place->loops) FindLoops(place);
+  if (place->last_loops_walk != walk_) walk_cost_ += place->loops->cost;
+  place->last_loops_walk = walk_;
+  const Vocabulary::Set& below = vocabulary_->sets()[vocabulary_->nodes()[trie_node].below];
+  const Place::Node::Loops& loops = *place->loops;
+  const bool by_character = loops.over_utf8 && below.is_utf8;
+  for (size_t word = 0; word < (by_character ? 2 : below.bytes.size()); ++word) {
+    if ((below.bytes[word] & ~loops.bytes[word]) != 0) return false;
+  }
+  return true;
+}
+
+void Matcher::FindLoops(Place::Node* node) {
+  auto loops = std::make_unique<Place::Node::Loops>();
+  int64_t n_places = 0;
+  const Place::Node* before = nullptr;
+  for (int byte = 0; byte < 256; ++byte) {
+    const Place::Node* const to = Next(node, static_cast<uint8_t>(byte));
+    if (to == node) loops->bytes[byte / 64] |= uint64_t{1} << byte % 64;
+    n_places += to != before ? 1 : 0;
+    before = to;
+  }
+  int n_calls = 0;
+  loops->over_utf8 = true;
+  for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && loops->over_utf8; ++row) {
+    loops->over_utf8 = LoopsOverUtf8(node, node, row, 0, n_calls);
+  }
+  const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
+  loops->cost = (n_places + n_calls / 64) * (n_heads + kPlaceCost);
+  node->loops = std::move(loops);
+  bytes_ += sizeof(Place::Node::Loops);
+}
+
+// Whether the bytes of a row, from a column on, lead back to `node`.
+bool Matcher::LoopsOverUtf8(Place::Node* node, Place::Node* from, int row, int column,
+                            int& n_calls) {
+  const auto [first, last] = kUtf8Rows[row].bytes[column];
+  const bool is_last = column + 1 == kUtf8Rows[row].length;
+  Place::Node* before = nullptr;
+  for (int byte = first; byte <= last; ++byte) {
+    if (++n_calls > kMaxUtf8Calls) return false;
+    Place::Node* const to = Next(from, static_cast<uint8_t>(byte));
+    if (to == nullptr || to == exhausted_node_.get()) return false;
+    if (to == before) continue;
+    before = to;
+    if (is_last ? to != node : !LoopsOverUtf8(node, to, row, column + 1, n_calls)) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const TokenMask> Matcher::MakeMask(const Ranges& allowed, bool may_end) const {
+  const std::span<const int32_t> order = vocabulary_->order();
+  auto mask = std::make_shared<TokenMask>();
+  mask->bits.resize((vocabulary_->size() + 31) / 32);
+  const auto flip = [&](int32_t begin, int32_t end) {
+    for (int32_t i = begin; i < end; ++i) mask->bits[order[i] / 32] ^= 1U << order[i] % 32;
+  };
+  const auto set = [&](int32_t id) { mask->bits[id / 32] |= 1U << id % 32; };
+  for (const auto& [begin, end] : allowed) mask->n_allowed += end - begin;
+  if (2 * mask->n_allowed <= static_cast<int64_t>(order.size())) {
+    for (const auto& [begin, end] : allowed) flip(begin, end);
+  } else {  // fewer bits are to be cleared in the mask of all tokens with a text
+    std::fill(mask->bits.begin(), mask->bits.end(), ~0U);
+    for (const int32_t id : vocabulary_->without_text()) mask->bits[id / 32] ^= 1U << id % 32;
+    if (vocabulary_->size() % 32 != 0) mask->bits.back() &= (1U << vocabulary_->size() % 32) - 1;
+    int32_t refused = 0;
+    for (const auto& [begin, end] : allowed) {
+      flip(refused, begin);
+      refused = end;
+    }
+    flip(refused, static_cast<int32_t>(order.size()));
+  }
+  if (may_end) {
+    for (const int32_t id : vocabulary_->ends()) set(id);
+    mask->n_allowed += static_cast<int64_t>(vocabulary_->ends().size());
+  }
+  if (mask->n_allowed == 1) {
+    for (size_t word = 0; word < mask->bits.size(); ++word) {
+      if (mask->bits[word] == 0) continue;
+      mask->only = static_cast<int32_t>(32 * word) + std::countr_zero(mask->bits[word]);
+    }
+  }
+  return mask;
+}
+
+}  // namespace ovq::constraint

@@ -1,0 +1,95 @@
+#include "server/engine/common/form_progress.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ovq::engine {
+namespace {
+
+// Whether the mask allows nothing but banned tokens.
+bool LeavesNothing(const constraint::TokenMask& mask, std::span<const int32_t> banned) {
+  if (mask.n_allowed > std::ssize(banned)) return false;
+  return std::ranges::count_if(banned, [&](int32_t id) { return mask.Allows(id); }) ==
+         mask.n_allowed;
+}
+
+bool IsComplete(const constraint::Place& place) { return place.may_end() && !place.may_go_on(); }
+
+}  // namespace
+
+FormProgress::FormProgress(std::shared_ptr<const AnswerConstraint> constraint,
+                           MatcherCache& matchers, bool has_end)
+    : constraint_(std::move(constraint)), matchers_(matchers), has_end_(has_end) {
+  SetPlace(matchers_.Begin(*constraint_));
+}
+
+void FormProgress::SetPlace(constraint::Place place) {
+  place_ = std::move(place);
+  masks_ = {matchers_.Mask(*constraint_, place_)};
+  bits_.assign(1, masks_.front()->bits);
+}
+
+absl::Status FormProgress::GoOn(const UnfinishedAnswer& earlier) {
+  std::optional<constraint::Place> place = earlier.place;
+  if (!place) {
+    place = matchers_.Begin(*constraint_);
+    for (const int32_t token : earlier.tokens) {
+      place = matchers_.Advance(*constraint_, *place, token);
+      if (!place) {
+        return absl::FailedPreconditionError(
+            "constraint: what the session has of the answer is not of its form");
+      }
+    }
+  }
+  SetPlace(*std::move(place));
+  return absl::OkStatus();
+}
+
+absl::Status FormProgress::Add(int32_t token) {
+  std::optional<constraint::Place> place = matchers_.Advance(*constraint_, place_, token);
+  if (!place) {
+    return absl::ResourceExhaustedError(
+        "constraint: its grammar is so ambiguous that the answer could go on in too many ways");
+  }
+  SetPlace(*std::move(place));
+  return absl::OkStatus();
+}
+
+bool FormProgress::Ends(const FormBans& bans, int64_t n_drawn) const {
+  return (IsComplete(place_) && !has_end_) || LeavesNothing(*masks_.front(), bans.After(n_drawn));
+}
+
+std::optional<int32_t> FormProgress::Forced(const FormBans& bans, int64_t n_drawn) const {
+  const constraint::TokenMask& mask = *masks_.front();
+  const bool forced =
+      mask.n_allowed == 1 && !std::ranges::binary_search(bans.After(n_drawn), mask.only);
+  return forced ? std::optional(mask.only) : std::nullopt;
+}
+
+bool FormProgress::AddUnlessEnd(int32_t token, const FormBans& bans, int64_t n_drawn) {
+  const constraint::Place before = place_;
+  if (Add(token).ok() && !Ends(bans, n_drawn)) return true;
+  SetPlace(before);
+  return false;
+}
+
+int64_t FormProgress::Draft(std::span<const int32_t> drafted) {
+  masks_.resize(1);
+  bits_.resize(1);
+  std::optional<constraint::Place> place = place_;
+  for (const int32_t token : drafted) {
+    if (!masks_.back()->Allows(token)) break;
+    place = matchers_.Advance(*constraint_, *place, token);
+    if (!place || IsComplete(*place)) break;
+    masks_.push_back(matchers_.Mask(*constraint_, *place));
+    bits_.push_back(masks_.back()->bits);
+  }
+  return std::ssize(masks_) - 1;
+}
+
+absl::Status FormProgress::DeadEnd() const {
+  return absl::FailedPreconditionError(
+      "constraint: no token that may be drawn goes on with the answer in its form");
+}
+
+}  // namespace ovq::engine

@@ -1,0 +1,103 @@
+// Shared by the tests of constraints.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/constraint/matcher.h"
+
+namespace ovq::constraint::test {
+
+inline constexpr size_t kTestCache = size_t{16} << 20;
+
+inline std::shared_ptr<const Automaton> CompileGbnf(std::string_view text) {
+  Grammar grammar;
+  const absl::StatusOr<Grammar::Node> root = AddGbnf(text, grammar, Limits());
+  EXPECT_TRUE(root.ok()) << root.status() << "\n" << text;
+  if (!root.ok()) return nullptr;
+  grammar.SetRoot(*root);
+  absl::StatusOr<std::shared_ptr<const Automaton>> automaton = CompileGrammar(grammar, Limits());
+  EXPECT_TRUE(automaton.ok()) << automaton.status() << "\n" << text;
+  return automaton.ok() ? *automaton : nullptr;
+}
+
+// Each byte is a token, its own id; 256 ends.
+inline std::shared_ptr<const Vocabulary> ByteVocabulary() {
+  std::vector<std::string> texts;
+  for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
+  texts.emplace_back();
+  return std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{256});
+}
+
+// Small grammars over the bytes a, b and c, with rules that may be recursive, counted repeats and
+// items that may be empty. Some are left recursive or without a text.
+class RandomGrammar {
+ public:
+  explicit RandomGrammar(std::mt19937& random) : random_(random) {}
+
+  Grammar Make() {
+    Grammar grammar;
+    rules_.clear();
+    const int n_rules = Upto(3);
+    for (int i = 0; i <= n_rules; ++i) rules_.push_back(grammar.Rule("r" + std::to_string(i)));
+    for (const Grammar::Node rule : rules_) grammar.Define(rule, Node(grammar, 3));
+    grammar.SetRoot(rules_[0]);
+    return grammar;
+  }
+
+ private:
+  int Upto(int most) { return std::uniform_int_distribution<int>(0, most)(random_); }
+
+  Grammar::Node Node(Grammar& grammar, int depth) {
+    switch (depth == 0 ? Upto(2) : Upto(9)) {
+      case 0:
+      case 1: {
+        std::string text;
+        for (int i = Upto(2); i >= 0; --i) text += static_cast<char>('a' + Upto(2));
+        return grammar.Literal(Upto(8) == 0 ? "" : text);
+      }
+      case 2:
+        return Terminal(grammar);
+      case 3:
+        return rules_[Upto(static_cast<int>(rules_.size()) - 1)];
+      case 4:
+      case 5:
+        return grammar.Choice(Nodes(grammar, depth, 1));
+      case 6:
+      case 7: {
+        const int least = Upto(3);
+        if (Upto(1) == 0) return grammar.Repeat(Node(grammar, depth - 1), least, std::nullopt);
+        return grammar.Repeat(Node(grammar, depth - 1), least, least + Upto(3));
+      }
+      default:
+        return grammar.Sequence(Nodes(grammar, depth, 0));
+    }
+  }
+  std::vector<Grammar::Node> Nodes(Grammar& grammar, int depth, int least) {
+    std::vector<Grammar::Node> nodes;
+    for (int i = least + Upto(2); i > 0; --i) nodes.push_back(Node(grammar, depth - 1));
+    return nodes;
+  }
+  Grammar::Node Terminal(Grammar& grammar) {
+    std::vector<Dfa::State> states(1 + Upto(3));
+    for (Dfa::State& state : states) {
+      state.accepts = Upto(2) == 0;
+      for (uint8_t byte = 'a'; byte <= 'c'; ++byte) {
+        if (Upto(2) != 0) {
+          state.ranges.push_back({byte, byte, Upto(static_cast<int>(states.size()) - 1)});
+        }
+      }
+    }
+    return grammar.Terminal(Dfa(std::move(states)));
+  }
+
+  std::mt19937& random_;
+  std::vector<Grammar::Node> rules_;
+};
+
+}  // namespace ovq::constraint::test
