@@ -104,7 +104,6 @@ struct EngineOptions {
   std::shared_ptr<disk::SessionFolder> session_folder;  // null: sessions are in memory alone
   // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
   std::shared_ptr<ByteBudget> request_memory;
-  size_t constraint_memory_bytes = size_t{128} << 20;  // host memory of compiled constraints
   // With a folder: idle sessions' states are swapped out when others need the memory.
   bool overcommit = false;
   bool trust_session_files = false;  // imports use the file's state after checks
@@ -123,9 +122,10 @@ struct EngineOptions {
   std::optional<absl::Duration> target_step_time = {};
   // The default target is at least this, where short iterations would leave a device idle.
   absl::Duration least_step_time = absl::ZeroDuration();
-  Speculation speculation = Speculation::kOff;       // default of requests
-  size_t constraint_memory_bytes = size_t{1} << 27;  // host memory of MatcherCache
-  constraint::Limits constraint_limits = {};         // of constraints in session files
+  Speculation speculation = Speculation::kOff;  // default of requests
+  // Host memory of MatcherCache, and as much again of compiled constraints that are kept for calls.
+  size_t constraint_memory_bytes = size_t{1} << 27;
+  constraint::Limits constraint_limits = {};  // of constraints in session files
   // Tokens without a choice are taken without asking the model. Answers are the same either way.
   bool force_tokens = true;
   uint64_t seed = 0;  // for the seeds and ids that the server draws; 0: system randomness

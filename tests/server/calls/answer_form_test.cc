@@ -241,8 +241,7 @@ TEST_P(FrameTest, TextsHoldStrictCallsAlone) {
   for (int i = 0; i < 40; ++i) {
     const std::string wanted = syntax_.think_end + syntax_.calls.marker;
     const std::string text = texts.Draw(random, 20 + random() % 200, wanted);
-    n_calls +=
-        CheckedCalls(Parse(syntax_, tools, begun(), text), true, form() + ": " + text).n;
+    n_calls += CheckedCalls(Parse(syntax_, tools, begun(), text), true, form() + ": " + text).n;
   }
   EXPECT_GT(n_calls, 0) << form();
 }
@@ -287,7 +286,8 @@ TEST(Frame, ACallMayStandInPlaceOfTheForm) {
   syntax.calls = answers::NamedCalls()[1].second;
   FormTexts texts(Framed(syntax, "", YesOrNo(), Tools(AnswerTools::Use::kMay, false)).form);
   EXPECT_TRUE(texts.Has("yes"));
-  EXPECT_TRUE(texts.Has("<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\":1}}\n</tool_call>"));
+  EXPECT_TRUE(
+      texts.Has("<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\":1}}\n</tool_call>"));
   EXPECT_FALSE(texts.Has("Well, yes"));
 }
 
@@ -357,8 +357,7 @@ TEST(Frame, AStrictValueMayHoldTheMarkerBehindIt) {
   ASSERT_TRUE(texts.Has(text));
   const std::vector<AnswerPart> parts = Parse(syntax, tools, "", text);
   ASSERT_EQ(parts.size(), 3u);
-  EXPECT_EQ(parts[1].text,
-            R"({"city": "Oslo", "unit": "C", "places": ["a</arg_value>b"]})");
+  EXPECT_EQ(parts[1].text, R"({"city": "Oslo", "unit": "C", "places": ["a</arg_value>b"]})");
 }
 
 }  // namespace
