@@ -63,7 +63,7 @@ struct RowDraw {
   std::span<const TokenCount> generated;
   std::span<const TokenBias> bias;
   std::span<const int32_t> banned;  // ascending
-  TokenMaskBits allowed;            // empty: all
+  TokenMaskBits allowed = {};       // empty: all
   // The results: the token with its unadjusted logit, and the logarithm of the sum of exponentials
   // of the allowed tokens' unadjusted logits: minus infinity for none, NaN for a row with a logit
   // that is not finite.

@@ -182,7 +182,7 @@ void RunningAnswer::AdvanceForm(int32_t token) {
 
 // The last token of an answer stays pending: so none that ends it is forced.
 void RunningAnswer::Force() {
-  if (!form_ || !forces_) return;
+  if (!form_ || !forces_ || !status_.ok()) return;
   while (forced_.size() < kMostForced) {
     const int64_t drawn = generated_ + std::ssize(forced_);
     if (drawn + 1 >= request_.stop.max_tokens) return;
@@ -207,7 +207,6 @@ void RunningAnswer::AddDraw(model::Sampled drawn, StreamEvent& event) {
   ObserveOwn(drawn.token_id);
   if (form_) AdvanceForm(drawn.token_id);
   Emit(std::move(drawn), event);
-  if (!event.finished && status_.ok()) Force();
 }
 
 void RunningAnswer::Emit(model::Sampled drawn, StreamEvent& event) {

@@ -89,7 +89,8 @@ class RunningAnswer {
   // Describes the draw of the token behind the forced ones and the drafted ones of the last
   // Propose. It points into the answer and is valid until AddDraw.
   model::DrawRequest NextDraw();
-  // Lists more forced tokens, where none was drawn since.
+  // Lists the tokens that are forced behind all that was added. Call it once an iteration's tokens
+  // are, if the answer goes on.
   void Force();
   // Appends the first n forced tokens to the answer, none of which is its last.
   void AddForced(int64_t n, StreamEvent& event);

@@ -13,19 +13,27 @@ bool LeavesNothing(const constraint::TokenMask& mask, std::span<const int32_t> b
          mask.n_allowed;
 }
 
+absl::Status TooAmbiguous() {
+  return absl::ResourceExhaustedError(
+      "constraint: its grammar is so ambiguous that the answer could go on in too many ways");
+}
+
 bool IsComplete(const constraint::Place& place) { return place.may_end() && !place.may_go_on(); }
 
 }  // namespace
 
 FormProgress::FormProgress(std::shared_ptr<const AnswerConstraint> constraint,
                            MatcherCache& matchers, bool has_end)
-    : constraint_(std::move(constraint)), matchers_(matchers), has_end_(has_end) {
-  SetPlace(matchers_.Begin(*constraint_));
+    : constraint_(std::move(constraint)),
+      matchers_(matchers),
+      has_end_(has_end),
+      place_(matchers_.Begin(*constraint_)) {
+  SetPlace(place_);
 }
 
 void FormProgress::SetPlace(constraint::Place place) {
   place_ = std::move(place);
-  masks_ = {matchers_.Mask(*constraint_, place_)};
+  masks_ = {matchers_.Mask(*constraint_, place_, exhausted_)};
   bits_.assign(1, masks_.front()->bits);
 }
 
@@ -47,16 +55,14 @@ absl::Status FormProgress::GoOn(const UnfinishedAnswer& earlier) {
 
 absl::Status FormProgress::Add(int32_t token) {
   std::optional<constraint::Place> place = matchers_.Advance(*constraint_, place_, token);
-  if (!place) {
-    return absl::ResourceExhaustedError(
-        "constraint: its grammar is so ambiguous that the answer could go on in too many ways");
-  }
+  if (!place) return TooAmbiguous();
   SetPlace(*std::move(place));
   return absl::OkStatus();
 }
 
 bool FormProgress::Ends(const FormBans& bans, int64_t n_drawn) const {
-  return (IsComplete(place_) && !has_end_) || LeavesNothing(*masks_.front(), bans.After(n_drawn));
+  return exhausted_ || (IsComplete(place_) && !has_end_) ||
+         LeavesNothing(*masks_.front(), bans.After(n_drawn));
 }
 
 std::optional<int32_t> FormProgress::Forced(const FormBans& bans, int64_t n_drawn) const {
@@ -81,13 +87,18 @@ int64_t FormProgress::Draft(std::span<const int32_t> drafted) {
     if (!masks_.back()->Allows(token)) break;
     place = matchers_.Advance(*constraint_, *place, token);
     if (!place || IsComplete(*place)) break;
-    masks_.push_back(matchers_.Mask(*constraint_, *place));
+    bool exhausted = false;
+    std::shared_ptr<const constraint::TokenMask> mask =
+        matchers_.Mask(*constraint_, *place, exhausted);
+    if (mask->n_allowed == 0) break;
+    masks_.push_back(std::move(mask));
     bits_.push_back(masks_.back()->bits);
   }
   return std::ssize(masks_) - 1;
 }
 
 absl::Status FormProgress::DeadEnd() const {
+  if (exhausted_) return TooAmbiguous();
   return absl::FailedPreconditionError(
       "constraint: no token that may be drawn goes on with the answer in its form");
 }

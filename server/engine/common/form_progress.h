@@ -36,8 +36,8 @@ class FormProgress {
   absl::Status GoOn(const UnfinishedAnswer& earlier);
   // Moves on by a token that the mask allows. ResourceExhausted where the form is too ambiguous.
   absl::Status Add(int32_t token);
-  // Whether no token follows the n_drawn ones of the answer: the form is complete, or allows banned
-  // tokens alone.
+  // Whether no token follows the n_drawn ones of the answer: the form is complete, allows banned
+  // tokens alone, or is too ambiguous.
   bool Ends(const FormBans& bans, int64_t n_drawn) const;
   // The only token that may follow.
   std::optional<int32_t> Forced(const FormBans& bans, int64_t n_drawn) const;
@@ -46,11 +46,13 @@ class FormProgress {
   // The number of first drafted tokens that the form allows; masks() has one behind each then.
   int64_t Draft(std::span<const int32_t> drafted);
 
-  bool may_end() const { return place_.may_end(); }
+  bool may_end() const { return place_.may_end() && !exhausted_; }
   const constraint::Place& place() const { return place_; }
   // The masks of the next token and of those behind the last Draft. Valid until the place changes.
   std::span<const kernels::TokenMaskBits> masks() const { return bits_; }
-  absl::Status DeadEnd() const;  // the error where no token can follow though the form goes on
+  // The error where no token can follow though the form goes on: ResourceExhausted where it is too
+  // ambiguous, else FailedPrecondition.
+  absl::Status DeadEnd() const;
 
  private:
   void SetPlace(constraint::Place place);
@@ -59,6 +61,7 @@ class FormProgress {
   MatcherCache& matchers_;
   const bool has_end_;
   constraint::Place place_;
+  bool exhausted_ = false;  // place_ has no mask, as the grammar is too ambiguous there
   std::vector<std::shared_ptr<const constraint::TokenMask>> masks_;  // the first: of place_
   std::vector<kernels::TokenMaskBits> bits_;                         // of masks_
 };

@@ -42,9 +42,16 @@ std::optional<constraint::Place> MatcherCache::Advance(const AnswerConstraint& c
 }
 
 std::shared_ptr<const constraint::TokenMask> MatcherCache::Mask(const AnswerConstraint& constraint,
-                                                                const constraint::Place& place) {
+                                                                const constraint::Place& place,
+                                                                bool& exhausted) {
   ++stats_.masks;
-  return With(constraint, [&](constraint::Matcher& matcher) { return matcher.Mask(place); });
+  return With(constraint, [&](constraint::Matcher& matcher) {
+    const int64_t before = matcher.n_masks_computed();
+    std::shared_ptr<const constraint::TokenMask> mask = matcher.Mask(place);
+    stats_.masks_computed += matcher.n_masks_computed() - before;
+    exhausted = matcher.exhausted();
+    return mask;
+  });
 }
 
 ConstraintStats MatcherCache::stats() const {

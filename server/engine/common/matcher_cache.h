@@ -31,7 +31,8 @@ class MatcherCache {
   std::optional<constraint::Place> Advance(const AnswerConstraint& constraint,
                                            const constraint::Place& place, int32_t token);
   std::shared_ptr<const constraint::TokenMask> Mask(const AnswerConstraint& constraint,
-                                                    const constraint::Place& place);
+                                                    const constraint::Place& place,
+                                                    bool& exhausted);
   void CountForced(int64_t n_tokens) { stats_.forced_tokens += n_tokens; }
   ConstraintStats stats() const;
 

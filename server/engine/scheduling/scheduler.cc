@@ -162,7 +162,6 @@ int32_t Scheduler::ApplyDraws(Executor& executor, const BatchCandidate& candidat
   answer.AddForced(n_forced, event);
   matchers_.CountForced(n_forced);
   if (run.draws.empty()) {
-    answer.Force();
     if (run.finite) {
       EmitTokens(request, answer, std::move(event));
     } else {
@@ -273,7 +272,7 @@ void Scheduler::BeginAnswers(Request& request) {
   GenerateWork& work = *request.generate();
   config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
   std::vector<model::Sampled> draws = std::exchange(work.first, {});
-  for (size_t i = 0; i < draws.size(); ++i) {
+  for (size_t i = 0; i < draws.size() && !request.ended; ++i) {
     StreamEvent event;
     work.answers[i]->AddDraw(std::move(draws[i]), event);
     EmitTokens(request, *work.answers[i], std::move(event));
@@ -306,7 +305,8 @@ void Scheduler::EmitTokens(Request& request, RunningAnswer& answer, StreamEvent 
   std::optional<Finished> finished = std::exchange(event.finished, std::nullopt);
   request.generate()->stream->Push(std::move(event));
   if (finished) return finisher_.FinishAnswer(request, answer, *std::move(finished));
-  if (!answer.status().ok()) Fail(request, FinishReason::kError, answer.status());
+  if (!answer.status().ok()) return Fail(request, FinishReason::kError, answer.status());
+  answer.Force();
 }
 
 void Scheduler::FailDead(SteadyTime now) {

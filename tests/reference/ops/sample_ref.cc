@@ -134,12 +134,17 @@ void FindBest(const float* row, int64_t vocab, RowBest& wanted) {
 }
 
 float AllowedLogSumExp(const float* row, int64_t vocab, std::span<const uint32_t> allowed) {
-  double sum = 0;
+  float best = kMinusInfinity;
   for (int64_t id = 0; id < vocab; ++id) {
     if (!std::isfinite(row[id])) return std::numeric_limits<float>::quiet_NaN();
-    if (IsAllowed(allowed, id)) sum += std::exp(static_cast<double>(row[id]));
+    if (IsAllowed(allowed, id)) best = std::max(best, row[id]);
   }
-  return static_cast<float>(std::log(sum));
+  if (best == kMinusInfinity) return best;
+  double sum = 0;
+  for (int64_t id = 0; id < vocab; ++id) {
+    if (IsAllowed(allowed, id)) sum += std::exp(static_cast<double>(row[id]) - best);
+  }
+  return static_cast<float>(best + std::log(sum));
 }
 
 }  // namespace
