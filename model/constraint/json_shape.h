@@ -1,0 +1,134 @@
+// Shapes: what all keywords that apply to one value say together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/constraint/json_document.h"
+#include "model/constraint/json_number.h"
+#include "model/constraint/json_string.h"
+
+namespace ovq::constraint {
+
+enum Types : uint8_t {
+  kNull = 1,
+  kBoolean = 2,
+  kNumber = 4,
+  kString = 8,
+  kArray = 16,
+  kObject = 32,
+  kAllTypes = 63,
+};
+Types TypeBit(const Json& value);
+
+// One schema's keywords of objects: `rest` (additionalProperties) is for the properties that it
+// neither names nor has a pattern for.
+struct ObjectPart {
+  std::vector<std::pair<std::string, SchemaId>> properties = {};
+  std::vector<std::pair<std::string, SchemaId>> patterns = {};
+  std::optional<SchemaId> rest = {};
+};
+
+// One schema's keywords of arrays.
+struct ArrayPart {
+  std::vector<SchemaId> prefix = {};
+  std::optional<SchemaId> rest = {};
+};
+
+struct ListedValues {
+  std::vector<const Json*> list = {};
+  std::set<nlohmann::json> sorted = {};  // the same; equality there ignores the order of keys
+
+  explicit ListedValues(std::vector<const Json*> values);
+  bool Has(const Json& value) const { return sorted.contains(nlohmann::json(value)); }
+};
+
+// A conjunction. Bounds of a type that `types` does not have mean nothing.
+struct Shape {
+  std::string path = {};  // of the first schema, for messages
+  uint8_t types = kAllTypes;
+  std::shared_ptr<const ListedValues> values = {};  // of enum and const; null: any
+  NumberBounds number = {};
+  StringBounds string = {};
+  std::vector<ArrayPart> arrays = {};
+  int64_t min_items = 0;
+  std::optional<int64_t> max_items = {};
+  std::vector<ObjectPart> objects = {};
+  std::vector<std::string> required = {};
+  int64_t min_properties = 0;
+  std::optional<int64_t> max_properties = {};
+  SchemaSet names = {};  // of propertyNames
+
+  size_t n_prefix() const;                     // items with schemas of their own
+  SchemaSet ItemSchemas(size_t index) const;   // index: up to n_prefix(), which is all others'
+};
+
+// A property's schemas are those of its name and of the patterns that fit it, or the rest's.
+// `fits` says whether the name fits a pattern.
+template <class Fits>
+SchemaSet PropertySchemas(const Shape& shape, const std::string* name, const Fits& fits) {
+  std::set<SchemaId> schemas;
+  for (const ObjectPart& part : shape.objects) {
+    bool is_known = false;
+    for (const auto& [key, schema] : part.properties) {
+      if (name == nullptr || key != *name) continue;
+      is_known = true;
+      schemas.insert(schema);
+    }
+    for (const auto& [pattern, schema] : part.patterns) {
+      if (!fits(pattern)) continue;
+      is_known = true;
+      schemas.insert(schema);
+    }
+    if (!is_known && part.rest) schemas.insert(*part.rest);
+  }
+  return {schemas.begin(), schemas.end()};
+}
+
+// Reads schemas as shapes, and keeps them. Messages begin with the JSON pointer of the culprit.
+class ShapeReader {
+ public:
+  // All outlive the reader.
+  ShapeReader(SchemaDocument& document, StringLanguages& languages, Budget& budget)
+      : document_(document), languages_(languages), budget_(budget) {}
+
+  using Shapes = std::vector<Shape>;
+  // The alternatives: all schemas of the set hold where one of the shapes does. Some, and all, may
+  // be unsatisfiable.
+  absl::StatusOr<std::shared_ptr<const Shapes>> Read(const SchemaSet& set);
+  StringLanguages& languages() { return languages_; }
+  SchemaDocument& document() { return document_; }
+  Budget& budget() { return budget_; }
+
+ private:
+  struct Expansion {
+    Shape shape = {};
+    std::vector<SchemaId> todo = {};
+    std::set<SchemaId> done = {};
+    std::vector<std::vector<SchemaId>> choices = {};  // one of each has to hold as well
+  };
+
+  absl::Status Expand(Expansion expansion, Shapes& out);
+  absl::Status Apply(SchemaId id, Expansion& expansion);
+  absl::Status ApplyInPlace(SchemaId id, const std::string& keyword, Expansion& expansion);
+  absl::Status ApplyOneOf(SchemaId id, Expansion& expansion);
+  absl::Status ApplyPattern(SchemaId id, Shape& shape);
+  absl::Status ApplyArray(SchemaId id, Shape& shape);
+  absl::Status ApplyObject(SchemaId id, Shape& shape);
+
+  SchemaDocument& document_;
+  StringLanguages& languages_;
+  Budget& budget_;
+  std::map<SchemaSet, std::shared_ptr<const Shapes>> shapes_;
+};
+
+}  // namespace ovq::constraint
