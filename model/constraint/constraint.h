@@ -14,7 +14,7 @@ namespace ovq::constraint {
 
 class Automaton;  // automaton.h: bytes and a stack
 
-// What callers give. Serializable: everything else follows from it.
+// A source is what callers give. It can be serialized: everything else follows from it.
 struct Source {
   enum class Kind : uint8_t { kJsonSchema, kJsonObject, kRegex, kChoice, kGrammar };
   Kind kind = Kind::kJsonObject;          // kJsonObject: any JSON object, without `text`

@@ -48,7 +48,7 @@ class Vocabulary {
   std::span<const Set> sets() const { return sets_; }
   // All tokens with a text, ascending by it.
   std::span<const int32_t> order() const { return order_; }
-  // Those without one, ends among them, ascending.
+  // The tokens without a text, ends among them, ascending.
   std::span<const int32_t> without_text() const { return without_text_; }
   int32_t max_depth() const { return max_depth_; }
   // The first token in order() behind the node's descendants.
