@@ -5,7 +5,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "model/constraint/regular.h"
 
@@ -98,7 +97,7 @@ class ByteGraph {
 
   // The rest of an escape behind its backslash.
   int32_t Escapes() {
-    std::map<uint32_t, uint32_t> letters = {{'"', '"'},   {'\\', '\\'}, {'b', '\b'}, {'f', '\f'},
+    std::map<uint32_t, uint32_t> letters = {{'"', '"'},  {'\\', '\\'}, {'b', '\b'}, {'f', '\f'},
                                             {'n', '\n'}, {'r', '\r'},  {'t', '\t'}};
     const auto hex = [&](uint32_t high) {
       Edges edges;
@@ -131,45 +130,6 @@ class ByteGraph {
   std::vector<Edges> nodes_;
   int32_t root_ = kNone;
 };
-
-// Drops the states from which no accepting one can be reached, and what leads to them.
-Dfa DropDeadEnds(std::vector<Dfa::State> states) {
-  std::vector<std::vector<int32_t>> sources(states.size());
-  std::vector<int32_t> live;
-  std::vector<int32_t> number(states.size(), -1);
-  for (size_t s = 0; s < states.size(); ++s) {
-    for (const Dfa::Range& range : states[s].ranges) {
-      sources[range.to].push_back(static_cast<int32_t>(s));
-    }
-    if (states[s].accepts) {
-      live.push_back(static_cast<int32_t>(s));
-      number[s] = 0;
-    }
-  }
-  for (size_t i = 0; i < live.size(); ++i) {
-    for (const int32_t source : sources[live[i]]) {
-      if (number[source] >= 0) continue;
-      number[source] = 0;
-      live.push_back(source);
-    }
-  }
-  Check(number[0] == 0, "an encoded language has a text");
-  int32_t n = 0;
-  for (int32_t& id : number) {
-    if (id == 0) id = n++;
-  }
-  std::vector<Dfa::State> kept;
-  for (size_t s = 0; s < states.size(); ++s) {
-    if (number[s] < 0) continue;
-    Dfa::State& state = kept.emplace_back();
-    state.accepts = states[s].accepts;
-    for (Dfa::Range range : states[s].ranges) {
-      range.to = number[range.to];
-      if (range.to >= 0) state.ranges.push_back(range);
-    }
-  }
-  return Dfa(std::move(kept));
-}
 
 class Encoder {
  public:
@@ -210,7 +170,7 @@ class Encoder {
       RETURN_IF_ERROR(budget_.Spend(steps));
       RETURN_IF_ERROR(budget_.CheckStates(static_cast<int64_t>(states_.size())));
     }
-    return DropDeadEnds(std::move(states_));
+    return Dfa(std::move(states_));
   }
 
  private:
@@ -250,8 +210,7 @@ class Encoder {
 }  // namespace
 
 absl::StatusOr<Dfa> Encode(const Language& language, Encoding encoding, Budget& budget) {
-  RETURN_IF_ERROR(
-      budget.Spend(static_cast<int64_t>(language.alphabet().segments().size()) * 64));
+  RETURN_IF_ERROR(budget.Spend(static_cast<int64_t>(language.alphabet().segments().size()) * 64));
   return Encoder(language, encoding, budget).Run(encoding == Encoding::kJsonString);
 }
 
@@ -267,7 +226,9 @@ absl::StatusOr<Dfa> ListedBytes(std::vector<std::string> texts, Budget& budget) 
   struct Less {
     bool operator()(const Dfa::State& a, const Dfa::State& b) const {
       if (a.accepts != b.accepts) return b.accepts;
-      const auto key = [](const Dfa::Range& range) { return std::make_pair(range.first, range.to); };
+      const auto key = [](const Dfa::Range& range) {
+        return std::make_pair(range.first, range.to);
+      };
       return std::lexicographical_compare(
           a.ranges.begin(), a.ranges.end(), b.ranges.begin(), b.ranges.end(),
           [&](const Dfa::Range& x, const Dfa::Range& y) { return key(x) < key(y); });

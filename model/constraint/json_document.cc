@@ -22,10 +22,19 @@ constexpr std::array<std::string_view, 4> kDialects = {
     "http://json-schema.org/draft-07/schema", "https://json-schema.org/draft-07/schema"};
 
 // Keywords whose values are schemas, lists of them or objects of them.
-constexpr std::array<std::string_view, 11> kSchemaKeywords = {
-    "additionalProperties", "propertyNames", "items", "contains", "not", "if", "then", "else",
-    "unevaluatedItems", "unevaluatedProperties", "contentSchema"};
-constexpr std::array<std::string_view, 4> kListKeywords = {"allOf", "anyOf", "oneOf", "prefixItems"};
+constexpr std::array<std::string_view, 11> kSchemaKeywords = {"additionalProperties",
+                                                              "propertyNames",
+                                                              "items",
+                                                              "contains",
+                                                              "not",
+                                                              "if",
+                                                              "then",
+                                                              "else",
+                                                              "unevaluatedItems",
+                                                              "unevaluatedProperties",
+                                                              "contentSchema"};
+constexpr std::array<std::string_view, 4> kListKeywords = {"allOf", "anyOf", "oneOf",
+                                                           "prefixItems"};
 constexpr std::array<std::string_view, 5> kMapKeywords = {"$defs", "definitions", "properties",
                                                           "patternProperties", "dependentSchemas"};
 
@@ -44,8 +53,7 @@ std::optional<std::string> PercentDecoded(std::string_view text) {
       continue;
     }
     int byte = 0;
-    if (i + 2 >= text.size() ||
-        !absl::SimpleHexAtoi(AbslView(text.substr(i + 1, 2)), &byte)) {
+    if (i + 2 >= text.size() || !absl::SimpleHexAtoi(AbslView(text.substr(i + 1, 2)), &byte)) {
       return std::nullopt;
     }
     decoded.push_back(static_cast<char>(byte));
@@ -100,8 +108,9 @@ absl::Status SchemaDocument::FindIdentifiers(const Json& json, const std::string
         absl::StrCat(path, "/$id: only the whole document may have an identifier"));
   }
   if (const auto anchor = json.find("$anchor"); anchor != json.end()) {
-    const bool is_new = anchor->is_string() &&
-                        anchors_.try_emplace(anchor->get<std::string>(), Schema{&json, path}).second;
+    const bool is_new =
+        anchor->is_string() &&
+        anchors_.try_emplace(anchor->get<std::string>(), Schema{&json, path}).second;
     if (!is_new) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, "/$anchor: must be a string that no other schema has"));
@@ -158,9 +167,9 @@ absl::StatusOr<std::vector<std::pair<std::string, SchemaId>>> SchemaDocument::Na
   if (!object.is_object()) return Error(id, keyword, "must be an object of schemas");
   std::vector<std::pair<std::string, SchemaId>> children;
   for (const auto& [key, schema] : object.items()) {
-    ASSIGN_OR_RETURN(const SchemaId child,
-                     Intern(schema, absl::StrCat(path(id), "/", PointerToken(keyword), "/",
-                                                 PointerToken(key))));
+    ASSIGN_OR_RETURN(
+        const SchemaId child,
+        Intern(schema, absl::StrCat(path(id), "/", PointerToken(keyword), "/", PointerToken(key))));
     children.emplace_back(key, child);
   }
   return children;
@@ -184,7 +193,8 @@ absl::StatusOr<SchemaId> SchemaDocument::Reference(SchemaId id) {
     return Intern(*anchor->second.json, anchor->second.path);
   }
   const Json* at = schemas_[0].json;
-  for (const std::string& token : std::vector<std::string>(absl::StrSplit(decoded->substr(1), '/'))) {
+  for (const std::string& token :
+       std::vector<std::string>(absl::StrSplit(decoded->substr(1), '/'))) {
     const std::string key = absl::StrReplaceAll(token, {{"~1", "/"}, {"~0", "~"}});
     size_t index = 0;
     if (at->is_object() && at->contains(key)) {

@@ -26,7 +26,8 @@ absl::Status ApplyType(const Json& value, Shape& shape) {
   uint8_t allowed = 0;
   bool has_fractions = false;
   const auto add = [&](const Json& name) {
-    const auto found = name.is_string() ? types.find(name.get_ref<const std::string&>()) : types.end();
+    const auto found =
+        name.is_string() ? types.find(name.get_ref<const std::string&>()) : types.end();
     if (found == types.end()) return false;
     allowed |= found->second;
     has_fractions |= found->first == "number";
@@ -35,7 +36,8 @@ absl::Status ApplyType(const Json& value, Shape& shape) {
   bool is_valid = value.is_string() ? add(value) : value.is_array() && !value.empty();
   if (value.is_array()) is_valid = is_valid && std::all_of(value.begin(), value.end(), add);
   if (!is_valid) {
-    return InvalidValue("must be, or list, of: null, boolean, number, integer, string, array, object");
+    return InvalidValue(
+        "must be, or list, of: null, boolean, number, integer, string, array, object");
   }
   shape.types &= allowed;
   if (!has_fractions) shape.number.is_integer = true;
@@ -126,9 +128,10 @@ absl::StatusOr<bool> ApplyCount(const std::string& keyword, const Json& value, S
 
 bool IsAnnotation(std::string_view keyword) {
   static const auto& annotations = *new std::set<std::string_view>{
-      "$schema",     "$id",      "$anchor",  "$comment",   "$defs",     "definitions",
-      "title",       "default",  "examples", "deprecated", "readOnly",  "writeOnly",
-      "description", "contentEncoding",      "contentMediaType",        "contentSchema"};
+      "$schema",      "$id",       "$anchor",     "$comment",        "$defs",
+      "definitions",  "title",     "default",     "examples",        "deprecated",
+      "readOnly",     "writeOnly", "description", "contentEncoding", "contentMediaType",
+      "contentSchema"};
   return annotations.contains(keyword);
 }
 

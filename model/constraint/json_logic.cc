@@ -55,9 +55,12 @@ absl::StatusOr<bool> SchemaLogic::Allows(const Shape& shape, const Json& value) 
       ASSIGN_OR_RETURN(const Language* texts, reader_.languages().Texts(form));
       return texts->MatchesUtf8(text);
     }
-    case kArray: return AllowsArray(shape, value);
-    case kObject: return AllowsObject(shape, value);
-    default: return true;
+    case kArray:
+      return AllowsArray(shape, value);
+    case kObject:
+      return AllowsObject(shape, value);
+    default:
+      return true;
   }
 }
 

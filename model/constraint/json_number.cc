@@ -15,7 +15,6 @@ constexpr int kMostExactDigits = 15;  // of any decimal that a double keeps
 constexpr int kMostDigits = 20;
 constexpr int64_t kMostExpanded = 400;
 
-
 std::strong_ordering CompareMagnitudes(const Decimal& a, const Decimal& b) {
   if (a.whole.size() != b.whole.size()) return a.whole.size() <=> b.whole.size();
   if (a.whole != b.whole) return a.whole <=> b.whole;
@@ -45,7 +44,8 @@ bool IsMultiple(const Decimal& number, const Decimal& divisor) {
   for (const char digit : number.whole + number.fraction) {
     rest = (rest * 10 + (digit - '0')) % modulus;
   }
-  return rest * PowerOfTen(divisor.fraction.size() - number.fraction.size(), modulus) % modulus == 0;
+  return rest * PowerOfTen(divisor.fraction.size() - number.fraction.size(), modulus) % modulus ==
+         0;
 }
 
 // Reads a number's text and compares it with a bound.
@@ -60,28 +60,25 @@ class BoundMachine {
         relation_(relation) {}
 
   absl::StatusOr<Language> Run(Budget& budget) const {
-    return MachineLanguage({.start = Pack({}),
-                            .symbols = "-.0123456789",
-                            .step = [this](int64_t state, char symbol) {
-                              return Step(Unpack(state), symbol);
-                            },
-                            .accepts = [this](int64_t state) { return Accepts(Unpack(state)); }},
-                           budget);
+    return MachineLanguage(
+        {.start = Pack({}),
+         .symbols = "-.0123456789",
+         .step = [this](int64_t state, char symbol) { return Step(Unpack(state), symbol); },
+         .accepts = [this](int64_t state) { return Accepts(Unpack(state)); }},
+        budget);
   }
 
  private:
   struct State {
     bool is_negative = false;
     bool in_fraction = false;
-    int64_t order = 1;     // of the digits read and the bound's first ones: 0 less, 1 equal, 2 greater
+    int64_t order = 1;  // of the digits read and the bound's first ones: 0 less, 1 equal, 2 greater
     int64_t n_digits = 0;  // read, before the point or behind it
   };
   static int64_t Pack(const State& s) {
     return s.n_digits << 4 | s.order << 2 | int64_t{s.in_fraction} << 1 | int64_t{s.is_negative};
   }
-  static State Unpack(int64_t s) {
-    return {(s & 1) != 0, (s >> 1 & 1) != 0, s >> 2 & 3, s >> 4};
-  }
+  static State Unpack(int64_t s) { return {(s & 1) != 0, (s >> 1 & 1) != 0, s >> 2 & 3, s >> 4}; }
 
   // The order of the whole parts once all digits before the point are read.
   int64_t WholeOrder(const State& s) const {
@@ -123,10 +120,14 @@ class BoundMachine {
       order = 2 - order;
     }
     switch (relation_) {
-      case Relation::kLess: return order == 0;
-      case Relation::kAtMost: return order <= 1;
-      case Relation::kAtLeast: return order >= 1;
-      default: return order == 2;
+      case Relation::kLess:
+        return order == 0;
+      case Relation::kAtMost:
+        return order <= 1;
+      case Relation::kAtLeast:
+        return order >= 1;
+      default:
+        return order == 2;
     }
   }
 
@@ -237,7 +238,8 @@ bool NumberBounds::Allows(const Decimal& number) const {
 
 absl::StatusOr<Language> NumberTexts(const NumberBounds& bounds, Budget& budget) {
   const bool is_free = !bounds.least && !bounds.most && bounds.multiples.empty();
-  if (is_free) return bounds.is_integer ? IntegerTexts(kMostDigits, budget) : FreeNumberTexts(budget);
+  if (is_free)
+    return bounds.is_integer ? IntegerTexts(kMostDigits, budget) : FreeNumberTexts(budget);
   // Rounding keeps the order of integers, so bounds of more digits are kept by all readers, unless
   // they exclude their numbers.
   int n_digits = kMostExactDigits;
@@ -246,9 +248,9 @@ absl::StatusOr<Language> NumberTexts(const NumberBounds& bounds, Budget& budget)
       if (*bound) n_digits = std::max(n_digits, static_cast<int>((*bound)->whole.size()));
     }
   }
-  absl::StatusOr<Language> texts =
-      bounds.is_integer ? IntegerTexts(std::min(n_digits, kMostDigits), budget)
-                        : ExactDecimalTexts(budget);
+  absl::StatusOr<Language> texts = bounds.is_integer
+                                       ? IntegerTexts(std::min(n_digits, kMostDigits), budget)
+                                       : ExactDecimalTexts(budget);
   using Relation = BoundMachine::Relation;
   const auto intersect = [&](const absl::StatusOr<Language>& other) {
     if (texts.ok() && !other.ok()) texts = other.status();

@@ -22,14 +22,15 @@ namespace {
 
 using Node = Grammar::Node;
 
-constexpr int kMostNested = 300;          // schemas between the root and one that it leads to
-constexpr size_t kMostNamePatterns = 4;   // of patternProperties that apply to one object
+constexpr int kMostNested = 300;         // schemas between the root and one that it leads to
+constexpr size_t kMostNamePatterns = 4;  // of patternProperties that apply to one object
 
 // White space: nothing, a space, or a line's end and up to 32 spaces.
 constexpr char kSpace[] = "( |\\n {0,32})?";
 // A character of a string, in any way that JSON may write it; surrogates in pairs.
 constexpr char kCharacter[] =
-    "([^\"\\\\\\x00-\\x1f]|\\\\([\"\\\\/bfnrt]|u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
+    "([^\"\\\\\\x00-\\x1f]|\\\\([\"\\\\/"
+    "bfnrt]|u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
     "|[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))";
 
 class SchemaCompiler {
@@ -137,6 +138,10 @@ absl::StatusOr<Node> SchemaCompiler::Value(const SchemaSet& given) {
   --depth_;
   if (!made.ok()) {
     rule.status = made.status();
+    // A limit is named where it is met, by code that knows no paths.
+    if (absl::IsResourceExhausted(made.status()) && made.status().message()[0] != '#') {
+      rule.status = absl::ResourceExhaustedError(absl::StrCat(path, ": ", made.status().message()));
+    }
     if (rule.recursive && IsUnsatisfiable(made.status())) {
       rule.status = absl::InvalidArgumentError(made.status().message());
     }
@@ -202,10 +207,14 @@ absl::StatusOr<Node> SchemaCompiler::ShapeNode(const Shape& shape) {
 
 absl::StatusOr<Node> SchemaCompiler::TypeNode(const Shape& shape, Types type) {
   switch (type) {
-    case kNumber: return Number(shape);
-    case kString: return String(shape);
-    case kArray: return Array(shape);
-    default: return Object(shape);
+    case kNumber:
+      return Number(shape);
+    case kString:
+      return String(shape);
+    case kArray:
+      return Array(shape);
+    default:
+      return Object(shape);
   }
 }
 
@@ -263,10 +272,7 @@ absl::StatusOr<Node> SchemaCompiler::String(const Shape& shape) {
   Node node = 0;
   if (bounds.has_form()) {
     const absl::StatusOr<const Language*> texts = reader_.languages().Texts(bounds);
-    if (!texts.ok()) {
-      return absl::Status(texts.status().code(), absl::StrCat(shape.path, ": the string ",
-                                                              texts.status().message()));
-    }
+    if (!texts.ok()) return texts.status();
     if ((*texts)->IsEmpty()) {
       return UnsatisfiableError(shape.path, "no string has the pattern, the format and the length");
     }
@@ -276,23 +282,18 @@ absl::StatusOr<Node> SchemaCompiler::String(const Shape& shape) {
   } else {
     ASSIGN_OR_RETURN(const Node character, Fixed(kCharacter));
     const Node quote = grammar_.Literal("\"");
-    node = grammar_.Sequence(
-        {quote, grammar_.Repeat(character, bounds.least, bounds.most), quote});
+    node = grammar_.Sequence({quote, grammar_.Repeat(character, bounds.least, bounds.most), quote});
   }
   return strings_[bounds] = node;
 }
 
 absl::StatusOr<Node> SchemaCompiler::Number(const Shape& shape) {
-  const absl::StatusOr<Language> texts = NumberTexts(shape.number, reader_.budget());
-  if (!texts.ok()) {
-    return absl::Status(texts.status().code(),
-                        absl::StrCat(shape.path, ": the number ", texts.status().message()));
-  }
-  if (texts->IsEmpty()) {
+  ASSIGN_OR_RETURN(const Language texts, NumberTexts(shape.number, reader_.budget()));
+  if (texts.IsEmpty()) {
     return UnsatisfiableError(
         shape.path, "no number that is written here keeps minimum, maximum and multipleOf");
   }
-  ASSIGN_OR_RETURN(Dfa dfa, Encode(*texts, Encoding::kUtf8, reader_.budget()));
+  ASSIGN_OR_RETURN(Dfa dfa, Encode(texts, Encoding::kUtf8, reader_.budget()));
   return grammar_.Terminal(std::move(dfa));
 }
 
@@ -330,8 +331,8 @@ absl::StatusOr<Node> SchemaCompiler::Array(const Shape& shape) {
       tail = grammar_.Sequence({grammar_.Repeat(next, least, further), end});
     } else {
       const auto after = further ? std::optional(*further - 1) : std::nullopt;
-      tail = grammar_.Sequence({space, *rest,
-                                grammar_.Repeat(next, std::max<int64_t>(0, least - 1), after), end});
+      tail = grammar_.Sequence(
+          {space, *rest, grammar_.Repeat(next, std::max<int64_t>(0, least - 1), after), end});
       if (least == 0) tail = grammar_.Choice({tail, end});
     }
   }
@@ -378,8 +379,7 @@ absl::StatusOr<std::vector<SchemaCompiler::Member>> SchemaCompiler::Members(
 // The names that propertyNames allows.
 absl::StatusOr<Language> SchemaCompiler::Names(const Shape& shape) {
   ASSIGN_OR_RETURN(const auto shapes, reader_.Read(shape.names));
-  const std::string path =
-      shape.names.empty() ? shape.path : document().path(shape.names.front());
+  const std::string path = shape.names.empty() ? shape.path : document().path(shape.names.front());
   const Shape* only = nullptr;
   for (const Shape& names : *shapes) {
     if ((names.types & kString) == 0) continue;
@@ -413,9 +413,9 @@ absl::StatusOr<std::optional<Node>> SchemaCompiler::OtherMembers(
     for (const auto& [pattern, schema] : part.patterns) distinct.insert(pattern);
   }
   if (distinct.size() > kMostNamePatterns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(shape.path, "/patternProperties: more than ", kMostNamePatterns,
-                     " patterns apply to one object"));
+    return absl::InvalidArgumentError(absl::StrCat(shape.path, "/patternProperties: more than ",
+                                                   kMostNamePatterns,
+                                                   " patterns apply to one object"));
   }
   const std::vector<std::string> patterns(distinct.begin(), distinct.end());
   Budget& budget = reader_.budget();
@@ -515,8 +515,9 @@ absl::StatusOr<Node> SchemaCompiler::Object(const Shape& shape) {
   }
   if (!tails[0]) {
     return UnsatisfiableError(
-        shape.path, "no object has enough properties, of which additional ones count as one, for "
-                    "they may repeat each other, and not too many");
+        shape.path,
+        "no object has enough properties, of which additional ones count as one, for "
+        "they may repeat each other, and not too many");
   }
   return grammar_.Sequence({grammar_.Literal("{"), *tails[0]});
 }
@@ -539,8 +540,8 @@ absl::StatusOr<Node> CompileJson(const Json& root, bool is_any_object, Grammar& 
 absl::StatusOr<Grammar::Node> AddJsonSchema(std::string_view schema, Grammar& grammar,
                                             const Limits& limits) {
   if (schema.size() > limits.source_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("#: the schema has ", schema.size(), " bytes, more than ", limits.source_bytes));
+    return absl::InvalidArgumentError(absl::StrCat("#: the schema has ", schema.size(),
+                                                   " bytes, more than ", limits.source_bytes));
   }
   const absl::StatusOr<Json> root = ParseOrderedObject(schema, "#");
   if (!root.ok()) return absl::InvalidArgumentError(root.status().message());

@@ -17,12 +17,18 @@ constexpr size_t kMostShapes = 500;  // alternatives of one value
 
 Types TypeBit(const Json& value) {
   switch (value.type()) {
-    case Json::value_t::null: return kNull;
-    case Json::value_t::boolean: return kBoolean;
-    case Json::value_t::string: return kString;
-    case Json::value_t::array: return kArray;
-    case Json::value_t::object: return kObject;
-    default: return kNumber;
+    case Json::value_t::null:
+      return kNull;
+    case Json::value_t::boolean:
+      return kBoolean;
+    case Json::value_t::string:
+      return kString;
+    case Json::value_t::array:
+      return kArray;
+    case Json::value_t::object:
+      return kObject;
+    default:
+      return kNumber;
   }
 }
 
@@ -80,7 +86,8 @@ absl::Status ShapeReader::Expand(Expansion expansion, Shapes& out) {
     RETURN_IF_ERROR(budget_.Spend(100));
     Expansion chosen = expansion;
     chosen.todo = {branch};
-    if (branches.size() > 1 && expansion.choices.empty()) chosen.shape.path = document_.path(branch);
+    if (branches.size() > 1 && expansion.choices.empty())
+      chosen.shape.path = document_.path(branch);
     RETURN_IF_ERROR(Expand(std::move(chosen), out));
   }
   return absl::OkStatus();
@@ -107,9 +114,10 @@ absl::Status ShapeReader::Apply(SchemaId id, Expansion& expansion) {
 
 absl::Status ShapeReader::ApplyInPlace(SchemaId id, const std::string& keyword,
                                        Expansion& expansion) {
-  static const std::set<std::string_view>& others = *new std::set<std::string_view>{
-      "properties",  "patternProperties", "additionalProperties", "required",
-      "propertyNames", "prefixItems",     "items"};
+  static const std::set<std::string_view>& others =
+      *new std::set<std::string_view>{"properties", "patternProperties", "additionalProperties",
+                                      "required",   "propertyNames",     "prefixItems",
+                                      "items"};
   const Json& schema = document_.json(id);
   const bool is_alone = !schema.contains("$ref") && !schema.contains("allOf") &&
                         !schema.contains("anyOf") && !schema.contains("oneOf");
@@ -133,8 +141,8 @@ absl::Status ShapeReader::ApplyInPlace(SchemaId id, const std::string& keyword,
     }
     return absl::OkStatus();
   }
-  const bool forbids_all = keyword == "not" && (schema.at("not") == true ||
-                                                schema.at("not") == Json::object());
+  const bool forbids_all =
+      keyword == "not" && (schema.at("not") == true || schema.at("not") == Json::object());
   if (forbids_all) {
     expansion.shape.types = 0;
     return absl::OkStatus();

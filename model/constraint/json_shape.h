@@ -68,8 +68,8 @@ struct Shape {
   std::optional<int64_t> max_properties = {};
   SchemaSet names = {};  // of propertyNames
 
-  size_t n_prefix() const;                     // items with schemas of their own
-  SchemaSet ItemSchemas(size_t index) const;   // index: up to n_prefix(), which is all others'
+  size_t n_prefix() const;                    // items with schemas of their own
+  SchemaSet ItemSchemas(size_t index) const;  // index: up to n_prefix(), which is all others'
 };
 
 // A property's schemas are those of its name and of the patterns that fit it, or the rest's.

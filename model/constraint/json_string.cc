@@ -19,40 +19,39 @@ constexpr char kTime[] =
     "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?"
     "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))";
 constexpr char kHostLabel[] = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
+// Up to six labels, of which the others have at most 36 characters: never more than 253 together,
+// which would take an automaton of many states to count.
+constexpr char kShortLabel[] = "[A-Za-z0-9]([A-Za-z0-9-]{0,34}[A-Za-z0-9])?";
 constexpr char kByte[] = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 
 std::string Ipv6() {
   const std::string group = "[0-9a-fA-F]{1,4}";
-  std::string form = absl::StrCat("(", group, ":){7}", group, "|(", group, ":){1,7}:|:(:", group,
-                                  "){1,7}|::");
+  std::string form =
+      absl::StrCat("(", group, ":){7}", group, "|(", group, ":){1,7}:|:(:", group, "){1,7}|::");
   for (int before = 1; before <= 6; ++before) {
     absl::StrAppend(&form, "|(", group, ":){1,", before, "}(:", group, "){1,", 7 - before, "}");
   }
   return form;
 }
 
-struct Format {
-  std::string regex;     // of the whole text
-  int64_t most = -1;     // code points, -1: what the expression allows
-};
-
-const std::map<std::string, Format, std::less<>>& Formats() {
-  static const auto& formats = *new std::map<std::string, Format, std::less<>>{
-      {"date", {kDate}},
-      {"time", {kTime}},
-      {"date-time", {absl::StrCat(kDate, "T", kTime)}},
+// The regular expression of each format's whole text.
+const std::map<std::string, std::string, std::less<>>& Formats() {
+  static const auto& formats = *new std::map<std::string, std::string, std::less<>>{
+      {"date", kDate},
+      {"time", kTime},
+      {"date-time", absl::StrCat(kDate, "T", kTime)},
       {"duration",
-       {"P([0-9]{1,9}W|([0-9]{1,9}Y([0-9]{1,9}M([0-9]{1,9}D)?)?|[0-9]{1,9}M([0-9]{1,9}D)?"
-        "|[0-9]{1,9}D)(T([0-9]{1,9}H([0-9]{1,9}M([0-9]{1,9}S)?)?|[0-9]{1,9}M([0-9]{1,9}S)?"
-        "|[0-9]{1,9}S))?|T([0-9]{1,9}H([0-9]{1,9}M([0-9]{1,9}S)?)?|[0-9]{1,9}M([0-9]{1,9}S)?"
-        "|[0-9]{1,9}S))"}},
+       "P([0-9]{1,9}W|([0-9]{1,9}Y([0-9]{1,9}M([0-9]{1,9}D)?)?|[0-9]{1,9}M([0-9]{1,9}D)?"
+       "|[0-9]{1,9}D)(T([0-9]{1,9}H([0-9]{1,9}M([0-9]{1,9}S)?)?|[0-9]{1,9}M([0-9]{1,9}S)?"
+       "|[0-9]{1,9}S))?|T([0-9]{1,9}H([0-9]{1,9}M([0-9]{1,9}S)?)?|[0-9]{1,9}M([0-9]{1,9}S)?"
+       "|[0-9]{1,9}S))"},
       {"email",
-       {absl::StrCat("[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@(",
-                     kHostLabel, "\\.)+", kHostLabel)}},
-      {"hostname", {absl::StrCat(kHostLabel, "(\\.", kHostLabel, ")*"), 253}},
-      {"ipv4", {absl::StrCat(kByte, "(\\.", kByte, "){3}")}},
-      {"ipv6", {Ipv6()}},
-      {"uuid", {"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"}},
+       absl::StrCat("[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@(",
+                    kHostLabel, "\\.)+", kHostLabel)},
+      {"hostname", absl::StrCat(kHostLabel, "(\\.", kShortLabel, "){0,5}")},
+      {"ipv4", absl::StrCat(kByte, "(\\.", kByte, "){3}")},
+      {"ipv6", Ipv6()},
+      {"uuid", "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"},
   };
   return formats;
 }
@@ -86,20 +85,14 @@ absl::StatusOr<const Language*> StringLanguages::Texts(const StringBounds& bound
 }
 
 absl::StatusOr<Language> StringLanguages::MakeTexts(const StringBounds& bounds) {
-  ASSIGN_OR_RETURN(Language texts,
-                   TextsOfLength(bounds.least, bounds.most.value_or(-1), budget_));
+  ASSIGN_OR_RETURN(Language texts, TextsOfLength(bounds.least, bounds.most.value_or(-1), budget_));
   for (const std::string& pattern : bounds.patterns) {
     ASSIGN_OR_RETURN(const Language* matching, Pattern(pattern));
     ASSIGN_OR_RETURN(texts, Intersection(texts, *matching, budget_));
   }
   for (const std::string& name : bounds.formats) {
-    const Format& format = Formats().find(name)->second;
-    ASSIGN_OR_RETURN(Language valid,
-                     RegexLanguage(format.regex, Match::kWhole, /*depth=*/16, budget_));
-    if (format.most >= 0) {
-      ASSIGN_OR_RETURN(const Language short_enough, TextsOfLength(0, format.most, budget_));
-      ASSIGN_OR_RETURN(valid, Intersection(valid, short_enough, budget_));
-    }
+    ASSIGN_OR_RETURN(const Language valid, RegexLanguage(Formats().find(name)->second,
+                                                         Match::kWhole, /*depth=*/16, budget_));
     ASSIGN_OR_RETURN(texts, Intersection(texts, valid, budget_));
   }
   return texts;

@@ -24,17 +24,24 @@ constexpr char32_t kNoChar = 0xffffffff;
 struct RegexPart {
   enum class Kind : uint8_t { kSet, kSequence, kChoice, kRepeat, kBegin, kEnd };
   Kind kind;
-  CodeSet set = {};                        // kSet
-  std::vector<RegexPart> parts = {};       // kRepeat: one
-  int64_t least = 0;                       // kRepeat
-  std::optional<int64_t> most = {};        // kRepeat
+  CodeSet set = {};                   // kSet
+  std::vector<RegexPart> parts = {};  // kRepeat: one
+  int64_t least = 0;                  // kRepeat
+  std::optional<int64_t> most = {};   // kRepeat
 };
 
 CodeSet DigitSet() { return {{'0', '9'}}; }
 CodeSet WordSet() { return NormalRanges({{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}); }
 CodeSet SpaceSet() {
-  return NormalRanges({{'\t', '\r'}, {' ', ' '}, {0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a},
-                       {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000},
+  return NormalRanges({{'\t', '\r'},
+                       {' ', ' '},
+                       {0xa0, 0xa0},
+                       {0x1680, 0x1680},
+                       {0x2000, 0x200a},
+                       {0x2028, 0x2029},
+                       {0x202f, 0x202f},
+                       {0x205f, 0x205f},
+                       {0x3000, 0x3000},
                        {0xfeff, 0xfeff}});
 }
 CodeSet LineEndSet() { return NormalRanges({{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}}); }
@@ -44,10 +51,9 @@ CodeSet LineEndSet() { return NormalRanges({{'\n', '\n'}, {'\r', '\r'}, {0x2028,
 CodeSet CategorySet(std::string_view name) {
   // In the order of utf8proc's numbers. Surrogates and code points without a character are no part
   // of a text or have no name here.
-  static constexpr std::string_view kNames[] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc",
-                                                "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe",
-                                                "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs",
-                                                "Zl", "Zp", "Cc", "Cf", "Cs", "Co"};
+  static constexpr std::string_view kNames[] = {
+      "Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
+      "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co"};
   struct Run {
     CodePointRange range;
     utf8proc_category_t category;
@@ -86,7 +92,8 @@ class RegexParser {
 
  private:
   absl::Status Error(std::string_view message) const {
-    return absl::InvalidArgumentError(absl::StrCat("at character ", at_ + 1, ": ", AbslView(message)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("at character ", at_ + 1, ": ", AbslView(message)));
   }
   char32_t Peek(size_t ahead = 0) const {
     return at_ + ahead < text_.size() ? text_[at_ + ahead] : kNoChar;
@@ -278,33 +285,49 @@ class RegexParser {
     if (at_ >= text_.size()) return fail("the escape does not end");
     const char32_t code = text_[at_++];
     switch (code) {
-      case 'd': return DigitSet();
-      case 'D': return ComplementRanges(DigitSet());
-      case 'w': return WordSet();
-      case 'W': return ComplementRanges(WordSet());
-      case 's': return SpaceSet();
-      case 'S': return ComplementRanges(SpaceSet());
-      case 't': return one('\t');
-      case 'n': return one('\n');
-      case 'v': return one('\v');
-      case 'f': return one('\f');
-      case 'r': return one('\r');
+      case 'd':
+        return DigitSet();
+      case 'D':
+        return ComplementRanges(DigitSet());
+      case 'w':
+        return WordSet();
+      case 'W':
+        return ComplementRanges(WordSet());
+      case 's':
+        return SpaceSet();
+      case 'S':
+        return ComplementRanges(SpaceSet());
+      case 't':
+        return one('\t');
+      case 'n':
+        return one('\n');
+      case 'v':
+        return one('\v');
+      case 'f':
+        return one('\f');
+      case 'r':
+        return one('\r');
       case 'b':
         if (in_class) return one('\b');
         return fail("word boundaries are not supported");
-      case 'B': return fail("word boundaries are not supported");
-      case 'k': return fail("back references are not supported");
+      case 'B':
+        return fail("word boundaries are not supported");
+      case 'k':
+        return fail("back references are not supported");
       case 'p':
-      case 'P': return ParseCategory(code == 'P', begin);
+      case 'P':
+        return ParseCategory(code == 'P', begin);
       case 'x':
-      case 'u': return ParseCode(code, begin);
+      case 'u':
+        return ParseCode(code, begin);
       case 'c': {
         const char32_t letter = Peek() | 0x20;
         if (letter < 'a' || letter > 'z') return fail("\\c needs a letter");
         ++at_;
         return one(letter & 0x1f);
       }
-      default: break;
+      default:
+        break;
     }
     if (code == '0' && (Peek() < '0' || Peek() > '9')) return one(0);
     if (code >= '0' && code <= '9') {
@@ -329,7 +352,8 @@ class RegexParser {
     CodeSet set = CategorySet(name);
     if (set.empty()) {
       at_ = begin;
-      return Error(absl::StrCat("\\p{", Quoted(name), "}: only general categories by their short "
+      return Error(absl::StrCat("\\p{", Quoted(name),
+                                "}: only general categories by their short "
                                 "names, such as L, Lu or Nd, are supported"));
     }
     return is_negated ? ComplementRanges(std::move(set)) : set;
@@ -441,7 +465,8 @@ int32_t Build(const RegexPart& part, int32_t from, Nfa& nfa) {
 absl::StatusOr<Language> RegexLanguage(std::string_view regex, Match match, int depth,
                                        Budget& budget) {
   std::u32string text;
-  if (!DecodeUtf8(regex, text)) return absl::InvalidArgumentError("at character 1: not valid UTF-8");
+  if (!DecodeUtf8(regex, text))
+    return absl::InvalidArgumentError("at character 1: not valid UTF-8");
   ASSIGN_OR_RETURN(const RegexPart part, RegexParser(std::move(text), depth).Parse());
   const auto n_states = static_cast<int64_t>(std::min<uint64_t>(NfaStates(part), INT64_MAX));
   RETURN_IF_ERROR(budget.CheckStates(n_states / 4));

@@ -17,9 +17,8 @@ constexpr int64_t kMostTableEntries = int64_t{1} << 22;  // 16 MB
 
 absl::Status CheckTable(int64_t n_states, int64_t n_classes, Budget& budget) {
   if (n_states * n_classes > kMostTableEntries) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("needs an automaton with ", n_states, " states of ", n_classes,
-                     " kinds of characters"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "needs an automaton with ", n_states, " states of ", n_classes, " kinds of characters"));
   }
   return budget.CheckStates(n_states);
 }
@@ -29,7 +28,12 @@ absl::Status CheckTable(int64_t n_states, int64_t n_classes, Budget& budget) {
 bool DecodeUtf8(std::string_view text, std::u32string& out) {
   for (size_t i = 0; i < text.size();) {
     const uint8_t lead = text[i];
-    const int n = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+    const int n = lead < 0x80   ? 1
+                  : lead < 0xc2 ? 0
+                  : lead < 0xe0 ? 2
+                  : lead < 0xf0 ? 3
+                  : lead < 0xf5 ? 4
+                                : 0;
     if (n == 0 || i + n > text.size()) return false;
     uint32_t code = n == 1 ? lead : lead & (0xff >> (n + 1));
     for (int k = 1; k < n; ++k) {
@@ -430,14 +434,14 @@ absl::StatusOr<Language> Product(const Language& a, const Language& b, bool is_d
 
 }  // namespace
 
-absl::StatusOr<Language> Determinise(const Nfa& nfa, int32_t start, int32_t accept, Budget& budget) {
+absl::StatusOr<Language> Determinise(const Nfa& nfa, int32_t start, int32_t accept,
+                                     Budget& budget) {
   ASSIGN_OR_RETURN(const Language language, Subsets(nfa, accept, budget).Run(start));
   return Minimise(language, budget);
 }
 
 absl::StatusOr<Language> Minimise(const Language& language, Budget& budget) {
-  RETURN_IF_ERROR(
-      budget.Spend(4 * int64_t{language.n_states()} * language.alphabet().n_classes()));
+  RETURN_IF_ERROR(budget.Spend(4 * int64_t{language.n_states()} * language.alphabet().n_classes()));
   Partition partition(language);
   partition.Refine();
   return partition.Result();
@@ -492,7 +496,8 @@ absl::StatusOr<Language> ListedTexts(const std::vector<std::string>& texts, Budg
 
 absl::StatusOr<Language> MachineLanguage(const Machine& machine, Budget& budget) {
   std::vector<CodeSet> sets;
-  for (const char symbol : machine.symbols) sets.push_back({{char32_t(uint8_t(symbol)), char32_t(uint8_t(symbol))}});
+  for (const char symbol : machine.symbols)
+    sets.push_back({{char32_t(uint8_t(symbol)), char32_t(uint8_t(symbol))}});
   std::vector<std::vector<int32_t>> members;
   const Alphabet alphabet(sets, members);
   std::string symbols(machine.symbols.size(), 0);  // [class]

@@ -20,7 +20,8 @@ namespace ovq::constraint {
 // it. ResourceExhausted when nothing is left.
 class Budget {
  public:
-  explicit Budget(const Limits& limits) : states_(limits.dfa_states), steps_(limits.compile_steps) {}
+  explicit Budget(const Limits& limits)
+      : states_(limits.dfa_states), steps_(limits.compile_steps) {}
   int64_t states() const { return states_; }  // that one automaton may have
   absl::Status Spend(int64_t steps);
   // Also spends a step for each state.
@@ -42,8 +43,8 @@ class Alphabet {
   // Two code points are of one class if exactly the same sets have them; those in no set have none.
   // members: filled with the classes of each set, ascending.
   Alphabet(const std::vector<CodeSet>& sets, std::vector<std::vector<int32_t>>& members);
-  // The classes of both: pairs[c] are those of `a` and `b` whose common code points are class c; one
-  // of the two may be -1.
+  // The classes of both: pairs[c] are those of `a` and `b` whose common code points are class c;
+  // one of the two may be -1.
   Alphabet(const Alphabet& a, const Alphabet& b, std::vector<std::pair<int32_t, int32_t>>& pairs);
 
   int32_t n_classes() const { return n_classes_; }
@@ -117,8 +118,8 @@ absl::StatusOr<Language> TextsOfLength(int64_t least, int64_t most, Budget& budg
 // These texts, which are valid UTF-8.
 absl::StatusOr<Language> ListedTexts(const std::vector<std::string>& texts, Budget& budget);
 
-// A state machine over the characters of `symbols`: `step` returns the next state, or -1. States are
-// numbers that the caller encodes; only those that can be reached are kept.
+// A state machine over the characters of `symbols`: `step` returns the next state, or -1. States
+// are numbers that the caller encodes; only those that can be reached are kept.
 struct Machine {
   int64_t start;
   std::string symbols;
@@ -132,7 +133,7 @@ enum class Encoding : uint8_t {
   // A JSON string with its quotes, as JSON.stringify writes it: only what has to be is escaped.
   kJsonString,
 };
-// The language must not be empty. From every state of the result an accepting one can be reached.
+// The result may have states from which no accepting one is reached; CompileGrammar drops them.
 absl::StatusOr<Dfa> Encode(const Language& language, Encoding encoding, Budget& budget);
 
 // These byte strings, at least one, as the smallest automaton.

@@ -23,9 +23,11 @@ absl::StatusOr<Grammar::Node> AddSource(const Source& source, Grammar& grammar,
   }
   switch (source.kind) {
     case Source::Kind::kJsonSchema:
+      return AddJsonSchema(source.text, grammar, limits);
     case Source::Kind::kJsonObject:
+      return AddJsonObject(grammar, limits);
     case Source::Kind::kRegex:
-      return absl::UnimplementedError("this kind of constraint is not built into this server");
+      return AddRegex(source.text, grammar, limits);
     case Source::Kind::kChoice:
       return AddChoice(source.choices, grammar);
     case Source::Kind::kGrammar:

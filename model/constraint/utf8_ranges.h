@@ -1,6 +1,7 @@
 // Sets of code points, and their UTF-8 as automata over bytes.
 #pragma once
 
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@ namespace ovq::constraint {
 
 struct CodePointRange {
   char32_t first, last;  // inclusive
-  bool operator==(const CodePointRange&) const = default;
+  auto operator<=>(const CodePointRange&) const = default;
 };
 inline constexpr char32_t kLastCodePoint = 0x10ffff;
 
