@@ -23,7 +23,7 @@ using engine::AnswerForm;
 using OrderedJson = nlohmann::ordered_json;
 using Source = constraint::Source;
 
-// What a form of calls can name a tool or an argument by: what CallReader reads back.
+// The characters of names in calls that are not JSON, which CallReader reads back.
 constexpr const char* kNames = "A-Z a-z 0-9 _ . -";
 constexpr const char* kAnyName = "[A-Za-z0-9_.\\-]{1,64}";
 

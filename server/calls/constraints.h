@@ -19,7 +19,7 @@
 
 namespace ovq::server {
 
-// What the message's constraint asks for; nothing without one. prefix: stands before the names of
+// The source of the message's constraint; nothing without one. prefix: stands before the names of
 // fields. InvalidArgument: a field beyond its limit, or a constraint that asks for nothing.
 absl::StatusOr<std::optional<PlacedSource>> ReadConstraint(const v1::SamplingParams& from,
                                                            const std::string& prefix);

@@ -316,7 +316,7 @@ TEST_P(DialectTest, AForcedCallGoesOnWithItsArguments) {
   const size_t at = written.find(opening);
   ASSERT_EQ(at == written.npos, IsOneOf({"List"}));
   if (IsOneOf({"List"})) GTEST_SKIP() << "its opening holds an id";
-  // What the prompt has begun is given to the parser first.
+  // The parser is given first what the prompt has begun.
   const std::string closes = dialect().opening.empty() ? "" : syntax_.think_end + "\n\n";
   const auto parts = ParseCut(written.substr(at + opening.size()), closes + opening);
   ExpectCalls(parts, {Weather()});

@@ -139,7 +139,7 @@ void ExpectWeather(const std::string& arguments, const std::string& text) {
   EXPECT_TRUE(json.contains("city") && json["city"].is_string()) << arguments << "\nof " << text;
   EXPECT_TRUE(json.value("unit", "") == "C" || json.value("unit", "") == "F") << arguments;
   for (const auto& [key, value] : json.items()) {
-    if (key == "days") EXPECT_TRUE(value.is_number_integer()) << arguments << "\nof " << text;
+    EXPECT_TRUE(key != "days" || value.is_number_integer()) << arguments << "\nof " << text;
     if (key == "places") {
       ASSERT_TRUE(value.is_array()) << arguments << "\nof " << text;
       EXPECT_LE(value.size(), 2u);
@@ -186,7 +186,7 @@ class FrameTest : public testing::TestWithParam<std::tuple<size_t, bool>> {
     }
   }
   const std::string& form() const { return answers::NamedCalls()[std::get<0>(GetParam())].first; }
-  // What the prompt begins of the answer.
+  // The beginning of the answer that the prompt writes.
   std::string begun() const { return syntax_.think_begin.empty() ? "" : "<think>\n"; }
 
   AnswerSyntax syntax_;
@@ -260,7 +260,9 @@ PlacedSource YesOrNo() {
 }
 
 TEST(Frame, TheFormBeginsBehindTheThought) {
-  const AnswerSyntax thinks = {.think_begin = "<think>", .think_end = "</think>"};
+  AnswerSyntax thinks;
+  thinks.think_begin = "<think>";
+  thinks.think_end = "</think>";
   FormTexts open(Framed(thinks, "<think>\n", YesOrNo(), {}).form);
   EXPECT_TRUE(open.Has("It is so: no, <think> yes.</think>\n\nyes"));
   EXPECT_FALSE(open.Has("yes"));
@@ -275,7 +277,9 @@ TEST(Frame, TheFormBeginsBehindTheThought) {
 }
 
 TEST(Frame, TheFormStandsWithinTheTextsAroundContent) {
-  const AnswerSyntax marked = {.content_begin = "<|SAY|>", .content_end = "<|SAID|>"};
+  AnswerSyntax marked;
+  marked.content_begin = "<|SAY|>";
+  marked.content_end = "<|SAID|>";
   FormTexts texts(Framed(marked, "", YesOrNo(), {}).form);
   EXPECT_TRUE(texts.Has("<|SAY|>yes<|SAID|>"));
   EXPECT_FALSE(texts.Has("yes"));
