@@ -99,6 +99,14 @@ void AddMemory(Flags& flags, Options& o) {
       "budget of the host's memory for states behind prompts and answers (of conversations, and\n"
       "of others what is marked as cacheable); with 0 every prompt is read",
       "an eighth of --state-memory");
+  flags.Add(
+      "constraint-memory", "SIZE", Size(o.engine.constraint_memory_bytes),
+      "budget of the host's memory for masks of constrained answers (JSON Schema, grammars, ...),\n"
+      "and as much again for compiled constraints, of which one may have a quarter");
+  flags.Add(
+      "constraint-memory", "SIZE", Size(o.engine.constraint_memory_bytes),
+      "budget of the host's memory for compiled constraints of answers (JSON Schema, grammars);\n"
+      "one of them may have an eighth");
 }
 
 void AddSessionStorage(Flags& flags, Options& o) {

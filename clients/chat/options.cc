@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/files.h"
 #include "base/flags.h"
 #include "base/status_macros.h"
 #include "clients/chat/line_editor.h"
@@ -16,7 +17,8 @@
 namespace ovq::clients {
 namespace {
 
-constexpr int64_t kMaxSeconds = 315'576'000'000;  // upper bound of a protobuf Duration
+constexpr int64_t kMaxSeconds = 315'576'000'000;            // upper bound of a protobuf Duration
+constexpr int64_t kMostConstraintBytes = int64_t{1} << 20;  // the server has a limit of its own
 
 void AddConversation(Flags& flags, ChatOptions& o) {
   AddConnection(flags, o.connect);
@@ -98,6 +100,24 @@ void AddSettings(Flags& flags, v1::ChatTurn& turn) {
   flags.Add("stop", "TEXT",
             ReadTo([&](const auto& text) { stop.add_stop_strings(text); }, "a text", ParseText),
             "end the answer before this text; may be given several times");
+  const auto file_text = [](std::string_view path) -> std::optional<std::string> {
+    absl::StatusOr<std::string> text = ReadFileOrPipe(std::string(path), kMostConstraintBytes);
+    return text.ok() ? std::optional(*std::move(text)) : std::nullopt;
+  };
+  constexpr const char* kFile = "a file that can be read, of at most 1 MiB";
+  v1::SamplingParams* const to = &sampling;
+  flags.Add("json-schema", "FILE",
+            ReadTo([to](const auto& text) { to->mutable_constraint()->set_json_schema(text); },
+                   kFile, file_text),
+            "the answer is JSON of this schema", "none");
+  flags.Add("grammar", "FILE",
+            ReadTo([to](const auto& text) { to->mutable_constraint()->set_grammar(text); }, kFile,
+                   file_text),
+            "the answer has the form of this grammar (GBNF)", "none");
+  flags.Add("regex", "REGEX",
+            ReadTo([to](const auto& text) { to->mutable_constraint()->set_regex(text); }, "a text",
+                   ParseText),
+            "the answer matches this regular expression", "none");
   flags.AddSwitch(
       "ignore-eos", [&] { stop.set_ignore_eos(true); }, "never draw the end-of-sequence token");
   flags.AddSwitch(
@@ -106,10 +126,11 @@ void AddSettings(Flags& flags, v1::ChatTurn& turn) {
 }
 
 // The field that holds a setting and its message within the turn; both null if no setting has the
-// name.
+// name. kind: of the field's message, where that is a constraint, the kind that the setting sets.
 struct SettingField {
   google::protobuf::Message* message = nullptr;
   const google::protobuf::FieldDescriptor* field = nullptr;
+  const google::protobuf::FieldDescriptor* kind = nullptr;
 };
 
 SettingField FindSettingField(v1::ChatTurn& turn, const std::string& name) {
@@ -120,11 +141,18 @@ SettingField FindSettingField(v1::ChatTurn& turn, const std::string& name) {
     const auto* field = message->GetDescriptor()->FindFieldByName(field_name);
     if (field != nullptr) return {message, field};
   }
-  return {};
+  const auto* kind = v1::Constraint::descriptor()->FindFieldByName(field_name);
+  if (kind == nullptr) return {};
+  google::protobuf::Message* const sampling = turn.mutable_sampling();
+  return {sampling, sampling->GetDescriptor()->FindFieldByName("constraint"), kind};
 }
 
 std::string ValueText(const SettingField& of) {
   const auto* reflection = of.message->GetReflection();
+  if (of.kind != nullptr) {
+    const google::protobuf::Message& constraint = reflection->GetMessage(*of.message, of.field);
+    return constraint.GetReflection()->HasField(constraint, of.kind) ? "given" : "";
+  }
   std::vector<std::string> values;
   const bool repeated = of.field->is_repeated();
   const int count = repeated ? reflection->FieldSize(*of.message, of.field)

@@ -31,6 +31,7 @@ AnswerParser::AnswerParser(const AnswerSyntax& syntax, ParserOptions options)
       looks_for_calls_(options.tools && syntax.calls.form != CallForm::kNone),
       schemas_(options.schemas ? std::move(options.schemas)
                                : std::make_shared<nlohmann::json>(nlohmann::json::object())),
+      strict_(std::move(options.strict)),
       begin_(AfterMarker(syntax.calls)),
       between_(syntax.calls.between),
       end_(syntax.calls.end) {}
@@ -185,7 +186,7 @@ void AnswerParser::BeginCalls() {
 }
 
 void AnswerParser::BeginCall() {
-  call_ = MakeCallReader(syntax_.calls, *schemas_);
+  call_ = MakeCallReader(syntax_.calls, *schemas_, strict_);
   named_ = false;
   state_ = State::kCall;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,8 @@ struct ParserOptions {
   bool tools = false;  // look for calls
   // {tool: JSON schema of its arguments}; null: no tools are known.
   std::shared_ptr<const nlohmann::json> schemas = nullptr;
+  // Tools whose arguments surely follow their schemas, as a constraint keeps them.
+  std::set<std::string> strict = {};
 };
 
 // The parts of a text do not depend on how it is cut into pieces, apart from where the text of
@@ -72,6 +75,7 @@ class AnswerParser {
   const AnswerSyntax& syntax_;
   const bool looks_for_calls_;
   const std::shared_ptr<const nlohmann::json> schemas_;
+  const std::set<std::string> strict_;
   State state_ = State::kStart;
   bool ended_ = false;   // no more text comes
   std::string pending_;  // not yet taken apart

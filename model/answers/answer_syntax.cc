@@ -41,7 +41,7 @@ std::string ToolsJson() {
 }
 
 jinja::ToolCall FirstCall() {
-  return {.id = "zqid00001",
+  return {.id = std::string(kProbeCallId),
           .name = std::string(kTool),
           .arguments_json = OrderedJson{{kKey, kValue}, {kOtherKey, kOtherValue}}.dump()};
 }
@@ -419,13 +419,6 @@ std::string_view BegunAnswer(std::string_view prompt, const AnswerSyntax& syntax
   }
   if (!text.ends_with(syntax.think_begin)) return "";
   return prompt.substr(text.size() - syntax.think_begin.size());
-}
-
-std::string ForcedCall(std::string_view begun, std::string_view name, const AnswerSyntax& syntax) {
-  const bool thinks = !begun.empty() && begun.find(syntax.think_end) == begun.npos;
-  std::string text = thinks ? "\n" + syntax.think_end + "\n\n" : "";
-  text += syntax.calls.opening;
-  return name.empty() ? text : text + std::string(name) + syntax.calls.opening_after_name;
 }
 
 }  // namespace ovq::answers

@@ -14,6 +14,9 @@
 
 namespace ovq::answers {
 
+// The id of the first call that templates are asked to write, which their texts may have.
+inline constexpr std::string_view kProbeCallId = "zqid00001";
+
 // The form of one call within the texts that surround it.
 enum class CallForm : uint8_t {
   kNone,       // the template writes no calls
@@ -63,9 +66,5 @@ std::set<int32_t> MarkerTokens(const AnswerSyntax& syntax,
 // The end of a prompt that is part of the answer already: reasoning that it opens, which it may
 // also close. Empty if there is none.
 std::string_view BegunAnswer(std::string_view prompt, const AnswerSyntax& syntax);
-
-// A text that makes the model call the tool `name`, or any tool if that is empty, when it follows a
-// prompt that has written `begun` of the answer. The syntax has a call form.
-std::string ForcedCall(std::string_view begun, std::string_view name, const AnswerSyntax& syntax);
 
 }  // namespace ovq::answers

@@ -53,6 +53,7 @@ class ValueEnd {
   }
   bool begun() const { return begun_; }
   bool closed() const { return closed_; }
+  bool in_string() const { return quote_ != 0; }
 
   explicit ValueEnd(bool python = false) : python_(python) {}
 
@@ -212,9 +213,10 @@ void AddKey(const std::string& key, bool first, std::string& to) {
 // NAME after_name (before_key KEY after_key VALUE after_value)*, until something else follows.
 class TaggedCall final : public CallReader {
  public:
-  TaggedCall(const CallSyntax& syntax, const Json& schemas)
+  TaggedCall(const CallSyntax& syntax, const Json& schemas, const std::set<std::string>& strict)
       : syntax_(syntax),
         schemas_(schemas),
+        strict_(strict),
         after_name_(syntax.after_name),
         before_key_(syntax.before_key),
         after_key_(syntax.after_key) {}
@@ -290,6 +292,8 @@ class TaggedCall final : public CallReader {
     value_.clear();
     const Json& type = FindType(key_);
     is_text_ = type == "string";
+    is_json_ = !is_text_ && strict_.contains(name);
+    json_ = ValueEnd();
     AddKey(key_, first_, arguments);
     first_ = false;
     if (is_text_) arguments += '"';
@@ -311,6 +315,10 @@ class TaggedCall final : public CallReader {
 
   Result ReadValue(char c) {
     value_ += c;
+    if (is_json_) {
+      json_.Add(c);
+      if (json_.in_string()) return Result::kMore;
+    }
     // The line break that the template writes after the marker is no part of the value.
     const bool leads = syntax_.after_key.ends_with('\n');
     const size_t begin = leads && value_.starts_with('\n') ? 1 : 0;
@@ -370,10 +378,12 @@ class TaggedCall final : public CallReader {
 
   const CallSyntax& syntax_;
   const Json& schemas_;
+  const std::set<std::string>& strict_;
   Place place_ = Place::kName;
   Marker after_name_, before_key_, after_key_;
   std::string key_, value_;
-  bool is_text_ = false, first_ = true;
+  ValueEnd json_;  // of a value that is surely JSON
+  bool is_text_ = false, is_json_ = false, first_ = true;
   size_t given_ = 0;  // bytes of value_ that are in the arguments already
 };
 
@@ -468,14 +478,15 @@ class PythonCall final : public CallReader {
 
 }  // namespace
 
-std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const Json& schemas) {
+std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const Json& schemas,
+                                           const std::set<std::string>& strict) {
   switch (syntax.form) {
     case CallForm::kJson:
       return std::make_unique<JsonCall>(syntax);
     case CallForm::kNamedJson:
       return std::make_unique<NamedJsonCall>(syntax);
     case CallForm::kTagged:
-      return std::make_unique<TaggedCall>(syntax, schemas);
+      return std::make_unique<TaggedCall>(syntax, schemas, strict);
     case CallForm::kPython:
       return std::make_unique<PythonCall>();
     case CallForm::kNone:

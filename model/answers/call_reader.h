@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "model/answers/answer_syntax.h"
@@ -26,7 +27,9 @@ class CallReader {
                           // one read among them if it is none
 };
 
-// schemas: {tool: JSON schema of its arguments}, and outlives the reader.
-std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const nlohmann::json& schemas);
+// schemas: {tool: JSON schema of its arguments}. strict: tools of which a value that is no text is
+// surely JSON, so that a marker within its strings is part of it. All outlive the reader.
+std::unique_ptr<CallReader> MakeCallReader(const CallSyntax& syntax, const nlohmann::json& schemas,
+                                           const std::set<std::string>& strict);
 
 }  // namespace ovq::answers

@@ -22,8 +22,11 @@ absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
   const ModelNames& names = call->services().description.names;
   ASSIGN_OR_RETURN(const OpenAiRequest request, ReadMessagesRequest(body, names, /*counts=*/false));
   call->SetSessionKey(request.session_key);
-  StartGeneration(call, MakeMessageAnswer(request.stream, names.front()), request.message,
-                  {.translate_error = InTheirs});
+  StartGeneration(
+      call, MakeMessageAnswer(request.stream, names.front()), request.message,
+      {.translate_error = [field = request.constraint_field](const absl::Status& status) {
+        return ToOpenAiError(status, OpenAiApi::kMessages, "prompt", field);
+      }});
   return absl::OkStatus();
 }
 

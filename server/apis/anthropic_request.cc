@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/apis/chat_messages.h"
+#include "server/apis/constraint_fields.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 
@@ -116,12 +117,12 @@ void ReadTools(BodyFields& fields, v1::Conversation& to) {
       inner.Expected("input_schema", "a JSON schema", *schema);
     }
     RefuseLaterTools(inner);
-    for (const char* hint :
-         {"cache_control", "strict", "input_examples", "eager_input_streaming"}) {
+    for (const char* hint : {"cache_control", "input_examples", "eager_input_streaming"}) {
       inner.Skip(hint);
     }
+    const bool strict = inner.Bool("strict").value_or(false);
     fields.Fail(inner.Finish());
-    list.push_back(ToolJson(name, inner.Any("description"), schema));
+    list.push_back(ToolJson(name, inner.Any("description"), schema, strict));
   }
   to.set_tools_json(Dump(list));
 }
@@ -164,8 +165,10 @@ std::string ReadThinking(BodyFields& fields) {
   return type == "disabled" ? "none" : "";
 }
 
-// Reads `output_config`: its effort, as of /v1/responses.
-std::string ReadEffort(BodyFields& fields) {
+// Reads `output_config`: its effort, as of /v1/responses, and its format, which is also an older
+// field of its own.
+std::string ReadOutputConfig(BodyFields& fields, OpenAiRequest& to) {
+  ReadFormat(fields, "output_format", /*flat=*/true, to);
   const Json* const config = fields.Any("output_config");
   if (config == nullptr || IsDefault(*config)) return "";
   if (!config->is_object()) {
@@ -174,7 +177,7 @@ std::string ReadEffort(BodyFields& fields) {
   }
   BodyFields inner(*config, "output_config.");
   const std::string effort = inner.Text("effort").value_or("");
-  inner.Refuse("format");
+  ReadFormat(inner, "format", /*flat=*/true, to);
   fields.Fail(inner.Finish());
   return effort;
 }
@@ -205,15 +208,13 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
   ReadHistory(fields, conversation);
   ReadTools(fields, conversation);
   ReadToolChoice(fields, message);
-  const std::string effort = ReadEffort(fields), thinking = ReadThinking(fields);
+  const std::string effort = ReadOutputConfig(fields, request), thinking = ReadThinking(fields);
   ReadTemplateArgs(fields, thinking.empty() ? effort : thinking, conversation);
   if (!counts) {
     ReadLength(fields, message);
     request.stream = fields.Bool("stream").value_or(false);
   }
-  for (const char* name : {"context_management", "container", "mcp_servers", "output_format"}) {
-    fields.Refuse(name);
-  }
+  for (const char* name : {"context_management", "container", "mcp_servers"}) fields.Refuse(name);
   if (const Json* const thread = fields.Any("thread"); thread != nullptr && !IsDefault(*thread)) {
     // Clients then send the whole conversation.
     fields.Fail(Unsupported("thread", "none", "thread_unsupported_request"));

@@ -106,17 +106,18 @@ void RefuseLaterTools(BodyFields& tool) {
   tool.Refuse("allowed_callers", "[\"direct\"]", {Json::array({"direct"})});
 }
 
-Json ToolJson(const std::string& name, const Json* description, const Json* parameters) {
+Json ToolJson(const std::string& name, const Json* description, const Json* parameters,
+              bool strict) {
   Json function = {{"name", name}};
   if (description != nullptr) function["description"] = *description;
   if (parameters != nullptr) function["parameters"] = *parameters;
+  if (strict) function["strict"] = true;
   return {{"type", "function"}, {"function", std::move(function)}};
 }
 
 namespace {
 
-// Reads one tool of a namespace, or of none (""). `strict` asks for arguments that follow the
-// schema; it is no promise here.
+// Reads one tool of a namespace, or of none ("").
 Json ReadTool(BodyFields& fields, const std::string& path, const Json& from, bool flat,
               const std::string& space) {
   if (!from.is_object()) {
@@ -140,12 +141,12 @@ Json ReadTool(BodyFields& fields, const std::string& path, const Json& from, boo
   if (parameters != nullptr && !parameters->is_object()) {
     inner.Expected("parameters", "a JSON schema", *parameters);
   }
-  (void)inner.Bool("strict");
+  const bool strict = inner.Bool("strict").value_or(false);
   (void)inner.Text("description");
   if (flat) inner.Skip("type");
   fields.Fail(inner.Finish());
   if (!flat) fields.Fail(outer.Finish());
-  return ToolJson(JoinedName(space, name), inner.Any("description"), parameters);
+  return ToolJson(JoinedName(space, name), inner.Any("description"), parameters, strict);
 }
 
 // Reads a list of tools, or those of a namespace: {"type": "namespace", "name", "description",
@@ -173,20 +174,53 @@ void ReadToolList(BodyFields& fields, const std::string& path, const Json& from,
   }
 }
 
+// The name of a function that a choice names: beside its type where `flat`, else under "function".
+std::string ChosenName(const Json& choice, bool flat) {
+  if (!choice.is_object() || choice.value("type", Json()) != "function") return "";
+  const Json holder = flat ? choice : choice.value("function", Json());
+  const Json name = holder.is_object() ? holder.value("name", Json()) : Json();
+  return name.is_string() ? name.get<std::string>() : "";
+}
+
+// Reads {"mode": "auto" or "required", "tools": [...]}, the tools that may be called.
+void ReadAllowedTools(BodyFields& fields, const Json& choice, bool flat, v1::Conversation& to) {
+  const Json holder = flat ? choice : choice.value("allowed_tools", Json());
+  const Json mode = holder.is_object() ? holder.value("mode", Json()) : Json();
+  if (mode != "auto" && mode != "required") {
+    return fields.Fail(
+        engine::BadField("tool_choice.mode", "\"auto\" or \"required\"", Shown(mode)));
+  }
+  if (mode == "required") to.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
+  const Json tools = holder.value("tools", Json());
+  if (!tools.is_array() || tools.empty()) {
+    return fields.Fail(engine::BadField("tool_choice.tools", "a list of tools", Shown(tools)));
+  }
+  for (const Json& tool : tools) {
+    const std::string name = ChosenName(tool, flat);
+    if (name.empty()) {
+      return fields.Fail(engine::BadField("tool_choice.tools", "functions by name", Shown(tool)));
+    }
+    to.add_allowed_tools(name);
+  }
+}
+
 void ReadToolChoice(BodyFields& fields, bool flat, v1::Conversation& to) {
   const Json* const choice = fields.Any("tool_choice");
   if (choice == nullptr || IsDefault(*choice) || *choice == "auto") return;
-  constexpr const char* kExpected = "\"auto\", \"none\", \"required\", or the name of a function";
+  constexpr const char* kExpected =
+      "\"auto\", \"none\", \"required\", the name of a function, or allowed_tools";
   if (*choice == "none") return to.set_tool_choice(v1::TOOL_CHOICE_NONE);
+  if (choice->is_object() && choice->value("type", Json()) == "allowed_tools") {
+    return ReadAllowedTools(fields, *choice, flat, to);
+  }
   to.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
   if (*choice == "required") return;
   if (!choice->is_object() || choice->value("type", Json()) != "function") {
     return fields.Fail(Unsupported("tool_choice", kExpected));
   }
-  const Json& holder = flat ? *choice : choice->value("function", Json());
-  const Json name = holder.is_object() ? holder.value("name", Json()) : Json();
-  if (!name.is_string() || name == "") return fields.Expected("tool_choice", kExpected, *choice);
-  to.set_tool_name(name.get<std::string>());
+  const std::string name = ChosenName(*choice, flat);
+  if (name.empty()) return fields.Expected("tool_choice", kExpected, *choice);
+  to.set_tool_name(name);
 }
 
 }  // namespace

@@ -21,8 +21,9 @@ std::string JoinedName(const std::string& space, const std::string& name);
 // programs call it.
 void RefuseLaterTools(BodyFields& tool);
 // A tool as templates expect it: {"type": "function", "function": {"name", "description",
-// "parameters"}}.
-Json ToolJson(const std::string& name, const Json* description, const Json* parameters);
+// "parameters"}}, with "strict" in the function if the arguments must follow the parameters.
+Json ToolJson(const std::string& name, const Json* description, const Json* parameters,
+              bool strict);
 // Reads `tools`, whose entries have the function's fields under "function", or beside "type" where
 // `flat`, then `tool_choice` and `parallel_tool_calls`.
 void ReadTools(BodyFields& fields, bool flat, v1::GenerateRequest& to);

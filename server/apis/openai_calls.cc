@@ -73,8 +73,8 @@ absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, ReadChat(body, Names(call)));
   call->SetSessionKey(request.session_key);
-  const auto in_theirs = [](const absl::Status& status) {
-    return ToOpenAiError(status, OpenAiApi::kChat);
+  const auto in_theirs = [field = request.constraint_field](const absl::Status& status) {
+    return ToOpenAiError(status, OpenAiApi::kChat, "prompt", field);
   };
   const v1::GenerateRequest message = request.message;
   auto writer =

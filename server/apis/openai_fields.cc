@@ -29,13 +29,6 @@ void ReadModel(BodyFields& fields, const ModelNames& model) {
   if (asked) fields.Fail(CheckModel(*asked, model));
 }
 
-void ReadFormat(BodyFields& fields) {
-  const Json* const format = fields.Any("response_format");
-  if (format == nullptr || IsDefault(*format)) return;
-  if (format->is_object() && format->value("type", Json()) == "text") return;
-  fields.Fail(Unsupported("response_format", "{\"type\": \"text\"}"));
-}
-
 void SkipHints(BodyFields& fields, OpenAiRequest& to) {
   to.session_key = fields.Text("prompt_cache_key").value_or("");
   for (const char* name :
@@ -47,10 +40,9 @@ void SkipHints(BodyFields& fields, OpenAiRequest& to) {
 
 void RefuseVllmFields(BodyFields& fields) {
   for (const char* name :
-       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-        "guided_decoding_backend", "bad_words", "allowed_token_ids", "truncate_prompt_tokens",
-        "prompt_logprobs", "logits_processors", "kv_transfer_params", "cache_salt", "vllm_xargs",
-        "mm_processor_kwargs", "chat_template", "documents"}) {
+       {"guided_decoding_backend", "guided_whitespace_pattern", "bad_words", "allowed_token_ids",
+        "truncate_prompt_tokens", "prompt_logprobs", "logits_processors", "kv_transfer_params",
+        "cache_salt", "vllm_xargs", "mm_processor_kwargs", "chat_template", "documents"}) {
     fields.Refuse(name);
   }
   fields.Refuse("use_beam_search", "false", {false});
@@ -138,10 +130,41 @@ void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {
   if (const auto cap = fields.Count("max_centroids")) to.set_max_centroids(*cap);
 }
 
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std::string& prompt) {
-  const std::array<std::pair<const char*, const char*>, 17> names = {{
+namespace {
+
+// The name that an API's clients know a tool's schema by, behind the tool's own place.
+std::string InTheirSchema(std::string text, OpenAiApi api) {
+  const char* const theirs = api == OpenAiApi::kResponses  ? ".parameters"
+                             : api == OpenAiApi::kMessages ? ".input_schema"
+                                                           : nullptr;
+  constexpr std::string_view kOurs = ".function.parameters";
+  const size_t at = text.find(kOurs);
+  if (theirs != nullptr && text.starts_with("tools[") && at != text.npos) {
+    text.replace(at, kOurs.size(), theirs);
+  }
+  return text;
+}
+
+// The field that asks for a constraint, where the request's own is not known.
+std::string ConstraintField(OpenAiApi api) {
+  if (api == OpenAiApi::kResponses) return "text.format";
+  return api == OpenAiApi::kMessages ? "output_config.format" : "response_format";
+}
+
+}  // namespace
+
+absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std::string& prompt,
+                           const std::string& constraint) {
+  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
+  const std::string form = constraint.empty() ? ConstraintField(api) : constraint;
+  // A constraint has one field here, whatever its kind.
+  const bool of_constraint = absl::StartsWith(facts.field, "sampling.constraint");
+  const std::string ours_of_constraint = of_constraint ? facts.field : "sampling.constraint";
+  const std::array<std::pair<const char*, const char*>, 19> names = {{
+      {ours_of_constraint.c_str(), form.c_str()},
       {"prompt.conversation.tools_json", "tools"},
       {"prompt.conversation.tool_name", "tool_choice"},
+      {"prompt.conversation.allowed_tools", "tool_choice"},
       {"prompt.conversation.template_args_json", "chat_template_kwargs"},
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
@@ -158,7 +181,6 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
       {"output.", ""},
       {"prompt", prompt.c_str()},
   }};
-  const engine::ErrorFacts facts = engine::GetErrorFacts(status);
   for (auto [ours, theirs] : names) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     const bool chat = api != OpenAiApi::kCompletions;
@@ -166,8 +188,9 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
     if (api == OpenAiApi::kResponses && theirs == std::string_view("messages")) theirs = "input";
     if (api == OpenAiApi::kMessages && theirs == std::string_view("stop"))
       theirs = "stop_sequences";
-    const auto renamed = [ours = ours, theirs = theirs](absl::string_view text) {
-      return absl::ConsumePrefix(&text, ours) ? absl::StrCat(theirs, text) : std::string(text);
+    const auto renamed = [ours = ours, theirs = theirs, api](absl::string_view text) {
+      if (!absl::ConsumePrefix(&text, ours)) return std::string(text);
+      return InTheirSchema(absl::StrCat(theirs, text), api);
     };
     absl::Status in_theirs(status.code(), renamed(status.message()));
     engine::ErrorFacts all = facts;

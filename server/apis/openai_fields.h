@@ -33,6 +33,7 @@ struct OpenAiRequest {
   bool include_usage = false;     // in a last chunk
   bool continuous_usage = false;  // in every chunk
   std::string session_key = {};   // prompt_cache_key, by which balancers may route; may be empty
+  std::string constraint_field = {};  // the field that asks for the message's constraint
 
   // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
   size_t choices() const {
@@ -49,15 +50,15 @@ void ReadSampling(BodyFields& fields, v1::GenerateRequest& to);  // and when to 
 void ReadStopTexts(BodyFields& fields, const char* name, v1::StopConditions& to);
 void ReadStream(BodyFields& fields, OpenAiRequest& to);
 void ReadVariant(BodyFields& fields, v1::GenerateRequest& to);  // memory, max_centroids
-void ReadFormat(BodyFields& fields);                            // response_format
 void RefuseVllmFields(BodyFields& fields);
 // Reads prompt_cache_key, and accepts the fields that change no answer of this server: ids of
 // users, hints for caches, options of OpenAI's service.
 void SkipHints(BodyFields& fields, OpenAiRequest& to);
 
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
-// the name of the prompt that it is of.
+// the name of the prompt that it is of. constraint: OpenAiRequest::constraint_field.
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api,
-                           const std::string& prompt = "prompt");
+                           const std::string& prompt = "prompt",
+                           const std::string& constraint = "");
 
 }  // namespace ovq::server

@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "server/apis/chat_messages.h"
+#include "server/apis/constraint_fields.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
 
@@ -70,7 +71,7 @@ absl::StatusOr<OpenAiRequest> ReadCompletion(const Json& body, const ModelNames&
   request.echo = fields.Bool("echo").value_or(false);
   fields.Refuse("suffix", "none", {""});
   fields.Refuse("add_special_tokens", "true", {true});
-  ReadFormat(fields);
+  ReadConstraintFields(fields, request);
   RefuseVllmFields(fields);
   SkipHints(fields, request);
   RETURN_IF_ERROR(fields.Finish());
@@ -119,7 +120,7 @@ absl::StatusOr<OpenAiRequest> ReadChat(const Json& body, const ModelNames& model
        {"audio", "prediction", "web_search_options", "verbosity", "moderation"}) {
     fields.Refuse(name);
   }
-  ReadFormat(fields);
+  ReadConstraintFields(fields, request);
   RefuseVllmFields(fields);
   SkipHints(fields, request);
   RETURN_IF_ERROR(fields.Finish());

@@ -180,7 +180,9 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
         call_->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
-            [](const absl::Status& status) { return ToOpenAiError(status, OpenAiApi::kResponses); },
+            [field = request_.constraint_field](const absl::Status& status) {
+              return ToOpenAiError(status, OpenAiApi::kResponses, "prompt", field);
+            },
         .ended = [self = shared_from_this(), &answer = *answer](
                      const absl::Status& status) { return self->Ended(status, answer); }};
     StartGeneration(call_, std::move(answer), request_.message, std::move(hooks));

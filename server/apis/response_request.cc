@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/apis/chat_messages.h"
+#include "server/apis/constraint_fields.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/session.h"
 #include "server/http/http_errors.h"
@@ -172,15 +173,25 @@ std::string ReadEffort(BodyFields& fields, bool& summary) {
   return effort;
 }
 
+// Reads `text` and returns its format, which the response repeats.
+Json ReadTextFormat(BodyFields& fields, ResponseRequest& request) {
+  const Json plain = {{"type", "text"}};
+  const Json* const text = fields.Any("text");
+  if (text == nullptr || IsDefault(*text)) return plain;
+  if (!text->is_object()) {
+    fields.Expected("text", "an object", *text);
+    return plain;
+  }
+  BodyFields inner(*text, "text.");
+  ReadFormat(inner, "format", /*flat=*/true, request);
+  inner.Refuse("verbosity", "\"medium\"", {"medium"});
+  fields.Fail(inner.Finish());
+  const Json format = text->value("format", Json());
+  return IsDefault(format) ? plain : format;
+}
+
 void RefuseForResponse(BodyFields& fields, ResponseRequest& request) {
   fields.Refuse("background", "false", {false});
-  if (const Json* const text = fields.Any("text"); text != nullptr && !IsDefault(*text)) {
-    if (!text->is_object()) return fields.Expected("text", "an object", *text);
-    BodyFields inner(*text, "text.");
-    inner.Refuse("format", "{\"type\": \"text\"}", {Json{{"type", "text"}}});
-    inner.Refuse("verbosity", "\"medium\"", {"medium"});
-    fields.Fail(inner.Finish());
-  }
   fields.Refuse("truncation", "\"disabled\" or \"auto\", which are the same here",
                 {"disabled", "auto"});
   fields.Refuse("stream_options", "{\"include_obfuscation\": false}",
@@ -257,6 +268,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
   if (metadata != nullptr && !metadata->is_object()) {
     fields.Expected("metadata", "an object", *metadata);
   }
+  const Json format = ReadTextFormat(fields, request);
   RefuseForResponse(fields, request);
   if (previous && (!message.memory().empty() || message.has_max_centroids())) {
     fields.Fail(
@@ -280,7 +292,7 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
       {"tool_choice", repeated("tool_choice", "auto")},
       {"parallel_tool_calls", !message.output().single_call()},
       {"reasoning", repeated("reasoning", {{"effort", nullptr}, {"summary", nullptr}})},
-      {"text", {{"format", {{"type", "text"}}}}},
+      {"text", {{"format", format}}},
       {"truncation", "disabled"}};
   return request;
 }

@@ -11,10 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "model/answers/marker.h"
+#include "server/calls/answer_tools.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/validate.h"
 
@@ -68,18 +68,20 @@ class Writer {
         writer.messages, from.known(),
         {.tools = std::ssize(from.tools_json()), .args = std::ssize(from.template_args_json())},
         path));
+    if (from.tool_choice() != v1::TOOL_CHOICE_NONE) {
+      writer.tools_json_ = ShownTools(from.tools_json());
+    }
     RETURN_IF_ERROR(writer.CheckRoles());
     return writer;
   }
 
   absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
-    absl::StatusOr<std::string> text = format_.Render(
-        {.messages = std::span(messages).first(n_messages),
-         .tools_json =
-             from_.tool_choice() == v1::TOOL_CHOICE_NONE ? std::string_view() : from_.tools_json(),
-         .args_json = from_.template_args_json(),
-         .opens_answer = opens_answer},
-        now_);
+    absl::StatusOr<std::string> text =
+        format_.Render({.messages = std::span(messages).first(n_messages),
+                        .tools_json = tools_json_,
+                        .args_json = from_.template_args_json(),
+                        .opens_answer = opens_answer},
+                       now_);
     if (!text.ok()) return TemplateError(path_, text.status());
     return text;
   }
@@ -153,6 +155,7 @@ class Writer {
   const std::string& path_;
   const v1::Conversation& from_;
   const std::tm now_;
+  std::string tools_json_;  // as the template gets them
 };
 
 // Returns the text behind the last call of an answer, as the template writes it, without the
@@ -181,7 +184,6 @@ bool OpensAnswer(const v1::Conversation& conversation) {
   return !conversation.has_add_generation_prompt() || conversation.add_generation_prompt();
 }
 
-// The text without the call that the request begins for the model.
 absl::StatusOr<PromptText> TemplateText(const v1::Conversation& conversation,
                                         const std::string& path, const PromptPlace& place,
                                         const engine::Engine& engine) {
@@ -236,51 +238,8 @@ absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const s
                                    const PromptPlace& place, const engine::Engine& engine) {
   ASSIGN_OR_RETURN(PromptText prompt, TemplateText(conversation, path, place, engine));
   if (!OpensAnswer(conversation)) return prompt;
-  const answers::AnswerSyntax& syntax = engine.model().answer_syntax;
-  prompt.begun = answers::BegunAnswer(prompt.text, syntax);
-  if (conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED) {
-    const std::string call = answers::ForcedCall(prompt.begun, conversation.tool_name(), syntax);
-    prompt.text += call;
-    prompt.begun += call;
-    prompt.opened += call;
-  }
+  prompt.begun = answers::BegunAnswer(prompt.text, engine.model().answer_syntax);
   return prompt;
-}
-
-absl::StatusOr<answers::ParserOptions> CallParser(const v1::Conversation& conversation,
-                                                  const std::string& path,
-                                                  const engine::Engine& engine) {
-  const std::string field = absl::StrCat(path, ".tools_json");
-  const bool required = conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED;
-  if (conversation.tools_json().empty() && required) {
-    return engine::BadField(field, "tools, as a call is required", "none");
-  }
-  if (conversation.tools_json().empty() || conversation.tool_choice() == v1::TOOL_CHOICE_NONE) {
-    return answers::ParserOptions();
-  }
-  if (engine.model().answer_syntax.calls.form == answers::CallForm::kNone) {
-    return engine::BadField(field, "none, as the model's chat template writes no tool calls",
-                            "tools");
-  }
-  RETURN_IF_ERROR(engine::CheckToolsBytes(std::ssize(conversation.tools_json()), path));
-  const auto list = ParseJsonList(conversation.tools_json(), field);
-  if (!list.ok()) return engine::BadField(field, "a JSON list of tools", list.status().message());
-  auto schemas = std::make_shared<nlohmann::json>(nlohmann::json::object());
-  for (const nlohmann::ordered_json& tool : *list) {
-    const nlohmann::ordered_json& function =
-        tool.is_object() && tool.contains("function") ? tool["function"] : tool;
-    const auto name = function.is_object() ? function.find("name") : function.end();
-    if (name == function.end() || !name->is_string()) {
-      return engine::BadField(field, "tools with a name", "one without");
-    }
-    (*schemas)[name->get<std::string>()] = function.value("parameters", nlohmann::ordered_json());
-  }
-  if (const std::string& name = conversation.tool_name();
-      required && !name.empty() && !schemas->contains(name)) {
-    return engine::BadField(absl::StrCat(path, ".tool_name"), "the name of one of the tools",
-                            Quoted(name));
-  }
-  return answers::ParserOptions{.tools = true, .schemas = std::move(schemas)};
 }
 
 std::string SystemText(const v1::Conversation& conversation, const engine::Engine& engine) {

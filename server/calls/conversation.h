@@ -40,12 +40,6 @@ struct PromptText {
 absl::StatusOr<PromptText> NewText(const v1::Conversation& conversation, const std::string& path,
                                    const PromptPlace& place, const engine::Engine& engine);
 
-// How the answer to the conversation is taken apart, but for what is begun of it. InvalidArgument:
-// tools that are no list of named tools, or that the chat template has no calls for.
-absl::StatusOr<answers::ParserOptions> CallParser(const v1::Conversation& conversation,
-                                                  const std::string& path,
-                                                  const engine::Engine& engine);
-
 // The common text of conversations with the same system messages: the rendered text before the
 // first message that is neither "system" nor "developer", as far as it does not depend on that
 // message. Empty if the template refuses it.

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <span>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
 #include "base/status_macros.h"
+#include "server/calls/answer_form.h"
+#include "server/calls/answer_tools.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/prefix_cache.h"
 #include "server/engine/common/session.h"
@@ -175,9 +178,29 @@ absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlac
   return std::move(encoded.text.begun);
 }
 
+namespace {
+
+// Checks what the fields of a prompt and OutputOptions.parts ask of each other.
+absl::Status CheckParts(const v1::Prompt& prompt, bool has_parts, const std::string& prefix) {
+  const std::string field = absl::StrCat(prefix, "output.parts");
+  if (has_parts && !prompt.has_conversation()) {
+    return engine::BadField(field, "it only with prompt.conversation", "it");
+  }
+  const v1::Conversation& conversation = prompt.conversation();
+  const bool chooses = conversation.tool_choice() == v1::TOOL_CHOICE_REQUIRED ||
+                       !conversation.allowed_tools().empty();
+  if (!has_parts && chooses) {
+    return engine::BadField(field, "true, as the calls of the answer are chosen", "false");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 template <class Message>
-absl::Status SetGeneration(const Message& from, const PromptPlace& place,
-                           const engine::Engine& engine, engine::GenerateRequest& to) {
+absl::Status SetGeneration(const Message& from, const PromptPlace& place, ServiceContext& services,
+                           engine::GenerateRequest& to) {
+  const engine::Engine& engine = services.engine;
   // Checked before the lists are copied.
   absl::Status sizes =
       engine::CheckListSizes({.stop_strings = from.stop().stop_strings_size(),
@@ -193,29 +216,39 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place,
     to.output.speculation = static_cast<engine::Speculation>(from.output().speculation());
   }
   if (from.has_expected_position()) to.expected_position = from.expected_position();
-  if (!from.output().parts()) {
-    const bool begins = from.prompt().conversation().tool_choice() == v1::TOOL_CHOICE_REQUIRED;
-    if (begins) {
-      return engine::BadField(absl::StrCat(to.field_prefix, "output.parts"),
-                              "true, as the prompt begins the call", "false");
+  const v1::Conversation& conversation = from.prompt().conversation();
+  const bool has_parts = from.output().parts();
+  RETURN_IF_ERROR(CheckParts(from.prompt(), has_parts, to.field_prefix));
+  ASSIGN_OR_RETURN(const std::optional<PlacedSource> content,
+                   ReadConstraint(from.sampling(), to.field_prefix));
+  AnswerTools tools;
+  if (has_parts || absl::StrContains(conversation.tools_json(), "\"strict\"")) {
+    const std::string path = absl::StrCat(to.field_prefix, "prompt.conversation");
+    ASSIGN_OR_RETURN(tools, ReadAnswerTools(conversation, path, engine));
+  }
+  ASSIGN_OR_RETURN(std::string begun, SetPrompt(from.prompt(), place, engine, to));
+  std::optional<FramedForm> form;
+  if (from.prompt().has_conversation()) {
+    ASSIGN_OR_RETURN(form, FrameAnswer(engine.model().answer_syntax, begun, content, tools,
+                                       from.output().single_call()));
+  } else if (content) {
+    form = {.form = engine::AnswerForm::Given(content->source), .sources = {*content}};
+  }
+  if (form) {
+    if (engine.model().vocabulary == nullptr) {
+      return engine::ModelLacks(absl::StrCat(to.field_prefix, "sampling.constraint"), "tokenizer");
     }
-    return SetPrompt(from.prompt(), place, engine, to).status();
+    ASSIGN_OR_RETURN(to.constraint, services.constraints.Get(*form, to.client));
   }
-  if (!from.prompt().has_conversation()) {
-    return engine::BadField(absl::StrCat(to.field_prefix, "output.parts"),
-                            "it only with prompt.conversation", "it");
-  }
-  engine::PartsOptions& parts = to.output.parts.emplace();
-  parts.one_call = from.output().single_call();
-  ASSIGN_OR_RETURN(parts.parser,
-                   CallParser(from.prompt().conversation(),
-                              absl::StrCat(to.field_prefix, "prompt.conversation"), engine));
-  ASSIGN_OR_RETURN(parts.begun, SetPrompt(from.prompt(), place, engine, to));
+  if (!has_parts) return absl::OkStatus();
+  to.output.parts = {.begun = std::move(begun),
+                     .parser = std::move(tools.parser),
+                     .one_call = from.output().single_call() || tools.one_call};
   return absl::OkStatus();
 }
-template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&,
-                                    const engine::Engine&, engine::GenerateRequest&);
-template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, const engine::Engine&,
+template absl::Status SetGeneration(const v1::GenerateRequest&, const PromptPlace&, ServiceContext&,
+                                    engine::GenerateRequest&);
+template absl::Status SetGeneration(const v1::ChatTurn&, const PromptPlace&, ServiceContext&,
                                     engine::GenerateRequest&);
 
 std::string MakeSessionKey(const std::string& text) {

@@ -12,6 +12,7 @@
 #include "ovq/v1/inference.pb.h"
 #include "server/access/call_context.h"
 #include "server/calls/conversation.h"
+#include "server/calls/service_context.h"
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/engine.h"
@@ -37,11 +38,13 @@ absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::stri
 // see PromptTokens.
 absl::StatusOr<std::string> SetPrompt(const v1::Prompt& prompt, const PromptPlace& place,
                                       const engine::Engine& engine, engine::CallRequest& to);
-// Sets the parts that v1::GenerateRequest and v1::ChatTurn share: prompt, sampling, stop, output.
-// Refuses lists that are too long before it copies them. Other errors: see PromptTokens.
+// Sets the parts that v1::GenerateRequest and v1::ChatTurn share: prompt, sampling, stop, output;
+// `to` has its client. Compiles the constraint of the answer, so it may take a second. Refuses
+// lists that are too long before it copies them. Other errors: see PromptTokens, ReadAnswerTools,
+// FrameAnswer and ConstraintCache::Get.
 template <class Message>
-absl::Status SetGeneration(const Message& from, const PromptPlace& place,
-                           const engine::Engine& engine, engine::GenerateRequest& to);
+absl::Status SetGeneration(const Message& from, const PromptPlace& place, ServiceContext& services,
+                           engine::GenerateRequest& to);
 std::vector<int32_t> TokenIds(const google::protobuf::RepeatedField<uint32_t>& ids);
 absl::Duration ToDuration(const google::protobuf::Duration& from);
 inline constexpr const char* kSessionHeader = "ovq-session";

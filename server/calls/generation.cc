@@ -10,17 +10,17 @@
 namespace ovq::server {
 namespace {
 
-absl::Status Map(const v1::GenerateRequest& from, engine::Engine& engine,
+absl::Status Map(const v1::GenerateRequest& from, ServiceContext& services,
                  engine::GenerateRequest& to) {
   PromptPlace place;
   if (from.has_session_id()) {
     RETURN_IF_ERROR(engine::CheckSessionId(from.session_id(), ""));
     to.session_id = from.session_id();
-    place = FindPromptPlace(engine, to.session_id, to.tenant);
+    place = FindPromptPlace(services.engine, to.session_id, to.tenant);
   }
   to.variant = from.memory();
   if (from.has_max_centroids()) to.slot_cap = static_cast<int32_t>(from.max_centroids());
-  return SetGeneration(from, place, engine, to);
+  return SetGeneration(from, place, services, to);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call
   engine::GenerateRequest request;
   call.SetCaller(request);
   request.arrival = call.arrival();
-  RETURN_IF_ERROR(Map(message, engine, request));
+  RETURN_IF_ERROR(Map(message, call.services(), request));
   request.output.prompt_scores = prompt_scores;
   const size_t score_bytes =
       sizeof(model::TokenScore) +
@@ -46,7 +46,8 @@ absl::Status SubmitGenerate(const v1::GenerateRequest& message, CallRecord& call
 
 absl::Status CheckGenerate(const v1::GenerateRequest& message, CallRecord& call) {
   engine::GenerateRequest request;
-  RETURN_IF_ERROR(Map(message, call.services().engine, request));
+  call.SetCaller(request);
+  RETURN_IF_ERROR(Map(message, call.services(), request));
   return engine::ValidateGenerate(call.services().engine.config(), request);
 }
 

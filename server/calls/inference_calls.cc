@@ -63,6 +63,8 @@ void FillLimits(v1::RequestLimits& limits) {
   limits.set_max_role_bytes(engine::kMaxRoleBytes);
   limits.set_max_tools_bytes(engine::kMaxToolsBytes);
   limits.set_min_centroids(kernels::kMinSlotCap);
+  limits.set_max_constraint_bytes(engine::kMaxConstraintBytes);
+  limits.set_max_choices(engine::kMaxChoices);
 }
 
 absl::StatusOr<const model::Tokenizer*> TextTokenizer(CallRecord& call, const char* field) {
@@ -87,6 +89,7 @@ absl::StatusOr<v1::ModelInfo> GetModelInfo(CallRecord& call,
   info.set_parameters(description.parameters);
   info.set_has_tokenizer(model.tokenizer != nullptr && model.tokenizer->has_text());
   info.set_has_chat_template(model.chat_format != nullptr);
+  info.set_has_constraints(model.vocabulary != nullptr);
   if (model.tokenizer != nullptr) info.set_tokenizer(model::TokenizerName(model.tokenizer->kind()));
   if (description.bos_token_id.has_value()) {
     info.set_bos_token_id(*description.bos_token_id);

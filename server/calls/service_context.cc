@@ -43,6 +43,7 @@ ServiceContext::ServiceContext(engine::Engine& engine, ModelDescription descript
       metrics(metrics),
       log(log),
       auth(tenants, metrics),
+      constraints(engine.options().constraint_memory_bytes, metrics),
       writers(kWriterThreads),
       quick(kQuickThreads),
       blocking(kBlockingThreads, kBlockingNice),

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "server/access/auth.h"
 #include "server/access/call_context.h"
+#include "server/calls/constraints.h"
 #include "server/calls/work_queue.h"
 #include "server/engine/engine.h"
 #include "server/telemetry/call_summary.h"
@@ -49,6 +50,8 @@ class ServiceContext {
   const CallLog log;
   const Authenticator auth;
   const absl::Time started = absl::Now();
+
+  ConstraintCache constraints;
 
   WorkQueue writers;   // turn tokens into messages; never wait
   WorkQueue quick;     // for cheap calls that never wait

@@ -239,9 +239,12 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     request.arrival = std::chrono::steady_clock::now();
     const PromptPlace place =
         FindPromptPlace(services_.engine, session_id_, record_.caller().tenant);
-    RETURN_IF_ERROR(SetGeneration(turn, place, services_.engine, request));
+    RETURN_IF_ERROR(SetGeneration(turn, place, services_, request));
     if (turn.more() && request.prompt.empty()) return engine::EmptyPrompt(request.field_prefix);
-    if (turn.more()) request.stop.max_tokens = request.stop.min_tokens = 0;
+    if (turn.more()) {
+      request.stop.max_tokens = request.stop.min_tokens = 0;
+      request.constraint = nullptr;  // of the answer to the last part
+    }
     RETURN_IF_ERROR(ReserveBytes(*turn_memory_, StreamBytes(request)));
     return services_.engine.Submit(std::move(request), stream);
   }

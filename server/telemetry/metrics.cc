@@ -46,6 +46,26 @@ void ReadPrefixes(MetricFamilies& all, const engine::PrefixStats& stats) {
   bytes.Add({{"kind", "budget"}}).Set(stats.budget_bytes);
 }
 
+void ReadConstraints(MetricFamilies& all, const engine::ConstraintStats& stats) {
+  const auto count = [&all](const char* name, const char* help, double value) {
+    SetTo(all.OneCounter(name, help), value);
+  };
+  count("ovq_constraint_masks_total", "Masks of constrained answers that were looked up or made.",
+        static_cast<double>(stats.masks));
+  count("ovq_constraint_forced_tokens_total",
+        "Tokens that a constraint left no choice of, which the model was not asked for.",
+        static_cast<double>(stats.forced_tokens));
+  count("ovq_constraint_seconds_total",
+        "Time of the engine's thread for masks and places of constrained answers.",
+        absl::ToDoubleSeconds(stats.time));
+  all.OneGauge("ovq_constraint_matchers", "Constraints whose masks are in memory.")
+      .Set(static_cast<double>(stats.matchers));
+  auto& bytes = all.Gauges("ovq_constraint_mask_bytes",
+                           "Memory of the host for masks of constrained answers: in use, allowed.");
+  bytes.Add({{"kind", "used"}}).Set(static_cast<double>(stats.bytes));
+  bytes.Add({{"kind", "budget"}}).Set(static_cast<double>(stats.budget_bytes));
+}
+
 void ReadEngine(MetricFamilies& all, const engine::EngineStats& stats) {
   const auto set = [&all](const char* name, const char* help, auto value,
                           const Labels& labels = {}) {
@@ -91,6 +111,7 @@ void ReadEngine(MetricFamilies& all, const engine::EngineStats& stats) {
   set("ovq_session_history_bytes", kept, stats.token_log_bytes, {{"kind", "tokens"}});
   set("ovq_session_history_bytes", kept, stats.checkpoint_bytes, {{"kind", "checkpoints"}});
   ReadPrefixes(all, stats.prefixes);
+  ReadConstraints(all, stats.constraints);
   set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
       stats.live_slots);
 }
@@ -247,6 +268,10 @@ void Metrics::CallFinished(const char* method, absl::StatusCode code, absl::Dura
 
 void Metrics::AuthFailed(AuthFailure reason) {
   auth_failures_.at(kAuthFailures[static_cast<size_t>(reason)])->Increment();
+}
+
+void Metrics::ConstraintRefused(ConstraintRefusal cause) {
+  constraint_refusals_.at(kConstraintRefusals[static_cast<size_t>(cause)])->Increment();
 }
 
 void Metrics::CredentialsLoaded(Credentials what) {

@@ -72,6 +72,10 @@ inline constexpr std::array<const char*, 4> kAuthFailures = {"missing", "malform
 enum class Credentials : uint8_t { kTls, kTenants };
 inline constexpr std::array<const char*, 2> kCredentials = {"tls", "tenants"};
 
+// Why a constraint was refused: it cannot be kept, it would be too large, or there is no memory.
+enum class ConstraintRefusal : uint8_t { kForm, kSize, kMemory };
+inline constexpr std::array<const char*, 3> kConstraintRefusals = {"form", "size", "memory"};
+
 using Buckets = prometheus::Histogram::BucketBoundaries;
 
 // OpenTelemetry's buckets for generative AI, with more at the end: prompts may be a million tokens.
@@ -167,6 +171,7 @@ class Metrics : private MetricFamilies {
   void HttpFinished(const char* route, int status, absl::Duration duration);
   void HttpBytes(size_t received, size_t sent);
   void AuthFailed(AuthFailure reason);
+  void ConstraintRefused(ConstraintRefusal cause);
   void CredentialsLoaded(Credentials what);             // at the start
   void CredentialsReloaded(Credentials what, bool ok);  // later
   void SetCertificateExpiry(absl::Time time);
@@ -189,6 +194,13 @@ class Metrics : private MetricFamilies {
                     "Connections that --http-max-connections had no room for; idle: ended to make "
                     "room; tls: without a context."),
            "reason", kHttpRefusals);
+  Histogram& constraint_compile = OneHistogram(
+      "ovq_constraint_compile_seconds", "Time to compile a constraint that was not kept.",
+      Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5});
+  Counter& constraint_hits = OneCounter("ovq_constraint_cache_hits_total",
+                                        "Constraints of requests that were compiled already.");
+  Gauge& constraint_bytes =
+      OneGauge("ovq_constraint_cache_bytes", "Bytes of compiled constraints that are kept.");
 
  private:
   void Count(const engine::IterationReport& report);
@@ -302,6 +314,11 @@ class Metrics : private MetricFamilies {
   ByLabel<Counter*> dictionary_updates_;
   Histogram* dictionary_fill_ = nullptr;
 
+  ByLabel<Counter*> constraint_refusals_ =
+      Each(Counters("ovq_constraint_refusals_total",
+                    "Constraints that were refused: no such form can be kept, it is beyond a size, "
+                    "or there is no memory."),
+           "cause", kConstraintRefusals);
   ByLabel<Counter*> auth_failures_ =
       Each(Counters("ovq_auth_failures_total", "Calls that were not let in, by the reason.", false),
            "reason", kAuthFailures);

@@ -74,6 +74,23 @@ class ChatOneShot(WithChat):
             ("closest-pair", 32, True, 60),
         )
 
+    def test_constraints_are_read_from_files(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as schema:
+            schema.write('{"type": "null"}')
+            schema.flush()
+            for flag, kind, value in (
+                ("--json-schema=" + schema.name, "json_schema", '{"type": "null"}'),
+                ("--grammar=" + schema.name, "grammar", '{"type": "null"}'),
+                ("--regex=a|b", "regex", "a|b"),
+            ):
+                run = self.run_chat("--prompt=x", flag)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                constraint = self.server.turns[-1].sampling.constraint
+                self.assertEqual((constraint.WhichOneof("kind"), getattr(constraint, kind)), (kind, value))
+        run = self.run_chat("--prompt=x", "--json-schema=/nowhere")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("--json-schema: expected a file that can be read", run.stderr)
+
     def test_absent_flags_stay_absent(self):
         self.run_chat("--prompt", "x")
         turn = self.server.turns[0]

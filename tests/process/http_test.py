@@ -284,7 +284,7 @@ class OpenAi(HttpCase):
         self.error(self.http.post("/v1/chat/completions", {**chat, "tools": [tool]}), 400, "tools",
                    "tools")
         for field, value in (("audio", {"voice": "x"}), ("store", True),
-                             ("response_format", {"type": "json_object"}), ("guided_json", {"type": "object"}),
+                             ("guided_decoding_backend", "xgrammar"), ("bad_words", ["x"]),
                              ("functions", [{}]), ("verbosity", "low")):
             error = self.error(self.http.post("/v1/chat/completions", {**chat, field: value}), 400,
                                field, field)

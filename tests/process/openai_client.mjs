@@ -49,6 +49,26 @@ const tests = {
     const final = await runner.finalChatCompletion();
     assert.equal(final.choices[0].message.content, deltas);
   },
+  async "chat in a JSON schema"() {
+    const schema = {type: "object", properties: {name: {type: "string", maxLength: 5}, ok: {type: "boolean"}},
+                    required: ["name", "ok"], additionalProperties: false};
+    const answer = await client.chat.completions.parse(
+      {model, messages, max_tokens: 200,
+       response_format: {type: "json_schema", json_schema: {name: "n", strict: true, schema}}});
+    const parsed = JSON.parse(answer.choices[0].message.content);
+    assert.equal(answer.choices[0].finish_reason, "stop");
+    assert.deepEqual([Object.keys(parsed), typeof parsed.name, typeof parsed.ok],
+                     [["name", "ok"], "string", "boolean"]);
+    await assert.rejects(client.chat.completions.create(
+      {model, messages, response_format: {type: "json_schema", json_schema: {name: "n", schema: {not: {type: "null"}}}}}),
+      (error) => error.status === 400 && error.param === "response_format.json_schema.schema");
+  },
+  async "responses in a format"() {
+    const answer = await client.responses.create(
+      {model, input: "hello", max_output_tokens: 200,
+       text: {format: {type: "json_schema", name: "n", strict: true, schema: {enum: ["left", "right"]}}}});
+    assert.ok(['"left"', '"right"'].includes(answer.output_text), answer.output_text);
+  },
   async "chat, aborted"() {
     const stream = await client.chat.completions.create(
       {model, messages, max_tokens: 1_000_000_000, stream: true});

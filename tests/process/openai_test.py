@@ -43,7 +43,7 @@ class Client(unittest.TestCase):
                 run = subprocess.run(["node", script, PATH, url], capture_output=True, text=True,
                                      timeout=120)
         self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
-        self.assertEqual(run.stdout.count("ok: "), 9, run.stdout)
+        self.assertEqual(run.stdout.count("ok: "), 11, run.stdout)
 
 
 if __name__ == "__main__":

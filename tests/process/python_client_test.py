@@ -1,11 +1,17 @@
 """The Python client against a fake server."""
 
+from __future__ import annotations
+
 import argparse
+import datetime
+import enum
 import os
 import sys
 import tempfile
 import time
+import typing
 import unittest
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
@@ -13,8 +19,33 @@ from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
 import grpc
 import ovq_client
 from ovq_client import (
-    Client, Conversation, Finished, FinishReason, OvqError, Speculation, Started, session_file,
+    JSON_OBJECT, Choice, Client, Conversation, Finished, FinishReason, Grammar, OvqError, Regex,
+    Speculation, Started, UnfinishedAnswer, json_schema, session_file,
 )
+from ovq_client.constraint import parse_answer
+
+
+class Color(enum.Enum):
+    RED = "r"
+    GREEN = "g"
+
+
+@dataclass
+class Member:
+    age: int
+    friends: typing.List[Member] = field(default_factory=list)
+
+
+@dataclass
+class Team:
+    name: str
+    members: typing.List[Member]
+    founded: datetime.date
+    color: Color
+    size: typing.Literal["s", "l"]
+    place: typing.Tuple[float, float]
+    lead: typing.Optional[Member] = None
+    notes: typing.Dict[str, int] = field(default_factory=dict)
 
 
 class PythonClient(WithServer):
@@ -57,6 +88,57 @@ class PythonClient(WithServer):
         list(self.client.generate(sent))
         request = self.server.requests[-1].prompt.conversation
         self.assertEqual((request.tools_json, request.add_generation_prompt), ("[]", False))
+
+    def test_constraints(self):
+        constraints = {
+            '{"type": "integer"}': {"type": "integer"},
+            "a+": Regex("a+"),
+            "root ::= 'x'": Grammar("root ::= 'x'"),
+        }
+        for sent, constraint in constraints.items():
+            list(self.client.generate("x", constraint=constraint, temperature=0))
+            message = self.server.requests[-1].sampling.constraint
+            self.assertEqual(getattr(message, message.WhichOneof("kind")), sent)
+        list(self.client.generate("x", constraint=Choice(["a", "b"])))
+        self.assertEqual(list(self.server.requests[-1].sampling.constraint.choice.texts), ["a", "b"])
+        list(self.client.generate("x", constraint=JSON_OBJECT))
+        self.assertTrue(self.server.requests[-1].sampling.constraint.json_object)
+        self.assertEqual(self.client.generate_as(Regex(".*"), "abc"), "3:abc")
+        with self.assertRaises(UnfinishedAnswer) as raised:
+            self.client.generate_as(Regex(".*"), "abc", max_tokens=1)
+        self.assertEqual(raised.exception.text, "3")
+        with self.assertRaisesRegex(TypeError, "sequence of str"):
+            list(self.client.generate("x", constraint=Choice("ab")))
+        with self.assertRaisesRegex(TypeError, "no JSON schema for"):
+            list(self.client.generate("x", constraint=complex))
+
+    def test_a_dataclass_is_a_schema(self):
+        schema = json_schema(Team)
+        self.assertEqual(schema["$ref"], "#/$defs/Team")
+        self.assertEqual(schema["$defs"]["Team"], {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "members": {"type": "array", "items": {"$ref": "#/$defs/Member"}},
+                "lead": {"anyOf": [{"$ref": "#/$defs/Member"}, {"type": "null"}]},
+                "founded": {"type": "string", "format": "date"},
+                "color": {"enum": ["r", "g"]},
+                "size": {"enum": ["s", "l"]},
+                "place": {"type": "array", "prefixItems": [{"type": "number"}, {"type": "number"}],
+                          "minItems": 2, "maxItems": 2},
+                "notes": {"type": "object", "additionalProperties": {"type": "integer"}},
+            },
+            "required": ["name", "members", "founded", "color", "size", "place"],
+            "additionalProperties": False,
+        })
+        self.assertEqual(schema["$defs"]["Member"]["properties"]["friends"],
+                         {"type": "array", "items": {"$ref": "#/$defs/Member"}})
+        text = ('{"name": "T", "members": [{"age": 3, "friends": [{"age": 1}]}], "founded": "2024-02-29",'
+                ' "color": "g", "size": "s", "place": [1, 2.5], "notes": {"a": 1}, "lead": {"age": 9}}')
+        self.assertEqual(parse_answer(Team, text), Team(
+            "T", [Member(3, [Member(1)])], datetime.date(2024, 2, 29), Color.GREEN, "s", (1.0, 2.5),
+            Member(9), {"a": 1}))
+        self.assertEqual(parse_answer({}, "[1]"), [1])
 
     def test_closing_the_iterator_cancels_the_call(self):
         events = self.client.generate("slow")

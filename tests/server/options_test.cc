@@ -121,6 +121,7 @@ TEST(Options, EveryFlag) {
                            "--checkpoint-memory=0",
                            "--prefix-memory=3M",
                            "--request-memory=5M",
+                           "--constraint-memory=6M",
                            "--session-dir=s",
                            "--session-sync=interval",
                            "--admission=overcommit",
@@ -177,6 +178,7 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.checkpoint_memory_bytes, 0u);
   EXPECT_EQ(options.prefix_memory_bytes, size_t{3} << 20);
   EXPECT_EQ(options.request_memory_bytes, size_t{5} << 20);
+  EXPECT_EQ(options.engine.constraint_memory_bytes, size_t{6} << 20);
   EXPECT_EQ(options.session_dir, "s");
   EXPECT_FALSE(options.session_sync_always);
   EXPECT_TRUE(options.engine.overcommit);
@@ -393,6 +395,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "state-memory",
                            "checkpoint-memory",
                            "prefix-memory",
+                           "constraint-memory",
                            "request-memory",
                            "session-dir",
                            "session-sync",

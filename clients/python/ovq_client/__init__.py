@@ -12,10 +12,16 @@ from __future__ import annotations
 
 from ovq_client import types
 from ovq_client.client import Chat, Client, OvqError
+from ovq_client.constraint import (
+    JSON_OBJECT, Choice, Constraint, Grammar, Regex, UnfinishedAnswer, json_schema,
+)
 from ovq_client.types import *  # noqa: F403
 
 #: Of this package and of the server that it came with.
 __version__ = "0.1.0"
 
-__all__ = ["Chat", "Client", "OvqError"]
+__all__ = [
+    "JSON_OBJECT", "Chat", "Choice", "Client", "Constraint", "Grammar", "OvqError", "Regex",
+    "UnfinishedAnswer", "json_schema",
+]
 __all__ += types.__all__

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, Union
 
 from ovq_client._messages import MESSAGES
+from ovq_client.constraint import constraint_fields
 from ovq_client.types import Conversation, Options, Prompt
 
 # Long prompts of a chat are sent in parts, far below the 4 MiB that a gRPC server accepts in one
@@ -71,6 +72,8 @@ def option_messages(options: Options) -> dict[str, Any]:
         left["stop_strings"] = [check_text("stop_strings", text) for text in texts]
     if "stop_token_ids" in left:
         left["stop_token_ids"] = check_ids("stop_token_ids", left["stop_token_ids"])
+    if left.get("constraint") is not None:
+        left["constraint"] = constraint_fields(left["constraint"])
     messages = {}
     for field, name in _OPTION_MESSAGES.items():
         known = MESSAGES[name].DESCRIPTOR.fields_by_name

@@ -26,8 +26,10 @@ from ovq_client._requests import (
     chat_turns, check_ids, check_text, conversation_fields, duration, file_messages,
     option_messages, prompt_fields, session_key,
 )
+from ovq_client.constraint import Constraint, UnfinishedAnswer, parse_answer
 from ovq_client.types import (
-    Conversation, Event, Finished, ModelInfo, Options, Prompt, Rewound, Score, Session, from_message,
+    Conversation, Event, Finished, FinishReason, ModelInfo, Options, Prompt, Rewound, Score, Session,
+    TokenChunk, from_message,
 )
 
 if TYPE_CHECKING:
@@ -233,6 +235,26 @@ class AsyncClient(Connection):
             **option_messages(options),
         )
         return self._stream(request, timeout)
+
+    async def generate_as(
+        self, constraint: Constraint, prompt: Prompt | None = None, **arguments: Any
+    ) -> Any:
+        """Returns one answer as what the constraint asks for: an instance of a dataclass or of a
+        pydantic model class, the JSON value of a schema, or a text. arguments: those of generate.
+        Of a conversation's answer reasoning is left out. UnfinishedAnswer: it was too long."""
+        if isinstance(prompt, Conversation):
+            arguments["parts"] = True
+        text, finished = "", None
+        # Not self.generate, of which the blocking client has a twin.
+        events = AsyncClient.generate(self, prompt, constraint=constraint, **arguments)
+        async for event in events:
+            if isinstance(event, TokenChunk):
+                text += event.text + "".join(part.content or "" for part in event.parts)
+            elif isinstance(event, Finished):
+                finished = event.reason
+        if finished != FinishReason.STOP:
+            raise UnfinishedAnswer(text)
+        return parse_answer(constraint, text)
 
     def chat(
         self,

@@ -173,6 +173,7 @@ class Client(Connection):
         self._channel.close()
 
     generate = _iterated(AsyncClient.generate)
+    generate_as = _blocking(AsyncClient.generate_as)
     chat = _opened(AsyncClient.chat)
     score = _blocking(AsyncClient.score)
     apply_template = _blocking(AsyncClient.apply_template)

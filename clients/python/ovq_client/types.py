@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union
 from google.protobuf.descriptor import FieldDescriptor
 
 from ovq_client._messages import MESSAGES
+from ovq_client.constraint import Constraint
 
 __all__ = [
     "Conversation", "ErrorInfo", "Event", "Finished", "FinishReason", "ModelInfo", "Options",
@@ -62,6 +63,7 @@ class Options(TypedDict, total=False):
     seed: int
     logit_bias: dict[int, float]
     n: int
+    constraint: Constraint
     max_tokens: int
     stop_strings: Sequence[str]
     stop_token_ids: Sequence[int]

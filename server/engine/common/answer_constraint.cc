@@ -9,6 +9,7 @@
 #include "base/sha256.h"
 #include "base/status_macros.h"
 #include "model/constraint/automaton.h"
+#include "server/engine/common/error_facts.h"
 
 namespace ovq::engine {
 namespace {
@@ -217,9 +218,11 @@ std::string Digest(std::string_view bytes) {
 absl::Status AcquireBytes(ByteHold& hold, size_t bytes) {
   const std::optional<size_t> most = hold.Acquire(bytes);
   if (!most) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("constraint: needs ", bytes,
-                                                   " bytes of the memory for requests, of which ",
-                                                   *most, " are to be had"));
+  return WithFacts(
+      absl::ResourceExhaustedError(absl::StrCat("constraint: ", bytes, " bytes needed, ", *most,
+                                                " of ", hold.budget().total(),
+                                                " free for this client")),
+      {.reason = RejectReason::kRequestMemory, .bytes_needed = bytes, .bytes_free = *most});
 }
 
 }  // namespace
@@ -232,13 +235,18 @@ AnswerConstraint::AnswerConstraint(std::string encoded,
       automaton_(std::move(automaton)),
       hold_(std::move(hold)) {}
 
+std::string EncodeForm(const AnswerForm& form) {
+  std::string encoded;
+  Encode(form, encoded);
+  return encoded;
+}
+
 absl::StatusOr<std::shared_ptr<const AnswerConstraint>> AnswerConstraint::Make(
     const AnswerForm& form, const constraint::Limits& limits, std::shared_ptr<ByteBudget> memory,
     const std::string& client) {
   int64_t n_parts = 0;
   RETURN_IF_ERROR(CheckForm(form, 0, n_parts));
-  std::string encoded;
-  Encode(form, encoded);
+  std::string encoded = EncodeForm(form);
   if (encoded.size() > kMaxFormBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("constraint: expected at most ", kMaxFormBytes,
                                                      " bytes, got ", encoded.size()));

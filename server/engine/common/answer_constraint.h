@@ -64,6 +64,9 @@ inline constexpr size_t kMaxMarkerBytes = 256;  // of a kThrough or kWithout
 inline constexpr int kMaxFormDepth = 16;        // of an AnswerForm, sources not counted
 inline constexpr int64_t kMaxFormParts = 4096;  // in all
 
+// The bytes of AnswerConstraint::encoded, whether the form can be compiled or not.
+std::string EncodeForm(const AnswerForm& form);
+
 // Immutable; any thread. Its bytes count as the client's in the budget that it was made with, until
 // the last that holds it lets go of it.
 class AnswerConstraint {
@@ -84,6 +87,7 @@ class AnswerConstraint {
   const std::string& encoded() const { return encoded_; }
   const std::string& digest() const { return digest_; }  // SHA-256 of encoded(), hex digits
   const std::shared_ptr<const constraint::Automaton>& automaton() const { return automaton_; }
+  size_t bytes() const { return hold_->bytes(); }  // held of the budget
 
  private:
   AnswerConstraint(std::string encoded, std::shared_ptr<const constraint::Automaton> automaton,

@@ -122,9 +122,10 @@ struct EngineOptions {
   std::optional<absl::Duration> target_step_time = {};
   // The default target is at least this, where short iterations would leave a device idle.
   absl::Duration least_step_time = absl::ZeroDuration();
-  Speculation speculation = Speculation::kOff;       // default of requests
-  size_t constraint_memory_bytes = size_t{1} << 27;  // host memory of MatcherCache
-  constraint::Limits constraint_limits = {};         // of constraints in session files
+  Speculation speculation = Speculation::kOff;  // default of requests
+  // Host memory of MatcherCache, and as much again of compiled constraints that are kept for calls.
+  size_t constraint_memory_bytes = size_t{1} << 27;
+  constraint::Limits constraint_limits = {};  // of constraints in session files
   // Tokens without a choice are taken without asking the model. Answers are the same either way.
   bool force_tokens = true;
   uint64_t seed = 0;  // for the seeds and ids that the server draws; 0: system randomness

@@ -38,7 +38,9 @@ inline constexpr int32_t kMaxTopK = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kMaxLogitBias = 4096;  // entries
 // Texts of more than this times --max-prompt-tokens bytes are refused before they are tokenized.
 inline constexpr int64_t kMaxBytesPerToken = 64;
-inline constexpr int32_t kMaxCompletions = 64;  // n
+inline constexpr int32_t kMaxCompletions = 64;                      // n
+inline constexpr int64_t kMaxConstraintBytes = int64_t{256} << 10;  // of the texts of one
+inline constexpr int64_t kMaxChoices = 4096;                        // of a constraint
 
 // Conversations.
 inline constexpr int64_t kMaxMessages = 4096;

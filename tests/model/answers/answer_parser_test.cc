@@ -115,7 +115,7 @@ TEST(NamedCalls, AreReadAsTheyBegin) {
     if (calls.form == CallForm::kNone) continue;
     AnswerSyntax syntax;
     syntax.calls = calls;
-    std::string text = ForcedCall("", "now", syntax);
+    std::string text = calls.opening + "now" + calls.opening_after_name;
     if (calls.form == CallForm::kJson) text += "{}}";
     if (calls.form == CallForm::kNamedJson) text += "{}";
     if (calls.form == CallForm::kPython) text += ")";
@@ -316,7 +316,7 @@ TEST_P(DialectTest, AForcedCallGoesOnWithItsArguments) {
   const size_t at = written.find(opening);
   ASSERT_EQ(at == written.npos, IsOneOf({"List"}));
   if (IsOneOf({"List"})) GTEST_SKIP() << "its opening holds an id";
-  // The caller chose the tool, and the prompt has begun the call.
+  // The parser is given first what the prompt has begun.
   const std::string closes = dialect().opening.empty() ? "" : syntax_.think_end + "\n\n";
   const auto parts = ParseCut(written.substr(at + opening.size()), closes + opening);
   ExpectCalls(parts, {Weather()});

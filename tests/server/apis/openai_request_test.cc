@@ -141,7 +141,7 @@ TEST(OpenAiRequests, MessagesCarryCallsResultsAndReasoning) {
 // Clients send fields that nobody set as null, "", [], {} or objects of such values.
 TEST(OpenAiRequests, AFieldThatSaysNothingIsAbsent) {
   for (const char* name : {"tools", "tool_choice", "functions", "response_format", "audio",
-                           "verbosity", "guided_json", "documents", "modalities"}) {
+                           "verbosity", "structured_outputs", "documents", "modalities"}) {
     for (const char* value : {"null", "\"\"", "[]", "{}", R"({"a": null, "b": {"c": []}})"}) {
       const std::string body = std::string(R"({"messages": [], ")") + name + "\": " + value + "}";
       EXPECT_TRUE(ParseChat(body.c_str()).ok()) << body << ParseChat(body.c_str()).status();
@@ -163,7 +163,7 @@ TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
            Refusal{R"({"prompt": [[1], [1, -1]]})", "prompt[1]"},
            Refusal{R"({"prompt": "x", "n": 2, "best_of": 3})", "best_of"},
            Refusal{R"({"prompt": "x", "n": 2, "best_of": 3})", "best_of"},
-           Refusal{R"({"prompt": "x", "guided_regex": "a"})", "guided_regex"},
+           Refusal{R"({"prompt": "x", "guided_regex": 1})", "guided_regex"},
            Refusal{R"({"prompt": "x", "temperature": "hot"})", "temperature"},
            Refusal{R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens"},
            Refusal{R"({"prompt": "x", "max_tokens": 4294967296})", "max_tokens"},
@@ -231,7 +231,7 @@ TEST(ResponseRequests, GoOnFromAResponse) {
   EXPECT_EQ(ToHttpStatus(Response(body).status()), 404);
   body = {
       {"input", "hi"}, {"instructions", "be brief"}, {"text", {{"format", {{"type", "json"}}}}}};
-  EXPECT_EQ(engine::GetErrorFacts(Response(body).status()).field, "text.format");
+  EXPECT_EQ(engine::GetErrorFacts(Response(body).status()).field, "text.format.type");
   body.erase("text");
   EXPECT_EQ(Response(body)->message.prompt().conversation().messages(0).role(), "system");
 }
@@ -247,7 +247,7 @@ TEST(OpenAiRequests, ToolsReachTheTemplateInTheirOrder) {
   };
   EXPECT_EQ(conversation("").tools_json(),
             R"([{"type":"function","function":{"name":"add","description":"Adds.",)"
-            R"("parameters":{"type":"object","properties":{"b":{},"a":{}}}}}])");
+            R"("parameters":{"type":"object","properties":{"b":{},"a":{}}},"strict":true}}])");
   EXPECT_EQ(conversation("").tool_choice(), v1::TOOL_CHOICE_AUTO);
   EXPECT_EQ(conversation(R"(, "tool_choice": "none")").tool_choice(), v1::TOOL_CHOICE_NONE);
   EXPECT_EQ(conversation(R"(, "tool_choice": "required")").tool_choice(), v1::TOOL_CHOICE_REQUIRED);
@@ -268,6 +268,78 @@ TEST(OpenAiRequests, ToolsReachTheTemplateInTheirOrder) {
         Refusal{R"({"messages": [], "tool_choice": "required"})", "tool_choice"},
         Refusal{R"({"messages": [], "tool_choice": "perhaps"})", "tool_choice"}}) {
     EXPECT_EQ(engine::GetErrorFacts(ParseChat(body).status()).field, field) << body;
+  }
+}
+
+TEST(OpenAiRequests, FormsOfAnswers) {
+  struct Form {
+    const char* fields;
+    const char* constraint;  // as the message has it
+    const char* field;
+  };
+  const auto shown = [](const absl::StatusOr<OpenAiRequest>& read) {
+    EXPECT_TRUE(read.ok()) << read.status();
+    return read->message.sampling().constraint().ShortDebugString();
+  };
+  for (const auto& [fields, constraint, field] : {
+           Form{R"("response_format": {"type": "json_object"})", "json_object: true",
+                "response_format"},
+           Form{R"("response_format": {"type": "json_schema", "json_schema": {"name": "n",
+                   "strict": false, "schema": {"b": 1, "a": 2}}})",
+                R"(json_schema: "{\"b\":1,\"a\":2}")", "response_format.json_schema.schema"},
+           Form{R"("response_format": {"type": "json_object", "schema": {"type": "null"}})",
+                R"(json_schema: "{\"type\":\"null\"}")", "response_format.schema"},
+           Form{R"("structured_outputs": {"json": "{}"})", R"(json_schema: "{}")",
+                "structured_outputs.json"},
+           Form{R"("structured_outputs": {"regex": "a+", "choice": null})", R"(regex: "a+")",
+                "structured_outputs.regex"},
+           Form{R"("structured_outputs": {"json_object": true})", "json_object: true",
+                "structured_outputs.json_object"},
+           Form{R"("structured_outputs": {"grammar": "root ::= \"a\""})",
+                R"(grammar: "root ::= \"a\"")", "structured_outputs.grammar"},
+           Form{R"("guided_choice": ["a", "b"])", R"(choice { texts: "a" texts: "b" })",
+                "guided_choice"},
+           Form{R"("guided_json": {"type": "null"})", R"(json_schema: "{\"type\":\"null\"}")",
+                "guided_json"},
+           Form{R"("guided_regex": "b")", R"(regex: "b")", "guided_regex"},
+           Form{R"("guided_grammar": "g")", R"(grammar: "g")", "guided_grammar"},
+           Form{R"("grammar": "g")", R"(grammar: "g")", "grammar"},
+           Form{R"("json_schema": {"type": "null"})", R"(json_schema: "{\"type\":\"null\"}")",
+                "json_schema"},
+       }) {
+    const auto chat = ParseChat((std::string(R"({"messages": [], )") + fields + "}").c_str());
+    EXPECT_EQ(shown(chat), constraint) << fields;
+    EXPECT_EQ(chat->constraint_field, field) << fields;
+    const auto completion = Completion((std::string(R"({"prompt": "", )") + fields + "}").c_str());
+    EXPECT_EQ(shown(completion), constraint) << fields;
+  }
+  const Json format = {{"type", "json_schema"}, {"name", "n"}, {"schema", {{"type", "null"}}}};
+  const auto response = Response({{"input", "Hi"}, {"text", {{"format", format}}}});
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(response->message.sampling().constraint().json_schema(), R"({"type":"null"})");
+  EXPECT_EQ(response->constraint_field, "text.format.schema");
+  EXPECT_EQ(response->shown["text"]["format"], format);
+}
+
+TEST(OpenAiRequests, FormsThatSayNothingClearAreRefused) {
+  for (const auto& [fields, field] : {
+           Refusal{R"("response_format": {"type": "xml"})", "response_format.type"},
+           Refusal{R"("response_format": 3)", "response_format"},
+           Refusal{R"("response_format": {"type": "json_schema"})", "response_format.json_schema"},
+           Refusal{R"("response_format": {"type": "json_schema", "json_schema": {"name": "n"}})",
+                   "response_format.json_schema.schema"},
+           Refusal{R"("response_format": {"type": "json_object"}, "guided_regex": "a")",
+                   "guided_regex"},
+           Refusal{R"("structured_outputs": {"json": 3})", "structured_outputs.json"},
+           Refusal{R"("structured_outputs": {"structural_tag": "x"})",
+                   "structured_outputs.structural_tag"},
+           Refusal{R"("guided_choice": "a")", "guided_choice"},
+           Refusal{R"("guided_choice": ["a", 1])", "guided_choice"},
+       }) {
+    const absl::Status status =
+        ParseChat((std::string(R"({"messages": [], )") + fields + "}").c_str()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << fields;
+    EXPECT_EQ(engine::GetErrorFacts(status).field, field) << fields << status;
   }
 }
 

@@ -173,17 +173,46 @@ TEST(Tools, AStreamedChatSaysTheSame) {
             Json::array({Call("add", R"({"b": 1, "a": [2]})"), Call("now", "{}")}));
 }
 
-TEST(Tools, ARequiredCallIsBegunByThePrompt) {
+TEST(Tools, ARequiredCallIsMade) {
+  // The model would write a text; the form of calls leaves it the names, and the end of its
+  // thought.
+  const std::string thought = "Two sums.\n</think>\n\n";
   Json body = Chat();
   body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "now"}}}};
-  const Json named = Whole("/v1/chat/completions", body, "\": {\"x\": 1}}\n</tool_call>");
-  EXPECT_EQ(WithoutIds(named["choices"][0]["message"]["tool_calls"]),
-            Json::array({Call("now", R"({"x": 1})")}));
-  EXPECT_EQ(named["choices"][0]["message"]["content"], nullptr);
+  const Json named = Whole("/v1/chat/completions", body,
+                           thought +
+                               "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"x\": 1}}\n"
+                               "</tool_call>\n<tool_call>");
+  const Json& message = named["choices"][0]["message"];
+  ASSERT_EQ(message["tool_calls"].size(), 1u);
+  EXPECT_EQ(message["tool_calls"][0]["function"]["name"], "now");
+  EXPECT_EQ(message["reasoning_content"], "Two sums.");
+  EXPECT_EQ(message["content"], nullptr);
+  EXPECT_EQ(named["choices"][0]["finish_reason"], "tool_calls");
   body["tool_choice"] = "required";
-  const Json any = Whole("/v1/chat/completions", body, "add\", \"arguments\": {}}\n</tool_call>");
+  const Json any =
+      Whole("/v1/chat/completions", body,
+            thought + "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>");
   EXPECT_EQ(WithoutIds(any["choices"][0]["message"]["tool_calls"]),
             Json::array({Call("add", "{}")}));
+}
+
+TEST(Tools, OnlyAllowedToolsAreCalled) {
+  Json body = Chat();
+  body["tool_choice"] = {{"type", "allowed_tools"},
+                         {"allowed_tools",
+                          {{"mode", "required"},
+                           {"tools", {{{"type", "function"}, {"function", {{"name", "now"}}}}}}}}};
+  const Json whole =
+      Whole("/v1/chat/completions", body,
+            "</think>\n\n<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>");
+  for (const Json& call : whole["choices"][0]["message"]["tool_calls"]) {
+    EXPECT_EQ(call["function"]["name"], "now");
+  }
+  body["tool_choice"]["allowed_tools"]["tools"][0]["function"]["name"] = "then";
+  const HttpReply reply = ScriptedServer().Post("/v1/chat/completions", body);
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_EQ(Json::parse(reply.body)["error"]["param"], "tool_choice");
 }
 
 TEST(Tools, WithoutToolsNothingIsACall) {

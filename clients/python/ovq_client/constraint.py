@@ -1,0 +1,213 @@
+"""Forms of answers, for the option `constraint`: a JSON Schema as a dict, a dataclass, a pydantic
+model class, a Regex, a Choice, a Grammar, or JSON_OBJECT.
+
+    @dataclass
+    class Person:
+        name: str
+        age: int
+
+    person = client.generate_as(Person, "Who wrote Emma? As JSON:")
+
+docs/constraints.md of the server says what of JSON Schema and of regular expressions is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import json
+import types
+import typing
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Union
+
+__all__ = [
+    "JSON_OBJECT", "Choice", "Constraint", "Grammar", "Regex", "UnfinishedAnswer",
+    "constraint_fields", "json_schema", "parse_answer",
+]
+
+
+@dataclass(frozen=True)
+class Regex:
+    """The whole text matches the regular expression."""
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The text is one of these."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The text is the rule `root` of a grammar in GBNF."""
+
+    text: str
+
+
+class _JsonObject(enum.Enum):
+    JSON_OBJECT = enum.auto()
+
+
+#: Any JSON object.
+JSON_OBJECT = _JsonObject.JSON_OBJECT
+
+#: A dict is a JSON Schema; a type is a dataclass, a pydantic model class, or another that a field of
+#: a dataclass may have.
+Constraint = Union[Mapping[str, Any], type, Regex, Choice, Grammar, _JsonObject]
+
+
+class UnfinishedAnswer(Exception):
+    """An answer ended before it had its form, by its length. `text` is what there is of it."""
+
+    def __init__(self, text: str):
+        super().__init__("the answer ended before its form did: raise max_tokens")
+        self.text = text
+
+
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_FORMATS = {
+    datetime.datetime: "date-time", datetime.date: "date", datetime.time: "time", uuid.UUID: "uuid"
+}
+_UNIONS = (Union, getattr(types, "UnionType", Union))
+
+
+def constraint_fields(constraint: Constraint) -> dict[str, Any]:
+    """Returns the fields of the message Constraint."""
+    if isinstance(constraint, Regex):
+        return {"regex": constraint.pattern}
+    if isinstance(constraint, Choice):
+        if isinstance(constraint.texts, (str, bytes)):
+            raise TypeError("Choice: expected a sequence of str")
+        return {"choice": {"texts": list(constraint.texts)}}
+    if isinstance(constraint, Grammar):
+        return {"grammar": constraint.text}
+    if constraint is JSON_OBJECT:
+        return {"json_object": True}
+    return {"json_schema": json.dumps(json_schema(constraint), ensure_ascii=False)}
+
+
+def json_schema(constraint: Any) -> Any:
+    """Returns the JSON Schema of a type; a dict is one already."""
+    if isinstance(constraint, Mapping):
+        return dict(constraint)
+    if hasattr(constraint, "model_json_schema"):  # pydantic's
+        return constraint.model_json_schema()
+    definitions: dict[str, Any] = {}
+    schema = _schema(constraint, definitions)
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if of is Any:
+        return {}
+    if of in _SCALARS:
+        return {"type": _SCALARS[of]}
+    if of in _FORMATS:
+        return {"type": "string", "format": _FORMATS[of]}
+    if isinstance(of, type) and issubclass(of, enum.Enum):
+        return {"enum": [member.value for member in of]}
+    if dataclasses.is_dataclass(of):
+        name = of.__name__
+        if name not in definitions:
+            definitions[name] = {}  # which a field of its own may refer to
+            definitions[name] = _object_schema(of, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    return _generic_schema(of, definitions)
+
+
+def _object_schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(of)
+    missing = dataclasses.MISSING
+    fields = [field for field in dataclasses.fields(of) if field.init]
+    return {
+        "type": "object",
+        "properties": {field.name: _schema(hints[field.name], definitions) for field in fields},
+        "required": [
+            field.name for field in fields
+            if field.default is missing and field.default_factory is missing
+        ],
+        "additionalProperties": False,
+    }
+
+
+def _generic_schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, args = typing.get_origin(of), typing.get_args(of)
+    if origin in _UNIONS:
+        return {"anyOf": [_schema(arg, definitions) for arg in args]}
+    if origin is typing.Literal:
+        return {"enum": list(args)}
+    if origin is list or of is list:
+        return {"type": "array", "items": _schema(args[0], definitions) if args else {}}
+    if origin is tuple and args[1:] == (...,):
+        return {"type": "array", "items": _schema(args[0], definitions)}
+    if origin is tuple:
+        items = [_schema(arg, definitions) for arg in args]
+        return {
+            "type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)
+        }
+    if (origin is dict or of is dict) and args[:1] in ((), (str,)):
+        values = _schema(args[1], definitions) if args else {}
+        return {"type": "object", "additionalProperties": values}
+    raise TypeError(f"no JSON schema for {of!r}")
+
+
+def parse_answer(constraint: Constraint, text: str) -> Any:
+    """Returns the text as what the constraint asks for: an instance of a type, a JSON value, or, of
+    Regex, Choice and Grammar, the text itself."""
+    if isinstance(constraint, (Regex, Choice, Grammar)):
+        return text
+    if hasattr(constraint, "model_validate_json"):  # pydantic's
+        return constraint.model_validate_json(text)
+    value = json.loads(text)
+    if isinstance(constraint, Mapping) or constraint is JSON_OBJECT:
+        return value
+    return _built(constraint, value)
+
+
+def _built(of: Any, value: Any) -> Any:
+    """Makes a value of a type of its JSON; ValueError if the JSON is of none."""
+    if of is Any:
+        return value
+    if of is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if of in _SCALARS:
+        if type(value) is not of:
+            raise ValueError(f"expected {of.__name__}, got {value!r}")
+        return value
+    if of in _FORMATS:
+        if of is uuid.UUID:
+            return uuid.UUID(value)
+        return of.fromisoformat(value.replace("Z", "+00:00").replace("z", "+00:00"))
+    if isinstance(of, type) and issubclass(of, enum.Enum):
+        return of(value)
+    if dataclasses.is_dataclass(of):
+        if not isinstance(value, dict):
+            raise ValueError(f"expected the fields of {of.__name__}, got {value!r}")
+        hints = typing.get_type_hints(of)
+        return of(**{key: _built(hints[key], item) for key, item in value.items()})
+    return _built_generic(of, value)
+
+
+def _built_generic(of: Any, value: Any) -> Any:
+    origin, args = typing.get_origin(of) or of, typing.get_args(of)
+    if origin in _UNIONS:
+        for arg in args:
+            try:
+                return _built(arg, value)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue
+        raise ValueError(f"expected one of {args}, got {value!r}")
+    if origin is typing.Literal:
+        return value
+    if origin is list:
+        return [_built(args[0], item) for item in value] if args else value
+    if origin is tuple:
+        kinds = args[:1] * len(value) if args[1:] == (...,) else args
+        return tuple(_built(kind, item) for kind, item in zip(kinds, value))
+    return {key: _built(args[1], item) for key, item in value.items()} if args else value
