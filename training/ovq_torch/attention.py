@@ -183,7 +183,8 @@ class OVQAttention(SoftmaxMixer):
     nearest slot become slots, the others move theirs by (k - D_j) / c_j (eq. 19), which makes it their mean. Which
     slot a key goes to is a constant to gradients; they reach every key and value through the means. The state has at
     most N slots and chunk_size tokens. All chunks go side by side (ovq_torch/chunked.py), as in ovq/dictionary.py but for
-    rounding. min_state_size: n(t) = min(t, N); counts_for_rates_only: scores without ln c_j (flags of section `ovq`)."""
+    rounding. min_state_size: n(t) = min(t, N); counts_for_rates_only: scores without ln c_j (flags of section `ovq`); variance:
+    factor of the variance of a slot's keys in its score, constant to gradients (row_bias in ovq/dictionary.py)."""
 
     kind = "ovq_attention"
     update = "paper"
