@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace ovq::kernels {
-
 namespace {
 
 // Fails on a variance where a slot's mean key does not tell it, or where scores have no bias.
