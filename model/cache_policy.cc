@@ -50,8 +50,8 @@ bool AppliesTo(const CachePolicy& policy, const LayerSpec& layer) {
 absl::Status ReadUpdate(const LayerSpec& layer, const kernels::Attrs& section, size_t& update) {
   kernels::AttrReader reader(section);
   update = static_cast<size_t>(reader.ChoiceOr("update", kUpdates));
-  kernels::PairRule rule;
-  kernels::ReadPairRule(reader, rule);  // checked under every rule
+  kernels::DictionaryConfig checked;
+  kernels::ReadRuleFields(reader, checked);
   const auto own = static_cast<size_t>(std::ranges::find(kUpdateTypes, layer.type) - kUpdateTypes);
   if (reader.ok() && section.Has("update") && own != update && own > 0 &&
       own < std::size(kUpdates)) {
@@ -237,6 +237,15 @@ std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap) 
     }
   }
   return tokens;
+}
+
+float KeyVariance(const ModelConfig& config) {
+  const auto has_slots = [](const LayerSpec& layer) {
+    return std::ranges::find(kUpdateTypes, layer.type) != std::end(kUpdateTypes);
+  };
+  const auto layer = std::ranges::find_if(config.layers, has_slots);
+  if (layer == config.layers.end()) return 0;
+  return static_cast<const kernels::DictionaryConfig&>(*layer->mixer->attention()).variance;
 }
 
 }  // namespace ovq::model

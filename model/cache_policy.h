@@ -50,5 +50,8 @@ absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
 // attention that they were trained with; beyond it they approximate it. Empty if no layer
 // approximates.
 std::optional<int64_t> ExactTokens(const ModelConfig& config, int64_t slot_cap);
+// ovq.variance as the layers with slots read it, whose config was read without errors; 0 if there
+// is none.
+float KeyVariance(const ModelConfig& config);
 
 }  // namespace ovq::model

@@ -195,12 +195,23 @@ class Inspection {
     }
   }
 
+  // Says which part of a slot's score ovq.variance adds under this policy.
+  void NoteVariance(const CachePolicy& policy, const ModelConfig& config, Json& report) const {
+    const float variance = KeyVariance(config);
+    if (variance == 0) return;
+    const std::string by =
+        policy.layer_type.empty() ? "" : absl::StrCat(" of --memory ", policy.name);
+    report["notes"].push_back(absl::StrCat("ovq.variance: scores of slots", by, " gain ", variance,
+                                           " times what the variance of their keys gives"));
+  }
+
   void InspectSessions(Json& report) {
     report["state_dtype"] = absl::AsciiStrToLower(kernels::DTypeName(StateDType()));
     if (!IsWhole(config_)) return;
     const absl::StatusOr<StateLayout> layout = PlanLayout(config_);
     if (!layout.ok()) return Tell(InContext(File("config.json"), layout.status()));
     AddSessions(CachePolicies().front().name, *layout, options_.slot_caps, report);
+    NoteVariance(CachePolicies().front(), config_, report);
     report["verdict"] = "served, in bounded memory as config.json says";
     if (!layout->has_unbounded()) return;
     report["verdict"] = "served exactly, in memory that grows with a session; nothing bounds it";
@@ -213,6 +224,7 @@ class Inspection {
       const absl::StatusOr<StateLayout> bounded = PlanLayout(*through);
       if (!bounded.ok() || bounded->has_unbounded()) continue;
       AddSessions(policy.name, *bounded, caps, report);
+      NoteVariance(policy, *through, report);
       report["verdict"] = absl::StrCat(
           "served exactly, in memory that grows with a session; bounded with --memory ",
           policy.name, ", exact up to as many tokens as slot_cap");

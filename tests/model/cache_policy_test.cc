@@ -119,6 +119,42 @@ TEST(ApplyCachePolicy, AConfigChoosesItsUpdate) {
               HasSubstr("ovq.delta_rule: expected false for tokens that KeyDiff evicts, got true"));
 }
 
+TEST(ApplyCachePolicy, AVarianceNeedsMeansOfUnitKeysWhoseCountsAreRead) {
+  const auto error = [](const Json& layer_types, Json ovq, const char* policy,
+                        const Json& model = Json::object()) {
+    if (!ovq.contains("variance")) ovq["variance"] = 0.5;
+    Json json = Base(layer_types, ovq);
+    json.update(model);
+    return Message(Load(json, Policy(policy)).status());
+  };
+  const Json ovq = {"ovq_attention"}, full = {"full_attention"};
+  for (const char* policy : {"model", "paper", "closest-pair", "exact"}) {
+    EXPECT_EQ(error(ovq, {{"delta_rule", false}}, policy), "") << policy;
+    EXPECT_EQ(error(full, Json::object(), policy), "") << policy;
+  }
+  for (const Json& wrong : {Json(-0.5), Json(1001), Json("1"), Json(true)}) {
+    for (const Json& types : {ovq, full}) {
+      EXPECT_THAT(error(types, {{"variance", wrong}}, "model"),
+                  HasSubstr("config.json: ovq.variance: expected a number in [0, 1000], got "));
+    }
+  }
+  const std::string evicted =
+      "ovq.variance: expected 0 for tokens that KeyDiff evicts, as no slot has several keys, got "
+      "0.5";
+  EXPECT_THAT(error(ovq, {{"update", "keydiff"}}, "model"), HasSubstr(evicted));
+  EXPECT_THAT(error(full, Json::object(), "keydiff"), HasSubstr(evicted));
+  EXPECT_THAT(error(ovq, {{"normalize_centroids", true}}, "model"),
+              HasSubstr("ovq.variance: expected 0 with normalize_centroids, "));
+  EXPECT_THAT(error(ovq, {{"counts_for_rates_only", true}}, "model"),
+              HasSubstr("ovq.variance: expected 0 with counts_for_rates_only, "));
+  for (const char* norm : {"layer", "rms", "rms_all_heads", "none"}) {
+    EXPECT_THAT(error(ovq, Json::object(), "model", {{"qk_norm", norm}}),
+                HasSubstr("ovq.variance: expected 0 where keys have no unit norm (qk_norm unit or "
+                          "l2), got 0.5"));
+  }
+  EXPECT_EQ(error(ovq, Json::object(), "model", {{"qk_norm", "l2"}}), "");
+}
+
 TEST(ApplyCachePolicy, LayersHaveTheirShareOfTheSlots) {
   const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
   EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), Policy("model")),

@@ -154,8 +154,10 @@ class ClosestPairRows:
         return (left.cumsum() - 1)[part_of]
 
 
-def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=PairRule()):
-    """Closest-pair attention. Shapes as in mixers.py; key_size as in ClosestPairRows."""
+def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=PairRule(),
+                           variance_scale=None):
+    """Closest-pair attention. Shapes as in mixers.py; key_size as in ClosestPairRows,
+    variance_scale as in dictionary.py's row_bias."""
     batch, n_heads, n_tokens, head_dim = k.shape
     plain = k.dtype == torch.float64 or k.device.type != "cpu" or fused.compiled() is None
     merge = merge_pairs if plain else fused.merge_pairs
@@ -169,7 +171,8 @@ def closest_pair_attention(q, k, v, chunk_len, max_rows, key_size=1.0, rule=Pair
 
     # split, not slices: the gradient of a slice is a tensor of the whole's size
     for own_q, own_k, own_v in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
-        outs.append(read_chunk(own_q, own_k, own_v, sums / counts.unsqueeze(-1), counts))
+        outs.append(read_chunk(own_q, own_k, own_v, sums / counts.unsqueeze(-1), counts,
+                               variance_scale=variance_scale))
         end += own_k.shape[2]
         if end == n_tokens:
             break

@@ -100,26 +100,43 @@ def merge_chunk(rows, counts, keys_values, assignment, n_new, ablation="none", n
     return (rows * kept).scatter_add(2, index, share), counts
 
 
-def read_chunk(q, k, v, rows, counts, weighs_counts=True):
-    """One softmax over the rows, weighted by their counts, and the chunk's own keys (eq. 15)."""
+def row_bias(keys, counts, variance_scale=None):
+    """Returns what a row's score gains: ln(count) and, with variance_scale, that times the variance
+    of its keys, 1 - |mean key|^2.
+
+    keys [batch, n_kv_heads, n_rows, head_dim]: mean keys; counts [batch, n_kv_heads, n_rows];
+    variance_scale [n_kv_heads]: factor * mean |q|^2 / (2 head_dim) (variance_scale in model.py).
+    Constant to gradients."""
+    bias = counts.to(wide(keys).dtype).log()
+    if variance_scale is None:
+        return bias
+    variance = (1 - wide(keys).detach().square().sum(-1)).clamp(min=0)
+    # one key has no variance: its norm is 1 but for rounding
+    variance = torch.where(counts > 1, variance, torch.zeros_like(variance))
+    return bias + variance * variance_scale.to(bias.dtype).unsqueeze(-1)
+
+
+def read_chunk(q, k, v, rows, counts, weighs_counts=True, variance_scale=None):
+    """One softmax over the rows, each with its row_bias, and the chunk's own keys (eq. 15)."""
     group, n_tokens, head_dim = q.shape[2:]
     old_keys, old_values = rows.to(k.dtype).split((head_dim, v.shape[-1]), dim=-1)
     keys = torch.cat((old_keys, k), dim=2)
     values = torch.cat((old_values, v), dim=2)
-    # ln(count) for centroids, 0 for the chunk's own keys
-    bias = F.pad(counts.to(rows.dtype).log(), (0, n_tokens)) if weighs_counts else None
+    bias = None
+    if weighs_counts:  # 0 for the chunk's own keys
+        bias = F.pad(row_bias(rows[..., :head_dim], counts, variance_scale), (0, n_tokens))
     ranges = ranges_up_to(rows.shape[2] + 1, n_tokens, q.device).repeat(1, group)
     # queries of a group read the same keys: one product serves all
     return attend(q.flatten(2, 3), keys, values, ranges, bias).unflatten(2, (group, n_tokens))
 
 
-def _predicted(k, rows, counts, rules, key_scales):
+def _predicted(k, rows, counts, rules, key_scales, variance_scale):
     """Predicts the values of keys [batch, n_kv_heads, n, head_dim] from the rows alone; 0 without
     rows."""
     keys, values = rows.split((k.shape[-1], rows.shape[-1] - k.shape[-1]), dim=-1)
     if rows.shape[2] == 0:
         return values.new_zeros(*k.shape[:-1], values.shape[-1])
-    bias = None if rules.counts_for_rates_only else counts.to(rows.dtype).log()
+    bias = None if rules.counts_for_rates_only else row_bias(keys, counts, variance_scale)
     ends = torch.full((k.shape[2],), rows.shape[2], dtype=torch.int32, device=k.device)
     queries = k * key_scales.to(k.dtype)[:, None, None]
     return attend(queries, keys, values, torch.stack((torch.zeros_like(ends), ends)), bias)
@@ -132,24 +149,25 @@ def _normalized(rows, head_dim, rules):
     return torch.cat((F.normalize(keys, dim=-1, eps=1e-12), values), dim=-1)
 
 
-def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales):
+def _step_chunk(q, k, v, rows, counts, n_new, ablation, rules, key_scales, variance_scale):
     """One chunk attends, then updates the dictionary; returns (out, rows, counts)."""
-    out = read_chunk(q, k, v, rows, counts, not rules.counts_for_rates_only)
+    out = read_chunk(q, k, v, rows, counts, not rules.counts_for_rates_only, variance_scale)
     keys, values, head_dim = wide(k), wide(v), k.shape[-1]
     assignment = assign_chunk(keys, rows[..., :head_dim], n_new, ablation)
     if rules.delta_rule:
-        values = values - _predicted(keys, rows, counts, rules, key_scales)
+        values = values - _predicted(keys, rows, counts, rules, key_scales, variance_scale)
     rows, counts = merge_chunk(rows, counts, torch.cat((keys, values), dim=-1), assignment, n_new,
                                ablation, v.shape[-1] if rules.delta_rule else 0)
     return out, _normalized(rows, head_dim, rules) if rules.normalize_centroids else rows, counts
 
 
 def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_chunks=False,
-                  rules=OvqRules(), key_scales=None):
+                  rules=OvqRules(), key_scales=None, variance_scale=None):
     """Runs OVQ attention chunk by chunk. ablation: one of ABLATIONS.
 
     recompute_chunks: keep only the dictionaries between the chunks for the backward pass.
     key_scales: [n_kv_heads], factors that make a query of a key, for rules.delta_rule.
+    variance_scale: as in row_bias.
     """
     batch, n_heads, n_tokens, head_dim = k.shape
     rows = wide(k).new_zeros(batch, n_heads, 0, head_dim + v.shape[-1])
@@ -159,10 +177,11 @@ def ovq_attention(q, k, v, chunk_len, max_centroids, ablation="none", recompute_
     for chunk in zip(*(x.split(chunk_len, dim=-2) for x in (q, k, v))):
         end += chunk[1].shape[2]
         if end == n_tokens:  # no later token reads this update, so it is skipped
-            outs.append(read_chunk(*chunk, rows, counts, not rules.counts_for_rates_only))
+            outs.append(read_chunk(*chunk, rows, counts, not rules.counts_for_rates_only,
+                                   variance_scale))
             break
         n_new = _n_centroids(end, n_tokens, max_centroids, rules, ablation) - rows.shape[2]
-        arguments = (*chunk, rows, counts, n_new, ablation, rules, key_scales)
+        arguments = (*chunk, rows, counts, n_new, ablation, rules, key_scales, variance_scale)
         if recompute_chunks and torch.is_grad_enabled():
             out, rows, counts = checkpoint(_step_chunk, *arguments, use_reentrant=False,
                                            preserve_rng_state=False)

@@ -64,10 +64,12 @@ _SHRINK = {"window": _drop_oldest, "sinks": _drop_oldest_but_sinks, "keydiff": _
 MEMORIES = (*_SHRINK, "closest_pair")
 
 
-def bounded_attention(q, k, v, chunk_len, max_rows, memory):
-    """Causal attention in which one of MEMORIES replaces the past before the own chunk."""
+def bounded_attention(q, k, v, chunk_len, max_rows, memory, variance_scale=None):
+    """Causal attention in which one of MEMORIES replaces the past before the own chunk.
+
+    variance_scale: of closest_pair, as in dictionary.py's row_bias; the others merge no rows."""
     if memory == "closest_pair":
-        return closest_pair_attention(q, k, v, chunk_len, max_rows)
+        return closest_pair_attention(q, k, v, chunk_len, max_rows, variance_scale=variance_scale)
     keys, values = (wide(x[:, :, :0]) for x in (k, v))
     counts = torch.zeros(k.shape[0], k.shape[1], 0, dtype=torch.int64, device=k.device)
     outs = []

@@ -115,10 +115,21 @@ class Attention(nn.Module):
                     self.beta.split(self.config.group_size), sizes)
         return torch.cat([self._mix_heads(*head) for head in heads], dim=1)
 
+    def variance_scale(self, beta):
+        """Returns dictionary.py's variance_scale for the query heads of beta [n_heads], or None.
+
+        The query heads of a group share rows, and these have one bias: the mean beta^2 counts."""
+        if not self.config.variance:
+            return None
+        squares = beta.detach().square().unflatten(0, (-1, self.config.group_size)).mean(-1)
+        return self.config.variance / (2 * self.config.head_dim) * squares
+
     def _mix_heads(self, q, k, v, beta, max_centroids):
+        variance_scale = self.variance_scale(beta)
         if self.memory in MEMORIES:
             max_rows = n_centroids_at(k.shape[2], max_centroids)
-            return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory)
+            return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory,
+                                     variance_scale)
         if self.layer_type == "sliding_attention":
             return mixers.sliding_attention(q, k, v, self.config.sliding_window)
         if self.layer_type == "full_attention" and self.memory is None:
@@ -127,11 +138,12 @@ class Attention(nn.Module):
             return mixers.vq_attention(q, k, v, self.codebook)
         if self.config.update == "closest-pair" and self.memory is None:
             return closest_pair_attention(q, k, v, self.config.chunk_size, max_centroids,
-                                          rule=self.config.pair_rule)
+                                          rule=self.config.pair_rule,
+                                          variance_scale=variance_scale)
         if self.config.update == "keydiff" and self.memory is None:
             return bounded_attention(q, k, v, self.config.chunk_size, max_centroids, "keydiff")
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
-                             self.recompute_chunks, self.config.ovq_rules, beta)
+                             self.recompute_chunks, self.config.ovq_rules, beta, variance_scale)
 
     def forward(self, x, rope, max_centroids):
         q, k, v = self._heads(x, rope)

@@ -100,8 +100,9 @@ class SoftmaxMixer(Mixer, Attention):
         q = q.unflatten(1, (-1, self.config.group_size))  # query head h reads key/value head h // group
         memories = state.memories if state else self.new_memories(k, v, max_centroids)
         parts = [part.chunk(len(memories), 1) for part in (q, k, v)]
-        outs, memories = zip(*(self.attend(*heads, memory, n_before, x)
-                               for *heads, memory in zip(*parts, memories)))
+        betas = self.beta.chunk(len(memories))
+        outs, memories = zip(*(self.attend(*heads, memory, n_before, x, beta)
+                               for *heads, memory, beta in zip(*parts, memories, betas)))
         y = self.o_proj(torch.cat(outs, 1).flatten(1, 2).transpose(1, 2).flatten(2))
         return y, AttentionState(n_before + n_new, memories, x[:, -1:].clone() if self.config.token_shift else None)
 
@@ -109,8 +110,9 @@ class SoftmaxMixer(Mixer, Attention):
         """Returns the memories before the first token, as a tuple (AttentionState.memories)."""
         raise NotImplementedError
 
-    def attend(self, q, k, v, memory, n_before, x):
-        """Returns (the heads' outputs [batch, n_kv_heads, group, n_tokens, value_head_dim], the memory after them)."""
+    def attend(self, q, k, v, memory, n_before, x, beta):
+        """Returns (the heads' outputs [batch, n_kv_heads, group, n_tokens, value_head_dim], the memory after them).
+        beta [n_kv_heads group]: the norms of these heads' queries."""
         raise NotImplementedError
 
 
@@ -136,7 +138,7 @@ class FullAttention(SoftmaxMixer):
     def new_memories(self, k, v, max_centroids):
         return (Tokens(k[:, :, :0], v[:, :, :0]),)
 
-    def attend(self, q, k, v, memory, n_before, x):
+    def attend(self, q, k, v, memory, n_before, x, beta):
         memory = Tokens(torch.cat((memory.keys, k), 2), torch.cat((memory.values, v), 2))
         return _exact(q, memory.keys, memory.values), memory
 
@@ -150,7 +152,7 @@ class SlidingAttention(FullAttention):
     def __init__(self, hidden_size, num_heads, head_dim=None, *, sliding_window=512, rope_theta=10000.0, **fields):
         super().__init__(hidden_size, num_heads, head_dim, sliding_window=sliding_window, rope_theta=rope_theta, **fields)
 
-    def attend(self, q, k, v, memory, n_before, x):
+    def attend(self, q, k, v, memory, n_before, x, beta):
         window, n_old, n_new = self.config.sliding_window, memory.keys.shape[2], k.shape[2]
         k, v = torch.cat((memory.keys, k), 2), torch.cat((memory.values, v), 2)
         if n_new <= window and n_old:
@@ -181,7 +183,8 @@ class OVQAttention(SoftmaxMixer):
     nearest slot become slots, the others move theirs by (k - D_j) / c_j (eq. 19), which makes it their mean. Which
     slot a key goes to is a constant to gradients; they reach every key and value through the means. The state has at
     most N slots and chunk_size tokens. All chunks go side by side (ovq_torch/chunked.py), as in ovq/dictionary.py but for
-    rounding. min_state_size: n(t) = min(t, N); counts_for_rates_only: scores without ln c_j (flags of section `ovq`)."""
+    rounding. min_state_size: n(t) = min(t, N); counts_for_rates_only: scores without ln c_j (flags of section `ovq`); variance:
+    factor of the variance of a slot's keys in its score, constant to gradients (row_bias in ovq/dictionary.py)."""
 
     kind = "ovq_attention"
     update = "paper"
@@ -207,9 +210,10 @@ class OVQAttention(SoftmaxMixer):
     def plan(self, *chunks):
         return chunked.plan_ovq(self.config.ovq_rules, *chunks)
 
-    def attend(self, q, k, v, memory, n_before, x):
+    def attend(self, q, k, v, memory, n_before, x, beta):
         return chunked.attend_in_chunks(q, k, v, memory, n_before, self.config.chunk_size, self.plan,
-                                        not self.config.ovq_rules.counts_for_rates_only, self.recompute_chunks)
+                                        not self.config.ovq_rules.counts_for_rates_only, self.recompute_chunks,
+                                        self.variance_scale(beta))
 
 
 class ClosestPairAttention(OVQAttention):
@@ -252,7 +256,7 @@ class VQAttention(SoftmaxMixer):
         return (Codes(mixers.wide(v).new_zeros(*shape, v.shape[-1]), torch.zeros(shape, dtype=torch.int64,
                                                                                  device=v.device)),)
 
-    def attend(self, q, k, v, memory, n_before, x):
+    def attend(self, q, k, v, memory, n_before, x, beta):
         if n_before == 0 and torch.is_grad_enabled():
             out = _exact(q, mixers.quantize(k, self.codebook).to(k.dtype), v)
             return out, self._counted(memory, k, v)
@@ -295,7 +299,7 @@ class KVMAttention(SoftmaxMixer):
         return (KeyValueMeans(None, k[:, :, :0], v[:, :, :0], v[:, :, :0, 0] if settings.has_gates else None,
                               settings.max_centroids if max_centroids is None else max_centroids),)
 
-    def attend(self, q, k, v, memory, n_before, x):
+    def attend(self, q, k, v, memory, n_before, x, beta):
         settings, gates, n_old = self.config.kvm, None, memory.keys.shape[2]
         if settings.has_gates:
             gates = kvm.token_gates(mixers.wide(self.key_weighting(x))).transpose(1, 2)

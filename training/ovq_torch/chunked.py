@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from ovq import fused
 from ovq.closest_pair import ClosestPairRows, merge_pairs
 from ovq.config import OvqRules
-from ovq.dictionary import assign_chunk, merge_chunk, n_centroids_at
+from ovq.dictionary import assign_chunk, merge_chunk, n_centroids_at, row_bias
 from ovq.mixers import attend, ranges_up_to, wide
 from ovq_torch.state import Dictionary
 
@@ -117,14 +117,14 @@ def _read(q, keys, values, bias):
     return attend(q.flatten(2, 3), keys, values, ranges, bias).unflatten(2, (group, n_queries))
 
 
-def _read_group(q, k, v, sums, counts, updates, weighs_counts):
+def _read_group(q, k, v, sums, counts, updates, weighs_counts, variance_scale):
     """Returns the group's outputs [Z, G, group, Lq, dv] and the sums after it."""
     keys, values, after = ChunkDictionaries.apply(sums, counts, k, v, updates)
     m = keys.shape[2] - k.shape[2]
     bias = sums.new_full((*k.shape[:2], m), _NEVER)
     for c, live in enumerate(([counts] + [update.counts for update in updates])[:k.shape[1]]):
         n = live.shape[1]
-        bias[:, c, m - n:] = live.to(bias.dtype).log() if weighs_counts else 0
+        bias[:, c, m - n:] = row_bias(keys[:, c, m - n:m], live, variance_scale) if weighs_counts else 0
     return _read(q, keys, values, bias), after
 
 
@@ -137,12 +137,13 @@ def _group_sizes(n_chunks, first, most):
         begin += max(1, min(most, first + begin))
 
 
-def attend_in_chunks(q, k, v, memory, n_tokens, chunk_len, plan, weighs_counts=True, recompute=False):
+def attend_in_chunks(q, k, v, memory, n_tokens, chunk_len, plan, weighs_counts=True, recompute=False,
+                     variance_scale=None):
     """Reads and updates a Dictionary; returns (out [batch, n_kv_heads, group, n_tokens, dv], the Dictionary after).
 
     n_tokens: the tokens before these. plan(chunks of keys [Z, C, L, d], of values, memory, merged): the updates of
     the chunks and what becomes of memory.sizes; merged: the tokens in the slots. recompute: keep only the sums between
-    groups for the backward pass."""
+    groups for the backward pass. variance_scale [n_kv_heads]: as in ovq/dictionary.py's row_bias."""
     batch, n_heads, n_new = k.shape[:3]
     n_pending = memory.keys.shape[2]
     if n_pending:
@@ -159,6 +160,8 @@ def attend_in_chunks(q, k, v, memory, n_tokens, chunk_len, plan, weighs_counts=T
     q = q.flatten(0, 1).unflatten(2, (n_chunks, -1)).transpose(1, 2)
     updates, sizes = plan(k[:, :n_merged].detach(), v[:, :n_merged].detach(), memory, merged)
     counts = memory.counts.flatten(0, 1)
+    if variance_scale is not None:
+        variance_scale = variance_scale.repeat(batch)  # [Z]
     sums, outs = memory.slots.flatten(0, 1) * counts.unsqueeze(-1), []
     n_columns = k.shape[2] + (updates[-1].counts if updates else counts).shape[1]
     n_scores = q[:, 0, :, :, 0].numel() * n_columns  # of the last chunk, which has most
@@ -167,7 +170,7 @@ def attend_in_chunks(q, k, v, memory, n_tokens, chunk_len, plan, weighs_counts=T
     # split, not slices: the gradient of a slice is a tensor of the whole's size
     for n_group, *parts in zip(lengths, *(x.split(lengths, 1) for x in (q, k, v))):
         of_group, begin = updates[begin:begin + n_group], begin + n_group
-        arguments = (*parts, sums, counts, of_group, weighs_counts)
+        arguments = (*parts, sums, counts, of_group, weighs_counts, variance_scale)
         if recompute and torch.is_grad_enabled():
             out, sums = checkpoint(_read_group, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:

@@ -12,9 +12,10 @@ from closest_pair_plain import ClosestPair
 from ovq import closest_pair, fused
 from ovq.closest_pair import ClosestPairRows, closest_pair_attention, n_rows_at
 from ovq.config import ConfigError, PairRule, config_from_dict, config_to_dict
+from ovq.dictionary import row_bias
 from ovq.mixers import full_attention
 from ovq.model import OvqModel
-from test_mixers import random_qkv
+from test_mixers import naive_variance, random_qkv
 
 CHUNK = 6
 
@@ -24,17 +25,19 @@ def mean_square(rows):
 
 
 class NaiveHead:
-    """Rows as (key, value, count), processed one token at a time."""
+    """Rows as (key, value, keys of its tokens), processed one token at a time."""
 
-    def __init__(self, max_rows, rule=PairRule()):
+    def __init__(self, max_rows, rule=PairRule(), variance_scale=0.0):
+        self.variance_scale = variance_scale
         self.max_rows, self.rows, self.own, self.size = max_rows, [], [], 0.0
         self.n_tokens, self.candidates = 0, []
         self.weight, self.pinned, self.recent = rule.value_weight, rule.pinned_tokens, rule.recent_tokens
 
     def read(self, query, key, value):
-        self.own.append((key, value, 1))
+        self.own.append((key, value, [key]))
         read = self.rows + self.own
-        scores = torch.stack([query @ k + math.log(count) for k, _, count in read])
+        scores = torch.stack([query @ k + math.log(len(keys)) + self.variance_scale * naive_variance(keys).detach()
+                              for k, _, keys in read])
         return scores.softmax(0) @ torch.stack([v for _, v, _ in read])
 
     def step(self):
@@ -69,10 +72,11 @@ class NaiveHead:
 
         _, i, j = min((distance(rows[i], rows[j]), i, j)
                       for i in range(len(rows)) for j in range(i + 1, len(rows)))
-        (key, value, count), (other_key, other_value, other_count) = rows[i], rows.pop(j)
+        (key, value, keys), (other_key, other_value, other_keys) = rows[i], rows.pop(j)
+        count, other_count = len(keys), len(other_keys)
         total = count + other_count
         rows[i] = ((count * key + other_count * other_key) / total,
-                   (count * value + other_count * other_value) / total, total)
+                   (count * value + other_count * other_value) / total, keys + other_keys)
 
 
 class ClosestPairTest(unittest.TestCase):
@@ -134,6 +138,33 @@ class ClosestPairTest(unittest.TestCase):
                     naive.step()
                 with self.subTest(max_rows=max_rows, rule=rule):
                     torch.testing.assert_close(out[b, head, 0], torch.stack(expected))
+
+    def test_the_variance_of_a_rows_keys_is_in_its_score(self):
+        q, k, v = random_qkv(45)
+        scale = torch.tensor([0.4, 1.5]).double()
+        out = closest_pair_attention(q, k, v, CHUNK, 10, variance_scale=scale)
+        for b, head in torch.cartesian_prod(*[torch.arange(2)] * 2).tolist():
+            naive, expected = NaiveHead(10, variance_scale=scale[head]), []
+            for t in range(45):
+                expected.append(naive.read(q[b, head, 0, t], k[b, head, t], v[b, head, t]))
+                naive.step()
+            torch.testing.assert_close(out[b, head, 0], torch.stack(expected))
+        self.assertGreater((out - closest_pair_attention(q, k, v, CHUNK, 10)).abs().max().item(), 1e-2)
+        # tokens alone have no variance: nothing changes before the first merge
+        torch.testing.assert_close(closest_pair_attention(q, k, v, CHUNK, 45, variance_scale=scale),
+                                   full_attention(q, k, v))
+
+    def test_the_plain_reference_has_the_same_variance(self):
+        rng = np.random.default_rng(8)
+        keys = rng.standard_normal((60, 12))
+        keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+        plain = ClosestPair(9)
+        for begin in range(0, 60, 12):
+            plain.append(keys[begin:begin + 12], keys[begin:begin + 12, :5])
+        self.assertGreater(plain.variances.max(), 0.1)
+        means, counts = (torch.from_numpy(x)[None, None] for x in (plain.keys, plain.counts))
+        bias = row_bias(means, counts.long(), torch.ones(1).double()) - counts.log()
+        np.testing.assert_allclose(bias.numpy()[0, 0], plain.variances, atol=1e-12)
 
     def test_gradients_are_those_of_loops_and_of_differences(self):
         q, k, v = (x.requires_grad_() for x in random_qkv(26))
@@ -204,7 +235,7 @@ class ClosestPairTest(unittest.TestCase):
     def test_a_config_chooses_it(self):
         raw = support.tiny_config(ovq={"chunk_size": 8, "max_centroids": 16,
                                        "update": "closest-pair", "value_weight": 0.25,
-                                       "recent_tokens": 4})
+                                       "recent_tokens": 4, "variance": 0.5})
         config = config_from_dict(raw)
         self.assertEqual(config_to_dict(config)["ovq"], raw["ovq"])
         model = OvqModel(config)
@@ -215,14 +246,22 @@ class ClosestPairTest(unittest.TestCase):
         self.assertFalse(torch.allclose(served, by_paper, atol=1e-3))
         for name in ("value_weight", "recent_tokens"):
             del raw["ovq"][name]
+        variance = raw["ovq"].pop("variance")
         model = OvqModel(config_from_dict(raw))
         model.load_state_dict(paper.state_dict())
         self.assertFalse(torch.allclose(served, model(tokens), atol=1e-3))
         paper.read_through("closest_pair")  # as many rows as the paper's rule leaves live
         torch.testing.assert_close(paper(tokens, 22), model(tokens))  # 60 * 22 // 82 is 16
-        for name, value in (("pinned_tokens", 1.5), ("recent_tokens", -1), ("value_weight", "1")):
+        varied = OvqModel(config_from_dict({**raw, "ovq": {**raw["ovq"], "variance": variance}}))
+        varied.load_state_dict(paper.state_dict())
+        self.assertFalse(torch.allclose(varied(tokens), model(tokens), atol=1e-3))
+        for name, value in (("pinned_tokens", 1.5), ("recent_tokens", -1), ("value_weight", "1"),
+                            ("variance", -1), ("variance", True)):
             with self.assertRaisesRegex(ConfigError, f"ovq.{name}: "):
                 config_from_dict({**raw, "ovq": {**raw["ovq"], name: value}})
+        for other in ({"update": "keydiff"}, {"normalize_centroids": True}, {"counts_for_rates_only": True}):
+            with self.assertRaisesRegex(ConfigError, "ovq.variance: 0.5 needs rows that are means"):
+                config_from_dict({**raw, "ovq": {"variance": 0.5, **other}})
         raw["ovq"]["update"] = "closest"
         with self.assertRaisesRegex(ConfigError, "ovq.update: 'closest'"):
             config_from_dict(raw)

@@ -47,7 +47,8 @@ class GoldenTest(unittest.TestCase):
         for name in ("sw-full", "sw-vq", "sw-ovq-gqa", "sw-gdn", "gdn-ovq", "mamba2-ovq", "mesa-sw",
                      "sw-lattice", "lattice-enc-l1", "lattice-sim", "transformer-vq", "ovq-normalize",
                      "ovq-min-state", "ovq-rates-only", "ovq-delta", "ovq-normalize-delta",
-                     "ovq-shares", "ovq-head-shares", "closest-pair-shares", "keydiff-shares",
+                     "ovq-shares", "ovq-head-shares", "ovq-variance", "closest-pair-variance",
+                     "closest-pair-shares", "keydiff-shares",
                      "sw-closest-pair"):
             with self.subTest(fixture=name):
                 self.check_fixture(name)

@@ -57,18 +57,27 @@ def novelty(key, similarity, ablation):
     return abs(math.fmod(4096 * float(key.sum()), 1))
 
 
-def naive_read(q, rows, counts, rules):
+def naive_variance(keys):
+    """Returns the mean |key - mean key|^2."""
+    keys = torch.stack(keys)
+    return (keys - keys.mean(0)).square().sum(-1).mean()
+
+
+def naive_read(q, rows, counts, rules, variance_scale=0.0):
     scores = [q @ row[0] for row in rows]
     if not rules.counts_for_rates_only:
         scores = [score + math.log(n) for score, n in zip(scores, counts)]
+    if variance_scale:
+        scores = [score + variance_scale * naive_variance(row[2]) for score, row in zip(scores, rows)]
     return scores, [row[1] for row in rows]
 
 
-def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale):
-    """One head's dictionary update, literally: changes the lists in place."""
+def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale, variance_scale):
+    """One head's dictionary update, literally: changes the lists in place. A row is its mean key, its
+    mean value and the keys of its tokens."""
     n_old = len(rows)
     if rules.delta_rule and n_old:
-        reads = [naive_read(key_scale * key, rows, counts, rules) for key in keys]
+        reads = [naive_read(key_scale * key, rows, counts, rules, variance_scale) for key in keys]
         values = [value - torch.stack(scores).softmax(0) @ torch.stack(old)
                   for value, (scores, old) in zip(values, reads)]
     if n_old == 0:
@@ -83,7 +92,7 @@ def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale):
             keys[i], max(similarity[i]), ablation))[:n_new]
         target = {i: n_old + rank for rank, i in enumerate(order)}
     assigned = [target.get(i, nearest[i]) for i in range(len(keys))]
-    rows += [(torch.zeros_like(keys[0]), torch.zeros_like(values[0])) for _ in range(n_new)]
+    rows += [(torch.zeros_like(keys[0]), torch.zeros_like(values[0]), []) for _ in range(n_new)]
     counts += [0] * n_new
     for j in assigned:
         counts[j] += 1
@@ -93,10 +102,10 @@ def naive_update(rows, counts, keys, values, n_new, ablation, rules, key_scale):
         if ablation == "constant_rate" and j < n_old:
             rate = min(0.25, 1 / assigned.count(j))
         change = values[i] if rules.delta_rule else values[i] - old[j][1]
-        rows[j] = (rows[j][0] + (keys[i] - old[j][0]) * rate, rows[j][1] + change * rate)
+        rows[j] = (rows[j][0] + (keys[i] - old[j][0]) * rate, rows[j][1] + change * rate, rows[j][2] + [keys[i]])
     if rules.normalize_centroids:
-        for j, (key, value) in enumerate(rows):
-            rows[j] = (key / key.norm(), value if rules.delta_rule else value / value.norm())
+        for j, (key, value, of_tokens) in enumerate(rows):
+            rows[j] = (key / key.norm(), value if rules.delta_rule else value / value.norm(), of_tokens)
 
 
 def naive_size(position, n_tokens, max_centroids, ablation, rules):
@@ -111,20 +120,20 @@ def naive_size(position, n_tokens, max_centroids, ablation, rules):
 
 
 def naive_ovq(q, k, v, chunk_len, max_centroids, ablation="none", rules=OvqRules(),
-              key_scale=None):
+              key_scale=None, variance_scale=0.0):
     """Computes one head of one sequence, one query for each key: q, k [n_tokens, d], v [n_tokens,
     dv]."""
     rows, counts, outs = [], [], []
     for t in range(len(k)):
         begin = t - t % chunk_len
-        scores, values = naive_read(q[t], rows, counts, rules)
+        scores, values = naive_read(q[t], rows, counts, rules, variance_scale)
         scores += [q[t] @ k[s] for s in range(begin, t + 1)]
         values += list(v[begin:t + 1])
         outs.append(torch.stack(scores).softmax(0) @ torch.stack(values))
         if (t + 1) % chunk_len == 0:
             n_new = naive_size(t + 1, len(k), max_centroids, ablation, rules) - len(rows)
             naive_update(rows, counts, k[begin:t + 1], v[begin:t + 1], n_new, ablation, rules,
-                         key_scale)
+                         key_scale, variance_scale)
     return torch.stack(outs)
 
 
@@ -210,6 +219,31 @@ class MixersTest(unittest.TestCase):
                         torch.testing.assert_close(out[b, head, g], expected)
                 changes = (out - plain.setdefault(n_tokens, out)).abs().max().item()
                 self.assertEqual(changes > 1e-3, n_tokens > 4 and rules != OvqRules(), rules)
+
+    def test_the_variance_of_a_rows_keys_is_in_its_score(self):
+        key_scales, variance_scale = (torch.tensor(x).double() for x in ([2.0, 5.0], [0.4, 1.5]))
+        for rules in (OvqRules(), OvqRules(delta_rule=True), OvqRules(min_state_size=True)):
+            q, k, v = random_qkv(41)
+            given = {"rules": rules, "key_scales": key_scales}
+            out = ovq_attention(q, k, v, 4, 6, **given, variance_scale=variance_scale)
+            for b, head, g in torch.cartesian_prod(*[torch.arange(2)] * 3).tolist():
+                expected = naive_ovq(q[b, head, g], k[b, head], v[b, head], 4, 6, rules=rules,
+                                     key_scale=key_scales[head], variance_scale=variance_scale[head])
+                torch.testing.assert_close(out[b, head, g], expected)
+            self.assertGreater((out - ovq_attention(q, k, v, 4, 6, **given)).abs().max().item(), 1e-2)
+
+    def test_the_variance_is_the_second_order_of_what_the_keys_would_give(self):
+        torch.manual_seed(6)
+        d, beta = 64, 8.0
+        q = beta * F.normalize(torch.randn(500, d).double(), dim=-1)
+        keys = F.normalize(F.normalize(torch.randn(d).double(), dim=-1) + 0.1 * torch.randn(4000, d).double(), dim=-1)
+        mean = keys.mean(0)
+        exact = (q @ keys.T).logsumexp(-1)
+        for scale, most, least in ((None, 1, 0.15), (torch.tensor([beta ** 2 / (2 * d)]), 0.02, 0)):
+            bias = dictionary.row_bias(mean[None, None, None], torch.tensor([[[len(keys)]]]), scale)
+            off = (exact - q @ mean - bias.squeeze()).abs().mean().item()
+            self.assertLess(off, most)
+            self.assertGreaterEqual(off, least)
 
     def test_every_ablation_changes_what_is_read(self):
         q, k, v = random_qkv(64)

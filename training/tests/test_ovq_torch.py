@@ -39,6 +39,9 @@ MODULES = {
                                              counts_for_rates_only=True),
     "shifted ovq": lambda: OVQAttention(**GROUPED, chunk_size=4, max_centroids=9, token_shift=True),
     "shifted window": lambda: SlidingAttention(**GROUPED, sliding_window=5, token_shift=True),
+    "ovq, variance": lambda: OVQAttention(**GROUPED, chunk_size=4, max_centroids=9, variance=1.5),
+    "closest pairs, variance and shares": lambda: ClosestPairAttention(
+        **GROUPED, chunk_size=4, max_centroids=9, variance=0.5, shares=[[0.6, 1.4]]),
     "closest pairs": lambda: ClosestPairAttention(**GROUPED, chunk_size=4, max_centroids=9, pinned_tokens=1),
     "vq": lambda: VQAttention(**GROUPED, codebook_size=7),
     "kvm": lambda: KVMAttention(**SIZES, chunk_len=4, n_bswa_chunks=2, state_budget_mode="kvm_saturation",

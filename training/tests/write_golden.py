@@ -33,7 +33,11 @@ RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_
          "ovq-normalize-delta": {"normalize_centroids": True, "delta_rule": True},
          "ovq-shares": {"shares": [1.5, 0.5]}, "ovq-head-shares": {"shares": [1.5, [0.25, 0.75]]},
          "closest-pair-shares": {"shares": [[0.5, 1], 1.25], "update": "closest-pair"},
-         "keydiff-shares": {"shares": [[0.5, 1], 1.25], "update": "keydiff"}}
+         "keydiff-shares": {"shares": [[0.5, 1], 1.25], "update": "keydiff"},
+         "ovq-variance": {"variance": 1.5, "delta_rule": True},
+         "closest-pair-variance": {"variance": 1, "shares": [[0.5, 1], 1.25], "update": "closest-pair"}}
+# Fields of a model besides its rule.
+FIELDS = {"closest-pair-variance": {"num_attention_heads": 4, "num_key_value_heads": 2}}
 PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
          "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
          "alt_rope_partial_dim": 16}
@@ -52,15 +56,17 @@ PAPER_MODELS = {
 def random_native(config):
     d_model, heads, ffn = (config[name] for name in ("hidden_size", "num_attention_heads",
                                                      "intermediate_size"))
-    keys, values = heads * config["head_dim"], heads * config["value_head_dim"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    key_dim, value_dim = config["head_dim"], config["value_head_dim"]
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], d_model),
               "lm_head.weight": (config["vocab_size"], d_model), "model.norm.weight": (d_model,)}
     for i in range(config["num_hidden_layers"]):
         for name, shape in {
-                "input_layernorm.weight": (d_model,), "self_attn.q_proj.weight": (keys, d_model),
-                "self_attn.k_proj.weight": (keys, d_model),
-                "self_attn.v_proj.weight": (values, d_model),
-                "self_attn.o_proj.weight": (d_model, values), "self_attn.beta": (heads,),
+                "input_layernorm.weight": (d_model,),
+                "self_attn.q_proj.weight": (heads * key_dim, d_model),
+                "self_attn.k_proj.weight": (kv_heads * key_dim, d_model),
+                "self_attn.v_proj.weight": (kv_heads * value_dim, d_model),
+                "self_attn.o_proj.weight": (d_model, heads * value_dim), "self_attn.beta": (heads,),
                 "post_attention_layernorm.weight": (d_model,),
                 "mlp.gate_proj.weight": (ffn, d_model), "mlp.up_proj.weight": (ffn, d_model),
                 "mlp.down_proj.weight": (d_model, ffn)}.items():
@@ -182,8 +188,8 @@ def main():
         if name not in names:
             continue
         ovq = {"chunk_size": 16, "max_centroids": 24, **rules}
-        write(os.path.join(golden, "native", name), {**NATIVE, "ovq": ovq}, random_native,
-              load_native)
+        write(os.path.join(golden, "native", name), {**NATIVE, **FIELDS.get(name, {}), "ovq": ovq},
+              random_native, load_native)
     with open(os.path.join(golden, "kvm", "ovq-swa", "config.json"), encoding="utf-8") as file:
         base = json.load(file)
     for name, changes in PAPER_MODELS.items():

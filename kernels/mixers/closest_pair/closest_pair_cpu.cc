@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/mixers/closest_pair/look_ahead.h"
+#include "kernels/mixers/common/slot_variance.h"
 
 namespace ovq::kernels {
 namespace {
@@ -203,7 +204,9 @@ class Dictionary {
       *KeyRow(keys, at_.d(), s).exponent = *at_.KeySlot(i).exponent;
       *ValueRow(values, stride, s).exponent = *at_.ValueSlot(i).exponent;
     }
-    end_.MoveFields(i, slot, std::log(static_cast<float>(at_.Count(i))));
+    end_.MoveFields(i, slot,
+                    std::log(static_cast<float>(at_.Count(i))) +
+                        VarianceBias(blocks, chunk_.kv_head, at_.Count(i), at_.KeySlot(i)));
   }
 
   PairPass<T> pass_;

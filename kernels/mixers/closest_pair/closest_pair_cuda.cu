@@ -4,6 +4,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/mixers/closest_pair/pair_mean.cuh"
 #include "kernels/mixers/common/cuda/full_chunk.cuh"
+#include "kernels/mixers/common/slot_variance.h"
 
 namespace ovq::kernels {
 namespace cuda {
@@ -329,7 +330,10 @@ struct Dictionary {
         *KeyRow(keys, at.d(), s).exponent = *at.KeySlot(first + i).exponent;
         *ValueRow(values, stride, s).exponent = *at.ValueSlot(first + i).exponent;
       }
-      slots.MoveFields(first + i, slot, logf(static_cast<float>(at.Count(first + i))));
+      const uint32_t count = at.Count(first + i);
+      slots.MoveFields(first + i, slot,
+                       logf(static_cast<float>(count)) +
+                           VarianceBias(at.blocks, at.chunk.kv_head, count, at.KeySlot(first + i)));
     }
   }
 };

@@ -112,8 +112,12 @@ struct AttentionBlocks {
   // if there are none). The result is subtracted from its value, and a slot's value gains the sum
   // of such differences over the count.
   const float* delta_scale = nullptr;
-  int32_t layer = 0;              // only used by the random numbers of merged means
-  StatePlace counts, log_counts;  // [64] of every dictionary block: uint32, float
+  int32_t layer = 0;  // only used by the random numbers of merged means
+  // [64] of every dictionary block: uint32, and float: ln count and what variance_scale adds.
+  StatePlace counts, log_counts;
+  // [n_kv_heads] in the device's memory, or null: the weight, in a slot's score, of the variance of
+  // its keys (slot_variance.h).
+  const float* variance_scale = nullptr;
 
   // Live slots of a sequence's kv head at the beginning of its wave-th wave.
   constexpr int32_t LiveAt(int sequence, int kv_head, int64_t wave) const {

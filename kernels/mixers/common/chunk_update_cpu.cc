@@ -5,6 +5,7 @@
 
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
+#include "kernels/mixers/common/slot_variance.h"
 #include "kernels/mixers/common/slots.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
@@ -76,7 +77,8 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
   count = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{count} + members.size(), std::numeric_limits<uint32_t>::max()));
   const auto divisor = static_cast<float>(count);
-  blocks.log_counts.At<float>(chunk.session, chunk.kv_head, block)[slot] = std::log(divisor);
+  float& log_count = blocks.log_counts.At<float>(chunk.session, chunk.kv_head, block)[slot];
+  log_count = std::log(divisor);
   const bool has_delta = blocks.delta_scale != nullptr;
   RowMerge merge = {.rows = buffers.keys,
                     .n = d,
@@ -91,6 +93,7 @@ void MergeSlot(const AttentionBlocks& blocks, const FullChunk& chunk,
   if (blocks.merge == Merge::kKeysAndValues) {
     T* keys = blocks.dictionary_keys.place.At<T>(chunk.session, chunk.kv_head, block);
     MergeRow(merge, members, KeyRow(keys, d, slot), buffers);
+    log_count += VarianceBias(blocks, chunk.kv_head, count, KeyRow(keys, d, slot));
   }
   merge.rows = buffers.values;
   merge.n = dv;

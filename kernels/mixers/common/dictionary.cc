@@ -7,12 +7,31 @@
 #include "absl/strings/str_cat.h"
 
 namespace ovq::kernels {
+namespace {
 
-void ReadPairRule(AttrReader& section, PairRule& rule) {
-  constexpr double kMaxValueWeight = 1e6;
-  section.Float("value_weight", rule.value_weight, 0, kMaxValueWeight);
-  section.Int("pinned_tokens", rule.pinned_tokens, 0, kMaxSlotCap);
-  section.Int("recent_tokens", rule.recent_tokens, 0, kMaxSlotCap);
+// Fails on a variance where a slot's mean key does not tell it, or where scores have no bias.
+void CheckVariance(const FieldReaders& from, const DictionaryConfig& config) {
+  if (config.variance == 0 || !from.ok()) return;
+  const HeadNorm norm = config.input.norm;
+  const bool has_unit_norm = norm == HeadNorm::kUnit || norm == HeadNorm::kL2;
+  for (const auto& [is_wrong, why] :
+       {std::pair(!has_unit_norm, "where keys have no unit norm (qk_norm unit or l2)"),
+        {config.normalize_centroids,
+         "with normalize_centroids, which hides how far keys are apart"},
+        {config.counts_for_rates_only, "with counts_for_rates_only, as it is added to ln count"}}) {
+    if (!is_wrong) continue;
+    from.section.Fail("variance", absl::StrCat("expected 0 ", why, ", got ", config.variance));
+  }
+}
+
+}  // namespace
+
+void ReadRuleFields(AttrReader& section, DictionaryConfig& config) {
+  constexpr double kMaxValueWeight = 1e6, kMaxVariance = 1e3;
+  section.Float("value_weight", config.rule.value_weight, 0, kMaxValueWeight);
+  section.Int("pinned_tokens", config.rule.pinned_tokens, 0, kMaxSlotCap);
+  section.Int("recent_tokens", config.rule.recent_tokens, 0, kMaxSlotCap);
+  section.Float("variance", config.variance, 0, kMaxVariance);
 }
 
 void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryConfig& config) {
@@ -26,7 +45,8 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
   section.Bool("min_state_size", config.min_state_size);
   section.Bool("counts_for_rates_only", config.counts_for_rates_only);
   section.Bool("delta_rule", config.delta_rule);
-  ReadPairRule(section, config.rule);
+  ReadRuleFields(section, config);
+  CheckVariance(from, config);
 }
 
 void RefuseVariants(AttrReader& section, const DictionaryConfig& config, const char* rule) {
@@ -58,12 +78,33 @@ DictionaryAttention::DictionaryAttention(const StateSpec& spec, const Dictionary
   state_.span = config.chunk_len;
 }
 
+// A query is beta times a unit vector, with an l2 norm beta sqrt(d). The heads that share slots
+// have betas of their own: slots get the mean of their squares.
+void DictionaryAttention::LoadOwn(const MixerSpec& spec) {
+  if (config.variance == 0) return;
+  const std::vector<float> beta = spec.weights.HostFloats("self_attn.beta", {shape.n_heads});
+  if (beta.empty()) return;
+  const double sum_scale =
+      config.variance / (2.0 * shape.group() * (input.norm == HeadNorm::kL2 ? 1 : shape.head_dim));
+  std::vector<float> scales;
+  for (int head = 0; head < shape.n_kv_heads; ++head) {
+    double squares = 0;
+    for (int g = 0; g < shape.group(); ++g) {
+      const double of_head = beta[head * shape.group() + g];
+      squares += of_head * of_head;
+    }
+    scales.push_back(static_cast<float>(sum_scale * squares));
+  }
+  variance_scale_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+}
+
 AttentionBlocks DictionaryAttention::Blocks(const LayerState& where) const {
   AttentionBlocks blocks = NewBlocks();
   blocks.wave_span = config.chunk_len;
   if (has_counts) {
     blocks.counts = where.BlockPlace(state_, kCounts);
     blocks.log_counts = where.BlockPlace(state_, kLogCounts);
+    blocks.variance_scale = variance_scale_.as<float>();
     if (!config.counts_for_rates_only) blocks.dictionary_bias = {blocks.log_counts};
   }
   const int before_keys = has_counts ? 0 : kKeys;

@@ -21,16 +21,20 @@ struct DictionaryConfig : AttentionConfig {
   bool min_state_size = false;
   bool counts_for_rates_only = false;
   bool delta_rule = false;
+  // Factor of the variance of a slot's keys in its score (slot_variance.h).
+  float variance = 0;
   // The rule of closest pairs; key_size is no field, as it follows from the norm of keys.
   PairRule rule = {};
 };
 
 // Reads the section's fields. longest_on_cuda: the largest chunk_len of the mixer on CUDA.
 void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryConfig& config);
-// Fails on the variants of OVQ. rule: what does not go with them.
+// Fails on the variants of OVQ that closest pairs and KeyDiff lack. rule: what does not go with
+// them.
 void RefuseVariants(AttrReader& section, const DictionaryConfig& config, const char* rule);
-// Reads value_weight, pinned_tokens and recent_tokens.
-void ReadPairRule(AttrReader& section, PairRule& rule);
+// Reads the fields that are checked under every rule: value_weight, pinned_tokens, recent_tokens
+// and variance.
+void ReadRuleFields(AttrReader& section, DictionaryConfig& config);
 
 // fixed: keys and values of the chunk's tokens in blocks come first
 // block: per kv head: counts u32 [64] | log_counts f32 [64] | keys [head_dim][64] |
@@ -47,12 +51,16 @@ class DictionaryAttention : public Attention {
   // which every slot is one token.
   DictionaryAttention(const StateSpec& spec, const DictionaryConfig& config, const Growth& law,
                       const std::vector<StateField>& own = {}, bool has_counts = true);
+  void LoadOwn(const MixerSpec& spec) override;
   // A chunk's end may change every slot.
   std::vector<StateExtent> OwnExtents(const LayerState& where,
                                       const TokenRange& tokens) const override;
 
   const DictionaryConfig config;
   const bool has_counts;
+
+ private:
+  Buffer variance_scale_;  // AttentionBlocks::variance_scale; empty without a variance
 };
 
 }  // namespace ovq::kernels

@@ -1,5 +1,6 @@
 #include "kernels/mixers/key_diff/key_diff.h"
 
+#include "absl/strings/str_cat.h"
 #include "kernels/common/dispatch.h"
 #include "kernels/mixers/ovq/ovq.h"
 
@@ -8,6 +9,11 @@ namespace ovq::kernels {
 void ReadConfig(const FieldReaders& from, KeyDiffConfig& config) {
   ReadDictionary(from, kMaxChunkLen, config);
   RefuseVariants(from.section, config, "tokens that KeyDiff evicts");
+  if (config.variance == 0) return;
+  from.section.Fail(
+      "variance", absl::StrCat("expected 0 for tokens that KeyDiff evicts, as no slot has several "
+                               "keys, got ",
+                               config.variance));
 }
 
 KeyDiffAttention::KeyDiffAttention(const StateSpec& spec, const KeyDiffConfig& config)

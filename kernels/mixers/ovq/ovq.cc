@@ -48,6 +48,7 @@ OvqAttention::OvqAttention(const StateSpec& spec, const OvqConfig& config)
 // With a delta rule a key becomes a query by the factor that queries have: the head's beta, or the
 // scale of a LayerNorm's.
 void OvqAttention::LoadOwn(const MixerSpec& spec) {
+  DictionaryAttention::LoadOwn(spec);
   if (!config.delta_rule) return;
   const auto root = static_cast<float>(std::sqrt(static_cast<double>(shape.head_dim)));
   if (input.norm == HeadNorm::kLayer) {

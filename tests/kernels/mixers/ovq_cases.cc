@@ -12,7 +12,7 @@ const MixerCases kOvq(AlsoInInt8(AttentionCases("ovq_attention", [](const Attent
 })));
 
 // A case with flags given by their first letters: normalize_centroids, min_state_size,
-// counts_for_rates_only, delta_rule.
+// counts_for_rates_only, delta_rule, and a variance.
 MixerCase Variant(const std::string& flags, int64_t chunk_len, int64_t slots, DType dtype,
                   const std::string& qk_norm = "unit") {
   const auto has = [&](char flag) { return flags.find(flag) != std::string::npos; };
@@ -26,7 +26,8 @@ MixerCase Variant(const std::string& flags, int64_t chunk_len, int64_t slots, DT
                              {"normalize_centroids", has('n')},
                              {"min_state_size", has('m')},
                              {"counts_for_rates_only", has('c')},
-                             {"delta_rule", has('d')}},
+                             {"delta_rule", has('d')},
+                             {"variance", has('v') ? 1.5 : 0.0}},
                  .weights = {{"self_attn.beta", {6.0f, 1.0f}},
                              {"self_attn.q_norm.weight", {1.0f, 0.2f}},
                              {"self_attn.k_norm.weight", {1.0f, 0.2f}}},
@@ -47,6 +48,9 @@ const MixerCases kVariants(AlsoInInt8({
     Variant("dc", 30, 80, DType::kF32, "layer"),
     Variant("nm", 64, 150, DType::kBF16),
     Variant("cd", 96, 150, DType::kBF16),
+    Variant("v", 16, 24, DType::kF32),
+    Variant("dv", 40, 90, DType::kF32, "l2"),
+    Variant("mv", 64, 150, DType::kBF16),
 }));
 
 }  // namespace

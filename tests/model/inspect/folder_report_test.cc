@@ -35,6 +35,24 @@ std::vector<std::string> ProblemsWith(const EditedModel& model) {
   return ProblemsIn(folder.path());
 }
 
+TEST(FolderReport, SaysThatSlotsHaveTheVarianceOfTheirKeys) {
+  const auto notes = [](const char* name) -> std::vector<std::string> {
+    EditedModel model(name);
+    model.config["ovq"]["variance"] = 0.5;
+    const TempFolder folder;
+    model.Write(folder);
+    const OrderedJson report = Report(folder.path());
+    EXPECT_THAT(Problems(report), IsEmpty()) << name;
+    return report["notes"];
+  };
+  const char* const gain = " gain 0.5 times what the variance of their keys gives";
+  EXPECT_THAT(notes("sw-ovq"), ElementsAre(absl::StrCat("ovq.variance: scores of slots", gain)));
+  EXPECT_THAT(
+      notes("sw-full"),
+      ElementsAre(absl::StrCat("ovq.variance: scores of slots of --memory closest-pair", gain)));
+  EXPECT_THAT(Report(LoadGolden("sw-ovq").folder)["notes"], IsEmpty());
+}
+
 // The report agrees with the loaded model.
 TEST(FolderReport, IsWhatTheLoadedModelIs) {
   const std::string folder = LoadGolden("sw-ovq").folder;

@@ -124,13 +124,26 @@ const float* KeyRef(const AttentionArgs& args, const TokenRef& token) {
          int64_t{token.kv_head} * args.blocks.shape.head_dim;
 }
 
-SlotRef DictionarySlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j) {
+double BiasRef(const AttentionArgs& args, const TokenRef& token, int64_t j) {
   const AttentionBlocks& blocks = args.blocks;
   const int64_t block = j / kBlockSlots, slot = j % kBlockSlots;
   const uint32_t count = blocks.counts.At<uint32_t>(token.session, token.kv_head, block)[slot];
+  const double of_count = std::log(static_cast<double>(count));
+  if (blocks.variance_scale == nullptr || count == 1) return of_count;
+  std::vector<float> mean(static_cast<size_t>(blocks.shape.head_dim));
+  LoadKey(blocks.dictionary_keys.At(token.session, token.sequence, token.kv_head, block),
+          blocks.dtype, blocks.shape.head_dim, static_cast<int>(slot), mean.data());
+  double variance = 1;  // mean |key|^2
+  for (const float x : mean) variance -= static_cast<double>(x) * x;
+  return of_count + blocks.variance_scale[token.kv_head] * std::max(variance, 0.0);
+}
+
+SlotRef DictionarySlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j) {
+  const AttentionBlocks& blocks = args.blocks;
+  const int64_t block = j / kBlockSlots, slot = j % kBlockSlots;
   return {blocks.dictionary_keys.At(token.session, token.sequence, token.kv_head, block),
           blocks.dictionary_values.At(token.session, token.sequence, token.kv_head, block),
-          static_cast<int>(slot), blocks.has_bias() ? std::log(static_cast<double>(count)) : 0};
+          static_cast<int>(slot), blocks.has_bias() ? BiasRef(args, token, j) : 0};
 }
 
 SlotRef RecentSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t i) {

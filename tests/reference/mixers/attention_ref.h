@@ -45,8 +45,10 @@ void ForEachTokenRef(const AttentionArgs& args, Fn&& fn) {
 }
 
 const float* KeyRef(const AttentionArgs& args, const TokenRef& token);  // [head_dim]
-// Dictionary slot j, with bias ln count where slots have one; recent slot i, counted from the
-// origin.
+// ln count of dictionary slot j and, with a variance, variance_scale times the variance of its
+// keys.
+double BiasRef(const AttentionArgs& args, const TokenRef& token, int64_t j);
+// Dictionary slot j, with its BiasRef where slots have one; recent slot i, counted from the origin.
 SlotRef DictionarySlotRef(const AttentionArgs& args, const TokenRef& token, int64_t j);
 SlotRef RecentSlotRef(const AttentionArgs& args, const TokenRef& token, int64_t i);
 

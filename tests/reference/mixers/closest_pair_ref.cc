@@ -267,7 +267,7 @@ class DictionaryRef {
     const uint32_t count = Count(from);
     Block<uint32_t>(row, blocks.counts, {})[Slot(row)] = count;
     Block<float>(row, blocks.log_counts, {})[Slot(row)] =
-        static_cast<float>(std::log(static_cast<double>(count)));
+        static_cast<float>(BiasRef(args_, token_, row.index));
     OldestAt(row) = Oldest(from);
     SetState(row, GetState(from));
   }

@@ -129,10 +129,10 @@ void UpdateDictionary(const Token& token) {
       if (assignment[i] == j) members.push_back(i);
     }
     if (members.empty()) continue;
-    const uint32_t count = MergeSlotRef(token.args, token.at, j, members, rule);
+    MergeSlotRef(token.args, token.at, j, members, rule);
     float* log_counts =
         blocks.log_counts.At<float>(token.at.session, token.at.kv_head, j / kBlockSlots);
-    log_counts[j % kBlockSlots] = static_cast<float>(std::log(static_cast<double>(count)));
+    log_counts[j % kBlockSlots] = static_cast<float>(BiasRef(token.args, token.at, j));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/chunk_update.h"
 #include "kernels/mixers/common/cuda/full_chunk.cuh"
+#include "kernels/mixers/common/slot_variance.h"
 #include "kernels/mixers/common/stochastic_rounding.h"
 
 namespace ovq::kernels {
@@ -256,6 +257,18 @@ __device__ void Count(const AttentionBlocks& blocks, const FullChunk& head, int3
   }
 }
 
+// Adds to the biases of the centroids [begin, end) what the variances of their keys give.
+template <class T>
+__device__ void AddVariances(const UpdateArgs& args, const FullChunk& head, int32_t begin,
+                             int32_t end, const KeyArrays& of_key) {
+  for (int32_t k = begin + static_cast<int32_t>(threadIdx.x); k < end; k += kThreads) {
+    const int32_t i = Centroid(of_key, k).slot, block = i / kBlockSlots, slot = i % kBlockSlots;
+    const uint32_t count = args.blocks.counts.At<uint32_t>(head.session, head.kv_head, block)[slot];
+    args.blocks.log_counts.At<float>(head.session, head.kv_head, block)[slot] += VarianceBias(
+        args.blocks, head.kv_head, count, args.keys.Row<T>(args.keys.dictionary, head, i));
+  }
+}
+
 // Computes some channels of a centroid's mean: mean += sum_i (k_i - mean) / count over its keys in
 // ascending order. A new centroid's mean starts at zero. Some keys are loaded before those before
 // them are added. kPlain: rows are from_mean, as in the paper.
@@ -444,6 +457,9 @@ __device__ void UpdatePart(const UpdateArgs& args, const FullChunk& head, int32_
   Count(args.blocks, head, begin, end, of_key);
   __syncthreads();
   Merging<T, kPlain>{head, args.blocks.layer, of_key, begin, end}.Merge(args.keys, args.values);
+  __syncthreads();
+  if (args.blocks.variance_scale == nullptr) return;
+  AddVariances<T>(args, head, begin, end, of_key);
   __syncthreads();
 }
 
