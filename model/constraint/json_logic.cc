@@ -26,7 +26,7 @@ size_t CodePoints(const std::string& text) {
 }  // namespace
 
 absl::StatusOr<bool> SchemaLogic::Allows(const SchemaSet& set, const Json& value) {
-  ASSIGN_OR_RETURN(const auto shapes, reader_.Read(set));
+  ASSIGN_OR_RETURN(const auto shapes, read_(set));
   for (const Shape& shape : *shapes) {
     ASSIGN_OR_RETURN(const bool allows, Allows(shape, value));
     if (allows) return true;
@@ -38,7 +38,7 @@ absl::StatusOr<bool> SchemaLogic::Allows(const Shape& shape, const Json& value) 
   const Types type = TypeBit(value);
   if ((shape.types & type) == 0) return false;
   if (shape.values && !shape.values->Has(value)) return false;
-  RETURN_IF_ERROR(reader_.budget().Spend(20));
+  RETURN_IF_ERROR(budget_.Spend(20));
   switch (type) {
     case kNumber: {
       const std::optional<Decimal> number = ParseDecimal(value.dump());
@@ -52,7 +52,7 @@ absl::StatusOr<bool> SchemaLogic::Allows(const Shape& shape, const Json& value) 
       StringBounds form = shape.string;
       form.least = 0;
       form.most.reset();
-      ASSIGN_OR_RETURN(const Language* texts, reader_.languages().Texts(form));
+      ASSIGN_OR_RETURN(const Language* texts, languages_.Texts(form));
       return texts->MatchesUtf8(text);
     }
     case kArray:
@@ -67,7 +67,7 @@ absl::StatusOr<bool> SchemaLogic::Allows(const Shape& shape, const Json& value) 
 absl::StatusOr<SchemaSet> SchemaLogic::Property(const Shape& shape, const std::string& name) {
   absl::Status status;
   const SchemaSet schemas = PropertySchemas(shape, &name, [&](const std::string& pattern) {
-    const absl::StatusOr<const Language*> language = reader_.languages().Pattern(pattern);
+    const absl::StatusOr<const Language*> language = languages_.Pattern(pattern);
     status.Update(language.status());
     return language.ok() && (*language)->MatchesUtf8(name);
   });
@@ -103,8 +103,8 @@ absl::StatusOr<bool> SchemaLogic::AllowsArray(const Shape& shape, const Json& va
 
 absl::StatusOr<bool> SchemaLogic::AreDisjoint(const SchemaSet& a, const SchemaSet& b) {
   if (depth_ >= kDeepestDisjoint) return false;
-  ASSIGN_OR_RETURN(const auto shapes_a, reader_.Read(a));
-  ASSIGN_OR_RETURN(const auto shapes_b, reader_.Read(b));
+  ASSIGN_OR_RETURN(const auto shapes_a, read_(a));
+  ASSIGN_OR_RETURN(const auto shapes_b, read_(b));
   if (shapes_a->size() * shapes_b->size() > 4096) return false;
   ++depth_;
   bool is_disjoint = true;
@@ -129,7 +129,7 @@ absl::StatusOr<bool> SchemaLogic::AreDisjoint(const Shape& a, const Shape& b) {
     }
     return true;
   }
-  RETURN_IF_ERROR(reader_.budget().Spend(100));
+  RETURN_IF_ERROR(budget_.Spend(100));
   const uint8_t types = a.types & b.types;
   if ((types & (kNull | kBoolean)) != 0) return false;
   if ((types & kNumber) != 0 && !AreDisjointNumbers(a.number, b.number)) return false;
@@ -156,7 +156,7 @@ absl::StatusOr<bool> SchemaLogic::AreDisjointStrings(const StringBounds& a, cons
   if (b.most) both.most = std::min(*b.most, a.most.value_or(*b.most));
   if (both.most && both.least > *both.most) return true;
   if (!both.has_form()) return false;
-  ASSIGN_OR_RETURN(const Language* texts, reader_.languages().Texts(both));
+  ASSIGN_OR_RETURN(const Language* texts, languages_.Texts(both));
   return texts->IsEmpty();
 }
 

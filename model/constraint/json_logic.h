@@ -1,16 +1,23 @@
-// What schemas say of given values, and of each other.
+// SchemaLogic: which values schemas allow, and whether any value satisfies two.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "model/constraint/json_shape.h"
+#include "model/constraint/json_string.h"
 
 namespace ovq::constraint {
 
 class SchemaLogic {
  public:
-  explicit SchemaLogic(ShapeReader& reader) : reader_(reader) {}
+  using Read = std::function<absl::StatusOr<std::shared_ptr<const Shapes>>(const SchemaSet&)>;
+  // languages and budget outlive this.
+  SchemaLogic(Read read, StringLanguages& languages, Budget& budget)
+      : read_(std::move(read)), languages_(languages), budget_(budget) {}
 
   absl::StatusOr<bool> Allows(const SchemaSet& set, const Json& value);
   absl::StatusOr<bool> Allows(const Shape& shape, const Json& value);
@@ -26,7 +33,9 @@ class SchemaLogic {
   absl::StatusOr<bool> AreDisjointArrays(const Shape& a, const Shape& b);
   absl::StatusOr<bool> AreDisjointObjects(const Shape& a, const Shape& b);
 
-  ShapeReader& reader_;
+  const Read read_;
+  StringLanguages& languages_;
+  Budget& budget_;
   int depth_ = 0;  // of AreDisjoint
 };
 

@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "model/constraint/constraint.h"
 #include "model/constraint/json_logic.h"
-#include "model/constraint/json_shape.h"
+#include "model/constraint/json_shape_reader.h"
 #include "model/constraint/regex.h"
 
 namespace ovq::constraint {
@@ -36,7 +36,11 @@ constexpr char kCharacter[] =
 class SchemaCompiler {
  public:
   SchemaCompiler(ShapeReader& reader, Grammar& grammar, const Limits& limits)
-      : reader_(reader), logic_(reader), grammar_(grammar), limits_(limits) {}
+      : reader_(reader),
+        logic_([&reader](const SchemaSet& set) { return reader.Read(set); }, reader.languages(),
+               reader.budget()),
+        grammar_(grammar),
+        limits_(limits) {}
 
   // Before all others: makes the terminals that are everywhere.
   absl::Status Prepare();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "model/constraint/json_document.h"
 #include "model/constraint/json_number.h"
 #include "model/constraint/json_string.h"
@@ -94,41 +91,6 @@ SchemaSet PropertySchemas(const Shape& shape, const std::string* name, const Fit
   return {schemas.begin(), schemas.end()};
 }
 
-// Reads schemas as shapes, and keeps them. Messages begin with the JSON pointer of the culprit.
-class ShapeReader {
- public:
-  // All outlive the reader.
-  ShapeReader(SchemaDocument& document, StringLanguages& languages, Budget& budget)
-      : document_(document), languages_(languages), budget_(budget) {}
-
-  using Shapes = std::vector<Shape>;
-  // The alternatives: all schemas of the set hold where one of the shapes does. Some, and all, may
-  // be unsatisfiable.
-  absl::StatusOr<std::shared_ptr<const Shapes>> Read(const SchemaSet& set);
-  StringLanguages& languages() { return languages_; }
-  SchemaDocument& document() { return document_; }
-  Budget& budget() { return budget_; }
-
- private:
-  struct Expansion {
-    Shape shape = {};
-    std::vector<SchemaId> todo = {};
-    std::set<SchemaId> done = {};
-    std::vector<std::vector<SchemaId>> choices = {};  // one of each has to hold as well
-  };
-
-  absl::Status Expand(Expansion expansion, Shapes& out);
-  absl::Status Apply(SchemaId id, Expansion& expansion);
-  absl::Status ApplyInPlace(SchemaId id, const std::string& keyword, Expansion& expansion);
-  absl::Status ApplyOneOf(SchemaId id, Expansion& expansion);
-  absl::Status ApplyPattern(SchemaId id, Shape& shape);
-  absl::Status ApplyArray(SchemaId id, Shape& shape);
-  absl::Status ApplyObject(SchemaId id, Shape& shape);
-
-  SchemaDocument& document_;
-  StringLanguages& languages_;
-  Budget& budget_;
-  std::map<SchemaSet, std::shared_ptr<const Shapes>> shapes_;
-};
+using Shapes = std::vector<Shape>;
 
 }  // namespace ovq::constraint

@@ -1,7 +1,8 @@
 // Draws random texts of constraints and tests given ones, for tests in other languages. Each line
-// of the standard input is {"kind": "json_schema" or "regex", "text": ..., "texts": [...],
-// "samples": n, "seed": n}; each line of the output {"error": ...} or {"accepts": [...],
-// "samples": [...], "unfinished": n, "milliseconds": of compiling, "states": of its terminals}.
+// of the standard input is "tokens" or {"kind": "json_schema" or "regex", "text": ..., "texts":
+// [...], "masks_of": [...], "samples": n, "seed": n}; each line of the output {"error": ...} or
+// {"accepts": [...], "samples": [...], "unfinished": n, "milliseconds": of compiling, "states": of
+// its terminals}.
 #include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -23,9 +24,9 @@ std::vector<std::string> TokenTexts() {
   std::vector<std::string> texts;
   for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
   for (const char* text :
-       {"\":",  "\": ", "\", \"", "\"}",      "},",  "true",  "false", "null",  "  ",
-        "\n  ", "{\"",  "[{",     "]}",       "12",  "0.5",   "e1",    "\\u00", "\\n",
-        "ab",   "the",  "é",      "\xf0\x9f", "://", "2024-", "[]",    "{}"}) {
+       {"\":",  "\": ", "\", \"", "\"}", "},",    "true", "false", "null",  "  ",
+        "\n  ", "{\"",  "[{",     "]}",  "12",    "0.5",  "e1",    "\\u00", "\\n",
+        "ab",   "the",  "é",      "://", "2024-", "[]",   "{}"}) {
     texts.emplace_back(text);
   }
   texts.emplace_back();
@@ -88,6 +89,22 @@ class Sampler {
   std::mt19937 random_;
 };
 
+// The tokens that are allowed behind each beginning of the text, whose tokens are its bytes.
+nlohmann::json Masks(Matcher& matcher, const Vocabulary& vocabulary, std::string_view text) {
+  nlohmann::json masks = nlohmann::json::array();
+  std::optional<Place> place = matcher.Begin();
+  for (size_t i = 0; place && i <= text.size(); ++i) {
+    const auto mask = matcher.Mask(*place);
+    std::vector<int32_t> allowed;
+    for (int32_t id = 0; id < vocabulary.size(); ++id) {
+      if (mask->Allows(id)) allowed.push_back(id);
+    }
+    masks.push_back(std::move(allowed));
+    if (i < text.size()) place = matcher.Advance(*place, static_cast<uint8_t>(text[i]));
+  }
+  return masks;
+}
+
 nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabulary> vocabulary) {
   const auto begin = std::chrono::steady_clock::now();
   Source source{
@@ -110,6 +127,9 @@ nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabula
     const std::optional<Place> place = matcher.Advance(matcher.Begin(), std::string_view(text));
     answer["accepts"].push_back(place && place->may_end());
   }
+  for (const std::string text : task.value("masks_of", nlohmann::json::array())) {
+    answer["masks"].push_back(Masks(matcher, *vocabulary, text));
+  }
   Sampler sampler(matcher, *vocabulary, task.value("seed", 1));
   int unfinished = 0;
   for (int i = 0; i < task.value("samples", 0); ++i) {
@@ -129,6 +149,12 @@ void Run() {
   const auto end = static_cast<int32_t>(texts.size()) - 1;
   const auto vocabulary = std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{end});
   for (std::string line; std::getline(std::cin, line);) {
+    if (line == "tokens") {  // those of several bytes, and the end
+      std::cout << nlohmann::json(std::vector(texts.begin() + 256, texts.end()))
+                       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+                << std::endl;
+      continue;
+    }
     std::cout << Answer(nlohmann::json::parse(line), vocabulary)
                      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
               << std::endl;

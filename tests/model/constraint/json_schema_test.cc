@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "model/constraint/constraint.h"
 #include "model/constraint/json_number.h"
+#include "tests/folders.h"
 #include "tests/model/constraint/constraint_test_util.h"
 
 namespace ovq::constraint::test {
@@ -335,7 +336,7 @@ TEST_F(SchemaTest, WhatIsNotKeptIsRefusedByItsPath) {
 // Each takes a few milliseconds; the bound leaves room for sanitizers and busy machines.
 TEST_F(SchemaTest, CommonSchemasCompileFast) {
   const absl::StatusOr<std::string> file =
-      ReadFile(absl::StrCat(GoldenFolder(), "/constraint/schemas.json"));
+      ReadFile(absl::StrCat(GoldenFolder(), "/constraint/schemas.json"), size_t{1} << 20);
   ASSERT_TRUE(file.ok()) << file.status();
   const auto schemas = nlohmann::ordered_json::parse(*file);
   ASSERT_EQ(schemas.size(), 40);
