@@ -15,8 +15,9 @@ TEST(Utf8RangesTest, AutomataAcceptExactlyTheirCodePoints) {
     std::vector<CodePointRange> ranges;
     if (i == 0) ranges = {{0, kLastCodePoint}};
     for (int k = 0; k < 5 * i; ++k) {
-      const char32_t first = random() % (k % 2 == 0 ? 0x3000 : 0x110000);
-      ranges.push_back({first, first + random() % (k % 3 == 0 ? 3 : 3000)});
+      const auto first = static_cast<char32_t>(random() % (k % 2 == 0 ? 0x3000 : 0x110000));
+      const auto length = static_cast<char32_t>(random() % (k % 3 == 0 ? 3 : 3000));
+      ranges.push_back({first, first + length});
     }
     const Dfa inside = CodePointDfa(ranges), outside = CodePointDfa(ComplementRanges(ranges));
     for (char32_t code = 0; code <= kLastCodePoint; code += code < 0x3000 ? 1 : 7) {
