@@ -112,7 +112,8 @@ class Nfa {
 
 // The texts that lead from `start` to `accept`, as the smallest automaton.
 absl::StatusOr<Language> Determinise(const Nfa& nfa, int32_t start, int32_t accept, Budget& budget);
-// From every state of the result an accepting one can be reached, but from the start if it is empty.
+// From every state of the result an accepting one can be reached, but from the start if it is
+// empty.
 absl::StatusOr<Language> Minimise(const Language& language, Budget& budget);
 absl::StatusOr<Language> Intersection(const Language& a, const Language& b, Budget& budget);
 absl::StatusOr<Language> Difference(const Language& a, const Language& b, Budget& budget);

@@ -304,8 +304,7 @@ TEST_F(SchemaTest, References) {
   ExpectRefused(R"({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]},
                     "b": {"allOf": [{"$ref": "#/$defs/a"}]}}})",
                 "#/$defs/a: refers to itself");
-  ExpectRefused(R"({"$ref": "#/$defs/no"})",
-                "#/$ref: nothing in this document is at '#/$defs/no'");
+  ExpectRefused(R"({"$ref": "#/$defs/no"})", "#/$ref: nothing in this document is at '#/$defs/no'");
   ExpectRefused(R"({"items": {"$id": "b"}})", "#/items/$id: only the whole document");
 }
 
