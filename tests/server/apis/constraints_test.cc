@@ -1,4 +1,6 @@
 // Constraints on answers over the HTTP APIs, on a model that draws tokens at random.
+#include <cmath>
+
 #include "tests/server/apis/http_api_fixture.h"
 
 namespace ovq::server::test {
