@@ -16,7 +16,7 @@ namespace {
 using testing::HasSubstr;
 
 // ChatML with Qwen's form of calls. The answer opens with reasoning.
-constexpr const char* kTemplate =
+constexpr const char* kToolsTemplate =
     "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{%- for m in messages %}<|im_start|>{{ m.role + '\n' }}"
     "{%- if m.role == 'assistant' %}"
@@ -66,7 +66,7 @@ class ScriptedServer {
  public:
   // The model writes `answer` behind the first `position` tokens.
   explicit ScriptedServer(int64_t position = 0, const std::string& answer = "")
-      : server_({.model = {.chat_template = kTemplate},
+      : server_({.model = {.chat_template = kToolsTemplate},
                  .setup =
                      [&](engine::test::FakeModel& model) {
                        const std::vector<int32_t> tokens = TokensOf(answer);
@@ -128,7 +128,7 @@ Json WithoutIds(Json calls) {
   return calls;
 }
 
-Json Call(const char* name, const char* arguments) {
+Json WrittenCall(const char* name, const char* arguments) {
   return {{"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}};
 }
 
@@ -139,7 +139,7 @@ TEST(Tools, AChatTakesTheAnswerApart) {
   EXPECT_EQ(choice["message"]["content"], "I add.");
   EXPECT_EQ(choice["message"]["reasoning_content"], "Two sums.");
   EXPECT_EQ(WithoutIds(choice["message"]["tool_calls"]),
-            Json::array({Call("add", R"({"b": 1, "a": [2]})"), Call("now", "{}")}));
+            Json::array({WrittenCall("add", R"({"b": 1, "a": [2]})"), WrittenCall("now", "{}")}));
   EXPECT_EQ(whole["usage"]["completion_tokens_details"]["reasoning_tokens"],
             std::string("Two sums.\n</think>").size());
 }
@@ -170,7 +170,7 @@ TEST(Tools, AStreamedChatSaysTheSame) {
   EXPECT_EQ(reasoning, "Two sums.");
   EXPECT_EQ(finish, "tool_calls");
   EXPECT_EQ(WithoutIds(calls),
-            Json::array({Call("add", R"({"b": 1, "a": [2]})"), Call("now", "{}")}));
+            Json::array({WrittenCall("add", R"({"b": 1, "a": [2]})"), WrittenCall("now", "{}")}));
 }
 
 TEST(Tools, ARequiredCallIsMade) {
@@ -194,7 +194,7 @@ TEST(Tools, ARequiredCallIsMade) {
       Whole("/v1/chat/completions", body,
             thought + "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>");
   EXPECT_EQ(WithoutIds(any["choices"][0]["message"]["tool_calls"]),
-            Json::array({Call("add", "{}")}));
+            Json::array({WrittenCall("add", "{}")}));
 }
 
 TEST(Tools, OnlyAllowedToolsAreCalled) {
@@ -234,7 +234,7 @@ TEST(Tools, OneCallIsEnoughWhereNoneAreParallel) {
   body["parallel_tool_calls"] = false;
   const Json one = Whole("/v1/chat/completions", body, kAnswer);
   EXPECT_EQ(WithoutIds(one["choices"][0]["message"]["tool_calls"]),
-            Json::array({Call("add", R"({"b": 1, "a": [2]})")}));
+            Json::array({WrittenCall("add", R"({"b": 1, "a": [2]})")}));
   EXPECT_LT(one["usage"]["completion_tokens"], TokensOf(kAnswer).size());
 }
 
@@ -443,7 +443,7 @@ TEST(Tools, WhatClientsMakeOfAnswersComesBack) {
   items[2]["caller"] = {{"type", "direct"}};
   EXPECT_EQ(TokensAfter(*server, items), tokens);
   Json chat = Chat();
-  Json call = Call("add", "{}");
+  Json call = WrittenCall("add", "{}");
   call["function"]["parsed_arguments"] = Json::object();
   chat["messages"].push_back({{"role", "assistant"},
                               {"content", ""},
@@ -454,7 +454,7 @@ TEST(Tools, WhatClientsMakeOfAnswersComesBack) {
   EXPECT_EQ(server->Post("/v1/chat/completions", chat).status, 200);
 }
 
-Json Messages() {
+Json AnthropicTurn() {
   Json body = {{"max_tokens", 500},
                {"messages", {{{"role", "user"}, {"content", "Add!"}}}},
                {"tools", Json::array()}};
@@ -483,7 +483,7 @@ const Json& AnswerBlocks() {
 }
 
 TEST(Tools, AMessageHasBlocks) {
-  const Json whole = Whole("/v1/messages", Messages(), kAnswer);
+  const Json whole = Whole("/v1/messages", AnthropicTurn(), kAnswer);
   EXPECT_EQ(whole["type"], "message");
   EXPECT_EQ(whole["stop_reason"], "tool_use");
   EXPECT_EQ(Blocks(whole["content"]), AnswerBlocks());
@@ -494,7 +494,7 @@ TEST(Tools, AStreamedMessageBuildsThem) {
   Json content = Json::array();
   std::string arguments;
   std::vector<std::string> types;
-  for (const Json& event : Events("/v1/messages", Messages(), kAnswer)) {
+  for (const Json& event : Events("/v1/messages", AnthropicTurn(), kAnswer)) {
     const std::string type = event["type"];
     if (types.empty() || types.back() != type) types.push_back(type);
     if (type == "content_block_start") {
@@ -520,7 +520,7 @@ TEST(Tools, AStreamedMessageBuildsThem) {
 }
 
 TEST(Tools, MessagesCarryResultsOfTools) {
-  Json body = Messages();
+  Json body = AnthropicTurn();
   const auto server = Answering("/v1/messages", body, kAnswer);
   const Json first = Json::parse(server->Post("/v1/messages", body).body);
   Json results = Json::array();
@@ -561,7 +561,7 @@ TEST(Tools, MessagesCarryResultsOfTools) {
 TEST(Tools, MessagesThatAreNotServedAreRefused) {
   ScriptedServer server;
   const auto refused = [&](const char* change, const char* why) {
-    Json body = Messages();
+    Json body = AnthropicTurn();
     body.merge_patch(Json::parse(change));
     const HttpReply reply = server.Post("/v1/messages", body);
     EXPECT_EQ(reply.status, 400) << reply.body;
@@ -585,7 +585,7 @@ TEST(Tools, MessagesThatAreNotServedAreRefused) {
 
 TEST(Tools, MessagesHaveTheirOwnNameOfARequestsId) {
   ScriptedServer server;
-  Json body = Messages();
+  Json body = AnthropicTurn();
   body["max_tokens"] = 0;
   body["output_config"] = {{"effort", "low"}};
   for (const char* target : {"/v1/messages", "/v1/chat/completions"}) {

@@ -13,7 +13,7 @@
 namespace ovq::server::test {
 namespace {
 
-constexpr absl::Duration kPatience = absl::Seconds(20);
+constexpr absl::Duration kLanePatience = absl::Seconds(20);
 
 // A server with a session folder whose engine stands still inside an iteration, so that nothing
 // that asks the engine is answered until the test opens the gate.
@@ -120,7 +120,7 @@ TEST_F(QuickLaneTest, HttpCallsAnswerWhileSessionsElsewhereAreAskedFor) {
   }
   server_->model().gate().Open();
   for (const auto& call : waiting) {
-    EXPECT_TRUE(call->Read(kPatience));
+    EXPECT_TRUE(call->Read(kLanePatience));
     EXPECT_EQ(call->reply().status, 404);
   }
 }
