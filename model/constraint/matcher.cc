@@ -15,9 +15,10 @@ namespace {
 constexpr size_t kMaxEdges = 8;
 // Subtrees of the trie with fewer nodes are walked, not looked at as a whole.
 constexpr int32_t kMinSubtree = 16;
-// Bounds the places of one mask, each of which costs its stacks and kPlaceCost.
-constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
-constexpr int kMaxUtf8Calls = 4096;
+// Bounds the places of one mask. Each costs kPlaceCost and its stacks, times an eighth of the
+// ranges of bytes that lead on.
+constexpr int64_t kMaxWalkCost = 1 << 17, kPlaceCost = 3;
+constexpr int64_t kMaxLoopPlaces = 512;
 constexpr int kMaxTier = 15;
 
 // The smallest tier whose texts are at least so long.
@@ -71,7 +72,8 @@ struct Place::Node : std::enable_shared_from_this<Place::Node> {
   std::vector<std::unique_ptr<Loops>> loops;  // [tier], likewise
   std::shared_ptr<const TokenMask> mask;
   bool mask_exhausted = false;
-  uint64_t last_walk = 0;  // that paid for the place
+  int64_t cost = 0;
+  uint64_t last_walk = 0;  // that paid the cost
 };
 
 bool Place::may_end() const { return node_->stacks.may_end; }
@@ -149,6 +151,12 @@ Place::Node* Matcher::Intern(Stacks stacks) {
   node->generation = generation_;
   node->counts = std::any_of(node->stacks.heads.begin(), node->stacks.heads.end(),
                              [](const Head& head) { return head.rest && head.rest->counts; });
+  int64_t n_ranges = 8;
+  for (const Head& head : node->stacks.heads) {
+    n_ranges += static_cast<int64_t>(automaton_->ranges(head.state).size());
+  }
+  node->cost = (kPlaceCost + static_cast<int64_t>(node->stacks.heads.size())) *
+               std::min<int64_t>(n_ranges, 256) / 8;
   bytes_ += sizeof(Place::Node) + 64 + node->stacks.heads.size() * sizeof(Head);
   return nodes_.insert(std::move(node)).first->get();
 }
@@ -274,7 +282,7 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
     if (to->counts && trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
     if (to->last_walk != walk_) {
       to->last_walk = walk_;
-      walk_cost_ += kPlaceCost + static_cast<int64_t>(to->stacks.heads.size());
+      walk_cost_ += to->cost;
       if (walk_cost_ > kMaxWalkCost) return false;
     }
     if (trie_node.end - i >= kMinSubtree && IsAllowedBelow(to, i)) {
@@ -328,13 +336,12 @@ Place::Loops& Matcher::FindLoops(Place::Node* node, int tier) {
       loops->bytes[byte / 64] |= uint64_t{1} << byte % 64;
     }
   }
-  int n_calls = 0;
   loops->over_utf8 = true;
   for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && loops->over_utf8; ++row) {
-    loops->over_utf8 = LoopsOverUtf8(node, tier, node, row, 0, n_calls);
+    loops->over_utf8 = LoopsOverUtf8(node, tier, node, row, 0, n_places);
   }
   const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
-  loops->cost = (n_places + n_calls / 64) * (n_heads + kPlaceCost);
+  loops->cost = n_places * (n_heads + kPlaceCost) / 8;
   bytes_ += sizeof(Place::Loops) + sizeof(Place::Loops*);
   if (static_cast<size_t>(tier) >= node->loops.size()) node->loops.resize(tier + 1);
   return *(node->loops[tier] = std::move(loops));
@@ -342,18 +349,18 @@ Place::Loops& Matcher::FindLoops(Place::Node* node, int tier) {
 
 // Whether the bytes of a row, from a column on, lead from `from` back to `node`.
 bool Matcher::LoopsOverUtf8(Place::Node* node, int tier, Place::Node* from, int row, int column,
-                            int& n_calls) {
+                            int64_t& n_places) {
   const auto [first, last] = kUtf8Rows[row].bytes[column];
   const bool is_last = column + 1 == kUtf8Rows[row].length;
   Place::Node* before = nullptr;
   for (int byte = first; byte <= last; ++byte) {
-    if (++n_calls > kMaxUtf8Calls) return false;
     Place::Node* const to = Next(from, static_cast<uint8_t>(byte));
     if (to == nullptr || to == exhausted_node_.get()) return false;
     if (to == before) continue;
     before = to;
+    if (++n_places > kMaxLoopPlaces) return false;
     if (is_last ? Represent(to, tier) != node
-                : !LoopsOverUtf8(node, tier, to, row, column + 1, n_calls)) {
+                : !LoopsOverUtf8(node, tier, to, row, column + 1, n_places)) {
       return false;
     }
   }

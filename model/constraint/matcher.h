@@ -93,7 +93,7 @@ class Matcher {
   Place::Node* Represent(Place::Node* node, int tier);
   Place::Loops& FindLoops(Place::Node* node, int tier);
   bool LoopsOverUtf8(Place::Node* node, int tier, Place::Node* from, int row, int column,
-                     int& n_calls);
+                     int64_t& n_places);
   bool IsAllowedBelow(Place::Node* place, int32_t trie_node);
   bool Walk(Place::Node* start, Ranges& allowed);
   std::shared_ptr<const TokenMask> MakeMask(const Ranges& allowed, bool may_end) const;
