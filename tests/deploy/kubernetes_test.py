@@ -195,12 +195,16 @@ class ByDefault(unittest.TestCase):
         volumes = {item["name"]: item for item in self.pod["volumes"]}
         claims = {item["metadata"]["name"] for item in self.workload.get("volumeClaimTemplates", [])}
         self.assertEqual(set(mounts), set(volumes) | claims)
-        folders = {"tenants": "tenants", "tls": "tls-cert", "sessions": "session-dir"}
+        folders = {"tenants": "tenants", "tls": "tls-cert", "sessions": "session-dir",
+                   "fleet": "fleet-key-file"}
         for name, option in folders.items():
             self.assertEqual(name in mounts, option in self.options, name)
             if name in mounts:
                 self.assertEqual(os.path.dirname(self.options[option]), mounts[name]["mountPath"])
                 self.assertEqual(mounts[name].get("readOnly", False), name != "sessions")
+        if "fleet" in volumes:  # server/access/fleet_key_file.cc refuses a mode for others
+            self.assertEqual(volumes["fleet"]["secret"]["defaultMode"], 0o440)
+            self.assertIn("fsGroup", self.pod["securityContext"])
         # Tokens come from a required secret.
         secret = volumes["tenants"]["secret"]
         self.assertFalse(secret.get("optional", False))
@@ -212,7 +216,7 @@ class WithAllThatIsOptional(ByDefault):
     changes = {
         "image": {"repository": "registry.example/ovq-server", "tag": "1", "digest": "sha256:" + "0" * 64,
                   "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}]},
-        "modelClaim": "models", "model": "/models/large", "tlsSecret": "tls", "clientCa": True,
+        "modelClaim": "models", "model": "/models/large", "tlsSecret": "tls", "clientCa": True, "fleetKeysSecret": "fleet",
         "http": True,
         "options": {"log-format": "json", "session-ttl": "2h"}, "sessionDisk": {"enabled": True},
         "network": {"egress": [{"ports": [{"port": 4318}]}]}, "monitor": True,
