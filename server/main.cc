@@ -24,6 +24,7 @@
 #include "base/problems.h"
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
+#include "server/access/fleet_key_file.h"
 #include "server/access/security.h"
 #include "server/apis/http_api.h"
 #include "server/calls/rpc_labels.h"
@@ -120,6 +121,25 @@ absl::StatusOr<std::unique_ptr<disk::SessionFolder>> OpenSessionFolder(
   found = *std::move(here);
   metrics.damaged_sessions.Set(found.damaged.size());
   return folder;
+}
+
+// Reads the keys that --fleet-key-file names; null without it.
+absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> LoadNamedFleetKeys(
+    const Options& options) {
+  if (options.fleet_key_file.empty()) return nullptr;
+  auto keys = LoadFleetKeys(options.fleet_key_file);
+  return keys.ok() ? keys : InContext("--fleet-key-file", keys.status());
+}
+
+// Reads the key in --session-dir, which this or another server makes there, where none is named. A
+// server that takes any state signs none.
+absl::Status AddOwnFleetKey(const Options& options, engine::EngineOptions& engine_options) {
+  const bool needed = !options.session_dir.empty() && !options.engine.trust_session_files;
+  if (engine_options.fleet_keys != nullptr || !needed) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> keys = FleetKeysIn(options.session_dir);
+  if (!keys.ok()) return InContext("--session-dir", keys.status());
+  engine_options.fleet_keys = *std::move(keys);
+  return absl::OkStatus();
 }
 
 void AdoptSessions(const Options& options, disk::RecoveredSessions found, engine::Engine& engine,
@@ -252,12 +272,13 @@ void ReserveProcessorsForEngine() {
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   std::optional<ShutdownDeadline> end;  // destroyed last
   ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
+  engine::EngineOptions engine_options = options.engine;
+  ASSIGN_OR_RETURN(engine_options.fleet_keys, LoadNamedFleetKeys(options));
   ASSIGN_OR_RETURN(Loaded loaded, LoadAll(options, log));
   const model::LanguageModel& model = *loaded.models.front();
   const ModelDescription description = Describe(loaded, options);
   ASSIGN_OR_RETURN(const size_t state_memory,
                    StateMemoryBytes(options, model.config(), *loaded.context));
-  engine::EngineOptions engine_options = options.engine;
   engine_options.state_memory_bytes = state_memory;
   const CopyMemory copies = CopyMemoryFor(options, state_memory);
   engine_options.checkpoint_memory_bytes = copies.checkpoints;
@@ -279,6 +300,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   }
   disk::RecoveredSessions found;
   ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
+  RETURN_IF_ERROR(AddOwnFleetKey(options, engine_options));
   engine::EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                                      metrics.Events());
   engine::Engine& engine = engine_thread.engine();
@@ -372,7 +394,8 @@ int Run(const std::vector<std::string>& args) {
   Log log(line->options.log);
   if (line->action == CommandLine::Action::kPlan) return Print(PlanText(line->options), log);
   if (line->action == CommandLine::Action::kCheckConfig) {
-    const absl::Status security = LoadSecurity(line->options, log).status();
+    absl::Status security = LoadSecurity(line->options, log).status();
+    if (security.ok()) security = LoadNamedFleetKeys(line->options).status();
     return Print(security.ok() ? CheckConfig(*line) : security, log);
   }
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);

@@ -128,9 +128,17 @@ void AddSessionStorage(Flags& flags, Options& o) {
       "first, and come back with their next call");
   flags.Add(
       "imports", "HOW", Choice(o.engine.trust_session_files, {{"replay", false}, {"trust", true}}),
-      "replay: ImportSession reads a file's tokens again; trust: it takes the file's state, at\n"
-      "once. Its numbers are checked, so that none does harm to the server; that they are what\n"
-      "its tokens make is trusted: a forged session answers as its maker likes");
+      "of files that no fleet key has signed: replay: ImportSession reads their tokens again;\n"
+      "trust: it takes their state, at once. Its numbers are checked, so that none does harm to\n"
+      "the server; that they are what its tokens make is trusted: a forged session answers as its\n"
+      "maker likes");
+  flags.Add(
+      "fleet-key-file", "FILE", Text(o.fleet_key_file, "a file"),
+      "keys of this server and of those that it trusts (docs/security.md), one a line, each 64 to\n"
+      "256 hex digits, as openssl rand -hex 32 prints. The first one signs the states in exported\n"
+      "sessions and snapshots; a state that any of them has signed is taken at once",
+      "fleet.key in --session-dir, made if it is missing; none without a folder, or with --imports "
+      "trust");
 }
 
 void AddModelChoices(Flags& flags, Options& o) {
@@ -383,6 +391,11 @@ absl::Status CheckTogether(const CommandLine& line) {
     return Bad("--session-ttl: expected at most --max-session-ttl, ",
                absl::FormatDuration(options.engine.max_session_ttl), ", got ",
                absl::FormatDuration(options.engine.session_ttl));
+  }
+  if (options.engine.trust_session_files && !options.fleet_key_file.empty()) {
+    return Bad(
+        "--imports=trust: expected replay with --fleet-key-file: the key would sign states that "
+        "anyone may have made");
   }
   if (options.engine.overcommit && options.session_dir.empty()) {
     return Bad("--admission=overcommit: expected --session-dir, where idle sessions go, got none");

@@ -47,6 +47,7 @@ struct Options {
   engine::EngineOptions engine;                   // all fields except those from cache_policies
   std::string session_dir;                        // empty: sessions are kept in memory only
   bool session_sync_always = true;
+  std::string fleet_key_file;  // empty: in session_dir, if there is one
   std::vector<model::CachePolicy> cache_policies = {
       model::CachePolicies().front()};          // offered to sessions; the first is the default
   std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32

@@ -51,7 +51,9 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
         services_.engine.sessions().Export(message.session_id(), record_.caller().tenant, since));
     image.made_by = absl::StrCat("ovq-server ", OVQ_VERSION);
     if (image.tokens) base_ = engine::MakeSessionBase(*image.tokens);
-    file_ = since ? engine::EncodeDelta(image, *since) : engine::EncodeSession(std::move(image));
+    file_ = since ? engine::EncodeDelta(image, *since)
+                  : engine::EncodeSession(std::move(image),
+                                          services_.engine.config().options.fleet_keys.get());
     return absl::OkStatus();
   }
 
@@ -116,7 +118,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         call_(services, label, context),
         response_(response),
         reservation_(std::move(budget)),
-        reader_([this](const engine::SessionImage& head) { return CheckHead(head); }) {}
+        reader_([this](const engine::SessionImage& head) { return CheckHead(head); },
+                /*digest=*/true, services.engine.config().options.fleet_keys.get()) {}
 
   void Start() {
     self_ = shared_from_this();

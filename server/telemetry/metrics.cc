@@ -245,6 +245,9 @@ engine::EngineEvents Metrics::Events() {
     rejections_.at(engine::RejectReasonName(reason))->Increment();
   };
   events.session_event = [this](const engine::SessionReport& report) { Count(report); };
+  events.session_imported = [this](engine::ImportKind kind) {
+    imports_.at(engine::kImportKinds.at(static_cast<size_t>(kind)))->Increment();
+  };
   events.step = [this](const engine::IterationReport& report) { Count(report); };
   events.request_finished = [this](const engine::RequestReport& report) { Count(report); };
   return events;

@@ -291,6 +291,12 @@ class Metrics : private MetricFamilies {
            {"open", "fork", "rewind", "export", "export_delta", "import", "close", "wake",
             "take_over"},
            Buckets{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5});
+  ByLabel<Counter*> imports_ =
+      Each(Counters("ovq_session_imports_total",
+                    "Imported sessions, by where their state came from: replayed, their tokens "
+                    "were read again; signed, the file's, signed by a fleet key; trusted, the "
+                    "file's, as --imports trust takes any."),
+           "state", engine::kImportKinds);
   static constexpr std::array<const char*, 6> kDiskWork = {"append", "create", "snapshot",
                                                            "remove", "read",   "text"};
   ByLabel<Counter*> disk_bytes_ =

@@ -18,8 +18,8 @@ def size(text):
 
 
 def seconds(text):
-    match = re.fullmatch(r"(\d+)s", text)
-    return int(match[1])
+    match = re.fullmatch(r"(\d+)([smh])", text)
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def port(address):

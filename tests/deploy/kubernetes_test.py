@@ -143,6 +143,14 @@ class ByDefault(unittest.TestCase):
         spec = self.objects["ScaledObject", self.release]["spec"]
         self.assertEqual(spec["scaleTargetRef"], {"kind": "StatefulSet", "name": self.release})
         self.assertLess(spec["minReplicaCount"], spec["maxReplicaCount"])
+        # A pod has left, with its drain, before the next one is removed; idle sessions expire first.
+        scaling = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        (policy,) = scaling["policies"]
+        self.assertEqual((policy["type"], policy["value"]), ("Pods", 1))
+        self.assertGreater(policy["periodSeconds"], self.pod["terminationGracePeriodSeconds"])
+        if not self.values["sessionDisk"]["enabled"]:
+            ttl = seconds(self.options.get("session-ttl", "30m"))
+            self.assertGreaterEqual(scaling["stabilizationWindowSeconds"], ttl)
         source = read("server", "telemetry", "metrics.cc")
         queries = [trigger["metadata"]["query"] for trigger in spec["triggers"]]
         names = {name for query in queries for name in re.findall(r"\bovq_\w+", query)}
@@ -195,12 +203,16 @@ class ByDefault(unittest.TestCase):
         volumes = {item["name"]: item for item in self.pod["volumes"]}
         claims = {item["metadata"]["name"] for item in self.workload.get("volumeClaimTemplates", [])}
         self.assertEqual(set(mounts), set(volumes) | claims)
-        folders = {"tenants": "tenants", "tls": "tls-cert", "sessions": "session-dir"}
+        folders = {"tenants": "tenants", "tls": "tls-cert", "sessions": "session-dir",
+                   "fleet": "fleet-key-file"}
         for name, option in folders.items():
             self.assertEqual(name in mounts, option in self.options, name)
             if name in mounts:
                 self.assertEqual(os.path.dirname(self.options[option]), mounts[name]["mountPath"])
                 self.assertEqual(mounts[name].get("readOnly", False), name != "sessions")
+        if "fleet" in volumes:  # server/access/fleet_key_file.cc refuses a mode for others
+            self.assertEqual(volumes["fleet"]["secret"]["defaultMode"], 0o440)
+            self.assertIn("fsGroup", self.pod["securityContext"])
         # Tokens come from a required secret.
         secret = volumes["tenants"]["secret"]
         self.assertFalse(secret.get("optional", False))
@@ -212,10 +224,10 @@ class WithAllThatIsOptional(ByDefault):
     changes = {
         "image": {"repository": "registry.example/ovq-server", "tag": "1", "digest": "sha256:" + "0" * 64,
                   "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}]},
-        "modelClaim": "models", "model": "/models/large", "tlsSecret": "tls", "clientCa": True,
+        "modelClaim": "models", "model": "/models/large", "tlsSecret": "tls", "clientCa": True, "fleetKeysSecret": "fleet",
         "http": True,
         "options": {"log-format": "json", "session-ttl": "2h"}, "sessionDisk": {"enabled": True},
-        "network": {"egress": [{"ports": [{"port": 4318}]}]}, "monitor": True,
+        "network": {"egress": [{"ports": [{"port": 4318}]}], "metricsClients": {"app": "ovq-server-epp"}}, "monitor": True,
         "scaling": {"enabled": True}, "podAnnotations": {"a": "b"}, "nodeSelector": {"disk": "fast"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
@@ -234,6 +246,10 @@ class WithAllThatIsOptional(ByDefault):
         self.assertEqual(self.pod["nodeSelector"], {"disk": "fast"})
         self.assertEqual(self.container["resources"]["limits"]["nvidia.com/gpu"], "1")
         self.assertIn(("ScaledObject", "other"), self.objects)
+
+
+class WithScaling(ByDefault):
+    changes = {"scaling": {"enabled": True}}
 
 
 class WithoutAPolicy(ByDefault):

@@ -1,14 +1,15 @@
 // Fuzzes imports of session files in an engine that trusts them. It exports files of its own
-// sessions on small models of every mixer, changes numbers, bytes and heads, corrects the
-// checksums, imports the files and continues the sessions that are accepted. A finding is a crash,
-// a sanitizer report, a call that does not end, or an accepted session that ends in an impossible
-// state.
+// sessions on small models of every mixer, signs some, changes numbers, bytes and heads, corrects
+// the checksums, imports the files and continues the sessions that are accepted. A finding is a
+// crash, a sanitizer report, a call that does not end, an accepted session that ends in an
+// impossible state, or a signature that is accepted for a changed state.
 //
 //   import_fuzz [--seed N] [--runs N] [--seconds N] [--first N] [--model NAME]
 //
 // A finding names its run; --first RUN --runs 1 with the same seed repeats it alone.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -18,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/binary.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/flags.h"
@@ -118,18 +120,25 @@ class Subject {
   }
 
   struct Counts {
-    int64_t runs = 0, unread = 0, refused = 0, taken = 0, tokens = 0;
+    int64_t runs = 0, unread = 0, with_signature = 0, refused = 0, taken = 0, tokens = 0;
   };
   void Run(Random& random, Counts& counts) {
-    engine::SessionImage image = images_[static_cast<size_t>(random.Upto(std::ssize(images_) - 1))];
-    const bool bytes = random.OneIn(8);
+    const engine::SessionImage& original =
+        images_[static_cast<size_t>(random.Upto(std::ssize(images_) - 1))];
+    engine::SessionImage image = original;
+    const bool bytes = random.OneIn(8), signs = random.OneIn(2);
     if (!bytes) MutateImage(model_->layout(), vocab_size(), random, image);
     const engine::EncodedSession encoded = engine::EncodeSession(std::move(image));
-    std::string file = encoded.head + encoded.state + encoded.tail;
+    std::string file = encoded.head;
+    if (signs) file.insert(file.size() - kSectionStartBytes, Signature(original));
+    file += encoded.state + encoded.tail;
+    if (signs) Seal(file);
     if (bytes) MutateFile(random, file);
     ++counts.runs;
     absl::StatusOr<engine::SessionImage> read = Read(random, file);
     if (!read.ok()) return ++counts.unread, void();
+    if (read->state_signed) ++counts.with_signature;
+    Check(!read->state_signed || IsStateOf(original, *read), "a signature is of one state alone");
     Answer<absl::StatusOr<engine::SessionInfo>> imported;
     engine().sessions().Import(*std::move(read), {}, imported.callback());
     const absl::StatusOr<engine::SessionInfo> session = imported.Get();
@@ -143,6 +152,22 @@ class Subject {
   }
 
  private:
+  // The section that signs the image.
+  std::string Signature(const engine::SessionImage& image) const {
+    const std::string head = engine::EncodeAroundState(image, &keys_).head;
+    const size_t bytes = kSectionStartBytes + engine::FleetKeys::kSignatureBytes + kSectionEndBytes;
+    return head.substr(head.size() - kSectionStartBytes - bytes, bytes);
+  }
+  // Whether both say that this state is what these tokens make.
+  static bool IsStateOf(const engine::SessionImage& a, const engine::SessionImage& b) {
+    const bool same = a.model_fingerprint == b.model_fingerprint &&
+                      a.layout_fingerprint == b.layout_fingerprint &&
+                      a.cache_policy == b.cache_policy && a.slot_cap == b.slot_cap &&
+                      a.position == b.position && a.state == b.state &&
+                      a.tokens.has_value() == b.tokens.has_value();
+    return same && (!a.tokens || std::equal(a.tokens->begin(), a.tokens->begin() + a.position,
+                                            b.tokens->begin()));
+  }
   engine::Engine& engine() { return engine_thread_->engine(); }
   int64_t vocab_size() const { return model_->config().vocab_size; }
   std::vector<int32_t> Tokens(int64_t n, Random& random) {
@@ -168,7 +193,8 @@ class Subject {
 
   absl::StatusOr<engine::SessionImage> Read(Random& random, const std::string& file) {
     engine::SessionReader reader(
-        [this](const engine::SessionImage& head) { return engine().sessions().CheckImport(head); });
+        [this](const engine::SessionImage& head) { return engine().sessions().CheckImport(head); },
+        /*digest=*/true, &keys_);
     for (size_t at = 0; at < file.size();) {
       const std::string part = file.substr(at, 1 + static_cast<size_t>(random.Upto(1 << 17)));
       const absl::Status status = reader.Add(part);
@@ -215,6 +241,7 @@ class Subject {
   std::unique_ptr<model::LanguageModel> model_;
   std::unique_ptr<engine::EngineThread> engine_thread_;
   std::vector<engine::SessionImage> images_;
+  const engine::FleetKeys keys_ = *engine::FleetKeys::Parse(std::string(64, '7'));
 };
 
 int Main(const std::vector<std::string>& args) {
@@ -258,11 +285,11 @@ int Main(const std::vector<std::string>& args) {
   }
   alarm(0);
   std::printf(
-      "%lld runs: %lld files refused by the reader, %lld states refused, %lld taken, which "
-      "went on for %lld tokens\n",
+      "%lld runs: %lld files refused by the reader, %lld read with a valid signature, %lld states "
+      "refused, %lld taken, which went on for %lld tokens\n",
       static_cast<long long>(counts.runs), static_cast<long long>(counts.unread),
-      static_cast<long long>(counts.refused), static_cast<long long>(counts.taken),
-      static_cast<long long>(counts.tokens));
+      static_cast<long long>(counts.with_signature), static_cast<long long>(counts.refused),
+      static_cast<long long>(counts.taken), static_cast<long long>(counts.tokens));
   return 0;
 }
 

@@ -160,7 +160,8 @@ void Put32(std::string& file, size_t at, uint32_t value) {
   std::memcpy(file.data() + at, &value, sizeof value);
 }
 
-// Corrects the checksums of all sections.
+}  // namespace
+
 void Seal(std::string& file) {
   for (size_t at = 12; at + 12 <= file.size();) {
     uint64_t length;
@@ -175,8 +176,6 @@ void Seal(std::string& file) {
     at += 16 + length;
   }
 }
-
-}  // namespace
 
 void MutateImage(const model::StateLayout& layout, int64_t vocab_size, Random& random,
                  engine::SessionImage& image) {

@@ -33,4 +33,7 @@ void MutateImage(const model::StateLayout& layout, int64_t vocab_size, Random& r
 // Changes bytes of a file, and corrects the checksums or not.
 void MutateFile(Random& random, std::string& file);
 
+// Corrects the checksums of all sections.
+void Seal(std::string& file);
+
 }  // namespace ovq::fuzz

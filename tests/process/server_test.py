@@ -187,6 +187,14 @@ class Serving(unittest.TestCase):
         self.assertRegex(metrics, r'ovq_session_history_bytes{.*kind="checkpoints".*} [1-9]')
         self.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=session_id))
 
+    def test_the_gateways_picker_finds_its_metrics(self):
+        with open(os.path.join(ROOT, "deploy", "kubernetes", "gateway", "inference.yaml")) as file:
+            names = re.findall(r"^ *\w+Spec: (\w+)$", file.read(), re.MULTILINE)
+        self.assertEqual(len(names), 3)
+        metrics = self.server.metrics()
+        for name in names:
+            self.assertRegex(metrics, rf"(?m)^# TYPE {name} gauge\n{name}{{.*}} [0-9.e+-]+$")
+
     def test_a_session_moves_to_another_server(self):
         made = self.sessions.CreateSession(pb.CreateSessionRequest(
             prompt=pb.Prompt(text="z" * 2000)))

@@ -49,11 +49,21 @@ class SessionFiles(unittest.TestCase):
         wrong = dataclasses.replace(delta, tokens=(1, 40, 3))
         with self.assertRaisesRegex(session_file.SessionFileError, "not those that its head"):
             session_file.join(small, wrong)
+        signed, joined = (
+            session_file.read(self.PATH.with_name(name))
+            for name in ("signed.ovqs", "signed-joined.ovqs")
+        )
+        self.assertEqual(len(signed.signature), 32)
+        self.assertEqual(session_file.join(signed, delta), joined)
+        for name, session in (("signed.ovqs", signed), ("signed-joined.ovqs", joined)):
+            self.assertEqual(
+                session_file.encode(session), self.PATH.with_name(name).read_bytes()
+            )
         nothing = dataclasses.replace(delta, base=delta.since, tokens=(), pending=None)
         self.assertEqual(session_file.join(small, nothing).pending, 3)
 
     def test_what_is_damaged_is_refused(self):
-        for name in ("small.ovqs", "delta.ovqs"):
+        for name in ("small.ovqs", "signed.ovqs", "delta.ovqs"):
             data = self.PATH.with_name(name).read_bytes()
             for i in range(len(data)):
                 flipped = bytearray(data)

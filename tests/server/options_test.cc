@@ -382,6 +382,15 @@ TEST(Options, HelpSaysRanges) {
   EXPECT_EQ(found, 12);
 }
 
+// The key vouches for states, so that a server that takes any must not have it.
+TEST(Options, AFleetKeyFileAndTrustInAnyFileExcludeOneAnother) {
+  EXPECT_EQ(Parse({"--model=m", "--fleet-key-file=k"})->options.fleet_key_file, "k");
+  EXPECT_TRUE(Parse({"--model=m", "--imports=trust"}).ok());
+  EXPECT_THAT(
+      std::string(Parse({"--model=m", "--fleet-key-file=k", "--imports=trust"}).status().message()),
+      HasSubstr("--imports=trust: expected replay with --fleet-key-file"));
+}
+
 TEST(Options, HelpListsEveryFlagWithItsTwin) {
   EXPECT_EQ(Parse({"--plan", "--model", "m", "--state-memory", "1G"})->action,
             CommandLine::Action::kPlan);
@@ -401,6 +410,7 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "session-sync",
                            "admission",
                            "imports",
+                           "fleet-key-file",
                            "max-centroids",
                            "max-sessions",
                            "memory",

@@ -76,11 +76,12 @@ class _Head:
 @dataclass(frozen=True)
 class SessionFile(_Head):
     """position: tokens that the state has consumed. tokens: the whole conversation, None if the
-    session keeps no tokens."""
+    session keeps no tokens. signature: by which a server knows a state of its fleet, empty without one."""
 
     position: int
     tokens: tuple[int, ...] | None
     state: bytes
+    signature: bytes = b""
 
     @property
     def base(self) -> Base | None:
@@ -125,7 +126,7 @@ def _sections(data: bytes) -> tuple[dict[str, bytes], tuple[str, ...]]:
         _check(crc == sum_, f"section {tag}: checksum {sum_:08x}, expected {crc:08x}")
         _check(bool(sections) or tag == known[0], f"section {tag} comes first, expected HEAD or DELT")
         _check(tag not in sections, f"section {tag} comes twice")
-        if tag in known or tag == "form":
+        if tag in known or tag in ("form", "sign"):
             sections[tag] = data[begin:end]
         else:
             _check(tag[0].islower(), f"section {tag} is unknown here and required")
@@ -194,9 +195,12 @@ def _parse_file(sections: dict[str, bytes], other: tuple[str, ...]) -> SessionFi
     state = sections["STAT"]
     _check(len(state) == n_state, f"section STAT: {len(state)} bytes, expected {n_state}")
     turn_ends = _unpack_turns(sections, n_turns, n_tokens if keeps else position + waits)
+    signature = sections.get("sign", b"")
+    _check(len(signature) in (0, 32), f"section sign: {len(signature)} bytes, expected 32")
     return SessionFile(
         model, layout, memory, slot_cap, pending if waits else None, turn_ends, _created(created),
         made_by, other, sections.get("form", b""), position=position, tokens=tokens if keeps else None, state=state,
+        signature=signature,
     )
 
 
@@ -224,8 +228,8 @@ def read(path: str | Path) -> SessionFile | SessionDelta:
 
 
 def join(file: SessionFile, delta: SessionDelta) -> SessionFile:
-    """Appends the delta's tokens to the file. The state keeps its position: an import prefills the
-    tokens after it."""
+    """Appends the delta's tokens to the file. The state keeps its position and its signature: an
+    import prefills the tokens after it."""
     if file.tokens is None:
         raise SessionFileError("the file has no tokens, so no delta goes on from it")
     for name in ("model_fingerprint", "layout_fingerprint", "memory", "slot_cap"):
@@ -279,6 +283,7 @@ def encode(file: SessionFile) -> bytes:
     data += section(b"HEAD", head) + (section(b"form", file.form) if file.form else b"")
     data += section(b"TOKS", _pack_tokens(tokens))
     data += section(b"TURN", struct.pack(f"<{len(file.turn_ends)}q", *file.turn_ends))
+    data += section(b"sign", file.signature) if file.signature else b""
     data += section(b"STAT", file.state)
     return data + section(b"DONE", hashlib.sha256(data).digest())
 
@@ -304,6 +309,7 @@ def describe(session: SessionFile | SessionDelta) -> str:
         lines["form bytes"] = len(session.form)
     if isinstance(session, SessionFile):
         lines["state bytes"] = len(session.state)
+        lines["signature"] = session.signature.hex() or "none"
     created = session.created
     lines["created"] = created.isoformat(timespec="seconds") if created else "unknown"
     lines["made by"] = session.made_by

@@ -23,6 +23,7 @@
 #include "model/state_layout.h"
 #include "model/tokenizer.h"
 #include "server/engine/common/engine_api.h"
+#include "server/engine/common/fleet_keys.h"
 #include "server/engine/common/quota.h"
 
 namespace ovq::disk {
@@ -106,7 +107,10 @@ struct EngineOptions {
   std::shared_ptr<ByteBudget> request_memory;
   // With a folder: idle sessions' states are swapped out when others need the memory.
   bool overcommit = false;
-  bool trust_session_files = false;  // imports use the file's state after checks
+  // Sign the states of exports and snapshots; an import uses a state that they signed, after
+  // checks. Null: no keys.
+  std::shared_ptr<const FleetKeys> fleet_keys = {};
+  bool trust_session_files = false;  // imports use any state after checks; not with fleet_keys
   int max_sessions = 1024;           // live sessions, one-shot requests included
   int max_queue = 1024;              // requests waiting for admission
   int32_t max_batch_tokens = 512;    // tokens of one batch
@@ -158,6 +162,10 @@ struct SessionReport {
   int64_t position = 0;     // tokens of the conversation
   int64_t replayed = 0;     // tokens that a rewind has prefilled again
 };
+// How an import got its session's state: by reading the tokens again; from the file, which a fleet
+// key had signed; or from the file, as trust_session_files takes any.
+enum class ImportKind : uint8_t { kReplayed, kSigned, kTrusted };
+inline constexpr std::array<const char*, 3> kImportKinds = {"replayed", "signed", "trusted"};
 // Callbacks run on the engine thread; `rejected` also on the thread of a refused call. They must
 // not block, and must not call the engine.
 struct EngineEvents {
@@ -170,6 +178,7 @@ struct EngineEvents {
   std::function<void(const RequestReport&)> request_finished = kNothing;
   std::function<void(RejectReason)> rejected = kNothing;
   std::function<void(const SessionReport&)> session_event = kNothing;
+  std::function<void(ImportKind)> session_imported = kNothing;
   // The model's output was not a number at this position; the call fails.
   std::function<void(int64_t)> not_a_number = kNothing;
   // Time from a stream's Cancel until its memory was released.

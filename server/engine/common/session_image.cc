@@ -22,6 +22,7 @@ constexpr std::array<const char*, 5> kSections = {"HEAD", "TOKS", "TURN", "STAT"
 enum SectionIndex : size_t { kHead, kToks, kTurn, kStat, kDone };
 constexpr const char* kDelta = "DELT";      // replaces HEAD in a delta
 constexpr std::string_view kForm = "form";  // optional, before TOKS
+constexpr std::string_view kSign = "sign";  // optional, before STAT
 
 constexpr uint32_t kHasPending = 1;
 constexpr uint32_t kKeepsTokens = 2;
@@ -45,6 +46,22 @@ std::string MakeJournalHead(const SessionImage& image) {
   Put(out, image.created_unix_ms);
   PutText(out, image.cache_policy);
   PutText(out, image.made_by);
+  return out;
+}
+
+// Returns what a signature vouches for: a model and a policy make this state of these tokens.
+std::string SignedClaim(const SessionImage& image, Sha256 state_digest) {
+  std::string out = "OVQSIGN\n";
+  out.append(image.model_fingerprint);
+  Put(out, image.layout_fingerprint);
+  Put(out, image.position);
+  Put(out, image.slot_cap);
+  Put(out, image.tokens ? kKeepsTokens : 0);
+  std::span<const int32_t> consumed;
+  if (image.tokens) consumed = std::span(*image.tokens).first(static_cast<size_t>(image.position));
+  out.append(MakeSessionBase(consumed).digest);
+  out.append(absl::HexStringToBytes(state_digest.Hex()));
+  PutText(out, image.cache_policy);
   return out;
 }
 
@@ -91,13 +108,13 @@ std::string_view EncodedSession::Part(size_t offset, size_t most) const {
   return {};
 }
 
-EncodedSession EncodeSession(SessionImage image) {
-  EncodedSession file = EncodeAroundState(image);
+EncodedSession EncodeSession(SessionImage image, const FleetKeys* keys) {
+  EncodedSession file = EncodeAroundState(image, keys);
   file.state = std::move(image.state);
   return file;
 }
 
-EncodedSession EncodeAroundState(const SessionImage& image) {
+EncodedSession EncodeAroundState(const SessionImage& image, const FleetKeys* keys) {
   EncodedSession file;
   file.head = kMagic;
   Put(file.head, kVersion);
@@ -105,6 +122,11 @@ EncodedSession EncodeAroundState(const SessionImage& image) {
   std::span<const int32_t> tokens;
   if (image.tokens) tokens = *image.tokens;
   PutTokensAndTurns(file.head, tokens, image);
+  if (keys != nullptr) {
+    Sha256 state_digest;
+    state_digest.Add(image.state.data(), image.state.size());
+    PutSection(file.head, kSign, keys->Sign(SignedClaim(image, std::move(state_digest))));
+  }
   const std::string start = SectionStart(kSections[kStat], image.state.size());
   file.head.append(start);
   Put(file.tail, Crc32c(image.state, Crc32c(start)));
@@ -177,6 +199,7 @@ absl::Status SessionReader::AddRoom() {
   if (stage_ == Stage::kPayload) {  // now, while the bytes are in the CPU cache
     crc_ = Crc32c(bytes, crc_);
     if (check_digest_ && hex_.empty()) digest_.Add(bytes.data(), bytes.size());
+    if (InState() && ChecksSignature()) state_digest_.Add(bytes.data(), bytes.size());
   }
   had_ += bytes.size();
   // An empty payload is complete as soon as it begins.
@@ -189,6 +212,9 @@ absl::StatusOr<SessionImage> SessionReader::Finish() {
   if (stage_ != Stage::kEnded) {
     return DamagedFile("ends at byte ", taken_ + had_, tag_.empty() ? "" : ", in section ", tag_,
                        ", expected section DONE at its end");
+  }
+  if (ChecksSignature()) {
+    image_.state_signed = keys_->Verify(SignedClaim(image_, std::move(state_digest_)), signature_);
   }
   return std::move(image_);
 }
@@ -262,19 +288,7 @@ absl::Status SessionReader::BeginSection() {
   if (!seen_[kHead] && section != kHead) {
     return DamagedFile("section ", tag_, " comes first, expected HEAD");
   }
-  if (section == kSections.size()) {
-    if (!IsOptional(tag_)) return UnfitFile("section ", tag_, " is unknown and required");
-    if (wanted_ > kMaxSkippedBytes - skipped_) {
-      return DamagedFile("section ", tag_, ": ", wanted_, " bytes, expected ", kMaxSkippedBytes,
-                         " at most in all optional sections");
-    }
-    skipped_ += wanted_;
-    if (tag_ == kForm && std::exchange(seen_form_, true)) {
-      return DamagedFile("section form comes twice");
-    }
-    if (tag_ == kForm && wanted_ == 0) return DamagedFile("section form is empty");
-    return absl::OkStatus();
-  }
+  if (section == kSections.size()) return BeginOptionalSection();
   if (std::exchange(seen_[section], true)) return DamagedFile("section ", tag_, " comes twice");
   if (section == kHead) {
     if (wanted_ >= kFixedHeadBytes + 2 && wanted_ <= kMaxHeadBytes) return absl::OkStatus();
@@ -293,11 +307,30 @@ absl::Status SessionReader::BeginSection() {
   return absl::OkStatus();
 }
 
+absl::Status SessionReader::BeginOptionalSection() {
+  if (!IsOptional(tag_)) return UnfitFile("section ", tag_, " is unknown and required");
+  if (wanted_ > kMaxSkippedBytes - skipped_) {
+    return DamagedFile("section ", tag_, ": ", wanted_, " bytes, expected ", kMaxSkippedBytes,
+                       " at most in all optional sections");
+  }
+  skipped_ += wanted_;
+  if (tag_ == kForm && std::exchange(seen_form_, true)) {
+    return DamagedFile("section form comes twice");
+  }
+  if (tag_ == kForm && wanted_ == 0) return DamagedFile("section form is empty");
+  if (tag_ != kSign) return absl::OkStatus();
+  if (std::exchange(seen_sign_, true)) return DamagedFile("section sign comes twice");
+  if (seen_[kStat]) return DamagedFile("section sign comes behind STAT, expected it before");
+  if (wanted_ == FleetKeys::kSignatureBytes) return absl::OkStatus();
+  return DamagedFile("section sign: ", wanted_, " bytes, expected ", FleetKeys::kSignatureBytes);
+}
+
 absl::Status SessionReader::EndSection() {
   std::string payload = std::exchange(payload_, {});
   if (tag_ == kSections[kHead]) return ReadHead(payload);
   if (tag_ == kSections[kTurn]) return ReadTurns(payload);
   if (tag_ == kForm) image_.unfinished = std::move(payload);
+  if (tag_ == kSign) signature_ = std::move(payload);
   if (tag_ == kSections[kToks] && image_.tokens) {
     image_.tokens = GetAll<int32_t>(payload);
     if (image_.pending && image_.tokens->back() != *image_.pending) {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/sha256.h"
+#include "server/engine/common/fleet_keys.h"
 
 namespace ovq::engine {
 
@@ -53,6 +54,8 @@ struct SessionImage {
   // Live bytes in the order of StatePool::CopyOut; empty if only the head was read.
   std::string state;
   uint64_t state_bytes = 0;  // as declared in the head; state.size() of a whole image
+  // A key of the fleet has signed that the state is what the tokens up to `position` make.
+  bool state_signed = false;
 
   int64_t length() const { return position + unread + (pending ? 1 : 0); }
 };
@@ -73,9 +76,10 @@ struct EncodedSession {
   // Up to `most` bytes from `offset` on, within one piece; "" at the end of the file.
   std::string_view Part(size_t offset, size_t most) const;
 };
-EncodedSession EncodeSession(SessionImage image);
+// keys: sign the state; null: nobody does.
+EncodedSession EncodeSession(SessionImage image, const FleetKeys* keys = nullptr);
 // Encodes the head and tail of the file; image.state itself is the middle piece, and is not copied.
-EncodedSession EncodeAroundState(const SessionImage& image);
+EncodedSession EncodeAroundState(const SessionImage& image, const FleetKeys* keys = nullptr);
 // Encodes a delta: what the image has beyond `since`. The image's tokens must begin with those of
 // `since`; its state is ignored.
 EncodedSession EncodeDelta(const SessionImage& image, const SessionBase& since);
@@ -87,9 +91,10 @@ class SessionReader {
   // Called once, with the head, before any byte after the head is accepted.
   using CheckHead = std::function<absl::Status(const SessionImage& head)>;
   // digest: whether to compare the digest in section DONE. The sections' checksums cover every byte
-  // and are always compared.
-  explicit SessionReader(CheckHead check_head, bool digest = true)
-      : check_head_(std::move(check_head)), check_digest_(digest) {}
+  // and are always compared. keys: whose signatures are known; null: none are. The keys must
+  // outlive the reader.
+  explicit SessionReader(CheckHead check_head, bool digest = true, const FleetKeys* keys = nullptr)
+      : check_head_(std::move(check_head)), check_digest_(digest), keys_(keys) {}
 
   // Reads the next part. DataLoss for a damaged file; FailedPrecondition for another version, an
   // unknown required section, or a delta; and the errors of check_head. After an error every call
@@ -118,16 +123,20 @@ class SessionReader {
   absl::Status EndSection();
   absl::Status ReadHead(std::string_view payload);
   absl::Status ReadTurns(std::string_view payload);
+  absl::Status BeginOptionalSection();
+  // Whether the bytes of the state are hashed for the signature that came before them.
+  bool ChecksSignature() const { return keys_ != nullptr && !signature_.empty(); }
 
   const CheckHead check_head_;
   const bool check_digest_;
+  const FleetKeys* const keys_;
   absl::Status status_;
   SessionImage image_;
   bool has_head_ = false;
   std::vector<std::span<std::byte>> places_;   // for the rest of the state
   uint64_t token_count_ = 0, turn_count_ = 0;  // as declared
   std::array<bool, 5> seen_{};                 // by index in kSections
-  bool seen_form_ = false;
+  bool seen_form_ = false, seen_sign_ = false;
   Stage stage_ = Stage::kPrelude;
   uint64_t wanted_ = 12;  // bytes of this stage
   uint64_t had_ = 0;      // of which have arrived
@@ -138,6 +147,8 @@ class SessionReader {
   std::string tag_, payload_;
   uint32_t crc_ = 0;
   Sha256 digest_;
+  std::string signature_;  // payload of section sign
+  Sha256 state_digest_;
   std::string hex_;  // digest of all bytes before the last section, once that begins
 };
 

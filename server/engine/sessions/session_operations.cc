@@ -141,12 +141,19 @@ void SessionOperations::Import(SessionImage image, SessionOptions options, Sessi
   options.imported = true;
   options.variant = image.cache_policy;
   if (image.slot_cap > 0) options.slot_cap = image.slot_cap;
-  const bool trusted = config_.options.trust_session_files;
+  const ImportKind kind = image.state_signed                    ? ImportKind::kSigned
+                          : config_.options.trust_session_files ? ImportKind::kTrusted
+                                                                : ImportKind::kReplayed;
+  const bool trusted = kind != ImportKind::kReplayed;
+  done = [this, kind, done = std::move(done)](absl::StatusOr<SessionInfo> made) {
+    if (made.ok()) config_.events.session_imported(kind);
+    done(std::move(made));
+  };
   absl::Status status = CheckImport(image);
   if (status.ok() && !trusted && !image.tokens) {
     status = UnfitFile(
-        "it has no tokens to read again (keep_tokens), and this server takes no state from outside "
-        "(--imports replay)");
+        "it has no tokens to read again (keep_tokens), and no key of this server has signed its "
+        "state (--fleet-key-file, --imports replay)");
   }
   if (status.ok()) status = ReadUnfinished(image, options);
   image.unfinished.clear();

@@ -36,11 +36,12 @@ class SessionOperations {
   // Checks that this server can hold a session with this image: FailedPrecondition for a model
   // variant or slot cap that it does not have, and the errors of CheckSessionFits.
   absl::Status CheckImport(const SessionImage& head) const;
-  // Makes a session from an image. Nothing proves that an image's state belongs to its tokens, so
-  // the tokens are prefilled again; FailedPrecondition if there are none. With
-  // EngineOptions::trust_session_files only the tokens that the state lacks are prefilled, and the
-  // caller's thread checks that the state is safe for kernels (CheckSessionState). Errors of
-  // CheckImport, too. `variant`, `slot_cap` and `prompt` come from the image, not from the options.
+  // Makes a session from an image. A state that a fleet key has signed, or any state with
+  // EngineOptions::trust_session_files, is used: the caller's thread checks that it is safe for
+  // kernels (CheckSessionState), and only the tokens that it lacks are prefilled. Otherwise nothing
+  // proves that the state belongs to the tokens, so these are prefilled again; FailedPrecondition
+  // if there are none. Errors of CheckImport, too. `variant`, `slot_cap` and `prompt` come from the
+  // image, not from the options.
   void Import(SessionImage image, SessionOptions options, SessionCallback done);
   // Without a tenant, sessions of all tenants are visible (for administrators); otherwise another
   // tenant's session is NotFound. Deleting cancels the session's running request and blocks for at

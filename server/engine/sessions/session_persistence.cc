@@ -19,9 +19,11 @@ absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
                    " tokens; it goes on in memory: ", std::string(status.message())));
 }
 
-disk::SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> image) {
-  return [image = std::move(image)](const disk::SessionFolder::WriteParts& write) {
-    const EncodedSession file = EncodeAroundState(*image);
+disk::SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> image,
+                                               std::shared_ptr<const FleetKeys> keys) {
+  return [image = std::move(image),
+          keys = std::move(keys)](const disk::SessionFolder::WriteParts& write) {
+    const EncodedSession file = EncodeAroundState(*image, keys.get());
     return write({file.head, image->state, file.tail});
   };
 }
@@ -112,7 +114,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
     disk.version = head.version + entries.size();
     disk.length = session->position();
     disk::SessionFolder::MakeFile make;
-    if (image != nullptr) make = MakeSnapshotFile(image);
+    if (image != nullptr) make = MakeSnapshotFile(image, config_.options.fleet_keys);
     folder->Create(std::move(head), std::move(entries), std::move(make),
                    OnEngineThread([waiting, then, session](absl::Status status) {
                      if (!status.ok()) session->disk->length = 0;
@@ -172,7 +174,7 @@ void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, Statu
   disk.snapshotting = true;
   disk.snapshot_at = session->state.position;
   config_.options.session_folder->Snapshot(
-      std::move(head), MakeSnapshotFile(MakeImage(*session)),
+      std::move(head), MakeSnapshotFile(MakeImage(*session), config_.options.fleet_keys),
       OnEngineThread([session, then = std::move(then)](absl::Status status) {
         session->disk->snapshotting = false;
         then(std::move(status));

@@ -66,9 +66,12 @@ TEST_P(ImportHow, GoesOnInAnotherEngineWhereItWasExported) {
   EXPECT_EQ(*CopyState(*to, made->id, "bob"), State(from, session.id));
 }
 
-SessionImage OverBytes(SessionImage image) {
-  const EncodedSession file = EncodeSession(std::move(image));
-  SessionReader reader([](const SessionImage&) { return absl::OkStatus(); });
+// Encodes and reads the image; the writer and the reader may have keys.
+SessionImage OverBytes(SessionImage image, const FleetKeys* signs = nullptr,
+                       const FleetKeys* knows = nullptr) {
+  const EncodedSession file = EncodeSession(std::move(image), signs);
+  SessionReader reader([](const SessionImage&) { return absl::OkStatus(); }, /*digest=*/true,
+                       knows);
   for (const std::string* piece : {&file.head, &file.state, &file.tail}) {
     EXPECT_TRUE(reader.Add(*piece).ok());
   }
@@ -198,6 +201,85 @@ TEST(Import, OnlyATrustedFileNeedsNoTokens) {
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_FALSE(made->keeps_tokens);
   EXPECT_EQ(State(takes, made->id), State(checks, session.id));
+}
+
+std::shared_ptr<const FleetKeys> Keys(const std::string& digits) {
+  std::string text;
+  for (const char digit : digits) text += std::string(64, digit) + "\n";
+  return std::make_shared<const FleetKeys>(*FleetKeys::Parse(text));
+}
+
+// An engine without trust_session_files, and how its imports got their states.
+struct Importer {
+  explicit Importer() {
+    EngineEvents events;
+    events.session_imported = [this](ImportKind kind) { kinds.push_back(kind); };
+    events.step = [this](const IterationReport& report) { rows += report.prefill_tokens; };
+    engine = std::make_unique<TestEngine>(EngineOptions(), FakeModel::Options(), events);
+  }
+  std::vector<ImportKind> kinds;
+  int64_t rows = 0;
+  std::unique_ptr<TestEngine> engine;
+};
+
+TEST(Import, AStateThatTheFleetHasSignedIsTakenAsItIs) {
+  const auto old_key = Keys("1"), both = Keys("21"), other = Keys("3");
+  TestEngine from;
+  const std::string id = NewTalkedSession(from).id;
+  const SessionImage file = *from->sessions().Export(id, "");
+  Importer to;
+  const auto made = Import(*to.engine, OverBytes(file, old_key.get(), both.get()));
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(to.rows, 0);
+  EXPECT_EQ(State(*to.engine, made->id), State(from, id));
+  ASSERT_TRUE(Import(*to.engine, OverBytes(file, old_key.get(), other.get())).ok());
+  ASSERT_TRUE(Import(*to.engine, OverBytes(file, nullptr, both.get())).ok());
+  to.engine->AwaitBoundary();
+  EXPECT_EQ(to.rows, 2 * file.position);
+  EXPECT_THAT(to.kinds, testing::ElementsAre(ImportKind::kSigned, ImportKind::kReplayed,
+                                             ImportKind::kReplayed));
+}
+
+// Only the fleet's signature makes the tokens dispensable, and no token that follows is taken for
+// read.
+TEST(Import, ASignedFileMayHaveNoTokensOrMore) {
+  const auto key = Keys("1"), other = Keys("2");
+  TestEngine from;
+  const SessionInfo forgetful = NewTalkedSession(from, /*keep_tokens=*/false);
+  const SessionImage bare = *from->sessions().Export(forgetful.id, "");
+  Importer to;
+  EXPECT_THAT(
+      std::string(Import(*to.engine, OverBytes(bare, other.get(), key.get())).status().message()),
+      HasSubstr("no key of this server has signed its state"));
+  const auto made = Import(*to.engine, OverBytes(bare, key.get(), key.get()));
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(State(*to.engine, made->id), State(from, forgetful.id));
+
+  const std::string id = NewTalkedSession(from).id;
+  const SessionImage file = OverBytes(*from->sessions().Export(id, ""), key.get(), key.get());
+  from.Run(Turn(id, SomeTokens(100, 6), 30));
+  const SessionImage joined =
+      Joined(file, *from->sessions().Export(id, "", MakeSessionBase(*file.tokens)));
+  const auto longer = Import(*to.engine, OverBytes(joined, key.get(), key.get()));
+  ASSERT_TRUE(longer.ok()) << longer.status();
+  to.engine->AwaitBoundary();
+  EXPECT_EQ(to.rows, 130);
+  EXPECT_EQ(State(*to.engine, longer->id), State(from, id));
+  EXPECT_THAT(to.kinds, testing::ElementsAre(ImportKind::kSigned, ImportKind::kSigned));
+}
+
+// Whoever has a key may be wrong: kernels are safe all the same.
+TEST(Import, ASignedStateThatNoSessionHasIsRefused) {
+  const auto key = Keys("1");
+  TestEngine from;
+  SessionImage image = *from->sessions().Export(NewTalkedSession(from).id, "");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(image.state.data() + from.model().layout().layer(1).fixed_offset, &nan, sizeof nan);
+  Importer to;
+  const absl::Status refused = Import(*to.engine, OverBytes(image, key.get(), key.get())).status();
+  EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("window[0] is nan"));
+  EXPECT_THAT(to.kinds, testing::IsEmpty());
 }
 
 TEST(Import, EachMisfitHasItsOwnWords) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "absl/strings/escaping.h"
@@ -47,8 +48,9 @@ std::string Bytes(const EncodedSession& file, size_t most = 1 << 20) {
 }
 std::string Bytes(const SessionImage& image) { return Bytes(EncodeSession(image)); }
 
-absl::StatusOr<SessionImage> Read(std::string_view bytes, size_t part = 1 << 20) {
-  SessionReader reader([](const SessionImage&) { return absl::OkStatus(); });
+absl::StatusOr<SessionImage> Read(std::string_view bytes, size_t part = 1 << 20,
+                                  const FleetKeys* keys = nullptr) {
+  SessionReader reader([](const SessionImage&) { return absl::OkStatus(); }, /*digest=*/true, keys);
   for (; !bytes.empty(); bytes.remove_prefix(std::min(part, bytes.size()))) {
     if (absl::Status status = reader.Add(bytes.substr(0, part)); !status.ok()) return status;
   }
@@ -121,6 +123,147 @@ TEST(SessionImage, ADeltaAloneIsNoSession) {
   ExpectRefused(Golden() + delta, kDamaged, "bytes behind its end");
   const std::string head = Golden().substr(0, Golden().find("TOKS"));
   ExpectRefused(head + delta.substr(12), kUnfit, "section DELT is unknown and required");
+}
+
+// The key of tests/golden/session/make.py, as a key file has it.
+std::string GoldenKey() {
+  std::string key;
+  for (int i = 0; i < 32; ++i) key.push_back(static_cast<char>(i));
+  return absl::BytesToHexString(key);
+}
+std::string OtherKey(char digit) { return std::string(64, digit); }
+
+bool IsSigned(const std::string& bytes, const std::string& keys, size_t part = 1 << 20) {
+  const absl::StatusOr<FleetKeys> known = FleetKeys::Parse(keys);
+  EXPECT_TRUE(known.ok()) << known.status();
+  const absl::StatusOr<SessionImage> image = Read(bytes, part, &*known);
+  EXPECT_TRUE(image.ok()) << image.status();
+  return image.ok() && image->state_signed;
+}
+
+TEST(SignedSession, IsTheBytesThatAnotherProgramWrites) {
+  const FleetKeys keys = *FleetKeys::Parse(GoldenKey());
+  EXPECT_EQ(absl::BytesToHexString(Bytes(EncodeSession(Small(), &keys))),
+            absl::BytesToHexString(Golden("signed")));
+}
+
+TEST(SignedSession, IsKnownByAnyKeyOfTheFleetAndByNoOther) {
+  for (const size_t part : {1, 13, 100000}) {
+    EXPECT_TRUE(IsSigned(Golden("signed"), GoldenKey(), part)) << part;
+  }
+  EXPECT_TRUE(IsSigned(Golden("signed"), OtherKey('1') + "\n" + GoldenKey()));
+  EXPECT_FALSE(IsSigned(Golden("signed"), OtherKey('1') + "\n" + OtherKey('2')));
+  EXPECT_FALSE(IsSigned(Golden(), GoldenKey())) << "it has no signature";
+  EXPECT_FALSE(Read(Golden("signed"))->state_signed) << "the reader has no keys";
+}
+
+TEST(SignedSession, TheFirstKeySigns) {
+  const std::string old_key = OtherKey('1'), new_key = OtherKey('2');
+  const FleetKeys rotated = *FleetKeys::Parse(new_key + "\n" + old_key);
+  const std::string bytes = Bytes(EncodeSession(Small(), &rotated));
+  EXPECT_TRUE(IsSigned(bytes, new_key));
+  EXPECT_FALSE(IsSigned(bytes, old_key));
+}
+
+// The tokens that a delta brings are read by whoever imports the file, so that nothing is trusted.
+TEST(SignedSession, StaysSoWhenItIsJoinedWithItsDeltas) {
+  EXPECT_TRUE(IsSigned(Golden("signed-joined"), GoldenKey()));
+  EXPECT_FALSE(IsSigned(Golden("joined"), GoldenKey()));
+}
+
+TEST(SignedSession, EveryFlippedBitIsFound) {
+  const std::string whole = Golden("signed");
+  for (size_t i = 0; i < 8 * whole.size(); ++i) {
+    std::string bytes = whole;
+    bytes[i / 8] = static_cast<char>(bytes[i / 8] ^ (1 << i % 8));
+    EXPECT_FALSE(Read(bytes).ok()) << "bit " << i;
+  }
+}
+
+// Encodes the image with another's signature, as one does who can compute checksums but has no key.
+std::string WithSignatureFrom(const std::string& signed_file, const SessionImage& image) {
+  const size_t begin = signed_file.find("sign");
+  const std::string signature = signed_file.substr(begin, signed_file.find("STAT") - begin);
+  std::string bytes = Bytes(image);
+  bytes.insert(bytes.find("STAT"), signature);
+  bytes.erase(bytes.find("DONE"));
+  Sha256 digest;
+  digest.Add(bytes.data(), bytes.size());
+  return bytes + Section("DONE", absl::HexStringToBytes(digest.Hex()), 32);
+}
+
+TEST(SignedSession, NoOtherStateHasItsSignature) {
+  const std::string whole = Golden("signed");
+  EXPECT_TRUE(IsSigned(WithSignatureFrom(whole, Small()), GoldenKey()));
+  const auto expect_unsigned = [&](const char* what,
+                                   const std::function<void(SessionImage&)>& change) {
+    SessionImage image = Small();
+    change(image);
+    EXPECT_FALSE(IsSigned(WithSignatureFrom(whole, image), GoldenKey())) << what;
+  };
+  for (size_t bit = 0; bit < 8 * Small().state.size(); ++bit) {
+    expect_unsigned("state", [bit](SessionImage& image) {
+      image.state[bit / 8] = static_cast<char>(image.state[bit / 8] ^ (1 << bit % 8));
+    });
+  }
+  expect_unsigned("shorter state", [](SessionImage& image) { image.state.pop_back(); });
+  for (size_t i = 0; i < 6; ++i) {
+    expect_unsigned("token", [i](SessionImage& image) { ++image.tokens->at(i); });
+  }
+  expect_unsigned("position", [](SessionImage& image) { --image.position; });
+  expect_unsigned("no tokens", [](SessionImage& image) { image.tokens.reset(); });
+  expect_unsigned("model", [](SessionImage& image) { image.model_fingerprint[5] = 'f'; });
+  expect_unsigned("layout", [](SessionImage& image) { ++image.layout_fingerprint; });
+  expect_unsigned("policy", [](SessionImage& image) { image.cache_policy = "ovp"; });
+  expect_unsigned("slot cap", [](SessionImage& image) { ++image.slot_cap; });
+}
+
+// Nothing is said of what the state has not read: callers may say that themselves.
+TEST(SignedSession, MayGoOnWithOtherTokens) {
+  SessionImage image = Small();
+  image.pending = image.tokens->back() = 40;
+  image.turn_ends = {2};
+  image.made_by = "someone";
+  EXPECT_TRUE(IsSigned(WithSignatureFrom(Golden("signed"), image), GoldenKey()));
+}
+
+TEST(SignedSession, ASignatureHasItsPlaceAndItsSize) {
+  const auto insert = [](const char* before, const std::string& section) {
+    std::string bytes = Golden("signed");
+    return bytes.insert(bytes.find(before), section);
+  };
+  const std::string signature = Section("sign", std::string(32, 'x'), 32);
+  ExpectRefused(insert("TOKS", signature), kDamaged, "section sign comes twice");
+  std::string bytes = Golden();
+  bytes.insert(bytes.find("DONE"), signature);
+  ExpectRefused(bytes, kDamaged, "section sign comes behind STAT, expected it before");
+  bytes = Golden();
+  bytes.insert(bytes.find("STAT"), Section("sign", std::string(33, 'x'), 33));
+  ExpectRefused(bytes, kDamaged, "section sign: 33 bytes, expected 32");
+  bytes = Golden();
+  bytes.insert(bytes.find("STAT"), Section("sign", "", 0));
+  ExpectRefused(bytes, kDamaged, "section sign: 0 bytes, expected 32");
+}
+
+TEST(FleetKeys, AreLinesOfHexDigits) {
+  const std::string key = OtherKey('a');
+  EXPECT_TRUE(FleetKeys::Parse(key).ok());
+  EXPECT_TRUE(FleetKeys::Parse("# ours\n\n  " + key + "\r\n" + std::string(256, 'B') + "\n").ok());
+  const auto refused = [](const std::string& text) {
+    const absl::Status status = FleetKeys::Parse(text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused(""), HasSubstr("expected a line with a key"));
+  EXPECT_THAT(refused("# none\n"), HasSubstr("expected a line with a key"));
+  const std::string expected = "expected a key of 64 to 256 hex digits";
+  EXPECT_THAT(refused(key + "\n" + key.substr(2)), HasSubstr("line 2: " + expected));
+  EXPECT_THAT(refused(key + "a"), HasSubstr(expected));
+  EXPECT_THAT(refused(std::string(258, 'a')), HasSubstr("got 258 characters"));
+  EXPECT_THAT(refused(std::string(64, 'g')), testing::Not(HasSubstr("ggg"))) << "keys stay secret";
+  std::string many;
+  for (int i = 0; i < 17; ++i) many += key + "\n";
+  EXPECT_THAT(refused(many), HasSubstr("line 17: expected 16 keys at most"));
 }
 
 TEST(SessionImage, IsReadInPartsOfAnySize) {

@@ -295,6 +295,7 @@ TEST(Server, MetricsMove) {
                              "ovq_step_duration_seconds",
                              "ovq_sessions",
                              "ovq_session_events_total",
+                             "ovq_session_imports_total",
                              "ovq_session_event_duration_seconds",
                              "ovq_session_tokens",
                              "ovq_session_slots",

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::server::test {
@@ -49,6 +50,47 @@ grpc::Status ImportFile(TestServer& server, const std::string& file, v1::Session
   }
   writer->WritesDone();
   return writer->Finish();
+}
+
+std::shared_ptr<const engine::FleetKeys> Keys(char digit) {
+  return std::make_shared<const engine::FleetKeys>(
+      *engine::FleetKeys::Parse(std::string(64, digit)));
+}
+
+TEST(SessionCalls, StatesOfTheFleetAreTaken) {
+  TestServerOptions fleet, elsewhere;
+  fleet.engine.fleet_keys = Keys('1');
+  elsewhere.engine.fleet_keys = Keys('2');
+  TestServer from(fleet), to(fleet), other(elsewhere), keyless;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text("once upon a time there was a session");
+  create.set_keep_tokens(false);
+  v1::Session made, copy;
+  ASSERT_THAT(Call(from.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  const std::string file = Export(from, made.session_id(), "bob").first;
+  ASSERT_THAT(ImportFile(to, file, copy, "eve"), Succeeds());
+  EXPECT_EQ(copy.position(), made.position());
+  for (TestServer* stranger : {&other, &keyless}) {
+    EXPECT_THAT(
+        ImportFile(*stranger, file, copy, "eve"),
+        Fails(grpc::StatusCode::FAILED_PRECONDITION, "no key of this server has signed its state"));
+  }
+  create.set_keep_tokens(true);
+  ASSERT_THAT(Call(from.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  const std::string with_tokens = Export(from, made.session_id(), "bob").first;
+  for (TestServer* server : {&to, &other}) {
+    ASSERT_THAT(ImportFile(*server, with_tokens, copy, "eve"), Succeeds());
+  }
+  const auto expect_imports = [](TestServer& server, const char* state, int count) {
+    EXPECT_THAT(server.metrics().Text(),
+                HasSubstr(absl::StrCat("ovq_session_imports_total{model=\"fake\",state=\"", state,
+                                       "\"} ", count, "\n")));
+  };
+  expect_imports(to, "signed", 2);
+  expect_imports(to, "replayed", 0);
+  expect_imports(other, "signed", 0);
+  expect_imports(other, "replayed", 1);
+  expect_imports(other, "trusted", 0);
 }
 
 TEST(SessionCalls, ExportAndImport) {
