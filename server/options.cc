@@ -102,11 +102,7 @@ void AddMemory(Flags& flags, Options& o) {
   flags.Add(
       "constraint-memory", "SIZE", Size(o.engine.constraint_memory_bytes),
       "budget of the host's memory for masks of constrained answers (JSON Schema, grammars, ...),\n"
-      "and as much again for compiled constraints, of which one may have a quarter");
-  flags.Add(
-      "constraint-memory", "SIZE", Size(o.engine.constraint_memory_bytes),
-      "budget of the host's memory for compiled constraints of answers (JSON Schema, grammars);\n"
-      "one of them may have an eighth");
+      "and as much again for compiled constraints, of which a client's own may have a quarter");
 }
 
 void AddSessionStorage(Flags& flags, Options& o) {
