@@ -6,6 +6,7 @@
 namespace ovq::server::test {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST_F(HttpApiTest, BodiesThatAreNone) {
