@@ -125,7 +125,8 @@ TEST(Options, EveryFlag) {
                            "--session-dir=s",
                            "--session-sync=interval",
                            "--admission=overcommit",
-                           "--imports=trust",
+                           "--imports=replay",
+                           "--fleet-key-file=f",
                            "--max-centroids=128",
                            "--max-sessions=7",
                            "--memory=closest-pair,exact",
@@ -182,7 +183,8 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.session_dir, "s");
   EXPECT_FALSE(options.session_sync_always);
   EXPECT_TRUE(options.engine.overcommit);
-  EXPECT_TRUE(options.engine.trust_session_files);
+  EXPECT_FALSE(options.engine.trust_session_files);
+  EXPECT_EQ(options.fleet_key_file, "f");
   EXPECT_EQ(options.engine.max_slot_cap, 128);
   EXPECT_EQ(options.engine.max_sessions, 7);
   EXPECT_THAT(options.cache_policies, testing::ElementsAre(*model::FindCachePolicy("closest-pair"),
