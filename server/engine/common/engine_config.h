@@ -25,9 +25,9 @@
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/quota.h"
 
-namespace ovq::disk {
-class SessionFolder;
-}  // namespace ovq::disk
+namespace ovq::store {
+class SessionStore;
+}  // namespace ovq::store
 
 namespace ovq::engine {
 
@@ -99,12 +99,12 @@ struct EngineModel {
 
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
-  size_t checkpoint_memory_bytes = size_t{1} << 28;     // host memory of Checkpoints
-  size_t prefix_memory_bytes = size_t{1} << 28;         // host memory of PrefixCache; 0: no cache
-  std::shared_ptr<disk::SessionFolder> session_folder;  // null: sessions are in memory alone
+  size_t checkpoint_memory_bytes = size_t{1} << 28;    // host memory of Checkpoints
+  size_t prefix_memory_bytes = size_t{1} << 28;        // host memory of PrefixCache; 0: no cache
+  std::shared_ptr<store::SessionStore> session_store;  // null: sessions are in memory alone
   // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
   std::shared_ptr<ByteBudget> request_memory;
-  // With a folder: idle sessions' states are swapped out when others need the memory.
+  // With a store: idle sessions' states are swapped out when others need the memory.
   bool overcommit = false;
   bool trust_session_files = false;  // imports use the file's state after checks
   int max_sessions = 1024;           // live sessions, one-shot requests included
