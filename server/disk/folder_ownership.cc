@@ -80,6 +80,14 @@ void FolderOwnership::Acquire(const std::string& id, Done done) {
   Interrupt();
 }
 
+absl::Status FolderOwnership::CheckOwned(const std::string& id) const {
+  if (locks_->Holds(id)) return absl::OkStatus();
+  if (access(files_.JournalPath(id).c_str(), F_OK) != 0 && errno == ENOENT) {
+    return absl::OkStatus();
+  }
+  return absl::AbortedError(absl::StrCat("session ", id, ": this server does not own it"));
+}
+
 void FolderOwnership::SetListener(std::function<void(const std::string&)> asked) {
   std::lock_guard lock(mutex_);
   listener_ = std::move(asked);

@@ -41,6 +41,8 @@ class FolderOwnership {
   void Release(const std::string& id) { locks_->Unlock(id); }
   void Decline(const std::string& id);
   void Quarantine(const std::string& id);
+  // Aborted for a session that this server does not own; OK for one that is gone.
+  absl::Status CheckOwned(const std::string& id) const;
   // Locks a new session. Errors as from SessionLocks.
   absl::Status Lock(const std::string& id) { return locks_->Lock(id); }
 

@@ -79,6 +79,8 @@ void SessionFolder::Run(std::function<void()> work) {
 
 void SessionFolder::WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make,
                                   uint64_t& bytes, absl::Status& status) const {
+  status = ownership_->CheckOwned(head.id);
+  if (!status.ok()) return;
   status = make([&](const std::vector<std::string_view>& parts) {
     for (const std::string_view part : parts) bytes += part.size();
     return WriteFileAtomically(files_.SnapshotPath(head.id, head.version), parts);
@@ -176,7 +178,8 @@ void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::st
   Run([this, begin = SteadyClock::now(), id, text = std::move(text), done = std::move(done)] {
     Change change{.kind = "text", .id = id, .begin = begin, .done = done};
     change.bytes = text->size();
-    change.status = files_.WriteText(id, *text);
+    change.status = ownership_->CheckOwned(id);
+    if (change.status.ok()) change.status = files_.WriteText(id, *text);
     change.write = [this](Change& self) {
       self.names = true;
       const bool gone = access(files_.JournalPath(self.id).c_str(), F_OK) != 0 && errno == ENOENT;
@@ -296,6 +299,7 @@ void SessionFolder::JournalLoop() {
 void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   bool names = false;
   for (Change& change : changes) {
+    if (change.status.ok()) change.status = ownership_->CheckOwned(change.id);
     if (change.status.ok()) change.status = change.write(change);
     names |= change.names;
   }

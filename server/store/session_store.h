@@ -96,7 +96,8 @@ class SessionStore {
   // Sets the session aside for people to look at, so that no server finds it, and releases it.
   virtual void Quarantine(const std::string& id) = 0;
 
-  // --- Sessions. Methods with an id or a head need a session that this server owns. ---
+  // --- Sessions. Methods with an id or a head need a session that this server owns: they change
+  // nothing and return Aborted if another server may own it. ---
 
   // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
   virtual void Create(JournalHead head, std::vector<JournalEntry> entries, MakeSnapshot snapshot,

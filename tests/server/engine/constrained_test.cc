@@ -343,7 +343,9 @@ TEST_P(ConstrainedHow, GivesTheSameAnswer) {
     for (const Answer& answer : expected.of) {
       const bool whole =
           answer.finished->reason == FinishReason::kStop && answer.finished->matched_stop.empty();
-      if (whole) EXPECT_TRUE(IsWhole(form, Text(answer.tokens))) << answer.text;
+      if (whole) {
+        EXPECT_TRUE(IsWhole(form, Text(answer.tokens))) << answer.text;
+      }
     }
     for (TestEngine* engine : {&forcing, &drafting, &both, &tiny}) {
       std::vector<std::shared_ptr<TokenStream>> company;
