@@ -106,17 +106,17 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
 }
 
 // Opens --session-dir; null without it. The engine adopts the sessions found there.
-absl::StatusOr<std::unique_ptr<disk::SessionFolder>> OpenSessionFolder(
-    const Options& options, Metrics& metrics, disk::RecoveredSessions& found, Log& log) {
+absl::StatusOr<std::unique_ptr<store::SessionStore>> OpenSessionStore(
+    const Options& options, Metrics& metrics, store::RecoveredSessions& found, Log& log) {
   if (options.session_dir.empty()) return nullptr;
   absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder = disk::SessionFolder::Open(
       {.path = options.session_dir, .sync_always = options.session_sync_always},
-      [&metrics, &log](const disk::DiskReport& report) {
+      [&metrics, &log](const store::StoreReport& report) {
         metrics.Count(report);
         if (!report.status.ok()) log.Error(report.status);
       });
   if (!folder.ok()) return InContext("--session-dir", folder.status());
-  absl::StatusOr<disk::RecoveredSessions> here = (*folder)->ownership().Recover();
+  absl::StatusOr<store::RecoveredSessions> here = (*folder)->Recover();
   if (!here.ok()) return InContext("--session-dir", here.status());
   found = *std::move(here);
   metrics.damaged_sessions.Set(found.damaged.size());
@@ -142,7 +142,7 @@ absl::Status AddOwnFleetKey(const Options& options, engine::EngineOptions& engin
   return absl::OkStatus();
 }
 
-void AdoptSessions(const Options& options, disk::RecoveredSessions found, engine::Engine& engine,
+void AdoptSessions(const Options& options, store::RecoveredSessions found, engine::Engine& engine,
                    Log& log) {
   if (options.session_dir.empty()) return;
   const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
@@ -298,8 +298,8 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(absl::StrCat("metrics on http://", WithPort(options.metrics_address, endpoint->port()),
                           "/metrics"));
   }
-  disk::RecoveredSessions found;
-  ASSIGN_OR_RETURN(engine_options.session_folder, OpenSessionFolder(options, metrics, found, log));
+  store::RecoveredSessions found;
+  ASSIGN_OR_RETURN(engine_options.session_store, OpenSessionStore(options, metrics, found, log));
   RETURN_IF_ERROR(AddOwnFleetKey(options, engine_options));
   engine::EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                                      metrics.Events());

@@ -29,7 +29,7 @@ NAMESPACES = {
     "base": "ovq", "kernels": "ovq::kernels", "model": "ovq::model",
     "model/chat_template": "ovq::jinja", "model/answers": "ovq::answers",
     "model/constraint": "ovq::constraint", "server": "ovq::server",
-    "server/disk": "ovq::disk",
+    "server/store": "ovq::store", "server/disk": "ovq::disk",
     "server/engine": "ovq::engine", "clients": "ovq::clients", "clients/load": "ovq::load",
 }
 

@@ -80,6 +80,14 @@ void FolderOwnership::Acquire(const std::string& id, Done done) {
   Interrupt();
 }
 
+absl::Status FolderOwnership::CheckOwned(const std::string& id) const {
+  if (locks_->Holds(id)) return absl::OkStatus();
+  if (access(files_.JournalPath(id).c_str(), F_OK) != 0 && errno == ENOENT) {
+    return absl::OkStatus();
+  }
+  return absl::AbortedError(absl::StrCat("session ", id, ": this server does not own it"));
+}
+
 void FolderOwnership::SetListener(std::function<void(const std::string&)> asked) {
   std::lock_guard lock(mutex_);
   listener_ = std::move(asked);
@@ -138,7 +146,7 @@ void FolderOwnership::TransferLoop() {
 }
 
 bool FolderOwnership::TryFinish(Acquisition& call, bool ending) {
-  absl::StatusOr<FoundSession> found = TryAcquire(call.id);
+  absl::StatusOr<store::FoundSession> found = TryAcquire(call.id);
   const auto now = SteadyClock::now();
   const bool asked = call.asked != SteadyClock::time_point();
   const std::string request = RequestPath(call.id);
@@ -163,13 +171,13 @@ bool FolderOwnership::TryFinish(Acquisition& call, bool ending) {
   return true;
 }
 
-absl::StatusOr<FoundSession> FolderOwnership::TryAcquire(const std::string& id) {
+absl::StatusOr<store::FoundSession> FolderOwnership::TryAcquire(const std::string& id) {
   const std::string journal = files_.JournalPath(id);
   const auto gone = [&] { return access(journal.c_str(), F_OK) != 0 && errno == ENOENT; };
   const absl::Status not_found = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
   if (gone()) return not_found;
   RETURN_IF_ERROR(locks_->Lock(id));
-  absl::StatusOr<FoundSession> found = files_.Check(id);
+  absl::StatusOr<store::FoundSession> found = files_.Check(id);
   if (found.ok()) return found;
   if (gone()) {  // the session was deleted by a server that owned it meanwhile
     locks_->Unlock(id);
@@ -183,7 +191,7 @@ absl::StatusOr<FoundSession> FolderOwnership::TryAcquire(const std::string& id) 
   return damaged;
 }
 
-absl::StatusOr<RecoveredSessions> FolderOwnership::Recover() {
+absl::StatusOr<store::RecoveredSessions> FolderOwnership::Recover() {
   constexpr int kThreads = 4;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFileNames(files_.path()));
   std::vector<std::string> ids;
@@ -193,7 +201,7 @@ absl::StatusOr<RecoveredSessions> FolderOwnership::Recover() {
           name.substr(0, name.size() - std::string_view(SessionFiles::kJournalEnd).size()));
     }
   }
-  std::vector<absl::StatusOr<FoundSession>> takes(ids.size());
+  std::vector<absl::StatusOr<store::FoundSession>> takes(ids.size());
   std::atomic<size_t> next = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
@@ -202,11 +210,11 @@ absl::StatusOr<RecoveredSessions> FolderOwnership::Recover() {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  RecoveredSessions found;
+  store::RecoveredSessions found;
   std::set<std::string> taken, needed;
   for (size_t k = 0; k < ids.size(); ++k) {
     if (takes[k].ok()) {
-      const FoundSession& session = *takes[k];
+      const store::FoundSession& session = *takes[k];
       taken.insert(ids[k]);
       if (session.head.version > 0)
         needed.insert(files_.SnapshotPath(ids[k], session.head.version));

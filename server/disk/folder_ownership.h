@@ -21,16 +21,10 @@
 
 namespace ovq::disk {
 
-struct RecoveredSessions {
-  std::vector<FoundSession> sessions;  // ordered by id
-  std::vector<std::string> damaged;    // why sessions were moved to damaged/, one text each
-  size_t elsewhere = 0;                // number of sessions that other servers own
-};
-
 // Thread-safe. Callbacks run on a thread of its own.
 class FolderOwnership {
  public:
-  using Done = std::function<void(absl::StatusOr<FoundSession>)>;
+  using Done = store::SessionStore::Acquired;
 
   // Creates the folder's subfolders if they are missing. timeout: time for another server to
   // release a session. damaged: is told why a session was moved to damaged/. Errors name a path.
@@ -39,24 +33,18 @@ class FolderOwnership {
       std::function<void(const absl::Status&)> damaged);
   ~FolderOwnership();  // answers pending calls first
 
-  // Call once, before anything else: acquires the sessions that no server owns, moves damaged ones
-  // to damaged/ and deletes files that belong to no session.
-  absl::StatusOr<RecoveredSessions> Recover();
-  // Acquires a session, asking the server that owns it, if any, to release it. Errors: NotFound;
-  // FailedPrecondition if the session is in use, here or there; Unavailable if the other server
-  // does not answer; DataLoss if the session is damaged and was moved to damaged/. All name the
-  // session.
+  // These are SessionStore's, with the folder's files. A damaged session's files go to damaged/,
+  // and files that belong to no session are removed.
+  absl::StatusOr<store::RecoveredSessions> Recover();
   void Acquire(const std::string& id, Done done);
+  void SetListener(std::function<void(const std::string& id)> asked);
+  void Release(const std::string& id) { locks_->Unlock(id); }
+  void Decline(const std::string& id);
+  void Quarantine(const std::string& id);
+  // Aborted for a session that this server does not own; OK for one that is gone.
+  absl::Status CheckOwned(const std::string& id) const;
   // Locks a new session. Errors as from SessionLocks.
   absl::Status Lock(const std::string& id) { return locks_->Lock(id); }
-  // Sets the function that is called when another server asks for a session of this one. Answer
-  // with Release or Decline; without an answer the other server asks again.
-  void SetListener(std::function<void(const std::string& id)> asked);
-  // Requires that no operation on the session is pending.
-  void Release(const std::string& id) { locks_->Unlock(id); }
-  void Decline(const std::string& id);  // the session is in use
-  // Moves the session's files to damaged/ and releases its lock: no server owns it then.
-  void Quarantine(const std::string& id);
 
  private:
   // A pending Acquire.
@@ -69,7 +57,7 @@ class FolderOwnership {
 
   // Errors: NotFound; AlreadyExists and Unavailable as from SessionLocks; after any other error the
   // session is in damaged/.
-  absl::StatusOr<FoundSession> TryAcquire(const std::string& id);
+  absl::StatusOr<store::FoundSession> TryAcquire(const std::string& id);
   absl::Status RemoveLeftovers(const std::vector<std::string>& names,
                                const std::set<std::string>& taken,
                                const std::set<std::string>& needed);

@@ -59,14 +59,14 @@ absl::StatusOr<std::string> SessionFiles::ReadText(const std::string& id) const 
   return whole.substr(kBegin, whole.size() - kTextFrameBytes);
 }
 
-absl::StatusOr<Journal> SessionFiles::ReadJournal(const std::string& id) const {
+absl::StatusOr<store::Journal> SessionFiles::ReadJournal(const std::string& id) const {
   ASSIGN_OR_RETURN(const std::string bytes, ReadFile(JournalPath(id), kMaxBytes));
-  return DecodeJournal(bytes);
+  return store::DecodeJournal(bytes);
 }
 
-absl::StatusOr<FoundSession> SessionFiles::Check(const std::string& id) const {
-  ASSIGN_OR_RETURN(const Journal journal, ReadJournal(id));
-  const JournalHead& head = journal.head;
+absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) const {
+  ASSIGN_OR_RETURN(const store::Journal journal, ReadJournal(id));
+  const store::JournalHead& head = journal.head;
   if (head.id != id) {
     return absl::DataLossError(absl::StrCat("journal: of the session ", head.id));
   }
@@ -86,8 +86,8 @@ absl::StatusOr<FoundSession> SessionFiles::Check(const std::string& id) const {
   }
   struct stat text = {};
   const bool has_text = stat(TextPath(id).c_str(), &text) == 0;
-  return FoundSession{head, journal.version(), journal.mark(),
-                      has_text ? static_cast<size_t>(text.st_size) : 0};
+  return store::FoundSession{head, journal.version(), journal.mark(),
+                             has_text ? static_cast<size_t>(text.st_size) : 0};
 }
 
 void SessionFiles::MoveToDamaged(const std::string& id) const {

@@ -8,17 +8,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/disk/journal.h"
+#include "server/store/session_store.h"
 
 namespace ovq::disk {
-
-// A session found in the folder.
-struct FoundSession {
-  JournalHead head;
-  uint64_t version = 0;
-  SessionMark mark;
-  size_t text_bytes = 0;  // of its text; 0: it has none
-};
 
 // Thread-safe.
 class SessionFiles {
@@ -29,13 +21,13 @@ class SessionFiles {
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
   std::string TextPath(const std::string& id) const;
-  absl::StatusOr<Journal> ReadJournal(const std::string& id) const;
+  absl::StatusOr<store::Journal> ReadJournal(const std::string& id) const;
   // Writes and reads the text that belongs to a session. NotFound without one, DataLoss for a
   // damaged one.
   absl::Status WriteText(const std::string& id, std::string_view text) const;
   absl::StatusOr<std::string> ReadText(const std::string& id) const;
   // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones.
-  absl::StatusOr<FoundSession> Check(const std::string& id) const;
+  absl::StatusOr<store::FoundSession> Check(const std::string& id) const;
   void MoveToDamaged(const std::string& id) const;
 
   static constexpr const char* kJournalEnd = ".journal";

@@ -26,7 +26,7 @@ void KeepFirstError(absl::Status& status, const absl::Status& other) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
-    SessionFolderOptions options, std::function<void(const DiskReport&)> report) {
+    SessionFolderOptions options, std::function<void(const store::StoreReport&)> report) {
   RETURN_IF_ERROR(MakeFolder(options.path));
   const auto damaged = [report](const absl::Status& status) {
     if (report) report({.kind = "read", .status = status});
@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
 
 SessionFolder::SessionFolder(SessionFolderOptions options,
                              std::unique_ptr<FolderOwnership> ownership,
-                             std::function<void(const DiskReport&)> report)
+                             std::function<void(const store::StoreReport&)> report)
     : options_(std::move(options)),
       report_(std::move(report)),
       files_(options_.path),
@@ -77,8 +77,10 @@ void SessionFolder::Run(std::function<void()> work) {
   changed_.notify_all();
 }
 
-void SessionFolder::WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
-                                  absl::Status& status) const {
+void SessionFolder::WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make,
+                                  uint64_t& bytes, absl::Status& status) const {
+  status = ownership_->CheckOwned(head.id);
+  if (!status.ok()) return;
   status = make([&](const std::vector<std::string_view>& parts) {
     for (const std::string_view part : parts) bytes += part.size();
     return WriteFileAtomically(files_.SnapshotPath(head.id, head.version), parts);
@@ -92,8 +94,8 @@ absl::Status SessionFolder::WriteJournal(const std::string& id, const std::strin
   return WriteFileAtomically(files_.JournalPath(id), {text});
 }
 
-void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot,
-                           Done done) {
+void SessionFolder::Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
+                           MakeSnapshot snapshot, Done done) {
   const auto begin = SteadyClock::now();
   auto create = [this, begin, head = std::move(head), entries = std::move(entries),
                  snapshot = std::move(snapshot), done = std::move(done)]() mutable {
@@ -104,8 +106,8 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
       WriteSnapshot(head, snapshot, change.bytes, change.status);
     }
     head.snapshot_bytes = change.bytes;
-    std::string text = EncodeHead(head);
-    for (const JournalEntry& entry : entries) text += EncodeEntry(entry);
+    std::string text = store::EncodeHead(head);
+    for (const store::JournalEntry& entry : entries) text += store::EncodeEntry(entry);
     change.write = [this, text = std::move(text)](Change& self) {
       return WriteJournal(self.id, text, self);
     };
@@ -115,8 +117,8 @@ void SessionFolder::Create(JournalHead head, std::vector<JournalEntry> entries, 
   Run(std::move(create));
 }
 
-void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done) {
-  const auto write = [this, text = EncodeEntry(entry)](Change& change) -> absl::Status {
+void SessionFolder::Append(const std::string& id, store::JournalEntry entry, Done done) {
+  const auto write = [this, text = store::EncodeEntry(entry)](Change& change) -> absl::Status {
     ASSIGN_OR_RETURN(change.file, AppendToFile(files_.JournalPath(change.id), text));
     change.bytes = text.size();
     return absl::OkStatus();
@@ -128,7 +130,7 @@ void SessionFolder::Append(const std::string& id, JournalEntry entry, Done done)
            .done = std::move(done)});
 }
 
-void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
+void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) {
   const auto begin = SteadyClock::now();
   Run([this, begin, head = std::move(head), snapshot = std::move(snapshot),
        done = std::move(done)]() mutable {
@@ -138,13 +140,13 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
     head.snapshot_bytes = change.bytes;
     change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
       const std::string file = files_.SnapshotPath(self.id, head.version);
-      const absl::StatusOr<Journal> before = files_.ReadJournal(self.id);
+      const absl::StatusOr<store::Journal> before = files_.ReadJournal(self.id);
       if (absl::IsNotFound(before.status())) return RemoveFile(file);
       RETURN_IF_ERROR(before.status());
       const uint64_t old = before->head.version;
-      std::string text = EncodeHead(head);
+      std::string text = store::EncodeHead(head);
       for (uint64_t k = 0; k < before->entries.size(); ++k) {
-        if (old + k + 1 > head.version) text += EncodeEntry(before->entries[k]);
+        if (old + k + 1 > head.version) text += store::EncodeEntry(before->entries[k]);
       }
       if (old > 0 && old != head.version) self.garbage = files_.SnapshotPath(self.id, old);
       return WriteJournal(self.id, text, self);
@@ -155,7 +157,7 @@ void SessionFolder::Snapshot(JournalHead head, MakeFile snapshot, Done done) {
 
 void SessionFolder::Remove(const std::string& id, Done done) {
   const auto write = [this](Change& change) -> absl::Status {
-    const absl::StatusOr<Journal> journal = files_.ReadJournal(change.id);
+    const absl::StatusOr<store::Journal> journal = files_.ReadJournal(change.id);
     if (journal.ok() && journal->head.version > 0) {
       change.garbage = files_.SnapshotPath(change.id, journal->head.version);
     }
@@ -176,7 +178,8 @@ void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::st
   Run([this, begin = SteadyClock::now(), id, text = std::move(text), done = std::move(done)] {
     Change change{.kind = "text", .id = id, .begin = begin, .done = done};
     change.bytes = text->size();
-    change.status = files_.WriteText(id, *text);
+    change.status = ownership_->CheckOwned(id);
+    if (change.status.ok()) change.status = files_.WriteText(id, *text);
     change.write = [this](Change& self) {
       self.names = true;
       const bool gone = access(files_.JournalPath(self.id).c_str(), F_OK) != 0 && errno == ENOENT;
@@ -206,14 +209,14 @@ void SessionFolder::ReadText(const std::string& id,
 }
 
 void SessionFolder::Read(const std::string& id,
-                         std::function<void(absl::StatusOr<StoredSession>)> opened) {
+                         std::function<void(absl::StatusOr<store::StoredSession>)> opened) {
   const auto begin = SteadyClock::now();
   Run([this, begin, id, opened = std::move(opened)] {
-    StoredSession stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
+    store::StoredSession stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
     absl::Status status;
     // Retries, because a new snapshot may replace the files, and with it the journal, meanwhile.
     for (int attempt = 0; attempt < 3; ++attempt) {
-      absl::StatusOr<Journal> journal = files_.ReadJournal(id);
+      absl::StatusOr<store::Journal> journal = files_.ReadJournal(id);
       status = journal.status();
       if (!status.ok()) break;
       stored.journal = *std::move(journal);
@@ -231,7 +234,8 @@ void SessionFolder::Read(const std::string& id,
   });
 }
 
-void SessionFolder::ReportRead(const StoredSession& stored, const absl::Status& status) const {
+void SessionFolder::ReportRead(const store::StoredSession& stored,
+                               const absl::Status& status) const {
   if (!report_) return;
   report_({.kind = "read",
            .bytes = status.ok() ? stored.bytes() : 0,
@@ -295,6 +299,7 @@ void SessionFolder::JournalLoop() {
 void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   bool names = false;
   for (Change& change : changes) {
+    if (change.status.ok()) change.status = ownership_->CheckOwned(change.id);
     if (change.status.ok()) change.status = change.write(change);
     names |= change.names;
   }

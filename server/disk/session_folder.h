@@ -1,6 +1,4 @@
-// Stores sessions on disk: for each a journal, and a snapshot of its state from which the journal
-// continues. A session's files are consistent at any moment, wherever a crash or a full disk
-// interrupts a write. Several servers may share a folder: at most one of them owns each session.
+// Defines SessionFolder, the store of sessions that is a folder of this machine.
 #pragma once
 
 #include <chrono>
@@ -19,19 +17,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/disk/folder_ownership.h"
-#include "server/disk/journal.h"
 #include "server/disk/session_files.h"
 #include "server/disk/snapshot_file.h"
+#include "server/store/session_store.h"
 
 namespace ovq::disk {
-
-// Reports one finished disk operation.
-struct DiskReport {
-  const char* kind;  // "append", "create", "snapshot", "remove", "read", "text"
-  uint64_t bytes = 0;
-  absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
-  absl::Status status = {};
-};
 
 struct SessionFolderOptions {
   std::string path = {};
@@ -44,60 +34,38 @@ struct SessionFolderOptions {
                                                         // session
 };
 
-// Thread-safe. Operations on one session run in the order of their calls. Callbacks run on the
-// folder's threads and may call its methods.
-class SessionFolder {
+class SessionFolder final : public store::SessionStore {
  public:
-  using Done = std::function<void(absl::Status)>;
-  // A MakeFile passes the parts of a file to `write`, on one of the folder's threads, and returns
-  // the status of the write.
-  using WriteParts = std::function<absl::Status(const std::vector<std::string_view>& parts)>;
-  using MakeFile = std::function<absl::Status(const WriteParts& write)>;
-  // A session's opened files, ready to be read.
-  struct StoredSession {
-    std::string id;
-    std::chrono::steady_clock::time_point begin;
-    Journal journal;
-    std::unique_ptr<SnapshotFile> snapshot;  // null for version 0
-
-    uint64_t bytes() const {
-      return journal.good_bytes + (snapshot == nullptr ? 0 : snapshot->bytes());
-    }
-  };
-
   // Opens the folder; creates it if it is missing. Errors name the path. `report` is called on the
   // folder's threads.
   static absl::StatusOr<std::unique_ptr<SessionFolder>> Open(
-      SessionFolderOptions options, std::function<void(const DiskReport&)> report = {});
-  ~SessionFolder();  // finishes pending operations first
+      SessionFolderOptions options, std::function<void(const store::StoreReport&)> report = {});
+  ~SessionFolder() override;
 
-  FolderOwnership& ownership() { return *ownership_; }
+  absl::StatusOr<store::RecoveredSessions> Recover() override { return ownership_->Recover(); }
+  void Acquire(const std::string& id, Acquired done) override {
+    ownership_->Acquire(id, std::move(done));
+  }
+  void SetListener(std::function<void(const std::string& id)> asked) override {
+    ownership_->SetListener(std::move(asked));
+  }
+  void Release(const std::string& id) override { ownership_->Release(id); }
+  void Decline(const std::string& id) override { ownership_->Decline(id); }
+  void Quarantine(const std::string& id) override { ownership_->Quarantine(id); }
 
-  // Methods with an id or a head need a session that this server owns.
-
-  // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
-  void Create(JournalHead head, std::vector<JournalEntry> entries, MakeFile snapshot, Done done);
-  // Adds an entry to the session's journal. After an error the session is on disk as it was before,
-  // and needs a Snapshot before the next Append.
-  void Append(const std::string& id, JournalEntry entry, Done done);
-  // Replaces the snapshot and the journal. head.version is the number of changes that the snapshot
-  // includes; the journal continues after them. OK without effect if the session was removed
-  // meanwhile.
-  void Snapshot(JournalHead head, MakeFile snapshot, Done done);
-  void Remove(const std::string& id, Done done);
-  // Gives the session a text, or another one; it ends with the session. OK without effect if the
-  // session was removed meanwhile.
-  void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done);
-  void RemoveText(const std::string& id);
-  // NotFound without a text, DataLoss for a damaged one.
-  void ReadText(const std::string& id, std::function<void(absl::StatusOr<std::string>)> done);
-  // Opens a session's files. `opened` and work that it passes to Run read them; ReportRead then
-  // reports the result.
-  void Read(const std::string& id, std::function<void(absl::StatusOr<StoredSession>)> opened);
-  void ReportRead(const StoredSession& stored, const absl::Status& status) const;
-  void Run(std::function<void()> work);  // on one of the folder's threads
-
-  const std::string& path() const { return files_.path(); }
+  void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
+              MakeSnapshot snapshot, Done done) override;
+  void Append(const std::string& id, store::JournalEntry entry, Done done) override;
+  void Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) override;
+  void Remove(const std::string& id, Done done) override;
+  void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done) override;
+  void RemoveText(const std::string& id) override;
+  void ReadText(const std::string& id,
+                std::function<void(absl::StatusOr<std::string>)> done) override;
+  void Read(const std::string& id,
+            std::function<void(absl::StatusOr<store::StoredSession>)> opened) override;
+  void ReportRead(const store::StoredSession& stored, const absl::Status& status) const override;
+  void Run(std::function<void()> work) override;
 
  private:
   // A change of a session's files. CommitChanges calls `write`, syncs the changes of all sessions
@@ -117,10 +85,10 @@ class SessionFolder {
   };
 
   SessionFolder(SessionFolderOptions options, std::unique_ptr<FolderOwnership> ownership,
-                std::function<void(const DiskReport&)> report);
+                std::function<void(const store::StoreReport&)> report);
 
   void Enqueue(Change change);
-  void WriteSnapshot(const JournalHead& head, const MakeFile& make, uint64_t& bytes,
+  void WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make, uint64_t& bytes,
                      absl::Status& status) const;
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
@@ -130,7 +98,7 @@ class SessionFolder {
   void ReportChange(Change& change) const;
 
   const SessionFolderOptions options_;
-  const std::function<void(const DiskReport&)> report_;
+  const std::function<void(const store::StoreReport&)> report_;
   const SessionFiles files_;
   const std::unique_ptr<FolderOwnership> ownership_;
 

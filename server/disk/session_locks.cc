@@ -66,6 +66,11 @@ absl::Status SessionLocks::Lock(const std::string& id) {
   return LastError(absl::StrCat(folder_, "/", place.file));
 }
 
+bool SessionLocks::Holds(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  return locked_.contains(id);
+}
+
 void SessionLocks::Unlock(const std::string& id) {
   const Place place = LockPlace(id);
   std::lock_guard lock(mutex_);

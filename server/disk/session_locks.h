@@ -24,6 +24,7 @@ class SessionLocks {
   // this process or another.
   absl::Status Lock(const std::string& id);
   void Unlock(const std::string& id);
+  bool Holds(const std::string& id);  // true if this object holds the lock
 
  private:
   explicit SessionLocks(std::string folder) : folder_(std::move(folder)) {}

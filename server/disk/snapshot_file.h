@@ -1,4 +1,4 @@
-// Defines SnapshotFile, which reads a session's snapshot part by part.
+// Defines SnapshotFile, a session's snapshot as a file.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@
 
 #include "absl/status/statusor.h"
 #include "server/disk/durable_files.h"
+#include "server/store/session_store.h"
 
 namespace ovq::disk {
 
 // An open snapshot; its content stays the same even if another snapshot replaces the file.
-class SnapshotFile {
+class SnapshotFile final : public store::SnapshotReader {
  public:
   // NotFound if there is no such file; errors name the path.
   static absl::StatusOr<std::unique_ptr<SnapshotFile>> Open(const std::string& path);
 
-  uint64_t bytes() const { return bytes_; }
-  uint64_t left() const { return bytes_ - read_; }
-  // Reads the next bytes. DataLoss if the file has fewer.
-  absl::Status Read(std::span<char> into);
+  uint64_t bytes() const override { return bytes_; }
+  uint64_t left() const override { return bytes_ - read_; }
+  absl::Status Read(std::span<char> into) override;
 
  private:
   SnapshotFile(std::string path, OpenFile file, uint64_t bytes)

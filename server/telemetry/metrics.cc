@@ -356,7 +356,7 @@ void Metrics::Count(const engine::RequestReport& report) {
   request_generated_tokens_.Observe(usage.generated_tokens);
 }
 
-void Metrics::Count(const disk::DiskReport& report) {
+void Metrics::Count(const store::StoreReport& report) {
   disk_bytes_.at(report.kind)->Increment(report.bytes);
   if (!report.status.ok()) disk_errors_.at(report.kind)->Increment();
   disk_duration_.at(report.kind)->Observe(absl::ToDoubleSeconds(report.duration));

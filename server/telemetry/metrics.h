@@ -27,8 +27,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/common/product_choices.h"
-#include "server/disk/session_folder.h"
 #include "server/engine/common/engine_config.h"
+#include "server/store/session_store.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
 
@@ -161,7 +161,7 @@ class Metrics : private MetricFamilies {
     std::get<std::function<T()>>(sources_) = std::move(source);
   }
   // Work on the files of --session-dir.
-  void Count(const disk::DiskReport& report);
+  void Count(const store::StoreReport& report);
   // Tokens of all iterations so far: of prompts, and generated.
   struct Tokens {
     uint64_t prompt = 0, generated = 0;

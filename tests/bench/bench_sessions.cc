@@ -66,8 +66,8 @@ class Answer {
 // Counts what a SessionFolder did.
 class DiskLog {
  public:
-  std::function<void(const disk::DiskReport&)> callback() {
-    return [this](const disk::DiskReport& report) {
+  std::function<void(const store::StoreReport&)> callback() {
+    return [this](const store::StoreReport& report) {
       Check(report.status.ok(), "the disk takes it");
       std::lock_guard lock(mutex_);
       reports_.push_back(report);
@@ -78,16 +78,16 @@ class DiskLog {
     std::lock_guard lock(mutex_);
     return Of(kind).size();
   }
-  disk::DiskReport Await(const std::string& kind, size_t count) {
+  store::StoreReport Await(const std::string& kind, size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return Of(kind).size() >= count; });
     return Of(kind)[count - 1];
   }
 
  private:
-  std::vector<disk::DiskReport> Of(const std::string& kind) const {
-    std::vector<disk::DiskReport> reports;
-    for (const disk::DiskReport& report : reports_) {
+  std::vector<store::StoreReport> Of(const std::string& kind) const {
+    std::vector<store::StoreReport> reports;
+    for (const store::StoreReport& report : reports_) {
       if (report.kind == kind) reports.push_back(report);
     }
     return reports;
@@ -95,7 +95,7 @@ class DiskLog {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<disk::DiskReport> reports_;
+  std::vector<store::StoreReport> reports_;
 };
 
 // An engine and the calls to it.
@@ -315,8 +315,8 @@ class Bench {
     Check(!std::filesystem::exists(folder_), "--folder is a new one");
     engine::EngineOptions options = Options();
     auto folder = disk::SessionFolder::Open({.path = folder_}, log.callback());
-    Check(folder.ok() && (*folder)->ownership().Recover().ok(), "a folder for sessions");
-    options.session_folder = *std::move(folder);
+    Check(folder.ok() && (*folder)->Recover().ok(), "a folder for sessions");
+    options.session_store = *std::move(folder);
     return options;
   }
 
@@ -335,7 +335,7 @@ class Bench {
         host.Say(id, Tokens(1), 0);  // the snapshot is now outdated
         const size_t written = log.Count("snapshot");
         host.ReadState(other);
-        const disk::DiskReport report = log.Await("snapshot", written + 1);
+        const store::StoreReport report = log.Await("snapshot", written + 1);
         snapshot.push_back(absl::ToDoubleSeconds(report.duration));
         bytes = report.bytes;
         host.ReadState(id);

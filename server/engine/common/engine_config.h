@@ -26,9 +26,9 @@
 #include "server/engine/common/fleet_keys.h"
 #include "server/engine/common/quota.h"
 
-namespace ovq::disk {
-class SessionFolder;
-}  // namespace ovq::disk
+namespace ovq::store {
+class SessionStore;
+}  // namespace ovq::store
 
 namespace ovq::engine {
 
@@ -100,12 +100,12 @@ struct EngineModel {
 
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
-  size_t checkpoint_memory_bytes = size_t{1} << 28;     // host memory of Checkpoints
-  size_t prefix_memory_bytes = size_t{1} << 28;         // host memory of PrefixCache; 0: no cache
-  std::shared_ptr<disk::SessionFolder> session_folder;  // null: sessions are in memory alone
+  size_t checkpoint_memory_bytes = size_t{1} << 28;    // host memory of Checkpoints
+  size_t prefix_memory_bytes = size_t{1} << 28;        // host memory of PrefixCache; 0: no cache
+  std::shared_ptr<store::SessionStore> session_store;  // null: sessions are in memory alone
   // Host memory for calls' messages and answers; null: the engine makes a budget of 1 GiB.
   std::shared_ptr<ByteBudget> request_memory;
-  // With a folder: idle sessions' states are swapped out when others need the memory.
+  // With a store: idle sessions' states are swapped out when others need the memory.
   bool overcommit = false;
   // Sign the states of exports and snapshots; an import uses a state that they signed, after
   // checks. Null: no keys.

@@ -37,7 +37,7 @@ struct Sequence {
   int64_t position() const { return state.position + (pending ? 1 : 0); }
 };
 
-// The part of a session that is on disk, if the engine has a SessionFolder.
+// The part of a session that is on disk, if the engine has a SessionStore.
 struct SessionOnDisk {
   uint64_t version = 0;  // number of changes on disk
   int64_t length = 0;    // tokens of the conversation on disk

@@ -10,8 +10,8 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/huge_pages.h"
-#include "server/disk/journal.h"
 #include "server/engine/common/limits.h"
+#include "server/store/journal.h"
 
 namespace ovq::engine {
 namespace {
@@ -376,8 +376,8 @@ absl::Status SessionReader::ReadHead(std::string_view payload) {
   }
   image_.unread = static_cast<int64_t>(token_count_ - least);
   if (keeps) image_.tokens.emplace();
-  if (turn_count_ > disk::kMaxTurnEnds) {
-    return DamagedFile("section HEAD: ", turn_count_, " turns, expected ", disk::kMaxTurnEnds,
+  if (turn_count_ > store::kMaxTurnEnds) {
+    return DamagedFile("section HEAD: ", turn_count_, " turns, expected ", store::kMaxTurnEnds,
                        " at most");
   }
   const absl::Status status = check_head_(image_);

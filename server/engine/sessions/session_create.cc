@@ -100,7 +100,7 @@ std::shared_ptr<Session> SessionCreator::NewSession(const StateHandle& state,
   session->client = request.client;
   session->ttl = ttl;
   if (keep_tokens) session->log.emplace();
-  if (core_.config.options.session_folder != nullptr) session->disk.emplace();
+  if (core_.config.options.session_store != nullptr) session->disk.emplace();
   SessionInfo& info = session->info;
   info.id = core_.random.NextId();
   if (!key.empty()) info.id = absl::StrCat(key, ".", info.id);

@@ -18,7 +18,7 @@ class SessionCreator {
 
   // Opens a valid session that was called for at `called`, at once or not at all, and starts the
   // request that reads its prompt. Callers see the session when `done` is called: once the prompt
-  // is read and, with a session folder, the session is on disk. image: fits one of the engine's
+  // is read and, with a session store, the session is on disk. image: fits one of the engine's
   // variants; the session has its state as it is, and reads the tokens that the state has not read.
   void Create(SessionOptions options, SteadyTime called, SessionCallback done,
               std::shared_ptr<const SessionImage> image = nullptr);

@@ -182,10 +182,10 @@ absl::Status SessionOperations::Delete(const std::string& id,
   });
 }
 
-std::vector<std::string> SessionOperations::Adopt(std::vector<disk::FoundSession> found) {
+std::vector<std::string> SessionOperations::Adopt(std::vector<store::FoundSession> found) {
   return inbox_->Call<std::vector<std::string>>([&] {
     std::vector<std::string> left;
-    for (disk::FoundSession& one : found) {
+    for (store::FoundSession& one : found) {
       const absl::Status status = parts_.ownership.Register(std::move(one));
       if (!status.ok()) left.emplace_back(status.message());
     }
@@ -196,7 +196,7 @@ std::vector<std::string> SessionOperations::Adopt(std::vector<disk::FoundSession
 void SessionOperations::Get(const std::string& id, const std::string& tenant,
                             SessionCallback done) {
   absl::StatusOr<SessionInfo> info = parts_.table.Get(id, tenant);
-  const bool may_be_elsewhere = config_.options.session_folder != nullptr && IsSessionId(id);
+  const bool may_be_elsewhere = config_.options.session_store != nullptr && IsSessionId(id);
   if (!absl::IsNotFound(info.status()) || !may_be_elsewhere) return done(std::move(info));
   // On the engine thread no session comes or goes between the two.
   inbox_->Post([this, id, tenant, done = std::move(done)] {

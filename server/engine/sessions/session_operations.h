@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/disk/session_folder.h"
 #include "server/engine/common/session_image.h"
 #include "server/engine/sessions/sessions.h"
+#include "server/store/session_store.h"
 
 namespace ovq::engine {
 
@@ -46,26 +46,26 @@ class SessionOperations {
   // Without a tenant, sessions of all tenants are visible (for administrators); otherwise another
   // tenant's session is NotFound. Deleting cancels the session's running request and blocks for at
   // most one iteration; reads return the values of the last iteration boundary at once. Delete and
-  // Get take longer for a session in the SessionFolder that this server does not own
-  // (FolderOwnership::Acquire, with its errors).
+  // Get take longer for a session in the SessionStore that this server does not own
+  // (SessionStore::Acquire, with its errors).
   absl::Status Delete(const std::string& id, const std::optional<std::string>& tenant);
   // Answers at once, on this thread, for a session that is here. Otherwise `done` is called later,
   // on the engine thread; another server may have to release the session first. Never blocks.
   void Get(const std::string& id, const std::string& tenant, SessionCallback done);
   absl::StatusOr<SessionInfo> Get(const std::string& id, const std::string& tenant);  // blocks
-  // Keeps a text with the session, which ends with it and, with a SessionFolder, is on disk before
+  // Keeps a text with the session, which ends with it and, with a SessionStore, is stored before
   // this returns. Blocks for at most one iteration and the write. Beyond 1/16 of
   // EngineOptions::request_memory the texts of the oldest sessions are dropped.
   absl::Status PutText(const std::string& id, const std::string& tenant, std::string text);
   // Never blocks; `reserve` is asked for the text's bytes before it is read. Errors as from Get.
-  // Callbacks are called at once, on the engine thread or on the folder's.
+  // Callbacks are called at once, on the engine thread or on the store's.
   void GetText(const std::string& id, const std::string& tenant,
                std::function<absl::Status(size_t bytes)> reserve, SessionTextCallback done);
   absl::StatusOr<SessionText> GetText(const std::string& id, const std::string& tenant,
                                       const std::function<absl::Status(size_t bytes)>& reserve);
-  // Registers the sessions found in the SessionFolder (EngineOptions::session_folder) before the
+  // Registers the sessions found in the SessionStore (EngineOptions::session_store) before the
   // first call. Returns one message for each session that does not fit here.
-  std::vector<std::string> Adopt(std::vector<disk::FoundSession> found);
+  std::vector<std::string> Adopt(std::vector<store::FoundSession> found);
   absl::StatusOr<SessionPage> List(const std::optional<std::string>& tenant, int page_size,
                                    const std::string& page_token) const;
 

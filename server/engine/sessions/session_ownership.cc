@@ -10,26 +10,25 @@ namespace ovq::engine {
 
 SessionOwnership::SessionOwnership(SessionCore& core, SessionRemoval& removal)
     : core_(core), removal_(removal) {
-  if (core.config.options.session_folder == nullptr) return;
-  core.config.options.session_folder->ownership().SetListener(
-      [this, inbox = core.inbox](const std::string& id) {
-        inbox->Post([this, id] { AnswerTransferRequest(id); });
-      });
+  if (core.config.options.session_store == nullptr) return;
+  core.config.options.session_store->SetListener([this, inbox = core.inbox](const std::string& id) {
+    inbox->Post([this, id] { AnswerTransferRequest(id); });
+  });
 }
 
 SessionOwnership::~SessionOwnership() {
-  if (core_.config.options.session_folder != nullptr) {
-    core_.config.options.session_folder->ownership().SetListener({});
+  if (core_.config.options.session_store != nullptr) {
+    core_.config.options.session_store->SetListener({});
   }
 }
 
-absl::Status SessionOwnership::Register(disk::FoundSession found) {
-  const disk::JournalHead& head = found.head;
+absl::Status SessionOwnership::Register(store::FoundSession found) {
+  const store::JournalHead& head = found.head;
   const ModelVariant* const variant = core_.config.model.FindVariant(head.cache_policy);
   if (!IsSessionId(head.id) || variant == nullptr || variant->fingerprint != head.fingerprint ||
       variant->layout->fingerprint() != head.layout ||
       head.slot_cap > variant->layout->limits().max_slot_cap) {
-    core_.config.options.session_folder->ownership().Release(head.id);
+    core_.config.options.session_store->Release(head.id);
     return absl::FailedPreconditionError(absl::StrCat(
         "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
@@ -64,7 +63,7 @@ absl::Status SessionOwnership::Register(disk::FoundSession found) {
 }
 
 bool SessionOwnership::MayBeElsewhere(const std::string& id) const {
-  return core_.config.options.session_folder != nullptr && IsSessionId(id) &&
+  return core_.config.options.session_store != nullptr && IsSessionId(id) &&
          !core_.table.Contains(id);
 }
 
@@ -72,9 +71,9 @@ void SessionOwnership::Acquire(const std::string& id, const std::optional<std::s
                                StatusCallback then) {
   if (!MayBeElsewhere(id)) return then(absl::OkStatus());
   const SteadyTime called = core_.config.options.clock.steady();
-  core_.config.options.session_folder->ownership().Acquire(
+  core_.config.options.session_store->Acquire(
       id, [this, inbox = core_.inbox, tenant, called,
-           then = std::move(then)](absl::StatusOr<disk::FoundSession> found) mutable {
+           then = std::move(then)](absl::StatusOr<store::FoundSession> found) mutable {
         inbox->Post(
             [this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
               then(RegisterAcquired(std::move(found), tenant, called));
@@ -82,13 +81,13 @@ void SessionOwnership::Acquire(const std::string& id, const std::optional<std::s
       });
 }
 
-absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<disk::FoundSession> found,
+absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<store::FoundSession> found,
                                                 const std::optional<std::string>& tenant,
                                                 SteadyTime called) {
   if (absl::IsNotFound(found.status())) return absl::OkStatus();
   if (!found.ok()) return found.status();
   if (tenant && found->head.tenant != *tenant) {
-    core_.config.options.session_folder->ownership().Release(found->head.id);
+    core_.config.options.session_store->Release(found->head.id);
     return absl::OkStatus();  // for this caller there is none
   }
   const int64_t position = found->mark.length;
@@ -101,12 +100,12 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<disk::FoundSessio
 }
 
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {
-  disk::FolderOwnership& folder = core_.config.options.session_folder->ownership();
+  store::SessionStore& store = *core_.config.options.session_store;
   const absl::StatusOr<std::shared_ptr<Session>> found = core_.table.Find(id, std::nullopt);
   if (!found.ok()) return;
   const std::shared_ptr<Session>& session = *found;
   std::unique_lock lock = core_.table.Lock();
-  if (session->info.busy || session->disk->behind) return folder.Decline(id);
+  if (session->info.busy || session->disk->behind) return store.Decline(id);
   if (session->disk->snapshotting) return;  // until they ask again
   if (session->resident() &&
       session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens) {
@@ -115,11 +114,11 @@ void SessionOwnership::AnswerTransferRequest(const std::string& id) {
   }
   lock.unlock();
   // A turn may have claimed it meanwhile.
-  if (!core_.table.Claim(id, session->info.tenant).ok()) return folder.Decline(id);
+  if (!core_.table.Claim(id, session->info.tenant).ok()) return store.Decline(id);
   core_.table.Remove(*session);
   const int64_t position = session->position();
   core_.table.Release(*session);
-  folder.Release(id);
+  store.Release(id);
   core_.table.ReportEvent("let_go", position);
 }
 

@@ -19,10 +19,10 @@ absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
                    " tokens; it goes on in memory: ", std::string(status.message())));
 }
 
-disk::SessionFolder::MakeFile MakeSnapshotFile(std::shared_ptr<const SessionImage> image,
-                                               std::shared_ptr<const FleetKeys> keys) {
+store::SessionStore::MakeSnapshot MakeSnapshotFile(std::shared_ptr<const SessionImage> image,
+                                                   std::shared_ptr<const FleetKeys> keys) {
   return [image = std::move(image),
-          keys = std::move(keys)](const disk::SessionFolder::WriteParts& write) {
+          keys = std::move(keys)](const store::SessionStore::WriteParts& write) {
     const EncodedSession file = EncodeAroundState(*image, keys.get());
     return write({file.head, image->state, file.tail});
   };
@@ -49,21 +49,21 @@ StatusCallback SessionPersistence::OnEngineThread(StatusCallback then) const {
   };
 }
 
-disk::JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
+store::JournalHead SessionPersistence::MakeJournalHead(const Session& session) const {
   const ModelVariant& variant = *config_.model.FindVariant(session.info.cache_policy);
-  disk::JournalHead head{.id = session.info.id,
-                         .tenant = session.info.tenant,
-                         .cache_policy = variant.name,
-                         .fingerprint = variant.fingerprint,
-                         .layout = variant.layout->fingerprint(),
-                         .slot_cap = session.state.slot_cap,
-                         .keeps_tokens = session.log.has_value(),
-                         .created_unix_ms = absl::ToUnixMillis(session.info.created)};
+  store::JournalHead head{.id = session.info.id,
+                          .tenant = session.info.tenant,
+                          .cache_policy = variant.name,
+                          .fingerprint = variant.fingerprint,
+                          .layout = variant.layout->fingerprint(),
+                          .slot_cap = session.state.slot_cap,
+                          .keeps_tokens = session.log.has_value(),
+                          .created_unix_ms = absl::ToUnixMillis(session.info.created)};
   if (session.ttl != absl::InfiniteDuration()) head.ttl_ms = absl::ToInt64Milliseconds(session.ttl);
   return head;
 }
 
-disk::SessionMark SessionPersistence::MakeMark(const Session& session) const {
+store::SessionMark SessionPersistence::MakeMark(const Session& session) const {
   return {.length = session.position(),
           .pending = session.pending,
           .turn_ends = session.turn_ends,
@@ -73,9 +73,9 @@ disk::SessionMark SessionPersistence::MakeMark(const Session& session) const {
           .unfinished = session.unfinished ? EncodeUnfinished(*session.unfinished) : ""};
 }
 
-disk::JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
-  const disk::SessionMark mark = MakeMark(session);
-  disk::JournalEntry entry{
+store::JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_t begin) const {
+  const store::SessionMark mark = MakeMark(session);
+  store::JournalEntry entry{
       .begin = begin,
       .pending = mark.pending,
       .ends_turn = !mark.turn_ends.empty() && mark.turn_ends.back() == mark.length,
@@ -91,8 +91,8 @@ disk::JournalEntry SessionPersistence::MakeJournalEntry(Session& session, int64_
 void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& sessions,
                                 const std::shared_ptr<const SessionImage>& image,
                                 StatusCallback then) {
-  disk::SessionFolder* const folder = config_.options.session_folder.get();
-  if (folder == nullptr) return then(absl::OkStatus());
+  store::SessionStore* const store = config_.options.session_store.get();
+  if (store == nullptr) return then(absl::OkStatus());
   struct Waiting {
     size_t sessions;
     absl::Status status;
@@ -100,9 +100,9 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
   auto waiting = std::make_shared<Waiting>(Waiting{sessions.size(), {}});
   for (const std::shared_ptr<Session>& session : sessions) {
     SessionOnDisk& disk = *session->disk;
-    disk::JournalHead head = MakeJournalHead(*session);
+    store::JournalHead head = MakeJournalHead(*session);
     head.mark.used_unix_ms = head.created_unix_ms;
-    std::vector<disk::JournalEntry> entries;
+    std::vector<store::JournalEntry> entries;
     if (image != nullptr) {
       head.version = 1;
       head.mark = MakeMark(*session);
@@ -113,16 +113,16 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
     }
     disk.version = head.version + entries.size();
     disk.length = session->position();
-    disk::SessionFolder::MakeFile make;
+    store::SessionStore::MakeSnapshot make;
     if (image != nullptr) make = MakeSnapshotFile(image, config_.options.fleet_keys);
-    folder->Create(std::move(head), std::move(entries), std::move(make),
-                   OnEngineThread([waiting, then, session](absl::Status status) {
-                     if (!status.ok()) session->disk->length = 0;
-                     if (waiting->status.ok() && !status.ok()) {
-                       waiting->status = NotOnDisk(*session, status);
-                     }
-                     if (--waiting->sessions == 0) then(waiting->status);
-                   }));
+    store->Create(std::move(head), std::move(entries), std::move(make),
+                  OnEngineThread([waiting, then, session](absl::Status status) {
+                    if (!status.ok()) session->disk->length = 0;
+                    if (waiting->status.ok() && !status.ok()) {
+                      waiting->status = NotOnDisk(*session, status);
+                    }
+                    if (--waiting->sessions == 0) then(waiting->status);
+                  }));
   }
 }
 
@@ -145,8 +145,8 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
     disk.unsaved.clear();
     return Snapshot(session, std::move(saved));
   }
-  disk::JournalEntry entry = MakeJournalEntry(*session, begin);
-  config_.options.session_folder->Append(
+  store::JournalEntry entry = MakeJournalEntry(*session, begin);
+  config_.options.session_store->Append(
       session->info.id, std::move(entry),
       OnEngineThread([session, saved = std::move(saved)](absl::Status status) {
         session->disk->version += status.ok() ? 1 : 0;
@@ -166,14 +166,14 @@ void SessionPersistence::SnapshotIfDue(const std::shared_ptr<Session>& session) 
 
 void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, StatusCallback then) {
   SessionOnDisk& disk = *session->disk;
-  disk::JournalHead head = MakeJournalHead(*session);
+  store::JournalHead head = MakeJournalHead(*session);
   // The change that could not be written counts as one more than the disk has.
   if (disk.behind) ++disk.version;
   head.version = disk.version;
   head.mark = MakeMark(*session);
   disk.snapshotting = true;
   disk.snapshot_at = session->state.position;
-  config_.options.session_folder->Snapshot(
+  config_.options.session_store->Snapshot(
       std::move(head), MakeSnapshotFile(MakeImage(*session), config_.options.fleet_keys),
       OnEngineThread([session, then = std::move(then)](absl::Status status) {
         session->disk->snapshotting = false;
@@ -184,7 +184,7 @@ void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, Statu
 void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then) {
   if (!session.disk) return then(absl::OkStatus());
   const std::string& id = session.info.id;
-  config_.options.session_folder->Remove(
+  config_.options.session_store->Remove(
       id, OnEngineThread([id, then = std::move(then)](const absl::Status& status) {
         then(status.ok() ? status
                          : absl::DataLossError(absl::StrCat(
@@ -195,7 +195,7 @@ void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then
 
 void SessionPersistence::Quarantine(Session& session) {
   table_.Remove(session);
-  config_.options.session_folder->ownership().Quarantine(session.info.id);
+  config_.options.session_store->Quarantine(session.info.id);
 }
 
 void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {

@@ -1,4 +1,4 @@
-// Writes sessions to the session folder: journal entries, snapshots and swapped-out states. A
+// Writes sessions to the session store: journal entries, snapshots and swapped-out states. A
 // change is on disk before its caller gets the answer.
 #pragma once
 
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/disk/session_folder.h"
 #include "server/engine/common/admission.h"
 #include "server/engine/common/engine_config.h"
 #include "server/engine/common/inbox.h"
@@ -16,11 +15,12 @@
 #include "server/engine/common/session_image.h"
 #include "server/engine/common/state_pool.h"
 #include "server/engine/sessions/session_table.h"
+#include "server/store/session_store.h"
 
 namespace ovq::engine {
 
-// Engine thread only. The folder's threads write; `then` runs on the engine thread. Without a
-// folder there is nothing to write, and `then` runs at once.
+// Engine thread only. The store's threads write; `then` runs on the engine thread. Without a
+// store there is nothing to write, and `then` runs at once.
 class SessionPersistence {
  public:
   SessionPersistence(const EngineConfig& config, StatePool& pool, Admission& admission,
@@ -42,7 +42,7 @@ class SessionPersistence {
   void SnapshotIfDue(const std::shared_ptr<Session>& session);
   void Snapshot(const std::shared_ptr<Session>& session, StatusCallback then);
   void RemoveFiles(const Session& session, StatusCallback then);
-  // Removes a session with damaged files from the table; the folder moves the files aside.
+  // Removes a session with damaged files from the table; the store moves the files aside.
   void Quarantine(Session& session);
 
   // Writes an idle session's state to disk and frees its memory.
@@ -62,10 +62,10 @@ class SessionPersistence {
  private:
   // Wraps `then` so that it runs on the engine thread.
   StatusCallback OnEngineThread(StatusCallback then) const;
-  disk::JournalHead MakeJournalHead(const Session& session) const;
-  disk::SessionMark MakeMark(const Session& session) const;
+  store::JournalHead MakeJournalHead(const Session& session) const;
+  store::SessionMark MakeMark(const Session& session) const;
   // Moves the session's unsaved tokens into the entry.
-  disk::JournalEntry MakeJournalEntry(Session& session, int64_t begin) const;
+  store::JournalEntry MakeJournalEntry(Session& session, int64_t begin) const;
 
   const EngineConfig& config_;
   StatePool& pool_;

@@ -42,7 +42,7 @@ bool SessionRemoval::EvictIdleStates(size_t bytes) {
 }
 
 bool SessionRemoval::EvictFrom(const std::string& client, bool table) {
-  const bool on_disk = core_.config.options.session_folder != nullptr;
+  const bool on_disk = core_.config.options.session_store != nullptr;
   const std::shared_ptr<Session> session = core_.table.FindLeastRecent([&](const Session& one) {
     if (one.hold == nullptr || one.hold->client() != client) return false;
     // Sessions on disk outlast their server: they do not end for others.

@@ -22,7 +22,7 @@ class SessionRemoval {
   void Expire(SteadyTime now);  // idle sessions only
   // Swaps idle sessions out until so many bytes of the pool are free. False if they are not.
   bool EvictIdleStates(size_t bytes);
-  // Ends the client's idle session that was used least recently. With a session folder its state is
+  // Ends the client's idle session that was used least recently. With a session store its state is
   // swapped out instead, unless `table` says that a place in the table is needed. False without
   // such a session.
   bool EvictFrom(const std::string& client, bool table);

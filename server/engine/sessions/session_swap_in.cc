@@ -12,7 +12,7 @@
 
 namespace ovq::engine {
 
-// A session whose state is being swapped in. The folder's threads and the engine thread own it in
+// A session whose state is being swapped in. The store's threads and the engine thread own it in
 // turn.
 struct SwappingSession {
   const std::shared_ptr<Session> session;
@@ -24,9 +24,9 @@ struct SwappingSession {
 
   // Results of reading.
   absl::Status status = {};
-  std::optional<disk::SessionFolder::StoredSession> files = {};
+  std::optional<store::StoredSession> files = {};
   std::unique_ptr<SessionReader> reader = {};  // of the snapshot, if there is one
-  disk::SessionMark mark = {};
+  store::SessionMark mark = {};
   std::optional<UnfinishedAnswer> unfinished = {};
   int64_t from = 0;        // tokens that the state has consumed; 0: there is no usable state
   std::string bytes = {};  // the state, unless it was read into its place
@@ -48,7 +48,7 @@ constexpr size_t kPartBytes = size_t{256} << 10;  // stays in the processor's ca
 constexpr size_t kCopiedBytes = size_t{2} << 20;
 
 absl::Status ReadPart(SwappingSession& swapping) {
-  disk::SnapshotFile& file = *swapping.files->snapshot;
+  store::SnapshotReader& file = *swapping.files->snapshot;
   if (file.left() == 0) return swapping.reader->Finish().status();
   const std::span<char> room = swapping.reader->Room(std::min(kPartBytes, file.left()));
   absl::Status status = file.Read(room);
@@ -57,7 +57,7 @@ absl::Status ReadPart(SwappingSession& swapping) {
 
 // Reads up to the part of the head that says where the state belongs.
 absl::Status ReadHead(SwappingSession& swapping) {
-  const disk::Journal& journal = swapping.files->journal;
+  const store::Journal& journal = swapping.files->journal;
   swapping.mark = journal.mark();
   if (swapping.files->snapshot == nullptr) return absl::OkStatus();
   // Nothing but damage changes these files, and every byte is in a section with a checksum.
@@ -76,7 +76,7 @@ absl::Status ReadHead(SwappingSession& swapping) {
   }
   const bool goes_on = std::ranges::all_of(
       journal.entries,
-      [&head](const disk::JournalEntry& entry) { return entry.begin >= head.position; });
+      [&head](const store::JournalEntry& entry) { return entry.begin >= head.position; });
   if (goes_on && head.position <= swapping.consumed()) swapping.from = head.position;
   return absl::OkStatus();
 }
@@ -105,7 +105,7 @@ absl::Status ReadAll(SwappingSession& swapping) {
   if (swapping.reader != nullptr) {
     RETURN_IF_ERROR(ReadSnapshot(swapping));
   }
-  for (const disk::JournalEntry& entry : swapping.files->journal.entries) {
+  for (const store::JournalEntry& entry : swapping.files->journal.entries) {
     if (entry.begin < swapping.begin) break;
     swapping.tokens.resize(static_cast<size_t>(entry.begin - swapping.begin));
     swapping.tokens.insert(swapping.tokens.end(), entry.tokens.begin(), entry.tokens.end());
@@ -126,9 +126,9 @@ absl::Status ReadAll(SwappingSession& swapping) {
   return absl::DataLossError("journal: an answer is longer than its conversation");
 }
 
-void ReadRest(SwappingSession& swapping, const disk::SessionFolder& folder) {
+void ReadRest(SwappingSession& swapping, const store::SessionStore& store) {
   if (swapping.status.ok()) swapping.status = ReadAll(swapping);
-  if (swapping.files) folder.ReportRead(*swapping.files, swapping.status);
+  if (swapping.files) store.ReportRead(*swapping.files, swapping.status);
 }
 
 }  // namespace
@@ -136,26 +136,26 @@ void ReadRest(SwappingSession& swapping, const disk::SessionFolder& folder) {
 void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then) {
   if (session->resident()) return then(absl::OkStatus());
   const ModelVariant& variant = *core_.config.model.FindVariant(session->info.cache_policy);
-  disk::SessionFolder* const folder = core_.config.options.session_folder.get();
+  store::SessionStore* const store = core_.config.options.session_store.get();
   const std::string id = session->info.id;
   auto swapping = std::make_shared<SwappingSession>(
       SwappingSession{session, variant, core_.config, session->client,
                       core_.config.options.clock.steady(), std::move(then)});
-  folder->Read(id, [this, folder, inbox = core_.inbox, on_host = core_.pool.on_host(),
-                    swapping = std::move(swapping)](
-                       absl::StatusOr<disk::SessionFolder::StoredSession> files) mutable {
-    swapping->status = files.status();
-    if (files.ok()) {
-      swapping->files = *std::move(files);
-      swapping->status = ReadHead(*swapping);
-    }
-    const bool in_place = swapping->status.ok() && swapping->from > 0 && on_host &&
-                          swapping->reader->head().state_bytes > kCopiedBytes;
-    if (!in_place) ReadRest(*swapping, *folder);
-    inbox->Post([this, in_place, swapping = std::move(swapping)]() mutable {
-      in_place ? ReadIntoPlace(std::move(swapping)) : FinishReading(std::move(swapping));
-    });
-  });
+  store->Read(
+      id, [this, store, inbox = core_.inbox, on_host = core_.pool.on_host(),
+           swapping = std::move(swapping)](absl::StatusOr<store::StoredSession> files) mutable {
+        swapping->status = files.status();
+        if (files.ok()) {
+          swapping->files = *std::move(files);
+          swapping->status = ReadHead(*swapping);
+        }
+        const bool in_place = swapping->status.ok() && swapping->from > 0 && on_host &&
+                              swapping->reader->head().state_bytes > kCopiedBytes;
+        if (!in_place) ReadRest(*swapping, *store);
+        inbox->Post([this, in_place, swapping = std::move(swapping)]() mutable {
+          in_place ? ReadIntoPlace(std::move(swapping)) : FinishReading(std::move(swapping));
+        });
+      });
 }
 
 absl::Status SessionSwapIn::AcquirePlace(SwappingSession& swapping) {
@@ -193,9 +193,9 @@ void SessionSwapIn::ReadIntoPlace(std::shared_ptr<SwappingSession> swapping) {
   if (swapping->session->info.keeps_tokens && Checkpoints::Due(place, 0, 0)) {
     swapping->copy = core_.table.checkpoints().Make(place);
   }
-  disk::SessionFolder* const folder = core_.config.options.session_folder.get();
-  folder->Run([this, folder, inbox = core_.inbox, swapping = std::move(swapping)]() mutable {
-    ReadRest(*swapping, *folder);
+  store::SessionStore* const store = core_.config.options.session_store.get();
+  store->Run([this, store, inbox = core_.inbox, swapping = std::move(swapping)]() mutable {
+    ReadRest(*swapping, *store);
     inbox->Post([this, swapping = std::move(swapping)]() mutable {
       --placed_;
       FinishReading(std::move(swapping));

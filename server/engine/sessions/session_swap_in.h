@@ -1,4 +1,4 @@
-// Swaps session states in from the session folder.
+// Swaps session states in from the session store.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace ovq::engine {
 
 struct SwappingSession;
 
-// Engine thread only; the folder's threads read the files.
+// Engine thread only; the store's threads read the files.
 class SessionSwapIn {
  public:
   explicit SessionSwapIn(SessionCore& core) : core_(core) {}

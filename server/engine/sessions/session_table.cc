@@ -24,7 +24,7 @@ SessionTable::SessionTable(const EngineConfig& config, StatePool& pool, Admissio
       admission_(admission),
       checkpoints_(config.options.checkpoint_memory_bytes, pool),
       texts_(config.options.request_memory->total() / kTextsPart,
-             config.options.session_folder.get()) {}
+             config.options.session_store.get()) {}
 
 SessionTable::~SessionTable() {
   for (const auto& [id, session] : by_id_) pool_.Release(session->state);

@@ -15,12 +15,12 @@ void SessionTexts::Put(const SessionInfo& session, SessionText text, StatusCallb
   {
     std::lock_guard lock(mutex_);
     Drop(session.id);
-    dropped = Add(session.id, {session.created, bytes, folder_ == nullptr ? text : nullptr});
+    dropped = Add(session.id, {session.created, bytes, store_ == nullptr ? text : nullptr});
   }
   RemoveFiles(dropped);
   const bool kept = std::ranges::find(dropped, session.id) == dropped.end();
-  if (folder_ == nullptr || !kept) return done(absl::OkStatus());
-  folder_->PutText(session.id, std::move(text), std::move(done));
+  if (store_ == nullptr || !kept) return done(absl::OkStatus());
+  store_->PutText(session.id, std::move(text), std::move(done));
 }
 
 void SessionTexts::Get(const std::string& id,
@@ -34,9 +34,9 @@ void SessionTexts::Get(const std::string& id,
   }
   if (entry.bytes == 0) return done(nullptr);
   if (absl::Status status = reserve(entry.bytes); !status.ok()) return done(std::move(status));
-  if (folder_ == nullptr) return done(entry.text);
-  // The folder has reported a damaged text; its session goes on without it.
-  folder_->ReadText(id, [done = std::move(done)](absl::StatusOr<std::string> text) {
+  if (store_ == nullptr) return done(entry.text);
+  // The store has reported a damaged text; its session goes on without it.
+  store_->ReadText(id, [done = std::move(done)](absl::StatusOr<std::string> text) {
     done(text.ok() ? std::make_shared<const std::string>(*std::move(text)) : nullptr);
   });
 }
@@ -79,7 +79,7 @@ void SessionTexts::Drop(const std::string& id) {
 
 void SessionTexts::RemoveFiles(const std::vector<std::string>& ids) const {
   for (const std::string& id : ids) {
-    if (folder_ != nullptr) folder_->RemoveText(id);
+    if (store_ != nullptr) store_->RemoveText(id);
   }
 }
 

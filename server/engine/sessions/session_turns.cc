@@ -30,7 +30,7 @@ void SessionTurns::RecordTurnEnd(Session& session, int64_t generated) {
   if (!session.log || end == (ends.empty() ? 0 : ends.back())) return;
   const auto lock = table_.Lock();
   ends.push_back(end);
-  if (ends.size() > disk::kMaxTurnEnds) ends.erase(ends.begin());
+  if (ends.size() > store::kMaxTurnEnds) ends.erase(ends.begin());
 }
 
 void SessionTurns::PublishProgress(Request& request) {

@@ -22,8 +22,8 @@ class QuickLaneTest : public testing::Test {
   QuickLaneTest() {
     std::filesystem::remove_all(path_);
     TestServerOptions options;
-    options.engine.session_folder = disk::SessionFolder::Open({.path = path_}).value();
-    EXPECT_TRUE(options.engine.session_folder->ownership().Recover().ok());
+    options.engine.session_store = disk::SessionFolder::Open({.path = path_}).value();
+    EXPECT_TRUE(options.engine.session_store->Recover().ok());
     server_.emplace(std::move(options));
     here_ = server_->NewSession();
     const int64_t held = server_->model().gate().steps() + 1;

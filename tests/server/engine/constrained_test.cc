@@ -388,12 +388,12 @@ TEST_P(ConstrainedHow, GoesOnAsIfItHadNotEnded) {
   std::unique_ptr<TestEngine> engine;
   const auto start = [&] {
     engine.reset();
-    auto folder = disk::SessionFolder::Open({.path = path}, [](const disk::DiskReport&) {});
+    auto folder = disk::SessionFolder::Open({.path = path}, [](const store::StoreReport&) {});
     ASSERT_TRUE(folder.ok()) << folder.status();
-    auto found = (*folder)->ownership().Recover();
+    auto found = (*folder)->Recover();
     ASSERT_TRUE(found.ok() && found->damaged.empty());
     EngineOptions options = Options(true, Speculation::kNgram);
-    options.session_folder = *std::move(folder);
+    options.session_store = *std::move(folder);
     options.trust_session_files = random() % 2 == 0;
     engine = std::make_unique<TestEngine>(options);
     EXPECT_TRUE((*engine)->sessions().Adopt(std::move(found->sessions)).empty());

@@ -33,10 +33,10 @@ class Damaged : public testing::Test {
   void Start(EngineOptions options = {}, bool with_folder = false) {
     engine_.reset();
     counted_ = 0;
-    disk::RecoveredSessions found;
+    store::RecoveredSessions found;
     if (with_folder) {
-      options.session_folder = disk::SessionFolder::Open({.path = path_}).value();
-      found = options.session_folder->ownership().Recover().value();
+      options.session_store = disk::SessionFolder::Open({.path = path_}).value();
+      found = options.session_store->Recover().value();
     }
     EngineEvents events;
     events.not_a_number = [this](int64_t) { ++counted_; };

@@ -43,16 +43,16 @@ class Durable : public testing::Test {
   // Starts a server on the folder as it was left.
   void Start(EngineOptions options = {}, const FakeModelOptions& model = {}) {
     engine_.reset();
-    const auto count = [this](const disk::DiskReport& report) {
+    const auto count = [this](const store::StoreReport& report) {
       if (report.kind == std::string_view("snapshot")) ++snapshots_;
     };
     absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder =
         disk::SessionFolder::Open({.path = path_}, count);
     ASSERT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<disk::RecoveredSessions> found = (*folder)->ownership().Recover();
+    absl::StatusOr<store::RecoveredSessions> found = (*folder)->Recover();
     ASSERT_TRUE(found.ok()) << found.status();
     damaged_ = found->damaged;
-    options.session_folder = *std::move(folder);
+    options.session_store = *std::move(folder);
     EngineEvents events;
     events.session_event = [this](const SessionReport& report) {
       // State() exports, which is told beside what the test does next.

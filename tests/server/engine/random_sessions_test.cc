@@ -43,7 +43,7 @@ class Driver {
   }
   ~Driver() {
     engine_thread_.reset();
-    options_.session_folder.reset();
+    options_.session_store.reset();
     if (!folder_.empty()) std::filesystem::remove_all(folder_);
   }
 
@@ -107,15 +107,15 @@ class Driver {
   // Starts an engine, or replaces the one that runs: it finds the sessions in the folder.
   void StartEngine() {
     engine_thread_.reset();
-    options_.session_folder.reset();
-    disk::RecoveredSessions found;
+    options_.session_store.reset();
+    store::RecoveredSessions found;
     if (!folder_.empty()) {
       auto folder = disk::SessionFolder::Open({.path = folder_, .sync_always = false});
       ASSERT_TRUE(folder.ok()) << folder.status();
-      found = *(*folder)->ownership().Recover();
+      found = *(*folder)->Recover();
       EXPECT_THAT(found.damaged, testing::IsEmpty());
       EXPECT_EQ(found.sessions.size(), sessions_.size());
-      options_.session_folder = *std::move(folder);
+      options_.session_store = *std::move(folder);
       ++options_.seed;  // ids are new ones
     }
     engine_thread_ = std::make_unique<EngineThread>(

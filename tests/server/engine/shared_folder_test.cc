@@ -26,7 +26,7 @@ class SharedFolder : public testing::Test {
  protected:
   struct Server {
     std::vector<std::string> told;  // engine thread
-    disk::RecoveredSessions found;
+    store::RecoveredSessions found;
     std::unique_ptr<TestEngine> engine;
 
     TestEngine& operator*() { return *engine; }
@@ -38,20 +38,20 @@ class SharedFolder : public testing::Test {
   }
   ~SharedFolder() override { std::filesystem::remove_all(path_); }
 
-  std::unique_ptr<disk::SessionFolder> OpenFolder(disk::RecoveredSessions& found,
+  std::unique_ptr<disk::SessionFolder> OpenFolder(store::RecoveredSessions& found,
                                                   disk::SessionFolderOptions options = {}) {
     options.path = path_;
     absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder =
         disk::SessionFolder::Open(options);
     EXPECT_TRUE(folder.ok()) << folder.status();
-    absl::StatusOr<disk::RecoveredSessions> here = (*folder)->ownership().Recover();
+    absl::StatusOr<store::RecoveredSessions> here = (*folder)->Recover();
     EXPECT_TRUE(here.ok()) << here.status();
     found = *std::move(here);
     return *std::move(folder);
   }
   std::unique_ptr<Server> Start(EngineOptions options = {}, disk::SessionFolderOptions disk = {}) {
     auto server = std::make_unique<Server>();
-    options.session_folder = OpenFolder(server->found, disk);
+    options.session_store = OpenFolder(server->found, disk);
     EngineEvents events;
     events.session_event = [to = &server->told](const SessionReport& report) {
       // State() exports, which is told beside what the test does next.
@@ -96,8 +96,8 @@ TEST_F(SharedFolder, GetNeverWaits) {
   const std::string id = Open(*owner);
   FakeModel model;
   EngineOptions options;
-  disk::RecoveredSessions found;
-  options.session_folder = OpenFolder(found);
+  store::RecoveredSessions found;
+  options.session_store = OpenFolder(found);
   Engine engine({model.Make(), options, {}},
                 kernels::test::MakeContext(kernels::Device::kCpu));  // has no thread
   Receiver<absl::StatusOr<SessionInfo>> there, here;
@@ -188,7 +188,7 @@ TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
     const auto first = Start();
     id = Open(*first);
   }
-  disk::RecoveredSessions found;
+  store::RecoveredSessions found;
   const auto silent = OpenFolder(found);
   ASSERT_EQ(found.sessions.size(), 1u);
   const auto second = Start({}, {.ownership_timeout = absl::Milliseconds(300)});
@@ -198,7 +198,7 @@ TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(id + ": another server has it"));
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
   EXPECT_TRUE(std::filesystem::is_empty(path_ + "/asked"));
-  silent->ownership().Release(id);
+  silent->Release(id);
   EXPECT_EQ(PositionOn(*second, id), 700);
 }
 

@@ -1,11 +1,11 @@
-#include "server/disk/journal.h"
+#include "server/store/journal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-namespace ovq::disk::test {
+namespace ovq::store::test {
 namespace {
 
 using testing::ElementsAre;
@@ -148,4 +148,4 @@ TEST(Journal, RandomBytesHurtNobody) {
 }
 
 }  // namespace
-}  // namespace ovq::disk::test
+}  // namespace ovq::store::test

@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace ovq::disk {
+namespace ovq::store {
 
 inline constexpr size_t kMaxTurnEnds = 256;  // kept for one session
 
@@ -74,4 +74,4 @@ std::string EncodeEntry(const JournalEntry& entry);
 // head, an entry that contradicts those before. FailedPrecondition for another format version.
 absl::StatusOr<Journal> DecodeJournal(std::string_view bytes);
 
-}  // namespace ovq::disk
+}  // namespace ovq::store

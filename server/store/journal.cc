@@ -1,4 +1,4 @@
-#include "server/disk/journal.h"
+#include "server/store/journal.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "base/binary.h"
 #include "base/crc32c.h"
 
-namespace ovq::disk {
+namespace ovq::store {
 namespace {
 
 constexpr std::string_view kMagic = "OVQJRNL\n";
@@ -247,4 +247,4 @@ absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
   return journal;
 }
 
-}  // namespace ovq::disk
+}  // namespace ovq::store

@@ -1,0 +1,129 @@
+// Defines SessionStore, which keeps sessions beyond the process: for each a journal, a snapshot of
+// its state from which the journal continues, and maybe a text (docs/session-format.md). Several
+// servers may share a store: at most one of them owns each session.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/store/journal.h"
+
+namespace ovq::store {
+
+// A session found in a store.
+struct FoundSession {
+  JournalHead head;
+  uint64_t version = 0;
+  SessionMark mark;
+  size_t text_bytes = 0;  // of its text; 0: it has none
+};
+
+struct RecoveredSessions {
+  std::vector<FoundSession> sessions;  // ordered by id
+  std::vector<std::string> damaged;    // why sessions were quarantined, one text each
+  size_t elsewhere = 0;                // number of sessions that other servers own
+};
+
+// Reports one finished operation.
+struct StoreReport {
+  const char* kind;  // "append", "create", "snapshot", "remove", "read", "text"
+  uint64_t bytes = 0;
+  absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
+  absl::Status status = {};
+};
+
+// Reads a session's snapshot part by part. Its content stays as it was when it was opened, or
+// reading it fails, also if another snapshot replaces it.
+class SnapshotReader {
+ public:
+  virtual ~SnapshotReader() = default;
+  virtual uint64_t bytes() const = 0;
+  virtual uint64_t left() const = 0;
+  // Reads the next bytes. DataLoss if the snapshot has fewer.
+  virtual absl::Status Read(std::span<char> into) = 0;
+};
+
+// A session's journal and its opened snapshot, ready to be read.
+struct StoredSession {
+  std::string id;
+  std::chrono::steady_clock::time_point begin;  // when it was asked for
+  Journal journal = {};
+  std::unique_ptr<SnapshotReader> snapshot = {};  // null for version 0
+
+  uint64_t bytes() const {
+    return journal.good_bytes + (snapshot == nullptr ? 0 : snapshot->bytes());
+  }
+};
+
+// Thread-safe. Operations on one session run in the order of their calls. Callbacks run on the
+// store's threads and may call its methods. A session is consistent at any moment, wherever a crash
+// or a full disk interrupts a write. The destructor finishes pending operations first.
+class SessionStore {
+ public:
+  using Done = std::function<void(absl::Status)>;
+  using Acquired = std::function<void(absl::StatusOr<FoundSession>)>;
+  // A MakeSnapshot passes the parts of a snapshot to `write`, on one of the store's threads, and
+  // returns the status of the write.
+  using WriteParts = std::function<absl::Status(const std::vector<std::string_view>& parts)>;
+  using MakeSnapshot = std::function<absl::Status(const WriteParts& write)>;
+
+  virtual ~SessionStore() = default;
+
+  // --- Ownership ---
+
+  // Call once, before anything else: acquires the sessions that no server owns, quarantines damaged
+  // ones and removes what crashes left behind.
+  virtual absl::StatusOr<RecoveredSessions> Recover() = 0;
+  // Acquires a session, asking the server that owns it, if any, to release it. Errors: NotFound;
+  // FailedPrecondition if the session is in use, here or there; Unavailable if the other server
+  // does not answer; DataLoss if the session is damaged and was quarantined. All name the session.
+  virtual void Acquire(const std::string& id, Acquired done) = 0;
+  // Sets the function that is called when another server asks for a session of this one. Answer
+  // with Release or Decline; without an answer the other server asks again.
+  virtual void SetListener(std::function<void(const std::string& id)> asked) = 0;
+  // Requires that no operation on the session is pending.
+  virtual void Release(const std::string& id) = 0;
+  virtual void Decline(const std::string& id) = 0;  // the session is in use
+  // Sets the session aside for people to look at, so that no server finds it, and releases it.
+  virtual void Quarantine(const std::string& id) = 0;
+
+  // --- Sessions. Methods with an id or a head need a session that this server owns: they change
+  // nothing and return Aborted if another server may own it. ---
+
+  // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
+  virtual void Create(JournalHead head, std::vector<JournalEntry> entries, MakeSnapshot snapshot,
+                      Done done) = 0;
+  // Adds an entry to the session's journal. After an error the session is stored as it was before,
+  // and needs a Snapshot before the next Append.
+  virtual void Append(const std::string& id, JournalEntry entry, Done done) = 0;
+  // Replaces the snapshot and the journal. head.version is the number of changes that the snapshot
+  // includes; the journal continues after them. OK without effect if the session was removed
+  // meanwhile.
+  virtual void Snapshot(JournalHead head, MakeSnapshot snapshot, Done done) = 0;
+  virtual void Remove(const std::string& id, Done done) = 0;
+  // Gives the session a text, or another one; it ends with the session. OK without effect if the
+  // session was removed meanwhile.
+  virtual void PutText(const std::string& id, std::shared_ptr<const std::string> text,
+                       Done done) = 0;
+  virtual void RemoveText(const std::string& id) = 0;
+  // NotFound without a text, DataLoss for a damaged one.
+  virtual void ReadText(const std::string& id,
+                        std::function<void(absl::StatusOr<std::string>)> done) = 0;
+  // Opens a session. `opened` and work that it passes to Run read it; ReportRead then reports the
+  // result.
+  virtual void Read(const std::string& id,
+                    std::function<void(absl::StatusOr<StoredSession>)> opened) = 0;
+  virtual void ReportRead(const StoredSession& stored, const absl::Status& status) const = 0;
+  virtual void Run(std::function<void()> work) = 0;  // on one of the store's threads
+};
+
+}  // namespace ovq::store
