@@ -17,7 +17,7 @@ constexpr size_t kMaxEdges = 8;
 constexpr int32_t kMinSubtree = 16;
 // Bounds the places of one mask. Each costs kPlaceCost and its stacks, times an eighth of the
 // ranges of bytes that lead on.
-constexpr int64_t kMaxWalkCost = 1 << 17, kPlaceCost = 3;
+constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
 constexpr int64_t kMaxLoopPlaces = 512;
 constexpr int kMaxTier = 15;
 
