@@ -1,7 +1,9 @@
 #include "server/calls/answer_form.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 
@@ -26,6 +28,30 @@ AnswerForm FreeForm(const answers::CallSyntax& calls, bool may_call) {
   // A call is then JSON that begins the answer.
   return AnswerForm::Given(
       {.kind = constraint::Source::Kind::kRegex, .text = "(?:[^\\s{][\\s\\S]*)?"});
+}
+
+// Whether a call's arguments can follow the schema.
+bool CanBeKept(const nlohmann::ordered_json& parameters) {
+  if (!parameters.is_object() || parameters.empty()) return false;
+  nlohmann::ordered_json schema = parameters;
+  if (!schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
+  if (schema.contains("type") && schema["type"] != "object") return false;
+  constraint::Grammar grammar;
+  return constraint::AddJsonSchema(
+             schema.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), grammar,
+             {})
+      .ok();
+}
+
+// The tools that an answer may call. Where it must call one, arguments in JSON follow their schema
+// also without `strict`, if that can be kept: a model that did not choose the tool knows less of
+// it.
+std::vector<Tool> CallableTools(const AnswerTools& tools, answers::CallForm form) {
+  std::vector<Tool> callable = tools.callable;
+  const bool is_json = form == answers::CallForm::kJson || form == answers::CallForm::kNamedJson;
+  if (tools.use != AnswerTools::Use::kMust || !is_json) return callable;
+  for (Tool& tool : callable) tool.strict = tool.strict || CanBeKept(tool.parameters);
+  return callable;
 }
 
 }  // namespace
@@ -63,7 +89,8 @@ absl::StatusOr<std::optional<FramedForm>> FrameAnswer(const answers::AnswerSynta
     // In free text calls begin at the first marker.
     const bool behind_text = tools.use == Use::kMay && !content && !syntax.calls.marker.empty();
     ASSIGN_OR_RETURN(AnswerForm calls,
-                     MakeCallsForm(syntax.calls, tools.callable, one_call || tools.one_call,
+                     MakeCallsForm(syntax.calls, CallableTools(tools, syntax.calls.form),
+                                   one_call || tools.one_call,
                                    /*marked=*/behind_text, framed.sources));
     if (behind_text) {
       calls = AnswerForm::Sequence({AnswerForm::Through(syntax.calls.marker), std::move(calls)});
