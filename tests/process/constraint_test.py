@@ -153,12 +153,12 @@ class Constraints(unittest.TestCase):
 
     def test_hostile_forms_are_refused_and_the_server_lives(self):
         deep = {}
-        for _ in range(25):
+        for _ in range(10):
             deep = {"anyOf": [deep, {"type": "array", "items": deep}]}
         for fields in (
             {"guided_regex": "(a{1000}){1000}{1000}"}, {"guided_regex": "(" * 5000}, {"grammar": "root ::= root"},
             {"grammar": 'root ::= "a" root'}, {"guided_json": {"$ref": "#"}}, {"guided_json": "{" * 1000},
-            {"guided_choice": ["x" * 300000]}, {"guided_json": {"enum": []}}, {"guided_json": {"type": "string", "pattern": "(?=a)"}},
+            {"guided_choice": ["x" * 300000]}, {"guided_json": {"type": "string", "enum": []}}, {"guided_json": {"type": "string", "pattern": "(?=a)"}},
         ):
             error = self.post("/v1/completions", 400, prompt="x", **fields)["error"]
             self.assertEqual(error["param"], next(iter(fields)), error)

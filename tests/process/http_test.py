@@ -477,7 +477,7 @@ class Responses(HttpCase):
                 ("tools[0].name", "tools", [{}]), ("background", "background", True),
                 ("reasoning.depth", "reasoning", {"depth": 1}),
                 ("conversation", "conversation", "c"),
-                ("text.format", "text", {"format": {"type": "json_schema"}})):
+                ("text.format.schema", "text", {"format": {"type": "json_schema"}})):
             self.error(self.http.post("/v1/responses", {"input": "x", field: value}), 400, field,
                        param)
         self.error(self.http.post("/v1/responses", {}), 400, "input", "input")

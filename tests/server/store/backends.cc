@@ -20,7 +20,7 @@ class FolderBackend final : public Backend {
   ~FolderBackend() override { std::filesystem::remove_all(path_); }
 
   std::unique_ptr<SessionStore> Open() override {
-    return disk::SessionFolder::Open({.path = path_, .ownership_timeout = absl::Milliseconds(100)})
+    return disk::SessionFolder::Open({.path = path_, .ownership_timeout = absl::Seconds(2)})
         .value();
   }
   void BreakAppends(const std::string& id, bool broken) override {
