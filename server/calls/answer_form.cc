@@ -1,10 +1,10 @@
 #include "server/calls/answer_form.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "base/status_macros.h"
 
 namespace ovq::server {
