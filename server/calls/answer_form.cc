@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/json.h"
 #include "base/status_macros.h"
 
 namespace ovq::server {
@@ -30,27 +29,13 @@ AnswerForm FreeForm(const answers::CallSyntax& calls, bool may_call) {
       {.kind = constraint::Source::Kind::kRegex, .text = "(?:[^\\s{][\\s\\S]*)?"});
 }
 
-// Whether a call's arguments can follow the schema.
-bool CanBeKept(const nlohmann::ordered_json& parameters) {
-  if (!parameters.is_object() || parameters.empty()) return false;
-  nlohmann::ordered_json schema = parameters;
-  if (!schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
-  if (schema.contains("type") && schema["type"] != "object") return false;
-  constraint::Grammar grammar;
-  return constraint::AddJsonSchema(
-             schema.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), grammar,
-             {})
-      .ok();
-}
-
 // The tools that an answer may call. Where it must call one, arguments in JSON follow their schema
 // also without `strict`, if that can be kept: a model that did not choose the tool knows less of
 // it.
-std::vector<Tool> CallableTools(const AnswerTools& tools, answers::CallForm form) {
+std::vector<Tool> CallableTools(const AnswerTools& tools, const answers::CallSyntax& syntax) {
   std::vector<Tool> callable = tools.callable;
-  const bool is_json = form == answers::CallForm::kJson || form == answers::CallForm::kNamedJson;
-  if (tools.use != AnswerTools::Use::kMust || !is_json) return callable;
-  for (Tool& tool : callable) tool.strict = tool.strict || CanBeKept(tool.parameters);
+  if (tools.use != AnswerTools::Use::kMust) return callable;
+  for (Tool& tool : callable) tool.strict = tool.strict || CanFollowSchema(syntax, tool);
   return callable;
 }
 
@@ -88,10 +73,10 @@ absl::StatusOr<std::optional<FramedForm>> FrameAnswer(const answers::AnswerSynta
   if (tools.use != Use::kNone) {
     // In free text calls begin at the first marker.
     const bool behind_text = tools.use == Use::kMay && !content && !syntax.calls.marker.empty();
-    ASSIGN_OR_RETURN(AnswerForm calls,
-                     MakeCallsForm(syntax.calls, CallableTools(tools, syntax.calls.form),
-                                   one_call || tools.one_call,
-                                   /*marked=*/behind_text, framed.sources));
+    ASSIGN_OR_RETURN(
+        AnswerForm calls,
+        MakeCallsForm(syntax.calls, CallableTools(tools, syntax.calls), one_call || tools.one_call,
+                      /*marked=*/behind_text, framed.sources));
     if (behind_text) {
       calls = AnswerForm::Sequence({AnswerForm::Through(syntax.calls.marker), std::move(calls)});
     }

@@ -37,6 +37,11 @@ std::string ToText(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
+// A call's arguments are an object, whether its schema says so or not.
+void NameType(OrderedJson& schema) {
+  if (!schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
+}
+
 AnswerForm Optional(AnswerForm part) { return AnswerForm::Repeat(std::move(part), 0, 1); }
 AnswerForm AnyNumber(AnswerForm part) {
   return AnswerForm::Repeat(std::move(part), 0, std::nullopt);
@@ -199,7 +204,7 @@ class CallsMaker {
                 {"additionalProperties", false}};
     }
     if (!schema.is_object()) return NotKept(tool.field, "#", "expected a JSON schema of an object");
-    if (!schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
+    NameType(schema);
     if (schema.contains("type") && schema["type"] != "object") {
       return NotKept(tool.field, "#/type", "expected \"object\", as a call has named arguments");
     }
@@ -355,6 +360,16 @@ AnswerForm SpaceForm() {
   constexpr int64_t kMostSpace = 4;
   return AnswerForm::Repeat(
       AnswerForm::Choice({AnswerForm::Literal(" "), AnswerForm::Literal("\n")}), 0, kMostSpace);
+}
+
+bool CanFollowSchema(const CallSyntax& syntax, const Tool& tool) {
+  const bool is_json = syntax.form == CallForm::kJson || syntax.form == CallForm::kNamedJson;
+  if (!is_json || !tool.parameters.is_object() || tool.parameters.empty()) return false;
+  OrderedJson schema = tool.parameters;
+  NameType(schema);
+  if (schema.contains("type") && schema["type"] != "object") return false;
+  constraint::Grammar grammar;
+  return constraint::AddJsonSchema(ToText(schema), grammar, {}).ok();
 }
 
 absl::StatusOr<AnswerForm> MakeCallsForm(const CallSyntax& syntax, std::span<const Tool> tools,

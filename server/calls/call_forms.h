@@ -27,6 +27,10 @@ absl::StatusOr<engine::AnswerForm> MakeCallsForm(const answers::CallSyntax& synt
                                                  std::span<const Tool> tools, bool one_call,
                                                  bool marked, std::vector<PlacedSource>& sources);
 
+// Whether the template writes calls in JSON and the tool has a schema that their arguments can
+// follow.
+bool CanFollowSchema(const answers::CallSyntax& syntax, const Tool& tool);
+
 // White space that models write between parts of an answer, or none.
 engine::AnswerForm SpaceForm();
 
