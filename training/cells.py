@@ -11,7 +11,8 @@ Columns that are aligned to the left are labels; an empty label repeats the one 
 title, joined by ` | `, without thousands separators. Each line whose regular expression matches the whole place adds words to those of the
 first: a CSV of docs/results; `FIELD=TEXT`, which its row has, or `FIELD=TEXT*`, which its field begins with (`seen` and `position` are empty
 unless said); or a column, whose text the cell then is. Other cells are the accuracy in %, with its error, and, if they say it, the state's
-bytes in MB; or the bits per byte. A cell without a row in a CSV is a fault.
+bytes in MB; or the bits per byte. A cell without a row in a CSV is a fault. Two files of `score.py --each` (`-each.csv`) and a length make a
+cell the difference of their accuracies, the first less the second in points, with the standard error over sequences.
 
 The text of a section that is traced names the rows of its figures likewise:
 
@@ -30,6 +31,7 @@ import os
 import re
 import shlex
 
+import paired
 from scoring import COLUMNS
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "results")
@@ -111,9 +113,27 @@ def _figure(row):
     return " ± ".join(f"{100 * float(row[name]):.1f}" for name in ("accuracy", "error"))
 
 
+def _difference(files, length):
+    """Returns the cell of two files of score.py --each: the difference over all tokens of a length."""
+    try:
+        first, second = (paired.read_each(os.path.join(RESULTS, name), None) for name in files)
+        found = {str(row[0]): row[-2:] for row in paired.compare(first, second) if not row[1]}
+        difference, error = found[length]
+    except (KeyError, OSError, ValueError) as fault:
+        raise CellError(f"{' less '.join(files)}, length {length}: {fault}") from fault
+    return f"{100 * difference:+.1f} ± {100 * error:.1f}"
+
+
 def check(rules, place, cell):
     """Raises CellError unless the cell is what its row of a CSV gives."""
-    row, name, shown = _row(_cell_words(rules, place), place)
+    words = _cell_words(rules, place)
+    each = [word for word in words if word.endswith("-each.csv")]
+    if each:
+        expected = _difference(each, dict(word.split("=", 1) for word in words if "=" in word).get("length"))
+        if cell != expected:
+            raise CellError(f"{place}: '{cell}', but {' less '.join(each)} is {expected}")
+        return
+    row, name, shown = _row(words, place)
     parts = _CELL.match(cell)
     expected = row[shown] if shown else _figure(row)
     if parts["figure"] != expected:

@@ -10,7 +10,7 @@ import support  # noqa: F401  the path of the modules
 
 import cells
 import page
-from scoring import COLUMNS
+from scoring import COLUMNS, EACH_COLUMNS
 
 TEXT = r"""# A page
 
@@ -98,6 +98,20 @@ class CellsTest(unittest.TestCase):
         self.assertEqual(self.faults(("<!-- csv: one.csv", "<!-- cvs: one.csv")), ["ovq N=512 | 1024: the table has no comment that names its CSV"])
         self.assertEqual(self.faults(("<!-- csv: one.csv", "<!-- cvs: one.csv"), whole=False), [])
 
+
+    def test_a_paired_difference(self):
+        for name, sums in (("first", (6, 8)), ("second", (5, 5))):
+            with open(os.path.join(cells.RESULTS, f"{name}-each.csv"), "w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(EACH_COLUMNS)
+                writer.writerows((64, "8", "", "", i, 10, total) for i, total in enumerate(sums))
+        rules = "length=64\n.*: first-each.csv second-each.csv\n"
+        cells.check(rules, "gain", "+20.0 ± 10.0")
+        with self.assertRaisesRegex(cells.CellError, r"^gain: '\+20\.1 ± 10\.0', but first-each\.csv less second-each\.csv is \+20\.0 ± 10\.0$"):
+            cells.check(rules, "gain", "+20.1 ± 10.0")
+        for old, new in (("length=64", "length=65"), ("second-each", "third-each"), (" second-each.csv", "")):
+            with self.assertRaisesRegex(cells.CellError, "^first-each.csv"):
+                cells.check(rules.replace(old, new), "gain", "+20.0 ± 10.0")
 
     def figure_faults(self, *changes, title="Said"):
         text = TEXT
