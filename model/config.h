@@ -134,5 +134,7 @@ struct ModelConfig {
 inline constexpr int64_t kMaxVocab = 1 << 21;
 inline constexpr int64_t kMaxHiddenSize = 1 << 20;
 inline constexpr int64_t kMaxLayers = 4096;
+inline constexpr int64_t kMaxWindow = 1 << 24;  // tokens
+inline constexpr double kMaxScale = 1e6;        // of logits and softmax
 
 }  // namespace ovq::model

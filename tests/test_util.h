@@ -24,8 +24,8 @@ inline constexpr double kRoundBF16 = 0x1p-9;
 
 std::unique_ptr<DeviceContext> MakeContext(Device device, int n_threads = 1);
 
-// Returns ref, cpu, and cuda if the kernels were built with it. Tests on cuda skip without a GPU
-// and say why.
+// Returns ref (but not in sanitized programs), cpu, and cuda if the kernels were built with it.
+// Tests on cuda skip without a GPU and say why.
 std::vector<Device> TestDevices();
 // Returns "" if the device can be used, else the reason why not.
 std::string WhyNoDevice(Device device);

@@ -11,7 +11,18 @@ Columns that are aligned to the left are labels; an empty label repeats the one 
 title, joined by ` | `, without thousands separators. Each line whose regular expression matches the whole place adds words to those of the
 first: a CSV of docs/results; `FIELD=TEXT`, which its row has, or `FIELD=TEXT*`, which its field begins with (`seen` and `position` are empty
 unless said); or a column, whose text the cell then is. Other cells are the accuracy in %, with its error, and, if they say it, the state's
-bytes in MB; or the bits per byte. A cell whose row no CSV has ends in a dagger, and no other does.
+bytes in MB; or the bits per byte. A cell without a row in a CSV is a fault. Two files of `score.py --each` (`-each.csv`) and a length make a
+cell the difference of their accuracies, the first less the second in points, with the standard error over sequences.
+
+The text of a section that is traced names the rows of its figures likewise:
+
+    <!-- figures: closest-pairs.csv length=2048
+    98.8: ablation=closest-pair* live_centroids=255
+    2.5 MB: closest-pairs-2048.csv length=8192
+    -->
+
+A figure is a number with decimals, or before a % sign, as the text has it, with its error if that stands there; numbers of parameters (3.0M)
+and of papers (arXiv) are none. In a traced section every figure has its line, every line its figure, and every table its comment.
 """
 
 import csv
@@ -20,10 +31,15 @@ import os
 import re
 import shlex
 
+import paired
 from scoring import COLUMNS
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "results")
 _TABLE = re.compile(r"(?:<!-- csv:((?:(?!-->)[\s\S])*)-->\n\n)?((?:\|[^\n]*\|\n)+)")
+_SECTION = re.compile(r"^## (.*)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
+_FIGURES = re.compile(r"<!-- figures:((?:(?!-->)[\s\S])*)-->")
+_NO_TEXT = re.compile(r"<!--(?:(?!-->)[\s\S])*-->|^    .*$|\]\([^)]*\)|arXiv [\d.]+|[\d.]+M\b", re.MULTILINE)
+_FIGURE = re.compile(r"(?<![\d.,])(?P<number>\d[\d,]*\.\d+|\d+(?=%))(?: ± (?P<error>\d+\.\d+))?(?P<unit> MB)?")
 _CELL = re.compile(r"(?P<figure>.*?)(?:, (?P<megabytes>[\d.]+) MB)?$")
 
 
@@ -63,14 +79,19 @@ def _has(row, field, value):
     return row[field].startswith(value[:-1]) if value.endswith("*") else row[field] == value
 
 
-def _source(rules, place):
-    """Returns (CSV, column or "", {field: value}) of a cell."""
+def _cell_words(rules, place):
+    """Returns the words that a comment tells of a cell."""
     common, _, lines = rules.partition("\n")
     words = shlex.split(common)
     for line in lines.strip().splitlines():
         pattern, told = line.rsplit(": ", 1)
         match = re.fullmatch(pattern, place)
         words += shlex.split(match.expand(told)) if match else []
+    return words
+
+
+def _row(words, place):
+    """Returns (the one row that words tell of a place, its CSV, the column that they name or "")."""
     fields = {"seen": "", "position": "", **dict(word.split("=", 1) for word in words if "=" in word)}
     files = [word for word in words if word.endswith(".csv")]
     if not files:
@@ -79,7 +100,11 @@ def _source(rules, place):
     unknown = {*fields, *shown} - {*COLUMNS}
     if unknown:
         raise CellError(f"'{min(unknown)}', which is told of '{place}', is no column of a CSV")
-    return files[-1], shown[-1] if shown else "", fields
+    name = files[-1]
+    found = [row for row in _rows(name) if all(_has(row, *one) for one in fields.items())]
+    if len(found) != 1:
+        raise CellError(f"{place}: {len(found)} rows of {name} have {fields}")
+    return found[0], name, shown[-1] if shown else ""
 
 
 def _figure(row):
@@ -88,21 +113,78 @@ def _figure(row):
     return " ± ".join(f"{100 * float(row[name]):.1f}" for name in ("accuracy", "error"))
 
 
+def _difference(files, length):
+    """Returns the cell of two files of score.py --each: the difference over all tokens of a length."""
+    try:
+        first, second = (paired.read_each(os.path.join(RESULTS, name), None) for name in files)
+        found = {str(row[0]): row[-2:] for row in paired.compare(first, second) if not row[1]}
+        difference, error = found[length]
+    except (KeyError, OSError, ValueError) as fault:
+        raise CellError(f"{' less '.join(files)}, length {length}: {fault}") from fault
+    return f"{100 * difference:+.1f} ± {100 * error:.1f}"
+
+
 def check(rules, place, cell):
     """Raises CellError unless the cell is what its row of a CSV gives."""
-    name, shown, wanted = _source(rules, place)
-    found = [row for row in _rows(name) if all(_has(row, *one) for one in wanted.items())]
-    if not found and cell.endswith("†"):
+    words = _cell_words(rules, place)
+    each = [word for word in words if word.endswith("-each.csv")]
+    if each:
+        expected = _difference(each, dict(word.split("=", 1) for word in words if "=" in word).get("length"))
+        if cell != expected:
+            raise CellError(f"{place}: '{cell}', but {' less '.join(each)} is {expected}")
         return
-    if len(found) != 1:
-        raise CellError(f"{place}: {len(found)} rows of {name} have {wanted}")
-    row, parts = found[0], _CELL.match(cell)
+    row, name, shown = _row(words, place)
+    parts = _CELL.match(cell)
     expected = row[shown] if shown else _figure(row)
     if parts["figure"] != expected:
         raise CellError(f"{place}: '{cell}', but {name} has {expected}")
     megabytes = f"{int(row['state_bytes'] or 0) / 1e6:.1f}"
     if parts["megabytes"] and row["state_bytes"] and parts["megabytes"] != megabytes:
         raise CellError(f"{place}: '{cell}', but {name} has {megabytes} MB")
+
+
+def _check_figure(figure, words):
+    """Raises CellError unless a figure of a text is that of its row, rounded to as many digits."""
+    row, name, _ = _row(words, figure)
+    parts = _FIGURE.match(figure + "%")
+    if parts["unit"]:
+        values = [float(row["state_bytes"] or 0) / 1e6]
+    else:
+        scale, first = (100, "accuracy") if row["accuracy"] else (1, "bits_per_byte")
+        values = [scale * float(row[field] or 0) for field in (first, "error")]
+    for told, value in zip((parts["number"], parts["error"]), values):
+        expected = told and f"{value:.{len(told.partition('.')[2])}f}"
+        if told != expected:
+            raise CellError(f"'{figure}': {name} has {expected}")
+
+
+def _figures_told(section):
+    """Yields (figure, words) of the lines of a section's comments."""
+    for comment in _FIGURES.findall(section):
+        common, _, lines = comment.partition("\n")
+        for line in lines.strip().splitlines():
+            figure, told = line.split(": ", 1)
+            yield figure, shlex.split(common) + shlex.split(told)
+
+
+def figure_faults(text, title):
+    """Yields what is wrong with the figures in the text, and with the tables, of the section with a title."""
+    section = dict(_SECTION.findall(text)).get(title)
+    if section is None:
+        yield f"no section has the title '{title}'"
+        return
+    prose = _NO_TEXT.sub("", _TABLE.sub(lambda table: "" if ":|" in table[2] else table[0], section))
+    shown = {match[0] for match in _FIGURE.finditer(re.sub(r"\s+", " ", prose))}
+    told = list(_figures_told(section))
+    yield from (f"{title}: no comment names the row of '{figure}'" for figure in sorted(shown - {one for one, _ in told}))
+    for figure, words in told:
+        try:
+            if figure not in shown:
+                raise CellError(f"the text does not have the '{figure}' of a comment")
+            _check_figure(figure, words)
+        except CellError as error:
+            yield f"{title}: {error}"
+    yield from (f"{title}: the table of '{cells[0][0]}' has no comment that names its CSV" for rules, cells in tables(section) if rules is None)
 
 
 def faults(text, whole):

@@ -11,12 +11,10 @@
 namespace ovq::model {
 namespace {
 
-constexpr int kFullEvery = 4;  // if the file does not list its layers
-constexpr double kMaxScale = 1e6;
-constexpr int64_t kMaxWindow = 1 << 24;
+constexpr int kCohere2FullEvery = 4;  // if the file does not list its layers
 
 // Refuses fields whose values ask for another model, although no code reads them.
-void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
+void RefuseOtherThanCohere2(const ConfigFile& config_file, kernels::AttrReader& file) {
   const std::pair<const char*, nlohmann::json> kExpected[] = {
       {"order_of_interleaved_layers", "local_attn_first"},
       {"position_embedding_type", "rope_gptj"},
@@ -31,12 +29,12 @@ void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
   }
   for (const char* field : {"sliding_window_pattern", "layer_switch"}) {
     if (!config_file.fields.Has("layer_types")) {
-      file.IntOr(field, kFullEvery, kFullEvery, kFullEvery);
+      file.IntOr(field, kCohere2FullEvery, kCohere2FullEvery, kCohere2FullEvery);
     }
   }
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadCohere2(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({256000, 8192, 40, 64, 0, 0}, /*is_tied=*/true, "hidden_act", kSiluFirst);
@@ -47,7 +45,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   }
   config.logit_scale = 0.0625;
   file.Float("logit_scale", config.logit_scale, 0, kMaxScale);
-  RefuseOthers(config_file, file);
+  RefuseOtherThanCohere2(config_file, file);
   const auto sliding = reader.Attention<kernels::SlidingConfig>();
   const auto full = reader.Attention<kernels::FullConfig>();
   sliding->fields.input.norm = full->fields.input.norm = kernels::HeadNorm::kNone;
@@ -61,7 +59,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
       "layer_types",
       {{"sliding_attention", "sliding_attention", sliding},
        {"full_attention", "full_attention", full}},
-      [](int i) { return (i + 1) % kFullEvery == 0 ? 1 : 0; },
+      [](int i) { return (i + 1) % kCohere2FullEvery == 0 ? 1 : 0; },
       file.IntOr("intermediate_size", 22528, 1, kMaxHiddenSize));
   for (LayerSpec& layer : config.layers) layer.feed_forward.parallel = true;
   return reader.Done();
@@ -69,6 +67,6 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
 
 }  // namespace
 
-const Family kCohere2 = {.model_type = "cohere2", .read = Read, .is_unused = IsUnusedInHub};
+const Family kCohere2 = {.model_type = "cohere2", .read = ReadCohere2, .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

@@ -46,9 +46,9 @@ void ReadDecoder(const ConfigFile& all, kernels::AttrReader& file, std::string l
 // Softmax attention of the layers that an object `section`, named `name`, lists from 0: all
 // channels of a head are turned, biases are those of q, k and v.
 template <class Config>
-std::shared_ptr<kernels::LayerConfig<Config>> Attention(const kernels::Attrs& fields,
-                                                        const std::string& name,
-                                                        const ModelConfig& config) {
+std::shared_ptr<kernels::LayerConfig<Config>> FlaAttention(const kernels::Attrs& fields,
+                                                           const std::string& name,
+                                                           const ModelConfig& config) {
   auto attention = std::make_shared<kernels::LayerConfig<Config>>();
   kernels::AttentionInput& input = attention->fields.input;
   const int64_t n_heads = Peek(fields, "num_heads", 1, config.hidden_size);
@@ -76,9 +76,9 @@ void ReadAttentionLayers(const nlohmann::json& object, const std::string& name,
   const bool slides = fields.Has("window_size");
   std::shared_ptr<kernels::MixerConfig> attention;
   if (slides) {
-    attention = Attention<kernels::SlidingConfig>(fields, name + ".", config);
+    attention = FlaAttention<kernels::SlidingConfig>(fields, name + ".", config);
   } else {
-    attention = Attention<kernels::FullConfig>(fields, name + ".", config);
+    attention = FlaAttention<kernels::FullConfig>(fields, name + ".", config);
   }
   const nlohmann::json layers = object.value("layers", nlohmann::json());
   if (!layers.is_array()) return file.Fail(name + ".layers", "expected a list of layers");
@@ -171,7 +171,7 @@ absl::Status ReadMesaNet(ConfigFile& all, ModelConfig& config) {
   return Done(all, file, mesa, config);
 }
 
-constexpr Renamed kNames[] = {
+constexpr Renamed kFlaNames[] = {
     {"self_attn.f_a_proj.", "attn.f_proj.0."},    {"self_attn.f_b_proj.", "attn.f_proj.1."},
     {"self_attn.g_a_proj.", "attn.g_proj.0."},    {"self_attn.g_b_proj.", "attn.g_proj.1."},
     {"model.embed_tokens.", "model.embeddings."}, {"input_layernorm.", "attn_norm."},
@@ -187,9 +187,9 @@ bool IsUnusedInGatedDeltaNet(std::string_view name) {
 
 const Family kFlaGatedDeltaNet = {.model_type = "gated_deltanet",
                                   .read = ReadGatedDeltaNet,
-                                  .names = kNames,
+                                  .names = kFlaNames,
                                   .is_unused = IsUnusedInGatedDeltaNet};
-const Family kFlaKda = {.model_type = "kda", .read = ReadKda, .names = kNames};
-const Family kFlaMesaNet = {.model_type = "mesa_net", .read = ReadMesaNet, .names = kNames};
+const Family kFlaKda = {.model_type = "kda", .read = ReadKda, .names = kFlaNames};
+const Family kFlaMesaNet = {.model_type = "mesa_net", .read = ReadMesaNet, .names = kFlaNames};
 
 }  // namespace ovq::model

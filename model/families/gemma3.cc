@@ -15,12 +15,10 @@
 namespace ovq::model {
 namespace {
 
-constexpr int64_t kMaxWindow = 1 << 24;
-constexpr double kMaxScale = 1e6;
 constexpr RopeType kRopes[] = {{"default", RopeScaling::kNone}, {"linear", RopeScaling::kLinear}};
 
 // Refuses what the published models do not have, and RoPE that the authors' code would ignore.
-void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
+void RefuseOtherThanGemma3(const ConfigFile& config_file, kernels::AttrReader& file) {
   const nlohmann::json cap = config_file.at("attn_logit_softcapping");
   if (!cap.is_null()) {
     file.Fail("attn_logit_softcapping", absl::StrCat("expected null, got ", cap.dump()));
@@ -39,9 +37,9 @@ void RefuseOthers(const ConfigFile& config_file, kernels::AttrReader& file) {
 }
 
 template <class Config>
-std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
-                                                        const ModelConfig& config,
-                                                        const HubRope& rope) {
+std::shared_ptr<kernels::LayerConfig<Config>> Gemma3Attention(HubReader& reader,
+                                                              const ModelConfig& config,
+                                                              const HubRope& rope) {
   auto attention = reader.Attention<Config>();
   kernels::AttentionInput& input = attention->fields.input;
   input.norm = kernels::HeadNorm::kRms;
@@ -54,7 +52,7 @@ std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
   return attention;
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadGemma3(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({262208, 2304, 26, 8, 4, 256}, /*is_tied=*/true, "hidden_activation",
@@ -66,13 +64,14 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
     config.embedding_scale = kernels::ToFloat(kernels::RoundToBF16(config.embedding_scale));
   }
   file.Float("final_logit_softcapping", config.logit_softcap, 0, kMaxScale);
-  RefuseOthers(config_file, file);
-  const auto full = Attention<kernels::FullConfig>(
+  RefuseOtherThanGemma3(config_file, file);
+  const auto full = Gemma3Attention<kernels::FullConfig>(
       reader, config, {.theta = 1e6, .types = kRopes, .layer_type = "full_attention"});
-  const auto sliding = Attention<kernels::SlidingConfig>(reader, config,
-                                                         {.theta_field = "rope_local_base_freq",
-                                                          .layer_type = "sliding_attention",
-                                                          .has_older = false});
+  const auto sliding =
+      Gemma3Attention<kernels::SlidingConfig>(reader, config,
+                                              {.theta_field = "rope_local_base_freq",
+                                               .layer_type = "sliding_attention",
+                                               .has_older = false});
   sliding->fields.window = 4096;
   file.Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
   reader.ReadMixer(*full);
@@ -90,8 +89,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
 
 // Inside a larger model names begin with language_model., or in newer files with
 // model.language_model. for model.
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> Gemma3Tensor(const ModelConfig& config, const TensorName& name,
+                                       const kernels::Shape& shape) {
   constexpr Renamed kNames[] = {{"post_attention_layernorm.", "pre_feedforward_layernorm."},
                                 {"post_mixer_layernorm.", "post_attention_layernorm."}};
   const TensorInFile alone = {name.As(kNames), shape};
@@ -102,7 +101,7 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
   return places;
 }
 
-bool IsUnused(std::string_view name) {
+bool IsUnusedInGemma3(std::string_view name) {
   for (std::string_view part : {"vision_tower.", "multi_modal_projector."}) {
     if (name.starts_with(part) || name.starts_with(absl::StrCat("model.", AbslView(part))))
       return true;
@@ -112,9 +111,13 @@ bool IsUnused(std::string_view name) {
 
 }  // namespace
 
-const Family kGemma3 = {
-    .model_type = "gemma3", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
-const Family kGemma3Text = {
-    .model_type = "gemma3_text", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+const Family kGemma3 = {.model_type = "gemma3",
+                        .read = ReadGemma3,
+                        .tensor = Gemma3Tensor,
+                        .is_unused = IsUnusedInGemma3};
+const Family kGemma3Text = {.model_type = "gemma3_text",
+                            .read = ReadGemma3,
+                            .tensor = Gemma3Tensor,
+                            .is_unused = IsUnusedInGemma3};
 
 }  // namespace ovq::model

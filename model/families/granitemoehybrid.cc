@@ -14,7 +14,7 @@ namespace {
 constexpr double kMaxMultiplier = 1e6;
 
 // The experts beside the shared feed-forward; none where the file says 0.
-std::optional<MixtureSpec> Experts(HubReader& reader) {
+std::optional<MixtureSpec> GraniteExperts(HubReader& reader) {
   if (reader.file().IntOr("num_local_experts", 8, 0, kernels::kMaxExperts) == 0) {
     return std::nullopt;
   }
@@ -24,7 +24,7 @@ std::optional<MixtureSpec> Experts(HubReader& reader) {
   return mixture;
 }
 
-std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
+std::shared_ptr<kernels::MixerConfig> GraniteAttention(HubReader& reader) {
   constexpr std::string_view kPositions[] = {"nope", "rope"};
   auto attention = reader.Attention<kernels::FullConfig>();
   attention->fields.input.norm = kernels::HeadNorm::kNone;
@@ -38,8 +38,8 @@ std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
   return attention;
 }
 
-std::shared_ptr<kernels::MixerConfig> Mamba(const ConfigFile& file, HubReader& reader,
-                                            const ModelConfig& config) {
+std::shared_ptr<kernels::MixerConfig> GraniteMamba(const ConfigFile& file, HubReader& reader,
+                                                   const ModelConfig& config) {
   auto mamba = std::make_shared<kernels::LayerConfig<kernels::Mamba2Config>>();
   mamba->names = {{"num_heads", "mamba_n_heads"},       {"state_size", "mamba_d_state"},
                   {"n_groups", "mamba_n_groups"},       {"conv_kernel", "mamba_d_conv"},
@@ -64,7 +64,7 @@ std::shared_ptr<kernels::MixerConfig> Mamba(const ConfigFile& file, HubReader& r
   return mamba;
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadGranite(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({32000, 4096, 32, 32, 0, 0}, /*is_tied=*/false);
@@ -73,10 +73,11 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   file.Float("residual_multiplier", config.residual_scale, 0, kMaxMultiplier);
   config.logit_scale =
       static_cast<float>(1 / file.FloatOr("logits_scaling", 1, 1 / kMaxMultiplier, kMaxMultiplier));
-  const auto mamba = Mamba(config_file, reader, config), attention = Attention(reader);
+  const auto mamba = GraniteMamba(config_file, reader, config),
+             attention = GraniteAttention(reader);
   const int64_t width = file.IntOr("shared_intermediate_size", 1024, 1, kMaxHiddenSize);
   const FeedForwardSpec feed_forward = {
-      .kind = FeedForwardKind::kGatedSilu, .width = width, .mixture = Experts(reader)};
+      .kind = FeedForwardKind::kGatedSilu, .width = width, .mixture = GraniteExperts(reader)};
   const char* types = config_file.fields.Has("layer_types") ? "layer_types" : "layers_block_type";
   reader.AddLayers(
       types,
@@ -89,8 +90,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
 }
 
 // Published folders stack gate and up, and all experts; GGUF files have each matrix by itself.
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> GraniteTensor(const ModelConfig& config, const TensorName& name,
+                                        const kernels::Shape& shape) {
   constexpr Renamed kNames[] = {{"mlp.router.", "block_sparse_moe.router.layer."},
                                 {"mlp.experts.", "block_sparse_moe.experts."},
                                 {"mlp.gate_proj.", "shared_mlp.gate_proj."},
@@ -122,7 +123,9 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
 
 }  // namespace
 
-const Family kGraniteMoeHybrid = {
-    .model_type = "granitemoehybrid", .read = Read, .tensor = Tensor, .is_unused = IsUnusedInHub};
+const Family kGraniteMoeHybrid = {.model_type = "granitemoehybrid",
+                                  .read = ReadGranite,
+                                  .tensor = GraniteTensor,
+                                  .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

@@ -70,7 +70,7 @@ std::shared_ptr<kernels::MixerConfig> DeltaAttention(const ConfigFile& all, Mode
   return kda;
 }
 
-FeedForwardSpec Experts(HubReader& reader) {
+FeedForwardSpec KimiExperts(HubReader& reader) {
   constexpr std::string_view kScores[] = {"sigmoid", "softmax"};
   kernels::AttrReader& file = reader.file();
   MixtureSpec mixture = {.router_bias = true};
@@ -108,7 +108,7 @@ std::vector<bool> DeltaLayers(const ConfigFile& all, kernels::AttrReader& file, 
   return is_delta;
 }
 
-absl::Status Read(ConfigFile& all, ModelConfig& config) {
+absl::Status ReadKimi(ConfigFile& all, ModelConfig& config) {
   HubReader reader(all, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({163840, 4096, 32, 32, 0, 0}, /*is_tied=*/false);
@@ -134,7 +134,7 @@ absl::Status Read(ConfigFile& all, ModelConfig& config) {
     if (!has_experts || !all.at(field).is_null()) continue;
     file.Fail(field, "expected an integer beside num_experts, but it is missing");
   }
-  const FeedForwardSpec experts = has_experts ? Experts(reader) : dense;
+  const FeedForwardSpec experts = has_experts ? KimiExperts(reader) : dense;
   const int64_t first = file.IntOr("first_k_dense_replace", 0, 0, kMaxLayers),
                 every = file.IntOr("moe_layer_freq", 1, 1, kMaxLayers);
   const std::vector<bool> delta_layers = DeltaLayers(all, file, config.n_layers);
@@ -280,8 +280,8 @@ absl::Status Prepare(const ModelConfig& config, Weights& weights) {
   return problems;
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> KimiTensor(const ModelConfig& config, const TensorName& name,
+                                     const kernels::Shape& shape) {
   if (name.layer < 0) return {{name.As({}), shape}};
   const LayerSpec& layer = config.layers[name.layer];
   if (name.leaf.starts_with("mlp.") && layer.feed_forward.mixture) {
@@ -320,8 +320,8 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
 }  // namespace
 
 const Family kKimiLinear = {.model_type = "kimi_linear",
-                            .read = Read,
-                            .tensor = Tensor,
+                            .read = ReadKimi,
+                            .tensor = KimiTensor,
                             .is_unused = IsUnusedInHub,
                             .prepare = Prepare};
 

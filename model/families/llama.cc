@@ -12,8 +12,6 @@
 namespace ovq::model {
 namespace {
 
-constexpr int64_t kMaxWindow = 1 << 24;
-
 // Which layers slide.
 enum class Windows : uint8_t {
   kNone,
@@ -65,8 +63,9 @@ std::vector<bool> ReadTurns(const Row& row, const ModelConfig& config, kernels::
 }
 
 template <class Config>
-std::shared_ptr<kernels::LayerConfig<Config>> Attention(const Row& row, HubReader& reader,
-                                                        const ModelConfig& config, bool turns) {
+std::shared_ptr<kernels::LayerConfig<Config>> LlamaAttention(const Row& row, HubReader& reader,
+                                                             const ModelConfig& config,
+                                                             bool turns) {
   auto attention = reader.Attention<Config>();
   kernels::AttentionInput& input = attention->fields.input;
   input.norm = row.norms_heads ? kernels::HeadNorm::kRms : kernels::HeadNorm::kNone;
@@ -84,13 +83,13 @@ std::shared_ptr<kernels::LayerConfig<Config>> Attention(const Row& row, HubReade
   return attention;
 }
 
-struct Mixers {
+struct LlamaMixers {
   std::shared_ptr<kernels::MixerConfig> full, sliding;
 };
-Mixers MakeMixers(const Row& row, HubReader& reader, const ModelConfig& config, bool turns,
-                  int32_t window) {
-  const auto full = Attention<kernels::FullConfig>(row, reader, config, turns);
-  const auto sliding = Attention<kernels::SlidingConfig>(row, reader, config, turns);
+LlamaMixers MakeLlamaMixers(const Row& row, HubReader& reader, const ModelConfig& config,
+                            bool turns, int32_t window) {
+  const auto full = LlamaAttention<kernels::FullConfig>(row, reader, config, turns);
+  const auto sliding = LlamaAttention<kernels::SlidingConfig>(row, reader, config, turns);
   sliding->fields.window = window;
   reader.ReadMixer(*full);
   reader.ReadMixer(*sliding);
@@ -98,7 +97,8 @@ Mixers MakeMixers(const Row& row, HubReader& reader, const ModelConfig& config, 
 }
 
 // Refuses what no code of these families does, and lists of layers that contradict the windows.
-void RefuseOthers(const Row& row, const ConfigFile& config_file, kernels::AttrReader& file) {
+void RefuseOtherThanLlama(const Row& row, const ConfigFile& config_file,
+                          kernels::AttrReader& file) {
   const char* const refused = row.biases == Biases::kNone                ? "attention_bias"
                               : row.biases == Biases::kQueriesKeysValues ? "use_mrope"
                                                                          : nullptr;
@@ -115,16 +115,16 @@ void RefuseOthers(const Row& row, const ConfigFile& config_file, kernels::AttrRe
 }
 
 template <const Row& kRow>
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadLlama(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes(kRow.sizes, kRow.is_tied, "hidden_act", kSiluFirst);
   reader.ReadNorms("rms_norm_eps", kRow.eps);
-  RefuseOthers(kRow, config_file, file);
+  RefuseOtherThanLlama(kRow, config_file, file);
   const int32_t window = ReadWindow(kRow, config_file, file);
   const std::vector<bool> turns = ReadTurns(kRow, config, file);
-  const Mixers rotary = MakeMixers(kRow, reader, config, true, window),
-               without_positions = MakeMixers(kRow, reader, config, false, window);
+  const LlamaMixers rotary = MakeLlamaMixers(kRow, reader, config, true, window),
+                    without_positions = MakeLlamaMixers(kRow, reader, config, false, window);
   const int64_t first_sliding =
       kRow.windows == Windows::kLast ? file.IntOr("max_window_layers", 28, 0, kMaxLayers) : 0;
   std::vector<HubLayer> kinds = {{"full_attention", "full_attention", rotary.full}};
@@ -204,15 +204,20 @@ std::vector<TensorInFile> PhiTensor(const ModelConfig& config, const TensorName&
 
 }  // namespace
 
-const Family kLlama = {.model_type = "llama", .read = Read<kLlamaRow>, .is_unused = IsUnusedInHub};
+const Family kLlama = {
+    .model_type = "llama", .read = ReadLlama<kLlamaRow>, .is_unused = IsUnusedInHub};
 const Family kMistral = {
-    .model_type = "mistral", .read = Read<kMistralRow>, .is_unused = IsUnusedInHub};
-const Family kQwen2 = {.model_type = "qwen2", .read = Read<kQwen2Row>, .is_unused = IsUnusedInHub};
-const Family kQwen3 = {.model_type = "qwen3", .read = Read<kQwen3Row>, .is_unused = IsUnusedInHub};
+    .model_type = "mistral", .read = ReadLlama<kMistralRow>, .is_unused = IsUnusedInHub};
+const Family kQwen2 = {
+    .model_type = "qwen2", .read = ReadLlama<kQwen2Row>, .is_unused = IsUnusedInHub};
+const Family kQwen3 = {
+    .model_type = "qwen3", .read = ReadLlama<kQwen3Row>, .is_unused = IsUnusedInHub};
 const Family kSmolLm3 = {
-    .model_type = "smollm3", .read = Read<kSmolLm3Row>, .is_unused = IsUnusedInHub};
+    .model_type = "smollm3", .read = ReadLlama<kSmolLm3Row>, .is_unused = IsUnusedInHub};
 
-const Family kPhi3 = {
-    .model_type = "phi3", .read = Read<kPhi3Row>, .tensor = PhiTensor, .is_unused = IsUnusedInHub};
+const Family kPhi3 = {.model_type = "phi3",
+                      .read = ReadLlama<kPhi3Row>,
+                      .tensor = PhiTensor,
+                      .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

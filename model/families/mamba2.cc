@@ -68,8 +68,8 @@ absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
 }
 
 // Refuses parts of the authors' models that no layer type here has.
-void RefuseOthers(const ConfigFile& all, const kernels::Attrs& ssm, kernels::AttrReader& file,
-                  kernels::AttrReader& ssm_file) {
+void RefuseOtherThanMamba2(const ConfigFile& all, const kernels::Attrs& ssm,
+                           kernels::AttrReader& file, kernels::AttrReader& ssm_file) {
   if (!all.at("attn_layer_idx").empty()) {
     file.Fail("attn_layer_idx", "expected no layers: attention of this kind is not supported");
   }
@@ -87,7 +87,7 @@ absl::Status ReadStateSpaces(ConfigFile& all, ModelConfig& config) {
   if (!section.is_object()) return fields.Error("ssm_cfg", "expected an object");
   FillAttrs(section, ssm);
   kernels::AttrReader file(fields), ssm_file(ssm);
-  RefuseOthers(all, ssm, file, ssm_file);
+  RefuseOtherThanMamba2(all, ssm, file, ssm_file);
   const int64_t vocab = file.IntOr("vocab_size", 50277, 1, kMaxVocab);
   const int64_t multiple = file.IntOr("pad_vocab_size_multiple", 8, 1, kMaxVocab);
   config.vocab_size = (vocab + multiple - 1) / std::max<int64_t>(multiple, 1) * multiple;
@@ -129,7 +129,7 @@ constexpr Renamed kStateSpacesNames[] = {{"model.embed_tokens.", "backbone.embed
                                          {"self_attn.", "mixer."}};
 
 // A tied head is stored too: PyTorch lists both names of one tensor.
-bool IsUnused(std::string_view name) { return name == "lm_head.weight"; }
+bool IsUnusedInMamba2(std::string_view name) { return name == "lm_head.weight"; }
 
 }  // namespace
 
@@ -137,12 +137,12 @@ const Family kMamba2 = {.model_type = "mamba2",
                         .read = ReadHub,
                         .names = kHubNames,
                         .layers = "backbone.layers.",
-                        .is_unused = IsUnused};
+                        .is_unused = IsUnusedInMamba2};
 const Family kStateSpacesMamba2 = {.model_type = "state-spaces mamba2",
                                    .read = ReadStateSpaces,
                                    .names = kStateSpacesNames,
                                    .layers = "backbone.layers.",
-                                   .is_unused = IsUnused,
+                                   .is_unused = IsUnusedInMamba2,
                                    .marker = "ssm_cfg"};
 
 }  // namespace ovq::model

@@ -14,11 +14,9 @@
 namespace ovq::model {
 namespace {
 
-constexpr double kMaxScale = 1e6;
 constexpr double kMaxTheta = 1e15;
-constexpr int64_t kMaxWindow = 1 << 24;
 
-void ReadEnds(kernels::AttrReader& file, ModelConfig& config) {
+void ReadMuseEnds(kernels::AttrReader& file, ModelConfig& config) {
   config.embedding_norm = {.eps = config.norm.eps, .weight = kernels::NormWeightKind::kNone};
   config.final_norm.weight = kernels::NormWeightKind::kPlain;
   config.post_norm = config.norm;
@@ -32,8 +30,8 @@ void ReadEnds(kernels::AttrReader& file, ModelConfig& config) {
 }
 
 template <class Config>
-std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
-                                                        const ModelConfig& config, bool turns) {
+std::shared_ptr<kernels::LayerConfig<Config>> MuseAttention(HubReader& reader,
+                                                            const ModelConfig& config, bool turns) {
   auto attention = reader.Attention<Config>();
   kernels::AttentionInput& input = attention->fields.input;
   // Older files include sqrt(head_dim) in the factor, which is then above 10.
@@ -53,12 +51,13 @@ std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
 }
 
 // The mixers of sliding and of full layers.
-std::vector<std::shared_ptr<kernels::MixerConfig>> Mixers(HubReader& reader,
-                                                          const ModelConfig& config, bool turns) {
-  const auto sliding = Attention<kernels::SlidingConfig>(reader, config, turns);
+std::vector<std::shared_ptr<kernels::MixerConfig>> MuseMixers(HubReader& reader,
+                                                              const ModelConfig& config,
+                                                              bool turns) {
+  const auto sliding = MuseAttention<kernels::SlidingConfig>(reader, config, turns);
   sliding->fields.window = 2048;
   reader.file().Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
-  const auto full = Attention<kernels::FullConfig>(reader, config, turns);
+  const auto full = MuseAttention<kernels::FullConfig>(reader, config, turns);
   reader.ReadMixer(*sliding);
   reader.ReadMixer(*full);
   return {sliding, full};
@@ -74,14 +73,14 @@ void CheckThetas(const std::vector<double>& thetas, double theta, kernels::AttrR
   }
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadMuse(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({202048, 6656, 52, 32, 2, 128}, /*is_tied=*/false, "hidden_activation");
   reader.ReadNorms("rms_norm_eps", 1e-5, {.weight = kernels::NormWeightKind::kOnePlus});
-  ReadEnds(file, config);
-  const auto rotary = Mixers(reader, config, true),
-             without_positions = Mixers(reader, config, false);
+  ReadMuseEnds(file, config);
+  const auto rotary = MuseMixers(reader, config, true),
+             without_positions = MuseMixers(reader, config, false);
   const int last = config.n_layers - 1;
   const auto is_full = [last](int i) { return (last - i) % 4 == 0; };
   std::vector<double> thetas;
@@ -105,24 +104,28 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> MuseTensor(const ModelConfig& config, const TensorName& name,
+                                     const kernels::Shape& shape) {
   constexpr Renamed kNames[] = {{"post_attention_layernorm.", "pre_feedforward_layernorm."},
                                 {"post_mixer_layernorm.", "post_attention_layernorm."},
                                 {"self_attn.g_proj.", "self_attn.gate_proj."}};
   return InEitherPrefix(config, {name.As(kNames), shape});
 }
 
-bool IsUnused(std::string_view name) {
+bool IsUnusedInMuse(std::string_view name) {
   return name.starts_with("model.vision_tower.") || name.starts_with("model.vision_adapter.") ||
          name.starts_with("model.vision_projection.") || IsUnusedInHub(name);
 }
 
 }  // namespace
 
-const Family kMuseGlimmer = {
-    .model_type = "muse_glimmer", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
-const Family kMuseGlimmerText = {
-    .model_type = "muse_glimmer_text", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+const Family kMuseGlimmer = {.model_type = "muse_glimmer",
+                             .read = ReadMuse,
+                             .tensor = MuseTensor,
+                             .is_unused = IsUnusedInMuse};
+const Family kMuseGlimmerText = {.model_type = "muse_glimmer_text",
+                                 .read = ReadMuse,
+                                 .tensor = MuseTensor,
+                                 .is_unused = IsUnusedInMuse};
 
 }  // namespace ovq::model

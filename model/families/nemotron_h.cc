@@ -22,7 +22,7 @@ namespace {
 constexpr char kMamba = 'M', kAttention = '*', kDense = '-', kExperts = 'E';
 
 // The blocks as letters: a list of names counts before the pattern.
-std::string ReadBlocks(const ConfigFile& all, kernels::AttrReader& file) {
+std::string ReadNemotronBlocks(const ConfigFile& all, kernels::AttrReader& file) {
   constexpr const char* kLists[] = {"layers_block_type", "layer_types"};
   constexpr const char* kPattern = "hybrid_override_pattern";
   constexpr std::pair<std::string_view, char> kNames[] = {
@@ -52,7 +52,7 @@ std::string ReadBlocks(const ConfigFile& all, kernels::AttrReader& file) {
   return blocks;
 }
 
-std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
+std::shared_ptr<kernels::MixerConfig> NemotronAttention(HubReader& reader) {
   auto attention = reader.Attention<kernels::FullConfig>();
   attention->names = {{"num_attention_heads"}, {"num_key_value_heads"}, {"head_dim"}};
   attention->fields.input.norm = kernels::HeadNorm::kNone;
@@ -60,8 +60,8 @@ std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader) {
   return attention;
 }
 
-std::shared_ptr<kernels::MixerConfig> Mamba(const ConfigFile& all, HubReader& reader,
-                                            const ModelConfig& config) {
+std::shared_ptr<kernels::MixerConfig> NemotronMamba(const ConfigFile& all, HubReader& reader,
+                                                    const ModelConfig& config) {
   auto mamba = std::make_shared<kernels::LayerConfig<kernels::Mamba2Config>>();
   const auto either = [&](const char* name, const char* older) {
     return std::string(all.fields.Has(name) ? name : older);
@@ -81,7 +81,7 @@ std::shared_ptr<kernels::MixerConfig> Mamba(const ConfigFile& all, HubReader& re
 }
 
 // bias: of the shared expert and of the latent projections, not of the experts that are chosen.
-FeedForwardSpec Experts(HubReader& reader, bool bias) {
+FeedForwardSpec NemotronExperts(HubReader& reader, bool bias) {
   kernels::AttrReader& file = reader.file();
   MixtureSpec mixture;
   mixture.router_bias = true;
@@ -99,7 +99,7 @@ FeedForwardSpec Experts(HubReader& reader, bool bias) {
           .mixture = mixture};
 }
 
-absl::Status Read(ConfigFile& all, ModelConfig& config) {
+absl::Status ReadNemotron(ConfigFile& all, ModelConfig& config) {
   HubReader reader(all, config);
   kernels::AttrReader& file = reader.file();
   constexpr std::string_view kActivations[] = {"relu2"};
@@ -107,14 +107,14 @@ absl::Status Read(ConfigFile& all, ModelConfig& config) {
   config.tie_word_embeddings = false;  // whatever the file says: its head is its own
   reader.ReadNorms("layer_norm_epsilon", 1e-5);
   file.ChoiceOr("mlp_hidden_act", kActivations);
-  const std::string blocks = ReadBlocks(all, file);
+  const std::string blocks = ReadNemotronBlocks(all, file);
   const bool has_experts = blocks.find(kExperts) != std::string::npos,
              has_dense = blocks.find(kDense) != std::string::npos;
   const bool bias = file.BoolOr("mlp_bias", false);
   FeedForwardSpec dense = {.kind = FeedForwardKind::kSquaredRelu, .bias = bias}, experts;
   if (has_dense) dense.width = file.IntOr("intermediate_size", 21504, 1, kMaxHiddenSize);
-  if (has_experts) experts = Experts(reader, bias);
-  const auto mamba = Mamba(all, reader, config), attention = Attention(reader);
+  if (has_experts) experts = NemotronExperts(reader, bias);
+  const auto mamba = NemotronMamba(all, reader, config), attention = NemotronAttention(reader);
   const auto none = std::make_shared<kernels::LayerConfig<kernels::NoMixerConfig>>();
   if (blocks.empty() || std::ssize(blocks) > kMaxLayers) {
     file.Fail("hybrid_override_pattern",
@@ -135,8 +135,8 @@ absl::Status Read(ConfigFile& all, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> NemotronTensor(const ModelConfig& config, const TensorName& name,
+                                         const kernels::Shape& shape) {
   if (name.leaf == "lm_head.weight") return {{"lm_head.weight", shape}};
   if (name.layer < 0) {
     const bool is_norm = name.leaf == "model.norm.weight";
@@ -175,11 +175,13 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
   return places;
 }
 
-bool IsUnused(std::string_view name) { return name.starts_with("mtp."); }
+bool IsUnusedInNemotron(std::string_view name) { return name.starts_with("mtp."); }
 
 }  // namespace
 
-const Family kNemotronH = {
-    .model_type = "nemotron_h", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+const Family kNemotronH = {.model_type = "nemotron_h",
+                           .read = ReadNemotron,
+                           .tensor = NemotronTensor,
+                           .is_unused = IsUnusedInNemotron};
 
 }  // namespace ovq::model

@@ -9,8 +9,7 @@
 namespace ovq::model {
 namespace {
 
-constexpr int64_t kMaxWindow = 1 << 24;
-constexpr int kFullEvery = 4;  // if the file does not list its layers
+constexpr int kOlmoFullEvery = 4;  // if the file does not list its layers
 
 // The fields of RoPE of full layers. Newer files have objects for each type of layers: that of
 // sliding ones must say no more than the same base.
@@ -31,9 +30,9 @@ HubRope ReadRopes(const ConfigFile& config_file, kernels::AttrReader& file) {
 }
 
 template <class Config>
-std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
-                                                        const ModelConfig& config,
-                                                        const HubRope& rope) {
+std::shared_ptr<kernels::LayerConfig<Config>> OlmoAttention(HubReader& reader,
+                                                            const ModelConfig& config,
+                                                            const HubRope& rope) {
   auto attention = reader.Attention<Config>();
   kernels::AttentionInput& input = attention->fields.input;
   input.norm = kernels::HeadNorm::kRms;
@@ -43,7 +42,7 @@ std::shared_ptr<kernels::LayerConfig<Config>> Attention(HubReader& reader,
   return attention;
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadOlmo(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   const bool may_slide = config.family == &kOlmo3;
@@ -51,8 +50,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   reader.ReadNorms("rms_norm_eps", 1e-5);
   config.post_norm = config.norm;
   const HubRope rope = may_slide ? ReadRopes(config_file, file) : HubRope{.types = kUsualRopes};
-  const auto full = Attention<kernels::FullConfig>(reader, config, rope);
-  const auto sliding = Attention<kernels::SlidingConfig>(reader, config, rope);
+  const auto full = OlmoAttention<kernels::FullConfig>(reader, config, rope);
+  const auto sliding = OlmoAttention<kernels::SlidingConfig>(reader, config, rope);
   kernels::RopeSpec& unscaled = sliding->fields.input.rope;
   unscaled.factors.clear();
   unscaled.amplitude = 1;
@@ -64,7 +63,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
       may_slide ? "layer_types" : "",
       {{"sliding_attention", "sliding_attention", sliding},
        {"full_attention", "full_attention", full}},
-      [may_slide](int i) { return may_slide && (i + 1) % kFullEvery != 0 ? 0 : 1; },
+      [may_slide](int i) { return may_slide && (i + 1) % kOlmoFullEvery != 0 ? 0 : 1; },
       file.IntOr("intermediate_size", 11008, 1, kMaxHiddenSize));
   for (LayerSpec& layer : config.layers) {
     layer.norm_before = false;
@@ -73,13 +72,13 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-constexpr Renamed kNames[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
+constexpr Renamed kOlmoNames[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
 
 }  // namespace
 
 const Family kOlmo2 = {
-    .model_type = "olmo2", .read = Read, .names = kNames, .is_unused = IsUnusedInHub};
+    .model_type = "olmo2", .read = ReadOlmo, .names = kOlmoNames, .is_unused = IsUnusedInHub};
 const Family kOlmo3 = {
-    .model_type = "olmo3", .read = Read, .names = kNames, .is_unused = IsUnusedInHub};
+    .model_type = "olmo3", .read = ReadOlmo, .names = kOlmoNames, .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

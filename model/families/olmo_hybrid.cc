@@ -8,7 +8,7 @@
 namespace ovq::model {
 namespace {
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
+absl::Status ReadOlmoHybrid(ConfigFile& config_file, ModelConfig& config) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes({100352, 3840, 32, 30, 0, 0}, /*is_tied=*/false);
@@ -46,8 +46,8 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config) {
   return reader.Done();
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> OlmoHybridTensor(const ModelConfig& config, const TensorName& name,
+                                           const kernels::Shape& shape) {
   if (name.layer < 0 || config.layers[name.layer].type != "gated_delta_net") {
     constexpr Renamed kAttention[] = {{"post_mixer_layernorm.", "post_attention_layernorm."}};
     return {{name.As(kAttention), shape}};
@@ -68,7 +68,9 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
 
 }  // namespace
 
-const Family kOlmoHybrid = {
-    .model_type = "olmo_hybrid", .read = Read, .tensor = Tensor, .is_unused = IsUnusedInHub};
+const Family kOlmoHybrid = {.model_type = "olmo_hybrid",
+                            .read = ReadOlmoHybrid,
+                            .tensor = OlmoHybridTensor,
+                            .is_unused = IsUnusedInHub};
 
 }  // namespace ovq::model

@@ -93,7 +93,7 @@ void ReadMixers(const ConfigFile& file, ModelConfig& config) {
 }
 
 // Reads what comes before the first layer and after the last.
-void ReadEnds(kernels::AttrReader& reader, ModelConfig& config) {
+void ReadOvqHybridEnds(kernels::AttrReader& reader, ModelConfig& config) {
   const double base = reader.FloatOr("pe_lam", 100000.0, 1.0, 1e15);
   if (reader.BoolOr("pe_abs", false)) config.sinusoid_base = base;
   if (config.sinusoid_base > 0 && config.hidden_size % 2 != 0) {
@@ -107,7 +107,7 @@ void ReadEnds(kernels::AttrReader& reader, ModelConfig& config) {
   reader.Float("logit_scale", config.logit_scale, 1e-12, 1e12);
 }
 
-absl::Status Read(ConfigFile& file, ModelConfig& config) {
+absl::Status ReadOvqHybrid(ConfigFile& file, ModelConfig& config) {
   const kernels::Attrs& fields = file.fields;
   // Fields that are read for every family, and those that mixers share even if no layer reads them.
   for (const char* field :
@@ -123,7 +123,7 @@ absl::Status Read(ConfigFile& file, ModelConfig& config) {
   values.Float("rms_norm_eps", config.norm.eps, 0.0, 1.0);
   config.norm.bias = reader.BoolOr("norm_bias", false);
   values.ChoiceOr("hidden_act", kActivations);
-  ReadEnds(reader, config);
+  ReadOvqHybridEnds(reader, config);
   ReadLayers(reader, config);
   ReadMixers(file, config);
   AddProblems(problems, reader.status());
@@ -133,6 +133,6 @@ absl::Status Read(ConfigFile& file, ModelConfig& config) {
 
 }  // namespace
 
-const Family kOvqHybrid = {.model_type = "ovq_hybrid", .read = Read, .is_strict = true};
+const Family kOvqHybrid = {.model_type = "ovq_hybrid", .read = ReadOvqHybrid, .is_strict = true};
 
 }  // namespace ovq::model

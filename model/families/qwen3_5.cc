@@ -12,7 +12,7 @@
 namespace ovq::model {
 namespace {
 
-std::shared_ptr<kernels::MixerConfig> Attention(HubReader& reader, const ModelConfig& config) {
+std::shared_ptr<kernels::MixerConfig> QwenAttention(HubReader& reader, const ModelConfig& config) {
   auto attention = reader.Attention<kernels::FullConfig>();
   kernels::AttentionInput& input = attention->fields.input;
   input.norm = kernels::HeadNorm::kRms;
@@ -46,8 +46,8 @@ FeedForwardSpec WithExperts(HubReader& reader) {
           .mixture = mixture};
 }
 
-absl::Status Read(ConfigFile& config_file, ModelConfig& config, const HubSizes& sizes,
-                  FeedForwardSpec (*read_feed_forward)(HubReader&)) {
+absl::Status ReadQwen(ConfigFile& config_file, ModelConfig& config, const HubSizes& sizes,
+                      FeedForwardSpec (*read_feed_forward)(HubReader&)) {
   HubReader reader(config_file, config);
   kernels::AttrReader& file = reader.file();
   reader.ReadSizes(sizes, /*is_tied=*/false);
@@ -60,7 +60,7 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config, const HubSizes& 
   }
   const auto gdn = reader.GatedDeltaNet({16, 32, 128, 128});
   reader.ReadMixer(*gdn);
-  const auto attention = Attention(reader, config);
+  const auto attention = QwenAttention(reader, config);
   const int64_t every = file.IntOr("full_attention_interval", 4, 1, kMaxLayers);
   reader.AddLayers(
       "layer_types",
@@ -71,10 +71,10 @@ absl::Status Read(ConfigFile& config_file, ModelConfig& config, const HubSizes& 
 }
 
 absl::Status ReadDense(ConfigFile& file, ModelConfig& config) {
-  return Read(file, config, {248320, 4096, 32, 16, 4, 256}, Dense);
+  return ReadQwen(file, config, {248320, 4096, 32, 16, 4, 256}, Dense);
 }
 absl::Status ReadMixture(ConfigFile& file, ModelConfig& config) {
-  return Read(file, config, {248320, 2048, 40, 16, 2, 256}, WithExperts);
+  return ReadQwen(file, config, {248320, 2048, 40, 16, 2, 256}, WithExperts);
 }
 
 // q_proj holds each head's query rows followed by its gate rows.
@@ -119,8 +119,8 @@ TensorInFile InFile(const ModelConfig& config, const TensorName& name,
   return {name.As(kNames), shape};
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
+std::vector<TensorInFile> QwenTensor(const ModelConfig& config, const TensorName& name,
+                                     const kernels::Shape& shape) {
   std::vector<TensorInFile> places = InEitherPrefix(config, InFile(config, name, shape));
   if (!name.leaf.starts_with("mlp.experts.")) return places;
   const StackedExperts stacked = {.gate_up = name.With("mlp.experts.gate_up_proj"),
@@ -131,19 +131,25 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
 }
 
 // Tensors of multi-token prediction and of vision.
-bool IsUnused(std::string_view name) {
+bool IsUnusedInQwen(std::string_view name) {
   return name.starts_with("mtp.") || name.starts_with("model.visual.") || IsUnusedInHub(name);
 }
 
 }  // namespace
 
 const Family kQwen35 = {
-    .model_type = "qwen3_5", .read = ReadDense, .tensor = Tensor, .is_unused = IsUnused};
-const Family kQwen35Text = {
-    .model_type = "qwen3_5_text", .read = ReadDense, .tensor = Tensor, .is_unused = IsUnused};
-const Family kQwen35Moe = {
-    .model_type = "qwen3_5_moe", .read = ReadMixture, .tensor = Tensor, .is_unused = IsUnused};
-const Family kQwen35MoeText = {
-    .model_type = "qwen3_5_moe_text", .read = ReadMixture, .tensor = Tensor, .is_unused = IsUnused};
+    .model_type = "qwen3_5", .read = ReadDense, .tensor = QwenTensor, .is_unused = IsUnusedInQwen};
+const Family kQwen35Text = {.model_type = "qwen3_5_text",
+                            .read = ReadDense,
+                            .tensor = QwenTensor,
+                            .is_unused = IsUnusedInQwen};
+const Family kQwen35Moe = {.model_type = "qwen3_5_moe",
+                           .read = ReadMixture,
+                           .tensor = QwenTensor,
+                           .is_unused = IsUnusedInQwen};
+const Family kQwen35MoeText = {.model_type = "qwen3_5_moe_text",
+                               .read = ReadMixture,
+                               .tensor = QwenTensor,
+                               .is_unused = IsUnusedInQwen};
 
 }  // namespace ovq::model

@@ -19,7 +19,6 @@ namespace ovq::model {
 namespace {
 
 constexpr double kMaxNumber = 1e15;
-constexpr int64_t kMaxWindow = 1 << 24;
 
 // Class paths of a mixer's other kernels.
 struct MixerPath {
@@ -284,11 +283,11 @@ class Reader {
   kernels::AttentionShape shape_;
 };
 
-absl::Status Read(ConfigFile& file, ModelConfig& config) {
+absl::Status ReadRwkv7(ConfigFile& file, ModelConfig& config) {
   return Reader(file.fields, config).Read();
 }
 
-constexpr Renamed kNames[] = {
+constexpr Renamed kRwkv7Names[] = {
     {"model.embed_tokens.", "transformer.wte."},
     {"model.embed_norm.", "transformer.ln_emb."},
     {"model.norm.", "transformer.ln_head."},
@@ -329,9 +328,9 @@ bool IsOfKvHeads(std::string_view leaf, const kernels::Shape& shape,
          (leaf == "self_attn.v_shift" && shape.elements() == heads.v_width());
 }
 
-std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& name,
-                                 const kernels::Shape& shape) {
-  TensorInFile tensor = {name.As(kNames, "transformer.h."), shape};
+std::vector<TensorInFile> Rwkv7Tensor(const ModelConfig& config, const TensorName& name,
+                                      const kernels::Shape& shape) {
+  TensorInFile tensor = {name.As(kRwkv7Names, "transformer.h."), shape};
   if (const int group = config.kv_group_in_file; group > 1 && name.layer >= 0) {
     const kernels::AttentionShape& heads = config.layers[name.layer].mixer->attention()->shape;
     if (IsOfKvHeads(name.leaf, shape, heads)) {
@@ -349,13 +348,15 @@ std::vector<TensorInFile> Tensor(const ModelConfig& config, const TensorName& na
 }
 
 // Models with value residuals and no token shift also store attn.x_v.
-bool IsUnused(std::string_view name) {
+bool IsUnusedInRwkv7(std::string_view name) {
   return name.starts_with("transformer.h.") && name.ends_with(".attn.x_v");
 }
 
 }  // namespace
 
-const Family kRwkv7Backbone = {
-    .model_type = "rwkv7backbone", .read = Read, .tensor = Tensor, .is_unused = IsUnused};
+const Family kRwkv7Backbone = {.model_type = "rwkv7backbone",
+                               .read = ReadRwkv7,
+                               .tensor = Rwkv7Tensor,
+                               .is_unused = IsUnusedInRwkv7};
 
 }  // namespace ovq::model

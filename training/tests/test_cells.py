@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/results.md have the figures of the CSVs that they name."""
+"""The tables of README.md and docs/results.md, and their texts of what the models show, have the figures of the CSVs that they name."""
 
 import csv
 import os
@@ -10,7 +10,7 @@ import support  # noqa: F401  the path of the modules
 
 import cells
 import page
-from scoring import COLUMNS
+from scoring import COLUMNS, EACH_COLUMNS
 
 TEXT = r"""# A page
 
@@ -23,11 +23,28 @@ ovq N=(\d+) .*: centroids=\1
 | | 1,024 | 2,048 | bytes |
 |---|---:|---:|---:|
 | ovq N=512 | 99.7 ± 0.3 | **81.5 ± 2.1**, 1.3 MB | 1,282,048 |
-| ovq N=16 | 5.0 ± 1.0† | | |
+| ovq N=16 | | | |
 
 | told | how |
 |---|---|
 | words | 3 |
+
+## Said
+
+A model of 0.7M parameters (arXiv 2404.14469, as [told](a.md#4.4)) has 81.5 ± 2.1% of 2,048
+tokens in 1.3 MB, and 100% of 1,024.
+
+    echo 4.5%
+
+<!-- figures: one.csv centroids=512
+81.5 ± 2.1: length=2048
+1.3 MB: length=2048
+100: length=1024
+-->
+
+## Other
+
+Figures such as 12.5% are not traced here.
 """
 
 
@@ -67,21 +84,82 @@ class CellsTest(unittest.TestCase):
             self.assertEqual(self.faults(change), [fault])
 
     def test_a_cell_without_a_row_or_with_several(self):
-        self.assertRegex(self.faults(("1.0†", "1.0"))[0], r"^ovq N=16 \| 1024: 0 rows of one\.csv have .*'centroids': '16'")
+        for cell in ("5.0 ± 1.0", "5.0 ± 1.0†"):  # no mark excuses a cell that cannot be traced
+            fault, = self.faults(("N=16 | |", f"N=16 | {cell} |"))
+            self.assertRegex(fault, r"^ovq N=16 \| 1024: 0 rows of one\.csv have .*'centroids': '16'")
         self.assertRegex(self.faults(("length=\\1", ""))[0], r"^ovq N=512 \| 1024: 2 rows of one\.csv")
         self.assertEqual(self.faults(("one.csv", ""))[0], "no line of the comment names a CSV for 'ovq N=512 | 1024'")
 
     def test_a_word_that_is_no_column(self):
-        """A dagger does not hide it."""
-        self.assertIn("'size', which is told of 'ovq N=16 | 1024', is no column of a CSV", self.faults(("sequences=8", "size=8")))
-        self.assertIn("'bytes', which is told of 'ovq N=16 | 1024', is no column of a CSV", self.faults(("sequences=8", "bytes")))
+        self.assertIn("'size', which is told of 'ovq N=512 | 1024', is no column of a CSV", self.faults(("sequences=8", "size=8")))
+        self.assertIn("'bytes', which is told of 'ovq N=512 | 1024', is no column of a CSV", self.faults(("sequences=8", "bytes")))
 
     def test_a_table_without_a_comment(self):
         self.assertEqual(self.faults(("<!-- csv: one.csv", "<!-- cvs: one.csv")), ["ovq N=512 | 1024: the table has no comment that names its CSV"])
         self.assertEqual(self.faults(("<!-- csv: one.csv", "<!-- cvs: one.csv"), whole=False), [])
 
 
+    def test_a_paired_difference(self):
+        for name, sums in (("first", (6, 8)), ("second", (5, 5))):
+            with open(os.path.join(cells.RESULTS, f"{name}-each.csv"), "w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(EACH_COLUMNS)
+                writer.writerows((64, "8", "", "", i, 10, total) for i, total in enumerate(sums))
+        rules = "length=64\n.*: first-each.csv second-each.csv\n"
+        cells.check(rules, "gain", "+20.0 ± 10.0")
+        with self.assertRaisesRegex(cells.CellError, r"^gain: '\+20\.1 ± 10\.0', but first-each\.csv less second-each\.csv is \+20\.0 ± 10\.0$"):
+            cells.check(rules, "gain", "+20.1 ± 10.0")
+        for old, new in (("length=64", "length=65"), ("second-each", "third-each"), (" second-each.csv", "")):
+            with self.assertRaisesRegex(cells.CellError, "^first-each.csv"):
+                cells.check(rules.replace(old, new), "gain", "+20.0 ± 10.0")
+
+    def figure_faults(self, *changes, title="Said"):
+        text = TEXT
+        for old, new in changes:
+            self.assertIn(old, text)
+            text = text.replace(old, new)
+        return list(cells.figure_faults(text, title))
+
+    def test_figures_that_agree(self):
+        self.assertEqual(self.figure_faults(), [])
+
+    def test_a_figure_that_no_comment_names(self):
+        self.assertEqual(self.figure_faults(("and 100%", "and 82% here, 64.25 there, 100%")),
+                         ["Said: no comment names the row of '64.25'", "Said: no comment names the row of '82'"])
+        self.assertEqual(self.figure_faults(title="Other"), ["Other: no comment names the row of '12.5'"])
+
+    def test_a_figure_that_differs_from_its_row(self):
+        for change, fault in ((("81.5 ± 2.1", "81.5 ± 2.2"), "'81.5 ± 2.2': one.csv has 2.1"),
+                              (("81.5 ± 2.1", "81.6 ± 2.1"), "'81.6 ± 2.1': one.csv has 81.5"),
+                              (("1.3 MB", "1.4 MB"), "'1.4 MB': one.csv has 1.3"),
+                              (("1.3 MB: length=2048", "1.3 MB: length=4096"), "1.3 MB: 0 rows of one.csv have "),
+                              (("and 100%", "and nothing"), "the text does not have the '100' of a comment")):
+            faults = self.figure_faults(change)
+            self.assertEqual(len(faults), 1, faults)
+            self.assertTrue(faults[0].startswith(f"Said: {fault}"), faults[0])
+
+    def test_a_traced_section_has_no_table_without_a_comment(self):
+        table = "| | 1,024 |\n|---|---:|\n| ovq | 99.7 |\n"
+        self.assertEqual(self.figure_faults(("    echo 4.5%\n", table)), ["Said: the table of 'ovq | 1024' has no comment that names its CSV"])
+
+    def test_a_section_that_is_not_there(self):
+        self.assertEqual(self.figure_faults(title="Unsaid"), ["no section has the title 'Unsaid'"])
+
+
+TRACED = {"README.md": ("What a bounded memory can do", "Sessions and memory"), "docs/results.md": ("Beside the paper",)}
+
+
 class PagesTest(unittest.TestCase):
+    def test_the_figures_of_the_texts(self):
+        """Every figure of the sections that say what the models show."""
+        cells._rows.cache_clear()
+        root = os.path.dirname(os.path.dirname(page.PAGES[0]))
+        for name, titles in TRACED.items():
+            with open(os.path.join(root, name), encoding="utf-8") as file:
+                text = file.read()
+            for title in titles:
+                self.assertEqual(list(cells.figure_faults(text, title)), [], name)
+
     def test_the_pages(self):
         """All tables of the page of results; of the others those that name a CSV."""
         cells._rows.cache_clear()

@@ -70,8 +70,6 @@ std::vector<MixerParam> MixerCases::OnDevices() {
   std::vector<MixerParam> params;
   for (const MixerCase& c : All()) {
     for (Device device : TestDevices()) {
-      // A sanitizer sees the reference where others are compared with it.
-      if (device == Device::kReference && IsSlow(Device::kCpu)) continue;
       MixerCase on_device = c;
       on_device.device = device;
       params.push_back({std::make_shared<const MixerCase>(std::move(on_device))});
