@@ -232,8 +232,12 @@ class DictionaryRef {
   void Store(const PlaceRef& mean, uint32_t ends, const std::vector<float>& low,
              const std::vector<float>& high, double share, bool is_value) {
     const AttentionBlocks& blocks = args_.blocks;
+    // In float32, as the format says: a random bit may lie so near the fraction of a mean of three
+    // tokens that its double rounds to another byte.
     std::vector<double> row;
-    for (size_t c = 0; c < low.size(); ++c) row.push_back((1 - share) * low[c] + share * high[c]);
+    for (size_t c = 0; c < low.size(); ++c) {
+      row.push_back(low[c] + static_cast<float>(share) * (high[c] - low[c]));
+    }
     StoreMeanRef(row, {blocks.layer, token_.kv_head, ends, is_value, begin_ / length_},
                  blocks.dtype, is_value ? Values(mean) : Keys(mean),
                  is_value ? ValueStride(blocks.shape.value_head_dim) : blocks.shape.head_dim,
