@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -100,7 +101,6 @@ HWY_EXPORT(RoundRow);
 HWY_EXPORT(FinishRow);
 
 constexpr int64_t kRowsAtOnce = 512;  // rows in one call of the sums, oneDNN's maximum
-constexpr int64_t kColumnsAtOnce = 1024;
 
 struct Int8Product {
   int64_t in, out;
@@ -116,8 +116,6 @@ void Int8Product::Apply(DeviceContext& context, TensorView x, TensorView y, bool
   ScratchScope scratch(context);
   auto* bytes = scratch.Allocate<uint8_t>(static_cast<size_t>(at_once * in));
   auto* row_scales = scratch.Allocate<float>(static_cast<size_t>(at_once));
-  auto* whole = scratch.Allocate<int32_t>(static_cast<size_t>(at_once * out));
-  const int64_t blocks = (out + kColumnsAtOnce - 1) / kColumnsAtOnce;
   for (int64_t first = 0; first < x.shape[0]; first += at_once) {
     const int64_t n = std::min(at_once, x.shape[0] - first);
     ParallelRows(context, n, 2 * in, [&](int64_t begin, int64_t end) {
@@ -125,16 +123,11 @@ void Int8Product::Apply(DeviceContext& context, TensorView x, TensorView y, bool
         row_scales[row] = HWY_DYNAMIC_DISPATCH(RoundRow)(x, first + row, bytes + row * in);
       }
     });
-    sums.apply(context, bytes, n, whole);
-    ParallelRows(context, n * blocks, kColumnsAtOnce, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t row = task / blocks, column = task % blocks * kColumnsAtOnce;
-        const int64_t columns = std::min(kColumnsAtOnce, out - column);
-        float* to = y.as<float>() + (first + row) * out + column;
-        HWY_DYNAMIC_DISPATCH(FinishRow)
-        (whole + row * out + column, offsets.data() + column, scales.data() + column,
-         row_scales[row], {to, DType::kF32, {columns}}, accumulate);
-      }
+    sums.apply(context, bytes, n, [&](int64_t row, int64_t o, std::span<const int32_t> part) {
+      float* to = y.as<float>() + (first + row) * out + o;
+      HWY_DYNAMIC_DISPATCH(FinishRow)
+      (part.data(), offsets.data() + o, scales.data() + o, row_scales[row],
+       {to, DType::kF32, {static_cast<int64_t>(part.size())}}, accumulate);
     });
   }
 }
@@ -178,10 +171,9 @@ Product WithSums(const Int8Weights& weights, Int8Sums sums) {
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
   const Int8Weights rounded = RoundToInt8(weights);
   std::optional<Int8Sums> fast = MakeOneDnnSums(context, rounded);
-  if (!fast) {
-    NoteProduct({weights.in, weights.out, "int8", "own", kOwnProductReason});
-  }
-  return WithSums(rounded, fast ? *std::move(fast) : MakeSimdSums(rounded));
+  Int8Sums sums = fast ? *std::move(fast) : MakeSimdSums(rounded);
+  NoteProduct({weights.in, weights.out, "int8", fast ? "oneDNN" : "own", sums.kernel});
+  return WithSums(rounded, std::move(sums));
 }
 
 }  // namespace cpu

@@ -1,4 +1,4 @@
-// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: MakeSimdProduct and MakeSimdSums.
+// y[n, out] (+)= x[n, in] W^T, W [out, in], with Highway: MakeSimdProduct.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -98,24 +98,6 @@ void Panel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool ac
   run(x, packed, y, panel, accumulate);
 }
 
-// The product of x and w [n]: an int16 holds each factor and an int32 each sum, so it is exact.
-int32_t Dot(const uint8_t* x, const int8_t* w, int64_t n) {
-  const hn::ScalableTag<int16_t> d16;
-  const hn::ScalableTag<int32_t> d32;
-  const hn::Rebind<uint8_t, decltype(d16)> du8;
-  const hn::Rebind<int8_t, decltype(d16)> d8;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d16));
-  auto sum = hn::Zero(d32), more = hn::Zero(d32);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    sum = hn::ReorderWidenMulAccumulate(d32, hn::PromoteTo(d16, hn::LoadU(du8, x + i)),
-                                        hn::PromoteTo(d16, hn::LoadU(d8, w + i)), sum, more);
-  }
-  int32_t total = hn::GetLane(hn::SumOfLanes(d32, hn::Add(sum, more)));
-  for (; i < n; ++i) total += int32_t{x[i]} * w[i];
-  return total;
-}
-
 }  // namespace
 }  // namespace ovq::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -126,7 +108,6 @@ namespace {
 
 HWY_EXPORT(PanelColumns);
 HWY_EXPORT(Panel);
-HWY_EXPORT(Dot);
 
 // Packs to `to` [panels, in, columns].
 template <class T>
@@ -173,22 +154,6 @@ Product MakeSimdProduct(const StackedWeights& weights) {
     });
   };
   return {bytes, apply};
-}
-
-Int8Sums MakeSimdSums(const Int8Weights& weights) {
-  const auto values = std::make_shared<const std::vector<int8_t>>(weights.values);
-  const auto apply = [values, in = weights.in, out = weights.out](
-                         DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
-    ParallelRows(context, out, n * in, [&](int64_t begin, int64_t end) {
-      for (int64_t o = begin; o < end; ++o) {
-        for (int64_t row = 0; row < n; ++row) {
-          sums[row * out + o] =
-              HWY_DYNAMIC_DISPATCH(Dot)(x + row * in, values->data() + o * in, in);
-        }
-      }
-    });
-  };
-  return {values->size(), apply};
 }
 
 }  // namespace cpu
