@@ -356,11 +356,11 @@ std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights
                made.SameBitsForAnyRows(n_threads, reinterpret_cast<std::byte*>(x.data()));
       });
   if (product == nullptr) return std::nullopt;
-  const auto apply = [product, out = weights.out](DeviceContext& context, const uint8_t* x,
+  const auto apply = [product, out = weights.out](DeviceContext& context, const std::byte* x,
                                                   int64_t n, const UseSums& use) {
     ScratchScope scratch(context);
     auto* const sums = scratch.Allocate<int32_t>(static_cast<size_t>(n * out));
-    product->Apply(context, n, const_cast<uint8_t*>(x), sums, false);
+    product->Apply(context, n, const_cast<std::byte*>(x), sums, false);
     const int64_t parts = (out + kMaxUsed - 1) / kMaxUsed;
     ParallelRows(context, n * parts, kMaxUsed, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
@@ -370,7 +370,7 @@ std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights
       }
     });
   };
-  return Int8Sums{product->weights.get_desc().get_size(), Implementation(*product), apply};
+  return Int8Sums{product->weights.get_desc().get_size(), 128, Implementation(*product), apply};
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {

@@ -65,17 +65,18 @@ Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 // Receives the sums of some neighbouring outputs, from `output` on, for a row. Any thread.
 using UseSums = std::function<void(int64_t row, int64_t output, std::span<const int32_t> sums)>;
 
-// sums[n, out] = x[n, in] values[out, in]^T of unsigned bytes x and int8 values, exactly.
+// sums[n, out] = x[n, in] values[out, in]^T of bytes x and int8 values, exactly.
 struct Int8Sums {
   size_t bytes = 0;    // of the packed weights
+  int offset = 0;      // 0: x are int8, -127 to 127; 128: unsigned bytes, 1 to 255
   std::string kernel;  // ProductChoice::detail
   // Passes every sum to `use` once, in parts of at most 1,024 outputs and in any order.
-  std::function<void(DeviceContext& context, const uint8_t* x, int64_t n, const UseSums& use)>
+  std::function<void(DeviceContext& context, const std::byte* x, int64_t n, const UseSums& use)>
       apply;
 };
 
-// Kernels of our own, for machines where oneDNN has no exact sums: with AVX-VNNI, else with
-// products of 16 bits on any instruction set.
+// Kernels of our own, for machines where oneDNN has no exact sums: by AVX-VNNI, by AVX2's products
+// of bytes, or by products of 16 bits on any other instruction set.
 Int8Sums MakeSimdSums(const Int8Weights& weights);
 // oneDNN's sums, on AMX or VNNI. None on machines with neither, or where the sums turn out not to
 // be exact.

@@ -25,14 +25,13 @@
 namespace ovq::kernels {
 namespace {
 
-constexpr int64_t kTileRows = 6;
 constexpr int64_t kTileOutputs = 8;  // at most; outputs are padded to a multiple of it
-// With at most this many rows weights are read once for all of them, a few outputs at a time.
-constexpr int64_t kFewRows = 24;
+// Rows pass by as many outputs at a time as keep their weights in a core's first cache.
+constexpr int64_t kGroupBytes = 16 << 10;
 
 // sums[n, outputs] = x[n, stride] weights[outputs, stride]^T.
 struct SumsBlock {
-  const void* x;  // bytes or int16, as RowFormat says
+  const void* x;  // as RowFormat says
   int64_t n, stride;
   const int8_t* weights;
   int64_t outputs;  // a multiple of kTileOutputs
@@ -41,7 +40,8 @@ struct SumsBlock {
 
 // How a kernel reads rows of x.
 struct RowFormat {
-  bool is_bytes;       // or int16
+  enum Elements : uint8_t { kUnsigned, kSigned, kWords };  // q + 128 as bytes, q as int8 or int16
+  Elements elements;
   int64_t multiple;    // of inputs, which rows and weights are padded to
   const char* kernel;  // its name
 };
@@ -58,37 +58,76 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr hn::ScalableTag<int32_t> d32;
 using Sum = hn::Vec<hn::ScalableTag<int32_t>>;
 
+// Compilers would otherwise compute the products of many sums before they add one, for which there
+// are not enough registers.
+#undef OVQ_ADDED
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+#define OVQ_ADDED(sum) asm("" : "+v"(sum.raw))
+#else
+#define OVQ_ADDED(sum)
+#endif
+
 // Any instruction set: an int16 holds each factor and an int32 the sum of two products.
 struct WordDots {
   using Element = int16_t;
   using D16 = hn::ScalableTag<int16_t>;
-  using V = hn::Vec<D16>;
-  static constexpr const char* kName = "products of 16 bits";
+  using X = hn::Vec<D16>;
+  using W = X;
+  static constexpr int kTileRows = 4;
   static HWY_INLINE int64_t Inputs() { return static_cast<int64_t>(hn::Lanes(D16())); }
-  static HWY_INLINE V LoadX(const int16_t* x) { return hn::LoadU(D16(), x); }
-  static HWY_INLINE V LoadWeights(const int8_t* w) {
+  static HWY_INLINE X LoadX(const int16_t* x) { return hn::LoadU(D16(), x); }
+  static HWY_INLINE W LoadWeights(const int8_t* w) {
     return hn::PromoteTo(D16(), hn::LoadU(hn::Rebind<int8_t, D16>(), w));
   }
   // Adds the products of some inputs to `sum`, of others to `more`.
-  static HWY_INLINE void Add(V x, V w, Sum& sum, Sum& more) {
+  static HWY_INLINE void Add(X x, W w, Sum& sum, Sum& more) {
     sum = hn::ReorderWidenMulAccumulate(d32, x, w, sum, more);
+    OVQ_ADDED(sum);
   }
 };
 
 #if HWY_TARGET == HWY_AVX2
-// AVX-VNNI, which Highway has no target for: four products of bytes in one instruction. It is
-// written out because a function for AVX-VNNI could not share its tiles with AVX2.
-struct ByteDots {
-  using Element = uint8_t;
-  using D8 = hn::ScalableTag<int8_t>;
-  using V = hn::Vec<D8>;
-  static constexpr const char* kName = "AVX-VNNI";
-  static HWY_INLINE int64_t Inputs() { return static_cast<int64_t>(hn::Lanes(D8())); }
-  static HWY_INLINE V LoadX(const uint8_t* x) {
-    return hn::LoadU(D8(), reinterpret_cast<const int8_t*>(x));
+using Bytes = hn::Vec<hn::ScalableTag<int8_t>>;
+HWY_INLINE Bytes LoadBytes(const void* bytes) {
+  return hn::LoadU(hn::ScalableTag<int8_t>(), static_cast<const int8_t*>(bytes));
+}
+
+// AVX2 multiplies unsigned bytes with signed ones, and sums of two products saturate at int16.
+// Signs of x times those of the weights, and the weights without theirs, are all within 127: two
+// products are at most 2 * 127 * 127 < 2^15, so nothing saturates.
+struct SignDots {
+  using Element = int8_t;
+  using X = Bytes;
+  struct W {
+    Bytes values, magnitudes;
+  };
+  static constexpr int kTileRows = 4;
+  static HWY_INLINE int64_t Inputs() { return sizeof(X); }
+  static HWY_INLINE X LoadX(const int8_t* x) { return LoadBytes(x); }
+  static HWY_INLINE W LoadWeights(const int8_t* w) {
+    const Bytes values = LoadBytes(w);
+    return {values, hn::Abs(values)};
   }
-  static HWY_INLINE V LoadWeights(const int8_t* w) { return hn::LoadU(D8(), w); }
-  static HWY_INLINE void Add(V x, V w, Sum& sum, Sum& /*more*/) {
+  static HWY_INLINE void Add(X x, W w, Sum& sum, Sum& /*more*/) {
+    const __m256i with_signs = _mm256_sign_epi8(x.raw, w.values.raw);
+    const __m256i pairs = _mm256_maddubs_epi16(w.magnitudes.raw, with_signs);
+    sum.raw = _mm256_add_epi32(sum.raw, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    OVQ_ADDED(sum);
+  }
+};
+
+// AVX-VNNI, which Highway has no target for: four products of unsigned bytes with signed ones in
+// one instruction. It is written out because a function for AVX-VNNI could not share its tiles with
+// AVX2.
+struct VnniDots {
+  using Element = uint8_t;
+  using X = Bytes;
+  using W = Bytes;
+  static constexpr int kTileRows = 6;
+  static HWY_INLINE int64_t Inputs() { return sizeof(X); }
+  static HWY_INLINE X LoadX(const uint8_t* x) { return LoadBytes(x); }
+  static HWY_INLINE W LoadWeights(const int8_t* w) { return LoadBytes(w); }
+  static HWY_INLINE void Add(X x, W w, Sum& sum, Sum& /*more*/) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(x.raw), "x"(w.raw));
   }
 };
@@ -129,16 +168,18 @@ HWY_INLINE void SumTile(const SumsBlock& block, int64_t row, int64_t output) {
   constexpr int kSums = kRows * kOutputs, kPadded = (kSums + 3) / 4 * 4;
   Sum sums[kPadded], more[kPadded];
   for (int i = 0; i < kPadded; ++i) sums[i] = more[i] = hn::Zero(d32);
-  for (int64_t i = 0; i < block.stride; i += Dots::Inputs()) {
-    typename Dots::V weights[kOutputs];
-    for (int o = 0; o < kOutputs; ++o) weights[o] = Dots::LoadWeights(w + o * block.stride + i);
+  int64_t input = 0;
+  do {  // A row has inputs; if the compiler did not know, it would keep each sum twice.
+    typename Dots::W weights[kOutputs];
+    for (int o = 0; o < kOutputs; ++o) weights[o] = Dots::LoadWeights(w + o * block.stride + input);
     for (int r = 0; r < kRows; ++r) {
-      const typename Dots::V factor = Dots::LoadX(x + r * block.stride + i);
+      const typename Dots::X factor = Dots::LoadX(x + r * block.stride + input);
       for (int o = 0; o < kOutputs; ++o) {
         Dots::Add(factor, weights[o], sums[r * kOutputs + o], more[r * kOutputs + o]);
       }
     }
-  }
+    input += Dots::Inputs();
+  } while (input < block.stride);
   int32_t tile[kPadded];
   for (int i = 0; i < kPadded; ++i) sums[i] = hn::Add(sums[i], more[i]);
   for (int i = 0; i < kPadded; i += 4) StoreFourSums(sums + i, tile + i);
@@ -151,7 +192,11 @@ HWY_INLINE void SumTile(const SumsBlock& block, int64_t row, int64_t output) {
 // Multiplies some rows, a tile's, with n_outputs outputs.
 template <class Dots, int kRows>
 void SumRows(const SumsBlock& block, int64_t row, int64_t output, int64_t n_outputs) {
-  constexpr int kOutputs = kRows == 1 ? 8 : kRows <= 3 ? 4 : 2;
+  // Eight sums for products of 16 bits, twelve for those of bytes: AVX2 has sixteen registers.
+  constexpr int kOutputs = kRows == 1                          ? 8
+                           : kRows == 2                        ? 4
+                           : kRows == 3 && Dots::kTileRows > 4 ? 4
+                                                               : 2;
   static_assert(kTileOutputs % kOutputs == 0);
   for (const int64_t end = output + n_outputs; output < end; output += kOutputs) {
     SumTile<Dots, kRows, kOutputs>(block, row, output);
@@ -161,39 +206,46 @@ void SumRows(const SumsBlock& block, int64_t row, int64_t output, int64_t n_outp
 template <class Dots>
 void SumBlock(const SumsBlock& block) {
   constexpr void (*kSumRows[])(const SumsBlock&, int64_t, int64_t, int64_t) = {
-      SumRows<Dots, 1>, SumRows<Dots, 2>, SumRows<Dots, 3>,
-      SumRows<Dots, 4>, SumRows<Dots, 5>, SumRows<Dots, 6>};
-  static_assert(std::size(kSumRows) == kTileRows);
-  const int64_t n_tiles = (block.n + kTileRows - 1) / kTileRows;
-  const int64_t at_once = block.n <= kFewRows ? kTileOutputs : block.outputs;
-  for (int64_t output = 0; output < block.outputs; output += at_once) {
+      SumRows<Dots, 1>,
+      SumRows<Dots, 2>,
+      SumRows<Dots, 3>,
+      SumRows<Dots, 4>,
+      SumRows<Dots, std::min(5, Dots::kTileRows)>,
+      SumRows<Dots, std::min(6, Dots::kTileRows)>};
+  const int64_t n_tiles = (block.n + Dots::kTileRows - 1) / Dots::kTileRows;
+  const int64_t group =
+      std::max(kGroupBytes / block.stride / kTileOutputs, int64_t{1}) * kTileOutputs;
+  for (int64_t output = 0; output < block.outputs; output += group) {
+    const int64_t n_outputs = std::min(group, block.outputs - output);
     for (int64_t tile = 0; tile < n_tiles; ++tile) {
       const int64_t row = block.n * tile / n_tiles, end = block.n * (tile + 1) / n_tiles;
-      kSumRows[end - row - 1](block, row, output, at_once);
+      kSumRows[end - row - 1](block, row, output, n_outputs);
     }
   }
 }
 
 RowFormat Format() {
 #if HWY_TARGET == HWY_AVX2
-  if (HasAvxVnni()) return {true, ByteDots::Inputs(), ByteDots::kName};
+  if (HasAvxVnni()) return {RowFormat::kUnsigned, VnniDots::Inputs(), "AVX-VNNI"};
+  return {RowFormat::kSigned, SignDots::Inputs(), "AVX2"};
+#else
+  return {RowFormat::kWords, WordDots::Inputs(), "products of 16 bits"};
 #endif
-  return {false, WordDots::Inputs(), WordDots::kName};
 }
 
-void Sums(const RowFormat& format, const SumsBlock& block) {
+void Sums([[maybe_unused]] const RowFormat& format, const SumsBlock& block) {
 #if HWY_TARGET == HWY_AVX2
-  if (format.is_bytes) return SumBlock<ByteDots>(block);
+  if (format.elements == RowFormat::kUnsigned) return SumBlock<VnniDots>(block);
+  SumBlock<SignDots>(block);
 #else
-  (void)format;
-#endif
   SumBlock<WordDots>(block);
+#endif
 }
 
 // to[0, stride) = x[0, in) and zeros.
-void WidenRow(const uint8_t* x, int64_t in, int16_t* to, int64_t stride) {
+void WidenRow(const int8_t* x, int64_t in, int16_t* to, int64_t stride) {
   const hn::ScalableTag<int16_t> d16;
-  const hn::Rebind<uint8_t, decltype(d16)> d8;
+  const hn::Rebind<int8_t, decltype(d16)> d8;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d16));
   int64_t i = 0;
   for (; i + lanes <= in; i += lanes) {
@@ -215,8 +267,8 @@ HWY_EXPORT(Format);
 HWY_EXPORT(Sums);
 HWY_EXPORT(WidenRow);
 
-// A task has some rows and some outputs: as many as keep the sums in a core's first cache, and the
-// weights in its second while rows pass by.
+// A task has some rows and some outputs: as many as keep the sums in a core's first cache and the
+// weights in its second.
 constexpr int64_t kBlockRows = 48, kMaxBlockOutputs = 64, kMaxBlockBytes = 128 << 10;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -227,39 +279,36 @@ struct SimdWeights {
   RowFormat format;
   std::shared_ptr<std::byte> memory;
 
-  void Apply(DeviceContext& context, const uint8_t* x, int64_t n, const cpu::UseSums& use) const;
+  void Apply(DeviceContext& context, const std::byte* x, int64_t n, const cpu::UseSums& use) const;
   // x [n, in] as the kernel reads it: x itself or a copy.
-  const void* Rows(DeviceContext& context, ScratchScope& scratch, const uint8_t* x,
-                   int64_t n) const;
+  const std::byte* Rows(DeviceContext& context, ScratchScope& scratch, const std::byte* x,
+                        int64_t n) const;
+  int64_t row_bytes() const { return format.elements == RowFormat::kWords ? 2 * stride : stride; }
 };
 
-const void* SimdWeights::Rows(DeviceContext& context, ScratchScope& scratch, const uint8_t* x,
-                              int64_t n) const {
-  if (format.is_bytes && stride == in) return x;
-  const auto elements = static_cast<size_t>(n * stride);
-  if (format.is_bytes) {
-    auto* const rows = scratch.Allocate<uint8_t>(elements);
-    for (int64_t row = 0; row < n; ++row) {
-      uint8_t* const to = rows + row * stride;
-      std::fill(std::copy_n(x + row * in, in, to), to + stride, uint8_t{0});
-    }
-    return rows;
-  }
-  auto* const rows = scratch.Allocate<int16_t>(elements);
+const std::byte* SimdWeights::Rows(DeviceContext& context, ScratchScope& scratch,
+                                   const std::byte* x, int64_t n) const {
+  if (format.elements != RowFormat::kWords && stride == in) return x;
+  auto* const rows = scratch.Allocate<std::byte>(static_cast<size_t>(n * row_bytes()));
   ParallelRows(context, n, in, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      HWY_DYNAMIC_DISPATCH(WidenRow)(x + row * in, in, rows + row * stride, stride);
+      std::byte* const to = rows + row * row_bytes();
+      if (format.elements == RowFormat::kWords) {
+        HWY_DYNAMIC_DISPATCH(WidenRow)
+        (reinterpret_cast<const int8_t*>(x + row * in), in, reinterpret_cast<int16_t*>(to), stride);
+      } else {
+        std::fill(std::copy_n(x + row * in, in, to), to + stride, std::byte{0});
+      }
     }
   });
   return rows;
 }
 
-void SimdWeights::Apply(DeviceContext& context, const uint8_t* x, int64_t n,
+void SimdWeights::Apply(DeviceContext& context, const std::byte* x, int64_t n,
                         const cpu::UseSums& use) const {
   ScratchScope scratch(context);
-  const auto* const rows = static_cast<const std::byte*>(Rows(context, scratch, x, n));
-  const int64_t row_bytes = stride * (format.is_bytes ? 1 : 2);
-  const int64_t most = n <= kFewRows ? kMaxBlockOutputs / 2 : kMaxBlockOutputs;
+  const std::byte* const rows = Rows(context, scratch, x, n);
+  const int64_t most = n <= kBlockRows ? kMaxBlockOutputs / 2 : kMaxBlockOutputs;
   const int64_t block_outputs =
       std::clamp(kMaxBlockBytes / stride / kTileOutputs * kTileOutputs, kTileOutputs, most);
   const int64_t row_blocks = (n + kBlockRows - 1) / kBlockRows;
@@ -272,7 +321,7 @@ void SimdWeights::Apply(DeviceContext& context, const uint8_t* x, int64_t n,
       const int64_t output = task / row_blocks * block_outputs;
       const int64_t outputs = std::min(block_outputs, out - output);
       const SumsBlock block = {
-          .x = rows + row * row_bytes,
+          .x = rows + row * row_bytes(),
           .n = std::min(kBlockRows, n - row),
           .stride = stride,
           .weights = reinterpret_cast<const int8_t*>(memory.get()) + output * stride,
@@ -305,10 +354,11 @@ Int8Sums MakeSimdSums(const Int8Weights& weights) {
     std::memcpy(packed->memory.get() + o * packed->stride, weights.values.data() + o * weights.in,
                 static_cast<size_t>(weights.in));
   }
-  return {bytes, format.kernel,
-          [packed](DeviceContext& context, const uint8_t* x, int64_t n, const UseSums& use) {
-            packed->Apply(context, x, n, use);
-          }};
+  return {.bytes = bytes,
+          .offset = format.elements == RowFormat::kUnsigned ? 128 : 0,
+          .kernel = format.kernel,
+          .apply = [packed](DeviceContext& context, const std::byte* x, int64_t n,
+                            const UseSums& use) { packed->Apply(context, x, n, use); }};
 }
 
 }  // namespace cpu

@@ -176,12 +176,13 @@ TEST_P(Int8Test, RowsThatHaveNoScale) {
   EXPECT_EQ(Rows(linear, *context, tiny, dtype_, 0, 1), std::vector<float>(kOut, 0));
 }
 
-// Bytes of rows: as large and as small as they can be, and some of all kinds.
-std::vector<uint8_t> SumRows(int64_t n, int64_t in) {
-  std::vector<uint8_t> x(static_cast<size_t>(n * in));
+// Rows of x: as large and as small as they can be, and some of all kinds.
+std::vector<int> SumRows(int64_t n, int64_t in) {
+  std::vector<int> x(static_cast<size_t>(n * in));
   for (size_t i = 0; i < x.size(); ++i) {
     const auto row = static_cast<int64_t>(i) / in;
-    x[i] = row == 0 ? 255 : row == 1 ? 1 : static_cast<uint8_t>(i * 2654435761u >> 24);
+    const auto mixed = static_cast<int>((i * 2654435761u >> 8) % 255) - 127;
+    x[i] = row == 0 ? 127 : row == 1 ? -127 : mixed;
   }
   return x;
 }
@@ -195,13 +196,13 @@ Int8Weights Extremes(int64_t in, int64_t out) {
   }
   return weights;
 }
-std::vector<int64_t> ExactSums(const Int8Weights& weights, const std::vector<uint8_t>& x) {
+std::vector<int64_t> ExactSums(const Int8Weights& weights, const std::vector<int>& x, int offset) {
   std::vector<int64_t> sums;
   for (int64_t row = 0; row < static_cast<int64_t>(x.size()) / weights.in; ++row) {
     for (int64_t o = 0; o < weights.out; ++o) {
       int64_t sum = 0;
       for (int64_t i = 0; i < weights.in; ++i) {
-        sum += int64_t{x[static_cast<size_t>(row * weights.in + i)]} *
+        sum += int64_t{x[static_cast<size_t>(row * weights.in + i)] + offset} *
                weights.values[static_cast<size_t>(o * weights.in + i)];
       }
       sums.push_back(sum);
@@ -210,27 +211,30 @@ std::vector<int64_t> ExactSums(const Int8Weights& weights, const std::vector<uin
   return sums;
 }
 // The sums that `use` gets: each once, in parts of 1 to 1,024.
-std::vector<int64_t> SumsOf(DeviceContext& context, const cpu::Int8Sums& sums,
-                            const std::vector<uint8_t>& x, int64_t n, int64_t out) {
+std::vector<int64_t> Sums(DeviceContext& context, const cpu::Int8Sums& sums,
+                          const std::vector<int>& x, int64_t n, int64_t out) {
+  std::vector<std::byte> bytes;
+  for (const int value : x) bytes.push_back(static_cast<std::byte>(value + sums.offset));
   std::vector<int64_t> all(static_cast<size_t>(n * out));
   std::vector<std::atomic<int>> times(all.size());
-  sums.apply(context, x.data(), n, [&](int64_t row, int64_t output, std::span<const int32_t> part) {
-    EXPECT_TRUE(row >= 0 && row < n && output >= 0 && !part.empty() && part.size() <= 1024 &&
-                output + static_cast<int64_t>(part.size()) <= out);
-    for (size_t i = 0; i < part.size(); ++i) {
-      const size_t at = static_cast<size_t>(row * out + output) + i;
-      all[at] = part[i];
-      ++times[at];
-    }
-  });
+  sums.apply(
+      context, bytes.data(), n, [&](int64_t row, int64_t output, std::span<const int32_t> part) {
+        EXPECT_TRUE(row >= 0 && row < n && output >= 0 && !part.empty() && part.size() <= 1024 &&
+                    output + static_cast<int64_t>(part.size()) <= out);
+        for (size_t i = 0; i < part.size(); ++i) {
+          const size_t at = static_cast<size_t>(row * out + output) + i;
+          all[at] = part[i];
+          ++times[at];
+        }
+      });
   for (const std::atomic<int>& count : times) EXPECT_EQ(count, 1);
   return all;
 }
 void AssertExact(DeviceContext& context, const cpu::Int8Sums& sums, const Int8Weights& weights,
                  int64_t n) {
-  const std::vector<uint8_t> x = SumRows(n, weights.in);
-  const std::vector<int64_t> expected = ExactSums(weights, x),
-                             actual = SumsOf(context, sums, x, n, weights.out);
+  const std::vector<int> x = SumRows(n, weights.in);
+  const std::vector<int64_t> expected = ExactSums(weights, x, sums.offset),
+                             actual = Sums(context, sums, x, n, weights.out);
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto at = static_cast<int64_t>(i);
     ASSERT_EQ(actual[i], expected[i])
