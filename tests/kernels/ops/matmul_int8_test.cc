@@ -293,7 +293,7 @@ TEST(OneDnnSums, AreExact) {
   }
 }
 
-// The same bits as oneDNN's, whose sums Linear prefers, on every instruction set.
+// Every instruction set gives the bits of oneDNN's sums, which Linear prefers.
 TEST(SimdSums, MakeTheProductThatOneDnnMakes) {
   constexpr int64_t kIn = 200, kOut = 1030, kRows = 60;
   auto context = MakeContext(Device::kCpu, 2);
