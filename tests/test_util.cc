@@ -7,6 +7,7 @@
 
 #include "kernels/common/dispatch.h"
 #include "kernels/common/highway_targets.h"
+#include "kernels/common/instruction_sets.h"
 //
 #include "hwy/highway.h"
 
@@ -111,7 +112,13 @@ void AssertSameBits(std::span<const float> actual, std::span<const float> expect
   }
 }
 
-std::vector<int64_t> HighwayTargets() { return hwy::SupportedAndGeneratedTargets(); }
+std::vector<int64_t> HighwayTargets() {
+  const absl::Status capped = CapInstructionSets();
+  Check(capped.ok(), "OVQ_MAX_ISA has a value that it may have");
+  std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  hwy::GetChosenTarget().DeInit();  // The call before chose the machine's best, whatever the cap.
+  return targets;
+}
 
 std::string HighwayTargetName(int64_t target) { return hwy::TargetName(target); }
 

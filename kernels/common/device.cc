@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/common/device_cuda.h"
+#include "kernels/common/instruction_sets.h"
 
 namespace ovq::kernels {
 namespace {
@@ -100,6 +101,7 @@ absl::StatusOr<std::unique_ptr<DeviceContext>> DeviceContext::Make(Device device
     return absl::InvalidArgumentError(
         absl::StrCat("threads: expected 0 (every core) to 1024, got ", n_threads));
   }
+  RETURN_IF_ERROR(CapInstructionSets());
   if (device == Device::kReference) n_threads = 1;
   if (n_threads == 0) n_threads = omp_get_num_procs();
   std::unique_ptr<DeviceContext> context(new DeviceContext(device, n_threads));

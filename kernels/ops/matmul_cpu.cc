@@ -15,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/common/instruction_sets.h"
 #include "kernels/common/product_choices.h"
 #include "kernels/common/weight_memory.h"
 #include "kernels/ops/matmul_device.h"
+#include "kernels/ops/parallel_rows.h"
 
 namespace ovq::kernels::cpu {
 namespace {
@@ -30,6 +32,7 @@ using Tag = memory::format_tag;
 constexpr int64_t kMaxRows = 512;
 constexpr int64_t kRowBlock = 64;
 constexpr int64_t kTestRows = kMaxRows;
+constexpr int64_t kMaxUsed = 1024;  // sums that UseSums gets
 constexpr std::string_view kBlocked = "brg:";
 int64_t RoundUpRows(int64_t n) {
   if (n <= 8) return n;
@@ -73,9 +76,28 @@ std::byte* Padded(ScratchScope& scope, const void* from, size_t bytes, size_t pa
 // Writes row `row` of the weights [out, in] in their type.
 using FillRow = std::function<void(int64_t row, void* dst)>;
 
+// Keeps oneDNN within the cap of OVQ_MAX_ISA. It is called before oneDNN generates code.
+void CapOneDnn() {
+#if defined(__x86_64__)
+  constexpr dnnl::cpu_isa kSets[] = {dnnl::cpu_isa::sse41,
+                                     dnnl::cpu_isa::avx2,
+                                     dnnl::cpu_isa::avx2_vnni,
+                                     dnnl::cpu_isa::avx512_core,
+                                     dnnl::cpu_isa::avx512_core_vnni,
+                                     dnnl::cpu_isa::avx512_core_bf16};
+  const InstructionSet cap = MaxInstructionSet();
+  if (cap == InstructionSet::kAmx) return;
+  Check(dnnl::set_max_cpu_isa(kSets[static_cast<size_t>(cap)]) == dnnl::status::success,
+        "oneDNN takes its cap before it is used");
+#endif
+}
+
 // The engine of all calls: oneDNN runs a call with memory of its own engine alone.
 const dnnl::engine& Engine() {
-  static const auto* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  static const auto* const engine = [] {
+    CapOneDnn();
+    return new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  }();
   return *engine;
 }
 
@@ -295,9 +317,9 @@ bool SumsAreExact(OneDnnProduct& product, const Int8Weights& weights, uint8_t* x
   return true;
 }
 
-void Note(const OneDnnProduct& product, const char* weights) {
-  const auto described = product.Describe(kRowBlock, product.weights.get_desc(), false);
-  NoteProduct({product.in, product.out, weights, "oneDNN", described.impl_info_str()});
+// The name of oneDNN's implementation for kRowBlock rows.
+std::string Implementation(const OneDnnProduct& product) {
+  return product.Describe(kRowBlock, product.weights.get_desc(), false).impl_info_str();
 }
 
 }  // namespace
@@ -312,7 +334,8 @@ std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWe
         return made.SameBitsForAnyRows(n_threads, x.data());
       });
   if (product == nullptr) return std::nullopt;
-  Note(*product, WeightsName(weights.compute));
+  NoteProduct(
+      {weights.in, weights.out, WeightsName(weights.compute), "oneDNN", Implementation(*product)});
   return Product{product->weights.get_desc().get_size(),
                  [product](DeviceContext& context, TensorView x, TensorView y, bool accumulate) {
                    product->Apply(context, x.shape[0], x.data, y.data, accumulate);
@@ -333,16 +356,27 @@ std::optional<Int8Sums> MakeOneDnnSums(DeviceContext& context, const Int8Weights
                made.SameBitsForAnyRows(n_threads, reinterpret_cast<std::byte*>(x.data()));
       });
   if (product == nullptr) return std::nullopt;
-  Note(*product, "int8");
-  return Int8Sums{product->weights.get_desc().get_size(),
-                  [product](DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums) {
-                    product->Apply(context, n, const_cast<uint8_t*>(x), sums, false);
-                  }};
+  const auto apply = [product, out = weights.out](DeviceContext& context, const std::byte* x,
+                                                  int64_t n, const UseSums& use) {
+    ScratchScope scratch(context);
+    auto* const sums = scratch.Allocate<int32_t>(static_cast<size_t>(n * out));
+    product->Apply(context, n, const_cast<std::byte*>(x), sums, false);
+    const int64_t parts = (out + kMaxUsed - 1) / kMaxUsed;
+    ParallelRows(context, n * parts, kMaxUsed, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t row = task / parts, first = task % parts * kMaxUsed;
+        const auto count = static_cast<size_t>(std::min(kMaxUsed, out - first));
+        use(row, first, {sums + row * out + first, count});
+      }
+    });
+  };
+  return Int8Sums{product->weights.get_desc().get_size(), 128, Implementation(*product), apply};
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {
   if (auto fast = MakeOneDnnProduct(context, weights)) return *std::move(fast);
-  NoteProduct({weights.in, weights.out, WeightsName(weights.compute), "own", kOwnProductReason});
+  NoteProduct({weights.in, weights.out, WeightsName(weights.compute), "own",
+               "no product of oneDNN gives a row the same bits for any number of rows"});
   return MakeSimdProduct(weights);
 }
 

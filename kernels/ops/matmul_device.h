@@ -59,20 +59,24 @@ Product MakeSimdProduct(const StackedWeights& weights);
 // or where this one fails the test that a row's bits are the same for any number of rows.
 std::optional<Product> MakeOneDnnProduct(DeviceContext& context, const StackedWeights& weights);
 
-// ProductChoice::detail of MakeSimdProduct.
-inline constexpr const char* kOwnProductReason =
-    "no product of oneDNN gives a row the same bits for any number of rows";
-
 // MakeOneDnnProduct where it keeps the promise of ops.h, else MakeSimdProduct.
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights);
 
-// sums[n, out] = x[n, in] values[out, in]^T of unsigned bytes x and int8 values, exactly.
+// Receives the sums of some neighbouring outputs, from `output` on, for a row. Any thread.
+using UseSums = std::function<void(int64_t row, int64_t output, std::span<const int32_t> sums)>;
+
+// sums[n, out] = x[n, in] values[out, in]^T of bytes x and int8 values, exactly.
 struct Int8Sums {
-  size_t bytes = 0;  // of the packed weights
-  std::function<void(DeviceContext& context, const uint8_t* x, int64_t n, int32_t* sums)> apply;
+  size_t bytes = 0;    // of the packed weights
+  int offset = 0;      // 0: x are int8, -127 to 127; 128: unsigned bytes, 1 to 255
+  std::string kernel;  // ProductChoice::detail
+  // Passes every sum to `use` once, in parts of at most 1,024 outputs and in any order.
+  std::function<void(DeviceContext& context, const std::byte* x, int64_t n, const UseSums& use)>
+      apply;
 };
 
-// Plain SIMD, for machines where oneDNN has no exact sums.
+// Kernels of our own, for machines where oneDNN has no exact sums: by AVX-VNNI, by AVX2's products
+// of bytes, or by products of 16 bits on any other instruction set.
 Int8Sums MakeSimdSums(const Int8Weights& weights);
 // oneDNN's sums, on AMX or VNNI. None on machines with neither, or where the sums turn out not to
 // be exact.

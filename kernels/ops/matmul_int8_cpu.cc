@@ -1,13 +1,15 @@
 // WeightType::kInt8: rows of x as bytes, exact sums by MakeOneDnnSums or MakeSimdSums, and
-//   y[i][o] (+)= (sums[i][o] - 128 sum_k values[o][k]) r(x_i) scales[o]
-// A row's q(x) is stored as the bytes q + 128, which VNNI and AMX multiply with int8 on every
-// machine that has either; the contribution of the 128 to a sum depends on the weights alone.
+//   y[i][o] (+)= (sums[i][o] - offset sum_k values[o][k]) r(x_i) scales[o]
+// Sums of an offset of 128 take a row's q(x) as the unsigned bytes q + 128, which VNNI and AMX
+// multiply with int8 on every machine that has either; the contribution of the 128 to a sum depends
+// on the weights alone. Others take q as int8, without an offset.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -42,20 +44,21 @@ float LargestAbs(const T* x, int64_t n) {
   return std::bit_cast<float>(*std::max_element(lanes, lanes + Lanes()));
 }
 
-// bytes = q(x) + 128; returns r(x).
+// bytes = q(x) + offset, which is 0 or 128; returns r(x).
 template <class T>
-float RoundTypedRow(const T* x, int64_t n, uint8_t* bytes) {
+float RoundTypedRow(const T* x, int64_t n, int offset, uint8_t* bytes) {
   const float largest = LargestAbs(x, n);
   if (!std::isfinite(largest) || largest < 0x1p-100f) {
-    std::fill_n(bytes, n, uint8_t{128});
+    std::fill_n(bytes, n, static_cast<uint8_t>(offset));
     return std::isfinite(largest) ? 0 : std::numeric_limits<float>::quiet_NaN();
   }
   const V factor = hn::Set(d, 127 / largest);
-  const hn::RebindToSigned<D> di;
+  const hn::Rebind<int8_t, D> di8;
   const hn::Rebind<uint8_t, D> du8;
+  const auto flip = hn::Set(du8, static_cast<uint8_t>(offset));  // adds 128 to a byte, or nothing
   ForEachVector(n, [&](int64_t i, int64_t m) HWY_ATTR {
     const auto q = hn::NearestInt(hn::Mul(Load(x + i, m), factor));
-    const auto eight_bits = hn::DemoteTo(du8, hn::Add(q, hn::Set(di, 128)));
+    const auto eight_bits = hn::Xor(hn::BitCast(du8, hn::DemoteTo(di8, q)), flip);
     if (m == Lanes()) return hn::StoreU(eight_bits, du8, bytes + i);
     uint8_t lanes[hn::MaxLanes(d)];
     hn::StoreU(eight_bits, du8, lanes);
@@ -64,13 +67,13 @@ float RoundTypedRow(const T* x, int64_t n, uint8_t* bytes) {
   return largest / 127;
 }
 // Rounds row `row` of x [n, in] to bytes; returns its r(x).
-float RoundRow(TensorView x, int64_t row, uint8_t* bytes) {
+float RoundRow(TensorView x, int64_t row, int offset, uint8_t* bytes) {
   const int64_t in = x.shape[1];
-  if (x.dtype == DType::kF32) return RoundTypedRow(x.as<float>() + row * in, in, bytes);
-  return RoundTypedRow(x.as<BF16>() + row * in, in, bytes);
+  if (x.dtype == DType::kF32) return RoundTypedRow(x.as<float>() + row * in, in, offset, bytes);
+  return RoundTypedRow(x.as<BF16>() + row * in, in, offset, bytes);
 }
 
-// Computes n columns of a row of y from its sums; offsets: 128 sum_k values[o][k].
+// Computes n columns of a row of y from its sums; offsets: those of whole sums.
 void FinishRow(const int32_t* sums, const int32_t* offsets, const float* scales, float row_scale,
                TensorView y, bool accumulate) {
   const hn::RebindToSigned<D> di;
@@ -100,12 +103,11 @@ HWY_EXPORT(RoundRow);
 HWY_EXPORT(FinishRow);
 
 constexpr int64_t kRowsAtOnce = 512;  // rows in one call of the sums, oneDNN's maximum
-constexpr int64_t kColumnsAtOnce = 1024;
 
 struct Int8Product {
   int64_t in, out;
   std::vector<float> scales;
-  std::vector<int32_t> offsets;
+  std::vector<int32_t> offsets;  // what sums.offset adds to the sums of a row
   cpu::Int8Sums sums;
 
   void Apply(DeviceContext& context, TensorView x, TensorView y, bool accumulate) const;
@@ -116,26 +118,21 @@ void Int8Product::Apply(DeviceContext& context, TensorView x, TensorView y, bool
   ScratchScope scratch(context);
   auto* bytes = scratch.Allocate<uint8_t>(static_cast<size_t>(at_once * in));
   auto* row_scales = scratch.Allocate<float>(static_cast<size_t>(at_once));
-  auto* whole = scratch.Allocate<int32_t>(static_cast<size_t>(at_once * out));
-  const int64_t blocks = (out + kColumnsAtOnce - 1) / kColumnsAtOnce;
   for (int64_t first = 0; first < x.shape[0]; first += at_once) {
     const int64_t n = std::min(at_once, x.shape[0] - first);
     ParallelRows(context, n, 2 * in, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        row_scales[row] = HWY_DYNAMIC_DISPATCH(RoundRow)(x, first + row, bytes + row * in);
+        row_scales[row] =
+            HWY_DYNAMIC_DISPATCH(RoundRow)(x, first + row, sums.offset, bytes + row * in);
       }
     });
-    sums.apply(context, bytes, n, whole);
-    ParallelRows(context, n * blocks, kColumnsAtOnce, [&](int64_t begin, int64_t end) {
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t row = task / blocks, column = task % blocks * kColumnsAtOnce;
-        const int64_t columns = std::min(kColumnsAtOnce, out - column);
-        float* to = y.as<float>() + (first + row) * out + column;
-        HWY_DYNAMIC_DISPATCH(FinishRow)
-        (whole + row * out + column, offsets.data() + column, scales.data() + column,
-         row_scales[row], {to, DType::kF32, {columns}}, accumulate);
-      }
-    });
+    sums.apply(context, reinterpret_cast<std::byte*>(bytes), n,
+               [&](int64_t row, int64_t o, std::span<const int32_t> part) {
+                 float* to = y.as<float>() + (first + row) * out + o;
+                 HWY_DYNAMIC_DISPATCH(FinishRow)
+                 (part.data(), offsets.data() + o, scales.data() + o, row_scales[row],
+                  {to, DType::kF32, {static_cast<int64_t>(part.size())}}, accumulate);
+               });
   }
 }
 
@@ -150,8 +147,8 @@ Int8Weights RoundToInt8(const StackedWeights& weights) {
   for (int64_t o = 0; o < weights.out; ++o) {
     CopyRow(in_float, o, row.data());
     const TensorView view = {row.data(), DType::kF32, {1, weights.in}};
-    rounded.scales.push_back(HWY_DYNAMIC_DISPATCH(RoundRow)(view, 0, bytes.data()));
-    for (uint8_t byte : bytes) rounded.values.push_back(static_cast<int8_t>(byte - 128));
+    rounded.scales.push_back(HWY_DYNAMIC_DISPATCH(RoundRow)(view, 0, 0, bytes.data()));
+    for (uint8_t byte : bytes) rounded.values.push_back(static_cast<int8_t>(byte));
   }
   return rounded;
 }
@@ -166,7 +163,8 @@ Product WithSums(const Int8Weights& weights, Int8Sums sums) {
                                                                  .sums = std::move(sums)});
   for (int64_t o = 0; o < weights.out; ++o) {
     const int8_t* row = weights.values.data() + o * weights.in;
-    product->offsets.push_back(128 * std::accumulate(row, row + weights.in, int32_t{0}));
+    product->offsets.push_back(product->sums.offset *
+                               std::accumulate(row, row + weights.in, int32_t{0}));
   }
   const size_t per_output = sizeof(float) + sizeof(int32_t);
   return {product->sums.bytes + static_cast<size_t>(weights.out) * per_output,
@@ -178,10 +176,9 @@ Product WithSums(const Int8Weights& weights, Int8Sums sums) {
 Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
   const Int8Weights rounded = RoundToInt8(weights);
   std::optional<Int8Sums> fast = MakeOneDnnSums(context, rounded);
-  if (!fast) {
-    NoteProduct({weights.in, weights.out, "int8", "own", kOwnProductReason});
-  }
-  return WithSums(rounded, fast ? *std::move(fast) : MakeSimdSums(rounded));
+  Int8Sums sums = fast ? *std::move(fast) : MakeSimdSums(rounded);
+  NoteProduct({weights.in, weights.out, "int8", fast ? "oneDNN" : "own", sums.kernel});
+  return WithSums(rounded, std::move(sums));
 }
 
 }  // namespace cpu

@@ -5,6 +5,7 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/common/instruction_sets.h"
 #include "kernels/mixers/closest_pair/distance_lower_bounds.h"
 #include "kernels/mixers/common/block_attention.h"
 
@@ -159,7 +160,8 @@ bool HasTiles() {
     constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24, kBoth = kBf16 | kTiles;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
     unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBoth) == kBoth &&
+    return MaxInstructionSet() >= InstructionSet::kAmx &&
+           __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBoth) == kBoth &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return has;
@@ -290,7 +292,8 @@ OVQ_BF16_DOTS void MoveLowerBounds(const float* of_y, float share, float apart,
 
 bool HasDistanceLowerBounds() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+  return MaxInstructionSet() >= InstructionSet::kAvx512Bf16 &&
+         __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
          __builtin_cpu_supports("avx512vl") != 0;
 #else
   return false;

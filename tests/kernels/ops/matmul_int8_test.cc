@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -175,27 +176,18 @@ TEST_P(Int8Test, RowsThatHaveNoScale) {
   EXPECT_EQ(Rows(linear, *context, tiny, dtype_, 0, 1), std::vector<float>(kOut, 0));
 }
 
-// Sums as far from zero as they can be, and some of all kinds.
-void AssertExact(DeviceContext& context, const cpu::Int8Sums& sums, const Int8Weights& weights) {
-  constexpr int64_t kRows = 9;
-  std::vector<uint8_t> x(static_cast<size_t>(kRows * weights.in), 255);
-  for (size_t i = static_cast<size_t>(weights.in); i < x.size(); ++i) {
-    x[i] = static_cast<uint8_t>(i * 2654435761u >> 24);
+// Rows of x: as large and as small as they can be, and some of all kinds.
+std::vector<int> SumRows(int64_t n, int64_t in) {
+  std::vector<int> x(static_cast<size_t>(n * in));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto row = static_cast<int64_t>(i) / in;
+    const auto mixed = static_cast<int>((i * 2654435761u >> 8) % 255) - 127;
+    x[i] = row == 0 ? 127 : row == 1 ? -127 : mixed;
   }
-  test::GuardedBuffer<int32_t> actual(static_cast<size_t>(kRows * weights.out));
-  sums.apply(context, x.data(), kRows, actual.data());
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t o = 0; o < weights.out; ++o) {
-      int64_t sum = 0;
-      for (int64_t i = 0; i < weights.in; ++i) {
-        sum += int64_t{x[static_cast<size_t>(row * weights.in + i)]} *
-               weights.values[static_cast<size_t>(o * weights.in + i)];
-      }
-      ASSERT_EQ(actual[static_cast<size_t>(row * weights.out + o)], sum)
-          << "row " << row << ", output " << o << " of " << weights.in << " inputs";
-    }
-  }
+  return x;
 }
+// All of them as large as they can be in the first output, as small in the second, some in between
+// in the others.
 Int8Weights Extremes(int64_t in, int64_t out) {
   Int8Weights weights{in, out, {}, std::vector<float>(static_cast<size_t>(out), 1)};
   for (int64_t i = 0; i < in * out; ++i) {
@@ -204,15 +196,86 @@ Int8Weights Extremes(int64_t in, int64_t out) {
   }
   return weights;
 }
+std::vector<int64_t> ExactSums(const Int8Weights& weights, const std::vector<int>& x, int offset) {
+  std::vector<int64_t> sums;
+  for (int64_t row = 0; row < static_cast<int64_t>(x.size()) / weights.in; ++row) {
+    for (int64_t o = 0; o < weights.out; ++o) {
+      int64_t sum = 0;
+      for (int64_t i = 0; i < weights.in; ++i) {
+        sum += int64_t{x[static_cast<size_t>(row * weights.in + i)] + offset} *
+               weights.values[static_cast<size_t>(o * weights.in + i)];
+      }
+      sums.push_back(sum);
+    }
+  }
+  return sums;
+}
+// The sums that `use` gets: each once, in parts of 1 to 1,024.
+std::vector<int64_t> Sums(DeviceContext& context, const cpu::Int8Sums& sums,
+                          const std::vector<int>& x, int64_t n, int64_t out) {
+  std::vector<std::byte> bytes;
+  for (const int value : x) bytes.push_back(static_cast<std::byte>(value + sums.offset));
+  std::vector<int64_t> all(static_cast<size_t>(n * out));
+  std::vector<std::atomic<int>> times(all.size());
+  sums.apply(
+      context, bytes.data(), n, [&](int64_t row, int64_t output, std::span<const int32_t> part) {
+        EXPECT_TRUE(row >= 0 && row < n && output >= 0 && !part.empty() && part.size() <= 1024 &&
+                    output + static_cast<int64_t>(part.size()) <= out);
+        for (size_t i = 0; i < part.size(); ++i) {
+          const size_t at = static_cast<size_t>(row * out + output) + i;
+          all[at] = part[i];
+          ++times[at];
+        }
+      });
+  for (const std::atomic<int>& count : times) EXPECT_EQ(count, 1);
+  return all;
+}
+void AssertExact(DeviceContext& context, const cpu::Int8Sums& sums, const Int8Weights& weights,
+                 int64_t n) {
+  const std::vector<int> x = SumRows(n, weights.in);
+  const std::vector<int64_t> expected = ExactSums(weights, x, sums.offset),
+                             actual = Sums(context, sums, x, n, weights.out);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    ASSERT_EQ(actual[i], expected[i])
+        << sums.kernel << ", row " << at / weights.out << " of " << n << ", output "
+        << at % weights.out << " of " << weights.out << ", " << weights.in << " inputs";
+  }
+}
 
+// Every number of rows that a tile may have and more than a task takes, inputs that fill no vector
+// or just one, outputs that fill no tile, one and more than a task takes.
 TEST(SimdSums, AreExact) {
+  auto one = MakeContext(Device::kCpu, 1), two = MakeContext(Device::kCpu, 2);
+  for (const int64_t target : test::HighwayTargets()) {
+    const test::ScopedHighwayTarget scoped(target);
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 3},
+                                  {15, 8},
+                                  {16, 9},
+                                  {31, 1},
+                                  {32, 70},
+                                  {33, 17},
+                                  {64, 131},
+                                  {513, 33},
+                                  {1300, 40}}) {
+      const Int8Weights weights = Extremes(in, out);
+      const cpu::Int8Sums sums = cpu::MakeSimdSums(weights);
+      EXPECT_GE(sums.bytes, weights.values.size());
+      for (const int64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 13, 24, 25, 48, 101}) {
+        AssertExact(n % 2 == 0 ? *one : *two, sums, weights, n);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(SimdSums, AreExactWithTheMostInputs) {
   auto context = MakeContext(Device::kCpu, 2);
   for (const int64_t target : test::HighwayTargets()) {
     const test::ScopedHighwayTarget scoped(target);
-    for (const auto& [in, out] :
-         {std::pair<int64_t, int64_t>{1, 3}, {512, 33}, {1300, 40}, {kMaxInt8Inputs, 2}}) {
-      const Int8Weights weights = Extremes(in, out);
-      AssertExact(*context, cpu::MakeSimdSums(weights), weights);
+    const Int8Weights weights = Extremes(kMaxInt8Inputs, 2);
+    for (const int64_t n : {1, 7}) {
+      AssertExact(*context, cpu::MakeSimdSums(weights), weights, n);
       if (HasFatalFailure()) return;
     }
   }
@@ -225,8 +288,30 @@ TEST(OneDnnSums, AreExact) {
     const Int8Weights weights = Extremes(in, out);
     const std::optional<cpu::Int8Sums> sums = cpu::MakeOneDnnSums(*context, weights);
     if (!sums) GTEST_SKIP() << "oneDNN has no sums of bytes here";
-    AssertExact(*context, *sums, weights);
+    AssertExact(*context, *sums, weights, 9);
     if (HasFatalFailure()) return;
+  }
+}
+
+// Every instruction set gives the bits of oneDNN's sums, which Linear prefers.
+TEST(SimdSums, MakeTheProductThatOneDnnMakes) {
+  constexpr int64_t kIn = 200, kOut = 1030, kRows = 60;
+  auto context = MakeContext(Device::kCpu, 2);
+  std::vector<float> w = RandomNormal(kIn * kOut, 1), x = RandomNormal(kRows * kIn, 2);
+  const TensorView part = MakeView(w, {kOut, kIn});
+  const Int8Weights weights = RoundToInt8({{&part, 1}, kIn, kOut, DType::kF32});
+  std::optional<cpu::Int8Sums> sums = cpu::MakeOneDnnSums(*context, weights);
+  if (!sums) GTEST_SKIP() << "oneDNN has no sums of bytes here";
+  const auto run = [&](const Product& product) {
+    std::vector<float> y(kRows * kOut, 1);
+    product.apply(*context, MakeView(x, {kRows, kIn}), MakeView(y, {kRows, kOut}), true);
+    return y;
+  };
+  const std::vector<float> expected = run(cpu::WithSums(weights, *std::move(sums)));
+  for (const int64_t target : test::HighwayTargets()) {
+    const test::ScopedHighwayTarget scoped(target);
+    AssertSameBits(run(cpu::WithSums(weights, cpu::MakeSimdSums(weights))), expected,
+                   test::HighwayTargetName(target));
   }
 }
 

@@ -1,0 +1,86 @@
+#include "kernels/common/instruction_sets.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/text.h"
+#include "hwy/targets.h"
+
+namespace ovq::kernels {
+namespace {
+
+constexpr const char* kVariable = "OVQ_MAX_ISA";
+constexpr std::array<std::string_view, 7> kNames = {
+    "baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
+
+absl::StatusOr<InstructionSet> ReadVariable() {
+  const char* const value = std::getenv(kVariable);
+  if (value == nullptr) return InstructionSet::kAmx;
+#if HWY_ARCH_X86
+  return ParseInstructionSet(value);
+#else
+  return absl::InvalidArgumentError(
+      absl::StrCat(kVariable, ": caps the instruction sets of x86-64, which this machine is not"));
+#endif
+}
+
+const absl::StatusOr<InstructionSet>& Cap() {
+  static const auto* const cap = new absl::StatusOr<InstructionSet>(ReadVariable());
+  return *cap;
+}
+
+// Highway's targets beyond the cap.
+int64_t TargetsBeyond([[maybe_unused]] InstructionSet cap) {
+  int64_t targets = 0;
+#if HWY_ARCH_X86
+  if (cap < InstructionSet::kAvx512) targets |= HWY_AVX3 | HWY_AVX3_DL;
+  if (cap < InstructionSet::kAvx2) targets |= HWY_AVX2;
+#endif
+  return targets;
+}
+
+}  // namespace
+
+absl::StatusOr<InstructionSet> ParseInstructionSet(std::string_view name) {
+  const auto found = std::ranges::find(kNames, name);
+  if (found != kNames.end()) return static_cast<InstructionSet>(found - kNames.begin());
+  std::string names;
+  for (const std::string_view known : kNames) {
+    absl::StrAppend(&names, names.empty() ? "" : ", ", AbslView(known));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(kVariable, ": expected one of ", names, ", got '", AbslView(name), "'"));
+}
+
+absl::Status CapInstructionSets() {
+  static const bool is_capped = [] {
+    const int64_t beyond = TargetsBeyond(MaxInstructionSet());
+    if (beyond != 0) hwy::DisableTargets(beyond);
+    return true;
+  }();
+  (void)is_capped;
+  return Cap().status();
+}
+
+InstructionSet MaxInstructionSet() { return Cap().value_or(InstructionSet::kAmx); }
+
+bool HasAvxVnni() {
+#if defined(__x86_64__)
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+  }();
+  return has && MaxInstructionSet() >= InstructionSet::kAvx2Vnni;
+#else
+  return false;
+#endif
+}
+
+}  // namespace ovq::kernels
