@@ -25,6 +25,18 @@ std::vector<bool> FindUtf8Suffixes(std::string_view text) {
   return valid;
 }
 
+// Whether the bytes, not more than a character has, are a character or begin one.
+bool BeginsCharacter(std::string_view bytes) {
+  const auto lead = static_cast<uint8_t>(bytes[0]);
+  const size_t length = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  if (bytes.size() > length) return false;
+  std::string character(bytes);
+  // The bounds of a second byte depend on the first; others are continued in any way.
+  if (bytes.size() == 1 && length > 1) character += lead == 0xe0 || lead == 0xf0 ? '\xa0' : '\x80';
+  character.resize(length, '\x80');
+  return !FirstInvalidUtf8(character);
+}
+
 }  // namespace
 
 Vocabulary::Vocabulary(std::span<const std::string> texts, std::vector<int32_t> ends)
@@ -48,6 +60,7 @@ Vocabulary::Vocabulary(std::span<const std::string> texts, std::vector<int32_t> 
     return order != 0 ? order < 0 : a < b;
   });
   AddNodes();
+  AddSteps();
   AddSets();
 }
 
@@ -75,6 +88,34 @@ void Vocabulary::AddNodes() {
     before = text;
   }
   close(0);
+}
+
+void Vocabulary::AddSteps() {
+  struct Begun {  // behind a node: the characters, and the bytes of the last that is not complete
+    bool is_utf8 = true;
+    uint8_t chars = 0;
+    std::string character = {};
+  };
+  std::vector<Begun> path(1);  // [depth]
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    path.resize(node.depth);
+    Begun begun = path.back();
+    Step step{kNoUtf8, begun.chars, static_cast<uint8_t>(begun.character.size()),
+              node.end - static_cast<int32_t>(i) > kLargeSubtree};
+    if (begun.is_utf8) {
+      if (begun.character.empty()) ++step.chars;
+      begun.character += static_cast<char>(node.byte);
+      begun.is_utf8 = step.chars <= kMaxChars && BeginsCharacter(begun.character);
+    }
+    if (begun.is_utf8) {
+      step.code = node.byte < 0x80 ? node.byte : kPiece;
+      begun.chars = step.chars;
+      if (!FirstInvalidUtf8(begun.character)) begun.character.clear();
+    }
+    steps_.push_back(step);
+    path.push_back(std::move(begun));
+  }
 }
 
 void Vocabulary::AddSets() {
@@ -117,7 +158,8 @@ void Vocabulary::AddSets() {
 size_t Vocabulary::bytes() const {
   return bytes_.capacity() + begins_.capacity() * sizeof(uint32_t) +
          (order_.capacity() + without_text_.capacity()) * sizeof(int32_t) +
-         nodes_.capacity() * sizeof(Node) + sets_.capacity() * sizeof(Set);
+         nodes_.capacity() * sizeof(Node) + steps_.capacity() * sizeof(Step) +
+         sets_.capacity() * sizeof(Set);
 }
 
 }  // namespace ovq::constraint

@@ -45,23 +45,37 @@ class Vocabulary {
     bool is_utf8;
     bool operator==(const Set&) const = default;
   };
+  // A node as a byte of characters, counted from the root; so small that many are passed quickly.
+  struct Step {
+    // Of a character's only byte the byte itself, kPiece for the bytes of longer ones. kNoUtf8
+    // where the bytes up to this one do not begin UTF-8, or begin more than kMaxChars characters of
+    // it.
+    uint8_t code;
+    uint8_t chars;   // characters begun by it or before it; it begins one if offset is 0
+    uint8_t offset;  // the bytes before it of a character that they do not complete
+    bool is_large;   // it has at least kLargeSubtree descendants
+  };
+  static constexpr uint8_t kPiece = 0x80, kNoUtf8 = 0x81;
+  static constexpr uint8_t kMaxChars = 250;
+  static constexpr int32_t kLargeSubtree = 16;
   std::span<const Node> nodes() const { return nodes_; }
+  std::span<const Step> steps() const { return steps_; }  // [node]
   std::span<const Set> sets() const { return sets_; }
   // All tokens with a text, ascending by it.
   std::span<const int32_t> order() const { return order_; }
   // The tokens without a text, ends among them, ascending.
   std::span<const int32_t> without_text() const { return without_text_; }
   int32_t max_depth() const { return max_depth_; }
-  // The first token in order() behind the node's descendants.
-  int32_t TokensEnd(int32_t node) const {
-    const int32_t end = nodes_[node].end;
-    return end < static_cast<int32_t>(nodes_.size()) ? nodes_[end].first_token
-                                                     : static_cast<int32_t>(order_.size());
+  // The tokens in order() of the nodes before this one; nodes().size() is behind all.
+  int32_t TokensBefore(int32_t node) const {
+    return node < static_cast<int32_t>(nodes_.size()) ? nodes_[node].first_token
+                                                      : static_cast<int32_t>(order_.size());
   }
   size_t bytes() const;  // of memory
 
  private:
   void AddNodes();
+  void AddSteps();
   void AddSets();
 
   std::string bytes_;             // of all tokens, by id
@@ -69,6 +83,7 @@ class Vocabulary {
   std::vector<int32_t> ends_;
   std::vector<int32_t> order_, without_text_;
   std::vector<Node> nodes_;
+  std::vector<Step> steps_;
   std::vector<Set> sets_;
   int32_t max_depth_ = 0;
 };

@@ -110,6 +110,13 @@ ws ::= [ \n]*)",
 pair ::= ("a" | "ab" | "b" pair? )+ " "?)",
       R"(root ::= "{" (root ("," root)*)? "}" | "a"+ | "b" [0-9]{0,1000000} )",
       R"(root ::= ("a"? "b"?)* "c"?)",
+      // Counted classes, near their bounds and far from them, and others between them.
+      R"(root ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\/bfnrt]){3,12} "\"")",
+      R"(root ::= [^"]{0,5} "\"" [a-b]{1,400} root?)",
+      R"(root ::= .{2,6} | [ab]{30,33} "c")",
+      R"(root ::= ([a-c] [a-c0-9]{0,6} " ")*)",
+      R"(root ::= ([a-b]* | [b-c]{1,9}) "é" root?)",
+      R"(root ::= ([a-cé-ü] | "中" | "😀"){4,20} "1")",
   };
   return grammars;
 }
@@ -134,6 +141,70 @@ TEST(MatcherTest, MasksSayWhatAdvanceDoes) {
       place = allowed.empty() ? matcher.Begin()
                               : *matcher.Advance(place, allowed[random() % allowed.size()]);
     }
+  }
+}
+
+// Classes at random, some of them counted, one after another.
+std::string RandomClasses(std::mt19937& random) {
+  const std::vector<std::string> classes = {"[ab]", "[a-c]", "[^\"]",    ".",    "[^a\"\\\\]",
+                                            "[b1]", "[ 1{]", "[a-cé中]", "[^😀]", "\"a\""};
+  std::string grammar = "root ::= ";
+  for (uint32_t n = 1 + random() % 3; n > 0; --n) {
+    const uint32_t least = random() % 12, most = least + random() % (random() % 4 == 0 ? 300 : 9);
+    const std::string bounds =
+        "{" + std::to_string(least) + "," + std::to_string(std::max(most, 1U)) + "}";
+    const std::string item = classes[random() % classes.size()];
+    grammar += "(" + item + (random() % 3 == 0 ? " | \"\\\\\" [ab1]" : "") + ")";
+    grammar += random() % 3 == 0 ? "*" : bounds;
+    grammar += n > 1 && random() % 2 == 0 ? " \"\\\"\" " : " ";
+  }
+  return grammar;
+}
+
+TEST(MatcherTest, MasksOfRandomClassesSayWhatAdvanceDoes) {
+  std::mt19937 random(12);
+  for (int i = 0; i < 60; ++i) {
+    const std::string grammar = RandomClasses(random);
+    SCOPED_TRACE(grammar);
+    const std::shared_ptr<const Vocabulary> vocabulary = MixedVocabulary(random);
+    Matcher matcher(CompileGbnf(grammar), vocabulary, kTestCache);
+    Place place = matcher.Begin();
+    for (int step = 0; step < 8; ++step) {
+      const std::shared_ptr<const TokenMask> mask = matcher.Mask(place);
+      if (matcher.exhausted()) break;
+      ExpectMaskIsRight(matcher, *vocabulary, place);
+      if (HasFatalFailure()) return;
+      if (!place.may_go_on()) break;
+      auto token = static_cast<int32_t>(random() % vocabulary->size());
+      while (!mask->Allows(token) || vocabulary->Text(token).empty()) {
+        token = (token + 1) % static_cast<int32_t>(vocabulary->size());
+      }
+      place = *matcher.Advance(place, token);
+    }
+  }
+}
+
+// Longer than Vocabulary::kMaxChars, in a counted class and in one without a bound.
+TEST(MatcherTest, LongTokensAreWalked) {
+  std::vector<std::string> texts;
+  for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
+  for (int length = 240; length < 270; ++length) {
+    for (const std::string end : {"", "\"", "b", "中"}) {
+      texts.push_back(std::string(length, 'a') + end);
+      std::string wide = "a";
+      for (int i = 0; i < length; ++i) wide += "é";
+      texts.push_back(wide + end);
+    }
+  }
+  texts.emplace_back();
+  const auto vocabulary = std::make_shared<const Vocabulary>(
+      texts, std::vector<int32_t>{static_cast<int32_t>(texts.size()) - 1});
+  for (const std::string grammar :
+       {"root ::= [aé]* \"\\\"\"?", "root ::= [^\"]{0,255} \"\\\"\"", "root ::= [aé]{251} [b中]"}) {
+    SCOPED_TRACE(grammar);
+    Matcher matcher(CompileGbnf(grammar), vocabulary, kTestCache);
+    ExpectMaskIsRight(matcher, *vocabulary, matcher.Begin());
+    ExpectMaskIsRight(matcher, *vocabulary, *matcher.Advance(matcher.Begin(), "aé"));
   }
 }
 
