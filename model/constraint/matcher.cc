@@ -14,12 +14,15 @@ namespace {
 // A place with more edges has a table of all bytes.
 constexpr size_t kMaxEdges = 8;
 // A level with fewer descendants is walked byte by byte, without a run.
-constexpr int32_t kMinRun = 8;
+constexpr int32_t kMinRun = 3;
+// A run over at least this share of the vocabulary is worth knowing all nodes of its class.
+constexpr int32_t kLargeRun = 16;
 // Bounds the places of one mask. Each costs kPlaceCost and its stacks, times an eighth of the
 // ranges of bytes that lead on.
 constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
 constexpr int64_t kMaxRunPlaces = 512;
 constexpr int kMaxTier = 15;
+constexpr int32_t kEndless = 1 << 30;  // characters of a run that leads back to its place
 
 // The smallest tier whose texts are at least so long.
 int FindTier(int32_t bytes) {
@@ -42,6 +45,19 @@ constexpr std::array<Utf8Row, 8> kUtf8Rows = {{
     {4, {{{0xf4, 0xf4}, {0x80, 0x8f}, {0x80, 0xbf}, {0x80, 0xbf}}}},
 }};
 
+// Bytes, or codes.
+bool Has(const ByteSet& set, uint8_t byte) { return (set[byte / 64] >> byte % 64 & 1) != 0; }
+void Add(uint8_t byte, ByteSet& set) { set[byte / 64] |= uint64_t{1} << byte % 64; }
+
+// Adds tokens, in order(), to ranges that end before them or with them.
+void Allow(int32_t begin, int32_t end, std::vector<std::pair<int32_t, int32_t>>& allowed) {
+  if (!allowed.empty() && allowed.back().second == begin) {
+    allowed.back().second = end;
+  } else if (begin < end) {
+    allowed.emplace_back(begin, end);
+  }
+}
+
 uint64_t NewGeneration() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
@@ -52,11 +68,11 @@ uint64_t NewGeneration() {
 // A class of characters that lead from a place to one other, `next`, or back to it: from there the
 // same texts of up to 2^tier bytes lead on.
 struct Place::Run {
-  ByteSet codes{};  // of Vocabulary::Step: ASCII, and kPiece if every longer character is of it
+  ByteSet codes{};  // of Vocabulary::codes(): ASCII, and kPiece if every longer character is of it
   Node* next = nullptr;
+  ByteSet dead{};                  // codes that lead nowhere from the place
   int64_t cost = 0;                // of finding it
   mutable uint64_t last_walk = 0;  // that paid for it
-  bool Has(uint8_t code) const { return (codes[code / 64] >> code % 64 & 1) != 0; }
 };
 
 // Stacks, and what the cache of `generation` knows of them.
@@ -128,6 +144,7 @@ void Matcher::MakeRoom() {
     node->mask = nullptr;
   }
   nodes_.clear();
+  others_.clear();
   machine_.emplace(automaton_);
   generation_ = NewGeneration();
   bytes_ = 0;
@@ -263,29 +280,27 @@ std::shared_ptr<const TokenMask> Matcher::Mask(const Place& place) {
 // Its cost is counted without regard to what is cached, so the result does not depend on that.
 bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
   const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
-  const auto allow = [&allowed](int32_t begin, int32_t end) {
-    if (!allowed.empty() && allowed.back().second == begin) {
-      allowed.back().second = end;
-    } else if (begin < end) {
-      allowed.emplace_back(begin, end);
-    }
-  };
   ++walk_;
   walk_cost_ = 0;
   bool met_exhaustion = false;
   levels_.clear();
   if (!Enter(-1, start)) return false;
   for (int32_t i = 0; !levels_.empty();) {
-    const int32_t passed = PassRun(levels_.back(), i);
-    if (passed > i) allow(nodes[i].first_token, vocabulary_->TokensBefore(passed));
-    i = passed;
-    if (i == levels_.back().end) {
+    const Level& level = levels_.back();
+    i = PassRun(level, i, allowed);
+    if (i == level.end) {
       levels_.pop_back();
       continue;
     }
     const Vocabulary::Node& trie_node = nodes[i];
-    Place::Node* const from = FindParentPlace(levels_.back(), i);
-    Place::Node* to = from != nullptr ? Next(from, trie_node.byte) : nullptr;
+    Place::Node* const from = FindParentPlace(level, i);
+    // The run ends with the node before, from whose place another may go on.
+    if (level.run != nullptr && vocabulary_->chars()[i] - level.begun == level.n_chars + 1 &&
+        trie_node.offset == 0 && i > 0 && trie_node.depth == nodes[i - 1].depth + 1) {
+      if (!Enter(i - 1, from)) return false;
+      continue;
+    }
+    Place::Node* to = Next(from, trie_node.byte);
     if (to == nullptr || to == exhausted_node_.get()) {
       met_exhaustion |= to != nullptr;
       i = trie_node.end;
@@ -293,7 +308,7 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
     }
     if (trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
     if (!Pay(to)) return false;
-    allow(trie_node.first_token, trie_node.first_token + trie_node.n_tokens);
+    Allow(trie_node.first_token, trie_node.first_token + trie_node.n_tokens, allowed);
     if (trie_node.reach > 0 && !Enter(i, to)) return false;
     ++i;
   }
@@ -309,16 +324,14 @@ bool Matcher::Pay(Place::Node* place) {
 
 // trie_node: with descendants, or -1 for the root.
 bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
-  const std::span<const Vocabulary::Step> steps = vocabulary_->steps();
-  const auto first = static_cast<size_t>(trie_node + 1);
+  const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
   const bool is_root = trie_node < 0;
-  Level level{is_root ? static_cast<int32_t>(steps.size()) : vocabulary_->nodes()[trie_node].end,
-              place};
-  const int32_t reach = is_root ? vocabulary_->max_depth() : vocabulary_->nodes()[trie_node].reach;
-  const bool is_utf8 = is_root || steps[trie_node].code != Vocabulary::kNoUtf8;
-  if (level.end - trie_node > kMinRun && is_utf8 && steps[first].offset == 0) {
+  Level level{is_root ? static_cast<int32_t>(nodes.size()) : nodes[trie_node].end, place};
+  const int32_t reach = is_root ? vocabulary_->max_depth() : nodes[trie_node].reach;
+  const bool is_utf8 = is_root || vocabulary_->codes()[trie_node] != Vocabulary::kNoUtf8;
+  if (level.end - trie_node > kMinRun && is_utf8 && nodes[trie_node + 1].offset == 0) {
     level.tier = FindTier(reach);
-    level.begun = is_root ? 0 : steps[trie_node].chars;
+    level.begun = is_root ? 0 : vocabulary_->chars()[trie_node];
     Place::Node* at = place;
     // The run goes on as long as its places lead on over the same class.
     while (level.n_chars < reach) {
@@ -326,57 +339,107 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
       if (run.last_walk != walk_) walk_cost_ += run.cost;
       run.last_walk = walk_;
       if (!Pay(at)) return false;
-      if (level.run == nullptr) level.run = &run;
+      if (level.run == nullptr) {
+        level.run = &run;
+        level.dead = run.dead;
+      }
+      for (size_t word = 0; word < level.dead.size(); ++word) level.dead[word] &= run.dead[word];
       if (run.next == nullptr || run.codes != level.run->codes) break;
-      level.n_chars = run.next == at ? reach : level.n_chars + 1;
+      level.n_chars = run.next == at ? kEndless : level.n_chars + 1;
       at = run.next;
     }
     if (level.n_chars == 0) level.run = nullptr;
+    if (level.run != nullptr) level.others = FindOthers(trie_node, level);
   }
   levels_.push_back(level);
   return true;
 }
 
-// The first node from `trie_node` on that is not below `level` or not allowed by its run.
-int32_t Matcher::PassRun(const Level& level, int32_t trie_node) const {
+const uint64_t* Matcher::FindOthers(int32_t trie_node, const Level& level) {
+  const auto known = others_.find(level.run->codes);
+  if (known != others_.end()) return known->second.data();
+  const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
+  const std::span<const uint8_t> codes = vocabulary_->codes();
+  const auto least = static_cast<int32_t>(nodes.size()) / kLargeRun;
+  if (level.end - trie_node <= least) return nullptr;
+  int32_t n_passed = 0;  // at most
+  for (int32_t child = trie_node + 1; child < level.end; child = nodes[child].end) {
+    if (Has(level.run->codes, codes[child])) n_passed += nodes[child].end - child;
+  }
+  if (n_passed <= least) return nullptr;
+  std::array<uint8_t, 256> is_other;
+  for (size_t code = 0; code < is_other.size(); ++code) {
+    is_other[code] = Has(level.run->codes, static_cast<uint8_t>(code)) ? 0 : 1;
+  }
+  std::vector<uint64_t> others((nodes.size() + 63) / 64);
+  size_t i = 0;
+  for (; i + 64 <= nodes.size(); i += 64) {
+    uint64_t bits = 0;
+    for (size_t k = 0; k < 64; ++k) bits |= uint64_t{is_other[codes[i + k]]} << k;
+    others[i / 64] = bits;
+  }
+  for (; i < nodes.size(); ++i) others[i / 64] |= uint64_t{is_other[codes[i]]} << (i % 64);
+  bytes_ += others.size() * sizeof(uint64_t) + sizeof(ByteSet);
+  return others_.emplace(level.run->codes, std::move(others)).first->second.data();
+}
+
+// Passes the nodes that the level's run allows, and those that lead nowhere from it. Returns the
+// first other one, or the level's end.
+int32_t Matcher::PassRun(const Level& level, int32_t trie_node, Ranges& allowed) const {
   if (level.run == nullptr) return trie_node;
-  const Place::Run& run = *level.run;
-  const Vocabulary::Step* const steps = vocabulary_->steps().data();
   const Vocabulary::Node* const nodes = vocabulary_->nodes().data();
+  const uint8_t* const codes = vocabulary_->codes().data();
+  for (int32_t i = trie_node; i < level.end;) {
+    const int32_t other = FindOther(level, i);
+    if (other > i) Allow(nodes[i].first_token, vocabulary_->TokensBefore(other), allowed);
+    if (other == level.end || !Has(level.dead, codes[other])) return other;
+    i = nodes[other].end;
+  }
+  return level.end;
+}
+
+// The first node from `trie_node` on that is not allowed by the run, or the level's end.
+int32_t Matcher::FindOther(const Level& level, int32_t trie_node) const {
+  const uint8_t* const codes = vocabulary_->codes().data();
+  const uint8_t* const chars = vocabulary_->chars().data();
+  const int32_t most = level.begun + level.n_chars;  // chars
   int32_t i = trie_node;
+  if (level.others == nullptr) {
+    while (i < level.end && Has(level.run->codes, codes[i]) && chars[i] <= most) ++i;
+    return i;
+  }
   while (i < level.end) {
-    const Vocabulary::Step step = steps[i];
-    const int32_t n_chars = step.chars - level.begun;
-    if (!run.Has(step.code) || n_chars > level.n_chars) break;
-    if (!step.is_large || steps[i + 1].offset != 0 || n_chars + nodes[i].reach > level.n_chars) {
-      ++i;
-      continue;
+    // From i to the word's end, as far as they are below the level.
+    const int32_t end = std::min((i | 63) + 1, level.end);
+    const uint64_t others = level.others[i / 64] >> (i % 64);
+    const int32_t first_other = others == 0 ? end : std::min(end, i + std::countr_zero(others));
+    if (most < Vocabulary::kMaxChars) {
+      uint8_t highest = 0;
+      for (int32_t k = i; k < first_other; ++k) highest = std::max(highest, chars[k]);
+      if (highest > most) {
+        while (chars[i] <= most) ++i;
+        return i;
+      }
     }
-    const Vocabulary::Set& below = vocabulary_->sets()[nodes[i].below];
-    const bool is_ascii = (below.bytes[2] | below.bytes[3]) == 0;
-    const bool fits = (below.bytes[0] & ~run.codes[0]) == 0 &&
-                      (below.bytes[1] & ~run.codes[1]) == 0 &&
-                      (is_ascii || (below.is_utf8 && run.Has(Vocabulary::kPiece)));
-    i = fits ? nodes[i].end : i + 1;
+    i = first_other;
+    if (i < end) return i;
   }
   return i;
 }
 
-// The place behind the node's parent, which is the level's node or was passed by its run. Null if
-// there is none, for its bytes up to there begin no character.
+// The place behind the node's parent, which is the level's node or was passed by its run.
 Place::Node* Matcher::FindParentPlace(const Level& level, int32_t trie_node) {
   Place::Node* place = level.place;
   if (level.run == nullptr) return place;
-  const Vocabulary::Step step = vocabulary_->steps()[trie_node];
-  for (int n = step.chars - level.begun - 1; n > 0; --n) {
+  const Vocabulary::Node& node = vocabulary_->nodes()[trie_node];
+  for (int n = vocabulary_->chars()[trie_node] - level.begun - 1; n > 0; --n) {
     Place::Node* const next = place->runs[place->RunIndex(level.tier)]->next;
     if (next == place) break;
     place = next;
   }
-  if (step.offset == 0) return place;
-  const Vocabulary::Node& node = vocabulary_->nodes()[trie_node];
+  if (node.offset == 0) return place;
   const std::string_view text = vocabulary_->Text(vocabulary_->order()[node.first_token]);
-  for (const char c : text.substr(node.depth - 1 - step.offset, step.offset)) {
+  for (const char c : text.substr(node.depth - 1 - node.offset, node.offset)) {
     place = Next(place, static_cast<uint8_t>(c));
   }
   return place;
@@ -399,8 +462,11 @@ const Place::Run& Matcher::FindRun(Place::Node* node, int tier) {
     for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && over_utf8; ++row) {
       over_utf8 = LeadsOverUtf8(node, tier, next, row, 0, n_places);
     }
-    if (over_utf8) run->codes[Vocabulary::kPiece / 64] |= uint64_t{1} << Vocabulary::kPiece % 64;
+    if (over_utf8) Add(Vocabulary::kPiece, run->codes);
   }
+  const ByteSet bytes = machine_->FindBytes(node->stacks);
+  run->dead = {~bytes[0], ~bytes[1], 0, 0};
+  if ((bytes[2] | bytes[3]) == 0) Add(Vocabulary::kPiece, run->dead);
   const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
   run->cost = n_places * (n_heads + kPlaceCost) / 8;
   bytes_ += sizeof(Place::Run) + sizeof(Place::Run*);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "model/constraint/constraint.h"
 #include "model/constraint/stacks.h"
@@ -102,13 +103,19 @@ class Matcher {
     // for none.
     const Place::Run* run = nullptr;
     int32_t n_chars = 0;
-    uint8_t begun = 0;  // Vocabulary::Step::chars of it
+    uint8_t begun = 0;  // Vocabulary::chars() of it
     int tier = 0;       // of the run
+    // Bit node % 64 of word node / 64: whether its code is not of the class. Null if that has not
+    // been worth finding for the whole vocabulary.
+    const uint64_t* others = nullptr;
+    ByteSet dead{};  // codes that lead nowhere from the places of the run
   };
   // False where this is too much work, as Pay.
   bool Enter(int32_t trie_node, Place::Node* place);
   bool Pay(Place::Node* place);
-  int32_t PassRun(const Level& level, int32_t trie_node) const;
+  const uint64_t* FindOthers(int32_t trie_node, const Level& level);
+  int32_t PassRun(const Level& level, int32_t trie_node, Ranges& allowed) const;
+  int32_t FindOther(const Level& level, int32_t trie_node) const;
   Place::Node* FindParentPlace(const Level& level, int32_t trie_node);
   bool Walk(Place::Node* start, Ranges& allowed);
   std::shared_ptr<const TokenMask> MakeMask(const Ranges& allowed, bool may_end) const;
@@ -125,6 +132,7 @@ class Matcher {
   std::optional<StackMachine> machine_;
   absl::flat_hash_set<std::shared_ptr<Place::Node>, Hash, Equal> nodes_;
   std::shared_ptr<Place::Node> unknown_node_, exhausted_node_;  // marks of a table
+  absl::flat_hash_map<ByteSet, std::vector<uint64_t>> others_;  // Level::others of a class
   std::vector<Level> levels_;                                   // of a walk, from the root
 };
 

@@ -51,6 +51,18 @@ StackMachine::Interval StackMachine::FindInterval(const Stacks& from, uint8_t by
   return interval;
 }
 
+std::array<uint64_t, 4> StackMachine::FindBytes(const Stacks& from) const {
+  std::array<uint64_t, 4> bytes{};
+  for (const Head& head : from.heads) {
+    for (const Automaton::Range& range : automaton_->ranges(head.state)) {
+      for (int byte = range.first; byte <= range.last; ++byte) {
+        bytes[byte / 64] |= uint64_t{1} << byte % 64;
+      }
+    }
+  }
+  return bytes;
+}
+
 std::array<uint64_t, 2> StackMachine::FindAsciiClass(const Stacks& from) const {
   std::array<uint64_t, 2> bytes{};
   if (from.heads.size() > kMaxClassHeads) return bytes;

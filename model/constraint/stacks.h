@@ -60,8 +60,10 @@ class StackMachine {
     bool empty = true;  // no stack goes on
   };
   Interval FindInterval(const Stacks& from, uint8_t byte) const;
-  // A largest set of ASCII bytes for which Step does the same, and goes on; bit byte % 64 of word
-  // byte / 64. Empty for more than kMaxClassHeads stacks.
+  // Bit byte % 64 of word byte / 64: the bytes with which some stack goes on.
+  std::array<uint64_t, 4> FindBytes(const Stacks& from) const;
+  // A largest set of ASCII bytes for which Step does the same, and some stack goes on, as bits.
+  // Empty for more than kMaxClassHeads stacks.
   static constexpr size_t kMaxClassHeads = 32;
   std::array<uint64_t, 2> FindAsciiClass(const Stacks& from) const;
   // from: of this machine. False as for Begin.

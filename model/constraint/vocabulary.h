@@ -31,36 +31,22 @@ class Vocabulary {
   // A node of the trie, in preorder: its descendants follow it. The root is not a node.
   struct Node {
     uint8_t byte;         // of the edge to it
+    uint8_t offset;       // the bytes before it of a character that they do not complete
     int32_t depth;        // bytes from the root; at least 1
     int32_t end;          // the first node behind its descendants
     int32_t first_token;  // in order(): its tokens, then those of its descendants
     int32_t n_tokens;     // its own
-    int32_t below;        // in sets(): what its descendants add; -1 without descendants
     int32_t reach;        // the most bytes that a token adds behind it
   };
-  // The bytes of a node's descendants.
-  struct Set {
-    ByteSet bytes;
-    // Whatever a token adds behind the node is UTF-8 that is complete.
-    bool is_utf8;
-    bool operator==(const Set&) const = default;
-  };
-  // A node as a byte of characters, counted from the root; so small that many are passed quickly.
-  struct Step {
-    // Of a character's only byte the byte itself, kPiece for the bytes of longer ones. kNoUtf8
-    // where the bytes up to this one do not begin UTF-8, or begin more than kMaxChars characters of
-    // it.
-    uint8_t code;
-    uint8_t chars;   // characters begun by it or before it; it begins one if offset is 0
-    uint8_t offset;  // the bytes before it of a character that they do not complete
-    bool is_large;   // it has at least kLargeSubtree descendants
-  };
+  std::span<const Node> nodes() const { return nodes_; }
+  // Two numbers for each node, apart from the others because many are read in a row. The code is
+  // the byte where that is a character, kPiece in a longer character, and kNoUtf8 where the bytes
+  // up to there do not begin UTF-8, or begin more than kMaxChars characters of it. chars: the
+  // characters that its bytes begin.
   static constexpr uint8_t kPiece = 0x80, kNoUtf8 = 0x81;
   static constexpr uint8_t kMaxChars = 250;
-  static constexpr int32_t kLargeSubtree = 16;
-  std::span<const Node> nodes() const { return nodes_; }
-  std::span<const Step> steps() const { return steps_; }  // [node]
-  std::span<const Set> sets() const { return sets_; }
+  std::span<const uint8_t> codes() const { return codes_; }
+  std::span<const uint8_t> chars() const { return chars_; }
   // All tokens with a text, ascending by it.
   std::span<const int32_t> order() const { return order_; }
   // The tokens without a text, ends among them, ascending.
@@ -75,16 +61,15 @@ class Vocabulary {
 
  private:
   void AddNodes();
-  void AddSteps();
-  void AddSets();
+  void AddCharacters();
+  void AddReaches();
 
   std::string bytes_;             // of all tokens, by id
   std::vector<uint32_t> begins_;  // [vocab + 1]
   std::vector<int32_t> ends_;
   std::vector<int32_t> order_, without_text_;
   std::vector<Node> nodes_;
-  std::vector<Step> steps_;
-  std::vector<Set> sets_;
+  std::vector<uint8_t> codes_, chars_;
   int32_t max_depth_ = 0;
 };
 

@@ -142,9 +142,9 @@ void Measure(const NamedGrammar& named, const std::shared_ptr<const Vocabulary>&
 
 void MeasureAll(const char* name, const std::shared_ptr<const Vocabulary>& vocabulary,
                 double seconds) {
-  std::printf("%s: %lld tokens, %zu nodes, %zu sets, %.1f MB, made in %.2f s\n", name,
+  std::printf("%s: %lld tokens, %zu nodes, %.1f MB, made in %.2f s\n", name,
               static_cast<long long>(vocabulary->size()), vocabulary->nodes().size(),
-              vocabulary->sets().size(), static_cast<double>(vocabulary->bytes()) / 1e6, seconds);
+              static_cast<double>(vocabulary->bytes()) / 1e6, seconds);
   for (const NamedGrammar& grammar : kGrammars) Measure(grammar, vocabulary);
 }
 
