@@ -49,6 +49,15 @@ constexpr std::array<Utf8Row, 8> kUtf8Rows = {{
 bool Has(const ByteSet& set, uint8_t byte) { return (set[byte / 64] >> byte % 64 & 1) != 0; }
 void Add(uint8_t byte, ByteSet& set) { set[byte / 64] |= uint64_t{1} << byte % 64; }
 
+ByteSet Both(const ByteSet& a, const ByteSet& b) {
+  return {a[0] & b[0], a[1] & b[1], a[2] & b[2], a[3] & b[3]};
+}
+int Count(const ByteSet& set) {
+  int count = 0;
+  for (const uint64_t word : set) count += std::popcount(word);
+  return count;
+}
+
 // Adds tokens, in order(), to ranges that end before them or with them.
 void Allow(int32_t begin, int32_t end, std::vector<std::pair<int32_t, int32_t>>& allowed) {
   if (!allowed.empty() && allowed.back().second == begin) {
@@ -294,7 +303,7 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
     }
     const Vocabulary::Node& trie_node = nodes[i];
     Place::Node* const from = FindParentPlace(level, i);
-    // The run ends with the node before, from whose place another may go on.
+    // Where the run ends with the node before, another may go on from its place.
     if (level.run != nullptr && vocabulary_->chars()[i] - level.begun == level.n_chars + 1 &&
         trie_node.offset == 0 && i > 0 && trie_node.depth == nodes[i - 1].depth + 1) {
       if (!Enter(i - 1, from)) return false;
@@ -303,12 +312,12 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
     Place::Node* to = Next(from, trie_node.byte);
     if (to == nullptr || to == exhausted_node_.get()) {
       met_exhaustion |= to != nullptr;
-      i = trie_node.end;
+      i = vocabulary_->behind()[i];
       continue;
     }
     if (trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
     if (!Pay(to)) return false;
-    Allow(trie_node.first_token, trie_node.first_token + trie_node.n_tokens, allowed);
+    Allow(vocabulary_->first_tokens()[i], vocabulary_->first_tokens()[i + 1], allowed);
     if (trie_node.reach > 0 && !Enter(i, to)) return false;
     ++i;
   }
@@ -326,14 +335,15 @@ bool Matcher::Pay(Place::Node* place) {
 bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
   const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
   const bool is_root = trie_node < 0;
-  Level level{is_root ? static_cast<int32_t>(nodes.size()) : nodes[trie_node].end, place};
+  Level level{is_root ? static_cast<int32_t>(nodes.size()) : vocabulary_->behind()[trie_node],
+              place};
   const int32_t reach = is_root ? vocabulary_->max_depth() : nodes[trie_node].reach;
   const bool is_utf8 = is_root || vocabulary_->codes()[trie_node] != Vocabulary::kNoUtf8;
   if (level.end - trie_node > kMinRun && is_utf8 && nodes[trie_node + 1].offset == 0) {
     level.tier = FindTier(reach);
     level.begun = is_root ? 0 : vocabulary_->chars()[trie_node];
     Place::Node* at = place;
-    // The run goes on as long as its places lead on over the same class.
+    // The run goes on as long as its places lead on over nearly the same class.
     while (level.n_chars < reach) {
       const Place::Run& run = FindRun(at, level.tier);
       if (run.last_walk != walk_) walk_cost_ += run.cost;
@@ -341,13 +351,18 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
       if (!Pay(at)) return false;
       if (level.run == nullptr) {
         level.run = &run;
+        level.codes = run.codes;
         level.dead = run.dead;
       }
-      for (size_t word = 0; word < level.dead.size(); ++word) level.dead[word] &= run.dead[word];
-      if (run.next == nullptr || run.codes != level.run->codes) break;
+      level.dead = Both(level.dead, run.dead);
+      const ByteSet codes = Both(level.codes, run.codes);
+      const int most = std::max(Count(level.run->codes), Count(run.codes));
+      if (run.next == nullptr || 8 * Count(codes) < 7 * most) break;
+      level.codes = codes;
       level.n_chars = run.next == at ? kEndless : level.n_chars + 1;
       at = run.next;
     }
+    level.ends_text = at->stacks.heads.empty();
     if (level.n_chars == 0) level.run = nullptr;
     if (level.run != nullptr) level.others = FindOthers(trie_node, level);
   }
@@ -356,44 +371,47 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
 }
 
 const uint64_t* Matcher::FindOthers(int32_t trie_node, const Level& level) {
-  const auto known = others_.find(level.run->codes);
+  const auto known = others_.find(level.codes);
   if (known != others_.end()) return known->second.data();
-  const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
   const std::span<const uint8_t> codes = vocabulary_->codes();
-  const auto least = static_cast<int32_t>(nodes.size()) / kLargeRun;
+  const std::span<const int32_t> behind = vocabulary_->behind();
+  const auto least = static_cast<int32_t>(codes.size()) / kLargeRun;
   if (level.end - trie_node <= least) return nullptr;
   int32_t n_passed = 0;  // at most
-  for (int32_t child = trie_node + 1; child < level.end; child = nodes[child].end) {
-    if (Has(level.run->codes, codes[child])) n_passed += nodes[child].end - child;
+  for (int32_t child = trie_node + 1; child < level.end; child = behind[child]) {
+    if (Has(level.codes, codes[child])) n_passed += behind[child] - child;
   }
   if (n_passed <= least) return nullptr;
   std::array<uint8_t, 256> is_other;
   for (size_t code = 0; code < is_other.size(); ++code) {
-    is_other[code] = Has(level.run->codes, static_cast<uint8_t>(code)) ? 0 : 1;
+    is_other[code] = Has(level.codes, static_cast<uint8_t>(code)) ? 0 : 1;
   }
-  std::vector<uint64_t> others((nodes.size() + 63) / 64);
+  std::vector<uint64_t> others((codes.size() + 63) / 64);
   size_t i = 0;
-  for (; i + 64 <= nodes.size(); i += 64) {
+  for (; i + 64 <= codes.size(); i += 64) {
     uint64_t bits = 0;
     for (size_t k = 0; k < 64; ++k) bits |= uint64_t{is_other[codes[i + k]]} << k;
     others[i / 64] = bits;
   }
-  for (; i < nodes.size(); ++i) others[i / 64] |= uint64_t{is_other[codes[i]]} << (i % 64);
+  for (; i < codes.size(); ++i) others[i / 64] |= uint64_t{is_other[codes[i]]} << (i % 64);
   bytes_ += others.size() * sizeof(uint64_t) + sizeof(ByteSet);
-  return others_.emplace(level.run->codes, std::move(others)).first->second.data();
+  return others_.emplace(level.codes, std::move(others)).first->second.data();
 }
 
 // Passes the nodes that the level's run allows, and those that lead nowhere from it. Returns the
 // first other one, or the level's end.
 int32_t Matcher::PassRun(const Level& level, int32_t trie_node, Ranges& allowed) const {
   if (level.run == nullptr) return trie_node;
-  const Vocabulary::Node* const nodes = vocabulary_->nodes().data();
+  const int32_t* const first_tokens = vocabulary_->first_tokens().data();
+  const int32_t* const behind = vocabulary_->behind().data();
   const uint8_t* const codes = vocabulary_->codes().data();
   for (int32_t i = trie_node; i < level.end;) {
     const int32_t other = FindOther(level, i);
-    if (other > i) Allow(nodes[i].first_token, vocabulary_->TokensBefore(other), allowed);
-    if (other == level.end || !Has(level.dead, codes[other])) return other;
-    i = nodes[other].end;
+    Allow(first_tokens[i], first_tokens[other], allowed);
+    if (other == level.end) return other;
+    const bool is_behind = vocabulary_->chars()[other] > level.begun + level.n_chars;
+    if (!Has(level.dead, codes[other]) && !(is_behind && level.ends_text)) return other;
+    i = behind[other];
   }
   return level.end;
 }
@@ -405,7 +423,7 @@ int32_t Matcher::FindOther(const Level& level, int32_t trie_node) const {
   const int32_t most = level.begun + level.n_chars;  // chars
   int32_t i = trie_node;
   if (level.others == nullptr) {
-    while (i < level.end && Has(level.run->codes, codes[i]) && chars[i] <= most) ++i;
+    while (i < level.end && Has(level.codes, codes[i]) && chars[i] <= most) ++i;
     return i;
   }
   while (i < level.end) {
@@ -413,15 +431,11 @@ int32_t Matcher::FindOther(const Level& level, int32_t trie_node) const {
     const int32_t end = std::min((i | 63) + 1, level.end);
     const uint64_t others = level.others[i / 64] >> (i % 64);
     const int32_t first_other = others == 0 ? end : std::min(end, i + std::countr_zero(others));
-    if (most < Vocabulary::kMaxChars) {
-      uint8_t highest = 0;
-      for (int32_t k = i; k < first_other; ++k) highest = std::max(highest, chars[k]);
-      if (highest > most) {
-        while (chars[i] <= most) ++i;
-        return i;
-      }
+    if (vocabulary_->most_chars()[i / 64] > most) {
+      while (i < first_other && chars[i] <= most) ++i;
+    } else {
+      i = first_other;
     }
-    i = first_other;
     if (i < end) return i;
   }
   return i;
@@ -438,7 +452,8 @@ Place::Node* Matcher::FindParentPlace(const Level& level, int32_t trie_node) {
     place = next;
   }
   if (node.offset == 0) return place;
-  const std::string_view text = vocabulary_->Text(vocabulary_->order()[node.first_token]);
+  const std::string_view text =
+      vocabulary_->Text(vocabulary_->order()[vocabulary_->first_tokens()[trie_node]]);
   for (const char c : text.substr(node.depth - 1 - node.offset, node.offset)) {
     place = Next(place, static_cast<uint8_t>(c));
   }

@@ -99,16 +99,18 @@ class Matcher {
   struct Level {
     int32_t end;         // behind its descendants
     Place::Node* place;  // behind its bytes
-    // Descendants up to `n_chars` characters below it, all of the run's class, are allowed. Null
-    // for none.
+    // Descendants up to `n_chars` characters below it, all with one of `codes`, are allowed. The
+    // run is that of the level's place; null for none.
     const Place::Run* run = nullptr;
+    ByteSet codes{};
     int32_t n_chars = 0;
     uint8_t begun = 0;  // Vocabulary::chars() of it
     int tier = 0;       // of the run
-    // Bit node % 64 of word node / 64: whether its code is not of the class. Null if that has not
-    // been worth finding for the whole vocabulary.
+    // Bit node % 64 of word node / 64: whether its code is another. Null if that has not been worth
+    // finding for the whole vocabulary.
     const uint64_t* others = nullptr;
-    ByteSet dead{};  // codes that lead nowhere from the places of the run
+    ByteSet dead{};          // codes that lead nowhere from the places of the run
+    bool ends_text = false;  // nothing leads on from the last of them
   };
   // False where this is too much work, as Pay.
   bool Enter(int32_t trie_node, Place::Node* place);
@@ -132,7 +134,7 @@ class Matcher {
   std::optional<StackMachine> machine_;
   absl::flat_hash_set<std::shared_ptr<Place::Node>, Hash, Equal> nodes_;
   std::shared_ptr<Place::Node> unknown_node_, exhausted_node_;  // marks of a table
-  absl::flat_hash_map<ByteSet, std::vector<uint64_t>> others_;  // Level::others of a class
+  absl::flat_hash_map<ByteSet, std::vector<uint64_t>> others_;  // Level::others, by its codes
   std::vector<Level> levels_;                                   // of a walk, from the root
 };
 

@@ -54,7 +54,7 @@ void Vocabulary::AddNodes() {
   std::string_view before;
   const auto close = [&](size_t depth) {
     for (; path.size() > depth; path.pop_back()) {
-      nodes_[path.back()].end = static_cast<int32_t>(nodes_.size());
+      behind_[path.back()] = static_cast<int32_t>(nodes_.size());
     }
   };
   for (size_t i = 0; i < order_.size(); ++i) {
@@ -68,16 +68,15 @@ void Vocabulary::AddNodes() {
       nodes_.push_back({.byte = static_cast<uint8_t>(text[depth]),
                         .offset = 0,
                         .depth = static_cast<int32_t>(depth) + 1,
-                        .end = 0,
-                        .first_token = static_cast<int32_t>(i),
-                        .n_tokens = 0,
                         .reach = 0});
+      behind_.push_back(0);
+      first_tokens_.push_back(static_cast<int32_t>(i));
     }
-    ++nodes_[path.back()].n_tokens;
     max_depth_ = std::max(max_depth_, static_cast<int32_t>(text.size()));
     before = text;
   }
   close(0);
+  first_tokens_.push_back(static_cast<int32_t>(order_.size()));
 }
 
 void Vocabulary::AddCharacters() {
@@ -97,7 +96,9 @@ void Vocabulary::AddCharacters() {
       begun.is_utf8 = begun.chars <= kMaxChars && BeginsCharacter(begun.character);
     }
     codes_.push_back(!begun.is_utf8 ? kNoUtf8 : node.byte < 0x80 ? node.byte : kPiece);
+    if (chars_.size() % 64 == 0) most_chars_.push_back(0);
     chars_.push_back(begun.chars);
+    most_chars_.back() = std::max(most_chars_.back(), begun.chars);
     if (begun.is_utf8 && !FirstInvalidUtf8(begun.character)) begun.character.clear();
     path.push_back(std::move(begun));
   }
@@ -122,7 +123,9 @@ void Vocabulary::AddReaches() {
 size_t Vocabulary::bytes() const {
   return bytes_.capacity() + begins_.capacity() * sizeof(uint32_t) +
          (order_.capacity() + without_text_.capacity()) * sizeof(int32_t) +
-         nodes_.capacity() * sizeof(Node) + codes_.capacity() + chars_.capacity();
+         nodes_.capacity() * sizeof(Node) +
+         (behind_.capacity() + first_tokens_.capacity()) * sizeof(int32_t) + codes_.capacity() +
+         chars_.capacity();
 }
 
 }  // namespace ovq::constraint

@@ -426,14 +426,16 @@ TEST(VocabularyTest, ItsTrieHasEveryToken) {
   const auto nodes = vocabulary->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     path[nodes[i].depth] = path[nodes[i].depth - 1] + static_cast<char>(nodes[i].byte);
-    for (int32_t k = 0; k < nodes[i].n_tokens; ++k) {
-      const int32_t token = vocabulary->order()[nodes[i].first_token + k];
+    for (int32_t k = vocabulary->first_tokens()[i]; k < vocabulary->first_tokens()[i + 1]; ++k) {
+      const int32_t token = vocabulary->order()[k];
       ++n_seen[token];
       EXPECT_EQ(vocabulary->Text(token), path[nodes[i].depth]);
     }
-    ASSERT_GT(nodes[i].end, static_cast<int32_t>(i));
-    int32_t reach = 0;
-    for (int32_t other = static_cast<int32_t>(i) + 1; other < nodes[i].end; ++other) {
+    ASSERT_GT(vocabulary->behind()[i], static_cast<int32_t>(i));
+    int32_t reach = 0;  // of the descendants, which are all nodes up to its end
+    const int32_t end = vocabulary->behind()[i];
+    EXPECT_TRUE(end == std::ssize(nodes) || nodes[end].depth <= nodes[i].depth);
+    for (int32_t other = static_cast<int32_t>(i) + 1; other < vocabulary->behind()[i]; ++other) {
       ASSERT_GT(nodes[other].depth, nodes[i].depth);
       reach = std::max(reach, nodes[other].depth - nodes[i].depth);
     }
