@@ -2,13 +2,13 @@
 //
 // usage: compare_masks.mjs NODE_MODULES SAMPLE_CONSTRAINT SAMPLES FILE [FOLDER ...]
 //
-// FILE: as json_schema_client.mjs reads it. FOLDER: of a tokenizer.json, or - for a vocabulary of
-// bytes and a few tokens more, as without one. Masks are compared at each byte of SAMPLES random texts of each schema.
-// Where only one side allows a token, the first byte of it that the other refuses has a reason of the
-// list below, by what the text is there and by the schema of that value. The first of each reason in
-// each schema are judged: the text is completed by the side that allows the token, and ajv says
-// whether the schema allows it. A difference without a reason, or a token that only this side allows
-// and that leads to what is not valid, is a fault, and the program ends with 1.
+// FILE: as json_schema_client.mjs reads it. FOLDER: of a tokenizer.json, or - for a vocabulary of bytes
+// and a few tokens more, as without one. Masks are compared at each byte of SAMPLES random texts of
+// each schema. Where only one side allows a token, the first byte of it that the other refuses has a
+// reason of the list below, by what the text is there and by the schema of that value. The first of
+// each reason in each schema are judged: the text is completed by the side that allows the token, and
+// ajv says whether the schema allows it. A difference without a reason, or a token that only this side
+// allows and that leads to what is not valid, is a fault, and the program ends with 1.
 import {spawn} from 'node:child_process';
 import {existsSync, readFileSync} from 'node:fs';
 import {createRequire} from 'node:module';
@@ -119,13 +119,16 @@ function beginsUtf8(bytes) {
 const isNumber = ({at, byte}) =>
     at.string === null && !at.isName && (at.inNumber || /[-0-9]/.test(String.fromCharCode(byte)));
 const isValueString = ({at}) => at.string !== null && !at.isName;
-const isValue = (text) => !text.at.isName;
+const kPlain = 4;  // reasons at the front that have nothing to do with the schema
 const reasons = [
   ['special tokens have no text here', (t) => t.side === 'there' && t.byte >= 0 && t.here.length === 0],
   ['white space without bound', (t) => t.side === 'there' && t.at.string === null && [9, 10, 13, 32].includes(t.byte)],
+  ['white space before a comma', (t) => t.side === 'there' && t.at.string === null && t.byte === 0x2c &&
+      [9, 10, 13, 32].includes(t.bytes.at(-2))],
   ['bytes that are no UTF-8', (t) => t.side === 'there' && t.byte >= 0 && !beginsUtf8(t.bytes)],
   ['white space in listed values', (t) => t.side === 'here' && t.has('const', 'enum') && t.at.string === null &&
       [10, 32].includes(t.byte)],
+  ['listed values and no others', (t) => t.side === 'there' && t.has('const', 'enum') && isValueString(t)],
   ['names: `propertyNames`, `patternProperties`, `properties` and `required` together', (t) =>
       (t.at.isName || t.at.string === null) && t.has('propertyNames', 'patternProperties', 'allOf') && !isNumber(t)],
   ['`allOf`: all of its members', (t) => t.has('allOf')],
@@ -148,6 +151,11 @@ function classify(schema, side, bytes, here, names) {
   const schemas = schemasAt(schema, at.path);
   for (let n = at.path.length - 1; n >= 0; --n) {  // what is said of all that is inside
     for (const around of schemasAt(schema, at.path.slice(0, n))) if (around.allOf) schemas.push({allOf: around.allOf});
+    if (n === at.path.length - 1) {
+      for (const around of schemasAt(schema, at.path.slice(0, n))) {
+        if (around.propertyNames) schemas.push({propertyNames: around.propertyNames});
+      }
+    }
     const listed = schemasAt(schema, at.path.slice(0, n)).filter((around) => around.const !== undefined || around.enum);
     schemas.push(...listed);
   }
@@ -188,7 +196,7 @@ class Comparison {
   constructor(folder) {
     this.name = folder === undefined ? 'bytes' : basename(folder);
     this.folder = folder;
-    this.total = {schemas: 0, refused_there: 0, places: 0, equal: 0};
+    this.total = {schemas: 0, refused_there: 0, places: 0, equal: 0, equal_otherwise: 0};
     this.counts = {};  // [reason]: tokens, and of those that are judged how many are valid
     this.faults = [];
   }
@@ -197,6 +205,7 @@ class Comparison {
     this.program = new Program(this.folder);
     this.texts = (await this.program.ask('tokens')).map((digits) => Buffer.from(digits, 'hex'));
     this.end = this.texts.length - 1;
+    this.total.tokens = this.texts.length;
     const {tokens, type} = tokensOf(this.folder, this.texts);
     this.byteIds = Array(256);
     this.texts.forEach((bytes, id) => {
@@ -233,13 +242,19 @@ class Comparison {
         ++this.total.places;
         const place = {text, at, bytes: bytes.subarray(0, at), there: []};
         const here = this.differences(masks[i][at], await matcher.getNextTokenBitmask(), place.there);
-        if (here.length === 0 && place.there.length === 0) ++this.total.equal; else places.push(place);
+        const isEqual = here.length === 0 && place.there.length === 0;
+        if (isEqual) ++this.total.equal;
+        else places.push(place);
         this.departFromThere(group, matcher, place, here);
         if (at < bytes.length && !matcher.acceptToken(this.byteIds[bytes[at]])) break;
       }
       matcher.dispose();
     }
     await this.departFromHere(group, places);
+    const plain = reasons.slice(0, kPlain).map(([name]) => name);
+    for (const {reasons} of places) {
+      if ([...reasons.values()].every((reason) => plain.includes(reason))) ++this.total.equal_otherwise;
+    }
     await this.judge(group);
   }
 
@@ -365,6 +380,10 @@ for (const folder of folders.length > 0 ? folders : [undefined]) {
   comparisons.push(comparison);
   console.log(`${comparison.name}: ${comparison.texts.length} tokens, ${JSON.stringify(comparison.total)}`);
 }
+const figures = ['tokens', 'places', 'equal', 'equal_otherwise'];  // otherwise: but for plain reasons
+for (const {total} of comparisons) total.equal_otherwise += total.equal;
+console.log(`\n| | ${comparisons.map(({name}) => name).join(' | ')} |\n|---|${'---|'.repeat(comparisons.length)}`);
+for (const figure of figures) console.log(`| ${figure} | ${comparisons.map(({total}) => total[figure]).join(' | ')} |`);
 console.log('\nTokens that only one side allows, and of those judged how many are valid\n');
 console.log(`| reason | ${comparisons.map(({name}) => name).join(' | ')} |\n|---|${'---|'.repeat(comparisons.length)}`);
 const names = [...reasons.map(([name]) => name), 'unclassified'];
