@@ -58,7 +58,7 @@ namespace cpu {
 // Normalises one head x [n], the first part of PrepareHeads. scale: for kUnit, kL2 and kNone;
 // weights: [2][n] for kLayer, [n] for kRms; eps: for kRms.
 void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps);
-// Of a row x [n]: 0, or NaN if some element is not finite.
+// Returns 0, or NaN if some element of a row x [n] is not finite.
 float ZeroIfFinite(const float* x, int64_t n);
 // ln(sum(exp(x))) of a row x [n], NaN if some element is not finite.
 float RowLogSumExp(const float* x, int64_t n);

@@ -312,7 +312,7 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     return std::span<const float>(logits.as<float>() + row * logits.shape[1], vocab);
   };
   if (logits.shape[0] == 0) return;
-  // Whose sum is asked for; of other rows only whether they are finite.
+  // The rows whose sum is asked for; of others only whether they are finite.
   std::vector<uint8_t> is_summed(static_cast<size_t>(logits.shape[0]));
   for (const RowDraw& draw : reading.draws) is_summed[draw.row] |= draw.allowed.empty() ? 1 : 0;
   for (const RowBest& best : reading.bests) is_summed[best.row] |= best.allowed.empty() ? 1 : 0;

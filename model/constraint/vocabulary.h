@@ -36,8 +36,8 @@ class Vocabulary {
     int32_t reach;   // the most bytes that a token adds behind it
   };
   std::span<const Node> nodes() const { return nodes_; }
-  // What else is known of nodes is apart, because much of it is read in a row.
-  // [node]: the first node behind its descendants.
+  // More of nodes, each by itself because much of it is read in a row. [node]: the first node
+  // behind its descendants.
   std::span<const int32_t> behind() const { return behind_; }
   // [nodes + 1]: the first in order() of its tokens, which are followed by those of the next node.
   std::span<const int32_t> first_tokens() const { return first_tokens_; }
