@@ -344,7 +344,7 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
     level.begun = is_root ? 0 : vocabulary_->chars()[trie_node];
     Place::Node* at = place;
     // The run goes on as long as its places lead on over nearly the same class.
-    while (level.n_chars < reach) {
+    while (level.n_chars < std::min<int32_t>(reach, Vocabulary::kMaxChars)) {
       const Place::Run& run = FindRun(at, level.tier);
       if (run.last_walk != walk_) walk_cost_ += run.cost;
       run.last_walk = walk_;
