@@ -240,6 +240,30 @@ def engine():
     ]
 
 
+def constraints():
+    return [
+        series("Forms compiled", "Time to compile the form of an answer that was not kept, on a thread "
+               "of the caller's share.", "s", percentiles("ovq_constraint_compile_seconds")),
+        series("Forms asked for", "Compiled ones were not kept, known ones were; refused ones by their "
+               "cause: what is not supported, too large, no memory.", "reqps",
+               [(rate("ovq_constraint_compile_seconds_count"), "compiled"),
+                (rate("ovq_constraint_cache_hits_total"), "known"),
+                (rate("ovq_constraint_refusals_total", by="cause"), "refused: {{cause}}")]),
+        series("Engine's time for forms", "Share of the engine's thread that masks and places of "
+               "answers take.", "percentunit", [(rate("ovq_constraint_seconds_total"), "share")]),
+        series("Masks and forced tokens", "Masks that were looked up or made; tokens of which a form "
+               "left no choice, so that the model was not asked.", "short",
+               [(rate("ovq_constraint_masks_total"), "masks"),
+                (rate("ovq_constraint_forced_tokens_total"), "forced tokens")]),
+        series("Forms whose masks are in memory", "At the budget the masks used longest ago go.", "short",
+               [(f"sum by (instance) (ovq_constraint_matchers{{{SEL}}})", "{{instance}}")]),
+        series("Memory of forms", "Masks in use and allowed, and compiled forms "
+               "(--constraint-memory).", "bytes",
+               [(f"sum by (kind) (ovq_constraint_mask_bytes{{{SEL}}})", "masks, {{kind}}"),
+                (f"sum(ovq_constraint_cache_bytes{{{SEL}}})", "compiled forms")]),
+    ]
+
+
 def process():
     return [
         series("Scrapes", "Time of a scrape, by server; gaps are scrapes that failed.", "s",
@@ -298,7 +322,7 @@ def http():
 
 ROWS = [
     ("At a glance", glance), ("What users feel", latency), ("Load and errors", load),
-    ("Memory and sessions", capacity), ("Engine", engine), ("Process and scrapes", process),
+    ("Memory and sessions", capacity), ("Engine", engine), ("Answers with a form", constraints), ("Process and scrapes", process),
     ("Security", security), ("HTTP front", http),
 ]
 

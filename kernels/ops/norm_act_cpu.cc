@@ -126,6 +126,15 @@ void MapRow(const RowMap& map, int64_t row) {
   });
 }
 
+// 0, or NaN if some x is not finite.
+float ZeroIfFinite(const float* x, int64_t n) {
+  V nothing = hn::Zero(d);
+  ForEachVector(n, [&](int64_t i, int64_t m) {
+    nothing = hn::MulAdd(Load(x + i, m, 0), hn::Zero(d), nothing);
+  });
+  return hn::GetLane(hn::SumOfLanes(d, nothing));
+}
+
 float LogSumExp(const float* x, int64_t n) {
   const int64_t lanes = Lanes();
   V highest = hn::Set(d, kMinusInfinity);
@@ -192,6 +201,7 @@ namespace {
 HWY_EXPORT(NormRow);
 HWY_EXPORT(NormHead);
 HWY_EXPORT(MapRow);
+HWY_EXPORT(ZeroIfFinite);
 HWY_EXPORT(LogSumExp);
 HWY_EXPORT(MaskedLogSumExp);
 
@@ -212,6 +222,10 @@ void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights,
   HWY_DYNAMIC_DISPATCH(NormHead)(norm, x, n, scale, weights, eps);
 }
 
+float ZeroIfFinite(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(ZeroIfFinite)(x, n); }
+
+float RowLogSumExp(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(LogSumExp)(x, n); }
+
 float MaskedLogSumExp(const float* x, const uint32_t* allowed, int64_t n, float* y) {
   return HWY_DYNAMIC_DISPATCH(MaskedLogSumExp)(x, allowed, n, y);
 }
@@ -227,9 +241,7 @@ void MapRows(DeviceContext& context, const RowMap& map) {
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   const int64_t n = x.shape[1];
   ParallelRows(context, x.shape[0], kExpWork * n, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      out[row] = HWY_DYNAMIC_DISPATCH(LogSumExp)(x.as<float>() + row * n, n);
-    }
+    for (int64_t row = begin; row < end; ++row) out[row] = RowLogSumExp(x.as<float>() + row * n, n);
   });
 }
 

@@ -58,6 +58,10 @@ namespace cpu {
 // Normalises one head x [n], the first part of PrepareHeads. scale: for kUnit, kL2 and kNone;
 // weights: [2][n] for kLayer, [n] for kRms; eps: for kRms.
 void NormHead(HeadNorm norm, float* x, int n, float scale, const float* weights, float eps);
+// Returns 0, or NaN if some element of a row x [n] is not finite.
+float ZeroIfFinite(const float* x, int64_t n);
+// ln(sum(exp(x))) of a row x [n], NaN if some element is not finite.
+float RowLogSumExp(const float* x, int64_t n);
 // y[i] = x[i] for the elements whose bit i % 32 of allowed[i / 32] is set, minus infinity for the
 // others and for NaN, [n]. Returns ln(sum(exp(y))), minus infinity if that is all of y.
 float MaskedLogSumExp(const float* x, const uint32_t* allowed, int64_t n, float* y);

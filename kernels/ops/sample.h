@@ -88,7 +88,8 @@ struct LogitsReading {
   std::vector<RowDraw> draws;  // a row may have several
   std::vector<RowToken> tokens;
   std::vector<RowBest> bests;
-  // Result, [n_rows]; NaN for a row with a logit that is not finite.
+  // Result, [n_rows]: NaN for a row with a logit that is not finite; else the logarithm of its sum
+  // of exponentials, or any number for a row of which only draws and bests with a mask are asked.
   std::vector<float> log_sum_exp;
 };
 

@@ -4,6 +4,7 @@
 // first id at which the running sum of w, by ascending id, exceeds the random number times the sum.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -11,6 +12,7 @@
 
 #include "kernels/ops/ops.h"
 #include "kernels/ops/ops_device.h"
+#include "kernels/ops/parallel_rows.h"
 #include "kernels/ops/sample_device.h"
 
 namespace ovq::kernels::cpu {
@@ -70,11 +72,24 @@ int32_t ArgMax(std::span<const float> logits) {
   return first == logits.end() ? 0 : static_cast<int32_t>(first - logits.begin());
 }
 
+constexpr int64_t kSumWork = 8;  // cost of one exponential in multiply-adds, roughly
+
+// A draw with a mask of at most one token in so many looks at the allowed tokens alone.
+constexpr int64_t kSparse = 8;
+
+// The logits that a draw is made from, by ascending token.
+struct RowLogits {
+  std::span<const float> logits;
+  std::span<const int32_t> ids = {};  // of the logits; empty: token i has logit i
+  int32_t Id(size_t i) const { return ids.empty() ? static_cast<int32_t>(i) : ids[i]; }
+};
+
 // Draws from rows one after another, reusing its scratch memory.
 class RowSampler {
  public:
   RowSampler(ScratchScope& scope, size_t vocab)
       : adjusted_(scope.Allocate<float>(vocab), vocab),
+        ids_(scope.Allocate<int32_t>(vocab / kSparse + 1)),
         room_(scope.Allocate<Candidate>(vocab)),
         border_room_(scope.Allocate<Candidate>(vocab)) {}
 
@@ -82,12 +97,12 @@ class RowSampler {
   int32_t Draw(std::span<const float> logits, float row_sum, RowDraw& draw) {
     const DrawParams& params = draw.params;
     draw.log_sum_exp = row_sum;
-    const std::span<const float> adjusted = Adjust(logits, draw);
+    const RowLogits adjusted = Adjust(logits, draw);
     candidates_ = {};
     if (params.temperature > 0) Gather(adjusted, params);
     if (candidates_.empty()) {  // greedy, or no finite logit
-      int32_t id = ArgMax(adjusted);
-      // Without a finite logit the result is token 0, which need not be allowed.
+      int32_t id = adjusted.Id(static_cast<size_t>(ArgMax(adjusted.logits)));
+      // Without a finite logit the result is the first of them, which need not be allowed.
       const auto excluded = [&draw](int32_t token) {
         return !AllowsToken(draw.allowed, token) || std::ranges::binary_search(draw.banned, token);
       };
@@ -111,36 +126,76 @@ class RowSampler {
     double rank;    // sort key of the current filter
   };
 
-  std::span<const float> Adjust(std::span<const float> logits, RowDraw& draw) {
+  RowLogits Adjust(std::span<const float> logits, RowDraw& draw) {
     if (draw.seen.empty() && draw.generated.empty() && draw.bias.empty() && draw.banned.empty() &&
         draw.allowed.empty()) {
-      return logits;
+      return {logits};
     }
     const DrawParams& params = draw.params;
-    if (draw.allowed.empty()) {
-      std::ranges::copy(logits, adjusted_.begin());
-    } else {
-      const float sum =
-          MaskedLogSumExp(logits.data(), draw.allowed.data(), std::ssize(logits), adjusted_.data());
-      if (!std::isnan(draw.log_sum_exp)) draw.log_sum_exp = sum;
-    }
+    const RowLogits row = Allow(logits, draw);
+    // Where a token's logit lies in adjusted_, -1 for one that is not there.
+    const auto find = [&row](int32_t id) {
+      if (row.ids.empty()) return static_cast<int64_t>(id);
+      const auto at = std::ranges::lower_bound(row.ids, id);
+      return at != row.ids.end() && *at == id ? at - row.ids.begin() : -1;
+    };
     for (int32_t id : draw.seen) {
-      float& logit = adjusted_[id];
+      const int64_t i = find(id);
+      if (i < 0) continue;
+      float& logit = adjusted_[i];
       logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
     }
     for (const auto& [id, count] : draw.generated) {
-      adjusted_[id] -=
+      const int64_t i = find(id);
+      if (i < 0) continue;
+      adjusted_[i] -=
           params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
     }
-    for (const auto& [id, bias] : draw.bias) adjusted_[id] += bias;
-    for (int32_t id : draw.banned) adjusted_[id] = kMinusInfinity;
-    return adjusted_;
+    for (const auto& [id, bias] : draw.bias) {
+      if (const int64_t i = find(id); i >= 0) adjusted_[i] += bias;
+    }
+    for (int32_t id : draw.banned) {
+      if (const int64_t i = find(id); i >= 0) adjusted_[i] = kMinusInfinity;
+    }
+    return row;
+  }
+
+  // Fills adjusted_ with the logits of the allowed tokens, and the draw's log_sum_exp of them.
+  RowLogits Allow(std::span<const float> logits, RowDraw& draw) {
+    if (draw.allowed.empty()) {
+      std::ranges::copy(logits, adjusted_.begin());
+      return {adjusted_};
+    }
+    const auto vocab = static_cast<int64_t>(logits.size());
+    int64_t n_allowed = 0;
+    for (const uint32_t word : draw.allowed) n_allowed += std::popcount(word);
+    // Bits behind the vocabulary's end say nothing.
+    if (vocab % 32 != 0) n_allowed -= std::popcount(draw.allowed.back() >> (vocab % 32));
+    const bool is_finite = !std::isnan(draw.log_sum_exp);
+    if (n_allowed == 0 || n_allowed * kSparse > vocab) {
+      const float sum =
+          MaskedLogSumExp(logits.data(), draw.allowed.data(), vocab, adjusted_.data());
+      if (is_finite) draw.log_sum_exp = sum;
+      return {adjusted_};
+    }
+    size_t n = 0;
+    for (size_t word = 0; word < draw.allowed.size(); ++word) {
+      for (uint32_t bits = draw.allowed[word]; bits != 0; bits &= bits - 1) {
+        const auto id = static_cast<int32_t>(32 * word + std::countr_zero(bits));
+        if (id >= vocab) break;
+        ids_[n] = id;
+        adjusted_[n++] = std::isnan(logits[id]) ? kMinusInfinity : logits[id];
+      }
+    }
+    if (is_finite) draw.log_sum_exp = RowLogSumExp(adjusted_.data(), static_cast<int64_t>(n));
+    return {adjusted_.first(n), {ids_, n}};
   }
 
   // Collects the candidates after temperature and top_k. Those whose probability is below the
   // resolution of the random number are left out: even 2^24 of them together weigh e^-60 2^24 <
   // 2^-53 of the best.
-  void Gather(std::span<const float> logits, const DrawParams& params) {
+  void Gather(const RowLogits& row, const DrawParams& params) {
+    const std::span<const float> logits = row.logits;
     constexpr double kNegligible = -60;
     const bool cut = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
     const float best = Sane(logits[ArgMax(logits)]);
@@ -155,9 +210,9 @@ class RowSampler {
     if (cut) {
       std::vector<TokenLogit> kept(static_cast<size_t>(params.top_k));
       FindBest(logits, kept);
-      for (const auto& [id, logit] : kept) add(id, Sane(logit));
+      for (const auto& [i, logit] : kept) add(row.Id(static_cast<size_t>(i)), Sane(logit));
     } else {
-      for (size_t i = 0; i < logits.size(); ++i) add(static_cast<int32_t>(i), Sane(logits[i]));
+      for (size_t i = 0; i < logits.size(); ++i) add(row.Id(i), Sane(logits[i]));
     }
     candidates_ = {room_, n};
     for (Candidate& c : candidates_) c.weight = std::exp(c.weight);
@@ -242,6 +297,7 @@ class RowSampler {
   }
 
   std::span<float> adjusted_;        // [vocab]
+  int32_t* ids_;                     // [vocab / kSparse + 1], of adjusted_ where few are allowed
   Candidate* room_;                  // [vocab]
   Candidate* border_room_;           // [vocab], for KeepMass
   std::span<Candidate> candidates_;  // a prefix of room_, by ascending id
@@ -256,7 +312,19 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
     return std::span<const float>(logits.as<float>() + row * logits.shape[1], vocab);
   };
   if (logits.shape[0] == 0) return;
-  cpu::LogSumExp(context, logits, reading.log_sum_exp.data());
+  // The rows whose sum is asked for; of others only whether they are finite.
+  std::vector<uint8_t> is_summed(static_cast<size_t>(logits.shape[0]));
+  for (const RowDraw& draw : reading.draws) is_summed[draw.row] |= draw.allowed.empty() ? 1 : 0;
+  for (const RowBest& best : reading.bests) is_summed[best.row] |= best.allowed.empty() ? 1 : 0;
+  for (const RowToken& token : reading.tokens) is_summed[token.row] = 1;
+  ParallelRows(
+      context, logits.shape[0], kSumWork * logits.shape[1], [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          const float* x = row_of(row).data();
+          const int64_t n = logits.shape[1];
+          reading.log_sum_exp[row] = is_summed[row] != 0 ? RowLogSumExp(x, n) : ZeroIfFinite(x, n);
+        }
+      });
   RowSampler sampler(scope, vocab);
   for (RowDraw& draw : reading.draws) {
     const std::span<const float> row = row_of(draw.row);

@@ -13,13 +13,16 @@ namespace {
 
 // A place with more edges has a table of all bytes.
 constexpr size_t kMaxEdges = 8;
-// Subtrees of the trie with fewer nodes are walked, not looked at as a whole.
-constexpr int32_t kMinSubtree = 16;
+// A level with fewer descendants is walked byte by byte, without a run.
+constexpr int32_t kMinRun = 3;
+// A run over at least this share of the vocabulary is worth knowing all nodes of its class.
+constexpr int32_t kLargeRun = 16;
 // Bounds the places of one mask. Each costs kPlaceCost and its stacks, times an eighth of the
 // ranges of bytes that lead on.
 constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
-constexpr int64_t kMaxLoopPlaces = 512;
+constexpr int64_t kMaxRunPlaces = 512;
 constexpr int kMaxTier = 15;
+constexpr int32_t kEndless = 1 << 30;  // characters of a run that leads back to its place
 
 // The smallest tier whose texts are at least so long.
 int FindTier(int32_t bytes) {
@@ -42,6 +45,28 @@ constexpr std::array<Utf8Row, 8> kUtf8Rows = {{
     {4, {{{0xf4, 0xf4}, {0x80, 0x8f}, {0x80, 0xbf}, {0x80, 0xbf}}}},
 }};
 
+// Bytes, or codes.
+bool Has(const ByteSet& set, uint8_t byte) { return (set[byte / 64] >> byte % 64 & 1) != 0; }
+void Add(uint8_t byte, ByteSet& set) { set[byte / 64] |= uint64_t{1} << byte % 64; }
+
+ByteSet Both(const ByteSet& a, const ByteSet& b) {
+  return {a[0] & b[0], a[1] & b[1], a[2] & b[2], a[3] & b[3]};
+}
+int Count(const ByteSet& set) {
+  int count = 0;
+  for (const uint64_t word : set) count += std::popcount(word);
+  return count;
+}
+
+// Adds tokens, in order(), to ranges that end before them or with them.
+void Allow(int32_t begin, int32_t end, std::vector<std::pair<int32_t, int32_t>>& allowed) {
+  if (!allowed.empty() && allowed.back().second == begin) {
+    allowed.back().second = end;
+  } else if (begin < end) {
+    allowed.emplace_back(begin, end);
+  }
+}
+
 uint64_t NewGeneration() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
@@ -49,12 +74,14 @@ uint64_t NewGeneration() {
 
 }  // namespace
 
-// The bytes that lead from a place of a tier back to it, or to a place that it represents.
-struct Place::Loops {
-  ByteSet bytes{};
-  bool over_utf8 = false;  // each character of several bytes does
-  int64_t cost = 0;        // of finding them
-  uint64_t last_walk = 0;  // that paid for them
+// A class of characters that lead from a place to one other, `next`, or back to it: from there the
+// same texts of up to 2^tier bytes lead on.
+struct Place::Run {
+  ByteSet codes{};  // of Vocabulary::codes(): ASCII, and kPiece if every longer character is of it
+  Node* next = nullptr;
+  ByteSet dead{};                  // codes that lead nowhere from the place
+  int64_t cost = 0;                // of finding it
+  mutable uint64_t last_walk = 0;  // that paid for it
 };
 
 // Stacks, and what the cache of `generation` knows of them.
@@ -63,13 +90,15 @@ struct Place::Node : std::enable_shared_from_this<Place::Node> {
     uint8_t first, last;
     Node* to;
   };
+  // Where the run of a tier lies in `runs`. Places without a count have one for all tiers.
+  size_t RunIndex(int tier) const { return counts ? tier : 0; }
   Stacks stacks;
   uint64_t generation = 0;
   std::vector<Edge> edges;
   std::unique_ptr<std::array<Node*, 256>> table;
-  bool counts = false;                        // some place may represent it
-  std::vector<Node*> representatives;         // [tier], null until asked for
-  std::vector<std::unique_ptr<Loops>> loops;  // [tier], likewise
+  bool counts = false;                     // some place may represent it
+  std::vector<Node*> representatives;      // [tier], null until asked for
+  std::vector<std::unique_ptr<Run>> runs;  // [tier], likewise
   std::shared_ptr<const TokenMask> mask;
   bool mask_exhausted = false;
   int64_t cost = 0;
@@ -104,8 +133,7 @@ Matcher::Matcher(std::shared_ptr<const Automaton> automaton,
       cache_bytes_(cache_bytes),
       generation_(NewGeneration()),
       unknown_node_(std::make_shared<Place::Node>()),
-      exhausted_node_(std::make_shared<Place::Node>()),
-      path_(vocabulary_->max_depth() + 1) {
+      exhausted_node_(std::make_shared<Place::Node>()) {
   machine_.emplace(automaton_);
 }
 
@@ -121,10 +149,11 @@ void Matcher::MakeRoom() {
     node->edges = {};
     node->table = nullptr;
     node->representatives = {};
-    node->loops.clear();
+    node->runs.clear();
     node->mask = nullptr;
   }
   nodes_.clear();
+  others_.clear();
   machine_.emplace(automaton_);
   generation_ = NewGeneration();
   bytes_ = 0;
@@ -254,113 +283,226 @@ std::shared_ptr<const TokenMask> Matcher::Mask(const Place& place) {
   return node->mask;
 }
 
-// Walks the trie with a representative of the place of each node on the path. Returns false where
-// that is too much work, or where nothing is left because places need too many stacks. Its cost is
-// counted without regard to what is cached, so the result does not depend on that.
+// Walks the trie with a representative of the place of each node on the path. Nodes of a run are
+// passed without a look at their places, which takes most of them in the body of a text. Returns
+// false where that is too much work, or where nothing is left because places need too many stacks.
+// Its cost is counted without regard to what is cached, so the result does not depend on that.
 bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
   const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
-  const auto n_nodes = static_cast<int32_t>(nodes.size());
-  const auto allow = [&allowed](int32_t begin, int32_t end) {
-    if (!allowed.empty() && allowed.back().second == begin) {
-      allowed.back().second = end;
-    } else {
-      allowed.emplace_back(begin, end);
-    }
-  };
   ++walk_;
   walk_cost_ = 0;
   bool met_exhaustion = false;
-  path_[0] = start;
-  for (int32_t i = 0; i < n_nodes;) {
+  levels_.clear();
+  if (!Enter(-1, start)) return false;
+  for (int32_t i = 0; !levels_.empty();) {
+    const Level& level = levels_.back();
+    i = PassRun(level, i, allowed);
+    if (i == level.end) {
+      levels_.pop_back();
+      continue;
+    }
     const Vocabulary::Node& trie_node = nodes[i];
-    Place::Node* to = Next(path_[trie_node.depth - 1], trie_node.byte);
+    Place::Node* const from = FindParentPlace(level, i);
+    // Where the run ends with the node before, another may go on from its place.
+    if (level.run != nullptr && vocabulary_->chars()[i] - level.begun == level.n_chars + 1 &&
+        trie_node.offset == 0 && i > 0 && trie_node.depth == nodes[i - 1].depth + 1) {
+      if (!Enter(i - 1, from)) return false;
+      continue;
+    }
+    Place::Node* to = Next(from, trie_node.byte);
     if (to == nullptr || to == exhausted_node_.get()) {
       met_exhaustion |= to != nullptr;
-      i = trie_node.end;
+      i = vocabulary_->behind()[i];
       continue;
     }
-    if (to->counts && trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
-    if (to->last_walk != walk_) {
-      to->last_walk = walk_;
-      walk_cost_ += to->cost;
-      if (walk_cost_ > kMaxWalkCost) return false;
-    }
-    if (trie_node.end - i >= kMinSubtree && IsAllowedBelow(to, i)) {
-      allow(trie_node.first_token, vocabulary_->TokensEnd(i));
-      i = trie_node.end;
-      continue;
-    }
-    if (trie_node.n_tokens > 0) {
-      allow(trie_node.first_token, trie_node.first_token + trie_node.n_tokens);
-    }
-    path_[trie_node.depth] = to;
+    if (trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
+    if (!Pay(to)) return false;
+    Allow(vocabulary_->first_tokens()[i], vocabulary_->first_tokens()[i + 1], allowed);
+    if (trie_node.reach > 0 && !Enter(i, to)) return false;
     ++i;
   }
   return !(met_exhaustion && allowed.empty() && !start->stacks.may_end);
 }
 
-// Whether all tokens below a node of the trie lead back to `place`, or to one that it represents
-// for the bytes that are left.
-bool Matcher::IsAllowedBelow(Place::Node* place, int32_t trie_node) {
-  const Vocabulary::Node& node = vocabulary_->nodes()[trie_node];
-  const int tier = FindTier(node.reach);
-  // The smallest byte is tried first, so that most places need not know their loops.
-  const Vocabulary::Node& first_child = vocabulary_->nodes()[trie_node + 1];
-  if (first_child.byte < 0x80) {
-    Place::Node* const to = Next(place, first_child.byte);
-    if (to == nullptr || Represent(to, tier) != place) return false;
+bool Matcher::Pay(Place::Node* place) {
+  if (place->last_walk == walk_) return true;
+  place->last_walk = walk_;
+  walk_cost_ += place->cost;
+  return walk_cost_ <= kMaxWalkCost;
+}
+
+// trie_node: with descendants, or -1 for the root.
+bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
+  const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
+  const bool is_root = trie_node < 0;
+  Level level{is_root ? static_cast<int32_t>(nodes.size()) : vocabulary_->behind()[trie_node],
+              place};
+  const int32_t reach = is_root ? vocabulary_->max_depth() : nodes[trie_node].reach;
+  const bool is_utf8 = is_root || vocabulary_->codes()[trie_node] != Vocabulary::kNoUtf8;
+  if (level.end - trie_node > kMinRun && is_utf8 && nodes[trie_node + 1].offset == 0) {
+    level.tier = FindTier(reach);
+    level.begun = is_root ? 0 : vocabulary_->chars()[trie_node];
+    Place::Node* at = place;
+    // The run goes on as long as its places lead on over nearly the same class.
+    while (level.n_chars < std::min<int32_t>(reach, Vocabulary::kMaxChars)) {
+      const Place::Run& run = FindRun(at, level.tier);
+      if (run.last_walk != walk_) walk_cost_ += run.cost;
+      run.last_walk = walk_;
+      if (!Pay(at)) return false;
+      if (level.run == nullptr) {
+        level.run = &run;
+        level.codes = run.codes;
+        level.dead = run.dead;
+      }
+      level.dead = Both(level.dead, run.dead);
+      const ByteSet codes = Both(level.codes, run.codes);
+      const int most = std::max(Count(level.run->codes), Count(run.codes));
+      if (run.next == nullptr || 8 * Count(codes) < 7 * most) break;
+      level.codes = codes;
+      level.n_chars = run.next == at ? kEndless : level.n_chars + 1;
+      at = run.next;
+    }
+    level.ends_text = at->stacks.heads.empty();
+    if (level.n_chars == 0) level.run = nullptr;
+    if (level.run != nullptr) level.others = FindOthers(trie_node, level);
   }
-  Place::Loops& loops = FindLoops(place, place->counts ? tier : 0);
-  if (loops.last_walk != walk_) walk_cost_ += loops.cost;
-  loops.last_walk = walk_;
-  const Vocabulary::Set& below = vocabulary_->sets()[node.below];
-  const bool by_character = loops.over_utf8 && below.is_utf8;
-  for (size_t word = 0; word < (by_character ? 2 : below.bytes.size()); ++word) {
-    if ((below.bytes[word] & ~loops.bytes[word]) != 0) return false;
-  }
+  levels_.push_back(level);
   return true;
 }
 
-Place::Loops& Matcher::FindLoops(Place::Node* node, int tier) {
-  if (static_cast<size_t>(tier) < node->loops.size() && node->loops[tier]) {
-    return *node->loops[tier];
+const uint64_t* Matcher::FindOthers(int32_t trie_node, const Level& level) {
+  const auto known = others_.find(level.codes);
+  if (known != others_.end()) return known->second.data();
+  const std::span<const uint8_t> codes = vocabulary_->codes();
+  const std::span<const int32_t> behind = vocabulary_->behind();
+  const auto least = static_cast<int32_t>(codes.size()) / kLargeRun;
+  if (level.end - trie_node <= least) return nullptr;
+  int32_t n_passed = 0;  // at most
+  for (int32_t child = trie_node + 1; child < level.end; child = behind[child]) {
+    if (Has(level.codes, codes[child])) n_passed += behind[child] - child;
   }
-  auto loops = std::make_unique<Place::Loops>();
-  int64_t n_places = 0;
-  const Place::Node* before = nullptr;
-  for (int byte = 0; byte < 256; ++byte) {
-    Place::Node* const to = Next(node, static_cast<uint8_t>(byte));
-    n_places += to != before ? 1 : 0;
-    before = to;
-    if (to != nullptr && Represent(to, tier) == node) {
-      loops->bytes[byte / 64] |= uint64_t{1} << byte % 64;
-    }
+  if (n_passed <= least) return nullptr;
+  std::array<uint8_t, 256> is_other;
+  for (size_t code = 0; code < is_other.size(); ++code) {
+    is_other[code] = Has(level.codes, static_cast<uint8_t>(code)) ? 0 : 1;
   }
-  loops->over_utf8 = true;
-  for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && loops->over_utf8; ++row) {
-    loops->over_utf8 = LoopsOverUtf8(node, tier, node, row, 0, n_places);
+  std::vector<uint64_t> others((codes.size() + 63) / 64);
+  size_t i = 0;
+  for (; i + 64 <= codes.size(); i += 64) {
+    uint64_t bits = 0;
+    for (size_t k = 0; k < 64; ++k) bits |= uint64_t{is_other[codes[i + k]]} << k;
+    others[i / 64] = bits;
   }
-  const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
-  loops->cost = n_places * (n_heads + kPlaceCost) / 8;
-  bytes_ += sizeof(Place::Loops) + sizeof(Place::Loops*);
-  if (static_cast<size_t>(tier) >= node->loops.size()) node->loops.resize(tier + 1);
-  return *(node->loops[tier] = std::move(loops));
+  for (; i < codes.size(); ++i) others[i / 64] |= uint64_t{is_other[codes[i]]} << (i % 64);
+  bytes_ += others.size() * sizeof(uint64_t) + sizeof(ByteSet);
+  return others_.emplace(level.codes, std::move(others)).first->second.data();
 }
 
-// Whether the bytes of a row, from a column on, lead from `from` back to `node`.
-bool Matcher::LoopsOverUtf8(Place::Node* node, int tier, Place::Node* from, int row, int column,
+// Passes the nodes that the level's run allows, and those that lead nowhere from it. Returns the
+// first other one, or the level's end.
+int32_t Matcher::PassRun(const Level& level, int32_t trie_node, Ranges& allowed) const {
+  if (level.run == nullptr) return trie_node;
+  const int32_t* const first_tokens = vocabulary_->first_tokens().data();
+  const int32_t* const behind = vocabulary_->behind().data();
+  const uint8_t* const codes = vocabulary_->codes().data();
+  for (int32_t i = trie_node; i < level.end;) {
+    const int32_t other = FindOther(level, i);
+    Allow(first_tokens[i], first_tokens[other], allowed);
+    if (other == level.end) return other;
+    const bool is_behind = vocabulary_->chars()[other] > level.begun + level.n_chars;
+    if (!Has(level.dead, codes[other]) && !(is_behind && level.ends_text)) return other;
+    i = behind[other];
+  }
+  return level.end;
+}
+
+// The first node from `trie_node` on that is not allowed by the run, or the level's end.
+int32_t Matcher::FindOther(const Level& level, int32_t trie_node) const {
+  const uint8_t* const codes = vocabulary_->codes().data();
+  const uint8_t* const chars = vocabulary_->chars().data();
+  const int32_t most = level.begun + level.n_chars;  // chars
+  int32_t i = trie_node;
+  if (level.others == nullptr) {
+    while (i < level.end && Has(level.codes, codes[i]) && chars[i] <= most) ++i;
+    return i;
+  }
+  while (i < level.end) {
+    // From i to the word's end, as far as they are below the level.
+    const int32_t end = std::min((i | 63) + 1, level.end);
+    const uint64_t others = level.others[i / 64] >> (i % 64);
+    const int32_t first_other = others == 0 ? end : std::min(end, i + std::countr_zero(others));
+    if (vocabulary_->most_chars()[i / 64] > most) {
+      while (i < first_other && chars[i] <= most) ++i;
+    } else {
+      i = first_other;
+    }
+    if (i < end) return i;
+  }
+  return i;
+}
+
+// The place behind the node's parent, which is the level's node or was passed by its run.
+Place::Node* Matcher::FindParentPlace(const Level& level, int32_t trie_node) {
+  Place::Node* place = level.place;
+  if (level.run == nullptr) return place;
+  const Vocabulary::Node& node = vocabulary_->nodes()[trie_node];
+  for (int n = vocabulary_->chars()[trie_node] - level.begun - 1; n > 0; --n) {
+    Place::Node* const next = place->runs[place->RunIndex(level.tier)]->next;
+    if (next == place) break;
+    place = next;
+  }
+  if (node.offset == 0) return place;
+  const std::string_view text =
+      vocabulary_->Text(vocabulary_->order()[vocabulary_->first_tokens()[trie_node]]);
+  for (const char c : text.substr(node.depth - 1 - node.offset, node.offset)) {
+    place = Next(place, static_cast<uint8_t>(c));
+  }
+  return place;
+}
+
+const Place::Run& Matcher::FindRun(Place::Node* node, int tier) {
+  const size_t index = node->RunIndex(tier);
+  if (index < node->runs.size() && node->runs[index]) return *node->runs[index];
+  auto run = std::make_unique<Place::Run>();
+  const auto ascii = machine_->FindAsciiClass(node->stacks);
+  int64_t n_places = 1;
+  const int first = ascii[0] != 0 ? std::countr_zero(ascii[0]) : 64 + std::countr_zero(ascii[1]);
+  Place::Node* next = first < 128 ? Next(node, static_cast<uint8_t>(first)) : nullptr;
+  // A place without a count does not know the tier, which one with a count depends on.
+  const bool leads_on = next != nullptr && next != exhausted_node_.get();
+  if (leads_on && (node->counts || !next->counts)) {
+    run->next = next = Represent(next, tier);
+    run->codes = {ascii[0], ascii[1], 0, 0};
+    bool over_utf8 = true;
+    for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && over_utf8; ++row) {
+      over_utf8 = LeadsOverUtf8(node, tier, next, row, 0, n_places);
+    }
+    if (over_utf8) Add(Vocabulary::kPiece, run->codes);
+  }
+  const ByteSet bytes = machine_->FindBytes(node->stacks);
+  run->dead = {~bytes[0], ~bytes[1], 0, 0};
+  if ((bytes[2] | bytes[3]) == 0) Add(Vocabulary::kPiece, run->dead);
+  const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
+  run->cost = n_places * (n_heads + kPlaceCost) / 8;
+  bytes_ += sizeof(Place::Run) + sizeof(Place::Run*);
+  if (index >= node->runs.size()) node->runs.resize(index + 1);
+  return *(node->runs[index] = std::move(run));
+}
+
+// Whether the bytes of a row, from a column on, lead from `from` to `to`.
+bool Matcher::LeadsOverUtf8(Place::Node* from, int tier, const Place::Node* to, int row, int column,
                             int64_t& n_places) {
   const auto [first, last] = kUtf8Rows[row].bytes[column];
   const bool is_last = column + 1 == kUtf8Rows[row].length;
   Place::Node* before = nullptr;
   for (int byte = first; byte <= last; ++byte) {
-    Place::Node* const to = Next(from, static_cast<uint8_t>(byte));
-    if (to == nullptr || to == exhausted_node_.get()) return false;
-    if (to == before) continue;
-    before = to;
-    if (++n_places > kMaxLoopPlaces) return false;
-    if (is_last ? Represent(to, tier) != node
-                : !LoopsOverUtf8(node, tier, to, row, column + 1, n_places)) {
+    Place::Node* const next = Next(from, static_cast<uint8_t>(byte));
+    if (next == nullptr || next == exhausted_node_.get()) return false;
+    if (next == before) continue;
+    before = next;
+    if (++n_places > kMaxRunPlaces) return false;
+    if (is_last ? Represent(next, tier) != to
+                : !LeadsOverUtf8(next, tier, to, row, column + 1, n_places)) {
       return false;
     }
   }

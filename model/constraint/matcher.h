@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "model/constraint/constraint.h"
 #include "model/constraint/stacks.h"
@@ -35,7 +36,7 @@ class Place {
  private:
   friend class Matcher;
   struct Node;
-  struct Loops;
+  struct Run;
   explicit Place(std::shared_ptr<Node> node) : node_(std::move(node)) {}
 
   std::shared_ptr<Node> node_;
@@ -91,10 +92,33 @@ class Matcher {
   void AddEdge(Place::Node* from, StackMachine::Interval interval, Place::Node* to);
   // A place from which the same texts of up to 2^tier bytes lead on, one for many.
   Place::Node* Represent(Place::Node* node, int tier);
-  Place::Loops& FindLoops(Place::Node* node, int tier);
-  bool LoopsOverUtf8(Place::Node* node, int tier, Place::Node* from, int row, int column,
+  const Place::Run& FindRun(Place::Node* node, int tier);
+  bool LeadsOverUtf8(Place::Node* from, int tier, const Place::Node* to, int row, int column,
                      int64_t& n_places);
-  bool IsAllowedBelow(Place::Node* place, int32_t trie_node);
+  // A node of the trie with a place, whose descendants are being walked.
+  struct Level {
+    int32_t end;         // behind its descendants
+    Place::Node* place;  // behind its bytes
+    // Descendants up to `n_chars` characters below it, all with one of `codes`, are allowed. The
+    // run is that of the level's place; null for none.
+    const Place::Run* run = nullptr;
+    ByteSet codes{};
+    int32_t n_chars = 0;
+    uint8_t begun = 0;  // Vocabulary::chars() of it
+    int tier = 0;       // of the run
+    // Bit node % 64 of word node / 64: whether its code is another. Null if that has not been worth
+    // finding for the whole vocabulary.
+    const uint64_t* others = nullptr;
+    ByteSet dead{};          // codes that lead nowhere from the places of the run
+    bool ends_text = false;  // nothing leads on from the last of them
+  };
+  // False where this is too much work, as Pay.
+  bool Enter(int32_t trie_node, Place::Node* place);
+  bool Pay(Place::Node* place);
+  const uint64_t* FindOthers(int32_t trie_node, const Level& level);
+  int32_t PassRun(const Level& level, int32_t trie_node, Ranges& allowed) const;
+  int32_t FindOther(const Level& level, int32_t trie_node) const;
+  Place::Node* FindParentPlace(const Level& level, int32_t trie_node);
   bool Walk(Place::Node* start, Ranges& allowed);
   std::shared_ptr<const TokenMask> MakeMask(const Ranges& allowed, bool may_end) const;
 
@@ -110,7 +134,8 @@ class Matcher {
   std::optional<StackMachine> machine_;
   absl::flat_hash_set<std::shared_ptr<Place::Node>, Hash, Equal> nodes_;
   std::shared_ptr<Place::Node> unknown_node_, exhausted_node_;  // marks of a table
-  std::vector<Place::Node*> path_;                              // of a walk: [depth]
+  absl::flat_hash_map<ByteSet, std::vector<uint64_t>> others_;  // Level::others, by its codes
+  std::vector<Level> levels_;                                   // of a walk, from the root
 };
 
 }  // namespace ovq::constraint

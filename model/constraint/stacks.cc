@@ -51,6 +51,55 @@ StackMachine::Interval StackMachine::FindInterval(const Stacks& from, uint8_t by
   return interval;
 }
 
+std::array<uint64_t, 4> StackMachine::FindBytes(const Stacks& from) const {
+  std::array<uint64_t, 4> bytes{};
+  for (const Head& head : from.heads) {
+    for (const Automaton::Range& range : automaton_->ranges(head.state)) {
+      for (int byte = range.first; byte <= range.last; ++byte) {
+        bytes[byte / 64] |= uint64_t{1} << byte % 64;
+      }
+    }
+  }
+  return bytes;
+}
+
+std::array<uint64_t, 2> StackMachine::FindAsciiClass(const Stacks& from) const {
+  std::array<uint64_t, 2> bytes{};
+  if (from.heads.size() > kMaxClassHeads) return bytes;
+  constexpr int32_t kNowhere = -1;
+  std::array<int32_t, 128> classes{};             // [byte]
+  std::vector<std::pair<int32_t, int32_t>> keys;  // [class]: the class before, and the new state
+  std::vector<bool> goes_on{false};               // [class]
+  for (const Head& head : from.heads) {
+    std::array<int32_t, 128> to;
+    to.fill(kNowhere);
+    for (const Automaton::Range& range : automaton_->ranges(head.state)) {
+      for (int byte = range.first; byte <= std::min<int>(range.last, 127); ++byte) {
+        to[byte] = range.to;
+      }
+    }
+    const std::vector<bool> went_on = std::move(goes_on);
+    keys.clear();
+    goes_on.clear();
+    for (size_t byte = 0; byte < classes.size(); ++byte) {
+      const std::pair key(classes[byte], to[byte]);
+      const auto known = std::find(keys.rbegin(), keys.rend(), key);
+      classes[byte] = static_cast<int32_t>(keys.rend() - known) - 1;
+      if (known != keys.rend()) continue;
+      classes[byte] = static_cast<int32_t>(keys.size());
+      keys.push_back(key);
+      goes_on.push_back(went_on[key.first] || key.second != kNowhere);
+    }
+  }
+  std::vector<int> sizes(goes_on.size());
+  for (const int32_t c : classes) sizes[c] += goes_on[c] ? 1 : 0;
+  const auto largest = std::max_element(sizes.begin(), sizes.end());
+  for (size_t byte = 0; byte < classes.size() && *largest > 0; ++byte) {
+    if (classes[byte] == largest - sizes.begin()) bytes[byte / 64] |= uint64_t{1} << byte % 64;
+  }
+  return bytes;
+}
+
 bool StackMachine::Step(const Stacks& from, uint8_t byte, Stacks& to) {
   to = {};
   for (const Head& head : from.heads) {

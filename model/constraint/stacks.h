@@ -1,6 +1,7 @@
 // Stacks: the places of an automaton in a text, as a set of stacks that share their frames.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,6 +60,12 @@ class StackMachine {
     bool empty = true;  // no stack goes on
   };
   Interval FindInterval(const Stacks& from, uint8_t byte) const;
+  // Bit byte % 64 of word byte / 64: the bytes with which some stack goes on.
+  std::array<uint64_t, 4> FindBytes(const Stacks& from) const;
+  // A largest set of ASCII bytes for which Step does the same, and some stack goes on, as bits.
+  // Empty for more than kMaxClassHeads stacks.
+  static constexpr size_t kMaxClassHeads = 32;
+  std::array<uint64_t, 2> FindAsciiClass(const Stacks& from) const;
   // from: of this machine. False as for Begin.
   bool Step(const Stacks& from, uint8_t byte, Stacks& to);
   // The stacks of another machine of the automaton as those of this one.

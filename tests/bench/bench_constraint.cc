@@ -17,7 +17,7 @@
 
 #include "base/check.h"
 #include "model/constraint/matcher.h"
-#include "model/tokenizers/bpe_tokenizer.h"
+#include "tests/model/constraint/tokenizer_texts.h"
 
 namespace ovq::bench {
 namespace {
@@ -142,9 +142,9 @@ void Measure(const NamedGrammar& named, const std::shared_ptr<const Vocabulary>&
 
 void MeasureAll(const char* name, const std::shared_ptr<const Vocabulary>& vocabulary,
                 double seconds) {
-  std::printf("%s: %lld tokens, %zu nodes, %zu sets, %.1f MB, made in %.2f s\n", name,
+  std::printf("%s: %lld tokens, %zu nodes, %.1f MB, made in %.2f s\n", name,
               static_cast<long long>(vocabulary->size()), vocabulary->nodes().size(),
-              vocabulary->sets().size(), static_cast<double>(vocabulary->bytes()) / 1e6, seconds);
+              static_cast<double>(vocabulary->bytes()) / 1e6, seconds);
   for (const NamedGrammar& grammar : kGrammars) Measure(grammar, vocabulary);
 }
 
@@ -153,18 +153,13 @@ int Main(int argc, char** argv) {
   const auto synthetic = SyntheticVocabulary(150'000);
   MeasureAll("synthetic", synthetic, Seconds() - begin);
   for (int i = 1; i < argc; ++i) {
-    const auto tokenizer = model::BpeTokenizer::Load(argv[i], int64_t{1} << 21);
-    if (!tokenizer.ok()) {
-      std::fprintf(stderr, "%s\n", tokenizer.status().ToString().c_str());
+    const auto texts = constraint::test::ReadTokenTexts(argv[i]);
+    if (!texts.ok()) {
+      std::fprintf(stderr, "%s\n", texts.status().ToString().c_str());
       return 1;
     }
-    std::vector<std::string> texts;
-    for (int32_t id = 0; id < (*tokenizer)->size(); ++id) {
-      const std::string* token = (*tokenizer)->ForDecoder(id);
-      texts.push_back(token != nullptr ? (*tokenizer)->decoder().Bytes(*token) : "");
-    }
     begin = Seconds();
-    const auto vocabulary = std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{});
+    const auto vocabulary = std::make_shared<const Vocabulary>(*texts, std::vector<int32_t>{});
     MeasureAll(argv[i], vocabulary, Seconds() - begin);
   }
   return 0;

@@ -1,17 +1,34 @@
-// Draws random texts of constraints and tests given ones, for tests in other languages. Each line
-// of the standard input is "tokens" or {"kind": "json_schema" or "regex", "text": ..., "texts":
-// [...], "masks_of": [...], "samples": n, "seed": n}; each line of the output {"error": ...} or
-// {"accepts": [...], "samples": [...], "unfinished": n, "milliseconds": of compiling, "states": of
-// its terminals}.
+// Draws random texts of constraints, tests given ones and says which tokens may follow, for tests
+// in other languages.
+//
+//   sample_constraint [FOLDER]
+//
+// FOLDER: of a tokenizer.json, whose tokens masks are of, with one more behind them that ends; else
+// masks are of every byte and some more tokens. Each line of the standard input is "tokens",
+// answered by their bytes in hexadecimal, or
+//   {"kind": "json_schema" or "regex", "text": ..., "texts": [...], "samples": n, "seed": n,
+//    "masks_of": [...], "reaches_of": [{"text", "at", "tokens"}], "endings_of": [...]}
+// answered by {"error": ...} or
+//   {"milliseconds": of compiling, "states": of its terminals, "accepts": of each of the texts,
+//    "samples": [...], "unfinished": n,
+//    "masks": behind each byte of each text, in hexadecimal, 8 digits for 32 tokens,
+//    "reaches": how many bytes of each token lead on behind the text's first `at` bytes,
+//    "endings": of each beginning, in hexadecimal, a text of the constraint that begins so, or
+//    null}
 #include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_format.h"
+#include "base/check.h"
 #include "model/constraint/automaton.h"
 #include "model/constraint/matcher.h"
+#include "tests/model/constraint/tokenizer_texts.h"
 
 namespace ovq::constraint {
 namespace {
@@ -19,7 +36,7 @@ namespace {
 constexpr size_t kMostTokens = 3000;
 constexpr size_t kCacheBytes = size_t{64} << 20;
 
-// All bytes, and some tokens of several; the last one ends.
+// All bytes, and some tokens of several.
 std::vector<std::string> TokenTexts() {
   std::vector<std::string> texts;
   for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
@@ -29,7 +46,6 @@ std::vector<std::string> TokenTexts() {
         "ab",   "the",  "é",      "://", "2024-", "[]",   "{}"}) {
     texts.emplace_back(text);
   }
-  texts.emplace_back();
   return texts;
 }
 
@@ -38,10 +54,12 @@ class Sampler {
   Sampler(Matcher& matcher, const Vocabulary& vocabulary, uint32_t seed)
       : matcher_(matcher), vocabulary_(vocabulary), random_(seed) {}
 
-  // False if the text does not end within kMostTokens.
+  // Goes on with the text to an end; false if it has none within kMostTokens, or is no beginning.
   bool Draw(std::string& text) {
     const int32_t end = vocabulary_.ends()[0];
-    Place place = matcher_.Begin();
+    const std::optional<Place> begin = matcher_.Advance(matcher_.Begin(), std::string_view(text));
+    if (!begin) return false;
+    Place place = *begin;
     for (size_t n = 0; n < kMostTokens; ++n) {
       const auto mask = matcher_.Mask(place);
       if (mask->n_allowed == 0) return false;
@@ -89,23 +107,45 @@ class Sampler {
   std::mt19937 random_;
 };
 
-// The tokens that are allowed behind each beginning of the text, whose tokens are its bytes.
-nlohmann::json Masks(Matcher& matcher, const Vocabulary& vocabulary, std::string_view text) {
+// The masks behind each beginning of the text.
+nlohmann::json Masks(Matcher& matcher, std::string_view text) {
   nlohmann::json masks = nlohmann::json::array();
   std::optional<Place> place = matcher.Begin();
   for (size_t i = 0; place && i <= text.size(); ++i) {
-    const auto mask = matcher.Mask(*place);
-    std::vector<int32_t> allowed;
-    for (int32_t id = 0; id < vocabulary.size(); ++id) {
-      if (mask->Allows(id)) allowed.push_back(id);
-    }
-    masks.push_back(std::move(allowed));
-    if (i < text.size()) place = matcher.Advance(*place, static_cast<uint8_t>(text[i]));
+    std::string digits;
+    for (const uint32_t word : matcher.Mask(*place)->bits)
+      absl::StrAppendFormat(&digits, "%08x", word);
+    masks.push_back(std::move(digits));
+    if (i < text.size()) place = matcher.Advance(*place, text.substr(i, 1));
   }
   return masks;
 }
 
-nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabulary> vocabulary) {
+nlohmann::json Reaches(Matcher& matcher, const Vocabulary& vocabulary, const nlohmann::json& task) {
+  const std::string text = task.at("text");
+  const auto begin =
+      matcher.Advance(matcher.Begin(), std::string_view(text).substr(0, task.at("at")));
+  Check(begin.has_value(), "a text of the constraint begins so");
+  nlohmann::json reaches = nlohmann::json::array();
+  for (const int32_t token : task.at("tokens")) {
+    size_t n = 0;
+    std::optional<Place> place = begin;
+    for (const char c : vocabulary.Text(token)) {
+      place = matcher.Advance(*place, std::string_view(&c, 1));
+      if (!place) break;
+      ++n;
+    }
+    reaches.push_back(n);
+  }
+  return reaches;
+}
+
+struct Vocabularies {
+  std::shared_ptr<const Vocabulary> small;  // for texts that are drawn
+  std::shared_ptr<const Vocabulary> tokens;
+};
+
+nlohmann::json Answer(const nlohmann::json& task, const Vocabularies& vocabularies) {
   const auto begin = std::chrono::steady_clock::now();
   Source source{
       .kind = task.at("kind") == "regex" ? Source::Kind::kRegex : Source::Kind::kJsonSchema,
@@ -118,7 +158,8 @@ nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabula
   if (!automaton.ok()) return {{"error", automaton.status().message()}};
   const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - begin;
 
-  Matcher matcher(*automaton, vocabulary, kCacheBytes);
+  Matcher matcher(*automaton, vocabularies.tokens, kCacheBytes);
+  Matcher small(*automaton, vocabularies.small, kCacheBytes);
   nlohmann::json answer = {{"accepts", nlohmann::json::array()},
                            {"samples", nlohmann::json::array()},
                            {"milliseconds", passed.count()},
@@ -128,9 +169,17 @@ nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabula
     answer["accepts"].push_back(place && place->may_end());
   }
   for (const std::string text : task.value("masks_of", nlohmann::json::array())) {
-    answer["masks"].push_back(Masks(matcher, *vocabulary, text));
+    answer["masks"].push_back(Masks(matcher, text));
   }
-  Sampler sampler(matcher, *vocabulary, task.value("seed", 1));
+  for (const nlohmann::json& reach : task.value("reaches_of", nlohmann::json::array())) {
+    answer["reaches"].push_back(Reaches(matcher, *vocabularies.tokens, reach));
+  }
+  Sampler sampler(small, *vocabularies.small, task.value("seed", 1));
+  for (const std::string beginning : task.value("endings_of", nlohmann::json::array())) {
+    std::string text = absl::HexStringToBytes(beginning);
+    const bool ends = sampler.Draw(text);
+    answer["endings"].push_back(ends ? nlohmann::json(text) : nlohmann::json());
+  }
   int unfinished = 0;
   for (int i = 0; i < task.value("samples", 0); ++i) {
     std::string text;
@@ -144,27 +193,41 @@ nlohmann::json Answer(const nlohmann::json& task, std::shared_ptr<const Vocabula
   return answer;
 }
 
-void Run() {
-  const std::vector<std::string> texts = TokenTexts();
+std::shared_ptr<const Vocabulary> WithEnd(std::vector<std::string> texts) {
+  texts.emplace_back();
   const auto end = static_cast<int32_t>(texts.size()) - 1;
-  const auto vocabulary = std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{end});
+  return std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{end});
+}
+
+int Run(const char* folder) {
+  Vocabularies vocabularies;
+  vocabularies.small = vocabularies.tokens = WithEnd(TokenTexts());
+  if (folder != nullptr) {
+    const auto texts = test::ReadTokenTexts(folder);
+    if (!texts.ok()) {
+      std::cerr << texts.status() << "\n";
+      return 1;
+    }
+    vocabularies.tokens = WithEnd(*texts);
+  }
+  const auto write = [](const nlohmann::json& answer) {
+    std::cout << answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+  };
   for (std::string line; std::getline(std::cin, line);) {
-    if (line == "tokens") {  // those of several bytes, and the end
-      std::cout << nlohmann::json(std::vector(texts.begin() + 256, texts.end()))
-                       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-                << std::endl;
+    if (line != "tokens") {
+      write(Answer(nlohmann::json::parse(line), vocabularies));
       continue;
     }
-    std::cout << Answer(nlohmann::json::parse(line), vocabulary)
-                     .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-              << std::endl;
+    nlohmann::json tokens = nlohmann::json::array();
+    for (int32_t id = 0; id < vocabularies.tokens->size(); ++id) {
+      tokens.push_back(absl::BytesToHexString(std::string(vocabularies.tokens->Text(id))));
+    }
+    write(tokens);
   }
+  return 0;
 }
 
 }  // namespace
 }  // namespace ovq::constraint
 
-int main() {
-  ovq::constraint::Run();
-  return 0;
-}
+int main(int argc, char** argv) { return ovq::constraint::Run(argc > 1 ? argv[1] : nullptr); }

@@ -38,7 +38,7 @@ from server_process import ROOT, ServerProcess
 from tiny_model import write_tiny_model
 
 sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
-from ovq_client import Client, OvqError
+from ovq_client import Client, OvqError, Regex
 
 BINARY = None
 MAX_SESSIONS = 6
@@ -75,6 +75,9 @@ class Load:
         list(client.generate("x" * 100, max_tokens=20, timeout=30))
         list(client.generate("z" * 300, max_tokens=2, cacheable=True, timeout=30))
         client.score("a text to score")
+        for _ in range(2):  # compiled, then known
+            form = Regex(f"a form [a-z]{{1,{9 + self.rounds}}}")
+            list(client.generate("x", max_tokens=9, constraint=form, timeout=30))
         running = client.generate("y", max_tokens=100000, timeout=30)
         next(running)
         next(running)

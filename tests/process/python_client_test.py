@@ -236,6 +236,30 @@ class PythonClient(WithServer):
             self.assertEqual({prefix + each.name: each.value for each in enum},
                              {each.name: each.number for each in values})
 
+    def test_command_line_forms(self):
+        def generate(*arguments):
+            return run_python_client("--server", self.server.address, "generate", "--text", "x", *arguments)
+
+        with tempfile.TemporaryDirectory() as folder:
+            schema, grammar, broken = (os.path.join(folder, name) for name in ("s.json", "g.gbnf", "b.json"))
+            Path(schema).write_text('{"type": "integer"}')
+            Path(grammar).write_text('root ::= "x"')
+            Path(broken).write_text('{"type":')
+            for kind, flag, value, sent in (("json_schema", "--json-schema", schema, '{"type": "integer"}'),
+                                            ("grammar", "--grammar", grammar, 'root ::= "x"'),
+                                            ("regex", "--regex", "a+", "a+")):
+                done = generate(flag, value)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(getattr(self.server.requests[-1].sampling.constraint, kind), sent)
+            sent = len(self.server.requests)
+            for arguments, named in ((("--json-schema", broken), "b.json: expected JSON"),
+                                     (("--grammar", folder + "/none"), "none"),
+                                     (("--regex", "a", "--grammar", grammar), "not allowed with")):
+                refused = generate(*arguments)
+                self.assertEqual(refused.returncode, 2)
+                self.assertIn(named, refused.stderr)
+            self.assertEqual(len(self.server.requests), sent)
+
     def test_command_line(self):
         def run(*arguments):
             return run_python_client("--server", self.server.address, *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import os
 import re
@@ -17,8 +18,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 from ovq_client import (
-    Client, Conversation, Finished, Options, OvqError, Prompt, Started, TokenChunk, __version__,
-    session_file,
+    Client, Conversation, Finished, Grammar, Options, OvqError, Prompt, Regex, Started, TokenChunk,
+    __version__, session_file,
 )
 
 
@@ -35,8 +36,29 @@ def _text(args: argparse.Namespace) -> str:
     return Path(args.file).read_text("utf-8") if args.file else sys.stdin.read()
 
 
+def _file_text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
+
+
+def _json_schema(path: str) -> dict[str, typing.Any]:
+    try:
+        schema = json.loads(_file_text(path))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise argparse.ArgumentTypeError(f"{path}: expected a JSON object, the schema")
+    return schema
+
+
+def _grammar(path: str) -> Grammar:
+    return Grammar(_file_text(path))
+
+
 def _generate(client: Client, args: argparse.Namespace) -> None:
-    names = (*_SAMPLING, "stop_strings")
+    names = (*_SAMPLING, "stop_strings", "constraint")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     text = _text(args)
     prompt: Prompt = text
@@ -183,6 +205,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="end the answer before this text; may be given several times",
     )
+    form = generate.add_mutually_exclusive_group()
+    for flag, kind, metavar, about in (
+        ("--json-schema", _json_schema, "FILE", "the answer is JSON of this schema"),
+        ("--grammar", _grammar, "FILE", "the answer has the form of this grammar (GBNF)"),
+        ("--regex", Regex, "REGEX", "the answer matches this regular expression"),
+    ):
+        form.add_argument(flag, dest="constraint", type=kind, metavar=metavar, help=about)
 
     score = commands.add_parser("score", parents=[text], help="how likely the model finds a text")
     score.set_defaults(run=_score)

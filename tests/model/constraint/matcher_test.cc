@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/status/status.h"
+#include "base/text.h"
 #include "tests/model/constraint/constraint_test_util.h"
 #include "tests/model/constraint/naive_language.h"
 
@@ -110,6 +111,13 @@ ws ::= [ \n]*)",
 pair ::= ("a" | "ab" | "b" pair? )+ " "?)",
       R"(root ::= "{" (root ("," root)*)? "}" | "a"+ | "b" [0-9]{0,1000000} )",
       R"(root ::= ("a"? "b"?)* "c"?)",
+      // Counted classes, near their bounds and far from them, and others between them.
+      R"(root ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\/bfnrt]){3,12} "\"")",
+      R"(root ::= [^"]{0,5} "\"" [a-b]{1,400} root?)",
+      R"(root ::= .{2,6} | [ab]{30,33} "c")",
+      R"(root ::= ([a-c] [a-c0-9]{0,6} " ")*)",
+      R"(root ::= ([a-b]* | [b-c]{1,9}) "é" root?)",
+      R"(root ::= ([a-cé-ü] | "中" | "😀"){4,20} "1")",
   };
   return grammars;
 }
@@ -134,6 +142,70 @@ TEST(MatcherTest, MasksSayWhatAdvanceDoes) {
       place = allowed.empty() ? matcher.Begin()
                               : *matcher.Advance(place, allowed[random() % allowed.size()]);
     }
+  }
+}
+
+// Classes at random, some of them counted, one after another.
+std::string RandomClasses(std::mt19937& random) {
+  const std::vector<std::string> classes = {"[ab]", "[a-c]", "[^\"]",    ".",    "[^a\"\\\\]",
+                                            "[b1]", "[ 1{]", "[a-cé中]", "[^😀]", "\"a\""};
+  std::string grammar = "root ::= ";
+  for (uint32_t n = 1 + random() % 3; n > 0; --n) {
+    const uint32_t least = random() % 12, most = least + random() % (random() % 4 == 0 ? 300 : 9);
+    const std::string bounds =
+        "{" + std::to_string(least) + "," + std::to_string(std::max(most, 1U)) + "}";
+    const std::string item = classes[random() % classes.size()];
+    grammar += "(" + item + (random() % 3 == 0 ? " | \"\\\\\" [ab1]" : "") + ")";
+    grammar += random() % 3 == 0 ? "*" : bounds;
+    grammar += n > 1 && random() % 2 == 0 ? " \"\\\"\" " : " ";
+  }
+  return grammar;
+}
+
+TEST(MatcherTest, MasksOfRandomClassesSayWhatAdvanceDoes) {
+  std::mt19937 random(12);
+  for (int i = 0; i < 60; ++i) {
+    const std::string grammar = RandomClasses(random);
+    SCOPED_TRACE(grammar);
+    const std::shared_ptr<const Vocabulary> vocabulary = MixedVocabulary(random);
+    Matcher matcher(CompileGbnf(grammar), vocabulary, kTestCache);
+    Place place = matcher.Begin();
+    for (int step = 0; step < 8; ++step) {
+      const std::shared_ptr<const TokenMask> mask = matcher.Mask(place);
+      if (matcher.exhausted()) break;
+      ExpectMaskIsRight(matcher, *vocabulary, place);
+      if (HasFatalFailure()) return;
+      if (!place.may_go_on()) break;
+      auto token = static_cast<int32_t>(random() % vocabulary->size());
+      while (!mask->Allows(token) || vocabulary->Text(token).empty()) {
+        token = (token + 1) % static_cast<int32_t>(vocabulary->size());
+      }
+      place = *matcher.Advance(place, token);
+    }
+  }
+}
+
+// Longer than Vocabulary::kMaxChars, in a counted class and in one without a bound.
+TEST(MatcherTest, LongTokensAreWalked) {
+  std::vector<std::string> texts;
+  for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
+  for (int length = 240; length < 270; ++length) {
+    for (const std::string end : {"", "\"", "b", "中"}) {
+      texts.push_back(std::string(length, 'a') + end);
+      std::string wide = "a";
+      for (int i = 0; i < length; ++i) wide += "é";
+      texts.push_back(wide + end);
+    }
+  }
+  texts.emplace_back();
+  const auto vocabulary = std::make_shared<const Vocabulary>(
+      texts, std::vector<int32_t>{static_cast<int32_t>(texts.size()) - 1});
+  for (const std::string grammar :
+       {"root ::= [aé]* \"\\\"\"?", "root ::= [^\"]{0,255} \"\\\"\"", "root ::= [aé]{251} [b中]"}) {
+    SCOPED_TRACE(grammar);
+    Matcher matcher(CompileGbnf(grammar), vocabulary, kTestCache);
+    ExpectMaskIsRight(matcher, *vocabulary, matcher.Begin());
+    ExpectMaskIsRight(matcher, *vocabulary, *matcher.Advance(matcher.Begin(), "aé"));
   }
 }
 
@@ -354,27 +426,63 @@ TEST(VocabularyTest, ItsTrieHasEveryToken) {
   const auto nodes = vocabulary->nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
     path[nodes[i].depth] = path[nodes[i].depth - 1] + static_cast<char>(nodes[i].byte);
-    for (int32_t k = 0; k < nodes[i].n_tokens; ++k) {
-      const int32_t token = vocabulary->order()[nodes[i].first_token + k];
+    for (int32_t k = vocabulary->first_tokens()[i]; k < vocabulary->first_tokens()[i + 1]; ++k) {
+      const int32_t token = vocabulary->order()[k];
       ++n_seen[token];
       EXPECT_EQ(vocabulary->Text(token), path[nodes[i].depth]);
     }
-    ASSERT_GT(nodes[i].end, static_cast<int32_t>(i));
-    // Its set are the bytes of its descendants.
-    ByteSet below{};
-    for (int32_t other = static_cast<int32_t>(i) + 1; other < nodes[i].end; ++other) {
+    ASSERT_GT(vocabulary->behind()[i], static_cast<int32_t>(i));
+    int32_t reach = 0;  // of the descendants, which are all nodes up to its end
+    const int32_t end = vocabulary->behind()[i];
+    EXPECT_TRUE(end == std::ssize(nodes) || nodes[end].depth <= nodes[i].depth);
+    for (int32_t other = static_cast<int32_t>(i) + 1; other < vocabulary->behind()[i]; ++other) {
       ASSERT_GT(nodes[other].depth, nodes[i].depth);
-      below[nodes[other].byte / 64] |= uint64_t{1} << nodes[other].byte % 64;
+      reach = std::max(reach, nodes[other].depth - nodes[i].depth);
     }
-    if (nodes[i].below < 0) {
-      EXPECT_EQ(below, ByteSet{});
-    } else {
-      EXPECT_EQ(below, vocabulary->sets()[nodes[i].below].bytes);
-    }
+    EXPECT_EQ(nodes[i].reach, reach);
   }
   for (int32_t id = 0; id < vocabulary->size(); ++id) {
     EXPECT_EQ(n_seen[id], vocabulary->Text(id).empty() ? 0 : 1) << id;
   }
+}
+
+// Whether the bytes are UTF-8, apart from a last character that may still be completed.
+bool BeginsUtf8(const std::string& text) {
+  for (const std::string end :
+       {"", "\x80", "\xa0", "\x80\x80", "\xa0\x80", "\xa0\x80\x80", "\x80\x80\x80"}) {
+    if (!FirstInvalidUtf8(text + end)) return true;
+  }
+  return false;
+}
+
+TEST(VocabularyTest, NodesKnowTheirCharacters) {
+  std::mt19937 random(9);
+  const std::shared_ptr<const Vocabulary> vocabulary = MixedVocabulary(random);
+  std::vector<std::string> path(vocabulary->max_depth() + 1);
+  const auto nodes = vocabulary->nodes();
+  int n_pieces = 0, n_invalid = 0;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const std::string& before = path[nodes[i].depth - 1];
+    const std::string& text = path[nodes[i].depth] = before + static_cast<char>(nodes[i].byte);
+    if (!BeginsUtf8(text)) {
+      EXPECT_EQ(vocabulary->codes()[i], Vocabulary::kNoUtf8);
+      ++n_invalid;
+      if (!BeginsUtf8(before)) continue;
+    } else if (nodes[i].byte < 0x80) {
+      EXPECT_EQ(vocabulary->codes()[i], nodes[i].byte);
+    } else {
+      EXPECT_EQ(vocabulary->codes()[i], Vocabulary::kPiece);
+      ++n_pieces;
+    }
+    size_t complete = before.size();
+    while (FirstInvalidUtf8(before.substr(0, complete))) --complete;
+    EXPECT_EQ(nodes[i].offset, before.size() - complete);
+    int n_chars = nodes[i].offset > 0 || BeginsUtf8(before) ? 1 : 0;
+    for (size_t k = 0; k < complete; ++k) n_chars += (before[k] & 0xc0) != 0x80 ? 1 : 0;
+    EXPECT_EQ(vocabulary->chars()[i], n_chars) << i;
+  }
+  EXPECT_GT(n_pieces, 100);
+  EXPECT_GT(n_invalid, 100);
 }
 
 // The errors of CompileGrammar name the rule.
