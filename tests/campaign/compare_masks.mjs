@@ -119,19 +119,24 @@ function beginsUtf8(bytes) {
 const isNumber = ({at, byte}) =>
     at.string === null && !at.isName && (at.inNumber || /[-0-9]/.test(String.fromCharCode(byte)));
 const isValueString = ({at}) => at.string !== null && !at.isName;
-const kPlain = 4;  // reasons at the front that have nothing to do with the schema
+const kPlain = 5;  // reasons at the front that have nothing to do with the schema
 const reasons = [
   ['special tokens have no text here', (t) => t.side === 'there' && t.byte >= 0 && t.here.length === 0],
   ['white space without bound', (t) => t.side === 'there' && t.at.string === null && [9, 10, 13, 32].includes(t.byte)],
   ['white space before a comma', (t) => t.side === 'there' && t.at.string === null && t.byte === 0x2c &&
       [9, 10, 13, 32].includes(t.bytes.at(-2))],
   ['bytes that are no UTF-8', (t) => t.side === 'there' && t.byte >= 0 && !beginsUtf8(t.bytes)],
+  ['escapes of surrogates, in pairs only', (t) => t.side === 'there' && t.at.string !== null &&
+      /\\u[dD][89a-fA-F][^"]{0,8}$/.test(Buffer.from(t.bytes).toString('latin1'))],
   ['white space in listed values', (t) => t.side === 'here' && t.has('const', 'enum') && t.at.string === null &&
       [10, 32].includes(t.byte)],
+  ['`allOf`: all of its members', (t) => t.has('allOf')],
   ['listed values and no others', (t) => t.side === 'there' && t.has('const', 'enum') && isValueString(t)],
   ['names: `propertyNames`, `patternProperties`, `properties` and `required` together', (t) =>
-      (t.at.isName || t.at.string === null) && t.has('propertyNames', 'patternProperties', 'allOf') && !isNumber(t)],
-  ['`allOf`: all of its members', (t) => t.has('allOf')],
+      (t.at.isName || t.at.string === null) && t.has('propertyNames', 'patternProperties') && !isNumber(t)],
+  ['names of additional properties: escapes as `JSON.stringify` writes them', (t) => t.side === 'there' &&
+      t.at.isName && t.at.string !== null && t.has('properties') &&
+      /\\([^u]?|u[0-9a-fA-F]{0,4})$/.test(Buffer.from(t.bytes).toString('latin1'))],
   ['`multipleOf` is kept', (t) => t.side === 'there' && t.has('multipleOf') && (isNumber(t) || t.at.inNumber)],
   ['a bounded number may have a fraction', (t) => t.side === 'here' && isNumber(t) && t.has('minimum', 'maximum') && t.has('multipleOf', 'number')],
   ['numbers with bounds have at most 15 digits, and no exponent', (t) => t.side === 'there' && isNumber(t) &&

@@ -7,10 +7,11 @@
 import {spawn} from 'node:child_process';
 import {readFileSync} from 'node:fs';
 import {createRequire} from 'node:module';
+import {resolve} from 'node:path';
 import {createInterface} from 'node:readline';
 
 const [modules, program, samples, ...files] = process.argv.slice(2);
-const require = createRequire(modules + '/');
+const require = createRequire(resolve(modules) + '/');
 const Ajv = require('ajv/dist/2020').default;
 const addFormats = require('ajv-formats').default;
 
