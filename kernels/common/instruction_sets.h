@@ -35,5 +35,7 @@ InstructionSet MaxInstructionSet();
 
 // Whether the processor has AVX-VNNI and the cap allows it.
 bool HasAvxVnni();
+// Whether the processor is an ARM with dot products of bytes (ARMv8.2's option, which ARMv8.4 has).
+bool HasNeonDotProducts();
 
 }  // namespace ovq::kernels

@@ -76,7 +76,7 @@ struct Int8Sums {
 };
 
 // Kernels of our own, for machines where oneDNN has no exact sums: by AVX-VNNI, by AVX2's products
-// of bytes, or by products of 16 bits on any other instruction set.
+// of bytes, by NEON's dot products, or by products of 16 bits on any other instruction set.
 Int8Sums MakeSimdSums(const Int8Weights& weights);
 // oneDNN's sums, on AMX or VNNI. None on machines with neither, or where the sums turn out not to
 // be exact.

@@ -166,11 +166,14 @@ struct WordDots {
   }
 };
 
-#if HWY_TARGET == HWY_AVX2
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_NEON
 using Bytes = hn::Vec<hn::ScalableTag<int8_t>>;
 HWY_INLINE Bytes LoadBytes(const void* bytes) {
   return hn::LoadU(hn::ScalableTag<int8_t>(), static_cast<const int8_t*>(bytes));
 }
+#endif
+
+#if HWY_TARGET == HWY_AVX2
 
 // AVX2 multiplies unsigned bytes with signed ones, and sums of two products saturate at int16.
 // Signs of x times those of the weights, and the weights without theirs, are all within 127: two
@@ -209,6 +212,24 @@ struct VnniDots {
   static HWY_INLINE W LoadWeights(const int8_t* w) { return LoadBytes(w); }
   static HWY_INLINE void Add(X x, W w, Sum& sum, Sum& /*more*/) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(x.raw), "x"(w.raw));
+  }
+};
+#endif
+
+#if HWY_TARGET == HWY_NEON
+// ARMv8.2's dot products of signed bytes, which Highway has no target for either.
+struct NeonDots {
+  using Element = int8_t;
+  using X = Bytes;
+  using W = Bytes;
+  static constexpr int kTileRows = 6;
+  static HWY_INLINE int64_t Inputs() { return sizeof(X); }
+  static HWY_INLINE X LoadX(const int8_t* x) { return LoadBytes(x); }
+  static HWY_INLINE W LoadWeights(const int8_t* w) { return LoadBytes(w); }
+  static HWY_INLINE void Add(X x, W w, Sum& sum, Sum& /*more*/) {
+    asm(".arch armv8.2-a+dotprod\n\tsdot %0.4s, %1.16b, %2.16b"
+        : "+w"(sum.raw)
+        : "w"(x.raw), "w"(w.raw));
   }
 };
 #endif
@@ -309,6 +330,9 @@ RowFormat Format() {
   if (HasAvxVnni()) return {RowFormat::kUnsigned, VnniDots::Inputs(), "AVX-VNNI"};
   return {RowFormat::kSigned, SignDots::Inputs(), "AVX2"};
 #else
+#if HWY_TARGET == HWY_NEON
+  if (HasNeonDotProducts()) return {RowFormat::kSigned, NeonDots::Inputs(), "NEON dot products"};
+#endif
   return {RowFormat::kWords, WordDots::Inputs(), "products of 16 bits"};
 #endif
 }
@@ -318,6 +342,9 @@ void Sums([[maybe_unused]] const RowFormat& format, const SumsBlock& block) {
   if (format.elements == RowFormat::kUnsigned) return SumBlock<VnniDots>(block);
   SumBlock<SignDots>(block);
 #else
+#if HWY_TARGET == HWY_NEON
+  if (format.elements == RowFormat::kSigned) return SumBlock<NeonDots>(block);
+#endif
   SumBlock<WordDots>(block);
 #endif
 }
