@@ -59,12 +59,12 @@ absl::StatusOr<absl::StatusOr<Reply>> RedisConnection::ReadReply() {
                                                            freeReplyObject);
   if (reply->type != REDIS_REPLY_ERROR) return absl::StatusOr<Reply>(ReadTree(*reply));
   const std::string error(reply->str, reply->len);
-  const absl::StatusCode code =
-      error.starts_with("FENCED") ? absl::StatusCode::kAborted : absl::StatusCode::kFailedPrecondition;
+  const absl::StatusCode code = error.starts_with("FENCED") ? absl::StatusCode::kAborted
+                                                            : absl::StatusCode::kFailedPrecondition;
   return absl::StatusOr<Reply>(absl::Status(code, absl::StrCat("redis: ", error)));
 }
 
-absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RedisConnection::Run(
+absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RedisConnection::RunTogether(
     const std::vector<Command>& commands) {
   if (context_ == nullptr) RETURN_IF_ERROR(Connect());
   for (const Command& command : commands) {
@@ -88,8 +88,7 @@ absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RedisConnection::Run(
 }
 
 absl::StatusOr<Reply> RedisConnection::Run(Command command) {
-  ASSIGN_OR_RETURN(std::vector<absl::StatusOr<Reply>> replies,
-                   Run(std::vector<Command>{std::move(command)}));
+  ASSIGN_OR_RETURN(std::vector<absl::StatusOr<Reply>> replies, RunTogether({std::move(command)}));
   return std::move(replies[0]);
 }
 

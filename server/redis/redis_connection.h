@@ -40,7 +40,8 @@ class RedisConnection {
   // Sends the commands together. Errors: Unavailable if the server cannot be reached or the
   // connection broke, so that nobody knows which commands were executed. A command that the server
   // refused has a status of its own: Aborted for the scripts' FENCED, else FailedPrecondition.
-  absl::StatusOr<std::vector<absl::StatusOr<Reply>>> Run(const std::vector<Command>& commands);
+  absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RunTogether(
+      const std::vector<Command>& commands);
   // Runs one command, with all of its errors.
   absl::StatusOr<Reply> Run(Command command);
 

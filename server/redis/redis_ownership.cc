@@ -86,8 +86,8 @@ absl::StatusOr<store::FoundSession> RedisStore::Check(RedisConnection& connectio
     }
     const auto snapshot = static_cast<uint64_t>(reply.items[4].number);
     if (journal.head.version > 0 && snapshot != journal.head.snapshot_bytes) {
-      return absl::DataLossError(absl::StrCat("snapshot: ", snapshot, " bytes, expected ",
-                                              journal.head.snapshot_bytes));
+      return absl::DataLossError(
+          absl::StrCat("snapshot: ", snapshot, " bytes, expected ", journal.head.snapshot_bytes));
     }
     if (journal.torn_bytes > 0) {
       RETURN_IF_ERROR(
@@ -101,9 +101,9 @@ absl::StatusOr<store::FoundSession> RedisStore::Check(RedisConnection& connectio
   absl::StatusOr<store::FoundSession> found = check();
   if (found.ok() || absl::IsUnavailable(found.status())) return found;
   Quarantine(id);
-  const absl::Status damaged = absl::DataLossError(
-      absl::StrCat("session ", id, ": ", std::string(found.status().message()),
-                   "; its keys now begin with damaged:"));
+  const absl::Status damaged =
+      absl::DataLossError(absl::StrCat("session ", id, ": ", std::string(found.status().message()),
+                                       "; its keys now begin with damaged:"));
   if (report_) report_({.kind = "read", .status = damaged});
   return damaged;
 }
@@ -121,7 +121,7 @@ absl::StatusOr<store::RecoveredSessions> RedisStore::Recover() {
     for (size_t i = begin; i < end; ++i) {
       commands.push_back(Script(kAcquireScript, sorted[i], {sorted[i]}));
     }
-    ASSIGN_OR_RETURN(const auto replies, connection.Run(commands));
+    ASSIGN_OR_RETURN(const auto replies, connection.RunTogether(commands));
     for (size_t i = begin; i < end; ++i) {
       RETURN_IF_ERROR(replies[i - begin].status());
       const Reply& reply = *replies[i - begin];
@@ -178,9 +178,9 @@ bool RedisStore::TryFinish(RedisConnection& connection, Acquisition& call, bool 
   if (now - call.asked < absl::ToChronoNanoseconds(kRequestInterval)) return false;
   call.asked = now;
   const std::string requests = absl::StrCat("ovq:asks:", owner);
-  (void)connection.Run(std::vector<Command>{{"SET", absl::StrCat("ovq:asked:", id), "1", "PX", "10000"},
-                        {"RPUSH", requests, id},
-                        {"PEXPIRE", requests, "10000"}});
+  (void)connection.RunTogether({{"SET", absl::StrCat("ovq:asked:", id), "1", "PX", "10000"},
+                                {"RPUSH", requests, id},
+                                {"PEXPIRE", requests, "10000"}});
   return false;
 }
 
@@ -213,11 +213,11 @@ void RedisStore::OwnerLoop() {
   std::vector<Acquisition> waiting;
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait_until(
-        lock,
-        waiting.empty() ? renewed + interval
-                        : SteadyClock::now() + absl::ToChronoNanoseconds(kPollInterval),
-        [this] { return owner_ending_ || !acquisitions_.empty(); });
+    changed_.wait_until(lock,
+                        waiting.empty()
+                            ? renewed + interval
+                            : SteadyClock::now() + absl::ToChronoNanoseconds(kPollInterval),
+                        [this] { return owner_ending_ || !acquisitions_.empty(); });
     std::ranges::move(std::exchange(acquisitions_, {}), std::back_inserter(waiting));
     const bool ending = owner_ending_;
     lock.unlock();
@@ -225,8 +225,7 @@ void RedisStore::OwnerLoop() {
       Renew(connection);
       renewed = SteadyClock::now();
     }
-    std::erase_if(waiting,
-                  [&](Acquisition& call) { return TryFinish(connection, call, ending); });
+    std::erase_if(waiting, [&](Acquisition& call) { return TryFinish(connection, call, ending); });
     if (ending) return;
     lock.lock();
   }

@@ -7,24 +7,24 @@
 namespace ovq::redis {
 
 // Refuses whoever does not own the session in this epoch. It begins each script that writes.
-#define OVQ_REDIS_FENCE                                                     \
-  "local owner = redis.call('HGET', KEYS[1], 'owner')\n"                    \
-  "if not owner then return 'GONE' end\n"                                   \
-  "if owner ~= ARGV[1] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2]\n" \
-  "   or redis.call('EXISTS', KEYS[2]) == 0 then\n"                         \
+#define OVQ_REDIS_FENCE                                                         \
+  "local owner = redis.call('HGET', KEYS[1], 'owner')\n"                        \
+  "if not owner then return 'GONE' end\n"                                       \
+  "if owner ~= ARGV[1] or redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2]\n"    \
+  "   or redis.call('EXISTS', KEYS[2]) == 0 then\n"                             \
   "  return redis.error_reply('FENCED this server does not own the session')\n" \
   "end\n"
 
 // Functions on the parts of a snapshot, PREFIX:1 to PREFIX:COUNT.
-#define OVQ_REDIS_PARTS                                                       \
-  "local function keep(prefix, count)\n"                                      \
+#define OVQ_REDIS_PARTS                                                             \
+  "local function keep(prefix, count)\n"                                            \
   "  for i = 1, tonumber(count) do redis.call('PERSIST', prefix .. ':' .. i) end\n" \
-  "end\n"                                                                     \
-  "local function drop()\n"                                                   \
-  "  local old = redis.call('HMGET', KEYS[1], 'parts', 'count')\n"            \
-  "  for i = 1, tonumber(old[2] or 0) do\n"                                   \
-  "    redis.call('PEXPIRE', old[1] .. ':' .. i, 60000)\n"                    \
-  "  end\n"                                                                   \
+  "end\n"                                                                           \
+  "local function drop()\n"                                                         \
+  "  local old = redis.call('HMGET', KEYS[1], 'parts', 'count')\n"                  \
+  "  for i = 1, tonumber(old[2] or 0) do\n"                                         \
+  "    redis.call('PEXPIRE', old[1] .. ':' .. i, 60000)\n"                          \
+  "  end\n"                                                                         \
   "end\n"
 
 // ARGV: 3 journal, 4 and 5 prefix and count of parts, 6 nonce, 7 id.
@@ -124,8 +124,7 @@ inline constexpr char kAcquireScript[] =
     "        redis.call('STRLEN', KEYS[4]), bytes}\n";
 
 // Renews a lease. Returns 0 if it is over.
-inline constexpr char kRenewScript[] =
-    "return redis.call('PEXPIRE', KEYS[2], ARGV[3])\n";
+inline constexpr char kRenewScript[] = "return redis.call('PEXPIRE', KEYS[2], ARGV[3])\n";
 
 // Returns the journal, and the prefix and count of the parts of its snapshot.
 inline constexpr char kReadScript[] =

@@ -137,8 +137,8 @@ absl::Status RedisStore::Replicated() {
                    journal_.Run({"WAIT", absl::StrCat(options_.replicas),
                                  absl::StrCat(absl::ToInt64Milliseconds(options_.timeout / 2))}));
   if (reply.number >= options_.replicas) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("redis: ", reply.number, " replicas have it, expected ",
-                                             options_.replicas));
+  return absl::UnavailableError(
+      absl::StrCat("redis: ", reply.number, " replicas have it, expected ", options_.replicas));
 }
 
 // --- Changes ---
@@ -229,10 +229,9 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const Parts& pa
   for (uint64_t k = 0; k < before.entries.size(); ++k) {
     if (before.head.version + k + 1 > head.version) journal += EncodeEntry(before.entries[k]);
   }
-  const Command command =
-      Script(kSnapshotScript, head.id,
-             {absl::StrCat(stored.items[0].text.size()), journal, parts.prefix,
-              absl::StrCat(parts.count)});
+  const Command command = Script(kSnapshotScript, head.id,
+                                 {absl::StrCat(stored.items[0].text.size()), journal, parts.prefix,
+                                  absl::StrCat(parts.count)});
   RETURN_IF_ERROR(Outcome(RunSurely(command, change.begin), absl::OkStatus()));
   change.bytes = parts.bytes + journal.size();
   std::lock_guard lock(mutex_);
@@ -285,8 +284,7 @@ void RedisStore::PutText(const std::string& id, std::shared_ptr<const std::strin
 void RedisStore::RemoveText(const std::string& id) {
   Change change{.kind = "text", .id = id, .begin = SteadyClock::now()};
   change.write = [this](Change& self) {
-    return Outcome(RunSurely(Script(kRemoveTextScript, self.id, {}), self.begin),
-                   absl::OkStatus());
+    return Outcome(RunSurely(Script(kRemoveTextScript, self.id, {}), self.begin), absl::OkStatus());
   };
   Enqueue(std::move(change));
 }
@@ -417,9 +415,9 @@ void RedisStore::WriteEntries(std::vector<Change>& changes, size_t begin, size_t
   }
   absl::StatusOr<std::vector<absl::StatusOr<Reply>>> replies = absl::UnknownError("");
   for (;;) {
-    replies = journal_.Run(commands);
-    if (replies.ok() || SteadyClock::now() - changes[begin].begin >
-                            absl::ToChronoNanoseconds(options_.timeout)) {
+    replies = journal_.RunTogether(commands);
+    if (replies.ok() ||
+        SteadyClock::now() - changes[begin].begin > absl::ToChronoNanoseconds(options_.timeout)) {
       break;
     }
     std::this_thread::sleep_for(absl::ToChronoNanoseconds(kRetryInterval));
@@ -427,8 +425,8 @@ void RedisStore::WriteEntries(std::vector<Change>& changes, size_t begin, size_t
   const absl::Status replicated = replies.ok() ? Replicated() : replies.status();
   for (size_t i = begin; i < end; ++i) {
     Change& change = changes[i];
-    change.status = replies.ok() ? Outcome((*replies)[i - begin], NotStored(change.id))
-                                 : replies.status();
+    change.status =
+        replies.ok() ? Outcome((*replies)[i - begin], NotStored(change.id)) : replies.status();
     if (change.status.ok()) {
       std::lock_guard lock(mutex_);
       const auto owned = owned_.find(change.id);

@@ -1,6 +1,6 @@
-// Defines RedisStore, the store of sessions that is a Redis or Valkey server. Servers own sessions by
-// a lease, one for each server, and an epoch of each session: every script that writes checks both,
-// so that a server that was paused for longer than its lease changes nothing when it goes on.
+// Defines RedisStore, the store of sessions that is a Redis or Valkey server. Servers own sessions
+// by a lease, one for each server, and an epoch of each session: every script that writes checks
+// both, so that a server that was paused for longer than its lease changes nothing when it goes on.
 #pragma once
 
 #include <chrono>

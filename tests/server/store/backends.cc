@@ -124,7 +124,8 @@ class RedisBackend final : public Backend {
 }  // namespace
 
 std::vector<BackendCase> Backends() {
-  return {{"folder", [] {
+  return {{"folder",
+           [] {
              return std::pair<std::unique_ptr<Backend>, std::string>(
                  std::make_unique<FolderBackend>(), "");
            }},
