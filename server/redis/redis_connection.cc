@@ -2,6 +2,8 @@
 
 #include <hiredis/hiredis.h>
 
+#include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +21,31 @@ Reply ReadTree(const redisReply& from) {
   return reply;
 }
 
+// The code of an error by its first word. Redis's own errors come first, then those of the scripts.
+absl::StatusCode CodeFor(std::string_view error) {
+  static constexpr std::pair<std::string_view, absl::StatusCode> kCodes[] = {
+      {"LOADING", absl::StatusCode::kUnavailable},
+      {"BUSY", absl::StatusCode::kUnavailable},
+      {"TRYAGAIN", absl::StatusCode::kUnavailable},
+      {"MASTERDOWN", absl::StatusCode::kUnavailable},
+      {"READONLY", absl::StatusCode::kUnavailable},
+      {"MISCONF", absl::StatusCode::kUnavailable},
+      {"NOREPLICAS", absl::StatusCode::kUnavailable},
+      {"OOM", absl::StatusCode::kResourceExhausted},
+      {"NOAUTH", absl::StatusCode::kPermissionDenied},
+      {"WRONGPASS", absl::StatusCode::kPermissionDenied},
+      {"NOPERM", absl::StatusCode::kPermissionDenied},
+      {"NOSCRIPT", absl::StatusCode::kNotFound},
+      {"NOLEASE", absl::StatusCode::kUnavailable},
+      {"FENCED", absl::StatusCode::kAborted},
+      {"EXISTS", absl::StatusCode::kAlreadyExists},
+  };
+  for (const auto& [word, code] : kCodes) {
+    if (error.starts_with(word)) return code;
+  }
+  return absl::StatusCode::kFailedPrecondition;
+}
+
 }  // namespace
 
 RedisConnection::RedisConnection(RedisAddress address, absl::Duration timeout)
@@ -27,10 +54,12 @@ RedisConnection::RedisConnection(RedisAddress address, absl::Duration timeout)
 RedisConnection::~RedisConnection() = default;
 
 absl::Status RedisConnection::Broken() {
-  const std::string why = context_ == nullptr ? "no memory" : context_->errstr;
+  std::string why = context_ == nullptr ? "no memory" : context_->errstr;
+  const bool late = context_ != nullptr && context_->err == REDIS_ERR_IO &&
+                    (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETIMEDOUT);
+  if (late) why = absl::StrCat("no answer within ", absl::FormatDuration(timeout_));
   context_.reset();
-  return absl::UnavailableError(
-      absl::StrCat("redis://", address_.host, ":", address_.port, ": ", why));
+  return absl::UnavailableError(absl::StrCat(address_.Text(), ": ", why));
 }
 
 absl::Status RedisConnection::Connect() {
@@ -41,10 +70,12 @@ absl::Status RedisConnection::Connect() {
     return Broken();
   }
   std::vector<Command> hello;
-  if (!address_.password.empty()) hello.push_back({"AUTH", address_.password});
+  if (!address_.password.empty()) {
+    hello.push_back(address_.user.empty() ? Command{"AUTH", address_.password}
+                                          : Command{"AUTH", address_.user, address_.password});
+  }
   hello.push_back({"SELECT", absl::StrCat(address_.database)});
-  for (Command& command : hello) {
-    absl::StatusOr<Reply> reply = Run(std::move(command));
+  for (const absl::StatusOr<Reply>& reply : RunTogether(hello)) {
     if (reply.ok()) continue;
     context_.reset();
     return reply.status();
@@ -52,21 +83,7 @@ absl::Status RedisConnection::Connect() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<absl::StatusOr<Reply>> RedisConnection::ReadReply() {
-  void* raw = nullptr;
-  if (redisGetReply(context_.get(), &raw) != REDIS_OK) return Broken();
-  const std::unique_ptr<redisReply, void (*)(void*)> reply(static_cast<redisReply*>(raw),
-                                                           freeReplyObject);
-  if (reply->type != REDIS_REPLY_ERROR) return absl::StatusOr<Reply>(ReadTree(*reply));
-  const std::string error(reply->str, reply->len);
-  const absl::StatusCode code = error.starts_with("FENCED") ? absl::StatusCode::kAborted
-                                                            : absl::StatusCode::kFailedPrecondition;
-  return absl::StatusOr<Reply>(absl::Status(code, absl::StrCat("redis: ", error)));
-}
-
-absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RedisConnection::RunTogether(
-    const std::vector<Command>& commands) {
-  if (context_ == nullptr) RETURN_IF_ERROR(Connect());
+absl::Status RedisConnection::Send(const std::vector<Command>& commands) {
   for (const Command& command : commands) {
     std::vector<const char*> words;
     std::vector<size_t> sizes;
@@ -79,17 +96,28 @@ absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RedisConnection::RunTogether(
       return Broken();
     }
   }
-  std::vector<absl::StatusOr<Reply>> replies;
-  for (size_t i = 0; i < commands.size(); ++i) {
-    ASSIGN_OR_RETURN(absl::StatusOr<Reply> reply, ReadReply());
-    replies.push_back(std::move(reply));
-  }
-  return replies;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Reply> RedisConnection::Run(Command command) {
-  ASSIGN_OR_RETURN(std::vector<absl::StatusOr<Reply>> replies, RunTogether({std::move(command)}));
-  return std::move(replies[0]);
+absl::StatusOr<Reply> RedisConnection::ReadReply(absl::Status& broken) {
+  void* raw = nullptr;
+  if (redisGetReply(context_.get(), &raw) != REDIS_OK) return broken = Broken();
+  const std::unique_ptr<redisReply, void (*)(void*)> reply(static_cast<redisReply*>(raw),
+                                                           freeReplyObject);
+  if (reply->type != REDIS_REPLY_ERROR) return ReadTree(*reply);
+  const std::string_view error(reply->str, reply->len);
+  return absl::Status(CodeFor(error), absl::StrCat(address_.Text(), ": ", std::string(error)));
+}
+
+Replies RedisConnection::RunTogether(const std::vector<Command>& commands) {
+  absl::Status broken = context_ == nullptr ? Connect() : absl::OkStatus();
+  if (broken.ok()) broken = Send(commands);
+  Replies replies;
+  for (size_t i = 0; i < commands.size() && broken.ok(); ++i) {
+    replies.push_back(ReadReply(broken));
+  }
+  if (!broken.ok()) replies.assign(commands.size(), broken);
+  return replies;
 }
 
 }  // namespace ovq::redis

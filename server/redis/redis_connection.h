@@ -8,17 +8,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/redis/redis_address.h"
 
 struct redisContext;
 
 namespace ovq::redis {
-
-struct RedisAddress {
-  std::string host = {};
-  int port = 6379;
-  int database = 0;
-  std::string password = {};  // "": none
-};
 
 // A reply. Errors of the server are statuses instead.
 struct Reply {
@@ -29,6 +23,7 @@ struct Reply {
 };
 
 using Command = std::vector<std::string>;
+using Replies = std::vector<absl::StatusOr<Reply>>;
 
 // Not thread-safe. Connects when it is first used, and again after an error of the connection.
 class RedisConnection {
@@ -37,17 +32,20 @@ class RedisConnection {
   RedisConnection(RedisAddress address, absl::Duration timeout);
   ~RedisConnection();
 
-  // Sends the commands together. Errors: Unavailable if the server cannot be reached or the
-  // connection broke, so that nobody knows which commands were executed. A command that the server
-  // refused has a status of its own: Aborted for the scripts' FENCED, else FailedPrecondition.
-  absl::StatusOr<std::vector<absl::StatusOr<Reply>>> RunTogether(
-      const std::vector<Command>& commands);
-  // Runs one command, with all of its errors.
-  absl::StatusOr<Reply> Run(Command command);
+  // Sends the commands together and returns a reply to each. A command that the server refused has
+  // an error of its own: Aborted, AlreadyExists and FailedPrecondition as the scripts say
+  // (redis_scripts.h), ResourceExhausted if the server's memory is full, PermissionDenied for a
+  // user who may not, Unavailable if the server cannot serve it now. If the connection fails, all
+  // of them have the error Unavailable, and nobody knows which were executed.
+  Replies RunTogether(const std::vector<Command>& commands);
+
+  bool connected() const { return context_ != nullptr; }
 
  private:
   absl::Status Connect();
-  absl::StatusOr<absl::StatusOr<Reply>> ReadReply();
+  absl::Status Send(const std::vector<Command>& commands);
+  // `broken` is an error of the connection.
+  absl::StatusOr<Reply> ReadReply(absl::Status& broken);
   absl::Status Broken();  // closes the connection; its error
 
   const RedisAddress address_;

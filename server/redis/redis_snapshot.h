@@ -1,62 +1,57 @@
-// Defines RedisSnapshot, a session's snapshot as values of Redis.
+// Snapshots of sessions as values of Redis, in parts.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "base/status_macros.h"
-#include "server/redis/redis_connection.h"
+#include "server/redis/redis_client.h"
 #include "server/store/session_store.h"
 
 namespace ovq::redis {
 
-inline constexpr size_t kPartBytes = size_t{4} << 20;  // of every part but the last
+// The parts of a snapshot: PREFIX:1 to PREFIX:COUNT.
+struct SnapshotParts {
+  std::string prefix = {};
+  size_t count = 0;
+  uint64_t bytes = 0;
+};
 
-// Parts that another snapshot replaces stay for a minute.
+// Writes the parts that `make` passes, which end by themselves after some minutes unless a journal
+// comes to name them. until: how long the first part is tried while Redis cannot be reached;
+// patience: likewise, of each part after it. Errors: those of `make` and of RedisClient::Run.
+absl::Status WriteSnapshotParts(RedisClient& client, const store::SessionStore::MakeSnapshot& make,
+                                SteadyTime until, absl::Duration patience, SnapshotParts& parts);
+
+// Reads the parts of a session's snapshot. Unavailable if another snapshot has replaced it and its
+// parts are gone.
 class RedisSnapshot final : public store::SnapshotReader {
  public:
-  using Runner = std::function<absl::StatusOr<Reply>(Command)>;
+  RedisSnapshot(RedisClient& client, std::string session_key, SnapshotParts parts,
+                absl::Duration patience)
+      : client_(client),
+        session_key_(std::move(session_key)),
+        parts_(std::move(parts)),
+        patience_(patience) {}
 
-  RedisSnapshot(std::string prefix, uint64_t bytes, Runner run)
-      : prefix_(std::move(prefix)), bytes_(bytes), run_(std::move(run)) {}
-
-  uint64_t bytes() const override { return bytes_; }
-  uint64_t left() const override { return bytes_ - read_; }
-  absl::Status Read(std::span<char> into) override {
-    while (!into.empty()) {
-      if (at_ == part_.size()) RETURN_IF_ERROR(ReadPart());
-      const size_t n = std::min(into.size(), part_.size() - at_);
-      std::copy_n(part_.data() + at_, n, into.data());
-      at_ += n;
-      read_ += n;
-      into = into.subspan(n);
-    }
-    return absl::OkStatus();
-  }
+  uint64_t bytes() const override { return parts_.bytes; }
+  uint64_t left() const override { return parts_.bytes - read_; }
+  absl::Status Read(std::span<char> into) override;
 
  private:
-  absl::Status ReadPart() {
-    const std::string key = absl::StrCat(prefix_, ":", ++parts_);
-    ASSIGN_OR_RETURN(Reply reply, run_({"GET", key}));
-    if (reply.text.empty()) {
-      return absl::DataLossError(absl::StrCat(key, ": ends at byte ", read_));
-    }
-    part_ = std::move(reply.text);
-    at_ = 0;
-    return absl::OkStatus();
-  }
+  absl::Status ReadPart();
+  SteadyTime Deadline() const;
 
-  const std::string prefix_;
-  const uint64_t bytes_;
-  const Runner run_;
-  std::string part_ = {};  // the last part that was read
+  RedisClient& client_;
+  const std::string session_key_;
+  const SnapshotParts parts_;
+  const absl::Duration patience_;
+  std::string part_ = {};  // the last one that was read
   size_t at_ = 0;          // in it
-  uint64_t parts_ = 0, read_ = 0;
+  uint64_t next_ = 0;      // number of parts read
+  uint64_t read_ = 0;      // bytes
 };
 
 }  // namespace ovq::redis

@@ -1,14 +1,14 @@
 #include "server/redis/redis_store.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/random.h"
 #include "base/status_macros.h"
-#include "base/thread_name.h"
 #include "server/redis/redis_scripts.h"
-#include "server/redis/redis_snapshot.h"
 #include "server/store/stored_text.h"
 
 namespace ovq::redis {
@@ -17,276 +17,230 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kBulkThreads = 2;
-constexpr size_t kPipelined = 256;  // commands sent together
-constexpr absl::Duration kRetryInterval = absl::Milliseconds(20);
-constexpr char kSessions[] = "ovq:sessions";
-constexpr char kPartLifeMs[] = "600000";  // of parts that no journal names yet
-
-// The status of a script that changed a session. gone: for a session that is not there.
-absl::Status Outcome(const absl::StatusOr<Reply>& reply, const absl::Status& gone) {
-  if (!reply.ok()) return reply.status();
-  return reply->text == "GONE" ? gone : absl::OkStatus();
-}
+constexpr int kSnapshotAttempts = 3;
+constexpr int kOldestMajor = 6;  // BLPOP with fractions of seconds, and users
 
 absl::Status NotStored(const std::string& id) {
   return absl::NotFoundError(absl::StrCat("session ", id, ": not found in Redis"));
+}
+
+// The value of a line "NAME:VALUE" of Redis's INFO.
+std::string InfoField(const std::string& info, const std::string& name) {
+  for (absl::string_view line : absl::StrSplit(info, '\n')) {
+    if (absl::ConsumePrefix(&line, name) && absl::ConsumePrefix(&line, ":")) {
+      return std::string(absl::StripSuffix(line, "\r"));
+    }
+  }
+  return "";
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RedisStore>> RedisStore::Open(
     RedisStoreOptions options, std::function<void(const store::StoreReport&)> report,
-    std::function<void(const std::vector<std::string>&)> lost) {
-  std::unique_ptr<RedisStore> result(
-      new RedisStore(std::move(options), std::move(report), std::move(lost)));
-  RedisConnection first(result->options_.address, result->options_.timeout);
-  RETURN_IF_ERROR(first
-                      .Run({"SET", "ovq:lease:" + result->server_, "1", "PX",
-                            absl::StrCat(absl::ToInt64Milliseconds(result->options_.lease))})
-                      .status());
-  RedisStore* const self = result.get();
-  for (int i = 0; i < kBulkThreads; ++i) {
-    self->bulk_threads_.emplace_back([self] { self->BulkLoop(); });
-  }
-  self->journal_thread_ = std::thread([self] { self->JournalLoop(); });
-  self->owner_thread_ = std::thread([self] { self->OwnerLoop(); });
-  self->listen_thread_ = std::thread([self] { self->ListenLoop(); });
+    std::vector<std::string>* warnings) {
+  std::unique_ptr<RedisStore> result(new RedisStore(options, std::move(report)));
+  RETURN_IF_ERROR(result->CheckServer(warnings));
+  RETURN_IF_ERROR(
+      result->client_.Load({kCreateScript, kAppendScript, kSnapshotScript, kRemoveScript,
+                            kPutTextScript, kRemoveTextScript, kCutScript, kQuarantineScript,
+                            kReleaseScript, kAcquireScript, kRenewScript, kReadScript},
+                           After(SteadyClock::now(), options.patience)));
+  RETURN_IF_ERROR(result->ownership_.Start());
   return result;
 }
 
-RedisStore::RedisStore(RedisStoreOptions options,
-                       std::function<void(const store::StoreReport&)> report,
-                       std::function<void(const std::vector<std::string>&)> lost)
-    : options_(std::move(options)),
+RedisStore::RedisStore(const RedisStoreOptions& options,
+                       std::function<void(const store::StoreReport&)> report)
+    : options_(options),
       report_(std::move(report)),
-      lost_(std::move(lost)),
-      journal_(options_.address, options_.timeout),
-      server_(UnguessableHex()) {}
+      client_(options.address, options.reply_timeout),
+      ownership_(client_, options, report_),
+      writer_(client_, ownership_, options, report_),
+      bulk_(kBulkThreads, "redis") {}
 
 RedisStore::~RedisStore() {
-  if (!journal_thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  listen_thread_.join();
-  for (std::thread& thread : bulk_threads_) thread.join();
-  journal_thread_.join();
-  {
-    std::lock_guard lock(mutex_);
-    owner_ending_ = true;  // the lease is renewed until all changes are made
-  }
-  changed_.notify_all();
-  owner_thread_.join();
-  (void)RunOnce({"DEL", "ovq:lease:" + server_});
+  bulk_.Finish();
+  writer_.Finish();
+  ownership_.End();  // the lease lasts until all changes are made
 }
 
-// --- Commands ---
-
-Command RedisStore::Script(const char* script, const std::string& id,
-                           std::vector<std::string> arguments) {
-  std::lock_guard lock(mutex_);
-  const auto owned = owned_.find(id);
-  Command command = {"EVAL",
-                     script,
-                     "5",
-                     absl::StrCat("ovq:session:", id),
-                     absl::StrCat("ovq:lease:", server_),
-                     absl::StrCat("ovq:journal:", id),
-                     absl::StrCat("ovq:text:", id),
-                     kSessions,
-                     server_,
-                     owned == owned_.end() ? "0" : owned->second.epoch};
-  std::ranges::move(arguments, std::back_inserter(command));
-  return command;
-}
-
-absl::StatusOr<Reply> RedisStore::RunOnce(Command command) {
-  std::unique_ptr<RedisConnection> connection;
-  {
-    std::lock_guard lock(mutex_);
-    if (!connections_.empty()) {
-      connection = std::move(connections_.back());
-      connections_.pop_back();
-    }
+absl::Status RedisStore::CheckServer(std::vector<std::string>* warnings) {
+  const SteadyTime until = After(SteadyClock::now(), options_.patience);
+  const std::string where = options_.address.Text();
+  ASSIGN_OR_RETURN(const Reply reply, client_.Run({"INFO"}, until));
+  const std::string version = InfoField(reply.text, "redis_version");
+  int major = 0;
+  if (!absl::SimpleAtoi(version.substr(0, version.find('.')), &major) || major < kOldestMajor) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        where, ": version '", version, "', expected Redis ", kOldestMajor, " or later, or Valkey"));
   }
-  if (connection == nullptr) {
-    connection = std::make_unique<RedisConnection>(options_.address, options_.timeout);
+  if (InfoField(reply.text, "cluster_enabled") == "1") {
+    return absl::FailedPreconditionError(
+        absl::StrCat(where, ": a Redis Cluster, expected one primary"));
   }
-  absl::StatusOr<Reply> reply = connection->Run(std::move(command));
-  std::lock_guard lock(mutex_);
-  connections_.push_back(std::move(connection));
-  return reply;
+  const std::string role = InfoField(reply.text, "role");
+  if (role != "master") {
+    return absl::FailedPreconditionError(
+        absl::StrCat(where, ": its role is ", role, ", expected the primary (master)"));
+  }
+  const std::string eviction = InfoField(reply.text, "maxmemory_policy");
+  if (eviction != "noeviction") {
+    return absl::FailedPreconditionError(
+        absl::StrCat(where, ": maxmemory-policy is ", eviction,
+                     ", expected noeviction: with any other, sessions vanish"));
+  }
+  if (warnings != nullptr && InfoField(reply.text, "aof_enabled") != "1") {
+    warnings->push_back(absl::StrCat(
+        where, ": appendonly is off: turns since its last snapshot are lost when Redis restarts"));
+  }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Reply> RedisStore::RunSurely(const Command& command, Time begin) {
-  for (;;) {
-    absl::StatusOr<Reply> reply = journal_.Run(command);
-    if (reply.ok() || !absl::IsUnavailable(reply.status()) ||
-        SteadyClock::now() - begin > absl::ToChronoNanoseconds(options_.timeout)) {
-      return reply;
-    }
-    std::this_thread::sleep_for(absl::ToChronoNanoseconds(kRetryInterval));
-  }
+// --- Ownership ---
+
+void RedisStore::Release(const std::string& id) { Leave(id, kReleaseScript); }
+
+// Gives a session up by one of the two scripts for that.
+void RedisStore::Leave(const std::string& id, const char* script) {
+  const WriteNumber last = ownership_.BeginLeave(id);
+  writer_.Enqueue({.kind = nullptr,
+                   .id = id,
+                   .begin = SteadyClock::now(),
+                   .write = [this, last, script](RedisChange& self) {
+                     ownership_.SendLeave(last, script, writer_.Deadline(self));
+                     return absl::OkStatus();
+                   }});
 }
 
-absl::Status RedisStore::Replicated() {
-  if (options_.replicas == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const Reply reply,
-                   journal_.Run({"WAIT", absl::StrCat(options_.replicas),
-                                 absl::StrCat(absl::ToInt64Milliseconds(options_.timeout / 2))}));
-  if (reply.number >= options_.replicas) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("redis: ", reply.number, " replicas have it, expected ", options_.replicas));
+void RedisStore::Decline(const std::string& id) {
+  writer_.Enqueue(
+      {.kind = nullptr, .id = id, .begin = SteadyClock::now(), .write = [this](RedisChange& self) {
+         ownership_.Decline(self.id, writer_.Deadline(self));
+         return absl::OkStatus();
+       }});
 }
+
+void RedisStore::Quarantine(const std::string& id) { Leave(id, kQuarantineScript); }
 
 // --- Changes ---
 
-void RedisStore::Enqueue(Change change) {
-  {
-    std::lock_guard lock(mutex_);
-    changes_.push_back(std::move(change));
-  }
-  changed_.notify_all();
-}
-
-void RedisStore::Run(std::function<void()> work) {
-  {
-    std::lock_guard lock(mutex_);
-    bulk_.push_back(std::move(work));
-  }
-  changed_.notify_all();
-}
-
-absl::Status RedisStore::WriteParts(const MakeSnapshot& make, Parts& parts) {
-  parts.prefix = absl::StrCat("ovq:part:", UnguessableHex());
-  return make([&](const std::vector<std::string_view>& pieces) -> absl::Status {
-    std::string part;
-    const auto put = [&]() -> absl::Status {
-      if (part.empty()) return absl::OkStatus();
-      parts.bytes += part.size();
-      const std::string key = absl::StrCat(parts.prefix, ":", ++parts.count);
-      return RunOnce({"SET", key, std::exchange(part, {}), "PX", kPartLifeMs}).status();
-    };
-    for (std::string_view piece : pieces) {
-      while (!piece.empty()) {
-        const size_t n = std::min(piece.size(), kPartBytes - part.size());
-        part.append(piece.substr(0, n));
-        piece.remove_prefix(n);
-        if (part.size() == kPartBytes) RETURN_IF_ERROR(put());
-      }
-    }
-    return put();
-  });
+absl::Status RedisStore::CommitCreate(const std::string& journal, const SnapshotParts& parts,
+                                      const RedisChange& change) {
+  const std::string count = absl::StrCat(parts.count);
+  const Command command = ownership_.Script(
+      kCreateScript, change.id, {change.id, journal, parts.prefix, count, UnguessableHex()});
+  const absl::Status status = writer_.Send(command, change).status();
+  if (absl::IsAlreadyExists(status)) return status;
+  // After another error Redis may have it all the same. Then nobody shall find it.
+  ownership_.sessions().Add(change.id, "1");
+  if (status.ok()) return status;
+  RedisChange removal = {.kind = nullptr, .id = change.id, .begin = {}};
+  (void)writer_.Write(kRemoveScript, removal, "", {change.id});
+  ownership_.sessions().Remove(change.id);
+  return status;
 }
 
 void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
                         MakeSnapshot snapshot, Done done) {
-  const Time begin = SteadyClock::now();
+  const SteadyTime begin = SteadyClock::now();
   auto create = [this, begin, head = std::move(head), entries = std::move(entries),
                  snapshot = std::move(snapshot), done = std::move(done)]() mutable {
-    Change change{.kind = "create", .id = head.id, .begin = begin};
+    RedisChange change{.kind = "create", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    Parts parts;
-    if (snapshot) change.status = WriteParts(snapshot, parts);
+    SnapshotParts parts;
+    if (snapshot)
+      change.status =
+          WriteSnapshotParts(client_, snapshot, writer_.Deadline(change), options_.patience, parts);
     head.snapshot_bytes = parts.bytes;
     std::string journal = EncodeHead(head);
     for (const store::JournalEntry& entry : entries) journal += EncodeEntry(entry);
     change.bytes = parts.bytes + journal.size();
-    change.write = [this, journal = std::move(journal), parts](Change& self) -> absl::Status {
-      const Command command =
-          Script(kCreateScript, self.id,
-                 {journal, parts.prefix, absl::StrCat(parts.count), UnguessableHex(), self.id});
-      RETURN_IF_ERROR(RunSurely(command, self.begin).status());
-      std::lock_guard lock(mutex_);
-      if (command[4] == absl::StrCat("ovq:lease:", server_)) {
-        owned_[self.id] = {.epoch = "1", .journal_bytes = journal.size()};
-      }
-      return absl::OkStatus();
+    change.write = [this, journal = std::move(journal), parts](RedisChange& self) {
+      return CommitCreate(journal, parts, self);
     };
-    Enqueue(std::move(change));
+    writer_.Enqueue(std::move(change));
   };
   if (!snapshot) return create();
   Run(std::move(create));
 }
 
 void RedisStore::Append(const std::string& id, store::JournalEntry entry, Done done) {
-  Change change{.kind = "append", .id = id, .begin = SteadyClock::now()};
+  RedisChange change{.kind = "append", .id = id, .begin = SteadyClock::now()};
   change.entry = EncodeEntry(entry);
   change.bytes = change.entry.size();
   change.done = std::move(done);
-  Enqueue(std::move(change));
+  writer_.Enqueue(std::move(change));
 }
 
-absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const Parts& parts,
-                                        Change& change) {
-  ASSIGN_OR_RETURN(const Reply stored, RunSurely(Script(kReadScript, head.id, {}), change.begin));
-  if (stored.items.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const store::Journal before, store::DecodeJournal(stored.items[0].text));
+absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotParts& parts,
+                                        RedisChange& change) {
   head.snapshot_bytes = parts.bytes;
-  std::string journal = EncodeHead(head);
-  for (uint64_t k = 0; k < before.entries.size(); ++k) {
-    if (before.head.version + k + 1 > head.version) journal += EncodeEntry(before.entries[k]);
+  absl::Status status;
+  // Another attempt is needed only where a write comes late that had been given up.
+  for (int i = 0; i < kSnapshotAttempts; ++i) {
+    ASSIGN_OR_RETURN(const Reply stored, client_.Run(ownership_.Script(kReadScript, head.id, {}),
+                                                     writer_.Deadline(change)));
+    std::string journal = EncodeHead(head), before;
+    if (!stored.items.empty()) {
+      ASSIGN_OR_RETURN(const store::Journal old, store::DecodeJournal(stored.items[0].text));
+      for (uint64_t k = 0; k < old.entries.size(); ++k) {
+        if (old.head.version + k + 1 > head.version) journal += EncodeEntry(old.entries[k]);
+      }
+      before = stored.items[3].text;
+    }
+    change.bytes = parts.bytes + journal.size();
+    status = writer_.Write(kSnapshotScript, change, before,
+                           {journal, parts.prefix, absl::StrCat(parts.count)});
+    if (!absl::IsFailedPrecondition(status)) break;
   }
-  const Command command = Script(kSnapshotScript, head.id,
-                                 {absl::StrCat(stored.items[0].text.size()), journal, parts.prefix,
-                                  absl::StrCat(parts.count)});
-  RETURN_IF_ERROR(Outcome(RunSurely(command, change.begin), absl::OkStatus()));
-  change.bytes = parts.bytes + journal.size();
-  std::lock_guard lock(mutex_);
-  const auto owned = owned_.find(head.id);
-  if (owned != owned_.end()) owned->second.journal_bytes = journal.size();
-  return absl::OkStatus();
+  return status;
 }
 
 void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) {
-  const Time begin = SteadyClock::now();
+  const SteadyTime begin = SteadyClock::now();
   Run([this, begin, head = std::move(head), snapshot = std::move(snapshot),
        done = std::move(done)]() mutable {
-    Change change{.kind = "snapshot", .id = head.id, .begin = begin};
+    RedisChange change{.kind = "snapshot", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    Parts parts;
-    change.status = WriteParts(snapshot, parts);
-    change.write = [this, head = std::move(head), parts](Change& self) {
+    SnapshotParts parts;
+    change.status =
+        WriteSnapshotParts(client_, snapshot, writer_.Deadline(change), options_.patience, parts);
+    change.write = [this, head = std::move(head), parts](RedisChange& self) {
       return CommitSnapshot(head, parts, self);
     };
-    Enqueue(std::move(change));
+    writer_.Enqueue(std::move(change));
   });
 }
 
 void RedisStore::Remove(const std::string& id, Done done) {
-  Change change{.kind = "remove", .id = id, .begin = SteadyClock::now()};
+  RedisChange change{.kind = "remove", .id = id, .begin = SteadyClock::now()};
   change.done = std::move(done);
-  change.write = [this](Change& self) -> absl::Status {
-    RETURN_IF_ERROR(Outcome(RunSurely(Script(kRemoveScript, self.id, {self.id}), self.begin),
-                            absl::OkStatus()));
-    std::lock_guard lock(mutex_);
-    owned_.erase(self.id);
-    return absl::OkStatus();
+  change.write = [this](RedisChange& self) {
+    const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
+    if (status.ok()) ownership_.sessions().Remove(self.id);
+    return status;
   };
-  Enqueue(std::move(change));
+  writer_.Enqueue(std::move(change));
 }
 
 void RedisStore::PutText(const std::string& id, std::shared_ptr<const std::string> text,
                          Done done) {
-  Change change{.kind = "text", .id = id, .begin = SteadyClock::now()};
+  RedisChange change{.kind = "text", .id = id, .begin = SteadyClock::now()};
   change.done = std::move(done);
   change.bytes = text->size();
-  change.write = [this, text = std::move(text)](Change& self) {
-    return Outcome(
-        RunSurely(Script(kPutTextScript, self.id, {store::EncodeText(*text)}), self.begin),
-        absl::OkStatus());
+  change.write = [this, text = std::move(text)](RedisChange& self) {
+    return writer_.Write(kPutTextScript, self, "", {store::EncodeText(*text)});
   };
-  Enqueue(std::move(change));
+  writer_.Enqueue(std::move(change));
 }
 
 void RedisStore::RemoveText(const std::string& id) {
-  Change change{.kind = "text", .id = id, .begin = SteadyClock::now()};
-  change.write = [this](Change& self) {
-    return Outcome(RunSurely(Script(kRemoveTextScript, self.id, {}), self.begin), absl::OkStatus());
+  RedisChange change{.kind = "text", .id = id, .begin = SteadyClock::now()};
+  change.write = [this](RedisChange& self) {
+    return writer_.Write(kRemoveTextScript, self, "", {});
   };
-  Enqueue(std::move(change));
+  writer_.Enqueue(std::move(change));
 }
 
 // --- Reading ---
@@ -294,38 +248,42 @@ void RedisStore::RemoveText(const std::string& id) {
 void RedisStore::ReadText(const std::string& id,
                           std::function<void(absl::StatusOr<std::string>)> done) {
   Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
-    const absl::StatusOr<Reply> reply = RunOnce({"GET", absl::StrCat("ovq:text:", id)});
-    absl::StatusOr<std::string> text = reply.status();
-    if (reply.ok()) {
-      text = reply->null ? absl::StatusOr<std::string>(NotStored(id))
-                         : store::DecodeText(reply->text, absl::StrCat("the text of ", id));
+    const std::string key = absl::StrCat("ovq:text:", id);
+    const absl::StatusOr<Reply> reply = client_.Run({"GET", key}, After(begin, options_.patience));
+    absl::StatusOr<std::string> text = std::string();
+    if (!reply.ok()) {
+      text = reply.status();
+    } else {
+      text = reply->null ? NotStored(id) : store::DecodeText(reply->text, key);
     }
     if (report_ && !absl::IsNotFound(text.status())) {
       report_({.kind = "read",
                .bytes = text.ok() ? text->size() : 0,
-               .duration = absl::FromChrono(SteadyClock::now() - begin),
+               .duration = TimeBetween(begin, SteadyClock::now()),
                .status = text.status()});
     }
     done(std::move(text));
   });
 }
 
+absl::Status RedisStore::OpenStored(store::StoredSession& stored) {
+  ASSIGN_OR_RETURN(const Reply reply, client_.Run(ownership_.Script(kReadScript, stored.id, {}),
+                                                  After(stored.begin, options_.patience)));
+  if (reply.items.empty()) return NotStored(stored.id);
+  ASSIGN_OR_RETURN(stored.journal, store::DecodeJournal(reply.items[0].text));
+  if (stored.journal.head.version == 0) return absl::OkStatus();
+  SnapshotParts parts = {.prefix = reply.items[1].text,
+                         .bytes = stored.journal.head.snapshot_bytes};
+  stored.snapshot = std::make_unique<RedisSnapshot>(
+      client_, absl::StrCat("ovq:session:", stored.id), std::move(parts), options_.patience);
+  return absl::OkStatus();
+}
+
 void RedisStore::Read(const std::string& id,
                       std::function<void(absl::StatusOr<store::StoredSession>)> opened) {
-  const Time begin = SteadyClock::now();
-  Run([this, begin, id, opened = std::move(opened)] {
+  Run([this, begin = SteadyClock::now(), id, opened = std::move(opened)] {
     store::StoredSession stored{.id = id, .begin = begin};
-    const auto read = [&]() -> absl::Status {
-      ASSIGN_OR_RETURN(const Reply reply, RunOnce(Script(kReadScript, id, {})));
-      if (reply.items.empty()) return NotStored(id);
-      ASSIGN_OR_RETURN(stored.journal, store::DecodeJournal(reply.items[0].text));
-      if (stored.journal.head.version == 0) return absl::OkStatus();
-      stored.snapshot = std::make_unique<RedisSnapshot>(
-          reply.items[1].text, stored.journal.head.snapshot_bytes,
-          [this](Command command) { return RunOnce(std::move(command)); });
-      return absl::OkStatus();
-    };
-    const absl::Status status = read();
+    const absl::Status status = OpenStored(stored);
     if (status.ok()) return opened(std::move(stored));
     ReportRead(stored, status);
     opened(status);
@@ -336,104 +294,8 @@ void RedisStore::ReportRead(const store::StoredSession& stored, const absl::Stat
   if (!report_) return;
   report_({.kind = "read",
            .bytes = status.ok() ? stored.bytes() : 0,
-           .duration = absl::FromChrono(SteadyClock::now() - stored.begin),
+           .duration = TimeBetween(stored.begin, SteadyClock::now()),
            .status = status});
-}
-
-// --- Threads ---
-
-void RedisStore::ReportChange(Change& change) const {
-  if (report_ && change.kind != nullptr) {
-    report_({.kind = change.kind,
-             .bytes = change.bytes,
-             .duration = absl::FromChrono(SteadyClock::now() - change.begin),
-             .status = change.status});
-  }
-  if (change.done) change.done(std::move(change.status));
-}
-
-void RedisStore::BulkLoop() {
-  NameThisThread("redis");
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this] { return ending_ || !bulk_.empty(); });
-    if (bulk_.empty()) return;
-    const std::function<void()> work = std::move(bulk_.front());
-    bulk_.pop_front();
-    ++bulk_running_;
-    lock.unlock();
-    work();
-    lock.lock();
-    --bulk_running_;
-    changed_.notify_all();
-  }
-}
-
-void RedisStore::JournalLoop() {
-  NameThisThread("journal");
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this] {
-      return !changes_.empty() || (ending_ && bulk_.empty() && bulk_running_ == 0);
-    });
-    if (changes_.empty()) return;
-    std::vector<Change> changes;
-    while (!changes_.empty() && changes.size() < kPipelined) {
-      changes.push_back(std::move(changes_.front()));
-      changes_.pop_front();
-    }
-    lock.unlock();
-    for (size_t begin = 0, end = 0; begin < changes.size(); begin = end) {
-      while (end < changes.size() && !changes[end].write) ++end;
-      if (end > begin) {
-        WriteEntries(changes, begin, end);
-        continue;
-      }
-      Change& change = changes[end++];
-      if (change.status.ok()) change.status = change.write(change);
-      if (change.status.ok()) change.status = Replicated();
-    }
-    for (Change& change : changes) ReportChange(change);
-    lock.lock();
-  }
-}
-
-// Sends the entries of all sessions together.
-void RedisStore::WriteEntries(std::vector<Change>& changes, size_t begin, size_t end) {
-  std::map<std::string, size_t> sizes;
-  std::vector<Command> commands;
-  for (size_t i = begin; i < end; ++i) {
-    const Change& change = changes[i];
-    {
-      std::lock_guard lock(mutex_);
-      const auto owned = owned_.find(change.id);
-      sizes.try_emplace(change.id, owned == owned_.end() ? 0 : owned->second.journal_bytes);
-    }
-    size_t& size = sizes[change.id];
-    commands.push_back(Script(kAppendScript, change.id, {absl::StrCat(size), change.entry}));
-    size += change.entry.size();
-  }
-  absl::StatusOr<std::vector<absl::StatusOr<Reply>>> replies = absl::UnknownError("");
-  for (;;) {
-    replies = journal_.RunTogether(commands);
-    if (replies.ok() ||
-        SteadyClock::now() - changes[begin].begin > absl::ToChronoNanoseconds(options_.timeout)) {
-      break;
-    }
-    std::this_thread::sleep_for(absl::ToChronoNanoseconds(kRetryInterval));
-  }
-  const absl::Status replicated = replies.ok() ? Replicated() : replies.status();
-  for (size_t i = begin; i < end; ++i) {
-    Change& change = changes[i];
-    change.status =
-        replies.ok() ? Outcome((*replies)[i - begin], NotStored(change.id)) : replies.status();
-    if (change.status.ok()) {
-      std::lock_guard lock(mutex_);
-      const auto owned = owned_.find(change.id);
-      if (owned != owned_.end()) owned->second.journal_bytes += change.entry.size();
-      change.status = replicated;
-    }
-  }
 }
 
 }  // namespace ovq::redis

@@ -280,7 +280,7 @@ class Metrics : private MetricFamilies {
   ByLabel<Counter*> session_events_ =
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
            {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire",
-            "give_way", "wake", "hibernate", "take_over", "let_go"});
+            "give_way", "wake", "hibernate", "take_over", "let_go", "lost"});
   ByLabel<Histogram*> session_event_duration_ =  // without expiry, which nobody waits for
       Each(Histograms(
                "ovq_session_event_duration_seconds",

@@ -1,20 +1,16 @@
 #include "tests/server/store/backends.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/files.h"
 #include "server/disk/session_folder.h"
 #include "server/redis/redis_store.h"
+#include "tests/server/store/redis_process.h"
 
 namespace ovq::store::test {
 namespace {
@@ -44,81 +40,57 @@ class FolderBackend final : public Backend {
     change(bytes);
     ASSERT_TRUE(WriteFile(path, bytes).ok());
   }
+  void LoseAcknowledgements(int) override {}  // they are calls within the process
+  void JumpClock(absl::Duration time) override {
+    const auto jump = std::chrono::duration_cast<std::filesystem::file_time_type::duration>(
+        absl::ToChronoNanoseconds(time));
+    for (const auto& file : std::filesystem::recursive_directory_iterator(path_)) {
+      std::filesystem::last_write_time(file.path(),
+                                       std::filesystem::last_write_time(file.path()) - jump);
+    }
+  }
 
  private:
   const std::string path_;
 };
 
-// Returns a port of the loopback that nobody listens on.
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(bind(fd, any, size), 0);
-  EXPECT_EQ(getsockname(fd, any, &size), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
-constexpr char kRedisServer[] = "/usr/bin/redis-server";
-
-// A redis-server of its own.
 class RedisBackend final : public Backend {
  public:
-  RedisBackend() : port_(FreePort()), folder_(absl::StrCat(testing::TempDir(), "/redis", port_)) {
-    std::filesystem::create_directories(folder_);
-    process_ = fork();
-    if (process_ == 0) {
-      const std::string port = absl::StrCat(port_);
-      execl(kRedisServer, kRedisServer, "--port", port.c_str(), "--bind", "127.0.0.1", "--dir",
-            folder_.c_str(), "--save", "", "--appendonly", "yes", "--appendfsync", "always",
-            "--logfile", (folder_ + "/log").c_str(), nullptr);
-      _exit(127);
-    }
-    connection_ = std::make_unique<redis::RedisConnection>(Address(), absl::Seconds(5));
-    for (int i = 0; i < 500 && !connection_->Run(redis::Command{"PING"}).ok(); ++i) {
-      absl::SleepFor(absl::Milliseconds(20));
-    }
-  }
-  ~RedisBackend() override {
-    kill(process_, SIGKILL);
-    waitpid(process_, nullptr, 0);
-    std::filesystem::remove_all(folder_);
-  }
+  RedisBackend() : proxy_(redis_.address().port) {}
 
   std::unique_ptr<SessionStore> Open() override {
-    return redis::RedisStore::Open(
-               {.address = Address(), .ownership_timeout = absl::Milliseconds(300)})
+    return redis::RedisStore::Open({.address = proxy_.address(),
+                                    .lease = absl::Seconds(30),
+                                    .ownership_timeout = absl::Milliseconds(300)})
         .value();
   }
   void BreakAppends(const std::string&, bool broken) override {
-    Run({"CONFIG", "SET", "maxmemory", broken ? "1" : "0"});
+    redis_.Run({"CONFIG", "SET", "maxmemory", broken ? "1" : "0"});
   }
   void ChangeBytes(const std::string& id, Part part, const Change& change) override {
     std::string key = absl::StrCat(part == Part::kText ? "ovq:text:" : "ovq:journal:", id);
     if (part == Part::kSnapshot) {
-      key = absl::StrCat(Run({"HGET", absl::StrCat("ovq:session:", id), "parts"}).text, ":1");
+      key =
+          absl::StrCat(redis_.Run({"HGET", absl::StrCat("ovq:session:", id), "parts"}).text, ":1");
     }
-    std::string bytes = Run({"GET", key}).text;
+    std::string bytes = redis_.Run({"GET", key}).text;
     change(bytes);
-    Run({"SET", key, bytes});
+    redis_.Run({"SET", key, bytes});
+  }
+  void LoseAcknowledgements(int count) override { proxy_.LoseAnswers("ovq:session:", count); }
+  // Times are those at which keys end.
+  void JumpClock(absl::Duration time) override {
+    for (const redis::Reply& key : redis_.Run({"KEYS", "*"}).items) {
+      const int64_t left = redis_.Run({"PTTL", key.text}).number;
+      if (left < 0) continue;
+      const int64_t then = left - absl::ToInt64Milliseconds(time);
+      redis_.Run({"PEXPIRE", key.text, absl::StrCat(then)});
+    }
   }
 
  private:
-  redis::RedisAddress Address() const { return {.host = "127.0.0.1", .port = port_}; }
-  redis::Reply Run(redis::Command command) {
-    absl::StatusOr<redis::Reply> reply = connection_->Run(std::move(command));
-    EXPECT_TRUE(reply.ok()) << reply.status();
-    return reply.ok() ? *std::move(reply) : redis::Reply();
-  }
-
-  const int port_;
-  const std::string folder_;
-  pid_t process_ = 0;
-  std::unique_ptr<redis::RedisConnection> connection_;
+  RedisProcess redis_;
+  RedisProxy proxy_;
 };
 
 }  // namespace
