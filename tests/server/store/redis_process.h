@@ -46,10 +46,9 @@ class RedisProxy {
   ~RedisProxy();
 
   redis::RedisAddress address() const { return {.host = "127.0.0.1", .port = port_}; }
-  // Of the next so many answers to commands that contain `word`, none arrives: the connection ends
-  // once Redis has given it.
+  // None of the next so many answers to commands that contain `word` arrives: the connection ends
+  // once Redis has given it. Those of the last call must have been lost by then.
   void LoseAnswers(const std::string& word, int count);
-  int lost() const { return lost_; }
   void Freeze(bool frozen) { frozen_ = frozen; }  // nothing comes through
 
  private:
@@ -59,7 +58,7 @@ class RedisProxy {
   const int to_port_;
   int port_ = 0, listener_ = -1;
   std::atomic<bool> ending_ = false, frozen_ = false;
-  std::atomic<int> to_lose_ = 0, lost_ = 0;
+  std::atomic<int> to_lose_ = 0;
   std::string word_;
   std::thread thread_;
   std::vector<std::thread> connections_;
