@@ -69,7 +69,7 @@ class RedisOwnership {
     SteadyTime asked = {};  // when another server was last asked
     std::string dead = {};  // the lease of an owner that is dead, although it has not ended
   };
-  // What the lease of another server was seen to hold, and since when.
+  // A lease of another server as it was seen, and since when it has been so.
   struct SeenLease {
     std::string value;
     SteadyTime since;

@@ -192,7 +192,7 @@ TEST_F(RedisStoreTest, ARedisThatIsGoneIsNamedInTime) {
                                     store->Acquire("blue.ffffffffffffffffffffffffffffffff", done);
                                   }).status()));
   redis_->Start();
-  // What became of the entry is not known, so that the session needs a snapshot.
+  // Nobody knows what became of the entry, so that the session needs a snapshot.
   EXPECT_FALSE(Append(*store, 1).ok());
   ASSERT_TRUE(Snapshot(*store, 1).ok());
   EXPECT_TRUE(Append(*store, 1).ok());
