@@ -104,6 +104,7 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+        source.close()  # the other one is the other thread's
 
     def __enter__(self):
         return self
