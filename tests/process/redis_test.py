@@ -81,7 +81,7 @@ class GrpcCaller:
         return session.session_id, session.position
 
     def position(self, server, session_id):
-        return self.run(server, lambda client: client.get_session(session_id, timeout=30)).position
+        return self.run(server, lambda client: client.get_session(session_id)).position
 
     def turn(self, server, session_id, turn, expected):
         """Returns (tokens, position, seconds to the first token)."""
@@ -149,28 +149,30 @@ class Story:
         """Makes one turn, at servers that `pick` returns, until it is answered or found to be there. Returns the
         seconds to its first token, if it was answered at once."""
         after = self.position + len(turn["text"]) + turn["n"]
-        deadline, attempts = time.monotonic() + 120, 0
+        deadline, attempts, failures = time.monotonic() + 120, 0, []
         while True:
             try:
                 tokens, position, first = self.caller.turn(pick(), self.id, turn, self.position)
                 if position != after:
-                    raise AssertionError(f"{self.id}: at {position} after {turn} from {self.position}")
+                    raise AssertionError(f"{self.id}: at {position} after {turn} from {self.position}: {failures}")
                 turn["tokens"] = tokens
                 break
             except TurnFailed as failed:
                 first, attempts = None, attempts + 1
+                failures.append(str(failed))
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"{self.id}: not answered: {failed}") from failed
+                    raise AssertionError(f"{self.id}: not answered: {failures}") from failed
                 time.sleep(0.05)
             try:
                 position = self.caller.position(pick(), self.id)
-            except TurnFailed:
+            except TurnFailed as failed:
+                failures.append(str(failed))
                 continue
             if position == after:  # it was stored, but its answer was lost
                 self.unanswered += 1
                 break
             if position != self.position:
-                raise AssertionError(f"{self.id}: at {position}, was told {self.position}") from None
+                raise AssertionError(f"{self.id}: at {position}, was told {self.position}: {failures}") from None
         self.repeated += attempts > 0
         self.turns.append(turn)
         self.position = after
@@ -197,7 +199,7 @@ class Fleet:
 
     def __init__(self, url):
         self.url, self.lock = url, threading.Lock()
-        self.servers = [self.serve() for _ in range(3)]
+        self.servers, self.gone = [self.serve() for _ in range(3)], []
         self.fenced = self.lost = 0
 
     def serve(self):
@@ -210,9 +212,9 @@ class Fleet:
     def replace(self, k):
         """Kills a server and starts another one."""
         with self.lock:
-            old = self.servers.pop(k)
-        old.process.kill()
-        old.process.wait()
+            self.gone.append(self.servers.pop(k))
+        self.gone[-1].process.kill()
+        self.gone[-1].process.wait()
         new = self.serve()
         with self.lock:
             self.servers.insert(k, new)
@@ -232,7 +234,7 @@ class Fleet:
         return self
 
     def __exit__(self, *_):
-        for server in self.servers:
+        for server in self.servers + self.gone:
             server.process.send_signal(signal.SIGCONT)
             server.kill()
 
