@@ -99,7 +99,7 @@ class GrpcCaller:
 
 
 class HttpCaller:
-    """The same over HTTP."""
+    """Calls of sessions over HTTP."""
 
     @staticmethod
     def run(server, method, path, body=None):
