@@ -16,6 +16,8 @@ struct RedisStoreOptions {
   // Time for another server to release a session. Longer than the lease, so that a call waits for
   // the end of a server that is gone.
   absl::Duration ownership_timeout = absl::Seconds(11);
+  // How often this server looks for sessions whose owners ended without anybody asking for them.
+  absl::Duration sweep_interval = absl::Minutes(5);
   int replicas = 0;  // that must have a change before it is reported as done
 };
 

@@ -75,7 +75,7 @@ void RedisOwnership::Acquire(const std::string& id, Acquired done) {
 void RedisOwnership::SetListener(store::OwnershipListener listener) {
   sessions_.SetListener(std::move(listener.lost));
   std::lock_guard lock(mutex_);
-  asked_ = std::move(listener.asked);
+  listener_ = std::move(listener);
 }
 
 Command RedisOwnership::Script(const char* script, const std::string& id,
@@ -186,22 +186,27 @@ absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
     cursor = page.items[0].text;
     for (Reply& id : page.items[1].items) ids.insert(std::move(id.text));
   } while (cursor != "0");
-  const std::vector<std::string> sorted(ids.begin(), ids.end());
   store::RecoveredSessions found;
-  for (size_t begin = 0; begin < sorted.size(); begin += kAcquiredTogether) {
-    const size_t end = std::min(sorted.size(), begin + kAcquiredTogether);
+  RETURN_IF_ERROR(AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), until(), found));
+  return found;
+}
+
+absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids, SteadyTime until,
+                                            store::RecoveredSessions& found) {
+  for (size_t begin = 0; begin < ids.size(); begin += kAcquiredTogether) {
+    const size_t end = std::min(ids.size(), begin + kAcquiredTogether);
     std::vector<Command> commands;
     for (size_t i = begin; i < end; ++i) {
-      commands.push_back(Script(kAcquireScript, sorted[i], {""}));
+      commands.push_back(Script(kAcquireScript, ids[i], {"", "unasked"}));
     }
-    const Replies replies = client_.RunTogether(commands, until());
+    const Replies replies = client_.RunTogether(commands, until);
     for (size_t i = begin; i < end; ++i) {
       RETURN_IF_ERROR(replies[i - begin].status());
       const Reply& reply = *replies[i - begin];
       const std::string& outcome = reply.items[0].text;
       if (outcome == "ELSEWHERE") ++found.elsewhere;
       if (outcome != "MINE") continue;
-      absl::StatusOr<store::FoundSession> session = Register(sorted[i], reply);
+      absl::StatusOr<store::FoundSession> session = Register(ids[i], reply);
       if (session.ok()) {
         found.sessions.push_back(*std::move(session));
       } else if (absl::IsDataLoss(session.status())) {
@@ -211,7 +216,31 @@ absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
       }
     }
   }
-  return found;
+  return absl::OkStatus();
+}
+
+// Looks at one page of the sessions.
+void RedisOwnership::Sweep() {
+  next_sweep_ = After(SteadyClock::now(), options_.sweep_interval);
+  const absl::StatusOr<Reply> page =
+      client_.Run({"SSCAN", "ovq:sessions", std::exchange(sweep_cursor_, "0"), "COUNT", "1000"});
+  if (!page.ok()) return;
+  std::set<std::string> ids;
+  for (const Reply& id : page->items[1].items) {
+    if (!sessions_.Contains(id.text)) ids.insert(id.text);
+  }
+  std::unique_lock lock(mutex_);
+  for (const std::string& id : releasing_) ids.erase(id);
+  const std::function<void(store::FoundSession)> tell = listener_.found;
+  lock.unlock();
+  if (!tell) return;
+  store::RecoveredSessions found;
+  const absl::Status status =
+      AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), {}, found);
+  for (store::FoundSession& session : found.sessions) tell(std::move(session));
+  if (!status.ok()) return;
+  sweep_cursor_ = page->items[0].text;
+  if (sweep_cursor_ != "0") next_sweep_ = After(SteadyClock::now(), kRequestInterval);
 }
 
 void RedisOwnership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
@@ -305,7 +334,7 @@ void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
     answered[i] = AnswerLocally(calls[i], ending, wait);
     // A second call for a session waits until the first one has its answer.
     if (answered[i] || wait || !ids.insert(calls[i].id).second) continue;
-    commands.push_back(Script(kAcquireScript, calls[i].id, {calls[i].dead}));
+    commands.push_back(Script(kAcquireScript, calls[i].id, {calls[i].dead, ""}));
     sent.push_back(i);
     if (sent.size() == kAcquiredTogether) exchange();
   }
@@ -337,13 +366,8 @@ void RedisOwnership::MoveLoop() {
   std::unique_lock lock(mutex_);
   for (;;) {
     const auto ready = [this] { return ending_ || !acquisitions_.empty(); };
-    if (!waiting.empty()) {
-      changed_.wait_for(lock, absl::ToChronoNanoseconds(kPollInterval), ready);
-    } else if (!unreleased_.empty()) {
-      changed_.wait_for(lock, absl::ToChronoNanoseconds(kReleaseInterval), ready);
-    } else {
-      changed_.wait(lock, [&] { return ready() || !unreleased_.empty(); });
-    }
+    changed_.wait_for(
+        lock, absl::ToChronoNanoseconds(waiting.empty() ? kReleaseInterval : kPollInterval), ready);
     std::ranges::move(std::exchange(acquisitions_, {}), std::back_inserter(waiting));
     const bool ending = ending_, leftovers = !unreleased_.empty();
     lock.unlock();
@@ -353,6 +377,7 @@ void RedisOwnership::MoveLoop() {
       RetryReleases();
       released = SteadyClock::now();
     }
+    if (!ending && SteadyClock::now() >= next_sweep_) Sweep();
     lock.lock();
   }
 }
@@ -420,7 +445,7 @@ void RedisOwnership::LeaseLoop() {
     lock.lock();
     if (!status.ok()) changed_.wait_for(lock, pause, [this] { return ending_; });
     if (asked.items.size() != 2) continue;
-    const std::function<void(const std::string&)> tell = asked_;
+    const std::function<void(const std::string&)> tell = listener_.asked;
     lock.unlock();
     if (tell) tell(asked.items[1].text);
     lock.lock();

@@ -43,7 +43,6 @@ class RedisOwnership {
   absl::StatusOr<store::RecoveredSessions> Recover();
   void Acquire(const std::string& id, Acquired done);
   void SetListener(store::OwnershipListener listener);
-  size_t owned() const { return sessions_.size(); }
   OwnedSessions& sessions() { return sessions_; }
 
   // A script's command, with its keys and this server's name.
@@ -86,6 +85,10 @@ class RedisOwnership {
   absl::StatusOr<store::FoundSession> Register(const std::string& id, const Reply& mine);
   absl::StatusOr<store::FoundSession> CheckStored(const std::string& id, const Reply& mine);
   void RetryReleases();
+  // Acquires those of the sessions that no server owns or asks for.
+  absl::Status AcquireUnowned(const std::vector<std::string>& ids, SteadyTime until,
+                              store::RecoveredSessions& found);
+  void Sweep();
 
   void LeaseLoop();
   absl::Status Renew(SteadyTime until = {});
@@ -96,9 +99,12 @@ class RedisOwnership {
   const Report report_;
   const std::string server_;  // this server's name
   OwnedSessions sessions_;
-  uint64_t renewals_ = 0;                  // used by the lease thread, once it runs
-  bool verify_ = false;                    // likewise
-  std::map<std::string, SeenLease> seen_;  // by server; used by the thread that acquires
+  uint64_t renewals_ = 0;  // used by the lease thread, once it runs
+  bool verify_ = false;    // likewise
+  // Used by the thread that acquires.
+  std::map<std::string, SeenLease> seen_;  // by server
+  SteadyTime next_sweep_;
+  std::string sweep_cursor_ = "0";
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
@@ -106,7 +112,7 @@ class RedisOwnership {
   std::set<std::string> releasing_;                // between BeginLeave and SendLeave
   std::map<std::string, std::string> unreleased_;  // epochs of sessions whose release failed
   std::vector<Acquisition> acquisitions_;
-  std::function<void(const std::string&)> asked_;
+  store::OwnershipListener listener_;  // without `lost`
 
   std::thread move_thread_, lease_thread_;
 };

@@ -135,7 +135,8 @@ inline constexpr char kReleaseScript[] =
     "return 'OK'\n";
 
 // Acquires a session that no living server owns. ARGV: 2 what the owner's lease holds if that owner
-// is dead although Redis does not know it yet ("": it is not). Returns {'NONE'}; {'ELSEWHERE',
+// is dead although Redis does not know it yet ("": it is not); 3 "unasked" to leave a session alone
+// for which some server asks. Returns {'NONE'}; {'ELSEWHERE',
 // owner, its lease, 1 while the request for the session stands}; or {'MINE', epoch, journal, bytes
 // of the text, bytes of the snapshot}.
 inline constexpr char kAcquireScript[] =
@@ -149,6 +150,9 @@ inline constexpr char kAcquireScript[] =
     "    return {'ELSEWHERE', owner, lease, redis.call('EXISTS', KEYS[6])}\n"
     "  end\n"
     "  if lease then dead = 'ovq:lease:' .. owner end\n"
+    "end\n"
+    "if ARGV[3] == 'unasked' and redis.call('EXISTS', KEYS[6]) == 1 then\n"
+    "  return {'ELSEWHERE', '', '', 1}\n"
     "end\n"
     "if redis.call('EXISTS', KEYS[2]) == 0 then\n"
     "  return redis.error_reply('NOLEASE the lease of this server is over')\n"

@@ -56,6 +56,7 @@ RedisStore::RedisStore(const RedisStoreOptions& options,
       report_(std::move(report)),
       client_(options.address, options.reply_timeout),
       ownership_(client_, options, report_),
+      sessions_(ownership_.sessions()),
       writer_(client_, ownership_, options, report_),
       bulk_(kBulkThreads, "redis") {}
 
@@ -133,11 +134,11 @@ absl::Status RedisStore::CommitCreate(const std::string& journal, const Snapshot
   const absl::Status status = writer_.Send(command, change).status();
   if (absl::IsAlreadyExists(status)) return status;
   // After another error Redis may have it all the same. Then nobody shall find it.
-  ownership_.sessions().Add(change.id, "1");
+  sessions_.Add(change.id, "1");
   if (status.ok()) return status;
   RedisChange removal = {.kind = nullptr, .id = change.id, .begin = {}};
   (void)writer_.Write(kRemoveScript, removal, "", {change.id});
-  ownership_.sessions().Remove(change.id);
+  sessions_.Remove(change.id);
   return status;
 }
 
@@ -218,7 +219,7 @@ void RedisStore::Remove(const std::string& id, Done done) {
   change.done = std::move(done);
   change.write = [this](RedisChange& self) {
     const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
-    if (status.ok()) ownership_.sessions().Remove(self.id);
+    if (status.ok()) sessions_.Remove(self.id);
     return status;
   };
   writer_.Enqueue(std::move(change));

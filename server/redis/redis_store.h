@@ -37,7 +37,7 @@ class RedisStore final : public store::SessionStore {
   void Release(const std::string& id) override;
   void Decline(const std::string& id) override;
   void Quarantine(const std::string& id) override;
-  size_t owned() const override { return ownership_.owned(); }
+  size_t owned() const override { return sessions_.size(); }
 
   void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
               MakeSnapshot snapshot, Done done) override;
@@ -69,6 +69,7 @@ class RedisStore final : public store::SessionStore {
   const std::function<void(const store::StoreReport&)> report_;
   RedisClient client_;
   RedisOwnership ownership_;
+  OwnedSessions& sessions_;  // ownership_'s
   RedisWriter writer_;
   store::WorkThreads bulk_;
 };

@@ -52,6 +52,8 @@ struct OwnershipListener {
   // that another one has acquired it, or because the store has lost it. Nothing that was not
   // acknowledged before counts.
   std::function<void(const std::string& id)> lost = {};
+  // This server has acquired a session whose owner ended, without anybody asking for it.
+  std::function<void(FoundSession)> found = {};
 };
 
 // Reads a session's snapshot part by part. Its content stays as it was when it was opened, or

@@ -17,7 +17,14 @@ SessionOwnership::SessionOwnership(SessionCore& core, SessionRemoval& removal)
              inbox->Post([this, id] { AnswerTransferRequest(id); });
            },
        .lost = [this, inbox = core.inbox](
-                   const std::string& id) { inbox->Post([this, id] { Lose(id); }); }});
+                   const std::string& id) { inbox->Post([this, id] { Lose(id); }); },
+       .found =
+           [this, inbox = core.inbox](store::FoundSession found) {
+             inbox->Post([this, found = std::move(found)]() mutable {
+               const SteadyTime now = core_.config.options.clock.steady();
+               (void)RegisterAcquired(std::move(found), std::nullopt, now);
+             });
+           }});
 }
 
 SessionOwnership::~SessionOwnership() {

@@ -162,6 +162,31 @@ TEST_F(RedisStoreTest, ADeadServersLeaseEndsByTheClockOfWhoeverAsks) {
   proxy.Freeze(false);
 }
 
+// A server that died leaves sessions that nobody asks for: another one finds them.
+TEST_F(RedisStoreTest, SessionsOfDeadServersAreFound) {
+  RedisProxy proxy(redis_->address().port);
+  RedisStoreOptions dying = Options(), sweeping = Options();
+  dying.address = proxy.address();
+  sweeping.sweep_interval = absl::Milliseconds(200);
+  const auto first = Open(dying), second = Open(sweeping);
+  ASSERT_TRUE(Create(*first).ok());
+  ASSERT_TRUE(Append(*first, 0).ok());
+  ASSERT_TRUE(Create(*second, "mine").ok());
+  std::promise<store::FoundSession> found;
+  second->SetListener(
+      {.found = [&](store::FoundSession session) { found.set_value(std::move(session)); }});
+  absl::SleepFor(absl::Seconds(1));  // the owner lives: nobody else gets it
+  EXPECT_EQ(first->owned(), 1u);
+  EXPECT_EQ(second->owned(), 1u);
+  proxy.Freeze(true);
+  const store::FoundSession session = found.get_future().get();
+  EXPECT_EQ(session.head.id, kSession);
+  EXPECT_EQ(session.version, 1u);
+  EXPECT_TRUE(Append(*second, 1).ok());
+  second->SetListener({});
+  proxy.Freeze(false);
+}
+
 TEST_F(RedisStoreTest, TurnsWaitForARedisThatRestarts) {
   const auto store = Open(Options());
   ASSERT_TRUE(Create(*store).ok());
