@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& op
   redis::RedisStoreOptions redis = {.address = *options.session_store};
   ASSIGN_OR_RETURN(redis.address.password, LoadStorePassword(options));
   redis.lease = options.session_lease.value_or(redis.lease);
-  redis.reply_timeout = std::min(redis.reply_timeout, redis.lease / 3);
+  redis.reply_timeout = std::min(redis.reply_timeout, std::max(redis.lease / 3, absl::Seconds(1)));
   redis.ownership_timeout = redis.lease + absl::Seconds(1);
   redis.replicas = options.session_store_replicas.value_or(0);
   std::vector<std::string> warnings;

@@ -238,7 +238,13 @@ void RedisOwnership::Sweep() {
   const absl::Status status =
       AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), {}, found);
   for (store::FoundSession& session : found.sessions) tell(std::move(session));
-  if (!status.ok()) return;
+  if (!status.ok()) {
+    lock.lock();
+    for (const std::string& id : ids) {
+      if (!sessions_.Contains(id)) unreleased_[id] = "";  // Redis may have given it to this server
+    }
+    return;
+  }
   sweep_cursor_ = page->items[0].text;
   if (sweep_cursor_ != "0") next_sweep_ = After(SteadyClock::now(), kRequestInterval);
 }
@@ -352,7 +358,8 @@ void RedisOwnership::RetryReleases() {
   const std::map<std::string, std::string> unreleased = unreleased_;
   lock.unlock();
   for (const auto& [id, epoch] : unreleased) {
-    if (!client_.Run(Script(kReleaseScript, id, {epoch})).ok()) return;
+    const bool ours = sessions_.Contains(id);
+    if (!ours && !client_.Run(Script(kReleaseScript, id, {epoch})).ok()) return;
     lock.lock();
     unreleased_.erase(id);
     lock.unlock();

@@ -109,8 +109,9 @@ class RedisOwnership {
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   bool ending_ = false;
-  std::set<std::string> releasing_;                // between BeginLeave and SendLeave
-  std::map<std::string, std::string> unreleased_;  // epochs of sessions whose release failed
+  std::set<std::string> releasing_;  // between BeginLeave and SendLeave
+  // Epochs of sessions whose release failed; "" for those that Redis may have given to this server.
+  std::map<std::string, std::string> unreleased_;
   std::vector<Acquisition> acquisitions_;
   store::OwnershipListener listener_;  // without `lost`
 

@@ -128,17 +128,24 @@ void RedisStore::Quarantine(const std::string& id) { Leave(id, kQuarantineScript
 
 absl::Status RedisStore::CommitCreate(const std::string& journal, const SnapshotParts& parts,
                                       const RedisChange& change) {
+  const absl::Status exists =
+      absl::AlreadyExistsError(absl::StrCat("session ", change.id, ": there is one of this name"));
+  if (sessions_.Contains(change.id)) return exists;
+  sessions_.Add(change.id,
+                "1");  // before Redis has it, so that nothing here takes it for another's
   const std::string count = absl::StrCat(parts.count);
   const Command command = ownership_.Script(
       kCreateScript, change.id, {change.id, journal, parts.prefix, count, UnguessableHex()});
   const absl::Status status = writer_.Send(command, change).status();
-  if (absl::IsAlreadyExists(status)) return status;
-  // After another error Redis may have it all the same. Then nobody shall find it.
-  sessions_.Add(change.id, "1");
   if (status.ok()) return status;
-  RedisChange removal = {.kind = nullptr, .id = change.id, .begin = {}};
+  if (absl::IsAlreadyExists(status)) {
+    sessions_.Remove(change.id);
+    return exists;
+  }
+  // Redis may have it all the same. Nobody shall find it.
+  const RedisChange removal = {.kind = nullptr, .id = change.id, .begin = {}};
   (void)writer_.Write(kRemoveScript, removal, "", {change.id});
-  sessions_.Remove(change.id);
+  Release(change.id);
   return status;
 }
 
@@ -219,7 +226,11 @@ void RedisStore::Remove(const std::string& id, Done done) {
   change.done = std::move(done);
   change.write = [this](RedisChange& self) {
     const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
-    if (status.ok()) sessions_.Remove(self.id);
+    if (status.ok()) {
+      sessions_.Remove(self.id);
+    } else if (!absl::IsAborted(status)) {
+      Release(self.id);  // the session is there, and nobody's
+    }
     return status;
   };
   writer_.Enqueue(std::move(change));
