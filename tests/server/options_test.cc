@@ -393,6 +393,35 @@ TEST(Options, AFleetKeyFileAndTrustInAnyFileExcludeOneAnother) {
       HasSubstr("--imports=trust: expected replay with --fleet-key-file"));
 }
 
+TEST(Options, SessionsAreInOnePlace) {
+  const auto line = Parse({"--model=m", "--session-store=redis://ann@cache:7000/2",
+                           "--session-store-password-file=p", "--session-lease=4s",
+                           "--session-store-replicas=1", "--admission=overcommit"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.session_store->Text(), "redis://ann@cache:7000/2");
+  EXPECT_EQ(line->options.session_store_password_file, "p");
+  EXPECT_EQ(line->options.session_lease, absl::Seconds(4));
+  EXPECT_EQ(line->options.session_store_replicas, 1);
+  EXPECT_TRUE(line->options.keeps_sessions());
+  EXPECT_FALSE(Parse({"--model=m"})->options.keeps_sessions());
+  const auto error = [](std::vector<std::string> args) {
+    args.push_back("--model=m");
+    return std::string(Parse(args).status().message());
+  };
+  const std::string store = "--session-store=redis://cache";
+  EXPECT_THAT(error({store, "--session-dir=s"}), HasSubstr("expected no --session-dir with it"));
+  EXPECT_THAT(error({store, "--session-sync=interval"}), HasSubstr("expected --session-dir"));
+  EXPECT_THAT(error({store, "--session-lease=10ms"}), HasSubstr("--session-lease: expected"));
+  EXPECT_THAT(error({store, "--session-store-replicas=-1"}), HasSubstr("expected a whole number"));
+  EXPECT_THAT(error({"--session-store=rediss://cache"}), HasSubstr("no TLS to Redis"));
+  EXPECT_THAT(error({"--session-lease=5s"}), HasSubstr("expected --session-store with it"));
+  EXPECT_THAT(error({"--session-store-replicas=0"}), HasSubstr("expected --session-store with it"));
+  EXPECT_THAT(error({"--session-store-password-file=p"}),
+              HasSubstr("expected --session-store with it"));
+  EXPECT_THAT(error({"--admission=overcommit"}),
+              HasSubstr("expected --session-dir or --session-store"));
+}
+
 TEST(Options, HelpListsEveryFlagWithItsTwin) {
   EXPECT_EQ(Parse({"--plan", "--model", "m", "--state-memory", "1G"})->action,
             CommandLine::Action::kPlan);
@@ -410,6 +439,10 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "request-memory",
                            "session-dir",
                            "session-sync",
+                           "session-store",
+                           "session-store-password-file",
+                           "session-lease",
+                           "session-store-replicas",
                            "admission",
                            "imports",
                            "fleet-key-file",

@@ -13,6 +13,7 @@ namespace {
 
 absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
   const std::string& id = session.info.id;
+  if (absl::IsAborted(status)) return LostSession(id);
   return absl::DataLossError(
       absl::StrCat("session ", id, ": could not be written to disk, so that a restart would find ",
                    session.disk->length, " of its ", session.position(),
@@ -128,6 +129,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
 
 void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
                               StatusCallback then) {
+  if (session->lost) return then(LostSession(session->info.id));
   if (!session->disk || session->deleted || session->info.damaged_at) {
     return then(absl::OkStatus());
   }
@@ -186,10 +188,11 @@ void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then
   const std::string& id = session.info.id;
   config_.options.session_store->Remove(
       id, OnEngineThread([id, then = std::move(then)](const absl::Status& status) {
-        then(status.ok() ? status
-                         : absl::DataLossError(absl::StrCat(
-                               "session ", id, ": is gone, but its files may not be, so that a ",
-                               "restart may find it: ", std::string(status.message()))));
+        if (status.ok()) return then(status);
+        if (absl::IsAborted(status)) return then(LostSession(id));
+        then(absl::DataLossError(
+            absl::StrCat("session ", id, ": is gone, but its files may not be, so that a ",
+                         "restart may find it: ", std::string(status.message()))));
       }));
 }
 
