@@ -219,13 +219,20 @@ class Fleet:
         with self.lock:
             self.servers.insert(k, new)
 
-    def stop_and_wake(self, k, seconds):
+    def stop_and_wake(self, k, seconds, story, rng):
+        """Stops a server that has the story's session; another one goes on with it."""
         server = self.servers[k]
+        story.run_turn(some_turn(rng), lambda: server)
         before = [metric(server, *name) for name in COUNTED]
         server.process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
+        begin = time.monotonic()
+        story.run_turn(some_turn(rng), lambda: self.servers[k - 1])
+        time.sleep(max(0, seconds - (time.monotonic() - begin)))
         server.process.send_signal(signal.SIGCONT)
-        time.sleep(0.5)
+        deadline = time.monotonic() + 20
+        while metric(server, *COUNTED[0]) == before[0]:
+            assert time.monotonic() < deadline, "the woken server does not let the session go"
+            time.sleep(0.1)
         lost, fenced = (metric(server, *name) - was for name, was in zip(COUNTED, before))
         self.lost += lost
         self.fenced += fenced
@@ -285,7 +292,7 @@ class RedisTest(unittest.TestCase):
         rng = random.Random(OPTIONS.seed)
         with RedisServer() as redis, Fleet(redis.url) as fleet:
             stories = self.stories(fleet, OPTIONS.sessions)
-            done = {"killed": 0, "stopped": 0}
+            done, moving = {"killed": 0, "stopped": 0}, Story(GrpcCaller(), fleet.servers[0])
 
             def disturb(end):
                 for k in range(OPTIONS.rounds):
@@ -296,11 +303,12 @@ class RedisTest(unittest.TestCase):
                         fleet.replace(rng.randrange(3))
                         done["killed"] += 1
                     else:
-                        fleet.stop_and_wake(rng.randrange(3), LEASE * rng.uniform(1.5, 2.5))
+                        fleet.stop_and_wake(rng.randrange(3), LEASE * rng.uniform(1.5, 2.5), moving, rng)
                         done["stopped"] += 1
                 time.sleep(1)
 
             self.with_load(fleet, stories, rng, disturb)
+            stories.append(moving)
             self.check_all(stories, fleet)
             turns = sum(len(story.turns) for story in stories)
             print(f"{done['killed']} servers killed, {done['stopped']} stopped for longer than their leases: {turns} turns "
