@@ -172,7 +172,10 @@ PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_i
                             const std::string& tenant) {
   const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
   if (!session.ok()) {
-    return {.at_start = false, .in_session = true, .session = session.status()};
+    // One that is created meanwhile is empty.
+    return {.at_start = absl::IsNotFound(session.status()),
+            .in_session = true,
+            .session = session.status()};
   }
   return {.at_start = session->position == 0,
           .in_session = true,

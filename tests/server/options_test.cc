@@ -222,8 +222,16 @@ TEST(Options, EveryFlag) {
   EXPECT_TRUE(options.trace_collector->tls);
   EXPECT_EQ(options.trace_collector->host, "c");
   EXPECT_EQ(options.trace_collector->path, "/x");
-  for (const Setting& setting : line->settings) {
-    EXPECT_EQ(setting.origin, "--" + setting.name);  // every flag was tested above
+  // Every flag was tested above; those that exclude --session-dir are in SessionsAreInOnePlace.
+  const auto stored =
+      Parse({"--model=m", "--session-store=redis://u@h:7/2", "--session-store-password-file=p",
+             "--session-lease=3s", "--session-store-replicas=2"});
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  for (size_t i = 0; i < line->settings.size(); ++i) {
+    const Setting& setting = line->settings[i];
+    const std::string_view origin =
+        setting.origin == "default" ? stored->settings[i].origin : setting.origin;
+    EXPECT_EQ(origin, "--" + setting.name);
   }
 }
 
@@ -371,8 +379,10 @@ TEST(Options, HelpSaysRanges) {
     const int64_t low = std::stoll(help.substr(at), &digits);
     const int64_t high = std::stoll(help.substr(at + digits + std::string(" to ").size()));
     const auto takes = [&flag](int64_t value) {
-      return Parse({"--model=m", "--max-centroids=16777216", flag + "=" + std::to_string(value)})
-          .ok();
+      std::vector<std::string> line = {"--model=m", "--max-centroids=16777216",
+                                       flag + "=" + std::to_string(value)};
+      if (flag == "--session-store-replicas") line.push_back("--session-store=redis://h");
+      return Parse(line).ok();
     };
     SCOPED_TRACE(flag);
     EXPECT_TRUE(takes(low));
@@ -381,7 +391,7 @@ TEST(Options, HelpSaysRanges) {
     EXPECT_FALSE(takes(high + 1));
     ++found;
   }
-  EXPECT_EQ(found, 12);
+  EXPECT_EQ(found, 13);
 }
 
 // The key vouches for states, so that a server that takes any must not have it.

@@ -45,7 +45,7 @@ MixerCase WithVariance(int64_t chunk_len, int64_t slots, const std::string& qk_n
   return c;
 }
 const MixerCases kClosestPairVariance(AlsoInInt8({
-    WithVariance(16, 24, "unit", DType::kF32),
+    WithVariance(16, 48, "unit", DType::kF32),
     WithVariance(40, 90, "l2", DType::kF32),
     WithVariance(64, 130, "unit", DType::kBF16),
 }));
