@@ -39,14 +39,15 @@ const absl::StatusOr<InstructionSet>& Cap() {
   return *cap;
 }
 
-// Highway's targets beyond the cap.
+// Highway's targets beyond the cap. On x86 a better target has a lower bit, so that this covers
+// those of newer versions, too.
 int64_t TargetsBeyond([[maybe_unused]] InstructionSet cap) {
-  int64_t targets = 0;
 #if HWY_ARCH_X86
-  if (cap < InstructionSet::kAvx512) targets |= HWY_AVX3 | HWY_AVX3_DL;
-  if (cap < InstructionSet::kAvx2) targets |= HWY_AVX2;
+  if (cap < InstructionSet::kAvx2) return 2 * HWY_AVX2 - 1;
+  if (cap < InstructionSet::kAvx512) return HWY_AVX2 - 1;
+  if (cap < InstructionSet::kAvx512Vnni) return HWY_AVX3 - 1;
 #endif
-  return targets;
+  return 0;
 }
 
 }  // namespace

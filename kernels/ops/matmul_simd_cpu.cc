@@ -227,7 +227,7 @@ struct NeonDots {
   static HWY_INLINE X LoadX(const int8_t* x) { return LoadBytes(x); }
   static HWY_INLINE W LoadWeights(const int8_t* w) { return LoadBytes(w); }
   static HWY_INLINE void Add(X x, W w, Sum& sum, Sum& /*more*/) {
-    asm(".arch armv8.2-a+dotprod\n\tsdot %0.4s, %1.16b, %2.16b"
+    asm(".arch_extension dotprod\n\tsdot %0.4s, %1.16b, %2.16b"
         : "+w"(sum.raw)
         : "w"(x.raw), "w"(w.raw));
   }

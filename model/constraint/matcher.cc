@@ -17,10 +17,14 @@ constexpr size_t kMaxEdges = 8;
 constexpr int32_t kMinRun = 3;
 // A run over at least this share of the vocabulary is worth knowing all nodes of its class.
 constexpr int32_t kLargeRun = 16;
-// Bounds the places of one mask. Each costs kPlaceCost and its stacks, times an eighth of the
-// ranges of bytes that lead on.
-constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3;
-constexpr int64_t kMaxRunPlaces = 512;
+// Bounds the work of one mask. A place costs kPlaceCost and its stacks, times an eighth of the
+// ranges of bytes that lead on, a step within a run kPlaceCost and the stacks before it, and a step
+// with more than kFreeWork items of work for each stack an eighth of the others on top.
+constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3, kFreeWork = 16;
+// A walk that has cost more finds no more runs. They are only a shorter way to the same mask, so a
+// mask must not fail because of them.
+constexpr int64_t kMaxCostWithRuns = kMaxWalkCost / 2;
+constexpr int64_t kMaxRunSteps = 512;
 constexpr int kMaxTier = 15;
 constexpr int32_t kEndless = 1 << 30;  // characters of a run that leads back to its place
 
@@ -90,11 +94,36 @@ struct Place::Node : std::enable_shared_from_this<Place::Node> {
     uint8_t first, last;
     Node* to;
   };
+  // Bytes whose step takes more work than the stacks let expect.
+  struct HeavyEdge {
+    uint8_t first, last;
+    int64_t cost;
+    uint64_t last_walk;  // that paid the cost
+  };
+  // The cost of a step that Next has done, at whatever time, on top of the place's.
+  int64_t WorkCost(uint8_t byte) const {
+    int64_t cost = 0;
+    for (const HeavyEdge& edge : heavy_edges) {
+      if (edge.first <= byte && byte <= edge.last) cost += edge.cost;
+    }
+    return cost;
+  }
+  // Likewise, but 0 if the walk has paid it.
+  int64_t PayWork(uint8_t byte, uint64_t walk) {
+    int64_t cost = 0;
+    for (HeavyEdge& edge : heavy_edges) {
+      if (byte < edge.first || edge.last < byte || edge.last_walk == walk) continue;
+      edge.last_walk = walk;
+      cost += edge.cost;
+    }
+    return cost;
+  }
   // Where the run of a tier lies in `runs`. Places without a count have one for all tiers.
   size_t RunIndex(int tier) const { return counts ? tier : 0; }
   Stacks stacks;
   uint64_t generation = 0;
   std::vector<Edge> edges;
+  std::vector<HeavyEdge> heavy_edges;
   std::unique_ptr<std::array<Node*, 256>> table;
   bool counts = false;                     // some place may represent it
   std::vector<Node*> representatives;      // [tier], null until asked for
@@ -147,6 +176,7 @@ void Matcher::MakeRoom() {
   if (bytes() <= cache_bytes_) return;
   for (const std::shared_ptr<Place::Node>& node : nodes_) {
     node->edges = {};
+    node->heavy_edges = {};
     node->table = nullptr;
     node->representatives = {};
     node->runs.clear();
@@ -191,6 +221,7 @@ Place::Node* Matcher::Intern(Stacks stacks) {
 }
 
 Place::Node* Matcher::Next(Place::Node* from, uint8_t byte) {
+  ++n_steps_;
   if (from->table) {
     Place::Node* const to = (*from->table)[byte];
     return to != unknown_node_.get() ? to : Expand(from, byte);
@@ -211,28 +242,32 @@ Place::Node* Matcher::Expand(Place::Node* from, uint8_t byte) {
     } else if (stacks.may_end || !stacks.heads.empty()) {
       to = Intern(std::move(stacks));
     }
+    // That of stacks which remain is paid with their places.
+    const size_t n_stacks =
+        from->stacks.heads.size() + (to == nullptr ? 0 : to->stacks.heads.size());
+    const int64_t work = machine_->work() - kFreeWork * static_cast<int64_t>(n_stacks);
+    if (work > 0) {
+      from->heavy_edges.push_back({interval.first, interval.last, 1 + work / 8, 0});
+      bytes_ += sizeof(Place::Node::HeavyEdge);
+    }
   }
-  AddEdge(from, interval, to);
-  return to;
-}
-
-void Matcher::AddEdge(Place::Node* from, StackMachine::Interval interval, Place::Node* to) {
   const auto fill = [from](uint8_t first, uint8_t last, Place::Node* node) {
     std::fill(from->table->begin() + first, from->table->begin() + last + 1, node);
   };
   if (from->table) {
     fill(interval.first, interval.last, to);
-    return;
+    return to;
   }
   from->edges.push_back({interval.first, interval.last, to});
   bytes_ += sizeof(Place::Node::Edge);
-  if (from->edges.size() <= kMaxEdges) return;
+  if (from->edges.size() <= kMaxEdges) return to;
   from->table = std::make_unique<std::array<Place::Node*, 256>>();
   from->table->fill(unknown_node_.get());
   bytes_ += sizeof(*from->table);
   for (const Place::Node::Edge& edge : from->edges) fill(edge.first, edge.last, edge.to);
   bytes_ -= from->edges.size() * sizeof(Place::Node::Edge);
   from->edges = {};
+  return to;
 }
 
 Place::Node* Matcher::Represent(Place::Node* node, int tier) {
@@ -310,6 +345,8 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
       continue;
     }
     Place::Node* to = Next(from, trie_node.byte);
+    walk_cost_ += from->PayWork(trie_node.byte, walk_);
+    if (walk_cost_ > kMaxWalkCost) return false;
     if (to == nullptr || to == exhausted_node_.get()) {
       met_exhaustion |= to != nullptr;
       i = vocabulary_->behind()[i];
@@ -345,6 +382,10 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
     Place::Node* at = place;
     // The run goes on as long as its places lead on over nearly the same class.
     while (level.n_chars < std::min<int32_t>(reach, Vocabulary::kMaxChars)) {
+      if (walk_cost_ > kMaxCostWithRuns) {
+        level.dead = {};  // The run ends at a place that has not been looked at.
+        break;
+      }
       const Place::Run& run = FindRun(at, level.tier);
       if (run.last_walk != walk_) walk_cost_ += run.cost;
       run.last_walk = walk_;
@@ -464,10 +505,20 @@ const Place::Run& Matcher::FindRun(Place::Node* node, int tier) {
   const size_t index = node->RunIndex(tier);
   if (index < node->runs.size() && node->runs[index]) return *node->runs[index];
   auto run = std::make_unique<Place::Run>();
-  const auto ascii = machine_->FindAsciiClass(node->stacks);
-  int64_t n_places = 1;
+  const auto ascii = FindAsciiClass(node);
+  const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
+  run->cost = (n_heads + kPlaceCost) / 8;
+  int64_t n_steps = 0;
   const int first = ascii[0] != 0 ? std::countr_zero(ascii[0]) : 64 + std::countr_zero(ascii[1]);
   Place::Node* next = first < 128 ? Next(node, static_cast<uint8_t>(first)) : nullptr;
+  if (n_heads > static_cast<int64_t>(StackMachine::kMaxClassHeads)) {
+    for (const Place::Node::HeavyEdge& edge : node->heavy_edges) {
+      if (edge.first < 128)
+        run->cost += edge.cost;  // FindAsciiClass has stepped over all of ASCII.
+    }
+  } else if (first < 128) {
+    run->cost += node->WorkCost(static_cast<uint8_t>(first));
+  }
   // A place without a count does not know the tier, which one with a count depends on.
   const bool leads_on = next != nullptr && next != exhausted_node_.get();
   if (leads_on && (node->counts || !next->counts)) {
@@ -475,34 +526,65 @@ const Place::Run& Matcher::FindRun(Place::Node* node, int tier) {
     run->codes = {ascii[0], ascii[1], 0, 0};
     bool over_utf8 = true;
     for (int row = 0; row < static_cast<int>(kUtf8Rows.size()) && over_utf8; ++row) {
-      over_utf8 = LeadsOverUtf8(node, tier, next, row, 0, n_places);
+      over_utf8 = LeadsOverUtf8(node, tier, next, row, 0, n_steps, run->cost);
     }
     if (over_utf8) Add(Vocabulary::kPiece, run->codes);
   }
   const ByteSet bytes = machine_->FindBytes(node->stacks);
   run->dead = {~bytes[0], ~bytes[1], 0, 0};
   if ((bytes[2] | bytes[3]) == 0) Add(Vocabulary::kPiece, run->dead);
-  const auto n_heads = static_cast<int64_t>(node->stacks.heads.size());
-  run->cost = n_places * (n_heads + kPlaceCost) / 8;
-  bytes_ += sizeof(Place::Run) + sizeof(Place::Run*);
-  if (index >= node->runs.size()) node->runs.resize(index + 1);
+  bytes_ += sizeof(Place::Run);
+  if (index >= node->runs.size()) {
+    bytes_ += (index + 1 - node->runs.size()) * sizeof(node->runs[0]);
+    node->runs.resize(index + 1);
+  }
   return *(node->runs[index] = std::move(run));
+}
+
+// A large set of ASCII bytes that lead from the place to one other, as bits; empty if none leads
+// on.
+std::array<uint64_t, 2> Matcher::FindAsciiClass(Place::Node* node) {
+  if (node->stacks.heads.size() <= StackMachine::kMaxClassHeads) {
+    return machine_->FindAsciiClass(node->stacks);
+  }
+  std::array<Place::Node*, 128> to;
+  for (int byte = 0; byte < 128;) {
+    const auto interval = machine_->FindInterval(node->stacks, static_cast<uint8_t>(byte));
+    const int end = std::min<int>(interval.last + 1, 128);
+    std::fill(to.begin() + byte, to.begin() + end, Next(node, static_cast<uint8_t>(byte)));
+    byte = end;
+  }
+  int most = 0;
+  const Place::Node* largest = nullptr;
+  for (const Place::Node* const one : to) {
+    if (one == nullptr || one == largest || one == exhausted_node_.get()) continue;
+    const auto count = static_cast<int>(std::count(to.begin(), to.end(), one));
+    if (count > most) {
+      most = count;
+      largest = one;
+    }
+  }
+  std::array<uint64_t, 2> bytes{};
+  for (size_t byte = 0; byte < to.size() && largest != nullptr; ++byte) {
+    if (to[byte] == largest) bytes[byte / 64] |= uint64_t{1} << byte % 64;
+  }
+  return bytes;
 }
 
 // Whether the bytes of a row, from a column on, lead from `from` to `to`.
 bool Matcher::LeadsOverUtf8(Place::Node* from, int tier, const Place::Node* to, int row, int column,
-                            int64_t& n_places) {
+                            int64_t& n_steps, int64_t& cost) {
   const auto [first, last] = kUtf8Rows[row].bytes[column];
   const bool is_last = column + 1 == kUtf8Rows[row].length;
-  Place::Node* before = nullptr;
-  for (int byte = first; byte <= last; ++byte) {
+  for (int byte = first; byte <= last;) {
+    if (++n_steps > kMaxRunSteps) return false;
     Place::Node* const next = Next(from, static_cast<uint8_t>(byte));
+    cost += kPlaceCost + static_cast<int64_t>(from->stacks.heads.size());
+    cost += from->WorkCost(static_cast<uint8_t>(byte));
     if (next == nullptr || next == exhausted_node_.get()) return false;
-    if (next == before) continue;
-    before = next;
-    if (++n_places > kMaxRunPlaces) return false;
+    byte = machine_->FindInterval(from->stacks, static_cast<uint8_t>(byte)).last + 1;
     if (is_last ? Represent(next, tier) != to
-                : !LeadsOverUtf8(next, tier, to, row, column + 1, n_places)) {
+                : !LeadsOverUtf8(next, tier, to, row, column + 1, n_steps, cost)) {
       return false;
     }
   }

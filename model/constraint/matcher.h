@@ -1,6 +1,7 @@
 // Matcher: which tokens may follow where, for one automaton and one vocabulary.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -68,6 +69,8 @@ class Matcher {
   bool exhausted() const { return exhausted_; }
   size_t bytes() const;  // held by caches
   int64_t n_masks_computed() const { return n_masks_computed_; }
+  // Places that were looked up behind a byte, known ones included: a measure of the work so far.
+  int64_t n_steps() const { return n_steps_; }
 
  private:
   struct Hash {
@@ -89,12 +92,12 @@ class Matcher {
   // Null if the byte leads nowhere; exhausted_node_ where the place would have too many stacks.
   Place::Node* Next(Place::Node* from, uint8_t byte);
   Place::Node* Expand(Place::Node* from, uint8_t byte);
-  void AddEdge(Place::Node* from, StackMachine::Interval interval, Place::Node* to);
   // A place from which the same texts of up to 2^tier bytes lead on, one for many.
   Place::Node* Represent(Place::Node* node, int tier);
+  std::array<uint64_t, 2> FindAsciiClass(Place::Node* node);
   const Place::Run& FindRun(Place::Node* node, int tier);
   bool LeadsOverUtf8(Place::Node* from, int tier, const Place::Node* to, int row, int column,
-                     int64_t& n_places);
+                     int64_t& n_steps, int64_t& cost);
   // A node of the trie with a place, whose descendants are being walked.
   struct Level {
     int32_t end;         // behind its descendants
@@ -128,6 +131,7 @@ class Matcher {
   size_t bytes_ = 0;
   bool exhausted_ = false;
   int64_t n_masks_computed_ = 0;
+  int64_t n_steps_ = 0;
   uint64_t generation_ = 0;  // of the cache; no two of the process are equal
   uint64_t walk_ = 0;
   int64_t walk_cost_ = 0;

@@ -183,6 +183,7 @@ bool StackMachine::Close(Stacks& to) {
     }
     fits = work_.size() <= kMaxWork && to.heads.size() <= kMaxWork;
   }
+  n_work_ = static_cast<int64_t>(work_.size());
   work_.clear();
   seen_.clear();
   SortHeads(to.heads);

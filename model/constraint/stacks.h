@@ -68,6 +68,8 @@ class StackMachine {
   std::array<uint64_t, 2> FindAsciiClass(const Stacks& from) const;
   // from: of this machine. False as for Begin.
   bool Step(const Stacks& from, uint8_t byte, Stacks& to);
+  // Items of work of the last Step, a measure of its time.
+  int64_t work() const { return n_work_; }
   // The stacks of another machine of the automaton as those of this one.
   Stacks Adopt(const Stacks& stacks);
   // Stacks from which the same bytes lead on, up to `horizon` bytes: counts that no text of so few
@@ -97,6 +99,7 @@ class StackMachine {
   absl::flat_hash_map<Key, FramePointer> frames_;
   uint64_t next_id_ = 1;
   std::vector<Work> work_;
+  int64_t n_work_ = 0;
   absl::flat_hash_set<std::pair<int32_t, const Frame*>> seen_;
 };
 

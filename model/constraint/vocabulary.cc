@@ -125,7 +125,7 @@ size_t Vocabulary::bytes() const {
          (order_.capacity() + without_text_.capacity()) * sizeof(int32_t) +
          nodes_.capacity() * sizeof(Node) +
          (behind_.capacity() + first_tokens_.capacity()) * sizeof(int32_t) + codes_.capacity() +
-         chars_.capacity();
+         chars_.capacity() + most_chars_.capacity();
 }
 
 }  // namespace ovq::constraint

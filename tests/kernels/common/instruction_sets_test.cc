@@ -34,6 +34,9 @@ TEST(InstructionSets, StayBelowTheCap) {
     if (name.starts_with("AVX3")) {
       EXPECT_GE(cap, InstructionSet::kAvx512);
     }
+    if (name.starts_with("AVX3_")) {
+      EXPECT_GE(cap, InstructionSet::kAvx512Vnni);
+    }
     if (name == "AVX2") {
       EXPECT_GE(cap, InstructionSet::kAvx2);
     }
@@ -48,9 +51,10 @@ TEST(InstructionSets, StayBelowTheCap) {
     EXPECT_FALSE(sums);
   }
   const std::string best = test::HighwayTargetName(test::HighwayTargets().front());
-  EXPECT_EQ(cpu::MakeSimdSums(weights).kernel, best != "AVX2" ? "products of 16 bits"
-                                               : HasAvxVnni() ? "AVX-VNNI"
-                                                              : "AVX2");
+  std::string kernel = "products of 16 bits";
+  if (best == "AVX2") kernel = HasAvxVnni() ? "AVX-VNNI" : "AVX2";
+  if (best == "NEON" && HasNeonDotProducts()) kernel = "NEON dot products";
+  EXPECT_EQ(cpu::MakeSimdSums(weights).kernel, kernel);
 }
 
 }  // namespace

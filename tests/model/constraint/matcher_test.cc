@@ -209,6 +209,88 @@ TEST(MatcherTest, LongTokensAreWalked) {
   }
 }
 
+// Every byte, and some texts.
+std::shared_ptr<const Vocabulary> VocabularyWith(const std::vector<std::string>& more) {
+  std::vector<std::string> texts;
+  for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
+  texts.insert(texts.end(), more.begin(), more.end());
+  texts.emplace_back();
+  const auto end = static_cast<int32_t>(texts.size()) - 1;
+  return std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{end});
+}
+
+// Half of the characters of 256 blocks of 64, each block with another half.
+std::string ScatteredCharacters() {
+  std::string text;
+  for (uint32_t block = 0; block < 256; ++block) {
+    for (uint32_t i = 0; i < 64; ++i) {
+      const uint32_t flips = i / 2 < 8 ? block >> (i / 2) & 1 : 0;
+      if (i % 2 == flips) AppendUtf8(static_cast<char32_t>(0x800 + 64 * block + i), text);
+    }
+  }
+  return text;
+}
+
+// A class of characters may have a place for each edge in the middle of one, all with two stacks or
+// many more that are equal, and a counter has these again at each count.
+TEST(MatcherTest, RunsOverScatteredCharactersAreBounded) {
+  const std::string scattered = ScatteredCharacters();
+  for (const int n_copies : {0, 500}) {
+    std::string grammar = "root ::= x{0,128}\nx ::= a | b";
+    for (int i = 0; i < n_copies; ++i) grammar += " | c" + std::to_string(i);
+    grammar += "\na ::= [" + scattered + "]\nb ::= [^" + scattered + "]\n";
+    for (int i = 0; i < n_copies; ++i) grammar += "c" + std::to_string(i) + " ::= a | a\n";
+    ASSERT_LT(grammar.size(), size_t{256} << 10);
+    const std::shared_ptr<const Vocabulary> vocabulary =
+        VocabularyWith({std::string(128, 'a'), std::string(129, 'a'), "éa", "中"});
+    Matcher matcher(CompileGbnf(grammar), vocabulary, kTestCache);
+    const std::shared_ptr<const TokenMask> mask = matcher.Mask(matcher.Begin());
+    const int64_t n_steps = matcher.n_steps();
+    EXPECT_LT(n_steps, 60000) << n_copies;
+    RecordProperty("steps" + std::to_string(n_copies), std::to_string(n_steps));
+    RecordProperty("bytes" + std::to_string(n_copies), std::to_string(matcher.bytes()));
+    EXPECT_LT(matcher.bytes(), size_t{24} << 20) << n_copies;
+    if (!matcher.exhausted()) ExpectMaskIsRight(matcher, *vocabulary, matcher.Begin());
+  }
+}
+
+// Texts in parallel that only their ends tell apart: each is a stack of its own.
+std::string ParallelTexts(int n_texts, const std::string& text) {
+  std::string grammar = "root ::= s0";
+  for (int i = 1; i < n_texts; ++i) grammar += " | s" + std::to_string(i);
+  for (int i = 0; i < n_texts; ++i) {
+    const std::string n = std::to_string(i);
+    grammar += "\ns" + n + " ::= \"\\\"\" " + text + " \"\\\"\" n" + n;
+    grammar += "\nn" + n + " ::= \"[\" n" + n + " \"]\" | \"" + n + ";\"";
+  }
+  return grammar;
+}
+
+// The longest token is of another class, but the run of counted places could go on for so long.
+TEST(MatcherTest, LongRunsDoNotUseUpTheWorkOfAMask) {
+  const std::shared_ptr<const Vocabulary> vocabulary =
+      VocabularyWith({std::string(300, '1'), "ab", "abc", "ab\"", "aé", "\"[1", "a1", "中aa"});
+  Matcher matcher(CompileGbnf(ParallelTexts(40, "[^\"0-9]{1,250}")), vocabulary, kTestCache);
+  ExpectMaskIsRight(matcher, *vocabulary, matcher.Begin());
+  ExpectMaskIsRight(matcher, *vocabulary, *matcher.Advance(matcher.Begin(), "\""));
+  ExpectMaskIsRight(matcher, *vocabulary, *matcher.Advance(matcher.Begin(), "\"aéa"));
+}
+
+TEST(MatcherTest, PlacesWithManyStacksHaveRuns) {
+  std::mt19937 random(15);
+  const std::shared_ptr<const Vocabulary> vocabulary = MixedVocabulary(random);
+  const auto n_nodes = static_cast<int64_t>(vocabulary->nodes().size());
+  for (const int n_texts : {32, 33, 300}) {
+    SCOPED_TRACE(n_texts);
+    Matcher matcher(CompileGbnf(ParallelTexts(n_texts, "[^\"]*")), vocabulary, kTestCache);
+    const Place place = *matcher.Advance(matcher.Begin(), "\"a");
+    const int64_t n_before = matcher.n_steps();
+    matcher.Mask(place);
+    EXPECT_LT(matcher.n_steps() - n_before, n_nodes / 4);
+    ExpectMaskIsRight(matcher, *vocabulary, place);
+  }
+}
+
 TEST(MatcherTest, RandomGrammarsHaveNoDeadEnd) {
   std::mt19937 random(3);
   std::vector<std::string> texts = ShortTexts(4);
