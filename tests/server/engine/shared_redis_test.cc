@@ -78,10 +78,12 @@ TEST_F(SharedRedis, ATurnOfALostSessionCountsNowhere) {
   same(*second->engine, 2);
   proxy.Freeze(false);
   const absl::Status status = late.get();
-  // An attempt of the write got no answer, so that the first server cannot know.
-  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(status.message(), HasSubstr("another one has it now"));
-  EXPECT_THAT(status.message(), HasSubstr("may have been stored"));
+  // Where an attempt of the write got no answer, the first server cannot know.
+  EXPECT_TRUE(absl::IsDataLoss(status) || absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(status.message(),
+              HasSubstr(absl::IsDataLoss(status) ? "this call may have been stored before"
+                                                 : "nothing of this call counts"));
   const EngineStats stats = first->engine->SettledStats();
   EXPECT_EQ(stats.sessions_idle + stats.sessions_hibernated, 0);
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
