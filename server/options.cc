@@ -404,6 +404,10 @@ absl::Status CheckSessionStorage(const Options& options) {
         "go, got none");
   }
   if (options.session_store) {
+    if (!options.session_store->user.empty() && options.session_store_password_file.empty()) {
+      return Bad("--session-store: expected --session-store-password-file with the user ",
+                 options.session_store->user, ", got none");
+    }
     if (!options.session_dir.empty()) {
       return Bad("--session-store: expected no --session-dir with it, got '", options.session_dir,
                  "'; sessions are in one place");

@@ -136,6 +136,7 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
       if (absl::IsNotFound(before.status())) return RemoveFile(file);
       RETURN_IF_ERROR(before.status());
       const uint64_t old = before->head.version;
+      if (old > head.version) return RemoveFile(file);
       std::string text = store::EncodeHead(head);
       for (uint64_t k = 0; k < before->entries.size(); ++k) {
         if (old + k + 1 > head.version) text += store::EncodeEntry(before->entries[k]);

@@ -14,13 +14,20 @@ void OwnedSessions::Add(const std::string& id, const std::string& epoch) {
   by_id_[id] = {.epoch = epoch};
 }
 
-std::string OwnedSessions::Remove(const std::string& id) {
+bool OwnedSessions::BeginCreate(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  return by_id_.try_emplace(id, Owned{.epoch = "1", .creating = true}).second;
+}
+
+void OwnedSessions::EndCreate(const std::string& id) {
   std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return "0";
-  std::string epoch = std::move(found->second.epoch);
-  by_id_.erase(found);
-  return epoch;
+  if (found != by_id_.end()) found->second.creating = false;
+}
+
+void OwnedSessions::Remove(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  by_id_.erase(id);
 }
 
 void OwnedSessions::Lose(const std::string& id, const std::string& epoch) {
@@ -46,7 +53,9 @@ size_t OwnedSessions::size() const {
 std::vector<std::pair<std::string, std::string>> OwnedSessions::All() const {
   std::lock_guard lock(mutex_);
   std::vector<std::pair<std::string, std::string>> all;
-  for (const auto& [id, owned] : by_id_) all.emplace_back(id, owned.epoch);
+  for (const auto& [id, owned] : by_id_) {
+    if (!owned.creating) all.emplace_back(id, owned.epoch);
+  }
   return all;
 }
 
@@ -61,10 +70,15 @@ WriteNumber OwnedSessions::NextWrite(const std::string& id) {
 }
 
 absl::Status OwnedSessions::EndWrite(const WriteNumber& write, const absl::StatusOr<Reply>& reply,
-                                     const absl::Status& gone) {
+                                     const absl::Status& gone, bool unanswered) {
   const bool vanished = reply.ok() && reply->text == "GONE";
   if (absl::IsAborted(reply.status()) || (vanished && write.owned())) {
     Lose(write.id, write.epoch);
+    if (unanswered) {
+      return absl::UnknownError(absl::StrCat("session ", write.id,
+                                             ": this server does not own it any more, and an "
+                                             "attempt that got no answer may have been stored"));
+    }
     return absl::AbortedError(absl::StrCat("session ", write.id, ": this server does not own it",
                                            vanished ? ", it is not in Redis any more" : ""));
   }

@@ -33,8 +33,11 @@ class OwnedSessions {
   // Sets the function that is told of lost sessions; null for none.
   void SetListener(std::function<void(const std::string& id)> lost);
   void Add(const std::string& id, const std::string& epoch);
-  // Forgets a session, and returns its epoch; "0" if this server did not own it.
-  std::string Remove(const std::string& id);
+  // Adds a session that Redis does not have yet, with the epoch of a new one. False if the session
+  // is here already. Until EndCreate, All leaves it out.
+  bool BeginCreate(const std::string& id);
+  void EndCreate(const std::string& id);
+  void Remove(const std::string& id);
   // Forgets a session that another server owns, unless it is here in another epoch, and tells the
   // listener.
   void Lose(const std::string& id, const std::string& epoch);
@@ -46,15 +49,18 @@ class OwnedSessions {
   // EndWrite is called for each in that order, with Redis's answer.
   WriteNumber NextWrite(const std::string& id);
   // Returns the write's status. Aborted if this server does not own the session, which is lost then
-  // if it thought so. gone: the status for a session that is not there.
+  // if it thought so; Unknown instead if an earlier attempt of the write got no answer
+  // (`unanswered`), so that it may have been carried out before. gone: the status for a session
+  // that is not there.
   absl::Status EndWrite(const WriteNumber& write, const absl::StatusOr<Reply>& reply,
-                        const absl::Status& gone);
+                        const absl::Status& gone, bool unanswered);
 
  private:
   struct Owned {
     std::string epoch;
     uint64_t next = 1, done = 0;  // numbers of writes
     bool known = true;            // what became of the last one
+    bool creating = false;
   };
 
   mutable std::mutex mutex_;  // guards the members below

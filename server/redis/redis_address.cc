@@ -18,6 +18,12 @@ absl::Status BadUrl(const std::string& why) {
   return absl::InvalidArgumentError(absl::StrCat("expected ", kRedisUrlForm, ", got ", why));
 }
 
+// Part of a URL as an error shows it: not at all where it may hold a password.
+std::string Shown(absl::string_view text) {
+  if (text.find_first_of("@?") != absl::string_view::npos) return "something with '@' or '?'";
+  return absl::StrCat("'", text, "'");
+}
+
 // Reads a whole number from 0 to `most`.
 bool ReadNumber(absl::string_view text, int most, int& number) {
   const bool digits = !text.empty() && std::ranges::all_of(text, absl::ascii_isdigit);
@@ -62,7 +68,7 @@ absl::StatusOr<RedisAddress> ParseRedisUrl(std::string_view url) {
         "rediss://: this server has no TLS to Redis; use a private network or a TLS tunnel that "
         "listens on loopback");
   }
-  if (!absl::ConsumePrefix(&rest, "redis://")) return BadUrl(absl::StrCat("'", rest, "'"));
+  if (!absl::ConsumePrefix(&rest, "redis://")) return BadUrl(Shown(rest));
   RedisAddress address;
   if (const size_t at = rest.rfind('@'); at != absl::string_view::npos) {
     const absl::string_view user = rest.substr(0, at);
@@ -77,11 +83,10 @@ absl::StatusOr<RedisAddress> ParseRedisUrl(std::string_view url) {
     rest.remove_prefix(at + 1);
   }
   const size_t slash = rest.find('/');
-  if (!ReadHost(rest.substr(0, slash), address))
-    return BadUrl(absl::StrCat("'", AbslView(url), "'"));
+  if (!ReadHost(rest.substr(0, slash), address)) return BadUrl(Shown(AbslView(url)));
   if (slash == absl::string_view::npos || rest.substr(slash) == "/") return address;
   if (!ReadNumber(rest.substr(slash + 1), kMostDatabases, address.database)) {
-    return BadUrl(absl::StrCat("the database '", rest.substr(slash + 1), "'"));
+    return BadUrl(absl::StrCat("the database ", Shown(rest.substr(slash + 1))));
   }
   return address;
 }

@@ -52,7 +52,7 @@ Replies RedisClient::Exchange(RedisConnection& connection,
   return replies;
 }
 
-Replies RedisClient::RunOnce(const std::vector<Command>& commands) {
+Replies RedisClient::RunOnce(const std::vector<Command>& commands, bool& unanswered) {
   std::unique_ptr<RedisConnection> connection;
   {
     std::lock_guard lock(mutex_);
@@ -65,6 +65,7 @@ Replies RedisClient::RunOnce(const std::vector<Command>& commands) {
   }
   if (connection == nullptr) connection = std::make_unique<RedisConnection>(address_, timeout_);
   Replies replies = Exchange(*connection, commands);
+  unanswered |= connection->unanswered();
   ReturnConnection(std::move(connection), replies.empty() ? absl::OkStatus() : replies[0].status());
   return replies;
 }
@@ -92,9 +93,11 @@ SteadyTime RedisClient::NextAttempt() const {
                   std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(kRefusedPause));
 }
 
-Replies RedisClient::RunTogether(const std::vector<Command>& commands, SteadyTime until) {
+Replies RedisClient::RunTogether(const std::vector<Command>& commands, SteadyTime until,
+                                 bool* unanswered) {
+  bool ignored = false;
   for (;;) {
-    Replies replies = RunOnce(commands);
+    Replies replies = RunOnce(commands, unanswered == nullptr ? ignored : *unanswered);
     if (!AnyHas(replies, absl::StatusCode::kUnavailable)) return replies;
     const SteadyTime next = NextAttempt();
     if (next > until) return replies;

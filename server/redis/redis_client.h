@@ -30,14 +30,16 @@ class RedisClient {
   // Sends the commands together, on one connection, and returns a reply to each, with the errors of
   // RedisConnection. Until `until`, all of them are sent again for as long as one of them is
   // Unavailable: so each may be executed several times, by itself or after those that follow it.
-  Replies RunTogether(const std::vector<Command>& commands, SteadyTime until = {});
+  // `unanswered` becomes true if the commands were sent and got no answer at least once.
+  Replies RunTogether(const std::vector<Command>& commands, SteadyTime until = {},
+                      bool* unanswered = nullptr);
   // Runs one command likewise.
   absl::StatusOr<Reply> Run(Command command, SteadyTime until = {});
 
   const RedisAddress& address() const { return address_; }
 
  private:
-  Replies RunOnce(const std::vector<Command>& commands);
+  Replies RunOnce(const std::vector<Command>& commands, bool& unanswered);
   Replies Exchange(RedisConnection& connection, const std::vector<Command>& commands) const;
   void ReturnConnection(std::unique_ptr<RedisConnection> connection, const absl::Status& status);
   SteadyTime NextAttempt() const;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 
 namespace ovq::redis {
 namespace {
@@ -21,7 +22,9 @@ Reply ReadTree(const redisReply& from) {
   return reply;
 }
 
-// The code of an error by its first word. Redis's own errors come first, then those of the scripts.
+// The code of an error by its first word, or by the word after the hyphen where Redis 6 reports
+// what a command of a script met: "ERR Error running script (...): ...: -OOM command not allowed".
+// Redis's own errors come first, then those of the scripts.
 absl::StatusCode CodeFor(std::string_view error) {
   static constexpr std::pair<std::string_view, absl::StatusCode> kCodes[] = {
       {"LOADING", absl::StatusCode::kUnavailable},
@@ -36,14 +39,17 @@ absl::StatusCode CodeFor(std::string_view error) {
       {"WRONGPASS", absl::StatusCode::kPermissionDenied},
       {"NOPERM", absl::StatusCode::kPermissionDenied},
       {"NOSCRIPT", absl::StatusCode::kNotFound},
-      {"NOLEASE", absl::StatusCode::kUnavailable},
+      {"NOLEASE", kNoLease},
       {"FENCED", absl::StatusCode::kAborted},
       {"EXISTS", absl::StatusCode::kAlreadyExists},
+      {"CONFLICT", absl::StatusCode::kFailedPrecondition},
   };
   for (const auto& [word, code] : kCodes) {
-    if (error.starts_with(word)) return code;
+    const bool inside = error.starts_with("ERR Error running script") &&
+                        error.find(absl::StrCat(": -", AbslView(word))) != std::string_view::npos;
+    if (inside || error.starts_with(word)) return code;
   }
-  return absl::StatusCode::kFailedPrecondition;
+  return absl::StatusCode::kInternal;
 }
 
 }  // namespace
@@ -110,13 +116,16 @@ absl::StatusOr<Reply> RedisConnection::ReadReply(absl::Status& broken) {
 }
 
 Replies RedisConnection::RunTogether(const std::vector<Command>& commands) {
+  unanswered_ = false;
   absl::Status broken = context_ == nullptr ? Connect() : absl::OkStatus();
-  if (broken.ok()) broken = Send(commands);
+  const bool sending = broken.ok();
+  if (sending) broken = Send(commands);
   Replies replies;
   for (size_t i = 0; i < commands.size() && broken.ok(); ++i) {
     replies.push_back(ReadReply(broken));
   }
   if (!broken.ok()) replies.assign(commands.size(), broken);
+  unanswered_ = sending && !broken.ok();
   return replies;
 }
 

@@ -23,6 +23,8 @@ struct Reply {
 };
 
 using Command = std::vector<std::string>;
+// The error of a script that needs this server's lease, which is over.
+inline constexpr absl::StatusCode kNoLease = absl::StatusCode::kUnauthenticated;
 using Replies = std::vector<absl::StatusOr<Reply>>;
 
 // Not thread-safe. Connects when it is first used, and again after an error of the connection.
@@ -35,11 +37,13 @@ class RedisConnection {
   // Sends the commands together and returns a reply to each. A command that the server refused has
   // an error of its own: Aborted, AlreadyExists and FailedPrecondition as the scripts say
   // (redis_scripts.h), ResourceExhausted if the server's memory is full, PermissionDenied for a
-  // user who may not, Unavailable if the server cannot serve it now. If the connection fails, all
-  // of them have the error Unavailable, and nobody knows which were executed.
+  // user who may not, Unavailable if the server cannot serve it now, Internal for any other error.
+  // If the connection fails, all of them have the error Unavailable; where `unanswered` is true
+  // then, nobody knows which were executed, otherwise none was.
   Replies RunTogether(const std::vector<Command>& commands);
 
   bool connected() const { return context_ != nullptr; }
+  bool unanswered() const { return unanswered_; }
 
  private:
   absl::Status Connect();
@@ -50,6 +54,7 @@ class RedisConnection {
 
   const RedisAddress address_;
   const absl::Duration timeout_;
+  bool unanswered_ = false;
   std::unique_ptr<redisContext, void (*)(redisContext*)> context_;
 };
 

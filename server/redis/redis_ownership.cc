@@ -19,7 +19,7 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 constexpr absl::Duration kReleaseInterval = absl::Seconds(1);  // between attempts
 constexpr char kListenSeconds[] = "0.1";
-constexpr char kRequestLifeMs[] = "10000";
+constexpr char kRequestLifeMs[] = "10000", kDeclineLifeMs[] = "2000";
 constexpr size_t kAcquiredTogether = 64, kVerifiedTogether = 256;
 constexpr size_t kMostSeen = 1024;
 
@@ -102,6 +102,21 @@ Command RedisOwnership::Script(const char* script, const WriteNumber& write,
   return Script(script, write.id, all);
 }
 
+Replies RedisOwnership::RunTogether(const std::vector<Command>& commands, SteadyTime until,
+                                    bool& unanswered) {
+  const auto over = [](const absl::StatusOr<Reply>& reply) {
+    return reply.status().code() == kNoLease;
+  };
+  Replies replies = client_.RunTogether(commands, until, &unanswered);
+  if (std::ranges::any_of(replies, over) && Renew().ok()) {
+    replies = client_.RunTogether(commands, until, &unanswered);
+  }
+  for (absl::StatusOr<Reply>& reply : replies) {
+    if (over(reply)) reply = absl::UnavailableError(reply.status().message());
+  }
+  return replies;
+}
+
 // --- Releasing ---
 
 WriteNumber RedisOwnership::BeginLeave(const std::string& id) {
@@ -114,19 +129,27 @@ WriteNumber RedisOwnership::BeginLeave(const std::string& id) {
 
 void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, SteadyTime until) {
   const SteadyTime begin = SteadyClock::now();
-  const absl::Status status = client_.Run(Script(script, last, "", {last.id}), until).status();
+  absl::Status status = client_.Run(Script(script, last, "", {last.id}), until).status();
+  if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsAborted(status)) {
+    script = kReleaseScript;  // others can have it at least
+    status = client_.Run(Script(script, last, "", {}), until).status();
+  }
   if (report_) {
     report_(
         {.kind = "release", .duration = TimeBetween(begin, SteadyClock::now()), .status = status});
   }
   std::lock_guard lock(mutex_);
   releasing_.erase(last.id);
-  if (absl::IsUnavailable(status)) unreleased_[last.id] = last.epoch;
+  if (absl::IsUnavailable(status)) unreleased_[last.id] = {last, script};
   changed_.notify_all();
 }
 
 void RedisOwnership::Decline(const std::string& id, SteadyTime until) {
-  (void)client_.Run({"DEL", AskedKey(id)}, until);
+  (void)client_.Run({"SET", AskedKey(id), "no", "PX", kDeclineLifeMs}, until);
+}
+
+void RedisOwnership::ReleaseLater(const std::string& id) {
+  unreleased_.try_emplace(id, Leaving{{.id = id, .epoch = ""}, kReleaseScript});
 }
 
 // --- Acquiring ---
@@ -148,7 +171,7 @@ absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::strin
     const absl::StatusOr<Reply> reply =
         client_.Run(Script(kCutScript, cut, "", {absl::StrCat(journal.good_bytes)}),
                     After(SteadyClock::now(), options_.patience));
-    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus()));
+    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false));
   }
   return store::FoundSession{head, journal.version(), journal.mark(),
                              static_cast<size_t>(mine.items[3].number)};
@@ -162,18 +185,18 @@ absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& 
     unreleased_.erase(id);
   }
   absl::StatusOr<store::FoundSession> found = CheckStored(id, mine);
-  if (!absl::IsDataLoss(found.status()) && !absl::IsFailedPrecondition(found.status())) {
-    return found;
-  }
-  const WriteNumber write = sessions_.NextWrite(id);
-  (void)client_.Run(Script(kQuarantineScript, write, "", {id}),
-                    After(SteadyClock::now(), options_.patience));
-  sessions_.Remove(id);
-  const absl::Status damaged =
-      absl::DataLossError(absl::StrCat("session ", id, ": ", std::string(found.status().message()),
-                                       "; its keys now begin with damaged:"));
-  if (report_) report_({.kind = "read", .status = damaged});
-  return damaged;
+  if (!found.ok()) return GiveBack(id, found.status());
+  return found;
+}
+
+absl::Status RedisOwnership::GiveBack(const std::string& id, const absl::Status& why) {
+  const bool damaged = absl::IsDataLoss(why);
+  LeaveNow(id, damaged ? kQuarantineScript : kReleaseScript, {});
+  const absl::Status status(why.code(),
+                            absl::StrCat("session ", id, ": ", std::string(why.message()),
+                                         damaged ? "; its keys now begin with damaged:" : ""));
+  if (report_) report_({.kind = "read", .status = status});
+  return status;
 }
 
 absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
@@ -199,7 +222,8 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
     for (size_t i = begin; i < end; ++i) {
       commands.push_back(Script(kAcquireScript, ids[i], {"", "unasked"}));
     }
-    const Replies replies = client_.RunTogether(commands, until);
+    bool unanswered = false;
+    const Replies replies = RunTogether(commands, until, unanswered);
     for (size_t i = begin; i < end; ++i) {
       RETURN_IF_ERROR(replies[i - begin].status());
       const Reply& reply = *replies[i - begin];
@@ -209,10 +233,10 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
       absl::StatusOr<store::FoundSession> session = Register(ids[i], reply);
       if (session.ok()) {
         found.sessions.push_back(*std::move(session));
-      } else if (absl::IsDataLoss(session.status())) {
-        found.damaged.emplace_back(session.status().message());
-      } else {
+      } else if (absl::IsUnavailable(session.status())) {
         return session.status();
+      } else {
+        found.damaged.emplace_back(session.status().message());
       }
     }
   }
@@ -231,6 +255,7 @@ void RedisOwnership::Sweep() {
   }
   std::unique_lock lock(mutex_);
   for (const std::string& id : releasing_) ids.erase(id);
+  for (const auto& [id, leaving] : unreleased_) ids.erase(id);
   const std::function<void(store::FoundSession)> tell = listener_.found;
   lock.unlock();
   if (!tell) return;
@@ -241,7 +266,7 @@ void RedisOwnership::Sweep() {
   if (!status.ok()) {
     lock.lock();
     for (const std::string& id : ids) {
-      if (!sessions_.Contains(id)) unreleased_[id] = "";  // Redis may have given it to this server
+      if (!sessions_.Contains(id)) ReleaseLater(id);
     }
     return;
   }
@@ -261,10 +286,17 @@ void RedisOwnership::Finish(Acquisition& call, absl::StatusOr<store::FoundSessio
 }
 
 bool RedisOwnership::AnswerLocally(Acquisition& call, bool ending, bool& wait) {
+  bool removed = false;
   {
     std::lock_guard lock(mutex_);
     wait = releasing_.contains(call.id) && !ending;
-    if (!sessions_.Contains(call.id)) return false;
+    const auto leaving = unreleased_.find(call.id);
+    removed = leaving != unreleased_.end() && leaving->second.script != kReleaseScript;
+    if (!removed && !sessions_.Contains(call.id)) return false;
+  }
+  if (removed) {
+    Finish(call, absl::NotFoundError(absl::StrCat("session ", call.id, ": not found")));
+    return true;
   }
   Finish(call, absl::FailedPreconditionError(
                    absl::StrCat("session ", call.id, ": in use by another call")));
@@ -274,7 +306,7 @@ bool RedisOwnership::AnswerLocally(Acquisition& call, bool ending, bool& wait) {
 bool RedisOwnership::Ask(Acquisition& call, const Reply& elsewhere, bool ending) {
   const std::string &owner = elsewhere.items[1].text, &lease = elsewhere.items[2].text;
   const SteadyTime now = SteadyClock::now();
-  if (call.asked != SteadyTime() && elsewhere.items[3].number == 0) {
+  if (call.asked && elsewhere.items[3].number == 1) {
     Finish(call, absl::FailedPreconditionError(
                      absl::StrCat("session ", call.id, ": in use by another call")));
     return true;
@@ -282,20 +314,23 @@ bool RedisOwnership::Ask(Acquisition& call, const Reply& elsewhere, bool ending)
   // A lease that is not renewed for as long as it lasts has ended, whatever Redis's clock says.
   if (seen_.size() > kMostSeen) seen_.clear();
   SeenLease& seen = seen_[owner];
-  if (seen.value != lease) seen = {lease, now};
+  const int64_t ms = elsewhere.items[4].number;
+  if (seen.value != lease || ms > seen.ms) seen = {lease, now};
+  seen.ms = ms;
   if (TimeBetween(seen.since, now) > LeaseLength(lease)) call.dead = lease;
   if (ending || TimeBetween(call.begin, now) >= options_.ownership_timeout) {
-    (void)client_.Run({"DEL", AskedKey(call.id)});
     Finish(call, absl::UnavailableError(absl::StrCat(
                      "session ", call.id, ": another server has it and does not answer")));
     return true;
   }
-  if (TimeBetween(call.asked, now) < kRequestInterval) return false;
-  call.asked = now;
+  if (TimeBetween(call.tried, now) < kRequestInterval) return false;
+  call.tried = now;
   const std::string requests = AsksKey(owner);
-  (void)client_.RunTogether({{"SET", AskedKey(call.id), "1", "PX", kRequestLifeMs},
-                             {"RPUSH", requests, call.id},
-                             {"PEXPIRE", requests, kRequestLifeMs}});
+  const Replies replies =
+      client_.RunTogether({{"SET", AskedKey(call.id), "1", "PX", kRequestLifeMs},
+                           {"RPUSH", requests, call.id},
+                           {"PEXPIRE", requests, kRequestLifeMs}});
+  call.asked = call.asked || replies[0].ok();
   return false;
 }
 
@@ -305,7 +340,7 @@ bool RedisOwnership::Answer(Acquisition& call, const absl::StatusOr<Reply>& repl
     if (absl::IsUnavailable(reply.status()) && !late && !ending) return false;
     {
       std::lock_guard lock(mutex_);
-      unreleased_[call.id] = "";  // Redis may have given it to this server
+      ReleaseLater(call.id);
     }
     Finish(call, absl::Status(reply.status().code(),
                               absl::StrCat("session ", call.id, ": ",
@@ -328,7 +363,8 @@ void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
   std::set<std::string> ids;
   std::vector<bool> answered(calls.size(), false);
   const auto exchange = [&] {
-    const Replies replies = client_.RunTogether(commands);
+    bool unanswered = false;
+    const Replies replies = RunTogether(commands, {}, unanswered);
     for (size_t i = 0; i < sent.size(); ++i) {
       answered[sent[i]] = Answer(calls[sent[i]], replies[i], ending);
     }
@@ -355,14 +391,15 @@ void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
 // Releases sessions that other servers could not acquire otherwise while this one lives.
 void RedisOwnership::RetryReleases() {
   std::unique_lock lock(mutex_);
-  const std::map<std::string, std::string> unreleased = unreleased_;
-  lock.unlock();
-  for (const auto& [id, epoch] : unreleased) {
-    const bool ours = sessions_.Contains(id);
-    if (!ours && !client_.Run(Script(kReleaseScript, id, {epoch})).ok()) return;
-    lock.lock();
+  const std::map<std::string, Leaving> unreleased = unreleased_;
+  for (const auto& [id, leaving] : unreleased) {
     unreleased_.erase(id);
+    if (sessions_.Contains(id)) continue;
+    releasing_.insert(id);
     lock.unlock();
+    SendLeave(leaving.last, leaving.script, {});
+    lock.lock();
+    if (unreleased_.contains(id)) return;  // Redis cannot be reached
   }
 }
 
@@ -402,11 +439,12 @@ absl::Status RedisOwnership::Renew(SteadyTime until) {
              .status = reply.status()});
   }
   RETURN_IF_ERROR(reply.status());
-  verify_ = verify_ || reply->number == 0;
+  if (reply->number == 0) verify_ = true;
   return absl::OkStatus();
 }
 
 absl::Status RedisOwnership::VerifyOwned() {
+  verify_ = false;
   const std::vector<std::pair<std::string, std::string>> all = sessions_.All();
   for (size_t begin = 0; begin < all.size(); begin += kVerifiedTogether) {
     const size_t end = std::min(all.size(), begin + kVerifiedTogether);
@@ -417,14 +455,16 @@ absl::Status RedisOwnership::VerifyOwned() {
     const Replies replies = client_.RunTogether(commands);
     for (size_t i = begin; i < end; ++i) {
       const absl::StatusOr<Reply>& reply = replies[i - begin];
-      RETURN_IF_ERROR(reply.status());
+      if (!reply.ok()) {
+        verify_ = true;
+        return reply.status();
+      }
       const auto& [id, epoch] = all[i];
       if (reply->items[0].text != server_ || reply->items[1].text != epoch) {
         sessions_.Lose(id, epoch);
       }
     }
   }
-  verify_ = false;
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
 // Which server owns each session of a store in Redis.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -52,11 +53,18 @@ class RedisOwnership {
   Command Script(const char* script, const WriteNumber& write, const std::string& before,
                  const std::vector<std::string>& arguments) const;
 
+  // Runs commands as RedisClient does, and once more after renewing the lease if that was over.
+  Replies RunTogether(const std::vector<Command>& commands, SteadyTime until, bool& unanswered);
+
   // Stops owning a session. Returns its last write, for SendLeave, which is called later, from the
   // thread that writes. No Acquire of the session begins before that.
   WriteNumber BeginLeave(const std::string& id);
-  // script: kReleaseScript or kQuarantineScript.
+  // script: kReleaseScript, kQuarantineScript or kRemoveScript. It is sent again later if Redis
+  // cannot be reached.
   void SendLeave(const WriteNumber& last, const char* script, SteadyTime until);
+  void LeaveNow(const std::string& id, const char* script, SteadyTime until) {
+    SendLeave(BeginLeave(id), script, until);
+  }
   void Decline(const std::string& id, SteadyTime until);
 
  private:
@@ -65,17 +73,29 @@ class RedisOwnership {
     std::string id;
     SteadyTime begin;
     Acquired done;
-    SteadyTime asked = {};  // when another server was last asked
+    SteadyTime tried = {};  // when another server was last to be asked
+    bool asked = false;     // Redis has the request
     std::string dead = {};  // the lease of an owner that is dead, although it has not ended
   };
   // A lease of another server as it was seen, and since when it has been so.
   struct SeenLease {
     std::string value;
     SteadyTime since;
+    int64_t ms = 0;  // that it was to last; more than before: it was renewed
+  };
+  // How a session is still to be given up: by which script, with the number of which write.
+  struct Leaving {
+    WriteNumber last;
+    const char* script;
   };
 
   void MoveLoop();
   void AcquireAll(std::vector<Acquisition>& calls, bool ending);
+  // Lets go of a session that was acquired and cannot be used, for this reason; damaged ones are
+  // quarantined. Returns the error for whoever wanted it.
+  absl::Status GiveBack(const std::string& id, const absl::Status& why);
+  // Releases a session later that Redis may have given to this server.
+  void ReleaseLater(const std::string& id);  // mutex_ is locked
   // Whether the call is answered now, without Redis; `wait`: it has to wait for a release.
   bool AnswerLocally(Acquisition& call, bool ending, bool& wait);
   bool Answer(Acquisition& call, const absl::StatusOr<Reply>& reply, bool ending);
@@ -99,8 +119,8 @@ class RedisOwnership {
   const Report report_;
   const std::string server_;  // this server's name
   OwnedSessions sessions_;
-  uint64_t renewals_ = 0;  // used by the lease thread, once it runs
-  bool verify_ = false;    // likewise
+  std::atomic<uint64_t> renewals_ = 0;
+  std::atomic<bool> verify_ = false;  // the lease was over
   // Used by the thread that acquires.
   std::map<std::string, SeenLease> seen_;  // by server
   SteadyTime next_sweep_;
@@ -109,9 +129,8 @@ class RedisOwnership {
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   bool ending_ = false;
-  std::set<std::string> releasing_;  // between BeginLeave and SendLeave
-  // Epochs of sessions whose release failed; "" for those that Redis may have given to this server.
-  std::map<std::string, std::string> unreleased_;
+  std::set<std::string> releasing_;            // between BeginLeave and SendLeave
+  std::map<std::string, Leaving> unreleased_;  // by id
   std::vector<Acquisition> acquisitions_;
   store::OwnershipListener listener_;  // without `lost`
 

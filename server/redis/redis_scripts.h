@@ -11,15 +11,18 @@
 //   ovq:part:NAME:I string: part I, from 1, of a snapshot
 //   ovq:lease:NAME  string: the server NAME lives; ends with its lease. "COUNT MS": how many times
 //                   it was renewed, and for how long
-//   ovq:asked:ID    string: some server asks for the session
+//   ovq:asked:ID    string: some server asks for the session ("1"), or its owner declined ("no")
 //   ovq:asks:NAME   list: ids for which the server NAME is asked
 //
-// Every script sees the keys of SessionKeys and ARGV[1], this server's name. Those that write a
-// session have ARGV[2], the epoch in which the server owns it, ARGV[3], the number of the write,
-// and ARGV[4], the number that `seq` must have before it ("": any). A write whose number is not
-// above `seq` is done already: its acknowledgement was lost. Errors: FENCED, the server does not
-// own the session in this epoch; CONFLICT, `seq` is another; NOLEASE, its lease is over; EXISTS.
-// All of them return GONE if there is no such session.
+// Every script sees the keys of RedisOwnership::Script and ARGV[1], this server's name. The
+// numbered writes, which begin with OVQ_REDIS_FENCE, have ARGV[2], the epoch in which the server
+// owns the session, ARGV[3], the number of the write, and ARGV[4], the number that `seq` must have
+// before it
+// ("": any). A write whose number is not above `seq` is done already: its acknowledgement was lost.
+// They return GONE if there is no such session, where nothing else is said. Their errors: FENCED,
+// the server does not own the session in this epoch; CONFLICT, `seq` is another. Scripts that
+// create or acquire a session have NOLEASE, the server's lease is over; the one that creates,
+// EXISTS.
 #pragma once
 
 namespace ovq::redis {
@@ -137,8 +140,8 @@ inline constexpr char kReleaseScript[] =
 // Acquires a session that no living server owns. ARGV: 2 what the owner's lease holds if that owner
 // is dead although Redis does not know it yet ("": it is not); 3 "unasked" to leave a session alone
 // for which some server asks. Returns {'NONE'}; {'ELSEWHERE',
-// owner, its lease, 1 while the request for the session stands}; or {'MINE', epoch, journal, bytes
-// of the text, bytes of the snapshot}.
+// owner, its lease, 1 if the owner declined, milliseconds that the lease lasts}; or {'MINE', epoch,
+// journal, bytes of the text, bytes of the snapshot}.
 inline constexpr char kAcquireScript[] =
     "local session = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'parts', 'count')\n"
     "local owner = session[1]\n"
@@ -147,12 +150,13 @@ inline constexpr char kAcquireScript[] =
     "if owner and owner ~= ARGV[1] then\n"
     "  local lease = redis.call('GET', 'ovq:lease:' .. owner)\n"
     "  if lease and lease ~= ARGV[2] then\n"
-    "    return {'ELSEWHERE', owner, lease, redis.call('EXISTS', KEYS[6])}\n"
+    "    return {'ELSEWHERE', owner, lease, redis.call('GET', KEYS[6]) == 'no' and 1 or 0,\n"
+    "            redis.call('PTTL', 'ovq:lease:' .. owner)}\n"
     "  end\n"
     "  if lease then dead = 'ovq:lease:' .. owner end\n"
     "end\n"
     "if ARGV[3] == 'unasked' and redis.call('EXISTS', KEYS[6]) == 1 then\n"
-    "  return {'ELSEWHERE', '', '', 1}\n"
+    "  return {'ELSEWHERE', '', '', 0, 0}\n"
     "end\n"
     "if redis.call('EXISTS', KEYS[2]) == 0 then\n"
     "  return redis.error_reply('NOLEASE the lease of this server is over')\n"
@@ -169,7 +173,7 @@ inline constexpr char kAcquireScript[] =
     "        redis.call('STRLEN', KEYS[4]), bytes}\n";
 
 // Renews the lease. ARGV: 2 what it holds, 3 milliseconds. Returns 0 if it was over. Where Redis's
-// memory is full, a lease that is there is still prolonged.
+// memory is full, a lease that is there is still prolonged, but goes on to hold what it did.
 inline constexpr char kRenewScript[] =
     "local there = redis.call('EXISTS', KEYS[2])\n"
     "local set = redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])\n"

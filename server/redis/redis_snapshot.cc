@@ -19,7 +19,7 @@ constexpr char kUnnamedLifeMs[] = "600000";     // of parts that no journal name
 absl::Status WriteSnapshotParts(RedisClient& client, const store::SessionStore::MakeSnapshot& make,
                                 SteadyTime until, absl::Duration patience, SnapshotParts& parts) {
   parts.prefix = absl::StrCat("ovq:part:", UnguessableHex());
-  return make([&](const std::vector<std::string_view>& pieces) -> absl::Status {
+  absl::Status status = make([&](const std::vector<std::string_view>& pieces) -> absl::Status {
     std::string part;
     const auto put = [&]() -> absl::Status {
       if (part.empty()) return absl::OkStatus();
@@ -39,6 +39,17 @@ absl::Status WriteSnapshotParts(RedisClient& client, const store::SessionStore::
     }
     return put();
   });
+  if (!status.ok()) DropSnapshotParts(client, parts);
+  return status;
+}
+
+void DropSnapshotParts(RedisClient& client, const SnapshotParts& parts) {
+  if (parts.count == 0) return;
+  Command command = {"UNLINK"};
+  for (size_t i = 1; i <= parts.count; ++i) {
+    command.push_back(absl::StrCat(parts.prefix, ":", i));
+  }
+  (void)client.Run(std::move(command));  // otherwise they end by themselves
 }
 
 absl::Status RedisSnapshot::Read(std::span<char> into) {

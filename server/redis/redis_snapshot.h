@@ -20,10 +20,17 @@ struct SnapshotParts {
 };
 
 // Writes the parts that `make` passes, which end by themselves after some minutes unless a journal
-// comes to name them. until: how long the first part is tried while Redis cannot be reached;
-// patience: likewise, of each part after it. Errors: those of `make` and of RedisClient::Run.
+// comes to name them, and at once if this fails. until: how long the first part is tried while
+// Redis cannot be reached; patience: likewise, of each part after it. Errors: those of `make` and
+// of RedisClient::Run.
 absl::Status WriteSnapshotParts(RedisClient& client, const store::SessionStore::MakeSnapshot& make,
                                 SteadyTime until, absl::Duration patience, SnapshotParts& parts);
+
+// Removes parts that no journal names.
+void DropSnapshotParts(RedisClient& client, const SnapshotParts& parts);
+
+// Removes parts that no journal names.
+void DropSnapshotParts(RedisClient& client, const SnapshotParts& parts);
 
 // Reads the parts of a session's snapshot. Unavailable if another snapshot has replaced it and its
 // parts are gone.

@@ -130,9 +130,8 @@ absl::Status RedisStore::CommitCreate(const std::string& journal, const Snapshot
                                       const RedisChange& change) {
   const absl::Status exists =
       absl::AlreadyExistsError(absl::StrCat("session ", change.id, ": there is one of this name"));
-  if (sessions_.Contains(change.id)) return exists;
-  sessions_.Add(change.id,
-                "1");  // before Redis has it, so that nothing here takes it for another's
+  // Before Redis has it, so that nothing here takes it for another's.
+  if (!sessions_.BeginCreate(change.id)) return exists;
   const std::string count = absl::StrCat(parts.count);
   const Command command = ownership_.Script(
       kCreateScript, change.id, {change.id, journal, parts.prefix, count, UnguessableHex()});
@@ -143,9 +142,7 @@ absl::Status RedisStore::CommitCreate(const std::string& journal, const Snapshot
     return exists;
   }
   // Redis may have it all the same. Nobody shall find it.
-  const RedisChange removal = {.kind = nullptr, .id = change.id, .begin = {}};
-  (void)writer_.Write(kRemoveScript, removal, "", {change.id});
-  Release(change.id);
+  ownership_.LeaveNow(change.id, kRemoveScript, writer_.Deadline(change));
   return status;
 }
 
@@ -155,7 +152,11 @@ void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry
   auto create = [this, begin, head = std::move(head), entries = std::move(entries),
                  snapshot = std::move(snapshot), done = std::move(done)]() mutable {
     RedisChange change{.kind = "create", .id = head.id, .begin = begin};
-    change.done = std::move(done);
+    // Nobody is told that the session is lost before they know that it is there.
+    change.done = [this, id = head.id, done = std::move(done)](absl::Status status) {
+      if (done) done(std::move(status));
+      sessions_.EndCreate(id);
+    };
     SnapshotParts parts;
     if (snapshot)
       change.status =
@@ -192,6 +193,10 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotP
     std::string journal = EncodeHead(head), before;
     if (!stored.items.empty()) {
       ASSIGN_OR_RETURN(const store::Journal old, store::DecodeJournal(stored.items[0].text));
+      if (old.head.version > head.version) {
+        DropSnapshotParts(client_, parts);
+        return absl::OkStatus();
+      }
       for (uint64_t k = 0; k < old.entries.size(); ++k) {
         if (old.head.version + k + 1 > head.version) journal += EncodeEntry(old.entries[k]);
       }
@@ -223,13 +228,14 @@ void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done d
 
 void RedisStore::Remove(const std::string& id, Done done) {
   RedisChange change{.kind = "remove", .id = id, .begin = SteadyClock::now()};
+  change.always = true;
   change.done = std::move(done);
   change.write = [this](RedisChange& self) {
     const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
     if (status.ok()) {
       sessions_.Remove(self.id);
-    } else if (!absl::IsAborted(status)) {
-      Release(self.id);  // the session is there, and nobody's
+    } else if (!absl::IsAborted(status) && !absl::IsUnknown(status)) {
+      ownership_.LeaveNow(self.id, kRemoveScript, writer_.Deadline(self));
     }
     return status;
   };

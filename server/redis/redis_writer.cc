@@ -36,7 +36,8 @@ void RedisWriter::Finish() {
 void RedisWriter::Enqueue(RedisChange change) {
   {
     std::lock_guard lock(mutex_);
-    if (changes_.size() >= kMostChanges && change.kind != nullptr && change.status.ok()) {
+    const bool refusable = !change.always && change.kind != nullptr && change.status.ok();
+    if (changes_.size() >= kMostChanges && refusable) {
       change.entry.clear();
       change.write = nullptr;
       change.status = absl::ResourceExhaustedError(
@@ -47,63 +48,63 @@ void RedisWriter::Enqueue(RedisChange change) {
   changed_.notify_all();
 }
 
-Replies RedisWriter::SendAll(std::vector<Command> commands, const RedisChange& first,
-                             absl::Status& replicated) {
+RedisWriter::Sent RedisWriter::SendAll(std::vector<Command> commands, const RedisChange& first) {
   const bool wait = options_.replicas > 0;
   if (wait) {
     commands.push_back({"WAIT", absl::StrCat(options_.replicas),
                         absl::StrCat(absl::ToInt64Milliseconds(options_.reply_timeout / 2))});
   }
-  Replies replies = client_.RunTogether(commands, Deadline(first));
-  if (!wait) return replies;
-  const absl::StatusOr<Reply> had = std::move(replies.back());
-  replies.pop_back();
-  replicated = had.status();
+  Sent sent;
+  sent.replies = ownership_.RunTogether(commands, Deadline(first), sent.unanswered);
+  if (!wait) return sent;
+  const absl::StatusOr<Reply> had = std::move(sent.replies.back());
+  sent.replies.pop_back();
+  sent.replicated = had.status();
   if (had.ok() && had->number < options_.replicas) {
-    replicated = absl::UnavailableError(absl::StrCat(client_.address().Text(), ": ", had->number,
-                                                     " replicas have the change, expected ",
-                                                     options_.replicas));
+    sent.replicated = absl::UnavailableError(
+        absl::StrCat(client_.address().Text(), ": ", had->number,
+                     " replicas have the change, expected ", options_.replicas));
   }
-  return replies;
+  return sent;
 }
 
 absl::StatusOr<Reply> RedisWriter::Send(const Command& command, const RedisChange& change) {
-  absl::Status replicated;
-  absl::StatusOr<Reply> reply = std::move(SendAll({command}, change, replicated)[0]);
-  return reply.ok() && !replicated.ok() ? replicated : reply;
+  Sent sent = SendAll({command}, change);
+  if (sent.replies[0].ok() && !sent.replicated.ok()) return sent.replicated;
+  return std::move(sent.replies[0]);
 }
 
 absl::Status RedisWriter::Write(const char* script, const RedisChange& change,
                                 const std::string& before,
                                 const std::vector<std::string>& arguments) {
   const WriteNumber write = ownership_.sessions().NextWrite(change.id);
-  absl::Status replicated;
-  const Replies replies =
-      SendAll({ownership_.Script(script, write, before, arguments)}, change, replicated);
-  const absl::Status status = ownership_.sessions().EndWrite(write, replies[0], absl::OkStatus());
-  return status.ok() ? replicated : status;
+  const Sent sent = SendAll({ownership_.Script(script, write, before, arguments)}, change);
+  const absl::Status status =
+      ownership_.sessions().EndWrite(write, sent.replies[0], absl::OkStatus(), sent.unanswered);
+  return status.ok() ? sent.replicated : status;
 }
 
-// Sends the entries of all sessions together.
+// Sends the entries of all sessions together, and reports each.
 void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, size_t end) {
   std::vector<Command> commands;
-  std::vector<std::pair<RedisChange*, WriteNumber>> sent;
+  std::vector<WriteNumber> writes;
   for (size_t i = begin; i < end; ++i) {
     RedisChange& change = changes[i];
     WriteNumber write = ownership_.sessions().NextWrite(change.id);
     commands.push_back(ownership_.Script(kAppendScript, write,
                                          write.known ? absl::StrCat(write.before) : "unknown",
                                          {change.entry}));
-    sent.emplace_back(&change, std::move(write));
+    writes.push_back(std::move(write));
   }
-  absl::Status replicated;
-  const Replies replies = SendAll(std::move(commands), changes[begin], replicated);
-  for (size_t i = 0; i < sent.size(); ++i) {
-    const auto& [change, write] = sent[i];
+  const Sent sent = SendAll(std::move(commands), changes[begin]);
+  for (size_t i = 0; i < writes.size(); ++i) {
+    RedisChange& change = changes[begin + i];
     const absl::Status gone =
-        absl::NotFoundError(absl::StrCat("session ", change->id, ": not found in Redis"));
-    change->status = ownership_.sessions().EndWrite(write, replies[i], gone);
-    if (change->status.ok()) change->status = replicated;
+        absl::NotFoundError(absl::StrCat("session ", change.id, ": not found in Redis"));
+    change.status =
+        ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone, sent.unanswered);
+    if (change.status.ok()) change.status = sent.replicated;
+    Report(change);
   }
 }
 
@@ -140,8 +141,8 @@ void RedisWriter::Loop() {
       }
       RedisChange& change = changes[end++];
       if (change.status.ok()) change.status = change.write(change);
+      Report(change);
     }
-    for (RedisChange& change : changes) Report(change);
     lock.lock();
   }
 }

@@ -24,6 +24,7 @@ struct RedisChange {
   store::SessionStore::Done done = {};
   uint64_t bytes = 0;
   absl::Status status = {};  // a change that has failed before is only reported
+  bool always = false;       // it is made however many others wait
 };
 
 // Thread-safe.
@@ -33,7 +34,7 @@ class RedisWriter {
               RedisOwnership::Report report);
   ~RedisWriter() { Finish(); }
 
-  // A change beyond kMostChanges of them fails with ResourceExhausted.
+  // A change beyond kMostChanges of them fails with ResourceExhausted, unless it is made always.
   void Enqueue(RedisChange change);
   void Finish();  // makes all changes and ends the thread
 
@@ -48,10 +49,13 @@ class RedisWriter {
   }
 
  private:
-  // Sends commands, and then waits for the replicas. Returns a reply to each, and what keeps the
-  // replicas from having them.
-  Replies SendAll(std::vector<Command> commands, const RedisChange& first,
-                  absl::Status& replicated);
+  struct Sent {
+    Replies replies;          // one to each command
+    absl::Status replicated;  // what keeps the replicas from having them
+    bool unanswered = false;  // as RedisClient::RunTogether says
+  };
+  // Sends commands, and then waits for the replicas.
+  Sent SendAll(std::vector<Command> commands, const RedisChange& first);
   void WriteEntries(std::vector<RedisChange>& changes, size_t begin, size_t end);
   void Report(RedisChange& change) const;
   void Loop();

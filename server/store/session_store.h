@@ -29,8 +29,9 @@ struct FoundSession {
 
 struct RecoveredSessions {
   std::vector<FoundSession> sessions;  // ordered by id
-  std::vector<std::string> damaged;    // why sessions were quarantined, one text each
-  size_t elsewhere = 0;                // number of sessions that other servers own
+  // Why sessions were quarantined or, where they are not damaged, left alone; one text each.
+  std::vector<std::string> damaged;
+  size_t elsewhere = 0;  // number of sessions that other servers own
 };
 
 // Reports one finished operation.
@@ -40,7 +41,7 @@ struct StoreReport {
   const char* kind;
   uint64_t bytes = 0;
   absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
-  absl::Status status = {};  // Aborted: a write of whoever does not own the session was refused
+  absl::Status status = {};  // Aborted or Unknown: a write without owning the session was refused
 };
 
 // Receives what other servers do to this one's sessions. Called on the store's threads.
@@ -49,8 +50,8 @@ struct OwnershipListener {
   // answer it asks again.
   std::function<void(const std::string& id)> asked = {};
   // This server does not own the session any more, because it could not be heard of for so long
-  // that another one has acquired it, or because the store has lost it. Nothing that was not
-  // acknowledged before counts.
+  // that another one has acquired it, or because the store has lost it. A write that is under way
+  // then says itself whether it may count.
   std::function<void(const std::string& id)> lost = {};
   // This server has acquired a session whose owner ended, without anybody asking for it.
   std::function<void(FoundSession)> found = {};
@@ -111,7 +112,8 @@ class SessionStore {
   virtual size_t owned() const = 0;  // number of sessions that this server owns
 
   // --- Sessions. Methods with an id or a head need a session that this server owns: they change
-  // nothing and return Aborted if another server may own it. ---
+  // nothing and return Aborted if another server may own it. They return Unknown if one owns it now
+  // and an earlier attempt of the call, which got no answer, may have been carried out before. ---
 
   // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
   virtual void Create(JournalHead head, std::vector<JournalEntry> entries, MakeSnapshot snapshot,
@@ -122,7 +124,7 @@ class SessionStore {
   virtual void Append(const std::string& id, JournalEntry entry, Done done) = 0;
   // Replaces the snapshot and the journal. head.version is the number of changes that the snapshot
   // includes; the journal continues after them. OK without effect if the session was removed
-  // meanwhile.
+  // meanwhile or has a snapshot of a later version.
   virtual void Snapshot(JournalHead head, MakeSnapshot snapshot, Done done) = 0;
   virtual void Remove(const std::string& id, Done done) = 0;
   // Gives the session a text, or another one; it ends with the session. OK without effect if the

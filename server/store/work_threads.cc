@@ -36,11 +36,12 @@ void WorkThreads::Loop(const std::string& name) {
   for (;;) {
     changed_.wait(lock, [this] { return !work_.empty() || (ending_ && running_ == 0); });
     if (work_.empty()) return;
-    const std::function<void()> work = std::move(work_.front());
+    std::function<void()> work = std::move(work_.front());
     work_.pop_front();
     ++running_;
     lock.unlock();
     work();
+    work = nullptr;  // what it holds may take long to end, and may call Run
     lock.lock();
     --running_;
     if (ending_) changed_.notify_all();

@@ -360,7 +360,7 @@ void Metrics::Count(const engine::RequestReport& report) {
 void Metrics::Count(const store::StoreReport& report) {
   disk_bytes_.at(report.kind)->Increment(report.bytes);
   if (!report.status.ok()) disk_errors_.at(report.kind)->Increment();
-  if (absl::IsAborted(report.status)) fenced_writes_.Increment();
+  if (absl::IsAborted(report.status) || absl::IsUnknown(report.status)) fenced_writes_.Increment();
   disk_duration_.at(report.kind)->Observe(absl::ToDoubleSeconds(report.duration));
 }
 

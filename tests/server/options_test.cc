@@ -424,6 +424,8 @@ TEST(Options, SessionsAreInOnePlace) {
   EXPECT_THAT(error({store, "--session-lease=10ms"}), HasSubstr("--session-lease: expected"));
   EXPECT_THAT(error({store, "--session-store-replicas=-1"}), HasSubstr("expected a whole number"));
   EXPECT_THAT(error({"--session-store=rediss://cache"}), HasSubstr("no TLS to Redis"));
+  EXPECT_THAT(error({"--session-store=redis://ann@cache"}),
+              HasSubstr("expected --session-store-password-file with the user ann"));
   EXPECT_THAT(error({"--session-lease=5s"}), HasSubstr("expected --session-store with it"));
   EXPECT_THAT(error({"--session-store-replicas=0"}), HasSubstr("expected --session-store with it"));
   EXPECT_THAT(error({"--session-store-password-file=p"}),

@@ -38,7 +38,13 @@ uint64_t RandomSource::Next() {
   return z ^ (z >> 31);
 }
 
-absl::Status LostSession(const std::string& id) {
+absl::Status LostSession(const std::string& id, bool maybe_stored) {
+  if (maybe_stored) {
+    return absl::DataLossError(absl::StrCat(
+        "session ", id,
+        ": this server was not heard of for so long that another one has it now; this call may "
+        "have been stored before: read the session's position before you make it again"));
+  }
   return absl::UnavailableError(absl::StrCat(
       "session ", id,
       ": this server was not heard of for so long that another one has it now; nothing "

@@ -73,9 +73,9 @@ struct Session : Sequence {
   void Record(int64_t begin, std::span<const int32_t> tokens);
 };
 
-// The error of a call whose session this server does not own any more: the call changed nothing,
-// and may be made again.
-absl::Status LostSession(const std::string& id);
+// The error of a call whose session this server does not own any more: Unavailable if the call
+// changed nothing, and may be made again; DataLoss if the session may have what it changed.
+absl::Status LostSession(const std::string& id, bool maybe_stored = false);
 
 // Whether the text is a session key, by which a load balancer can route: 1 to 64 characters of
 // A-Z a-z 0-9 _ -.

@@ -43,6 +43,7 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
+  Lose(head.id);  // the store acquires only what it does not own, so that one in memory is lost
   auto session = std::make_shared<Session>();
   session->state.layout = variant->layout;
   session->state.slot_cap = head.slot_cap;
@@ -112,13 +113,7 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<store::FoundSessi
 
 void SessionOwnership::Lose(const std::string& id) {
   const absl::StatusOr<std::shared_ptr<Session>> found = core_.table.Find(id, std::nullopt);
-  if (!found.ok()) return;
-  Session& session = **found;
-  session.lost = true;
-  core_.table.Remove(session);
-  const int64_t position = session.position();
-  if (!session.info.busy) core_.table.Release(session);
-  core_.table.ReportEvent("lost", position);
+  if (found.ok()) core_.disk.Lose(**found);
 }
 
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {

@@ -42,6 +42,13 @@ TEST(RedisAddress, APasswordIsNotRepeated) {
   const absl::Status status = ParseRedisUrl("redis://ann:hunter2@cache").status();
   EXPECT_THAT(status.message(), HasSubstr("--session-store-password-file"));
   EXPECT_THAT(status.message(), testing::Not(HasSubstr("hunter2")));
+  for (const std::string url :
+       {"http://ann:hunter2@cache", "ann:hunter2@cache", "redis://cache/0?password=hunter2",
+        "redis://cache?password=hunter2", "redis://ann@cache?password=hunter2"}) {
+    const absl::Status other = ParseRedisUrl(url).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(other)) << url;
+    EXPECT_THAT(other.message(), testing::Not(HasSubstr("hunter2")));
+  }
 }
 
 }  // namespace

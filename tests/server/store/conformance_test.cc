@@ -190,6 +190,21 @@ TEST_P(Store, ASnapshotReplacesTheJournalUpToItsVersion) {
   EXPECT_EQ(Read(kId)->journal.head.snapshot_bytes, 5u);
 }
 
+// A snapshot that took long to write comes after a later one.
+TEST_P(Store, AnOlderSnapshotReplacesNoNewerOne) {
+  ASSERT_TRUE(Create(kId).ok());
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(Append(*store_, kId, OneToken(i, i)).ok());
+  ASSERT_TRUE(Snapshot(*store_, kId, 3, {"newer"}).ok());
+  ASSERT_TRUE(Snapshot(*store_, kId, 2, {"old"}).ok());
+  EXPECT_EQ(Tokens(kId), std::vector<int32_t>{3});
+  const absl::StatusOr<StoredSession> stored = Read(kId);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->journal.head.version, 3u);
+  std::string bytes(5, ' ');
+  ASSERT_TRUE(stored->snapshot->Read(bytes).ok());
+  EXPECT_EQ(bytes, "newer");
+}
+
 TEST_P(Store, LargeSnapshotsComeBackToTheByte) {
   std::mt19937_64 random(7);
   std::vector<std::string> parts(3);
