@@ -21,9 +21,9 @@ constexpr int32_t kLargeRun = 16;
 // ranges of bytes that lead on, a step within a run kPlaceCost and the stacks before it, and a step
 // with more than kFreeWork items of work for each stack an eighth of the others on top.
 constexpr int64_t kMaxWalkCost = 1 << 18, kPlaceCost = 3, kFreeWork = 16;
-// A walk that has cost more finds no more runs. They are only a shorter way to the same mask, so a
-// mask must not fail because of them.
-constexpr int64_t kMaxCostWithRuns = kMaxWalkCost / 2;
+// Bounds the work of finding runs in one walk, besides. A walk finds no more runs then. They are
+// only a shorter way to the same mask, so a mask does not fail because of them.
+constexpr int64_t kMaxRunCost = kMaxWalkCost / 2;
 constexpr int64_t kMaxRunSteps = 512;
 constexpr int kMaxTier = 15;
 constexpr int32_t kEndless = 1 << 30;  // characters of a run that leads back to its place
@@ -98,23 +98,12 @@ struct Place::Node : std::enable_shared_from_this<Place::Node> {
   struct HeavyEdge {
     uint8_t first, last;
     int64_t cost;
-    uint64_t last_walk;  // that paid the cost
   };
   // The cost of a step that Next has done, at whatever time, on top of the place's.
   int64_t WorkCost(uint8_t byte) const {
     int64_t cost = 0;
     for (const HeavyEdge& edge : heavy_edges) {
       if (edge.first <= byte && byte <= edge.last) cost += edge.cost;
-    }
-    return cost;
-  }
-  // Likewise, but 0 if the walk has paid it.
-  int64_t PayWork(uint8_t byte, uint64_t walk) {
-    int64_t cost = 0;
-    for (HeavyEdge& edge : heavy_edges) {
-      if (byte < edge.first || edge.last < byte || edge.last_walk == walk) continue;
-      edge.last_walk = walk;
-      cost += edge.cost;
     }
     return cost;
   }
@@ -247,7 +236,7 @@ Place::Node* Matcher::Expand(Place::Node* from, uint8_t byte) {
         from->stacks.heads.size() + (to == nullptr ? 0 : to->stacks.heads.size());
     const int64_t work = machine_->work() - kFreeWork * static_cast<int64_t>(n_stacks);
     if (work > 0) {
-      from->heavy_edges.push_back({interval.first, interval.last, 1 + work / 8, 0});
+      from->heavy_edges.push_back({interval.first, interval.last, 1 + work / 8});
       bytes_ += sizeof(Place::Node::HeavyEdge);
     }
   }
@@ -325,10 +314,11 @@ std::shared_ptr<const TokenMask> Matcher::Mask(const Place& place) {
 bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
   const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
   ++walk_;
-  walk_cost_ = 0;
+  walk_cost_ = run_cost_ = 0;
   bool met_exhaustion = false;
   levels_.clear();
-  if (!Enter(-1, start)) return false;
+  if (!Pay(start)) return false;
+  Enter(-1, start);
   for (int32_t i = 0; !levels_.empty();) {
     const Level& level = levels_.back();
     i = PassRun(level, i, allowed);
@@ -341,12 +331,11 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
     // Where the run ends with the node before, another may go on from its place.
     if (level.run != nullptr && vocabulary_->chars()[i] - level.begun == level.n_chars + 1 &&
         trie_node.offset == 0 && i > 0 && trie_node.depth == nodes[i - 1].depth + 1) {
-      if (!Enter(i - 1, from)) return false;
+      if (!Pay(from)) return false;
+      Enter(i - 1, from);
       continue;
     }
     Place::Node* to = Next(from, trie_node.byte);
-    walk_cost_ += from->PayWork(trie_node.byte, walk_);
-    if (walk_cost_ > kMaxWalkCost) return false;
     if (to == nullptr || to == exhausted_node_.get()) {
       met_exhaustion |= to != nullptr;
       i = vocabulary_->behind()[i];
@@ -355,7 +344,7 @@ bool Matcher::Walk(Place::Node* start, Ranges& allowed) {
     if (trie_node.reach > 0) to = Represent(to, FindTier(trie_node.reach));
     if (!Pay(to)) return false;
     Allow(vocabulary_->first_tokens()[i], vocabulary_->first_tokens()[i + 1], allowed);
-    if (trie_node.reach > 0 && !Enter(i, to)) return false;
+    if (trie_node.reach > 0) Enter(i, to);
     ++i;
   }
   return !(met_exhaustion && allowed.empty() && !start->stacks.may_end);
@@ -369,7 +358,7 @@ bool Matcher::Pay(Place::Node* place) {
 }
 
 // trie_node: with descendants, or -1 for the root.
-bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
+void Matcher::Enter(int32_t trie_node, Place::Node* place) {
   const std::span<const Vocabulary::Node> nodes = vocabulary_->nodes();
   const bool is_root = trie_node < 0;
   Level level{is_root ? static_cast<int32_t>(nodes.size()) : vocabulary_->behind()[trie_node],
@@ -382,14 +371,13 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
     Place::Node* at = place;
     // The run goes on as long as its places lead on over nearly the same class.
     while (level.n_chars < std::min<int32_t>(reach, Vocabulary::kMaxChars)) {
-      if (walk_cost_ > kMaxCostWithRuns) {
+      if (run_cost_ > kMaxRunCost) {
         level.dead = {};  // The run ends at a place that has not been looked at.
         break;
       }
       const Place::Run& run = FindRun(at, level.tier);
-      if (run.last_walk != walk_) walk_cost_ += run.cost;
+      if (run.last_walk != walk_) run_cost_ += run.cost + at->cost;
       run.last_walk = walk_;
-      if (!Pay(at)) return false;
       if (level.run == nullptr) {
         level.run = &run;
         level.codes = run.codes;
@@ -408,7 +396,6 @@ bool Matcher::Enter(int32_t trie_node, Place::Node* place) {
     if (level.run != nullptr) level.others = FindOthers(trie_node, level);
   }
   levels_.push_back(level);
-  return true;
 }
 
 const uint64_t* Matcher::FindOthers(int32_t trie_node, const Level& level) {

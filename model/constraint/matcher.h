@@ -115,8 +115,8 @@ class Matcher {
     ByteSet dead{};          // codes that lead nowhere from the places of the run
     bool ends_text = false;  // nothing leads on from the last of them
   };
-  // False where this is too much work, as Pay.
-  bool Enter(int32_t trie_node, Place::Node* place);
+  void Enter(int32_t trie_node, Place::Node* place);
+  // False where the walk is too much work.
   bool Pay(Place::Node* place);
   const uint64_t* FindOthers(int32_t trie_node, const Level& level);
   int32_t PassRun(const Level& level, int32_t trie_node, Ranges& allowed) const;
@@ -134,7 +134,7 @@ class Matcher {
   int64_t n_steps_ = 0;
   uint64_t generation_ = 0;  // of the cache; no two of the process are equal
   uint64_t walk_ = 0;
-  int64_t walk_cost_ = 0;
+  int64_t walk_cost_ = 0, run_cost_ = 0;
   std::optional<StackMachine> machine_;
   absl::flat_hash_set<std::shared_ptr<Place::Node>, Hash, Equal> nodes_;
   std::shared_ptr<Place::Node> unknown_node_, exhausted_node_;  // marks of a table
