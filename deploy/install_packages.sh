@@ -47,7 +47,7 @@ echo "install_packages: installing ${missing[*]}"
 
 # These packages start services that are not wanted here, because tests start their own. Services
 # that were installed before are not touched.
-for service in haproxy prometheus; do
+for service in haproxy prometheus redis-server; do
   if [[ " ${missing[*]} " == *" $service "* ]] && [ -d /run/systemd/system ]; then
     "${as_root[@]}" systemctl disable --now "$service.service"
   fi

@@ -24,11 +24,9 @@
 #include "base/problems.h"
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
-#include "server/access/fleet_key_file.h"
 #include "server/access/security.h"
 #include "server/apis/http_api.h"
 #include "server/calls/rpc_labels.h"
-#include "server/disk/session_folder.h"
 #include "server/engine/engine.h"
 #include "server/http/metrics_endpoint.h"
 #include "server/loading.h"
@@ -36,6 +34,7 @@
 #include "server/rpc/grpc_log.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/services.h"
+#include "server/session_storage.h"
 #include "server/shutdown.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
@@ -103,56 +102,6 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
   // one whose client is idle and not reading.
   server.Shutdown(absl::Now() + kGoodbye);
   if (http != nullptr) http->server().Shutdown();
-}
-
-// Opens --session-dir; null without it. The engine adopts the sessions found there.
-absl::StatusOr<std::unique_ptr<store::SessionStore>> OpenSessionStore(
-    const Options& options, Metrics& metrics, store::RecoveredSessions& found, Log& log) {
-  if (options.session_dir.empty()) return nullptr;
-  absl::StatusOr<std::unique_ptr<disk::SessionFolder>> folder = disk::SessionFolder::Open(
-      {.path = options.session_dir, .sync_always = options.session_sync_always},
-      [&metrics, &log](const store::StoreReport& report) {
-        metrics.Count(report);
-        if (!report.status.ok()) log.Error(report.status);
-      });
-  if (!folder.ok()) return InContext("--session-dir", folder.status());
-  absl::StatusOr<store::RecoveredSessions> here = (*folder)->Recover();
-  if (!here.ok()) return InContext("--session-dir", here.status());
-  found = *std::move(here);
-  metrics.damaged_sessions.Set(found.damaged.size());
-  return folder;
-}
-
-// Reads the keys that --fleet-key-file names; null without it.
-absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> LoadNamedFleetKeys(
-    const Options& options) {
-  if (options.fleet_key_file.empty()) return nullptr;
-  auto keys = LoadFleetKeys(options.fleet_key_file);
-  return keys.ok() ? keys : InContext("--fleet-key-file", keys.status());
-}
-
-// Reads the key in --session-dir, which this or another server makes there, where none is named. A
-// server that takes any state signs none.
-absl::Status AddOwnFleetKey(const Options& options, engine::EngineOptions& engine_options) {
-  const bool needed = !options.session_dir.empty() && !options.engine.trust_session_files;
-  if (engine_options.fleet_keys != nullptr || !needed) return absl::OkStatus();
-  absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> keys = FleetKeysIn(options.session_dir);
-  if (!keys.ok()) return InContext("--session-dir", keys.status());
-  engine_options.fleet_keys = *std::move(keys);
-  return absl::OkStatus();
-}
-
-void AdoptSessions(const Options& options, store::RecoveredSessions found, engine::Engine& engine,
-                   Log& log) {
-  if (options.session_dir.empty()) return;
-  const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
-  const std::vector<std::string> left = engine.sessions().Adopt(std::move(found.sessions));
-  for (const std::string& one : left) {
-    log.Warning(absl::StrCat(one, ": stays in ", options.session_dir, " as it is"));
-  }
-  log.Info(absl::StrCat(
-      n - left.size(), " sessions found in ", options.session_dir,
-      elsewhere > 0 ? absl::StrCat(", ", elsewhere, " more that other servers have") : ""));
 }
 
 constexpr absl::Duration kLookAtFiles = absl::Milliseconds(500);
@@ -298,14 +247,18 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
     log.Info(absl::StrCat("metrics on http://", WithPort(options.metrics_address, endpoint->port()),
                           "/metrics"));
   }
-  store::RecoveredSessions found;
-  ASSIGN_OR_RETURN(engine_options.session_store, OpenSessionStore(options, metrics, found, log));
+  ASSIGN_OR_RETURN(SessionStorage storage, OpenSessionStorage(options, metrics, log));
+  engine_options.session_store = storage.store;
   RETURN_IF_ERROR(AddOwnFleetKey(options, engine_options));
   engine::EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                                      metrics.Events());
   engine::Engine& engine = engine_thread.engine();
   metrics.SetSource<engine::EngineStats>([&engine] { return engine.Stats(); });
-  AdoptSessions(options, std::move(found), engine, log);
+  if (storage.store != nullptr) {
+    metrics.SetSource<StoreFigures>(
+        [store = storage.store] { return StoreFigures{store->owned()}; });
+  }
+  AdoptSessions(options, std::move(storage.found), engine, log);
   security->Watch(engine.quotas(), metrics, log, kLookAtFiles);
   shutdown.OnHangUp([&] {
     log.Info("SIGHUP: certificates and tenants are read again");
@@ -329,6 +282,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   shutdown.OnHangUp({});
   security->Unwatch();
   metrics.SetSource<engine::EngineStats>(nullptr);
+  metrics.SetSource<StoreFigures>(nullptr);
   metrics.SetSource<TraceCounts>(nullptr);
   return status;
 }
@@ -396,6 +350,7 @@ int Run(const std::vector<std::string>& args) {
   if (line->action == CommandLine::Action::kCheckConfig) {
     absl::Status security = LoadSecurity(line->options, log).status();
     if (security.ok()) security = LoadNamedFleetKeys(line->options).status();
+    if (security.ok()) security = LoadStorePassword(line->options).status();
     return Print(security.ok() ? CheckConfig(*line) : security, log);
   }
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);

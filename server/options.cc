@@ -14,6 +14,7 @@
 #include "kernels/mixers/common/slots.h"
 #include "model/cache_policy.h"
 #include "server/engine/common/limits.h"
+#include "server/redis/redis_options.h"
 
 namespace ovq::server {
 namespace {
@@ -117,11 +118,32 @@ void AddSessionStorage(Flags& flags, Options& o) {
       "--session-dir: always: a turn is on the disk itself before it is answered, with one sync;\n"
       "interval: it is with the system, and on the disk within a second, so it outlives the\n"
       "server's process, but not the machine");
+  FlagValue store = {.takes = redis::kRedisUrlForm, .fallback = "", .set = {}};
+  store.set = [&o](std::string_view text) -> absl::Status {
+    ASSIGN_OR_RETURN(o.session_store, redis::ParseRedisUrl(text));
+    return absl::OkStatus();
+  };
+  flags.Add(
+      "session-store", "URL", std::move(store),
+      "sessions are in this Redis or Valkey server instead, which servers on several machines may\n"
+      "share (docs/serving.md); without TLS, so it belongs in a private network",
+      "none");
+  flags.Add("session-store-password-file", "FILE", Text(o.session_store_password_file, "a file"),
+            "the password for --session-store, for the server's user alone to read", "none");
+  flags.Add("session-lease", "DURATION",
+            Duration(o.session_lease, absl::Seconds(1), absl::Minutes(10)),
+            "--session-store: so long after a server was last heard of, others may acquire its "
+            "sessions;\n"
+            "it is renewed at a third of it",
+            absl::FormatDuration(redis::RedisStoreOptions().lease));
+  flags.Add("session-store-replicas", "N", Number(o.session_store_replicas, 0, 16),
+            "--session-store: how many replicas must have a turn before it is answered", "0");
   flags.Add(
       "admission", "HOW", Choice(o.engine.overcommit, {{"reserve", false}, {"overcommit", true}}),
       "reserve: every session has the memory of its cap for as long as it lives; overcommit: idle\n"
-      "ones leave --state-memory for --session-dir where others need it, the least recently used\n"
-      "first, and come back with their next call");
+      "ones leave --state-memory for --session-dir or --session-store where others need it, the "
+      "least\n"
+      "recently used first, and come back with their next call");
   flags.Add(
       "imports", "HOW", Choice(o.engine.trust_session_files, {{"replay", false}, {"trust", true}}),
       "of files that no fleet key has signed: replay: ImportSession reads their tokens again;\n"
@@ -374,6 +396,36 @@ absl::Status CheckSecurity(const Options& options) {
   return absl::OkStatus();
 }
 
+// Checks the options that say where sessions are kept against each other.
+absl::Status CheckSessionStorage(const Options& options) {
+  if (options.engine.overcommit && !options.keeps_sessions()) {
+    return Bad(
+        "--admission=overcommit: expected --session-dir or --session-store, where idle sessions "
+        "go, got none");
+  }
+  if (options.session_store) {
+    if (!options.session_store->user.empty() && options.session_store_password_file.empty()) {
+      return Bad("--session-store: expected --session-store-password-file with the user ",
+                 options.session_store->user, ", got none");
+    }
+    if (!options.session_dir.empty()) {
+      return Bad("--session-store: expected no --session-dir with it, got '", options.session_dir,
+                 "'; sessions are in one place");
+    }
+    if (!options.session_sync_always) {
+      return Bad("--session-sync=interval: expected --session-dir with it, got --session-store");
+    }
+    return absl::OkStatus();
+  }
+  for (const auto& [flag, given] :
+       {std::pair("--session-store-password-file", !options.session_store_password_file.empty()),
+        std::pair("--session-lease", options.session_lease.has_value()),
+        std::pair("--session-store-replicas", options.session_store_replicas.has_value())}) {
+    if (given) return Bad(flag, ": expected --session-store with it");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTogether(const CommandLine& line) {
   const Options& options = line.options;
   if (options.model.empty()) {
@@ -393,9 +445,7 @@ absl::Status CheckTogether(const CommandLine& line) {
         "--imports=trust: expected replay with --fleet-key-file: the key would sign states that "
         "anyone may have made");
   }
-  if (options.engine.overcommit && options.session_dir.empty()) {
-    return Bad("--admission=overcommit: expected --session-dir, where idle sessions go, got none");
-  }
+  RETURN_IF_ERROR(CheckSessionStorage(options));
   for (const int64_t cap : options.plan_slot_caps) {
     if (cap <= options.engine.max_slot_cap) continue;
     return Bad("--plan-centroids: expected at most --max-centroids, ", options.engine.max_slot_cap,

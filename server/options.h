@@ -20,6 +20,7 @@
 #include "server/engine/common/engine_config.h"
 #include "server/http/browser_rules.h"
 #include "server/http/http_server.h"
+#include "server/redis/redis_address.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/call_summary.h"
 #include "server/telemetry/log.h"
@@ -47,7 +48,11 @@ struct Options {
   engine::EngineOptions engine;                   // all fields except those from cache_policies
   std::string session_dir;                        // empty: sessions are kept in memory only
   bool session_sync_always = true;
-  std::string fleet_key_file;  // empty: in session_dir, if there is one
+  std::optional<redis::RedisAddress> session_store;  // without the password
+  std::string session_store_password_file;           // empty: none
+  std::optional<absl::Duration> session_lease;       // default: RedisStoreOptions
+  std::optional<int> session_store_replicas;         // default: 0
+  std::string fleet_key_file;                        // empty: in session_dir, if there is one
   std::vector<model::CachePolicy> cache_policies = {
       model::CachePolicies().front()};          // offered to sessions; the first is the default
   std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
@@ -65,6 +70,9 @@ struct Options {
 
   SecurityFiles security;
   std::string admin_listen;  // address; empty: no admin service
+
+  // Whether sessions outlive the server.
+  bool keeps_sessions() const { return !session_dir.empty() || session_store.has_value(); }
 
   // The fields below are for --plan only.
   std::vector<int64_t> plan_slot_caps;  // empty: the model's default cap

@@ -20,7 +20,7 @@ LIBRARIES = {
     "omp.h": "omp", "cuda": "cuda", "dnnl": "dnnl", "cublas": "cublas", "dlfcn.h": "dl",
     "sentencepiece": "sentencepiece", "prometheus/": "prometheus", "grpc": "grpc",
     "google/protobuf/": "protobuf", "CLI/": "cli11", "utf8proc": "utf8proc", "utf8": "utf8cpp",
-    "oniguruma": "onig", "histedit.h": "libedit", "boost/": "boost",
+    "oniguruma": "onig", "histedit.h": "libedit", "boost/": "boost", "hiredis/": "hiredis",
 }
 
 
@@ -29,7 +29,7 @@ NAMESPACES = {
     "base": "ovq", "kernels": "ovq::kernels", "model": "ovq::model",
     "model/chat_template": "ovq::jinja", "model/answers": "ovq::answers",
     "model/constraint": "ovq::constraint", "server": "ovq::server",
-    "server/store": "ovq::store", "server/disk": "ovq::disk",
+    "server/store": "ovq::store", "server/disk": "ovq::disk", "server/redis": "ovq::redis",
     "server/engine": "ovq::engine", "clients": "ovq::clients", "clients/load": "ovq::load",
 }
 

@@ -176,13 +176,16 @@ def capacity():
         series("What sessions go back by", "The host's memory beside the states: sessions' tokens, and "
                "copies of earlier states (--checkpoint-memory).", "bytes",
                [(f"sum by (kind) (ovq_session_history_bytes{{{SEL}}})", "{{kind}}")], width=12),
-        series("Disk: what a turn waits for", "From a turn's end to its tokens being on disk (--session-dir), and "
-               "to a state being back from there.", "s",
+        series("Session store: what a turn waits for", "From a turn's end to its tokens being in --session-dir or "
+               "--session-store, and to a state being back from there.", "s",
                [(f'histogram_quantile(0.95, {rate("ovq_session_disk_duration_seconds_bucket", by="le, kind")})',
                  "{{kind}} p95")], width=12),
-        series("Disk: failures", "Changes of sessions that could not be written or read, per second: each call "
-               "that waited for one ended with DATA_LOSS.", "short",
-               [(rate("ovq_session_disk_errors_total", by="kind"), "{{kind}}")], width=12),
+        series("Session store: failures", "Changes of sessions that could not be written or read, per second: each "
+               "call that waited for one ended with DATA_LOSS. Refused: another server has the session.", "short",
+               [(rate("ovq_session_disk_errors_total", by="kind"), "{{kind}}"),
+                (rate("ovq_session_writes_fenced_total"), "refused")], width=12),
+        series("Session store: sessions of each server", "How many sessions each server owns.", "short",
+               [(f"sum by (instance) (ovq_sessions_owned{{{SEL}}})", "{{instance}}")], width=12),
         series("Tokens read again", "Per second, to take sessions back.", "short",
                [(rate("ovq_replayed_tokens_total"), "tokens/s")], width=12),
         series("Prompts whose beginning was cached", "Of the prompts of which a part may be cached, those that "

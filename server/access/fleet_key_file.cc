@@ -1,6 +1,5 @@
 #include "server/access/fleet_key_file.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,27 +7,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "base/problems.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "server/access/secret_file.h"
 #include "server/disk/durable_files.h"
 
 namespace ovq::server {
 namespace {
 
 constexpr size_t kMaxKeyFileBytes = size_t{64} << 10;
-
-absl::Status CheckMode(const std::string& path) {
-  struct stat info = {};
-  if (stat(path.c_str(), &info) != 0) return LastError(path);
-  if ((info.st_mode & (S_IWGRP | S_IRWXO)) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s: its mode is %04o, expected 0600, or 0640 for a group: whoever reads the "
-                      "keys can sign states of sessions",
-                      path, info.st_mode & 07777));
-}
 
 // Makes the file unless it is there by now.
 absl::Status MakeKeyFile(const std::string& folder, const std::string& path) {
@@ -46,8 +35,8 @@ absl::Status MakeKeyFile(const std::string& folder, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> LoadFleetKeys(const std::string& path) {
-  RETURN_IF_ERROR(CheckMode(path));
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxKeyFileBytes));
+  ASSIGN_OR_RETURN(const std::string text,
+                   ReadSecretFile(path, kMaxKeyFileBytes, "the keys can sign states of sessions"));
   absl::StatusOr<engine::FleetKeys> keys = engine::FleetKeys::Parse(text);
   if (!keys.ok()) return InContext(path, keys.status());
   return std::make_shared<const engine::FleetKeys>(*std::move(keys));

@@ -171,7 +171,12 @@ std::string_view BehindCalls(std::string_view text, const answers::CallSyntax& c
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,
                             const std::string& tenant) {
   const absl::StatusOr<engine::SessionInfo> session = engine.sessions().Get(session_id, tenant);
-  if (!session.ok()) return {.in_session = true, .session = session.status()};
+  if (!session.ok()) {
+    // One that is created meanwhile is empty.
+    return {.at_start = absl::IsNotFound(session.status()),
+            .in_session = true,
+            .session = session.status()};
+  }
   return {.at_start = session->position == 0,
           .in_session = true,
           .keeps_tokens = session->keeps_tokens,

@@ -17,7 +17,8 @@ struct PromptPlace {
   bool in_session = false;    // the sequence outlives the call
   bool keeps_tokens = false;  // so the session can go back
   std::optional<int32_t> last_token = {};
-  absl::Status session = {};  // an error if there is no such session, which then has no texts
+  // An error if there is no such session, or if nobody can say; a text cannot follow it then.
+  absl::Status session = {};
 };
 // The place for a session. May block (SessionOperations::Get).
 PromptPlace FindPromptPlace(engine::Engine& engine, const std::string& session_id,

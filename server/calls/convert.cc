@@ -145,6 +145,9 @@ absl::StatusOr<PromptIds> PromptTokens(const v1::Prompt& prompt, const std::stri
     case v1::Prompt::kText: {
       const std::string field = absl::StrCat(prefix, "prompt.text");
       if (!has_text) return engine::ModelLacks(field, "tokenizer");
+      // Whether a token begins the text depends on what the session has, which must be known. One
+      // that is not there is refused later, after all fields were checked.
+      if (!absl::IsNotFound(place.session)) RETURN_IF_ERROR(place.session);
       ASSIGN_OR_RETURN(to.ids, Encode(engine, prompt.text(), place.at_start, field));
       break;
     }

@@ -43,6 +43,7 @@ class FolderOwnership {
   void Quarantine(const std::string& id);
   // Aborted for a session that this server does not own; OK for one that is gone.
   absl::Status CheckOwned(const std::string& id) const;
+  size_t owned() const { return locks_->size(); }
   // Locks a new session. Errors as from SessionLocks.
   absl::Status Lock(const std::string& id) { return locks_->Lock(id); }
 

@@ -7,22 +7,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/binary.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "server/disk/durable_files.h"
+#include "server/store/stored_text.h"
 
 namespace ovq::disk {
 namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 40;  // of a file that is read whole
-
-// A text's file is this beginning and one section.
-constexpr std::string_view kTextMagic = "OVQTEXT\n";
-constexpr uint32_t kTextVersion = 1;
-constexpr std::string_view kTextTag = "TEXT";
-constexpr size_t kTextFrameBytes =
-    kTextMagic.size() + sizeof(kTextVersion) + kSectionStartBytes + kSectionEndBytes;
 
 }  // namespace
 
@@ -39,24 +32,13 @@ std::string SessionFiles::TextPath(const std::string& id) const {
 }
 
 absl::Status SessionFiles::WriteText(const std::string& id, std::string_view text) const {
-  std::string start(kTextMagic), section;
-  Put(start, kTextVersion);
-  PutSection(section, kTextTag, text);
-  return WriteFileAtomically(TextPath(id), {start, section});
+  return WriteFileAtomically(TextPath(id), {store::EncodeText(text)});
 }
 
 absl::StatusOr<std::string> SessionFiles::ReadText(const std::string& id) const {
   const std::string path = TextPath(id);
-  ASSIGN_OR_RETURN(std::string bytes, ReadFile(path, kMaxBytes));
-  const auto damaged = absl::DataLossError(absl::StrCat(path, ": damaged"));
-  constexpr size_t kBegin = kTextFrameBytes - kSectionEndBytes;
-  if (bytes.size() < kTextFrameBytes) return damaged;
-  std::string whole(kTextMagic);
-  Put(whole, kTextVersion);
-  PutSection(whole, kTextTag,
-             std::string_view(bytes).substr(kBegin, bytes.size() - kTextFrameBytes));
-  if (whole != bytes) return damaged;
-  return whole.substr(kBegin, whole.size() - kTextFrameBytes);
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxBytes));
+  return store::DecodeText(bytes, path);
 }
 
 absl::StatusOr<store::Journal> SessionFiles::ReadJournal(const std::string& id) const {

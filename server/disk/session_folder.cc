@@ -44,18 +44,18 @@ SessionFolder::SessionFolder(SessionFolderOptions options,
       report_(std::move(report)),
       files_(options_.path),
       ownership_(std::move(ownership)),
-      synced_(SteadyClock::now()) {
-  for (int i = 0; i < kBulkThreads; ++i) bulk_threads_.emplace_back([this] { BulkLoop(); });
+      synced_(SteadyClock::now()),
+      bulk_(kBulkThreads, "disk") {
   journal_thread_ = std::thread([this] { JournalLoop(); });
 }
 
 SessionFolder::~SessionFolder() {
+  bulk_.Finish();
   {
     std::lock_guard lock(mutex_);
     ending_ = true;
   }
   changed_.notify_all();
-  for (std::thread& thread : bulk_threads_) thread.join();
   journal_thread_.join();
 }
 
@@ -65,14 +65,6 @@ void SessionFolder::Enqueue(Change change) {
   {
     std::lock_guard lock(mutex_);
     changes_.push_back(std::move(change));
-  }
-  changed_.notify_all();
-}
-
-void SessionFolder::Run(std::function<void()> work) {
-  {
-    std::lock_guard lock(mutex_);
-    bulk_.push_back(std::move(work));
   }
   changed_.notify_all();
 }
@@ -144,6 +136,7 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
       if (absl::IsNotFound(before.status())) return RemoveFile(file);
       RETURN_IF_ERROR(before.status());
       const uint64_t old = before->head.version;
+      if (old > head.version) return RemoveFile(file);
       std::string text = store::EncodeHead(head);
       for (uint64_t k = 0; k < before->entries.size(); ++k) {
         if (old + k + 1 > head.version) text += store::EncodeEntry(before->entries[k]);
@@ -256,30 +249,11 @@ void SessionFolder::ReportChange(Change& change) const {
   if (change.done) change.done(std::move(change.status));
 }
 
-void SessionFolder::BulkLoop() {
-  NameThisThread("disk");
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this] { return ending_ || !bulk_.empty(); });
-    if (bulk_.empty()) return;
-    const std::function<void()> work = std::move(bulk_.front());
-    bulk_.pop_front();
-    ++bulk_running_;
-    lock.unlock();
-    work();
-    lock.lock();
-    --bulk_running_;
-    changed_.notify_all();
-  }
-}
-
 void SessionFolder::JournalLoop() {
   NameThisThread("journal");
   std::unique_lock lock(mutex_);
   for (;;) {
-    const auto ready = [this] {
-      return !changes_.empty() || (ending_ && bulk_.empty() && bulk_running_ == 0);
-    };
+    const auto ready = [this] { return !changes_.empty() || ending_; };
     if (unsynced_.empty()) {
       changed_.wait(lock, ready);
     } else {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,6 +19,7 @@
 #include "server/disk/session_files.h"
 #include "server/disk/snapshot_file.h"
 #include "server/store/session_store.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::disk {
 
@@ -46,12 +46,13 @@ class SessionFolder final : public store::SessionStore {
   void Acquire(const std::string& id, Acquired done) override {
     ownership_->Acquire(id, std::move(done));
   }
-  void SetListener(std::function<void(const std::string& id)> asked) override {
-    ownership_->SetListener(std::move(asked));
+  void SetListener(store::OwnershipListener listener) override {
+    ownership_->SetListener(std::move(listener.asked));  // a lock is not lost while its owner lives
   }
   void Release(const std::string& id) override { ownership_->Release(id); }
   void Decline(const std::string& id) override { ownership_->Decline(id); }
   void Quarantine(const std::string& id) override { ownership_->Quarantine(id); }
+  size_t owned() const override { return ownership_->owned(); }
 
   void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
               MakeSnapshot snapshot, Done done) override;
@@ -65,7 +66,7 @@ class SessionFolder final : public store::SessionStore {
   void Read(const std::string& id,
             std::function<void(absl::StatusOr<store::StoredSession>)> opened) override;
   void ReportRead(const store::StoredSession& stored, const absl::Status& status) const override;
-  void Run(std::function<void()> work) override;
+  void Run(std::function<void()> work) override { bulk_.Run(std::move(work)); }
 
  private:
   // A change of a session's files. CommitChanges calls `write`, syncs the changes of all sessions
@@ -92,7 +93,6 @@ class SessionFolder final : public store::SessionStore {
                      absl::Status& status) const;
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
-  void BulkLoop();
   void CommitChanges(std::vector<Change>& changes);
   void SyncLater(bool all);
   void ReportChange(Change& change) const;
@@ -102,16 +102,14 @@ class SessionFolder final : public store::SessionStore {
   const SessionFiles files_;
   const std::unique_ptr<FolderOwnership> ownership_;
 
-  std::mutex mutex_;  // guards the members up to bulk_
+  std::mutex mutex_;  // guards the members up to changes_
   std::condition_variable changed_;
   bool ending_ = false;
-  int bulk_running_ = 0;
   std::vector<Change> changes_;
-  std::deque<std::function<void()>> bulk_;
 
   std::set<std::string> unsynced_;  // paths; used by the journal thread only
   std::chrono::steady_clock::time_point synced_;
-  std::vector<std::thread> bulk_threads_;
+  store::WorkThreads bulk_;
   std::thread journal_thread_;
 };
 

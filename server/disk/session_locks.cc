@@ -71,6 +71,11 @@ bool SessionLocks::Holds(const std::string& id) {
   return locked_.contains(id);
 }
 
+size_t SessionLocks::size() {
+  std::lock_guard lock(mutex_);
+  return locked_.size();
+}
+
 void SessionLocks::Unlock(const std::string& id) {
   const Place place = LockPlace(id);
   std::lock_guard lock(mutex_);

@@ -25,6 +25,7 @@ class SessionLocks {
   absl::Status Lock(const std::string& id);
   void Unlock(const std::string& id);
   bool Holds(const std::string& id);  // true if this object holds the lock
+  size_t size();                      // number of locks that this object holds
 
  private:
   explicit SessionLocks(std::string folder) : folder_(std::move(folder)) {}

@@ -29,16 +29,32 @@ struct FoundSession {
 
 struct RecoveredSessions {
   std::vector<FoundSession> sessions;  // ordered by id
-  std::vector<std::string> damaged;    // why sessions were quarantined, one text each
-  size_t elsewhere = 0;                // number of sessions that other servers own
+  // Why sessions were quarantined or, where they are not damaged, left alone; one text each.
+  std::vector<std::string> damaged;
+  size_t elsewhere = 0;  // number of sessions that other servers own
 };
 
 // Reports one finished operation.
 struct StoreReport {
-  const char* kind;  // "append", "create", "snapshot", "remove", "read", "text"
+  // "append", "create", "snapshot", "remove", "read", "text"; "acquire", "release", "lease" of
+  // stores that are reached over a network.
+  const char* kind;
   uint64_t bytes = 0;
   absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
-  absl::Status status = {};
+  absl::Status status = {};  // Aborted or Unknown: a write without owning the session was refused
+};
+
+// Receives what other servers do to this one's sessions. Called on the store's threads.
+struct OwnershipListener {
+  // Another server asks for the session. Answer with SessionStore::Release or Decline; without an
+  // answer it asks again.
+  std::function<void(const std::string& id)> asked = {};
+  // This server does not own the session any more, because it could not be heard of for so long
+  // that another one has acquired it, or because the store has lost it. A write that is under way
+  // then says itself whether it may count.
+  std::function<void(const std::string& id)> lost = {};
+  // This server has acquired a session whose owner ended, without anybody asking for it.
+  std::function<void(FoundSession)> found = {};
 };
 
 // Reads a session's snapshot part by part. Its content stays as it was when it was opened, or
@@ -87,27 +103,28 @@ class SessionStore {
   // FailedPrecondition if the session is in use, here or there; Unavailable if the other server
   // does not answer; DataLoss if the session is damaged and was quarantined. All name the session.
   virtual void Acquire(const std::string& id, Acquired done) = 0;
-  // Sets the function that is called when another server asks for a session of this one. Answer
-  // with Release or Decline; without an answer the other server asks again.
-  virtual void SetListener(std::function<void(const std::string& id)> asked) = 0;
+  virtual void SetListener(OwnershipListener listener) = 0;
   // Requires that no operation on the session is pending.
   virtual void Release(const std::string& id) = 0;
   virtual void Decline(const std::string& id) = 0;  // the session is in use
   // Sets the session aside for people to look at, so that no server finds it, and releases it.
   virtual void Quarantine(const std::string& id) = 0;
+  virtual size_t owned() const = 0;  // number of sessions that this server owns
 
   // --- Sessions. Methods with an id or a head need a session that this server owns: they change
-  // nothing and return Aborted if another server may own it. ---
+  // nothing and return Aborted if another server may own it. They return Unknown if one owns it now
+  // and an earlier attempt of the call, which got no answer, may have been carried out before. ---
 
   // Stores a new session: empty before the entries, or with a snapshot (head.version > 0).
   virtual void Create(JournalHead head, std::vector<JournalEntry> entries, MakeSnapshot snapshot,
                       Done done) = 0;
-  // Adds an entry to the session's journal. After an error the session is stored as it was before,
-  // and needs a Snapshot before the next Append.
+  // Adds an entry to the session's journal, once, however often it had to be sent. After an error
+  // the session is stored as it was before or, if the store could not be asked what became of the
+  // entry, with it; it needs a Snapshot before the next Append, which has the entry either way.
   virtual void Append(const std::string& id, JournalEntry entry, Done done) = 0;
   // Replaces the snapshot and the journal. head.version is the number of changes that the snapshot
   // includes; the journal continues after them. OK without effect if the session was removed
-  // meanwhile.
+  // meanwhile or has a snapshot of a later version.
   virtual void Snapshot(JournalHead head, MakeSnapshot snapshot, Done done) = 0;
   virtual void Remove(const std::string& id, Done done) = 0;
   // Gives the session a text, or another one; it ends with the session. OK without effect if the

@@ -302,13 +302,14 @@ std::string Metrics::Text() { return prometheus::TextSerializer().Serialize(Coll
 
 std::vector<prometheus::MetricFamily> Metrics::Collect() {
   absl::MutexLock lock(&mutex_);
-  const auto& [read_stats, read_log, read_traces] = sources_;
+  const auto& [read_stats, read_log, read_traces, read_store] = sources_;
   if (read_stats) stats_ = read_stats();
   if (read_log) log_counts_ = read_log();
   ReadEngine(*this, stats_);
   ReadMemory(*this, model_, stats_);
   ReadLog(*this, log_counts_);
   if (read_traces) ReadTraces(*this, read_traces());
+  if (read_store) owned_sessions.Set(static_cast<double>(read_store().owned));
   ReadProcess(*this);
   return registry().Collect();
 }
@@ -359,6 +360,7 @@ void Metrics::Count(const engine::RequestReport& report) {
 void Metrics::Count(const store::StoreReport& report) {
   disk_bytes_.at(report.kind)->Increment(report.bytes);
   if (!report.status.ok()) disk_errors_.at(report.kind)->Increment();
+  if (absl::IsAborted(report.status) || absl::IsUnknown(report.status)) fenced_writes_.Increment();
   disk_duration_.at(report.kind)->Observe(absl::ToDoubleSeconds(report.duration));
 }
 

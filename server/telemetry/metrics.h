@@ -143,6 +143,11 @@ class MetricFamilies {
   prometheus::Registry registry_;
 };
 
+// Figures of the session store.
+struct StoreFigures {
+  size_t owned = 0;  // sessions that this server owns
+};
+
 // Any thread. Series that others set are public members.
 class Metrics : private MetricFamilies {
  public:
@@ -153,14 +158,15 @@ class Metrics : private MetricFamilies {
   // Callbacks for an Engine that this object outlives.
   engine::EngineEvents Events();
   // Sets what every scrape reads: the engine's gauges (EngineStats), the counts of log lines
-  // (LogCounts), or the counts of spans (TraceCounts; without a source there is no such metric).
+  // (LogCounts), the counts of spans (TraceCounts; without a source there is no such metric), or
+  // the figures of the session store (StoreFigures).
   // Null removes a source and waits for a scrape that is reading it.
   template <class T>
   void SetSource(std::function<T()> source) {
     absl::MutexLock lock(&mutex_);
     std::get<std::function<T()>>(sources_) = std::move(source);
   }
-  // Work on the files of --session-dir.
+  // Work in --session-dir or --session-store.
   void Count(const store::StoreReport& report);
   // Tokens of all iterations so far: of prompts, and generated.
   struct Tokens {
@@ -187,6 +193,8 @@ class Metrics : private MetricFamilies {
       OneCounter("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.");
   Gauge& damaged_sessions =
       OneGauge("ovq_session_files_damaged", "Sessions whose files the last start set aside.");
+  Gauge& owned_sessions = OneGauge(
+      "ovq_sessions_owned", "Sessions in --session-dir or --session-store that this server owns.");
   Gauge& http_connections = OneGauge("ovq_http_connections", "Open connections of the HTTP front.");
   Gauge& http_streams = OneGauge("ovq_http_open_streams", "Answers being streamed over HTTP.");
   ByLabel<Counter*> http_refusals =
@@ -280,7 +288,7 @@ class Metrics : private MetricFamilies {
   ByLabel<Counter*> session_events_ =
       Each(Counters("ovq_session_events_total", "What happened to sessions."), "event",
            {"open", "fork", "rewind", "export", "export_delta", "import", "close", "expire",
-            "give_way", "wake", "hibernate", "take_over", "let_go"});
+            "give_way", "wake", "hibernate", "take_over", "let_go", "lost"});
   ByLabel<Histogram*> session_event_duration_ =  // without expiry, which nobody waits for
       Each(Histograms(
                "ovq_session_event_duration_seconds",
@@ -297,20 +305,26 @@ class Metrics : private MetricFamilies {
                     "were read again; signed, the file's, signed by a fleet key; trusted, the "
                     "file's, as --imports trust takes any."),
            "state", engine::kImportKinds);
-  static constexpr std::array<const char*, 6> kDiskWork = {"append", "create", "snapshot",
-                                                           "remove", "read",   "text"};
+  static constexpr std::array<const char*, 9> kDiskWork = {
+      "append", "create", "snapshot", "remove", "read", "text", "acquire", "release", "lease"};
   ByLabel<Counter*> disk_bytes_ =
-      Each(Counters("ovq_session_disk_bytes_total", "Of --session-dir: bytes written, or read."),
+      Each(Counters("ovq_session_disk_bytes_total",
+                    "Of --session-dir or --session-store: bytes written, or read."),
            "kind", kDiskWork);
   ByLabel<Counter*> disk_errors_ =
-      Each(Counters("ovq_session_disk_errors_total", "Of --session-dir: what could not be done."),
+      Each(Counters("ovq_session_disk_errors_total",
+                    "Of --session-dir or --session-store: what could not be done."),
            "kind", kDiskWork);
   ByLabel<Histogram*> disk_duration_ = Each(
       Histograms("ovq_session_disk_duration_seconds",
-                 "Of --session-dir: from work that is asked for to its being done; append is "
+                 "Of --session-dir or --session-store: from work that is asked for to its being "
+                 "done; append is "
                  "what a turn waits for at its end."),
       "kind", kDiskWork,
       Buckets{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10});
+  Counter& fenced_writes_ =
+      OneCounter("ovq_session_writes_fenced_total",
+                 "Writes that the session store refused, because another server has the session.");
   Counter& replayed_tokens_ =
       OneCounter("ovq_replayed_tokens_total",
                  "Tokens that were read again to take sessions back, or to wake them.");
@@ -349,7 +363,7 @@ class Metrics : private MetricFamilies {
 
   absl::Mutex mutex_;  // held while a source is read, so its owner may end after SetSource(null)
   std::tuple<std::function<engine::EngineStats()>, std::function<LogCounts()>,
-             std::function<TraceCounts()>>
+             std::function<TraceCounts()>, std::function<StoreFigures()>>
       sources_ ABSL_GUARDED_BY(mutex_);
   // The last figures read, kept when a source is removed.
   engine::EngineStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -222,8 +222,16 @@ TEST(Options, EveryFlag) {
   EXPECT_TRUE(options.trace_collector->tls);
   EXPECT_EQ(options.trace_collector->host, "c");
   EXPECT_EQ(options.trace_collector->path, "/x");
-  for (const Setting& setting : line->settings) {
-    EXPECT_EQ(setting.origin, "--" + setting.name);  // every flag was tested above
+  // Every flag was tested above; those that exclude --session-dir are in SessionsAreInOnePlace.
+  const auto stored =
+      Parse({"--model=m", "--session-store=redis://u@h:7/2", "--session-store-password-file=p",
+             "--session-lease=3s", "--session-store-replicas=2"});
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  for (size_t i = 0; i < line->settings.size(); ++i) {
+    const Setting& setting = line->settings[i];
+    const std::string_view origin =
+        setting.origin == "default" ? stored->settings[i].origin : setting.origin;
+    EXPECT_EQ(origin, "--" + setting.name);
   }
 }
 
@@ -371,8 +379,10 @@ TEST(Options, HelpSaysRanges) {
     const int64_t low = std::stoll(help.substr(at), &digits);
     const int64_t high = std::stoll(help.substr(at + digits + std::string(" to ").size()));
     const auto takes = [&flag](int64_t value) {
-      return Parse({"--model=m", "--max-centroids=16777216", flag + "=" + std::to_string(value)})
-          .ok();
+      std::vector<std::string> line = {"--model=m", "--max-centroids=16777216",
+                                       flag + "=" + std::to_string(value)};
+      if (flag == "--session-store-replicas") line.push_back("--session-store=redis://h");
+      return Parse(line).ok();
     };
     SCOPED_TRACE(flag);
     EXPECT_TRUE(takes(low));
@@ -381,7 +391,7 @@ TEST(Options, HelpSaysRanges) {
     EXPECT_FALSE(takes(high + 1));
     ++found;
   }
-  EXPECT_EQ(found, 12);
+  EXPECT_EQ(found, 13);
 }
 
 // The key vouches for states, so that a server that takes any must not have it.
@@ -391,6 +401,37 @@ TEST(Options, AFleetKeyFileAndTrustInAnyFileExcludeOneAnother) {
   EXPECT_THAT(
       std::string(Parse({"--model=m", "--fleet-key-file=k", "--imports=trust"}).status().message()),
       HasSubstr("--imports=trust: expected replay with --fleet-key-file"));
+}
+
+TEST(Options, SessionsAreInOnePlace) {
+  const auto line = Parse({"--model=m", "--session-store=redis://ann@cache:7000/2",
+                           "--session-store-password-file=p", "--session-lease=4s",
+                           "--session-store-replicas=1", "--admission=overcommit"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.session_store->Text(), "redis://ann@cache:7000/2");
+  EXPECT_EQ(line->options.session_store_password_file, "p");
+  EXPECT_EQ(line->options.session_lease, absl::Seconds(4));
+  EXPECT_EQ(line->options.session_store_replicas, 1);
+  EXPECT_TRUE(line->options.keeps_sessions());
+  EXPECT_FALSE(Parse({"--model=m"})->options.keeps_sessions());
+  const auto error = [](std::vector<std::string> args) {
+    args.push_back("--model=m");
+    return std::string(Parse(args).status().message());
+  };
+  const std::string store = "--session-store=redis://cache";
+  EXPECT_THAT(error({store, "--session-dir=s"}), HasSubstr("expected no --session-dir with it"));
+  EXPECT_THAT(error({store, "--session-sync=interval"}), HasSubstr("expected --session-dir"));
+  EXPECT_THAT(error({store, "--session-lease=10ms"}), HasSubstr("--session-lease: expected"));
+  EXPECT_THAT(error({store, "--session-store-replicas=-1"}), HasSubstr("expected a whole number"));
+  EXPECT_THAT(error({"--session-store=rediss://cache"}), HasSubstr("no TLS to Redis"));
+  EXPECT_THAT(error({"--session-store=redis://ann@cache"}),
+              HasSubstr("expected --session-store-password-file with the user ann"));
+  EXPECT_THAT(error({"--session-lease=5s"}), HasSubstr("expected --session-store with it"));
+  EXPECT_THAT(error({"--session-store-replicas=0"}), HasSubstr("expected --session-store with it"));
+  EXPECT_THAT(error({"--session-store-password-file=p"}),
+              HasSubstr("expected --session-store with it"));
+  EXPECT_THAT(error({"--admission=overcommit"}),
+              HasSubstr("expected --session-dir or --session-store"));
 }
 
 TEST(Options, HelpListsEveryFlagWithItsTwin) {
@@ -410,6 +451,10 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "request-memory",
                            "session-dir",
                            "session-sync",
+                           "session-store",
+                           "session-store-password-file",
+                           "session-lease",
+                           "session-store-replicas",
                            "admission",
                            "imports",
                            "fleet-key-file",

@@ -37,7 +37,9 @@ std::shared_ptr<Request> NewRequest(const EngineModel& model, CallRequest& call,
 
 absl::Status CheckAlive(const Request& request, SteadyTime now) {
   if (request.session != nullptr && request.session->deleted) {
-    return absl::CancelledError("the session was deleted");
+    const Session& session = *request.session;
+    return session.lost ? LostSession(session.info.id)
+                        : absl::CancelledError("the session was deleted");
   }
   if (request.cancel != nullptr && request.cancel->cancelled()) {
     return absl::CancelledError("cancelled by the caller");

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/random.h"
 
@@ -35,6 +36,19 @@ uint64_t RandomSource::Next() {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return z ^ (z >> 31);
+}
+
+absl::Status LostSession(const std::string& id, bool maybe_stored) {
+  if (maybe_stored) {
+    return absl::DataLossError(absl::StrCat(
+        "session ", id,
+        ": this server was not heard of for so long that another one has it now; this call may "
+        "have been stored before: read the session's position before you make it again"));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "session ", id,
+      ": this server was not heard of for so long that another one has it now; nothing "
+      "of this call counts, make it again"));
 }
 
 bool IsSessionKey(std::string_view text) {

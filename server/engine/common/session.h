@@ -64,6 +64,7 @@ struct Session : Sequence {
   absl::Duration ttl = absl::InfiniteDuration();
   SteadyTime expires = kNever;
   bool deleted = false;  // deleted while busy: removed when its request ends
+  bool lost = false;     // likewise, because this server does not own it any more
 
   // Whether the state is in memory; otherwise the state and the log are on disk.
   bool resident() const { return state.base != nullptr; }
@@ -71,6 +72,10 @@ struct Session : Sequence {
   // tokens. Tokens that these have already are skipped.
   void Record(int64_t begin, std::span<const int32_t> tokens);
 };
+
+// The error of a call whose session this server does not own any more: Unavailable if the call
+// changed nothing, and may be made again; DataLoss if the session may have what it changed.
+absl::Status LostSession(const std::string& id, bool maybe_stored = false);
 
 // Whether the text is a session key, by which a load balancer can route: 1 to 64 characters of
 // A-Z a-z 0-9 _ -.

@@ -220,7 +220,12 @@ bool RequestFinisher::FailIfDead(Request& request, SteadyTime now) {
   if (death.ok()) return false;
   const bool cancelled = absl::IsCancelled(death);
   const bool told = cancelled && request.generate() != nullptr && request.cancel->cancelled();
-  Fail(request, cancelled ? FinishReason::kCancelled : FinishReason::kDeadline, std::move(death));
+  const bool lost = request.session != nullptr && request.session->lost;
+  Fail(request,
+       cancelled ? FinishReason::kCancelled
+       : lost    ? FinishReason::kError
+                 : FinishReason::kDeadline,
+       std::move(death));
   if (told) {
     config_.events.cancel_released(
         TimeBetween(*request.cancel->time(), config_.options.clock.steady()));

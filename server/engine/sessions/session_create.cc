@@ -126,6 +126,13 @@ void SessionCreator::PublishSessions(std::vector<std::shared_ptr<Session>> made,
     }
     std::vector<SessionInfo> infos;
     for (const std::shared_ptr<Session>& session : made) {
+      // A session that was lost and found again before this is the one that counts.
+      if (const auto found = core_.table.Find(session->info.id, std::nullopt); found.ok()) {
+        infos.push_back(core_.table.Info(**found));
+        session->deleted = true;
+        core_.table.Release(*session);
+        continue;
+      }
       infos.push_back(core_.table.Insert(session, /*used=*/true));
       core_.table.ReportEvent(event, infos.back().position, since);
     }

@@ -11,9 +11,20 @@ namespace ovq::engine {
 SessionOwnership::SessionOwnership(SessionCore& core, SessionRemoval& removal)
     : core_(core), removal_(removal) {
   if (core.config.options.session_store == nullptr) return;
-  core.config.options.session_store->SetListener([this, inbox = core.inbox](const std::string& id) {
-    inbox->Post([this, id] { AnswerTransferRequest(id); });
-  });
+  core.config.options.session_store->SetListener(
+      {.asked =
+           [this, inbox = core.inbox](const std::string& id) {
+             inbox->Post([this, id] { AnswerTransferRequest(id); });
+           },
+       .lost = [this, inbox = core.inbox](
+                   const std::string& id) { inbox->Post([this, id] { Lose(id); }); },
+       .found =
+           [this, inbox = core.inbox](store::FoundSession found) {
+             inbox->Post([this, found = std::move(found)]() mutable {
+               const SteadyTime now = core_.config.options.clock.steady();
+               (void)RegisterAcquired(std::move(found), std::nullopt, now);
+             });
+           }});
 }
 
 SessionOwnership::~SessionOwnership() {
@@ -32,6 +43,7 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
     return absl::FailedPreconditionError(absl::StrCat(
         "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
   }
+  Lose(head.id);  // the store acquires only what it does not own, so that one in memory is lost
   auto session = std::make_shared<Session>();
   session->state.layout = variant->layout;
   session->state.slot_cap = head.slot_cap;
@@ -97,6 +109,11 @@ absl::Status SessionOwnership::RegisterAcquired(absl::StatusOr<store::FoundSessi
   }
   removal_.Expire(core_.config.options.clock.steady());  // its time may be over
   return status;
+}
+
+void SessionOwnership::Lose(const std::string& id) {
+  const absl::StatusOr<std::shared_ptr<Session>> found = core_.table.Find(id, std::nullopt);
+  if (found.ok()) core_.disk.Lose(**found);
 }
 
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {

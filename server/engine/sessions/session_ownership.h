@@ -31,6 +31,7 @@ class SessionOwnership {
   absl::Status RegisterAcquired(absl::StatusOr<store::FoundSession> found,
                                 const std::optional<std::string>& tenant, SteadyTime called);
   void AnswerTransferRequest(const std::string& id);  // another server wants the session
+  void Lose(const std::string& id);                   // another server owns the session now
 
   SessionCore& core_;
   SessionRemoval& removal_;

@@ -13,6 +13,9 @@ namespace {
 
 absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
   const std::string& id = session.info.id;
+  if (absl::IsAborted(status) || absl::IsUnknown(status)) {
+    return LostSession(id, absl::IsUnknown(status));
+  }
   return absl::DataLossError(
       absl::StrCat("session ", id, ": could not be written to disk, so that a restart would find ",
                    session.disk->length, " of its ", session.position(),
@@ -128,6 +131,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
 
 void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
                               StatusCallback then) {
+  if (session->lost) return then(LostSession(session->info.id));
   if (!session->disk || session->deleted || session->info.damaged_at) {
     return then(absl::OkStatus());
   }
@@ -135,7 +139,8 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
   const bool same = begin == disk.length && disk.length == session->position();
   if (!session->resident() || (same && !disk.behind)) return then(absl::OkStatus());
   const int64_t length = session->position();
-  auto saved = [session, length, then = std::move(then)](absl::Status status) {
+  auto saved = [this, session, length, then = std::move(then)](absl::Status status) {
+    if (IsLost(*session, status)) return then(NotOnDisk(*session, status));
     SessionOnDisk& disk = *session->disk;
     disk.behind = !status.ok();
     if (status.ok()) disk.length = length;
@@ -175,8 +180,9 @@ void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, Statu
   disk.snapshot_at = session->state.position;
   config_.options.session_store->Snapshot(
       std::move(head), MakeSnapshotFile(MakeImage(*session), config_.options.fleet_keys),
-      OnEngineThread([session, then = std::move(then)](absl::Status status) {
+      OnEngineThread([this, session, then = std::move(then)](absl::Status status) {
         session->disk->snapshotting = false;
+        (void)IsLost(*session, status);
         then(std::move(status));
       }));
 }
@@ -186,11 +192,28 @@ void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then
   const std::string& id = session.info.id;
   config_.options.session_store->Remove(
       id, OnEngineThread([id, then = std::move(then)](const absl::Status& status) {
-        then(status.ok() ? status
-                         : absl::DataLossError(absl::StrCat(
-                               "session ", id, ": is gone, but its files may not be, so that a ",
-                               "restart may find it: ", std::string(status.message()))));
+        if (status.ok()) return then(status);
+        if (absl::IsAborted(status) || absl::IsUnknown(status)) {
+          return then(LostSession(id, absl::IsUnknown(status)));
+        }
+        then(absl::DataLossError(
+            absl::StrCat("session ", id, ": is gone, but its files may not be, so that a ",
+                         "restart may find it: ", std::string(status.message()))));
       }));
+}
+
+bool SessionPersistence::IsLost(Session& session, const absl::Status& status) {
+  if (!absl::IsAborted(status) && !absl::IsUnknown(status)) return false;
+  if (!session.deleted) Lose(session);
+  return true;
+}
+
+void SessionPersistence::Lose(Session& session) {
+  session.lost = true;
+  table_.Remove(session);
+  const int64_t position = session.position();
+  if (!session.info.busy) table_.Release(session);
+  table_.ReportEvent("lost", position);
 }
 
 void SessionPersistence::Quarantine(Session& session) {

@@ -36,12 +36,14 @@ class SessionPersistence {
   void Create(const std::vector<std::shared_ptr<Session>>& sessions,
               const std::shared_ptr<const SessionImage>& image, StatusCallback then);
   // Writes the changes since the last write: the tokens from `begin` on. DataLoss if that fails;
-  // the session then continues in memory.
+  // the session then continues in memory, unless it is lost.
   void Save(const std::shared_ptr<Session>& session, int64_t begin, StatusCallback then);
   // Writes a snapshot if a restart after a crash would have to prefill too many tokens.
   void SnapshotIfDue(const std::shared_ptr<Session>& session);
   void Snapshot(const std::shared_ptr<Session>& session, StatusCallback then);
   void RemoveFiles(const Session& session, StatusCallback then);
+  // Removes a session from the table that this server does not own any more.
+  void Lose(Session& session);
   // Removes a session with damaged files from the table; the store moves the files aside.
   void Quarantine(Session& session);
 
@@ -62,6 +64,8 @@ class SessionPersistence {
  private:
   // Wraps `then` so that it runs on the engine thread.
   StatusCallback OnEngineThread(StatusCallback then) const;
+  // Whether a write that ended so found another owner; the session is lost then.
+  bool IsLost(Session& session, const absl::Status& status);
   store::JournalHead MakeJournalHead(const Session& session) const;
   store::SessionMark MakeMark(const Session& session) const;
   // Moves the session's unsaved tokens into the entry.

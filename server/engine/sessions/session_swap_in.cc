@@ -207,7 +207,8 @@ void SessionSwapIn::FinishReading(std::shared_ptr<SwappingSession> swapping) {
   const std::shared_ptr<Session>& session = swapping->session;
   absl::Status status = swapping->status;
   if (session->deleted) {
-    status = absl::CancelledError("the session was deleted");
+    status = session->lost ? LostSession(session->info.id)
+                           : absl::CancelledError("the session was deleted");
   } else if (!status.ok()) {
     status = absl::Status(
         status.code(),

@@ -37,7 +37,9 @@ void SessionTexts::Get(const std::string& id,
   if (store_ == nullptr) return done(entry.text);
   // The store has reported a damaged text; its session goes on without it.
   store_->ReadText(id, [done = std::move(done)](absl::StatusOr<std::string> text) {
-    done(text.ok() ? std::make_shared<const std::string>(*std::move(text)) : nullptr);
+    if (text.ok()) return done(std::make_shared<const std::string>(*std::move(text)));
+    if (absl::IsNotFound(text.status()) || absl::IsDataLoss(text.status())) return done(nullptr);
+    done(text.status());
   });
 }
 

@@ -4,8 +4,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/store/session_store.h"
 
 namespace ovq::store::test {
@@ -14,7 +16,7 @@ namespace ovq::store::test {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // Opens a server's store. Another server's sessions are waited for a tenth of a second.
+  // Opens a server's store. Another server's sessions are waited for some tenths of a second.
   virtual std::unique_ptr<SessionStore> Open() = 0;
   // Until it is called with false, no append of a store succeeds.
   virtual void BreakAppends(const std::string& id, bool broken) = 0;
@@ -22,6 +24,10 @@ class Backend {
   enum class Part { kJournal, kSnapshot, kText };
   using Change = std::function<void(std::string& bytes)>;
   virtual void ChangeBytes(const std::string& id, Part part, const Change& change) = 0;
+  // Loses the next so many acknowledgements of writes on their way to a store, if they have a way.
+  virtual void LoseAcknowledgements(int count) = 0;
+  // Sets the place's wall clock on by `time`, or back, as its stored times show it.
+  virtual void JumpClock(absl::Duration time) = 0;
 };
 
 struct BackendCase {

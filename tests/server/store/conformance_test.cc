@@ -190,6 +190,21 @@ TEST_P(Store, ASnapshotReplacesTheJournalUpToItsVersion) {
   EXPECT_EQ(Read(kId)->journal.head.snapshot_bytes, 5u);
 }
 
+// A snapshot that took long to write comes after a later one.
+TEST_P(Store, AnOlderSnapshotReplacesNoNewerOne) {
+  ASSERT_TRUE(Create(kId).ok());
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(Append(*store_, kId, OneToken(i, i)).ok());
+  ASSERT_TRUE(Snapshot(*store_, kId, 3, {"newer"}).ok());
+  ASSERT_TRUE(Snapshot(*store_, kId, 2, {"old"}).ok());
+  EXPECT_EQ(Tokens(kId), std::vector<int32_t>{3});
+  const absl::StatusOr<StoredSession> stored = Read(kId);
+  ASSERT_TRUE(stored.ok()) << stored.status();
+  EXPECT_EQ(stored->journal.head.version, 3u);
+  std::string bytes(5, ' ');
+  ASSERT_TRUE(stored->snapshot->Read(bytes).ok());
+  EXPECT_EQ(bytes, "newer");
+}
+
 TEST_P(Store, LargeSnapshotsComeBackToTheByte) {
   std::mt19937_64 random(7);
   std::vector<std::string> parts(3);
@@ -301,9 +316,9 @@ TEST_P(Store, AReleasedSessionIsAnotherServers) {
   EXPECT_EQ(found_.elsewhere, 1u);
   EXPECT_TRUE(absl::IsNotFound(Acquire(*other, kOther).status()));
   EXPECT_TRUE(absl::IsUnavailable(Acquire(*other, kId).status()));  // nobody answers
-  store_->SetListener([&](const std::string& id) { store_->Decline(id); });
+  store_->SetListener({.asked = [&](const std::string& id) { store_->Decline(id); }});
   EXPECT_TRUE(absl::IsFailedPrecondition(Acquire(*other, kId).status()));
-  store_->SetListener([&](const std::string& id) { store_->Release(id); });
+  store_->SetListener({.asked = [&](const std::string& id) { store_->Release(id); }});
   const absl::StatusOr<FoundSession> found = Acquire(*other, kId);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->version, 1u);
@@ -339,6 +354,88 @@ TEST_P(Store, AServerThatEndsLeavesItsSessionsToOthers) {
   ASSERT_TRUE(found.ok()) << found.status();
   ASSERT_TRUE(Append(*store_, kId, OneToken(1, 2)).ok());
   EXPECT_EQ(Tokens(kId), (std::vector<int32_t>{1, 2}));
+}
+
+TEST_P(Store, AnEntryIsStoredOnceHoweverOftenItIsSent) {
+  ASSERT_TRUE(Create(kId).ok());
+  backend_->LoseAcknowledgements(2);
+  ASSERT_TRUE(Append(*store_, kId, OneToken(0, 1)).ok());
+  EXPECT_EQ(Tokens(kId), std::vector<int32_t>{1});
+  backend_->LoseAcknowledgements(1);
+  ASSERT_TRUE(Snapshot(*store_, kId, 1, {"state"}).ok());
+  backend_->LoseAcknowledgements(1);
+  ASSERT_TRUE(PutText(kId, "text").ok());
+  // Many entries go together; the first acknowledgement of them all is lost.
+  backend_->LoseAcknowledgements(1);
+  std::atomic<int> ready = 0;
+  for (int i = 1; i <= 20; ++i) {
+    store_->Append(kId, OneToken(i, i + 1), [&](const absl::Status& status) {
+      EXPECT_TRUE(status.ok()) << status;
+      ++ready;
+    });
+  }
+  while (ready < 20) std::this_thread::yield();
+  std::vector<int32_t> expected(20);
+  for (int i = 0; i < 20; ++i) expected[i] = i + 2;
+  EXPECT_EQ(Tokens(kId), expected);
+  backend_->LoseAcknowledgements(1);
+  ASSERT_TRUE(Create(kOther, {OneToken(0, 1)}).ok());
+  backend_->LoseAcknowledgements(1);
+  const absl::Status removed = Wait<absl::Status>([&](auto done) { store_->Remove(kOther, done); });
+  EXPECT_TRUE(removed.ok()) << removed;
+  backend_->LoseAcknowledgements(0);
+  Restart();
+  ASSERT_EQ(found_.sessions.size(), 1u);
+  EXPECT_EQ(found_.sessions[0].version, 21u);
+  EXPECT_EQ(found_.sessions[0].mark.length, 21);
+}
+
+// A caller that does not know whether its entry is there may send it again: an entry says where in
+// the conversation its tokens stand.
+TEST_P(Store, TheSameEntryAgainDoublesNoToken) {
+  ASSERT_TRUE(Create(kId, {OneToken(0, 1)}).ok());
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(Append(*store_, kId, OneToken(1, 2)).ok());
+  Restart();
+  ASSERT_EQ(found_.sessions.size(), 1u);
+  EXPECT_EQ(found_.sessions[0].mark.length, 2);
+  EXPECT_EQ(found_.sessions[0].mark.pending, 2);
+}
+
+TEST_P(Store, ALostAcknowledgementOfAnAcquisitionDoesNoHarm) {
+  ASSERT_TRUE(Create(kId, {OneToken(0, 1)}).ok());
+  std::unique_ptr<SessionStore> other = OpenOne();
+  store_->SetListener({.asked = [&](const std::string& id) { store_->Release(id); }});
+  backend_->LoseAcknowledgements(2);
+  const absl::StatusOr<FoundSession> found = Acquire(*other, kId);
+  backend_->LoseAcknowledgements(0);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(store_->owned(), 0u);
+  EXPECT_EQ(other->owned(), 1u);
+  EXPECT_TRUE(Append(*other, kId, OneToken(1, 2)).ok());
+  EXPECT_TRUE(absl::IsAborted(Append(*store_, kId, OneToken(1, 9))));
+  store_->SetListener({});
+}
+
+// Whatever clocks say, a session has one owner, and nothing that was acknowledged is lost.
+TEST_P(Store, AClockThatJumpsMakesNoSecondOwner) {
+  for (const absl::Duration jump : {absl::Hours(100), -absl::Hours(100)}) {
+    const std::string id = jump > absl::ZeroDuration() ? kId : kOther;
+    ASSERT_TRUE(Create(id, {OneToken(0, 1)}).ok());
+    std::unique_ptr<SessionStore> other = OpenOne();
+    std::atomic<int> lost = 0;
+    store_->SetListener({.lost = [&](const std::string&) { ++lost; }});
+    backend_->JumpClock(jump);
+    const bool acquired = Acquire(*other, id).ok();
+    const absl::Status here = Append(*store_, id, OneToken(1, 2));
+    const absl::Status there = Append(*other, id, OneToken(1, 3));
+    EXPECT_EQ(there.ok(), acquired) << there;
+    EXPECT_EQ(here.ok(), !acquired) << here;
+    EXPECT_EQ(lost, acquired ? 1 : 0);
+    SessionStore& owner = acquired ? *other : *store_;
+    ASSERT_TRUE(Append(owner, id, OneToken(2, 4)).ok());
+    EXPECT_EQ(Tokens(id), (std::vector<int32_t>{1, acquired ? 3 : 2, 4}));
+    store_->SetListener({});
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Store, testing::ValuesIn(Backends()),

@@ -1,0 +1,96 @@
+#include "server/redis/owned_sessions.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ovq::redis {
+
+void OwnedSessions::SetListener(std::function<void(const std::string& id)> lost) {
+  std::lock_guard lock(mutex_);
+  lost_ = std::move(lost);
+}
+
+void OwnedSessions::Add(const std::string& id, const std::string& epoch) {
+  std::lock_guard lock(mutex_);
+  by_id_[id] = {.epoch = epoch};
+}
+
+bool OwnedSessions::BeginCreate(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  return by_id_.try_emplace(id, Owned{.epoch = "1", .creating = true}).second;
+}
+
+void OwnedSessions::EndCreate(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end()) found->second.creating = false;
+}
+
+void OwnedSessions::Remove(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  by_id_.erase(id);
+}
+
+void OwnedSessions::Lose(const std::string& id, const std::string& epoch) {
+  std::unique_lock lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end() || found->second.epoch != epoch) return;
+  by_id_.erase(found);
+  const std::function<void(const std::string&)> tell = lost_;
+  lock.unlock();
+  if (tell) tell(id);
+}
+
+bool OwnedSessions::Contains(const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  return by_id_.contains(id);
+}
+
+size_t OwnedSessions::size() const {
+  std::lock_guard lock(mutex_);
+  return by_id_.size();
+}
+
+std::vector<std::pair<std::string, std::string>> OwnedSessions::All() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const auto& [id, owned] : by_id_) {
+    if (!owned.creating) all.emplace_back(id, owned.epoch);
+  }
+  return all;
+}
+
+WriteNumber OwnedSessions::NextWrite(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end()) return {.id = id};
+  Owned& owned = found->second;
+  WriteNumber write = {id, owned.epoch, owned.next++, owned.done, owned.known};
+  owned.done = write.number;  // so that the next one may be sent with it
+  return write;
+}
+
+absl::Status OwnedSessions::EndWrite(const WriteNumber& write, const absl::StatusOr<Reply>& reply,
+                                     const absl::Status& gone, bool unanswered) {
+  const bool vanished = reply.ok() && reply->text == "GONE";
+  if (absl::IsAborted(reply.status()) || (vanished && write.owned())) {
+    Lose(write.id, write.epoch);
+    if (unanswered) {
+      return absl::UnknownError(absl::StrCat("session ", write.id,
+                                             ": this server does not own it any more, and an "
+                                             "attempt that got no answer may have been stored"));
+    }
+    return absl::AbortedError(absl::StrCat("session ", write.id, ": this server does not own it",
+                                           vanished ? ", it is not in Redis any more" : ""));
+  }
+  if (vanished) return gone;
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(write.id);
+  if (found == by_id_.end() || found->second.epoch != write.epoch) return reply.status();
+  Owned& owned = found->second;
+  owned.known = !absl::IsUnavailable(reply.status());
+  // Redis refused the write, unless it gave no answer.
+  if (!reply.ok() && owned.done == write.number) owned.done = write.before;
+  return reply.status();
+}
+
+}  // namespace ovq::redis

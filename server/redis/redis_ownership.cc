@@ -1,0 +1,502 @@
+#include "server/redis/redis_ownership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/random.h"
+#include "base/status_macros.h"
+#include "base/thread_name.h"
+#include "server/redis/redis_scripts.h"
+
+namespace ovq::redis {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
+constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
+constexpr absl::Duration kReleaseInterval = absl::Seconds(1);  // between attempts
+constexpr char kListenSeconds[] = "0.1";
+constexpr char kRequestLifeMs[] = "10000", kDeclineLifeMs[] = "2000";
+constexpr size_t kAcquiredTogether = 64, kVerifiedTogether = 256;
+constexpr size_t kMostSeen = 1024;
+
+std::string SessionKey(const std::string& id) { return absl::StrCat("ovq:session:", id); }
+std::string AskedKey(const std::string& id) { return absl::StrCat("ovq:asked:", id); }
+std::string AsksKey(const std::string& server) { return absl::StrCat("ovq:asks:", server); }
+std::string LeaseKey(const std::string& server) { return absl::StrCat("ovq:lease:", server); }
+
+// The length of a lease, by what it holds: "COUNT MS".
+absl::Duration LeaseLength(const std::string& value) {
+  int64_t ms = 0;
+  const size_t space = value.find(' ');
+  if (space == std::string::npos || !absl::SimpleAtoi(value.substr(space + 1), &ms) || ms <= 0) {
+    return absl::InfiniteDuration();
+  }
+  return absl::Milliseconds(ms);
+}
+
+}  // namespace
+
+RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options, Report report)
+    : client_(client), options_(options), report_(std::move(report)), server_(UnguessableHex()) {}
+
+absl::Status RedisOwnership::Start() {
+  RETURN_IF_ERROR(Renew(After(SteadyClock::now(), options_.patience)));
+  move_thread_ = std::thread([this] { MoveLoop(); });
+  lease_thread_ = std::thread([this] { LeaseLoop(); });
+  return absl::OkStatus();
+}
+
+void RedisOwnership::End() {
+  if (!move_thread_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  move_thread_.join();
+  lease_thread_.join();
+  (void)client_.Run({"DEL", LeaseKey(server_), AsksKey(server_)});
+}
+
+// --- Requests from any thread ---
+
+void RedisOwnership::Acquire(const std::string& id, Acquired done) {
+  {
+    std::lock_guard lock(mutex_);
+    acquisitions_.push_back({.id = id, .begin = SteadyClock::now(), .done = std::move(done)});
+  }
+  changed_.notify_all();
+}
+
+void RedisOwnership::SetListener(store::OwnershipListener listener) {
+  sessions_.SetListener(std::move(listener.lost));
+  std::lock_guard lock(mutex_);
+  listener_ = std::move(listener);
+}
+
+Command RedisOwnership::Script(const char* script, const std::string& id,
+                               const std::vector<std::string>& arguments) const {
+  Command command = {"EVAL",
+                     script,
+                     "6",
+                     SessionKey(id),
+                     LeaseKey(server_),
+                     absl::StrCat("ovq:journal:", id),
+                     absl::StrCat("ovq:text:", id),
+                     "ovq:sessions",
+                     AskedKey(id),
+                     server_};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return command;
+}
+
+Command RedisOwnership::Script(const char* script, const WriteNumber& write,
+                               const std::string& before,
+                               const std::vector<std::string>& arguments) const {
+  std::vector<std::string> all = {write.epoch, absl::StrCat(write.number), before};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  return Script(script, write.id, all);
+}
+
+Replies RedisOwnership::RunTogether(const std::vector<Command>& commands, SteadyTime until,
+                                    bool& unanswered) {
+  const auto over = [](const absl::StatusOr<Reply>& reply) {
+    return reply.status().code() == kNoLease;
+  };
+  Replies replies = client_.RunTogether(commands, until, &unanswered);
+  if (std::ranges::any_of(replies, over) && Renew().ok()) {
+    replies = client_.RunTogether(commands, until, &unanswered);
+  }
+  for (absl::StatusOr<Reply>& reply : replies) {
+    if (over(reply)) reply = absl::UnavailableError(reply.status().message());
+  }
+  return replies;
+}
+
+// --- Releasing ---
+
+WriteNumber RedisOwnership::BeginLeave(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  releasing_.insert(id);
+  WriteNumber last = sessions_.NextWrite(id);
+  sessions_.Remove(id);
+  return last;
+}
+
+void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, SteadyTime until) {
+  const SteadyTime begin = SteadyClock::now();
+  absl::Status status = client_.Run(Script(script, last, "", {last.id}), until).status();
+  if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsAborted(status)) {
+    script = kReleaseScript;  // others can have it at least
+    status = client_.Run(Script(script, last, "", {}), until).status();
+  }
+  if (report_) {
+    report_(
+        {.kind = "release", .duration = TimeBetween(begin, SteadyClock::now()), .status = status});
+  }
+  std::lock_guard lock(mutex_);
+  releasing_.erase(last.id);
+  if (absl::IsUnavailable(status)) unreleased_[last.id] = {last, script};
+  changed_.notify_all();
+}
+
+void RedisOwnership::Decline(const std::string& id, SteadyTime until) {
+  (void)client_.Run({"SET", AskedKey(id), "no", "PX", kDeclineLifeMs}, until);
+}
+
+void RedisOwnership::ReleaseLater(const std::string& id) {
+  unreleased_.try_emplace(id, Leaving{{.id = id, .epoch = ""}, kReleaseScript});
+}
+
+// --- Acquiring ---
+
+absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::string& id,
+                                                                const Reply& mine) {
+  ASSIGN_OR_RETURN(const store::Journal journal, store::DecodeJournal(mine.items[2].text));
+  const store::JournalHead& head = journal.head;
+  if (head.id != id) {
+    return absl::DataLossError(absl::StrCat("journal: of the session ", head.id));
+  }
+  const auto snapshot = static_cast<uint64_t>(mine.items[4].number);
+  if (head.version > 0 && snapshot != head.snapshot_bytes) {
+    return absl::DataLossError(
+        absl::StrCat("snapshot: ", snapshot, " bytes, expected ", head.snapshot_bytes));
+  }
+  if (journal.torn_bytes > 0) {
+    const WriteNumber cut = sessions_.NextWrite(id);
+    const absl::StatusOr<Reply> reply =
+        client_.Run(Script(kCutScript, cut, "", {absl::StrCat(journal.good_bytes)}),
+                    After(SteadyClock::now(), options_.patience));
+    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false));
+  }
+  return store::FoundSession{head, journal.version(), journal.mark(),
+                             static_cast<size_t>(mine.items[3].number)};
+}
+
+absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& id,
+                                                             const Reply& mine) {
+  {
+    std::lock_guard lock(mutex_);
+    sessions_.Add(id, mine.items[1].text);
+    unreleased_.erase(id);
+  }
+  absl::StatusOr<store::FoundSession> found = CheckStored(id, mine);
+  if (!found.ok()) return GiveBack(id, found.status());
+  return found;
+}
+
+absl::Status RedisOwnership::GiveBack(const std::string& id, const absl::Status& why) {
+  const bool damaged = absl::IsDataLoss(why);
+  LeaveNow(id, damaged ? kQuarantineScript : kReleaseScript, {});
+  const absl::Status status(why.code(),
+                            absl::StrCat("session ", id, ": ", std::string(why.message()),
+                                         damaged ? "; its keys now begin with damaged:" : ""));
+  if (report_) report_({.kind = "read", .status = status});
+  return status;
+}
+
+absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
+  const auto until = [this] { return After(SteadyClock::now(), options_.patience); };
+  std::set<std::string> ids;
+  std::string cursor = "0";
+  do {
+    ASSIGN_OR_RETURN(Reply page,
+                     client_.Run({"SSCAN", "ovq:sessions", cursor, "COUNT", "1000"}, until()));
+    cursor = page.items[0].text;
+    for (Reply& id : page.items[1].items) ids.insert(std::move(id.text));
+  } while (cursor != "0");
+  store::RecoveredSessions found;
+  RETURN_IF_ERROR(AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), until(), found));
+  return found;
+}
+
+absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids, SteadyTime until,
+                                            store::RecoveredSessions& found) {
+  for (size_t begin = 0; begin < ids.size(); begin += kAcquiredTogether) {
+    const size_t end = std::min(ids.size(), begin + kAcquiredTogether);
+    std::vector<Command> commands;
+    for (size_t i = begin; i < end; ++i) {
+      commands.push_back(Script(kAcquireScript, ids[i], {"", "unasked"}));
+    }
+    bool unanswered = false;
+    const Replies replies = RunTogether(commands, until, unanswered);
+    for (size_t i = begin; i < end; ++i) {
+      RETURN_IF_ERROR(replies[i - begin].status());
+      const Reply& reply = *replies[i - begin];
+      const std::string& outcome = reply.items[0].text;
+      if (outcome == "ELSEWHERE") ++found.elsewhere;
+      if (outcome != "MINE") continue;
+      absl::StatusOr<store::FoundSession> session = Register(ids[i], reply);
+      if (session.ok()) {
+        found.sessions.push_back(*std::move(session));
+      } else if (absl::IsUnavailable(session.status())) {
+        return session.status();
+      } else {
+        found.damaged.emplace_back(session.status().message());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Looks at one page of the sessions.
+void RedisOwnership::Sweep() {
+  next_sweep_ = After(SteadyClock::now(), options_.sweep_interval);
+  const absl::StatusOr<Reply> page =
+      client_.Run({"SSCAN", "ovq:sessions", std::exchange(sweep_cursor_, "0"), "COUNT", "1000"});
+  if (!page.ok()) return;
+  std::set<std::string> ids;
+  for (const Reply& id : page->items[1].items) {
+    if (!sessions_.Contains(id.text)) ids.insert(id.text);
+  }
+  std::unique_lock lock(mutex_);
+  for (const std::string& id : releasing_) ids.erase(id);
+  for (const auto& [id, leaving] : unreleased_) ids.erase(id);
+  const std::function<void(store::FoundSession)> tell = listener_.found;
+  lock.unlock();
+  if (!tell) return;
+  store::RecoveredSessions found;
+  const absl::Status status =
+      AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), {}, found);
+  for (store::FoundSession& session : found.sessions) tell(std::move(session));
+  if (!status.ok()) {
+    lock.lock();
+    for (const std::string& id : ids) {
+      if (!sessions_.Contains(id)) ReleaseLater(id);
+    }
+    return;
+  }
+  sweep_cursor_ = page->items[0].text;
+  if (sweep_cursor_ != "0") next_sweep_ = After(SteadyClock::now(), kRequestInterval);
+}
+
+void RedisOwnership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
+  if (report_) {
+    const bool answered = found.ok() || absl::IsNotFound(found.status()) ||
+                          absl::IsFailedPrecondition(found.status());
+    report_({.kind = "acquire",
+             .duration = TimeBetween(call.begin, SteadyClock::now()),
+             .status = answered ? absl::OkStatus() : found.status()});
+  }
+  call.done(std::move(found));
+}
+
+bool RedisOwnership::AnswerLocally(Acquisition& call, bool ending, bool& wait) {
+  bool removed = false;
+  {
+    std::lock_guard lock(mutex_);
+    wait = releasing_.contains(call.id) && !ending;
+    const auto leaving = unreleased_.find(call.id);
+    removed = leaving != unreleased_.end() && leaving->second.script != kReleaseScript;
+    if (!removed && !sessions_.Contains(call.id)) return false;
+  }
+  if (removed) {
+    Finish(call, absl::NotFoundError(absl::StrCat("session ", call.id, ": not found")));
+    return true;
+  }
+  Finish(call, absl::FailedPreconditionError(
+                   absl::StrCat("session ", call.id, ": in use by another call")));
+  return true;
+}
+
+bool RedisOwnership::Ask(Acquisition& call, const Reply& elsewhere, bool ending) {
+  const std::string &owner = elsewhere.items[1].text, &lease = elsewhere.items[2].text;
+  const SteadyTime now = SteadyClock::now();
+  if (call.asked && elsewhere.items[3].number == 1) {
+    Finish(call, absl::FailedPreconditionError(
+                     absl::StrCat("session ", call.id, ": in use by another call")));
+    return true;
+  }
+  // A lease that is not renewed for as long as it lasts has ended, whatever Redis's clock says.
+  if (seen_.size() > kMostSeen) seen_.clear();
+  SeenLease& seen = seen_[owner];
+  const int64_t ms = elsewhere.items[4].number;
+  if (seen.value != lease || ms > seen.ms) seen = {lease, now};
+  seen.ms = ms;
+  if (TimeBetween(seen.since, now) > LeaseLength(lease)) call.dead = lease;
+  if (ending || TimeBetween(call.begin, now) >= options_.ownership_timeout) {
+    Finish(call, absl::UnavailableError(absl::StrCat(
+                     "session ", call.id, ": another server has it and does not answer")));
+    return true;
+  }
+  if (TimeBetween(call.tried, now) < kRequestInterval) return false;
+  call.tried = now;
+  const std::string requests = AsksKey(owner);
+  const Replies replies =
+      client_.RunTogether({{"SET", AskedKey(call.id), "1", "PX", kRequestLifeMs},
+                           {"RPUSH", requests, call.id},
+                           {"PEXPIRE", requests, kRequestLifeMs}});
+  call.asked = call.asked || replies[0].ok();
+  return false;
+}
+
+bool RedisOwnership::Answer(Acquisition& call, const absl::StatusOr<Reply>& reply, bool ending) {
+  if (!reply.ok()) {
+    const bool late = TimeBetween(call.begin, SteadyClock::now()) >= options_.ownership_timeout;
+    if (absl::IsUnavailable(reply.status()) && !late && !ending) return false;
+    {
+      std::lock_guard lock(mutex_);
+      ReleaseLater(call.id);
+    }
+    Finish(call, absl::Status(reply.status().code(),
+                              absl::StrCat("session ", call.id, ": ",
+                                           std::string(reply.status().message()))));
+    return true;
+  }
+  const std::string& outcome = reply->items[0].text;
+  if (outcome == "ELSEWHERE") return Ask(call, *reply, ending);
+  if (outcome == "NONE") {
+    Finish(call, absl::NotFoundError(absl::StrCat("session ", call.id, ": not found")));
+  } else {
+    Finish(call, Register(call.id, *reply));
+  }
+  return true;
+}
+
+void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
+  std::vector<Command> commands;
+  std::vector<size_t> sent;
+  std::set<std::string> ids;
+  std::vector<bool> answered(calls.size(), false);
+  const auto exchange = [&] {
+    bool unanswered = false;
+    const Replies replies = RunTogether(commands, {}, unanswered);
+    for (size_t i = 0; i < sent.size(); ++i) {
+      answered[sent[i]] = Answer(calls[sent[i]], replies[i], ending);
+    }
+    commands.clear();
+    sent.clear();
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    bool wait = false;
+    answered[i] = AnswerLocally(calls[i], ending, wait);
+    // A second call for a session waits until the first one has its answer.
+    if (answered[i] || wait || !ids.insert(calls[i].id).second) continue;
+    commands.push_back(Script(kAcquireScript, calls[i].id, {calls[i].dead, ""}));
+    sent.push_back(i);
+    if (sent.size() == kAcquiredTogether) exchange();
+  }
+  if (!sent.empty()) exchange();
+  std::vector<Acquisition> left;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (!answered[i]) left.push_back(std::move(calls[i]));
+  }
+  calls = std::move(left);
+}
+
+// Releases sessions that other servers could not acquire otherwise while this one lives.
+void RedisOwnership::RetryReleases() {
+  std::unique_lock lock(mutex_);
+  const std::map<std::string, Leaving> unreleased = unreleased_;
+  for (const auto& [id, leaving] : unreleased) {
+    unreleased_.erase(id);
+    if (sessions_.Contains(id)) continue;
+    releasing_.insert(id);
+    lock.unlock();
+    SendLeave(leaving.last, leaving.script, {});
+    lock.lock();
+    if (unreleased_.contains(id)) return;  // Redis cannot be reached
+  }
+}
+
+void RedisOwnership::MoveLoop() {
+  NameThisThread("moves");
+  std::vector<Acquisition> waiting;
+  SteadyTime released = SteadyClock::now();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto ready = [this] { return ending_ || !acquisitions_.empty(); };
+    changed_.wait_for(
+        lock, absl::ToChronoNanoseconds(waiting.empty() ? kReleaseInterval : kPollInterval), ready);
+    std::ranges::move(std::exchange(acquisitions_, {}), std::back_inserter(waiting));
+    const bool ending = ending_, leftovers = !unreleased_.empty();
+    lock.unlock();
+    AcquireAll(waiting, ending);
+    if (ending && waiting.empty()) return;
+    if (leftovers && TimeBetween(released, SteadyClock::now()) >= kReleaseInterval) {
+      RetryReleases();
+      released = SteadyClock::now();
+    }
+    if (!ending && SteadyClock::now() >= next_sweep_) Sweep();
+    lock.lock();
+  }
+}
+
+// --- The lease ---
+
+absl::Status RedisOwnership::Renew(SteadyTime until) {
+  const std::string ms = absl::StrCat(absl::ToInt64Milliseconds(options_.lease));
+  const SteadyTime begin = SteadyClock::now();
+  const absl::StatusOr<Reply> reply =
+      client_.Run(Script(kRenewScript, "", {absl::StrCat(++renewals_, " ", ms), ms}), until);
+  if (report_) {
+    report_({.kind = "lease",
+             .duration = TimeBetween(begin, SteadyClock::now()),
+             .status = reply.status()});
+  }
+  RETURN_IF_ERROR(reply.status());
+  if (reply->number == 0) verify_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status RedisOwnership::VerifyOwned() {
+  verify_ = false;
+  const std::vector<std::pair<std::string, std::string>> all = sessions_.All();
+  for (size_t begin = 0; begin < all.size(); begin += kVerifiedTogether) {
+    const size_t end = std::min(all.size(), begin + kVerifiedTogether);
+    std::vector<Command> commands;
+    for (size_t i = begin; i < end; ++i) {
+      commands.push_back({"HMGET", SessionKey(all[i].first), "owner", "epoch"});
+    }
+    const Replies replies = client_.RunTogether(commands);
+    for (size_t i = begin; i < end; ++i) {
+      const absl::StatusOr<Reply>& reply = replies[i - begin];
+      if (!reply.ok()) {
+        verify_ = true;
+        return reply.status();
+      }
+      const auto& [id, epoch] = all[i];
+      if (reply->items[0].text != server_ || reply->items[1].text != epoch) {
+        sessions_.Lose(id, epoch);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void RedisOwnership::LeaseLoop() {
+  NameThisThread("lease");
+  const auto pause = absl::ToChronoNanoseconds(std::min(options_.lease / 10, absl::Seconds(1)));
+  SteadyTime next = After(SteadyClock::now(), options_.lease / 3);
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    lock.unlock();
+    absl::Status status;
+    if (SteadyClock::now() >= next) {
+      status = Renew();
+      if (status.ok()) next = After(SteadyClock::now(), options_.lease / 3);
+    }
+    if (status.ok() && verify_) status = VerifyOwned();
+    Reply asked;
+    if (status.ok()) {
+      Replies replies = client_.RunTogether(
+          {{"EXISTS", LeaseKey(server_)}, {"BLPOP", AsksKey(server_), kListenSeconds}});
+      for (const absl::StatusOr<Reply>& reply : replies) status.Update(reply.status());
+      if (status.ok() && replies[0]->number == 0) next = SteadyClock::now();  // ended early
+      if (status.ok()) asked = *std::move(replies[1]);
+    }
+    lock.lock();
+    if (!status.ok()) changed_.wait_for(lock, pause, [this] { return ending_; });
+    if (asked.items.size() != 2) continue;
+    const std::function<void(const std::string&)> tell = listener_.asked;
+    lock.unlock();
+    if (tell) tell(asked.items[1].text);
+    lock.lock();
+  }
+}
+
+}  // namespace ovq::redis

@@ -1,0 +1,117 @@
+#include "server/session_storage.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "base/problems.h"
+#include "base/status_macros.h"
+#include "server/access/fleet_key_file.h"
+#include "server/access/secret_file.h"
+#include "server/disk/session_folder.h"
+#include "server/redis/redis_store.h"
+
+namespace ovq::server {
+namespace {
+
+constexpr size_t kMaxPasswordBytes = 4096;
+
+using Report = std::function<void(const store::StoreReport&)>;
+
+std::string PlaceName(const Options& options) {
+  return options.session_store ? options.session_store->Text() : options.session_dir;
+}
+
+absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenFolder(const Options& options,
+                                                                Report report) {
+  ASSIGN_OR_RETURN(std::unique_ptr<disk::SessionFolder> folder,
+                   disk::SessionFolder::Open(
+                       {.path = options.session_dir, .sync_always = options.session_sync_always},
+                       std::move(report)));
+  return folder;
+}
+
+absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& options,
+                                                               Report report, Log& log) {
+  redis::RedisStoreOptions redis = {.address = *options.session_store};
+  ASSIGN_OR_RETURN(redis.address.password, LoadStorePassword(options));
+  redis.lease = options.session_lease.value_or(redis.lease);
+  redis.reply_timeout = std::min(redis.reply_timeout, std::max(redis.lease / 3, absl::Seconds(1)));
+  redis.ownership_timeout = redis.lease + absl::Seconds(1);
+  redis.replicas = options.session_store_replicas.value_or(0);
+  std::vector<std::string> warnings;
+  ASSIGN_OR_RETURN(std::unique_ptr<redis::RedisStore> store,
+                   redis::RedisStore::Open(redis, std::move(report), &warnings));
+  for (const std::string& warning : warnings) {
+    log.Warning(absl::StrCat("--session-store: ", warning));
+  }
+  return store;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> LoadStorePassword(const Options& options) {
+  const std::string& path = options.session_store_password_file;
+  if (path.empty()) return "";
+  absl::StatusOr<std::string> text =
+      ReadSecretFile(path, kMaxPasswordBytes, "the password can read and change all conversations");
+  if (!text.ok()) return InContext("--session-store-password-file", text.status());
+  std::string password(absl::StripAsciiWhitespace(*text));
+  if (password.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--session-store-password-file: ", path,
+                                                   ": expected a password, it is empty"));
+  }
+  return password;
+}
+
+absl::StatusOr<SessionStorage> OpenSessionStorage(const Options& options, Metrics& metrics,
+                                                  Log& log) {
+  if (!options.keeps_sessions()) return SessionStorage{};
+  const char* const option = options.session_store ? "--session-store" : "--session-dir";
+  const Report report = [&metrics, &log](const store::StoreReport& report) {
+    metrics.Count(report);
+    if (!report.status.ok()) log.Error(report.status);
+  };
+  absl::StatusOr<std::shared_ptr<store::SessionStore>> store =
+      options.session_store ? OpenRedis(options, report, log) : OpenFolder(options, report);
+  if (!store.ok()) return InContext(option, store.status());
+  absl::StatusOr<store::RecoveredSessions> found = (*store)->Recover();
+  if (!found.ok()) return InContext(option, found.status());
+  metrics.damaged_sessions.Set(found->damaged.size());
+  return SessionStorage{*std::move(store), *std::move(found)};
+}
+
+void AdoptSessions(const Options& options, store::RecoveredSessions found, engine::Engine& engine,
+                   Log& log) {
+  if (!options.keeps_sessions()) return;
+  const size_t n = found.sessions.size(), elsewhere = found.elsewhere;
+  const std::vector<std::string> left = engine.sessions().Adopt(std::move(found.sessions));
+  const std::string place = PlaceName(options);
+  for (const std::string& one : left) {
+    log.Warning(absl::StrCat(one, ": stays in ", place, " as it is"));
+  }
+  log.Info(absl::StrCat(
+      n - left.size(), " sessions found in ", place,
+      elsewhere > 0 ? absl::StrCat(", ", elsewhere, " more that other servers have") : ""));
+}
+
+absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> LoadNamedFleetKeys(
+    const Options& options) {
+  if (options.fleet_key_file.empty()) return nullptr;
+  auto keys = LoadFleetKeys(options.fleet_key_file);
+  return keys.ok() ? keys : InContext("--fleet-key-file", keys.status());
+}
+
+absl::Status AddOwnFleetKey(const Options& options, engine::EngineOptions& engine_options) {
+  const bool needed = !options.session_dir.empty() && !options.engine.trust_session_files;
+  if (engine_options.fleet_keys != nullptr || !needed) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> keys = FleetKeysIn(options.session_dir);
+  if (!keys.ok()) return InContext("--session-dir", keys.status());
+  engine_options.fleet_keys = *std::move(keys);
+  return absl::OkStatus();
+}
+
+}  // namespace ovq::server

@@ -1,0 +1,440 @@
+"""Servers that share a Redis: kills them, stops them for longer than their leases, and restarts Redis, while
+sessions are used over gRPC and HTTP. No acknowledged turn is lost or applied twice, and every session goes on like an
+undisturbed one.
+
+usage: redis_test.py --build BUILD_FOLDER [--rounds N] [--sessions N] [--seed N] [unittest arguments]
+
+The tests run it with few rounds; docs/serving.md has the campaign.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import redis_process
+
+try:
+    import grpc
+except ImportError as error:
+    print(f"SKIPPED: {error}; install python3-grpcio")
+    sys.exit(0)
+if shutil.which("protoc") is None:
+    print("SKIPPED: no protoc; install protobuf-compiler")
+    sys.exit(0)
+if not redis_process.installed():
+    print("SKIPPED: no redis-server; install redis-server")
+    sys.exit(0)
+
+from http_client import HttpClient, events_of, http_port
+from redis_process import Proxy, RedisServer
+from server_process import ROOT, ServerProcess, run_to_end
+
+sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
+from ovq_client import Client, Finished, OvqError, TokenChunk
+
+OPTIONS = None
+BINARY = None
+MODEL = os.path.join(ROOT, "models", "python-bytes")
+LEASE = 2  # seconds
+FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0", "--state-memory", "64M",
+         "--log-requests", "none", "--session-lease", f"{LEASE}s")
+CENTROIDS = 128
+START = "def main():\n"
+
+
+class TurnFailed(Exception):
+    """A call that ended without an answer, in a way that allows it to be made again."""
+
+
+MAY_BE_REPEATED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED,
+                   grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DATA_LOSS)
+
+
+class GrpcCaller:
+    """Calls of sessions over gRPC; a new connection for each, as servers come and go."""
+
+    @staticmethod
+    def run(server, call):
+        try:
+            with Client(server.address) as client:
+                return call(client)
+        except OvqError as error:
+            if error.code in MAY_BE_REPEATED:
+                raise TurnFailed(str(error)) from error
+            raise
+
+    def create(self, server):
+        session = self.run(server, lambda client: client.create_session(START, max_centroids=CENTROIDS))
+        return session.session_id, session.position
+
+    def position(self, server, session_id):
+        return self.run(server, lambda client: client.get_session(session_id)).position
+
+    def turn(self, server, session_id, turn, expected):
+        """Returns (tokens, position, seconds to the first token)."""
+        def call(client):
+            begin, first, tokens, position = time.monotonic(), None, [], None
+            for event in client.generate(turn["text"], session_id=session_id, max_tokens=turn["n"], seed=turn["seed"],
+                                         temperature=1.0, ignore_eos=True, expected_position=expected, timeout=40):
+                if isinstance(event, TokenChunk):
+                    first = first or time.monotonic() - begin
+                    tokens += event.token_ids
+                elif isinstance(event, Finished):
+                    position = event.usage.position
+            return tokens, position, first
+        return self.run(server, call)
+
+
+class HttpCaller:
+    """Calls of sessions over HTTP."""
+
+    @staticmethod
+    def run(server, method, path, body=None):
+        client = HttpClient(http_port(server), timeout=40)
+        try:
+            response = client.send(method, path, body)
+            if response.status != 200:
+                text = response.read().decode()
+                if response.status in (400, 409, 412, 500, 503, 504):
+                    raise TurnFailed(text)
+                raise AssertionError((response.status, text))
+            if "event-stream" in response.headers["Content-Type"]:
+                return list(events_of(response)), None
+            return json.loads(response.read()), None
+        except (OSError, http.client.HTTPException) as error:
+            raise TurnFailed(str(error)) from error
+        finally:
+            client.close()
+
+    def create(self, server):
+        session, _ = self.run(server, "POST", "/ovq/v1/sessions", {"prompt": {"text": START}, "maxCentroids": CENTROIDS})
+        return session["sessionId"], int(session["position"])
+
+    def position(self, server, session_id):
+        return int(self.run(server, "GET", f"/ovq/v1/sessions/{session_id}")[0]["position"])
+
+    def turn(self, server, session_id, turn, expected):
+        events, first = self.run(server, "POST", f"/ovq/v1/sessions/{session_id}/generate", {
+            "prompt": {"text": turn["text"]}, "sampling": {"seed": str(turn["seed"]), "temperature": 1.0},
+            "stop": {"maxTokens": turn["n"], "ignoreEos": True}, "expectedPosition": str(expected)})
+        tokens = [token for event in events for token in event.get("chunk", {}).get("tokenIds", [])]
+        ends = [event["finished"] for event in events if "finished" in event]
+        if not ends:
+            raise TurnFailed(str(events[-1:]))
+        return tokens, int(ends[0]["usage"]["position"]), first
+
+
+class Story:
+    """A session's turns as its callers were told of them."""
+
+    def __init__(self, caller, server):
+        self.caller = caller
+        self.id, self.position = caller.create(server)
+        self.turns, self.unanswered, self.repeated = [], 0, 0
+
+    def run_turn(self, turn, pick):
+        """Makes one turn, at servers that `pick` returns, until it is answered or found to be there. Returns the
+        seconds to its first token, if it was answered at once."""
+        after = self.position + len(turn["text"]) + turn["n"]
+        deadline, attempts, failures = time.monotonic() + 120, 0, []
+        while True:
+            try:
+                tokens, position, first = self.caller.turn(pick(), self.id, turn, self.position)
+                if position != after:
+                    raise AssertionError(f"{self.id}: at {position} after {turn} from {self.position}: {failures}")
+                turn["tokens"] = tokens
+                break
+            except TurnFailed as failed:
+                first, attempts = None, attempts + 1
+                failures.append(str(failed))
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"{self.id}: not answered: {failures}") from failed
+                time.sleep(0.05)
+            try:
+                position = self.caller.position(pick(), self.id)
+            except TurnFailed as failed:
+                failures.append(str(failed))
+                continue
+            if position == after:  # it was stored, but its answer was lost
+                self.unanswered += 1
+                break
+            if position != self.position:
+                raise AssertionError(f"{self.id}: at {position}, was told {self.position}: {failures}") from None
+        self.repeated += attempts > 0
+        self.turns.append(turn)
+        self.position = after
+        return first if attempts == 0 else None
+
+    def check(self, server, undisturbed):
+        """Compares with the same turns in a session that nobody disturbed."""
+        twin, position = self.caller.create(undisturbed)
+        last = {"text": "last", "n": 8, "seed": 1}
+        last["tokens"] = self.caller.turn(server, self.id, last, self.position)[0]
+        for turn in [*self.turns, last]:
+            tokens, position, _ = self.caller.turn(undisturbed, twin, turn, position)
+            if turn.get("tokens", tokens) != tokens:
+                raise AssertionError(f"{self.id}: {turn}, an undisturbed session says {tokens}")
+
+
+def some_turn(rng):
+    return {"text": "".join(rng.choice("abc (=):\n") for _ in range(rng.randint(1, 40))), "n": rng.randint(1, 10),
+            "seed": rng.randint(1, 1 << 30)}
+
+
+class Fleet:
+    """Three servers on one Redis."""
+
+    def __init__(self, url):
+        self.url, self.lock = url, threading.Lock()
+        self.servers, self.gone = [self.serve() for _ in range(3)], []
+        self.fenced = self.lost = 0
+
+    def serve(self):
+        return ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", self.url)
+
+    def pick(self, rng):
+        with self.lock:
+            return rng.choice(self.servers)
+
+    def replace(self, k):
+        """Kills a server and starts another one."""
+        with self.lock:
+            self.gone.append(self.servers.pop(k))
+        self.gone[-1].process.kill()
+        self.gone[-1].process.wait()
+        new = self.serve()
+        with self.lock:
+            self.servers.insert(k, new)
+
+    def stop_and_wake(self, k, seconds, story, rng):
+        """Stops a server that has the story's session; another one goes on with it."""
+        server = self.servers[k]
+        story.run_turn(some_turn(rng), lambda: server)
+        before = [metric(server, *name) for name in COUNTED]
+        server.process.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        story.run_turn(some_turn(rng), lambda: self.servers[k - 1])
+        time.sleep(max(0, seconds - (time.monotonic() - begin)))
+        server.process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 20
+        while metric(server, *COUNTED[0]) == before[0]:
+            assert time.monotonic() < deadline, "the woken server does not let the session go"
+            time.sleep(0.1)
+        lost, fenced = (metric(server, *name) - was for name, was in zip(COUNTED, before))
+        self.lost += lost
+        self.fenced += fenced
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for server in self.servers + self.gone:
+            server.process.send_signal(signal.SIGCONT)
+            server.kill()
+
+
+COUNTED = (("ovq_session_events_total", 'event="lost"'), ("ovq_session_writes_fenced_total", ""))
+
+
+def metric(server, name, label=""):
+    lines = [line for line in server.metrics().splitlines() if line.startswith(name + "{") and label in line]
+    assert len(lines) == 1, (name, label, lines)
+    return float(lines[0].rsplit(" ", 1)[1])
+
+
+class RedisTest(unittest.TestCase):
+    def talk(self, story, pick, rng, end, errors):
+        try:
+            while not end.is_set():
+                story.run_turn(some_turn(rng), pick)
+        except Exception as error:
+            errors.append(error)
+            end.set()
+
+    def with_load(self, fleet, stories, rng, disturb):
+        """Runs `disturb` while all sessions have turns at random servers."""
+        end, errors = threading.Event(), []
+        talkers = [threading.Thread(target=self.talk, daemon=True, args=(
+            story, lambda own=random.Random(rng.random()): fleet.pick(own), random.Random(rng.random()), end, errors))
+            for story in stories]
+        for talker in talkers:
+            talker.start()
+        try:
+            disturb(end)
+        finally:
+            end.set()
+            for talker in talkers:
+                talker.join(150)
+        self.assertEqual(errors, [])
+
+    def stories(self, fleet, count):
+        return [Story(GrpcCaller() if k % 2 == 0 else HttpCaller(), fleet.servers[k % 3]) for k in range(count)]
+
+    def check_all(self, stories, fleet):
+        with ServerProcess(BINARY, MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
+            for k, story in enumerate(stories):
+                story.check(fleet.servers[k % 3], undisturbed)
+
+    def test_servers_that_die_or_sleep(self):
+        rng = random.Random(OPTIONS.seed)
+        with RedisServer() as redis, Fleet(redis.url) as fleet:
+            stories = self.stories(fleet, OPTIONS.sessions)
+            done, moving = {"killed": 0, "stopped": 0}, Story(GrpcCaller(), fleet.servers[0])
+
+            def disturb(end):
+                for k in range(OPTIONS.rounds):
+                    time.sleep(rng.uniform(0.5, 2))
+                    if end.is_set():
+                        return
+                    if k % 2 == 0:
+                        fleet.replace(rng.randrange(3))
+                        done["killed"] += 1
+                    else:
+                        fleet.stop_and_wake(rng.randrange(3), LEASE * rng.uniform(1.5, 2.5), moving, rng)
+                        done["stopped"] += 1
+                time.sleep(1)
+
+            self.with_load(fleet, stories, rng, disturb)
+            stories.append(moving)
+            self.check_all(stories, fleet)
+            turns = sum(len(story.turns) for story in stories)
+            print(f"{done['killed']} servers killed, {done['stopped']} stopped for longer than their leases: {turns} turns "
+                  f"of {len(stories)} sessions, none lost or doubled; {sum(s.repeated for s in stories)} made again, "
+                  f"{sum(s.unanswered for s in stories)} stored without an answer; woken servers let "
+                  f"{fleet.lost:.0f} sessions go, {fleet.fenced:.0f} of their writes were refused")
+            self.assertGreater(turns, OPTIONS.rounds * len(stories))
+
+    def test_a_redis_that_restarts(self):
+        rng = random.Random(OPTIONS.seed)
+        with RedisServer() as redis, Fleet(redis.url) as fleet:
+            stories = self.stories(fleet, OPTIONS.sessions)
+            restarts = max(2, OPTIONS.rounds // 2)
+
+            def disturb(end):
+                for _ in range(restarts):
+                    time.sleep(rng.uniform(0.3, 1.5))
+                    if end.is_set():
+                        return
+                    redis.kill()
+                    time.sleep(rng.uniform(0, 2 * LEASE))
+                    redis.start()
+                time.sleep(2)
+
+            self.with_load(fleet, stories, rng, disturb)
+            self.check_all(stories, fleet)
+            turns = sum(len(story.turns) for story in stories)
+            print(f"Redis killed and restarted {restarts} times under load: {turns} turns, none lost or doubled")
+            self.assertGreater(turns, len(stories))
+
+    def test_a_server_that_is_cut_off_writes_nothing(self):
+        caller = GrpcCaller()
+        with RedisServer() as redis, Proxy(redis.port) as proxy, \
+                ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", proxy.url) as first, \
+                ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url) as second, \
+                ServerProcess(BINARY, MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
+            story = Story(caller, first)
+            self.assertEqual(metric(first, "ovq_sessions_owned"), 1)
+            proxy.cut(True)
+            failed = []
+
+            def late_turn():
+                try:
+                    caller.turn(first, story.id, {"text": "mine", "n": 4, "seed": 7}, story.position)
+                except TurnFailed as error:
+                    failed.append(str(error))
+
+            late = threading.Thread(target=late_turn)
+            late.start()
+            story.run_turn(some_turn(random.Random(3)), lambda: second)
+            proxy.cut(False)
+            late.join(30)
+            self.assertEqual(len(failed), 1)
+            self.assertIn("another one has it now", failed[0])
+            self.assertEqual(metric(first, "ovq_session_writes_fenced_total"), 1)
+            self.assertEqual(metric(first, "ovq_session_events_total", 'event="lost"'), 1)
+            self.assertEqual(metric(first, "ovq_sessions_owned"), 0)
+            story.run_turn(some_turn(random.Random(4)), lambda: first)  # it is transferred back
+            story.check(second, undisturbed)
+
+    def test_figures(self):
+        """Measures the first token after the death of a session's server, and a turn's cost beside a folder's."""
+        rng, caller = random.Random(OPTIONS.seed), GrpcCaller()
+        waits = []
+        with RedisServer() as redis:
+            first = ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url)
+            with ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url) as second:
+                try:
+                    stories = [Story(caller, first) for _ in range(5)]
+                    for story in stories:
+                        story.run_turn(some_turn(rng), lambda: first)
+                finally:
+                    first.kill()
+                for story in stories:
+                    waits.append(story.run_turn(some_turn(rng), lambda: second))
+        self.assertNotIn(None, waits)
+        self.assertLess(max(waits), LEASE + 10)
+        costs = {}
+        with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
+            for name, place in (("memory", ()), ("a folder", ("--session-dir", folder)),
+                                ("Redis", ("--session-lease", "10s", "--session-store", redis.url))):
+                flags = FLAGS[:FLAGS.index("--session-lease")]
+                with ServerProcess(BINARY, MODEL, *flags, *place) as server, Client(server.address) as client:
+                    session, times = client.create_session(START, max_centroids=CENTROIDS), []
+                    for k in range(60):
+                        begin = time.monotonic()
+                        for _ in client.generate("ab", session_id=session.session_id, max_tokens=1, seed=k + 1):
+                            pass
+                        times.append(time.monotonic() - begin)
+                    costs[name] = 1000 * statistics.median(times)
+        print(f"first token after the death of a session's server, lease {LEASE} s: {waits[0]:.2f} s for the first "
+              f"session, {statistics.median(waits[1:]):.2f} s for others after it; a turn of one token, median: " +
+              ", ".join(f"{name} {cost:.1f} ms" for name, cost in costs.items()))
+
+    def test_what_is_refused_at_the_start(self):
+        for flags, code, words in (
+                (("--session-store", "rediss://cache"), 2, "no TLS to Redis"),
+                (("--session-store", "cache:6379"), 2, r"--session-store: expected redis://\[USER@\]HOST"),
+                (("--session-store", "redis://cache", "--session-dir", "x"), 2, "expected no --session-dir"),
+                (("--session-lease", "5s"), 2, "--session-lease: expected --session-store with it"),
+                (("--session-store", "redis://cache", "--session-sync", "interval"), 2, "expected --session-dir"),
+                (("--session-store", f"redis://127.0.0.1:{redis_process.free_port()}"), 1,
+                 "--session-store: redis://127.0.0.1:.*: Connection refused"),
+                (("--session-store", "redis://cache", "--session-store-password-file", "/no/such"), 1,
+                 "--session-store-password-file: /no/such")):
+            exit_code, _, stderr = run_to_end(BINARY, "--model", MODEL, "--listen", "127.0.0.1:0",
+                                              "--metrics-address", "", *flags)
+            self.assertEqual(exit_code, code, stderr)
+            self.assertIsNotNone(re.search(words, stderr), stderr)
+
+    def test_a_password_from_a_file(self):
+        with RedisServer("--requirepass", "sesame") as redis, tempfile.NamedTemporaryFile("w") as file:
+            file.write("sesame\n")
+            file.flush()
+            with ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url, "--session-store-password-file",
+                               file.name) as server:
+                self.assertIn("0 sessions found in redis://127.0.0.1", server.stderr())
+                self.assertNotIn("sesame", server.stderr())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sessions", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    OPTIONS, rest = parser.parse_known_args()
+    BINARY = os.path.join(OPTIONS.build, "bin", "ovq-server")
+    unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,139 @@
+// Servers on one Redis: an engine lets go of what its store has lost.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <future>
+
+#include "server/engine/sessions/session_texts.h"
+#include "server/redis/redis_store.h"
+#include "tests/server/engine/fake_model.h"
+#include "tests/server/store/redis_process.h"
+#include "tests/test_util.h"
+
+namespace ovq::engine::test {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class SharedRedis : public testing::Test {
+ protected:
+  struct Server {
+    std::vector<std::string> told;  // engine thread
+    std::unique_ptr<TestEngine> engine;
+  };
+
+  void SetUp() override {
+    if (access(store::test::kRedisServer, X_OK) != 0) {
+      GTEST_SKIP() << "no " << store::test::kRedisServer;
+    }
+    redis_ = std::make_unique<store::test::RedisProcess>();
+  }
+  static std::unique_ptr<Server> Start(const redis::RedisAddress& address) {
+    auto server = std::make_unique<Server>();
+    absl::StatusOr<std::unique_ptr<redis::RedisStore>> store =
+        redis::RedisStore::Open({.address = address,
+                                 .lease = absl::Seconds(1),
+                                 .reply_timeout = absl::Milliseconds(300),
+                                 .ownership_timeout = absl::Seconds(5)});
+    EXPECT_TRUE(store.ok()) << store.status();
+    const absl::StatusOr<store::RecoveredSessions> found = (*store)->Recover();
+    EXPECT_TRUE(found.ok()) << found.status();
+    EngineOptions options;
+    options.session_store = *std::move(store);
+    EngineEvents events;
+    events.session_event = [to = &server->told](const SessionReport& report) {
+      to->push_back(report.event);
+    };
+    server->engine = std::make_unique<TestEngine>(options, FakeModelOptions{}, events);
+    EXPECT_THAT((*server->engine)->sessions().Adopt(found->sessions), IsEmpty());
+    return server;
+  }
+
+  std::unique_ptr<store::test::RedisProcess> redis_;
+};
+
+TEST_F(SharedRedis, ATurnOfALostSessionCountsNowhere) {
+  store::test::RedisProxy proxy(redis_->address().port);
+  const auto first = Start(proxy.address()), second = Start(redis_->address());
+  SessionOptions options;
+  options.prompt = SomeTokens(700, 3);
+  options.slot_cap = 40;
+  const std::string id = first->engine->NewSession(options).id;
+  TestEngine calm;
+  const std::string twin = calm.NewSession(options).id;
+  const auto same = [&](TestEngine& engine, uint32_t seed) {
+    const Answers there = engine.Run(Turn(id, SomeTokens(30, seed), 20, seed));
+    const Answers here = calm.Run(Turn(twin, SomeTokens(30, seed), 20, seed));
+    ASSERT_TRUE(there.status.ok()) << there.status;
+    EXPECT_EQ(there.of[0].tokens, here.of[0].tokens);
+  };
+  same(*first->engine, 1);
+  proxy.Freeze(true);
+  auto late = std::async(std::launch::async, [&] {
+    return first->engine->Run(Turn(id, SomeTokens(30, 9), 20, 9)).status;
+  });
+  same(*second->engine, 2);
+  proxy.Freeze(false);
+  const absl::Status status = late.get();
+  EXPECT_THAT(status.message(), HasSubstr("another one has it now"));
+  // Where an attempt of the write got no answer, the first server cannot know.
+  EXPECT_TRUE(absl::IsDataLoss(status) || absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(status.message(),
+              HasSubstr(absl::IsDataLoss(status) ? "this call may have been stored before"
+                                                 : "nothing of this call counts"));
+  const EngineStats stats = first->engine->SettledStats();
+  EXPECT_EQ(stats.sessions_idle + stats.sessions_hibernated, 0);
+  EXPECT_EQ(stats.state_bytes_reserved, 0u);
+  EXPECT_THAT(first->told, Contains("lost"));
+  same(*first->engine, 3);
+  same(*second->engine, 4);
+}
+
+TEST_F(SharedRedis, ATextThatRedisCannotBeAskedForIsNotTakenForAMissingOne) {
+  absl::StatusOr<std::unique_ptr<redis::RedisStore>> store =
+      redis::RedisStore::Open({.address = redis_->address(),
+                               .reply_timeout = absl::Milliseconds(300),
+                               .patience = absl::Milliseconds(300)});
+  ASSERT_TRUE(store.ok()) << store.status();
+  SessionTexts texts(size_t{1} << 20, store->get());
+  SessionInfo info;
+  info.id = "0123456789abcdef0123456789abcdef";
+  texts.AddFound(info, 100);
+  const auto get = [&] {
+    std::promise<absl::StatusOr<SessionText>> text;
+    texts.Get(
+        info.id, [](size_t) { return absl::OkStatus(); },
+        [&](absl::StatusOr<SessionText> got) { text.set_value(std::move(got)); });
+    return text.get_future().get();
+  };
+  const absl::StatusOr<SessionText> missing = get();
+  ASSERT_TRUE(missing.ok()) << missing.status();
+  EXPECT_EQ(*missing, nullptr);
+  redis_->Kill();
+  const absl::Status status = get().status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+}
+
+TEST_F(SharedRedis, AnIdleSessionThatIsLostLeavesMemory) {
+  store::test::RedisProxy proxy(redis_->address().port);
+  const auto first = Start(proxy.address()), second = Start(redis_->address());
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 3);
+  const std::string id = first->engine->NewSession(options).id;
+  proxy.Freeze(true);
+  ASSERT_TRUE(second->engine->Run(Turn(id, SomeTokens(30, 2), 20, 2)).status.ok());
+  proxy.Freeze(false);
+  EngineStats stats = first->engine->SettledStats();
+  for (int i = 0; i < 500 && stats.sessions_idle > 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+    stats = first->engine->SettledStats();
+  }
+  EXPECT_EQ(stats.sessions_idle, 0);
+  EXPECT_EQ(stats.state_bytes_reserved, 0u);
+}
+
+}  // namespace
+}  // namespace ovq::engine::test
