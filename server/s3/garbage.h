@@ -1,0 +1,52 @@
+// Defines Garbage, which removes objects that no session's object names any more.
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/s3/owned_sessions.h"
+#include "server/s3/s3_client.h"
+#include "server/s3/s3_options.h"
+
+namespace ovq::s3 {
+
+// Thread-safe, except the sweep.
+class Garbage {
+ public:
+  Garbage(S3Client& client, const OwnedSessions& sessions, const S3StoreOptions& options)
+      : client_(client),
+        sessions_(sessions),
+        replaced_life_(options.replaced_life),
+        orphan_age_(options.orphan_age) {}
+
+  // Removes objects later, when nobody reads them any more.
+  void RemoveLater(std::vector<std::string> keys);
+  // Removes those whose time has come; `all`: every one.
+  void RemoveDue(bool all);
+  // Removes objects that crashes left, by their age on the object store's own clock: of sessions
+  // that are not there and of those that this server owns, and what servers asked each other.
+  absl::Status SweepOrphans(SteadyTime until);
+
+ private:
+  absl::Status SweepData(SteadyTime until);
+  absl::Status SweepOld(const std::string& prefix, SteadyTime until);
+  // Adds the ids below a prefix.
+  absl::Status AddIds(const std::string& prefix, SteadyTime until, std::set<std::string>& ids);
+  // Keeps of the keys of one session those that nothing names.
+  absl::Status RemoveUnnamed(const std::string& id, const std::vector<std::string>& keys,
+                             SteadyTime until);
+
+  S3Client& client_;
+  const OwnedSessions& sessions_;
+  const absl::Duration replaced_life_, orphan_age_;
+
+  std::mutex mutex_;  // guards later_
+  std::deque<std::pair<SteadyTime, std::vector<std::string>>> later_;
+};
+
+}  // namespace ovq::s3
