@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "base/status_macros.h"
 #include "server/s3/ask_box.h"
 
@@ -95,8 +96,28 @@ absl::Status Garbage::SweepOld(const std::string& prefix, SteadyTime until) {
   return absl::OkStatus();
 }
 
+absl::Status Garbage::SweepRemoved(SteadyTime until) {
+  // Others are larger: they have a journal.
+  const SessionObject removed = {.nonce = UnguessableHex(), .removed = true};
+  const size_t most = EncodeSessionObject(removed).size();
+  std::string next;
+  do {
+    ASSIGN_OR_RETURN(ListedPage page, client_.List(kSessionPrefix, next, until));
+    for (const ListedObject& object : page.objects) {
+      if (object.bytes > most || object.modified + orphan_age_ >= page.now) continue;
+      const std::string id = object.key.substr(std::string_view(kSessionPrefix).size());
+      const absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, id, until);
+      if (!stored.ok() || !stored->object.removed) continue;
+      RETURN_IF_ERROR(client_.Delete(object.key, until, stored->etag));
+    }
+    next = std::move(page.next);
+  } while (!next.empty());
+  return absl::OkStatus();
+}
+
 absl::Status Garbage::SweepOrphans(SteadyTime until) {
   RETURN_IF_ERROR(SweepData(until));
+  RETURN_IF_ERROR(SweepRemoved(until));
   for (const char* prefix : {kAskPrefix, kBellPrefix, kProbePrefix}) {
     RETURN_IF_ERROR(SweepOld(prefix, until));
   }

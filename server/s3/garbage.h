@@ -34,6 +34,8 @@ class Garbage {
 
  private:
   absl::Status SweepData(SteadyTime until);
+  // Removes what is left of removed sessions.
+  absl::Status SweepRemoved(SteadyTime until);
   absl::Status SweepOld(const std::string& prefix, SteadyTime until);
   // Adds the ids below a prefix.
   absl::Status AddIds(const std::string& prefix, SteadyTime until, std::set<std::string>& ids);

@@ -1,5 +1,7 @@
 #include "server/s3/lease.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -30,19 +32,25 @@ absl::Duration LeaseLength(const std::string& value) {
 
 }  // namespace
 
+absl::Duration BootTime() {
+  timespec time = {};
+  clock_gettime(CLOCK_BOOTTIME, &time);
+  return absl::DurationFromTimespec(time);
+}
+
 absl::StatusOr<bool> Lease::Renew(SteadyTime until) {
   const std::string value = absl::StrCat(++renewals_, " ", absl::ToInt64Milliseconds(length_));
-  const SteadyTime now = SteadyClock::now();
+  const absl::Duration now = BootTime();
   absl::StatusOr<std::string> etag =
       client_.PutObject(LeaseKey(server_), value,
                         etag_.empty() ? Precondition::Absent() : Precondition::This(etag_), until);
-  const bool kept = etag.ok() && TimeBetween(renewed_, now) <= length_;
+  const bool kept = etag.ok() && now < end_;
   if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
     etag = client_.PutObject(LeaseKey(server_), value, {}, until);
   }
   RETURN_IF_ERROR(etag.status());
   etag_ = *std::move(etag);
-  renewed_ = now;
+  end_ = now + length_;
   return kept;
 }
 

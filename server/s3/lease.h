@@ -24,6 +24,8 @@ class Lease {
   // lasts: others may have acquired this server's sessions.
   absl::StatusOr<bool> Renew(SteadyTime until = {});
   void End();
+  // The time of BootTime until which nobody can see that it has ended.
+  absl::Duration end() const { return end_; }
 
  private:
   S3Client& client_;
@@ -31,8 +33,11 @@ class Lease {
   const absl::Duration length_;
   uint64_t renewals_ = 0;
   std::string etag_ = {};  // "": it is not stored yet, or it is not known
-  SteadyTime renewed_ = {};
+  absl::Duration end_ = absl::ZeroDuration();
 };
+
+// The time since the machine's start, also while it slept.
+absl::Duration BootTime();
 
 // Other servers' leases. A lease that is not there has ended, and so has one that was not renewed
 // for as long as it lasts, by the clock of whoever sees it: no two clocks are compared.

@@ -58,6 +58,7 @@ SteadyTime S3Ownership::Deadline() const { return After(OwnershipClock::now(), o
 absl::Status S3Ownership::Start() {
   RETURN_IF_ERROR(Renew(Deadline()));
   verify_ = false;
+  sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
   const SteadyTime now = OwnershipClock::now();
   // By then it is known which of the servers that were there at the start have ended.
   next_sweep_ = After(now, std::min(options_.lease + absl::Seconds(1), options_.sweep_interval));
@@ -97,6 +98,16 @@ void S3Ownership::SetListener(store::OwnershipListener listener) {
   sessions_.SetListener(std::move(listener.lost));
   std::lock_guard lock(mutex_);
   listener_ = std::move(listener);
+}
+
+bool S3Ownership::sure() const { return absl::ToInt64Nanoseconds(BootTime()) < sure_until_; }
+
+void S3Ownership::Confirm(store::SessionStore::Done done) {
+  {
+    std::lock_guard lock(mutex_);
+    confirmations_.push_back(std::move(done));
+  }
+  changed_.notify_all();
 }
 
 // --- Giving sessions up ---
@@ -153,7 +164,8 @@ void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
     leaving.how = Leave::kRelease;  // others can have it at least
     status = WriteLeave(leaving, until);
   }
-  if (absl::IsNotFound(status)) status = absl::OkStatus();
+  const bool elsewhere = absl::IsAborted(status) && leaving.how == Leave::kRelease;
+  if (absl::IsNotFound(status) || elsewhere) status = absl::OkStatus();
   if (report_) {
     report_({.kind = "release",
              .duration = TimeBetween(begin, OwnershipClock::now()),
@@ -179,6 +191,18 @@ void S3Ownership::RetryLeaves() {
     lock.lock();
     if (unsent_.contains(id)) return;  // the object store cannot be reached
   }
+}
+
+// This server may be the owner of a session without knowing, where an attempt to acquire it got no
+// answer. Others could not acquire it then.
+absl::Status S3Ownership::ReleaseStray(const std::string& id) {
+  const absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, id, {});
+  if (stored.ok() && stored->object.owner == sessions_.server()) {
+    std::lock_guard lock(mutex_);
+    const bool known = sessions_.Contains(id) || releasing_.contains(id);
+    if (!known) unsent_.try_emplace(id, Leaving{{id, stored->object.epoch, std::nullopt}});
+  }
+  return absl::IsUnavailable(stored.status()) ? stored.status() : absl::OkStatus();
 }
 
 // --- Acquiring ---
@@ -524,6 +548,7 @@ absl::Status S3Ownership::ListenOnce() {
   lock.unlock();
   for (const std::string& id : asked) {
     if (!sessions_.Contains(id)) {
+      RETURN_IF_ERROR(ReleaseStray(id));
       asks_.Drop(id);
     } else if (tell) {
       tell(id);
@@ -532,23 +557,32 @@ absl::Status S3Ownership::ListenOnce() {
   return absl::OkStatus();
 }
 
+absl::Status S3Ownership::KeepLease(SteadyTime& next) {
+  if (OwnershipClock::now() >= next || !sure()) {
+    RETURN_IF_ERROR(Renew());
+    next = After(OwnershipClock::now(), options_.lease / 3);
+  }
+  if (verify_) RETURN_IF_ERROR(VerifyOwned());
+  if (!verify_) sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
+  return absl::OkStatus();
+}
+
 void S3Ownership::LeaseLoop() {
   NameThisThread("lease");
   SteadyTime next = After(OwnershipClock::now(), options_.lease / 3);
   std::unique_lock lock(mutex_);
-  while (!ending_) {
+  while (!ending_ || !confirmations_.empty()) {
+    const auto confirmations = std::exchange(confirmations_, {});
     lock.unlock();
-    absl::Status status;
-    if (OwnershipClock::now() >= next) {
-      status = Renew();
-      if (status.ok()) next = After(OwnershipClock::now(), options_.lease / 3);
-    }
-    if (status.ok() && verify_) status = VerifyOwned();
+    absl::Status status = KeepLease(next);
+    for (const store::SessionStore::Done& done : confirmations) done(status);
+    // Requests come after that: some may have waited for a server that slept.
     if (status.ok()) status = ListenOnce();
     lock.lock();
     const absl::Duration pause =
         status.ok() ? options_.listen_interval : std::min(options_.lease / 10, absl::Seconds(1));
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(pause), [this] { return ending_; });
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(pause),
+                      [this] { return ending_ || !confirmations_.empty(); });
   }
 }
 

@@ -57,6 +57,8 @@ class S3Ownership {
   void Acquire(const std::string& id, Acquired done);
   void SetListener(store::OwnershipListener listener);
   void Decline(const std::string& id, SteadyTime until) { asks_.Decline(id, until); }
+  bool sure() const;  // SessionStore::sure_of_ownership
+  void Confirm(store::SessionStore::Done done);
 
   OwnedSessions& sessions() { return sessions_; }
   Garbage& garbage() { return garbage_; }
@@ -97,6 +99,7 @@ class S3Ownership {
                                  const absl::Status& why, SteadyTime until);
   absl::Status WriteLeave(Leaving& leaving, SteadyTime until);
   void RetryLeaves();
+  absl::Status ReleaseStray(const std::string& id);
 
   // Acquires those of the sessions that no server owns.
   absl::Status AcquireUnowned(const std::vector<std::string>& ids, store::RecoveredSessions& found);
@@ -105,6 +108,8 @@ class S3Ownership {
   void Sweep();
 
   void LeaseLoop();
+  // Renews the lease if it is due, and verifies the sessions if it was over.
+  absl::Status KeepLease(SteadyTime& next);
   absl::Status Renew(SteadyTime until = {});
   absl::Status VerifyOwned();  // finds sessions that were lost while there was no lease
   absl::Status ListenOnce();
@@ -119,6 +124,8 @@ class S3Ownership {
   SeenLeases seen_;
   AskBox asks_;
   std::atomic<bool> verify_ = false;  // the lease was over
+  // Nanoseconds of BootTime until which no other server can have acquired a session of this one.
+  std::atomic<int64_t> sure_until_ = 0;
   // Used by the thread that acquires.
   SteadyTime next_sweep_, next_orphans_;
   bool abandoned_ = false;            // there may be sessions of servers that ended
@@ -130,6 +137,7 @@ class S3Ownership {
   std::set<std::string> releasing_;        // between BeginLeave and SendLeave
   std::map<std::string, Leaving> unsent_;  // by id
   std::vector<Acquisition> acquisitions_;
+  std::vector<store::SessionStore::Done> confirmations_;
   store::OwnershipListener listener_;  // without `lost`
 
   store::WorkThreads workers_;

@@ -37,6 +37,8 @@ class S3Store final : public store::SessionStore {
   void Decline(const std::string& id) override;
   void Quarantine(const std::string& id) override { StopOwning(id, Leave::kQuarantine); }
   size_t owned() const override { return sessions_.size(); }
+  bool sure_of_ownership() const override { return ownership_.sure(); }
+  void ConfirmOwnership(Done done) override { ownership_.Confirm(std::move(done)); }
 
   void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
               MakeSnapshot snapshot, Done done) override;
