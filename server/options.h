@@ -51,7 +51,7 @@ struct Options {
   bool session_sync_always = true;
   std::optional<redis::RedisAddress> session_store;  // without the password
   std::string session_store_password_file;           // empty: none
-  // Of s3://; without the endpoint and the region, which are the next ones.
+  // A bucket's address lacks the endpoint and the region, which are the next ones.
   std::optional<s3::S3Address> session_bucket;
   std::optional<server::HttpOrigin> session_store_endpoint;  // default: AmazonEndpoint
   std::string session_store_region = "us-east-1";

@@ -30,7 +30,7 @@ void Garbage::RemoveDue(bool all) {
     later_.pop_front();
     lock.unlock();
     for (const std::string& key : keys) {
-      // What cannot be removed now is an orphan.
+      // An object that cannot be removed now is an orphan.
       if (!client_.Delete(key, /*until=*/{}).ok()) break;
     }
     lock.lock();

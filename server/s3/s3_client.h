@@ -35,7 +35,7 @@ struct ListedPage {
   absl::Time now = {};    // by the object store's clock; InfinitePast if it does not say
 };
 
-// What must be there already for an object to be stored.
+// A state that an object must be in to be stored.
 struct Precondition {
   enum class Kind : uint8_t { kNothing, kAbsent, kThis };
   Kind kind = Kind::kNothing;

@@ -11,7 +11,7 @@ struct S3StoreOptions {
   S3Credentials credentials = {};
   // How long this server owns its sessions after it was last heard of.
   absl::Duration lease = absl::Seconds(10);
-  // Of connecting, and of each response; a second more for each MiB of its body or the request's.
+  // This bounds connecting and each response, and is a second longer for each MiB of the request.
   absl::Duration reply_timeout = absl::Seconds(3);
   // How long a change is tried while the object store cannot be reached.
   absl::Duration patience = absl::Seconds(10);

@@ -1,6 +1,7 @@
 #include "server/s3/s3_ownership.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -400,7 +401,7 @@ absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
     absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, ids[i], until);
     absl::Status status = stored.status();
     bool elsewhere = false;
-    absl::StatusOr<store::FoundSession> session = status;
+    std::optional<store::FoundSession> session;
     if (stored.ok()) {
       if (stored->object.removed) return;
       const std::string owner = stored->object.owner;
@@ -410,14 +411,15 @@ absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
         elsewhere = lives.ok() && *lives;
       }
       if (status.ok() && !elsewhere) {
-        session = Conquer(ids[i], *std::move(stored), until);
-        status = session.status();
+        absl::StatusOr<store::FoundSession> mine = Conquer(ids[i], *std::move(stored), until);
+        status = mine.status();
+        if (mine.ok()) session = *std::move(mine);
       }
     } else if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
       status = QuarantineDamaged(ids[i], "", status, until);
     }
     std::lock_guard lock(mutex);
-    if (session.ok()) {
+    if (session) {
       found.sessions.push_back(*std::move(session));
     } else if (elsewhere || absl::IsAborted(status)) {
       ++found.elsewhere;  // in the latter case another server was faster

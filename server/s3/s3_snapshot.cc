@@ -52,7 +52,7 @@ absl::Status WriteSnapshotParts(S3Client& client, const std::string& id,
 
 void DropSnapshotParts(S3Client& client, const std::string& id, const SnapshotParts& parts) {
   for (uint32_t i = 1; i <= parts.count; ++i) {
-    // Those that stay are removed when they are old.
+    // Parts that stay are removed when they are old.
     if (!client.Delete(PartKey(id, parts, i), /*until=*/{}).ok()) return;
   }
 }

@@ -18,8 +18,8 @@ struct RequestToSign {
   std::string method;
   std::string path;  // not encoded
   Query query = {};
-  std::map<std::string, std::string> headers;  // by name in lower case; all are signed
-  std::string body_digest;                     // SHA-256 of the body, hexadecimal
+  std::map<std::string, std::string> headers = {};  // by name in lower case; all are signed
+  std::string body_digest;                          // SHA-256 of the body, hexadecimal
 };
 
 // Percent-encodes all but A-Z a-z 0-9 - . _ ~, and '/' unless encode_slash.
