@@ -107,18 +107,7 @@ void AddMemory(Flags& flags, Options& o) {
       "and as much again for compiled constraints, of which a client's own may have a quarter");
 }
 
-void AddSessionStorage(Flags& flags, Options& o) {
-  flags.Add(
-      "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
-      "sessions are on disk here before a call that changed them ends well, and are there again\n"
-      "after a restart; made if it is missing. Servers on one machine may share it",
-      "none: sessions end with the server");
-  flags.Add(
-      "session-sync", "WHEN",
-      Choice(o.session_sync_always, {{"always", true}, {"interval", false}}),
-      "--session-dir: always: a turn is on the disk itself before it is answered, with one sync;\n"
-      "interval: it is with the system, and on the disk within a second, so it outlives the\n"
-      "server's process, but not the machine");
+void AddSharedStorage(Flags& flags, Options& o) {
   FlagValue store = {.takes = absl::StrCat(redis::kRedisUrlForm, " or ", s3::kS3UrlForm),
                      .fallback = "",
                      .set = {}};
@@ -174,6 +163,21 @@ void AddSessionStorage(Flags& flags, Options& o) {
   flags.Add("session-store-replicas", "N", Number(o.session_store_replicas, 0, 16),
             "--session-store redis://: how many replicas must have a turn before it is answered",
             "0");
+}
+
+void AddSessionStorage(Flags& flags, Options& o) {
+  flags.Add(
+      "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
+      "sessions are on disk here before a call that changed them ends well, and are there again\n"
+      "after a restart; made if it is missing. Servers on one machine may share it",
+      "none: sessions end with the server");
+  flags.Add(
+      "session-sync", "WHEN",
+      Choice(o.session_sync_always, {{"always", true}, {"interval", false}}),
+      "--session-dir: always: a turn is on the disk itself before it is answered, with one sync;\n"
+      "interval: it is with the system, and on the disk within a second, so it outlives the\n"
+      "server's process, but not the machine");
+  AddSharedStorage(flags, o);
   flags.Add(
       "admission", "HOW", Choice(o.engine.overcommit, {{"reserve", false}, {"overcommit", true}}),
       "reserve: every session has the memory of its cap for as long as it lives; overcommit: idle\n"

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status_macros.h"
@@ -26,19 +27,11 @@ constexpr int kWorkers = 8;
 absl::Status NotFound(const std::string& id) {
   return absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
 }
+SteadyTime Deadline(const S3StoreOptions& options) {
+  return After(OwnershipClock::now(), options.patience);
+}
 absl::Status InUse(const std::string& id) {
   return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
-}
-
-// Another server has changed a session while this one was about to.
-absl::Status Changed(const std::string& id) {
-  return absl::AbortedError(absl::StrCat("session ", id, ": it has changed meanwhile"));
-}
-
-// A removed session keeps nothing but its epoch.
-absl::Status MakeRemoved(SessionObject& object) {
-  object = {.epoch = object.epoch, .removed = true};
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -49,24 +42,19 @@ S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report
       report_(std::move(report)),
       sessions_(client, UnguessableHex(), kCacheBytes),
       garbage_(client, sessions_, options),
-      lease_(client, sessions_.server(), options.lease),
       seen_(client),
       asks_(client, sessions_.server()),
-      workers_(kWorkers, "moves") {}
-
-SteadyTime S3Ownership::Deadline() const { return After(OwnershipClock::now(), options_.patience); }
+      workers_(kWorkers, "moves"),
+      lease_(client, sessions_, options, report_, [this] { return ListenOnce(); }) {}
 
 absl::Status S3Ownership::Start() {
-  RETURN_IF_ERROR(Renew(Deadline()));
-  verify_ = false;
-  sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
+  RETURN_IF_ERROR(lease_.Start());
   const SteadyTime now = OwnershipClock::now();
   // By then it is known which of the servers that were there at the start have ended.
   next_sweep_ = After(now, std::min(options_.lease + absl::Seconds(1), options_.sweep_interval));
   next_orphans_ = After(now, options_.orphan_age / 24);
   abandoned_ = true;
   move_thread_ = std::thread([this] { MoveLoop(); });
-  lease_thread_ = std::thread([this] { LeaseLoop(); });
   return absl::OkStatus();
 }
 
@@ -78,10 +66,10 @@ void S3Ownership::End() {
   }
   changed_.notify_all();
   move_thread_.join();
-  lease_thread_.join();
+  lease_.Stop();
   workers_.Finish();
   garbage_.RemoveDue(/*all=*/true);
-  lease_.End();
+  lease_.GiveUp();
   asks_.End();
 }
 
@@ -101,16 +89,6 @@ void S3Ownership::SetListener(store::OwnershipListener listener) {
   listener_ = std::move(listener);
 }
 
-bool S3Ownership::sure() const { return absl::ToInt64Nanoseconds(BootTime()) < sure_until_; }
-
-void S3Ownership::Confirm(store::SessionStore::Done done) {
-  {
-    std::lock_guard lock(mutex_);
-    confirmations_.push_back(std::move(done));
-  }
-  changed_.notify_all();
-}
-
 // --- Giving sessions up ---
 
 Leaving S3Ownership::BeginLeave(const std::string& id, Leave how) {
@@ -119,51 +97,15 @@ Leaving S3Ownership::BeginLeave(const std::string& id, Leave how) {
   return {sessions_.Remove(id), how};
 }
 
-absl::Status S3Ownership::WriteLeave(Leaving& leaving, SteadyTime until) {
-  HeldSession& held = leaving.held;
-  bool unanswered = false;
-  if (leaving.how == Leave::kRelease) {
-    const auto release = [](SessionObject& object) {
-      object.owner.clear();
-      return absl::OkStatus();
-    };
-    return sessions_.Write(held, release, until, unanswered);
-  }
-  std::vector<std::string> data;
-  const auto remove = [&](SessionObject& object) -> absl::Status {
-    if (leaving.how == Leave::kQuarantine) {
-      const std::string key = absl::StrCat(kDamagedPrefix, held.id);
-      RETURN_IF_ERROR(client_.PutObject(key, EncodeSessionObject(object), {}, until).status());
-    } else {
-      data = DataKeys(held.id, object);
-    }
-    return MakeRemoved(object);
-  };
-  const absl::Status status = sessions_.Write(held, remove, until, unanswered);
-  if (absl::IsNotFound(status) && leaving.how == Leave::kUncreate) {
-    // With this there, the creation that may still be under way comes to nothing.
-    const SessionObject removed = {.epoch = 1, .nonce = UnguessableHex(), .removed = true};
-    return client_
-        .PutObject(SessionKey(held.id), EncodeSessionObject(removed), Precondition::Absent(), until)
-        .status();
-  }
-  if (!status.ok()) return status;
-  garbage_.RemoveLater(std::move(data));
-  if (held.stored && leaving.how != Leave::kUncreate) {
-    (void)client_.Delete(SessionKey(held.id), /*until=*/{}, held.stored->etag);
-  }
-  return status;
-}
-
 void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
   const SteadyTime begin = OwnershipClock::now();
   const std::string id = leaving.held.id;
-  absl::Status status = WriteLeave(leaving, until);
+  absl::Status status = WriteLeave(client_, sessions_, garbage_, leaving, until);
   const bool refused = !status.ok() && !absl::IsUnavailable(status) && !absl::IsAborted(status) &&
                        !absl::IsNotFound(status) && !absl::IsFailedPrecondition(status);
   if (refused && leaving.how != Leave::kRelease) {
     leaving.how = Leave::kRelease;  // others can have it at least
-    status = WriteLeave(leaving, until);
+    status = WriteLeave(client_, sessions_, garbage_, leaving, until);
   }
   const bool elsewhere = absl::IsAborted(status) && leaving.how == Leave::kRelease;
   if (absl::IsNotFound(status) || elsewhere) status = absl::OkStatus();
@@ -208,26 +150,10 @@ absl::Status S3Ownership::ReleaseStray(const std::string& id) {
 
 // --- Acquiring ---
 
-absl::Status S3Ownership::QuarantineDamaged(const std::string& id, const std::string& etag,
-                                            const absl::Status& why, SteadyTime until) {
-  absl::Status status = why;
-  if (absl::IsDataLoss(why)) {
-    ASSIGN_OR_RETURN(const ObjectBytes object, client_.GetObject(SessionKey(id), until));
-    const bool changed =
-        etag.empty() ? DecodeSessionObject(object.bytes).ok() : object.etag != etag;
-    if (changed) return Changed(id);
-    const std::string damaged = absl::StrCat(kDamagedPrefix, id);
-    RETURN_IF_ERROR(client_.PutObject(damaged, object.bytes, {}, until).status());
-    const SessionObject removed = {.nonce = UnguessableHex(), .removed = true};
-    const absl::StatusOr<std::string> now = client_.PutObject(
-        SessionKey(id), EncodeSessionObject(removed), Precondition::This(object.etag), until);
-    if (absl::IsFailedPrecondition(now.status())) return Changed(id);
-    RETURN_IF_ERROR(now.status());
-    (void)client_.Delete(SessionKey(id), until, *now);
-    status = absl::DataLossError(
-        absl::StrCat(std::string(why.message()), "; its object is now ", damaged));
-  }
-  if (report_) report_({.kind = "read", .status = status});
+absl::Status S3Ownership::Quarantine(const std::string& id, const std::string& etag,
+                                     const absl::Status& why, SteadyTime until) {
+  const absl::Status status = QuarantineDamaged(client_, id, etag, why, until);
+  if (report_ && !absl::IsAborted(status)) report_({.kind = "read", .status = status});
   return status;
 }
 
@@ -236,7 +162,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
   SessionObject& object = stored.object;
   absl::StatusOr<store::FoundSession> found = CheckSession(client_, id, object, until);
   if (absl::IsDataLoss(found.status()) || absl::IsFailedPrecondition(found.status())) {
-    return QuarantineDamaged(id, stored.etag, found.status(), until);
+    return Quarantine(id, stored.etag, found.status(), until);
   }
   RETURN_IF_ERROR(found.status());
   object.owner = sessions_.server();
@@ -257,7 +183,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
     if (unanswered) unsent_.insert_or_assign(id, Leaving{held, Leave::kRelease});
     const bool changed =
         absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status());
-    return changed ? Changed(id) : etag.status();
+    return changed ? ChangedMeanwhile(id) : etag.status();
   }
   stored.etag = *std::move(etag);
   sessions_.Add(id, std::move(stored));
@@ -291,8 +217,7 @@ bool S3Ownership::AnswerLocally(Acquisition& call, bool ending, bool& wait) {
   return true;
 }
 
-absl::Status S3Ownership::Ask(Acquisition& call, const StoredObject& stored, bool ending) {
-  const std::string& owner = stored.object.owner;
+absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool ending) {
   if (call.asked == owner) {
     ASSIGN_OR_RETURN(const bool declined, asks_.WasDeclined(owner, call.id));
     if (declined) {
@@ -315,41 +240,38 @@ absl::Status S3Ownership::Ask(Acquisition& call, const StoredObject& stored, boo
   return asks_.Ask(owner, call.id);
 }
 
-absl::Status S3Ownership::TryStored(Acquisition& call, StoredObject stored, bool ending) {
-  if (stored.object.removed) {
-    Finish(call, NotFound(call.id));
-    return absl::OkStatus();
-  }
-  const std::string& owner = stored.object.owner;
-  if (!owner.empty() && owner != sessions_.server()) {
-    ASSIGN_OR_RETURN(const bool alive, seen_.IsAlive(owner, {}));
-    if (alive) return Ask(call, stored, ending);
-  }
-  absl::StatusOr<store::FoundSession> found = Conquer(call.id, std::move(stored), {});
-  if (absl::IsUnavailable(found.status()) || absl::IsAborted(found.status())) {
-    return absl::UnavailableError(found.status().message());
-  }
-  Finish(call, std::move(found));
-  return absl::OkStatus();
-}
-
+// Leaves the call unanswered where it is to be tried again.
 void S3Ownership::Try(Acquisition& call, bool ending) {
   call.next = After(OwnershipClock::now(), kPollInterval);
   absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, call.id, {});
-  if (absl::IsNotFound(stored.status())) return Finish(call, NotFound(call.id));
   absl::Status status = stored.status();
-  if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
-    status = QuarantineDamaged(call.id, "", status, {});
-    if (absl::IsAborted(status)) return;
+  if (absl::IsNotFound(status) || (stored.ok() && stored->object.removed)) {
+    return Finish(call, NotFound(call.id));
   }
-  if (stored.ok()) {
-    status = TryStored(call, *std::move(stored), ending);
-    if (status.ok()) return;
+  if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
+    status = Quarantine(call.id, "", status, {});
+  } else if (stored.ok()) {
+    const std::string owner = stored->object.owner;
+    absl::StatusOr<bool> alive = false;
+    if (!owner.empty() && owner != sessions_.server()) alive = seen_.IsAlive(owner, {});
+    status = alive.status();
+    if (alive.ok() && *alive) {
+      status = Ask(call, owner, ending);
+      if (status.ok()) return;
+    } else if (alive.ok()) {
+      absl::StatusOr<store::FoundSession> found = Conquer(call.id, *std::move(stored), {});
+      if (found.ok()) return Finish(call, std::move(found));
+      status = found.status();
+    }
   }
   const bool late = TimeBetween(call.begin, OwnershipClock::now()) >= options_.ownership_timeout;
-  if (absl::IsUnavailable(status) && !late && !ending) return;
-  Finish(call, absl::Status(status.code(), absl::StrCat("session ", call.id, ": ",
-                                                        std::string(status.message()))));
+  const bool again = absl::IsUnavailable(status) || absl::IsAborted(status);
+  if (again && !late && !ending) return;
+  if (absl::IsAborted(status)) status = absl::UnavailableError(status.message());
+  const std::string words(status.message());
+  const bool named = absl::StrContains(words, call.id);
+  Finish(call, absl::Status(status.code(),
+                            named ? words : absl::StrCat("session ", call.id, ": ", words)));
 }
 
 void S3Ownership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
@@ -372,16 +294,6 @@ void S3Ownership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
 
 // --- Sessions that nobody asks for ---
 
-absl::StatusOr<std::vector<std::string>> S3Ownership::ListSessions() {
-  ASSIGN_OR_RETURN(const std::vector<ListedObject> all,
-                   client_.ListAll(kSessionPrefix, Deadline()));
-  std::vector<std::string> ids;
-  for (const ListedObject& object : all) {
-    ids.push_back(object.key.substr(std::string_view(kSessionPrefix).size()));
-  }
-  return ids;
-}
-
 absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
                                          store::RecoveredSessions& found) {
   std::mutex mutex;  // guards the next ones and `found`
@@ -397,7 +309,7 @@ absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
     return alive[owner] = lives;
   };
   RunAll(workers_, ids.size(), [&](size_t i) {
-    const SteadyTime until = Deadline();
+    const SteadyTime until = Deadline(options_);
     absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, ids[i], until);
     absl::Status status = stored.status();
     bool elsewhere = false;
@@ -416,7 +328,7 @@ absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
         if (mine.ok()) session = *std::move(mine);
       }
     } else if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
-      status = QuarantineDamaged(ids[i], "", status, until);
+      status = Quarantine(ids[i], "", status, until);
     }
     std::lock_guard lock(mutex);
     if (session) {
@@ -435,30 +347,30 @@ absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
 }
 
 absl::StatusOr<store::RecoveredSessions> S3Ownership::Recover() {
-  ASSIGN_OR_RETURN(const std::vector<std::string> ids, ListSessions());
+  ASSIGN_OR_RETURN(const std::vector<std::string> ids, ListSessions(client_, Deadline(options_)));
   store::RecoveredSessions found;
   RETURN_IF_ERROR(AcquireUnowned(ids, found));
   return found;
 }
 
-absl::Status S3Ownership::FindAbandoned() {
-  const SteadyTime now = OwnershipClock::now();
-  ASSIGN_OR_RETURN(const bool ended, seen_.AnyEnded({}));
-  if (now >= next_orphans_) {
-    next_orphans_ = After(now, options_.orphan_age);
-    (void)garbage_.SweepOrphans(Deadline());  // what stays is found by the next one
-    abandoned_ = true;  // sessions that were released and that nobody acquired
-  }
-  abandoned_ = abandoned_ || ended;
-  if (!abandoned_) return absl::OkStatus();
-  ASSIGN_OR_RETURN(unowned_, ListSessions());
-  abandoned_ = false;
-  return absl::OkStatus();
-}
-
 void S3Ownership::Sweep() {
-  next_sweep_ = After(OwnershipClock::now(), options_.sweep_interval);
-  if (unowned_.empty() && !FindAbandoned().ok()) return;
+  const SteadyTime now = OwnershipClock::now();
+  next_sweep_ = After(now, options_.sweep_interval);
+  if (unowned_.empty()) {
+    const absl::StatusOr<bool> ended = seen_.AnyEnded({});
+    if (!ended.ok()) return;
+    if (now >= next_orphans_) {
+      next_orphans_ = After(now, options_.orphan_age);
+      (void)garbage_.SweepOrphans(Deadline(options_));  // what stays is found by the next one
+      abandoned_ = true;  // sessions that were released and that nobody acquired
+    }
+    abandoned_ = abandoned_ || *ended;
+    if (!abandoned_) return;
+    absl::StatusOr<std::vector<std::string>> ids = ListSessions(client_, Deadline(options_));
+    if (!ids.ok()) return;
+    unowned_ = *std::move(ids);
+    abandoned_ = false;
+  }
   const size_t count = std::min(unowned_.size(), kSweptTogether);
   std::vector<std::string> ids(unowned_.end() - static_cast<std::ptrdiff_t>(count), unowned_.end());
   unowned_.resize(unowned_.size() - count);
@@ -500,49 +412,6 @@ void S3Ownership::MoveLoop() {
   }
 }
 
-// --- The lease ---
-
-absl::Status S3Ownership::Renew(SteadyTime until) {
-  const SteadyTime begin = OwnershipClock::now();
-  const absl::StatusOr<bool> kept = lease_.Renew(until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, OwnershipClock::now()),
-             .status = kept.status()});
-  }
-  RETURN_IF_ERROR(kept.status());
-  if (!*kept) verify_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status S3Ownership::VerifyOwned() {
-  verify_ = false;
-  const std::vector<OwnedSession> all = sessions_.All();
-  if (all.empty()) return absl::OkStatus();
-  const absl::StatusOr<std::vector<ListedObject>> listed = client_.ListAll(kSessionPrefix, {});
-  absl::Status status = listed.status();
-  std::map<std::string, std::string> etags;
-  for (const ListedObject& object : listed.ok() ? *listed : std::vector<ListedObject>()) {
-    etags[object.key] = object.etag;
-  }
-  for (const auto& [id, epoch, etag] : all) {
-    if (!status.ok()) break;
-    const auto found = etags.find(SessionKey(id));
-    if (found != etags.end() && found->second == etag) continue;
-    const absl::StatusOr<StoredObject> now = ReadSessionObject(client_, id, {});
-    const bool gone = absl::IsNotFound(now.status()) || (now.ok() && now->object.removed);
-    const bool lost =
-        now.ok() && (now->object.owner != sessions_.server() || now->object.epoch != epoch);
-    if (gone || lost) {
-      sessions_.Lose(id, epoch);
-    } else if (absl::IsUnavailable(now.status())) {
-      status = now.status();
-    }
-  }
-  if (!status.ok()) verify_ = true;
-  return status;
-}
-
 absl::Status S3Ownership::ListenOnce() {
   ASSIGN_OR_RETURN(const std::vector<std::string> asked, asks_.Listen());
   std::unique_lock lock(mutex_);
@@ -557,35 +426,6 @@ absl::Status S3Ownership::ListenOnce() {
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status S3Ownership::KeepLease(SteadyTime& next) {
-  if (OwnershipClock::now() >= next || !sure()) {
-    RETURN_IF_ERROR(Renew());
-    next = After(OwnershipClock::now(), options_.lease / 3);
-  }
-  if (verify_) RETURN_IF_ERROR(VerifyOwned());
-  if (!verify_) sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
-  return absl::OkStatus();
-}
-
-void S3Ownership::LeaseLoop() {
-  NameThisThread("lease");
-  SteadyTime next = After(OwnershipClock::now(), options_.lease / 3);
-  std::unique_lock lock(mutex_);
-  while (!ending_ || !confirmations_.empty()) {
-    const auto confirmations = std::exchange(confirmations_, {});
-    lock.unlock();
-    absl::Status status = KeepLease(next);
-    for (const store::SessionStore::Done& done : confirmations) done(status);
-    // Requests come after that: some may have waited for a server that slept.
-    if (status.ok()) status = ListenOnce();
-    lock.lock();
-    const absl::Duration pause =
-        status.ok() ? options_.listen_interval : std::min(options_.lease / 10, absl::Seconds(1));
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(pause),
-                      [this] { return ending_ || !confirmations_.empty(); });
-  }
 }
 
 }  // namespace ovq::s3

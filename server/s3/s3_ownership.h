@@ -1,7 +1,6 @@
 // Which server owns each session of an object store.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -17,23 +16,13 @@
 #include "server/s3/ask_box.h"
 #include "server/s3/garbage.h"
 #include "server/s3/lease.h"
+#include "server/s3/lease_keeper.h"
+#include "server/s3/leaving.h"
 #include "server/s3/owned_sessions.h"
 #include "server/s3/s3_options.h"
 #include "server/store/work_threads.h"
 
 namespace ovq::s3 {
-
-// How a session is given up.
-enum class Leave : uint8_t {
-  kRelease,
-  kQuarantine,
-  kRemove,
-  kUncreate,  // removes one that may come to be stored later
-};
-struct Leaving {
-  HeldSession held;
-  Leave how = Leave::kRelease;
-};
 
 // Owners are servers with a lease. Every write replaces the session's object on condition that it
 // is the one that this server has stored or read before. So a server that was paused for longer
@@ -44,7 +33,7 @@ struct Leaving {
 class S3Ownership {
  public:
   using Acquired = store::SessionStore::Acquired;
-  using Report = std::function<void(const store::StoreReport&)>;
+  using Report = LeaseKeeper::Report;
 
   S3Ownership(S3Client& client, const S3StoreOptions& options, Report report);
   ~S3Ownership() { End(); }
@@ -57,8 +46,8 @@ class S3Ownership {
   void Acquire(const std::string& id, Acquired done);
   void SetListener(store::OwnershipListener listener);
   void Decline(const std::string& id, SteadyTime until) { asks_.Decline(id, until); }
-  bool sure() const;  // SessionStore::sure_of_ownership
-  void Confirm(store::SessionStore::Done done);
+  bool sure() const { return lease_.sure(); }
+  void Confirm(store::SessionStore::Done done) { lease_.Confirm(std::move(done)); }
 
   OwnedSessions& sessions() { return sessions_; }
   Garbage& garbage() { return garbage_; }
@@ -85,47 +74,31 @@ class S3Ownership {
   void AcquireAll(std::vector<Acquisition>& calls, bool ending);
   bool AnswerLocally(Acquisition& call, bool ending, bool& wait);
   void Try(Acquisition& call, bool ending);
-  absl::Status TryStored(Acquisition& call, StoredObject stored, bool ending);
-  absl::Status Ask(Acquisition& call, const StoredObject& stored, bool ending);
+  absl::Status Ask(Acquisition& call, const std::string& owner, bool ending);
   void Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found);
   // Makes this server the owner of a session of which `stored` was read. Aborted: it has changed
   // meanwhile. FailedPrecondition: it is of another version. Damaged sessions are quarantined.
   absl::StatusOr<store::FoundSession> Conquer(const std::string& id, StoredObject stored,
                                               SteadyTime until);
-  // Quarantines a session that nobody owns, if it still has this ETag ("": if its object cannot be
-  // decoded), where `why` says that it is damaged; returns the error for whoever wanted it.
-  // Aborted: it has changed meanwhile.
-  absl::Status QuarantineDamaged(const std::string& id, const std::string& etag,
-                                 const absl::Status& why, SteadyTime until);
-  absl::Status WriteLeave(Leaving& leaving, SteadyTime until);
+  absl::Status Quarantine(const std::string& id, const std::string& etag, const absl::Status& why,
+                          SteadyTime until);
   void RetryLeaves();
   absl::Status ReleaseStray(const std::string& id);
 
   // Acquires those of the sessions that no server owns.
   absl::Status AcquireUnowned(const std::vector<std::string>& ids, store::RecoveredSessions& found);
-  absl::StatusOr<std::vector<std::string>> ListSessions();
-  absl::Status FindAbandoned();
   void Sweep();
 
-  void LeaseLoop();
-  // Renews the lease if it is due, and verifies the sessions if it was over.
-  absl::Status KeepLease(SteadyTime& next);
-  absl::Status Renew(SteadyTime until = {});
-  absl::Status VerifyOwned();  // finds sessions that were lost while there was no lease
+  // Answers requests of other servers.
   absl::Status ListenOnce();
-  SteadyTime Deadline() const;
 
   S3Client& client_;
   const S3StoreOptions options_;
   const Report report_;
   OwnedSessions sessions_;
   Garbage garbage_;
-  Lease lease_;  // of Start, then of the lease's thread
   SeenLeases seen_;
   AskBox asks_;
-  std::atomic<bool> verify_ = false;  // the lease was over
-  // Nanoseconds of BootTime until which no other server can have acquired a session of this one.
-  std::atomic<int64_t> sure_until_ = 0;
   // Used by the thread that acquires.
   SteadyTime next_sweep_, next_orphans_;
   bool abandoned_ = false;            // there may be sessions of servers that ended
@@ -137,11 +110,11 @@ class S3Ownership {
   std::set<std::string> releasing_;        // between BeginLeave and SendLeave
   std::map<std::string, Leaving> unsent_;  // by id
   std::vector<Acquisition> acquisitions_;
-  std::vector<store::SessionStore::Done> confirmations_;
   store::OwnershipListener listener_;  // without `lost`
 
   store::WorkThreads workers_;
-  std::thread move_thread_, lease_thread_;
+  LeaseKeeper lease_;
+  std::thread move_thread_;
 };
 
 }  // namespace ovq::s3

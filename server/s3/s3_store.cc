@@ -23,12 +23,70 @@ absl::Status Exists(const std::string& id) {
   return absl::AlreadyExistsError(absl::StrCat("session ", id, ": there is one of this name"));
 }
 
+// Tries all that the sessions' safety depends on, with an object of this check's own.
+absl::Status CheckPreconditions(S3Client& client, SteadyTime until) {
+  const std::string key = absl::StrCat("probe/", UnguessableHex());
+  const auto wrong = [&](const char* what, const absl::Status& got) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(client.address().Where(), ": expected ", what, ", got ",
+                     got.ok() ? "success" : std::string(got.message()),
+                     "; this server needs an object store with conditional writes"));
+  };
+  const absl::Status absent = client.GetObject(key, until).status();
+  if (absl::IsPermissionDenied(absent)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(std::string(absent.message()),
+                     " (expected 404 for an object that is not there: the key needs "
+                     "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket)"));
+  }
+  if (!absl::IsNotFound(absent)) return absent.ok() ? wrong("404", absent) : absent;
+  const auto put = [&](const Precondition& precondition) {
+    return client.PutObject(key, UnguessableHex(), precondition, until);
+  };
+  ASSIGN_OR_RETURN(const std::string etag, put({}));
+  absl::Status status = put(Precondition::Absent()).status();
+  if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-None-Match: *", status);
+  ASSIGN_OR_RETURN(const std::string next, put(Precondition::This(etag)));
+  status = put(Precondition::This(etag)).status();
+  if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-Match", status);
+  ASSIGN_OR_RETURN(const ObjectBytes read, client.GetObject(key, until));
+  if (read.etag != next) return wrong("the ETag of the last write", absl::OkStatus());
+  return client.Delete(key, until);
+}
+
+absl::StatusOr<std::string> FetchText(S3Client& client, const std::string& id, SteadyTime until) {
+  ASSIGN_OR_RETURN(const StoredObject stored, ReadSessionObject(client, id, until));
+  if (stored.object.text.empty()) return NotStored(id);
+  const std::string key = DataKey(id, stored.object.text);
+  const absl::StatusOr<ObjectBytes> text = client.GetObject(key, until);
+  if (absl::IsNotFound(text.status())) {
+    return absl::DataLossError(absl::StrCat(key, ": is missing"));
+  }
+  RETURN_IF_ERROR(text.status());
+  return store::DecodeText(text->bytes, key);
+}
+
+absl::Status OpenStored(S3Client& client, absl::Duration patience, store::StoredSession& stored) {
+  const SteadyTime until = After(stored.begin, patience);
+  ASSIGN_OR_RETURN(const StoredObject there, ReadSessionObject(client, stored.id, until));
+  const SessionObject& object = there.object;
+  if (object.removed) return NotStored(stored.id);
+  ASSIGN_OR_RETURN(const std::string bytes, ReadJournal(client, stored.id, object, until));
+  ASSIGN_OR_RETURN(stored.journal, store::DecodeJournal(bytes));
+  if (stored.journal.head.version == 0) return absl::OkStatus();
+  SnapshotParts parts = {.name = object.snapshot,
+                         .count = object.snapshot_parts,
+                         .bytes = stored.journal.head.snapshot_bytes};
+  stored.snapshot = std::make_unique<S3Snapshot>(client, stored.id, std::move(parts), patience);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(
     S3StoreOptions options, std::function<void(const store::StoreReport&)> report) {
   std::unique_ptr<S3Store> result(new S3Store(options, std::move(report)));
-  RETURN_IF_ERROR(result->CheckPreconditions());
+  RETURN_IF_ERROR(CheckPreconditions(result->client_, After(StoreClock::now(), options.patience)));
   RETURN_IF_ERROR(result->ownership_.Start());
   return result;
 }
@@ -47,38 +105,6 @@ S3Store::~S3Store() {
   bulk_.Finish();
   writer_.Finish();
   ownership_.End();  // the lease lasts until all changes are made
-}
-
-// Tries all that the sessions' safety depends on, with an object of this check's own.
-absl::Status S3Store::CheckPreconditions() {
-  const SteadyTime until = After(StoreClock::now(), options_.patience);
-  const std::string key = absl::StrCat("probe/", UnguessableHex());
-  const auto wrong = [&](const char* what, const absl::Status& got) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(client_.address().Where(), ": expected ", what, ", got ",
-                     got.ok() ? "success" : std::string(got.message()),
-                     "; this server needs an object store with conditional writes"));
-  };
-  const absl::Status absent = client_.GetObject(key, until).status();
-  if (absl::IsPermissionDenied(absent)) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(std::string(absent.message()),
-                     " (expected 404 for an object that is not there: the key needs "
-                     "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket)"));
-  }
-  if (!absl::IsNotFound(absent)) return absent.ok() ? wrong("404", absent) : absent;
-  const auto put = [&](const Precondition& precondition) {
-    return client_.PutObject(key, UnguessableHex(), precondition, until);
-  };
-  ASSIGN_OR_RETURN(const std::string etag, put({}));
-  absl::Status status = put(Precondition::Absent()).status();
-  if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-None-Match: *", status);
-  ASSIGN_OR_RETURN(const std::string next, put(Precondition::This(etag)));
-  status = put(Precondition::This(etag)).status();
-  if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-Match", status);
-  ASSIGN_OR_RETURN(const ObjectBytes read, client_.GetObject(key, until));
-  if (read.etag != next) return wrong("the ETag of the last write", absl::OkStatus());
-  return client_.Delete(key, until);
 }
 
 // --- Ownership ---
@@ -252,8 +278,7 @@ void S3Store::Remove(const std::string& id, Done done) {
     std::vector<std::string> data;
     const auto remove = [&](SessionObject& object) {
       data = DataKeys(self.id, object);
-      object = {.epoch = object.epoch, .removed = true};
-      return absl::OkStatus();
+      return MakeRemoved(object);
     };
     const absl::Status status =
         sessions_.Commit(self.id, remove, absl::OkStatus(), writer_.Deadline(self));
@@ -313,22 +338,10 @@ void S3Store::RemoveText(const std::string& id) {
 
 // --- Reading ---
 
-absl::StatusOr<std::string> S3Store::FetchText(const std::string& id, SteadyTime until) {
-  ASSIGN_OR_RETURN(const StoredObject stored, ReadSessionObject(client_, id, until));
-  if (stored.object.text.empty()) return NotStored(id);
-  const std::string key = DataKey(id, stored.object.text);
-  const absl::StatusOr<ObjectBytes> text = client_.GetObject(key, until);
-  if (absl::IsNotFound(text.status())) {
-    return absl::DataLossError(absl::StrCat(key, ": is missing"));
-  }
-  RETURN_IF_ERROR(text.status());
-  return store::DecodeText(text->bytes, key);
-}
-
 void S3Store::ReadText(const std::string& id,
                        std::function<void(absl::StatusOr<std::string>)> done) {
   Run([this, begin = StoreClock::now(), id, done = std::move(done)] {
-    absl::StatusOr<std::string> text = FetchText(id, After(begin, options_.patience));
+    absl::StatusOr<std::string> text = FetchText(client_, id, After(begin, options_.patience));
     if (report_ && !absl::IsNotFound(text.status())) {
       report_({.kind = "read",
                .bytes = text.ok() ? text->size() : 0,
@@ -339,27 +352,11 @@ void S3Store::ReadText(const std::string& id,
   });
 }
 
-absl::Status S3Store::OpenStored(store::StoredSession& stored) {
-  const SteadyTime until = After(stored.begin, options_.patience);
-  ASSIGN_OR_RETURN(const StoredObject there, ReadSessionObject(client_, stored.id, until));
-  const SessionObject& object = there.object;
-  if (object.removed) return NotStored(stored.id);
-  ASSIGN_OR_RETURN(const std::string bytes, ReadJournal(client_, stored.id, object, until));
-  ASSIGN_OR_RETURN(stored.journal, store::DecodeJournal(bytes));
-  if (stored.journal.head.version == 0) return absl::OkStatus();
-  SnapshotParts parts = {.name = object.snapshot,
-                         .count = object.snapshot_parts,
-                         .bytes = stored.journal.head.snapshot_bytes};
-  stored.snapshot =
-      std::make_unique<S3Snapshot>(client_, stored.id, std::move(parts), options_.patience);
-  return absl::OkStatus();
-}
-
 void S3Store::Read(const std::string& id,
                    std::function<void(absl::StatusOr<store::StoredSession>)> opened) {
   Run([this, begin = StoreClock::now(), id, opened = std::move(opened)] {
     store::StoredSession stored{.id = id, .begin = begin};
-    const absl::Status status = OpenStored(stored);
+    const absl::Status status = OpenStored(client_, options_.patience, stored);
     if (status.ok()) return opened(std::move(stored));
     ReportRead(stored, status);
     opened(status);

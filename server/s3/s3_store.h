@@ -58,15 +58,12 @@ class S3Store final : public store::SessionStore {
   S3Store(const S3StoreOptions& options, std::function<void(const store::StoreReport&)> report);
 
   void StopOwning(const std::string& id, Leave how);
-  absl::Status CheckPreconditions();
   absl::Status CommitCreate(const std::string& journal, const SnapshotParts& parts,
                             const S3Change& change);
   absl::StatusOr<StoredObject> PutNew(SessionObject object, const S3Change& change);
   absl::Status CommitSnapshot(store::JournalHead head, const SnapshotParts& parts,
                               S3Change& change);
   absl::Status CommitText(const std::string& name, uint64_t bytes, const S3Change& change);
-  absl::StatusOr<std::string> FetchText(const std::string& id, SteadyTime until);
-  absl::Status OpenStored(store::StoredSession& stored);
 
   const S3StoreOptions options_;
   const std::function<void(const store::StoreReport&)> report_;
