@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "server/http_client/http_connection.h"
+#include "server/http_client/client_connection.h"
 
 namespace ovq::server {
 namespace {
@@ -14,10 +14,10 @@ constexpr uint64_t kMaxAnswerBody = uint64_t{1} << 20;
 
 std::optional<HttpAnswer> PostJson(const HttpTarget& target, const std::string& json,
                                    absl::Duration patience) {
-  HttpConnection connection(
+  ClientConnection connection(
       {.tls = target.tls, .host = target.host, .port = target.port, .ca = target.ca});
   // A body that breaks off leaves the status, which says whether the request was taken.
-  absl::StatusOr<HttpResponse> response = connection.Exchange(
+  absl::StatusOr<ClientResponse> response = connection.Exchange(
       {.method = "POST",
        .target = target.path,
        .headers = {{"Content-Type", "application/json"}, {"Connection", "close"}},

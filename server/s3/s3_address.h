@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "server/http_client/http_connection.h"
+#include "server/http_client/client_connection.h"
 
 namespace ovq::s3 {
 

@@ -21,7 +21,7 @@ constexpr absl::Duration kMaxIdle = absl::Seconds(15);  // object stores close c
 constexpr size_t kMaxIdleConnections = 32;
 constexpr absl::Duration kTimeOfMiB = absl::Seconds(1);
 
-std::string Header(const server::HttpResponse& response, const std::string& name) {
+std::string Header(const server::ClientResponse& response, const std::string& name) {
   const auto found = response.headers.find(name);
   return found == response.headers.end() ? "" : found->second;
 }
@@ -56,7 +56,7 @@ std::string S3Client::FullKey(const std::string& key) const {
   return address_.prefix.empty() ? key : absl::StrCat(address_.prefix, "/", key);
 }
 
-server::HttpRequest S3Client::Sign(const Call& call) const {
+server::ClientRequest S3Client::Sign(const Call& call) const {
   const absl::Time now = absl::FromChrono(std::chrono::system_clock::now());
   RequestToSign to_sign{.method = call.method,
                         .path = absl::StrCat("/", address_.bucket),
@@ -67,9 +67,9 @@ server::HttpRequest S3Client::Sign(const Call& call) const {
   to_sign.headers["host"] = address_.endpoint.HostHeader();
   to_sign.headers["x-amz-content-sha256"] = to_sign.body_digest;
   to_sign.headers["x-amz-date"] = AmazonDate(now);
-  server::HttpRequest request{.method = call.method,
-                              .target = UriEncode(to_sign.path, /*encode_slash=*/false),
-                              .body = call.body};
+  server::ClientRequest request{.method = call.method,
+                                .target = UriEncode(to_sign.path, /*encode_slash=*/false),
+                                .body = call.body};
   if (!call.query.empty()) absl::StrAppend(&request.target, "?", EncodeQuery(call.query));
   for (const auto& header : to_sign.headers) {
     if (header.first != "host") request.headers.push_back(header);
@@ -79,19 +79,19 @@ server::HttpRequest S3Client::Sign(const Call& call) const {
   return request;
 }
 
-std::unique_ptr<server::HttpConnection> S3Client::Connection() {
+std::unique_ptr<server::ClientConnection> S3Client::Connection() {
   const SteadyTime now = std::chrono::steady_clock::now();
   std::lock_guard lock(mutex_);
   std::erase_if(idle_, [now](const IdleConnection& idle) {
     return TimeBetween(idle.since, now) > kMaxIdle || !idle.connection->connected();
   });
-  if (idle_.empty()) return std::make_unique<server::HttpConnection>(address_.endpoint);
-  std::unique_ptr<server::HttpConnection> connection = std::move(idle_.back().connection);
+  if (idle_.empty()) return std::make_unique<server::ClientConnection>(address_.endpoint);
+  std::unique_ptr<server::ClientConnection> connection = std::move(idle_.back().connection);
   idle_.pop_back();
   return connection;
 }
 
-absl::Status S3Client::CheckAnswer(const Call& call, const server::HttpResponse& response) const {
+absl::Status S3Client::CheckAnswer(const Call& call, const server::ClientResponse& response) const {
   if (response.status / 100 == 2 || response.status == 304) return absl::OkStatus();
   const absl::StatusOr<XmlElement> error = ParseXml(response.body);
   const std::string code = error.ok() ? error->ChildText("Code") : "";
@@ -121,10 +121,10 @@ absl::Status S3Client::CheckAnswer(const Call& call, const server::HttpResponse&
       absl::StrCat(words, region.empty() ? "" : "; the bucket is in the region ", region));
 }
 
-absl::StatusOr<server::HttpResponse> S3Client::RunOnce(const Call& call, bool& unanswered) {
-  std::unique_ptr<server::HttpConnection> connection = Connection();
+absl::StatusOr<server::ClientResponse> S3Client::RunOnce(const Call& call, bool& unanswered) {
+  std::unique_ptr<server::ClientConnection> connection = Connection();
   const auto mib = static_cast<double>(std::max(call.body.size(), size_t{1} << 20)) / (1 << 20);
-  absl::StatusOr<server::HttpResponse> response =
+  absl::StatusOr<server::ClientResponse> response =
       connection->Exchange(Sign(call), reply_timeout_ + mib * kTimeOfMiB, kMaxAnswer);
   if (!response.ok()) {
     unanswered |= connection->sent();
@@ -148,11 +148,11 @@ absl::StatusOr<server::HttpResponse> S3Client::RunOnce(const Call& call, bool& u
   return response;
 }
 
-absl::StatusOr<server::HttpResponse> S3Client::Run(const Call& call, SteadyTime until,
-                                                   bool* unanswered) {
+absl::StatusOr<server::ClientResponse> S3Client::Run(const Call& call, SteadyTime until,
+                                                     bool* unanswered) {
   bool ignored = false;
   for (int failures = 0;; ++failures) {
-    absl::StatusOr<server::HttpResponse> response =
+    absl::StatusOr<server::ClientResponse> response =
         RunOnce(call, unanswered == nullptr ? ignored : *unanswered);
     if (!absl::IsUnavailable(response.status())) return response;
     const SteadyTime next = After(std::chrono::steady_clock::now(), PauseAfter(failures));
@@ -167,7 +167,7 @@ absl::StatusOr<std::string> S3Client::PutObject(const std::string& key, std::str
   Call call{.method = "PUT", .key = key, .body = bytes};
   if (precondition.kind == Precondition::Kind::kAbsent) call.headers["if-none-match"] = "*";
   if (precondition.kind == Precondition::Kind::kThis) call.headers["if-match"] = precondition.etag;
-  ASSIGN_OR_RETURN(const server::HttpResponse response, Run(call, until, unanswered));
+  ASSIGN_OR_RETURN(const server::ClientResponse response, Run(call, until, unanswered));
   std::string etag = Header(response, "etag");
   if (etag.empty()) {
     return absl::InternalError(
@@ -181,7 +181,7 @@ absl::StatusOr<std::optional<ObjectBytes>> S3Client::GetIfChanged(const std::str
                                                                   SteadyTime until) {
   Call call{.method = "GET", .key = key};
   if (!known.empty()) call.headers["if-none-match"] = known;
-  ASSIGN_OR_RETURN(server::HttpResponse response, Run(call, until, nullptr));
+  ASSIGN_OR_RETURN(server::ClientResponse response, Run(call, until, nullptr));
   if (response.status == 304) return std::nullopt;
   return ObjectBytes{std::move(response.body), Header(response, "etag")};
 }
@@ -204,7 +204,7 @@ absl::StatusOr<ListedPage> S3Client::List(const std::string& prefix, const std::
   Call call{.method = "GET", .key = "", .query = {{"list-type", "2"}}};
   call.query.emplace_back("prefix", FullKey(prefix));
   if (!next.empty()) call.query.emplace_back("continuation-token", next);
-  ASSIGN_OR_RETURN(const server::HttpResponse response, Run(call, until, nullptr));
+  ASSIGN_OR_RETURN(const server::ClientResponse response, Run(call, until, nullptr));
   absl::StatusOr<XmlElement> xml = ParseXml(response.body);
   if (!xml.ok() || xml->name != "ListBucketResult") {
     return absl::InternalError(absl::StrCat(address_.Where(), ": expected a list, got ",

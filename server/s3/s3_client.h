@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "server/http_client/http_connection.h"
+#include "server/http_client/client_connection.h"
 #include "server/s3/s3_address.h"
 #include "server/s3/signature.h"
 
@@ -85,17 +85,17 @@ class S3Client {
     std::string_view body = {};
   };
   struct IdleConnection {
-    std::unique_ptr<server::HttpConnection> connection;
+    std::unique_ptr<server::ClientConnection> connection;
     SteadyTime since;
   };
 
-  absl::StatusOr<server::HttpResponse> Run(const Call& call, SteadyTime until, bool* unanswered);
-  absl::StatusOr<server::HttpResponse> RunOnce(const Call& call, bool& unanswered);
-  server::HttpRequest Sign(const Call& call) const;
+  absl::StatusOr<server::ClientResponse> Run(const Call& call, SteadyTime until, bool* unanswered);
+  absl::StatusOr<server::ClientResponse> RunOnce(const Call& call, bool& unanswered);
+  server::ClientRequest Sign(const Call& call) const;
   // The error that a response is; OK for a success.
-  absl::Status CheckAnswer(const Call& call, const server::HttpResponse& response) const;
+  absl::Status CheckAnswer(const Call& call, const server::ClientResponse& response) const;
   std::string FullKey(const std::string& key) const;
-  std::unique_ptr<server::HttpConnection> Connection();
+  std::unique_ptr<server::ClientConnection> Connection();
 
   const S3Address address_;
   const S3Credentials credentials_;

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
-#include "server/http_client/http_connection.h"
+#include "server/http_client/client_connection.h"
 #include "tests/folders.h"
 
 namespace ovq::store::test {
@@ -57,7 +57,7 @@ std::vector<std::string> S3Process::Keys(const std::string& prefix) {
 }
 
 void S3Process::Control(const std::string& commands) {
-  server::HttpConnection connection({.host = "127.0.0.1", .port = port_});
+  server::ClientConnection connection({.host = "127.0.0.1", .port = port_});
   const auto answer = connection.Exchange(
       {.method = "POST", .target = absl::StrCat("/_control?", commands)}, kPatience, 1 << 20);
   EXPECT_TRUE(answer.ok() && answer->status == 200) << answer.status();

@@ -28,14 +28,14 @@ struct HttpOrigin {
   std::string Url() const;  // http[s]://HOST[:PORT]
 };
 
-struct HttpRequest {
+struct ClientRequest {
   std::string method;                                             // a known one, such as GET
   std::string target;                                             // path and query, as it is sent
   std::vector<std::pair<std::string, std::string>> headers = {};  // beside Host and Content-Length
   std::string_view body = {};
 };
 
-struct HttpResponse {
+struct ClientResponse {
   int status = 0;
   std::map<std::string, std::string> headers = {};  // names in lower case
   std::string body = {};
@@ -44,17 +44,17 @@ struct HttpResponse {
 
 // Not thread-safe. Connects when it is first used, and again after an error or when the server has
 // closed the connection.
-class HttpConnection {
+class ClientConnection {
  public:
-  explicit HttpConnection(HttpOrigin origin);
-  ~HttpConnection();
+  explicit ClientConnection(HttpOrigin origin);
+  ~ClientConnection();
 
   // Sends a request and waits for the response, whose body has at most max_body bytes. Unavailable
   // says why there is none: no such server, a certificate that does not name the host, or one of
   // connecting, the TLS handshake, writing and reading took longer than `patience`. Resolving a
   // name is not bounded by it.
-  absl::StatusOr<HttpResponse> Exchange(const HttpRequest& request, absl::Duration patience,
-                                        size_t max_body);
+  absl::StatusOr<ClientResponse> Exchange(const ClientRequest& request, absl::Duration patience,
+                                          size_t max_body);
 
   // Whether the next request goes over the same connection, as far as is known.
   bool connected() const;

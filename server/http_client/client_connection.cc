@@ -1,4 +1,4 @@
-#include "server/http_client/http_connection.h"
+#include "server/http_client/client_connection.h"
 
 #include <sys/socket.h>
 
@@ -59,7 +59,7 @@ std::string HttpOrigin::Url() const {
   return absl::StrCat(tls ? "https://" : "http://", HostHeader());
 }
 
-struct HttpConnection::Stream {
+struct ClientConnection::Stream {
   asio::io_context io{1};
   asio::ssl::context context{asio::ssl::context::tls_client};
   std::optional<beast::ssl_stream<beast::tcp_stream>> secure;
@@ -91,10 +91,10 @@ struct HttpConnection::Stream {
   }
 };
 
-HttpConnection::HttpConnection(HttpOrigin origin) : origin_(std::move(origin)) {}
-HttpConnection::~HttpConnection() = default;
+ClientConnection::ClientConnection(HttpOrigin origin) : origin_(std::move(origin)) {}
+ClientConnection::~ClientConnection() = default;
 
-bool HttpConnection::connected() const {
+bool ClientConnection::connected() const {
   if (stream_ == nullptr) return false;
   // Between responses a server sends nothing, unless it ends the connection.
   char byte = 0;
@@ -103,12 +103,12 @@ bool HttpConnection::connected() const {
   return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
-absl::Status HttpConnection::Broken(const std::string& why) {
+absl::Status ClientConnection::Broken(const std::string& why) {
   stream_.reset();
   return absl::UnavailableError(absl::StrCat(origin_.Url(), ": ", why));
 }
 
-absl::Status HttpConnection::Connect(absl::Duration patience) {
+absl::Status ClientConnection::Connect(absl::Duration patience) {
   stream_ = std::make_unique<Stream>();
   Stream& stream = *stream_;
   Error error;
@@ -134,8 +134,9 @@ absl::Status HttpConnection::Connect(absl::Duration patience) {
   return error ? Broken(error.message()) : absl::OkStatus();
 }
 
-absl::StatusOr<HttpResponse> HttpConnection::Exchange(const HttpRequest& request,
-                                                      absl::Duration patience, size_t max_body) {
+absl::StatusOr<ClientResponse> ClientConnection::Exchange(const ClientRequest& request,
+                                                          absl::Duration patience,
+                                                          size_t max_body) {
   sent_ = false;
   if (!connected()) RETURN_IF_ERROR(Connect(patience));
   Stream& stream = *stream_;
@@ -155,7 +156,7 @@ absl::StatusOr<HttpResponse> HttpConnection::Exchange(const HttpRequest& request
     http::async_read(on, stream.buffer, parser, std::move(done));
   });
   if (error && !parser.is_header_done()) return Broken(error.message());
-  HttpResponse response{.status = static_cast<int>(parser.get().result_int()), .whole = !error};
+  ClientResponse response{.status = static_cast<int>(parser.get().result_int()), .whole = !error};
   for (const auto& field : parser.get()) {
     const auto name = field.name_string();
     response.headers[absl::AsciiStrToLower({name.data(), name.size()})] =
