@@ -34,7 +34,7 @@ import time
 import urllib.parse
 from xml.sax.saxutils import escape
 
-KEY_ID, SECRET, REGION, BUCKET = "TESTKEY", "a secret/of+the=tests", "us-east-1", "sessions"
+KEY_ID, SECRET, REGION, BUCKET = "TESTKEY", "secret/of+the=tests", "us-east-1", "sessions"
 NAMES = {301: "PermanentRedirect", 403: "AccessDenied", 404: "NoSuchKey", 409: "ConditionalRequestConflict",
          412: "PreconditionFailed", 500: "InternalError", 503: "SlowDown"}
 

@@ -44,7 +44,7 @@ s3::S3Address S3Process::address(int port) const {
 }
 
 s3::S3Credentials S3Process::credentials() {
-  return {.key_id = "TESTKEY", .secret = "a secret/of+the=tests"};
+  return {.key_id = "TESTKEY", .secret = "secret/of+the=tests"};
 }
 
 std::vector<std::string> S3Process::Keys(const std::string& prefix) {
