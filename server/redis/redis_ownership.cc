@@ -1,10 +1,14 @@
 #include "server/redis/redis_ownership.h"
 
+#include <time.h>
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
@@ -28,14 +32,20 @@ std::string AskedKey(const std::string& id) { return absl::StrCat("ovq:asked:", 
 std::string AsksKey(const std::string& server) { return absl::StrCat("ovq:asks:", server); }
 std::string LeaseKey(const std::string& server) { return absl::StrCat("ovq:lease:", server); }
 
-// The length of a lease, by what it holds: "COUNT MS".
+// The length of a lease, by what it holds: "COUNT MS SINCE".
 absl::Duration LeaseLength(const std::string& value) {
+  const std::vector<std::string> words = absl::StrSplit(value, ' ');
   int64_t ms = 0;
-  const size_t space = value.find(' ');
-  if (space == std::string::npos || !absl::SimpleAtoi(value.substr(space + 1), &ms) || ms <= 0) {
+  if (words.size() < 2 || !absl::SimpleAtoi(words[1], &ms) || ms <= 0) {
     return absl::InfiniteDuration();
   }
   return absl::Milliseconds(ms);
+}
+
+int64_t NanosecondsSinceBoot() {
+  timespec time = {};
+  clock_gettime(CLOCK_BOOTTIME, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 }  // namespace
@@ -68,6 +78,16 @@ void RedisOwnership::Acquire(const std::string& id, Acquired done) {
   {
     std::lock_guard lock(mutex_);
     acquisitions_.push_back({.id = id, .begin = SteadyClock::now(), .done = std::move(done)});
+  }
+  changed_.notify_all();
+}
+
+bool RedisOwnership::sure() const { return NanosecondsSinceBoot() < sure_until_; }
+
+void RedisOwnership::Confirm(store::SessionStore::Done done) {
+  {
+    std::lock_guard lock(mutex_);
+    confirmations_.push_back(std::move(done));
   }
   changed_.notify_all();
 }
@@ -119,11 +139,11 @@ Replies RedisOwnership::RunTogether(const std::vector<Command>& commands, Steady
 
 // --- Releasing ---
 
-WriteNumber RedisOwnership::BeginLeave(const std::string& id) {
+WriteNumber RedisOwnership::BeginLeave(const std::string& id, const std::string& epoch) {
   std::lock_guard lock(mutex_);
   releasing_.insert(id);
-  WriteNumber last = sessions_.NextWrite(id);
-  sessions_.Remove(id);
+  WriteNumber last = sessions_.NextWrite(id, epoch);
+  if (last.owned()) sessions_.Remove(id);
   return last;
 }
 
@@ -140,7 +160,7 @@ void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, Stea
   }
   std::lock_guard lock(mutex_);
   releasing_.erase(last.id);
-  if (absl::IsUnavailable(status)) unreleased_[last.id] = {last, script};
+  if (absl::IsUnavailable(status)) unreleased_.try_emplace(last.id, Leaving{last, script});
   changed_.notify_all();
 }
 
@@ -167,11 +187,12 @@ absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::strin
         absl::StrCat("snapshot: ", snapshot, " bytes, expected ", head.snapshot_bytes));
   }
   if (journal.torn_bytes > 0) {
-    const WriteNumber cut = sessions_.NextWrite(id);
+    const WriteNumber cut = sessions_.NextWrite(id, mine.items[1].text);
     const absl::StatusOr<Reply> reply =
         client_.Run(Script(kCutScript, cut, "", {absl::StrCat(journal.good_bytes)}),
                     After(SteadyClock::now(), options_.patience));
-    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false));
+    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false,
+                                       /*entry=*/false));
   }
   return store::FoundSession{head, journal.version(), journal.mark(),
                              static_cast<size_t>(mine.items[3].number)};
@@ -191,7 +212,7 @@ absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& 
 
 absl::Status RedisOwnership::GiveBack(const std::string& id, const absl::Status& why) {
   const bool damaged = absl::IsDataLoss(why);
-  LeaveNow(id, damaged ? kQuarantineScript : kReleaseScript, {});
+  LeaveNow(id, sessions_.Epoch(id), damaged ? kQuarantineScript : kReleaseScript, {});
   const absl::Status status(why.code(),
                             absl::StrCat("session ", id, ": ", std::string(why.message()),
                                          damaged ? "; its keys now begin with damaged:" : ""));
@@ -431,19 +452,21 @@ void RedisOwnership::MoveLoop() {
 absl::Status RedisOwnership::Renew(SteadyTime until) {
   const std::string ms = absl::StrCat(absl::ToInt64Milliseconds(options_.lease));
   const SteadyTime begin = SteadyClock::now();
+  const int64_t sent = NanosecondsSinceBoot();
   const absl::StatusOr<Reply> reply =
-      client_.Run(Script(kRenewScript, "", {absl::StrCat(++renewals_, " ", ms), ms}), until);
+      client_.Run(Script(kRenewScript, "", {absl::StrCat(++renewals_), ms}), until);
   if (report_) {
     report_({.kind = "lease",
              .duration = TimeBetween(begin, SteadyClock::now()),
              .status = reply.status()});
   }
   RETURN_IF_ERROR(reply.status());
-  if (reply->number == 0) verify_ = true;
+  if (lease_since_.exchange(reply->number) != reply->number) verify_ = true;
+  renewed_ = sent;  // after verify_, for KeepLease
   return absl::OkStatus();
 }
 
-absl::Status RedisOwnership::VerifyOwned() {
+absl::Status RedisOwnership::VerifyOwned(SteadyTime until) {
   verify_ = false;
   const std::vector<std::pair<std::string, std::string>> all = sessions_.All();
   for (size_t begin = 0; begin < all.size(); begin += kVerifiedTogether) {
@@ -452,7 +475,7 @@ absl::Status RedisOwnership::VerifyOwned() {
     for (size_t i = begin; i < end; ++i) {
       commands.push_back({"HMGET", SessionKey(all[i].first), "owner", "epoch"});
     }
-    const Replies replies = client_.RunTogether(commands);
+    const Replies replies = client_.RunTogether(commands, until);
     for (size_t i = begin; i < end; ++i) {
       const absl::StatusOr<Reply>& reply = replies[i - begin];
       if (!reply.ok()) {
@@ -468,34 +491,64 @@ absl::Status RedisOwnership::VerifyOwned() {
   return absl::OkStatus();
 }
 
+absl::Status RedisOwnership::KeepLease(SteadyTime& next, bool confirming) {
+  // Whoever waits for a confirmation waits for the next connection, too.
+  const SteadyTime until =
+      confirming ? After(SteadyClock::now(), options_.reply_timeout) : SteadyTime();
+  if (confirming || SteadyClock::now() >= next) {
+    RETURN_IF_ERROR(Renew(until));
+    next = After(SteadyClock::now(), options_.lease / 3);
+  }
+  const int64_t renewed = renewed_;
+  if (verify_) RETURN_IF_ERROR(VerifyOwned(until));
+  if (!verify_) sure_until_ = renewed + absl::ToInt64Nanoseconds(options_.lease);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::string>> RedisOwnership::AwaitRequest(SteadyTime& next) {
+  const Replies replies = client_.RunTogether(
+      {{"EXISTS", LeaseKey(server_)}, {"BLPOP", AsksKey(server_), kListenSeconds}});
+  for (const absl::StatusOr<Reply>& reply : replies) RETURN_IF_ERROR(reply.status());
+  if (replies[0]->number == 0) next = SteadyClock::now();  // the lease ended early
+  if (replies[1]->items.size() != 2) return std::nullopt;
+  return replies[1]->items[1].text;
+}
+
+void RedisOwnership::AnswerRequest(const std::string& id) {
+  std::unique_lock lock(mutex_);
+  const std::function<void(const std::string&)> tell = listener_.asked;
+  if (!sessions_.Contains(id) && !releasing_.contains(id)) {
+    ReleaseLater(id);  // Redis takes it for this server's, which does not know it
+  } else if (tell) {
+    lock.unlock();
+    tell(id);
+  }
+}
+
 void RedisOwnership::LeaseLoop() {
   NameThisThread("lease");
   const auto pause = absl::ToChronoNanoseconds(std::min(options_.lease / 10, absl::Seconds(1)));
   SteadyTime next = After(SteadyClock::now(), options_.lease / 3);
+  std::optional<std::string> asked;
   std::unique_lock lock(mutex_);
-  while (!ending_) {
+  while (!ending_ || !confirmations_.empty()) {
+    const auto confirmations = std::exchange(confirmations_, {});
     lock.unlock();
-    absl::Status status;
-    if (SteadyClock::now() >= next) {
-      status = Renew();
-      if (status.ok()) next = After(SteadyClock::now(), options_.lease / 3);
-    }
-    if (status.ok() && verify_) status = VerifyOwned();
-    Reply asked;
+    absl::Status status = KeepLease(next, !confirmations.empty());
+    for (const store::SessionStore::Done& done : confirmations) done(status);
     if (status.ok()) {
-      Replies replies = client_.RunTogether(
-          {{"EXISTS", LeaseKey(server_)}, {"BLPOP", AsksKey(server_), kListenSeconds}});
-      for (const absl::StatusOr<Reply>& reply : replies) status.Update(reply.status());
-      if (status.ok() && replies[0]->number == 0) next = SteadyClock::now();  // ended early
-      if (status.ok()) asked = *std::move(replies[1]);
+      // After that: a request may have waited for a server that slept, and that does not own the
+      // session any more.
+      if (asked) AnswerRequest(*asked);
+      absl::StatusOr<std::optional<std::string>> request = AwaitRequest(next);
+      status = request.status();
+      asked = request.ok() ? *std::move(request) : std::nullopt;
     }
+    if (!status.ok()) verify_ = true;  // a Redis that comes back may have lost its last seconds
     lock.lock();
-    if (!status.ok()) changed_.wait_for(lock, pause, [this] { return ending_; });
-    if (asked.items.size() != 2) continue;
-    const std::function<void(const std::string&)> tell = listener_.asked;
-    lock.unlock();
-    if (tell) tell(asked.items[1].text);
-    lock.lock();
+    if (!status.ok()) {
+      changed_.wait_for(lock, pause, [this] { return ending_ || !confirmations_.empty(); });
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -45,6 +46,8 @@ class RedisOwnership {
   void Acquire(const std::string& id, Acquired done);
   void SetListener(store::OwnershipListener listener);
   OwnedSessions& sessions() { return sessions_; }
+  bool sure() const;  // SessionStore::sure_of_ownership
+  void Confirm(store::SessionStore::Done done);
 
   // A script's command, with its keys and this server's name.
   Command Script(const char* script, const std::string& id,
@@ -56,14 +59,16 @@ class RedisOwnership {
   // Runs commands as RedisClient does, and once more after renewing the lease if that was over.
   Replies RunTogether(const std::vector<Command>& commands, SteadyTime until, bool& unanswered);
 
-  // Stops owning a session. Returns its last write, for SendLeave, which is called later, from the
-  // thread that writes. No Acquire of the session begins before that.
-  WriteNumber BeginLeave(const std::string& id);
+  // Stops owning a session that this server owns in this epoch. Returns its last write, for
+  // SendLeave, which is called later, from the thread that writes. No Acquire of the session begins
+  // before that.
+  WriteNumber BeginLeave(const std::string& id, const std::string& epoch);
   // script: kReleaseScript, kQuarantineScript or kRemoveScript. It is sent again later if Redis
   // cannot be reached.
   void SendLeave(const WriteNumber& last, const char* script, SteadyTime until);
-  void LeaveNow(const std::string& id, const char* script, SteadyTime until) {
-    SendLeave(BeginLeave(id), script, until);
+  void LeaveNow(const std::string& id, const std::string& epoch, const char* script,
+                SteadyTime until) {
+    SendLeave(BeginLeave(id, epoch), script, until);
   }
   void Decline(const std::string& id, SteadyTime until);
 
@@ -111,8 +116,15 @@ class RedisOwnership {
   void Sweep();
 
   void LeaseLoop();
+  // Renews the lease if it is due or somebody waits for a confirmation, and verifies the sessions
+  // if it was over.
+  absl::Status KeepLease(SteadyTime& next, bool confirming);
+  // Waits for requests of other servers, some tenths of a second. Returns a session's id, if any.
+  absl::StatusOr<std::optional<std::string>> AwaitRequest(SteadyTime& next);
+  void AnswerRequest(const std::string& id);
   absl::Status Renew(SteadyTime until = {});
-  absl::Status VerifyOwned();  // finds sessions that were lost while there was no lease
+  // Finds sessions that were lost while there was no lease.
+  absl::Status VerifyOwned(SteadyTime until);
 
   RedisClient& client_;
   const RedisStoreOptions options_;
@@ -120,7 +132,11 @@ class RedisOwnership {
   const std::string server_;  // this server's name
   OwnedSessions sessions_;
   std::atomic<uint64_t> renewals_ = 0;
-  std::atomic<bool> verify_ = false;  // the lease was over
+  std::atomic<int64_t> lease_since_ = 0;  // as kRenewScript returned it
+  std::atomic<bool> verify_ = false;      // the lease was over, or Redis could not be asked
+  // Nanoseconds of a clock that runs while the machine sleeps: when the last renewal was sent, and
+  // until when no other server can have acquired a session of this one.
+  std::atomic<int64_t> renewed_ = 0, sure_until_ = 0;
   // Used by the thread that acquires.
   std::map<std::string, SeenLease> seen_;  // by server
   SteadyTime next_sweep_;
@@ -132,6 +148,7 @@ class RedisOwnership {
   std::set<std::string> releasing_;            // between BeginLeave and SendLeave
   std::map<std::string, Leaving> unreleased_;  // by id
   std::vector<Acquisition> acquisitions_;
+  std::vector<store::SessionStore::Done> confirmations_;
   store::OwnershipListener listener_;  // without `lost`
 
   std::thread move_thread_, lease_thread_;

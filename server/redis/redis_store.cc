@@ -20,6 +20,10 @@ constexpr int kBulkThreads = 2;
 constexpr int kSnapshotAttempts = 3;
 constexpr int kOldestMajor = 6;  // BLPOP with fractions of seconds, and users
 
+absl::Status NameIsTaken(const std::string& id) {
+  return absl::AlreadyExistsError(absl::StrCat("session ", id, ": there is one of this name"));
+}
+
 absl::Status NotStored(const std::string& id) {
   return absl::NotFoundError(absl::StrCat("session ", id, ": not found in Redis"));
 }
@@ -104,7 +108,7 @@ void RedisStore::Release(const std::string& id) { Leave(id, kReleaseScript); }
 
 // Gives a session up by one of the two scripts for that.
 void RedisStore::Leave(const std::string& id, const char* script) {
-  const WriteNumber last = ownership_.BeginLeave(id);
+  const WriteNumber last = ownership_.BeginLeave(id, sessions_.Epoch(id));
   writer_.Enqueue({.kind = nullptr,
                    .id = id,
                    .begin = SteadyClock::now(),
@@ -126,37 +130,45 @@ void RedisStore::Quarantine(const std::string& id) { Leave(id, kQuarantineScript
 
 // --- Changes ---
 
+RedisChange RedisStore::NewChange(const char* kind, const std::string& id, Done done) const {
+  return {.kind = kind,
+          .id = id,
+          .begin = SteadyClock::now(),
+          .epoch = sessions_.Epoch(id),
+          .done = std::move(done)};
+}
+
 absl::Status RedisStore::CommitCreate(const std::string& journal, const SnapshotParts& parts,
                                       const RedisChange& change) {
-  const absl::Status exists =
-      absl::AlreadyExistsError(absl::StrCat("session ", change.id, ": there is one of this name"));
-  // Before Redis has it, so that nothing here takes it for another's.
-  if (!sessions_.BeginCreate(change.id)) return exists;
   const std::string count = absl::StrCat(parts.count);
   const Command command = ownership_.Script(
       kCreateScript, change.id, {change.id, journal, parts.prefix, count, UnguessableHex()});
   const absl::Status status = writer_.Send(command, change).status();
   if (status.ok()) return status;
-  if (absl::IsAlreadyExists(status)) {
-    sessions_.Remove(change.id);
-    return exists;
-  }
+  if (absl::IsAlreadyExists(status)) return NameIsTaken(change.id);
   // Redis may have it all the same. Nobody shall find it.
-  ownership_.LeaveNow(change.id, kRemoveScript, writer_.Deadline(change));
+  ownership_.LeaveNow(change.id, change.epoch, kRemoveScript, writer_.Deadline(change));
   return status;
 }
 
 void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
                         MakeSnapshot snapshot, Done done) {
-  const SteadyTime begin = SteadyClock::now();
-  auto create = [this, begin, head = std::move(head), entries = std::move(entries),
-                 snapshot = std::move(snapshot), done = std::move(done)]() mutable {
-    RedisChange change{.kind = "create", .id = head.id, .begin = begin};
-    // Nobody is told that the session is lost before they know that it is there.
-    change.done = [this, id = head.id, done = std::move(done)](absl::Status status) {
-      if (done) done(std::move(status));
-      sessions_.EndCreate(id);
-    };
+  // Before Redis has it, so that nothing here takes it for another's.
+  const bool begun = sessions_.BeginCreate(head.id);
+  RedisChange change = NewChange("create", head.id, std::move(done));
+  if (!begun) {
+    change.status = NameIsTaken(head.id);
+    return writer_.Enqueue(std::move(change));
+  }
+  // Nobody is told that the session is lost before they know that it is there.
+  change.done = [this, id = head.id, done = std::move(change.done)](absl::Status status) {
+    if (!status.ok()) sessions_.Remove(id);
+    if (done) done(std::move(status));
+    sessions_.EndCreate(id);
+  };
+  const bool has_snapshot = snapshot != nullptr;
+  auto create = [this, head = std::move(head), entries = std::move(entries),
+                 snapshot = std::move(snapshot), change = std::move(change)]() mutable {
     SnapshotParts parts;
     if (snapshot)
       change.status =
@@ -170,15 +182,14 @@ void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry
     };
     writer_.Enqueue(std::move(change));
   };
-  if (!snapshot) return create();
-  Run(std::move(create));
+  if (has_snapshot) return Run(std::move(create));
+  create();
 }
 
 void RedisStore::Append(const std::string& id, store::JournalEntry entry, Done done) {
-  RedisChange change{.kind = "append", .id = id, .begin = SteadyClock::now()};
+  RedisChange change = NewChange("append", id, std::move(done));
   change.entry = EncodeEntry(entry);
   change.bytes = change.entry.size();
-  change.done = std::move(done);
   writer_.Enqueue(std::move(change));
 }
 
@@ -200,7 +211,7 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotP
       for (uint64_t k = 0; k < old.entries.size(); ++k) {
         if (old.head.version + k + 1 > head.version) journal += EncodeEntry(old.entries[k]);
       }
-      before = stored.items[3].text;
+      before = absl::StrCat(" ", stored.items[3].text, " ");
     }
     change.bytes = parts.bytes + journal.size();
     status = writer_.Write(kSnapshotScript, change, before,
@@ -211,11 +222,8 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotP
 }
 
 void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) {
-  const SteadyTime begin = SteadyClock::now();
-  Run([this, begin, head = std::move(head), snapshot = std::move(snapshot),
-       done = std::move(done)]() mutable {
-    RedisChange change{.kind = "snapshot", .id = head.id, .begin = begin};
-    change.done = std::move(done);
+  Run([this, change = NewChange("snapshot", head.id, std::move(done)), head = std::move(head),
+       snapshot = std::move(snapshot)]() mutable {
     SnapshotParts parts;
     change.status =
         WriteSnapshotParts(client_, snapshot, writer_.Deadline(change), options_.patience, parts);
@@ -227,15 +235,14 @@ void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done d
 }
 
 void RedisStore::Remove(const std::string& id, Done done) {
-  RedisChange change{.kind = "remove", .id = id, .begin = SteadyClock::now()};
+  RedisChange change = NewChange("remove", id, std::move(done));
   change.always = true;
-  change.done = std::move(done);
   change.write = [this](RedisChange& self) {
     const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
     if (status.ok()) {
       sessions_.Remove(self.id);
     } else if (!absl::IsAborted(status) && !absl::IsUnknown(status)) {
-      ownership_.LeaveNow(self.id, kRemoveScript, writer_.Deadline(self));
+      ownership_.LeaveNow(self.id, self.epoch, kRemoveScript, writer_.Deadline(self));
     }
     return status;
   };
@@ -244,19 +251,18 @@ void RedisStore::Remove(const std::string& id, Done done) {
 
 void RedisStore::PutText(const std::string& id, std::shared_ptr<const std::string> text,
                          Done done) {
-  RedisChange change{.kind = "text", .id = id, .begin = SteadyClock::now()};
-  change.done = std::move(done);
+  RedisChange change = NewChange("text", id, std::move(done));
   change.bytes = text->size();
   change.write = [this, text = std::move(text)](RedisChange& self) {
-    return writer_.Write(kPutTextScript, self, "", {store::EncodeText(*text)});
+    return writer_.Write(kPutTextScript, self, std::nullopt, {store::EncodeText(*text)});
   };
   writer_.Enqueue(std::move(change));
 }
 
 void RedisStore::RemoveText(const std::string& id) {
-  RedisChange change{.kind = "text", .id = id, .begin = SteadyClock::now()};
+  RedisChange change = NewChange("text", id);
   change.write = [this](RedisChange& self) {
-    return writer_.Write(kRemoveTextScript, self, "", {});
+    return writer_.Write(kRemoveTextScript, self, std::nullopt, {});
   };
   writer_.Enqueue(std::move(change));
 }

@@ -75,12 +75,13 @@ absl::StatusOr<Reply> RedisWriter::Send(const Command& command, const RedisChang
 }
 
 absl::Status RedisWriter::Write(const char* script, const RedisChange& change,
-                                const std::string& before,
+                                const std::optional<std::string>& before,
                                 const std::vector<std::string>& arguments) {
-  const WriteNumber write = ownership_.sessions().NextWrite(change.id);
-  const Sent sent = SendAll({ownership_.Script(script, write, before, arguments)}, change);
-  const absl::Status status =
-      ownership_.sessions().EndWrite(write, sent.replies[0], absl::OkStatus(), sent.unanswered);
+  const WriteNumber write = ownership_.sessions().NextWrite(change.id, change.epoch);
+  const Sent sent = SendAll(
+      {ownership_.Script(script, write, before.value_or(write.Before()), arguments)}, change);
+  const absl::Status status = ownership_.sessions().EndWrite(
+      write, sent.replies[0], absl::OkStatus(), sent.unanswered, /*entry=*/false);
   return status.ok() ? sent.replicated : status;
 }
 
@@ -90,10 +91,8 @@ void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, 
   std::vector<WriteNumber> writes;
   for (size_t i = begin; i < end; ++i) {
     RedisChange& change = changes[i];
-    WriteNumber write = ownership_.sessions().NextWrite(change.id);
-    commands.push_back(ownership_.Script(kAppendScript, write,
-                                         write.known ? absl::StrCat(write.before) : "unknown",
-                                         {change.entry}));
+    WriteNumber write = ownership_.sessions().NextWrite(change.id, change.epoch);
+    commands.push_back(ownership_.Script(kAppendScript, write, write.Before(), {change.entry}));
     writes.push_back(std::move(write));
   }
   const Sent sent = SendAll(std::move(commands), changes[begin]);
@@ -101,8 +100,8 @@ void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, 
     RedisChange& change = changes[begin + i];
     const absl::Status gone =
         absl::NotFoundError(absl::StrCat("session ", change.id, ": not found in Redis"));
-    change.status =
-        ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone, sent.unanswered);
+    change.status = ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone,
+                                                   sent.unanswered, /*entry=*/true);
     if (change.status.ok()) change.status = sent.replicated;
     Report(change);
   }

@@ -110,6 +110,11 @@ class SessionStore {
   // Sets the session aside for people to look at, so that no server finds it, and releases it.
   virtual void Quarantine(const std::string& id) = 0;
   virtual size_t owned() const = 0;  // number of sessions that this server owns
+  // False if the sessions that this server owned may be another's meanwhile, because the store was
+  // not heard of for too long. Then ConfirmOwnership asks the store, and tells the listener which
+  // ones are lost before it calls `done`. Unavailable if the store cannot be asked.
+  virtual bool sure_of_ownership() const { return true; }
+  virtual void ConfirmOwnership(Done done) { done(absl::OkStatus()); }
 
   // --- Sessions. Methods with an id or a head need a session that this server owns: they change
   // nothing and return Aborted if another server may own it. They return Unknown if one owns it now
