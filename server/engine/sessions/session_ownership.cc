@@ -50,7 +50,9 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
   session->state.position = found.mark.length - (found.mark.pending ? 1 : 0);
   session->pending = found.mark.pending;
   session->turn_ends = std::move(found.mark.turn_ends);
-  session->disk = SessionOnDisk{.version = found.version, .length = found.mark.length};
+  session->disk = SessionOnDisk{.version = found.version,
+                                .length = found.mark.length,
+                                .used = absl::FromUnixMillis(found.mark.used_unix_ms)};
   session->hold =
       core_.config.options.quotas->Hold(head.tenant, 1, variant->layout->bytes_cap(head.slot_cap));
   SessionInfo& info = session->info;
@@ -156,11 +158,11 @@ void SessionOwnership::AnswerTransferRequest(const std::string& id) {
   std::unique_lock lock = core_.table.Lock();
   if (session->disk->snapshotting) return;  // until they ask again
   if (session->info.busy || session->info.damaged_at) return store.Decline(id);
-  const bool behind = session->disk->behind;
+  const bool unstored = session->disk->behind || SessionPersistence::UseIsUnsaved(*session);
   const bool far_on = session->resident() &&
                       session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens;
   lock.unlock();
-  if (behind) return StoreIdle(session);
+  if (unstored) return StoreIdle(session);
   // Reading so many tokens again would take the other server longer than this.
   if (far_on) return core_.disk.Snapshot(session, [](const absl::Status&) {});
   // A turn may have claimed it meanwhile.

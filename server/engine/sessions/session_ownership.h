@@ -37,7 +37,7 @@ class SessionOwnership {
   void AskStore(const std::string& id, const std::optional<std::string>& tenant,
                 StatusCallback then);
   void AnswerTransferRequest(const std::string& id);  // another server wants the session
-  // Stores an idle session whose last turn could not be stored.
+  // Stores an idle session whose last turn or use the store does not have.
   void StoreIdle(const std::shared_ptr<Session>& session);
   void Lose(const std::string& id);  // another server owns the session now
 

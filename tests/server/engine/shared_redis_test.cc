@@ -135,6 +135,25 @@ TEST_F(SharedRedis, AnotherServerGetsATurnThatWasStoredLate) {
   EXPECT_EQ(there->position, 100);
 }
 
+// Forks are uses that change nothing, of which the store does not hear.
+TEST_F(SharedRedis, AnotherServerKnowsHowLongASessionLives) {
+  const auto first = Start(redis_->address()), second = Start(redis_->address());
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 3);
+  options.ttl = absl::Seconds(2);
+  const std::string id = first->engine->NewSession(options).id;
+  for (int i = 0; i < 6; ++i) {
+    absl::SleepFor(absl::Milliseconds(500));
+    std::promise<absl::Status> forked;
+    (*first->engine)->sessions().Fork({.session_id = id}, [&](const auto& forks) {
+      forked.set_value(forks.status());
+    });
+    ASSERT_EQ(forked.get_future().get(), absl::OkStatus());
+  }
+  const absl::StatusOr<SessionInfo> there = (*second->engine)->sessions().Get(id, "");
+  EXPECT_TRUE(there.ok()) << there.status();
+}
+
 TEST_F(SharedRedis, CallsThatComeTogetherGetTheSessionTogether) {
   const auto first = Start(redis_->address()), second = Start(redis_->address());
   const std::string id = first->engine->NewSession({}).id;
