@@ -1,9 +1,6 @@
 #include "server/redis/redis_ownership.h"
 
-#include <time.h>
-
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -12,6 +9,7 @@
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
+#include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
 
 namespace ovq::redis {
@@ -22,15 +20,9 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 constexpr absl::Duration kReleaseInterval = absl::Seconds(1);  // between attempts
-constexpr char kListenSeconds[] = "0.1";
-constexpr char kRequestLifeMs[] = "10000", kDeclineLifeMs[] = "2000";
-constexpr size_t kAcquiredTogether = 64, kVerifiedTogether = 256;
+constexpr char kRequestLifeMs[] = "10000";
+constexpr size_t kAcquiredTogether = 64;
 constexpr size_t kMostSeen = 1024;
-
-std::string SessionKey(const std::string& id) { return absl::StrCat("ovq:session:", id); }
-std::string AskedKey(const std::string& id) { return absl::StrCat("ovq:asked:", id); }
-std::string AsksKey(const std::string& server) { return absl::StrCat("ovq:asks:", server); }
-std::string LeaseKey(const std::string& server) { return absl::StrCat("ovq:lease:", server); }
 
 // The length of a lease, by what it holds: "COUNT MS SINCE".
 absl::Duration LeaseLength(const std::string& value) {
@@ -42,21 +34,19 @@ absl::Duration LeaseLength(const std::string& value) {
   return absl::Milliseconds(ms);
 }
 
-int64_t NanosecondsSinceBoot() {
-  timespec time = {};
-  clock_gettime(CLOCK_BOOTTIME, &time);
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
 }  // namespace
 
 RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options, Report report)
-    : client_(client), options_(options), report_(std::move(report)), server_(UnguessableHex()) {}
+    : client_(client),
+      options_(options),
+      report_(std::move(report)),
+      server_(UnguessableHex()),
+      lease_(client_, options_, report_, server_, sessions_,
+             [this](const std::string& id) { AnswerRequest(id); }) {}
 
 absl::Status RedisOwnership::Start() {
-  RETURN_IF_ERROR(Renew(After(SteadyClock::now(), options_.patience)));
+  RETURN_IF_ERROR(lease_.Start());
   move_thread_ = std::thread([this] { MoveLoop(); });
-  lease_thread_ = std::thread([this] { LeaseLoop(); });
   return absl::OkStatus();
 }
 
@@ -68,8 +58,7 @@ void RedisOwnership::End() {
   }
   changed_.notify_all();
   move_thread_.join();
-  lease_thread_.join();
-  (void)client_.Run({"DEL", LeaseKey(server_), AsksKey(server_)});
+  lease_.End();
 }
 
 // --- Requests from any thread ---
@@ -82,16 +71,6 @@ void RedisOwnership::Acquire(const std::string& id, Acquired done) {
   changed_.notify_all();
 }
 
-bool RedisOwnership::sure() const { return NanosecondsSinceBoot() < sure_until_; }
-
-void RedisOwnership::Confirm(store::SessionStore::Done done) {
-  {
-    std::lock_guard lock(mutex_);
-    confirmations_.push_back(std::move(done));
-  }
-  changed_.notify_all();
-}
-
 void RedisOwnership::SetListener(store::OwnershipListener listener) {
   sessions_.SetListener(std::move(listener.lost));
   std::lock_guard lock(mutex_);
@@ -100,18 +79,7 @@ void RedisOwnership::SetListener(store::OwnershipListener listener) {
 
 Command RedisOwnership::Script(const char* script, const std::string& id,
                                const std::vector<std::string>& arguments) const {
-  Command command = {"EVAL",
-                     script,
-                     "6",
-                     SessionKey(id),
-                     LeaseKey(server_),
-                     absl::StrCat("ovq:journal:", id),
-                     absl::StrCat("ovq:text:", id),
-                     "ovq:sessions",
-                     AskedKey(id),
-                     server_};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return command;
+  return ScriptCommand(script, server_, id, arguments);
 }
 
 Command RedisOwnership::Script(const char* script, const WriteNumber& write,
@@ -120,21 +88,6 @@ Command RedisOwnership::Script(const char* script, const WriteNumber& write,
   std::vector<std::string> all = {write.epoch, absl::StrCat(write.number), before};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return Script(script, write.id, all);
-}
-
-Replies RedisOwnership::RunTogether(const std::vector<Command>& commands, SteadyTime until,
-                                    bool& unanswered) {
-  const auto over = [](const absl::StatusOr<Reply>& reply) {
-    return reply.status().code() == kNoLease;
-  };
-  Replies replies = client_.RunTogether(commands, until, &unanswered);
-  if (std::ranges::any_of(replies, over) && Renew().ok()) {
-    replies = client_.RunTogether(commands, until, &unanswered);
-  }
-  for (absl::StatusOr<Reply>& reply : replies) {
-    if (over(reply)) reply = absl::UnavailableError(reply.status().message());
-  }
-  return replies;
 }
 
 // --- Releasing ---
@@ -162,10 +115,6 @@ void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, Stea
   releasing_.erase(last.id);
   if (absl::IsUnavailable(status)) unreleased_.try_emplace(last.id, Leaving{last, script});
   changed_.notify_all();
-}
-
-void RedisOwnership::Decline(const std::string& id, SteadyTime until) {
-  (void)client_.Run({"SET", AskedKey(id), "no", "PX", kDeclineLifeMs}, until);
 }
 
 void RedisOwnership::ReleaseLater(const std::string& id) {
@@ -212,7 +161,7 @@ absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& 
 
 absl::Status RedisOwnership::GiveBack(const std::string& id, const absl::Status& why) {
   const bool damaged = absl::IsDataLoss(why);
-  LeaveNow(id, sessions_.Epoch(id), damaged ? kQuarantineScript : kReleaseScript, {});
+  SendLeave(BeginLeave(id, sessions_.Epoch(id)), damaged ? kQuarantineScript : kReleaseScript, {});
   const absl::Status status(why.code(),
                             absl::StrCat("session ", id, ": ", std::string(why.message()),
                                          damaged ? "; its keys now begin with damaged:" : ""));
@@ -226,7 +175,7 @@ absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
   std::string cursor = "0";
   do {
     ASSIGN_OR_RETURN(Reply page,
-                     client_.Run({"SSCAN", "ovq:sessions", cursor, "COUNT", "1000"}, until()));
+                     client_.Run({"SSCAN", kSessionsKey, cursor, "COUNT", "1000"}, until()));
     cursor = page.items[0].text;
     for (Reply& id : page.items[1].items) ids.insert(std::move(id.text));
   } while (cursor != "0");
@@ -244,7 +193,7 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
       commands.push_back(Script(kAcquireScript, ids[i], {"", "unasked"}));
     }
     bool unanswered = false;
-    const Replies replies = RunTogether(commands, until, unanswered);
+    const Replies replies = lease_.RunTogether(commands, until, unanswered);
     for (size_t i = begin; i < end; ++i) {
       RETURN_IF_ERROR(replies[i - begin].status());
       const Reply& reply = *replies[i - begin];
@@ -268,7 +217,7 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
 void RedisOwnership::Sweep() {
   next_sweep_ = After(SteadyClock::now(), options_.sweep_interval);
   const absl::StatusOr<Reply> page =
-      client_.Run({"SSCAN", "ovq:sessions", std::exchange(sweep_cursor_, "0"), "COUNT", "1000"});
+      client_.Run({"SSCAN", kSessionsKey, std::exchange(sweep_cursor_, "0"), "COUNT", "1000"});
   if (!page.ok()) return;
   std::set<std::string> ids;
   for (const Reply& id : page->items[1].items) {
@@ -385,7 +334,7 @@ void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
   std::vector<bool> answered(calls.size(), false);
   const auto exchange = [&] {
     bool unanswered = false;
-    const Replies replies = RunTogether(commands, {}, unanswered);
+    const Replies replies = lease_.RunTogether(commands, {}, unanswered);
     for (size_t i = 0; i < sent.size(); ++i) {
       answered[sent[i]] = Answer(calls[sent[i]], replies[i], ending);
     }
@@ -447,72 +396,7 @@ void RedisOwnership::MoveLoop() {
   }
 }
 
-// --- The lease ---
-
-absl::Status RedisOwnership::Renew(SteadyTime until) {
-  const std::string ms = absl::StrCat(absl::ToInt64Milliseconds(options_.lease));
-  const SteadyTime begin = SteadyClock::now();
-  const int64_t sent = NanosecondsSinceBoot();
-  const absl::StatusOr<Reply> reply =
-      client_.Run(Script(kRenewScript, "", {absl::StrCat(++renewals_), ms}), until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, SteadyClock::now()),
-             .status = reply.status()});
-  }
-  RETURN_IF_ERROR(reply.status());
-  if (lease_since_.exchange(reply->number) != reply->number) verify_ = true;
-  renewed_ = sent;  // after verify_, for KeepLease
-  return absl::OkStatus();
-}
-
-absl::Status RedisOwnership::VerifyOwned(SteadyTime until) {
-  verify_ = false;
-  const std::vector<std::pair<std::string, std::string>> all = sessions_.All();
-  for (size_t begin = 0; begin < all.size(); begin += kVerifiedTogether) {
-    const size_t end = std::min(all.size(), begin + kVerifiedTogether);
-    std::vector<Command> commands;
-    for (size_t i = begin; i < end; ++i) {
-      commands.push_back({"HMGET", SessionKey(all[i].first), "owner", "epoch"});
-    }
-    const Replies replies = client_.RunTogether(commands, until);
-    for (size_t i = begin; i < end; ++i) {
-      const absl::StatusOr<Reply>& reply = replies[i - begin];
-      if (!reply.ok()) {
-        verify_ = true;
-        return reply.status();
-      }
-      const auto& [id, epoch] = all[i];
-      if (reply->items[0].text != server_ || reply->items[1].text != epoch) {
-        sessions_.Lose(id, epoch);
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RedisOwnership::KeepLease(SteadyTime& next, bool confirming) {
-  // Whoever waits for a confirmation waits for the next connection, too.
-  const SteadyTime until =
-      confirming ? After(SteadyClock::now(), options_.reply_timeout) : SteadyTime();
-  if (confirming || SteadyClock::now() >= next) {
-    RETURN_IF_ERROR(Renew(until));
-    next = After(SteadyClock::now(), options_.lease / 3);
-  }
-  const int64_t renewed = renewed_;
-  if (verify_) RETURN_IF_ERROR(VerifyOwned(until));
-  if (!verify_) sure_until_ = renewed + absl::ToInt64Nanoseconds(options_.lease);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<std::string>> RedisOwnership::AwaitRequest(SteadyTime& next) {
-  const Replies replies = client_.RunTogether(
-      {{"EXISTS", LeaseKey(server_)}, {"BLPOP", AsksKey(server_), kListenSeconds}});
-  for (const absl::StatusOr<Reply>& reply : replies) RETURN_IF_ERROR(reply.status());
-  if (replies[0]->number == 0) next = SteadyClock::now();  // the lease ended early
-  if (replies[1]->items.size() != 2) return std::nullopt;
-  return replies[1]->items[1].text;
-}
+// --- Requests of other servers ---
 
 void RedisOwnership::AnswerRequest(const std::string& id) {
   std::unique_lock lock(mutex_);
@@ -522,33 +406,6 @@ void RedisOwnership::AnswerRequest(const std::string& id) {
   } else if (tell) {
     lock.unlock();
     tell(id);
-  }
-}
-
-void RedisOwnership::LeaseLoop() {
-  NameThisThread("lease");
-  const auto pause = absl::ToChronoNanoseconds(std::min(options_.lease / 10, absl::Seconds(1)));
-  SteadyTime next = After(SteadyClock::now(), options_.lease / 3);
-  std::optional<std::string> asked;
-  std::unique_lock lock(mutex_);
-  while (!ending_ || !confirmations_.empty()) {
-    const auto confirmations = std::exchange(confirmations_, {});
-    lock.unlock();
-    absl::Status status = KeepLease(next, !confirmations.empty());
-    for (const store::SessionStore::Done& done : confirmations) done(status);
-    if (status.ok()) {
-      // After that: a request may have waited for a server that slept, and that does not own the
-      // session any more.
-      if (asked) AnswerRequest(*asked);
-      absl::StatusOr<std::optional<std::string>> request = AwaitRequest(next);
-      status = request.status();
-      asked = request.ok() ? *std::move(request) : std::nullopt;
-    }
-    if (!status.ok()) verify_ = true;  // a Redis that comes back may have lost its last seconds
-    lock.lock();
-    if (!status.ok()) {
-      changed_.wait_for(lock, pause, [this] { return ending_ || !confirmations_.empty(); });
-    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
 #include "server/store/stored_text.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+constexpr char kDeclineLifeMs[] = "2000";
 constexpr int kBulkThreads = 2;
 constexpr int kSnapshotAttempts = 3;
 constexpr int kOldestMajor = 6;  // BLPOP with fractions of seconds, and users
@@ -61,6 +63,7 @@ RedisStore::RedisStore(const RedisStoreOptions& options,
       client_(options.address, options.reply_timeout),
       ownership_(client_, options, report_),
       sessions_(ownership_.sessions()),
+      lease_(ownership_.lease()),
       writer_(client_, ownership_, options, report_),
       bulk_(kBulkThreads, "redis") {}
 
@@ -121,22 +124,15 @@ void RedisStore::Leave(const std::string& id, const char* script) {
 void RedisStore::Decline(const std::string& id) {
   writer_.Enqueue(
       {.kind = nullptr, .id = id, .begin = SteadyClock::now(), .write = [this](RedisChange& self) {
-         ownership_.Decline(self.id, writer_.Deadline(self));
-         return absl::OkStatus();
+         return client_
+             .Run({"SET", AskedKey(self.id), "no", "PX", kDeclineLifeMs}, writer_.Deadline(self))
+             .status();
        }});
 }
 
 void RedisStore::Quarantine(const std::string& id) { Leave(id, kQuarantineScript); }
 
 // --- Changes ---
-
-RedisChange RedisStore::NewChange(const char* kind, const std::string& id, Done done) const {
-  return {.kind = kind,
-          .id = id,
-          .begin = SteadyClock::now(),
-          .epoch = sessions_.Epoch(id),
-          .done = std::move(done)};
-}
 
 absl::Status RedisStore::CommitCreate(const std::string& journal, const SnapshotParts& parts,
                                       const RedisChange& change) {
@@ -147,7 +143,8 @@ absl::Status RedisStore::CommitCreate(const std::string& journal, const Snapshot
   if (status.ok()) return status;
   if (absl::IsAlreadyExists(status)) return NameIsTaken(change.id);
   // Redis may have it all the same. Nobody shall find it.
-  ownership_.LeaveNow(change.id, change.epoch, kRemoveScript, writer_.Deadline(change));
+  ownership_.SendLeave(ownership_.BeginLeave(change.id, change.epoch), kRemoveScript,
+                       writer_.Deadline(change));
   return status;
 }
 
@@ -155,7 +152,7 @@ void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry
                         MakeSnapshot snapshot, Done done) {
   // Before Redis has it, so that nothing here takes it for another's.
   const bool begun = sessions_.BeginCreate(head.id);
-  RedisChange change = NewChange("create", head.id, std::move(done));
+  RedisChange change = writer_.NewChange("create", head.id, std::move(done));
   if (!begun) {
     change.status = NameIsTaken(head.id);
     return writer_.Enqueue(std::move(change));
@@ -187,7 +184,7 @@ void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry
 }
 
 void RedisStore::Append(const std::string& id, store::JournalEntry entry, Done done) {
-  RedisChange change = NewChange("append", id, std::move(done));
+  RedisChange change = writer_.NewChange("append", id, std::move(done));
   change.entry = EncodeEntry(entry);
   change.bytes = change.entry.size();
   writer_.Enqueue(std::move(change));
@@ -222,8 +219,8 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotP
 }
 
 void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) {
-  Run([this, change = NewChange("snapshot", head.id, std::move(done)), head = std::move(head),
-       snapshot = std::move(snapshot)]() mutable {
+  Run([this, change = writer_.NewChange("snapshot", head.id, std::move(done)),
+       head = std::move(head), snapshot = std::move(snapshot)]() mutable {
     SnapshotParts parts;
     change.status =
         WriteSnapshotParts(client_, snapshot, writer_.Deadline(change), options_.patience, parts);
@@ -235,14 +232,15 @@ void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done d
 }
 
 void RedisStore::Remove(const std::string& id, Done done) {
-  RedisChange change = NewChange("remove", id, std::move(done));
+  RedisChange change = writer_.NewChange("remove", id, std::move(done));
   change.always = true;
   change.write = [this](RedisChange& self) {
     const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
     if (status.ok()) {
       sessions_.Remove(self.id);
     } else if (!absl::IsAborted(status) && !absl::IsUnknown(status)) {
-      ownership_.LeaveNow(self.id, self.epoch, kRemoveScript, writer_.Deadline(self));
+      ownership_.SendLeave(ownership_.BeginLeave(self.id, self.epoch), kRemoveScript,
+                           writer_.Deadline(self));
     }
     return status;
   };
@@ -251,7 +249,7 @@ void RedisStore::Remove(const std::string& id, Done done) {
 
 void RedisStore::PutText(const std::string& id, std::shared_ptr<const std::string> text,
                          Done done) {
-  RedisChange change = NewChange("text", id, std::move(done));
+  RedisChange change = writer_.NewChange("text", id, std::move(done));
   change.bytes = text->size();
   change.write = [this, text = std::move(text)](RedisChange& self) {
     return writer_.Write(kPutTextScript, self, std::nullopt, {store::EncodeText(*text)});
@@ -260,7 +258,7 @@ void RedisStore::PutText(const std::string& id, std::shared_ptr<const std::strin
 }
 
 void RedisStore::RemoveText(const std::string& id) {
-  RedisChange change = NewChange("text", id);
+  RedisChange change = writer_.NewChange("text", id);
   change.write = [this](RedisChange& self) {
     return writer_.Write(kRemoveTextScript, self, std::nullopt, {});
   };
@@ -272,7 +270,7 @@ void RedisStore::RemoveText(const std::string& id) {
 void RedisStore::ReadText(const std::string& id,
                           std::function<void(absl::StatusOr<std::string>)> done) {
   Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
-    const std::string key = absl::StrCat("ovq:text:", id);
+    const std::string key = TextKey(id);
     const absl::StatusOr<Reply> reply = client_.Run({"GET", key}, After(begin, options_.patience));
     absl::StatusOr<std::string> text = std::string();
     if (!reply.ok()) {
@@ -298,8 +296,8 @@ absl::Status RedisStore::OpenStored(store::StoredSession& stored) {
   if (stored.journal.head.version == 0) return absl::OkStatus();
   SnapshotParts parts = {.prefix = reply.items[1].text,
                          .bytes = stored.journal.head.snapshot_bytes};
-  stored.snapshot = std::make_unique<RedisSnapshot>(
-      client_, absl::StrCat("ovq:session:", stored.id), std::move(parts), options_.patience);
+  stored.snapshot = std::make_unique<RedisSnapshot>(client_, SessionKey(stored.id),
+                                                    std::move(parts), options_.patience);
   return absl::OkStatus();
 }
 

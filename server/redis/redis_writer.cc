@@ -33,6 +33,15 @@ void RedisWriter::Finish() {
   thread_.join();
 }
 
+RedisChange RedisWriter::NewChange(const char* kind, const std::string& id,
+                                   store::SessionStore::Done done) const {
+  return {.kind = kind,
+          .id = id,
+          .begin = SteadyClock::now(),
+          .epoch = ownership_.sessions().Epoch(id),
+          .done = std::move(done)};
+}
+
 void RedisWriter::Enqueue(RedisChange change) {
   {
     std::lock_guard lock(mutex_);
@@ -55,7 +64,7 @@ RedisWriter::Sent RedisWriter::SendAll(std::vector<Command> commands, const Redi
                         absl::StrCat(absl::ToInt64Milliseconds(options_.reply_timeout / 2))});
   }
   Sent sent;
-  sent.replies = ownership_.RunTogether(commands, Deadline(first), sent.unanswered);
+  sent.replies = ownership_.lease().RunTogether(commands, Deadline(first), sent.unanswered);
   if (!wait) return sent;
   const absl::StatusOr<Reply> had = std::move(sent.replies.back());
   sent.replies.pop_back();

@@ -36,6 +36,9 @@ class RedisWriter {
               RedisOwnership::Report report);
   ~RedisWriter() { Finish(); }
 
+  // A change of the session in the epoch in which this server owns it now.
+  RedisChange NewChange(const char* kind, const std::string& id,
+                        store::SessionStore::Done done = {}) const;
   // A change beyond kMostChanges of them fails with ResourceExhausted, unless it is made always.
   void Enqueue(RedisChange change);
   void Finish();  // makes all changes and ends the thread
