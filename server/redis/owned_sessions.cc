@@ -1,8 +1,13 @@
 #include "server/redis/owned_sessions.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ovq::redis {
+
+std::string WriteNumber::Before() const {
+  return before.empty() ? " unknown " : absl::StrCat(" ", absl::StrJoin(before, " "), " ");
+}
 
 void OwnedSessions::SetListener(std::function<void(const std::string& id)> lost) {
   std::lock_guard lock(mutex_);
@@ -31,13 +36,11 @@ void OwnedSessions::Remove(const std::string& id) {
 }
 
 void OwnedSessions::Lose(const std::string& id, const std::string& epoch) {
-  std::unique_lock lock(mutex_);
+  std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
   if (found == by_id_.end() || found->second.epoch != epoch) return;
   by_id_.erase(found);
-  const std::function<void(const std::string&)> tell = lost_;
-  lock.unlock();
-  if (tell) tell(id);
+  if (lost_) lost_(id);  // under the lock, before the session can be this server's again
 }
 
 bool OwnedSessions::Contains(const std::string& id) const {
@@ -59,18 +62,24 @@ std::vector<std::pair<std::string, std::string>> OwnedSessions::All() const {
   return all;
 }
 
-WriteNumber OwnedSessions::NextWrite(const std::string& id) {
+std::string OwnedSessions::Epoch(const std::string& id) const {
   std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return {.id = id};
+  return found == by_id_.end() ? kNotOwned : found->second.epoch;
+}
+
+WriteNumber OwnedSessions::NextWrite(const std::string& id, const std::string& epoch) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found == by_id_.end() || found->second.epoch != epoch) return {.id = id};
   Owned& owned = found->second;
-  WriteNumber write = {id, owned.epoch, owned.next++, owned.done, owned.known};
-  owned.done = write.number;  // so that the next one may be sent with it
+  WriteNumber write = {id, epoch, owned.next++, owned.last};
+  owned.last = {write.number};  // so that the next one may be sent with it
   return write;
 }
 
 absl::Status OwnedSessions::EndWrite(const WriteNumber& write, const absl::StatusOr<Reply>& reply,
-                                     const absl::Status& gone, bool unanswered) {
+                                     const absl::Status& gone, bool unanswered, bool entry) {
   const bool vanished = reply.ok() && reply->text == "GONE";
   if (absl::IsAborted(reply.status()) || (vanished && write.owned())) {
     Lose(write.id, write.epoch);
@@ -87,9 +96,12 @@ absl::Status OwnedSessions::EndWrite(const WriteNumber& write, const absl::Statu
   const auto found = by_id_.find(write.id);
   if (found == by_id_.end() || found->second.epoch != write.epoch) return reply.status();
   Owned& owned = found->second;
-  owned.known = !absl::IsUnavailable(reply.status());
+  if (reply.ok() || owned.last != std::vector<uint64_t>{write.number}) return reply.status();
   // Redis refused the write, unless it gave no answer.
-  if (!reply.ok() && owned.done == write.number) owned.done = write.before;
+  const bool maybe_done = absl::IsUnavailable(reply.status());
+  owned.last = write.before;
+  if (maybe_done && entry) owned.last.clear();
+  if (maybe_done && !owned.last.empty()) owned.last.push_back(write.number);
   return reply.status();
 }
 

@@ -16,21 +16,25 @@
 
 namespace ovq::redis {
 
+inline constexpr char kNotOwned[] = "0";  // the epoch of a session that this server does not own
+
 // A write's place among those of its session's owner (redis_scripts.h).
 struct WriteNumber {
   std::string id;
-  std::string epoch = "0";  // "0": this server does not own the session
-  uint64_t number = 1;      // of this write
-  uint64_t before = 0;      // of the last one that was done
-  bool known = true;        // false: what became of the last one is not known
+  std::string epoch = kNotOwned;
+  uint64_t number = 1;  // of this write
+  // The numbers of which the last write that was done has one; none if a journal entry may be there
+  // or not, which only a snapshot can put right.
+  std::vector<uint64_t> before = {0};
 
-  bool owned() const { return epoch != "0"; }
+  bool owned() const { return epoch != kNotOwned; }
+  std::string Before() const;  // as ARGV[4] of the scripts
 };
 
 // Thread-safe.
 class OwnedSessions {
  public:
-  // Sets the function that is told of lost sessions; null for none.
+  // Sets the function that is told of lost sessions; null for none. It must not call this object.
   void SetListener(std::function<void(const std::string& id)> lost);
   void Add(const std::string& id, const std::string& epoch);
   // Adds a session that Redis does not have yet, with the epoch of a new one. False if the session
@@ -45,21 +49,25 @@ class OwnedSessions {
   size_t size() const;
   std::vector<std::pair<std::string, std::string>> All() const;  // ids and epochs
 
-  // Numbers the session's next write. The writes of a session are numbered in their order, and
-  // EndWrite is called for each in that order, with Redis's answer.
-  WriteNumber NextWrite(const std::string& id);
+  // The epoch in which this server owns the session; kNotOwned if it does not.
+  std::string Epoch(const std::string& id) const;
+
+  // Numbers the session's next write. epoch: the one in which it was asked for; a write that waited
+  // while the session was another server's is none of an owner's. The writes of a session are
+  // numbered in their order, and EndWrite is called for each in that order, with Redis's answer.
+  WriteNumber NextWrite(const std::string& id, const std::string& epoch);
   // Returns the write's status. Aborted if this server does not own the session, which is lost then
   // if it thought so; Unknown instead if an earlier attempt of the write got no answer
   // (`unanswered`), so that it may have been carried out before. gone: the status for a session
-  // that is not there.
+  // that is not there. entry: the write is one of the journal.
   absl::Status EndWrite(const WriteNumber& write, const absl::StatusOr<Reply>& reply,
-                        const absl::Status& gone, bool unanswered);
+                        const absl::Status& gone, bool unanswered, bool entry);
 
  private:
   struct Owned {
     std::string epoch;
-    uint64_t next = 1, done = 0;  // numbers of writes
-    bool known = true;            // what became of the last one
+    uint64_t next = 1;                 // number of the next write
+    std::vector<uint64_t> last = {0};  // its WriteNumber::before
     bool creating = false;
   };
 

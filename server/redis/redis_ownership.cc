@@ -5,9 +5,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
+#include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
 
 namespace ovq::redis {
@@ -18,21 +20,15 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 constexpr absl::Duration kReleaseInterval = absl::Seconds(1);  // between attempts
-constexpr char kListenSeconds[] = "0.1";
-constexpr char kRequestLifeMs[] = "10000", kDeclineLifeMs[] = "2000";
-constexpr size_t kAcquiredTogether = 64, kVerifiedTogether = 256;
+constexpr char kRequestLifeMs[] = "10000";
+constexpr size_t kAcquiredTogether = 64;
 constexpr size_t kMostSeen = 1024;
 
-std::string SessionKey(const std::string& id) { return absl::StrCat("ovq:session:", id); }
-std::string AskedKey(const std::string& id) { return absl::StrCat("ovq:asked:", id); }
-std::string AsksKey(const std::string& server) { return absl::StrCat("ovq:asks:", server); }
-std::string LeaseKey(const std::string& server) { return absl::StrCat("ovq:lease:", server); }
-
-// The length of a lease, by what it holds: "COUNT MS".
+// The length of a lease, by what it holds: "COUNT MS SINCE".
 absl::Duration LeaseLength(const std::string& value) {
+  const std::vector<std::string> words = absl::StrSplit(value, ' ');
   int64_t ms = 0;
-  const size_t space = value.find(' ');
-  if (space == std::string::npos || !absl::SimpleAtoi(value.substr(space + 1), &ms) || ms <= 0) {
+  if (words.size() < 2 || !absl::SimpleAtoi(words[1], &ms) || ms <= 0) {
     return absl::InfiniteDuration();
   }
   return absl::Milliseconds(ms);
@@ -41,12 +37,16 @@ absl::Duration LeaseLength(const std::string& value) {
 }  // namespace
 
 RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options, Report report)
-    : client_(client), options_(options), report_(std::move(report)), server_(UnguessableHex()) {}
+    : client_(client),
+      options_(options),
+      report_(std::move(report)),
+      server_(UnguessableHex()),
+      lease_(client_, options_, report_, server_, sessions_,
+             [this](const std::string& id) { AnswerRequest(id); }) {}
 
 absl::Status RedisOwnership::Start() {
-  RETURN_IF_ERROR(Renew(After(SteadyClock::now(), options_.patience)));
+  RETURN_IF_ERROR(lease_.Start());
   move_thread_ = std::thread([this] { MoveLoop(); });
-  lease_thread_ = std::thread([this] { LeaseLoop(); });
   return absl::OkStatus();
 }
 
@@ -58,8 +58,7 @@ void RedisOwnership::End() {
   }
   changed_.notify_all();
   move_thread_.join();
-  lease_thread_.join();
-  (void)client_.Run({"DEL", LeaseKey(server_), AsksKey(server_)});
+  lease_.End();
 }
 
 // --- Requests from any thread ---
@@ -80,18 +79,7 @@ void RedisOwnership::SetListener(store::OwnershipListener listener) {
 
 Command RedisOwnership::Script(const char* script, const std::string& id,
                                const std::vector<std::string>& arguments) const {
-  Command command = {"EVAL",
-                     script,
-                     "6",
-                     SessionKey(id),
-                     LeaseKey(server_),
-                     absl::StrCat("ovq:journal:", id),
-                     absl::StrCat("ovq:text:", id),
-                     "ovq:sessions",
-                     AskedKey(id),
-                     server_};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return command;
+  return ScriptCommand(script, server_, id, arguments);
 }
 
 Command RedisOwnership::Script(const char* script, const WriteNumber& write,
@@ -102,28 +90,13 @@ Command RedisOwnership::Script(const char* script, const WriteNumber& write,
   return Script(script, write.id, all);
 }
 
-Replies RedisOwnership::RunTogether(const std::vector<Command>& commands, SteadyTime until,
-                                    bool& unanswered) {
-  const auto over = [](const absl::StatusOr<Reply>& reply) {
-    return reply.status().code() == kNoLease;
-  };
-  Replies replies = client_.RunTogether(commands, until, &unanswered);
-  if (std::ranges::any_of(replies, over) && Renew().ok()) {
-    replies = client_.RunTogether(commands, until, &unanswered);
-  }
-  for (absl::StatusOr<Reply>& reply : replies) {
-    if (over(reply)) reply = absl::UnavailableError(reply.status().message());
-  }
-  return replies;
-}
-
 // --- Releasing ---
 
-WriteNumber RedisOwnership::BeginLeave(const std::string& id) {
+WriteNumber RedisOwnership::BeginLeave(const std::string& id, const std::string& epoch) {
   std::lock_guard lock(mutex_);
   releasing_.insert(id);
-  WriteNumber last = sessions_.NextWrite(id);
-  sessions_.Remove(id);
+  WriteNumber last = sessions_.NextWrite(id, epoch);
+  if (last.owned()) sessions_.Remove(id);
   return last;
 }
 
@@ -140,12 +113,8 @@ void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, Stea
   }
   std::lock_guard lock(mutex_);
   releasing_.erase(last.id);
-  if (absl::IsUnavailable(status)) unreleased_[last.id] = {last, script};
+  if (absl::IsUnavailable(status)) unreleased_.try_emplace(last.id, Leaving{last, script});
   changed_.notify_all();
-}
-
-void RedisOwnership::Decline(const std::string& id, SteadyTime until) {
-  (void)client_.Run({"SET", AskedKey(id), "no", "PX", kDeclineLifeMs}, until);
 }
 
 void RedisOwnership::ReleaseLater(const std::string& id) {
@@ -167,11 +136,12 @@ absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::strin
         absl::StrCat("snapshot: ", snapshot, " bytes, expected ", head.snapshot_bytes));
   }
   if (journal.torn_bytes > 0) {
-    const WriteNumber cut = sessions_.NextWrite(id);
+    const WriteNumber cut = sessions_.NextWrite(id, mine.items[1].text);
     const absl::StatusOr<Reply> reply =
         client_.Run(Script(kCutScript, cut, "", {absl::StrCat(journal.good_bytes)}),
                     After(SteadyClock::now(), options_.patience));
-    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false));
+    RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false,
+                                       /*entry=*/false));
   }
   return store::FoundSession{head, journal.version(), journal.mark(),
                              static_cast<size_t>(mine.items[3].number)};
@@ -191,7 +161,7 @@ absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& 
 
 absl::Status RedisOwnership::GiveBack(const std::string& id, const absl::Status& why) {
   const bool damaged = absl::IsDataLoss(why);
-  LeaveNow(id, damaged ? kQuarantineScript : kReleaseScript, {});
+  SendLeave(BeginLeave(id, sessions_.Epoch(id)), damaged ? kQuarantineScript : kReleaseScript, {});
   const absl::Status status(why.code(),
                             absl::StrCat("session ", id, ": ", std::string(why.message()),
                                          damaged ? "; its keys now begin with damaged:" : ""));
@@ -205,7 +175,7 @@ absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
   std::string cursor = "0";
   do {
     ASSIGN_OR_RETURN(Reply page,
-                     client_.Run({"SSCAN", "ovq:sessions", cursor, "COUNT", "1000"}, until()));
+                     client_.Run({"SSCAN", kSessionsKey, cursor, "COUNT", "1000"}, until()));
     cursor = page.items[0].text;
     for (Reply& id : page.items[1].items) ids.insert(std::move(id.text));
   } while (cursor != "0");
@@ -223,7 +193,7 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
       commands.push_back(Script(kAcquireScript, ids[i], {"", "unasked"}));
     }
     bool unanswered = false;
-    const Replies replies = RunTogether(commands, until, unanswered);
+    const Replies replies = lease_.RunTogether(commands, until, unanswered);
     for (size_t i = begin; i < end; ++i) {
       RETURN_IF_ERROR(replies[i - begin].status());
       const Reply& reply = *replies[i - begin];
@@ -247,7 +217,7 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
 void RedisOwnership::Sweep() {
   next_sweep_ = After(SteadyClock::now(), options_.sweep_interval);
   const absl::StatusOr<Reply> page =
-      client_.Run({"SSCAN", "ovq:sessions", std::exchange(sweep_cursor_, "0"), "COUNT", "1000"});
+      client_.Run({"SSCAN", kSessionsKey, std::exchange(sweep_cursor_, "0"), "COUNT", "1000"});
   if (!page.ok()) return;
   std::set<std::string> ids;
   for (const Reply& id : page->items[1].items) {
@@ -364,7 +334,7 @@ void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
   std::vector<bool> answered(calls.size(), false);
   const auto exchange = [&] {
     bool unanswered = false;
-    const Replies replies = RunTogether(commands, {}, unanswered);
+    const Replies replies = lease_.RunTogether(commands, {}, unanswered);
     for (size_t i = 0; i < sent.size(); ++i) {
       answered[sent[i]] = Answer(calls[sent[i]], replies[i], ending);
     }
@@ -426,76 +396,16 @@ void RedisOwnership::MoveLoop() {
   }
 }
 
-// --- The lease ---
+// --- Requests of other servers ---
 
-absl::Status RedisOwnership::Renew(SteadyTime until) {
-  const std::string ms = absl::StrCat(absl::ToInt64Milliseconds(options_.lease));
-  const SteadyTime begin = SteadyClock::now();
-  const absl::StatusOr<Reply> reply =
-      client_.Run(Script(kRenewScript, "", {absl::StrCat(++renewals_, " ", ms), ms}), until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, SteadyClock::now()),
-             .status = reply.status()});
-  }
-  RETURN_IF_ERROR(reply.status());
-  if (reply->number == 0) verify_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status RedisOwnership::VerifyOwned() {
-  verify_ = false;
-  const std::vector<std::pair<std::string, std::string>> all = sessions_.All();
-  for (size_t begin = 0; begin < all.size(); begin += kVerifiedTogether) {
-    const size_t end = std::min(all.size(), begin + kVerifiedTogether);
-    std::vector<Command> commands;
-    for (size_t i = begin; i < end; ++i) {
-      commands.push_back({"HMGET", SessionKey(all[i].first), "owner", "epoch"});
-    }
-    const Replies replies = client_.RunTogether(commands);
-    for (size_t i = begin; i < end; ++i) {
-      const absl::StatusOr<Reply>& reply = replies[i - begin];
-      if (!reply.ok()) {
-        verify_ = true;
-        return reply.status();
-      }
-      const auto& [id, epoch] = all[i];
-      if (reply->items[0].text != server_ || reply->items[1].text != epoch) {
-        sessions_.Lose(id, epoch);
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-void RedisOwnership::LeaseLoop() {
-  NameThisThread("lease");
-  const auto pause = absl::ToChronoNanoseconds(std::min(options_.lease / 10, absl::Seconds(1)));
-  SteadyTime next = After(SteadyClock::now(), options_.lease / 3);
+void RedisOwnership::AnswerRequest(const std::string& id) {
   std::unique_lock lock(mutex_);
-  while (!ending_) {
+  const std::function<void(const std::string&)> tell = listener_.asked;
+  if (!sessions_.Contains(id) && !releasing_.contains(id)) {
+    ReleaseLater(id);  // Redis takes it for this server's, which does not know it
+  } else if (tell) {
     lock.unlock();
-    absl::Status status;
-    if (SteadyClock::now() >= next) {
-      status = Renew();
-      if (status.ok()) next = After(SteadyClock::now(), options_.lease / 3);
-    }
-    if (status.ok() && verify_) status = VerifyOwned();
-    Reply asked;
-    if (status.ok()) {
-      Replies replies = client_.RunTogether(
-          {{"EXISTS", LeaseKey(server_)}, {"BLPOP", AsksKey(server_), kListenSeconds}});
-      for (const absl::StatusOr<Reply>& reply : replies) status.Update(reply.status());
-      if (status.ok() && replies[0]->number == 0) next = SteadyClock::now();  // ended early
-      if (status.ok()) asked = *std::move(replies[1]);
-    }
-    lock.lock();
-    if (!status.ok()) changed_.wait_for(lock, pause, [this] { return ending_; });
-    if (asked.items.size() != 2) continue;
-    const std::function<void(const std::string&)> tell = listener_.asked;
-    lock.unlock();
-    if (tell) tell(asked.items[1].text);
-    lock.lock();
+    tell(id);
   }
 }
 

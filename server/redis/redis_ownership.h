@@ -1,7 +1,6 @@
 // Which server owns each session of a store in Redis.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include "base/clock.h"
 #include "server/redis/owned_sessions.h"
 #include "server/redis/redis_client.h"
+#include "server/redis/redis_lease.h"
 #include "server/redis/redis_options.h"
 #include "server/store/session_store.h"
 
@@ -27,8 +27,7 @@ namespace ovq::redis {
 // from then on its writes are refused, because they have an older epoch. So nothing depends on
 // clocks but how soon a session is acquired.
 //
-// Thread-safe. Callbacks run on threads of its own: one acquires sessions, one renews the lease and
-// hears what other servers ask for.
+// Thread-safe. Callbacks run on a thread of its own, which acquires sessions, and on the lease's.
 class RedisOwnership {
  public:
   using Acquired = store::SessionStore::Acquired;
@@ -45,6 +44,7 @@ class RedisOwnership {
   void Acquire(const std::string& id, Acquired done);
   void SetListener(store::OwnershipListener listener);
   OwnedSessions& sessions() { return sessions_; }
+  RedisLease& lease() { return lease_; }
 
   // A script's command, with its keys and this server's name.
   Command Script(const char* script, const std::string& id,
@@ -53,19 +53,13 @@ class RedisOwnership {
   Command Script(const char* script, const WriteNumber& write, const std::string& before,
                  const std::vector<std::string>& arguments) const;
 
-  // Runs commands as RedisClient does, and once more after renewing the lease if that was over.
-  Replies RunTogether(const std::vector<Command>& commands, SteadyTime until, bool& unanswered);
-
-  // Stops owning a session. Returns its last write, for SendLeave, which is called later, from the
-  // thread that writes. No Acquire of the session begins before that.
-  WriteNumber BeginLeave(const std::string& id);
+  // Stops owning a session that this server owns in this epoch. Returns its last write, for
+  // SendLeave, which is called later, from the thread that writes. No Acquire of the session begins
+  // before that.
+  WriteNumber BeginLeave(const std::string& id, const std::string& epoch);
   // script: kReleaseScript, kQuarantineScript or kRemoveScript. It is sent again later if Redis
   // cannot be reached.
   void SendLeave(const WriteNumber& last, const char* script, SteadyTime until);
-  void LeaveNow(const std::string& id, const char* script, SteadyTime until) {
-    SendLeave(BeginLeave(id), script, until);
-  }
-  void Decline(const std::string& id, SteadyTime until);
 
  private:
   // A pending Acquire.
@@ -109,18 +103,13 @@ class RedisOwnership {
   absl::Status AcquireUnowned(const std::vector<std::string>& ids, SteadyTime until,
                               store::RecoveredSessions& found);
   void Sweep();
-
-  void LeaseLoop();
-  absl::Status Renew(SteadyTime until = {});
-  absl::Status VerifyOwned();  // finds sessions that were lost while there was no lease
+  void AnswerRequest(const std::string& id);  // of another server, for a session
 
   RedisClient& client_;
   const RedisStoreOptions options_;
   const Report report_;
   const std::string server_;  // this server's name
   OwnedSessions sessions_;
-  std::atomic<uint64_t> renewals_ = 0;
-  std::atomic<bool> verify_ = false;  // the lease was over
   // Used by the thread that acquires.
   std::map<std::string, SeenLease> seen_;  // by server
   SteadyTime next_sweep_;
@@ -134,7 +123,8 @@ class RedisOwnership {
   std::vector<Acquisition> acquisitions_;
   store::OwnershipListener listener_;  // without `lost`
 
-  std::thread move_thread_, lease_thread_;
+  std::thread move_thread_;
+  RedisLease lease_;  // ends first
 };
 
 }  // namespace ovq::redis

@@ -9,54 +9,55 @@
 //   ovq:journal:ID  string: the journal (server/store/journal.h)
 //   ovq:text:ID     string: the text, with its frame; maybe absent
 //   ovq:part:NAME:I string: part I, from 1, of a snapshot
-//   ovq:lease:NAME  string: the server NAME lives; ends with its lease. "COUNT MS": how many times
-//                   it was renewed, and for how long
+//   ovq:lease:NAME  string: the server NAME lives; ends with its lease. "COUNT MS SINCE": how many
+//                   times it was renewed, for how long, and the COUNT since which it was never over
 //   ovq:asked:ID    string: some server asks for the session ("1"), or its owner declined ("no")
 //   ovq:asks:NAME   list: ids for which the server NAME is asked
 //
 // Every script sees the keys of RedisOwnership::Script and ARGV[1], this server's name. The
 // numbered writes, which begin with OVQ_REDIS_FENCE, have ARGV[2], the epoch in which the server
-// owns the session, ARGV[3], the number of the write, and ARGV[4], the number that `seq` must have
-// before it
-// ("": any). A write whose number is not above `seq` is done already: its acknowledgement was lost.
-// They return GONE if there is no such session, where nothing else is said. Their errors: FENCED,
-// the server does not own the session in this epoch; CONFLICT, `seq` is another. Scripts that
-// create or acquire a session have NOLEASE, the server's lease is over; the one that creates,
-// EXISTS.
+// owns the session, ARGV[3], the number of the write, and ARGV[4], the numbers of which `seq` must
+// be one before it, each between spaces ("": any). A write whose number is not above `seq` is done
+// already: its acknowledgement was lost. They return GONE if there is no such session, where
+// nothing else is said. Their errors: FENCED, the server does not own the session in this epoch;
+// CONFLICT, `seq` is another. Scripts that create or acquire a session have NOLEASE, the server's
+// lease is over; the one that creates, EXISTS.
 #pragma once
 
 namespace ovq::redis {
 
-#define OVQ_REDIS_FENCE                                                          \
-  "local session = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'seq')\n"      \
-  "if not session[2] then return 'GONE' end\n"                                   \
-  "if session[1] ~= ARGV[1] or session[2] ~= ARGV[2] then\n"                     \
-  "  return redis.error_reply('FENCED this server does not own the session')\n"  \
-  "end\n"                                                                        \
-  "if tonumber(session[3]) >= tonumber(ARGV[3]) then\n"                          \
-  "  redis.call('HSET', KEYS[1], 'seq', session[3])\n"                           \
-  "  return 'OK'\n"                                                              \
-  "end\n"                                                                        \
-  "if ARGV[4] ~= '' and session[3] ~= ARGV[4] then\n"                            \
-  "  return redis.error_reply('CONFLICT the last write was ' .. session[3] ..\n" \
-  "                           ', expected ' .. ARGV[4])\n"                       \
-  "end\n"                                                                        \
-  "local function written()\n"                                                   \
-  "  redis.call('HSET', KEYS[1], 'seq', ARGV[3])\n"                              \
-  "  return 'OK'\n"                                                              \
+#define OVQ_REDIS_FENCE                                                                     \
+  "local session = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'seq')\n"                 \
+  "if not session[2] then return 'GONE' end\n"                                              \
+  "if session[1] ~= ARGV[1] or session[2] ~= ARGV[2] then\n"                                \
+  "  return redis.error_reply('FENCED this server does not own the session')\n"             \
+  "end\n"                                                                                   \
+  "if tonumber(session[3]) >= tonumber(ARGV[3]) then\n"                                     \
+  "  redis.call('HSET', KEYS[1], 'seq', session[3])\n"                                      \
+  "  return 'OK'\n"                                                                         \
+  "end\n"                                                                                   \
+  "if ARGV[4] ~= '' and not string.find(ARGV[4], ' ' .. session[3] .. ' ', 1, true) then\n" \
+  "  return redis.error_reply('CONFLICT the last write was ' .. session[3] ..\n"            \
+  "                           ', expected' .. ARGV[4])\n"                                   \
+  "end\n"                                                                                   \
+  "local function written()\n"                                                              \
+  "  redis.call('HSET', KEYS[1], 'seq', ARGV[3])\n"                                         \
+  "  return 'OK'\n"                                                                         \
   "end\n"
 
 // Functions on the parts of a snapshot. Parts that no journal names any more stay for a minute, for
 // whoever reads them.
 #define OVQ_REDIS_PARTS                                                          \
-  "local function keep(prefix, count)\n"                                         \
+  "local function there(prefix, count)\n"                                        \
   "  for i = 1, tonumber(count) do\n"                                            \
   "    if redis.call('EXISTS', prefix .. ':' .. i) == 0 then return false end\n" \
   "  end\n"                                                                      \
+  "  return true\n"                                                              \
+  "end\n"                                                                        \
+  "local function keep(prefix, count)\n"                                         \
   "  for i = 1, tonumber(count) do\n"                                            \
   "    redis.call('PERSIST', prefix .. ':' .. i)\n"                              \
   "  end\n"                                                                      \
-  "  return true\n"                                                              \
   "end\n"                                                                        \
   "local function late()\n"                                                      \
   "  return redis.error_reply('ERR parts of the snapshot are gone')\n"           \
@@ -79,10 +80,11 @@ inline constexpr char kCreateScript[] = OVQ_REDIS_PARTS
     "if redis.call('EXISTS', KEYS[2]) == 0 then\n"
     "  return redis.error_reply('NOLEASE the lease of this server is over')\n"
     "end\n"
-    "if not keep(ARGV[4], ARGV[5]) then return late() end\n"
+    "if not there(ARGV[4], ARGV[5]) then return late() end\n"
     "redis.call('SET', KEYS[3], ARGV[3])\n"
     "redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'epoch', 1, 'seq', 0, 'nonce', ARGV[6],\n"
     "           'parts', ARGV[4], 'count', ARGV[5])\n"
+    "keep(ARGV[4], ARGV[5])\n"
     "redis.call('SADD', KEYS[5], ARGV[2])\n"
     "return 'OK'\n";
 
@@ -93,10 +95,11 @@ inline constexpr char kAppendScript[] = OVQ_REDIS_FENCE
 
 // ARGV: 5 journal, 6 and 7 prefix and count of parts.
 inline constexpr char kSnapshotScript[] = OVQ_REDIS_FENCE OVQ_REDIS_PARTS
-    "if not keep(ARGV[6], ARGV[7]) then return late() end\n"
+    "if not there(ARGV[6], ARGV[7]) then return late() end\n"
     "redis.call('SET', KEYS[3], ARGV[5])\n"
     "drop()\n"
     "redis.call('HSET', KEYS[1], 'parts', ARGV[6], 'count', ARGV[7])\n"
+    "keep(ARGV[6], ARGV[7])\n"
     "return written()\n";
 
 // ARGV: 5 id. A session that is not there is removed.
@@ -172,16 +175,20 @@ inline constexpr char kAcquireScript[] =
     "return {'MINE', tostring(epoch), redis.call('GET', KEYS[3]) or '',\n"
     "        redis.call('STRLEN', KEYS[4]), bytes}\n";
 
-// Renews the lease. ARGV: 2 what it holds, 3 milliseconds. Returns 0 if it was over. Where Redis's
-// memory is full, a lease that is there is still prolonged, but goes on to hold what it did.
+// Renews the lease. ARGV: 2 count, 3 milliseconds. Returns since which count the lease was never
+// over, so that a lease that was over is noticed even if the first answer after that is lost. Where
+// Redis's memory is full, a lease that is there is still prolonged, but goes on to hold what it
+// did.
 inline constexpr char kRenewScript[] =
-    "local there = redis.call('EXISTS', KEYS[2])\n"
-    "local set = redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])\n"
+    "local held = redis.call('GET', KEYS[2])\n"
+    "local since = held and string.match(held, '%d+$') or ARGV[2]\n"
+    "local value = ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. since\n"
+    "local set = redis.pcall('SET', KEYS[2], value, 'PX', ARGV[3])\n"
     "if type(set) == 'table' and set.err then\n"
-    "  if there == 0 then return set end\n"
+    "  if not held then return set end\n"
     "  redis.call('PEXPIRE', KEYS[2], ARGV[3])\n"
     "end\n"
-    "return there\n";
+    "return tonumber(since)\n";
 
 // Returns {}, or {journal, prefix and count of the parts of its snapshot, seq}.
 inline constexpr char kReadScript[] =

@@ -25,7 +25,8 @@ absl::Status WriteSnapshotParts(RedisClient& client, const store::SessionStore::
       if (part.empty()) return absl::OkStatus();
       parts.bytes += part.size();
       const std::string key = absl::StrCat(parts.prefix, ":", ++parts.count);
-      Command command = {"SET", key, std::exchange(part, {}), "PX", kUnnamedLifeMs};
+      // NX, so that an attempt that comes late leaves a part alone that a journal names.
+      Command command = {"SET", key, std::exchange(part, {}), "PX", kUnnamedLifeMs, "NX"};
       const SteadyTime next = After(std::chrono::steady_clock::now(), patience);
       return client.Run(std::move(command), parts.count == 1 ? until : next).status();
     };

@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
 #include "server/store/stored_text.h"
 
@@ -16,9 +17,14 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+constexpr char kDeclineLifeMs[] = "2000";
 constexpr int kBulkThreads = 2;
 constexpr int kSnapshotAttempts = 3;
 constexpr int kOldestMajor = 6;  // BLPOP with fractions of seconds, and users
+
+absl::Status NameIsTaken(const std::string& id) {
+  return absl::AlreadyExistsError(absl::StrCat("session ", id, ": there is one of this name"));
+}
 
 absl::Status NotStored(const std::string& id) {
   return absl::NotFoundError(absl::StrCat("session ", id, ": not found in Redis"));
@@ -57,6 +63,7 @@ RedisStore::RedisStore(const RedisStoreOptions& options,
       client_(options.address, options.reply_timeout),
       ownership_(client_, options, report_),
       sessions_(ownership_.sessions()),
+      lease_(ownership_.lease()),
       writer_(client_, ownership_, options, report_),
       bulk_(kBulkThreads, "redis") {}
 
@@ -104,7 +111,7 @@ void RedisStore::Release(const std::string& id) { Leave(id, kReleaseScript); }
 
 // Gives a session up by one of the two scripts for that.
 void RedisStore::Leave(const std::string& id, const char* script) {
-  const WriteNumber last = ownership_.BeginLeave(id);
+  const WriteNumber last = ownership_.BeginLeave(id, sessions_.Epoch(id));
   writer_.Enqueue({.kind = nullptr,
                    .id = id,
                    .begin = SteadyClock::now(),
@@ -117,8 +124,9 @@ void RedisStore::Leave(const std::string& id, const char* script) {
 void RedisStore::Decline(const std::string& id) {
   writer_.Enqueue(
       {.kind = nullptr, .id = id, .begin = SteadyClock::now(), .write = [this](RedisChange& self) {
-         ownership_.Decline(self.id, writer_.Deadline(self));
-         return absl::OkStatus();
+         return client_
+             .Run({"SET", AskedKey(self.id), "no", "PX", kDeclineLifeMs}, writer_.Deadline(self))
+             .status();
        }});
 }
 
@@ -128,35 +136,36 @@ void RedisStore::Quarantine(const std::string& id) { Leave(id, kQuarantineScript
 
 absl::Status RedisStore::CommitCreate(const std::string& journal, const SnapshotParts& parts,
                                       const RedisChange& change) {
-  const absl::Status exists =
-      absl::AlreadyExistsError(absl::StrCat("session ", change.id, ": there is one of this name"));
-  // Before Redis has it, so that nothing here takes it for another's.
-  if (!sessions_.BeginCreate(change.id)) return exists;
   const std::string count = absl::StrCat(parts.count);
   const Command command = ownership_.Script(
       kCreateScript, change.id, {change.id, journal, parts.prefix, count, UnguessableHex()});
   const absl::Status status = writer_.Send(command, change).status();
   if (status.ok()) return status;
-  if (absl::IsAlreadyExists(status)) {
-    sessions_.Remove(change.id);
-    return exists;
-  }
+  if (absl::IsAlreadyExists(status)) return NameIsTaken(change.id);
   // Redis may have it all the same. Nobody shall find it.
-  ownership_.LeaveNow(change.id, kRemoveScript, writer_.Deadline(change));
+  ownership_.SendLeave(ownership_.BeginLeave(change.id, change.epoch), kRemoveScript,
+                       writer_.Deadline(change));
   return status;
 }
 
 void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
                         MakeSnapshot snapshot, Done done) {
-  const SteadyTime begin = SteadyClock::now();
-  auto create = [this, begin, head = std::move(head), entries = std::move(entries),
-                 snapshot = std::move(snapshot), done = std::move(done)]() mutable {
-    RedisChange change{.kind = "create", .id = head.id, .begin = begin};
-    // Nobody is told that the session is lost before they know that it is there.
-    change.done = [this, id = head.id, done = std::move(done)](absl::Status status) {
-      if (done) done(std::move(status));
-      sessions_.EndCreate(id);
-    };
+  // Before Redis has it, so that nothing here takes it for another's.
+  const bool begun = sessions_.BeginCreate(head.id);
+  RedisChange change = writer_.NewChange("create", head.id, std::move(done));
+  if (!begun) {
+    change.status = NameIsTaken(head.id);
+    return writer_.Enqueue(std::move(change));
+  }
+  // Nobody is told that the session is lost before they know that it is there.
+  change.done = [this, id = head.id, done = std::move(change.done)](absl::Status status) {
+    if (!status.ok()) sessions_.Remove(id);
+    if (done) done(std::move(status));
+    sessions_.EndCreate(id);
+  };
+  const bool has_snapshot = snapshot != nullptr;
+  auto create = [this, head = std::move(head), entries = std::move(entries),
+                 snapshot = std::move(snapshot), change = std::move(change)]() mutable {
     SnapshotParts parts;
     if (snapshot)
       change.status =
@@ -170,15 +179,14 @@ void RedisStore::Create(store::JournalHead head, std::vector<store::JournalEntry
     };
     writer_.Enqueue(std::move(change));
   };
-  if (!snapshot) return create();
-  Run(std::move(create));
+  if (has_snapshot) return Run(std::move(create));
+  create();
 }
 
 void RedisStore::Append(const std::string& id, store::JournalEntry entry, Done done) {
-  RedisChange change{.kind = "append", .id = id, .begin = SteadyClock::now()};
+  RedisChange change = writer_.NewChange("append", id, std::move(done));
   change.entry = EncodeEntry(entry);
   change.bytes = change.entry.size();
-  change.done = std::move(done);
   writer_.Enqueue(std::move(change));
 }
 
@@ -200,7 +208,7 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotP
       for (uint64_t k = 0; k < old.entries.size(); ++k) {
         if (old.head.version + k + 1 > head.version) journal += EncodeEntry(old.entries[k]);
       }
-      before = stored.items[3].text;
+      before = absl::StrCat(" ", stored.items[3].text, " ");
     }
     change.bytes = parts.bytes + journal.size();
     status = writer_.Write(kSnapshotScript, change, before,
@@ -211,11 +219,8 @@ absl::Status RedisStore::CommitSnapshot(store::JournalHead head, const SnapshotP
 }
 
 void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) {
-  const SteadyTime begin = SteadyClock::now();
-  Run([this, begin, head = std::move(head), snapshot = std::move(snapshot),
-       done = std::move(done)]() mutable {
-    RedisChange change{.kind = "snapshot", .id = head.id, .begin = begin};
-    change.done = std::move(done);
+  Run([this, change = writer_.NewChange("snapshot", head.id, std::move(done)),
+       head = std::move(head), snapshot = std::move(snapshot)]() mutable {
     SnapshotParts parts;
     change.status =
         WriteSnapshotParts(client_, snapshot, writer_.Deadline(change), options_.patience, parts);
@@ -227,15 +232,15 @@ void RedisStore::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done d
 }
 
 void RedisStore::Remove(const std::string& id, Done done) {
-  RedisChange change{.kind = "remove", .id = id, .begin = SteadyClock::now()};
+  RedisChange change = writer_.NewChange("remove", id, std::move(done));
   change.always = true;
-  change.done = std::move(done);
   change.write = [this](RedisChange& self) {
     const absl::Status status = writer_.Write(kRemoveScript, self, "", {self.id});
     if (status.ok()) {
       sessions_.Remove(self.id);
     } else if (!absl::IsAborted(status) && !absl::IsUnknown(status)) {
-      ownership_.LeaveNow(self.id, kRemoveScript, writer_.Deadline(self));
+      ownership_.SendLeave(ownership_.BeginLeave(self.id, self.epoch), kRemoveScript,
+                           writer_.Deadline(self));
     }
     return status;
   };
@@ -244,19 +249,18 @@ void RedisStore::Remove(const std::string& id, Done done) {
 
 void RedisStore::PutText(const std::string& id, std::shared_ptr<const std::string> text,
                          Done done) {
-  RedisChange change{.kind = "text", .id = id, .begin = SteadyClock::now()};
-  change.done = std::move(done);
+  RedisChange change = writer_.NewChange("text", id, std::move(done));
   change.bytes = text->size();
   change.write = [this, text = std::move(text)](RedisChange& self) {
-    return writer_.Write(kPutTextScript, self, "", {store::EncodeText(*text)});
+    return writer_.Write(kPutTextScript, self, std::nullopt, {store::EncodeText(*text)});
   };
   writer_.Enqueue(std::move(change));
 }
 
 void RedisStore::RemoveText(const std::string& id) {
-  RedisChange change{.kind = "text", .id = id, .begin = SteadyClock::now()};
+  RedisChange change = writer_.NewChange("text", id);
   change.write = [this](RedisChange& self) {
-    return writer_.Write(kRemoveTextScript, self, "", {});
+    return writer_.Write(kRemoveTextScript, self, std::nullopt, {});
   };
   writer_.Enqueue(std::move(change));
 }
@@ -266,7 +270,7 @@ void RedisStore::RemoveText(const std::string& id) {
 void RedisStore::ReadText(const std::string& id,
                           std::function<void(absl::StatusOr<std::string>)> done) {
   Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
-    const std::string key = absl::StrCat("ovq:text:", id);
+    const std::string key = TextKey(id);
     const absl::StatusOr<Reply> reply = client_.Run({"GET", key}, After(begin, options_.patience));
     absl::StatusOr<std::string> text = std::string();
     if (!reply.ok()) {
@@ -292,8 +296,8 @@ absl::Status RedisStore::OpenStored(store::StoredSession& stored) {
   if (stored.journal.head.version == 0) return absl::OkStatus();
   SnapshotParts parts = {.prefix = reply.items[1].text,
                          .bytes = stored.journal.head.snapshot_bytes};
-  stored.snapshot = std::make_unique<RedisSnapshot>(
-      client_, absl::StrCat("ovq:session:", stored.id), std::move(parts), options_.patience);
+  stored.snapshot = std::make_unique<RedisSnapshot>(client_, SessionKey(stored.id),
+                                                    std::move(parts), options_.patience);
   return absl::OkStatus();
 }
 

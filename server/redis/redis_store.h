@@ -38,6 +38,8 @@ class RedisStore final : public store::SessionStore {
   void Decline(const std::string& id) override;
   void Quarantine(const std::string& id) override;
   size_t owned() const override { return sessions_.size(); }
+  bool sure_of_ownership() const override { return lease_.sure(); }
+  void ConfirmOwnership(Done done) override { lease_.Confirm(std::move(done)); }
 
   void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
               MakeSnapshot snapshot, Done done) override;
@@ -70,6 +72,7 @@ class RedisStore final : public store::SessionStore {
   RedisClient client_;
   RedisOwnership ownership_;
   OwnedSessions& sessions_;  // ownership_'s
+  RedisLease& lease_;
   RedisWriter writer_;
   store::WorkThreads bulk_;
 };

@@ -33,6 +33,15 @@ void RedisWriter::Finish() {
   thread_.join();
 }
 
+RedisChange RedisWriter::NewChange(const char* kind, const std::string& id,
+                                   store::SessionStore::Done done) const {
+  return {.kind = kind,
+          .id = id,
+          .begin = SteadyClock::now(),
+          .epoch = ownership_.sessions().Epoch(id),
+          .done = std::move(done)};
+}
+
 void RedisWriter::Enqueue(RedisChange change) {
   {
     std::lock_guard lock(mutex_);
@@ -55,7 +64,7 @@ RedisWriter::Sent RedisWriter::SendAll(std::vector<Command> commands, const Redi
                         absl::StrCat(absl::ToInt64Milliseconds(options_.reply_timeout / 2))});
   }
   Sent sent;
-  sent.replies = ownership_.RunTogether(commands, Deadline(first), sent.unanswered);
+  sent.replies = ownership_.lease().RunTogether(commands, Deadline(first), sent.unanswered);
   if (!wait) return sent;
   const absl::StatusOr<Reply> had = std::move(sent.replies.back());
   sent.replies.pop_back();
@@ -75,12 +84,13 @@ absl::StatusOr<Reply> RedisWriter::Send(const Command& command, const RedisChang
 }
 
 absl::Status RedisWriter::Write(const char* script, const RedisChange& change,
-                                const std::string& before,
+                                const std::optional<std::string>& before,
                                 const std::vector<std::string>& arguments) {
-  const WriteNumber write = ownership_.sessions().NextWrite(change.id);
-  const Sent sent = SendAll({ownership_.Script(script, write, before, arguments)}, change);
-  const absl::Status status =
-      ownership_.sessions().EndWrite(write, sent.replies[0], absl::OkStatus(), sent.unanswered);
+  const WriteNumber write = ownership_.sessions().NextWrite(change.id, change.epoch);
+  const Sent sent = SendAll(
+      {ownership_.Script(script, write, before.value_or(write.Before()), arguments)}, change);
+  const absl::Status status = ownership_.sessions().EndWrite(
+      write, sent.replies[0], absl::OkStatus(), sent.unanswered, /*entry=*/false);
   return status.ok() ? sent.replicated : status;
 }
 
@@ -90,10 +100,8 @@ void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, 
   std::vector<WriteNumber> writes;
   for (size_t i = begin; i < end; ++i) {
     RedisChange& change = changes[i];
-    WriteNumber write = ownership_.sessions().NextWrite(change.id);
-    commands.push_back(ownership_.Script(kAppendScript, write,
-                                         write.known ? absl::StrCat(write.before) : "unknown",
-                                         {change.entry}));
+    WriteNumber write = ownership_.sessions().NextWrite(change.id, change.epoch);
+    commands.push_back(ownership_.Script(kAppendScript, write, write.Before(), {change.entry}));
     writes.push_back(std::move(write));
   }
   const Sent sent = SendAll(std::move(commands), changes[begin]);
@@ -101,8 +109,8 @@ void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, 
     RedisChange& change = changes[begin + i];
     const absl::Status gone =
         absl::NotFoundError(absl::StrCat("session ", change.id, ": not found in Redis"));
-    change.status =
-        ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone, sent.unanswered);
+    change.status = ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone,
+                                                   sent.unanswered, /*entry=*/true);
     if (change.status.ok()) change.status = sent.replicated;
     Report(change);
   }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +20,7 @@ struct RedisChange {
   const char* kind;  // null: it is not reported
   std::string id;
   SteadyTime begin;
+  std::string epoch = kNotOwned;  // in which the session was this server's when it was asked for
   std::string entry = {};
   std::function<absl::Status(RedisChange&)> write = {};  // on the writer's thread
   store::SessionStore::Done done = {};
@@ -34,13 +36,18 @@ class RedisWriter {
               RedisOwnership::Report report);
   ~RedisWriter() { Finish(); }
 
+  // A change of the session in the epoch in which this server owns it now.
+  RedisChange NewChange(const char* kind, const std::string& id,
+                        store::SessionStore::Done done = {}) const;
   // A change beyond kMostChanges of them fails with ResourceExhausted, unless it is made always.
   void Enqueue(RedisChange change);
   void Finish();  // makes all changes and ends the thread
 
-  // Sends one write of a session; for RedisChange::write. before: as for RedisOwnership::Script.
-  // Returns OK for a session that is not there. FailedPrecondition if the last write was another.
-  absl::Status Write(const char* script, const RedisChange& change, const std::string& before,
+  // Sends one write of a session; for RedisChange::write. before: as for RedisOwnership::Script;
+  // without it, what is known of the last write. Returns OK for a session that is not there.
+  // FailedPrecondition if the last write was another.
+  absl::Status Write(const char* script, const RedisChange& change,
+                     const std::optional<std::string>& before,
                      const std::vector<std::string>& arguments);
   // Sends a command that is no numbered write, and waits for the replicas.
   absl::StatusOr<Reply> Send(const Command& command, const RedisChange& change);

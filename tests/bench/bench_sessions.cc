@@ -8,6 +8,7 @@
 //                  [--centroids 1024,2048,16384] [--passes 7]   (0: turns alone)
 //                  [--pairs 7]   (of turns with and without)
 //                  [--folder /tmp/ovq-bench-sessions]   (created, and removed at the end)
+//                  [--store redis://HOST:PORT/DB]   (instead of the folder; an empty database)
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
@@ -23,6 +24,7 @@
 #include "server/engine/common/prefix_cache.h"
 #include "server/engine/common/session_image.h"
 #include "server/engine/engine.h"
+#include "server/redis/redis_store.h"
 #include "tests/bench/bench_util.h"
 #include "tests/bench/random_model.h"
 #include "tests/server/engine/served_model.h"
@@ -63,12 +65,12 @@ class Answer {
   std::promise<absl::StatusOr<Result>> promise_;
 };
 
-// Counts what a SessionFolder did.
+// Counts what a session store did.
 class DiskLog {
  public:
   std::function<void(const store::StoreReport&)> callback() {
     return [this](const store::StoreReport& report) {
-      Check(report.status.ok(), "the disk takes it");
+      Check(report.status.ok(), "the store takes it");
       std::lock_guard lock(mutex_);
       reports_.push_back(report);
       changed_.notify_all();
@@ -181,12 +183,15 @@ class Host {
 
 class Bench {
  public:
-  Bench(const model::LanguageModel& model, int threads, int passes, int pairs, std::string folder)
+  // redis: the URL of a store in Redis; empty: the store is the folder.
+  Bench(const model::LanguageModel& model, int threads, int passes, int pairs, std::string folder,
+        std::string redis)
       : model_(model),
         threads_(threads),
         passes_(passes),
         pairs_(pairs),
-        folder_(std::move(folder)) {}
+        folder_(std::move(folder)),
+        redis_(std::move(redis)) {}
 
   void Run(int32_t cap, int64_t n_tokens) {
     Host host(model_, threads_, Options());
@@ -311,28 +316,43 @@ class Bench {
     Print("delta after 64 tokens", delta, -1, static_cast<int64_t>(delta_bytes));
   }
 
-  engine::EngineOptions WithFolder(DiskLog& log) const {
-    Check(!std::filesystem::exists(folder_), "--folder is a new one");
+  std::unique_ptr<store::SessionStore> OpenStore(DiskLog& log) const {
+    if (redis_.empty()) {
+      Check(!std::filesystem::exists(folder_), "--folder is a new one");
+      auto folder = disk::SessionFolder::Open({.path = folder_}, log.callback());
+      Check(folder.ok(), "a folder for sessions");
+      return *std::move(folder);
+    }
+    const absl::StatusOr<redis::RedisAddress> address = redis::ParseRedisUrl(redis_);
+    Check(address.ok(), "--store is a URL of Redis");
+    auto store = redis::RedisStore::Open({.address = *address}, log.callback());
+    Check(store.ok(), "--store is there");
+    return *std::move(store);
+  }
+  engine::EngineOptions WithStore(DiskLog& log) const {
     engine::EngineOptions options = Options();
-    auto folder = disk::SessionFolder::Open({.path = folder_}, log.callback());
-    Check(folder.ok() && (*folder)->Recover().ok(), "a folder for sessions");
-    options.session_store = *std::move(folder);
+    std::unique_ptr<store::SessionStore> store = OpenStore(log);
+    const absl::StatusOr<store::RecoveredSessions> found = store->Recover();
+    Check(found.ok() && found->sessions.empty(), "a store without sessions");
+    options.session_store = std::move(store);
     return options;
   }
 
-  // A server with a folder and memory for one session: using one session swaps the other out.
+  // A server with a store and memory for one session: using one session swaps the other out.
   void OnDisk(int32_t cap, const engine::SessionImage& image) {
     DiskLog log;
-    engine::EngineOptions options = WithFolder(log);
+    engine::EngineOptions options = WithStore(log);
     options.overcommit = true;
     options.state_memory_bytes = model_.layout().bytes_cap(cap);
     {
       Host host(model_, threads_, std::move(options));
       const std::string id = host.Import(image), other = host.Create(cap, {}, true).id;
-      std::vector<double> snapshot, wake;
+      std::vector<double> snapshot, wake, append;
       uint64_t bytes = 0;
       for (int pass = 0; pass < passes_; ++pass) {
+        const size_t entries = log.Count("append");
         host.Say(id, Tokens(1), 0);  // the snapshot is now outdated
+        append.push_back(absl::ToDoubleSeconds(log.Await("append", entries + 1).duration));
         const size_t written = log.Count("snapshot");
         host.ReadState(other);
         const store::StoreReport report = log.Await("snapshot", written + 1);
@@ -341,7 +361,8 @@ class Bench {
         host.ReadState(id);
         wake.push_back(absl::ToDoubleSeconds(host.last_swap_in().duration));
       }
-      Print("snapshot into the session folder", snapshot, -1, static_cast<int64_t>(bytes));
+      Print("a turn's entry into the store", append);
+      Print("snapshot into the store", snapshot, -1, static_cast<int64_t>(bytes));
       Print("wake from there", wake, host.last_swap_in().replayed);
     }
     std::filesystem::remove_all(folder_);
@@ -356,12 +377,13 @@ class Bench {
     host.Delete(bare);
     DiskLog log;
     {
-      Host durable(model_, threads_, WithFolder(log));
+      Host durable(model_, threads_, WithStore(log));
       const std::string id = durable.Create(cap, prompt, true).id;
       const size_t appends = log.Count("append"), snapshots = log.Count("snapshot");
-      Compare("a session folder", {durable, id}, {host, kept});
+      Compare("a session store", {durable, id}, {host, kept});
       std::printf("  (%zu journal entries in %d turns, %zu snapshots)\n",
                   log.Count("append") - appends, 2 * pairs_, log.Count("snapshot") - snapshots);
+      durable.Delete(id);
     }
     host.Delete(kept);
     std::filesystem::remove_all(folder_);
@@ -407,7 +429,7 @@ class Bench {
 
   const model::LanguageModel& model_;
   const int threads_, passes_, pairs_;
-  const std::string folder_;
+  const std::string folder_, redis_;
   std::mt19937 random_{3};
   double read_ = 0;  // s, of the prompt's prefill
 };
@@ -415,7 +437,7 @@ class Bench {
 int Main(int argc, char** argv) {
   CheckFlags(argc, argv,
              {"--shape", "--mixer", "--threads", "--tokens", "--centroids", "--passes", "--pairs",
-              "--folder"});
+              "--folder", "--store"});
   const int threads = std::atoi(FlagValue(argc, argv, "--threads", "2"));
   const std::vector<int64_t> caps =
       Numbers(FlagValue(argc, argv, "--centroids", "1024,2048,16384"));
@@ -429,7 +451,7 @@ int Main(int argc, char** argv) {
   const std::unique_ptr<model::LanguageModel> model =
       Load(FlagValue(argc, argv, "--shape", "77m"),
            FlagValue(argc, argv, "--mixer", "ovq_attention"), options, *context);
-  Bench bench(*model, threads, passes, pairs, folder);
+  Bench bench(*model, threads, passes, pairs, folder, FlagValue(argc, argv, "--store", ""));
   for (const int64_t cap : caps) bench.Run(static_cast<int32_t>(cap), tokens);
   return 0;
 }

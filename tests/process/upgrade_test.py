@@ -1,5 +1,5 @@
 """Replaces servers behind the shipped HAProxy configuration under load, by the commands of
-docs/operations.md in their order: one of two, and both of two with one session folder.
+docs/operations.md in their order: one of two, and both of two with one session folder or one Redis.
 
 usage: upgrade_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -17,6 +17,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import redis_process
 from haproxy_process import proxy_of_a_pair  # this module knows the path of the program
 
 try:
@@ -306,10 +307,18 @@ class Upgrade(unittest.TestCase):
         self.assertEqual(self.servers[0].wait(), 0)
 
     def test_servers_with_one_folder_are_replaced_under_load(self):
+        self.replace_servers_with_one_store("--session-dir", os.path.join(self.folder, "sessions"))
+
+    @unittest.skipUnless(redis_process.installed(), "no redis-server; install redis-server")
+    def test_servers_with_one_redis_are_replaced_under_load(self):
+        redis = self.stack.enter_context(redis_process.RedisServer())
+        self.replace_servers_with_one_store("--session-store", redis.url)
+
+    def replace_servers_with_one_store(self, *store):
         """No call fails, no session is lost, and each continues where it was."""
         commands = documented_commands("Behind HAProxy, with one session folder")
         notice = re.search(r"`--drain-notice (\w+)`", OPERATIONS).group(1)
-        self.serve(["--session-dir", os.path.join(self.folder, "sessions"), "--drain-notice", notice],
+        self.serve([*store, "--drain-notice", notice],
                    {r"^    option persist\n": ""})
         one_shots = [self.start(OneShots(self.client)) for _ in range(2)]
         turns = sum(self.start_on_both(Turns, 3), [])

@@ -43,9 +43,10 @@ struct SessionOnDisk {
   int64_t length = 0;    // tokens of the conversation on disk
   // Tokens from `length` on, not yet on disk.
   std::vector<int32_t> unsaved = {};
-  int64_t snapshot_at = 0;    // tokens consumed by the state of the last snapshot
-  bool snapshotting = false;  // a snapshot is being written
-  bool behind = false;        // a write failed: the next one writes the whole session
+  int64_t snapshot_at = 0;                 // tokens consumed by the state of the last snapshot
+  bool snapshotting = false;               // a snapshot is being written
+  bool behind = false;                     // a write failed: the next one writes the whole session
+  absl::Time used = absl::InfinitePast();  // the last use that the disk has
 };
 
 // A named conversation that requests continue. Engine thread only, except where SessionTable says

@@ -195,14 +195,22 @@ std::vector<std::string> SessionOperations::Adopt(std::vector<store::FoundSessio
 
 void SessionOperations::Get(const std::string& id, const std::string& tenant,
                             SessionCallback done) {
-  absl::StatusOr<SessionInfo> info = parts_.table.Get(id, tenant);
-  const bool may_be_elsewhere = config_.options.session_store != nullptr && IsSessionId(id);
-  if (!absl::IsNotFound(info.status()) || !may_be_elsewhere) return done(std::move(info));
-  // On the engine thread no session comes or goes between the two.
-  inbox_->Post([this, id, tenant, done = std::move(done)] {
-    parts_.ownership.Acquire(id, tenant, [this, id, tenant, done](absl::Status status) {
+  const auto get = [this, id, tenant] {
+    absl::StatusOr<SessionInfo> info = parts_.table.Get(id, tenant);
+    if (info.ok() && parts_.ownership.MayBeElsewhere(id)) info->durable = false;
+    return info;
+  };
+  if (!parts_.ownership.MayBeElsewhere(id)) {
+    absl::StatusOr<SessionInfo> info = get();
+    // It may have gone to another server between the two.
+    if (!absl::IsNotFound(info.status()) || !parts_.ownership.MayBeElsewhere(id)) {
+      return done(std::move(info));
+    }
+  }
+  inbox_->Post([this, id, tenant, get, done = std::move(done)] {
+    parts_.ownership.Acquire(id, tenant, [get, done](absl::Status status) {
       if (!status.ok()) return done(std::move(status));
-      done(parts_.table.Get(id, tenant));
+      done(get());
     });
   });
 }

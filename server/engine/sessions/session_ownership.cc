@@ -50,7 +50,9 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
   session->state.position = found.mark.length - (found.mark.pending ? 1 : 0);
   session->pending = found.mark.pending;
   session->turn_ends = std::move(found.mark.turn_ends);
-  session->disk = SessionOnDisk{.version = found.version, .length = found.mark.length};
+  session->disk = SessionOnDisk{.version = found.version,
+                                .length = found.mark.length,
+                                .used = absl::FromUnixMillis(found.mark.used_unix_ms)};
   session->hold =
       core_.config.options.quotas->Hold(head.tenant, 1, variant->layout->bytes_cap(head.slot_cap));
   SessionInfo& info = session->info;
@@ -75,20 +77,45 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
 }
 
 bool SessionOwnership::MayBeElsewhere(const std::string& id) const {
-  return core_.config.options.session_store != nullptr && IsSessionId(id) &&
-         !core_.table.Contains(id);
+  const store::SessionStore* const store = core_.config.options.session_store.get();
+  return store != nullptr && IsSessionId(id) &&
+         (!core_.table.Contains(id) || !store->sure_of_ownership());
 }
 
 void SessionOwnership::Acquire(const std::string& id, const std::optional<std::string>& tenant,
                                StatusCallback then) {
   if (!MayBeElsewhere(id)) return then(absl::OkStatus());
+  if (!core_.table.Contains(id)) return AskStore(id, tenant, std::move(then));
+  core_.config.options.session_store->ConfirmOwnership(
+      [this, inbox = core_.inbox, id, tenant, then = std::move(then)](const absl::Status&) mutable {
+        inbox->Post([this, id, tenant, then = std::move(then)]() mutable {
+          // While the store cannot be asked, a session that is here goes on in memory.
+          if (core_.table.Contains(id)) return then(absl::OkStatus());
+          AskStore(id, tenant, std::move(then));
+        });
+      });
+}
+
+void SessionOwnership::AskStore(const std::string& id, const std::optional<std::string>& tenant,
+                                StatusCallback then) {
+  if (const auto asking = asking_.find(id); asking != asking_.end()) {
+    asking->second.push_back(
+        [this, id, tenant, then = std::move(then)](absl::Status status) mutable {
+          status.ok() ? Acquire(id, tenant, std::move(then)) : then(std::move(status));
+        });
+    return;
+  }
+  asking_[id] = {};
   const SteadyTime called = core_.config.options.clock.steady();
   core_.config.options.session_store->Acquire(
-      id, [this, inbox = core_.inbox, tenant, called,
+      id, [this, inbox = core_.inbox, id, tenant, called,
            then = std::move(then)](absl::StatusOr<store::FoundSession> found) mutable {
         inbox->Post(
-            [this, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
-              then(RegisterAcquired(std::move(found), tenant, called));
+            [this, id, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
+              const absl::Status status = RegisterAcquired(std::move(found), tenant, called);
+              const std::vector<StatusCallback> others = std::move(asking_.extract(id).mapped());
+              then(status);
+              for (const StatusCallback& other : others) other(status);
             });
       });
 }
@@ -116,20 +143,28 @@ void SessionOwnership::Lose(const std::string& id) {
   if (found.ok()) core_.disk.Lose(**found);
 }
 
+void SessionOwnership::StoreIdle(const std::shared_ptr<Session>& session) {
+  if (!core_.table.Claim(session->info.id, session->info.tenant).ok()) return;
+  core_.disk.Save(session, session->disk->length, [this, session](const absl::Status&) {
+    core_.table.EndClaim(*session, /*used=*/false);
+  });
+}
+
 void SessionOwnership::AnswerTransferRequest(const std::string& id) {
   store::SessionStore& store = *core_.config.options.session_store;
   const absl::StatusOr<std::shared_ptr<Session>> found = core_.table.Find(id, std::nullopt);
   if (!found.ok()) return;
   const std::shared_ptr<Session>& session = *found;
   std::unique_lock lock = core_.table.Lock();
-  if (session->info.busy || session->disk->behind) return store.Decline(id);
   if (session->disk->snapshotting) return;  // until they ask again
-  if (session->resident() &&
-      session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens) {
-    lock.unlock();  // reading so many tokens again would take the other server longer than this
-    return core_.disk.Snapshot(session, [](const absl::Status&) {});
-  }
+  if (session->info.busy || session->info.damaged_at) return store.Decline(id);
+  const bool unstored = session->disk->behind || SessionPersistence::UseIsUnsaved(*session);
+  const bool far_on = session->resident() &&
+                      session->state.position - session->disk->snapshot_at >= 2 * kCheckpointTokens;
   lock.unlock();
+  if (unstored) return StoreIdle(session);
+  // Reading so many tokens again would take the other server longer than this.
+  if (far_on) return core_.disk.Snapshot(session, [](const absl::Status&) {});
   // A turn may have claimed it meanwhile.
   if (!core_.table.Claim(id, session->info.tenant).ok()) return store.Decline(id);
   core_.table.Remove(*session);

@@ -116,6 +116,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
     }
     disk.version = head.version + entries.size();
     disk.length = session->position();
+    disk.used = session->info.created;
     store::SessionStore::MakeSnapshot make;
     if (image != nullptr) make = MakeSnapshotFile(image, config_.options.fleet_keys);
     store->Create(std::move(head), std::move(entries), std::move(make),
@@ -129,6 +130,11 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
   }
 }
 
+bool SessionPersistence::UseIsUnsaved(const Session& session) {
+  const absl::Duration unsaved = session.info.last_used - session.disk->used;
+  return unsaved > std::min(absl::Minutes(1), session.ttl / 10);
+}
+
 void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
                               StatusCallback then) {
   if (session->lost) return then(LostSession(session->info.id));
@@ -137,7 +143,9 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
   }
   SessionOnDisk& disk = *session->disk;
   const bool same = begin == disk.length && disk.length == session->position();
-  if (!session->resident() || (same && !disk.behind)) return then(absl::OkStatus());
+  const bool saved_already = same && !disk.behind && !UseIsUnsaved(*session);
+  if (!session->resident() || saved_already) return then(absl::OkStatus());
+  disk.used = config_.options.clock.wall();
   const int64_t length = session->position();
   auto saved = [this, session, length, then = std::move(then)](absl::Status status) {
     if (IsLost(*session, status)) return then(NotOnDisk(*session, status));

@@ -67,15 +67,22 @@ class SessionPins {
   // handed out, too: its request ends it.
   absl::Status PinForTurn(const std::string& id, const std::string& tenant, Check check,
                           Done done) {
-    if (ownership_.MayBeElsewhere(id)) {
-      core_.inbox->Post([this, id, tenant, check = std::move(check), done = std::move(done)] {
-        AcquireAndPin(id, tenant, check, done);
-      });
-      return absl::OkStatus();
+    if (!ownership_.MayBeElsewhere(id)) {
+      absl::StatusOr<std::shared_ptr<Session>> session = core_.table.Claim(id, tenant, check);
+      if (session.ok()) {
+        core_.inbox->Post([this, session = *std::move(session), done = std::move(done)] {
+          SwapIn(session, done);
+        });
+        return absl::OkStatus();
+      }
+      // It may have gone to another server between the two.
+      if (!absl::IsNotFound(session.status()) || !ownership_.MayBeElsewhere(id)) {
+        return session.status();
+      }
     }
-    ASSIGN_OR_RETURN(std::shared_ptr<Session> session, core_.table.Claim(id, tenant, check));
-    core_.inbox->Post(
-        [this, session = std::move(session), done = std::move(done)] { SwapIn(session, done); });
+    core_.inbox->Post([this, id, tenant, check = std::move(check), done = std::move(done)] {
+      AcquireAndPin(id, tenant, check, done);
+    });
     return absl::OkStatus();
   }
 

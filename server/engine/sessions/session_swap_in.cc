@@ -214,6 +214,12 @@ void SessionSwapIn::FinishReading(std::shared_ptr<SwappingSession> swapping) {
         status.code(),
         absl::StrCat("session ", session->info.id, ": its files: ", std::string(status.message())));
     if (absl::IsDataLoss(status)) core_.disk.Quarantine(*session);
+  } else if (swapping->mark.length != session->disk->length) {
+    // The store has gone back, as a Redis does that loses its last seconds. Whoever asks for the
+    // session next finds it as it is there.
+    core_.disk.Lose(*session);
+    core_.config.options.session_store->Release(session->info.id);
+    status = LostSession(session->info.id);
   } else if (swapping->place.base == nullptr) {
     status = AcquirePlace(*swapping);
     if (status.ok() && swapping->from > 0) {

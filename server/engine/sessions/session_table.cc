@@ -159,7 +159,8 @@ void SessionTable::RefreshInfo(Session& session) {
   const StateHandle& state = session.state;
   session.info.position = session.position();
   session.info.last_token = session.pending;
-  session.info.durable = session.disk && !session.disk->behind;
+  session.info.durable =
+      session.disk && !session.disk->behind && session.disk->length == session.position();
   session.info.hibernated = !session.resident();
   session.info.state_bytes = state.committed_bytes;
   session.info.live_slots = state.layout->LiveSlotsAt(state.position, state.slot_cap);

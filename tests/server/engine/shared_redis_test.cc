@@ -31,12 +31,15 @@ class SharedRedis : public testing::Test {
     }
     redis_ = std::make_unique<store::test::RedisProcess>();
   }
-  static std::unique_ptr<Server> Start(const redis::RedisAddress& address) {
+  static std::unique_ptr<Server> Start(const redis::RedisAddress& address,
+                                       absl::Duration lease = absl::Seconds(1),
+                                       absl::Duration patience = absl::Seconds(10)) {
     auto server = std::make_unique<Server>();
     absl::StatusOr<std::unique_ptr<redis::RedisStore>> store =
         redis::RedisStore::Open({.address = address,
-                                 .lease = absl::Seconds(1),
+                                 .lease = lease,
                                  .reply_timeout = absl::Milliseconds(300),
+                                 .patience = patience,
                                  .ownership_timeout = absl::Seconds(5)});
     EXPECT_TRUE(store.ok()) << store.status();
     const absl::StatusOr<store::RecoveredSessions> found = (*store)->Recover();
@@ -90,6 +93,76 @@ TEST_F(SharedRedis, ATurnOfALostSessionCountsNowhere) {
   EXPECT_THAT(first->told, Contains("lost"));
   same(*first->engine, 3);
   same(*second->engine, 4);
+}
+
+// A server whose lease was over asks Redis before it says anything of a session.
+TEST_F(SharedRedis, AServerThatMayHaveLostASessionAsksFirst) {
+  store::test::RedisProxy proxy(redis_->address().port);
+  const auto first = Start(proxy.address()), second = Start(redis_->address());
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 3);
+  const std::string id = first->engine->NewSession(options).id;
+  EXPECT_TRUE((*first->engine)->sessions().Get(id, "")->durable);
+  proxy.Freeze(true);
+  ASSERT_TRUE(second->engine->Run(Turn(id, SomeTokens(30, 2), 20, 2)).status.ok());
+  // Redis cannot be asked: the session is said as it was, and not to be stored.
+  const absl::StatusOr<SessionInfo> old = (*first->engine)->sessions().Get(id, "");
+  ASSERT_TRUE(old.ok()) << old.status();
+  EXPECT_EQ(old->position, 50);
+  EXPECT_FALSE(old->durable);
+  proxy.Freeze(false);
+  const absl::StatusOr<SessionInfo> now = (*first->engine)->sessions().Get(id, "");
+  ASSERT_TRUE(now.ok()) << now.status();
+  EXPECT_EQ(now->position, 100);
+  EXPECT_TRUE(now->durable);
+}
+
+// A turn that could not be stored is not lost when another server asks for its session later.
+TEST_F(SharedRedis, AnotherServerGetsATurnThatWasStoredLate) {
+  store::test::RedisProxy proxy(redis_->address().port);
+  const auto first = Start(proxy.address(), absl::Minutes(1), absl::Seconds(1));
+  const auto second = Start(redis_->address());
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 3);
+  const std::string id = first->engine->NewSession(options).id;
+  proxy.Freeze(true);
+  const absl::Status status = first->engine->Run(Turn(id, SomeTokens(30, 2), 20, 2)).status;
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("it goes on in memory"));
+  proxy.Freeze(false);
+  const absl::StatusOr<SessionInfo> there = (*second->engine)->sessions().Get(id, "");
+  ASSERT_TRUE(there.ok()) << there.status();
+  EXPECT_EQ(there->position, 100);
+}
+
+// Forks are uses that change nothing, of which the store does not hear.
+TEST_F(SharedRedis, AnotherServerKnowsHowLongASessionLives) {
+  const auto first = Start(redis_->address()), second = Start(redis_->address());
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 3);
+  options.ttl = absl::Seconds(2);
+  const std::string id = first->engine->NewSession(options).id;
+  for (int i = 0; i < 6; ++i) {
+    absl::SleepFor(absl::Milliseconds(500));
+    std::promise<absl::Status> forked;
+    (*first->engine)->sessions().Fork({.session_id = id}, [&](const auto& forks) {
+      forked.set_value(forks.status());
+    });
+    ASSERT_EQ(forked.get_future().get(), absl::OkStatus());
+  }
+  const absl::StatusOr<SessionInfo> there = (*second->engine)->sessions().Get(id, "");
+  EXPECT_TRUE(there.ok()) << there.status();
+}
+
+TEST_F(SharedRedis, CallsThatComeTogetherGetTheSessionTogether) {
+  const auto first = Start(redis_->address()), second = Start(redis_->address());
+  const std::string id = first->engine->NewSession({}).id;
+  std::vector<std::future<absl::Status>> calls;
+  for (int i = 0; i < 8; ++i) {
+    calls.push_back(std::async(std::launch::async,
+                               [&] { return (*second->engine)->sessions().Get(id, "").status(); }));
+  }
+  for (std::future<absl::Status>& call : calls) EXPECT_EQ(call.get(), absl::OkStatus());
 }
 
 TEST_F(SharedRedis, ATextThatRedisCannotBeAskedForIsNotTakenForAMissingOne) {

@@ -153,7 +153,7 @@ void RedisProxy::Pass(int client) {
   while (open && !ending_) {
     std::array<pollfd, 2> wait = {{{client, POLLIN, 0}, {server, POLLIN, 0}}};
     if (frozen_) absl::SleepFor(absl::Milliseconds(5));
-    if (frozen_ || poll(wait.data(), wait.size(), 20) <= 0) continue;
+    if (frozen_ || poll(wait.data(), wait.size(), 20) <= 0 || frozen_) continue;
     for (const auto& [from, to] : {std::pair(client, server), std::pair(server, client)}) {
       const ssize_t n = recv(from, buffer.data(), buffer.size(), MSG_DONTWAIT);
       if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) continue;
