@@ -54,7 +54,11 @@ absl::StatusOr<bool> Lease::Renew(SteadyTime until) {
   return kept;
 }
 
-void Lease::End() { (void)client_.Delete(LeaseKey(server_), /*until=*/{}); }
+void Lease::End() { RemoveLease(client_, server_); }
+
+void RemoveLease(S3Client& client, const std::string& server) {
+  (void)client.Delete(LeaseKey(server), /*until=*/{});
+}
 
 absl::StatusOr<bool> SeenLeases::IsAlive(const std::string& server, SteadyTime until) {
   const absl::StatusOr<ObjectBytes> lease = client_.GetObject(LeaseKey(server), until);

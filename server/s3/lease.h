@@ -36,6 +36,10 @@ class Lease {
   absl::Duration end_ = absl::ZeroDuration();
 };
 
+// Removes a server's lease. A server that lives after all stores it again, and looks whether others
+// have acquired its sessions.
+void RemoveLease(S3Client& client, const std::string& server);
+
 // The time since the machine's start, also while it slept.
 absl::Duration BootTime();
 

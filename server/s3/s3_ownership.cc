@@ -165,7 +165,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
     return Quarantine(id, stored.etag, found.status(), until);
   }
   RETURN_IF_ERROR(found.status());
-  object.owner = sessions_.server();
+  const std::string before = std::exchange(object.owner, sessions_.server());
   ++object.epoch;
   object.nonce = UnguessableHex();
   bool unanswered = false;
@@ -176,7 +176,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
     const absl::StatusOr<StoredObject> now = ReadSessionObject(client_, id, until);
     if (now.ok() && now->object.nonce == object.nonce) etag = now->etag;
   }
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!etag.ok()) {
     // This server may own it now without knowing.
     const HeldSession held = {.id = id, .epoch = object.epoch};
@@ -188,6 +188,9 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
   stored.etag = *std::move(etag);
   sessions_.Add(id, std::move(stored));
   unsent_.erase(id);
+  lock.unlock();
+  // It may have woken between the look at its lease and the write.
+  if (!before.empty() && before != sessions_.server()) RemoveLease(client_, before);
   return found;
 }
 

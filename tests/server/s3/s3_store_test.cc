@@ -149,7 +149,7 @@ TEST_F(S3StoreTest, AServerThatWasNotHeardOfWritesNothing) {
   // Where an attempt got no answer, the first server cannot know.
   const absl::Status refused = late.get_future().get();
   EXPECT_TRUE(absl::IsAborted(refused) || absl::IsUnknown(refused)) << refused;
-  EXPECT_EQ(lost, 1);
+  EXPECT_TRUE(Eventually([&] { return lost == 1; }));
   EXPECT_EQ(fenced_, 1);
   EXPECT_TRUE(absl::IsAborted(Snapshot(*first, 2)));
   EXPECT_EQ(Read(*second)->journal.version(), 2u);
@@ -195,6 +195,51 @@ TEST_F(S3StoreTest, ALostSessionIsNoticedWithoutAWrite) {
   EXPECT_EQ(lost.get_future().get(), kStored);
   EXPECT_EQ(first->owned(), 1u);
   EXPECT_EQ(fenced_, 0);
+  first->SetListener({});
+}
+
+TEST_F(S3StoreTest, AServerThatWasCutOffKnowsThatItIsNotSure) {
+  Proxy proxy(server_->port());
+  const auto first = Open(Options(proxy.address().port)), second = Open(Options());
+  std::atomic<int> lost = 0;
+  first->SetListener({.lost = [&](const std::string&) { ++lost; }});
+  const auto confirm = [&] {
+    return ResultOf<absl::Status>([&](auto done) { first->ConfirmOwnership(done); });
+  };
+  ASSERT_TRUE(Create(*first).ok());
+  EXPECT_TRUE(first->sure_of_ownership());
+  EXPECT_TRUE(confirm().ok());
+  proxy.Freeze(true);
+  EXPECT_TRUE(Eventually([&] { return !first->sure_of_ownership(); }));
+  const absl::Status unknown = confirm();
+  EXPECT_TRUE(absl::IsUnavailable(unknown)) << unknown;
+  ASSERT_TRUE(Acquire(*second).ok());
+  EXPECT_EQ(lost, 0);
+  proxy.Freeze(false);
+  EXPECT_TRUE(Eventually([&] { return confirm().ok(); }));
+  EXPECT_EQ(lost, 1);
+  EXPECT_TRUE(first->sure_of_ownership());
+  first->SetListener({});
+}
+
+// The owner's lease ends for whoever asks at the moment when the owner wakes.
+TEST_F(S3StoreTest, AServerWhoseLeaseWasRemovedLooksForItsSessions) {
+  S3StoreOptions options = Options();
+  options.lease = absl::Seconds(2);
+  const auto first = Open(options);
+  std::atomic<int> lost = 0;
+  first->SetListener({.lost = [&](const std::string&) { ++lost; }});
+  ASSERT_TRUE(Create(*first).ok());
+  ASSERT_TRUE(Create(*first, "other").ok());
+  SessionObject object = Object();
+  object.owner = "another server";
+  ++object.epoch;
+  S3Client& client = server_->client();
+  ASSERT_TRUE(client.PutObject(SessionKey(kStored), EncodeSessionObject(object), {}, kNever).ok());
+  RemoveLeases();
+  EXPECT_TRUE(Eventually([&] { return lost == 1; }));
+  EXPECT_EQ(first->owned(), 1u);
+  EXPECT_THAT(server_->Keys("server/"), SizeIs(1));
   first->SetListener({});
 }
 
