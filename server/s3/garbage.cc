@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "server/s3/ask_box.h"
+#include "server/s3/lease.h"
 
 namespace ovq::s3 {
 namespace {
@@ -75,7 +76,7 @@ absl::Status Garbage::SweepData(SteadyTime until) {
   if (old.empty()) return absl::OkStatus();
   std::set<std::string> others;
   RETURN_IF_ERROR(AddIds(kSessionPrefix, until, others));
-  for (const OwnedSession& owned : sessions_.All()) others.erase(owned.id);
+  for (const std::string& id : sessions_.All()) others.erase(id);
   RETURN_IF_ERROR(AddIds(kDamagedPrefix, until, others));
   for (const auto& [id, keys] : old) {
     if (!others.contains(id)) RETURN_IF_ERROR(RemoveUnnamed(id, keys, until));
@@ -118,7 +119,7 @@ absl::Status Garbage::SweepRemoved(SteadyTime until) {
 absl::Status Garbage::SweepOrphans(SteadyTime until) {
   RETURN_IF_ERROR(SweepData(until));
   RETURN_IF_ERROR(SweepRemoved(until));
-  for (const char* prefix : {kAskPrefix, kBellPrefix, kProbePrefix}) {
+  for (const char* prefix : {kAskPrefix, kBellPrefix, kProbePrefix, kServerPrefix}) {
     RETURN_IF_ERROR(SweepOld(prefix, until));
   }
   return absl::OkStatus();

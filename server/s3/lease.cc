@@ -14,7 +14,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr char kServerPrefix[] = "server/";
+constexpr char kEnded[] = "ended";
 constexpr absl::Duration kLongestLease = absl::Minutes(10);
 constexpr size_t kMostSeenLeases = 4096;
 
@@ -54,16 +54,12 @@ absl::StatusOr<bool> Lease::Renew(SteadyTime until) {
   return kept;
 }
 
-void Lease::End() { RemoveLease(client_, server_); }
-
-void RemoveLease(S3Client& client, const std::string& server) {
-  (void)client.Delete(LeaseKey(server), /*until=*/{});
-}
+void Lease::End() { (void)client_.Delete(LeaseKey(server_), /*until=*/{}); }
 
 absl::StatusOr<bool> SeenLeases::IsAlive(const std::string& server, SteadyTime until) {
   const absl::StatusOr<ObjectBytes> lease = client_.GetObject(LeaseKey(server), until);
   std::lock_guard lock(mutex_);
-  if (absl::IsNotFound(lease.status())) {
+  if (absl::IsNotFound(lease.status()) || (lease.ok() && lease->bytes == kEnded)) {
     seen_.erase(server);
     return false;
   }
@@ -77,23 +73,33 @@ absl::StatusOr<bool> SeenLeases::IsAlive(const std::string& server, SteadyTime u
 
 absl::StatusOr<bool> SeenLeases::AnyEnded(SteadyTime until) {
   ASSIGN_OR_RETURN(const std::vector<ListedObject> leases, client_.ListAll(kServerPrefix, until));
-  std::set<std::string> now;
-  bool ended = false;
+  std::set<std::string> living;
+  std::map<std::string, std::string> ended;
+  bool any = false;
   for (const ListedObject& lease : leases) {
     const std::string server = lease.key.substr(std::string_view(kServerPrefix).size());
-    ASSIGN_OR_RETURN(const bool alive, IsAlive(server, until));
-    if (alive) {
-      now.insert(server);
+    const auto before = ended_.find(server);
+    if (before != ended_.end() && before->second == lease.etag) {
+      ended.insert(*before);
       continue;
     }
-    ended = true;
-    (void)client_.Delete(lease.key, until, lease.etag);
+    ASSIGN_OR_RETURN(const bool alive, IsAlive(server, until));
+    if (alive) {
+      living.insert(server);
+      continue;
+    }
+    any = true;
+    // A server that wakes at this moment and renews it first lives on.
+    absl::StatusOr<std::string> etag =
+        client_.PutObject(lease.key, kEnded, Precondition::This(lease.etag), until);
+    ended[server] = etag.ok() ? *std::move(etag) : lease.etag;
   }
-  std::lock_guard lock(mutex_);
-  ended = ended || std::ranges::any_of(
-                       known_, [&](const std::string& server) { return !now.contains(server); });
-  known_ = std::move(now);
-  return ended;
+  any = any || std::ranges::any_of(living_, [&](const std::string& server) {
+          return !living.contains(server) && !ended.contains(server);
+        });
+  living_ = std::move(living);
+  ended_ = std::move(ended);
+  return any;
 }
 
 }  // namespace ovq::s3

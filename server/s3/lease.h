@@ -36,23 +36,21 @@ class Lease {
   absl::Duration end_ = absl::ZeroDuration();
 };
 
-// Removes a server's lease. A server that lives after all stores it again, and looks whether others
-// have acquired its sessions.
-void RemoveLease(S3Client& client, const std::string& server);
-
 // The time since the machine's start, also while it slept.
 absl::Duration BootTime();
 
-// Other servers' leases. A lease that is not there has ended, and so has one that was not renewed
-// for as long as it lasts, by the clock of whoever sees it: no two clocks are compared.
+inline constexpr char kServerPrefix[] = "server/";
+
+// Other servers' leases. A lease that is not there or says so has ended, and so has one that was
+// not renewed for as long as it lasts, by the clock of whoever sees it: no two clocks are compared.
 // Thread-safe.
 class SeenLeases {
  public:
   explicit SeenLeases(S3Client& client) : client_(client) {}
 
   absl::StatusOr<bool> IsAlive(const std::string& server, SteadyTime until);
-  // Looks at all leases. Returns whether a server ended since the last call; the leases of those
-  // are removed.
+  // Looks at all leases. Returns whether a server was seen to have ended for the first time; its
+  // lease then says so to all. One thread.
   absl::StatusOr<bool> AnyEnded(SteadyTime until);
 
  private:
@@ -63,9 +61,12 @@ class SeenLeases {
   };
 
   S3Client& client_;
-  std::mutex mutex_;                  // guards the members below
+  // At the last call of AnyEnded: servers that lived, and the ETags of leases that had ended.
+  std::set<std::string> living_;
+  std::map<std::string, std::string> ended_;
+
+  std::mutex mutex_;                  // guards seen_
   std::map<std::string, Seen> seen_;  // by server
-  std::set<std::string> known_;       // servers at the last call of AnyEnded
 };
 
 }  // namespace ovq::s3

@@ -1,7 +1,7 @@
 #include "server/s3/lease_keeper.h"
 
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -16,17 +16,17 @@ using KeeperClock = std::chrono::steady_clock;
 }  // namespace
 
 LeaseKeeper::LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-                         Report report, std::function<absl::Status()> listen)
-    : client_(client),
-      sessions_(sessions),
+                         Report report, Touch touch, std::function<absl::Status()> listen)
+    : sessions_(sessions),
       options_(options),
       report_(std::move(report)),
+      touch_(std::move(touch)),
       listen_(std::move(listen)),
       lease_(client, sessions.server(), options.lease) {}
 
 absl::Status LeaseKeeper::Start() {
   RETURN_IF_ERROR(Renew(After(KeeperClock::now(), options_.patience)));
-  verify_ = false;
+  state_ = State::kSure;
   sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
   thread_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
@@ -61,64 +61,81 @@ absl::Status LeaseKeeper::Renew(SteadyTime until) {
              .status = kept.status()});
   }
   RETURN_IF_ERROR(kept.status());
-  verify_ = verify_ || !*kept;
+  if (!*kept) state_ = State::kLost;
   return absl::OkStatus();
 }
 
-absl::Status LeaseKeeper::VerifyOwned() {
-  verify_ = false;
-  const std::vector<OwnedSession> all = sessions_.All();
-  if (all.empty()) return absl::OkStatus();
-  const absl::StatusOr<std::vector<ListedObject>> listed = client_.ListAll(kSessionPrefix, {});
-  absl::Status status = listed.status();
-  std::map<std::string, std::string> etags;
-  for (const ListedObject& object : listed.ok() ? *listed : std::vector<ListedObject>()) {
-    etags[object.key] = object.etag;
+void LeaseKeeper::TouchAll() {
+  const std::vector<std::string> ids = sessions_.All();
+  {
+    std::lock_guard lock(mutex_);
+    touching_ = ids.size();
   }
-  for (const auto& [id, epoch, etag] : all) {
-    if (!status.ok()) break;
-    const auto found = etags.find(SessionKey(id));
-    if (found != etags.end() && found->second == etag) continue;
-    const absl::StatusOr<StoredObject> now = ReadSessionObject(client_, id, {});
-    const bool gone = absl::IsNotFound(now.status()) || (now.ok() && now->object.removed);
-    const bool lost =
-        now.ok() && (now->object.owner != sessions_.server() || now->object.epoch != epoch);
-    if (gone || lost) {
-      sessions_.Lose(id, epoch);
-    } else if (absl::IsUnavailable(now.status())) {
-      status = now.status();
-    }
+  for (const std::string& id : ids) {
+    touch_(id, [this](const absl::Status& status) {
+      std::lock_guard lock(mutex_);
+      // With any other error, too, it is known whose the session is.
+      if (absl::IsUnavailable(status)) touch_failure_ = status;
+      touched_ = --touching_ == 0;
+      if (touched_) changed_.notify_all();
+    });
   }
-  if (!status.ok()) verify_ = true;
-  return status;
+}
+
+absl::StatusOr<bool> LeaseKeeper::Touched() {
+  std::lock_guard lock(mutex_);
+  touched_ = false;
+  if (touching_ > 0) return false;
+  RETURN_IF_ERROR(std::exchange(touch_failure_, absl::OkStatus()));
+  return true;
 }
 
 absl::Status LeaseKeeper::Keep(SteadyTime& next) {
-  if (KeeperClock::now() >= next || !sure()) {
+  if (KeeperClock::now() >= next || (state_ == State::kSure && !sure())) {
     RETURN_IF_ERROR(Renew(/*until=*/{}));
     next = After(KeeperClock::now(), options_.lease / 3);
   }
-  if (verify_) RETURN_IF_ERROR(VerifyOwned());
-  sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
+  if (state_ == State::kLost) {
+    ASSIGN_OR_RETURN(const bool idle, Touched());
+    if (!idle) return absl::OkStatus();
+    // The lease is there already: whoever reads a session from now on finds this server alive.
+    TouchAll();
+    state_ = State::kTouching;
+  }
+  if (state_ == State::kTouching) {
+    const absl::StatusOr<bool> all = Touched();
+    if (!all.ok()) state_ = State::kLost;
+    RETURN_IF_ERROR(all.status());
+    if (*all) state_ = State::kSure;
+  }
+  if (state_ == State::kSure) sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
   return absl::OkStatus();
 }
 
 void LeaseKeeper::Loop() {
   NameThisThread("lease");
   SteadyTime next = After(KeeperClock::now(), options_.lease / 3);
+  std::vector<store::SessionStore::Done> waiting;
   std::unique_lock lock(mutex_);
-  while (!ending_ || !confirmations_.empty()) {
-    const auto confirmations = std::exchange(confirmations_, {});
+  while (!ending_) {
+    std::ranges::move(std::exchange(confirmations_, {}), std::back_inserter(waiting));
     lock.unlock();
     absl::Status status = Keep(next);
-    for (const store::SessionStore::Done& done : confirmations) done(status);
+    if (!status.ok() || state_ == State::kSure) {
+      for (const store::SessionStore::Done& done : std::exchange(waiting, {})) done(status);
+    }
     // Requests come after that: some may have waited for a server that slept.
-    if (status.ok()) status = listen_();
+    if (status.ok() && state_ == State::kSure) status = listen_();
     lock.lock();
     const absl::Duration pause =
         status.ok() ? options_.listen_interval : std::min(options_.lease / 10, absl::Seconds(1));
     changed_.wait_for(lock, absl::ToChronoNanoseconds(pause),
-                      [this] { return ending_ || !confirmations_.empty(); });
+                      [this] { return ending_ || touched_ || !confirmations_.empty(); });
+  }
+  std::ranges::move(std::exchange(confirmations_, {}), std::back_inserter(waiting));
+  lock.unlock();
+  for (const store::SessionStore::Done& done : waiting) {
+    done(absl::UnavailableError("the server ends"));
   }
 }
 

@@ -4,13 +4,15 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "server/s3/lease.h"
 #include "server/s3/owned_sessions.h"
@@ -23,10 +25,13 @@ class LeaseKeeper {
  public:
   using Report = std::function<void(const store::StoreReport&)>;
 
+  // Stores a session's object once more, after all changes that were asked for before.
+  using Touch = std::function<void(const std::string& id, store::SessionStore::Done done)>;
+
   // listen: called on the keeper's thread all the time, while the lease lasts and all sessions that
   // others acquired are known to be lost.
   LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-              Report report, std::function<absl::Status()> listen);
+              Report report, Touch touch, std::function<absl::Status()> listen);
   ~LeaseKeeper() { Stop(); }
 
   absl::Status Start();  // acquires the lease, and begins to renew it
@@ -37,25 +42,32 @@ class LeaseKeeper {
   void Confirm(store::SessionStore::Done done);
 
  private:
+  // Whether this server's sessions are its own. kTouching: they are being stored again.
+  enum class State : uint8_t { kSure, kLost, kTouching };
+
   void Loop();
-  // Renews the lease if it is due, and verifies the sessions if it was over.
+  // Renews the lease if it is due, and has the sessions stored again if it was over.
   absl::Status Keep(SteadyTime& next);
   absl::Status Renew(SteadyTime until);
-  absl::Status VerifyOwned();  // finds sessions that were lost while there was no lease
+  void TouchAll();
+  // Whether all sessions are stored again. Unavailable if one of them could not be.
+  absl::StatusOr<bool> Touched();
 
-  S3Client& client_;
   OwnedSessions& sessions_;
   const S3StoreOptions options_;
   const Report report_;
+  const Touch touch_;
   const std::function<absl::Status()> listen_;
-  Lease lease_;          // of Start, then of the thread
-  bool verify_ = false;  // likewise: the lease was over
+  Lease lease_;                 // of Start, then of the thread
+  State state_ = State::kLost;  // likewise
   // Nanoseconds of BootTime until which no other server can have acquired a session of this one.
   std::atomic<int64_t> sure_until_ = 0;
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  bool ending_ = false;
+  bool ending_ = false, touched_ = false;
+  size_t touching_ = 0;              // sessions that are being stored
+  absl::Status touch_failure_ = {};  // of one of them
   std::vector<store::SessionStore::Done> confirmations_;
 
   std::thread thread_;

@@ -45,13 +45,7 @@ void OwnedSessions::Add(const std::string& id, StoredObject stored) {
 
 bool OwnedSessions::BeginCreate(const std::string& id) {
   std::lock_guard lock(mutex_);
-  return by_id_.try_emplace(id, Owned{.epoch = 1, .creating = true}).second;
-}
-
-void OwnedSessions::EndCreate(const std::string& id) {
-  std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  if (found != by_id_.end()) found->second.creating = false;
+  return by_id_.try_emplace(id, Owned{.epoch = 1}).second;
 }
 
 HeldSession OwnedSessions::Remove(const std::string& id) {
@@ -84,12 +78,10 @@ size_t OwnedSessions::size() const {
   return by_id_.size();
 }
 
-std::vector<OwnedSession> OwnedSessions::All() const {
+std::vector<std::string> OwnedSessions::All() const {
   std::lock_guard lock(mutex_);
-  std::vector<OwnedSession> all;
-  for (const auto& [id, owned] : by_id_) {
-    if (!owned.creating) all.push_back({id, owned.epoch, owned.stored ? owned.stored->etag : ""});
-  }
+  std::vector<std::string> all;
+  for (const auto& [id, owned] : by_id_) all.push_back(id);
   return all;
 }
 

@@ -24,13 +24,6 @@ struct HeldSession {
   std::optional<StoredObject> stored = {};  // nullopt: it has to be read
 };
 
-// An owned session, for a comparison with the object store.
-struct OwnedSession {
-  std::string id;
-  uint64_t epoch = 0;
-  std::string etag = {};  // "": not known
-};
-
 // Thread-safe.
 class OwnedSessions {
  public:
@@ -46,10 +39,8 @@ class OwnedSessions {
   // Sets the function that is told of lost sessions; null for none.
   void SetListener(std::function<void(const std::string& id)> lost);
   void Add(const std::string& id, StoredObject stored);
-  // Adds a session that is not stored yet. False if it is here already. Until EndCreate, All leaves
-  // it out.
+  // Adds a session that is not stored yet. False if it is here already.
   bool BeginCreate(const std::string& id);
-  void EndCreate(const std::string& id);
   // Forgets a session and returns what is known of it.
   HeldSession Remove(const std::string& id);
   // Forgets a session that another server owns, unless it is here in another epoch, and tells the
@@ -57,7 +48,7 @@ class OwnedSessions {
   void Lose(const std::string& id, uint64_t epoch);
   bool Contains(const std::string& id) const;
   size_t size() const;
-  std::vector<OwnedSession> All() const;
+  std::vector<std::string> All() const;  // ids
 
   // Changes a session. At most one thread at a time changes it. Aborted if this server does not own
   // the session, which is lost then if it thought so; Unknown instead if an earlier attempt got no
@@ -75,7 +66,6 @@ class OwnedSessions {
   struct Owned {
     uint64_t epoch = 0;
     std::optional<StoredObject> stored = {};
-    bool creating = false;
     std::list<std::string>::iterator used = {};  // in used_, if something is stored
   };
 

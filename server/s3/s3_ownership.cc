@@ -36,7 +36,8 @@ absl::Status InUse(const std::string& id) {
 
 }  // namespace
 
-S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report report)
+S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report report,
+                         LeaseKeeper::Touch touch)
     : client_(client),
       options_(options),
       report_(std::move(report)),
@@ -45,7 +46,8 @@ S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report
       seen_(client),
       asks_(client, sessions_.server()),
       workers_(kWorkers, "moves"),
-      lease_(client, sessions_, options, report_, [this] { return ListenOnce(); }) {}
+      lease_(client, sessions_, options, report_, std::move(touch),
+             [this] { return ListenOnce(); }) {}
 
 absl::Status S3Ownership::Start() {
   RETURN_IF_ERROR(lease_.Start());
@@ -165,7 +167,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
     return Quarantine(id, stored.etag, found.status(), until);
   }
   RETURN_IF_ERROR(found.status());
-  const std::string before = std::exchange(object.owner, sessions_.server());
+  object.owner = sessions_.server();
   ++object.epoch;
   object.nonce = UnguessableHex();
   bool unanswered = false;
@@ -176,7 +178,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
     const absl::StatusOr<StoredObject> now = ReadSessionObject(client_, id, until);
     if (now.ok() && now->object.nonce == object.nonce) etag = now->etag;
   }
-  std::unique_lock lock(mutex_);
+  std::lock_guard lock(mutex_);
   if (!etag.ok()) {
     // This server may own it now without knowing.
     const HeldSession held = {.id = id, .epoch = object.epoch};
@@ -188,9 +190,6 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
   stored.etag = *std::move(etag);
   sessions_.Add(id, std::move(stored));
   unsent_.erase(id);
-  lock.unlock();
-  // It may have woken between the look at its lease and the write.
-  if (!before.empty() && before != sessions_.server()) RemoveLease(client_, before);
   return found;
 }
 
@@ -301,15 +300,17 @@ absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
                                          store::RecoveredSessions& found) {
   std::mutex mutex;  // guards the next ones and `found`
   absl::Status result;
-  std::map<std::string, bool> alive;  // servers
+  std::set<std::string> alive;  // servers
   const auto is_alive = [&](const std::string& owner, SteadyTime until) -> absl::StatusOr<bool> {
     {
       std::lock_guard lock(mutex);
-      if (const auto known = alive.find(owner); known != alive.end()) return known->second;
+      if (alive.contains(owner)) return true;
     }
+    // One that has ended may come back: it is looked at after each session was read.
     ASSIGN_OR_RETURN(const bool lives, seen_.IsAlive(owner, until));
     std::lock_guard lock(mutex);
-    return alive[owner] = lives;
+    if (lives) alive.insert(owner);
+    return lives;
   };
   RunAll(workers_, ids.size(), [&](size_t i) {
     const SteadyTime until = Deadline(options_);

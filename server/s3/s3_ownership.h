@@ -27,7 +27,9 @@ namespace ovq::s3 {
 // Owners are servers with a lease. Every write replaces the session's object on condition that it
 // is the one that this server has stored or read before. So a server that was paused for longer
 // than its lease still owns its sessions until another one acquires them, and nothing depends on
-// clocks but how soon that is.
+// clocks but how soon that is. A server whose lease was over stores each of its sessions again
+// before it counts on them: whoever took it for dead then finds another object than the one that it
+// read.
 //
 // Thread-safe. Callbacks run on threads of its own.
 class S3Ownership {
@@ -35,7 +37,8 @@ class S3Ownership {
   using Acquired = store::SessionStore::Acquired;
   using Report = LeaseKeeper::Report;
 
-  S3Ownership(S3Client& client, const S3StoreOptions& options, Report report);
+  S3Ownership(S3Client& client, const S3StoreOptions& options, Report report,
+              LeaseKeeper::Touch touch);
   ~S3Ownership() { End(); }
 
   absl::Status Start();  // acquires the lease

@@ -96,7 +96,8 @@ S3Store::S3Store(const S3StoreOptions& options,
     : options_(options),
       report_(std::move(report)),
       client_(options.address, options.credentials, options.reply_timeout),
-      ownership_(client_, options, report_),
+      ownership_(client_, options, report_,
+                 [this](const std::string& id, Done done) { Touch(id, std::move(done)); }),
       sessions_(ownership_.sessions()),
       writer_(client_, sessions_, options, report_),
       bulk_(kBulkThreads, "s3") {}
@@ -126,6 +127,17 @@ void S3Store::Decline(const std::string& id) {
          ownership_.Decline(self.id, writer_.Deadline(self));
          return absl::OkStatus();
        }});
+}
+
+// Stores a session's object as it is.
+void S3Store::Touch(const std::string& id, Done done) {
+  S3Change change{.kind = nullptr, .id = id, .begin = StoreClock::now()};
+  change.done = std::move(done);
+  change.write = [this](S3Change& self) {
+    return sessions_.Commit(self.id, [](SessionObject&) { return absl::OkStatus(); },
+                            absl::OkStatus(), /*until=*/{});
+  };
+  writer_.Enqueue(std::move(change));
 }
 
 // --- Changes ---
@@ -186,11 +198,7 @@ void S3Store::Create(store::JournalHead head, std::vector<store::JournalEntry> e
   auto create = [this, begin, head = std::move(head), entries = std::move(entries),
                  snapshot = std::move(snapshot), done = std::move(done)]() mutable {
     S3Change change{.kind = "create", .id = head.id, .begin = begin};
-    // Nobody is told that the session is lost before they know that it is there.
-    change.done = [this, id = head.id, done = std::move(done)](absl::Status status) {
-      if (done) done(std::move(status));
-      sessions_.EndCreate(id);
-    };
+    change.done = std::move(done);
     SnapshotParts parts;
     if (snapshot) {
       change.status = WriteSnapshotParts(client_, head.id, snapshot, writer_.Deadline(change),

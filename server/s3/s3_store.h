@@ -58,6 +58,7 @@ class S3Store final : public store::SessionStore {
   S3Store(const S3StoreOptions& options, std::function<void(const store::StoreReport&)> report);
 
   void StopOwning(const std::string& id, Leave how);
+  void Touch(const std::string& id, Done done);
   absl::Status CommitCreate(const std::string& journal, const SnapshotParts& parts,
                             const S3Change& change);
   absl::StatusOr<StoredObject> PutNew(SessionObject object, const S3Change& change);
