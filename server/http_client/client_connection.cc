@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
 #include <optional>
 
 // asio.hpp of Boost 1.74 uses std::exchange without its header.
@@ -152,9 +153,15 @@ absl::StatusOr<ClientResponse> ClientConnection::Exchange(const ClientRequest& r
   if (error) return Broken(error.message());
   http::response_parser<http::string_body> parser;
   parser.body_limit(max_body);
-  error = stream.Do(patience, [&](auto& on, auto done) {
-    http::async_read(on, stream.buffer, parser, std::move(done));
-  });
+  // Each piece of it may take `patience`.
+  const auto end = std::chrono::steady_clock::now() +
+                   absl::ToChronoNanoseconds(patience + (max_body >> 20) * absl::Seconds(1));
+  do {
+    error = stream.Do(patience, [&](auto& on, auto done) {
+      http::async_read_some(on, stream.buffer, parser, std::move(done));
+    });
+    if (!error && std::chrono::steady_clock::now() > end) error = asio::error::timed_out;
+  } while (!error && !parser.is_done());
   if (error && !parser.is_header_done()) return Broken(error.message());
   ClientResponse response{.status = static_cast<int>(parser.get().result_int()), .whole = !error};
   for (const auto& field : parser.get()) {

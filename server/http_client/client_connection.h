@@ -51,8 +51,8 @@ class ClientConnection {
 
   // Sends a request and waits for the response, whose body has at most max_body bytes. Unavailable
   // says why there is none: no such server, a certificate that does not name the host, or one of
-  // connecting, the TLS handshake, writing and reading took longer than `patience`. Resolving a
-  // name is not bounded by it.
+  // connecting, the TLS handshake, writing and reading any piece took longer than `patience`, or
+  // reading all of it a second more for each MiB of max_body. Resolving a name is not bounded.
   absl::StatusOr<ClientResponse> Exchange(const ClientRequest& request, absl::Duration patience,
                                           size_t max_body);
 

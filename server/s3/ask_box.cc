@@ -53,28 +53,32 @@ absl::StatusOr<std::vector<std::string>> AskBox::Listen() {
     const std::string rest = ask.key.substr(prefix.size());
     const size_t slash = rest.find('/');
     const bool open = ask.bytes == std::string_view(kAsks).size();
-    if (slash != std::string::npos && open) asked_[rest.substr(0, slash)].push_back(ask.key);
+    if (slash != std::string::npos && open)
+      asked_[rest.substr(0, slash)].push_back({ask.key, ask.etag});
   }
   std::vector<std::string> ids;
   for (const auto& [id, keys] : asked_) ids.push_back(id);
   return ids;
 }
 
-std::vector<std::string> AskBox::Forget(const std::string& id) {
+std::vector<AskBox::Asked> AskBox::Forget(const std::string& id) {
   std::lock_guard lock(mutex_);
   const auto found = asked_.find(id);
   if (found == asked_.end()) return {};
-  std::vector<std::string> keys = std::move(found->second);
+  std::vector<Asked> asked = std::move(found->second);
   asked_.erase(found);
-  return keys;
+  return asked;
 }
 
 void AskBox::Decline(const std::string& id, SteadyTime until) {
-  for (const std::string& key : Forget(id)) (void)client_.PutObject(key, kDeclines, {}, until);
+  // A request that was withdrawn meanwhile stays so.
+  for (const Asked& ask : Forget(id)) {
+    (void)client_.PutObject(ask.key, kDeclines, Precondition::This(ask.etag), until);
+  }
 }
 
 void AskBox::Drop(const std::string& id) {
-  for (const std::string& key : Forget(id)) (void)client_.Delete(key, {});
+  for (const Asked& ask : Forget(id)) (void)client_.Delete(ask.key, {});
 }
 
 void AskBox::End() { (void)client_.Delete(BellKey(server_), {}); }

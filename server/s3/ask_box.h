@@ -36,14 +36,17 @@ class AskBox {
   void End();  // removes the bell
 
  private:
-  std::vector<std::string> Forget(const std::string& id);  // keys of what was asked
+  struct Asked {
+    std::string key, etag;
+  };
+  std::vector<Asked> Forget(const std::string& id);
 
   S3Client& client_;
   const std::string server_;
   std::string bell_ = {};  // its ETag
 
-  std::mutex mutex_;                                       // guards asked_
-  std::map<std::string, std::vector<std::string>> asked_;  // keys without an answer, by id
+  std::mutex mutex_;                                 // guards asked_
+  std::map<std::string, std::vector<Asked>> asked_;  // without an answer, by id
 };
 
 }  // namespace ovq::s3

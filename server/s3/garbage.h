@@ -1,6 +1,7 @@
 // Defines Garbage, which removes objects that no session's object names any more.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <mutex>
 #include <set>
@@ -26,26 +27,34 @@ class Garbage {
 
   // Removes objects later, when nobody reads them any more.
   void RemoveLater(std::vector<std::string> keys);
-  // Removes those whose time has come; `all`: every one.
+  // Removes those whose time has come, some hundred at most; `all`: every one.
   void RemoveDue(bool all);
   // Removes objects that crashes left, by their age on the object store's own clock: of sessions
   // that are not there and of those that this server owns, and what servers asked each other.
-  absl::Status SweepOrphans(SteadyTime until);
+  // patience: how long each request is tried.
+  absl::Status SweepOrphans(absl::Duration patience);
+  void Stop() { stopped_ = true; }  // a sweep ends soon
 
  private:
-  absl::Status SweepData(SteadyTime until);
+  absl::Status SweepData(absl::Duration patience);
   // Removes what is left of removed sessions.
-  absl::Status SweepRemoved(SteadyTime until);
-  absl::Status SweepOld(const std::string& prefix, SteadyTime until);
+  absl::Status SweepRemoved(absl::Duration patience);
+  absl::Status SweepOld(const std::string& prefix, absl::Duration patience);
   // Adds the ids below a prefix.
-  absl::Status AddIds(const std::string& prefix, SteadyTime until, std::set<std::string>& ids);
+  absl::Status AddIds(const std::string& prefix, absl::Duration patience,
+                      std::set<std::string>& ids);
   // Keeps of the keys of one session those that nothing names.
   absl::Status RemoveUnnamed(const std::string& id, const std::vector<std::string>& keys,
-                             SteadyTime until);
+                             absl::Duration patience);
+  // Deletes an object of a sweep. Cancelled if the sweep is to end.
+  absl::Status DeleteOrphan(const std::string& key, const std::string& etag,
+                            absl::Duration patience);
 
   S3Client& client_;
   const OwnedSessions& sessions_;
   const absl::Duration replaced_life_, orphan_age_;
+
+  std::atomic<bool> stopped_ = false;
 
   std::mutex mutex_;  // guards later_
   std::deque<std::pair<SteadyTime, std::vector<std::string>>> later_;

@@ -44,7 +44,8 @@ absl::StatusOr<bool> Lease::Renew(SteadyTime until) {
   absl::StatusOr<std::string> etag =
       client_.PutObject(LeaseKey(server_), value,
                         etag_.empty() ? Precondition::Absent() : Precondition::This(etag_), until);
-  const bool kept = etag.ok() && now < end_;
+  // Until the answer, others may have seen it end.
+  const bool kept = etag.ok() && BootTime() < end_;
   if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
     etag = client_.PutObject(LeaseKey(server_), value, {}, until);
   }

@@ -90,9 +90,10 @@ absl::StatusOr<bool> LeaseKeeper::Touched() {
   return true;
 }
 
-absl::Status LeaseKeeper::Keep(SteadyTime& next) {
+absl::Status LeaseKeeper::Keep(SteadyTime& next, bool confirming) {
   if (KeeperClock::now() >= next || (state_ == State::kSure && !sure())) {
-    RETURN_IF_ERROR(Renew(/*until=*/{}));
+    const SteadyTime now = KeeperClock::now();
+    RETURN_IF_ERROR(Renew(confirming ? After(now, options_.reply_timeout) : SteadyTime{}));
     next = After(KeeperClock::now(), options_.lease / 3);
   }
   if (state_ == State::kLost) {
@@ -120,8 +121,8 @@ void LeaseKeeper::Loop() {
   while (!ending_) {
     std::ranges::move(std::exchange(confirmations_, {}), std::back_inserter(waiting));
     lock.unlock();
-    absl::Status status = Keep(next);
-    if (!status.ok() || state_ == State::kSure) {
+    absl::Status status = Keep(next, !waiting.empty());
+    if (!status.ok() || (state_ == State::kSure && sure())) {
       for (const store::SessionStore::Done& done : std::exchange(waiting, {})) done(status);
     }
     // Requests come after that: some may have waited for a server that slept.

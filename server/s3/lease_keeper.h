@@ -46,8 +46,9 @@ class LeaseKeeper {
   enum class State : uint8_t { kSure, kLost, kTouching };
 
   void Loop();
-  // Renews the lease if it is due, and has the sessions stored again if it was over.
-  absl::Status Keep(SteadyTime& next);
+  // Renews the lease if it is due, and has the sessions stored again if it was over. confirming:
+  // somebody waits for it.
+  absl::Status Keep(SteadyTime& next, bool confirming);
   absl::Status Renew(SteadyTime until);
   void TouchAll();
   // Whether all sessions are stored again. Unavailable if one of them could not be.

@@ -38,13 +38,19 @@ absl::Status WriteLeave(S3Client& client, OwnedSessions& sessions, Garbage& garb
     }
     return MakeRemoved(object);
   };
-  const absl::Status status = sessions.Write(held, remove, until, unanswered);
+  absl::Status status = sessions.Write(held, remove, until, unanswered);
   if (absl::IsNotFound(status) && leaving.how == Leave::kUncreate) {
     // With this there, the creation that may still be under way comes to nothing.
     const SessionObject removed = {.epoch = 1, .nonce = UnguessableHex(), .removed = true};
-    return client
-        .PutObject(SessionKey(held.id), EncodeSessionObject(removed), Precondition::Absent(), until)
-        .status();
+    status = client
+                 .PutObject(SessionKey(held.id), EncodeSessionObject(removed),
+                            Precondition::Absent(), until)
+                 .status();
+    // It came before.
+    if (absl::IsFailedPrecondition(status)) {
+      status = sessions.Write(held, remove, until, unanswered);
+    }
+    if (absl::IsNotFound(status)) status = absl::OkStatus();
   }
   if (!status.ok()) return status;
   garbage.RemoveLater(std::move(data));
@@ -67,7 +73,10 @@ absl::Status QuarantineDamaged(S3Client& client, const std::string& id, const st
     const SessionObject removed = {.nonce = UnguessableHex(), .removed = true};
     const absl::StatusOr<std::string> now = client.PutObject(
         SessionKey(id), EncodeSessionObject(removed), Precondition::This(object.etag), until);
-    if (absl::IsFailedPrecondition(now.status())) return ChangedMeanwhile(id);
+    if (absl::IsFailedPrecondition(now.status())) {
+      (void)client.Delete(damaged, until);
+      return ChangedMeanwhile(id);
+    }
     RETURN_IF_ERROR(now.status());
     (void)client.Delete(SessionKey(id), until, *now);
     status = absl::DataLossError(
@@ -80,6 +89,8 @@ absl::StatusOr<std::vector<std::string>> ListSessions(S3Client& client, SteadyTi
   ASSIGN_OR_RETURN(const std::vector<ListedObject> all, client.ListAll(kSessionPrefix, until));
   std::vector<std::string> ids;
   for (const ListedObject& object : all) {
+    // Some programs mark folders by an object of their name.
+    if (object.key == kSessionPrefix) continue;
     ids.push_back(object.key.substr(std::string_view(kSessionPrefix).size()));
   }
   return ids;

@@ -39,33 +39,41 @@ std::optional<StoredObject> OwnedSessions::Drop(Owned& owned) {
 void OwnedSessions::Add(const std::string& id, StoredObject stored) {
   std::lock_guard lock(mutex_);
   Owned& owned = by_id_[id];
+  if (owned.term == 0) owned.term = ++last_term_;
   owned.epoch = stored.object.epoch;
+  owned.creating = false;
   Keep(id, owned, std::move(stored));
 }
 
-bool OwnedSessions::BeginCreate(const std::string& id) {
+uint64_t OwnedSessions::BeginCreate(const std::string& id) {
   std::lock_guard lock(mutex_);
-  return by_id_.try_emplace(id, Owned{.epoch = 1}).second;
+  const auto [owned, added] = by_id_.try_emplace(id, Owned{.epoch = 1, .creating = true});
+  if (!added) return 0;
+  return owned->second.term = ++last_term_;
 }
 
-HeldSession OwnedSessions::Remove(const std::string& id) {
+HeldSession OwnedSessions::Remove(const std::string& id, uint64_t term) {
   std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return {.id = id};
-  HeldSession held{id, found->second.epoch, Drop(found->second)};
+  if (found == by_id_.end() || found->second.term != term) return {.id = id};
+  HeldSession held{id, term, found->second.epoch, Drop(found->second)};
   by_id_.erase(found);
   return held;
 }
 
-void OwnedSessions::Lose(const std::string& id, uint64_t epoch) {
-  std::unique_lock lock(mutex_);
+void OwnedSessions::Lose(const std::string& id, uint64_t term) {
+  std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
-  if (found == by_id_.end() || found->second.epoch != epoch) return;
+  if (found == by_id_.end() || found->second.term != term) return;
   Drop(found->second);
   by_id_.erase(found);
-  const std::function<void(const std::string&)> tell = lost_;
-  lock.unlock();
-  if (tell) tell(id);
+  if (lost_) lost_(id);
+}
+
+uint64_t OwnedSessions::Term(const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? 0 : found->second.term;
 }
 
 bool OwnedSessions::Contains(const std::string& id) const {
@@ -85,17 +93,18 @@ std::vector<std::string> OwnedSessions::All() const {
   return all;
 }
 
-HeldSession OwnedSessions::Hold(const std::string& id) {
+HeldSession OwnedSessions::Hold(const std::string& id, uint64_t term) {
   std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return {.id = id};
-  return {id, found->second.epoch, Drop(found->second)};
+  const bool owned = found != by_id_.end() && found->second.term == term;
+  if (!owned || found->second.creating) return {.id = id};
+  return {id, term, found->second.epoch, Drop(found->second)};
 }
 
 void OwnedSessions::Return(HeldSession held) {
   std::lock_guard lock(mutex_);
   const auto found = by_id_.find(held.id);
-  if (found == by_id_.end() || found->second.epoch != held.epoch || !held.stored) return;
+  if (found == by_id_.end() || found->second.term != held.term || !held.stored) return;
   Keep(held.id, found->second, *std::move(held.stored));
 }
 
@@ -137,9 +146,9 @@ absl::Status OwnedSessions::Write(HeldSession& held, const Change& change, Stead
   }
 }
 
-absl::Status OwnedSessions::Commit(const std::string& id, const Change& change,
+absl::Status OwnedSessions::Commit(const std::string& id, uint64_t term, const Change& change,
                                    const absl::Status& gone, SteadyTime until) {
-  HeldSession held = Hold(id);
+  HeldSession held = Hold(id, term);
   bool unanswered = false;
   const absl::Status status = Write(held, change, until, unanswered);
   const bool vanished = absl::IsNotFound(status);
@@ -148,7 +157,7 @@ absl::Status OwnedSessions::Commit(const std::string& id, const Change& change,
     Return(std::move(held));
     return status;
   }
-  Lose(id, held.epoch);
+  Lose(id, held.term);
   if (unanswered) {
     return absl::UnknownError(absl::StrCat("session ", id,
                                            ": this server does not own it any more, and an "

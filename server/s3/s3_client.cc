@@ -99,10 +99,20 @@ absl::Status S3Client::CheckAnswer(const Call& call, const server::ClientRespons
       address_.Where(), ": ", call.method, " ", call.key.empty() ? "the list" : call.key, ": ",
       response.status, code.empty() ? "" : " ", code,
       error.ok() ? absl::StrCat(": ", error->ChildText("Message")) : "");
+  if (code == "RequestTimeTooSkewed") {
+    return absl::PermissionDeniedError(
+        absl::StrCat(words, "; the clock of this machine or that of the object store is wrong"));
+  }
   switch (response.status) {
+    case 400:
+      if (code == "RequestTimeout" || code == "IncompleteBody") {
+        return absl::UnavailableError(words);
+      }
+      break;
     case 404:
-      if (code == "NoSuchBucket" || call.key.empty()) return absl::InternalError(words);
-      return absl::NotFoundError(words);
+      // A proxy's 404 says nothing about an object.
+      if (code == "NoSuchKey" && !call.key.empty()) return absl::NotFoundError(words);
+      return code.empty() ? absl::UnavailableError(words) : absl::InternalError(words);
     case 412:
       return absl::FailedPreconditionError(words);
     case 401:
@@ -139,7 +149,7 @@ absl::StatusOr<server::ClientResponse> S3Client::RunOnce(const Call& call, bool&
   }
   const absl::Status status = CheckAnswer(call, *response);
   // An error within the object store says nothing about what became of the request.
-  if (response->status >= 500 && response->status != 503) unanswered = true;
+  if (response->status >= 500 || !response->whole) unanswered = true;
   if (!status.ok()) return status;
   if (!response->whole) {
     return absl::UnavailableError(

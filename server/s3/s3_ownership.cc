@@ -69,6 +69,7 @@ void S3Ownership::End() {
   changed_.notify_all();
   move_thread_.join();
   lease_.Stop();
+  garbage_.Stop();
   workers_.Finish();
   garbage_.RemoveDue(/*all=*/true);
   lease_.GiveUp();
@@ -93,15 +94,20 @@ void S3Ownership::SetListener(store::OwnershipListener listener) {
 
 // --- Giving sessions up ---
 
-Leaving S3Ownership::BeginLeave(const std::string& id, Leave how) {
+Leaving S3Ownership::BeginLeave(const std::string& id, uint64_t term, Leave how) {
   std::lock_guard lock(mutex_);
   releasing_.insert(id);
-  return {sessions_.Remove(id), how};
+  return {sessions_.Remove(id, term), how};
 }
 
 void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
   const SteadyTime begin = OwnershipClock::now();
   const std::string id = leaving.held.id;
+  if (leaving.held.epoch == 0) {  // it was lost before
+    std::lock_guard lock(mutex_);
+    releasing_.erase(id);
+    return;
+  }
   absl::Status status = WriteLeave(client_, sessions_, garbage_, leaving, until);
   const bool refused = !status.ok() && !absl::IsUnavailable(status) && !absl::IsAborted(status) &&
                        !absl::IsNotFound(status) && !absl::IsFailedPrecondition(status);
@@ -118,7 +124,7 @@ void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
   }
   std::lock_guard lock(mutex_);
   releasing_.erase(id);
-  if (absl::IsUnavailable(status)) unsent_[id] = std::move(leaving);
+  if (absl::IsUnavailable(status)) unsent_.try_emplace(id, std::move(leaving));
   changed_.notify_all();
 }
 
@@ -145,7 +151,8 @@ absl::Status S3Ownership::ReleaseStray(const std::string& id) {
   if (stored.ok() && stored->object.owner == sessions_.server()) {
     std::lock_guard lock(mutex_);
     const bool known = sessions_.Contains(id) || releasing_.contains(id);
-    if (!known) unsent_.try_emplace(id, Leaving{{id, stored->object.epoch, std::nullopt}});
+    const HeldSession held = {.id = id, .epoch = stored->object.epoch};
+    if (!known) unsent_.try_emplace(id, Leaving{held, Leave::kRelease});
   }
   return absl::IsUnavailable(stored.status()) ? stored.status() : absl::OkStatus();
 }
@@ -182,7 +189,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, 
   if (!etag.ok()) {
     // This server may own it now without knowing.
     const HeldSession held = {.id = id, .epoch = object.epoch};
-    if (unanswered) unsent_.insert_or_assign(id, Leaving{held, Leave::kRelease});
+    if (unanswered) unsent_.try_emplace(id, Leaving{held, Leave::kRelease});
     const bool changed =
         absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status());
     return changed ? ChangedMeanwhile(id) : etag.status();
@@ -237,9 +244,11 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
     return absl::OkStatus();
   }
   if (!call.asked.empty() && call.asked != owner) asks_.Withdraw(call.asked, call.id);
+  call.asked.clear();
+  RETURN_IF_ERROR(asks_.Ask(owner, call.id));
   call.asked = owner;
   call.asked_at = now;
-  return asks_.Ask(owner, call.id);
+  return absl::OkStatus();
 }
 
 // Leaves the call unanswered where it is to be tried again.
@@ -365,7 +374,8 @@ void S3Ownership::Sweep() {
     if (!ended.ok()) return;
     if (now >= next_orphans_) {
       next_orphans_ = After(now, options_.orphan_age);
-      (void)garbage_.SweepOrphans(Deadline(options_));  // what stays is found by the next one
+      // What stays is found by the next one.
+      workers_.Run([this] { (void)garbage_.SweepOrphans(options_.patience); });
       abandoned_ = true;  // sessions that were released and that nobody acquired
     }
     abandoned_ = abandoned_ || *ended;

@@ -55,9 +55,9 @@ class S3Ownership {
   OwnedSessions& sessions() { return sessions_; }
   Garbage& garbage() { return garbage_; }
 
-  // Stops owning a session. SendLeave is called later, from the thread that writes the session. No
-  // Acquire of the session begins before that.
-  Leaving BeginLeave(const std::string& id, Leave how);
+  // Stops owning a session in this term. SendLeave is called later, from the thread that writes the
+  // session. No Acquire of the session begins before that.
+  Leaving BeginLeave(const std::string& id, uint64_t term, Leave how);
   // Writes it. It is tried again later if the object store cannot be reached.
   void SendLeave(Leaving leaving, SteadyTime until);
 

@@ -110,32 +110,38 @@ S3Store::~S3Store() {
 
 // --- Ownership ---
 
+S3Change S3Store::NewChange(const char* kind, const std::string& id, Done done) const {
+  S3Change change{.kind = kind, .id = id, .term = sessions_.Term(id), .begin = StoreClock::now()};
+  change.done = std::move(done);
+  return change;
+}
+
 void S3Store::StopOwning(const std::string& id, Leave how) {
-  auto leaving = std::make_shared<Leaving>(ownership_.BeginLeave(id, how));
-  writer_.Enqueue({.kind = nullptr,
-                   .id = id,
-                   .begin = StoreClock::now(),
-                   .write = [this, leaving](S3Change& self) {
-                     ownership_.SendLeave(std::move(*leaving), writer_.Deadline(self));
-                     return absl::OkStatus();
-                   }});
+  S3Change change = NewChange(nullptr, id);
+  auto leaving = std::make_shared<Leaving>(ownership_.BeginLeave(id, change.term, how));
+  change.write = [this, leaving](S3Change& self) {
+    ownership_.SendLeave(std::move(*leaving), writer_.Deadline(self));
+    return absl::OkStatus();
+  };
+  writer_.Enqueue(std::move(change));
 }
 
 void S3Store::Decline(const std::string& id) {
-  writer_.Enqueue(
-      {.kind = nullptr, .id = id, .begin = StoreClock::now(), .write = [this](S3Change& self) {
-         ownership_.Decline(self.id, writer_.Deadline(self));
-         return absl::OkStatus();
-       }});
+  S3Change change = NewChange(nullptr, id);
+  change.write = [this](S3Change& self) {
+    ownership_.Decline(self.id, writer_.Deadline(self));
+    return absl::OkStatus();
+  };
+  writer_.Enqueue(std::move(change));
 }
 
 // Stores a session's object as it is.
 void S3Store::Touch(const std::string& id, Done done) {
-  S3Change change{.kind = nullptr, .id = id, .begin = StoreClock::now()};
-  change.done = std::move(done);
+  S3Change change = NewChange(nullptr, id, std::move(done));
   change.write = [this](S3Change& self) {
-    return sessions_.Commit(self.id, [](SessionObject&) { return absl::OkStatus(); },
-                            absl::OkStatus(), /*until=*/{});
+    const auto keep = [](SessionObject&) { return absl::OkStatus(); };
+    return sessions_.Commit(self.id, self.term, keep, absl::OkStatus(),
+                            After(StoreClock::now(), options_.reply_timeout));
   };
   writer_.Enqueue(std::move(change));
 }
@@ -168,8 +174,6 @@ absl::StatusOr<StoredObject> S3Store::PutNew(SessionObject object, const S3Chang
 
 absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotParts& parts,
                                    const S3Change& change) {
-  // Before it is stored, so that nothing here takes it for another's.
-  if (!sessions_.BeginCreate(change.id)) return Exists(change.id);
   SessionObject object = {.owner = sessions_.server(), .epoch = 1, .nonce = UnguessableHex()};
   if (parts.count > 0) {
     object.snapshot = parts.name;
@@ -183,47 +187,58 @@ absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotPar
     status = stored.status();
   }
   if (absl::IsAlreadyExists(status)) {
-    sessions_.Remove(change.id);
-  } else if (!status.ok()) {
-    // It may be stored all the same. Nobody shall find it.
-    ownership_.SendLeave(ownership_.BeginLeave(change.id, Leave::kUncreate),
-                         writer_.Deadline(change));
+    sessions_.Remove(change.id, change.term);
+    DropSnapshotParts(client_, change.id, parts);
   }
   return status;
 }
 
+// Makes a session that could not be created one that nobody finds: it may be stored all the same.
+void S3Store::Uncreate(const S3Change& change) {
+  ownership_.SendLeave(ownership_.BeginLeave(change.id, change.term, Leave::kUncreate),
+                       writer_.Deadline(change));
+}
+
 void S3Store::Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
                      MakeSnapshot snapshot, Done done) {
-  const SteadyTime begin = StoreClock::now();
-  auto create = [this, begin, head = std::move(head), entries = std::move(entries),
-                 snapshot = std::move(snapshot), done = std::move(done)]() mutable {
-    S3Change change{.kind = "create", .id = head.id, .begin = begin};
-    change.done = std::move(done);
+  const bool in_parts = static_cast<bool>(snapshot);
+  // Before it is stored, so that nothing here takes it for another's.
+  const uint64_t term = sessions_.BeginCreate(head.id);
+  S3Change change = NewChange("create", head.id, std::move(done));
+  change.term = term;
+  change.always = true;
+  if (term == 0) {
+    change.status = Exists(head.id);
+    return writer_.Enqueue(std::move(change));
+  }
+  auto create = [this, change = std::move(change), head = std::move(head),
+                 entries = std::move(entries), snapshot = std::move(snapshot)]() mutable {
     SnapshotParts parts;
+    absl::Status made;
     if (snapshot) {
-      change.status = WriteSnapshotParts(client_, head.id, snapshot, writer_.Deadline(change),
-                                         options_.patience, parts);
+      made = WriteSnapshotParts(client_, head.id, snapshot, writer_.Deadline(change),
+                                options_.patience, parts);
     }
     head.snapshot_bytes = parts.bytes;
     std::string journal = EncodeHead(head);
     for (const store::JournalEntry& entry : entries) journal += EncodeEntry(entry);
     change.bytes = parts.bytes + journal.size();
-    change.write = [this, journal = std::move(journal), parts](S3Change& self) {
-      absl::Status status = CommitCreate(journal, parts, self);
-      if (!status.ok()) DropSnapshotParts(client_, self.id, parts);
+    change.write = [this, made, journal = std::move(journal), parts](S3Change& self) {
+      if (!made.ok()) sessions_.Remove(self.id, self.term);
+      const absl::Status status = made.ok() ? CommitCreate(journal, parts, self) : made;
+      if (made.ok() && !status.ok() && !absl::IsAlreadyExists(status)) Uncreate(self);
       return status;
     };
     writer_.Enqueue(std::move(change));
   };
-  if (!snapshot) return create();
+  if (!in_parts) return create();
   Run(std::move(create));
 }
 
 void S3Store::Append(const std::string& id, store::JournalEntry entry, Done done) {
-  S3Change change{.kind = "append", .id = id, .begin = StoreClock::now()};
+  S3Change change = NewChange("append", id, std::move(done));
   change.entry = EncodeEntry(entry);
   change.bytes = change.entry.size();
-  change.done = std::move(done);
   writer_.Enqueue(std::move(change));
 }
 
@@ -252,21 +267,20 @@ absl::Status S3Store::CommitSnapshot(store::JournalHead head, const SnapshotPart
     stored = true;
     return AppendToJournal(client_, head.id, journal, until, object);
   };
-  const absl::Status status = sessions_.Commit(head.id, replace, absl::OkStatus(), until);
+  const absl::Status status =
+      sessions_.Commit(head.id, change.term, replace, absl::OkStatus(), until);
   if (status.ok() && stored) {
     ownership_.garbage().RemoveLater(std::move(replaced));
-  } else if (status.ok() || absl::IsAborted(status)) {
-    DropSnapshotParts(client_, head.id, parts);
+  } else if (status.ok()) {
+    DropSnapshotParts(client_, head.id, parts);  // after an error they may be in use
   }
   return status;
 }
 
 void S3Store::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) {
-  const SteadyTime begin = StoreClock::now();
-  Run([this, begin, head = std::move(head), snapshot = std::move(snapshot),
-       done = std::move(done)]() mutable {
-    S3Change change{.kind = "snapshot", .id = head.id, .begin = begin};
-    change.done = std::move(done);
+  S3Change change = NewChange("snapshot", head.id, std::move(done));
+  Run([this, change = std::move(change), head = std::move(head),
+       snapshot = std::move(snapshot)]() mutable {
     SnapshotParts parts;
     change.status = WriteSnapshotParts(client_, head.id, snapshot, writer_.Deadline(change),
                                        options_.patience, parts);
@@ -278,9 +292,8 @@ void S3Store::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done
 }
 
 void S3Store::Remove(const std::string& id, Done done) {
-  S3Change change{.kind = "remove", .id = id, .begin = StoreClock::now()};
+  S3Change change = NewChange("remove", id, std::move(done));
   change.always = true;
-  change.done = std::move(done);
   change.write = [this](S3Change& self) {
     // The session is this server's until it is gone, so that nobody acquires it meanwhile.
     std::vector<std::string> data;
@@ -289,14 +302,15 @@ void S3Store::Remove(const std::string& id, Done done) {
       return MakeRemoved(object);
     };
     const absl::Status status =
-        sessions_.Commit(self.id, remove, absl::OkStatus(), writer_.Deadline(self));
+        sessions_.Commit(self.id, self.term, remove, absl::OkStatus(), writer_.Deadline(self));
     if (absl::IsAborted(status) || absl::IsUnknown(status)) return status;
     if (!status.ok()) {
-      ownership_.SendLeave(ownership_.BeginLeave(self.id, Leave::kRemove), /*until=*/{});
+      ownership_.SendLeave(ownership_.BeginLeave(self.id, self.term, Leave::kRemove),
+                           /*until=*/{});
       return status;
     }
     ownership_.garbage().RemoveLater(std::move(data));
-    const HeldSession held = sessions_.Remove(self.id);
+    const HeldSession held = sessions_.Remove(self.id, self.term);
     if (held.stored) (void)client_.Delete(SessionKey(self.id), {}, held.stored->etag);
     return status;
   };
@@ -315,7 +329,7 @@ absl::Status S3Store::CommitText(const std::string& name, uint64_t bytes, const 
     return absl::OkStatus();
   };
   const absl::Status status =
-      sessions_.Commit(change.id, replace, absl::OkStatus(), writer_.Deadline(change));
+      sessions_.Commit(change.id, change.term, replace, absl::OkStatus(), writer_.Deadline(change));
   if (status.ok() && stored && !replaced.empty()) {
     ownership_.garbage().RemoveLater({DataKey(change.id, replaced)});
   } else if (!stored && !name.empty()) {
@@ -325,8 +339,7 @@ absl::Status S3Store::CommitText(const std::string& name, uint64_t bytes, const 
 }
 
 void S3Store::PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done) {
-  S3Change change{.kind = "text", .id = id, .begin = StoreClock::now()};
-  change.done = std::move(done);
+  S3Change change = NewChange("text", id, std::move(done));
   change.bytes = text->size();
   change.write = [this, text = std::move(text)](S3Change& self) -> absl::Status {
     const std::string name = absl::StrCat("text-", UnguessableHex());
@@ -339,7 +352,7 @@ void S3Store::PutText(const std::string& id, std::shared_ptr<const std::string> 
 }
 
 void S3Store::RemoveText(const std::string& id) {
-  S3Change change{.kind = "text", .id = id, .begin = StoreClock::now()};
+  S3Change change = NewChange("text", id);
   change.write = [this](S3Change& self) { return CommitText("", 0, self); };
   writer_.Enqueue(std::move(change));
 }

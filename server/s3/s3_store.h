@@ -57,10 +57,12 @@ class S3Store final : public store::SessionStore {
  private:
   S3Store(const S3StoreOptions& options, std::function<void(const store::StoreReport&)> report);
 
+  S3Change NewChange(const char* kind, const std::string& id, Done done = {}) const;
   void StopOwning(const std::string& id, Leave how);
   void Touch(const std::string& id, Done done);
   absl::Status CommitCreate(const std::string& journal, const SnapshotParts& parts,
                             const S3Change& change);
+  void Uncreate(const S3Change& change);
   absl::StatusOr<StoredObject> PutNew(SessionObject object, const S3Change& change);
   absl::Status CommitSnapshot(store::JournalHead head, const SnapshotParts& parts,
                               S3Change& change);

@@ -52,7 +52,7 @@ void S3Writer::MakeNext(const std::string& id) {
       changes.push_back(std::move(queue.front()));
       queue.pop_front();
     } while (is_entry(changes.back()) && !queue.empty() && is_entry(queue.front()) &&
-             changes.size() < kMostTogether);
+             queue.front().term == changes.back().term && changes.size() < kMostTogether);
     waiting_ -= changes.size();
   }
   if (is_entry(changes.front())) {
@@ -82,7 +82,7 @@ void S3Writer::WriteEntries(Changes& entries) {
       absl::NotFoundError(absl::StrCat("session ", first.id, ": not found in the object store"));
   const SteadyTime until = Deadline(first);
   const absl::Status status = sessions_.Commit(
-      first.id,
+      first.id, first.term,
       [&](SessionObject& object) {
         return AppendToJournal(client_, first.id, together, until, object);
       },

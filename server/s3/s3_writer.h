@@ -20,7 +20,8 @@ namespace ovq::s3 {
 struct S3Change {
   const char* kind;  // null: it is not reported
   std::string id;
-  SteadyTime begin;
+  uint64_t term = 0;  // OwnedSessions::Term when it was asked for
+  SteadyTime begin = {};
   std::string entry = {};
   std::function<absl::Status(S3Change&)> write = {};
   store::SessionStore::Done done = {};

@@ -16,6 +16,23 @@ namespace {
 constexpr int kDeepest = 16;
 constexpr std::string_view kXmlSpace = " \t\r\n";
 
+void AppendUtf8(int code, std::string& out) {
+  const auto put = [&out](int byte) { out.push_back(static_cast<char>(byte)); };
+  const auto tail = [&](int shift) { put(0x80 | ((code >> shift) & 0x3F)); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xC0 | (code >> 6));
+  } else if (code < 0x10000) {
+    put(0xE0 | (code >> 12));
+    tail(6);
+  } else {
+    put(0xF0 | (code >> 18));
+    tail(12);
+    tail(6);
+  }
+  tail(0);
+}
+
 class XmlReader {
  public:
   explicit XmlReader(std::string_view document) : all_(document), left_(document) {}
@@ -104,10 +121,11 @@ class XmlReader {
     const std::string digits(name.substr(std::min<size_t>(1, name.size())));
     const bool hex = digits.starts_with('x');
     const bool number =
-        name.starts_with('#') && name.size() <= 8 &&
+        name.starts_with('#') && name.size() <= 9 &&
         (hex ? absl::SimpleHexAtoi(digits.substr(1), &code) : absl::SimpleAtoi(digits, &code));
-    if (!number || code < 1 || code > 127) return Bad("an entity before this");
-    out.push_back(static_cast<char>(code));
+    const bool surrogate = code >= 0xD800 && code < 0xE000;
+    if (!number || code < 1 || code > 0x10FFFF || surrogate) return Bad("an entity before this");
+    AppendUtf8(code, out);
     return absl::OkStatus();
   }
 

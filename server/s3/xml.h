@@ -20,7 +20,7 @@ struct XmlElement {
 };
 
 // Parses a document of elements, attributes (which are dropped), text, the five entities and those
-// by number below 128, comments and a declaration. DataLoss for anything else, such as a DOCTYPE,
+// by number, comments and a declaration. DataLoss for anything else, such as a DOCTYPE,
 // and beyond 16 elements in one another.
 absl::StatusOr<XmlElement> ParseXml(std::string_view document);
 

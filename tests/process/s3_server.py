@@ -8,6 +8,8 @@ POST /_control?NAME=VALUE&... changes how it behaves:
   lose=N&word=W      carries out the next N writes of keys with W in them, and closes the connection without an answer
   status=S&count=N&method=M&word=W   answers the next N such requests with the status S and does nothing (N < 0: all)
   jump=SECONDS       makes all objects older
+                     (bare=1: without XML, as a proxy does)
+  late=T&count=N&word=W   closes the connection of the next N PUTs of such keys, and carries them out T seconds later
   careless=1         ignores preconditions
 Without it, as S3Server(...), this module starts it as a process.
 """
@@ -60,7 +62,8 @@ class Store:
         self.age = self.to_lose = 0
         self.lose_word = ""
         self.refusals = None  # [status, count, method, word]
-        self.careless = False
+        self.careless = self.bare = False
+        self.late = None  # [seconds, count, word]
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if name.endswith(".part"):
@@ -110,6 +113,9 @@ class Store:
             self.to_lose, self.lose_word = int(query["lose"]), query.get("word", "")
         if "status" in query:
             self.refusals = [int(query["status"]), int(query["count"]), query.get("method", ""), query.get("word", "")]
+            self.bare = query.get("bare") == "1"
+        if "late" in query:
+            self.late = [float(query["late"]), int(query["count"]), query.get("word", "")]
         if "careless" in query:
             self.careless = query["careless"] == "1"
         self.age += float(query.get("jump", 0))
@@ -177,7 +183,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.error(404, "NoSuchBucket", f"there is no bucket {bucket}")
             status = self.store.refused(self.command, key)
             if status is not None:
-                return self.error(status)
+                return self.answer(status) if self.store.bare else self.error(status)
             if not key:
                 return self.list(dict(urllib.parse.parse_qsl(query)))
             return getattr(self, "object_" + self.command.lower())(key, body)
@@ -223,11 +229,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def written(self, key, status, headers=()):
         if not self.store.loses(key):
             return self.answer(status, headers=headers)
+        return self.hang_up()
+
+    def hang_up(self):
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
+    def put_late(self, key, body):
+        with self.store.lock:
+            if not self.precondition_fault(key):
+                self.store.put(key, body)
+
     def object_put(self, key, body):
+        late = self.store.late
+        if late and late[1] > 0 and late[2] in key:
+            late[1] -= 1
+            threading.Timer(late[0], self.put_late, (key, body)).start()
+            return self.hang_up()
         fault = self.precondition_fault(key)
         if fault:
             return self.error(fault)

@@ -222,6 +222,91 @@ TEST_F(S3StoreTest, AServerThatWasCutOffKnowsThatItIsNotSure) {
   first->SetListener({});
 }
 
+// A server that is about to acquire a session has seen its owner's lease end, and finds that the
+// owner has stored the session again.
+TEST_F(S3StoreTest, AServerThatWakesStoresItsSessionsAgain) {
+  Proxy proxy(server_->port());
+  const auto store = Open(Options(proxy.address().port));
+  constexpr int kSessions = 20;
+  const auto id = [](int i) { return absl::StrCat("woken", i); };
+  for (int i = 0; i < kSessions; ++i) ASSERT_TRUE(Create(*store, id(i)).ok());
+  std::vector<std::string> before;
+  for (int i = 0; i < kSessions; ++i) {
+    before.push_back(ReadSessionObject(server_->client(), id(i), kNever).value().etag);
+  }
+  proxy.Freeze(true);
+  EXPECT_TRUE(Eventually([&] { return !store->sure_of_ownership(); }));
+  proxy.Freeze(false);
+  EXPECT_TRUE(Eventually([&] { return store->sure_of_ownership(); }));
+  for (int i = 0; i < kSessions; ++i) {
+    const StoredObject now = ReadSessionObject(server_->client(), id(i), kNever).value();
+    EXPECT_NE(now.etag, before[i]);
+    EXPECT_EQ(now.object.epoch, 1u);
+    EXPECT_TRUE(Append(*store, 0, id(i)).ok());
+  }
+}
+
+TEST_F(S3StoreTest, AChangeOfAnEarlierTermDoesNotHappen) {
+  S3Client& client = server_->client();
+  OwnedSessions owned(client, "tester", 1 << 20);
+  SessionObject object = {.owner = "tester", .epoch = 1, .nonce = "first", .tail = "t"};
+  const auto store = [&] {
+    const std::string bytes = EncodeSessionObject(object);
+    return client.PutObject(SessionKey(kStored), bytes, {}, kNever).value();
+  };
+  owned.Add(kStored, {object, store()});
+  const uint64_t term = owned.Term(kStored);
+  std::vector<std::string> lost;
+  owned.SetListener([&](const std::string& id) { lost.push_back(id); });
+  owned.Lose(kStored, term);
+  EXPECT_THAT(lost, SizeIs(1));
+  ++object.epoch;
+  owned.Add(kStored, {object, store()});
+  const auto change = [](SessionObject& changed) {
+    changed.tail += "late";
+    return absl::OkStatus();
+  };
+  EXPECT_TRUE(absl::IsAborted(owned.Commit(kStored, term, change, absl::OkStatus(), kNever)));
+  EXPECT_EQ(owned.Remove(kStored, term).epoch, 0u);
+  owned.Lose(kStored, term);
+  EXPECT_THAT(lost, SizeIs(1));
+  EXPECT_TRUE(owned.Contains(kStored));
+  EXPECT_EQ(Object().tail, "t");
+  EXPECT_TRUE(owned.Commit(kStored, owned.Term(kStored), change, absl::OkStatus(), kNever).ok());
+  EXPECT_EQ(Object().tail, "tlate");
+}
+
+// A request whose connection broke is carried out seconds later.
+TEST_F(S3StoreTest, ALateWriteChangesNothing) {
+  const auto store = Open(Options());
+  ASSERT_TRUE(Create(*store).ok());
+  server_->Control("late=1&count=1&word=session/");
+  EXPECT_TRUE(Append(*store, 0).ok());
+  EXPECT_TRUE(Append(*store, 1).ok());
+  absl::SleepFor(absl::Milliseconds(1500));
+  EXPECT_EQ(Read(*store)->journal.version(), 2u);
+  EXPECT_TRUE(Append(*store, 2).ok());
+  EXPECT_EQ(Read(*store)->journal.version(), 3u);
+}
+
+// A proxy's 404 is no object store's word that a session is gone.
+TEST_F(S3StoreTest, A404WithoutACodeIsNotTakenForAMissingSession) {
+  const auto store = Open(Options());
+  std::atomic<int> lost = 0;
+  store->SetListener({.lost = [&](const std::string&) { ++lost; }});
+  ASSERT_TRUE(Create(*store).ok());
+  server_->Control("status=404&bare=1&count=-1");
+  EXPECT_TRUE(absl::IsUnavailable(Append(*store, 0)));
+  EXPECT_TRUE(Eventually([&] { return !store->sure_of_ownership(); }));
+  EXPECT_TRUE(absl::IsUnavailable(
+      ResultOf<absl::Status>([&](auto done) { store->ConfirmOwnership(done); })));
+  server_->Control("status=404&count=0");
+  EXPECT_TRUE(Eventually([&] { return store->sure_of_ownership(); }));
+  EXPECT_EQ(lost, 0);
+  EXPECT_TRUE(Snapshot(*store, 1).ok());
+  store->SetListener({});
+}
+
 // The owner's lease ends for whoever asks at the moment when the owner wakes.
 TEST_F(S3StoreTest, AServerWhoseLeaseWasRemovedLooksForItsSessions) {
   S3StoreOptions options = Options();
@@ -258,7 +343,12 @@ TEST_F(S3StoreTest, SessionsOfAServerThatEndedAreFoundWithoutBeingAskedFor) {
   EXPECT_EQ(found.get_future().get(), kStored);
   store->SetListener({});
   EXPECT_TRUE(Append(*store, 0).ok());
-  EXPECT_THAT(server_->Keys("server/"), SizeIs(1));  // the dead server's is gone
+  std::vector<std::string> leases;
+  for (const std::string& key : server_->Keys("server/")) {
+    leases.push_back(server_->client().GetObject(key, kNever).value().bytes);
+  }
+  EXPECT_THAT(leases, SizeIs(2));
+  EXPECT_THAT(leases, Contains("ended"));  // the dead server's
   proxy.Freeze(false);
 }
 
@@ -410,10 +500,10 @@ TEST_F(S3StoreTest, OrphansAreRemovedWhenTheyAreOld) {
   OwnedSessions owned(client, "tester", 1 << 20);
   owned.Add(kStored, {{.epoch = 1}, ""});
   Garbage garbage(client, owned, Options());
-  ASSERT_TRUE(garbage.SweepOrphans(kNever).ok());
+  ASSERT_TRUE(garbage.SweepOrphans(absl::Seconds(20)).ok());
   for (const std::string& key : orphans) EXPECT_THAT(server_->Keys(""), Contains(key));
   server_->Control("jump=90000");
-  ASSERT_TRUE(garbage.SweepOrphans(kNever).ok());
+  ASSERT_TRUE(garbage.SweepOrphans(absl::Seconds(20)).ok());
   const std::vector<std::string> left = server_->Keys("");
   for (const std::string& key : orphans) EXPECT_THAT(left, Not(Contains(key)));
   EXPECT_THAT(left, Contains(theirs));  // their owner removes it
@@ -530,7 +620,7 @@ TEST_F(S3StoreTest, ACacheOfAnySizeDoesNotChangeWhatIsStored) {
         object.tail += static_cast<char>('a' + k);
         return absl::OkStatus();
       };
-      ASSERT_TRUE(owned.Commit(id, add, absl::OkStatus(), kNever).ok());
+      ASSERT_TRUE(owned.Commit(id, owned.Term(id), add, absl::OkStatus(), kNever).ok());
     }
     std::string all;
     for (int i = 0; i < 5; ++i) {
