@@ -374,7 +374,7 @@ void S3Ownership::Sweep() {
     if (!ended.ok()) return;
     if (now >= next_orphans_) {
       next_orphans_ = After(now, options_.orphan_age);
-      // What stays is found by the next one.
+      // Orphans that stay are found by the next one.
       workers_.Run([this] { (void)garbage_.SweepOrphans(options_.patience); });
       abandoned_ = true;  // sessions that were released and that nobody acquired
     }

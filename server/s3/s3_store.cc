@@ -81,6 +81,31 @@ absl::Status OpenStored(S3Client& client, absl::Duration patience, store::Stored
   return absl::OkStatus();
 }
 
+// Stores the object of a session that is not there yet. AlreadyExists if it is.
+absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, SessionObject object,
+                                    SteadyTime until) {
+  Precondition precondition = Precondition::Absent();
+  for (int failures = 0;; ++failures) {
+    absl::StatusOr<std::string> etag =
+        client.PutObject(SessionKey(id), EncodeSessionObject(object), precondition, /*until=*/{});
+    if (etag.ok()) return StoredObject{std::move(object), *std::move(etag)};
+    const SteadyTime next = After(StoreClock::now(), PauseAfter(failures));
+    if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
+      absl::StatusOr<StoredObject> there = ReadSessionObject(client, id, until);
+      if (there.ok() && there->object.nonce == object.nonce) return there;
+      if (there.ok() && !there->object.removed) return Exists(id);
+      if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
+      // A session of this name is gone, or about to be.
+      precondition = there.ok() ? Precondition::This(there->etag) : Precondition::Absent();
+      if (there.ok()) object.epoch = there->object.epoch + 1;
+    } else if (!absl::IsUnavailable(etag.status())) {
+      return etag.status();
+    }
+    if (next > until) return absl::UnavailableError(etag.status().message());
+    std::this_thread::sleep_until(next);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(
@@ -97,7 +122,7 @@ S3Store::S3Store(const S3StoreOptions& options,
       report_(std::move(report)),
       client_(options.address, options.credentials, options.reply_timeout),
       ownership_(client_, options, report_,
-                 [this](const std::string& id, Done done) { Touch(id, std::move(done)); }),
+                 [this](const std::string& id, Done done) { writer_.Touch(id, std::move(done)); }),
       sessions_(ownership_.sessions()),
       writer_(client_, sessions_, options, report_),
       bulk_(kBulkThreads, "s3") {}
@@ -135,42 +160,7 @@ void S3Store::Decline(const std::string& id) {
   writer_.Enqueue(std::move(change));
 }
 
-// Stores a session's object as it is.
-void S3Store::Touch(const std::string& id, Done done) {
-  S3Change change = NewChange(nullptr, id, std::move(done));
-  change.write = [this](S3Change& self) {
-    const auto keep = [](SessionObject&) { return absl::OkStatus(); };
-    return sessions_.Commit(self.id, self.term, keep, absl::OkStatus(),
-                            After(StoreClock::now(), options_.reply_timeout));
-  };
-  writer_.Enqueue(std::move(change));
-}
-
 // --- Changes ---
-
-absl::StatusOr<StoredObject> S3Store::PutNew(SessionObject object, const S3Change& change) {
-  const SteadyTime until = writer_.Deadline(change);
-  Precondition precondition = Precondition::Absent();
-  for (int failures = 0;; ++failures) {
-    absl::StatusOr<std::string> etag = client_.PutObject(
-        SessionKey(change.id), EncodeSessionObject(object), precondition, /*until=*/{});
-    if (etag.ok()) return StoredObject{std::move(object), *std::move(etag)};
-    const SteadyTime next = After(StoreClock::now(), PauseAfter(failures));
-    if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
-      absl::StatusOr<StoredObject> there = ReadSessionObject(client_, change.id, until);
-      if (there.ok() && there->object.nonce == object.nonce) return there;
-      if (there.ok() && !there->object.removed) return Exists(change.id);
-      if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
-      // A session of this name is gone, or about to be.
-      precondition = there.ok() ? Precondition::This(there->etag) : Precondition::Absent();
-      if (there.ok()) object.epoch = there->object.epoch + 1;
-    } else if (!absl::IsUnavailable(etag.status())) {
-      return etag.status();
-    }
-    if (next > until) return absl::UnavailableError(etag.status().message());
-    std::this_thread::sleep_until(next);
-  }
-}
 
 absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotParts& parts,
                                    const S3Change& change) {
@@ -182,7 +172,8 @@ absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotPar
   absl::Status status =
       AppendToJournal(client_, change.id, journal, writer_.Deadline(change), object);
   if (status.ok()) {
-    absl::StatusOr<StoredObject> stored = PutNew(std::move(object), change);
+    absl::StatusOr<StoredObject> stored =
+        PutNew(client_, change.id, std::move(object), writer_.Deadline(change));
     if (stored.ok()) sessions_.Add(change.id, *std::move(stored));
     status = stored.status();
   }
@@ -191,12 +182,6 @@ absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotPar
     DropSnapshotParts(client_, change.id, parts);
   }
   return status;
-}
-
-// Makes a session that could not be created one that nobody finds: it may be stored all the same.
-void S3Store::Uncreate(const S3Change& change) {
-  ownership_.SendLeave(ownership_.BeginLeave(change.id, change.term, Leave::kUncreate),
-                       writer_.Deadline(change));
 }
 
 void S3Store::Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
@@ -226,7 +211,11 @@ void S3Store::Create(store::JournalHead head, std::vector<store::JournalEntry> e
     change.write = [this, made, journal = std::move(journal), parts](S3Change& self) {
       if (!made.ok()) sessions_.Remove(self.id, self.term);
       const absl::Status status = made.ok() ? CommitCreate(journal, parts, self) : made;
-      if (made.ok() && !status.ok() && !absl::IsAlreadyExists(status)) Uncreate(self);
+      if (made.ok() && !status.ok() && !absl::IsAlreadyExists(status)) {
+        // It may be stored all the same. Nobody shall find it.
+        ownership_.SendLeave(ownership_.BeginLeave(self.id, self.term, Leave::kUncreate),
+                             writer_.Deadline(self));
+      }
       return status;
     };
     writer_.Enqueue(std::move(change));

@@ -42,6 +42,20 @@ void S3Writer::Enqueue(S3Change change) {
   threads_.Run([this, id] { MakeNext(id); });
 }
 
+void S3Writer::Touch(const std::string& id, store::SessionStore::Done done) {
+  S3Change change{.kind = nullptr,
+                  .id = id,
+                  .term = sessions_.Term(id),
+                  .begin = std::chrono::steady_clock::now()};
+  change.done = std::move(done);
+  change.write = [this](S3Change& self) {
+    const auto keep = [](SessionObject&) { return absl::OkStatus(); };
+    return sessions_.Commit(self.id, self.term, keep, absl::OkStatus(),
+                            After(std::chrono::steady_clock::now(), options_.reply_timeout));
+  };
+  Enqueue(std::move(change));
+}
+
 void S3Writer::MakeNext(const std::string& id) {
   const auto is_entry = [](const S3Change& change) { return change.status.ok() && !change.write; };
   Changes changes;

@@ -39,6 +39,8 @@ class S3Writer {
 
   // A change beyond kMostChanges of them fails with ResourceExhausted, unless it is made always.
   void Enqueue(S3Change change);
+  // Stores a session's object once more, as it is.
+  void Touch(const std::string& id, store::SessionStore::Done done);
   void Finish();  // makes all changes and ends the threads
 
   SteadyTime Deadline(const S3Change& change) const {
