@@ -49,7 +49,7 @@ OPTIONS = None
 BINARY = None
 MODEL = os.path.join(ROOT, "models", "python-bytes")
 LEASE = 2  # seconds
-FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0", "--state-memory", "64M",
+FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0",
          "--log-requests", "none", "--session-lease", f"{LEASE}s")
 CENTROIDS = 128
 START = "def main():\n"
@@ -216,7 +216,8 @@ class Fleet:
         self.fenced = self.lost = 0
 
     def serve(self):
-        return ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", self.url)
+        room = f"{64 + 2 * OPTIONS.sessions}M"  # for all sessions on one server
+        return ServerProcess(BINARY, MODEL, *FLAGS, "--state-memory", room, "--session-store", self.url)
 
     def pick(self, rng):
         with self.lock:
