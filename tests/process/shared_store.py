@@ -39,7 +39,7 @@ from ovq_client import Client, Finished, OvqError, TokenChunk
 OPTIONS = None
 MODEL = os.path.join(ROOT, "models", "python-bytes")
 LEASE = 2  # seconds
-FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0", "--state-memory", "64M",
+FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0",
          "--log-requests", "none", "--session-lease", f"{LEASE}s")
 CENTROIDS = 128
 START = "def main():\n"
@@ -222,7 +222,8 @@ class Fleet:
         self.fenced = self.lost = 0
 
     def serve(self):
-        return ServerProcess(binary(), MODEL, *FLAGS, *self.store.server_flags())
+        room = f"{64 + 2 * OPTIONS.sessions}M"  # for all sessions on one server
+        return ServerProcess(binary(), MODEL, *FLAGS, "--state-memory", room, *self.store.server_flags())
 
     def pick(self, rng):
         with self.lock:
