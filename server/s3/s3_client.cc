@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/s3/xml.h"
@@ -38,6 +39,7 @@ absl::StatusOr<ListedObject> ParseListed(const XmlElement& contents, const std::
   if (!good) return absl::InternalError(absl::StrCat("a list with ", Quoted(key), " ", error));
   object.key = std::string(rest);
   object.etag = contents.ChildText("ETag");
+  if (object.etag.empty()) return absl::InternalError("a list without ETags");
   return object;
 }
 
@@ -224,10 +226,15 @@ absl::StatusOr<ListedPage> S3Client::List(const std::string& prefix, const std::
   const std::string own = FullKey("");
   for (const XmlElement& child : xml->children) {
     if (child.name != "Contents") continue;
-    ASSIGN_OR_RETURN(ListedObject object, ParseListed(child, own));
-    page.objects.push_back(std::move(object));
+    absl::StatusOr<ListedObject> object = ParseListed(child, own);
+    if (!object.ok()) return InContext(address_.Where(), object.status());
+    page.objects.push_back(*std::move(object));
   }
   if (xml->ChildText("IsTruncated") == "true") page.next = xml->ChildText("NextContinuationToken");
+  if (xml->ChildText("IsTruncated") == "true" && (page.next.empty() || page.next == next)) {
+    return absl::InternalError(
+        absl::StrCat(address_.Where(), ": expected a list's next page, got no token for it"));
+  }
   std::string error;
   (void)absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", Header(response, "date"), &page.now, &error);
   return page;

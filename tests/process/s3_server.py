@@ -11,6 +11,7 @@ POST /_control?NAME=VALUE&... changes how it behaves:
                      (bare=1: without XML, as a proxy does)
   late=T&count=N&word=W   closes the connection of the next N PUTs of such keys, and carries them out T seconds later
   careless=1         ignores preconditions
+  list=tokens|etags|keys   lists lack tokens, lack ETags, or have keys of others
 Without it, as S3Server(...), this module starts it as a process.
 """
 
@@ -63,6 +64,7 @@ class Store:
         self.lose_word = ""
         self.refusals = None  # [status, count, method, word]
         self.careless = self.bare = False
+        self.list_fault = ""
         self.late = None  # [seconds, count, word]
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
@@ -116,6 +118,7 @@ class Store:
             self.bare = query.get("bare") == "1"
         if "late" in query:
             self.late = [float(query["late"]), int(query["count"]), query.get("word", "")]
+        self.list_fault = query.get("list", self.list_fault)
         if "careless" in query:
             self.careless = query["careless"] == "1"
         self.age += float(query.get("jump", 0))
@@ -198,11 +201,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         page, more = keys[:self.page], len(keys) > self.page
         out = ['<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">',
                f"<Name>{BUCKET}</Name><IsTruncated>{'true' if more else 'false'}</IsTruncated>"]
-        if more:
+        fault = self.store.list_fault
+        if more and fault != "tokens":
             out.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>")
         for key in page:
             data, etag, when = self.store.objects[key]
             moment = datetime.datetime.fromtimestamp(when - self.store.age, datetime.timezone.utc)
+            etag, key = "" if fault == "etags" else etag, "another/" + key if fault == "keys" else key
             out.append(f"<Contents><Key>{escape(key)}</Key><LastModified>{moment:%Y-%m-%dT%H:%M:%S.000Z}</LastModified>"
                        f"<ETag>{escape(etag, {chr(34): '&quot;'})}</ETag><Size>{len(data)}</Size></Contents>")
         self.answer(200, ("".join(out) + "</ListBucketResult>").encode(), [("Content-Type", "application/xml")])

@@ -602,6 +602,23 @@ TEST_F(S3StoreTest, RefusesObjectStoresThatItCannotUse) {
   EXPECT_THAT(server_->Keys("session/"), IsEmpty());
 }
 
+TEST_F(S3StoreTest, ListsThatAreNoneAreErrors) {
+  S3Client& client = server_->client();
+  for (const char* key : {"x/1", "x/2", "x/3"}) {
+    ASSERT_TRUE(client.PutObject(key, "x", {}, kNever).ok());
+  }
+  EXPECT_THAT(server_->Keys("x/"), SizeIs(3));  // in two pages
+  for (const auto& [fault, words] : {std::pair("tokens", "got no token"),
+                                     {"etags", "a list without ETags"},
+                                     {"keys", "a list with "}}) {
+    server_->Control(absl::StrCat("list=", fault));
+    const absl::Status status = client.ListAll("x/", kNever).status();
+    EXPECT_TRUE(absl::IsInternal(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr(words));
+    EXPECT_THAT(status.message(), HasSubstr("s3://sessions/some/prefix at http://"));
+  }
+}
+
 TEST_F(S3StoreTest, ACacheOfAnySizeDoesNotChangeWhatIsStored) {
   for (const size_t bytes : {size_t{0}, size_t{1000}, size_t{1} << 20}) {
     OwnedSessions owned(server_->client(), "tester", bytes);
