@@ -1,13 +1,16 @@
-// Times a token of a constrained answer beside one of a free answer, through the engine.
+// Times a token of a constrained answer beside one of a free answer, through the engine, on one
+// core, in CPU time.
 //
-//   bench_forms [--model models/python-bytes] [--vocab 150000] [--answers 1,8] [--tokens 512]
-//               [--rounds 9] [--threads 2]
+//   bench_forms [--model models/python-bytes] [--vocab 150000] [--answers 1,8] [--tokens 256]
+//               [--rounds 9]
 //
 // Two models: a folder's with its tokenizer, and a small one of random weights whose vocabulary is
 // synthetic. A round has an answer of --tokens tokens (or so many at once) without a form and one
 // in each of some forms that never end, in turn, each from an engine of its own: so masks are made
 // in the round, as for a form that is new to a server. Tokens without a choice are drawn like
-// others. A sample is what the engine reports as the time from one token of an answer to its next.
+// others. A sample is the time of the engine's thread from one token of each answer to the next.
+#include <time.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -85,22 +88,34 @@ class Reader {
 };
 
 struct Load {
-  int answers, threads;
+  int answers;
   int64_t tokens;
 };
 
-// Appends the microseconds of each token but the first.
+// CPU time of this thread, so that other programs do not count.
+double Microseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return 1e6 * static_cast<double>(now.tv_sec) + 1e-3 * static_cast<double>(now.tv_nsec);
+}
+
+// Appends the times of the tokens that follow the first.
 void TimeAnswers(const engine::EngineModel& model, const Load& load, const Constraint& constraint,
                  uint64_t seed, std::vector<double>& times) {
   engine::EngineOptions options;
   options.seed = 1;
   options.force_tokens = false;
-  engine::EngineEvents events;  // of the engine's thread, which ends before `times` is read
-  events.next_token = [&](absl::Duration time) {
-    times.push_back(absl::ToDoubleMicroseconds(time));
+  // Callbacks run on the engine's thread, which ends before `times` is read.
+  engine::EngineEvents events;
+  double before = 0;
+  events.first_token = [&](absl::Duration) { before = Microseconds(); };
+  events.step = [&](const engine::IterationReport& report) {
+    const double now = Microseconds();
+    if (report.decode_tokens > 0) times.push_back(now - before);
+    before = now;
   };
   engine::EngineThread host(model, std::move(options),
-                            *kernels::DeviceContext::Make(kernels::Device::kCpu, load.threads),
+                            *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1),
                             std::move(events));
   engine::GenerateRequest request;
   request.prompt = {1, 2, 3, 4};
@@ -134,7 +149,7 @@ void Measure(const engine::EngineModel& model, const Load& load, int rounds) {
   std::printf("  %d at once, %lld tokens each, %d rounds\n", load.answers,
               static_cast<long long>(load.tokens), rounds);
   for (std::vector<double>& each : times) {
-    Check(std::ssize(each) == rounds * load.answers * (load.tokens - 1), "answers are whole");
+    Check(std::ssize(each) == rounds * (load.tokens - 1), "answers are whole");
     std::ranges::sort(each);
   }
   const double free_p50 = Percentile(times[0], 0.5), free_p99 = Percentile(times[0], 0.99);
@@ -165,17 +180,16 @@ std::unique_ptr<model::LanguageModel> LoadModel(const std::string& folder,
 }
 
 int Main(int argc, char** argv) {
-  CheckFlags(argc, argv, {"--model", "--vocab", "--answers", "--tokens", "--rounds", "--threads"});
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  CheckFlags(argc, argv, {"--model", "--vocab", "--answers", "--tokens", "--rounds"});
   const auto number = [&](const char* name, const char* otherwise) {
     return std::atoll(FlagValue(argc, argv, name, otherwise));
   };
   const std::string folder = FlagValue(argc, argv, "--model", "models/python-bytes");
   const std::vector<int64_t> answers = Numbers(FlagValue(argc, argv, "--answers", "1,8"));
   const auto rounds = static_cast<int>(number("--rounds", "9"));
-  const Load load = {.answers = 1,
-                     .threads = static_cast<int>(number("--threads", "2")),
-                     .tokens = number("--tokens", "512")};
-  const auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, load.threads);
+  const Load load = {.answers = 1, .tokens = number("--tokens", "256")};
+  const auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1);
   {
     const std::unique_ptr<model::LanguageModel> model = LoadModel(folder, *context);
     const auto tokenizer = *model::Tokenizer::Load(folder, model->config());
