@@ -72,11 +72,17 @@ void BatchBuilder::AddPrompt(Request& request) {
                          .subspan(static_cast<size_t>(request.consumed));
   candidate.n_tokens = std::ssize(candidate.tokens);
   candidate.consumed = request.consumed;
+  if (request.generate() == nullptr || request.generate()->answers.empty()) return;
+  // Behind the prompt each answer has its first token, whose forms are alike.
+  const std::vector<std::unique_ptr<RunningAnswer>>& answers = request.generate()->answers;
+  const absl::Duration form = answers.front()->form_time() * static_cast<double>(answers.size());
+  candidate.token_cost +=
+      planner_.Cost(form) / static_cast<double>(request.n_prefill - request.consumed);
 }
 
 void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
   GenerateWork& work = *request.generate();  // no other request goes on after its prompt
-  if (!work.first.empty()) return;           // its answers have no states yet
+  if (!work.first.empty()) return;           // its answers have not all begun
   const bool full = work.stream->full();
   if (full && !work.blocked_since) work.blocked_since = now;
   if (!full && work.blocked_since) {
@@ -89,6 +95,7 @@ void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
     BatchCandidate& candidate =
         AddCandidate(request, answer->sequence->state, work.call.output.top_logprobs);
     candidate.answer = answer.get();
+    candidate.token_cost += planner_.Cost(answer->form_time());
     candidate.decoding = true;
     candidate.paused = full;
     if (absl::Status status = RefreshAnswer(candidate); !status.ok()) {
