@@ -286,6 +286,8 @@ bool Scheduler::BeginAnswers(Request& request) {
   if (work.first.size() == work.answers.size()) {
     config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
   }
+  const SteadyTime now = config_.options.clock.steady();
+  if (now < work.begin_again && running_.size() > 1) return true;
   absl::Duration forms;
   while (!work.first.empty() && !request.ended && forms < kMostFormTime) {
     RunningAnswer& answer = *work.answers[work.answers.size() - work.first.size()];
@@ -295,6 +297,7 @@ bool Scheduler::BeginAnswers(Request& request) {
     forms += answer.form_time();
     EmitTokens(request, answer, std::move(event));
   }
+  work.begin_again = After(now, 2 * forms);  // others have as much time meanwhile
   return !work.first.empty() && !request.ended;
 }
 

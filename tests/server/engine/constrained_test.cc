@@ -294,13 +294,18 @@ TEST(Constrained, AnswersWhoseFormTakesLongBeginOneAfterAnother) {
   const Answers expected = TestEngine().Run(request);
   EngineOptions options;
   options.clock = SteppingClock(std::make_shared<std::atomic<int64_t>>(3));
-  TestEngine engine(options);
-  const Answers answers = engine.Run(request);
-  ASSERT_TRUE(answers.status.ok()) << answers.status;
-  ASSERT_EQ(answers.of.size(), 5u);
-  for (int i = 0; i < 5; ++i) {
-    EXPECT_EQ(answers.of[i].tokens, expected.of[i].tokens) << i;
-    EXPECT_EQ(answers.of[i].finished->reason, expected.of[i].finished->reason) << i;
+  for (const bool beside_another : {false, true}) {
+    SCOPED_TRACE(beside_another);
+    TestEngine engine(options);
+    std::shared_ptr<TokenStream> other;
+    if (beside_another) other = engine.Start(SampleRequest(SomeTokens(20, 4), 2000, 2), 4000);
+    const Answers answers = engine.Run(request);
+    ASSERT_TRUE(answers.status.ok()) << answers.status;
+    ASSERT_EQ(answers.of.size(), 5u);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_EQ(answers.of[i].tokens, expected.of[i].tokens) << i;
+      EXPECT_EQ(answers.of[i].finished->reason, expected.of[i].finished->reason) << i;
+    }
   }
 }
 
