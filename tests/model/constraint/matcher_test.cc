@@ -182,7 +182,8 @@ TEST(MatcherTest, TheFramesOfAPlaceAreBounded) {
     }
     EXPECT_EQ(matcher.exhausted(), n_texts == 500);
     // Each text has two stacks, which go on or end.
-    EXPECT_NEAR(depth, n_texts == 500 ? static_cast<int>(kMaxFrames) / (2 * n_texts) : kMaxDepth, 4);
+    EXPECT_NEAR(depth, n_texts == 500 ? static_cast<int>(kMaxFrames) / (2 * n_texts) : kMaxDepth,
+                4);
     // A text still ends from there.
     EXPECT_TRUE(matcher.Advance(*place, "x").has_value());
     EXPECT_TRUE(matcher.Mask(*place)->Allows('x'));
