@@ -214,8 +214,9 @@ absl::StatusOr<std::shared_ptr<const Automaton>> CompileGrammar(const Grammar& g
       AutomatonBuilder(drafts.drafts()).Build(grammar.root());
   Stacks stacks;
   if (!StackMachine(automaton).Begin(stacks)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the constraint is too ambiguous: a text has more than ", kMaxStacks, " beginnings"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the constraint is too ambiguous: a text has more than ", kMaxStacks,
+                     " beginnings, or they have more than ", kMaxFrames, " levels in all"));
   }
   return automaton;
 }

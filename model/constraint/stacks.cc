@@ -22,6 +22,12 @@ void SortHeads(std::vector<Head>& heads) {
 
 }  // namespace
 
+int64_t Stacks::CountFrames() const {
+  int64_t n_frames = 0;
+  for (const Head& head : heads) n_frames += head.rest ? head.rest->depth : 0;
+  return n_frames;
+}
+
 StackMachine::StackMachine(std::shared_ptr<const Automaton> automaton)
     : automaton_(std::move(automaton)) {}
 
@@ -111,41 +117,62 @@ bool StackMachine::Step(const Stacks& from, uint8_t byte, Stacks& to) {
   return Close(to);
 }
 
-// index: of a frame, in place of its own.
-template <class Index>
-Stacks StackMachine::Rebuild(const Stacks& stacks, const Index& index) {
-  Stacks rebuilt;
-  rebuilt.may_end = stacks.may_end;
-  std::vector<const Frame*> path;
+template <class Find, class Make>
+Stacks StackMachine::Replace(const Stacks& stacks, const Find& find, const Make& make) {
+  Stacks replaced;
+  replaced.may_end = stacks.may_end;
+  std::vector<const FramePointer*> path;  // without a replacement, from the top
   for (const Head& head : stacks.heads) {
     path.clear();
-    for (const Frame* frame = head.rest.get(); frame != nullptr; frame = frame->parent.get()) {
+    FramePointer rest;
+    for (const FramePointer* frame = &head.rest; *frame != nullptr; frame = &(*frame)->parent) {
+      rest = find(*frame);
+      if (rest != nullptr) break;
       path.push_back(frame);
     }
-    FramePointer rest;
-    for (auto frame = path.rbegin(); frame != path.rend(); ++frame) {
-      rest = Push((*frame)->expression, index(**frame), rest);
-    }
-    rebuilt.heads.push_back({head.state, std::move(rest)});
+    for (auto frame = path.rbegin(); frame != path.rend(); ++frame) rest = make(**frame, rest);
+    replaced.heads.push_back({head.state, std::move(rest)});
   }
-  SortHeads(rebuilt.heads);
-  return rebuilt;
+  SortHeads(replaced.heads);
+  return replaced;
 }
 
 Stacks StackMachine::Adopt(const Stacks& stacks) {
-  return Rebuild(stacks, [](const Frame& frame) { return frame.index; });
+  FrameMap<const Frame*> copies;
+  return Replace(
+      stacks,
+      [&](const FramePointer& frame) {
+        const auto found = copies.find(frame.get());
+        return found == copies.end() ? nullptr : found->second;
+      },
+      [&](const FramePointer& frame, const FramePointer& parent) {
+        return copies[frame.get()] = Push(frame->expression, frame->index, parent);
+      });
 }
 
 Stacks StackMachine::Represent(const Stacks& stacks, int64_t horizon) {
-  return Rebuild(stacks, [&](const Frame& frame) {
-    const Automaton::Expression& node = automaton_->expression(frame.expression);
-    if (node.kind == Kind::kSequence) return frame.index;
-    // The item that is begun may end at once, the others need their bytes.
-    const int64_t most_ends = 1 + horizon / node.shortest;
-    if (node.most >= 0 && frame.index + most_ends + 1 >= node.most) return frame.index;
-    if (frame.index + 1 >= node.least) return std::max<int64_t>(node.least - 1, 0);
-    return frame.index + most_ends < node.least ? 0 : frame.index;
-  });
+  return Replace(
+      stacks,
+      [&](const FramePointer& frame) {
+        if (!frame->counts) return frame;
+        const auto found = represented_.find({frame.get(), horizon});
+        return found == represented_.end() ? nullptr : found->second;
+      },
+      [&](const FramePointer& frame, const FramePointer& parent) {
+        FramePointer made = Push(frame->expression, RepresentIndex(*frame, horizon), parent);
+        represented_.emplace(std::pair(frame.get(), horizon), made);
+        return made;
+      });
+}
+
+int64_t StackMachine::RepresentIndex(const Frame& frame, int64_t horizon) const {
+  const Automaton::Expression& node = automaton_->expression(frame.expression);
+  if (node.kind == Kind::kSequence) return frame.index;
+  // The item that is begun may end at once, the others need their bytes.
+  const int64_t most_ends = 1 + horizon / node.shortest;
+  if (node.most >= 0 && frame.index + most_ends + 1 >= node.most) return frame.index;
+  if (frame.index + 1 >= node.least) return std::max<int64_t>(node.least - 1, 0);
+  return frame.index + most_ends < node.least ? 0 : frame.index;
 }
 
 FramePointer StackMachine::Push(int32_t expression, int64_t index, const FramePointer& parent) {
@@ -187,7 +214,7 @@ bool StackMachine::Close(Stacks& to) {
   work_.clear();
   seen_.clear();
   SortHeads(to.heads);
-  return fits && to.heads.size() <= kMaxStacks;
+  return fits && to.heads.size() <= kMaxStacks && to.CountFrames() <= kMaxFrames;
 }
 
 void StackMachine::Reach(int32_t state, const FramePointer& rest, Stacks& to) {

@@ -15,10 +15,12 @@
 
 namespace ovq::constraint {
 
-// The most stacks of one place, and the most frames of one stack. The language of a constraint are
-// the texts of its grammar that stay within kMaxDepth; no place is a dead end because of it.
+// The most stacks of one place, the most frames of one stack and of all stacks of a place, shared
+// ones counted for each. The language of a constraint are the texts of its grammar that stay within
+// kMaxDepth; no place is a dead end because of it.
 inline constexpr size_t kMaxStacks = 1024;
 inline constexpr int32_t kMaxDepth = 1024;
+inline constexpr int64_t kMaxFrames = 1 << 15;
 
 // An expression that goes on when what was entered above it has ended. Immutable.
 struct Frame {
@@ -40,8 +42,9 @@ struct Head {
 };
 
 struct Stacks {
-  std::vector<Head> heads;  // ascending by state, then by the frame's id; no two are equal
-  bool may_end = false;     // the text so far is one of the language
+  std::vector<Head> heads;      // ascending by state, then by the frame's id; no two are equal
+  bool may_end = false;         // the text so far is one of the language
+  int64_t CountFrames() const;  // of all heads
   bool operator==(const Stacks&) const = default;
 };
 
@@ -52,7 +55,8 @@ class StackMachine {
   explicit StackMachine(std::shared_ptr<const Automaton> automaton);
 
   const Automaton& automaton() const { return *automaton_; }
-  // False where a place would need more than kMaxStacks stacks; `stacks` is then unspecified.
+  // False where a place would need more than kMaxStacks stacks or kMaxFrames frames; `stacks` is
+  // then unspecified.
   bool Begin(Stacks& stacks);
   // The bytes around `byte` for which Step does the same.
   struct Interval {
@@ -75,18 +79,28 @@ class StackMachine {
   // Stacks from which the same bytes lead on, up to `horizon` bytes: counts that no text of so few
   // bytes brings to a bound are replaced by one that stands for all of them.
   Stacks Represent(const Stacks& stacks, int64_t horizon);
-  size_t bytes() const { return frames_.size() * kFrameBytes; }
+  size_t bytes() const {
+    return frames_.size() * kFrameBytes + represented_.size() * kRepresentedBytes;
+  }
 
  private:
   static constexpr size_t kFrameBytes = 128;  // with its entry of the table
+  static constexpr size_t kRepresentedBytes = 48;
   using Key = std::tuple<int32_t, int64_t, const Frame*>;
   struct Work {
     int32_t expression;  // -1: to return to the frame
     FramePointer frame;
   };
 
-  template <class Index>
-  Stacks Rebuild(const Stacks& stacks, const Index& index);
+  // By an original, its copy or what represents it.
+  template <class Key>
+  using FrameMap = absl::flat_hash_map<Key, FramePointer>;
+  // Replaces the frames of the stacks, from the bottom of each: make(frame, what replaced its
+  // parent), unless find(frame) has a replacement.
+  template <class Find, class Make>
+  static Stacks Replace(const Stacks& stacks, const Find& find, const Make& make);
+  // The index that represents that of the frame.
+  int64_t RepresentIndex(const Frame& frame, int64_t horizon) const;
   FramePointer Push(int32_t expression, int64_t index, const FramePointer& parent);
   bool Close(Stacks& to);  // does all work_
   void Reach(int32_t state, const FramePointer& rest, Stacks& to);
@@ -96,7 +110,9 @@ class StackMachine {
   void AddWork(int32_t expression, const FramePointer& frame);
 
   std::shared_ptr<const Automaton> automaton_;
-  absl::flat_hash_map<Key, FramePointer> frames_;
+  FrameMap<Key> frames_;
+  // By a frame that counts and a horizon: each is looked at once, however many places have it.
+  FrameMap<std::pair<const Frame*, int64_t>> represented_;
   uint64_t next_id_ = 1;
   std::vector<Work> work_;
   int64_t n_work_ = 0;

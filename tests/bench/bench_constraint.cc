@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "model/constraint/matcher.h"
+#include "tests/bench/synthetic_vocabulary.h"
 #include "tests/model/constraint/tokenizer_texts.h"
 
 namespace ovq::bench {
@@ -59,41 +60,6 @@ ident ::= [a-z] [a-z0-9_]* ws
 num ::= [0-9]+ ws
 ws ::= [ \t]?)gbnf"},
 };
-
-// Words as a trained tokenizer has them: of Latin letters, most with a space before them, and of
-// characters of two to four bytes; punctuation in runs; every byte.
-std::shared_ptr<const Vocabulary> SyntheticVocabulary(size_t size) {
-  std::mt19937 random(1);
-  std::vector<std::string> texts;
-  for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
-  const std::string letters = "etaoinshrdlucmfwypvbgkjqxzETAOINSHRDLU0123456789";
-  const std::vector<std::string> marks = {"\"", "{", "}", ":", ",", "\n",
-                                          " ",  "(", "[", "]", "<", "/"};
-  while (texts.size() + 1 < size) {
-    std::string text;
-    const uint32_t kind = random() % 20;
-    if (kind < 14) {
-      if (random() % 2 == 0) text += ' ';
-      for (uint32_t n = 2 + random() % 9; n > 0; --n) {
-        text += letters[std::min(random() % letters.size(), random() % letters.size())];
-      }
-      if (random() % 40 == 0) text += marks[random() % marks.size()];
-    } else if (kind < 16) {
-      for (uint32_t n = 2 + random() % 5; n > 0; --n) text += marks[random() % marks.size()];
-    } else {
-      for (uint32_t n = 1 + random() % 4; n > 0; --n) {
-        text += static_cast<char>(0xe4 + random() % 6);
-        text += static_cast<char>(0x80 + random() % 64);
-        text += static_cast<char>(0x80 + random() % 64);
-      }
-      if (random() % 10 == 0) text.pop_back();
-    }
-    texts.push_back(std::move(text));
-  }
-  texts.emplace_back();
-  return std::make_shared<const Vocabulary>(texts,
-                                            std::vector<int32_t>{static_cast<int32_t>(size) - 1});
-}
 
 double Percentile(std::vector<double>& values, double share) {
   if (values.empty()) return 0;
@@ -150,7 +116,8 @@ void MeasureAll(const char* name, const std::shared_ptr<const Vocabulary>& vocab
 
 int Main(int argc, char** argv) {
   double begin = Seconds();
-  const auto synthetic = SyntheticVocabulary(150'000);
+  const auto synthetic = std::make_shared<const Vocabulary>(SyntheticTokens(150'000),
+                                                            std::vector<int32_t>{150'000 - 1});
   MeasureAll("synthetic", synthetic, Seconds() - begin);
   for (int i = 1; i < argc; ++i) {
     const auto texts = constraint::test::ReadTokenTexts(argv[i]);

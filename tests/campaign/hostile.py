@@ -13,11 +13,15 @@ server's memory. Prints a row for each attack, and ends with 1 if a requirement 
 --brief, which ctest runs: four short attacks, with requirements so weak that a busy machine meets them, but
 not a server where one caller can stop another.
 
-usage: hostile.py [--attack NAME ...] [--brief] [--list] [--seconds S] [--build FOLDER] [--model FOLDER]
+--slow SHARE runs the server as a slow machine would: with AVX2 alone (OVQ_MAX_ISA), and with SHARE of each
+processor's time, by a control group; ends with 3 where none can be made.
+
+usage: hostile.py [--attack NAME ...] [--brief] [--slow SHARE] [--list] [--seconds S] [--build FOLDER] [--model FOLDER]
 """
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -34,11 +38,14 @@ import grpc
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "process"))
 
-from http_attacks import ATTACKS as HTTP_ATTACKS
+import form_attacks
+import http_attacks
+from cpu_quota import CpuQuota, QuotaError
 from http_client import http_port
 from server_process import ServerProcess, load_stubs
 
 GIB = 1 << 30
+HTTP_ATTACKS = {**http_attacks.ATTACKS, **form_attacks.ATTACKS}
 ANOTHER_ADDRESS = ("127.0.0.2", 0)  # over HTTP a client is an address
 
 
@@ -404,7 +411,7 @@ class Bench:
         self.bars = BRIEF if args.brief else Bars()
         binary = os.path.join(args.build, "bin", "ovq-server")
         self.server = ServerProcess(binary, with_template(args.model, folder), "--log-requests", "none", "--http-listen",
-                                    "127.0.0.1:0")
+                                    "127.0.0.1:0", env={"OVQ_MAX_ISA": "avx2"} if args.slow else None)
         self.http = f"127.0.0.1:{http_port(self.server)}"
         self.tokens = multiprocessing.Value("q", 0)
         self.victim = multiprocessing.Process(target=victim_process, daemon=True,
@@ -466,6 +473,23 @@ class Bench:
         return status == 0
 
 
+def report(bench, names):
+    """Runs the attacks and ends the server; the exit status."""
+    print("| attack | victim's share | newcomer during | after | health | memory | calls | |\n"
+          "|---|---:|---:|---:|---:|---:|---|---|", flush=True)
+    missed = [name for name in names if not bench.run(name)]
+    ended = bench.end()
+    print(f"{len(missed)} missed: {', '.join(missed)}" if missed else "all bars are met")
+    return 0 if ended and not missed else 1
+
+
+def share_of_time(text):
+    share = float(text)
+    if not 0.05 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"expected 0.05 to 1, got {text}")
+    return share
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attack", action="append", choices=list(ATTACKS), metavar="NAME")
@@ -474,6 +498,7 @@ def main():
     parser.add_argument("--seconds", type=float, help="of each attack (4, with --brief 1.5)")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "cpu"))
     parser.add_argument("--model", default=os.path.join(ROOT, "models", "python-bytes"))
+    parser.add_argument("--slow", type=share_of_time, metavar="SHARE", help="the server has AVX2 and SHARE of each processor")
     args = parser.parse_args()
     args.seconds = args.seconds or (1.5 if args.brief else 4)
     names = args.attack or (BRIEF_ATTACKS if args.brief else ATTACKS)
@@ -483,12 +508,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         load(folder)
         bench = Bench(args, folder)
-        print("| attack | victim's share | newcomer during | after | health | memory | calls | |\n"
-              "|---|---:|---:|---:|---:|---:|---|---|", flush=True)
-        missed = [name for name in names if not bench.run(name)]
-        ended = bench.end()
-    print(f"{len(missed)} missed: {', '.join(missed)}" if missed else "all bars are met")
-    return 0 if ended and not missed else 1
+        try:
+            quota = CpuQuota(args.slow, bench.server.process.pid) if args.slow else contextlib.nullcontext()
+        except QuotaError as error:
+            bench.end()
+            print(f"--slow: {error}", file=sys.stderr)
+            return 3
+        with quota:
+            return report(bench, names)
 
 
 if __name__ == "__main__":

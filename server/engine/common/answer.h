@@ -100,6 +100,8 @@ class RunningAnswer {
   void AddDraw(model::Sampled drawn, StreamEvent& event);
   // Not OK once the constraint cannot be kept any more: the answer ends with this error.
   const absl::Status& status() const { return status_; }
+  // FormProgress::token_time; 0 without a constraint.
+  absl::Duration form_time() const { return form_ ? form_->token_time() : absl::ZeroDuration(); }
   // The answer that a later call of the session may go on with.
   std::optional<UnfinishedAnswer> Unfinished() const;
 

@@ -20,7 +20,23 @@ absl::Status TooAmbiguous() {
 
 bool IsComplete(const constraint::Place& place) { return place.may_end() && !place.may_go_on(); }
 
+// Weight of a token in token_time, where those before it took longer.
+constexpr double kNewToken = 0.25;
+
 }  // namespace
+
+// Adds what the matchers take while it lives to what the form has spent.
+class FormProgress::Meter {
+ public:
+  explicit Meter(FormProgress& form) : form_(form), begin_(form.matchers_.time()) {}
+  ~Meter() { form_.spent_ += form_.matchers_.time() - begin_; }
+  Meter(const Meter&) = delete;
+  Meter& operator=(const Meter&) = delete;
+
+ private:
+  FormProgress& form_;
+  const absl::Duration begin_;
+};
 
 FormProgress::FormProgress(std::shared_ptr<const AnswerConstraint> constraint,
                            MatcherCache& matchers, bool has_end)
@@ -28,7 +44,11 @@ FormProgress::FormProgress(std::shared_ptr<const AnswerConstraint> constraint,
       matchers_(matchers),
       has_end_(has_end),
       place_(matchers_.Begin(*constraint_)) {
-  SetPlace(place_);
+  {
+    const Meter meter(*this);
+    SetPlace(place_);
+  }
+  token_time_ = std::exchange(spent_, absl::ZeroDuration());
 }
 
 void FormProgress::SetPlace(constraint::Place place) {
@@ -54,9 +74,14 @@ absl::Status FormProgress::GoOn(const UnfinishedAnswer& earlier) {
 }
 
 absl::Status FormProgress::Add(int32_t token) {
-  std::optional<constraint::Place> place = matchers_.Advance(*constraint_, place_, token);
-  if (!place) return TooAmbiguous();
-  SetPlace(*std::move(place));
+  {
+    const Meter meter(*this);
+    std::optional<constraint::Place> place = matchers_.Advance(*constraint_, place_, token);
+    if (!place) return TooAmbiguous();
+    SetPlace(*std::move(place));
+  }
+  const absl::Duration spent = std::exchange(spent_, absl::ZeroDuration());
+  token_time_ = std::max(spent, token_time_ + kNewToken * (spent - token_time_));
   return absl::OkStatus();
 }
 
@@ -80,6 +105,7 @@ bool FormProgress::AddUnlessEnd(int32_t token, const FormBans& bans, int64_t n_d
 }
 
 int64_t FormProgress::Draft(std::span<const int32_t> drafted) {
+  const Meter meter(*this);
   masks_.resize(1);
   bits_.resize(1);
   std::optional<constraint::Place> place = place_;

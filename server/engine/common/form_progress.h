@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "kernels/ops/sample.h"
 #include "server/engine/common/answer_constraint.h"
 #include "server/engine/common/matcher_cache.h"
@@ -46,6 +47,8 @@ class FormProgress {
   // The number of first drafted tokens that the form allows; masks() has one behind each then.
   int64_t Draft(std::span<const int32_t> drafted);
 
+  // Time that the form has taken a token lately, at least that of the last one.
+  absl::Duration token_time() const { return token_time_; }
   bool may_end() const { return place_.may_end() && !exhausted_; }
   const constraint::Place& place() const { return place_; }
   // The masks of the next token and of those behind the last Draft. Valid until the place changes.
@@ -55,11 +58,14 @@ class FormProgress {
   absl::Status DeadEnd() const;
 
  private:
+  class Meter;
+
   void SetPlace(constraint::Place place);
 
   const std::shared_ptr<const AnswerConstraint> constraint_;
   MatcherCache& matchers_;
   const bool has_end_;
+  absl::Duration spent_, token_time_;  // spent_: since the last token
   constraint::Place place_;
   bool exhausted_ = false;  // place_ has no mask, as the grammar is too ambiguous there
   std::vector<std::shared_ptr<const constraint::TokenMask>> masks_;  // the first: of place_

@@ -35,6 +35,7 @@ class MatcherCache {
                                                     bool& exhausted);
   void CountForced(int64_t n_tokens) { stats_.forced_tokens += n_tokens; }
   ConstraintStats stats() const;
+  absl::Duration time() const { return stats_.time; }  // spent so far
 
  private:
   // One form's matcher never fills more of the budget than this.

@@ -25,7 +25,9 @@ struct GenerateWork {
   GenerateRequest call;  // its prompt has moved to Request::tokens
   std::shared_ptr<TokenStream> stream;
   std::vector<std::unique_ptr<RunningAnswer>> answers = {};  // [n] from admission on
-  std::vector<model::Sampled> first = {};  // [n] first draws, until every answer has a state
+  // First draws of the last answers, until every answer has a state and these have begun.
+  std::vector<model::Sampled> first = {};
+  SteadyTime begin_again = {};  // when these begin, if others wait for the engine
   std::vector<model::TokenScore> prompt_scores = {};
   std::optional<SteadyTime> blocked_since = {};  // set while the stream is full
 

@@ -25,6 +25,18 @@ int64_t CountForced(const RunningAnswer& answer, const StateHandle& state) {
   return std::clamp<int64_t>(room, 0, n_forced);
 }
 
+// Answers to one prompt have one form: what took some of them long will take others as long.
+absl::Duration MeanFormTime(std::span<const std::unique_ptr<RunningAnswer>> answers) {
+  absl::Duration sum;
+  int64_t n = 0;
+  for (const std::unique_ptr<RunningAnswer>& answer : answers) {
+    if (answer->done) continue;
+    sum += answer->form_time();
+    ++n;
+  }
+  return n == 0 ? sum : sum / n;
+}
+
 }  // namespace
 
 void BatchBuilder::Collect(std::span<const std::shared_ptr<Request>> requests, SteadyTime now) {
@@ -72,23 +84,31 @@ void BatchBuilder::AddPrompt(Request& request) {
                          .subspan(static_cast<size_t>(request.consumed));
   candidate.n_tokens = std::ssize(candidate.tokens);
   candidate.consumed = request.consumed;
+  if (request.generate() == nullptr || request.generate()->answers.empty()) return;
+  // Behind the prompt each answer has its first token, whose forms are alike.
+  const std::vector<std::unique_ptr<RunningAnswer>>& answers = request.generate()->answers;
+  const absl::Duration form = answers.front()->form_time() * static_cast<double>(answers.size());
+  candidate.token_cost +=
+      planner_.Cost(form) / static_cast<double>(request.n_prefill - request.consumed);
 }
 
 void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
   GenerateWork& work = *request.generate();  // no other request goes on after its prompt
-  if (!work.first.empty()) return;           // its answers have no states yet
+  if (!work.first.empty()) return;           // its answers have not all begun
   const bool full = work.stream->full();
   if (full && !work.blocked_since) work.blocked_since = now;
   if (!full && work.blocked_since) {
     config_.events.stream_blocked(TimeBetween(*work.blocked_since, now));
     work.blocked_since.reset();
   }
+  const double form_cost = planner_.Cost(MeanFormTime(work.answers));
   const size_t n_before = candidates_.size();
   for (const std::unique_ptr<RunningAnswer>& answer : work.answers) {
     if (answer->done) continue;
     BatchCandidate& candidate =
         AddCandidate(request, answer->sequence->state, work.call.output.top_logprobs);
     candidate.answer = answer.get();
+    candidate.token_cost += form_cost;
     candidate.decoding = true;
     candidate.paused = full;
     if (absl::Status status = RefreshAnswer(candidate); !status.ok()) {

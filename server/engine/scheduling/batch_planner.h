@@ -148,6 +148,11 @@ class BatchPlanner {
   // a small iteration, and a state that runs for a while stays in the caches.
   std::span<const PlanItem> Standing(SteadyTime now) const;
   void DropStanding() { iterations_left_ = 0; }
+  // The cost of other work of the engine's thread, in tokens without a state; 0 where iterations
+  // have no bound in time.
+  double Cost(absl::Duration work) const {
+    return bounds_time_ ? absl::ToDoubleSeconds(work) / costs_.Seconds(1) : 0;
+  }
   // The last choice, with drafted tokens added, as the plan of the next iteration.
   std::vector<PlanItem> Plan(std::span<const BatchCandidate> candidates);
   // Learns from an iteration that ran this plan. took: results included.

@@ -6,6 +6,12 @@
 #include "server/engine/common/error_facts.h"
 
 namespace ovq::engine {
+namespace {
+
+// Time for the forms of a call's first tokens between two iterations.
+constexpr absl::Duration kMostFormTime = absl::Milliseconds(2);
+
+}  // namespace
 
 void Scheduler::Start(std::shared_ptr<Request> request) {
   request->admitted = config_.options.clock.steady();
@@ -244,7 +250,10 @@ void Scheduler::FinishPrefill(Request& request, BatchSequence* run) {
   // All draws are from the same logits.
   if (!work.first.front().finite) return finisher_.FailNotANumber(request, position);
   work.answers.front()->sequence = request.sequence;
-  if (work.answers.size() == 1) return BeginAnswers(request);
+  if (work.answers.size() == 1) {
+    BeginAnswers(request);
+    return;
+  }
   core_.copies.Add([this, request = request.shared_from_this()](
                        size_t& bytes) { return CopyPromptState(*request, bytes); },
                    /*at_once=*/false);
@@ -253,6 +262,12 @@ void Scheduler::FinishPrefill(Request& request, BatchSequence* run) {
 bool Scheduler::CopyPromptState(Request& request, size_t& bytes) {
   if (request.ended) return false;
   std::vector<std::unique_ptr<RunningAnswer>>& answers = request.generate()->answers;
+  const auto begin = [&] {
+    const bool more = BeginAnswers(request);
+    if (more) bytes += config_.options.copy_bytes_per_iteration;  // goes on in the next iteration
+    return more;
+  };
+  if (request.generate()->first.size() < answers.size()) return begin();
   const auto next =
       std::ranges::find(answers, nullptr, [](const auto& answer) { return answer->sequence; });
   absl::StatusOr<StateHandle> copy = core_.admission.AcquirePromised(request);
@@ -262,21 +277,28 @@ bool Scheduler::CopyPromptState(Request& request, size_t& bytes) {
   }
   bytes += core_.pool.SnapshotBytes(*copy);
   (*next)->sequence = std::make_shared<Sequence>(Sequence{.state = *copy, .pending = {}});
-  if (*next != answers.back()) return true;
-  BeginAnswers(request);
-  return false;
+  return *next != answers.back() || begin();
 }
 
-void Scheduler::BeginAnswers(Request& request) {
+bool Scheduler::BeginAnswers(Request& request) {
   planner_.DropStanding();
   GenerateWork& work = *request.generate();
-  config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
-  std::vector<model::Sampled> draws = std::exchange(work.first, {});
-  for (size_t i = 0; i < draws.size() && !request.ended; ++i) {
-    StreamEvent event;
-    work.answers[i]->AddDraw(std::move(draws[i]), event);
-    EmitTokens(request, *work.answers[i], std::move(event));
+  if (work.first.size() == work.answers.size()) {
+    config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
   }
+  const SteadyTime now = config_.options.clock.steady();
+  if (now < work.begin_again && running_.size() > 1) return true;
+  absl::Duration forms;
+  while (!work.first.empty() && !request.ended && forms < kMostFormTime) {
+    RunningAnswer& answer = *work.answers[work.answers.size() - work.first.size()];
+    StreamEvent event;
+    answer.AddDraw(std::move(work.first.front()), event);
+    work.first.erase(work.first.begin());
+    forms += answer.form_time();
+    EmitTokens(request, answer, std::move(event));
+  }
+  work.begin_again = After(now, 2 * forms);  // others have as much time meanwhile
+  return !work.first.empty() && !request.ended;
 }
 
 void Scheduler::AppendTokens(Request& request, Sequence& sequence,

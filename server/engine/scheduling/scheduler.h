@@ -33,7 +33,7 @@ class Scheduler {
                   config_.options.clock),
         planner_(config_),
         finisher_(core, prefixes_, planner_),
-        builder_(config_, finisher_) {}
+        builder_(config_, finisher_, planner_) {}
 
   // Starts a request that has its sequence.
   void Start(std::shared_ptr<Request> request);
@@ -74,10 +74,11 @@ class Scheduler {
   // run: of the prompt's last token; null if there was none to consume.
   void FinishPrefill(Request& request, BatchSequence* run);
   // Copies the state of a prefilled prompt for its next answer that has none
-  // (StateCopies::CopyOne); the first answer takes the prompt's own.
+  // (StateCopies::CopyOne), then begins the answers; the first one takes the prompt's own state.
   bool CopyPromptState(Request& request, size_t& bytes);
-  // Emits the first token of all answers, once each has a state.
-  void BeginAnswers(Request& request);
+  // Emits the first tokens of answers, all of which have states. True: their forms take long, and
+  // others are left for a later call.
+  bool BeginAnswers(Request& request);
   // Appends tokens to the sequence: the last becomes its pending one, the others are consumed.
   void AppendTokens(Request& request, Sequence& sequence, std::span<const int32_t> tokens);
   void EmitTokens(Request& request, RunningAnswer& answer, StreamEvent event);

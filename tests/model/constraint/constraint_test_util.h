@@ -34,6 +34,33 @@ inline std::shared_ptr<const Vocabulary> ByteVocabulary() {
   return std::make_shared<const Vocabulary>(texts, std::vector<int32_t>{256});
 }
 
+// All texts over a, b and c up to a length.
+inline std::vector<std::string> ShortTexts(size_t length) {
+  std::vector<std::string> texts{""};
+  for (size_t i = 0; i < texts.size() && texts[i].size() < length; ++i) {
+    for (const char c : {'a', 'b', 'c'}) texts.push_back(texts[i] + c);
+  }
+  return texts;
+}
+
+// Every byte, texts of letters with quotes and characters of several bytes, pieces of them, some
+// twice, tokens without a text, two ends.
+inline std::shared_ptr<const Vocabulary> MixedVocabulary(std::mt19937& random) {
+  const std::vector<std::string> pieces = {"a", "b",  "c", "\"", "\\", " ",        "1",
+                                           "{", "\n", "é", "中", "😀",  "\xf0\x9f", "\x80"};
+  std::vector<std::string> texts;
+  for (int byte = 0; byte < 256; ++byte) texts.emplace_back(1, static_cast<char>(byte));
+  for (int i = 0; i < 3000; ++i) {
+    std::string text;
+    for (uint32_t n = random() % 6; n > 0; --n) {
+      text += pieces[random() % (random() % 3 == 0 ? pieces.size() : 3)];
+    }
+    texts.push_back(std::move(text));
+  }
+  std::vector<int32_t> ends = {300, static_cast<int32_t>(texts.size()) - 1};
+  return std::make_shared<const Vocabulary>(texts, std::move(ends));
+}
+
 // Small grammars over the bytes a, b and c, with rules that may be recursive, counted repeats and
 // items that may be empty. Some are left recursive or without a text.
 class RandomGrammar {

@@ -414,6 +414,16 @@ TEST_F(BatchPlannerTest, AChoiceWithAPromptOrOfOneOfTwoVariantsDoesNotStand) {
   EXPECT_FALSE(Stands()) << "variants take turns";
 }
 
+TEST_F(BatchPlannerTest, OtherWorkCostsTheTokensOfItsTime) {
+  EXPECT_EQ(planner().Cost(absl::Milliseconds(8)), 0) << "iterations have no bound in time";
+  config_.model.weight_bytes = 1000;
+  BatchPlanner planner(config_);
+  const std::vector<BatchCandidate> candidates = {Decoding(0)};
+  const std::vector<PlanItem> plan = {{0, 1}};
+  for (int i = 0; i < 20; ++i) planner.Observe(candidates, plan, absl::Milliseconds(2));
+  EXPECT_NEAR(planner.Cost(absl::Milliseconds(8)), 4, 0.01);
+}
+
 TEST_F(BatchPlannerTest, VariantsTakeTurns) {
   config_.options.max_batch_tokens = 8;
   candidates_.clear();

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/ascii.h"
 #include "server/disk/session_folder.h"
+#include "server/engine/common/form_progress.h"
 #include "server/engine/common/session_image.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
@@ -259,6 +261,52 @@ TEST(Constrained, AGrammarThatIsTooAmbiguousEndsTheAnswer) {
   EXPECT_THAT(std::string(answers.status.message()), HasSubstr("constraint"));
   EXPECT_GT(answers.of[0].tokens.size(), 100u);
   EXPECT_EQ(engine.Run(Constrained(Compiled(AnswerForm::Literal("abc")), 30)).of[0].text, "abc");
+}
+
+// A clock that goes on by `step` whenever somebody looks at it.
+Clock SteppingClock(std::shared_ptr<std::atomic<int64_t>> step_ms) {
+  const auto now = std::make_shared<std::atomic<int64_t>>(1'000'000);
+  return {.steady = [=] { return SteadyTime(std::chrono::milliseconds(*now += *step_ms)); }};
+}
+
+TEST(Constrained, AFormKnowsHowLongATokenTakes) {
+  const auto step = std::make_shared<std::atomic<int64_t>>(1);
+  FakeModel model;
+  MatcherCache matchers(model.Make().vocabulary, size_t{1} << 20, SteppingClock(step));
+  FormProgress form(Compiled(AnswerForm::Literal("abcdef")), matchers, /*has_end=*/false);
+  EXPECT_EQ(form.token_time(), absl::Milliseconds(1)) << "a mask";
+  ASSERT_TRUE(form.Add('a').ok());
+  EXPECT_EQ(form.token_time(), absl::Milliseconds(2)) << "a place and a mask";
+  const std::vector<int32_t> drafted = {'b', 'c'};
+  EXPECT_EQ(form.Draft(drafted), 2);
+  ASSERT_TRUE(form.Add('b').ok());
+  EXPECT_EQ(form.token_time(), absl::Milliseconds(6)) << "and those of the draft";
+  *step = 0;
+  ASSERT_TRUE(form.Add('c').ok());
+  EXPECT_EQ(form.token_time(), absl::Milliseconds(4.5)) << "it is forgotten by and by";
+}
+
+TEST(Constrained, AnswersWhoseFormTakesLongBeginOneAfterAnother) {
+  const AnswerForm letters = AnswerForm::Repeat(
+      AnswerForm::Choice({AnswerForm::Literal("x"), AnswerForm::Literal("y")}), 1, 40);
+  GenerateRequest request = Constrained(Compiled(letters), 12);
+  request.n = 5;
+  const Answers expected = TestEngine().Run(request);
+  EngineOptions options;
+  options.clock = SteppingClock(std::make_shared<std::atomic<int64_t>>(3));
+  for (const bool beside_another : {false, true}) {
+    SCOPED_TRACE(beside_another);
+    TestEngine engine(options);
+    std::shared_ptr<TokenStream> other;
+    if (beside_another) other = engine.Start(SampleRequest(SomeTokens(20, 4), 2000, 2), 4000);
+    const Answers answers = engine.Run(request);
+    ASSERT_TRUE(answers.status.ok()) << answers.status;
+    ASSERT_EQ(answers.of.size(), 5u);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_EQ(answers.of[i].tokens, expected.of[i].tokens) << i;
+      EXPECT_EQ(answers.of[i].finished->reason, expected.of[i].finished->reason) << i;
+    }
+  }
 }
 
 TEST(Constrained, AModelWithoutTextRefuses) {
