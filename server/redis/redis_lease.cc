@@ -82,7 +82,7 @@ absl::Status RedisLease::Renew(SteadyTime until) {
   }
   RETURN_IF_ERROR(reply.status());
   if (since_.exchange(reply->number) != reply->number) verify_ = true;
-  renewed_ = sent;  // after verify_, for KeepLease
+  renewed_ = sent;  // after verify_, for Keep
   return absl::OkStatus();
 }
 

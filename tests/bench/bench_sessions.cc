@@ -364,6 +364,8 @@ class Bench {
       Print("a turn's entry into the store", append);
       Print("snapshot into the store", snapshot, -1, static_cast<int64_t>(bytes));
       Print("wake from there", wake, host.last_swap_in().replayed);
+      host.Delete(id);
+      host.Delete(other);
     }
     std::filesystem::remove_all(folder_);
   }

@@ -132,7 +132,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
 
 bool SessionPersistence::UseIsUnsaved(const Session& session) {
   const absl::Duration unsaved = session.info.last_used - session.disk->used;
-  return unsaved > std::min(absl::Minutes(1), session.ttl / 10);
+  return session.resident() && unsaved > std::min(absl::Minutes(1), session.ttl / 10);
 }
 
 void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
@@ -184,6 +184,7 @@ void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, Statu
   if (disk.behind) ++disk.version;
   head.version = disk.version;
   head.mark = MakeMark(*session);
+  disk.used = config_.options.clock.wall();
   disk.snapshotting = true;
   disk.snapshot_at = session->state.position;
   config_.options.session_store->Snapshot(
@@ -232,7 +233,8 @@ void SessionPersistence::Quarantine(Session& session) {
 void SessionPersistence::SwapOut(const std::shared_ptr<Session>& session) {
   // Writing the state as it is lets the session be swapped in without a prefill.
   SessionOnDisk& disk = *session->disk;
-  if (!disk.snapshotting && disk.snapshot_at != session->state.position) {
+  const bool stored = disk.snapshot_at == session->state.position && !UseIsUnsaved(*session);
+  if (!disk.snapshotting && !stored) {
     Snapshot(session, [](const absl::Status&) {});
   }
   const int64_t position = session->position();

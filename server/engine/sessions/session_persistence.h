@@ -35,8 +35,8 @@ class SessionPersistence {
   // null if a journal alone suffices.
   void Create(const std::vector<std::shared_ptr<Session>>& sessions,
               const std::shared_ptr<const SessionImage>& image, StatusCallback then);
-  // Whether another server that found the session in the store would end it too early: a fork, for
-  // example, is a use that changes nothing.
+  // Whether another server that found the session, whose state is in memory, in the store would end
+  // it too early: a fork, for example, is a use that changes nothing.
   static bool UseIsUnsaved(const Session& session);
   // Writes the changes since the last write: the tokens from `begin` on. DataLoss if that fails;
   // the session then continues in memory, unless it is lost.

@@ -33,7 +33,8 @@ class SharedRedis : public testing::Test {
   }
   static std::unique_ptr<Server> Start(const redis::RedisAddress& address,
                                        absl::Duration lease = absl::Seconds(1),
-                                       absl::Duration patience = absl::Seconds(10)) {
+                                       absl::Duration patience = absl::Seconds(10),
+                                       EngineOptions options = {}) {
     auto server = std::make_unique<Server>();
     absl::StatusOr<std::unique_ptr<redis::RedisStore>> store =
         redis::RedisStore::Open({.address = address,
@@ -44,7 +45,6 @@ class SharedRedis : public testing::Test {
     EXPECT_TRUE(store.ok()) << store.status();
     const absl::StatusOr<store::RecoveredSessions> found = (*store)->Recover();
     EXPECT_TRUE(found.ok()) << found.status();
-    EngineOptions options;
     options.session_store = *std::move(store);
     EngineEvents events;
     events.session_event = [to = &server->told](const SessionReport& report) {
@@ -133,6 +133,28 @@ TEST_F(SharedRedis, AnotherServerGetsATurnThatWasStoredLate) {
   const absl::StatusOr<SessionInfo> there = (*second->engine)->sessions().Get(id, "");
   ASSERT_TRUE(there.ok()) << there.status();
   EXPECT_EQ(there->position, 100);
+}
+
+TEST_F(SharedRedis, ASwappedOutSessionThatWasOnlyForkedIsHandedOver) {
+  const auto second = Start(redis_->address());
+  EngineOptions tight;
+  tight.overcommit = true;
+  tight.state_memory_bytes = 2 * second->engine->model().layout().bytes_cap(kDefaultSlotCap);
+  const auto first = Start(redis_->address(), absl::Seconds(1), absl::Seconds(10), tight);
+  SessionOptions options;
+  options.prompt = SomeTokens(50, 3);
+  options.ttl = absl::Seconds(4);
+  const std::string id = first->engine->NewSession(options).id;
+  absl::SleepFor(absl::Milliseconds(600));  // more than a tenth of its time to live
+  std::promise<absl::Status> forked;
+  (*first->engine)->sessions().Fork({.session_id = id}, [&](const auto& forks) {
+    forked.set_value(forks.status());
+  });
+  ASSERT_EQ(forked.get_future().get(), absl::OkStatus());
+  for (int i = 0; i < 2; ++i) (void)first->engine->NewSession({});
+  EXPECT_TRUE((*first->engine)->sessions().Get(id, "")->hibernated);
+  const absl::StatusOr<SessionInfo> there = (*second->engine)->sessions().Get(id, "");
+  EXPECT_TRUE(there.ok()) << there.status();
 }
 
 // Forks are uses that change nothing, of which the store does not hear.

@@ -583,6 +583,7 @@ TEST_F(RedisStoreTest, ASessionThatRedisLostIsLost) {
 TEST_F(RedisStoreTest, TurnsWaitForReplicas) {
   RedisStoreOptions options = Options();
   options.replicas = 1;
+  options.reply_timeout = absl::Seconds(4);  // half of it is for the replica
   const auto store = Open(options);
   const absl::Status alone = Create(*store);
   EXPECT_TRUE(absl::IsUnavailable(alone)) << alone;
