@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,7 +70,14 @@ RedisProcess::RedisProcess(std::vector<std::string> flags)
 
 RedisProcess::~RedisProcess() {
   Kill();
-  std::filesystem::remove_all(folder_);
+  // A child of the killed server can still be making a file when the folder is listed.
+  std::error_code error;
+  for (int i = 0; i < 500; ++i) {
+    std::filesystem::remove_all(folder_, error);
+    if (!error) return;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  ADD_FAILURE() << folder_ << ": " << error.message();
 }
 
 void RedisProcess::Start() {
@@ -84,10 +92,12 @@ void RedisProcess::Start() {
   pointers.push_back(nullptr);
   process_ = fork();
   if (process_ == 0) {
+    setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     execv(kRedisServer, pointers.data());
     _exit(127);
   }
+  setpgid(process_, process_);
   connection_ = std::make_unique<redis::RedisConnection>(address(), absl::Seconds(10));
   for (int i = 0; i < 1000 && !connection_->RunTogether({{"PING"}})[0].ok(); ++i) {
     absl::SleepFor(absl::Milliseconds(10));
@@ -96,9 +106,10 @@ void RedisProcess::Start() {
 
 void RedisProcess::Signal(int signal) { kill(process_, signal); }
 
+// Redis has children that write a whole copy of what it holds: they are of its group.
 void RedisProcess::Kill() {
   if (process_ == 0) return;
-  kill(process_, SIGKILL);
+  kill(-process_, SIGKILL);
   waitpid(process_, nullptr, 0);
   process_ = 0;
 }
