@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/random.h"
 #include "base/status_macros.h"
 #include "server/s3/ask_box.h"
 #include "server/s3/lease.h"
@@ -15,7 +14,6 @@ namespace ovq::s3 {
 namespace {
 
 constexpr char kProbePrefix[] = "probe/";
-constexpr size_t kMostRemoved = 100;  // objects in one pass
 
 SteadyTime Soon(absl::Duration patience) {
   return After(std::chrono::steady_clock::now(), patience);
@@ -29,34 +27,31 @@ void Garbage::RemoveLater(std::vector<std::string> keys) {
   later_.emplace_back(After(std::chrono::steady_clock::now(), replaced_life_), std::move(keys));
 }
 
-void Garbage::RemoveDue(bool all) {
-  const SteadyTime now = std::chrono::steady_clock::now();
-  std::unique_lock lock(mutex_);
-  for (size_t removed = 0; !later_.empty() && (all || removed < kMostRemoved);) {
-    if (!all && later_.front().first > now) return;
-    const std::vector<std::string> keys = std::move(later_.front().second);
-    later_.pop_front();
-    lock.unlock();
-    for (const std::string& key : keys) {
-      // An object that cannot be removed now is an orphan.
-      if (!client_.Delete(key, /*until=*/{}).ok()) return;
-    }
-    removed += keys.size();
-    lock.lock();
+std::vector<std::string> Garbage::NextDue(SteadyTime now) {
+  std::lock_guard lock(mutex_);
+  if (later_.empty() || later_.front().first > now) return {};
+  std::vector<std::string> keys = std::move(later_.front().second);
+  later_.pop_front();
+  return keys;
+}
+
+bool Garbage::Remove(const std::vector<std::string>& keys) {
+  return std::ranges::all_of(
+      keys, [this](const std::string& key) { return client_.Delete(key, /*until=*/{}).ok(); });
+}
+
+void Garbage::RemoveDue() {
+  while (!stopped_) {
+    const std::vector<std::string> keys = NextDue(std::chrono::steady_clock::now());
+    if (keys.empty() || !Remove(keys)) return;
   }
 }
 
-absl::Status Garbage::DeleteOrphan(const std::string& key, const std::string& etag,
-                                   absl::Duration patience) {
-  if (stopped_) return absl::CancelledError("the server ends");
-  return client_.Delete(key, Soon(patience), etag);
-}
-
-absl::Status Garbage::AddIds(const std::string& prefix, absl::Duration patience,
-                             std::set<std::string>& ids) {
-  ASSIGN_OR_RETURN(const std::vector<ListedObject> all, client_.ListAll(prefix, Soon(patience)));
-  for (const ListedObject& object : all) ids.insert(object.key.substr(prefix.size()));
-  return absl::OkStatus();
+void Garbage::RemoveAll(SteadyTime until) {
+  while (std::chrono::steady_clock::now() < until) {
+    const std::vector<std::string> keys = NextDue(kNever);
+    if (keys.empty() || !Remove(keys)) return;
+  }
 }
 
 absl::Status Garbage::RemoveUnnamed(const std::string& id, const std::vector<std::string>& keys,
@@ -69,7 +64,8 @@ absl::Status Garbage::RemoveUnnamed(const std::string& id, const std::vector<std
     return absl::IsUnavailable(stored.status()) ? stored.status() : absl::OkStatus();
   }
   for (const std::string& key : keys) {
-    if (!named.contains(key)) RETURN_IF_ERROR(DeleteOrphan(key, "", patience));
+    if (stopped_) return absl::CancelledError("the server ends");
+    if (!named.contains(key)) RETURN_IF_ERROR(client_.Delete(key, Soon(patience)));
   }
   return absl::OkStatus();
 }
@@ -88,10 +84,14 @@ absl::Status Garbage::SweepData(absl::Duration patience) {
     next = std::move(page.next);
   } while (!next.empty());
   if (old.empty()) return absl::OkStatus();
-  std::set<std::string> others;
-  RETURN_IF_ERROR(AddIds(kSessionPrefix, patience, others));
+  ASSIGN_OR_RETURN(const std::vector<std::string> there, ListSessions(client_, Soon(patience)));
+  ASSIGN_OR_RETURN(const std::vector<ListedObject> damaged,
+                   client_.ListAll(kDamagedPrefix, Soon(patience)));
+  std::set<std::string> others(there.begin(), there.end());
   for (const std::string& id : sessions_.All()) others.erase(id);
-  RETURN_IF_ERROR(AddIds(kDamagedPrefix, patience, others));
+  for (const ListedObject& object : damaged) {
+    others.insert(object.key.substr(std::string_view(kDamagedPrefix).size()));
+  }
   for (const auto& [id, keys] : old) {
     if (!others.contains(id)) RETURN_IF_ERROR(RemoveUnnamed(id, keys, patience));
   }
@@ -104,7 +104,8 @@ absl::Status Garbage::SweepOld(const std::string& prefix, absl::Duration patienc
     ASSIGN_OR_RETURN(ListedPage page, client_.List(prefix, next, Soon(patience)));
     for (const ListedObject& object : page.objects) {
       if (object.modified + orphan_age_ >= page.now) continue;
-      RETURN_IF_ERROR(DeleteOrphan(object.key, object.etag, patience));
+      if (stopped_) return absl::CancelledError("the server ends");
+      RETURN_IF_ERROR(client_.Delete(object.key, Soon(patience)));
     }
     next = std::move(page.next);
   } while (!next.empty());
@@ -112,18 +113,17 @@ absl::Status Garbage::SweepOld(const std::string& prefix, absl::Duration patienc
 }
 
 absl::Status Garbage::SweepRemoved(absl::Duration patience) {
-  // Others are larger: they have a journal.
-  const SessionObject removed = {.nonce = UnguessableHex(), .removed = true};
-  const size_t most = EncodeSessionObject(removed).size();
   std::string next;
   do {
     ASSIGN_OR_RETURN(ListedPage page, client_.List(kSessionPrefix, next, Soon(patience)));
     for (const ListedObject& object : page.objects) {
-      if (object.bytes > most || object.modified + orphan_age_ >= page.now) continue;
+      const bool is_old = object.modified + orphan_age_ < page.now;
+      if (object.bytes != RemovedObjectBytes() || !is_old) continue;
       const std::string id = object.key.substr(std::string_view(kSessionPrefix).size());
       const absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, id, Soon(patience));
       if (!stored.ok() || !stored->object.removed) continue;
-      RETURN_IF_ERROR(DeleteOrphan(object.key, stored->etag, patience));
+      if (stopped_) return absl::CancelledError("the server ends");
+      RETURN_IF_ERROR(client_.DeleteThis(object.key, stored->etag, Soon(patience)));
     }
     next = std::move(page.next);
   } while (!next.empty());

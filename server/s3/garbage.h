@@ -27,8 +27,11 @@ class Garbage {
 
   // Removes objects later, when nobody reads them any more.
   void RemoveLater(std::vector<std::string> keys);
-  // Removes those whose time has come, some hundred at most; `all`: every one.
-  void RemoveDue(bool all);
+  // Removes those whose time has come. It ends at the first that cannot be removed now: they, and
+  // whatever is not removed when the server ends, are orphans.
+  void RemoveDue();
+  // Removes what it can of those whose time has not come, too, until `until`.
+  void RemoveAll(SteadyTime until);
   // Removes objects that crashes left, by their age on the object store's own clock: of sessions
   // that are not there and of those that this server owns, and what servers asked each other.
   // patience: how long each request is tried.
@@ -40,15 +43,12 @@ class Garbage {
   // Removes what is left of removed sessions.
   absl::Status SweepRemoved(absl::Duration patience);
   absl::Status SweepOld(const std::string& prefix, absl::Duration patience);
-  // Adds the ids below a prefix.
-  absl::Status AddIds(const std::string& prefix, absl::Duration patience,
-                      std::set<std::string>& ids);
   // Keeps of the keys of one session those that nothing names.
   absl::Status RemoveUnnamed(const std::string& id, const std::vector<std::string>& keys,
                              absl::Duration patience);
-  // Deletes an object of a sweep. Cancelled if the sweep is to end.
-  absl::Status DeleteOrphan(const std::string& key, const std::string& etag,
-                            absl::Duration patience);
+  // The oldest objects that were to be removed later than before `now`; none if there are no such.
+  std::vector<std::string> NextDue(SteadyTime now);
+  bool Remove(const std::vector<std::string>& keys);
 
   S3Client& client_;
   const OwnedSessions& sessions_;

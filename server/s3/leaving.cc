@@ -55,7 +55,7 @@ absl::Status WriteLeave(S3Client& client, OwnedSessions& sessions, Garbage& garb
   if (!status.ok()) return status;
   garbage.RemoveLater(std::move(data));
   if (held.stored && leaving.how != Leave::kUncreate) {
-    (void)client.Delete(SessionKey(held.id), /*until=*/{}, held.stored->etag);
+    (void)client.DeleteThis(SessionKey(held.id), held.stored->etag, /*until=*/{});
   }
   return status;
 }
@@ -78,22 +78,11 @@ absl::Status QuarantineDamaged(S3Client& client, const std::string& id, const st
       return ChangedMeanwhile(id);
     }
     RETURN_IF_ERROR(now.status());
-    (void)client.Delete(SessionKey(id), until, *now);
+    (void)client.DeleteThis(SessionKey(id), *now, until);
     status = absl::DataLossError(
         absl::StrCat(std::string(why.message()), "; its object is now ", damaged));
   }
   return status;
-}
-
-absl::StatusOr<std::vector<std::string>> ListSessions(S3Client& client, SteadyTime until) {
-  ASSIGN_OR_RETURN(const std::vector<ListedObject> all, client.ListAll(kSessionPrefix, until));
-  std::vector<std::string> ids;
-  for (const ListedObject& object : all) {
-    // Some programs mark folders by an object of their name.
-    if (object.key == kSessionPrefix) continue;
-    ids.push_back(object.key.substr(std::string_view(kSessionPrefix).size()));
-  }
-  return ids;
 }
 
 }  // namespace ovq::s3

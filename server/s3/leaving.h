@@ -38,6 +38,4 @@ absl::Status QuarantineDamaged(S3Client& client, const std::string& id, const st
 // The error, Aborted, of a session that another server has changed while this one was about to.
 absl::Status ChangedMeanwhile(const std::string& id);
 
-absl::StatusOr<std::vector<std::string>> ListSessions(S3Client& client, SteadyTime until);
-
 }  // namespace ovq::s3

@@ -21,6 +21,7 @@ constexpr size_t kMaxAnswer = size_t{64} << 20;         // bytes of an object or
 constexpr absl::Duration kMaxIdle = absl::Seconds(15);  // object stores close connections after it
 constexpr size_t kMaxIdleConnections = 32;
 constexpr absl::Duration kTimeOfMiB = absl::Seconds(1);
+constexpr char kNoEtag[] = "\"00000000000000000000000000000000\"";  // no object has it
 
 std::string Header(const server::ClientResponse& response, const std::string& name) {
   const auto found = response.headers.find(name);
@@ -204,11 +205,24 @@ absl::StatusOr<ObjectBytes> S3Client::GetObject(const std::string& key, SteadyTi
   return absl::InternalError(absl::StrCat(address_.Where(), ": GET ", key, ": 304"));
 }
 
-absl::Status S3Client::Delete(const std::string& key, SteadyTime until, const std::string& etag) {
-  Call call{.method = "DELETE", .key = key};
-  if (!etag.empty()) call.headers["if-match"] = etag;
+absl::Status S3Client::Delete(const std::string& key, SteadyTime until) {
+  const absl::Status status = Run({.method = "DELETE", .key = key}, until, nullptr).status();
+  return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
+absl::Status S3Client::DeleteThis(const std::string& key, const std::string& etag,
+                                  SteadyTime until) {
+  if (!compares_to_delete_) return absl::OkStatus();
+  const Call call{.method = "DELETE", .key = key, .headers = {{"if-match", etag}}};
   const absl::Status status = Run(call, until, nullptr).status();
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
+}
+
+absl::Status S3Client::ProbeDelete(const std::string& key, SteadyTime until) {
+  const Call call{.method = "DELETE", .key = key, .headers = {{"if-match", kNoEtag}}};
+  const absl::Status status = Run(call, until, nullptr).status();
+  compares_to_delete_ = absl::IsFailedPrecondition(status);
+  return absl::IsUnavailable(status) ? status : absl::OkStatus();
 }
 
 absl::StatusOr<ListedPage> S3Client::List(const std::string& prefix, const std::string& next,

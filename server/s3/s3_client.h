@@ -66,9 +66,14 @@ class S3Client {
                                                           const std::string& known,
                                                           SteadyTime until);
   absl::StatusOr<ObjectBytes> GetObject(const std::string& key, SteadyTime until);
-  // OK for an object that is not there. etag: of the object that goes, where it is known; object
-  // stores that cannot compare it ignore it.
-  absl::Status Delete(const std::string& key, SteadyTime until, const std::string& etag = "");
+  // OK for an object that is not there.
+  absl::Status Delete(const std::string& key, SteadyTime until);
+  // Deletes an object if it still has this ETag. The object stays where the object store is not
+  // known to compare ETags, and that is no error.
+  absl::Status DeleteThis(const std::string& key, const std::string& etag, SteadyTime until);
+  // Finds out, with an object that may be gone then, whether the object store compares ETags before
+  // it deletes. No other thread uses this client meanwhile.
+  absl::Status ProbeDelete(const std::string& key, SteadyTime until);
   // Lists the objects whose keys begin with `prefix`, in the order of keys, 1000 a page. next: of
   // the page before.
   absl::StatusOr<ListedPage> List(const std::string& prefix, const std::string& next,
@@ -100,6 +105,7 @@ class S3Client {
   const S3Address address_;
   const S3Credentials credentials_;
   const absl::Duration reply_timeout_;
+  bool compares_to_delete_ = false;
 
   std::mutex mutex_;  // guards idle_
   std::vector<IdleConnection> idle_;

@@ -20,6 +20,7 @@ constexpr absl::Duration kPass = absl::Milliseconds(10);  // between looks at pe
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 constexpr absl::Duration kAskInterval = absl::Seconds(2);  // until it is asked once more
 constexpr absl::Duration kHousekeeping = absl::Seconds(1);
+constexpr absl::Duration kFarewell = absl::Seconds(3);  // for what is removed at the end
 constexpr size_t kCacheBytes = size_t{64} << 20;
 constexpr size_t kSweptTogether = 64;
 constexpr int kWorkers = 8;
@@ -71,7 +72,7 @@ void S3Ownership::End() {
   lease_.Stop();
   garbage_.Stop();
   workers_.Finish();
-  garbage_.RemoveDue(/*all=*/true);
+  garbage_.RemoveAll(After(OwnershipClock::now(), kFarewell));
   lease_.GiveUp();
   asks_.End();
 }
@@ -134,6 +135,7 @@ void S3Ownership::RetryLeaves() {
   std::vector<std::string> ids;
   for (const auto& [id, leaving] : unsent_) ids.push_back(id);
   for (const std::string& id : ids) {
+    if (ending_) return;  // the lease ends, too
     auto node = unsent_.extract(id);
     if (node.empty() || sessions_.Contains(id)) continue;
     releasing_.insert(id);
@@ -417,8 +419,12 @@ void S3Ownership::MoveLoop() {
     AcquireAll(waiting, ending);
     if (ending && waiting.empty()) return;
     if (TimeBetween(kept, OwnershipClock::now()) >= kHousekeeping) {
-      RetryLeaves();
-      garbage_.RemoveDue(/*all=*/false);
+      const auto keep_house = [this] {  // after an outage this takes long
+        RetryLeaves();
+        garbage_.RemoveDue();
+        housekeeping_ = false;
+      };
+      if (!housekeeping_.exchange(true)) workers_.Run(keep_house);
       kept = OwnershipClock::now();
     }
     if (!ending && OwnershipClock::now() >= next_sweep_) Sweep();

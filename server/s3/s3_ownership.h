@@ -1,6 +1,7 @@
 // Which server owns each session of an object store.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
@@ -106,6 +107,8 @@ class S3Ownership {
   SteadyTime next_sweep_, next_orphans_;
   bool abandoned_ = false;            // there may be sessions of servers that ended
   std::vector<std::string> unowned_;  // sessions that a sweep has still to look at
+
+  std::atomic<bool> housekeeping_ = false;  // a thread does it
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;

@@ -51,6 +51,7 @@ absl::Status CheckPreconditions(S3Client& client, SteadyTime until) {
   if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-Match", status);
   ASSIGN_OR_RETURN(const ObjectBytes read, client.GetObject(key, until));
   if (read.etag != next) return wrong("the ETag of the last write", absl::OkStatus());
+  RETURN_IF_ERROR(client.ProbeDelete(key, until));
   return client.Delete(key, until);
 }
 
@@ -300,7 +301,7 @@ void S3Store::Remove(const std::string& id, Done done) {
     }
     ownership_.garbage().RemoveLater(std::move(data));
     const HeldSession held = sessions_.Remove(self.id, self.term);
-    if (held.stored) (void)client_.Delete(SessionKey(self.id), {}, held.stored->etag);
+    if (held.stored) (void)client_.DeleteThis(SessionKey(self.id), held.stored->etag, {});
     return status;
   };
   writer_.Enqueue(std::move(change));

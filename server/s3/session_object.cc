@@ -80,6 +80,12 @@ std::string EncodeSessionObject(const SessionObject& object) {
   return bytes + object.tail;
 }
 
+size_t RemovedObjectBytes() {
+  static const size_t bytes =
+      EncodeSessionObject({.nonce = UnguessableHex(), .removed = true}).size();
+  return bytes;
+}
+
 absl::StatusOr<SessionObject> DecodeSessionObject(std::string_view bytes) {
   const absl::Status damaged = absl::DataLossError("its object is damaged");
   if (bytes.size() < kObjectBegin || !bytes.starts_with(kObjectMagic)) return damaged;
@@ -180,6 +186,17 @@ absl::StatusOr<store::FoundSession> CheckSession(S3Client& client, const std::st
   }
   return store::FoundSession{head, journal->version(), journal->mark(),
                              static_cast<size_t>(object.text_bytes)};
+}
+
+absl::StatusOr<std::vector<std::string>> ListSessions(S3Client& client, SteadyTime until) {
+  ASSIGN_OR_RETURN(const std::vector<ListedObject> all, client.ListAll(kSessionPrefix, until));
+  std::vector<std::string> ids;
+  for (const ListedObject& object : all) {
+    // Some programs mark folders by an object of their name.
+    if (object.key == kSessionPrefix || object.bytes == RemovedObjectBytes()) continue;
+    ids.push_back(object.key.substr(std::string_view(kSessionPrefix).size()));
+  }
+  return ids;
 }
 
 }  // namespace ovq::s3

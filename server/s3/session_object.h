@@ -2,6 +2,7 @@
 // (docs/session-format.md, "Sessions in an object store").
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -41,6 +42,8 @@ struct SessionObject {
 
 // Encodes a session's object; names have at most kMaxTextBytes.
 std::string EncodeSessionObject(const SessionObject& object);
+// The bytes of a removed session's object. Any other has more: it has a journal.
+size_t RemovedObjectBytes();
 // DataLoss for damaged bytes; FailedPrecondition for another format version.
 absl::StatusOr<SessionObject> DecodeSessionObject(std::string_view bytes);
 
@@ -69,5 +72,8 @@ absl::StatusOr<std::string> ReadJournal(S3Client& client, const std::string& id,
 // damage.
 absl::StatusOr<store::FoundSession> CheckSession(S3Client& client, const std::string& id,
                                                  SessionObject& object, SteadyTime until);
+
+// Returns the ids of all sessions that are there, without removed ones.
+absl::StatusOr<std::vector<std::string>> ListSessions(S3Client& client, SteadyTime until);
 
 }  // namespace ovq::s3

@@ -10,7 +10,7 @@ POST /_control?NAME=VALUE&... changes how it behaves:
   jump=SECONDS       makes all objects older
                      (bare=1: without XML, as a proxy does)
   late=T&count=N&word=W   closes the connection of the next N PUTs of such keys, and carries them out T seconds later
-  careless=1         ignores preconditions
+  careless=all|delete|none   ignores preconditions, of all requests or of those that delete
   list=tokens|etags|keys   lists lack tokens, lack ETags, or have keys of others
 Without it, as S3Server(...), this module starts it as a process.
 """
@@ -63,7 +63,7 @@ class Store:
         self.age = self.to_lose = 0
         self.lose_word = ""
         self.refusals = None  # [status, count, method, word]
-        self.careless = self.bare = False
+        self.careless, self.bare = "none", False
         self.list_fault = ""
         self.late = None  # [seconds, count, word]
         for name in os.listdir(folder):
@@ -120,7 +120,7 @@ class Store:
             self.late = [float(query["late"]), int(query["count"]), query.get("word", "")]
         self.list_fault = query.get("list", self.list_fault)
         if "careless" in query:
-            self.careless = query["careless"] == "1"
+            self.careless = query["careless"]
         self.age += float(query.get("jump", 0))
         return json.dumps({"keys": sorted(self.objects)}).encode()
 
@@ -222,7 +222,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def precondition_fault(self, key):
         there = self.store.objects.get(key)
-        if self.store.careless:
+        if self.store.careless in ("all", self.command.lower()):
             return None
         if self.headers.get("If-None-Match") == "*" and there:
             return 412

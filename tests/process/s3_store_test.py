@@ -56,7 +56,7 @@ class S3StoreTest(shared_store.SharedStoreTests, unittest.TestCase):
                 ((*flags, key, wrong), 1, "s3://sessions/of/tests at http://127.0.0.1:.*SignatureDoesNotMatch"),
                 (bucket.server_flags(url="s3://another"), 1, "NoSuchBucket"),
                 (bucket.server_flags(free_port()), 1, "Connection refused")))
-            bucket.control(careless=1)
+            bucket.control(careless="all")
             self.check_refused(((flags, 1, "this server needs an object store with conditional writes"),))
             code, _, stderr = run_to_end(binary(), "--model", MODEL, "--check-config", *flags, key, readable)
             self.assertEqual(code, 1)
