@@ -350,7 +350,7 @@ int Run(const std::vector<std::string>& args) {
   if (line->action == CommandLine::Action::kCheckConfig) {
     absl::Status security = LoadSecurity(line->options, log).status();
     if (security.ok()) security = LoadNamedFleetKeys(line->options).status();
-    if (security.ok()) security = LoadStorePassword(line->options).status();
+    if (security.ok()) security = CheckStoreSecrets(line->options);
     return Print(security.ok() ? CheckConfig(*line) : security, log);
   }
   if (line->action == CommandLine::Action::kHashToken) return PrintTokenHash(log);

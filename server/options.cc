@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -106,6 +107,64 @@ void AddMemory(Flags& flags, Options& o) {
       "and as much again for compiled constraints, of which a client's own may have a quarter");
 }
 
+void AddSharedStorage(Flags& flags, Options& o) {
+  FlagValue store = {.takes = absl::StrCat(redis::kRedisUrlForm, " or ", s3::kS3UrlForm),
+                     .fallback = "",
+                     .set = {}};
+  store.set = [&o](std::string_view text) -> absl::Status {
+    o.session_store.reset();
+    o.session_bucket.reset();
+    if (text.starts_with("s3://")) {
+      ASSIGN_OR_RETURN(o.session_bucket, s3::ParseS3Url(text));
+    } else {
+      ASSIGN_OR_RETURN(o.session_store, redis::ParseRedisUrl(text));
+    }
+    return absl::OkStatus();
+  };
+  flags.Add(
+      "session-store", "URL", std::move(store),
+      "sessions are in this Redis or Valkey server, or in this bucket of an S3-compatible object\n"
+      "store, instead, which servers on several machines may share (docs/serving.md); Redis is\n"
+      "reached without TLS, so it belongs in a private network",
+      "none");
+  flags.Add("session-store-password-file", "FILE", Text(o.session_store_password_file, "a file"),
+            "the password for --session-store redis://, for the server's user alone to read",
+            "none");
+  FlagValue endpoint = {.takes = s3::kS3EndpointForm, .fallback = "", .set = {}};
+  endpoint.set = [&o](std::string_view text) -> absl::Status {
+    ASSIGN_OR_RETURN(o.session_store_endpoint, s3::ParseS3Endpoint(text));
+    return absl::OkStatus();
+  };
+  flags.Add("session-store-endpoint", "URL", std::move(endpoint),
+            "--session-store s3://: where the object store is; buckets are parts of the path",
+            "Amazon S3 in the region");
+  FlagValue region = {
+      .takes = "a name such as us-east-1", .fallback = o.session_store_region, .set = {}};
+  region.set = [&o](std::string_view text) -> absl::Status {
+    ASSIGN_OR_RETURN(o.session_store_region, s3::ParseS3Region(text));
+    return absl::OkStatus();
+  };
+  flags.Add("session-store-region", "NAME", std::move(region),
+            "--session-store s3://: the bucket's region, which requests are signed for");
+  flags.Add("session-store-credentials-file", "FILE",
+            Text(o.session_store_credentials_file, "a file"),
+            "--session-store s3://: lines 'aws_access_key_id = ID' and 'aws_secret_access_key =\n"
+            "SECRET', for the server's user alone to read",
+            "none");
+  flags.Add("session-store-ca", "FILE", Text(o.session_store_ca, "a file"),
+            "--session-store s3://: PEM: who may sign the certificate of an endpoint with https",
+            "the system's authorities");
+  flags.Add("session-lease", "DURATION",
+            Duration(o.session_lease, absl::Seconds(1), absl::Minutes(10)),
+            "--session-store: so long after a server was last heard of, others may acquire its "
+            "sessions;\n"
+            "it is renewed at a third of it",
+            absl::FormatDuration(redis::RedisStoreOptions().lease));
+  flags.Add("session-store-replicas", "N", Number(o.session_store_replicas, 0, 16),
+            "--session-store redis://: how many replicas must have a turn before it is answered",
+            "0");
+}
+
 void AddSessionStorage(Flags& flags, Options& o) {
   flags.Add(
       "session-dir", "FOLDER", Text(o.session_dir, "a folder"),
@@ -118,26 +177,7 @@ void AddSessionStorage(Flags& flags, Options& o) {
       "--session-dir: always: a turn is on the disk itself before it is answered, with one sync;\n"
       "interval: it is with the system, and on the disk within a second, so it outlives the\n"
       "server's process, but not the machine");
-  FlagValue store = {.takes = redis::kRedisUrlForm, .fallback = "", .set = {}};
-  store.set = [&o](std::string_view text) -> absl::Status {
-    ASSIGN_OR_RETURN(o.session_store, redis::ParseRedisUrl(text));
-    return absl::OkStatus();
-  };
-  flags.Add(
-      "session-store", "URL", std::move(store),
-      "sessions are in this Redis or Valkey server instead, which servers on several machines may\n"
-      "share (docs/serving.md); without TLS, so it belongs in a private network",
-      "none");
-  flags.Add("session-store-password-file", "FILE", Text(o.session_store_password_file, "a file"),
-            "the password for --session-store, for the server's user alone to read", "none");
-  flags.Add("session-lease", "DURATION",
-            Duration(o.session_lease, absl::Seconds(1), absl::Minutes(10)),
-            "--session-store: so long after a server was last heard of, others may acquire its "
-            "sessions;\n"
-            "it is renewed at a third of it",
-            absl::FormatDuration(redis::RedisStoreOptions().lease));
-  flags.Add("session-store-replicas", "N", Number(o.session_store_replicas, 0, 16),
-            "--session-store: how many replicas must have a turn before it is answered", "0");
+  AddSharedStorage(flags, o);
   flags.Add(
       "admission", "HOW", Choice(o.engine.overcommit, {{"reserve", false}, {"overcommit", true}}),
       "reserve: every session has the memory of its cap for as long as it lives; overcommit: idle\n"
@@ -396,6 +436,43 @@ absl::Status CheckSecurity(const Options& options) {
   return absl::OkStatus();
 }
 
+// Refuses options of one kind of store that are given with another, or with none.
+absl::Status CheckStoreOptions(const Options& options) {
+  const bool redis = options.session_store.has_value(), bucket = options.session_bucket.has_value();
+  const char* const any = "--session-store";
+  for (const auto& [flag, given, kind, fits] :
+       {std::tuple("--session-lease", options.session_lease.has_value(), any, redis || bucket),
+        std::tuple("--session-store-password-file", !options.session_store_password_file.empty(),
+                   "--session-store redis://", redis),
+        std::tuple("--session-store-replicas", options.session_store_replicas.has_value(),
+                   "--session-store redis://", redis),
+        std::tuple("--session-store-endpoint", options.session_store_endpoint.has_value(),
+                   "--session-store s3://", bucket),
+        std::tuple("--session-store-region",
+                   options.session_store_region != Options().session_store_region,
+                   "--session-store s3://", bucket),
+        std::tuple("--session-store-credentials-file",
+                   !options.session_store_credentials_file.empty(), "--session-store s3://",
+                   bucket),
+        std::tuple("--session-store-ca", !options.session_store_ca.empty(), "--session-store s3://",
+                   bucket)}) {
+    if (given && !fits) return Bad(flag, ": expected ", kind, " with it");
+  }
+  if (bucket && options.session_store_credentials_file.empty()) {
+    return Bad("--session-store: expected --session-store-credentials-file with s3://, got none");
+  }
+  const bool plain = options.session_store_endpoint && !options.session_store_endpoint->tls;
+  if (plain && !options.session_store_ca.empty()) {
+    return Bad("--session-store-ca: expected --session-store-endpoint https:// with it");
+  }
+  if (redis && !options.session_store->user.empty() &&
+      options.session_store_password_file.empty()) {
+    return Bad("--session-store: expected --session-store-password-file with the user ",
+               options.session_store->user, ", got none");
+  }
+  return absl::OkStatus();
+}
+
 // Checks the options that say where sessions are kept against each other.
 absl::Status CheckSessionStorage(const Options& options) {
   if (options.engine.overcommit && !options.keeps_sessions()) {
@@ -403,25 +480,14 @@ absl::Status CheckSessionStorage(const Options& options) {
         "--admission=overcommit: expected --session-dir or --session-store, where idle sessions "
         "go, got none");
   }
-  if (options.session_store) {
-    if (!options.session_store->user.empty() && options.session_store_password_file.empty()) {
-      return Bad("--session-store: expected --session-store-password-file with the user ",
-                 options.session_store->user, ", got none");
-    }
-    if (!options.session_dir.empty()) {
-      return Bad("--session-store: expected no --session-dir with it, got '", options.session_dir,
-                 "'; sessions are in one place");
-    }
-    if (!options.session_sync_always) {
-      return Bad("--session-sync=interval: expected --session-dir with it, got --session-store");
-    }
-    return absl::OkStatus();
+  RETURN_IF_ERROR(CheckStoreOptions(options));
+  if (!options.shares_sessions()) return absl::OkStatus();
+  if (!options.session_dir.empty()) {
+    return Bad("--session-store: expected no --session-dir with it, got '", options.session_dir,
+               "'; sessions are in one place");
   }
-  for (const auto& [flag, given] :
-       {std::pair("--session-store-password-file", !options.session_store_password_file.empty()),
-        std::pair("--session-lease", options.session_lease.has_value()),
-        std::pair("--session-store-replicas", options.session_store_replicas.has_value())}) {
-    if (given) return Bad(flag, ": expected --session-store with it");
+  if (!options.session_sync_always) {
+    return Bad("--session-sync=interval: expected --session-dir with it, got --session-store");
   }
   return absl::OkStatus();
 }

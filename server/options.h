@@ -22,6 +22,7 @@
 #include "server/http/http_server.h"
 #include "server/redis/redis_address.h"
 #include "server/rpc/grpc_server.h"
+#include "server/s3/s3_address.h"
 #include "server/telemetry/call_summary.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/trace_export.h"
@@ -50,9 +51,15 @@ struct Options {
   bool session_sync_always = true;
   std::optional<redis::RedisAddress> session_store;  // without the password
   std::string session_store_password_file;           // empty: none
-  std::optional<absl::Duration> session_lease;       // default: RedisStoreOptions
-  std::optional<int> session_store_replicas;         // default: 0
-  std::string fleet_key_file;                        // empty: in session_dir, if there is one
+  // A bucket's address lacks the endpoint and the region, which are the next ones.
+  std::optional<s3::S3Address> session_bucket;
+  std::optional<server::HttpOrigin> session_store_endpoint;  // default: AmazonEndpoint
+  std::string session_store_region = "us-east-1";
+  std::string session_store_credentials_file;   // empty: none
+  std::string session_store_ca;                 // path; empty: the system's authorities
+  std::optional<absl::Duration> session_lease;  // default: RedisStoreOptions
+  std::optional<int> session_store_replicas;    // default: 0
+  std::string fleet_key_file;                   // empty: in session_dir, if there is one
   std::vector<model::CachePolicy> cache_policies = {
       model::CachePolicies().front()};          // offered to sessions; the first is the default
   std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
@@ -72,7 +79,9 @@ struct Options {
   std::string admin_listen;  // address; empty: no admin service
 
   // Whether sessions outlive the server.
-  bool keeps_sessions() const { return !session_dir.empty() || session_store.has_value(); }
+  bool keeps_sessions() const { return !session_dir.empty() || shares_sessions(); }
+  // Whether they are where servers on other machines may share them.
+  bool shares_sessions() const { return session_store || session_bucket; }
 
   // The fields below are for --plan only.
   std::vector<int64_t> plan_slot_caps;  // empty: the model's default cap

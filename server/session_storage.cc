@@ -13,16 +13,19 @@
 #include "server/access/secret_file.h"
 #include "server/disk/session_folder.h"
 #include "server/redis/redis_store.h"
+#include "server/s3/s3_store.h"
 
 namespace ovq::server {
 namespace {
 
-constexpr size_t kMaxPasswordBytes = 4096;
+constexpr size_t kMaxPasswordBytes = 4096, kMaxCredentialsBytes = size_t{64} << 10;
+constexpr char kHarm[] = "can read and change all conversations";
 
 using Report = std::function<void(const store::StoreReport&)>;
 
 std::string PlaceName(const Options& options) {
-  return options.session_store ? options.session_store->Text() : options.session_dir;
+  if (options.session_store) return options.session_store->Text();
+  return options.session_bucket ? options.session_bucket->Text() : options.session_dir;
 }
 
 absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenFolder(const Options& options,
@@ -34,13 +37,44 @@ absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenFolder(const Options& o
   return folder;
 }
 
+// Reads --session-store-password-file; "" without it.
+absl::StatusOr<std::string> LoadStorePassword(const Options& options) {
+  const std::string& path = options.session_store_password_file;
+  if (path.empty()) return "";
+  absl::StatusOr<std::string> text =
+      ReadSecretFile(path, kMaxPasswordBytes, absl::StrCat("the password ", kHarm));
+  if (!text.ok()) return InContext("--session-store-password-file", text.status());
+  std::string password(absl::StripAsciiWhitespace(*text));
+  if (password.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--session-store-password-file: ", path,
+                                                   ": expected a password, it is empty"));
+  }
+  return password;
+}
+
+absl::StatusOr<s3::S3Credentials> LoadStoreCredentials(const Options& options) {
+  const std::string& path = options.session_store_credentials_file;
+  const absl::StatusOr<std::string> text =
+      ReadSecretFile(path, kMaxCredentialsBytes, absl::StrCat("the key ", kHarm));
+  if (!text.ok()) return InContext("--session-store-credentials-file", text.status());
+  absl::StatusOr<s3::S3Credentials> found = s3::ParseS3Credentials(*text);
+  if (found.ok()) return found;
+  return InContext(absl::StrCat("--session-store-credentials-file: ", path), found.status());
+}
+
+// Sets the times that follow from the lease, of either kind of store.
+template <class StoreOptions>
+void SetTimes(const Options& options, absl::Duration margin, StoreOptions& store) {
+  store.lease = options.session_lease.value_or(store.lease);
+  store.reply_timeout = std::min(store.reply_timeout, std::max(store.lease / 3, absl::Seconds(1)));
+  store.ownership_timeout = store.lease + margin;
+}
+
 absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& options,
                                                                Report report, Log& log) {
   redis::RedisStoreOptions redis = {.address = *options.session_store};
   ASSIGN_OR_RETURN(redis.address.password, LoadStorePassword(options));
-  redis.lease = options.session_lease.value_or(redis.lease);
-  redis.reply_timeout = std::min(redis.reply_timeout, std::max(redis.lease / 3, absl::Seconds(1)));
-  redis.ownership_timeout = redis.lease + absl::Seconds(1);
+  SetTimes(options, absl::Seconds(1), redis);
   redis.replicas = options.session_store_replicas.value_or(0);
   std::vector<std::string> warnings;
   ASSIGN_OR_RETURN(std::unique_ptr<redis::RedisStore> store,
@@ -51,32 +85,39 @@ absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& op
   return store;
 }
 
+absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenBucket(const Options& options,
+                                                                Report report) {
+  s3::S3StoreOptions bucket = {.address = *options.session_bucket};
+  bucket.address.region = options.session_store_region;
+  bucket.address.endpoint =
+      options.session_store_endpoint.value_or(s3::AmazonEndpoint(bucket.address.region));
+  bucket.address.endpoint.ca = options.session_store_ca;
+  ASSIGN_OR_RETURN(bucket.credentials, LoadStoreCredentials(options));
+  SetTimes(options, absl::Seconds(2), bucket);
+  ASSIGN_OR_RETURN(std::unique_ptr<s3::S3Store> store,
+                   s3::S3Store::Open(bucket, std::move(report)));
+  return store;
+}
+
 }  // namespace
 
-absl::StatusOr<std::string> LoadStorePassword(const Options& options) {
-  const std::string& path = options.session_store_password_file;
-  if (path.empty()) return "";
-  absl::StatusOr<std::string> text =
-      ReadSecretFile(path, kMaxPasswordBytes, "the password can read and change all conversations");
-  if (!text.ok()) return InContext("--session-store-password-file", text.status());
-  std::string password(absl::StripAsciiWhitespace(*text));
-  if (password.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("--session-store-password-file: ", path,
-                                                   ": expected a password, it is empty"));
-  }
-  return password;
+absl::Status CheckStoreSecrets(const Options& options) {
+  if (options.session_bucket) return LoadStoreCredentials(options).status();
+  return LoadStorePassword(options).status();
 }
 
 absl::StatusOr<SessionStorage> OpenSessionStorage(const Options& options, Metrics& metrics,
                                                   Log& log) {
   if (!options.keeps_sessions()) return SessionStorage{};
-  const char* const option = options.session_store ? "--session-store" : "--session-dir";
+  const char* const option = options.shares_sessions() ? "--session-store" : "--session-dir";
   const Report report = [&metrics, &log](const store::StoreReport& report) {
     metrics.Count(report);
     if (!report.status.ok()) log.Error(report.status);
   };
   absl::StatusOr<std::shared_ptr<store::SessionStore>> store =
-      options.session_store ? OpenRedis(options, report, log) : OpenFolder(options, report);
+      options.session_store    ? OpenRedis(options, report, log)
+      : options.session_bucket ? OpenBucket(options, report)
+                               : OpenFolder(options, report);
   if (!store.ok()) return InContext(option, store.status());
   absl::StatusOr<store::RecoveredSessions> found = (*store)->Recover();
   if (!found.ok()) return InContext(option, found.status());

@@ -31,7 +31,7 @@ absl::StatusOr<std::shared_ptr<const engine::FleetKeys>> LoadNamedFleetKeys(cons
 // server that takes any state signs none.
 absl::Status AddOwnFleetKey(const Options& options, engine::EngineOptions& engine_options);
 
-// Reads --session-store-password-file; "" without it.
-absl::StatusOr<std::string> LoadStorePassword(const Options& options);
+// Reads the secrets of --session-store, for their errors, which name the option.
+absl::Status CheckStoreSecrets(const Options& options);
 
 }  // namespace ovq::server

@@ -30,6 +30,7 @@ NAMESPACES = {
     "model/chat_template": "ovq::jinja", "model/answers": "ovq::answers",
     "model/constraint": "ovq::constraint", "server": "ovq::server",
     "server/store": "ovq::store", "server/disk": "ovq::disk", "server/redis": "ovq::redis",
+    "server/s3": "ovq::s3",
     "server/engine": "ovq::engine", "clients": "ovq::clients", "clients/load": "ovq::load",
 }
 

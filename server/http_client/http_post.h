@@ -1,4 +1,4 @@
-// A client for one HTTP/1.1 request, on Boost.Beast: plain, or with TLS 1.2 or 1.3.
+// Sends one HTTP request on a connection of its own.
 #pragma once
 
 #include <optional>

@@ -227,10 +227,15 @@ TEST(Options, EveryFlag) {
       Parse({"--model=m", "--session-store=redis://u@h:7/2", "--session-store-password-file=p",
              "--session-lease=3s", "--session-store-replicas=2"});
   ASSERT_TRUE(stored.ok()) << stored.status();
+  const auto bucket = Parse({"--model=m", "--session-store=s3://abc",
+                             "--session-store-endpoint=https://h", "--session-store-region=r",
+                             "--session-store-credentials-file=c", "--session-store-ca=a"});
+  ASSERT_TRUE(bucket.ok()) << bucket.status();
   for (size_t i = 0; i < line->settings.size(); ++i) {
     const Setting& setting = line->settings[i];
-    const std::string_view origin =
-        setting.origin == "default" ? stored->settings[i].origin : setting.origin;
+    std::string_view origin = setting.origin;
+    if (origin == "default") origin = stored->settings[i].origin;
+    if (origin == "default") origin = bucket->settings[i].origin;
     EXPECT_EQ(origin, "--" + setting.name);
   }
 }
@@ -427,11 +432,53 @@ TEST(Options, SessionsAreInOnePlace) {
   EXPECT_THAT(error({"--session-store=redis://ann@cache"}),
               HasSubstr("expected --session-store-password-file with the user ann"));
   EXPECT_THAT(error({"--session-lease=5s"}), HasSubstr("expected --session-store with it"));
-  EXPECT_THAT(error({"--session-store-replicas=0"}), HasSubstr("expected --session-store with it"));
-  EXPECT_THAT(error({"--session-store-password-file=p"}),
-              HasSubstr("expected --session-store with it"));
+  for (const char* flag : {"--session-store-replicas=0", "--session-store-password-file=p"}) {
+    EXPECT_THAT(error({flag}), HasSubstr("expected --session-store redis:// with it"));
+  }
   EXPECT_THAT(error({"--admission=overcommit"}),
               HasSubstr("expected --session-dir or --session-store"));
+}
+
+TEST(Options, SessionsMayBeInABucket) {
+  const std::string store = "--session-store=s3://sessions/of/ann";
+  const std::string key = "--session-store-credentials-file=c";
+  const auto line = Parse({"--model=m", store, key, "--session-store-endpoint=https://h:9000",
+                           "--session-store-region=eu-west-1", "--session-store-ca=ca",
+                           "--session-lease=4s", "--admission=overcommit"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->options.session_bucket->Text(), "s3://sessions/of/ann");
+  EXPECT_FALSE(line->options.session_store.has_value());
+  EXPECT_EQ(line->options.session_store_endpoint->Url(), "https://h:9000");
+  EXPECT_EQ(line->options.session_store_region, "eu-west-1");
+  EXPECT_EQ(line->options.session_store_credentials_file, "c");
+  EXPECT_EQ(line->options.session_store_ca, "ca");
+  EXPECT_TRUE(line->options.keeps_sessions());
+  // The last one of two counts.
+  const auto last = Parse({"--model=m", store, "--session-store=redis://cache"});
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_FALSE(last->options.session_bucket.has_value());
+  const auto error = [](std::vector<std::string> args) {
+    args.push_back("--model=m");
+    return std::string(Parse(args).status().message());
+  };
+  EXPECT_THAT(error({"--session-store=s3://x"}), HasSubstr("expected s3://BUCKET[/PREFIX]"));
+  EXPECT_THAT(error({store}), HasSubstr("expected --session-store-credentials-file with s3://"));
+  EXPECT_THAT(error({store, key, "--session-dir=s"}), HasSubstr("expected no --session-dir"));
+  EXPECT_THAT(error({store, key, "--session-store-endpoint=h"}),
+              HasSubstr("--session-store-endpoint: expected http[s]://HOST[:PORT]"));
+  EXPECT_THAT(error({store, key, "--session-store-region=a b"}),
+              HasSubstr("--session-store-region: expected the name of a region"));
+  EXPECT_THAT(error({store, key, "--session-store-ca=ca", "--session-store-endpoint=http://h"}),
+              HasSubstr("--session-store-ca: expected --session-store-endpoint https:// with it"));
+  for (const char* flag : {"--session-store-replicas=1", "--session-store-password-file=p"}) {
+    EXPECT_THAT(error({store, key, flag}), HasSubstr("expected --session-store redis:// with it"));
+  }
+  for (const char* flag : {"--session-store-endpoint=https://h", "--session-store-region=r",
+                           "--session-store-ca=a", "--session-store-credentials-file=c"}) {
+    EXPECT_THAT(error({flag}), HasSubstr("expected --session-store s3:// with it")) << flag;
+    EXPECT_THAT(error({flag, "--session-store=redis://h"}),
+                HasSubstr("expected --session-store s3:// with it"));
+  }
 }
 
 TEST(Options, HelpListsEveryFlagWithItsTwin) {
@@ -453,6 +500,10 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "session-sync",
                            "session-store",
                            "session-store-password-file",
+                           "session-store-endpoint",
+                           "session-store-region",
+                           "session-store-credentials-file",
+                           "session-store-ca",
                            "session-lease",
                            "session-store-replicas",
                            "admission",

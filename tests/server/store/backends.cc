@@ -10,7 +10,9 @@
 #include "base/files.h"
 #include "server/disk/session_folder.h"
 #include "server/redis/redis_store.h"
+#include "server/s3/s3_store.h"
 #include "tests/server/store/redis_process.h"
+#include "tests/server/store/s3_process.h"
 
 namespace ovq::store::test {
 namespace {
@@ -93,6 +95,53 @@ class RedisBackend final : public Backend {
   RedisProxy proxy_;
 };
 
+class S3Backend final : public Backend {
+ public:
+  std::unique_ptr<SessionStore> Open() override {
+    return s3::S3Store::Open({.address = server_.address(),
+                              .credentials = S3Process::credentials(),
+                              .lease = absl::Seconds(30),
+                              .ownership_timeout = absl::Seconds(1),
+                              .listen_interval = absl::Milliseconds(20)})
+        .value();
+  }
+  void BreakAppends(const std::string&, bool broken) override {
+    server_.Control(absl::StrCat("status=403&method=PUT&word=session/&count=", broken ? -1 : 0));
+  }
+  void ChangeBytes(const std::string& id, Part part, const Change& change) override {
+    const s3::SessionObject object =
+        s3::ReadSessionObject(server_.client(), id, kNever).value().object;
+    std::string key = s3::SessionKey(id);
+    if (part == Part::kText) key = s3::DataKey(id, object.text);
+    if (part == Part::kSnapshot) key = s3::SnapshotKeys(id, object).front();
+    std::string bytes = server_.client().GetObject(key, kNever).value().bytes;
+    change(bytes);
+    ASSERT_TRUE(server_.client().PutObject(key, bytes, {}, kNever).ok());
+  }
+  void LoseAcknowledgements(int count) override {
+    server_.Control(absl::StrCat("word=session/&lose=", count));
+  }
+  void JumpClock(absl::Duration time) override {
+    server_.Control(absl::StrCat("jump=", absl::ToInt64Seconds(time)));
+  }
+
+ private:
+  S3Process server_{{"--page", "3"}};
+};
+
+template <class Made>
+BackendCase CaseThatNeeds(const std::string& name, const char* program) {
+  return {name, [program] {
+            std::pair<std::unique_ptr<Backend>, std::string> result;
+            if (access(program, X_OK) != 0) {
+              result.second = absl::StrCat("no ", program);
+            } else {
+              result.first = std::make_unique<Made>();
+            }
+            return result;
+          }};
+}
+
 }  // namespace
 
 std::vector<BackendCase> Backends() {
@@ -101,14 +150,8 @@ std::vector<BackendCase> Backends() {
              return std::pair<std::unique_ptr<Backend>, std::string>(
                  std::make_unique<FolderBackend>(), "");
            }},
-          {"redis", [] {
-             if (access(kRedisServer, X_OK) != 0) {
-               return std::pair<std::unique_ptr<Backend>, std::string>(
-                   nullptr, absl::StrCat("no ", kRedisServer));
-             }
-             return std::pair<std::unique_ptr<Backend>, std::string>(
-                 std::make_unique<RedisBackend>(), "");
-           }}};
+          CaseThatNeeds<RedisBackend>("redis", kRedisServer),
+          CaseThatNeeds<S3Backend>("s3", kPython)};
 }
 
 }  // namespace ovq::store::test

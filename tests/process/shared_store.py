@@ -1,10 +1,6 @@
-"""Servers that share a Redis: kills them, stops them for longer than their leases, and restarts Redis, while
-sessions are used over gRPC and HTTP. No acknowledged turn is lost or applied twice, and every session goes on like an
-undisturbed one.
-
-usage: redis_test.py --build BUILD_FOLDER [--rounds N] [--sessions N] [--seed N] [unittest arguments]
-
-The tests run it with few rounds; docs/serving.md has the campaign.
+"""Tests of servers that share a store of sessions, for redis_store_test.py and s3_store_test.py: they kill the servers,
+stop them for longer than their leases, and restart the store, while sessions are used over gRPC and HTTP. No
+acknowledged turn is lost or applied twice, and every session goes on like an undisturbed one.
 """
 
 import argparse
@@ -24,8 +20,6 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import redis_process
-
 try:
     import grpc
 except ImportError as error:
@@ -34,25 +28,37 @@ except ImportError as error:
 if shutil.which("protoc") is None:
     print("SKIPPED: no protoc; install protobuf-compiler")
     sys.exit(0)
-if not redis_process.installed():
-    print("SKIPPED: no redis-server; install redis-server")
-    sys.exit(0)
 
 from http_client import HttpClient, events_of, http_port
-from redis_process import Proxy, RedisServer
+from redis_process import Proxy
 from server_process import ROOT, ServerProcess, run_to_end
 
 sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
 from ovq_client import Client, Finished, OvqError, TokenChunk
 
 OPTIONS = None
-BINARY = None
 MODEL = os.path.join(ROOT, "models", "python-bytes")
 LEASE = 2  # seconds
 FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0",
          "--log-requests", "none", "--session-lease", f"{LEASE}s")
 CENTROIDS = 128
 START = "def main():\n"
+
+
+def binary():
+    return os.path.join(OPTIONS.build, "bin", "ovq-server")
+
+
+def parse_options():
+    """Returns the arguments that are unittest's."""
+    global OPTIONS
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sessions", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    OPTIONS, rest = parser.parse_known_args()
+    return [sys.argv[0], *rest]
 
 
 class TurnFailed(Exception):
@@ -208,16 +214,16 @@ def some_turn(rng):
 
 
 class Fleet:
-    """Three servers on one Redis."""
+    """Three servers on one store."""
 
-    def __init__(self, url):
-        self.url, self.lock = url, threading.Lock()
+    def __init__(self, store):
+        self.store, self.lock = store, threading.Lock()
         self.servers, self.gone = [self.serve() for _ in range(3)], []
         self.fenced = self.lost = 0
 
     def serve(self):
         room = f"{64 + 2 * OPTIONS.sessions}M"  # for all sessions on one server
-        return ServerProcess(BINARY, MODEL, *FLAGS, "--state-memory", room, "--session-store", self.url)
+        return ServerProcess(binary(), MODEL, *FLAGS, "--state-memory", room, *self.store.server_flags())
 
     def pick(self, rng):
         with self.lock:
@@ -273,7 +279,13 @@ def metric(server, name, label=""):
     return float(lines[0].rsplit(" ", 1)[1])
 
 
-class RedisTest(unittest.TestCase):
+class SharedStoreTests:
+    """The tests of one kind of store, a mixin of unittest.TestCase.
+
+    new_store() starts a store: with `name`, `port`, kill() and start(), and server_flags(port), a server's flags for it,
+    where a proxy may have another port.
+    """
+
     def talk(self, story, pick, rng, end, errors):
         try:
             while not end.is_set():
@@ -302,13 +314,13 @@ class RedisTest(unittest.TestCase):
         return [Story(GrpcCaller() if k % 2 == 0 else HttpCaller(), fleet.servers[k % 3]) for k in range(count)]
 
     def check_all(self, stories, fleet):
-        with ServerProcess(BINARY, MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
+        with ServerProcess(binary(), MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
             for k, story in enumerate(stories):
                 story.check(fleet.servers[k % 3], undisturbed)
 
     def test_servers_that_die_or_sleep(self):
         rng = random.Random(OPTIONS.seed)
-        with RedisServer() as redis, Fleet(redis.url) as fleet:
+        with self.new_store() as store, Fleet(store) as fleet:
             stories = self.stories(fleet, OPTIONS.sessions)
             done, moving = {"killed": 0, "stopped": 0}, Story(GrpcCaller(), fleet.servers[0])
 
@@ -335,9 +347,9 @@ class RedisTest(unittest.TestCase):
                   f"{fleet.lost:.0f} sessions go, {fleet.fenced:.0f} of their writes were refused")
             self.assertGreater(turns, OPTIONS.rounds * len(stories))
 
-    def test_a_redis_that_restarts(self):
+    def test_a_store_that_restarts(self):
         rng = random.Random(OPTIONS.seed)
-        with RedisServer() as redis, Fleet(redis.url) as fleet:
+        with self.new_store() as store, Fleet(store) as fleet:
             stories = self.stories(fleet, OPTIONS.sessions)
             restarts = max(2, OPTIONS.rounds // 2)
 
@@ -346,23 +358,23 @@ class RedisTest(unittest.TestCase):
                     time.sleep(rng.uniform(0.3, 1.5))
                     if end.is_set():
                         return
-                    redis.kill()
+                    store.kill()
                     time.sleep(rng.uniform(0, 2 * LEASE))
-                    redis.start()
+                    store.start()
                 time.sleep(2)
 
             self.with_load(fleet, stories, rng, disturb)
             self.check_all(stories, fleet)
             turns = sum(len(story.turns) for story in stories)
-            print(f"Redis killed and restarted {restarts} times under load: {turns} turns, none lost or doubled")
+            print(f"{store.name} killed and restarted {restarts} times under load: {turns} turns, none lost or doubled")
             self.assertGreater(turns, len(stories))
 
     def test_a_server_that_is_cut_off_writes_nothing(self):
         caller = GrpcCaller()
-        with RedisServer() as redis, Proxy(redis.port) as proxy, \
-                ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", proxy.url) as first, \
-                ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url) as second, \
-                ServerProcess(BINARY, MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
+        with self.new_store() as store, Proxy(store.port) as proxy, \
+                ServerProcess(binary(), MODEL, *FLAGS, *store.server_flags(proxy.port)) as first, \
+                ServerProcess(binary(), MODEL, *FLAGS, *store.server_flags()) as second, \
+                ServerProcess(binary(), MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
             story = Story(caller, first)
             self.assertEqual(metric(first, "ovq_sessions_owned"), 1)
             proxy.cut(True)
@@ -391,9 +403,9 @@ class RedisTest(unittest.TestCase):
         """Measures the first token after the death of a session's server, and a turn's cost beside a folder's."""
         rng, caller = random.Random(OPTIONS.seed), GrpcCaller()
         waits = []
-        with RedisServer() as redis:
-            first = ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url)
-            with ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url) as second:
+        with self.new_store() as store:
+            first = ServerProcess(binary(), MODEL, *FLAGS, *store.server_flags())
+            with ServerProcess(binary(), MODEL, *FLAGS, *store.server_flags()) as second:
                 try:
                     stories = [Story(caller, first) for _ in range(5)]
                     for story in stories:
@@ -405,11 +417,11 @@ class RedisTest(unittest.TestCase):
         self.assertNotIn(None, waits)
         self.assertLess(max(waits), LEASE + 10)
         costs = {}
-        with RedisServer() as redis, tempfile.TemporaryDirectory() as folder:
+        with self.new_store() as store, tempfile.TemporaryDirectory() as folder:
             for name, place in (("memory", ()), ("a folder", ("--session-dir", folder)),
-                                ("Redis", ("--session-lease", "10s", "--session-store", redis.url))):
+                                (store.name, ("--session-lease", "10s", *store.server_flags()))):
                 flags = FLAGS[:FLAGS.index("--session-lease")]
-                with ServerProcess(BINARY, MODEL, *flags, *place) as server, Client(server.address) as client:
+                with ServerProcess(binary(), MODEL, *flags, *place) as server, Client(server.address) as client:
                     session, times = client.create_session(START, max_centroids=CENTROIDS), []
                     for k in range(60):
                         begin = time.monotonic()
@@ -421,38 +433,10 @@ class RedisTest(unittest.TestCase):
               f"session, {statistics.median(waits[1:]):.2f} s for others after it; a turn of one token, median: " +
               ", ".join(f"{name} {cost:.1f} ms" for name, cost in costs.items()))
 
-    def test_what_is_refused_at_the_start(self):
-        for flags, code, words in (
-                (("--session-store", "rediss://cache"), 2, "no TLS to Redis"),
-                (("--session-store", "cache:6379"), 2, r"--session-store: expected redis://\[USER@\]HOST"),
-                (("--session-store", "redis://cache", "--session-dir", "x"), 2, "expected no --session-dir"),
-                (("--session-lease", "5s"), 2, "--session-lease: expected --session-store with it"),
-                (("--session-store", "redis://cache", "--session-sync", "interval"), 2, "expected --session-dir"),
-                (("--session-store", f"redis://127.0.0.1:{redis_process.free_port()}"), 1,
-                 "--session-store: redis://127.0.0.1:.*: Connection refused"),
-                (("--session-store", "redis://cache", "--session-store-password-file", "/no/such"), 1,
-                 "--session-store-password-file: /no/such")):
-            exit_code, _, stderr = run_to_end(BINARY, "--model", MODEL, "--listen", "127.0.0.1:0",
+    def check_refused(self, cases):
+        """cases: [(flags, exit code, pattern of stderr)]."""
+        for flags, code, words in cases:
+            exit_code, _, stderr = run_to_end(binary(), "--model", MODEL, "--listen", "127.0.0.1:0",
                                               "--metrics-address", "", *flags)
             self.assertEqual(exit_code, code, stderr)
             self.assertIsNotNone(re.search(words, stderr), stderr)
-
-    def test_a_password_from_a_file(self):
-        with RedisServer("--requirepass", "sesame") as redis, tempfile.NamedTemporaryFile("w") as file:
-            file.write("sesame\n")
-            file.flush()
-            with ServerProcess(BINARY, MODEL, *FLAGS, "--session-store", redis.url, "--session-store-password-file",
-                               file.name) as server:
-                self.assertIn("0 sessions found in redis://127.0.0.1", server.stderr())
-                self.assertNotIn("sesame", server.stderr())
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--build", required=True)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--sessions", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    OPTIONS, rest = parser.parse_known_args()
-    BINARY = os.path.join(OPTIONS.build, "bin", "ovq-server")
-    unittest.main(argv=[sys.argv[0], *rest])

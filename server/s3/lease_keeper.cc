@@ -1,0 +1,143 @@
+#include "server/s3/lease_keeper.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/thread_name.h"
+
+namespace ovq::s3 {
+namespace {
+
+using KeeperClock = std::chrono::steady_clock;
+
+}  // namespace
+
+LeaseKeeper::LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
+                         Report report, Touch touch, std::function<absl::Status()> listen)
+    : sessions_(sessions),
+      options_(options),
+      report_(std::move(report)),
+      touch_(std::move(touch)),
+      listen_(std::move(listen)),
+      lease_(client, sessions.server(), options.lease) {}
+
+absl::Status LeaseKeeper::Start() {
+  RETURN_IF_ERROR(Renew(After(KeeperClock::now(), options_.patience)));
+  state_ = State::kSure;
+  sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
+  thread_ = std::thread([this] { Loop(); });
+  return absl::OkStatus();
+}
+
+void LeaseKeeper::Stop() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+bool LeaseKeeper::sure() const { return absl::ToInt64Nanoseconds(BootTime()) < sure_until_; }
+
+void LeaseKeeper::Confirm(store::SessionStore::Done done) {
+  {
+    std::lock_guard lock(mutex_);
+    confirmations_.push_back(std::move(done));
+  }
+  changed_.notify_all();
+}
+
+absl::Status LeaseKeeper::Renew(SteadyTime until) {
+  const SteadyTime begin = KeeperClock::now();
+  const absl::StatusOr<bool> kept = lease_.Renew(until);
+  if (report_) {
+    report_({.kind = "lease",
+             .duration = TimeBetween(begin, KeeperClock::now()),
+             .status = kept.status()});
+  }
+  RETURN_IF_ERROR(kept.status());
+  if (!*kept) state_ = State::kLost;
+  return absl::OkStatus();
+}
+
+void LeaseKeeper::TouchAll() {
+  const std::vector<std::string> ids = sessions_.All();
+  {
+    std::lock_guard lock(mutex_);
+    touching_ = ids.size();
+  }
+  for (const std::string& id : ids) {
+    touch_(id, [this](const absl::Status& status) {
+      std::lock_guard lock(mutex_);
+      // With any other error, too, it is known whose the session is.
+      if (absl::IsUnavailable(status)) touch_failure_ = status;
+      touched_ = --touching_ == 0;
+      if (touched_) changed_.notify_all();
+    });
+  }
+}
+
+absl::StatusOr<bool> LeaseKeeper::Touched() {
+  std::lock_guard lock(mutex_);
+  touched_ = false;
+  if (touching_ > 0) return false;
+  RETURN_IF_ERROR(std::exchange(touch_failure_, absl::OkStatus()));
+  return true;
+}
+
+absl::Status LeaseKeeper::Keep(SteadyTime& next, bool confirming) {
+  if (KeeperClock::now() >= next || (state_ == State::kSure && !sure())) {
+    const SteadyTime now = KeeperClock::now();
+    RETURN_IF_ERROR(Renew(confirming ? After(now, options_.reply_timeout) : SteadyTime{}));
+    next = After(KeeperClock::now(), options_.lease / 3);
+  }
+  if (state_ == State::kLost) {
+    ASSIGN_OR_RETURN(const bool idle, Touched());
+    if (!idle) return absl::OkStatus();
+    // The lease is there already: whoever reads a session from now on finds this server alive.
+    TouchAll();
+    state_ = State::kTouching;
+  }
+  if (state_ == State::kTouching) {
+    const absl::StatusOr<bool> all = Touched();
+    if (!all.ok()) state_ = State::kLost;
+    RETURN_IF_ERROR(all.status());
+    if (*all) state_ = State::kSure;
+  }
+  if (state_ == State::kSure) sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
+  return absl::OkStatus();
+}
+
+void LeaseKeeper::Loop() {
+  NameThisThread("lease");
+  SteadyTime next = After(KeeperClock::now(), options_.lease / 3);
+  std::vector<store::SessionStore::Done> waiting;
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    std::ranges::move(std::exchange(confirmations_, {}), std::back_inserter(waiting));
+    lock.unlock();
+    absl::Status status = Keep(next, !waiting.empty());
+    if (!status.ok() || (state_ == State::kSure && sure())) {
+      for (const store::SessionStore::Done& done : std::exchange(waiting, {})) done(status);
+    }
+    // Requests come after that: some may have waited for a server that slept.
+    if (status.ok() && state_ == State::kSure) status = listen_();
+    lock.lock();
+    const absl::Duration pause =
+        status.ok() ? options_.listen_interval : std::min(options_.lease / 10, absl::Seconds(1));
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(pause),
+                      [this] { return ending_ || touched_ || !confirmations_.empty(); });
+  }
+  std::ranges::move(std::exchange(confirmations_, {}), std::back_inserter(waiting));
+  lock.unlock();
+  for (const store::SessionStore::Done& done : waiting) {
+    done(absl::UnavailableError("the server ends"));
+  }
+}
+
+}  // namespace ovq::s3

@@ -1,0 +1,126 @@
+// Which server owns each session of an object store.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "server/s3/ask_box.h"
+#include "server/s3/garbage.h"
+#include "server/s3/lease.h"
+#include "server/s3/lease_keeper.h"
+#include "server/s3/leaving.h"
+#include "server/s3/owned_sessions.h"
+#include "server/s3/s3_options.h"
+#include "server/store/work_threads.h"
+
+namespace ovq::s3 {
+
+// Owners are servers with a lease. Every write replaces the session's object on condition that it
+// is the one that this server has stored or read before. So a server that was paused for longer
+// than its lease still owns its sessions until another one acquires them, and nothing depends on
+// clocks but how soon that is. A server whose lease was over stores each of its sessions again
+// before it counts on them: whoever took it for dead then finds another object than the one that it
+// read.
+//
+// Thread-safe. Callbacks run on threads of its own.
+class S3Ownership {
+ public:
+  using Acquired = store::SessionStore::Acquired;
+  using Report = LeaseKeeper::Report;
+
+  S3Ownership(S3Client& client, const S3StoreOptions& options, Report report,
+              LeaseKeeper::Touch touch);
+  ~S3Ownership() { End(); }
+
+  absl::Status Start();  // acquires the lease
+  void End();            // answers pending calls of Acquire and gives the lease up
+
+  // These are SessionStore's.
+  absl::StatusOr<store::RecoveredSessions> Recover();
+  void Acquire(const std::string& id, Acquired done);
+  void SetListener(store::OwnershipListener listener);
+  void Decline(const std::string& id, SteadyTime until) { asks_.Decline(id, until); }
+  bool sure() const { return lease_.sure(); }
+  void Confirm(store::SessionStore::Done done) { lease_.Confirm(std::move(done)); }
+
+  OwnedSessions& sessions() { return sessions_; }
+  Garbage& garbage() { return garbage_; }
+
+  // Stops owning a session in this term. SendLeave is called later, from the thread that writes the
+  // session. No Acquire of the session begins before that.
+  Leaving BeginLeave(const std::string& id, uint64_t term, Leave how);
+  // Writes it. It is tried again later if the object store cannot be reached.
+  void SendLeave(Leaving leaving, SteadyTime until);
+
+ private:
+  // A pending Acquire.
+  struct Acquisition {
+    std::string id;
+    SteadyTime begin;
+    Acquired done;
+    SteadyTime next = {};    // when it is tried again
+    std::string asked = {};  // the owner that was asked
+    SteadyTime asked_at = {};
+    bool answered = false;
+  };
+
+  void MoveLoop();
+  void AcquireAll(std::vector<Acquisition>& calls, bool ending);
+  bool AnswerLocally(Acquisition& call, bool ending, bool& wait);
+  void Try(Acquisition& call, bool ending);
+  absl::Status Ask(Acquisition& call, const std::string& owner, bool ending);
+  void Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found);
+  // Makes this server the owner of a session of which `stored` was read. Aborted: it has changed
+  // meanwhile. FailedPrecondition: it is of another version. Damaged sessions are quarantined.
+  absl::StatusOr<store::FoundSession> Conquer(const std::string& id, StoredObject stored,
+                                              SteadyTime until);
+  absl::Status Quarantine(const std::string& id, const std::string& etag, const absl::Status& why,
+                          SteadyTime until);
+  void RetryLeaves();
+  absl::Status ReleaseStray(const std::string& id);
+
+  // Acquires those of the sessions that no server owns.
+  absl::Status AcquireUnowned(const std::vector<std::string>& ids, store::RecoveredSessions& found);
+  void Sweep();
+
+  // Answers requests of other servers.
+  absl::Status ListenOnce();
+
+  S3Client& client_;
+  const S3StoreOptions options_;
+  const Report report_;
+  OwnedSessions sessions_;
+  Garbage garbage_;
+  SeenLeases seen_;
+  AskBox asks_;
+  // Used by the thread that acquires.
+  SteadyTime next_sweep_, next_orphans_;
+  bool abandoned_ = false;            // there may be sessions of servers that ended
+  std::vector<std::string> unowned_;  // sessions that a sweep has still to look at
+
+  std::atomic<bool> housekeeping_ = false;  // a thread does it
+
+  mutable std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  bool ending_ = false;
+  std::set<std::string> releasing_;        // between BeginLeave and SendLeave
+  std::map<std::string, Leaving> unsent_;  // by id
+  std::vector<Acquisition> acquisitions_;
+  store::OwnershipListener listener_;  // without `lost`
+
+  store::WorkThreads workers_;
+  LeaseKeeper lease_;
+  std::thread move_thread_;
+};
+
+}  // namespace ovq::s3
