@@ -27,6 +27,7 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using Error = boost::system::error_code;
+using Parser = http::response_parser<http::string_body>;
 
 // Runs one asynchronous operation to its end on this thread; the streams' own timers bound it.
 template <class Start>
@@ -75,6 +76,20 @@ struct ClientConnection::Stream {
     return Await(io, [&](auto done) {
       secure ? start(*secure, std::move(done)) : start(*plain, std::move(done));
     });
+  }
+  // Reads one response, of which each piece may take `patience`.
+  Error Read(absl::Duration patience, size_t max_body, Parser& parser) {
+    parser.body_limit(max_body);
+    const auto end = std::chrono::steady_clock::now() +
+                     absl::ToChronoNanoseconds(patience + (max_body >> 20) * absl::Seconds(1));
+    Error error;
+    do {
+      error = Do(patience, [&](auto& on, auto done) {
+        http::async_read_some(on, buffer, parser, std::move(done));
+      });
+      if (!error && std::chrono::steady_clock::now() > end) error = asio::error::timed_out;
+    } while (!error && !parser.is_done());
+    return error;
   }
   Error PrepareTls(const HttpOrigin& origin) {
     Error error;
@@ -150,27 +165,27 @@ absl::StatusOr<ClientResponse> ClientConnection::Exchange(const ClientRequest& r
   sent_ = true;
   Error error = stream.Do(
       patience, [&](auto& on, auto done) { http::async_write(on, out, std::move(done)); });
-  if (error) return Broken(error.message());
-  http::response_parser<http::string_body> parser;
-  parser.body_limit(max_body);
-  // Each piece of it may take `patience`.
-  const auto end = std::chrono::steady_clock::now() +
-                   absl::ToChronoNanoseconds(patience + (max_body >> 20) * absl::Seconds(1));
+  // A server that refuses a request may close the connection before it has read all of it.
+  const Error not_written = error;
+  std::optional<Parser> parser;
   do {
-    error = stream.Do(patience, [&](auto& on, auto done) {
-      http::async_read_some(on, stream.buffer, parser, std::move(done));
-    });
-    if (!error && std::chrono::steady_clock::now() > end) error = asio::error::timed_out;
-  } while (!error && !parser.is_done());
-  if (error && !parser.is_header_done()) return Broken(error.message());
-  ClientResponse response{.status = static_cast<int>(parser.get().result_int()), .whole = !error};
-  for (const auto& field : parser.get()) {
+    parser.emplace();
+    error = stream.Read(patience, max_body, *parser);
+    if (error && !parser->is_header_done())
+      return Broken((not_written ? not_written : error).message());
+  } while (!error && parser->get().result_int() / 100 == 1);  // the response is still to come
+  ClientResponse response{.status = static_cast<int>(parser->get().result_int()),
+                          .whole = !error,
+                          .sized = !parser->need_eof()};
+  for (const auto& field : parser->get()) {
     const auto name = field.name_string();
     response.headers[absl::AsciiStrToLower({name.data(), name.size()})] =
         std::string(field.value());
   }
-  response.body = std::move(parser.get().body());
-  if (error || !parser.get().keep_alive()) stream_.reset();
+  response.body = std::move(parser->get().body());
+  // Bytes that no request asked for must not be taken for the next response.
+  const bool surplus = stream.buffer.size() > 0;
+  if (error || not_written || surplus || !parser->get().keep_alive()) stream_.reset();
   return response;
 }
 

@@ -40,6 +40,7 @@ struct ClientResponse {
   std::map<std::string, std::string> headers = {};  // names in lower case
   std::string body = {};
   bool whole = true;  // false: the body broke off, or is longer than it may be
+  bool sized = true;  // false: only the end of the connection says where the body ends
 };
 
 // Not thread-safe. Connects when it is first used, and again after an error or when the server has

@@ -58,32 +58,27 @@ absl::Status Garbage::RemoveUnnamed(const std::string& id, const std::vector<std
                                     absl::Duration patience) {
   std::set<std::string> named;
   const absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, id, Soon(patience));
-  if (stored.ok()) {
+  if (stored.ok() && !stored->object.removed) {
     for (std::string& key : DataKeys(id, stored->object)) named.insert(std::move(key));
-  } else if (!absl::IsNotFound(stored.status()) || sessions_.Contains(id)) {
+  } else if (!stored.ok() && (!absl::IsNotFound(stored.status()) || sessions_.Contains(id))) {
     return absl::IsUnavailable(stored.status()) ? stored.status() : absl::OkStatus();
+  } else {
+    // It may have been quarantined since the list.
+    const std::string damaged = absl::StrCat(kDamagedPrefix, id);
+    const absl::Status kept = client_.GetObject(damaged, Soon(patience)).status();
+    if (!absl::IsNotFound(kept)) return kept;
   }
   for (const std::string& key : keys) {
     if (stopped_) return absl::CancelledError("the server ends");
-    if (!named.contains(key)) RETURN_IF_ERROR(client_.Delete(key, Soon(patience)));
+    if (named.contains(key)) continue;
+    const absl::Status status = client_.Delete(key, Soon(patience));
+    if (absl::IsUnavailable(status)) return status;  // any other is this object's own
   }
   return absl::OkStatus();
 }
 
 absl::Status Garbage::SweepData(absl::Duration patience) {
-  // The data is listed first: a session that is created meanwhile has data that is young.
-  std::map<std::string, std::vector<std::string>> old;
-  std::string next;
-  do {
-    ASSIGN_OR_RETURN(ListedPage page, client_.List(kDataPrefix, next, Soon(patience)));
-    for (const ListedObject& object : page.objects) {
-      const std::string rest = object.key.substr(std::string_view(kDataPrefix).size());
-      const bool is_old = !rest.empty() && object.modified + orphan_age_ < page.now;
-      if (is_old) old[rest.substr(0, rest.find('/'))].push_back(object.key);
-    }
-    next = std::move(page.next);
-  } while (!next.empty());
-  if (old.empty()) return absl::OkStatus();
+  // The sessions are listed first: data of one that is created meanwhile is young.
   ASSIGN_OR_RETURN(const std::vector<std::string> there, ListSessions(client_, Soon(patience)));
   ASSIGN_OR_RETURN(const std::vector<ListedObject> damaged,
                    client_.ListAll(kDamagedPrefix, Soon(patience)));
@@ -92,9 +87,19 @@ absl::Status Garbage::SweepData(absl::Duration patience) {
   for (const ListedObject& object : damaged) {
     others.insert(object.key.substr(std::string_view(kDamagedPrefix).size()));
   }
-  for (const auto& [id, keys] : old) {
-    if (!others.contains(id)) RETURN_IF_ERROR(RemoveUnnamed(id, keys, patience));
-  }
+  std::string next;
+  do {
+    ASSIGN_OR_RETURN(ListedPage page, client_.List(kDataPrefix, next, Soon(patience)));
+    std::map<std::string, std::vector<std::string>> old;
+    for (const ListedObject& object : page.objects) {
+      const std::string rest = object.key.substr(std::string_view(kDataPrefix).size());
+      const std::string id = rest.substr(0, rest.find('/'));
+      const bool is_old = object.modified + orphan_age_ < page.now;
+      if (!id.empty() && is_old && !others.contains(id)) old[id].push_back(object.key);
+    }
+    for (const auto& [id, keys] : old) RETURN_IF_ERROR(RemoveUnnamed(id, keys, patience));
+    next = std::move(page.next);
+  } while (!next.empty());
   return absl::OkStatus();
 }
 
@@ -105,7 +110,11 @@ absl::Status Garbage::SweepOld(const std::string& prefix, absl::Duration patienc
     for (const ListedObject& object : page.objects) {
       if (object.modified + orphan_age_ >= page.now) continue;
       if (stopped_) return absl::CancelledError("the server ends");
-      RETURN_IF_ERROR(client_.Delete(object.key, Soon(patience)));
+      // A server may renew its lease at this moment.
+      const bool lease = prefix == kServerPrefix;
+      if (lease && object.bytes != std::string_view(kEnded).size()) continue;
+      RETURN_IF_ERROR(lease ? client_.DeleteThis(object.key, object.etag, Soon(patience))
+                            : client_.Delete(object.key, Soon(patience)));
     }
     next = std::move(page.next);
   } while (!next.empty());

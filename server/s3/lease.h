@@ -28,6 +28,8 @@ class Lease {
   absl::Duration end() const { return end_; }
 
  private:
+  absl::StatusOr<std::string> Find(const std::string& sent, SteadyTime until);
+
   S3Client& client_;
   const std::string server_;
   const absl::Duration length_;
@@ -40,6 +42,7 @@ class Lease {
 absl::Duration BootTime();
 
 inline constexpr char kServerPrefix[] = "server/";
+inline constexpr char kEnded[] = "ended";  // a lease that others have seen end
 
 // Other servers' leases. A lease that is not there or says so has ended, and so has one that was
 // not renewed for as long as it lasts, by the clock of whoever sees it: no two clocks are compared.
@@ -54,11 +57,14 @@ class SeenLeases {
   absl::StatusOr<bool> AnyEnded(SteadyTime until);
 
  private:
+  enum class Life : uint8_t { kLives, kSilent, kSaidToHaveEnded };
   struct Seen {
     std::string etag;
     SteadyTime since;
     absl::Duration length = {};
   };
+
+  absl::StatusOr<Life> Look(const std::string& server, SteadyTime until);
 
   S3Client& client_;
   // At the last call of AnyEnded: servers that lived, and the ETags of leases that had ended.

@@ -61,7 +61,10 @@ absl::Status LeaseKeeper::Renew(SteadyTime until) {
              .status = kept.status()});
   }
   RETURN_IF_ERROR(kept.status());
-  if (!*kept) state_ = State::kLost;
+  if (!*kept) {
+    ++lapses_;
+    state_ = State::kLost;
+  }
   return absl::OkStatus();
 }
 
@@ -72,10 +75,13 @@ void LeaseKeeper::TouchAll() {
     touching_ = ids.size();
   }
   for (const std::string& id : ids) {
-    touch_(id, [this](const absl::Status& status) {
+    touch_(id, [this, id](const absl::Status& status) {
+      // Damaged, or of another version: it is nobody's to answer for.
+      const bool bad = absl::IsDataLoss(status) || absl::IsFailedPrecondition(status);
+      if (bad) sessions_.Lose(id, sessions_.Term(id));
+      const bool lost = bad || absl::IsAborted(status) || absl::IsUnknown(status);
       std::lock_guard lock(mutex_);
-      // With any other error, too, it is known whose the session is.
-      if (absl::IsUnavailable(status)) touch_failure_ = status;
+      if (!status.ok() && !lost) touch_failure_ = status;
       touched_ = --touching_ == 0;
       if (touched_) changed_.notify_all();
     });
@@ -84,7 +90,6 @@ void LeaseKeeper::TouchAll() {
 
 absl::StatusOr<bool> LeaseKeeper::Touched() {
   std::lock_guard lock(mutex_);
-  touched_ = false;
   if (touching_ > 0) return false;
   RETURN_IF_ERROR(std::exchange(touch_failure_, absl::OkStatus()));
   return true;
@@ -132,6 +137,7 @@ void LeaseKeeper::Loop() {
         status.ok() ? options_.listen_interval : std::min(options_.lease / 10, absl::Seconds(1));
     changed_.wait_for(lock, absl::ToChronoNanoseconds(pause),
                       [this] { return ending_ || touched_ || !confirmations_.empty(); });
+    touched_ = false;
   }
   std::ranges::move(std::exchange(confirmations_, {}), std::back_inserter(waiting));
   lock.unlock();

@@ -39,6 +39,9 @@ class LeaseKeeper {
   void GiveUp() { lease_.End(); }
 
   bool sure() const;  // SessionStore::sure_of_ownership
+  // How often the lease was over when it was renewed. Whoever acquires a session stores it once
+  // more if this has changed meanwhile.
+  uint64_t lapses() const { return lapses_; }
   void Confirm(store::SessionStore::Done done);
 
  private:
@@ -63,6 +66,7 @@ class LeaseKeeper {
   State state_ = State::kLost;  // likewise
   // Nanoseconds of BootTime until which no other server can have acquired a session of this one.
   std::atomic<int64_t> sure_until_ = 0;
+  std::atomic<uint64_t> lapses_ = 0;
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;

@@ -41,10 +41,12 @@ absl::Status WriteLeave(S3Client& client, OwnedSessions& sessions, Garbage& garb
   absl::Status status = sessions.Write(held, remove, until, unanswered);
   if (absl::IsNotFound(status) && leaving.how == Leave::kUncreate) {
     // With this there, the creation that may still be under way comes to nothing.
-    const SessionObject removed = {.epoch = 1, .nonce = UnguessableHex(), .removed = true};
+    const SessionObject removed = {.epoch = held.epoch, .nonce = UnguessableHex(), .removed = true};
+    const absl::StatusOr<StoredObject> there = ReadSessionObject(client, held.id, until);
+    const bool old = there.ok() && there->object.removed;
     status = client
                  .PutObject(SessionKey(held.id), EncodeSessionObject(removed),
-                            Precondition::Absent(), until)
+                            old ? Precondition::This(there->etag) : Precondition::Absent(), until)
                  .status();
     // It came before.
     if (absl::IsFailedPrecondition(status)) {
@@ -74,11 +76,15 @@ absl::Status QuarantineDamaged(S3Client& client, const std::string& id, const st
     const absl::StatusOr<std::string> now = client.PutObject(
         SessionKey(id), EncodeSessionObject(removed), Precondition::This(object.etag), until);
     if (absl::IsFailedPrecondition(now.status())) {
-      (void)client.Delete(damaged, until);
-      return ChangedMeanwhile(id);
+      // The copy is needed unless the session is a good one again.
+      const absl::StatusOr<StoredObject> there = ReadSessionObject(client, id, until);
+      const bool mine = there.ok() && there->object.nonce == removed.nonce;
+      if (there.ok() && !there->object.removed) (void)client.Delete(damaged, until);
+      if (!mine) return ChangedMeanwhile(id);
+    } else {
+      RETURN_IF_ERROR(now.status());
+      (void)client.DeleteThis(SessionKey(id), *now, until);
     }
-    RETURN_IF_ERROR(now.status());
-    (void)client.DeleteThis(SessionKey(id), *now, until);
     status = absl::DataLossError(
         absl::StrCat(std::string(why.message()), "; its object is now ", damaged));
   }

@@ -21,7 +21,6 @@ constexpr size_t kMaxAnswer = size_t{64} << 20;         // bytes of an object or
 constexpr absl::Duration kMaxIdle = absl::Seconds(15);  // object stores close connections after it
 constexpr size_t kMaxIdleConnections = 32;
 constexpr absl::Duration kTimeOfMiB = absl::Seconds(1);
-constexpr char kNoEtag[] = "\"00000000000000000000000000000000\"";  // no object has it
 
 std::string Header(const server::ClientResponse& response, const std::string& name) {
   const auto found = response.headers.find(name);
@@ -136,11 +135,16 @@ absl::Status S3Client::CheckAnswer(const Call& call, const server::ClientRespons
 
 absl::StatusOr<server::ClientResponse> S3Client::RunOnce(const Call& call, bool& unanswered) {
   std::unique_ptr<server::ClientConnection> connection = Connection();
-  const auto mib = static_cast<double>(std::max(call.body.size(), size_t{1} << 20)) / (1 << 20);
+  const bool reused = connection->connected();
+  const auto mib = static_cast<double>(call.body.size() >> 20);
   absl::StatusOr<server::ClientResponse> response =
       connection->Exchange(Sign(call), reply_timeout_ + mib * kTimeOfMiB, kMaxAnswer);
   if (!response.ok()) {
     unanswered |= connection->sent();
+    if (reused) {  // the others have very likely ended with it
+      std::lock_guard lock(mutex_);
+      idle_.clear();
+    }
     return absl::UnavailableError(
         absl::StrCat(address_.Text(), " at ", std::string(response.status().message())));
   }
@@ -177,6 +181,9 @@ absl::StatusOr<server::ClientResponse> S3Client::Run(const Call& call, SteadyTim
 absl::StatusOr<std::string> S3Client::PutObject(const std::string& key, std::string_view bytes,
                                                 const Precondition& precondition, SteadyTime until,
                                                 bool* unanswered) {
+  if (precondition.kind == Precondition::Kind::kThis && precondition.etag.empty()) {
+    return absl::InternalError(absl::StrCat(key, ": an empty ETag would be no precondition"));
+  }
   Call call{.method = "PUT", .key = key, .body = bytes};
   if (precondition.kind == Precondition::Kind::kAbsent) call.headers["if-none-match"] = "*";
   if (precondition.kind == Precondition::Kind::kThis) call.headers["if-match"] = precondition.etag;
@@ -195,14 +202,20 @@ absl::StatusOr<std::optional<ObjectBytes>> S3Client::GetIfChanged(const std::str
   Call call{.method = "GET", .key = key};
   if (!known.empty()) call.headers["if-none-match"] = known;
   ASSIGN_OR_RETURN(server::ClientResponse response, Run(call, until, nullptr));
-  if (response.status == 304) return std::nullopt;
-  return ObjectBytes{std::move(response.body), Header(response, "etag")};
+  if (response.status == 304 && !known.empty()) return std::nullopt;
+  std::string etag = Header(response, "etag");
+  if (response.status != 200 || !response.sized || etag.empty()) {
+    return absl::UnavailableError(absl::StrCat(
+        address_.Where(), ": GET ", key, ": expected 200 with Content-Length and ETag, got ",
+        response.status, response.sized ? "" : " without a length",
+        etag.empty() ? " without an ETag" : ""));
+  }
+  return ObjectBytes{std::move(response.body), std::move(etag)};
 }
 
 absl::StatusOr<ObjectBytes> S3Client::GetObject(const std::string& key, SteadyTime until) {
   ASSIGN_OR_RETURN(std::optional<ObjectBytes> object, GetIfChanged(key, "", until));
-  if (object) return *std::move(object);
-  return absl::InternalError(absl::StrCat(address_.Where(), ": GET ", key, ": 304"));
+  return *std::move(object);
 }
 
 absl::Status S3Client::Delete(const std::string& key, SteadyTime until) {

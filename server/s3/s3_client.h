@@ -19,6 +19,8 @@
 
 namespace ovq::s3 {
 
+inline constexpr char kNoEtag[] = "\"00000000000000000000000000000000\"";  // no object has it
+
 struct ObjectBytes {
   std::string bytes, etag;
 };

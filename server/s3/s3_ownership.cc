@@ -1,15 +1,15 @@
 #include "server/s3/s3_ownership.h"
 
 #include <algorithm>
-#include <optional>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
-#include "server/s3/parallel.h"
 
 namespace ovq::s3 {
 namespace {
@@ -22,14 +22,10 @@ constexpr absl::Duration kAskInterval = absl::Seconds(2);  // until it is asked 
 constexpr absl::Duration kHousekeeping = absl::Seconds(1);
 constexpr absl::Duration kFarewell = absl::Seconds(3);  // for what is removed at the end
 constexpr size_t kCacheBytes = size_t{64} << 20;
-constexpr size_t kSweptTogether = 64;
-constexpr int kWorkers = 8;
+constexpr int kWorkers = 16;
 
 absl::Status NotFound(const std::string& id) {
   return absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
-}
-SteadyTime Deadline(const S3StoreOptions& options) {
-  return After(OwnershipClock::now(), options.patience);
 }
 absl::Status InUse(const std::string& id) {
   return absl::FailedPreconditionError(absl::StrCat("session ", id, ": in use by another call"));
@@ -48,15 +44,20 @@ S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report
       asks_(client, sessions_.server()),
       workers_(kWorkers, "moves"),
       lease_(client, sessions_, options, report_, std::move(touch),
-             [this] { return ListenOnce(); }) {}
+             [this] { return ListenOnce(); }),
+      sweeper_(
+          client, seen_, garbage_, options, sessions_.server(),
+          [this](const std::string& id, absl::StatusOr<StoredObject> stored, SteadyTime until) {
+            return Conquer(id, std::move(stored), until);
+          },
+          [this](const std::string& id) {
+            std::lock_guard lock(mutex_);
+            return sessions_.Contains(id) || releasing_.contains(id) || unsent_.contains(id);
+          }) {}
 
 absl::Status S3Ownership::Start() {
   RETURN_IF_ERROR(lease_.Start());
-  const SteadyTime now = OwnershipClock::now();
-  // By then it is known which of the servers that were there at the start have ended.
-  next_sweep_ = After(now, std::min(options_.lease + absl::Seconds(1), options_.sweep_interval));
-  next_orphans_ = After(now, options_.orphan_age / 24);
-  abandoned_ = true;
+  sweeper_.Start();
   move_thread_ = std::thread([this] { MoveLoop(); });
   return absl::OkStatus();
 }
@@ -71,6 +72,7 @@ void S3Ownership::End() {
   move_thread_.join();
   lease_.Stop();
   garbage_.Stop();
+  sweeper_.Stop();
   workers_.Finish();
   garbage_.RemoveAll(After(OwnershipClock::now(), kFarewell));
   lease_.GiveUp();
@@ -82,15 +84,19 @@ void S3Ownership::End() {
 void S3Ownership::Acquire(const std::string& id, Acquired done) {
   {
     std::lock_guard lock(mutex_);
-    acquisitions_.push_back({.id = id, .begin = OwnershipClock::now(), .done = std::move(done)});
+    Acquisition& call = acquisitions_.emplace_back();
+    call.id = id;
+    call.begin = OwnershipClock::now();
+    call.done = std::move(done);
   }
   changed_.notify_all();
 }
 
 void S3Ownership::SetListener(store::OwnershipListener listener) {
   sessions_.SetListener(std::move(listener.lost));
+  sweeper_.SetListener(std::move(listener.found));
   std::lock_guard lock(mutex_);
-  listener_ = std::move(listener);
+  asked_ = std::move(listener.asked);
 }
 
 // --- Giving sessions up ---
@@ -129,8 +135,9 @@ void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
   changed_.notify_all();
 }
 
-// Gives up sessions that other servers could not acquire otherwise while this one lives.
-void S3Ownership::RetryLeaves() {
+// Gives up sessions that other servers could not acquire otherwise while this one lives, and
+// removes what was replaced.
+void S3Ownership::KeepHouse() {
   std::unique_lock lock(mutex_);
   std::vector<std::string> ids;
   for (const auto& [id, leaving] : unsent_) ids.push_back(id);
@@ -144,6 +151,8 @@ void S3Ownership::RetryLeaves() {
     lock.lock();
     if (unsent_.contains(id)) return;  // the object store cannot be reached
   }
+  lock.unlock();
+  garbage_.RemoveDue();
 }
 
 // This server may be the owner of a session without knowing, where an attempt to acquire it got no
@@ -152,7 +161,7 @@ absl::Status S3Ownership::ReleaseStray(const std::string& id) {
   const absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, id, {});
   if (stored.ok() && stored->object.owner == sessions_.server()) {
     std::lock_guard lock(mutex_);
-    const bool known = sessions_.Contains(id) || releasing_.contains(id);
+    const bool known = sessions_.Contains(id) || releasing_.contains(id) || acquiring_.contains(id);
     const HeldSession held = {.id = id, .epoch = stored->object.epoch};
     if (!known) unsent_.try_emplace(id, Leaving{held, Leave::kRelease});
   }
@@ -168,38 +177,65 @@ absl::Status S3Ownership::Quarantine(const std::string& id, const std::string& e
   return status;
 }
 
-absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id, StoredObject stored,
-                                                         SteadyTime until) {
-  SessionObject& object = stored.object;
-  absl::StatusOr<store::FoundSession> found = CheckSession(client_, id, object, until);
-  if (absl::IsDataLoss(found.status()) || absl::IsFailedPrecondition(found.status())) {
-    return Quarantine(id, stored.etag, found.status(), until);
-  }
-  RETURN_IF_ERROR(found.status());
-  object.owner = sessions_.server();
-  ++object.epoch;
-  object.nonce = UnguessableHex();
+absl::StatusOr<StoredObject> S3Ownership::PutConquered(const std::string& id, StoredObject stored,
+                                                       SteadyTime until) {
   bool unanswered = false;
   absl::StatusOr<std::string> etag =
-      client_.PutObject(SessionKey(id), EncodeSessionObject(object),
+      client_.PutObject(SessionKey(id), EncodeSessionObject(stored.object),
                         Precondition::This(stored.etag), until, &unanswered);
   if (!etag.ok() && unanswered) {
     const absl::StatusOr<StoredObject> now = ReadSessionObject(client_, id, until);
-    if (now.ok() && now->object.nonce == object.nonce) etag = now->etag;
+    if (now.ok() && now->object.nonce == stored.object.nonce) etag = now->etag;
   }
   std::lock_guard lock(mutex_);
+  acquiring_.erase(id);
   if (!etag.ok()) {
     // This server may own it now without knowing.
-    const HeldSession held = {.id = id, .epoch = object.epoch};
+    const HeldSession held = {.id = id, .epoch = stored.object.epoch};
     if (unanswered) unsent_.try_emplace(id, Leaving{held, Leave::kRelease});
     const bool changed =
         absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status());
     return changed ? ChangedMeanwhile(id) : etag.status();
   }
   stored.etag = *std::move(etag);
-  sessions_.Add(id, std::move(stored));
+  sessions_.Add(id, stored);
   unsent_.erase(id);
-  return found;
+  return stored;
+}
+
+absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
+                                                         absl::StatusOr<StoredObject> stored,
+                                                         SteadyTime until) {
+  if (absl::IsDataLoss(stored.status()) || absl::IsFailedPrecondition(stored.status())) {
+    return Quarantine(id, "", stored.status(), until);
+  }
+  RETURN_IF_ERROR(stored.status());
+  SessionObject& object = stored->object;
+  absl::StatusOr<store::FoundSession> found = CheckSession(client_, id, object, until);
+  if (absl::IsDataLoss(found.status()) || absl::IsFailedPrecondition(found.status())) {
+    return Quarantine(id, stored->etag, found.status(), until);
+  }
+  RETURN_IF_ERROR(found.status());
+  object.owner = sessions_.server();
+  ++object.epoch;
+  object.nonce = UnguessableHex();
+  const uint64_t lapses = lease_.lapses();
+  {
+    std::lock_guard lock(mutex_);
+    acquiring_.insert(id);
+  }
+  RETURN_IF_ERROR(PutConquered(id, *std::move(stored), until).status());
+  if (lease_.lapses() == lapses) return found;
+  // Another server may have taken this one for dead after it had read the new owner.
+  const auto keep = [](SessionObject&) { return absl::OkStatus(); };
+  const absl::Status kept =
+      sessions_.Commit(id, sessions_.Term(id), keep, ChangedMeanwhile(id),
+                       std::max(until, After(OwnershipClock::now(), options_.reply_timeout)));
+  if (kept.ok()) return found;
+  if (!absl::IsAborted(kept) && !absl::IsUnknown(kept)) {
+    SendLeave(BeginLeave(id, sessions_.Term(id), Leave::kRelease), until);
+  }
+  return absl::IsUnavailable(kept) ? kept : ChangedMeanwhile(id);
 }
 
 void S3Ownership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
@@ -237,7 +273,7 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
     }
   }
   const SteadyTime now = OwnershipClock::now();
-  if (ending || TimeBetween(call.begin, now) >= options_.ownership_timeout) {
+  if (ending || TimeBetween(call.first, now) >= options_.ownership_timeout) {
     Finish(call, absl::UnavailableError(absl::StrCat(
                      "session ", call.id, ": another server has it and does not answer")));
     return absl::OkStatus();
@@ -255,29 +291,27 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
 
 // Leaves the call unanswered where it is to be tried again.
 void S3Ownership::Try(Acquisition& call, bool ending) {
-  call.next = After(OwnershipClock::now(), kPollInterval);
+  const SteadyTime now = OwnershipClock::now();
+  if (call.first == SteadyTime()) call.first = now;
+  call.next = After(now, kPollInterval);
   absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, call.id, {});
   absl::Status status = stored.status();
   if (absl::IsNotFound(status) || (stored.ok() && stored->object.removed)) {
     return Finish(call, NotFound(call.id));
   }
-  if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
-    status = Quarantine(call.id, "", status, {});
-  } else if (stored.ok()) {
-    const std::string owner = stored->object.owner;
-    absl::StatusOr<bool> alive = false;
-    if (!owner.empty() && owner != sessions_.server()) alive = seen_.IsAlive(owner, {});
-    status = alive.status();
-    if (alive.ok() && *alive) {
-      status = Ask(call, owner, ending);
-      if (status.ok()) return;
-    } else if (alive.ok()) {
-      absl::StatusOr<store::FoundSession> found = Conquer(call.id, *std::move(stored), {});
-      if (found.ok()) return Finish(call, std::move(found));
-      status = found.status();
-    }
+  absl::StatusOr<bool> alive = false;
+  const std::string owner = stored.ok() ? stored->object.owner : "";
+  if (!owner.empty() && owner != sessions_.server()) alive = seen_.IsAlive(owner, {});
+  status = alive.status();
+  if (alive.ok() && *alive) {
+    status = Ask(call, owner, ending);
+    if (status.ok()) return;
+  } else if (alive.ok()) {
+    absl::StatusOr<store::FoundSession> found = Conquer(call.id, std::move(stored), {});
+    if (found.ok()) return Finish(call, std::move(found));
+    status = found.status();
   }
-  const bool late = TimeBetween(call.begin, OwnershipClock::now()) >= options_.ownership_timeout;
+  const bool late = TimeBetween(call.first, OwnershipClock::now()) >= options_.ownership_timeout;
   const bool again = absl::IsUnavailable(status) || absl::IsAborted(status);
   if (again && !late && !ending) return;
   if (absl::IsAborted(status)) status = absl::UnavailableError(status.message());
@@ -287,147 +321,52 @@ void S3Ownership::Try(Acquisition& call, bool ending) {
                             named ? words : absl::StrCat("session ", call.id, ": ", words)));
 }
 
-void S3Ownership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
-  const SteadyTime now = OwnershipClock::now();
-  std::vector<Acquisition*> due;
+// Has workers try the calls whose time it is, and removes those that have their answer.
+void S3Ownership::TryDue(Acquisitions& calls, bool ending) {
+  calls.remove_if([](const Acquisition& call) { return !call.busy && call.answered; });
   std::set<std::string> ids;
+  for (const Acquisition& call : calls) {
+    if (call.busy) ids.insert(call.id);
+  }
+  const SteadyTime now = OwnershipClock::now();
   for (Acquisition& call : calls) {
     bool wait = false;
-    if (AnswerLocally(call, ending, wait) || wait) continue;
-    if (call.next > now && !ending) {
-      ids.insert(call.id);
-      continue;
-    }
+    if (call.busy || AnswerLocally(call, ending, wait) || wait) continue;
     // A second call for a session waits until the first one has its answer.
-    if (ids.insert(call.id).second) due.push_back(&call);
+    if (!ids.insert(call.id).second || (call.next > now && !ending)) continue;
+    call.busy = true;
+    workers_.Run([this, &call, ending] {
+      Try(call, ending);
+      call.busy = false;
+    });
   }
-  RunAll(workers_, due.size(), [&](size_t i) { Try(*due[i], ending); });
-  std::erase_if(calls, [](const Acquisition& call) { return call.answered; });
-}
-
-// --- Sessions that nobody asks for ---
-
-absl::Status S3Ownership::AcquireUnowned(const std::vector<std::string>& ids,
-                                         store::RecoveredSessions& found) {
-  std::mutex mutex;  // guards the next ones and `found`
-  absl::Status result;
-  std::set<std::string> alive;  // servers
-  const auto is_alive = [&](const std::string& owner, SteadyTime until) -> absl::StatusOr<bool> {
-    {
-      std::lock_guard lock(mutex);
-      if (alive.contains(owner)) return true;
-    }
-    // One that has ended may come back: it is looked at after each session was read.
-    ASSIGN_OR_RETURN(const bool lives, seen_.IsAlive(owner, until));
-    std::lock_guard lock(mutex);
-    if (lives) alive.insert(owner);
-    return lives;
-  };
-  RunAll(workers_, ids.size(), [&](size_t i) {
-    const SteadyTime until = Deadline(options_);
-    absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, ids[i], until);
-    absl::Status status = stored.status();
-    bool elsewhere = false;
-    std::optional<store::FoundSession> session;
-    if (stored.ok()) {
-      if (stored->object.removed) return;
-      const std::string owner = stored->object.owner;
-      if (!owner.empty() && owner != sessions_.server()) {
-        const absl::StatusOr<bool> lives = is_alive(owner, until);
-        status = lives.status();
-        elsewhere = lives.ok() && *lives;
-      }
-      if (status.ok() && !elsewhere) {
-        absl::StatusOr<store::FoundSession> mine = Conquer(ids[i], *std::move(stored), until);
-        status = mine.status();
-        if (mine.ok()) session = *std::move(mine);
-      }
-    } else if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
-      status = Quarantine(ids[i], "", status, until);
-    }
-    std::lock_guard lock(mutex);
-    if (session) {
-      found.sessions.push_back(*std::move(session));
-    } else if (elsewhere || absl::IsAborted(status)) {
-      ++found.elsewhere;  // in the latter case another server was faster
-    } else if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
-      found.damaged.emplace_back(status.message());
-    } else if (!absl::IsNotFound(status)) {
-      result.Update(status);
-    }
-  });
-  std::ranges::sort(found.sessions, {}, [](const store::FoundSession& s) { return s.head.id; });
-  std::ranges::sort(found.damaged);
-  return result;
-}
-
-absl::StatusOr<store::RecoveredSessions> S3Ownership::Recover() {
-  ASSIGN_OR_RETURN(const std::vector<std::string> ids, ListSessions(client_, Deadline(options_)));
-  store::RecoveredSessions found;
-  RETURN_IF_ERROR(AcquireUnowned(ids, found));
-  return found;
-}
-
-void S3Ownership::Sweep() {
-  const SteadyTime now = OwnershipClock::now();
-  next_sweep_ = After(now, options_.sweep_interval);
-  if (unowned_.empty()) {
-    const absl::StatusOr<bool> ended = seen_.AnyEnded({});
-    if (!ended.ok()) return;
-    if (now >= next_orphans_) {
-      next_orphans_ = After(now, options_.orphan_age);
-      // Orphans that stay are found by the next one.
-      workers_.Run([this] { (void)garbage_.SweepOrphans(options_.patience); });
-      abandoned_ = true;  // sessions that were released and that nobody acquired
-    }
-    abandoned_ = abandoned_ || *ended;
-    if (!abandoned_) return;
-    absl::StatusOr<std::vector<std::string>> ids = ListSessions(client_, Deadline(options_));
-    if (!ids.ok()) return;
-    unowned_ = *std::move(ids);
-    abandoned_ = false;
-  }
-  const size_t count = std::min(unowned_.size(), kSweptTogether);
-  std::vector<std::string> ids(unowned_.end() - static_cast<std::ptrdiff_t>(count), unowned_.end());
-  unowned_.resize(unowned_.size() - count);
-  std::unique_lock lock(mutex_);
-  const std::function<void(store::FoundSession)> tell = listener_.found;
-  std::erase_if(ids, [&](const std::string& id) {
-    return sessions_.Contains(id) || releasing_.contains(id) || unsent_.contains(id);
-  });
-  lock.unlock();
-  if (!tell) ids.clear();
-  store::RecoveredSessions found;
-  const absl::Status status = AcquireUnowned(ids, found);
-  for (store::FoundSession& session : found.sessions) tell(std::move(session));
-  abandoned_ = abandoned_ || !tell || !status.ok();
-  if (!unowned_.empty()) next_sweep_ = {};  // goes on after calls of Acquire
 }
 
 void S3Ownership::MoveLoop() {
   NameThisThread("moves");
-  std::vector<Acquisition> waiting;
+  Acquisitions waiting;
   SteadyTime kept = OwnershipClock::now();
   std::unique_lock lock(mutex_);
   for (;;) {
     const auto ready = [this] { return ending_ || !acquisitions_.empty(); };
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(waiting.empty() ? kHousekeeping : kPass),
-                      ready);
-    std::ranges::move(std::exchange(acquisitions_, {}), std::back_inserter(waiting));
+    if (waiting.empty()) {
+      changed_.wait_for(lock, absl::ToChronoNanoseconds(kHousekeeping), ready);
+    } else {
+      changed_.wait_for(lock, absl::ToChronoNanoseconds(kPass));
+    }
+    waiting.splice(waiting.end(), acquisitions_);
     const bool ending = ending_;
     lock.unlock();
-    AcquireAll(waiting, ending);
+    TryDue(waiting, ending);
     if (ending && waiting.empty()) return;
     if (TimeBetween(kept, OwnershipClock::now()) >= kHousekeeping) {
       const auto keep_house = [this] {  // after an outage this takes long
-        RetryLeaves();
-        garbage_.RemoveDue();
+        KeepHouse();
         housekeeping_ = false;
       };
       if (!housekeeping_.exchange(true)) workers_.Run(keep_house);
       kept = OwnershipClock::now();
     }
-    if (!ending && OwnershipClock::now() >= next_sweep_) Sweep();
     lock.lock();
   }
 }
@@ -435,10 +374,13 @@ void S3Ownership::MoveLoop() {
 absl::Status S3Ownership::ListenOnce() {
   ASSIGN_OR_RETURN(const std::vector<std::string> asked, asks_.Listen());
   std::unique_lock lock(mutex_);
-  const std::function<void(const std::string&)> tell = listener_.asked;
+  const std::function<void(const std::string&)> tell = asked_;
   lock.unlock();
+  const SteadyTime end = After(OwnershipClock::now(), options_.lease / 6);
   for (const std::string& id : asked) {
     if (!sessions_.Contains(id)) {
+      // They are listed again, and the lease comes first.
+      if (OwnershipClock::now() > end) return absl::OkStatus();
       RETURN_IF_ERROR(ReleaseStray(id));
       asks_.Drop(id);
     } else if (tell) {

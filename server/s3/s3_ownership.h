@@ -3,14 +3,14 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
@@ -21,6 +21,7 @@
 #include "server/s3/leaving.h"
 #include "server/s3/owned_sessions.h"
 #include "server/s3/s3_options.h"
+#include "server/s3/sweeper.h"
 #include "server/store/work_threads.h"
 
 namespace ovq::s3 {
@@ -46,7 +47,7 @@ class S3Ownership {
   void End();            // answers pending calls of Acquire and gives the lease up
 
   // These are SessionStore's.
-  absl::StatusOr<store::RecoveredSessions> Recover();
+  absl::StatusOr<store::RecoveredSessions> Recover() { return sweeper_.Recover(); }
   void Acquire(const std::string& id, Acquired done);
   void SetListener(store::OwnershipListener listener);
   void Decline(const std::string& id, SteadyTime until) { asks_.Decline(id, until); }
@@ -63,35 +64,37 @@ class S3Ownership {
   void SendLeave(Leaving leaving, SteadyTime until);
 
  private:
-  // A pending Acquire.
+  // A pending Acquire. While it is busy a worker has it, otherwise the thread that moves sessions.
   struct Acquisition {
     std::string id;
     SteadyTime begin;
     Acquired done;
+    SteadyTime first = {};   // when it was tried first
     SteadyTime next = {};    // when it is tried again
     std::string asked = {};  // the owner that was asked
     SteadyTime asked_at = {};
     bool answered = false;
+    std::atomic<bool> busy = false;
   };
+  using Acquisitions = std::list<Acquisition>;
 
   void MoveLoop();
-  void AcquireAll(std::vector<Acquisition>& calls, bool ending);
+  void TryDue(Acquisitions& calls, bool ending);
   bool AnswerLocally(Acquisition& call, bool ending, bool& wait);
   void Try(Acquisition& call, bool ending);
   absl::Status Ask(Acquisition& call, const std::string& owner, bool ending);
   void Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found);
   // Makes this server the owner of a session of which `stored` was read. Aborted: it has changed
   // meanwhile. FailedPrecondition: it is of another version. Damaged sessions are quarantined.
-  absl::StatusOr<store::FoundSession> Conquer(const std::string& id, StoredObject stored,
+  absl::StatusOr<store::FoundSession> Conquer(const std::string& id,
+                                              absl::StatusOr<StoredObject> stored,
                                               SteadyTime until);
+  absl::StatusOr<StoredObject> PutConquered(const std::string& id, StoredObject stored,
+                                            SteadyTime until);
   absl::Status Quarantine(const std::string& id, const std::string& etag, const absl::Status& why,
                           SteadyTime until);
-  void RetryLeaves();
+  void KeepHouse();
   absl::Status ReleaseStray(const std::string& id);
-
-  // Acquires those of the sessions that no server owns.
-  absl::Status AcquireUnowned(const std::vector<std::string>& ids, store::RecoveredSessions& found);
-  void Sweep();
 
   // Answers requests of other servers.
   absl::Status ListenOnce();
@@ -103,23 +106,20 @@ class S3Ownership {
   Garbage garbage_;
   SeenLeases seen_;
   AskBox asks_;
-  // Used by the thread that acquires.
-  SteadyTime next_sweep_, next_orphans_;
-  bool abandoned_ = false;            // there may be sessions of servers that ended
-  std::vector<std::string> unowned_;  // sessions that a sweep has still to look at
-
   std::atomic<bool> housekeeping_ = false;  // a thread does it
 
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   bool ending_ = false;
   std::set<std::string> releasing_;        // between BeginLeave and SendLeave
+  std::set<std::string> acquiring_;        // this server may own them without knowing yet
   std::map<std::string, Leaving> unsent_;  // by id
-  std::vector<Acquisition> acquisitions_;
-  store::OwnershipListener listener_;  // without `lost`
+  Acquisitions acquisitions_;
+  std::function<void(const std::string& id)> asked_;  // the listener's
 
   store::WorkThreads workers_;
   LeaseKeeper lease_;
+  Sweeper sweeper_;
   std::thread move_thread_;
 };
 

@@ -43,6 +43,8 @@ absl::Status CheckPreconditions(S3Client& client, SteadyTime until) {
   const auto put = [&](const Precondition& precondition) {
     return client.PutObject(key, UnguessableHex(), precondition, until);
   };
+  // Some create an object instead, which makes it unsafe to remove one that others may replace.
+  const bool creates = put(Precondition::This(kNoEtag)).ok();
   ASSIGN_OR_RETURN(const std::string etag, put({}));
   absl::Status status = put(Precondition::Absent()).status();
   if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-None-Match: *", status);
@@ -51,7 +53,7 @@ absl::Status CheckPreconditions(S3Client& client, SteadyTime until) {
   if (!absl::IsFailedPrecondition(status)) return wrong("412 for If-Match", status);
   ASSIGN_OR_RETURN(const ObjectBytes read, client.GetObject(key, until));
   if (read.etag != next) return wrong("the ETag of the last write", absl::OkStatus());
-  RETURN_IF_ERROR(client.ProbeDelete(key, until));
+  if (!creates) RETURN_IF_ERROR(client.ProbeDelete(key, until));
   return client.Delete(key, until);
 }
 
@@ -82,14 +84,15 @@ absl::Status OpenStored(S3Client& client, absl::Duration patience, store::Stored
   return absl::OkStatus();
 }
 
-// Stores the object of a session that is not there yet. AlreadyExists if it is.
-absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, SessionObject object,
+// Stores the object of a session that is not there yet, with a later epoch than any removed one of
+// its name. AlreadyExists if it is.
+absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, SessionObject& object,
                                     SteadyTime until) {
   Precondition precondition = Precondition::Absent();
   for (int failures = 0;; ++failures) {
     absl::StatusOr<std::string> etag =
         client.PutObject(SessionKey(id), EncodeSessionObject(object), precondition, /*until=*/{});
-    if (etag.ok()) return StoredObject{std::move(object), *std::move(etag)};
+    if (etag.ok()) return StoredObject{object, *std::move(etag)};
     const SteadyTime next = After(StoreClock::now(), PauseAfter(failures));
     if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
       absl::StatusOr<StoredObject> there = ReadSessionObject(client, id, until);
@@ -164,7 +167,7 @@ void S3Store::Decline(const std::string& id) {
 // --- Changes ---
 
 absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotParts& parts,
-                                   const S3Change& change) {
+                                   const S3Change& change, uint64_t& epoch) {
   SessionObject object = {.owner = sessions_.server(), .epoch = 1, .nonce = UnguessableHex()};
   if (parts.count > 0) {
     object.snapshot = parts.name;
@@ -174,9 +177,10 @@ absl::Status S3Store::CommitCreate(const std::string& journal, const SnapshotPar
       AppendToJournal(client_, change.id, journal, writer_.Deadline(change), object);
   if (status.ok()) {
     absl::StatusOr<StoredObject> stored =
-        PutNew(client_, change.id, std::move(object), writer_.Deadline(change));
+        PutNew(client_, change.id, object, writer_.Deadline(change));
     if (stored.ok()) sessions_.Add(change.id, *std::move(stored));
     status = stored.status();
+    epoch = object.epoch;
   }
   if (absl::IsAlreadyExists(status)) {
     sessions_.Remove(change.id, change.term);
@@ -211,11 +215,13 @@ void S3Store::Create(store::JournalHead head, std::vector<store::JournalEntry> e
     change.bytes = parts.bytes + journal.size();
     change.write = [this, made, journal = std::move(journal), parts](S3Change& self) {
       if (!made.ok()) sessions_.Remove(self.id, self.term);
-      const absl::Status status = made.ok() ? CommitCreate(journal, parts, self) : made;
+      uint64_t epoch = 1;
+      const absl::Status status = made.ok() ? CommitCreate(journal, parts, self, epoch) : made;
       if (made.ok() && !status.ok() && !absl::IsAlreadyExists(status)) {
         // It may be stored all the same. Nobody shall find it.
-        ownership_.SendLeave(ownership_.BeginLeave(self.id, self.term, Leave::kUncreate),
-                             writer_.Deadline(self));
+        Leaving leaving = ownership_.BeginLeave(self.id, self.term, Leave::kUncreate);
+        leaving.held.epoch = epoch;
+        ownership_.SendLeave(std::move(leaving), writer_.Deadline(self));
       }
       return status;
     };

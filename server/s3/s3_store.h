@@ -60,7 +60,7 @@ class S3Store final : public store::SessionStore {
   S3Change NewChange(const char* kind, const std::string& id, Done done = {}) const;
   void StopOwning(const std::string& id, Leave how);
   absl::Status CommitCreate(const std::string& journal, const SnapshotParts& parts,
-                            const S3Change& change);
+                            const S3Change& change, uint64_t& epoch);
   absl::Status CommitSnapshot(store::JournalHead head, const SnapshotParts& parts,
                               S3Change& change);
   absl::Status CommitText(const std::string& name, uint64_t bytes, const S3Change& change);

@@ -2,6 +2,7 @@
 // session in their order, those of several at a time.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -43,8 +44,10 @@ class S3Writer {
   void Touch(const std::string& id, store::SessionStore::Done done);
   void Finish();  // makes all changes and ends the threads
 
+  // How long a change is tried: at least a while from now, since a snapshot may have taken long.
   SteadyTime Deadline(const S3Change& change) const {
-    return After(change.begin, options_.patience);
+    return std::max(After(change.begin, options_.patience),
+                    After(std::chrono::steady_clock::now(), options_.reply_timeout));
   }
 
  private:

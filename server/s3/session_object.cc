@@ -161,6 +161,23 @@ absl::StatusOr<std::string> ReadJournal(S3Client& client, const std::string& id,
   return journal + object.tail;
 }
 
+namespace {
+
+// The bytes of the snapshot's parts that are there, by reading them.
+absl::StatusOr<uint64_t> SnapshotBytes(S3Client& client, const std::string& id,
+                                       const SessionObject& object, SteadyTime until) {
+  uint64_t bytes = 0;
+  for (const std::string& key : SnapshotKeys(id, object)) {
+    const absl::StatusOr<ObjectBytes> part = client.GetObject(key, until);
+    if (absl::IsNotFound(part.status())) return bytes;
+    RETURN_IF_ERROR(part.status());
+    bytes += part->bytes.size();
+  }
+  return bytes;
+}
+
+}  // namespace
+
 absl::StatusOr<store::FoundSession> CheckSession(S3Client& client, const std::string& id,
                                                  SessionObject& object, SteadyTime until) {
   ASSIGN_OR_RETURN(const std::string bytes, ReadJournal(client, id, object, until));
@@ -180,6 +197,9 @@ absl::StatusOr<store::FoundSession> CheckSession(S3Client& client, const std::st
     uint64_t snapshot = 0;
     for (const ListedObject& part : parts) snapshot += part.bytes;
     if (snapshot != head.snapshot_bytes || parts.size() != object.snapshot_parts) {
+      ASSIGN_OR_RETURN(snapshot, SnapshotBytes(client, id, object, until));  // lists may be late
+    }
+    if (snapshot != head.snapshot_bytes) {
       return Damaged(
           id, absl::StrCat("snapshot: ", snapshot, " bytes, expected ", head.snapshot_bytes));
     }

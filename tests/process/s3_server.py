@@ -10,7 +10,9 @@ POST /_control?NAME=VALUE&... changes how it behaves:
   jump=SECONDS       makes all objects older
                      (bare=1: without XML, as a proxy does)
   late=T&count=N&word=W   closes the connection of the next N PUTs of such keys, and carries them out T seconds later
-  careless=all|delete|none   ignores preconditions, of all requests or of those that delete
+  careless=all|delete|create|none   ignores preconditions: all, of those that delete, or If-Match of an object that is not there
+  slow=T&count=N&word=W   the answers of the next N GETs of such keys come T seconds late
+  get=etag|length|none   answers to GETs lack ETags, or only the end of the connection ends them
   list=tokens|etags|keys   lists lack tokens, lack ETags, or have keys of others
 Without it, as S3Server(...), this module starts it as a process.
 """
@@ -65,7 +67,8 @@ class Store:
         self.refusals = None  # [status, count, method, word]
         self.careless, self.bare = "none", False
         self.list_fault = ""
-        self.late = None  # [seconds, count, word]
+        self.late = self.slow = None  # [seconds, count, word]
+        self.get_fault = ""
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if name.endswith(".part"):
@@ -118,6 +121,9 @@ class Store:
             self.bare = query.get("bare") == "1"
         if "late" in query:
             self.late = [float(query["late"]), int(query["count"]), query.get("word", "")]
+        if "slow" in query:
+            self.slow = [float(query["slow"]), int(query["count"]), query.get("word", "")]
+        self.get_fault = query.get("get", self.get_fault)
         self.list_fault = query.get("list", self.list_fault)
         if "careless" in query:
             self.careless = query["careless"]
@@ -129,6 +135,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     store = page = None
+    after = 0  # seconds before the answer is sent
 
     def log_message(self, *_):
         pass
@@ -136,9 +143,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, status, body=b"", headers=()):
         lines = [f"HTTP/1.1 {status} {NAMES.get(status, 'OK')}", f"Date: {email.utils.formatdate(usegmt=True)}"]
         lines += [f"{name}: {value}" for name, value in headers]
-        if status not in (204, 304):
+        if self.command == "GET" and self.store.get_fault == "length":
+            self.close_connection = True
+            lines.append("Connection: close")
+        elif status not in (204, 304):
             lines.append(f"Content-Length: {len(body)}")
-        self.wfile.write("\r\n".join(lines + ["", ""]).encode() + body)
+        self.out = "\r\n".join(lines + ["", ""]).encode() + body
 
     def error(self, status, code=None, message="told by the tests' server", headers=()):
         code = code or NAMES.get(status, "Error")
@@ -191,7 +201,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.list(dict(urllib.parse.parse_qsl(query)))
             return getattr(self, "object_" + self.command.lower())(key, body)
 
-    do_GET = do_PUT = do_DELETE = do_POST = handle_any
+    def handle_and_send(self):
+        self.out, self.after = b"", 0
+        self.handle_any()
+        time.sleep(self.after)
+        self.wfile.write(self.out)
+
+    do_GET = do_PUT = do_DELETE = do_POST = handle_and_send
 
     def list(self, query):
         if query.get("list-type") != "2":
@@ -216,6 +232,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if key not in self.store.objects:
             return self.error(404)
         data, etag, _ = self.store.objects[key]
+        slow = self.store.slow
+        if slow and slow[1] > 0 and slow[2] in key:
+            slow[1] -= 1
+            self.after = slow[0]
+        if self.store.get_fault == "etag":
+            return self.answer(200, data)
         if self.headers.get("If-None-Match") == etag:
             return self.answer(304, headers=[("ETag", etag)])
         return self.answer(200, data, [("ETag", etag)])
@@ -227,9 +249,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("If-None-Match") == "*" and there:
             return 412
         wanted = self.headers.get("If-Match")
-        if wanted is not None and (not there or there[1] != wanted):
-            return 412 if there else 404
-        return None
+        if wanted is not None and not there:
+            return None if self.store.careless == "create" else 404
+        return 412 if wanted is not None and there[1] != wanted else None
 
     def written(self, key, status, headers=()):
         if not self.store.loses(key):

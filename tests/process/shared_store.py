@@ -29,6 +29,7 @@ if shutil.which("protoc") is None:
     print("SKIPPED: no protoc; install protobuf-compiler")
     sys.exit(0)
 
+from haproxy_process import HaproxyProcess, free_port
 from http_client import HttpClient, events_of, http_port
 from redis_process import Proxy
 from server_process import ROOT, ServerProcess, run_to_end
@@ -39,8 +40,9 @@ from ovq_client import Client, Finished, OvqError, TokenChunk
 OPTIONS = None
 MODEL = os.path.join(ROOT, "models", "python-bytes")
 LEASE = 2  # seconds
-FLAGS = ("--threads", "1", "--session-ttl", "1h", "--http-listen", "127.0.0.1:0",
-         "--log-requests", "none", "--session-lease", f"{LEASE}s")
+SERVES = ("--threads", "1", "--session-ttl", "1h", "--log-requests", "none", "--session-lease", f"{LEASE}s")
+FLAGS = (*SERVES, "--http-listen", "127.0.0.1:0")
+UNSHARED = (*SERVES[:SERVES.index("--session-lease")], "--http-listen", "127.0.0.1:0")
 CENTROIDS = 128
 START = "def main():\n"
 
@@ -57,6 +59,7 @@ def parse_options():
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--haproxy", action="store_true", help="make the calls under load through HAProxy")
     OPTIONS, rest = parser.parse_known_args()
     return [sys.argv[0], *rest]
 
@@ -67,6 +70,8 @@ class TurnFailed(Exception):
 
 MAY_BE_REPEATED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED,
                    grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DATA_LOSS)
+# The words of gRPC's library for a call whose server's connection ended behind a proxy.
+CUT_BY_A_PROXY = "Stream removed|RST_STREAM"
 
 
 class GrpcCaller:
@@ -78,7 +83,7 @@ class GrpcCaller:
             with Client(server.address) as client:
                 return call(client)
         except OvqError as error:
-            if error.code in MAY_BE_REPEATED:
+            if error.code in MAY_BE_REPEATED or re.search(CUT_BY_A_PROXY, str(error)):
                 raise TurnFailed(str(error)) from error
             raise
 
@@ -111,12 +116,12 @@ class HttpCaller:
 
     @staticmethod
     def run(server, method, path, body=None):
-        client = HttpClient(http_port(server), timeout=40)
+        client = HttpClient(server.http_port if isinstance(server, Front) else http_port(server), timeout=40)
         try:
             response = client.send(method, path, body)
             if response.status != 200:
                 text = response.read().decode()
-                if response.status in (400, 409, 412, 500, 503, 504):
+                if response.status in (400, 409, 412, 500, 502, 503, 504):
                     raise TurnFailed(text)
                 raise AssertionError((response.status, text))
             if "event-stream" in response.headers["Content-Type"]:
@@ -213,21 +218,55 @@ def some_turn(rng):
             "seed": rng.randint(1, 1 << 30)}
 
 
+class Front:
+    """Three servers behind HAProxy, by the shipped files: gRPC at `address`, HTTP at `http_port`. A session's calls stay
+    on a server until its checks fail."""
+
+    def __init__(self, ports, http_ports):
+        self._folders = [tempfile.mkdtemp() for _ in range(2)]
+        self._proxies = [
+            self._start(self._folders[0], "haproxy.cfg", 50051, ports, r"/run/haproxy/admin\.sock", "{}"),
+            self._start(self._folders[1], "haproxy-http.cfg", 8080, http_ports, r"^    log /dev/log local0",
+                        "    stats socket {}")]
+        self.address, self.http_port = self._proxies[0].address, self._proxies[1].port
+        for proxy in self._proxies:
+            for k in range(3):
+                proxy.await_status(f"ovq{k + 1}", "UP")
+
+    @staticmethod
+    def _start(folder, config, port, ports, replaced, socket):
+        first, second, third = (f"127.0.0.1:{port}" for port in ports)
+        return HaproxyProcess(os.path.join(ROOT, "deploy", "haproxy", config), folder, {
+            r"^    user haproxy\n    group haproxy\n": "",
+            replaced: socket.format(os.path.join(folder, "admin.sock")),
+            r"^    option persist\n": "",
+            rf"192\.0\.2\.1:{port}": first,
+            rf"192\.0\.2\.2:{port}": f"{second}\n    server ovq3 {third}"})
+
+    def close(self):
+        for proxy, folder in zip(self._proxies, self._folders):
+            proxy.kill()
+            shutil.rmtree(folder)
+
+
 class Fleet:
-    """Three servers on one store."""
+    """Three servers on one store, each at the same ports all the time."""
 
     def __init__(self, store):
         self.store, self.lock = store, threading.Lock()
-        self.servers, self.gone = [self.serve() for _ in range(3)], []
+        self.http_ports = [free_port() for _ in range(3)]
+        self.servers, self.gone = [self.serve(k) for k in range(3)], []
+        self.front = Front([server.port for server in self.servers], self.http_ports) if OPTIONS.haproxy else None
         self.fenced = self.lost = 0
 
-    def serve(self):
+    def serve(self, k, port=0):
         room = f"{64 + 2 * OPTIONS.sessions}M"  # for all sessions on one server
-        return ServerProcess(binary(), MODEL, *FLAGS, "--state-memory", room, *self.store.server_flags())
+        return ServerProcess(binary(), MODEL, *SERVES, "--http-listen", f"127.0.0.1:{self.http_ports[k]}",
+                             "--state-memory", room, *self.store.server_flags(), port=port)
 
     def pick(self, rng):
         with self.lock:
-            return rng.choice(self.servers)
+            return self.front or rng.choice(self.servers)
 
     def replace(self, k):
         """Kills a server and starts another one."""
@@ -235,7 +274,7 @@ class Fleet:
             self.gone.append(self.servers.pop(k))
         self.gone[-1].process.kill()
         self.gone[-1].process.wait()
-        new = self.serve()
+        new = self.serve(k, self.gone[-1].port)
         with self.lock:
             self.servers.insert(k, new)
 
@@ -261,6 +300,8 @@ class Fleet:
         return self
 
     def __exit__(self, *_):
+        if self.front:
+            self.front.close()
         for server in self.servers + self.gone:
             server.process.send_signal(signal.SIGCONT)
             server.kill()
@@ -314,7 +355,7 @@ class SharedStoreTests:
         return [Story(GrpcCaller() if k % 2 == 0 else HttpCaller(), fleet.servers[k % 3]) for k in range(count)]
 
     def check_all(self, stories, fleet):
-        with ServerProcess(binary(), MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
+        with ServerProcess(binary(), MODEL, *UNSHARED) as undisturbed:
             for k, story in enumerate(stories):
                 story.check(fleet.servers[k % 3], undisturbed)
 
@@ -374,7 +415,7 @@ class SharedStoreTests:
         with self.new_store() as store, Proxy(store.port) as proxy, \
                 ServerProcess(binary(), MODEL, *FLAGS, *store.server_flags(proxy.port)) as first, \
                 ServerProcess(binary(), MODEL, *FLAGS, *store.server_flags()) as second, \
-                ServerProcess(binary(), MODEL, *FLAGS[:FLAGS.index("--session-lease")]) as undisturbed:
+                ServerProcess(binary(), MODEL, *UNSHARED) as undisturbed:
             story = Story(caller, first)
             self.assertEqual(metric(first, "ovq_sessions_owned"), 1)
             proxy.cut(True)
@@ -420,8 +461,7 @@ class SharedStoreTests:
         with self.new_store() as store, tempfile.TemporaryDirectory() as folder:
             for name, place in (("memory", ()), ("a folder", ("--session-dir", folder)),
                                 (store.name, ("--session-lease", "10s", *store.server_flags()))):
-                flags = FLAGS[:FLAGS.index("--session-lease")]
-                with ServerProcess(binary(), MODEL, *flags, *place) as server, Client(server.address) as client:
+                with ServerProcess(binary(), MODEL, *UNSHARED, *place) as server, Client(server.address) as client:
                     session, times = client.create_session(START, max_centroids=CENTROIDS), []
                     for k in range(60):
                         begin = time.monotonic()

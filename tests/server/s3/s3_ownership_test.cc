@@ -170,6 +170,49 @@ TEST_F(S3OwnershipTest, AChangeOfAnEarlierTermDoesNotHappen) {
   EXPECT_EQ(Object().tail, "tlate");
 }
 
+// It cannot know whether another server has taken it for dead.
+TEST_F(S3OwnershipTest, AServerThatMayNotStoreItsSessionsAgainIsNotSureOfThem) {
+  Proxy proxy(server_->port());
+  const auto store = Open(Options(proxy.address().port));
+  ASSERT_TRUE(Create(*store).ok());
+  proxy.Freeze(true);
+  EXPECT_TRUE(Eventually([&] { return !store->sure_of_ownership(); }));
+  server_->Control("status=403&count=-1&method=PUT&word=session/");
+  proxy.Freeze(false);
+  EXPECT_TRUE(Eventually([&] {
+    const auto confirmed =
+        ResultOf<absl::Status>([&](auto done) { store->ConfirmOwnership(done); });
+    return absl::IsPermissionDenied(confirmed);
+  }));
+  EXPECT_FALSE(store->sure_of_ownership());
+  server_->Control("status=403&count=0");
+  EXPECT_TRUE(Eventually([&] { return store->sure_of_ownership(); }));
+  EXPECT_TRUE(Append(*store, 0).ok());
+}
+
+// The answer says how the lease was when it was asked for, not how it is when it comes.
+TEST_F(S3OwnershipTest, ALateAnswerDoesNotMakeALeaseEnd) {
+  S3Client& client = server_->client();
+  ASSERT_TRUE(client.PutObject("server/other", "1 400", {}, kNever).ok());
+  SeenLeases seen(client);
+  EXPECT_TRUE(seen.IsAlive("other", kNever).value());
+  server_->Control("slow=0.6&count=1&word=server/other");
+  EXPECT_TRUE(seen.IsAlive("other", kNever).value());
+  EXPECT_FALSE(seen.IsAlive("other", kNever).value());
+}
+
+TEST_F(S3OwnershipTest, ALostAnswerToARenewalIsNoLapse) {
+  S3Client& client = server_->client();
+  Lease lease(client, "me", absl::Seconds(20));
+  EXPECT_FALSE(lease.Renew(kNever).value());  // it was not there
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(lease.Renew(kNever).value());
+  EXPECT_TRUE(lease.Renew(kNever).value());
+  ASSERT_TRUE(client.PutObject("server/me", "ended", {}, kNever).ok());
+  EXPECT_FALSE(lease.Renew(kNever).value());
+  EXPECT_TRUE(lease.Renew(kNever).value());
+}
+
 // The owner's lease ends for whoever asks at the moment when the owner wakes.
 TEST_F(S3OwnershipTest, AServerWhoseLeaseWasRemovedLooksForItsSessions) {
   S3StoreOptions options = Options();

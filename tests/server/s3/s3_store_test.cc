@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -94,6 +95,52 @@ TEST_F(S3StoreTest, AMissingPartOfAJournalIsDamage) {
   EXPECT_THAT(found_.damaged[0], HasSubstr("of its journal is missing"));
   EXPECT_THAT(server_->Keys(""), Contains(absl::StrCat("damaged/", kStored)));
   EXPECT_THAT(server_->Keys(""), Not(Contains(absl::StrCat("session/", kStored))));
+}
+
+// The copy is all that is left of a session. Whoever makes it again, or gets no answer, keeps it.
+TEST_F(S3StoreTest, AQuarantinedSessionIsKept) {
+  S3Client& client = server_->client();
+  const std::string copy = absl::StrCat(kDamagedPrefix, kStored), bad = "no session";
+  const absl::Status why = absl::DataLossError("it is damaged");
+  const auto quarantine = [&](const std::string& etag) {
+    return QuarantineDamaged(client, kStored, etag, why, kNever);
+  };
+  std::string etag = client.PutObject(SessionKey(kStored), bad, {}, kNever).value();
+  server_->Control("lose=1&word=session/");
+  const absl::Status lost_answer = quarantine(etag);
+  EXPECT_TRUE(absl::IsDataLoss(lost_answer)) << lost_answer;
+  EXPECT_EQ(client.GetObject(copy, kNever)->bytes, bad);
+  EXPECT_TRUE(Object().removed);
+  // Another server was as fast.
+  etag = client.PutObject(SessionKey(kStored), bad, {}, kNever).value();
+  server_->Control("late=0.3&count=1&word=session/");
+  std::thread other([&] { (void)QuarantineDamaged(client, kStored, etag, why, {}); });
+  const absl::Status status = quarantine(etag);
+  EXPECT_TRUE(absl::IsDataLoss(status) || absl::IsAborted(status)) << status;
+  other.join();
+  EXPECT_EQ(client.GetObject(copy, kNever)->bytes, bad);
+  // It is a good one meanwhile.
+  const std::string good = EncodeSessionObject({.owner = "me", .epoch = 1, .tail = "t"});
+  ASSERT_TRUE(client.PutObject(SessionKey(kStored), good, {}, kNever).ok());
+  EXPECT_TRUE(absl::IsAborted(quarantine("")));
+  EXPECT_EQ(Object().tail, "t");
+}
+
+TEST_F(S3StoreTest, AnAnswerThatMayBeIncompleteIsNone) {
+  S3StoreOptions options = Options();
+  options.patience = absl::Milliseconds(300);
+  const auto store = Open(options);
+  ASSERT_TRUE(Create(*store).ok());
+  for (const std::string fault : {"etag", "length"}) {
+    server_->Control(absl::StrCat("get=", fault));
+    const absl::Status status = Read(*store).status();
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr(fault == "etag" ? "an ETag" : "a length"));
+  }
+  server_->Control("get=none");
+  EXPECT_TRUE(Append(*store, 0).ok());
+  S3Client& client = server_->client();
+  EXPECT_TRUE(absl::IsInternal(client.PutObject("x", "x", Precondition::This(""), {}).status()));
 }
 
 TEST_F(S3StoreTest, RequestsToComeAgainAreFollowed) {
@@ -220,6 +267,12 @@ TEST_F(S3StoreTest, OrphansAreRemovedWhenTheyAreOld) {
 // Between the two requests of a removal, the name may be another session's: such an object store
 // would delete that. What is left of the removed session says that it is none.
 TEST_F(S3StoreTest, WhereDeletionsHaveNoConditionARemovedSessionLeavesItsName) {
+  server_->Control("careless=create");
+  const auto old = Open(Options());
+  ASSERT_TRUE(Create(*old, "other").ok());
+  ASSERT_TRUE(
+      ResultOf<absl::Status>([&](auto done) { old->Remove("other", std::move(done)); }).ok());
+  EXPECT_THAT(server_->Keys("session/"), SizeIs(1));
   server_->Control("careless=delete");
   const auto store = Open(Options());
   ASSERT_TRUE(Create(*store).ok());

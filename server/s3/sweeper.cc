@@ -1,0 +1,162 @@
+#include "server/s3/sweeper.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "base/thread_name.h"
+#include "server/s3/parallel.h"
+
+namespace ovq::s3 {
+namespace {
+
+using SweepClock = std::chrono::steady_clock;
+
+constexpr size_t kSweptTogether = 64;
+constexpr int kSweepers = 8;
+
+}  // namespace
+
+Sweeper::Sweeper(S3Client& client, SeenLeases& seen, Garbage& garbage,
+                 const S3StoreOptions& options, std::string server, Conquer conquer, IsHere is_here)
+    : client_(client),
+      seen_(seen),
+      garbage_(garbage),
+      options_(options),
+      server_(std::move(server)),
+      conquer_(std::move(conquer)),
+      is_here_(std::move(is_here)),
+      workers_(kSweepers, "sweep") {}
+
+void Sweeper::Start() {
+  next_orphans_ = After(SweepClock::now(), options_.orphan_age / 24);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Sweeper::Stop() {
+  if (thread_.joinable()) {
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  workers_.Finish();
+}
+
+void Sweeper::SetListener(std::function<void(store::FoundSession)> found) {
+  std::lock_guard lock(mutex_);
+  found_ = std::move(found);
+}
+
+absl::Status Sweeper::AcquireUnowned(const std::vector<std::string>& ids,
+                                     store::RecoveredSessions& found) {
+  std::mutex mutex;  // guards the next ones and `found`
+  absl::Status result;
+  std::set<std::string> alive;  // servers
+  const auto lives = [&](const std::string& owner, SteadyTime until) -> absl::StatusOr<bool> {
+    {
+      std::lock_guard lock(mutex);
+      if (alive.contains(owner)) return true;
+    }
+    // One that has ended may come back: it is looked at after each session was read.
+    ASSIGN_OR_RETURN(const bool is_alive, seen_.IsAlive(owner, until));
+    std::lock_guard lock(mutex);
+    if (is_alive) alive.insert(owner);
+    return is_alive;
+  };
+  RunAll(workers_, ids.size(), [&](size_t i) {
+    {
+      std::lock_guard lock(mutex);
+      if (absl::IsUnavailable(result)) return;
+    }
+    const SteadyTime until = After(SweepClock::now(), options_.patience);
+    absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, ids[i], until);
+    if (stored.ok() && stored->object.removed) return;
+    absl::StatusOr<bool> elsewhere = false;
+    if (stored.ok() && !stored->object.owner.empty() && stored->object.owner != server_) {
+      elsewhere = lives(stored->object.owner, until);
+    }
+    absl::Status status = elsewhere.status();
+    std::optional<store::FoundSession> session;
+    if (elsewhere.ok() && !*elsewhere) {
+      absl::StatusOr<store::FoundSession> mine = conquer_(ids[i], std::move(stored), until);
+      status = mine.status();
+      if (mine.ok()) session = *std::move(mine);
+    }
+    std::lock_guard lock(mutex);
+    if (session) {
+      found.sessions.push_back(*std::move(session));
+    } else if (status.ok() || absl::IsAborted(status)) {
+      ++found.elsewhere;  // in the latter case another server was faster
+    } else if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
+      found.damaged.emplace_back(status.message());
+    } else if (!absl::IsNotFound(status)) {
+      result.Update(status);
+    }
+  });
+  std::ranges::sort(found.sessions, {}, [](const store::FoundSession& s) { return s.head.id; });
+  std::ranges::sort(found.damaged);
+  return result;
+}
+
+absl::StatusOr<store::RecoveredSessions> Sweeper::Recover() {
+  ASSIGN_OR_RETURN(const std::vector<std::string> ids,
+                   ListSessions(client_, After(SweepClock::now(), options_.patience)));
+  store::RecoveredSessions found;
+  RETURN_IF_ERROR(AcquireUnowned(ids, found));
+  return found;
+}
+
+// Finds where unowned sessions may be, if there may be any.
+absl::Status Sweeper::FindWhere() {
+  ASSIGN_OR_RETURN(const bool ended, seen_.AnyEnded({}));
+  const SteadyTime now = SweepClock::now();
+  if (now >= next_orphans_) {
+    next_orphans_ = After(now, options_.orphan_age);
+    // Orphans that stay are found by the next one.
+    (void)garbage_.SweepOrphans(options_.patience);
+    abandoned_ = true;  // sessions that were released and that nobody acquired
+  }
+  abandoned_ = abandoned_ || ended;
+  if (!abandoned_) return absl::OkStatus();
+  ASSIGN_OR_RETURN(unowned_, ListSessions(client_, After(now, options_.patience)));
+  abandoned_ = false;
+  return absl::OkStatus();
+}
+
+SteadyTime Sweeper::Sweep() {
+  const SteadyTime next = After(SweepClock::now(), options_.sweep_interval);
+  if (unowned_.empty() && !FindWhere().ok()) return next;
+  const size_t count = std::min(unowned_.size(), kSweptTogether);
+  std::vector<std::string> ids(unowned_.end() - static_cast<std::ptrdiff_t>(count), unowned_.end());
+  unowned_.resize(unowned_.size() - count);
+  std::erase_if(ids, is_here_);
+  std::unique_lock lock(mutex_);
+  const std::function<void(store::FoundSession)> tell = found_;
+  lock.unlock();
+  if (!tell) ids.clear();
+  store::RecoveredSessions found;
+  const absl::Status status = AcquireUnowned(ids, found);
+  for (store::FoundSession& session : found.sessions) tell(std::move(session));
+  abandoned_ = abandoned_ || !tell || !status.ok();
+  return unowned_.empty() ? next : SteadyTime();
+}
+
+void Sweeper::Loop() {
+  NameThisThread("sweeper");
+  // By then it is known which of the servers that were there at the start have ended.
+  SteadyTime next = After(SweepClock::now(),
+                          std::min(options_.lease + absl::Seconds(1), options_.sweep_interval));
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_until(lock, next, [this] { return ending_; })) {
+    lock.unlock();
+    next = Sweep();
+    lock.lock();
+  }
+}
+
+}  // namespace ovq::s3
