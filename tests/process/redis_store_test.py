@@ -6,6 +6,7 @@ The tests run it with few rounds; docs/serving.md has the campaign.
 """
 
 import os
+import shutil
 import sys
 import tempfile
 import unittest
@@ -31,6 +32,10 @@ class Redis(redis_process.RedisServer):
 
 class RedisStoreTest(shared_store.SharedStoreTests, unittest.TestCase):
     new_store = Redis
+
+    @unittest.skipIf(shutil.which("haproxy") is None, "no haproxy; install haproxy")
+    def test_servers_that_die_or_sleep_behind_haproxy(self):
+        self.disturb_servers(behind_haproxy=True)
 
     def test_what_is_refused_at_the_start(self):
         self.check_refused((
