@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <memory>
@@ -62,22 +63,25 @@ Constraint Compile(const std::string& grammar) {
   return *made;
 }
 
-// Waits for the end of a call's stream, and drops what comes.
+// Waits for the end of a call's stream, and drops what comes. An error ends the program, because
+// engines wait for one another.
 class Reader {
  public:
   Reader() : stream_(std::make_shared<engine::TokenStream>(1 << 20)) {
     stream_->SetListener([this] {
       while (stream_->TryPop()) {
       }
-      if (stream_->closed() && !std::exchange(told_, true)) over_.set_value();
+      if (!stream_->closed() || std::exchange(told_, true)) return;
+      if (!stream_->status().ok()) {
+        std::fprintf(stderr, "%s\n", std::string(stream_->status().message()).c_str());
+        std::quick_exit(1);
+      }
+      over_.set_value();
     });
   }
   ~Reader() { stream_->SetListener(nullptr); }
   const std::shared_ptr<engine::TokenStream>& stream() { return stream_; }
-  absl::Status Wait() {
-    over_.get_future().wait();
-    return stream_->status();
-  }
+  void Wait() { over_.get_future().wait(); }
 
  private:
   std::shared_ptr<engine::TokenStream> stream_;
@@ -164,14 +168,12 @@ class TimedEngine {
     request.stop.ignore_eos = true;
     request.constraint = constraint;
     request.n = load.answers;
-    status_ = host_->engine().Submit(std::move(request), reader_.stream());
-    Check(status_.ok(), "the engine accepts the call");
+    Check(host_->engine().Submit(std::move(request), reader_.stream()).ok(),
+          "the engine accepts the call");
   }
   // Waits for the call's end; the times in microseconds, ascending.
   std::vector<double> Times() {
-    status_ = reader_.Wait();
-    if (!status_.ok()) std::fprintf(stderr, "%s\n", std::string(status_.message()).c_str());
-    Check(status_.ok(), "an answer ends by its length");
+    reader_.Wait();
     host_.reset();
     Check(times_.size() == n_times_, "each iteration has a token of each answer");
     std::ranges::sort(times_);
@@ -197,7 +199,6 @@ class TimedEngine {
   const size_t form_;
   Turns& turns_;
   Reader reader_;
-  absl::Status status_;
   size_t n_times_ = 0;
   double before_ = 0;
   std::vector<double> times_;
