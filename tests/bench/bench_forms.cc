@@ -205,7 +205,7 @@ class TimedEngine {
   std::optional<engine::EngineThread> host_;
 };
 
-// Of the times of a round.
+// Percentiles of the times of a round.
 struct Percentiles {
   explicit Percentiles(const std::vector<double>& times)
       : p50(At(times, 0.5)), p99(At(times, 0.99)) {}

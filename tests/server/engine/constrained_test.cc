@@ -1,4 +1,4 @@
-// What a constraint does to an answer, and the forms that it is compiled from.
+// Constraints do to an answer what they say, and forms are compiled or refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
