@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "model/constraint/matcher.h"
+#include "tests/bench/grammars.h"
 #include "tests/bench/synthetic_vocabulary.h"
 #include "tests/model/constraint/tokenizer_texts.h"
 
@@ -36,23 +37,13 @@ double Seconds() {
 
 struct NamedGrammar {
   const char* name;
-  const char* text;
+  std::string text;
 };
 const NamedGrammar kGrammars[] = {
-    {"any JSON object", R"gbnf(root ::= object
-object ::= "{" ws (member ("," ws member)*)? "}"
-member ::= string ws ":" ws value ws
-array ::= "[" ws (value ws ("," ws value ws)*)? "]"
-value ::= object | array | string | number | "true" | "false" | "null"
-string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
-number ::= "-"? ("0" | [1-9] [0-9]{0,19}) ("." [0-9]{1,20})? ([eE] [-+]? [0-9]{1,3})?
-ws ::= " "? | "\n" " "{0,32})gbnf"},
-    {"a record with counted strings",
-     R"gbnf(root ::= "{\"name\": " string ", \"tags\": [" tags "], \"age\": " [1-9] [0-9]{0,2} "}"
-tags ::= string (", " string){0,9}
-string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})){0,1000} "\"")gbnf"},
+    {"any JSON object", std::string("root ::= object") + kObjectRules},
+    {"a record with counted strings", std::string("root ::= record") + kRecordRules},
     {"free text up to a marker",
-     R"gbnf(root ::= ([^<] | "<" [^/])* "</think>" [a-z ]{10,100})gbnf"},
+     std::string(R"(root ::= text "</think>" [a-z ]{10,100})") + kTextRules},
     {"arithmetic", R"gbnf(root ::= (expr "=" ws term "\n")+
 expr ::= term ([-+*/] term)*
 term ::= ident | num | "(" ws expr ")" ws

@@ -6,16 +6,23 @@
 //
 // Two models: a folder's with its tokenizer, and a small one of random weights whose vocabulary is
 // synthetic. A round has an answer of --tokens tokens (or so many at once) without a form and one
-// in each of some forms that never end, in turn, each from an engine of its own: so masks are made
-// in the round, as for a form that is new to a server. Tokens without a choice are drawn like
-// others. A sample is the time of the engine's thread from one token of each answer to the next.
+// in each of some forms that never end, each in an engine of its own: so masks are made in the
+// round, as for a form that is new to a server. The engines take turns of some iterations, so that
+// what else the machine does slows all of them alike. Tokens without a choice are drawn like
+// others. A sample is the time of an engine's thread from one token of each answer to the next;
+// printed are medians over the rounds, of their percentiles and of what these are beside the free
+// answer's.
 #include <time.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +31,7 @@
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
 #include "tests/bench/bench_util.h"
+#include "tests/bench/grammars.h"
 #include "tests/bench/random_model.h"
 #include "tests/bench/synthetic_vocabulary.h"
 #include "tests/server/engine/served_model.h"
@@ -36,27 +44,18 @@ using Constraint = std::shared_ptr<const engine::AnswerConstraint>;
 
 struct Form {
   const char* name;
-  const char* grammar;  // null: none
+  std::string grammar;  // empty: none
 };
 const Form kForms[] = {
-    {"free", nullptr},
-    {"JSON objects", R"gbnf(root ::= (object "\n")+
-object ::= "{" ws (member ("," ws member)*)? "}"
-member ::= string ws ":" ws value ws
-array ::= "[" ws (value ws ("," ws value ws)*)? "]"
-value ::= object | array | string | number | "true" | "false" | "null"
-string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
-number ::= "-"? ("0" | [1-9] [0-9]{0,19}) ("." [0-9]{1,20})? ([eE] [-+]? [0-9]{1,3})?
-ws ::= " "? | "\n" " "{0,32})gbnf"},
-    {"records of counted strings",
-     R"gbnf(root ::= ("{\"name\": " string ", \"tags\": [" tags "], \"age\": " [1-9] [0-9]{0,2} "}\n")+
-tags ::= string (", " string){0,9}
-string ::= "\"" ([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})){0,1000} "\"")gbnf"},
-    {"text without a marker", R"gbnf(root ::= ([^<] | "<" [^/])*)gbnf"},
+    {"free", ""},
+    {"JSON objects", std::string("root ::= (object \"\\n\")+") + kObjectRules},
+    {"records of counted strings", std::string("root ::= (record \"\\n\")+") + kRecordRules},
+    {"text without a marker", std::string("root ::= text") + kTextRules},
 };
+constexpr size_t kCount = std::size(kForms);
 
-Constraint Compile(const char* grammar) {
-  if (grammar == nullptr) return nullptr;
+Constraint Compile(const std::string& grammar) {
+  if (grammar.empty()) return nullptr;
   const engine::AnswerForm form =
       engine::AnswerForm::Given({.kind = Source::Kind::kGrammar, .text = grammar});
   auto made = engine::AnswerConstraint::Make(form, {}, std::make_shared<ByteBudget>(1 << 26), "");
@@ -64,22 +63,25 @@ Constraint Compile(const char* grammar) {
   return *made;
 }
 
-// Waits for the end of a call's stream, and drops what comes.
+// Waits for the end of a call's stream, and drops what comes. An error ends the program, because
+// engines wait for one another.
 class Reader {
  public:
   Reader() : stream_(std::make_shared<engine::TokenStream>(1 << 20)) {
     stream_->SetListener([this] {
       while (stream_->TryPop()) {
       }
-      if (stream_->closed() && !std::exchange(told_, true)) over_.set_value();
+      if (!stream_->closed() || std::exchange(told_, true)) return;
+      if (!stream_->status().ok()) {
+        std::fprintf(stderr, "%s\n", std::string(stream_->status().message()).c_str());
+        std::quick_exit(1);
+      }
+      over_.set_value();
     });
   }
   ~Reader() { stream_->SetListener(nullptr); }
   const std::shared_ptr<engine::TokenStream>& stream() { return stream_; }
-  absl::Status Wait() {
-    over_.get_future().wait();
-    return stream_->status();
-  }
+  void Wait() { over_.get_future().wait(); }
 
  private:
   std::shared_ptr<engine::TokenStream> stream_;
@@ -99,64 +101,148 @@ double Microseconds() {
   return 1e6 * static_cast<double>(now.tv_sec) + 1e-3 * static_cast<double>(now.tv_nsec);
 }
 
-// Appends the times of the tokens that follow the first.
-void TimeAnswers(const engine::EngineModel& model, const Load& load, const Constraint& constraint,
-                 uint64_t seed, std::vector<double>& times) {
-  engine::EngineOptions options;
-  options.seed = 1;
-  options.force_tokens = false;
-  // Callbacks run on the engine's thread, which ends before `times` is read.
-  engine::EngineEvents events;
-  double before = 0;
-  events.first_token = [&](absl::Duration) { before = Microseconds(); };
-  events.step = [&](const engine::IterationReport& report) {
-    const double now = Microseconds();
-    if (report.decode_tokens > 0) times.push_back(now - before);
-    before = now;
-  };
-  engine::EngineThread host(model, std::move(options),
-                            *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1),
-                            std::move(events));
-  engine::GenerateRequest request;
-  request.prompt = {1, 2, 3, 4};
-  request.sampling.seed = seed;
-  request.stop.max_tokens = load.tokens;
-  request.stop.ignore_eos = true;
-  request.constraint = constraint;
-  request.n = load.answers;
-  Reader reader;
-  absl::Status status = host.engine().Submit(std::move(request), reader.stream());
-  if (status.ok()) status = reader.Wait();
-  if (!status.ok()) std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  Check(status.ok(), "an answer ends by its length");
-}
+// Lets one of kCount engines run at a time, once all have begun.
+class Turns {
+ public:
+  // The calling thread has turns from now on; returns when it has the first.
+  void Begin(size_t engine) {
+    std::unique_lock lock(mutex_);
+    runs_[engine] = true;
+    if (++n_begun_ == kCount) Next(kCount - 1);
+    Wait(lock, engine);
+  }
+  // Lets the others have a turn each.
+  void Pass(size_t engine) {
+    std::unique_lock lock(mutex_);
+    Next(engine);
+    Wait(lock, engine);
+  }
+  void End(size_t engine) {
+    std::unique_lock lock(mutex_);
+    runs_[engine] = false;
+    Next(engine);
+  }
 
-double Percentile(const std::vector<double>& sorted, double share) {
-  return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1))];
-}
+ private:
+  void Next(size_t engine) {
+    for (size_t i = 1; i <= kCount; ++i) {
+      now_ = (engine + i) % kCount;
+      if (runs_[now_]) break;
+    }
+    changed_.notify_all();
+  }
+  void Wait(std::unique_lock<std::mutex>& lock, size_t engine) {
+    changed_.wait(lock, [&] { return now_ == engine; });
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool runs_[kCount] = {};
+  size_t n_begun_ = 0, now_ = kCount;
+};
+
+// An engine with a call, which notes the times of its tokens but for the first.
+class TimedEngine {
+ public:
+  TimedEngine(const engine::EngineModel& model, size_t form, Turns& turns)
+      : form_(form), turns_(turns) {
+    engine::EngineOptions options;
+    options.seed = 1;
+    options.force_tokens = false;
+    engine::EngineEvents events;  // on the engine's thread
+    events.first_token = [this](absl::Duration) {
+      turns_.Begin(form_);
+      before_ = Microseconds();
+    };
+    events.step = [this](const engine::IterationReport& report) { Note(report); };
+    host_.emplace(model, std::move(options),
+                  *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1),
+                  std::move(events));
+  }
+  void Submit(const Load& load, const Constraint& constraint, uint64_t seed) {
+    n_times_ = static_cast<size_t>(load.tokens - 1);
+    engine::GenerateRequest request;
+    request.prompt = {1, 2, 3, 4};
+    request.sampling.seed = seed;
+    request.stop.max_tokens = load.tokens;
+    request.stop.ignore_eos = true;
+    request.constraint = constraint;
+    request.n = load.answers;
+    Check(host_->engine().Submit(std::move(request), reader_.stream()).ok(),
+          "the engine accepts the call");
+  }
+  // Waits for the call's end; the times in microseconds, ascending.
+  std::vector<double> Times() {
+    reader_.Wait();
+    host_.reset();
+    Check(times_.size() == n_times_, "each iteration has a token of each answer");
+    std::ranges::sort(times_);
+    return std::move(times_);
+  }
+
+ private:
+  static constexpr size_t kTurn = 16;  // iterations
+
+  void Note(const engine::IterationReport& report) {
+    const double now = Microseconds();
+    if (report.decode_tokens > 0) {
+      times_.push_back(now - before_);
+      if (times_.size() == n_times_) {
+        turns_.End(form_);
+      } else if (times_.size() % kTurn == 0) {
+        turns_.Pass(form_);
+      }
+    }
+    before_ = Microseconds();
+  }
+
+  const size_t form_;
+  Turns& turns_;
+  Reader reader_;
+  size_t n_times_ = 0;
+  double before_ = 0;
+  std::vector<double> times_;
+  std::optional<engine::EngineThread> host_;
+};
+
+// Percentiles of the times of a round.
+struct Percentiles {
+  explicit Percentiles(const std::vector<double>& times)
+      : p50(At(times, 0.5)), p99(At(times, 0.99)) {}
+  static double At(const std::vector<double>& sorted, double share) {
+    return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1))];
+  }
+  double p50, p99;
+};
 
 void Measure(const engine::EngineModel& model, const Load& load, int rounds) {
-  constexpr size_t kCount = std::size(kForms);
-  std::vector<double> times[kCount];
   Constraint constraints[kCount];
   for (size_t i = 0; i < kCount; ++i) constraints[i] = Compile(kForms[i].grammar);
+  std::vector<double> p50[kCount], p99[kCount], parts[kCount], more[kCount];
   for (int round = 0; round < rounds; ++round) {
-    for (size_t k = 0; k < kCount; ++k) {
-      const size_t i = (k + static_cast<size_t>(round)) % kCount;
-      TimeAnswers(model, load, constraints[i], static_cast<uint64_t>(round) + 1, times[i]);
+    Turns turns;
+    std::vector<std::unique_ptr<TimedEngine>> engines;
+    for (size_t i = 0; i < kCount; ++i) {
+      engines.push_back(std::make_unique<TimedEngine>(model, i, turns));
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      engines[i]->Submit(load, constraints[i], static_cast<uint64_t>(round) + 1);
+    }
+    std::optional<Percentiles> free;
+    for (size_t i = 0; i < kCount; ++i) {
+      const Percentiles times(engines[i]->Times());
+      if (i == 0) free = times;
+      p50[i].push_back(times.p50);
+      p99[i].push_back(times.p99);
+      parts[i].push_back(times.p50 / free->p50);
+      more[i].push_back((times.p99 - free->p99) / 1000);
     }
   }
   std::printf("  %d at once, %lld tokens each, %d rounds\n", load.answers,
               static_cast<long long>(load.tokens), rounds);
-  for (std::vector<double>& each : times) {
-    Check(std::ssize(each) == rounds * (load.tokens - 1), "answers are whole");
-    std::ranges::sort(each);
-  }
-  const double free_p50 = Percentile(times[0], 0.5), free_p99 = Percentile(times[0], 0.99);
   for (size_t i = 0; i < kCount; ++i) {
-    const double p50 = Percentile(times[i], 0.5), p99 = Percentile(times[i], 0.99);
     std::printf("    %-28s p50 %8.1f us (%.3f of free)   p99 %8.1f us (%+.2f ms)\n", kForms[i].name,
-                p50, p50 / free_p50, p99, (p99 - free_p99) / 1000);
+                Median(p50[i]), Median(parts[i]), Median(p99[i]), Median(more[i]));
   }
 }
 

@@ -4,21 +4,23 @@
 # findings go to a folder of this run, build/fuzz/findings/TIME/NAME. Prints a table; exits with 1 if
 # there is a finding.
 #
-#   tests/fuzz/run.sh [--minutes M] [--merge] [--built] [TARGET ...]
+#   tests/fuzz/run.sh [--minutes M] [--timeout S] [--merge] [--built] [TARGET ...]
 #
-# --built takes the programs of build/fuzz as they are, so that several of these can run side by side,
+# An input that takes longer than --timeout seconds (20) is a finding; on a busy machine or at a low priority
+# it needs more. --built takes the programs of build/fuzz as they are, so that several of these can run side by side,
 # each with targets of its own. --merge adds what reaches more branches, in inputs of at most 8 KiB, to
 # corpus/NAME, which ctest reads.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-minutes=1 merge=false built=false names=()
+minutes=1 timeout=20 merge=false built=false names=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --minutes) minutes=$2; shift ;;
+    --timeout) timeout=$2; shift ;;
     --merge) merge=true ;;
     --built) built=true ;;
-    -*) echo "run.sh: $1: expected --minutes M, --merge, --built or targets" >&2; exit 2 ;;
+    -*) echo "run.sh: $1: expected --minutes M, --timeout S, --merge, --built or targets" >&2; exit 2 ;;
     *) names+=("$1") ;;
   esac
   shift
@@ -57,7 +59,7 @@ for name in "${names[@]}"; do
   work=build/fuzz/corpus/$name findings=build/fuzz/findings/$run/$name log=build/fuzz/$name.log
   mkdir -p "$work" "$findings"
   # The bookkeeping of entropic choices takes longer than most inputs.
-  LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -max_total_time=$((minutes * 60)) -timeout=20 -rss_limit_mb=3000 \
+  LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -max_total_time=$((minutes * 60)) -timeout="$timeout" -rss_limit_mb=3000 \
     -print_final_stats=1 -max_len=8192 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
   if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -merge=1 -use_counters=0 -max_len=8192 "$seeds" "$work" >>"$log" 2>&1; fi
   LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -entropic=0 -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1

@@ -88,8 +88,8 @@ void BatchBuilder::AddPrompt(Request& request) {
   // Behind the prompt each answer has its first token, whose forms are alike.
   const std::vector<std::unique_ptr<RunningAnswer>>& answers = request.generate()->answers;
   const absl::Duration form = answers.front()->form_time() * static_cast<double>(answers.size());
-  candidate.token_cost +=
-      planner_.Cost(form) / static_cast<double>(request.n_prefill - request.consumed);
+  candidate.token_seconds =
+      absl::ToDoubleSeconds(form) / static_cast<double>(request.n_prefill - request.consumed);
 }
 
 void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
@@ -101,14 +101,14 @@ void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
     config_.events.stream_blocked(TimeBetween(*work.blocked_since, now));
     work.blocked_since.reset();
   }
-  const double form_cost = planner_.Cost(MeanFormTime(work.answers));
+  const double form_seconds = absl::ToDoubleSeconds(MeanFormTime(work.answers));
   const size_t n_before = candidates_.size();
   for (const std::unique_ptr<RunningAnswer>& answer : work.answers) {
     if (answer->done) continue;
     BatchCandidate& candidate =
         AddCandidate(request, answer->sequence->state, work.call.output.top_logprobs);
     candidate.answer = answer.get();
-    candidate.token_cost += form_cost;
+    candidate.token_seconds = form_seconds;
     candidate.decoding = true;
     candidate.paused = full;
     if (absl::Status status = RefreshAnswer(candidate); !status.ok()) {

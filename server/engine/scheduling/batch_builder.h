@@ -17,9 +17,8 @@ namespace ovq::engine {
 // Engine thread only.
 class BatchBuilder {
  public:
-  // planner: says what work of the engine's thread costs in tokens.
-  BatchBuilder(const EngineConfig& config, RequestFinisher& finisher, const BatchPlanner& planner)
-      : config_(config), finisher_(finisher), planner_(planner) {}
+  BatchBuilder(const EngineConfig& config, RequestFinisher& finisher)
+      : config_(config), finisher_(finisher) {}
 
   // Collects the candidates of all requests that have not ended. Ends a request whose next position
   // is out of bounds.
@@ -44,7 +43,6 @@ class BatchBuilder {
 
   const EngineConfig& config_;
   RequestFinisher& finisher_;
-  const BatchPlanner& planner_;
   std::vector<BatchCandidate> candidates_;
   IterationInProgress work_;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 
@@ -18,12 +19,16 @@ constexpr double kMostSurprise = 2;
 struct Need {
   double tokens = 0;  // tokens wanted, at most those of a batch
   double cost = 0;    // of these tokens
+  double beside = 0;  // their BatchCandidate::token_seconds
 
   double token_cost() const { return cost / tokens; }
   void Add(const Need& other) {
     tokens += other.tokens;
     cost += other.cost;
+    beside += other.beside;
   }
+  // Makes a cost of the seconds beside the batch.
+  void Convert(double cost_per_second) { cost += cost_per_second * std::exchange(beside, 0); }
 };
 
 // A call that decodes. Its sequences are neighbors among the candidates.
@@ -69,10 +74,11 @@ class Planner {
   }
 
   std::vector<PlanItem> Plan(const BatchCostModel* costs, int n_variants) {
+    const double seconds = costs != nullptr ? TimeBound(*costs, n_variants) : 0;
+    if (costs != nullptr) Convert(costs->Reach(seconds) / seconds);
     double amount = 0;
     for (const Client& client : clients_) amount += client.all.cost;
     if (amount == 0) return {};
-    const double seconds = costs != nullptr ? TimeBound(*costs, n_variants) : 0;
     if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
     std::vector<double> parts = Parts(amount);
     if (costs != nullptr) Lower(costs->Reach(kFilled * seconds), parts);
@@ -121,22 +127,37 @@ class Planner {
   void Add(const BatchCandidate& candidate, Need& need) const {
     const double tokens =
         std::min(static_cast<double>(candidate.n_tokens), max_tokens_ - need.tokens);
-    need.Add({.tokens = tokens, .cost = tokens * candidate.token_cost});
+    need.Add({.tokens = tokens,
+              .cost = tokens * candidate.token_cost,
+              .beside = tokens * candidate.token_seconds});
+  }
+  // A batch takes less time for each of its tokens the more it has, time beside it does not. So the
+  // cost of a second is what a batch of the allowed time has for each.
+  void Convert(double cost_per_second) {
+    for (Client& client : clients_) {
+      client.prompts.Convert(cost_per_second);
+      client.all.Convert(cost_per_second);
+      for (Call& call : client.calls) call.Convert(cost_per_second);
+    }
   }
 
   // Seconds that a batch may take so that no client of any variant waits longer than promised.
   double TimeBound(const BatchCostModel& costs, int n_variants) const {
     double weights = 0;
     for (const Client& client : clients_) weights += client.weight;
-    double seconds = std::max(kLongBatchSeconds, kLongBatchTokens * costs.Seconds(1)), answers = 0;
+    double seconds = std::max(kLongBatchSeconds, kLongBatchTokens * costs.Seconds(1));
+    Need answers;
     for (const Client& client : clients_) {
-      for (const Call& call : client.calls) answers += call.cost;
+      for (const Call& call : client.calls) answers.Add(call);
       Need need = client.all;
       need.Add(client.elsewhere);
-      const double cost = need.cost * std::min(1.0, max_tokens_ / need.tokens);
-      seconds = std::min(seconds, costs.Seconds(cost) * weights / client.weight);
+      const double part = std::min(1.0, max_tokens_ / need.tokens);
+      const double took = costs.Seconds(need.cost * part) + need.beside * part;
+      seconds = std::min(seconds, took * weights / client.weight);
     }
-    if (answers > 0) seconds = std::min(seconds, costs.Target(answers) * n_variants);
+    if (answers.cost > 0) {
+      seconds = std::min(seconds, costs.Target(answers.cost, answers.beside) * n_variants);
+    }
     return seconds / n_variants;
   }
 
@@ -329,12 +350,12 @@ double BatchCostModel::Seconds(double cost) const {
   return points_[low].seconds + part * (points_[low + 1].seconds - points_[low].seconds);
 }
 
-double BatchCostModel::Target(double answers) const {
+double BatchCostModel::Target(double answers, double beside) const {
   if (!target_) {
-    return std::max(kTargetIterations * Seconds(std::max(answers, kTargetAnswers)),
+    return std::max(kTargetIterations * (Seconds(std::max(answers, kTargetAnswers)) + beside),
                     absl::ToDoubleSeconds(least_));
   }
-  return std::max(Seconds(std::max(answers, 1.0)), absl::ToDoubleSeconds(*target_));
+  return std::max(Seconds(std::max(answers, 1.0)) + beside, absl::ToDoubleSeconds(*target_));
 }
 
 double BatchCostModel::Reach(double seconds) const {

@@ -27,7 +27,9 @@ struct BatchCandidate {
   int64_t consumed = 0;   // tokens of its request consumed so far
   std::string_view client = {};  // CallRequest::client
   double weight = 1;             // of the client
-  double token_cost = 1;         // cost of a token, in tokens without a state
+  double token_cost = 1;         // cost of a token in the batch, in tokens without a state
+  // Seconds of a token that the batch does not take: for the masks of its form.
+  double token_seconds = 0;
   // Probability of each token that may follow a decoding sequence's token, forced or drafted, to be
   // right if those before it are.
   std::span<const float> draft_probabilities = {};
@@ -64,8 +66,9 @@ class BatchCostModel {
   void Observe(double cost, absl::Duration took);
   double Seconds(double cost) const;   // cost: at least 1
   double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
-  // Seconds that an iteration may take in which answers of this cost wait beside prompts.
-  double Target(double answers) const;
+  // Seconds that an iteration may take in which answers wait beside prompts. answers: their cost.
+  // beside: seconds of theirs that the batch does not take.
+  double Target(double answers, double beside) const;
 
  private:
   static constexpr int kPoints = 32;  // of costs 1, 2, 4, ...
@@ -85,8 +88,8 @@ class BatchCostModel {
 // tokens, none waits longer for its tokens than if each had the machine for its part of the time:
 // the iteration ends before the part of the client with the least work is used up. A client's part
 // counts for all its calls together, however many they are, and the other clients share what it
-// leaves. So a prompt of any length, 64 answers and a score of every token slow another client's
-// answer down alike.
+// leaves. So a prompt of any length, 64 answers, slow forms and a score of every token slow another
+// client's answer down alike.
 //
 // Within a client, calls that decode share alike and come before its prompts, which get a part of
 // 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are
@@ -148,14 +151,10 @@ class BatchPlanner {
   // a small iteration, and a state that runs for a while stays in the caches.
   std::span<const PlanItem> Standing(SteadyTime now) const;
   void DropStanding() { iterations_left_ = 0; }
-  // The cost of other work of the engine's thread, in tokens without a state; 0 where iterations
-  // have no bound in time.
-  double Cost(absl::Duration work) const {
-    return bounds_time_ ? absl::ToDoubleSeconds(work) / costs_.Seconds(1) : 0;
-  }
   // The last choice, with drafted tokens added, as the plan of the next iteration.
   std::vector<PlanItem> Plan(std::span<const BatchCandidate> candidates);
-  // Learns from an iteration that ran this plan. took: results included.
+  // Learns from an iteration that ran this plan. took: results included, without what the plan has
+  // as token_seconds.
   void Observe(std::span<const BatchCandidate> candidates, std::span<const PlanItem> plan,
                absl::Duration took);
 

@@ -107,6 +107,7 @@ void Scheduler::StartTurn(std::shared_ptr<Request> request) {
 
 bool Scheduler::RunIteration(Executor& executor) {
   const SteadyTime begin = config_.options.clock.steady();
+  const absl::Duration forms_before = matchers_.time();
   std::vector<PlanItem> plan = ChoosePlan(begin);
   watch_.SetWork(builder_.work().answers, builder_.work().prompts, builder_.work().prompt_tokens);
   if (plan.empty()) return false;
@@ -129,7 +130,8 @@ bool Scheduler::RunIteration(Executor& executor) {
   size_t index = 0;
   std::erase_if(plan, [&](const PlanItem&) { return run.sequences[index++].failure.has_value(); });
   run.report.duration = TimeBetween(begin, config_.options.clock.steady());
-  planner_.Observe(builder_.candidates(), plan, run.report.duration);
+  const absl::Duration forms = matchers_.time() - forms_before;
+  planner_.Observe(builder_.candidates(), plan, run.report.duration - forms);
   config_.events.step(run.report);
   return true;
 }

@@ -33,7 +33,7 @@ class Scheduler {
                   config_.options.clock),
         planner_(config_),
         finisher_(core, prefixes_, planner_),
-        builder_(config_, finisher_, planner_) {}
+        builder_(config_, finisher_) {}
 
   // Starts a request that has its sequence.
   void Start(std::shared_ptr<Request> request);

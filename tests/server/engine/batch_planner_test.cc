@@ -234,6 +234,52 @@ TEST(PlanBatch, AloneAnIterationIsBoundOnlyByWhoMayCome) {
   EXPECT_EQ(PlanBatch(candidates, 512, 0, &slow).front().n_tokens, 512) << "1.5 of 8 seconds";
 }
 
+// --- time beside the batch ---
+
+BatchCandidate WithForm(BatchCandidate candidate, double seconds) {
+  candidate.token_seconds = seconds;
+  return candidate;
+}
+
+// However little a further token takes of a batch, the time of its form is not shared.
+TEST(PlanBatch, FormsThatTakeLongLeaveOthersTheirPart) {
+  for (const double fixed : {0.0, 20.0, 100.0}) {
+    const BatchCostModel costs = Learned(fixed);
+    for (const double form : {0.001, 0.1, 1.0}) {
+      SCOPED_TRACE(testing::Message() << fixed << " ms, forms of " << form << " s");
+      std::vector<BatchCandidate> candidates = {Decoding(0, "victim")};
+      for (int i = 0; i < 64; ++i) candidates.push_back(WithForm(Decoding(1, "b"), form));
+      constexpr int kRounds = 20'000;
+      double forms = 0, seconds = 0, victim = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        const std::vector<PlanItem> plan = PlanBatch(candidates, 512, round, &costs);
+        double n = 0;
+        for (const PlanItem& item : plan) {
+          ++n;
+          (item.candidate == 0 ? victim : forms) += item.candidate == 0 ? 1 : form;
+        }
+        seconds += costs.Seconds(n);
+      }
+      seconds += forms;
+      EXPECT_GE(victim / seconds, 0.4 / costs.Seconds(1));
+      EXPECT_GE(forms / seconds, 0.03) << "which have a part all the same";
+    }
+  }
+}
+
+TEST(PlanBatch, FormsAloneEndAnIterationInTime) {
+  const BatchCostModel costs = Learned(20);
+  const std::vector<BatchCandidate> candidates(64, WithForm(Decoding(0), 0.1));
+  const double n = static_cast<double>(PlanBatch(candidates, 512, 0, &costs).size());
+  EXPECT_LE(0.1 * n, kLongBatchSeconds);
+  EXPECT_GE(0.1 * n, 0.7 * kLongBatchSeconds);
+}
+
+TEST(PlanBatch, AnswersWithFormsHaveTheTargetOfTheirTime) {
+  EXPECT_NEAR(Learned(5, {}).Target(20, 0.1), kTargetIterations * 0.125, 0.01);
+  EXPECT_NEAR(Learned(5, absl::Milliseconds(50)).Target(20, 0.1), 0.125, 0.004);
+}
+
 // --- prompts beside answers ---
 
 double TokensBeside(int n_answers, const BatchCostModel& costs) {
@@ -278,8 +324,8 @@ TEST(PlanBatch, FewAnswersHaveTheTargetOfSome) {
 TEST(PlanBatch, TheDefaultTargetIsAtLeastSoLong) {
   const double few = 5 + TokensBeside(4, Learned(5, {}));  // 3 times 5 + 8 ms
   EXPECT_NEAR(5 + TokensBeside(4, Learned(5, {}, absl::Milliseconds(10))), few, 0.1);
-  EXPECT_NEAR(Learned(5, {}, absl::Milliseconds(200)).Target(4), 0.2, 1e-9);
-  EXPECT_NEAR(Learned(5, absl::Milliseconds(50), absl::Milliseconds(200)).Target(4), 0.05, 1e-9)
+  EXPECT_NEAR(Learned(5, {}, absl::Milliseconds(200)).Target(4, 0), 0.2, 1e-9);
+  EXPECT_NEAR(Learned(5, absl::Milliseconds(50), absl::Milliseconds(200)).Target(4, 0), 0.05, 1e-9)
       << "a target that was asked for stands";
 }
 
@@ -412,16 +458,6 @@ TEST_F(BatchPlannerTest, AChoiceWithAPromptOrOfOneOfTwoVariantsDoesNotStand) {
   candidates_[1].layout = Variant(1);
   ChoosePlan();
   EXPECT_FALSE(Stands()) << "variants take turns";
-}
-
-TEST_F(BatchPlannerTest, OtherWorkCostsTheTokensOfItsTime) {
-  EXPECT_EQ(planner().Cost(absl::Milliseconds(8)), 0) << "iterations have no bound in time";
-  config_.model.weight_bytes = 1000;
-  BatchPlanner planner(config_);
-  const std::vector<BatchCandidate> candidates = {Decoding(0)};
-  const std::vector<PlanItem> plan = {{0, 1}};
-  for (int i = 0; i < 20; ++i) planner.Observe(candidates, plan, absl::Milliseconds(2));
-  EXPECT_NEAR(planner.Cost(absl::Milliseconds(8)), 4, 0.01);
 }
 
 TEST_F(BatchPlannerTest, VariantsTakeTurns) {
