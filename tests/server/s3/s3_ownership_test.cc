@@ -193,10 +193,10 @@ TEST_F(S3OwnershipTest, AServerThatMayNotStoreItsSessionsAgainIsNotSureOfThem) {
 // The answer says how the lease was when it was asked for, not how it is when it comes.
 TEST_F(S3OwnershipTest, ALateAnswerDoesNotMakeALeaseEnd) {
   S3Client& client = server_->client();
-  ASSERT_TRUE(client.PutObject("server/other", "1 400", {}, kNever).ok());
+  ASSERT_TRUE(client.PutObject("server/other", "1 3000", {}, kNever).ok());
   SeenLeases seen(client);
   EXPECT_TRUE(seen.IsAlive("other", kNever).value());
-  server_->Control("slow=0.6&count=1&word=server/other");
+  server_->Control("slow=3.5&count=1&word=server/other");
   EXPECT_TRUE(seen.IsAlive("other", kNever).value());
   EXPECT_FALSE(seen.IsAlive("other", kNever).value());
 }
