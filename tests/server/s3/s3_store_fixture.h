@@ -40,9 +40,16 @@ Result ResultOf(const Call& call) {
   return result->get_future().get();
 }
 
+// Sanitized servers do all of it as much more slowly.
+#ifdef OVQ_SANITIZED
+inline constexpr int kSlowness = 3;
+#else
+inline constexpr int kSlowness = 1;
+#endif
+
 template <class Holds>
 bool Eventually(const Holds& holds) {
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < kSlowness * 2000; ++i) {
     if (holds()) return true;
     absl::SleepFor(absl::Milliseconds(10));
   }
@@ -59,10 +66,10 @@ class S3StoreFixture : public testing::Test {
   S3StoreOptions Options(int port = 0) const {
     return {.address = server_->address(port),
             .credentials = S3Process::credentials(),
-            .lease = absl::Seconds(1),
-            .reply_timeout = absl::Milliseconds(300),
-            .patience = absl::Seconds(3),
-            .ownership_timeout = absl::Seconds(4),
+            .lease = kSlowness * absl::Seconds(1),
+            .reply_timeout = kSlowness * absl::Milliseconds(300),
+            .patience = kSlowness * absl::Seconds(3),
+            .ownership_timeout = kSlowness * absl::Seconds(4),
             .listen_interval = absl::Milliseconds(20)};
   }
   std::unique_ptr<S3Store> Open(const S3StoreOptions& options) {
