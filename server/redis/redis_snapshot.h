@@ -3,12 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <utility>
 
 #include "server/redis/redis_client.h"
-#include "server/store/session_store.h"
+#include "server/store/snapshot_parts.h"
 
 namespace ovq::redis {
 
@@ -29,36 +28,27 @@ absl::Status WriteSnapshotParts(RedisClient& client, const store::SessionStore::
 // Removes parts that no journal names.
 void DropSnapshotParts(RedisClient& client, const SnapshotParts& parts);
 
-// Removes parts that no journal names.
-void DropSnapshotParts(RedisClient& client, const SnapshotParts& parts);
-
 // Reads the parts of a session's snapshot. Unavailable if another snapshot has replaced it and its
 // parts are gone.
-class RedisSnapshot final : public store::SnapshotReader {
+class RedisSnapshot final : public store::PartsReader {
  public:
   RedisSnapshot(RedisClient& client, std::string session_key, SnapshotParts parts,
                 absl::Duration patience)
-      : client_(client),
+      : PartsReader(parts.bytes),
+        client_(client),
         session_key_(std::move(session_key)),
         parts_(std::move(parts)),
         patience_(patience) {}
 
-  uint64_t bytes() const override { return parts_.bytes; }
-  uint64_t left() const override { return parts_.bytes - read_; }
-  absl::Status Read(std::span<char> into) override;
-
  private:
-  absl::Status ReadPart();
+  absl::StatusOr<std::string> ReadPart() override;
   SteadyTime Deadline() const;
 
   RedisClient& client_;
   const std::string session_key_;
   const SnapshotParts parts_;
   const absl::Duration patience_;
-  std::string part_ = {};  // the last one that was read
-  size_t at_ = 0;          // in it
-  uint64_t next_ = 0;      // number of parts read
-  uint64_t read_ = 0;      // bytes
+  uint64_t next_ = 0;  // number of parts read
 };
 
 }  // namespace ovq::redis

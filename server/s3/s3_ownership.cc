@@ -177,8 +177,8 @@ absl::Status S3Ownership::Quarantine(const std::string& id, const std::string& e
   return status;
 }
 
-absl::StatusOr<StoredObject> S3Ownership::PutConquered(const std::string& id, StoredObject stored,
-                                                       SteadyTime until) {
+absl::Status S3Ownership::PutConquered(const std::string& id, StoredObject stored,
+                                       SteadyTime until) {
   bool unanswered = false;
   absl::StatusOr<std::string> etag =
       client_.PutObject(SessionKey(id), EncodeSessionObject(stored.object),
@@ -198,9 +198,9 @@ absl::StatusOr<StoredObject> S3Ownership::PutConquered(const std::string& id, St
     return changed ? ChangedMeanwhile(id) : etag.status();
   }
   stored.etag = *std::move(etag);
-  sessions_.Add(id, stored);
+  sessions_.Add(id, std::move(stored));
   unsent_.erase(id);
-  return stored;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
@@ -224,7 +224,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
     std::lock_guard lock(mutex_);
     acquiring_.insert(id);
   }
-  RETURN_IF_ERROR(PutConquered(id, *std::move(stored), until).status());
+  RETURN_IF_ERROR(PutConquered(id, *std::move(stored), until));
   if (lease_.lapses() == lapses) return found;
   // Another server may have taken this one for dead after it had read the new owner.
   const auto keep = [](SessionObject&) { return absl::OkStatus(); };

@@ -89,8 +89,7 @@ class S3Ownership {
   absl::StatusOr<store::FoundSession> Conquer(const std::string& id,
                                               absl::StatusOr<StoredObject> stored,
                                               SteadyTime until);
-  absl::StatusOr<StoredObject> PutConquered(const std::string& id, StoredObject stored,
-                                            SteadyTime until);
+  absl::Status PutConquered(const std::string& id, StoredObject stored, SteadyTime until);
   absl::Status Quarantine(const std::string& id, const std::string& etag, const absl::Status& why,
                           SteadyTime until);
   void KeepHouse();

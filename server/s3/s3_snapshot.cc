@@ -1,9 +1,5 @@
 #include "server/s3/s3_snapshot.h"
 
-#include <algorithm>
-#include <string_view>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status_macros.h"
@@ -23,29 +19,13 @@ absl::Status WriteSnapshotParts(S3Client& client, const std::string& id,
                                 const store::SessionStore::MakeSnapshot& make, SteadyTime until,
                                 absl::Duration patience, SnapshotParts& parts) {
   parts.name = absl::StrCat("snapshot-", UnguessableHex());
-  const absl::Status status =
-      make([&](const std::vector<std::string_view>& pieces) -> absl::Status {
-        std::string part;
-        const auto put = [&]() -> absl::Status {
-          if (part.empty()) return absl::OkStatus();
-          const SteadyTime next = After(std::chrono::steady_clock::now(), patience);
-          const std::string key = PartKey(id, parts, ++parts.count);
-          const SteadyTime end = parts.count == 1 ? until : next;
-          RETURN_IF_ERROR(client.PutObject(key, part, {}, end).status());
-          parts.bytes += part.size();
-          part.clear();
-          return absl::OkStatus();
-        };
-        for (std::string_view piece : pieces) {
-          while (!piece.empty()) {
-            const size_t n = std::min(piece.size(), kPartBytes - part.size());
-            part.append(piece.substr(0, n));
-            piece.remove_prefix(n);
-            if (part.size() == kPartBytes) RETURN_IF_ERROR(put());
-          }
-        }
-        return put();
-      });
+  const auto put = [&](const std::string& part) {
+    parts.bytes += part.size();
+    const std::string key = PartKey(id, parts, ++parts.count);
+    const SteadyTime next = After(std::chrono::steady_clock::now(), patience);
+    return client.PutObject(key, part, {}, parts.count == 1 ? until : next).status();
+  };
+  const absl::Status status = store::CutIntoParts(make, kPartBytes, put);
   if (!status.ok()) DropSnapshotParts(client, id, parts);
   return status;
 }
@@ -57,39 +37,25 @@ void DropSnapshotParts(S3Client& client, const std::string& id, const SnapshotPa
   }
 }
 
-absl::Status S3Snapshot::Read(std::span<char> into) {
-  while (!into.empty()) {
-    if (at_ == part_.size()) RETURN_IF_ERROR(ReadPart());
-    const size_t n = std::min(into.size(), part_.size() - at_);
-    std::copy_n(part_.data() + at_, n, into.data());
-    at_ += n;
-    read_ += n;
-    into = into.subspan(n);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status S3Snapshot::Missing() {
   const SteadyTime until = After(std::chrono::steady_clock::now(), patience_);
   const absl::StatusOr<StoredObject> now = ReadSessionObject(client_, id_, until);
   if (!now.ok() && !absl::IsNotFound(now.status())) return now.status();
   const std::string name = DataKey(id_, parts_.name);
   if (now.ok() && now->object.snapshot == parts_.name) {
-    return absl::DataLossError(absl::StrCat(name, ": ends at byte ", read_));
+    return absl::DataLossError(absl::StrCat(name, ": ends at byte ", bytes() - left()));
   }
   return absl::UnavailableError(absl::StrCat(name, ": another snapshot has replaced it"));
 }
 
-absl::Status S3Snapshot::ReadPart() {
+absl::StatusOr<std::string> S3Snapshot::ReadPart() {
   if (next_ >= parts_.count) return Missing();
   const SteadyTime until = After(std::chrono::steady_clock::now(), patience_);
   absl::StatusOr<ObjectBytes> part = client_.GetObject(PartKey(id_, parts_, ++next_), until);
   if (absl::IsNotFound(part.status())) return Missing();
   RETURN_IF_ERROR(part.status());
   if (part->bytes.size() > left() || part->bytes.empty()) return Missing();
-  part_ = std::move(part->bytes);
-  at_ = 0;
-  return absl::OkStatus();
+  return std::move(part->bytes);
 }
 
 }  // namespace ovq::s3

@@ -3,13 +3,12 @@
 // show.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <utility>
 
 #include "server/s3/session_object.h"
+#include "server/store/snapshot_parts.h"
 
 namespace ovq::s3 {
 
@@ -31,27 +30,24 @@ void DropSnapshotParts(S3Client& client, const std::string& id, const SnapshotPa
 
 // Reads the parts of a session's snapshot. Unavailable if another snapshot has replaced it and its
 // parts are gone.
-class S3Snapshot final : public store::SnapshotReader {
+class S3Snapshot final : public store::PartsReader {
  public:
   S3Snapshot(S3Client& client, std::string id, SnapshotParts parts, absl::Duration patience)
-      : client_(client), id_(std::move(id)), parts_(std::move(parts)), patience_(patience) {}
-
-  uint64_t bytes() const override { return parts_.bytes; }
-  uint64_t left() const override { return parts_.bytes - read_; }
-  absl::Status Read(std::span<char> into) override;
+      : PartsReader(parts.bytes),
+        client_(client),
+        id_(std::move(id)),
+        parts_(std::move(parts)),
+        patience_(patience) {}
 
  private:
-  absl::Status ReadPart();
+  absl::StatusOr<std::string> ReadPart() override;
   absl::Status Missing();  // why a part is not there
 
   S3Client& client_;
   const std::string id_;
   const SnapshotParts parts_;
   const absl::Duration patience_;
-  std::string part_ = {};  // the last one that was read
-  size_t at_ = 0;          // in it
-  uint32_t next_ = 0;      // number of parts read
-  uint64_t read_ = 0;      // bytes
+  uint32_t next_ = 0;  // number of parts read
 };
 
 }  // namespace ovq::s3

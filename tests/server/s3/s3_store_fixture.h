@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <future>
 #include <memory>
@@ -59,7 +58,6 @@ bool Eventually(const Holds& holds) {
 class S3StoreFixture : public testing::Test {
  protected:
   void SetUp() override {
-    if (access(store::test::kPython, X_OK) != 0) GTEST_SKIP() << "no " << store::test::kPython;
     server_ = std::make_unique<S3Process>(std::vector<std::string>{"--page", "2"});
   }
 
