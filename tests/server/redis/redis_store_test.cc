@@ -1,165 +1,26 @@
-// A store in Redis when Redis, the network or a server fails. The rest is in
+// A store in Redis when Redis or the network fails. The rest is in
 // tests/server/store/conformance_test.cc.
 #include "server/redis/redis_store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <future>
-#include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tests/server/store/redis_process.h"
+#include "tests/server/redis/redis_store_fixture.h"
 
-namespace ovq::redis {
+namespace ovq::redis::test {
 namespace {
 
-using store::JournalEntry;
 using store::test::FreePort;
-using store::test::RedisProcess;
 using store::test::RedisProxy;
 using testing::HasSubstr;
 
-constexpr char kSession[] = "blue.0123456789abcdef0123456789abcdef";
-
-store::JournalHead HeadNamed(const std::string& id) {
-  store::JournalHead head;
-  head.id = id;
-  head.created_unix_ms = 1'700'000'000'000;
-  return head;
-}
-
-JournalEntry TokenAt(int64_t at) { return {.begin = at, .tokens = {static_cast<int32_t>(at)}}; }
-
-template <class Result, class Call>
-Result Await(const Call& call) {
-  auto result = std::make_shared<std::promise<Result>>();
-  call([result](auto value) { result->set_value(std::move(value)); });
-  return result->get_future().get();
-}
-
-class RedisStoreTest : public testing::Test {
- protected:
-  void SetUp() override {
-    if (access(store::test::kRedisServer, X_OK) != 0) {
-      GTEST_SKIP() << "no " << store::test::kRedisServer;
-    }
-    redis_ = std::make_unique<RedisProcess>();
-  }
-
-  RedisStoreOptions Options() const {
-    return {.address = redis_->address(),
-            .lease = absl::Seconds(1),
-            .reply_timeout = absl::Milliseconds(300),
-            .patience = absl::Seconds(3),
-            .ownership_timeout = absl::Seconds(3)};
-  }
-  std::unique_ptr<RedisStore> Open(const RedisStoreOptions& options) {
-    auto store = RedisStore::Open(options, [this](const store::StoreReport& report) {
-      std::lock_guard lock(mutex_);
-      if (absl::IsAborted(report.status) || absl::IsUnknown(report.status)) ++fenced_;
-    });
-    EXPECT_TRUE(store.ok()) << store.status();
-    if (!store.ok()) return nullptr;
-    const absl::StatusOr<store::RecoveredSessions> found = (*store)->Recover();
-    EXPECT_TRUE(found.ok()) << found.status();
-    return *std::move(store);
-  }
-  static absl::Status Create(RedisStore& store, const std::string& id = kSession) {
-    return Await<absl::Status>([&](auto done) { store.Create(HeadNamed(id), {}, {}, done); });
-  }
-  static absl::Status Append(RedisStore& store, int64_t at, const std::string& id = kSession) {
-    return Await<absl::Status>([&](auto done) { store.Append(id, TokenAt(at), done); });
-  }
-  static absl::Status Snapshot(RedisStore& store, uint64_t version) {
-    store::JournalHead head = HeadNamed(kSession);
-    head.version = version;
-    head.mark.length = static_cast<int64_t>(version);
-    return Await<absl::Status>([&](auto done) {
-      store.Snapshot(
-          head, [](const store::SessionStore::WriteParts& write) { return write({"state"}); },
-          done);
-    });
-  }
-  static absl::StatusOr<store::FoundSession> Acquire(RedisStore& store) {
-    return Await<absl::StatusOr<store::FoundSession>>(
-        [&](auto done) { store.Acquire(kSession, done); });
-  }
-  static uint64_t Version(RedisStore& store) {
-    const auto stored =
-        Await<absl::StatusOr<store::StoredSession>>([&](auto done) { store.Read(kSession, done); });
-    EXPECT_TRUE(stored.ok()) << stored.status();
-    return stored.ok() ? stored->journal.version() : 0;
-  }
-
-  std::unique_ptr<RedisProcess> redis_;
-  std::mutex mutex_;
-  int fenced_ = 0;
-};
-
-// The first renewal after a lease was over has no answer: the next one tells all the same.
-TEST_F(RedisStoreTest, ALeaseThatWasOverIsNoticedWhateverAnswersAreLost) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions lossy = Options();
-  lossy.address = proxy.address();
-  const auto first = Open(lossy), second = Open(Options());
-  std::atomic<int> lost = 0;
-  first->SetListener({.lost = [&](const std::string&) { ++lost; }});
-  ASSERT_TRUE(Create(*first).ok());
-  proxy.Freeze(true);
-  ASSERT_TRUE(Acquire(*second).ok());
-  proxy.LoseAnswers("\r\n1000\r\n", 1);  // the milliseconds of a lease
-  proxy.Freeze(false);
-  for (int i = 0; i < 200 && lost == 0; ++i) absl::SleepFor(absl::Milliseconds(20));
-  EXPECT_EQ(lost, 1);
-  EXPECT_EQ(first->owned(), 0u);
-}
-
-// A write that was asked for before the session went to another server and came back.
-TEST_F(RedisStoreTest, AWriteFromBeforeATakeOverIsRefused) {
-  const auto first = Open(Options()), second = Open(Options());
-  std::atomic<int> lost = 0;
-  first->SetListener({.lost = [&](const std::string&) { ++lost; }});
-  ASSERT_TRUE(Create(*first).ok());
-  ASSERT_TRUE(Append(*first, 0).ok());
-  store::JournalHead head = HeadNamed(kSession);
-  head.version = head.mark.length = 1;
-  std::promise<void> made;
-  std::promise<absl::Status> written;
-  first->Snapshot(
-      head,
-      [&](const store::SessionStore::WriteParts& write) {
-        made.get_future().wait();
-        return write({"old state"});
-      },
-      [&](absl::Status status) { written.set_value(std::move(status)); });
-  redis_->Run({"HDEL", absl::StrCat("ovq:session:", kSession), "owner"});
-  EXPECT_TRUE(Acquire(*second).ok());
-  EXPECT_TRUE(Append(*second, 1).ok());
-  EXPECT_TRUE(absl::IsAborted(Append(*first, 1)));
-  EXPECT_EQ(lost, 1);
-  second->Release(kSession);
-  EXPECT_TRUE(Acquire(*first).ok());
-  made.set_value();
-  EXPECT_TRUE(absl::IsAborted(written.get_future().get()));
-  EXPECT_EQ(Version(*first), 2u);
-}
-
-TEST_F(RedisStoreTest, ASessionThatOnlyRedisTakesForAServersIsGivenUp) {
-  const auto first = Open(Options());
-  const Reply lease = redis_->Run({"KEYS", "ovq:lease:*"}).items[0];
-  const auto second = Open(Options());
-  ASSERT_TRUE(Create(*second).ok());
-  second->Release(kSession);
-  redis_->Run({"HSET", absl::StrCat("ovq:session:", kSession), "owner",
-               lease.text.substr(std::string("ovq:lease:").size())});
-  const absl::StatusOr<store::FoundSession> found = Acquire(*second);
-  EXPECT_TRUE(found.ok()) << found.status();
-}
+using RedisStoreTest = RedisStoreFixture;
 
 // Redis lost its last second: a text is no reason to take what comes after it.
 TEST_F(RedisStoreTest, ATextHidesNoLostEntry) {
@@ -194,116 +55,6 @@ TEST(OwnedSessions, AnEntryFollowsAWriteThatMayBeDoneButNotAnEntryThatMayBe) {
   end(late, silence, /*entry=*/true);
   EXPECT_EQ(owned.NextWrite("a", "3").Before(), " unknown ");
   EXPECT_FALSE(owned.NextWrite("a", "2").owned());
-}
-
-// A server that slept hears of a request for a session that the other one has acquired meanwhile.
-TEST_F(RedisStoreTest, ARequestThatWaitedForASleeperIsNotAnswered) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions sleeper = Options();
-  sleeper.address = proxy.address();
-  sleeper.reply_timeout = absl::Seconds(10);  // no time passes for a process that is stopped
-  const auto first = Open(sleeper), second = Open(Options());
-  std::atomic<int> asked = 0, lost = 0;
-  first->SetListener(
-      {.asked = [&](const std::string&) { ++asked; }, .lost = [&](const std::string&) { ++lost; }});
-  ASSERT_TRUE(Create(*first).ok());
-  proxy.Freeze(true);
-  ASSERT_TRUE(Acquire(*second).ok());
-  proxy.Freeze(false);
-  for (int i = 0; i < 200 && lost == 0; ++i) absl::SleepFor(absl::Milliseconds(20));
-  EXPECT_EQ(lost, 1);
-  EXPECT_EQ(asked, 0);
-}
-
-// The network of a server fails for longer than its lease. Another server goes on, and what the
-// first one writes later is refused.
-TEST_F(RedisStoreTest, AServerThatWasNotHeardOfWritesNothing) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions cut_off = Options();
-  cut_off.address = proxy.address();
-  const auto first = Open(cut_off), second = Open(Options());
-  std::atomic<int> lost = 0;
-  first->SetListener({.lost = [&](const std::string& id) { lost += id == kSession ? 1 : 0; }});
-  ASSERT_TRUE(Create(*first).ok());
-  ASSERT_TRUE(Create(*first, "other").ok());
-  ASSERT_TRUE(Append(*first, 0).ok());
-  proxy.Freeze(true);
-  const absl::StatusOr<store::FoundSession> found = Acquire(*second);
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->version, 1u);
-  ASSERT_TRUE(Append(*second, 1).ok());
-  std::promise<absl::Status> late;
-  first->Append(kSession, TokenAt(1), [&](const absl::Status& status) { late.set_value(status); });
-  proxy.Freeze(false);
-  // Where an attempt got no answer, the first server cannot know.
-  const absl::Status refused = late.get_future().get();
-  EXPECT_TRUE(absl::IsAborted(refused) || absl::IsUnknown(refused)) << refused;
-  EXPECT_EQ(lost, 1);
-  EXPECT_EQ(fenced_, 1);
-  EXPECT_TRUE(absl::IsAborted(Snapshot(*first, 2)));
-  EXPECT_EQ(Version(*second), 2u);
-  EXPECT_EQ(second->owned(), 1u);
-  // A session that nobody else acquired is still the first server's.
-  EXPECT_TRUE(Append(*first, 0, "other").ok());
-  EXPECT_EQ(first->owned(), 1u);
-}
-
-// The entry is stored, its acknowledgement lost, and the session another server's with the entry.
-TEST_F(RedisStoreTest, WhatMayHaveBeenStoredIsNotSaidToBeUndone) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions cut_off = Options();
-  cut_off.address = proxy.address();
-  const auto first = Open(cut_off), second = Open(Options());
-  ASSERT_TRUE(Create(*first).ok());
-  proxy.LoseAnswers("the entry", 20);
-  std::promise<absl::Status> late;
-  JournalEntry entry = TokenAt(0);
-  entry.unfinished = "the entry";
-  first->Append(kSession, std::move(entry),
-                [&](const absl::Status& status) { late.set_value(status); });
-  const std::string hash = absl::StrCat("ovq:session:", kSession);
-  while (redis_->Run({"HGET", hash, "seq"}).text != "1") absl::SleepFor(absl::Milliseconds(1));
-  for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
-    redis_->Run({"DEL", lease.text});
-  }
-  const absl::StatusOr<store::FoundSession> found = Acquire(*second);
-  ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_EQ(found->version, 1u);
-  const absl::Status status = late.get_future().get();
-  EXPECT_TRUE(absl::IsUnknown(status)) << status;
-}
-
-// The lease of a server is over when it creates sessions, and comes back meanwhile.
-TEST_F(RedisStoreTest, SessionsCreatedWhileTheLeaseReturnsStay) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions cut_off = Options();
-  cut_off.address = proxy.address();
-  const auto store = Open(cut_off);
-  std::atomic<int> lost = 0;
-  store->SetListener({.lost = [&](const std::string&) { ++lost; }});
-  constexpr int kRounds = 3;
-  for (int i = 0; i < kRounds; ++i) {
-    for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
-      redis_->Run({"DEL", lease.text});
-    }
-    const absl::Status status = Create(*store, absl::StrCat("lease", i));
-    EXPECT_TRUE(status.ok()) << status;
-    proxy.Freeze(true);
-    std::promise<absl::Status> created;
-    store->Create(HeadNamed(absl::StrCat("frozen", i)), {}, {},
-                  [&](const absl::Status& done) { created.set_value(done); });
-    absl::SleepFor(absl::Milliseconds(1200));
-    proxy.Freeze(false);
-    const absl::Status late = created.get_future().get();
-    EXPECT_TRUE(late.ok()) << late;
-  }
-  absl::SleepFor(absl::Milliseconds(500));
-  EXPECT_EQ(lost, 0);
-  EXPECT_EQ(store->owned(), size_t{2 * kRounds});
-  for (int i = 0; i < kRounds; ++i) {
-    EXPECT_TRUE(Append(*store, 0, absl::StrCat("lease", i)).ok());
-    EXPECT_TRUE(Append(*store, 0, absl::StrCat("frozen", i)).ok());
-  }
 }
 
 // A stored change is acknowledged, although the writer waits for another change.
@@ -352,17 +103,6 @@ TEST_F(RedisStoreTest, ARemovalThatFailedIsMadeLater) {
   EXPECT_EQ(store->owned(), 0u);
 }
 
-TEST_F(RedisStoreTest, AnOwnerThatRedisHasNoRoomForIsNotDead) {
-  const auto first = Open(Options()), second = Open(Options());
-  ASSERT_TRUE(Create(*first).ok());
-  redis_->Run({"CONFIG", "SET", "maxmemory", "1"});
-  const absl::Status status = Acquire(*second).status();
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(status.message(), HasSubstr("does not answer"));
-  redis_->Run({"CONFIG", "SET", "maxmemory", "0"});
-  EXPECT_TRUE(Append(*first, 0).ok());
-}
-
 TEST_F(RedisStoreTest, PartsOfAFailedSnapshotAreRemoved) {
   const auto store = Open(Options());
   ASSERT_TRUE(Create(*store).ok());
@@ -379,26 +119,6 @@ TEST_F(RedisStoreTest, PartsOfAFailedSnapshotAreRemoved) {
   });
   EXPECT_TRUE(absl::IsInternal(status)) << status;
   EXPECT_EQ(redis_->Run({"KEYS", "ovq:part:*"}).items.size(), 0u);
-}
-
-// Only the owner's word is a refusal; that the request has ended is none.
-TEST_F(RedisStoreTest, ARequestThatRedisForgotIsMadeAgain) {
-  const auto first = Open(Options()), second = Open(Options());
-  ASSERT_TRUE(Create(*first).ok());
-  std::atomic<int> asked = 0;
-  first->SetListener({.asked = [&](const std::string& id) {
-    if (++asked > 3) return first->Release(id);
-    redis_->Run({"DEL", absl::StrCat("ovq:asked:", id)});
-  }});
-  const absl::StatusOr<store::FoundSession> found = Acquire(*second);
-  EXPECT_TRUE(found.ok()) << found.status();
-  second->SetListener({.asked = [&](const std::string& id) { second->Decline(id); }});
-  const absl::Time begin = absl::Now();
-  const absl::Status declined = Acquire(*first).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(declined)) << declined;
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
-  first->SetListener({});
-  second->SetListener({});
 }
 
 // A session of a later release is no damaged one.
@@ -433,61 +153,6 @@ TEST_F(RedisStoreTest, ErrorsHaveTheCodeOfTheirWord) {
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(code(script + "attempt to index nil"), absl::StatusCode::kInternal);
   EXPECT_TRUE(connection.connected());
-}
-
-TEST_F(RedisStoreTest, ALostSessionIsNoticedWithoutAWrite) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions cut_off = Options();
-  cut_off.address = proxy.address();
-  const auto first = Open(cut_off), second = Open(Options());
-  std::promise<std::string> lost;
-  first->SetListener({.lost = [&](const std::string& id) { lost.set_value(id); }});
-  ASSERT_TRUE(Create(*first).ok());
-  proxy.Freeze(true);
-  ASSERT_TRUE(Acquire(*second).ok());
-  proxy.Freeze(false);
-  EXPECT_EQ(lost.get_future().get(), kSession);
-  EXPECT_EQ(first->owned(), 0u);
-}
-
-// Redis's clock goes back by a day: the lease of a server that is gone would last as long.
-TEST_F(RedisStoreTest, ADeadServersLeaseEndsByTheClockOfWhoeverAsks) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions cut_off = Options();
-  cut_off.address = proxy.address();
-  const auto first = Open(cut_off), second = Open(Options());
-  ASSERT_TRUE(Create(*first).ok());
-  proxy.Freeze(true);
-  for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
-    redis_->Run({"PEXPIRE", lease.text, "86400000"});
-  }
-  EXPECT_TRUE(Acquire(*second).ok());
-  proxy.Freeze(false);
-}
-
-// A server that died leaves sessions that nobody asks for: another one finds them.
-TEST_F(RedisStoreTest, SessionsOfDeadServersAreFound) {
-  RedisProxy proxy(redis_->address().port);
-  RedisStoreOptions dying = Options(), sweeping = Options();
-  dying.address = proxy.address();
-  sweeping.sweep_interval = absl::Milliseconds(200);
-  const auto first = Open(dying), second = Open(sweeping);
-  ASSERT_TRUE(Create(*first).ok());
-  ASSERT_TRUE(Append(*first, 0).ok());
-  ASSERT_TRUE(Create(*second, "mine").ok());
-  std::promise<store::FoundSession> found;
-  second->SetListener(
-      {.found = [&](store::FoundSession session) { found.set_value(std::move(session)); }});
-  absl::SleepFor(absl::Seconds(1));  // the owner lives: nobody else gets it
-  EXPECT_EQ(first->owned(), 1u);
-  EXPECT_EQ(second->owned(), 1u);
-  proxy.Freeze(true);
-  const store::FoundSession session = found.get_future().get();
-  EXPECT_EQ(session.head.id, kSession);
-  EXPECT_EQ(session.version, 1u);
-  EXPECT_TRUE(Append(*second, 1).ok());
-  second->SetListener({});
-  proxy.Freeze(false);
 }
 
 TEST_F(RedisStoreTest, TurnsWaitForARedisThatRestarts) {
@@ -632,4 +297,4 @@ TEST_F(RedisStoreTest, OpensOnlyWhatKeepsSessions) {
 }
 
 }  // namespace
-}  // namespace ovq::redis
+}  // namespace ovq::redis::test
