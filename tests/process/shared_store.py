@@ -223,28 +223,32 @@ class Front:
 
     def __init__(self, ports, http_ports):
         self._folders = [tempfile.mkdtemp() for _ in range(2)]
-        self._proxies = [
-            self._start(self._folders[0], "haproxy.cfg", 50051, ports, r"/run/haproxy/admin\.sock", "{}"),
+        self._proxies = []
+        try:
+            self._start(self._folders[0], "haproxy.cfg", 50051, ports, r"/run/haproxy/admin\.sock", "{}")
             self._start(self._folders[1], "haproxy-http.cfg", 8080, http_ports, r"^    log /dev/log local0",
-                        "    stats socket {}")]
+                        "    stats socket {}")
+            for proxy in self._proxies:
+                for k in range(3):
+                    proxy.await_status(f"ovq{k + 1}", "UP")
+        except BaseException:
+            self.close()
+            raise
         self.address, self.http_port = self._proxies[0].address, self._proxies[1].port
-        for proxy in self._proxies:
-            for k in range(3):
-                proxy.await_status(f"ovq{k + 1}", "UP")
 
-    @staticmethod
-    def _start(folder, config, port, ports, replaced, socket):
+    def _start(self, folder, config, port, ports, replaced, socket):
         first, second, third = (f"127.0.0.1:{port}" for port in ports)
-        return HaproxyProcess(os.path.join(ROOT, "deploy", "haproxy", config), folder, {
+        self._proxies.append(HaproxyProcess(os.path.join(ROOT, "deploy", "haproxy", config), folder, {
             r"^    user haproxy\n    group haproxy\n": "",
             replaced: socket.format(os.path.join(folder, "admin.sock")),
             r"^    option persist\n": "",
             rf"192\.0\.2\.1:{port}": first,
-            rf"192\.0\.2\.2:{port}": f"{second}\n    server ovq3 {third}"})
+            rf"192\.0\.2\.2:{port}": f"{second}\n    server ovq3 {third}"}))
 
     def close(self):
-        for proxy, folder in zip(self._proxies, self._folders):
+        for proxy in self._proxies:
             proxy.kill()
+        for folder in self._folders:
             shutil.rmtree(folder)
 
 
@@ -254,9 +258,15 @@ class Fleet:
     def __init__(self, store, behind_haproxy=False):
         self.store, self.lock = store, threading.Lock()
         self.http_ports = [free_port() for _ in range(3)]
-        self.servers, self.gone = [self.serve(k) for k in range(3)], []
-        self.front = Front([server.port for server in self.servers], self.http_ports) if behind_haproxy else None
-        self.fenced = self.lost = 0
+        self.servers, self.gone, self.front, self.fenced, self.lost = [], [], None, 0, 0
+        try:
+            for k in range(3):
+                self.servers.append(self.serve(k))
+            if behind_haproxy:
+                self.front = Front([server.port for server in self.servers], self.http_ports)
+        except BaseException:
+            self.close()
+            raise
 
     def serve(self, k, port=0):
         room = f"{64 + 2 * OPTIONS.sessions}M"  # for all sessions on one server
@@ -299,6 +309,9 @@ class Fleet:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
         if self.front:
             self.front.close()
         for server in self.servers + self.gone:
