@@ -400,8 +400,9 @@ void RedisOwnership::MoveLoop() {
 
 void RedisOwnership::AnswerRequest(const std::string& id) {
   std::unique_lock lock(mutex_);
+  if (releasing_.contains(id)) return;  // whoever asks has it soon
   const std::function<void(const std::string&)> tell = listener_.asked;
-  if (!sessions_.Contains(id) && !releasing_.contains(id)) {
+  if (!sessions_.Contains(id)) {
     ReleaseLater(id);  // Redis takes it for this server's, which does not know it
   } else if (tell) {
     lock.unlock();

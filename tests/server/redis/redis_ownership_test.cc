@@ -98,6 +98,25 @@ TEST_F(RedisOwnershipTest, ARequestThatWaitedForASleeperIsNotAnswered) {
   EXPECT_EQ(asked, 0);
 }
 
+// A request comes while the server gives up a session that it does not own: nobody is told.
+TEST_F(RedisOwnershipTest, ARequestForASessionThatIsGivenUpIsNotAnswered) {
+  const auto first = Open(Options()), second = Open(Options());
+  ASSERT_TRUE(Create(*second).ok());
+  std::atomic<int> asked = 0;
+  first->SetListener({.asked = [&](const std::string&) { ++asked; }});
+  std::vector<std::string> push = {"RPUSH", ""};
+  push.insert(push.end(), 500, kSession);
+  const absl::Time end = absl::Now() + absl::Seconds(3);
+  while (absl::Now() < end) {
+    for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
+      push[1] = absl::StrCat("ovq:asks:", lease.text.substr(std::string("ovq:lease:").size()));
+      redis_->Run(push);
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_EQ(asked, 0);
+}
+
 // The network of a server fails for longer than its lease. Another server goes on, and what the
 // first one writes later is refused.
 TEST_F(RedisOwnershipTest, AServerThatWasNotHeardOfWritesNothing) {
