@@ -331,7 +331,8 @@ void S3Ownership::TryDue(Acquisitions& calls, bool ending) {
   const SteadyTime now = OwnershipClock::now();
   for (Acquisition& call : calls) {
     bool wait = false;
-    if (call.busy || AnswerLocally(call, ending, wait) || wait) continue;
+    // A worker may have answered it since the first look.
+    if (call.busy || call.answered || AnswerLocally(call, ending, wait) || wait) continue;
     // A second call for a session waits until the first one has its answer.
     if (!ids.insert(call.id).second || (call.next > now && !ending)) continue;
     call.busy = true;
