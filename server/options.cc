@@ -124,8 +124,9 @@ void AddSharedStorage(Flags& flags, Options& o) {
   flags.Add(
       "session-store", "URL", std::move(store),
       "sessions are in this Redis or Valkey server, or in this bucket of an S3-compatible object\n"
-      "store, instead, which servers on several machines may share (docs/serving.md); Redis is\n"
-      "reached without TLS, so it belongs in a private network",
+      "store, instead, which servers on several machines may share (docs/serving.md); with "
+      "rediss://\n"
+      "over TLS",
       "none");
   flags.Add("session-store-password-file", "FILE", Text(o.session_store_password_file, "a file"),
             "the password for --session-store redis://, for the server's user alone to read",
@@ -151,9 +152,15 @@ void AddSharedStorage(Flags& flags, Options& o) {
             "--session-store s3://: lines 'aws_access_key_id = ID' and 'aws_secret_access_key =\n"
             "SECRET', for the server's user alone to read",
             "none");
-  flags.Add("session-store-ca", "FILE", Text(o.session_store_ca, "a file"),
-            "--session-store s3://: PEM: who may sign the certificate of an endpoint with https",
+  flags.Add("session-store-ca", "FILE", Text(o.session_store_tls.ca, "a file"),
+            "--session-store rediss:// or s3:// with https: PEM: who may sign its certificate",
             "the system's authorities");
+  flags.Add(
+      "session-store-cert", "FILE", Text(o.session_store_tls.cert, "a file"),
+      "--session-store rediss://: PEM: this server's certificate for a Redis that asks for one",
+      "none");
+  flags.Add("session-store-key", "FILE", Text(o.session_store_tls.key, "a file"),
+            "PEM key of --session-store-cert, without a passphrase", "none");
   flags.Add("session-lease", "DURATION",
             Duration(o.session_lease, absl::Seconds(1), absl::Minutes(10)),
             "--session-store: so long after a server was last heard of, others may acquire its "
@@ -439,6 +446,7 @@ absl::Status CheckSecurity(const Options& options) {
 // Refuses options of one kind of store that are given with another, or with none.
 absl::Status CheckStoreOptions(const Options& options) {
   const bool redis = options.session_store.has_value(), bucket = options.session_bucket.has_value();
+  const TlsTrust& tls = options.session_store_tls;
   const char* const any = "--session-store";
   for (const auto& [flag, given, kind, fits] :
        {std::tuple("--session-lease", options.session_lease.has_value(), any, redis || bucket),
@@ -454,15 +462,22 @@ absl::Status CheckStoreOptions(const Options& options) {
         std::tuple("--session-store-credentials-file",
                    !options.session_store_credentials_file.empty(), "--session-store s3://",
                    bucket),
-        std::tuple("--session-store-ca", !options.session_store_ca.empty(), "--session-store s3://",
-                   bucket)}) {
+        std::tuple("--session-store-ca", !tls.ca.empty(), "--session-store rediss:// or s3://",
+                   (redis && options.session_store->tls) || bucket),
+        std::tuple("--session-store-cert", !tls.cert.empty(), "--session-store rediss://",
+                   redis && options.session_store->tls),
+        std::tuple("--session-store-key", !tls.key.empty(), "--session-store-cert",
+                   !tls.cert.empty())}) {
     if (given && !fits) return Bad(flag, ": expected ", kind, " with it");
   }
   if (bucket && options.session_store_credentials_file.empty()) {
     return Bad("--session-store: expected --session-store-credentials-file with s3://, got none");
   }
+  if (!tls.cert.empty() && tls.key.empty()) {
+    return Bad("--session-store-cert: expected --session-store-key with it");
+  }
   const bool plain = options.session_store_endpoint && !options.session_store_endpoint->tls;
-  if (plain && !options.session_store_ca.empty()) {
+  if (plain && !tls.ca.empty()) {
     return Bad("--session-store-ca: expected --session-store-endpoint https:// with it");
   }
   if (redis && !options.session_store->user.empty() &&

@@ -56,7 +56,7 @@ struct Options {
   std::optional<server::HttpOrigin> session_store_endpoint;  // default: AmazonEndpoint
   std::string session_store_region = "us-east-1";
   std::string session_store_credentials_file;   // empty: none
-  std::string session_store_ca;                 // path; empty: the system's authorities
+  TlsTrust session_store_tls;                   // paths
   std::optional<absl::Duration> session_lease;  // default: RedisStoreOptions
   std::optional<int> session_store_replicas;    // default: 0
   std::string fleet_key_file;                   // empty: in session_dir, if there is one

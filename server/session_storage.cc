@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "server/access/fleet_key_file.h"
 #include "server/access/secret_file.h"
+#include "server/access/tls.h"
 #include "server/disk/session_folder.h"
 #include "server/redis/redis_store.h"
 #include "server/s3/s3_store.h"
@@ -62,6 +63,20 @@ absl::StatusOr<s3::S3Credentials> LoadStoreCredentials(const Options& options) {
   return InContext(absl::StrCat("--session-store-credentials-file: ", path), found.status());
 }
 
+// Checks the files for TLS, which each new connection reads.
+absl::Status CheckStoreTls(const Options& options) {
+  const TlsTrust& tls = options.session_store_tls;
+  if (!tls.ca.empty()) {
+    RETURN_IF_ERROR(CheckAuthorities("--session-store-ca", tls.ca, absl::Now()));
+  }
+  if (!tls.cert.empty()) {
+    return LoadTls({.cert = tls.cert, .key = tls.key}, absl::Now(),
+                   {.cert = "--session-store-cert", .key = "--session-store-key"})
+        .status();
+  }
+  return absl::OkStatus();
+}
+
 // Sets the times that follow from the lease, of either kind of store.
 template <class StoreOptions>
 void SetTimes(const Options& options, absl::Duration margin, StoreOptions& store) {
@@ -73,6 +88,7 @@ void SetTimes(const Options& options, absl::Duration margin, StoreOptions& store
 absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& options,
                                                                Report report, Log& log) {
   redis::RedisStoreOptions redis = {.address = *options.session_store};
+  if (redis.address.tls) redis.address.tls = options.session_store_tls;
   ASSIGN_OR_RETURN(redis.address.password, LoadStorePassword(options));
   SetTimes(options, absl::Seconds(1), redis);
   redis.replicas = options.session_store_replicas.value_or(0);
@@ -91,7 +107,7 @@ absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenBucket(const Options& o
   bucket.address.region = options.session_store_region;
   bucket.address.endpoint =
       options.session_store_endpoint.value_or(s3::AmazonEndpoint(bucket.address.region));
-  bucket.address.endpoint.ca = options.session_store_ca;
+  bucket.address.endpoint.ca = options.session_store_tls.ca;
   ASSIGN_OR_RETURN(bucket.credentials, LoadStoreCredentials(options));
   SetTimes(options, absl::Seconds(2), bucket);
   ASSIGN_OR_RETURN(std::unique_ptr<s3::S3Store> store,
@@ -102,6 +118,7 @@ absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenBucket(const Options& o
 }  // namespace
 
 absl::Status CheckStoreSecrets(const Options& options) {
+  RETURN_IF_ERROR(CheckStoreTls(options));
   if (options.session_bucket) return LoadStoreCredentials(options).status();
   return LoadStorePassword(options).status();
 }
@@ -109,6 +126,7 @@ absl::Status CheckStoreSecrets(const Options& options) {
 absl::StatusOr<SessionStorage> OpenSessionStorage(const Options& options, Metrics& metrics,
                                                   Log& log) {
   if (!options.keeps_sessions()) return SessionStorage{};
+  RETURN_IF_ERROR(CheckStoreTls(options));
   const char* const option = options.shares_sessions() ? "--session-store" : "--session-dir";
   const Report report = [&metrics, &log](const store::StoreReport& report) {
     metrics.Count(report);

@@ -175,10 +175,10 @@ class ReloadingCredentials final : public grpc::ServerCredentials {
 
 }  // namespace
 
-absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now) {
-  Source cert{"--tls-cert", files.cert};
-  Source key{"--tls-key", files.key};
-  Source client_ca{"--tls-client-ca", files.client_ca};
+absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now, const TlsFlags& flags) {
+  Source cert{flags.cert, files.cert};
+  Source key{flags.key, files.key};
+  Source client_ca{flags.client_ca, files.client_ca};
   for (Source* source : {&cert, &key, &client_ca}) {
     if (source->path.empty()) continue;
     RETURN_IF_ERROR(source->Read());

@@ -1,5 +1,5 @@
-// TLS: reads and checks the files of --tls-cert, --tls-key and --tls-client-ca, and makes gRPC
-// server credentials whose certificate can change while the server runs.
+// TLS: reads and checks certificates and keys that flags name, and makes gRPC server credentials
+// whose certificate can change while the server runs.
 #pragma once
 
 #include <grpcpp/security/server_credentials.h>
@@ -14,9 +14,14 @@
 namespace ovq::server {
 
 struct TlsFiles {
-  std::string cert;       // PEM: the server's certificate, then its chain; empty: no TLS
-  std::string key;        // PEM, without a passphrase
-  std::string client_ca;  // PEM bundle; empty: no client certificates are asked for
+  std::string cert = {};       // PEM: the server's certificate, then its chain; empty: no TLS
+  std::string key = {};        // PEM, without a passphrase
+  std::string client_ca = {};  // PEM bundle; empty: no client certificates are asked for
+};
+
+// The flags that name the files, for errors.
+struct TlsFlags {
+  const char *cert = "--tls-cert", *key = "--tls-key", *client_ca = "--tls-client-ca";
 };
 
 struct TlsMaterial {
@@ -26,7 +31,8 @@ struct TlsMaterial {
 
 // InvalidArgument names the flag, the file and the fault: unreadable, not PEM, a key of another
 // certificate, expired or not yet valid, or refused by OpenSSL's policy (a weak key).
-absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now);
+absl::StatusOr<TlsMaterial> LoadTls(const TlsFiles& files, absl::Time now,
+                                    const TlsFlags& flags = {});
 
 // Checks a PEM file of authorities, with the errors of LoadTls.
 absl::Status CheckAuthorities(const char* flag, const std::string& path, absl::Time now);

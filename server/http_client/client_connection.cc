@@ -1,60 +1,32 @@
 #include "server/http_client/client_connection.h"
 
-#include <sys/socket.h>
-
-#include <cerrno>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
 #include <chrono>
 #include <optional>
-
-// asio.hpp of Boost 1.74 uses std::exchange without its header.
-// clang-format off
-#include <utility>
-#include <boost/asio.hpp>
-// clang-format on
-#include <boost/asio/ssl.hpp>
-#include <boost/beast/core.hpp>
-#include <boost/beast/http.hpp>
-#include <boost/beast/ssl.hpp>
+#include <sstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "server/net/client_stream.h"
 
 namespace ovq::server {
 namespace {
 
-namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using Error = boost::system::error_code;
 using Parser = http::response_parser<http::string_body>;
 
-// Runs one asynchronous operation to its end on this thread; the streams' own timers bound it.
-template <class Start>
-Error Await(asio::io_context& io, Start start) {
-  Error result;
-  start([&result](Error error, auto&&...) { result = error; });
-  io.restart();
-  io.run();
-  return result;
-}
-
-// Whether `host` is an address, which a TLS greeting must not name.
-bool IsAddress(const std::string& host) {
-  Error error;
-  asio::ip::make_address(host, error);
-  return !error;
-}
-
-std::string Bracketed(const std::string& host) {
-  return host.find(':') == std::string::npos ? host : absl::StrCat("[", host, "]");
-}
+constexpr size_t kReadBytes = size_t{64} << 10;
 
 }  // namespace
 
 std::string HttpOrigin::HostHeader() const {
+  const std::string whole = HostPort(host, port);
   const bool usual = port == (tls ? 443 : 80);
-  return usual ? Bracketed(host) : absl::StrCat(Bracketed(host), ":", port);
+  return usual ? whole.substr(0, whole.rfind(':')) : whole;
 }
 
 std::string HttpOrigin::Url() const {
@@ -62,48 +34,33 @@ std::string HttpOrigin::Url() const {
 }
 
 struct ClientConnection::Stream {
-  asio::io_context io{1};
-  asio::ssl::context context{asio::ssl::context::tls_client};
-  std::optional<beast::ssl_stream<beast::tcp_stream>> secure;
-  std::optional<beast::tcp_stream> plain;
-  beast::flat_buffer buffer;
+  std::unique_ptr<ClientStream> bytes;
+  beast::flat_buffer buffer = {};  // what was read and is of no response yet
 
-  beast::tcp_stream& socket() { return secure ? secure->next_layer() : *plain; }
-  // Runs an operation on whichever stream it is. start(stream, done).
-  template <class Start>
-  Error Do(absl::Duration patience, Start start) {
-    socket().expires_after(absl::ToChronoNanoseconds(patience));
-    return Await(io, [&](auto done) {
-      secure ? start(*secure, std::move(done)) : start(*plain, std::move(done));
-    });
-  }
   // Reads one response, of which each piece may take `patience`.
-  Error Read(absl::Duration patience, size_t max_body, Parser& parser) {
+  absl::Status Read(absl::Duration patience, size_t max_body, Parser& parser) {
     parser.body_limit(max_body);
     const auto end = std::chrono::steady_clock::now() +
                      absl::ToChronoNanoseconds(patience + (max_body >> 20) * absl::Seconds(1));
-    Error error;
-    do {
-      error = Do(patience, [&](auto& on, auto done) {
-        http::async_read_some(on, buffer, parser, std::move(done));
-      });
-      if (!error && std::chrono::steady_clock::now() > end) error = asio::error::timed_out;
-    } while (!error && !parser.is_done());
-    return error;
-  }
-  Error PrepareTls(const HttpOrigin& origin) {
-    Error error;
-    context.set_options(asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1, error);
-    if (!error && origin.ca.empty()) context.set_default_verify_paths(error);
-    if (!error && !origin.ca.empty()) context.load_verify_file(origin.ca, error);
-    if (error) return error;
-    secure.emplace(io, context);
-    secure->set_verify_mode(asio::ssl::verify_peer, error);
-    if (!error) secure->set_verify_callback(asio::ssl::host_name_verification(origin.host), error);
-    if (!error && !IsAddress(origin.host)) {
-      SSL_set_tlsext_host_name(secure->native_handle(), origin.host.c_str());
+    Error error = http::error::need_more;
+    for (;;) {
+      if (buffer.size() > 0) buffer.consume(parser.put(buffer.data(), error));
+      if (parser.is_done()) return absl::OkStatus();
+      if (error && error != http::error::need_more) return absl::UnavailableError(error.message());
+      if (!error && buffer.size() > 0) continue;  // the header was read, the body comes next
+      if (std::chrono::steady_clock::now() > end) {
+        return absl::UnavailableError("the response took too long");
+      }
+      const auto room = buffer.prepare(kReadBytes);
+      ASSIGN_OR_RETURN(const size_t n,
+                       bytes->ReadSome(static_cast<char*>(room.data()), room.size(), patience));
+      if (n == 0) {
+        error = http::error::end_of_stream;
+        if (parser.got_some()) parser.put_eof(error);
+        return error ? absl::UnavailableError(error.message()) : absl::OkStatus();
+      }
+      buffer.commit(n);
     }
-    return error;
   }
 };
 
@@ -111,43 +68,22 @@ ClientConnection::ClientConnection(HttpOrigin origin) : origin_(std::move(origin
 ClientConnection::~ClientConnection() = default;
 
 bool ClientConnection::connected() const {
-  if (stream_ == nullptr) return false;
   // Between responses a server sends nothing, unless it ends the connection.
-  char byte = 0;
-  const ssize_t n =
-      recv(stream_->socket().socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  return stream_ != nullptr && stream_->bytes->idle();
 }
 
-absl::Status ClientConnection::Broken(const std::string& why) {
+absl::Status ClientConnection::Broken(const absl::Status& why) {
   stream_.reset();
-  return absl::UnavailableError(absl::StrCat(origin_.Url(), ": ", why));
+  return absl::UnavailableError(absl::StrCat(origin_.Url(), ": ", why.message()));
 }
 
 absl::Status ClientConnection::Connect(absl::Duration patience) {
-  stream_ = std::make_unique<Stream>();
-  Stream& stream = *stream_;
-  Error error;
-  if (origin_.tls) {
-    error = stream.PrepareTls(origin_);
-  } else {
-    stream.plain.emplace(stream.io);
-  }
-  if (error) return Broken(error.message());
-  const auto found =
-      asio::ip::tcp::resolver(stream.io).resolve(origin_.host, absl::StrCat(origin_.port), error);
-  if (error) return Broken(error.message());
-  stream.socket().expires_after(absl::ToChronoNanoseconds(patience));
-  error =
-      Await(stream.io, [&](auto done) { stream.socket().async_connect(found, std::move(done)); });
-  if (error) return Broken(error.message());
-  stream.socket().socket().set_option(asio::ip::tcp::no_delay(true), error);
-  if (!origin_.tls) return absl::OkStatus();
-  stream.socket().expires_after(absl::ToChronoNanoseconds(patience));
-  error = Await(stream.io, [&](auto done) {
-    stream.secure->async_handshake(asio::ssl::stream_base::client, std::move(done));
-  });
-  return error ? Broken(error.message()) : absl::OkStatus();
+  PeerAddress peer = {.host = origin_.host, .port = origin_.port};
+  if (origin_.tls) peer.tls = TlsTrust{.ca = origin_.ca};
+  absl::StatusOr<std::unique_ptr<ClientStream>> opened = ClientStream::Open(peer, patience);
+  if (!opened.ok()) return Broken(opened.status());
+  stream_ = std::make_unique<Stream>(Stream{*std::move(opened)});
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ClientResponse> ClientConnection::Exchange(const ClientRequest& request,
@@ -162,20 +98,20 @@ absl::StatusOr<ClientResponse> ClientConnection::Exchange(const ClientRequest& r
   for (const auto& [name, value] : request.headers) out.set(name, value);
   out.body() = {request.body.data(), request.body.size()};
   out.prepare_payload();
+  std::ostringstream header;
+  header << out.base();
   sent_ = true;
-  Error error = stream.Do(
-      patience, [&](auto& on, auto done) { http::async_write(on, out, std::move(done)); });
   // A server that refuses a request may close the connection before it has read all of it.
-  const Error not_written = error;
+  const absl::Status written = stream.bytes->Write({header.str(), request.body}, patience);
+  absl::Status read;
   std::optional<Parser> parser;
   do {
     parser.emplace();
-    error = stream.Read(patience, max_body, *parser);
-    if (error && !parser->is_header_done())
-      return Broken((not_written ? not_written : error).message());
-  } while (!error && parser->get().result_int() / 100 == 1);  // the response is still to come
+    read = stream.Read(patience, max_body, *parser);
+    if (!read.ok() && !parser->is_header_done()) return Broken(written.ok() ? read : written);
+  } while (read.ok() && parser->get().result_int() / 100 == 1);  // the response is still to come
   ClientResponse response{.status = static_cast<int>(parser->get().result_int()),
-                          .whole = !error,
+                          .whole = read.ok(),
                           .sized = !parser->need_eof()};
   for (const auto& field : parser->get()) {
     const auto name = field.name_string();
@@ -185,7 +121,7 @@ absl::StatusOr<ClientResponse> ClientConnection::Exchange(const ClientRequest& r
   response.body = std::move(parser->get().body());
   // Bytes that no request asked for must not be taken for the next response.
   const bool surplus = stream.buffer.size() > 0;
-  if (error || not_written || surplus || !parser->get().keep_alive()) stream_.reset();
+  if (!read.ok() || !written.ok() || surplus || !parser->get().keep_alive()) stream_.reset();
   return response;
 }
 

@@ -1,4 +1,4 @@
-// A connection to an HTTP/1.1 server on Boost.Beast: plain, or with TLS 1.2 or 1.3.
+// A connection to an HTTP/1.1 server on Boost.Beast's parser: plain, or with TLS 1.2 or 1.3.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ class ClientConnection {
   struct Stream;
 
   absl::Status Connect(absl::Duration patience);
-  absl::Status Broken(const std::string& why);  // closes the connection; the error
+  absl::Status Broken(const absl::Status& why);  // closes the connection; the error
 
   const HttpOrigin origin_;
   std::unique_ptr<Stream> stream_;  // null: not connected

@@ -55,21 +55,19 @@ bool ReadHost(absl::string_view text, RedisAddress& address) {
 }  // namespace
 
 std::string RedisAddress::Text() const {
-  const bool v6 = host.find(':') != std::string::npos;
-  return absl::StrCat("redis://", user, user.empty() ? "" : "@", v6 ? "[" : "", host, v6 ? "]" : "",
-                      ":", port, "/", database);
+  return absl::StrCat(tls ? "rediss://" : "redis://", user, user.empty() ? "" : "@",
+                      server::HostPort(host, port), "/", database);
 }
 
 absl::StatusOr<RedisAddress> ParseRedisUrl(std::string_view url) {
   absl::string_view rest = AbslView(url);
   if (rest.size() > kLongestUrl) return BadUrl(absl::StrCat(rest.size(), " bytes"));
-  if (absl::ConsumePrefix(&rest, "rediss://")) {
-    return BadUrl(
-        "rediss://: this server has no TLS to Redis; use a private network or a TLS tunnel that "
-        "listens on loopback");
-  }
-  if (!absl::ConsumePrefix(&rest, "redis://")) return BadUrl(Shown(rest));
   RedisAddress address;
+  if (absl::ConsumePrefix(&rest, "rediss://")) {
+    address.tls.emplace();
+  } else if (!absl::ConsumePrefix(&rest, "redis://")) {
+    return BadUrl(Shown(rest));
+  }
   if (const size_t at = rest.rfind('@'); at != absl::string_view::npos) {
     const absl::string_view user = rest.substr(0, at);
     if (user.find(':') != absl::string_view::npos) {

@@ -2,7 +2,6 @@
 
 #include <hiredis/hiredis.h>
 
-#include <cerrno>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +11,8 @@
 
 namespace ovq::redis {
 namespace {
+
+constexpr size_t kReadBytes = size_t{64} << 10;
 
 Reply ReadTree(const redisReply& from) {
   Reply reply;
@@ -55,26 +56,22 @@ absl::StatusCode CodeFor(std::string_view error) {
 }  // namespace
 
 RedisConnection::RedisConnection(RedisAddress address, absl::Duration timeout)
-    : address_(std::move(address)), timeout_(timeout), context_(nullptr, redisFree) {}
+    : address_(std::move(address)), timeout_(timeout), reader_(nullptr, redisReaderFree) {}
 
 RedisConnection::~RedisConnection() = default;
 
-absl::Status RedisConnection::Broken() {
-  std::string why = context_ == nullptr ? "no memory" : context_->errstr;
-  const bool late = context_ != nullptr && context_->err == REDIS_ERR_IO &&
-                    (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETIMEDOUT);
-  if (late) why = absl::StrCat("no answer within ", absl::FormatDuration(timeout_));
-  context_.reset();
-  return absl::UnavailableError(absl::StrCat(address_.Text(), ": ", why));
+absl::Status RedisConnection::Broken(const absl::Status& why) {
+  stream_.reset();
+  return absl::UnavailableError(absl::StrCat(address_.Text(), ": ", why.message()));
 }
 
 absl::Status RedisConnection::Connect() {
-  const timeval timeout = absl::ToTimeval(timeout_);
-  context_.reset(redisConnectWithTimeout(address_.host.c_str(), address_.port, timeout));
-  if (context_ == nullptr || context_->err != 0 ||
-      redisSetTimeout(context_.get(), timeout) != REDIS_OK) {
-    return Broken();
-  }
+  auto opened = server::ClientStream::Open(
+      {.host = address_.host, .port = address_.port, .tls = address_.tls}, timeout_);
+  if (!opened.ok()) return Broken(opened.status());
+  stream_ = *std::move(opened);
+  reader_.reset(redisReaderCreate());
+  buffer_.resize(kReadBytes);
   std::vector<Command> hello;
   if (!address_.password.empty()) {
     hello.push_back(address_.user.empty() ? Command{"AUTH", address_.password}
@@ -83,13 +80,14 @@ absl::Status RedisConnection::Connect() {
   hello.push_back({"SELECT", absl::StrCat(address_.database)});
   for (const absl::StatusOr<Reply>& reply : RunTogether(hello)) {
     if (reply.ok()) continue;
-    context_.reset();
+    stream_.reset();
     return reply.status();
   }
   return absl::OkStatus();
 }
 
 absl::Status RedisConnection::Send(const std::vector<Command>& commands) {
+  std::string bytes;
   for (const Command& command : commands) {
     std::vector<const char*> words;
     std::vector<size_t> sizes;
@@ -97,17 +95,31 @@ absl::Status RedisConnection::Send(const std::vector<Command>& commands) {
       words.push_back(word.data());
       sizes.push_back(word.size());
     }
-    if (redisAppendCommandArgv(context_.get(), static_cast<int>(words.size()), words.data(),
-                               sizes.data()) != REDIS_OK) {
-      return Broken();
-    }
+    char* formatted = nullptr;
+    const int size = redisFormatCommandArgv(&formatted, static_cast<int>(words.size()),
+                                            words.data(), sizes.data());
+    if (size < 0) return Broken(absl::ResourceExhaustedError("no memory"));
+    bytes.append(formatted, static_cast<size_t>(size));
+    redisFreeCommand(formatted);
   }
-  return absl::OkStatus();
+  const absl::Status written = stream_->Write({bytes}, timeout_);
+  return written.ok() ? written : Broken(written);
 }
 
 absl::StatusOr<Reply> RedisConnection::ReadReply(absl::Status& broken) {
   void* raw = nullptr;
-  if (redisGetReply(context_.get(), &raw) != REDIS_OK) return broken = Broken();
+  for (;;) {
+    if (redisReaderGetReply(reader_.get(), &raw) != REDIS_OK) {
+      return broken = Broken(absl::InternalError(reader_->errstr));
+    }
+    if (raw != nullptr) break;
+    const absl::StatusOr<size_t> n = stream_->ReadSome(buffer_.data(), buffer_.size(), timeout_);
+    if (!n.ok()) return broken = Broken(n.status());
+    if (*n == 0) return broken = Broken(absl::UnavailableError("the server closed the connection"));
+    if (redisReaderFeed(reader_.get(), buffer_.data(), *n) != REDIS_OK) {
+      return broken = Broken(absl::InternalError(reader_->errstr));
+    }
+  }
   const std::unique_ptr<redisReply, void (*)(void*)> reply(static_cast<redisReply*>(raw),
                                                            freeReplyObject);
   if (reply->type != REDIS_REPLY_ERROR) return ReadTree(*reply);
@@ -117,7 +129,7 @@ absl::StatusOr<Reply> RedisConnection::ReadReply(absl::Status& broken) {
 
 Replies RedisConnection::RunTogether(const std::vector<Command>& commands) {
   unanswered_ = false;
-  absl::Status broken = context_ == nullptr ? Connect() : absl::OkStatus();
+  absl::Status broken = stream_ == nullptr ? Connect() : absl::OkStatus();
   const bool sending = broken.ok();
   if (sending) broken = Send(commands);
   Replies replies;

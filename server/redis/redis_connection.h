@@ -1,4 +1,5 @@
-// Defines RedisConnection, one connection to a Redis server, on hiredis.
+// Defines RedisConnection, one connection to a Redis server, on hiredis' writer and reader of its
+// protocol.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/net/client_stream.h"
 #include "server/redis/redis_address.h"
 
-struct redisContext;
+struct redisReader;
 
 namespace ovq::redis {
 
@@ -30,7 +32,7 @@ using Replies = std::vector<absl::StatusOr<Reply>>;
 // Not thread-safe. Connects when it is first used, and again after an error of the connection.
 class RedisConnection {
  public:
-  // timeout: of connecting, and of each reply.
+  // timeout: of connecting, and of each piece of a reply.
   RedisConnection(RedisAddress address, absl::Duration timeout);
   ~RedisConnection();
 
@@ -42,7 +44,7 @@ class RedisConnection {
   // then, nobody knows which were executed, otherwise none was.
   Replies RunTogether(const std::vector<Command>& commands);
 
-  bool connected() const { return context_ != nullptr; }
+  bool connected() const { return stream_ != nullptr; }
   bool unanswered() const { return unanswered_; }
 
  private:
@@ -50,12 +52,14 @@ class RedisConnection {
   absl::Status Send(const std::vector<Command>& commands);
   // `broken` is an error of the connection.
   absl::StatusOr<Reply> ReadReply(absl::Status& broken);
-  absl::Status Broken();  // closes the connection; its error
+  absl::Status Broken(const absl::Status& why);  // closes the connection; its error
 
   const RedisAddress address_;
   const absl::Duration timeout_;
   bool unanswered_ = false;
-  std::unique_ptr<redisContext, void (*)(redisContext*)> context_;
+  std::unique_ptr<server::ClientStream> stream_;  // null: not connected
+  std::unique_ptr<redisReader, void (*)(redisReader*)> reader_;
+  std::vector<char> buffer_;  // what was read last
 };
 
 }  // namespace ovq::redis

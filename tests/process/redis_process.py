@@ -33,9 +33,12 @@ class RedisServer:
     def url(self):
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def listening(self):
+        return "--port", str(self.port)
+
     def start(self):
         self.process = subprocess.Popen(
-            [REDIS, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder, "--save", "",
+            [REDIS, *self.listening(), "--bind", "127.0.0.1", "--dir", self.folder, "--save", "",
              "--appendonly", "yes", "--appendfsync", "always", *self.flags], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while not self.command("PING").startswith((b"+PONG", b"-NOAUTH")):
@@ -43,10 +46,13 @@ class RedisServer:
                 raise RuntimeError("redis-server does not answer")
             time.sleep(0.02)
 
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+
     def command(self, *words):
         """Returns the reply as it comes, or b"" without one."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as one:
+            with self.connect() as one:
                 one.sendall((" ".join(words) + "\r\n").encode())
                 return one.recv(1 << 16)
         except OSError:

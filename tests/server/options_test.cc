@@ -224,8 +224,9 @@ TEST(Options, EveryFlag) {
   EXPECT_EQ(options.trace_collector->path, "/x");
   // Every flag was tested above; those that exclude --session-dir are in SessionsAreInOnePlace.
   const auto stored =
-      Parse({"--model=m", "--session-store=redis://u@h:7/2", "--session-store-password-file=p",
-             "--session-lease=3s", "--session-store-replicas=2"});
+      Parse({"--model=m", "--session-store=rediss://u@h:7/2", "--session-store-password-file=p",
+             "--session-store-cert=c", "--session-store-key=k", "--session-lease=3s",
+             "--session-store-replicas=2"});
   ASSERT_TRUE(stored.ok()) << stored.status();
   const auto bucket = Parse({"--model=m", "--session-store=s3://abc",
                              "--session-store-endpoint=https://h", "--session-store-region=r",
@@ -428,7 +429,19 @@ TEST(Options, SessionsAreInOnePlace) {
   EXPECT_THAT(error({store, "--session-sync=interval"}), HasSubstr("expected --session-dir"));
   EXPECT_THAT(error({store, "--session-lease=10ms"}), HasSubstr("--session-lease: expected"));
   EXPECT_THAT(error({store, "--session-store-replicas=-1"}), HasSubstr("expected a whole number"));
-  EXPECT_THAT(error({"--session-store=rediss://cache"}), HasSubstr("no TLS to Redis"));
+  EXPECT_THAT(error({store, "--session-store-ca=c"}),
+              HasSubstr("--session-store-ca: expected --session-store rediss:// or s3:// with it"));
+  EXPECT_THAT(error({store, "--session-store-cert=c", "--session-store-key=k"}),
+              HasSubstr("--session-store-cert: expected --session-store rediss:// with it"));
+  const std::string secure = "--session-store=rediss://cache";
+  EXPECT_THAT(error({secure, "--session-store-cert=c"}), HasSubstr("expected --session-store-key"));
+  EXPECT_THAT(error({secure, "--session-store-key=k"}), HasSubstr("expected --session-store-cert"));
+  const auto tls = Parse({"--model=m", secure, "--session-store-ca=a", "--session-store-cert=c",
+                          "--session-store-key=k"});
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  EXPECT_EQ(tls->options.session_store->Text(), "rediss://cache:6379/0");
+  EXPECT_EQ(tls->options.session_store_tls.cert, "c");
+  EXPECT_EQ(tls->options.session_store_tls.key, "k");
   EXPECT_THAT(error({"--session-store=redis://ann@cache"}),
               HasSubstr("expected --session-store-password-file with the user ann"));
   EXPECT_THAT(error({"--session-lease=5s"}), HasSubstr("expected --session-store with it"));
@@ -451,7 +464,7 @@ TEST(Options, SessionsMayBeInABucket) {
   EXPECT_EQ(line->options.session_store_endpoint->Url(), "https://h:9000");
   EXPECT_EQ(line->options.session_store_region, "eu-west-1");
   EXPECT_EQ(line->options.session_store_credentials_file, "c");
-  EXPECT_EQ(line->options.session_store_ca, "ca");
+  EXPECT_EQ(line->options.session_store_tls.ca, "ca");
   EXPECT_TRUE(line->options.keeps_sessions());
   // The last one of two counts.
   const auto last = Parse({"--model=m", store, "--session-store=redis://cache"});
@@ -473,8 +486,9 @@ TEST(Options, SessionsMayBeInABucket) {
   for (const char* flag : {"--session-store-replicas=1", "--session-store-password-file=p"}) {
     EXPECT_THAT(error({store, key, flag}), HasSubstr("expected --session-store redis:// with it"));
   }
+  EXPECT_THAT(error({"--session-store-ca=a"}), HasSubstr("expected --session-store rediss:// or"));
   for (const char* flag : {"--session-store-endpoint=https://h", "--session-store-region=r",
-                           "--session-store-ca=a", "--session-store-credentials-file=c"}) {
+                           "--session-store-credentials-file=c"}) {
     EXPECT_THAT(error({flag}), HasSubstr("expected --session-store s3:// with it")) << flag;
     EXPECT_THAT(error({flag, "--session-store=redis://h"}),
                 HasSubstr("expected --session-store s3:// with it"));
@@ -504,6 +518,8 @@ TEST(Options, HelpListsEveryFlagWithItsTwin) {
                            "session-store-region",
                            "session-store-credentials-file",
                            "session-store-ca",
+                           "session-store-cert",
+                           "session-store-key",
                            "session-lease",
                            "session-store-replicas",
                            "admission",
