@@ -1,5 +1,5 @@
 """Replaces servers behind the shipped HAProxy configuration under load, by the commands of
-docs/operations.md in their order: one of two, and both of two with one session folder or one Redis.
+docs/operations.md in their order: one of two, both of two with one session folder, all of three with one Redis.
 
 usage: upgrade_test.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -169,12 +169,16 @@ class Upgrade(unittest.TestCase):
         self.addCleanup(self.stack.close)
         self.workers = []
 
-    def serve(self, flags=(), changes={}):
-        """Starts two servers and their proxy."""
+    def serve(self, flags=(), changes={}, count=2):
+        """Starts servers and their proxy."""
         self.flags = (*FLAGS, *flags)
-        self.servers = [self.start_server() for _ in range(2)]
+        self.servers = [self.start_server() for _ in range(count)]
+        first, second, *more = (server.address for server in self.servers)
+        lines = [f"\n    server ovq{3 + k} {address}" for k, address in enumerate(more)]
         self.proxy = self.stack.enter_context(
-            proxy_of_a_pair(self.folder, *(server.address for server in self.servers), changes))
+            proxy_of_a_pair(self.folder, first, second + "".join(lines), changes))
+        for k in range(count):
+            self.proxy.await_status(f"ovq{k + 1}", "UP")
         self.client = self.connect(self.proxy.address)
 
     def tearDown(self):
@@ -201,7 +205,7 @@ class Upgrade(unittest.TestCase):
         return {session.session_id for session in self.connect(server.address).list_sessions()}
 
     def start_on_both(self, make, on_each):
-        """Returns [those on the first server, those on the second]; the hash of its key places
+        """Returns [those on the first server, those on the others]; the hash of its key places
         each."""
         placed = [[], []]
         for _ in range(100):
@@ -312,14 +316,14 @@ class Upgrade(unittest.TestCase):
     @unittest.skipUnless(redis_process.installed(), "no redis-server; install redis-server")
     def test_servers_with_one_redis_are_replaced_under_load(self):
         redis = self.stack.enter_context(redis_process.RedisServer())
-        self.replace_servers_with_one_store("--session-store", redis.url)
+        self.replace_servers_with_one_store("--session-store", redis.url, count=3)
 
-    def replace_servers_with_one_store(self, *store):
+    def replace_servers_with_one_store(self, *store, count=2):
         """No call fails, no session is lost, and each continues where it was."""
         commands = documented_commands("Behind HAProxy, with one session folder")
         notice = re.search(r"`--drain-notice (\w+)`", OPERATIONS).group(1)
         self.serve([*store, "--drain-notice", notice],
-                   {r"^    option persist\n": ""})
+                   {r"^    option persist\n": ""}, count)
         one_shots = [self.start(OneShots(self.client)) for _ in range(2)]
         turns = sum(self.start_on_both(Turns, 3), [])
         idle = self.client.create_session("idle").session_id
@@ -331,7 +335,7 @@ class Upgrade(unittest.TestCase):
         self.assertEqual([re.search(r"systemctl \w+ ovq-server@\d|ovq_ready", line).group() for line in commands],
                          ["systemctl restart ovq-server@1", "ovq_ready",
                           "systemctl restart ovq-server@2", "ovq_ready"])
-        for k in range(2):
+        for k in range(count):
             old = self.servers[k]
             old.terminate()
             self.assertEqual(old.wait(), 0)
