@@ -71,6 +71,10 @@ class TlsRedis(Redis):
 class RedisStoreTest(shared_store.SharedStoreTests, unittest.TestCase):
     new_store = Redis
 
+    def test_servers_that_die_or_sleep(self):
+        self.new_store = TlsRedis
+        super().test_servers_that_die_or_sleep()
+
     @unittest.skipIf(shutil.which("haproxy") is None, "no haproxy; install haproxy")
     def test_servers_that_die_or_sleep_behind_haproxy(self):
         self.disturb_servers(behind_haproxy=True)
@@ -86,10 +90,6 @@ class RedisStoreTest(shared_store.SharedStoreTests, unittest.TestCase):
              "--session-store: redis://127.0.0.1:.*: Connection refused"),
             (("--session-store", "redis://cache", "--session-store-password-file", "/no/such"), 1,
              "--session-store-password-file: /no/such")))
-
-    def test_over_tls(self):
-        self.new_store = TlsRedis
-        self.disturb_servers()
 
     def test_what_tls_refuses_at_the_start(self):
         with TlsRedis() as redis:
