@@ -116,32 +116,6 @@ TEST_F(S3OwnershipTest, AServerThatWasCutOffKnowsThatItIsNotSure) {
   first->SetListener({});
 }
 
-// Calls get their answers while the thread that moves sessions looks at others.
-TEST_F(S3OwnershipTest, EachOfManyAcquisitionsIsAnsweredOnce) {
-  constexpr size_t kSessions = 400;
-  const auto id = [](size_t i) { return absl::StrCat("many", i); };
-  const auto store = Open(Options());
-  std::atomic<size_t> left = kSessions;
-  for (size_t i = 0; i < kSessions; ++i) {
-    store->Create(StoredHead(id(i)), {}, {}, [&](const absl::Status&) { --left; });
-  }
-  ASSERT_TRUE(Eventually([&] { return left == 0; }));
-  std::vector<std::atomic<int>> answers(kSessions);
-  for (int round = 1; round <= 3; ++round) {
-    for (size_t i = 0; i < kSessions; ++i) store->Release(id(i));
-    for (size_t i = 0; i < kSessions; ++i) {
-      store->Acquire(id(i), [&answers, i](const absl::StatusOr<store::FoundSession>& found) {
-        EXPECT_TRUE(found.ok()) << found.status();
-        ++answers[i];
-      });
-    }
-    EXPECT_TRUE(Eventually(
-        [&] { return std::ranges::all_of(answers, [&](const auto& n) { return n >= round; }); }));
-    absl::SleepFor(absl::Milliseconds(50));
-    for (const std::atomic<int>& n : answers) EXPECT_EQ(n, round);
-  }
-}
-
 // A server that is about to acquire a session has seen its owner's lease end, and finds that the
 // owner has stored the session again.
 TEST_F(S3OwnershipTest, AServerThatWakesStoresItsSessionsAgain) {

@@ -8,6 +8,8 @@
 #include <random>
 #include <set>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "tests/server/store/backends.h"
 
 namespace ovq::store::test {
@@ -324,6 +326,33 @@ TEST_P(Store, AReleasedSessionIsAnotherServers) {
   EXPECT_EQ(found->version, 1u);
   ASSERT_TRUE(Append(*other, kId, OneToken(1, 2)).ok());
   store_->SetListener({});
+}
+
+// Calls get their answers while the store looks at others. Of two for a session one acquires it.
+TEST_P(Store, EachOfManyAcquisitionsIsAnsweredOnce) {
+  constexpr size_t kSessions = 150;
+  const auto id = [](size_t i) { return absl::StrCat("many", i); };
+  for (size_t i = 0; i < kSessions; ++i) ASSERT_TRUE(Create(id(i)).ok());
+  std::vector<std::atomic<int>> acquired(kSessions), in_use(kSessions);
+  for (int round = 1; round <= 4; ++round) {
+    std::atomic<int> answers = 0;
+    for (size_t i = 0; i < kSessions; ++i) store_->Release(id(i));
+    for (size_t i = 0; i < 2 * kSessions; ++i) {
+      const size_t session = i % kSessions;
+      store_->Acquire(id(session), [&, session](const absl::StatusOr<FoundSession>& found) {
+        EXPECT_TRUE(found.ok() || absl::IsFailedPrecondition(found.status())) << found.status();
+        ++(found.ok() ? acquired : in_use)[session];
+        ++answers;
+      });
+    }
+    for (int i = 0; i < 3000 && answers < static_cast<int>(2 * kSessions); ++i) {
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    absl::SleepFor(absl::Milliseconds(50));  // for one too many
+    for (const auto* counts : {&acquired, &in_use}) {
+      for (const std::atomic<int>& count : *counts) ASSERT_EQ(count, round);
+    }
+  }
 }
 
 TEST_P(Store, OnlyTheOwnerWrites) {
