@@ -68,8 +68,10 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
   }
   struct stat text = {};
   const bool has_text = stat(TextPath(id).c_str(), &text) == 0;
-  return store::FoundSession{head, journal.version(), journal.mark(),
-                             has_text ? static_cast<size_t>(text.st_size) : 0};
+  return store::FoundSession{.head = head,
+                             .version = journal.version(),
+                             .mark = journal.mark(),
+                             .text_bytes = has_text ? static_cast<size_t>(text.st_size) : 0};
 }
 
 void SessionFiles::MoveToDamaged(const std::string& id) const {

@@ -81,9 +81,14 @@ absl::Status RedisLease::Renew(SteadyTime until) {
              .status = reply.status()});
   }
   RETURN_IF_ERROR(reply.status());
-  if (since_.exchange(reply->number) != reply->number) verify_ = true;
+  if (since_.exchange(reply->number) != reply->number) BeginVerify();
   renewed_ = sent;  // after verify_, for Keep
   return absl::OkStatus();
+}
+
+void RedisLease::BeginVerify() {
+  ++lapses_;  // first, so that a session is verified or its acquirer sees this
+  verify_ = true;
 }
 
 absl::Status RedisLease::Verify(SteadyTime until) {
@@ -99,7 +104,7 @@ absl::Status RedisLease::Verify(SteadyTime until) {
     for (size_t i = begin; i < end; ++i) {
       const absl::StatusOr<Reply>& reply = replies[i - begin];
       if (!reply.ok()) {
-        verify_ = true;
+        BeginVerify();
         return reply.status();
       }
       const auto& [id, epoch] = all[i];
@@ -153,7 +158,7 @@ void RedisLease::Loop() {
       status = request.status();
       asked = request.ok() ? *std::move(request) : std::nullopt;
     }
-    if (!status.ok()) verify_ = true;  // a Redis that comes back may have lost its last seconds
+    if (!status.ok()) BeginVerify();  // a Redis that comes back may have lost its last seconds
     lock.lock();
     if (!status.ok()) {
       changed_.wait_for(lock, pause, [this] { return ending_ || !confirmations_.empty(); });

@@ -43,6 +43,9 @@ class RedisLease {
   // These are SessionStore's sure_of_ownership and ConfirmOwnership.
   bool sure() const;
   void Confirm(store::SessionStore::Done done);
+  // How often this server's sessions had to be verified. An answer that says that a session is this
+  // server's does not count where this has changed since the question.
+  uint64_t lapses() const { return lapses_; }
 
   // Runs commands as RedisClient does, and once more after renewing the lease if that was over.
   Replies RunTogether(const std::vector<Command>& commands, SteadyTime until, bool& unanswered);
@@ -55,6 +58,7 @@ class RedisLease {
   // Waits for requests of other servers, some tenths of a second. Returns a session's id, if any.
   absl::StatusOr<std::optional<std::string>> AwaitRequest(SteadyTime& next);
   absl::Status Renew(SteadyTime until = {});
+  void BeginVerify();
   // Finds sessions that were lost while there was no lease.
   absl::Status Verify(SteadyTime until);
 
@@ -68,6 +72,7 @@ class RedisLease {
   std::atomic<uint64_t> renewals_ = 0;
   std::atomic<int64_t> since_ = 0;    // as kRenewScript returned it
   std::atomic<bool> verify_ = false;  // the lease was over, or Redis could not be asked
+  std::atomic<uint64_t> lapses_ = 0;
   // Nanoseconds of a clock that runs while the machine sleeps: when the last renewal was sent, and
   // until when no other server can have acquired a session of this one.
   std::atomic<int64_t> renewed_ = 0, sure_until_ = 0;

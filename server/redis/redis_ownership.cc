@@ -143,16 +143,28 @@ absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::strin
     RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false,
                                        /*entry=*/false));
   }
-  return store::FoundSession{head, journal.version(), journal.mark(),
-                             static_cast<size_t>(mine.items[3].number)};
+  store::FoundSession found{.head = head,
+                            .version = journal.version(),
+                            .mark = journal.mark(),
+                            .text_bytes = static_cast<size_t>(mine.items[3].number)};
+  if (!absl::SimpleAtoi(mine.items[1].text, &found.acquisition)) {
+    return absl::DataLossError(absl::StrCat("its epoch is '", mine.items[1].text, "'"));
+  }
+  return found;
 }
 
 absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& id,
-                                                             const Reply& mine) {
+                                                             const Reply& mine, uint64_t lapses) {
   {
     std::lock_guard lock(mutex_);
     sessions_.Add(id, mine.items[1].text);
     unreleased_.erase(id);
+  }
+  // Those that are added before a lapse are verified after it.
+  if (lease_.lapses() != lapses) {
+    sessions_.Remove(id);
+    return absl::UnavailableError(
+        absl::StrCat("session ", id, ": this server was not heard of for too long"));
   }
   absl::StatusOr<store::FoundSession> found = CheckStored(id, mine);
   if (!found.ok()) return GiveBack(id, found.status());
@@ -193,6 +205,7 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
       commands.push_back(Script(kAcquireScript, ids[i], {"", "unasked"}));
     }
     bool unanswered = false;
+    const uint64_t lapses = lease_.lapses();
     const Replies replies = lease_.RunTogether(commands, until, unanswered);
     for (size_t i = begin; i < end; ++i) {
       RETURN_IF_ERROR(replies[i - begin].status());
@@ -200,7 +213,7 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
       const std::string& outcome = reply.items[0].text;
       if (outcome == "ELSEWHERE") ++found.elsewhere;
       if (outcome != "MINE") continue;
-      absl::StatusOr<store::FoundSession> session = Register(ids[i], reply);
+      absl::StatusOr<store::FoundSession> session = Register(ids[i], reply, lapses);
       if (session.ok()) {
         found.sessions.push_back(*std::move(session));
       } else if (absl::IsUnavailable(session.status())) {
@@ -304,26 +317,28 @@ bool RedisOwnership::Ask(Acquisition& call, const Reply& elsewhere, bool ending)
   return false;
 }
 
-bool RedisOwnership::Answer(Acquisition& call, const absl::StatusOr<Reply>& reply, bool ending) {
-  if (!reply.ok()) {
-    const bool late = TimeBetween(call.begin, SteadyClock::now()) >= options_.ownership_timeout;
-    if (absl::IsUnavailable(reply.status()) && !late && !ending) return false;
-    {
-      std::lock_guard lock(mutex_);
-      ReleaseLater(call.id);
-    }
-    Finish(call, absl::Status(reply.status().code(),
-                              absl::StrCat("session ", call.id, ": ",
-                                           std::string(reply.status().message()))));
-    return true;
-  }
-  const std::string& outcome = reply->items[0].text;
+bool RedisOwnership::Answer(Acquisition& call, const absl::StatusOr<Reply>& reply, uint64_t lapses,
+                            bool ending) {
+  const std::string outcome = reply.ok() ? reply->items[0].text : "";
   if (outcome == "ELSEWHERE") return Ask(call, *reply, ending);
   if (outcome == "NONE") {
     Finish(call, absl::NotFoundError(absl::StrCat("session ", call.id, ": not found")));
-  } else {
-    Finish(call, Register(call.id, *reply));
+    return true;
   }
+  using Found = absl::StatusOr<store::FoundSession>;
+  Found found = reply.ok() ? Register(call.id, *reply, lapses) : Found(reply.status());
+  const bool late = TimeBetween(call.begin, SteadyClock::now()) >= options_.ownership_timeout;
+  if (absl::IsUnavailable(found.status()) && !late && !ending) return false;
+  if (!reply.ok() || absl::IsUnavailable(found.status())) {
+    std::lock_guard lock(mutex_);
+    ReleaseLater(call.id);
+  }
+  if (!reply.ok()) {
+    found = absl::Status(
+        reply.status().code(),
+        absl::StrCat("session ", call.id, ": ", std::string(reply.status().message())));
+  }
+  Finish(call, std::move(found));
   return true;
 }
 
@@ -334,9 +349,10 @@ void RedisOwnership::AcquireAll(std::vector<Acquisition>& calls, bool ending) {
   std::vector<bool> answered(calls.size(), false);
   const auto exchange = [&] {
     bool unanswered = false;
+    const uint64_t lapses = lease_.lapses();
     const Replies replies = lease_.RunTogether(commands, {}, unanswered);
     for (size_t i = 0; i < sent.size(); ++i) {
-      answered[sent[i]] = Answer(calls[sent[i]], replies[i], ending);
+      answered[sent[i]] = Answer(calls[sent[i]], replies[i], lapses, ending);
     }
     commands.clear();
     sent.clear();

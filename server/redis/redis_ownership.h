@@ -92,11 +92,14 @@ class RedisOwnership {
   void ReleaseLater(const std::string& id);  // mutex_ is locked
   // Whether the call is answered now, without Redis; `wait`: it has to wait for a release.
   bool AnswerLocally(Acquisition& call, bool ending, bool& wait);
-  bool Answer(Acquisition& call, const absl::StatusOr<Reply>& reply, bool ending);
+  // lapses: RedisLease's before the question.
+  bool Answer(Acquisition& call, const absl::StatusOr<Reply>& reply, uint64_t lapses, bool ending);
   bool Ask(Acquisition& call, const Reply& elsewhere, bool ending);
   void Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found);
-  // Registers a session as kAcquireScript returned it, and checks it.
-  absl::StatusOr<store::FoundSession> Register(const std::string& id, const Reply& mine);
+  // Registers a session as kAcquireScript returned it, and checks it. Unavailable if the lease was
+  // over meanwhile, so that the session may be another server's.
+  absl::StatusOr<store::FoundSession> Register(const std::string& id, const Reply& mine,
+                                               uint64_t lapses);
   absl::StatusOr<store::FoundSession> CheckStored(const std::string& id, const Reply& mine);
   void RetryReleases();
   // Acquires those of the sessions that no server owns or asks for.

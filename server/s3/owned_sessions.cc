@@ -81,6 +81,12 @@ bool OwnedSessions::Contains(const std::string& id) const {
   return by_id_.contains(id);
 }
 
+bool OwnedSessions::Owns(const std::string& id, uint64_t epoch) const {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  return found != by_id_.end() && found->second.epoch == epoch;
+}
+
 size_t OwnedSessions::size() const {
   std::lock_guard lock(mutex_);
   return by_id_.size();

@@ -51,6 +51,7 @@ class OwnedSessions {
   // asked for in one term does not happen in another.
   uint64_t Term(const std::string& id) const;
   bool Contains(const std::string& id) const;
+  bool Owns(const std::string& id, uint64_t epoch) const;
   size_t size() const;
   std::vector<std::string> All() const;  // ids
 

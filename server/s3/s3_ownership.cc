@@ -217,7 +217,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
   }
   RETURN_IF_ERROR(found.status());
   object.owner = sessions_.server();
-  ++object.epoch;
+  found->acquisition = ++object.epoch;
   object.nonce = UnguessableHex();
   const uint64_t lapses = lease_.lapses();
   {

@@ -73,7 +73,11 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
   core_.table.Insert(session, /*used=*/false);
   core_.table.texts().AddFound(info, found.text_bytes);
   core_.admission.CountStored(1);
-  return absl::OkStatus();
+  // The store may have told that it is lost before it was here.
+  if (core_.config.options.session_store->Owns(head.id, found.acquisition)) return absl::OkStatus();
+  Lose(head.id);
+  return absl::UnavailableError(
+      absl::StrCat("session ", head.id, ": another server has acquired it meanwhile"));
 }
 
 bool SessionOwnership::MayBeElsewhere(const std::string& id) const {

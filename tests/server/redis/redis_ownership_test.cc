@@ -117,6 +117,38 @@ TEST_F(RedisOwnershipTest, ARequestForASessionThatIsGivenUpIsNotAnswered) {
   EXPECT_EQ(asked, 0);
 }
 
+// The answer that makes a server the owner comes when another one has the session again.
+TEST_F(RedisOwnershipTest, AnAcquisitionThatIsAnsweredTooLateIsNone) {
+  RedisProxy proxy(redis_->address().port);
+  const auto second = Open(Options());
+  ASSERT_TRUE(Create(*second).ok());
+  const std::string lease = redis_->Run({"KEYS", "ovq:lease:*"}).items[0].text;
+  RedisStoreOptions slow = Options();
+  slow.address = proxy.address();
+  slow.reply_timeout = absl::Seconds(20);
+  const auto first = Open(slow);
+  std::atomic<int> lost = 0;
+  first->SetListener({.lost = [&](const std::string&) { ++lost; }});
+  second->Release(kSession);
+  proxy.HoldAnswer(kSession);
+  std::promise<absl::StatusOr<store::FoundSession>> late;
+  first->Acquire(kSession, [&](auto found) { late.set_value(std::move(found)); });
+  for (int i = 0; i < 1000 && !proxy.holds(); ++i) absl::SleepFor(absl::Milliseconds(10));
+  ASSERT_TRUE(proxy.holds());
+  for (const Reply& one : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
+    if (one.text != lease) redis_->Run({"DEL", one.text});
+  }
+  const absl::StatusOr<store::FoundSession> found = Acquire(*second);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_TRUE(second->Owns(kSession, found->acquisition));
+  absl::SleepFor(absl::Seconds(1));  // the first server's lease is there again
+  proxy.LetGo();
+  const absl::StatusOr<store::FoundSession> none = late.get_future().get();
+  EXPECT_TRUE(absl::IsUnavailable(none.status())) << none.status();
+  EXPECT_EQ(first->owned(), 0u);
+  EXPECT_TRUE(Append(*second, 0).ok());
+}
+
 // The network of a server fails for longer than its lease. Another server goes on, and what the
 // first one writes later is refused.
 TEST_F(RedisOwnershipTest, AServerThatWasNotHeardOfWritesNothing) {

@@ -139,6 +139,12 @@ void RedisProxy::LoseAnswers(const std::string& word, int count) {
   to_lose_ = count;
 }
 
+void RedisProxy::HoldAnswer(const std::string& word) {
+  EXPECT_EQ(to_hold_, 0) << "an answer that was to be held never came";
+  word_ = word;
+  to_hold_ = 1;
+}
+
 void RedisProxy::Serve() {
   while (!ending_) {
     pollfd wait = {listener_, POLLIN, 0};
@@ -160,7 +166,7 @@ void RedisProxy::Pass(int client) {
   }
   std::vector<char> buffer(size_t{1} << 16);
   std::string request;
-  bool lose = false;
+  bool lose = false, hold = false;
   while (open && !ending_) {
     std::array<pollfd, 2> wait = {{{client, POLLIN, 0}, {server, POLLIN, 0}}};
     if (frozen_) absl::SleepFor(absl::Milliseconds(5));
@@ -174,8 +180,15 @@ void RedisProxy::Pass(int client) {
       if (from == client) {
         request += bytes;
         if (to_lose_ > 0 && request.find(word_) != std::string::npos) lose = true;
+        if (to_hold_ > 0 && request.find(word_) != std::string::npos) hold = true;
       } else {
         request.clear();
+        if (hold) {
+          hold = false;
+          holds_ = true;
+          --to_hold_;
+          while (holds_ && !ending_) absl::SleepFor(absl::Milliseconds(5));
+        }
         if (lose) {
           --to_lose_;
           open = false;

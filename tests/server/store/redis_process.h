@@ -50,6 +50,11 @@ class RedisProxy {
   // once Redis has given it. Those of the last call must have been lost by then.
   void LoseAnswers(const std::string& word, int count);
   void Freeze(bool frozen) { frozen_ = frozen; }  // nothing comes through
+  // The answer to the next command that contains `word` waits, once Redis has given it, until
+  // LetGo. Other connections go on.
+  void HoldAnswer(const std::string& word);
+  bool holds() const { return holds_; }
+  void LetGo() { holds_ = false; }
 
  private:
   void Serve();
@@ -57,8 +62,8 @@ class RedisProxy {
 
   const int to_port_;
   int port_ = 0, listener_ = -1;
-  std::atomic<bool> ending_ = false, frozen_ = false;
-  std::atomic<int> to_lose_ = 0;
+  std::atomic<bool> ending_ = false, frozen_ = false, holds_ = false;
+  std::atomic<int> to_lose_ = 0, to_hold_ = 0;
   std::string word_;
   std::thread thread_;
   std::vector<std::thread> connections_;
