@@ -118,7 +118,11 @@ void SessionOwnership::AskStore(const std::string& id, const std::optional<std::
             [this, id, found = std::move(found), tenant, called, then = std::move(then)]() mutable {
               const absl::Status status = RegisterAcquired(std::move(found), tenant, called);
               const std::vector<StatusCallback> others = std::move(asking_.extract(id).mapped());
-              then(status);
+              if (status.ok() && core_.table.Contains(id)) {
+                Acquire(id, tenant, std::move(then));  // the lease may have ended meanwhile
+              } else {
+                then(status);
+              }
               for (const StatusCallback& other : others) other(status);
             });
       });

@@ -14,16 +14,19 @@ namespace {
 
 using testing::HasSubstr;
 
-// A folder whose next acquisition is lost on its way to the engine.
+// A folder whose next acquisition is lost, on its way to the engine or when ownership is confirmed.
 class LosingStore final : public store::SessionStore {
  public:
   explicit LosingStore(std::unique_ptr<store::SessionStore> folder) : folder_(std::move(folder)) {}
 
-  std::atomic<bool> loses = false;
+  std::atomic<bool> loses = false, sure = true;
+  std::atomic<int> acquisitions = 0;
 
   absl::StatusOr<store::RecoveredSessions> Recover() override { return folder_->Recover(); }
   void Acquire(const std::string& id, Acquired done) override {
     folder_->Acquire(id, [this, id, done](absl::StatusOr<store::FoundSession> found) {
+      ++acquisitions;
+      last_ = id;
       if (loses.exchange(false)) {
         found->acquisition = 1;
         folder_->Release(id);
@@ -33,6 +36,13 @@ class LosingStore final : public store::SessionStore {
     });
   }
   bool Owns(const std::string&, uint64_t acquisition) const override { return acquisition == 0; }
+  bool sure_of_ownership() const override { return sure; }
+  void ConfirmOwnership(Done done) override {
+    sure = true;
+    folder_->Release(last_);
+    listener_.lost(last_);
+    done(absl::OkStatus());
+  }
   void SetListener(store::OwnershipListener listener) override {
     listener_ = listener;
     folder_->SetListener(std::move(listener));
@@ -72,6 +82,7 @@ class LosingStore final : public store::SessionStore {
  private:
   const std::unique_ptr<store::SessionStore> folder_;
   store::OwnershipListener listener_;
+  std::string last_;  // the session that was acquired
 };
 
 TEST(LateAcquisition, ASessionThatIsLostOnItsWayIsNotHere) {
@@ -97,9 +108,12 @@ TEST(LateAcquisition, ASessionThatIsLostOnItsWayIsNotHere) {
   EXPECT_THAT(std::string(lost.message()), HasSubstr("another server has acquired it meanwhile"));
   EXPECT_FALSE(store->loses);
   EXPECT_EQ(store->owned(), 0u);
-  // It is asked for again.
+  // It is asked for again, and once more where the lease has ended since.
+  store->sure = false;
   const absl::Status there = second.Run(Turn(id, {5}, 2, 1)).status;
   EXPECT_TRUE(there.ok()) << there;
+  EXPECT_TRUE(store->sure);
+  EXPECT_EQ(store->acquisitions, 3);
   std::filesystem::remove_all(path);
 }
 
