@@ -3,7 +3,8 @@
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
 tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
 corpus (without it: python_files), or {"name": "conversations"}, the scripted ones of conversations.py,
-whose `tokenizer` is a path relative to the recipe's folder. `training` values for the options below, `score` values for those
+whose `tokenizer` is a path relative to the recipe's folder and `agents` the share that has the shape of coding
+agents' (agent_conversations.py). `training` values for the options below, `score` values for those
 of score.py, which reproduce.py passes on. Options on the command line override the recipe's."""
 
 import argparse
@@ -198,12 +199,15 @@ def make_source(recipe, args, config):
 
 
 def make_conversation_source(fields, args, config):
-    if set(fields) != {"name", "tokenizer"}:
-        raise ValueError(f"task: conversations has one further field, tokenizer, not {fields}")
+    if not {"name", "tokenizer"} <= set(fields) <= {"name", "tokenizer", "agents"}:
+        raise ValueError(f"task: conversations has the further fields tokenizer and, if it should, agents, not {fields}")
+    agents = fields.get("agents", 0)
+    if not isinstance(agents, (int, float)) or not 0 <= agents <= 1:
+        raise ValueError(f"task: agents: {agents!r} is no share from 0 to 1")
     tokenizer = load_tokenizer(os.path.join(os.path.dirname(args.recipe), fields["tokenizer"]))
     if tokenizer.size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the tokenizer needs {tokenizer.size}")
-    return ConversationSource(tokenizer, args.held_out_length, args.seed, args.unscored_weight)
+    return ConversationSource(tokenizer, args.held_out_length, args.seed, args.unscored_weight, agents)
 
 
 def token_rows(table, old, new, random):
