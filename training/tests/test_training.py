@@ -29,6 +29,9 @@ from sources import NO_TARGET, CorpusSource, TaskSource, predicted_right
 from tasks import TaskError, make_task
 
 
+TOKENIZER = os.path.join(os.path.dirname(support.TRAINING), "models", "scripted-chat", "tokenizer.json")
+
+
 class ScheduleTest(unittest.TestCase):
     def test_learning_rate_rises_then_falls(self):
         self.assertAlmostEqual(learning_rate(1.0, 0.0, 0, 10), 0.1)
@@ -390,9 +393,17 @@ class TrainingTest(unittest.TestCase):
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "40:0.5,5:0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "5-40:1"), {"task": RECALL}),
+                (ValueError, "task: agents: 2 is no share from 0 to 1", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "agents": 2}}),
+                (ValueError, "conversations has the further fields", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "words": 2}}),
                 (DataError, "context length 99999", ("--phases", "40:0.5,99999:0.5"), {}),
                 (ValueError, "--widen: 1.5 is not", ("--widen", "1.5"),
                  {"task": {"name": "linear_icl", "vector_tokens": 2, "x_max": 9}}),
+                (ValueError, "task: agents: 2 is no share from 0 to 1", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "agents": 2}}),
+                (ValueError, "conversations has the further fields", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "words": 2}}),
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
                 (ConfigError, "layer_types", ("--mixer", "full_attention"),
                  {"config": without_layers}),
@@ -471,6 +482,13 @@ class TrainingTest(unittest.TestCase):
             self.assertTrue(torch.equal(tensor, whole.state_dict()[name]))
         with self.assertRaisesRegex(ValueError, "--shard-mb: 0.0 is not positive"):
             self.call(export, *arguments, "--shard-mb", "0")
+        with self.assertRaisesRegex(ValueError, "--sharpen: 0.0 is not positive"):
+            self.call(export, *arguments, "--sharpen", "0")
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        sharp = os.path.join(self.folder, "sharp")
+        self.call(export, "--checkpoint", self.checkpoint("run"), "--out", sharp, "--sharpen", "4")
+        with torch.no_grad():
+            torch.testing.assert_close(load_model(sharp)(tokens), 4 * whole(tokens))
         self.call(evaluate, "--model", model, "--out", out, "--data-root", self.root,
                   "--lengths", "16,32,64", "--scales", "1,2")
         with open(os.path.join(out, "evaluation.csv"), encoding="utf-8") as file:
