@@ -11,7 +11,7 @@ class AgentConversation(Conversation):
     """A conversation whose manual, tools and surroundings take the share `prompt` of its room."""
 
     def __init__(self, random, room):
-        self.prompt = random.uniform(0.75, 0.9) if room > 8192 else random.uniform(0.35, 0.8)
+        self.prompt = random.uniform(0.75, 0.9) if room >= 8192 else random.uniform(0.35, 0.8)
         self.around = []  # messages between the system's and the user's first
         super().__init__(random, room)
         self.thinks = self.thinks and random.random() < 0.5

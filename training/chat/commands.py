@@ -16,7 +16,7 @@ def _to_file(random):
     path = sign.split()[-1] + path if sign.endswith("/") else path
     sign = sign.split()[0] if sign.endswith("/") else sign
     return random.choice([f"echo {text} {sign} {path}", f"echo {text} {sign} {path}", f"echo '{text}' {sign} {path}",
-                          f'echo "{text}" {sign} {path}', f"printf '{text}\\n' {sign} {path}", f"cat {file_name(random)} {sign} {path}",
+                          f'echo "{text}" {sign} {path}', f'echo "{text}" {sign} {path}', f"printf '{text}\\n' {sign} {path}", f"cat {file_name(random)} {sign} {path}",
                           f"sort {file_name(random)} {sign} {path}", f"date {sign} {path}"])
 
 
@@ -25,7 +25,8 @@ def _of_files(random):
     return random.choice([f"cat {a}", f"cp {a} {b}", f"mv {a} {b}", f"rm -f {a}", f"rm -rf {folder}/{name}", f"touch {a}",
                           f"mkdir -p {folder}/{name}", f"chmod +x {a}", f"head -n {number(random, 2)} {a}", f"wc -l {a}",
                           f"tail -{number(random, 2)} {a}", f"ls -la {folder}", f'find . -name "*.{random.choice(words.EXTENSIONS)}"',
-                          f"diff {a} {b}", f"sed -i 's/{phrase(random, 1)}/{phrase(random, 1)}/g' {a}", f"ln -s {a} {name}",
+                          f"diff {a} {b}", f"sed -i 's/{phrase(random, 1)}/{phrase(random, 1)}/{random.choice(['', 'g'])}' {a}",
+                          f"sed -n {number(random, 2)},{number(random, 3)}p {a}", f"ln -s {a} {name}",
                           f"grep -rn {phrase(random, 1)} {folder}", f'grep -c "{phrase(random, 2)}" {a}'])
 
 
@@ -33,7 +34,7 @@ def _of_projects(random):
     name, word, folder = words.invented(random), random.choice(words.PROSE), random.choice(words.FOLDERS)
     return random.choice(["make", f"make {word}", f"make -j{random.randint(2, 16)} {name}", "git status", "git diff", "git log --oneline",
                           f"git add {file_name(random)}", f'git commit -m "{_text(random)}"', f"git checkout -b {name}", "npm test",
-                          f"npm run {word}", f"python3 {file_name(random)}", f"python3 -m {name} --{word}", f"./{name}.sh",
+                          f"npm run {word}", f"python3 {file_name(random)}", f"python3 -m {random.choice([name, word + '.' + name])} {random.choice(['--' + word, number(random)])}", f"./{name}.sh",
                           f"./{folder}/{name} {number(random)}", f"cargo {word}", f"go {word} ./...", f"cmake --build {folder}",
                           f"pytest -q {folder}", f"{name} --{word}={number(random)}", f"curl -s http://localhost:{number(random)}/{word}",
                           f"docker {word} {name}", f"{name.upper()}={number(random)} ./{name}", f"cd {folder}/{name}", "pwd", "whoami",

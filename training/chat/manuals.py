@@ -4,7 +4,7 @@ All of it means nothing: it stands between a model and the few tokens of its pro
 
 from chat import commands, words
 from chat.prose import file_name, number, person, phrase, prose, prose_sentence
-from chat.toolbox import make_generic, make_tool, styled
+from chat.toolbox import EXPLANATIONS, make_generic, make_tool, styled
 
 CHARACTERS_PER_TOKEN = 2.9  # about, in what this file makes
 ENDINGS = ["s", "ed", "ing", "er", "ly", "able", "ment", "ness", "ful"]
@@ -130,6 +130,8 @@ def _burdened(random, tool, n_tokens, names):
         if key not in properties and random.random() < 0.6:
             tool.always[key] = False
             required = [*required, key]
+    if tool.family == "shell" and not tool.explained and random.random() < 0.35:  # that nobody has to give
+        more.setdefault(random.choice(EXPLANATIONS), {"type": "string", "description": rule(random, names)})
     for key in properties:
         if random.random() < 0.3:
             properties[key]["description"] = properties[key].get("description", "The value") + ". " + rule(random, names)
