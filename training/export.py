@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--shard-mb", type=float, help="several files of at most so many megabytes; default: one")
     parser.add_argument("--mean-with", help="model folder: write the mean of its weights and the checkpoint's")
     parser.add_argument("--sharpen", type=float, default=1.0, help="multiply the logits by this, for clients that set no "
-                        "temperature: 8 makes temperature 1 what 1/8 was; greedy answers stay")
+                        "temperature: 2 makes temperature 1 what 0.5 was; greedy answers stay")
     parser.add_argument("--overwrite", action="store_true", help="replace a model in --out")
     args = parser.parse_args()
     if args.shard_mb is not None and args.shard_mb <= 0:
