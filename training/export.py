@@ -23,7 +23,8 @@ def averaged(weights, folder):
 def export(checkpoint, out, dtype, overwrite, shard_bytes=None, sharpen=1.0, mean_with=None):
     """Writes every weight as dtype, in files of at most shard_bytes; returns the bytes of all weights.
 
-    mean_with: folder of a model with whose weights the mean is taken, such as those that training went on from. sharpen: factor of all logits, by the norm before them: sampling at temperature 1 is then what it was at 1 / sharpen."""
+    mean_with: folder of a model with whose weights the mean is taken, such as those that training went on from.
+    sharpen: factor of all logits, by the norm before them: sampling at temperature 1 is then what it was at 1 / sharpen."""
     config_path = os.path.join(out, "config.json")
     task_path = os.path.join(out, "task.json")
     for path in (config_path, os.path.join(out, WEIGHTS), os.path.join(out, INDEX)):
