@@ -86,11 +86,14 @@ class Conversation:
         self.last_answer, self.last_short = None, None
         self.file = None
         self.tools = []
-        if random.random() < (0.75 if room > 300 else 0.5):
+        if self._has_tools(room):
             self._draw_tools(room)
         self.system = self._draw_system(room)
 
     # ---- the beginning ----
+
+    def _has_tools(self, room):
+        return self.random.random() < (0.75 if room > 300 else 0.5)
 
     def _draw_tools(self, room):
         random = self.random
@@ -691,13 +694,13 @@ def _join(sample, more):
     sample.learned += more.learned
 
 
-def make_sample(seed, length, tokenizer, held_out=False):
-    """Returns a Sample of at most `length` tokens: a conversation with as many turns as fit.
+def make_sample(seed, length, tokenizer, held_out=False, kind=Conversation):
+    """Returns a Sample of at most `length` tokens: a conversation of a kind, with as many turns as fit.
 
     With held_out it has up to three turns, and only the answers of the last one, which is held out, count."""
     for attempt in range(100):
         random = random_module.Random(f"{seed} {attempt} {held_out}")
-        conversation = Conversation(random, length)
+        conversation = kind(random, length)
         sample = Sample([], [], [])
         _append(sample, conversation.beginning(), (), tokenizer)
         if held_out:
@@ -723,26 +726,27 @@ def make_sample(seed, length, tokenizer, held_out=False):
     raise ValueError(f"no conversation of {length} tokens")
 
 
-def conversation_text(seed, length=600, held_out=False):
+def conversation_text(seed, length=600, held_out=False, kind=Conversation):
     """Returns the text of a conversation, for the training of the tokenizer and to look at."""
     class Characters:
         """Counts four characters as a token."""
         def encode(self, text):
             return [text[i:i + 4] for i in range(0, len(text), 4)]
-    return "".join(make_sample(seed, length, Characters(), held_out).ids)
+    return "".join(make_sample(seed, length, Characters(), held_out, kind).ids)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+def print_some(description, kind):
+    """Prints conversations of a kind, as the command line says."""
+    parser = argparse.ArgumentParser(description=description.split("\n", maxsplit=1)[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=3)
     parser.add_argument("--length", type=int, default=600, help="tokens, as four characters each")
     parser.add_argument("--held-out", action="store_true")
     args = parser.parse_args()
     for seed in range(args.seed, args.seed + args.count):
-        print(conversation_text(seed, args.length, args.held_out))
+        print(conversation_text(seed, args.length, args.held_out, kind))
         print("=" * 40)
 
 
 if __name__ == "__main__":
-    main()
+    print_some(__doc__, Conversation)

@@ -9,11 +9,22 @@ import sys
 import torch
 
 from ovq.config import ConfigError, config_from_dict
-from ovq.model import INDEX, WEIGHTS, save_model, write_json
+from ovq.model import INDEX, WEIGHTS, load_model, save_model, write_json
 
 
-def export(checkpoint, out, dtype, overwrite, shard_bytes=None):
-    """Writes every weight as dtype, in files of at most shard_bytes; returns the bytes of all weights."""
+def averaged(weights, folder):
+    """Returns the mean of some weights and of those of a model folder."""
+    others = load_model(folder).state_dict()
+    if {name: weight.shape for name, weight in weights.items()} != {name: other.shape for name, other in others.items()}:
+        raise ValueError(f"--mean-with: {folder} has no weights of this model's names and shapes")
+    return {name: (weight + others[name]) / 2 for name, weight in weights.items()}
+
+
+def export(checkpoint, out, dtype, overwrite, shard_bytes=None, sharpen=1.0, mean_with=None):
+    """Writes every weight as dtype, in files of at most shard_bytes; returns the bytes of all weights.
+
+    mean_with: folder of a model with whose weights the mean is taken, such as those that training went on from.
+    sharpen: factor of all logits, by the norm before them: sampling at temperature 1 is then what it was at 1 / sharpen."""
     config_path = os.path.join(out, "config.json")
     task_path = os.path.join(out, "task.json")
     for path in (config_path, os.path.join(out, WEIGHTS), os.path.join(out, INDEX)):
@@ -23,6 +34,9 @@ def export(checkpoint, out, dtype, overwrite, shard_bytes=None):
     for part in ("config", "model"):
         if part not in saved:
             raise ValueError(f"{checkpoint}: holds no {part!r}, so it is no checkpoint of train.py")
+    if mean_with is not None:
+        saved["model"] = averaged(saved["model"], mean_with)
+    saved["model"]["model.norm.weight"] *= sharpen
     n_bytes = save_model(out, config_from_dict(saved["config"]), saved["model"], dtype, shard_bytes)
     if saved.get("task"):
         write_json(task_path, {"task": saved["task"]})
@@ -37,11 +51,17 @@ def main():
     parser.add_argument("--out", required=True, help="folder of the native model")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--shard-mb", type=float, help="several files of at most so many megabytes; default: one")
+    parser.add_argument("--mean-with", help="model folder: write the mean of its weights and the checkpoint's")
+    parser.add_argument("--sharpen", type=float, default=1.0, help="multiply the logits by this, for clients that set no "
+                        "temperature: 2 makes temperature 1 what 0.5 was; greedy answers stay")
     parser.add_argument("--overwrite", action="store_true", help="replace a model in --out")
     args = parser.parse_args()
     if args.shard_mb is not None and args.shard_mb <= 0:
         raise ValueError(f"--shard-mb: {args.shard_mb} is not positive")
-    n_bytes = export(args.checkpoint, args.out, args.dtype, args.overwrite, args.shard_mb and int(args.shard_mb * 1e6))
+    if not args.sharpen > 0:
+        raise ValueError(f"--sharpen: {args.sharpen} is not positive")
+    n_bytes = export(args.checkpoint, args.out, args.dtype, args.overwrite, args.shard_mb and int(args.shard_mb * 1e6),
+                     args.sharpen, args.mean_with)
     print(f"{args.out}: {n_bytes} bytes of weights in {args.dtype}")
 
 

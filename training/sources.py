@@ -6,11 +6,13 @@ few integers, so that a resumed run sees what an unbroken one would have seen.""
 
 import hashlib
 import itertools
+import random as random_module
 
 import numpy as np
 import torch
 
-from conversations import make_sample
+from agent_conversations import AgentConversation
+from conversations import Conversation, make_sample
 from ovq.measure import bits_per_byte, token_bits
 
 # Seed of the task sequences on which progress is measured. Training sequences are seeded by pairs
@@ -115,26 +117,30 @@ class TaskSource:
 class ConversationSource:
     """Scripted conversations; progress is the share of held-out answers that greedy decoding gets right.
 
-    A row of a batch is one conversation with as many turns as fit. What the model itself says has weight
-    1 in the loss, all else unlearned_weight. Progress is measured on conversations of at most
-    held_out_length tokens."""
+    A row of a batch is one conversation with as many turns as fit; the share `agents` of them has the shape
+    that coding agents give to theirs. What the model itself says has weight 1 in the loss, all else
+    unlearned_weight. Progress is measured on conversations of at most held_out_length tokens."""
 
     metric = "held_out_exact"
     _SAMPLE_CONTEXTS = 64
 
-    def __init__(self, tokenizer, held_out_length, seed, unlearned_weight):
+    def __init__(self, tokenizer, held_out_length, seed, unlearned_weight, agents=0.0):
         self._tokenizer, self._seed, self._unlearned_weight = tokenizer, seed, unlearned_weight
-        self._n_batches = 0
-        self._sample = [make_sample(i, held_out_length, tokenizer, True) for i in range(self._SAMPLE_CONTEXTS)]
-        shown = [make_sample(i, 512, tokenizer).ids for i in range(16)]
+        self._agents, self._n_batches = agents, 0
+        self._sample = [self._make(i, held_out_length, True) for i in range(self._SAMPLE_CONTEXTS)]
+        shown = [self._make(i, 512).ids for i in range(16)]
         self.fingerprint = f"conversations {hashlib.sha256(repr(shown).encode()).hexdigest()[:16]}"
+
+    def _make(self, seed, length, held_out=False):
+        is_agents = random_module.Random(f"{seed} kind").random() < self._agents
+        return make_sample(seed, length, self._tokenizer, held_out, AgentConversation if is_agents else Conversation)
 
     def check(self, length):
         """Raises the error that next would raise for contexts of this length."""
-        make_sample("check", length, self._tokenizer)
+        self._make("check", length)
 
     def next(self, length, batch, progress):
-        made = [make_sample(f"{self._seed} {self._n_batches} {i}", length, self._tokenizer) for i in range(batch)]
+        made = [self._make(f"{self._seed} {self._n_batches} {i}", length) for i in range(batch)]
         self._n_batches += 1
         inputs, targets = (np.zeros((batch, length), np.int64), np.full((batch, length), NO_TARGET))
         weights = np.zeros((batch, length), np.float32)

@@ -3,7 +3,8 @@
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
 tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
 corpus (without it: python_files), or {"name": "conversations"}, the scripted ones of conversations.py,
-whose `tokenizer` is a path relative to the recipe's folder. `training` values for the options below, `score` values for those
+whose `tokenizer` is a path relative to the recipe's folder and `agents` the share that has the shape of coding
+agents' (agent_conversations.py). `training` values for the options below, `score` values for those
 of score.py, which reproduce.py passes on. Options on the command line override the recipe's."""
 
 import argparse
@@ -70,6 +71,8 @@ def make_parser():
         "channel, are those of the token before: the config's token_shift")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte corpus)")
     add("--steps", type=int, default=0, help="length of the run in steps")
+    add("--last-step", type=int, help="end there, though the schedule of --steps goes on: for weights that are averaged "
+        "with others (export.py --mean-with), which takes the place of a slow end")
     add("--minutes", type=float, default=0, help="length of the run in minutes, if not 0: the "
         "schedule follows the clock in place of --steps, for machines that are shared")
     add("--batch-tokens", type=int, default=4096,
@@ -137,6 +140,8 @@ def parse_args():
         recipe["task"] = {**recipe.get("task", {}), **args.task}
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
+    if args.last_step is not None and args.last_step < 1:
+        raise ValueError(f"--last-step: {args.last_step} is not positive")
     args.compute_dtype = args.compute_dtype or fast_dtype(args.device)
     args.workers = args.workers or (2 if args.device == "cpu" else 1)
     return args, recipe
@@ -198,12 +203,15 @@ def make_source(recipe, args, config):
 
 
 def make_conversation_source(fields, args, config):
-    if set(fields) != {"name", "tokenizer"}:
-        raise ValueError(f"task: conversations has one further field, tokenizer, not {fields}")
+    if not {"name", "tokenizer"} <= set(fields) <= {"name", "tokenizer", "agents"}:
+        raise ValueError(f"task: conversations has the further fields tokenizer and, if it should, agents, not {fields}")
+    agents = fields.get("agents", 0)
+    if not isinstance(agents, (int, float)) or not 0 <= agents <= 1:
+        raise ValueError(f"task: agents: {agents!r} is no share from 0 to 1")
     tokenizer = load_tokenizer(os.path.join(os.path.dirname(args.recipe), fields["tokenizer"]))
     if tokenizer.size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the tokenizer needs {tokenizer.size}")
-    return ConversationSource(tokenizer, args.held_out_length, args.seed, args.unscored_weight)
+    return ConversationSource(tokenizer, args.held_out_length, args.seed, args.unscored_weight, agents)
 
 
 def token_rows(table, old, new, random):
@@ -293,6 +301,10 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
+
+    @property
+    def ended(self):
+        return self.progress >= 1 or self.step == self.args.last_step
 
     @property
     def progress(self):
@@ -392,7 +404,7 @@ class Trainer:
 
     def report(self, bits, tokens_per_second):
         """Adds a history row and prints progress; every --eval-steps with the held-out sample."""
-        due = self.step % self.args.eval_steps < self.args.log_steps or self.progress >= 1
+        due = self.step % self.args.eval_steps < self.args.log_steps or self.ended
         held_out = self.source.measure(self.model, self.workers) if due else None
         phase = phase_at(self.phases, min(self.progress, 1 - 1e-9))
         max_centroids = phase.max_centroids or self.config.max_centroids
@@ -414,7 +426,7 @@ class Trainer:
         clock = saved_at = begin = time.monotonic()
         told = False
         recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
-        while self.progress < 1:
+        while not self.ended:
             with interrupted_afterwards():
                 recent.append(self.train_step())
             now = time.monotonic()
@@ -422,7 +434,7 @@ class Trainer:
             if not told and now - begin >= FIRST_SIGN_SECONDS:
                 self.first_sign(now - begin)
                 told = True
-            if self.step % self.args.log_steps == 0 or self.progress >= 1:
+            if self.step % self.args.log_steps == 0 or self.ended:
                 speed = (self.tokens - recent_tokens) / (self.seconds - recent_seconds)
                 self.report(float(sum(recent) / len(recent)), speed)
                 recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds

@@ -64,6 +64,10 @@ class Tool:
     thing: str = ""
     as_list: bool = False  # the command of a shell is a list of words
     explained: str = ""  # name of a required argument that explains the call
+    always: dict = dataclasses.field(default_factory=dict)  # further required arguments and their values
+
+    def rename(self, name):
+        self.name = self.schema["name"] = name
 
     def call(self, explanation="", **values):
         """Returns the call whose arguments have these values, by role."""
@@ -73,7 +77,7 @@ class Tool:
         arguments = {self.keys[role]: values[role] for role in self.keys if role in values}
         if self.explained:
             arguments[self.explained] = explanation
-        return {"name": self.name, "arguments": arguments}
+        return {"name": self.name, "arguments": {**arguments, **self.always}}
 
 
 def styled(random, words, style):
@@ -169,11 +173,11 @@ def make_tool(random, family, style, long=0):
                 as_list=as_list, explained=explained)
 
 
-def make_generic(random, style, taken=(), long=0):
+def make_generic(random, style, taken=(), long=0, verbs=VERBS, objects=OBJECTS):
     """Returns a Tool that does something to a thing, with up to three arguments."""
     while True:
-        verb = random.choice(VERBS) if random.random() < 0.8 else invented(random)
-        thing = random.choice(OBJECTS) if random.random() < 0.7 else random.choice(NOUNS)
+        verb = random.choice(verbs) if random.random() < 0.8 else invented(random)
+        thing = random.choice(objects) if random.random() < 0.7 else random.choice(NOUNS)
         if (verb, thing) not in taken:
             break
     words = f"{verb} {thing}" if random.random() < 0.8 else f"{thing} {verb}"

@@ -20,13 +20,16 @@ import export
 import sample
 import train
 from data import DataError, Documents
-from ovq.config import ConfigError
+from ovq.config import ConfigError, config_from_dict
 from ovq.mixers import unit_norm
-from ovq.model import load_model
+from ovq.model import OvqModel, load_model, save_model
 from predictors import ReferencePredictor
 from schedule import Phase, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, CorpusSource, TaskSource, predicted_right
 from tasks import TaskError, make_task
+
+
+TOKENIZER = os.path.join(os.path.dirname(support.TRAINING), "models", "scripted-chat", "tokenizer.json")
 
 
 class ScheduleTest(unittest.TestCase):
@@ -367,6 +370,16 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(len(set(distances.argmin(-1).tolist())), 4)
         torch.testing.assert_close(weights[name].norm(dim=-1), torch.ones(2, 4))
 
+    def test_a_run_that_ends_early_is_the_beginning_of_the_whole(self):
+        self.train("whole")
+        self.train("early", "--last-step", "4")
+        self.assertEqual(self.saved("early")["step"], 4)
+        self.assertEqual(self.saved("early")["history"][-1][:2], self.saved("whole")["history"][1][:2])
+        self.train("early", "--resume")
+        self.assert_same_weights("whole", "early")
+        with self.assertRaisesRegex(ValueError, "--last-step: 0 is not positive"):
+            self.train("wrong", "--last-step", "0")
+
     def test_a_run_is_not_resumed_as_another(self):
         self.train("run")
         with self.assertRaisesRegex(ValueError, "with --ablation none, not linear_growth"):
@@ -390,9 +403,17 @@ class TrainingTest(unittest.TestCase):
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "40:0.5,5:0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "5-40:1"), {"task": RECALL}),
+                (ValueError, "task: agents: 2 is no share from 0 to 1", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "agents": 2}}),
+                (ValueError, "conversations has the further fields", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "words": 2}}),
                 (DataError, "context length 99999", ("--phases", "40:0.5,99999:0.5"), {}),
                 (ValueError, "--widen: 1.5 is not", ("--widen", "1.5"),
                  {"task": {"name": "linear_icl", "vector_tokens": 2, "x_max": 9}}),
+                (ValueError, "task: agents: 2 is no share from 0 to 1", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "agents": 2}}),
+                (ValueError, "conversations has the further fields", (),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER, "words": 2}}),
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
                 (ConfigError, "layer_types", ("--mixer", "full_attention"),
                  {"config": without_layers}),
@@ -471,6 +492,24 @@ class TrainingTest(unittest.TestCase):
             self.assertTrue(torch.equal(tensor, whole.state_dict()[name]))
         with self.assertRaisesRegex(ValueError, "--shard-mb: 0.0 is not positive"):
             self.call(export, *arguments, "--shard-mb", "0")
+        with self.assertRaisesRegex(ValueError, "--sharpen: 0.0 is not positive"):
+            self.call(export, *arguments, "--sharpen", "0")
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        sharp = os.path.join(self.folder, "sharp")
+        self.call(export, "--checkpoint", self.checkpoint("run"), "--out", sharp, "--sharpen", "4")
+        with torch.no_grad():
+            torch.testing.assert_close(load_model(sharp)(tokens), 4 * whole(tokens))
+        mean = os.path.join(self.folder, "mean")
+        self.call(export, "--checkpoint", self.checkpoint("run"), "--out", mean, "--mean-with", sharp, "--dtype", "float32")
+        weights, sharper = load_model(mean).state_dict(), load_model(sharp).state_dict()
+        trained = torch.load(self.checkpoint("run"))["model"]
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, (trained[name] + sharper[name]) / 2)
+        narrow = os.path.join(self.folder, "narrow")
+        config = config_from_dict(support.tiny_config(intermediate_size=8))
+        save_model(narrow, config, OvqModel(config).state_dict(), "float32")
+        with self.assertRaisesRegex(ValueError, "--mean-with: .*narrow has no weights of this model's"):
+            self.call(export, "--checkpoint", self.checkpoint("run"), "--out", mean, "--overwrite", "--mean-with", narrow)
         self.call(evaluate, "--model", model, "--out", out, "--data-root", self.root,
                   "--lengths", "16,32,64", "--scales", "1,2")
         with open(os.path.join(out, "evaluation.csv"), encoding="utf-8") as file:
