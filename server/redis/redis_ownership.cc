@@ -143,14 +143,13 @@ absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::strin
     RETURN_IF_ERROR(sessions_.EndWrite(cut, reply, absl::OkStatus(), /*unanswered=*/false,
                                        /*entry=*/false));
   }
-  store::FoundSession found{.head = head,
-                            .version = journal.version(),
-                            .mark = journal.mark(),
-                            .text_bytes = static_cast<size_t>(mine.items[3].number)};
-  if (!absl::SimpleAtoi(mine.items[1].text, &found.acquisition)) {
-    return absl::DataLossError(absl::StrCat("its epoch is '", mine.items[1].text, "'"));
-  }
-  return found;
+  return store::FoundSession{.head = head,
+                             .version = journal.version(),
+                             .mark = journal.mark(),
+                             .text_bytes = static_cast<size_t>(mine.items[3].number),
+                             .still_owned = [this, id, epoch = mine.items[1].text] {
+                               return sessions_.Epoch(id) == epoch;
+                             }};
 }
 
 absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& id,
@@ -160,7 +159,7 @@ absl::StatusOr<store::FoundSession> RedisOwnership::Register(const std::string& 
     sessions_.Add(id, mine.items[1].text);
     unreleased_.erase(id);
   }
-  // Those that are added before a lapse are verified after it.
+  // A session that is added before a lapse is verified after it.
   if (lease_.lapses() != lapses) {
     sessions_.Remove(id);
     return absl::UnavailableError(

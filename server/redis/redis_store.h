@@ -38,9 +38,6 @@ class RedisStore final : public store::SessionStore {
   void Decline(const std::string& id) override;
   void Quarantine(const std::string& id) override;
   size_t owned() const override { return sessions_.size(); }
-  bool Owns(const std::string& id, uint64_t acquisition) const override {
-    return sessions_.Epoch(id) == absl::StrCat(acquisition);
-  }
   bool sure_of_ownership() const override { return lease_.sure(); }
   void ConfirmOwnership(Done done) override { lease_.Confirm(std::move(done)); }
 

@@ -217,7 +217,8 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
   }
   RETURN_IF_ERROR(found.status());
   object.owner = sessions_.server();
-  found->acquisition = ++object.epoch;
+  ++object.epoch;
+  found->still_owned = [this, id, epoch = object.epoch] { return sessions_.Owns(id, epoch); };
   object.nonce = UnguessableHex();
   const uint64_t lapses = lease_.lapses();
   {

@@ -37,9 +37,6 @@ class S3Store final : public store::SessionStore {
   void Decline(const std::string& id) override;
   void Quarantine(const std::string& id) override { StopOwning(id, Leave::kQuarantine); }
   size_t owned() const override { return sessions_.size(); }
-  bool Owns(const std::string& id, uint64_t acquisition) const override {
-    return sessions_.Owns(id, acquisition);
-  }
   bool sure_of_ownership() const override { return ownership_.sure(); }
   void ConfirmOwnership(Done done) override { ownership_.Confirm(std::move(done)); }
 

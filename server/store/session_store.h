@@ -24,8 +24,10 @@ struct FoundSession {
   JournalHead head;
   uint64_t version = 0;
   SessionMark mark;
-  size_t text_bytes = 0;     // of its text; 0: it has none
-  uint64_t acquisition = 0;  // its number, for SessionStore::Owns
+  size_t text_bytes = 0;  // of its text; 0: it has none
+  // Whether this acquisition still counts; null: it does. The listener may have been told that the
+  // session is lost before the acquisition's callback was called.
+  std::function<bool()> still_owned = {};
 };
 
 struct RecoveredSessions {
@@ -116,9 +118,6 @@ class SessionStore {
   // ones are lost before it calls `done`. Unavailable if the store cannot be asked.
   virtual bool sure_of_ownership() const { return true; }
   virtual void ConfirmOwnership(Done done) { done(absl::OkStatus()); }
-  // Whether this server still owns a session by this acquisition. The listener may have been told
-  // that it is lost before the acquisition's callback was called.
-  virtual bool Owns(const std::string& /*id*/, uint64_t /*acquisition*/) const { return true; }
 
   // --- Sessions. Methods with an id or a head need a session that this server owns: they change
   // nothing and return Aborted if another server may own it. They return Unknown if one owns it now

@@ -74,7 +74,7 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
   core_.table.texts().AddFound(info, found.text_bytes);
   core_.admission.CountStored(1);
   // The store may have told that it is lost before it was here.
-  if (core_.config.options.session_store->Owns(head.id, found.acquisition)) return absl::OkStatus();
+  if (found.still_owned == nullptr || found.still_owned()) return absl::OkStatus();
   Lose(head.id);
   return absl::UnavailableError(
       absl::StrCat("session ", head.id, ": another server has acquired it meanwhile"));

@@ -28,14 +28,13 @@ class LosingStore final : public store::SessionStore {
       ++acquisitions;
       last_ = id;
       if (loses.exchange(false)) {
-        found->acquisition = 1;
+        found->still_owned = [] { return false; };
         folder_->Release(id);
         listener_.lost(id);
       }
       done(std::move(found));
     });
   }
-  bool Owns(const std::string&, uint64_t acquisition) const override { return acquisition == 0; }
   bool sure_of_ownership() const override { return sure; }
   void ConfirmOwnership(Done done) override {
     sure = true;

@@ -140,7 +140,7 @@ TEST_F(RedisOwnershipTest, AnAcquisitionThatIsAnsweredTooLateIsNone) {
   }
   const absl::StatusOr<store::FoundSession> found = Acquire(*second);
   ASSERT_TRUE(found.ok()) << found.status();
-  EXPECT_TRUE(second->Owns(kSession, found->acquisition));
+  EXPECT_TRUE(found->still_owned());
   absl::SleepFor(absl::Seconds(1));  // the first server's lease is there again
   proxy.LetGo();
   const absl::StatusOr<store::FoundSession> none = late.get_future().get();
