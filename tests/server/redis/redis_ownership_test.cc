@@ -187,9 +187,10 @@ TEST_F(RedisOwnershipTest, WhatMayHaveBeenStoredIsNotSaidToBeUndone) {
   RedisProxy proxy(redis_->address().port);
   RedisStoreOptions cut_off = Options();
   cut_off.address = proxy.address();
+  cut_off.patience = absl::Seconds(60);
   const auto first = Open(cut_off), second = Open(Options());
   ASSERT_TRUE(Create(*first).ok());
-  proxy.LoseAnswers("the entry", 20);
+  proxy.LoseAnswers("the entry", 1'000'000);
   std::promise<absl::Status> late;
   JournalEntry entry = TokenAt(0);
   entry.unfinished = "the entry";
@@ -203,6 +204,7 @@ TEST_F(RedisOwnershipTest, WhatMayHaveBeenStoredIsNotSaidToBeUndone) {
   const absl::StatusOr<store::FoundSession> found = Acquire(*second);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->version, 1u);
+  proxy.LoseNoMore();
   const absl::Status status = late.get_future().get();
   EXPECT_TRUE(absl::IsUnknown(status)) << status;
 }

@@ -190,7 +190,7 @@ void RedisProxy::Pass(int client) {
           while (holds_ && !ending_) absl::SleepFor(absl::Milliseconds(5));
         }
         if (lose) {
-          --to_lose_;
+          if (to_lose_ > 0) --to_lose_;
           open = false;
           break;
         }

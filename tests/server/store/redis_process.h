@@ -49,6 +49,7 @@ class RedisProxy {
   // None of the next so many answers to commands that contain `word` arrives: the connection ends
   // once Redis has given it. Those of the last call must have been lost by then.
   void LoseAnswers(const std::string& word, int count);
+  void LoseNoMore() { to_lose_ = 0; }
   void Freeze(bool frozen) { frozen_ = frozen; }  // nothing comes through
   // The answer to the next command that contains `word` waits, once Redis has given it, until
   // LetGo. Other connections go on.
