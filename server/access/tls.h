@@ -14,7 +14,7 @@
 namespace ovq::server {
 
 struct TlsFiles {
-  std::string cert = {};       // PEM: the server's certificate, then its chain; empty: no TLS
+  std::string cert = {};       // PEM: the certificate, then its chain; empty: no TLS
   std::string key = {};        // PEM, without a passphrase
   std::string client_ca = {};  // PEM bundle; empty: no client certificates are asked for
 };

@@ -18,7 +18,7 @@ namespace ovq::redis {
 // connect become rarer, up to one a second, and whatever comes between fails at once.
 class RedisClient {
  public:
-  // timeout: of connecting, and of each reply.
+  // timeout: of connecting, and of each piece of a reply.
   RedisClient(RedisAddress address, absl::Duration timeout)
       : address_(std::move(address)), timeout_(timeout) {}
 

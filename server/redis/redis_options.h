@@ -10,7 +10,7 @@ struct RedisStoreOptions {
   RedisAddress address = {};
   // How long this server owns its sessions after it was last heard of.
   absl::Duration lease = absl::Seconds(10);
-  absl::Duration reply_timeout = absl::Seconds(3);  // of connecting, and of each reply
+  absl::Duration reply_timeout = absl::Seconds(3);  // of connecting, and of each piece of a reply
   // How long a change is tried while Redis cannot be reached.
   absl::Duration patience = absl::Seconds(10);
   // Time for another server to release a session. Longer than the lease, so that a call waits for
