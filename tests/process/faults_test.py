@@ -31,6 +31,7 @@ for tool in ("protoc", "grpc_python_plugin"):
         print(f"SKIPPED: no {tool}; install what deploy/packages.txt lists")
         sys.exit(0)
 
+from free_port import free_port
 from server_process import ROOT, ServerProcess, load_stubs
 from tiny_model import write_tiny_model
 
@@ -259,14 +260,9 @@ class LostLog(unittest.TestCase):
     def serve(self, redirection):
         """Starts a server with redirected log and standard output; returns its address and the
         metrics' URL."""
-        ports = []
-        for _ in range(2):
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                ports.append(free.getsockname()[1])
         command = ('exec "$0" --model "$1" --state-memory 64M --listen "$2" --metrics-address "$3" '
                    f"--log-level debug {redirection}")
-        addresses = [f"127.0.0.1:{port}" for port in ports]
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         process = subprocess.Popen(["/bin/sh", "-c", command, BINARY, path("tiny"), *addresses])
 
         def end():

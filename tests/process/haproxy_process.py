@@ -6,13 +6,9 @@ import socket
 import subprocess
 import time
 
+from free_port import free_port
+
 os.environ["PATH"] += ":/usr/sbin"
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 class HaproxyProcess:

@@ -27,6 +27,7 @@ except ImportError as error:
     print(f"SKIPPED: {error}; install python3-grpcio")
     sys.exit(0)
 
+from free_port import free_port
 from load_process import WithLoad
 from server_process import ServerProcess
 from tiny_model import write_tiny_model
@@ -338,7 +339,7 @@ class Restarted(WithLoad):
 
     def load_over_a_kill(self, *server_flags):
         """Returns (exit status, the JSON report)."""
-        server = self.start(0, *server_flags)
+        server = self.start(free_port(), *server_flags)
         run = subprocess.Popen(
             self.command("--server", server.address, "--concurrency=4", "--turns=20", "--requests=600", "--quiet",
                          "--input-length=10", "--output-length=10", "--outlast=30s",

@@ -8,17 +8,13 @@ import tempfile
 import threading
 import time
 
+from free_port import free_port
+
 REDIS = shutil.which("redis-server") or "/usr/bin/redis-server"
 
 
 def installed():
     return os.access(REDIS, os.X_OK)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class RedisServer:

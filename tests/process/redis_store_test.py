@@ -22,6 +22,7 @@ if not redis_process.installed():
 
 import certificates
 import shared_store
+from free_port import free_port
 from server_process import ServerProcess
 
 
@@ -86,7 +87,7 @@ class RedisStoreTest(shared_store.SharedStoreTests, unittest.TestCase):
             (("--session-store", "redis://cache", "--session-dir", "x"), 2, "expected no --session-dir"),
             (("--session-lease", "5s"), 2, "--session-lease: expected --session-store with it"),
             (("--session-store", "redis://cache", "--session-sync", "interval"), 2, "expected --session-dir"),
-            (("--session-store", f"redis://127.0.0.1:{redis_process.free_port()}"), 1,
+            (("--session-store", f"redis://127.0.0.1:{free_port()}"), 1,
              "--session-store: redis://127.0.0.1:.*: Connection refused"),
             (("--session-store", "redis://cache", "--session-store-password-file", "/no/such"), 1,
              "--session-store-password-file: /no/such")))

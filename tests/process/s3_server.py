@@ -39,6 +39,8 @@ import time
 import urllib.parse
 from xml.sax.saxutils import escape
 
+from free_port import free_port
+
 KEY_ID, SECRET, REGION, BUCKET = "TESTKEY", "secret/of+the=tests", "us-east-1", "sessions"
 NAMES = {301: "PermanentRedirect", 403: "AccessDenied", 404: "NoSuchKey", 409: "ConditionalRequestConflict",
          412: "PreconditionFailed", 500: "InternalError", 503: "SlowDown"}
@@ -351,7 +353,7 @@ def main():
     parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"))
     options = parser.parse_args()
     Handler.store, Handler.page = Store(options.folder), options.page
-    server = Listener(("127.0.0.1", options.port), Handler)
+    server = Listener(("127.0.0.1", options.port or free_port()), Handler)
     if options.tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*options.tls)

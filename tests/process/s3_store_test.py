@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import s3_server
 import shared_store
 from certificates import make_authority, make_certificate
-from redis_process import free_port
+from free_port import free_port
 from server_process import ServerProcess, run_to_end
 from shared_store import FLAGS, MODEL, binary
 

@@ -29,7 +29,8 @@ if shutil.which("protoc") is None:
     print("SKIPPED: no protoc; install protobuf-compiler")
     sys.exit(0)
 
-from haproxy_process import HaproxyProcess, free_port
+from free_port import free_port
+from haproxy_process import HaproxyProcess
 from http_client import HttpClient, events_of, http_port
 from redis_process import Proxy
 from server_process import ROOT, ServerProcess, run_to_end
@@ -257,21 +258,21 @@ class Fleet:
 
     def __init__(self, store, behind_haproxy=False):
         self.store, self.lock = store, threading.Lock()
-        self.http_ports = [free_port() for _ in range(3)]
+        self.ports, self.http_ports = ([free_port() for _ in range(3)] for _ in range(2))
         self.servers, self.gone, self.front, self.fenced, self.lost = [], [], None, 0, 0
         try:
             for k in range(3):
                 self.servers.append(self.serve(k))
             if behind_haproxy:
-                self.front = Front([server.port for server in self.servers], self.http_ports)
+                self.front = Front(self.ports, self.http_ports)
         except BaseException:
             self.close()
             raise
 
-    def serve(self, k, port=0):
+    def serve(self, k):
         room = f"{64 + 2 * OPTIONS.sessions}M"  # for all sessions on one server
         return ServerProcess(binary(), MODEL, *SERVES, "--http-listen", f"127.0.0.1:{self.http_ports[k]}",
-                             "--state-memory", room, *self.store.server_flags(), port=port)
+                             "--state-memory", room, *self.store.server_flags(), port=self.ports[k])
 
     def pick(self, rng):
         with self.lock:
@@ -283,7 +284,7 @@ class Fleet:
             self.gone.append(self.servers.pop(k))
         self.gone[-1].process.kill()
         self.gone[-1].process.wait()
-        new = self.serve(k, self.gone[-1].port)
+        new = self.serve(k)
         with self.lock:
             self.servers.insert(k, new)
 

@@ -18,6 +18,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import redis_process
+from free_port import free_port
 from haproxy_process import proxy_of_a_pair  # this module knows the path of the program
 
 try:
@@ -172,7 +173,7 @@ class Upgrade(unittest.TestCase):
     def serve(self, flags=(), changes={}, count=2):
         """Starts servers and their proxy."""
         self.flags = (*FLAGS, *flags)
-        self.servers = [self.start_server() for _ in range(count)]
+        self.servers = [self.start_server(free_port()) for _ in range(count)]
         first, second, *more = (server.address for server in self.servers)
         lines = [f"\n    server ovq{3 + k} {address}" for k, address in enumerate(more)]
         self.proxy = self.stack.enter_context(
@@ -185,7 +186,7 @@ class Upgrade(unittest.TestCase):
         for worker in self.workers:
             worker.stop()
 
-    def start_server(self, port=0):
+    def start_server(self, port):
         return self.stack.enter_context(ServerProcess(BINARY, self.model, *self.flags, port=port))
 
     def connect(self, address):

@@ -10,9 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -30,15 +33,21 @@ sockaddr_in Loopback(int port) {
   return address;
 }
 
-// Returns a socket that is bound to a free port.
+// Returns a socket that is bound to a free port, one that no outgoing connection is given: a server
+// that is started again at its port would find such a connection there.
 int BoundSocket(int& port) {
+  constexpr int kLowest = 10240;
+  int first_outgoing = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first_outgoing;
+  std::uniform_int_distribution<int> some(kLowest, std::max(first_outgoing, 2 * kLowest) - 1);
+  std::random_device random;
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Loopback(0);
-  socklen_t size = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(bind(fd, any, size), 0);
-  EXPECT_EQ(getsockname(fd, any, &size), 0);
-  port = ntohs(address.sin_port);
+  sockaddr_in address = {};
+  do {
+    port = some(random);
+    address = Loopback(port);
+  } while (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 &&
+           errno == EADDRINUSE);
   return fd;
 }
 
