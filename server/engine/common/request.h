@@ -27,7 +27,6 @@ struct GenerateWork {
   std::vector<std::unique_ptr<RunningAnswer>> answers = {};  // [n] from admission on
   // First draws of the last answers, until every answer has a state and these have begun.
   std::vector<model::Sampled> first = {};
-  SteadyTime begin_again = {};  // when these begin, if others wait for the engine
   std::vector<model::TokenScore> prompt_scores = {};
   std::optional<SteadyTime> blocked_since = {};  // set while the stream is full
 

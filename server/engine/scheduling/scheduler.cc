@@ -127,6 +127,7 @@ bool Scheduler::RunIteration(Executor& executor) {
     MayCheckpoint(*candidate.request);
   }
   if (!any) return true;
+  core_.copies.NoteBatch();
   size_t index = 0;
   std::erase_if(plan, [&](const PlanItem&) { return run.sequences[index++].failure.has_value(); });
   run.report.duration = TimeBetween(begin, config_.options.clock.steady());
@@ -288,8 +289,6 @@ bool Scheduler::BeginAnswers(Request& request) {
   if (work.first.size() == work.answers.size()) {
     config_.events.first_token(TimeBetween(request.arrival, config_.options.clock.steady()));
   }
-  const SteadyTime now = config_.options.clock.steady();
-  if (now < work.begin_again && running_.size() > 1) return true;
   absl::Duration forms;
   while (!work.first.empty() && !request.ended && forms < kMostFormTime) {
     RunningAnswer& answer = *work.answers[work.answers.size() - work.first.size()];
@@ -299,7 +298,6 @@ bool Scheduler::BeginAnswers(Request& request) {
     forms += answer.form_time();
     EmitTokens(request, answer, std::move(event));
   }
-  work.begin_again = After(now, 2 * forms);  // others have as much time meanwhile
   return !work.first.empty() && !request.ended;
 }
 
