@@ -1,14 +1,21 @@
 #include "base/processors.h"
 
+#include <fcntl.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <limits>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
 namespace ovq {
@@ -64,6 +71,47 @@ int UsableProcessors(const std::string& root) {
   int processors = std::max(1, CountAffinityProcessors());
   if (quota < processors) processors = std::max(1, static_cast<int>(std::ceil(quota)));
   return processors;
+}
+
+absl::Duration ThreadTime() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return absl::DurationFromTimespec(time);
+}
+
+ProcessorWait::ProcessorWait(int thread)
+    : file_(open(absl::StrCat("/proc/self/task/", thread, "/schedstat").c_str(),
+                 O_RDONLY | O_CLOEXEC)) {
+  last_ = Total().value_or(absl::ZeroDuration());
+}
+
+ProcessorWait::~ProcessorWait() {
+  if (file_ >= 0) close(file_);
+}
+
+std::optional<absl::Duration> ProcessorWait::Since() {
+  const std::optional<absl::Duration> now = Total();
+  if (!now) return std::nullopt;
+  const absl::Duration since = *now - last_;
+  last_ = *now;
+  return since;
+}
+
+// The file has the nanoseconds on a processor, those of waiting for one, and a count.
+std::optional<absl::Duration> ProcessorWait::Total() const {
+  std::array<char, 128> text;
+  const ssize_t n = file_ < 0 ? -1 : pread(file_, text.data(), text.size(), 0);
+  if (n <= 0) return std::nullopt;
+  std::string_view rest(text.data(), static_cast<size_t>(n));
+  const size_t begin = rest.find(' ');
+  if (begin == std::string_view::npos) return std::nullopt;
+  rest = rest.substr(begin + 1);
+  rest = rest.substr(0, rest.find(' '));
+  int64_t nanoseconds = 0;
+  if (!absl::SimpleAtoi(absl::string_view(rest.data(), rest.size()), &nanoseconds)) {
+    return std::nullopt;
+  }
+  return absl::Nanoseconds(nanoseconds);
 }
 
 }  // namespace ovq

@@ -1,7 +1,10 @@
-// The number of processors this process may keep busy.
+// The number of processors this process may keep busy, and what its threads have of them.
 #pragma once
 
+#include <optional>
 #include <string>
+
+#include "absl/time/time.h"
 
 namespace ovq {
 
@@ -9,5 +12,27 @@ namespace ovq {
 // least 1. Quotas are those of Linux control groups version 2 (cpu.max) and 1 (cpu.cfs_quota_us),
 // of the process's own group and of all above it. root: replaces "/" in tests.
 int UsableProcessors(const std::string& root = "/");
+
+// The processor time that the calling thread has used since it began.
+absl::Duration ThreadTime();
+
+// The time for which a thread of this process could have run but had no processor: others had it,
+// or the process had used up its quota.
+class ProcessorWait {
+ public:
+  explicit ProcessorWait(int thread);  // its gettid()
+  ~ProcessorWait();
+  ProcessorWait(const ProcessorWait&) = delete;
+  ProcessorWait& operator=(const ProcessorWait&) = delete;
+
+  // Since the last call, or the object's making. Unset where the system does not tell.
+  std::optional<absl::Duration> Since();
+
+ private:
+  std::optional<absl::Duration> Total() const;
+
+  const int file_;  // of the thread in /proc, -1 where there is none
+  absl::Duration last_;
+};
 
 }  // namespace ovq

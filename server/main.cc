@@ -218,6 +218,9 @@ void ReserveProcessorsForEngine() {
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }
 
+// EngineOptions::calibration.
+constexpr absl::Duration kCalibration = absl::Seconds(1);
+
 absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   std::optional<ShutdownDeadline> end;  // destroyed last
   ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
@@ -249,6 +252,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   }
   ASSIGN_OR_RETURN(SessionStorage storage, OpenSessionStorage(options, metrics, log));
   engine_options.session_store = storage.store;
+  engine_options.calibration = kCalibration;
   RETURN_IF_ERROR(AddOwnFleetKey(options, engine_options));
   engine::EngineThread engine_thread(std::move(served), engine_options, std::move(loaded.context),
                                      metrics.Events());

@@ -222,6 +222,14 @@ def engine():
                  "{{phase}}")]),
         series("Steps", "Steps a second. 0 with running requests is a stalled engine.", "ops",
                [(rate("ovq_step_duration_seconds_count", by="phase"), "{{phase}}")], stack=True),
+        series("Time of a row", "As the engine has learnt it on its machine: a row of an answer with its draw, "
+               "of a prompt, a further draw, a log-probability.", "s",
+               [(f"avg by (kind) (ovq_row_seconds{{{SEL}}})", "{{kind}}")]),
+        series("The host's work for calls", "Processors that threads use to parse, tokenize and write; and what is taken "
+               "from clients' parts: what the engine's threads waited for one meanwhile, and copies of states.", "short",
+               [(rate("ovq_host_seconds_total"), "used"), (rate("ovq_host_charged_seconds_total"), "charged")]),
+        series("Calls held", "Times a second that a client's next call waited because the client had used more than "
+               "its part.", "ops", [(rate("ovq_calls_held_total"), "held")]),
         series("Dictionary updates", "Tokens that chunk updates took up, per layer and head: as new "
                "centroids, or merged into the nearest. Merges take over as dictionaries fill. Only "
                "models with OVQ layers.", "short",

@@ -32,7 +32,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
       : call_(std::move(call)),
         writer_(std::move(writer)),
         ended_hook_(std::move(ended)),
-        strand_(call_->services().writers, call_->client()),
+        strand_(call_->services().writers, call_->record().client()),
         open_(generations.size()) {
     for (Generation& generation : generations) {
       parts_.push_back(std::make_unique<Part>(*this, std::move(generation)));
@@ -125,7 +125,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
       ended_ = true;
       return;
     }
-    call_->services().blocking.Run(call_->client(), [self = shared_from_this()] {
+    call_->services().blocking.Run(call_->record().client(), [self = shared_from_this()] {
       self->end_ = self->ended_hook_(self->end_);
       self->ended_ = true;
       self->Wake();

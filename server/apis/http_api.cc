@@ -153,6 +153,7 @@ HttpApi::HttpApi(ServiceContext& services, BrowserRules rules)
 absl::Status HttpApi::Listen(HttpOptions options) {
   Metrics& metrics = services_.metrics;
   options.memory = services_.engine.options().request_memory;
+  options.host_time = services_.engine.options().host_time;
   ASSIGN_OR_RETURN(
       server_,
       HttpServer::Start(
@@ -201,12 +202,14 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
                         .headers = OptionsHeaders(rules_, call->request(), found.allow)});
   }
   if (found.route == nullptr) return call->Fail(MethodNotAllowed(found.allow));
+  if (absl::Status status = call->record().Admit(); !status.ok()) return call->Fail(status);
+  call->exchange().SetPayer(call->record().client());
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
-  queue.Run(call->client(), [call, handler = found.route->handler, words = std::move(found.words)] {
-    absl::Status status = call->record().Admit();
-    if (status.ok()) status = handler(call, words);
-    if (!status.ok()) call->Fail(status);
-  });
+  queue.Begin(call->record().client(),
+              [call, handler = found.route->handler, words = std::move(found.words)] {
+                absl::Status status = handler(call, words);
+                if (!status.ok()) call->Fail(status);
+              });
 }
 
 }  // namespace ovq::server

@@ -34,7 +34,8 @@ void AnswerOrFail(const HttpCallPtr& call, const absl::StatusOr<Response>& answe
 template <class Response>
 UnaryDone<Response> Later(const HttpCallPtr& call, WorkQueue& queue) {
   return [call, &queue](absl::StatusOr<Response> answer) {
-    queue.Run(call->client(), [call, answer = std::move(answer)] { AnswerOrFail(call, answer); });
+    queue.Run(call->record().client(),
+              [call, answer = std::move(answer)] { AnswerOrFail(call, answer); });
   };
 }
 

@@ -158,7 +158,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
 
   // Called on the engine's thread once the session exists.
   void Made(absl::StatusOr<v1::Session> session) {
-    call_->services().blocking.Run(call_->client(), [self = shared_from_this(), session] {
+    call_->services().blocking.Run(call_->record().client(), [self = shared_from_this(), session] {
       if (session.ok()) {
         if (session->position() > 0) {
           StandInForKnown(*self->request_.message.mutable_prompt()->mutable_conversation());
@@ -247,7 +247,7 @@ absl::Status ShowStored(const HttpCallPtr& call, const PathWords& words,
   call->services().engine.sessions().GetText(
       *session, call->caller().tenant, Reserve(*call),
       [call, answer](const absl::StatusOr<engine::SessionText>& text) {
-        call->services().blocking.Run(call->client(), [answer, text] { answer(text); });
+        call->services().blocking.Run(call->record().client(), [answer, text] { answer(text); });
       });
   return absl::OkStatus();
 }

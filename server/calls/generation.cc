@@ -72,8 +72,7 @@ absl::Status SubmitScore(const v1::ScoreRequest& message, std::vector<int32_t> t
         absl::StatusOr<std::vector<model::TokenScore>> rows;
         rows = result.ok() ? decltype(rows)(std::move(result->rows)) : result.status();
         // On another thread, which also frees the scores: there may be many.
-        call.services().blocking.Run(call.caller().client,
-                                     [done, rows = std::move(rows)] { done(rows); });
+        call.services().blocking.Run(call.client(), [done, rows = std::move(rows)] { done(rows); });
       });
 }
 

@@ -44,10 +44,10 @@ ServiceContext::ServiceContext(engine::Engine& engine, ModelDescription descript
       log(log),
       auth(tenants, metrics),
       constraints(engine.options().constraint_memory_bytes, metrics),
-      writers(kWriterThreads),
-      quick(kQuickThreads),
-      blocking(kBlockingThreads, kBlockingNice),
-      admin(kAdminThreads) {}
+      writers(*engine.options().host_time, kWriterThreads),
+      quick(*engine.options().host_time, kQuickThreads),
+      blocking(*engine.options().host_time, kBlockingThreads, kBlockingNice),
+      admin(*engine.options().host_time, kAdminThreads) {}
 
 absl::Status ReserveBytes(ByteHold& hold, size_t bytes) {
   const std::optional<size_t> free = hold.Acquire(bytes);
@@ -99,6 +99,7 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
       memory_(memory != nullptr ? std::move(memory)
                                 : std::make_unique<ByteHold>(
                                       services.engine.options().request_memory, context.client())) {
+  caller_.client = context.client();
   services_.Count(1);
   Log& log = services_.log.log;
   if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;

@@ -110,6 +110,8 @@ class CallRecord {
   // the call.
   absl::Status Admit(Access access = Access::kAny);
   const Caller& caller() const { return caller_; }
+  // The key of fair sharing: the caller's, once it is known, before that the connection's.
+  const std::string& client() const { return caller_.client; }
   // Gives a request to the engine the call's tenant, client and deadline.
   void SetCaller(engine::CallRequest& request) const;
   ByteHold& memory() { return *memory_; }

@@ -42,7 +42,7 @@ absl::Status BeginWith(const std::string& session_id, CallRecord& call) {
 template <class Response>
 void Abandon(CallRecord& call, std::vector<engine::SessionInfo> sessions,
              const UnaryDone<Response>& done) {
-  call.services().blocking.Run(call.caller().client, [&call, sessions = std::move(sessions), done] {
+  call.services().blocking.Run(call.client(), [&call, sessions = std::move(sessions), done] {
     for (const engine::SessionInfo& session : sessions) {
       (void)call.services().engine.sessions().Delete(session.id, call.caller().tenant);
     }

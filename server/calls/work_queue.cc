@@ -10,7 +10,8 @@
 
 namespace ovq::server {
 
-WorkQueue::WorkQueue(int n_threads, int nice) : most_running_(std::max(n_threads - 1, 1)) {
+WorkQueue::WorkQueue(engine::HostTime& host_time, int n_threads, int nice)
+    : host_time_(host_time), most_running_(std::max(n_threads - 1, 1)) {
   for (int i = 0; i < n_threads; ++i) threads_.emplace_back([this, nice] { Loop(nice); });
 }
 
@@ -25,44 +26,96 @@ WorkQueue::~WorkQueue() {
 void WorkQueue::Run(const std::string& client, std::function<void()> work) {
   absl::MutexLock lock(&mutex_);
   Client& mine = clients_[client];
-  const bool was_ready = Ready(mine);
-  mine.work.push_back(std::move(work));
-  if (!was_ready && Ready(mine)) ++ready_;
+  Change(mine, [&] { mine.work.push_back(std::move(work)); });
+}
+
+void WorkQueue::Begin(const std::string& client, std::function<void()> work) {
+  absl::MutexLock lock(&mutex_);
+  Client& mine = clients_[client];
+  Change(mine, [&] { mine.begins.push_back(std::move(work)); });
+}
+
+bool WorkQueue::MayRun(const std::string& name, Client& client) {
+  if (!client.work.empty() || client.may_begin || host_time_.MayBegin(name)) return true;
+  host_time_.CountHeld();
+  ++held_;
+  Change(client, [&client] {
+    client.held = true;
+    client.held_until = std::chrono::steady_clock::now() + kLongestHold;
+  });
+  return false;
+}
+
+void WorkQueue::LookAtDebts() {
+  const SteadyTime now = std::chrono::steady_clock::now();
+  if (now < look_again_) return;
+  look_again_ = now + kLookAtDebts;
+  for (auto& [name, client] : clients_) {
+    if (!client.held) continue;
+    if (!ending_ && now < client.held_until && !host_time_.MayBegin(name)) continue;
+    --held_;
+    Change(client, [&each = client] {
+      each.held = false;
+      each.may_begin = true;
+    });
+  }
 }
 
 WorkQueue::Clients::iterator WorkQueue::Next() {
-  const auto ready = [this](const auto& entry) { return Ready(entry.second); };
-  const auto next = std::find_if(clients_.upper_bound(last_), clients_.end(), ready);
-  return next != clients_.end() ? next : std::find_if(clients_.begin(), clients_.end(), ready);
+  auto client = clients_.upper_bound(last_);
+  for (size_t i = 0; i < clients_.size(); ++i, ++client) {
+    if (client == clients_.end()) client = clients_.begin();
+    if (Ready(client->second) && MayRun(client->first, client->second)) return client;
+  }
+  return clients_.end();
+}
+
+bool WorkQueue::Await(Clients::iterator& client, std::function<void()>& work) {
+  const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return ready_ > 0 || (ending_ && clients_.empty());
+  };
+  const auto ready_or_held = [this, &ready]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return held_ > 0 || ready();
+  };
+  absl::MutexLock lock(&mutex_);
+  do {
+    mutex_.Await(absl::Condition(&ready_or_held));
+    if (held_ > 0) {  // debts are paid without a word to this queue
+      mutex_.AwaitWithTimeout(absl::Condition(&ready), absl::FromChrono(kLookAtDebts));
+      LookAtDebts();
+    } else if (ready_ == 0) {
+      return false;
+    }
+    client = Next();
+  } while (client == clients_.end());
+  Client& mine = client->second;
+  last_ = client->first;
+  Change(mine, [&] {
+    if (mine.work.empty()) mine.may_begin = false;
+    std::deque<std::function<void()>>& from = mine.work.empty() ? mine.begins : mine.work;
+    work = std::move(from.front());
+    from.pop_front();
+    ++mine.running;
+  });
+  return true;
 }
 
 void WorkQueue::Loop(int nice) {
   NameThisThread("calls");
   // For this thread only. Raising the niceness is always allowed.
   if (nice > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), nice);
-  const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return ready_ > 0 || (ending_ && clients_.empty());
-  };
-  for (;;) {
-    std::function<void()> work;
-    Clients::iterator client;
+  Clients::iterator client;
+  std::function<void()> work;
+  while (Await(client, work)) {
     {
-      absl::MutexLock lock(&mutex_, absl::Condition(&ready));
-      if (ready_ == 0) return;
-      client = Next();
-      last_ = client->first;
-      work = std::move(client->second.work.front());
-      client->second.work.pop_front();
-      ++client->second.running;
-      if (!Ready(client->second)) --ready_;
+      const engine::HostMeter meter(host_time_, client->first);
+      work();
+      work = nullptr;
     }
-    work();
-    work = nullptr;
     absl::MutexLock lock(&mutex_);
-    const bool was_ready = Ready(client->second);
-    --client->second.running;
-    if (!was_ready && Ready(client->second)) ++ready_;
-    if (client->second.work.empty() && client->second.running == 0) clients_.erase(client);
+    Client& mine = client->second;
+    Change(mine, [&mine] { --mine.running; });
+    if (mine.work.empty() && mine.begins.empty() && mine.running == 0) clients_.erase(client);
   }
 }
 
@@ -82,6 +135,7 @@ bool Strand::Push(std::function<void()> work) {
 }
 
 void Strand::Drain() {
+  const engine::HostMeter meter(queue_.host_time(), client_);
   for (;;) {
     std::function<void()> work;
     {

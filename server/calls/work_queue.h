@@ -1,6 +1,7 @@
 // Worker threads, for work that threads of gRPC and of the engine must not do, and strands on them.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -12,40 +13,72 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "server/engine/common/host_time.h"
 
 namespace ovq::server {
 
 // A few threads that run functions: a client's in the order they came, clients in round robin, and,
 // if there are several threads, never one client's on all of them. So a busy client does not keep
-// others waiting. Any thread.
+// others waiting. What functions take is charged to their client. Any thread.
 class WorkQueue {
  public:
-  // nice: niceness of its threads; higher ones yield to others.
-  explicit WorkQueue(int n_threads, int nice = 0);
+  // However much its client owes, a function that begins a call waits for no longer than this
+  // behind the one before it, so that no debt and no clock keeps a client out.
+  static constexpr auto kLongestHold = std::chrono::seconds(1);
+
+  // nice: niceness of its threads; higher ones yield to others. host_time outlives the queue.
+  explicit WorkQueue(engine::HostTime& host_time, int n_threads, int nice = 0);
   ~WorkQueue();  // runs the queued functions, then joins
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
   void Run(const std::string& client, std::function<void()> work);
+  // Runs what begins a call: behind its client's other work, and not while the client owes time
+  // (HostTime::MayBegin).
+  void Begin(const std::string& client, std::function<void()> work);
+
+  engine::HostTime& host_time() const { return host_time_; }
 
  private:
+  static constexpr auto kLookAtDebts = std::chrono::milliseconds(5);
   struct Client {
-    std::deque<std::function<void()>> work;
+    std::deque<std::function<void()>> work, begins;
     int running = 0;
+    bool held = false;       // `begins` waits for the debt to be paid
+    SteadyTime held_until;   // at most
+    bool may_begin = false;  // the first of `begins` has waited
   };
   using Clients = std::map<std::string, Client>;
 
   void Loop(int nice);
   bool Ready(const Client& client) const {
-    return !client.work.empty() && client.running < most_running_;
+    return client.running < most_running_ &&
+           (!client.work.empty() || (!client.begins.empty() && !client.held));
   }
-  // The next ready client after the last one served; end() if none is ready.
-  Clients::iterator Next() ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Changes a client by change().
+  template <class Function>
+  void Change(Client& client, Function change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (Ready(client)) --ready_;
+    change();
+    if (Ready(client)) ++ready_;
+  }
+  // The next ready client after the last one served; end() if none is left. Holds ready clients
+  // that owe time.
+  Clients::iterator Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayRun(const std::string& name, Client& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Lets clients go whose debt is paid or that have waited for long enough. Now and then.
+  void LookAtDebts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits for the next function and takes it out of the queue. False: the queue ends.
+  bool Await(Clients::iterator& client, std::function<void()>& work) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  engine::HostTime& host_time_;
   const int most_running_;  // functions of one client at a time
   absl::Mutex mutex_;
   Clients clients_ ABSL_GUARDED_BY(mutex_);  // with functions that wait or run
   int ready_ ABSL_GUARDED_BY(mutex_) = 0;    // number of clients that are ready
+  int held_ ABSL_GUARDED_BY(mutex_) = 0;     // number of clients that are held
+  SteadyTime look_again_ ABSL_GUARDED_BY(mutex_);
   std::string last_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
@@ -55,6 +88,8 @@ class WorkQueue {
 class Strand {
  public:
   Strand(WorkQueue& queue, std::string client) : queue_(queue), client_(std::move(client)) {}
+
+  void SetClient(const std::string& client) { client_ = client; }  // before the first Post
 
   // Runs `work` on a thread of the queue. `owner` keeps this strand alive until then.
   void Post(std::shared_ptr<void> owner, std::function<void()> work);
@@ -66,7 +101,7 @@ class Strand {
   void Drain();
 
   WorkQueue& queue_;
-  const std::string client_;
+  std::string client_;
   absl::Mutex mutex_;
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
   bool running_ ABSL_GUARDED_BY(mutex_) = false;

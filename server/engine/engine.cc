@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
+#include "kernels/common/team.h"
 #include "server/engine/common/error_facts.h"
 #include "server/engine/common/validate.h"
 
@@ -26,6 +27,7 @@ EngineConfig Completed(EngineConfig config) {
   }
   Check(options.max_batch_tokens > 0, "a batch has room for a token");
   if (options.quotas == nullptr) options.quotas = std::make_shared<TenantQuotas>(options.clock);
+  if (options.host_time == nullptr) options.host_time = std::make_shared<HostTime>();
   if (options.request_memory == nullptr) {
     options.request_memory = std::make_shared<ByteBudget>(size_t{1} << 30);
   }
@@ -157,6 +159,7 @@ EngineStats Engine::Stats() const {
   EngineStats stats = stats_;
   lock.unlock();
   stats.gpu = context_->Gpu();
+  stats.host = options().host_time->stats();
   stats.request_bytes = options().request_memory->held();
   stats.request_bytes_budget = options().request_memory->total();
   return stats;
@@ -176,9 +179,14 @@ void Engine::Stop() {
 
 // --- engine thread ---
 
-void Engine::Run() {
+void Engine::Run(const std::function<void()>& begun) {
   NameThisThread("engine");
   context_->BindThread();
+  scheduler_.Calibrate(executor_);
+  for (const int thread : kernels::TeamThreads(*context_)) {
+    if (processor_waits_.size() < kMostWaits) processor_waits_.emplace_back(thread);
+  }
+  begun();
   while (!stopping_) {
     const bool progressed = RunIteration();
     // RunIteration may have consumed the ring of Stop; stopping_ was set before that ring.
@@ -201,12 +209,28 @@ bool Engine::RunIteration() {
   }
   // A batch may take long, or hang: statistics show its new requests before it runs.
   if (scheduler_.requests().size() != published_requests_ && PublishDue()) PublishStats();
+  SettleHostTime(now);
   const bool progressed = scheduler_.RunIteration(executor_);
   scheduler_.RemoveEnded();
-  if (!progressed) look_again_ = {};  // in the next iteration
+  if (!progressed) {
+    look_again_ = {};  // in the next iteration
+    options().host_time->Forgive();
+  }
   if (!progressed || PublishDue()) PublishStats();
   watch_.End();
   return progressed;
+}
+
+void Engine::SettleHostTime(SteadyTime now) {
+  if (now < settle_again_ || processor_waits_.empty()) return;
+  settle_again_ = now + kSettleEvery;
+  // A batch waits for the last of its threads.
+  std::optional<absl::Duration> longest;
+  for (ProcessorWait& wait : processor_waits_) {
+    const std::optional<absl::Duration> waited = wait.Since();
+    if (waited) longest = std::max(longest.value_or(absl::ZeroDuration()), *waited);
+  }
+  options().host_time->Settle(longest);
 }
 
 void Engine::EndWhatIsOver(SteadyTime now) {

@@ -5,6 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <deque>
+#include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/processors.h"
 #include "kernels/common/device.h"
 #include "server/engine/common/admission.h"
 #include "server/engine/common/engine_api.h"
@@ -68,7 +72,8 @@ class Engine {
 
   // --- engine thread ---
 
-  void Run();  // iterates until Stop
+  // Measures what rows cost on this machine, calls begun(), and iterates until Stop.
+  void Run(const std::function<void()>& begun = [] {});
   // Runs posted commands, ends requests and sessions whose time is up, admits requests, and runs
   // one batch. Returns false if no sequence had a token to run.
   bool RunIteration();
@@ -80,6 +85,8 @@ class Engine {
   static constexpr auto kLookEvery = std::chrono::milliseconds(1);
   static constexpr auto kLookAtManyEvery = std::chrono::milliseconds(10);
   static constexpr auto kPublishManyEvery = std::chrono::milliseconds(50);
+  static constexpr auto kSettleEvery = std::chrono::milliseconds(5);
+  static constexpr size_t kMostWaits = 8;  // threads of a batch that are looked at
 
   absl::Status SubmitTurn(std::shared_ptr<Request> request);
   // Claims the session of an accepted turn and starts it, after it has gone back if it rewrites.
@@ -97,6 +104,8 @@ class Engine {
     return few_requests() || config_.options.clock.steady() >= publish_again_;
   }
   void PublishStats();
+  // Makes what clients' calls have taken of the processors into debts, now and then.
+  void SettleHostTime(SteadyTime now);
 
   const EngineConfig config_;
   const std::unique_ptr<kernels::DeviceContext> context_;
@@ -112,7 +121,8 @@ class Engine {
   const int session_slots_;
   size_t published_requests_ = 0;  // running requests in stats_
   SteadyTime publish_again_;       // earliest next time with more than kFewRequests
-  SteadyTime look_again_ = {};
+  SteadyTime look_again_ = {}, settle_again_ = {};
+  std::deque<ProcessorWait> processor_waits_;  // of the threads that run batches, from Run on
 
   std::atomic<bool> stopping_ = false;
   mutable std::mutex mutex_;
@@ -125,7 +135,9 @@ class EngineThread {
   EngineThread(EngineModel model, EngineOptions options,
                std::unique_ptr<kernels::DeviceContext> context, EngineEvents events)
       : engine_({std::move(model), std::move(options), std::move(events)}, std::move(context)),
-        thread_([this] { engine_.Run(); }) {}
+        thread_([this] { engine_.Run([this] { begun_.set_value(); }); }) {
+    begun_.get_future().wait();
+  }
   ~EngineThread() {
     engine_.Drain(absl::ZeroDuration());
     engine_.Stop();
@@ -136,6 +148,7 @@ class EngineThread {
 
  private:
   Engine engine_;
+  std::promise<void> begun_;
   std::thread thread_;
 };
 

@@ -210,8 +210,10 @@ class ClientStream {
 // thread.
 class HttpConnection final : public Exchange, public Connection {
   template <class Work>
-  auto WithSelf(Work work) {  // a callback that keeps the connection alive
-    return [self = shared_from_this(), work = std::move(work)](auto... args) mutable {
+  auto WithSelf(Work work) {  // a callback that keeps the connection alive; its time is charged
+    return [this, self = shared_from_this(), work = std::move(work)](auto... args) mutable {
+      std::optional<engine::HostMeter> meter;
+      if (host_.options.host_time != nullptr) meter.emplace(*host_.options.host_time, payer());
       work(args...);
     };
   }
@@ -470,6 +472,7 @@ class HttpConnection final : public Exchange, public Connection {
     handling_ = false;
     source_ = nullptr;
     request_ = {};
+    SetPayer(client());  // whoever sends the next request is not known yet
     out_ = part_ = std::string();
     ReleaseCallbacks();
     if (closed_) return;

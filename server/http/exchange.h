@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/byte_budget.h"
 #include "server/access/tls.h"
+#include "server/engine/common/host_time.h"
 
 namespace ovq::server {
 
@@ -43,7 +44,7 @@ class Exchange {
   // bytes are dropped.
   using Source = std::function<bool(std::string& out)>;
 
-  explicit Exchange(std::string peer) : peer_(std::move(peer)) {}
+  explicit Exchange(std::string peer) : peer_(std::move(peer)), payer_(client()) {}
   virtual ~Exchange() = default;
   HttpRequest& request() { return request_; }
   // An error that stopped the reading of the request; `request` has the part before it.
@@ -52,6 +53,9 @@ class Exchange {
   const std::string& peer() const { return peer_; }  // CallContext::peer
   // The peer's address without the port: parallel requests of one client come on many connections.
   std::string client() const { return peer_.substr(0, peer_.rfind(':')); }
+  // Who is charged for the work on the connection from now on; until then, the client. On a thread
+  // of the server, before HttpHandle returns.
+  void SetPayer(const std::string& payer) { payer_ = payer; }
   bool gone() const { return gone_; }  // the client closed the connection or its half
   // `gone` is called once, when the client goes, or at once if it has gone. It must not block.
   void OnGone(std::function<void()> gone) {
@@ -90,6 +94,8 @@ class Exchange {
     on_gone_ = on_quiet_ = nullptr;
   }
 
+  const std::string& payer() const { return payer_; }
+
   HttpRequest request_;
   absl::Status fault_;
 
@@ -104,6 +110,7 @@ class Exchange {
   }
 
   const std::string peer_;
+  std::string payer_;  // on a thread of the server only
   std::atomic<bool> gone_ = false;
   std::mutex mutex_;  // guards the members below
   std::function<void()> on_gone_, on_quiet_;
@@ -122,10 +129,11 @@ struct HttpOptions {
   absl::Duration idle_timeout = absl::Seconds(75);  // between two requests of a connection
   // Between two parts of a body, and between two parts of an answer that the client takes.
   absl::Duration progress_timeout = absl::Seconds(60);
-  absl::Duration body_timeout = absl::Minutes(5);  // for a whole body
-  absl::Duration quiet_time = absl::Seconds(15);   // Exchange::OnQuiet
-  const TlsSource* tls = nullptr;                  // null: plain text
-  std::shared_ptr<ByteBudget> memory = nullptr;    // for bodies
+  absl::Duration body_timeout = absl::Minutes(5);         // for a whole body
+  absl::Duration quiet_time = absl::Seconds(15);          // Exchange::OnQuiet
+  const TlsSource* tls = nullptr;                         // null: plain text
+  std::shared_ptr<ByteBudget> memory = nullptr;           // for bodies
+  std::shared_ptr<engine::HostTime> host_time = nullptr;  // null: work is charged to nobody
 };
 
 // Callbacks for the server's figures, on its threads.

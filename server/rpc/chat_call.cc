@@ -29,17 +29,16 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
 
   void Start() {
     KeepUntilDone();
+    // Checked before any message, so that unknown callers hold no stream open.
+    absl::Status admitted = Admit();
     services_.OnDrain(this, [this] {
       OnStrand([this] {
         draining_ = true;
         if (phase_ == Phase::kIdle || phase_ == Phase::kUnopened) End(services_.CheckServing());
       });
     });
-    strand_.Dispatch([this] {
-      // Checked before any message, so that unknown callers hold no stream open.
-      if (absl::Status status = record_.Admit(); !status.ok()) return End(status);
-      Read();
-    });
+    strand_.Dispatch(
+        [this, admitted = std::move(admitted)] { admitted.ok() ? Read() : End(admitted); });
   }
 
   void OnReadDone(bool ok) override {
@@ -217,8 +216,8 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     *whole.mutable_prompt() = turn.prompt();
     if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
     pump_ = std::make_unique<TokenPump>(*this, turn_->work);
-    OnBlockingThread([this, turn = std::move(whole), stream = pump_->stream(),
-                      charged = std::exchange(opening_charged_, false)] {
+    BeginOnBlockingThread([this, turn = std::move(whole), stream = pump_->stream(),
+                           charged = std::exchange(opening_charged_, false)] {
       OnStrand([this, status = SubmitTurn(turn, stream, charged)] { TurnSubmitted(status); });
     });
     Read();

@@ -21,7 +21,8 @@ class GenerateCall final : public StreamCall<WriteReactor, v1::GenerateResponse>
     if (absl::Status status = ReserveBytes(record_.memory(), request->Length()); !status.ok()) {
       return EndCall(status);
     }
-    OnBlockingThread([this, request] { pump_.Submitted(Submit(*request), weak_from_this()); });
+    if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
+    BeginOnBlockingThread([this, request] { pump_.Submitted(Submit(*request), weak_from_this()); });
   }
 
   void OnCancel() override { pump_.Cancel(); }
@@ -36,7 +37,6 @@ class GenerateCall final : public StreamCall<WriteReactor, v1::GenerateResponse>
 
  private:
   absl::Status Submit(const grpc::ByteBuffer& bytes) {
-    RETURN_IF_ERROR(record_.Admit());
     v1::GenerateRequest message;
     RETURN_IF_ERROR(ParseMessage(bytes, message, record_.memory()));
     return SubmitGenerate(message, record_, pump_.stream());

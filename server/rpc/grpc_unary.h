@@ -38,9 +38,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         !status.ok()) {
       return End(status);
     }
-    queue_->Run(call_.peer(), [this, request, access, lane, handler = std::move(handler)] {
+    if (absl::Status status = call_.record().Admit(access); !status.ok()) return End(status);
+    const auto begin = access == Access::kAdmin ? &WorkQueue::Run : &WorkQueue::Begin;
+    (queue_->*begin)(call_.record().client(), [this, request, lane, handler = std::move(handler)] {
       CallRecord& record = call_.record();
-      if (absl::Status status = record.Admit(access); !status.ok()) return End(status);
       if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
         return End(engine::BadField(Request::descriptor()->full_name(),
                                     absl::StrCat("at most ", kMaxQuickBytes, " bytes"),
@@ -60,7 +61,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
  private:
   // Serializes the answer on a thread of the queue: `done` may be called on the engine's thread.
   void Reply(absl::StatusOr<Response> answer) {
-    queue_->Run(call_.peer(), [this, answer = std::move(answer)] {
+    queue_->Run(call_.record().client(), [this, answer = std::move(answer)] {
       if (answer.ok()) *response_ = SerializeMessage(*answer);
       if constexpr (requires { answer->session_id(); }) {
         if (answer.ok()) call_.record().summary().SetSession(answer->session_id());

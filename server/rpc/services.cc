@@ -37,7 +37,7 @@ void HandleDelete(CallRecord& call, const v1::AdminDeleteSessionRequest& message
   const std::string& id = message.session_id();
   if (absl::Status status = engine::CheckSessionId(id, ""); !status.ok()) return done(status);
   call.summary().SetSession(id);
-  call.services().blocking.Run(call.caller().client, [&call, id, done] {
+  call.services().blocking.Run(call.client(), [&call, id, done] {
     absl::Status status = call.services().engine.sessions().Delete(id, std::nullopt);
     if (!status.ok()) return done(std::move(status));
     done(v1::AdminDeleteSessionResponse());

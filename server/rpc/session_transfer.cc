@@ -26,7 +26,8 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
-    OnBlockingThread([this, request] {
+    if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
+    BeginOnBlockingThread([this, request] {
       if (absl::Status status = Read(*request); !status.ok()) return EndCall(status);
       OnStrand([this] { Pump(); });
     });
@@ -34,7 +35,6 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
 
  private:
   absl::Status Read(const grpc::ByteBuffer& bytes) {
-    RETURN_IF_ERROR(record_.Admit());
     v1::ExportSessionRequest message;
     RETURN_IF_ERROR(ParseMessage(bytes, message, record_.memory()));
     RETURN_IF_ERROR(engine::CheckSessionId(message.session_id(), ""));
@@ -123,8 +123,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Start() {
     self_ = shared_from_this();
+    if (absl::Status status = call_.record().Admit(); !status.ok()) return End(status);
     Work([this] {
-      if (absl::Status status = call_.record().Admit(); !status.ok()) return End(status);
       call_.record().SetCaller(options_);
       if (absl::Status status = ParseSessionKey(call_, options_); !status.ok()) return End(status);
       StartRead(&part_);
@@ -140,8 +140,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
  private:
   template <class Function>
   void Work(Function work) {
-    services_.blocking.Run(call_.peer(),
-                           [self = shared_from_this(), work = std::move(work)] { work(); });
+    services_.blocking.Begin(call_.record().client(),
+                             [self = shared_from_this(), work = std::move(work)] { work(); });
   }
   void End(const absl::Status& status) { Finish(call_.End(status)); }
 
@@ -172,7 +172,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     services_.engine.sessions().Import(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
           self->services_.blocking.Run(
-              self->call_.peer(), [self, session = std::move(session)] { self->Answer(session); });
+              self->call_.record().client(),
+              [self, session = std::move(session)] { self->Answer(session); });
         });
   }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/status_macros.h"
 #include "server/calls/service_context.h"
 #include "server/rpc/grpc_call.h"
 #include "server/rpc/grpc_codec.h"
@@ -24,7 +25,7 @@ class StreamCall : public Reactor,
       : services_(services),
         call_(services, label, context),
         record_(call_.record()),
-        strand_(services.writers, context->peer()) {}
+        strand_(services.writers, record_.client()) {}
 
   void OnWriteDone(bool ok) override {
     strand_.Dispatch([this, ok] {
@@ -40,6 +41,12 @@ class StreamCall : public Reactor,
   // no write is running. False: nothing to do until the next Pump.
   virtual bool Advance() = 0;
 
+  // Says who calls, and charges the tenant. Before the strand has any work.
+  absl::Status Admit() {
+    RETURN_IF_ERROR(record_.Admit());
+    strand_.SetClient(record_.client());
+    return absl::OkStatus();
+  }
   void KeepUntilDone() { self_ = this->shared_from_this(); }
   // Writes the next message, or advances, until a write is running. On the strand.
   void Pump() {
@@ -62,8 +69,14 @@ class StreamCall : public Reactor,
   }
   template <class Work>
   void OnBlockingThread(Work work) {
-    services_.blocking.Run(call_.peer(),
+    services_.blocking.Run(record_.client(),
                            [self = this->shared_from_this(), work = std::move(work)] { work(); });
+  }
+  // For what a client's message begins.
+  template <class Work>
+  void BeginOnBlockingThread(Work work) {
+    services_.blocking.Begin(record_.client(),
+                             [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
 
   ServiceContext& services_;

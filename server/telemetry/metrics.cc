@@ -66,6 +66,26 @@ void ReadConstraints(MetricFamilies& all, const engine::ConstraintStats& stats) 
   bytes.Add({{"kind", "budget"}}).Set(static_cast<double>(stats.budget_bytes));
 }
 
+void ReadShares(MetricFamilies& all, const engine::EngineStats& stats) {
+  SetTo(all.OneCounter("ovq_host_seconds_total",
+                       "Processor time of the threads that parse, tokenize and write for calls."),
+        absl::ToDoubleSeconds(stats.host.used));
+  SetTo(
+      all.OneCounter("ovq_host_charged_seconds_total",
+                     "Taken from clients' parts: what the engine's threads waited for a processor "
+                     "meanwhile, and copies of states."),
+      absl::ToDoubleSeconds(stats.host.owed));
+  SetTo(all.OneCounter(
+            "ovq_calls_held_total",
+            "Times that a client's next call waited because it had used more than its part."),
+        static_cast<double>(stats.host.calls_held));
+  auto& rows = all.Gauges(
+      "ovq_row_seconds", "Time that a row of this kind takes on this machine, as far as is known.");
+  for (size_t i = 0; i < engine::kRowKinds.size(); ++i) {
+    rows.Add({{"kind", engine::kRowKinds[i]}}).Set(stats.row_seconds[i]);
+  }
+}
+
 void ReadEngine(MetricFamilies& all, const engine::EngineStats& stats) {
   const auto set = [&all](const char* name, const char* help, auto value,
                           const Labels& labels = {}) {
@@ -112,6 +132,7 @@ void ReadEngine(MetricFamilies& all, const engine::EngineStats& stats) {
   set("ovq_session_history_bytes", kept, stats.checkpoint_bytes, {{"kind", "checkpoints"}});
   ReadPrefixes(all, stats.prefixes);
   ReadConstraints(all, stats.constraints);
+  ReadShares(all, stats);
   set("ovq_centroids_live", "Live centroids per layer and head, summed over sessions.",
       stats.live_slots);
 }

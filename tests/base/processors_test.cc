@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
 namespace ovq {
 namespace {
@@ -84,6 +88,43 @@ TEST_F(Processors, VersionOne) {
   EXPECT_EQ(UsableProcessors(root_), 1);
   Write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
   EXPECT_EQ(UsableProcessors(root_), MaskSize());
+}
+
+void UseFor(absl::Duration time) {
+  const absl::Duration begin = ThreadTime();
+  while (ThreadTime() - begin < time) {
+  }
+}
+
+TEST(ThreadTime, CountsWorkAndNotSleep) {
+  const absl::Duration begin = ThreadTime();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LT(ThreadTime() - begin, absl::Milliseconds(40));
+  UseFor(absl::Milliseconds(50));
+  EXPECT_GE(ThreadTime() - begin, absl::Milliseconds(50));
+}
+
+// Two threads want one processor.
+TEST(ProcessorWait, IsTheTimeThatOthersHad) {
+  cpu_set_t all, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &all)) ++cpu;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  std::optional<absl::Duration> waited;
+  const auto work = [&one](std::optional<absl::Duration>* result) {
+    sched_setaffinity(0, sizeof(one), &one);
+    ProcessorWait wait(gettid());
+    UseFor(absl::Milliseconds(100));
+    *result = wait.Since();
+  };
+  std::optional<absl::Duration> others;
+  std::thread other(work, &others);
+  std::thread(work, &waited).join();
+  other.join();
+  if (!waited) GTEST_SKIP() << "the system does not tell (/proc/thread-self/schedstat)";
+  EXPECT_GE(std::max(*waited, *others), absl::Milliseconds(50));
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "model/tokenizer.h"
 #include "server/engine/common/engine_api.h"
 #include "server/engine/common/fleet_keys.h"
+#include "server/engine/common/host_time.h"
 #include "server/engine/common/quota.h"
 
 namespace ovq::store {
@@ -98,6 +99,12 @@ struct EngineModel {
   }
 };
 
+// Kinds of work that a token brings to an iteration: a row of an answer with its draw, a row of a
+// prompt, a further draw from a row, and one of the best log-probabilities of a row.
+enum class RowKind : uint8_t { kAnswer, kPrompt, kDraw, kLogprob };
+inline constexpr std::array<const char*, 4> kRowKinds = {"answer", "prompt", "draw", "logprob"};
+using RowCounts = std::array<double, kRowKinds.size()>;  // by RowKind
+
 struct EngineOptions {
   size_t state_memory_bytes = size_t{1} << 30;
   size_t checkpoint_memory_bytes = size_t{1} << 28;    // host memory of Checkpoints
@@ -132,8 +139,14 @@ struct EngineOptions {
   constraint::Limits constraint_limits = {};  // of constraints in session files
   // Tokens without a choice are taken without asking the model. Answers are the same either way.
   bool force_tokens = true;
+  // The engine measures for so long at most (Calibrate) what kinds of rows cost on its machine,
+  // before it runs calls, and learns from them then; until it knows, rows of all kinds cost
+  // `row_costs` each, in answers' rows.
+  absl::Duration calibration = absl::ZeroDuration();
+  RowCounts row_costs = {1, 1, 0, 0};
   uint64_t seed = 0;  // for the seeds and ids that the server draws; 0: system randomness
   std::shared_ptr<TenantQuotas> quotas;  // null: the engine makes one without limits
+  std::shared_ptr<HostTime> host_time;   // null: the engine makes one
   Clock clock;
 };
 
@@ -230,6 +243,8 @@ struct EngineStats {
   size_t request_bytes = 0, request_bytes_budget = 0;  // EngineOptions::request_memory
   PrefixStats prefixes;
   ConstraintStats constraints;
+  HostStats host;
+  RowCounts row_seconds = {};            // what a row of each kind takes, as far as is known
   int64_t live_slots = 0;                // summed over sessions
   size_t equivalent_kv_cache_bytes = 0;  // bytes that a KV cache of these positions would need
   std::optional<kernels::GpuInfo> gpu;   // at the time of the call; none without a GPU

@@ -5,9 +5,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "base/clock.h"
+#include "server/engine/common/host_time.h"
 #include "server/engine/common/inbox.h"
 
 namespace ovq::engine {
@@ -20,10 +22,12 @@ class StateCopies {
   // Makes one copy and adds its bytes to `bytes`. Returns whether more are to be made.
   using CopyOne = std::function<bool(size_t& bytes)>;
 
-  StateCopies(size_t bytes_per_iteration, std::shared_ptr<Inbox> inbox, Clock clock)
+  StateCopies(size_t bytes_per_iteration, std::shared_ptr<Inbox> inbox, Clock clock,
+              std::shared_ptr<HostTime> host_time)
       : bytes_per_iteration_(bytes_per_iteration),
         inbox_(std::move(inbox)),
-        clock_(std::move(clock)) {}
+        clock_(std::move(clock)),
+        host_time_(std::move(host_time)) {}
 
   // at_once: the first copies are made now if no others wait, otherwise in the next iteration.
   void Add(CopyOne copy, bool at_once) {
@@ -31,6 +35,14 @@ class StateCopies {
     if (waiting_.size() == 1) at_once ? Run() : RunLater();
   }
   void NoteBatch() { batch_ran_ = true; }
+  // Calls copy(), which copies a state within CopyOne. The client owes the time that it takes.
+  template <class Copy>
+  auto CopyFor(const std::string& client, Copy copy) {
+    const SteadyTime begin = clock_.steady();
+    auto result = copy();
+    host_time_->Owe(client, TimeBetween(begin, clock_.steady()));
+    return result;
+  }
 
  private:
   void RunLater() {
@@ -51,6 +63,7 @@ class StateCopies {
   const size_t bytes_per_iteration_;
   const std::shared_ptr<Inbox> inbox_;
   const Clock clock_;
+  const std::shared_ptr<HostTime> host_time_;
   bool batch_ran_ = false;  // since the last Run
   SteadyTime again_;        // until then batches have their part
   std::deque<CopyOne> waiting_;

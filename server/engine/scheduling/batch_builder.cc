@@ -56,9 +56,9 @@ void BatchBuilder::Collect(std::span<const std::shared_ptr<Request>> requests, S
   }
 }
 
-// A token costs the reading of the weights and of its state, and its log-probabilities are sorted,
-// written and sent.
-BatchCandidate& BatchBuilder::AddCandidate(Request& request, StateHandle& state, int top_logprobs) {
+// A token costs the reading of the weights and of its state, and its log-probabilities are sorted.
+BatchCandidate& BatchBuilder::AddCandidate(Request& request, StateHandle& state,
+                                           const RowCounts& rows) {
   BatchCandidate& candidate = candidates_.emplace_back();
   candidate.layout = state.layout;
   candidate.order = request.order;
@@ -66,17 +66,21 @@ BatchCandidate& BatchBuilder::AddCandidate(Request& request, StateHandle& state,
   candidate.weight = request.weight;
   candidate.request = &request;
   candidate.state = &state;
+  candidate.rows = rows;
   if (config_.model.weight_bytes == 0) return candidate;
-  const size_t bytes =
-      state.committed_bytes + static_cast<size_t>(top_logprobs) * kLogprobCostBytes;
-  candidate.token_cost +=
-      static_cast<double>(bytes) / static_cast<double>(config_.model.weight_bytes);
+  candidate.token_cost = planner_.Cost(rows) + static_cast<double>(state.committed_bytes) /
+                                                   static_cast<double>(config_.model.weight_bytes);
   return candidate;
 }
 
 void BatchBuilder::AddPrompt(Request& request) {
-  BatchCandidate& candidate =
-      AddCandidate(request, request.sequence->state, request.scored_alternatives());
+  const GenerateWork* const work = request.generate();
+  const size_t n_answers = work == nullptr ? 0 : work->answers.size();
+  const auto left = static_cast<double>(request.n_prefill - request.consumed);
+  // Behind the prompt each answer has its first token.
+  const RowCounts rows = {0, 1, static_cast<double>(n_answers) / left,
+                          static_cast<double>(request.scored_alternatives())};
+  BatchCandidate& candidate = AddCandidate(request, request.sequence->state, rows);
   int64_t end = std::min(request.n_prefill, request.prefix.next_stop());
   if (request.consumed < request.n_scored()) end = std::min(end, request.n_scored());
   candidate.tokens = std::span<const int32_t>(request.tokens)
@@ -84,12 +88,10 @@ void BatchBuilder::AddPrompt(Request& request) {
                          .subspan(static_cast<size_t>(request.consumed));
   candidate.n_tokens = std::ssize(candidate.tokens);
   candidate.consumed = request.consumed;
-  if (request.generate() == nullptr || request.generate()->answers.empty()) return;
-  // Behind the prompt each answer has its first token, whose forms are alike.
-  const std::vector<std::unique_ptr<RunningAnswer>>& answers = request.generate()->answers;
-  const absl::Duration form = answers.front()->form_time() * static_cast<double>(answers.size());
-  candidate.token_seconds =
-      absl::ToDoubleSeconds(form) / static_cast<double>(request.n_prefill - request.consumed);
+  if (n_answers == 0) return;
+  // The answers' forms are alike.
+  const absl::Duration form = work->answers.front()->form_time() * static_cast<double>(n_answers);
+  candidate.token_seconds = absl::ToDoubleSeconds(form) / left;
 }
 
 void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
@@ -102,11 +104,11 @@ void BatchBuilder::AddAnswers(Request& request, SteadyTime now) {
     work.blocked_since.reset();
   }
   const double form_seconds = absl::ToDoubleSeconds(MeanFormTime(work.answers));
+  const RowCounts rows = {1, 0, 0, static_cast<double>(work.call.output.top_logprobs)};
   const size_t n_before = candidates_.size();
   for (const std::unique_ptr<RunningAnswer>& answer : work.answers) {
     if (answer->done) continue;
-    BatchCandidate& candidate =
-        AddCandidate(request, answer->sequence->state, work.call.output.top_logprobs);
+    BatchCandidate& candidate = AddCandidate(request, answer->sequence->state, rows);
     candidate.answer = answer.get();
     candidate.token_seconds = form_seconds;
     candidate.decoding = true;

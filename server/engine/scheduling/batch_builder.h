@@ -17,8 +17,9 @@ namespace ovq::engine {
 // Engine thread only.
 class BatchBuilder {
  public:
-  BatchBuilder(const EngineConfig& config, RequestFinisher& finisher)
-      : config_(config), finisher_(finisher) {}
+  // planner: says what a row costs.
+  BatchBuilder(const EngineConfig& config, RequestFinisher& finisher, const BatchPlanner& planner)
+      : config_(config), finisher_(finisher), planner_(planner) {}
 
   // Collects the candidates of all requests that have not ended. Ends a request whose next position
   // is out of bounds.
@@ -36,13 +37,14 @@ class BatchBuilder {
  private:
   void AddPrompt(Request& request);
   void AddAnswers(Request& request, SteadyTime now);
-  BatchCandidate& AddCandidate(Request& request, StateHandle& state, int top_logprobs);
+  BatchCandidate& AddCandidate(Request& request, StateHandle& state, const RowCounts& rows);
   static absl::Status RefreshAnswer(BatchCandidate& candidate);
   static void AddDecoding(const BatchCandidate& candidate, const PlanItem& item,
                           BatchSequence& sequence);
 
   const EngineConfig& config_;
   RequestFinisher& finisher_;
+  const BatchPlanner& planner_;
   std::vector<BatchCandidate> candidates_;
   IterationInProgress work_;
 };

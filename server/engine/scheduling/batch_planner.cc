@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -15,6 +16,12 @@ constexpr double kRounding = 1e-9;
 // Weight of an observation at a cost that has several: an interrupted iteration counts little.
 constexpr double kLearn = 0.125;
 constexpr double kMostSurprise = 2;
+// The costs of kinds of rows change more slowly than the times of iterations.
+constexpr double kLearnRows = 1.0 / 64;
+// How far from what was measured they may go: while all iterations have rows of one kind, what
+// those cost cannot be told from what iterations take.
+constexpr double kMostLearned = 4;
+constexpr double kNoDebt = std::numeric_limits<double>::infinity();
 
 struct Need {
   double tokens = 0;  // tokens wanted, at most those of a batch
@@ -37,12 +44,13 @@ struct Call : Need {
 };
 
 struct Client {
+  std::string_view name;
   double weight = 1;
-  std::vector<Call> calls;    // calls that decode, of this batch's variant
-  Need prompts;               // all its prompts of this variant together
-  std::vector<int> prompted;  // candidates of these prompts
-  Need elsewhere;             // of other variants
-  Need all;                   // of this variant
+  std::vector<Call> calls = {};    // calls that decode, of this batch's variant
+  Need prompts = {};               // all its prompts of this variant together
+  std::vector<int> prompted = {};  // candidates of these prompts
+  Need elsewhere = {};             // of other variants
+  Need all = {};                   // of this variant
 };
 
 // Divides `amount` by weight. Nobody gets more than it wants; the others share what it leaves.
@@ -73,7 +81,8 @@ class Planner {
     Group();
   }
 
-  std::vector<PlanItem> Plan(const BatchCostModel* costs, int n_variants) {
+  std::vector<PlanItem> Plan(const BatchCostModel* costs, int n_variants,
+                             std::span<HostDebt> debts) {
     const double seconds = costs != nullptr ? TimeBound(*costs, n_variants) : 0;
     if (costs != nullptr) Convert(costs->Reach(seconds) / seconds);
     double amount = 0;
@@ -81,7 +90,10 @@ class Planner {
     if (amount == 0) return {};
     if (costs != nullptr) amount = std::min(amount, costs->Reach(seconds));
     std::vector<double> parts = Parts(amount);
-    if (costs != nullptr) Lower(costs->Reach(kFilled * seconds), parts);
+    if (costs != nullptr) {
+      Lower(costs->Reach(kFilled * seconds), parts);
+      PayDebts(debts, amount / costs->Seconds(std::max(amount, 1.0)), parts);
+    }
     constexpr double kGolden = 0.6180339887498949;  // spreads rounds evenly
     carried_ = std::fmod(static_cast<double>(round_) * kGolden, 1);
     for (size_t i = 0; i < clients_.size(); ++i) ShareClient(clients_[i], parts[i]);
@@ -100,7 +112,9 @@ class Planner {
       if (candidate.paused) continue;
       if (clients_.empty() || candidate.client != last_client) {
         const auto [at, is_new] = known.try_emplace(candidate.client, clients_.size());
-        if (is_new) clients_.emplace_back().weight = candidate.weight;
+        if (is_new) {
+          clients_.push_back({.name = candidate.client, .weight = candidate.weight});
+        }
         last_client = candidate.client;
         last = at->second;
       }
@@ -200,6 +214,34 @@ class Planner {
       const Client& client = clients_[i];
       if (parts[i] == client.all.cost) continue;
       parts[i] = std::min(parts[i], std::max(least, amount / weights) * client.weight);
+    }
+  }
+  // debts: by client. speed: cost a second.
+  void PayDebts(std::span<HostDebt> debts, double speed, std::vector<double>& parts) const {
+    if (debts.empty()) return;
+    std::vector<HostDebt*> of(clients_.size());
+    double weights = 0, least = kNoDebt;
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      const Client& client = clients_[i];
+      const auto found = std::ranges::lower_bound(debts, client.name, {}, &HostDebt::client);
+      if (found != debts.end() && found->client == client.name) of[i] = &*found;
+      weights += client.weight;
+      least = std::min(least, of[i] == nullptr ? 0 : of[i]->seconds / client.weight);
+    }
+    double left = 0;
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      if (of[i] != nullptr) {
+        const double forgiven = least * clients_[i].weight;
+        const double taken = std::min(parts[i] * kMostForDebt, (of[i]->seconds - forgiven) * speed);
+        parts[i] -= taken;
+        of[i]->paid = forgiven + taken / speed;
+      }
+      left += parts[i];
+    }
+    std::ranges::sort(of);  // by client, too
+    for (HostDebt& debt : debts) {
+      if (std::ranges::binary_search(of, &debt)) continue;
+      debt.paid = std::min(debt.seconds, left / speed * debt.weight / (weights + debt.weight));
     }
   }
   void ShareClient(const Client& client, double amount) {
@@ -318,6 +360,28 @@ void BatchCostModel::Observe(double cost, absl::Duration took) {
   }
 }
 
+void BatchCostModel::SetRowCost(RowKind kind, double cost) {
+  const auto i = static_cast<size_t>(kind);
+  row_costs_[i] = measured_row_costs_[i] = cost;
+}
+
+double BatchCostModel::Cost(const RowCounts& rows) const {
+  return std::inner_product(rows.begin(), rows.end(), row_costs_.begin(), 0.0);
+}
+
+void BatchCostModel::Observe(const RowCounts& rows, double other, absl::Duration took) {
+  const double cost = std::max(Cost(rows) + other, 1.0), seconds = absl::ToDoubleSeconds(took);
+  if (!(seconds > 0)) return;
+  const double expected = known_ ? Seconds(cost) : seconds;
+  Observe(cost, took);
+  const double surprise = std::clamp(seconds / expected, 1 / kMostSurprise, kMostSurprise) - 1;
+  for (size_t i = 1; i < rows.size(); ++i) {  // an answer's row is the unit
+    row_costs_[i] *= 1 + kLearnRows * surprise * rows[i] * row_costs_[i] / cost;
+    row_costs_[i] = std::clamp(row_costs_[i], measured_row_costs_[i] / kMostLearned,
+                               measured_row_costs_[i] * kMostLearned);
+  }
+}
+
 void BatchCostModel::FillGaps() {
   const Point* left = nullptr;  // the last point with an observation
   for (Point& point : points_) {
@@ -413,8 +477,9 @@ void PlanDrafts(std::span<const BatchCandidate> candidates, int32_t max_tokens,
 
 std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                                 int64_t round, const BatchCostModel* costs,
-                                const model::StateLayout* layout, int n_variants) {
-  return Planner(candidates, max_tokens, round, layout).Plan(costs, n_variants);
+                                const model::StateLayout* layout, int n_variants,
+                                std::span<HostDebt> debts) {
+  return Planner(candidates, max_tokens, round, layout).Plan(costs, n_variants, debts);
 }
 
 void BatchPlanner::Choose(std::span<const BatchCandidate> candidates, SteadyTime now) {
@@ -424,11 +489,16 @@ void BatchPlanner::Choose(std::span<const BatchCandidate> candidates, SteadyTime
     variants.push_back(candidate.layout);
   }
   choice_.clear();
+  debts_.clear();
   iterations_left_ = 0;
   if (variants.empty()) return;
   const auto n = static_cast<int64_t>(variants.size());
-  choice_ = PlanBatch(candidates, max_tokens_, n_choices_ / n, costs(), variants[n_choices_ % n],
-                      static_cast<int>(n));
+  if (host_time_ != nullptr && bounds_time_) debts_ = host_time_->debts();
+  for (HostDebt& debt : debts_) {
+    if (quotas_ != nullptr) debt.weight = quotas_->Weight(debt.client);
+  }
+  choice_ = PlanBatch(candidates, max_tokens_, n_choices_ / n, bounds(), variants[n_choices_ % n],
+                      static_cast<int>(n), debts_);
   ++n_choices_;
   const bool may_stand = n == 1 && std::ranges::all_of(choice_, [&](const PlanItem& item) {
                            return candidates[item.candidate].decoding;
@@ -445,18 +515,29 @@ std::span<const PlanItem> BatchPlanner::Standing(SteadyTime now) const {
 
 std::vector<PlanItem> BatchPlanner::Plan(std::span<const BatchCandidate> candidates) {
   if (iterations_left_ > 0) --iterations_left_;
+  if (!debts_.empty()) host_time_->Pay(debts_);
   std::vector<PlanItem> plan = choice_;
-  PlanDrafts(candidates, max_tokens_, costs(), plan);
+  PlanDrafts(candidates, max_tokens_, bounds(), plan);
   return plan;
 }
 
 void BatchPlanner::Observe(std::span<const BatchCandidate> candidates,
                            std::span<const PlanItem> plan, absl::Duration took) {
+  RowCounts rows = {};
   double cost = 0;
   for (const PlanItem& item : plan) {
-    cost += (item.n_tokens + item.n_drafted) * candidates[item.candidate].token_cost;
+    const BatchCandidate& candidate = candidates[item.candidate];
+    const double n = item.n_tokens + item.n_drafted;
+    cost += n * candidate.token_cost;
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] += n * candidate.rows[i];
   }
-  costs_.Observe(cost, took);
+  costs_.Observe(rows, cost - costs_.Cost(rows), took);
+}
+
+RowCounts BatchPlanner::row_seconds() const {
+  RowCounts seconds = costs_.row_costs();
+  for (double& each : seconds) each *= bounds_time_ && costs_.known() ? costs_.Seconds(1) : 0;
+  return seconds;
 }
 
 }  // namespace ovq::engine

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "model/state_layout.h"
+#include "server/engine/common/host_time.h"
 #include "server/engine/common/request.h"
 
 namespace ovq::engine {
@@ -27,7 +29,8 @@ struct BatchCandidate {
   int64_t consumed = 0;   // tokens of its request consumed so far
   std::string_view client = {};  // CallRequest::client
   double weight = 1;             // of the client
-  double token_cost = 1;         // cost of a token in the batch, in tokens without a state
+  RowCounts rows = {1};          // of each kind, for a token
+  double token_cost = 1;         // cost of a token in the batch, in answers' rows without a state
   // Seconds of a token that the batch does not take: for the masks of its form.
   double token_seconds = 0;
   // Probability of each token that may follow a decoding sequence's token, forced or drafted, to be
@@ -55,17 +58,26 @@ struct PlanItem {
 // tokens never take less time. A correction for many tokens limits what fewer tokens are predicted
 // to take only from above, not from below: otherwise a client that slows the machine down, by its
 // memory or its own threads, would raise the predicted time of everybody's tokens, and with it its
-// own part of an iteration. Until something is learned each token takes the same time.
+// own part of an iteration. Until something is learned each token takes the same time. Costs are
+// counted in answers' rows; what a row of another kind costs is learned, too.
 class BatchCostModel {
  public:
   // target: see Target; without one kTargetIterations, and at least `least`.
   explicit BatchCostModel(std::optional<absl::Duration> target = {},
-                          absl::Duration least = absl::ZeroDuration())
-      : target_(target), least_(least) {}
+                          absl::Duration least = absl::ZeroDuration(),
+                          const RowCounts& row_costs = {1, 1, 0, 0})
+      : target_(target), least_(least), row_costs_(row_costs), measured_row_costs_(row_costs) {}
 
   void Observe(double cost, absl::Duration took);
-  double Seconds(double cost) const;   // cost: at least 1
-  double Reach(double seconds) const;  // the largest cost that takes no longer; at least 1
+  // Learns from an iteration of these rows, whose states cost `other`.
+  void Observe(const RowCounts& rows, double other, absl::Duration took);
+  double Cost(const RowCounts& rows) const;
+  // Sets what a row of a kind other than kAnswer costs, as it was measured.
+  void SetRowCost(RowKind kind, double cost);
+  const RowCounts& row_costs() const { return row_costs_; }
+  bool known() const { return known_; }  // anything
+  double Seconds(double cost) const;     // cost: at least 1
+  double Reach(double seconds) const;    // the largest cost that takes no longer; at least 1
   // Seconds that an iteration may take in which answers wait beside prompts. answers: their cost.
   // beside: seconds of theirs that the batch does not take.
   double Target(double answers, double beside) const;
@@ -80,6 +92,7 @@ class BatchCostModel {
 
   std::optional<absl::Duration> target_;
   absl::Duration least_;
+  RowCounts row_costs_, measured_row_costs_;
   std::array<Point, kPoints> points_;
   bool known_ = false;
 };
@@ -95,13 +108,23 @@ class BatchCostModel {
 // 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are
 // prefilled in rounds of kPromptRound tokens, oldest first.
 //
+// What clients owe for the host's work is taken from their parts, of each kMostForDebt at most:
+// only what each owes beyond the one of the candidates' clients that owes least, so clients alike
+// are served as if there were no debts. Clients that want no tokens pay by the time that would be
+// theirs. Sets HostDebt::paid. debts: sorted by client.
+//
 // Parts of less than a token are rounded to whole ones in some rounds: `round` is the number of the
 // choice. costs: null for a batch without a bound in time. layout: the variant that the batch is
 // for (null: all candidates have the same one); each of n_variants gets an equal part of the time.
-// A pure function.
+// A function of its arguments alone.
 std::vector<PlanItem> PlanBatch(std::span<const BatchCandidate> candidates, int32_t max_tokens,
                                 int64_t round, const BatchCostModel* costs = nullptr,
-                                const model::StateLayout* layout = nullptr, int n_variants = 1);
+                                const model::StateLayout* layout = nullptr, int n_variants = 1,
+                                std::span<HostDebt> debts = {});
+
+// The part of its tokens that a client in debt goes without: who shares a key with callers that
+// keep the host busy still gets the rest.
+inline constexpr double kMostForDebt = 7.0 / 8;
 
 // Adds drafted tokens to a plan: the likeliest first, as many as give the answers most tokens per
 // time, and none unless the gain is sure. An answer without drafts in the batch, or with worse
@@ -123,10 +146,6 @@ inline constexpr double kFilled = 0.75;
 inline constexpr double kTargetIterations = 3;
 inline constexpr double kTargetAnswers = 8;
 
-// The cost of one of a token's best log-probabilities, in bytes read (16 answers with 258 each
-// beside 16 with none, models/python-bytes: a fifth to a third more per token).
-inline constexpr size_t kLogprobCostBytes = 8 << 10;
-
 inline constexpr int64_t kPromptRound = 512;
 inline constexpr double kPrefillShare = 8;
 
@@ -141,7 +160,10 @@ class BatchPlanner {
   explicit BatchPlanner(const EngineConfig& config)
       : max_tokens_(config.options.max_batch_tokens),
         bounds_time_(config.model.weight_bytes > 0),
-        costs_(config.options.target_step_time, config.options.least_step_time) {}
+        host_time_(config.options.host_time),
+        quotas_(config.options.quotas),
+        costs_(config.options.target_step_time, config.options.least_step_time,
+               config.options.row_costs) {}
 
   // Chooses tokens of the candidates (PlanBatch), all of one model variant; the variants alternate.
   void Choose(std::span<const BatchCandidate> candidates, SteadyTime now);
@@ -151,26 +173,34 @@ class BatchPlanner {
   // a small iteration, and a state that runs for a while stays in the caches.
   std::span<const PlanItem> Standing(SteadyTime now) const;
   void DropStanding() { iterations_left_ = 0; }
-  // The last choice, with drafted tokens added, as the plan of the next iteration.
+  // The cost of rows, in answers' rows.
+  double Cost(const RowCounts& rows) const { return costs_.Cost(rows); }
+  // The last choice, with drafted tokens added, as the plan of the next iteration, which pays what
+  // the choice takes from those in debt.
   std::vector<PlanItem> Plan(std::span<const BatchCandidate> candidates);
   // Learns from an iteration that ran this plan. took: results included, without what the plan has
   // as token_seconds.
   void Observe(std::span<const BatchCandidate> candidates, std::span<const PlanItem> plan,
                absl::Duration took);
+  BatchCostModel& costs() { return costs_; }
+  RowCounts row_seconds() const;  // EngineStats::row_seconds
 
  private:
   static constexpr auto kStandingTime = std::chrono::microseconds(10);  // per candidate
   static constexpr int kStandingIterations = 32;                        // at most
 
   // Null if iterations have no bound in time.
-  const BatchCostModel* costs() const { return bounds_time_ ? &costs_ : nullptr; }
+  const BatchCostModel* bounds() const { return bounds_time_ ? &costs_ : nullptr; }
 
   const int32_t max_tokens_;
   const bool bounds_time_;
+  const std::shared_ptr<HostTime> host_time_;   // null: nobody is in debt
+  const std::shared_ptr<TenantQuotas> quotas_;  // null: all clients weigh alike
   BatchCostModel costs_;
   int64_t n_choices_ = 0;
   std::vector<PlanItem> choice_;
-  int iterations_left_ = 0;  // for which the choice may stand
+  std::vector<HostDebt> debts_;  // as the choice found them, with what each iteration of it pays
+  int iterations_left_ = 0;      // for which the choice may stand
   SteadyTime stands_until_;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/engine/common/error_facts.h"
+#include "server/engine/scheduling/calibration.h"
 
 namespace ovq::engine {
 namespace {
@@ -12,6 +13,12 @@ namespace {
 constexpr absl::Duration kMostFormTime = absl::Milliseconds(2);
 
 }  // namespace
+
+void Scheduler::Calibrate(Executor& executor) {
+  if (config_.options.calibration <= absl::ZeroDuration() || config_.model.weight_bytes == 0)
+    return;
+  engine::Calibrate(config_, core_.pool, executor, planner_.costs());
+}
 
 void Scheduler::Start(std::shared_ptr<Request> request) {
   request->admitted = config_.options.clock.steady();
@@ -273,7 +280,8 @@ bool Scheduler::CopyPromptState(Request& request, size_t& bytes) {
   if (request.generate()->first.size() < answers.size()) return begin();
   const auto next =
       std::ranges::find(answers, nullptr, [](const auto& answer) { return answer->sequence; });
-  absl::StatusOr<StateHandle> copy = core_.admission.AcquirePromised(request);
+  absl::StatusOr<StateHandle> copy = core_.copies.CopyFor(
+      request.client, [&] { return core_.admission.AcquirePromised(request); });
   if (!copy.ok()) {
     Fail(request, FinishReason::kError, copy.status());
     return false;
@@ -366,6 +374,7 @@ bool Scheduler::EvictFrom(const std::string& client) {
 void Scheduler::AddTo(EngineStats& stats) const {
   stats.prefixes = prefixes_.stats();
   stats.constraints = matchers_.stats();
+  stats.row_seconds = planner_.row_seconds();
   const auto add = [&](const Sequence* sequence) {
     if (sequence == nullptr || sequence->state.base == nullptr) return;
     const StateHandle& state = sequence->state;

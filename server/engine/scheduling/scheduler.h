@@ -33,8 +33,10 @@ class Scheduler {
                   config_.options.clock),
         planner_(config_),
         finisher_(core, prefixes_, planner_),
-        builder_(config_, finisher_) {}
+        builder_(config_, finisher_, planner_) {}
 
+  // Measures what rows cost (EngineOptions::calibration). Before there are requests.
+  void Calibrate(Executor& executor);
   // Starts a request that has its sequence.
   void Start(std::shared_ptr<Request> request);
   // Starts a turn on the session that was claimed for it and whose state is resident.

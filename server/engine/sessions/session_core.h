@@ -26,7 +26,8 @@ struct SessionCore {
   SessionTable table{config, pool, admission};
   SessionPersistence disk{config, pool, admission, inbox, table};
   SessionTurns turns{table, disk};
-  StateCopies copies{config.options.copy_bytes_per_iteration, inbox, config.options.clock};
+  StateCopies copies{config.options.copy_bytes_per_iteration, inbox, config.options.clock,
+                     config.options.host_time};
 };
 
 }  // namespace ovq::engine

@@ -172,7 +172,8 @@ absl::Status SessionCreator::AcquireStates(Forking& fork) {
 
 bool SessionCreator::CopyState(Forking& fork, size_t& bytes) {
   const StateHandle& state = (*fork.session)->state;
-  absl::Status status = core_.pool.CopyTo(state, fork.states[fork.copied]);
+  absl::Status status = core_.copies.CopyFor(
+      fork.options.client, [&] { return core_.pool.CopyTo(state, fork.states[fork.copied]); });
   bytes += core_.pool.SnapshotBytes(state);
   if (status.ok() && ++fork.copied < fork.states.size()) return true;
   EndFork(fork, std::move(status));

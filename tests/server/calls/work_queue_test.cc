@@ -10,17 +10,21 @@
 #include <string>
 #include <vector>
 
+#include "base/processors.h"
+
 namespace ovq::server::test {
 namespace {
 
 using testing::ElementsAre;
+
+engine::HostTime host_time;
 
 TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
   std::mutex mutex;
   std::vector<std::string> done;
   {
     std::promise<void> running, go;
-    WorkQueue queue(1);
+    WorkQueue queue(host_time, 1);
     queue.Run("first", [&running, gate = go.get_future().share()] {
       running.set_value();
       gate.wait();
@@ -38,7 +42,7 @@ TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
 }
 
 TEST(WorkQueue, OneClientNeverHasAllThreads) {
-  WorkQueue queue(3);
+  WorkQueue queue(host_time, 3);
   std::promise<void> go;
   const std::shared_future<void> gate = go.get_future().share();
   std::atomic<int> running = 0;
@@ -60,7 +64,7 @@ TEST(WorkQueue, OneClientNeverHasAllThreads) {
 TEST(WorkQueue, WorkMayBringMoreWork) {
   std::atomic<int> count = 0;
   {
-    WorkQueue queue(2);
+    WorkQueue queue(host_time, 2);
     for (int i = 0; i < 50; ++i) {
       queue.Run("a", [&] {
         ++count;
@@ -69,6 +73,110 @@ TEST(WorkQueue, WorkMayBringMoreWork) {
     }
   }
   EXPECT_EQ(count, 100);
+}
+
+void Use(absl::Duration time) {
+  const absl::Duration begin = ThreadTime();
+  while (ThreadTime() - begin < time) {
+  }
+}
+
+TEST(WorkQueue, WhatFunctionsTakeIsChargedToTheirClient) {
+  engine::HostTime charged;
+  {
+    WorkQueue queue(charged, 2);
+    queue.Run("much", [] { Use(absl::Milliseconds(30)); });
+    queue.Run("little", [] { Use(absl::Milliseconds(3)); });
+  }
+  charged.Settle(std::nullopt);
+  const std::vector<engine::HostDebt> debts = charged.debts();
+  ASSERT_EQ(debts.size(), 2u);
+  EXPECT_EQ(debts[0].client, "little");
+  EXPECT_GE(debts[0].seconds, 0.003);
+  EXPECT_LT(debts[0].seconds, 0.03);
+  EXPECT_GE(debts[1].seconds, 0.03);
+}
+
+TEST(WorkQueue, CallsOfAClientInDebtWaitUntilItIsPaid) {
+  engine::HostTime charged;
+  charged.Charge("debtor", absl::Milliseconds(100));
+  charged.Settle(std::nullopt);
+  WorkQueue queue(charged, 2);
+  std::promise<void> ran;
+  std::future<void> waits = ran.get_future();
+  queue.Begin("debtor", [&ran] { ran.set_value(); });
+  for (int i = 0; i < 20; ++i) {
+    std::promise<void> other, begun;
+    queue.Begin("other", [&other] { other.set_value(); });
+    other.get_future().wait();
+    queue.Run("debtor", [&begun] { begun.set_value(); });
+    begun.get_future().wait();  // what has begun goes on
+  }
+  EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  EXPECT_EQ(charged.stats().calls_held, 1);
+  const auto paid = std::chrono::steady_clock::now();
+  charged.Pay({{.client = "debtor", .paid = 0.099}});
+  waits.wait();
+  EXPECT_LT(std::chrono::steady_clock::now() - paid, std::chrono::milliseconds(500));
+}
+
+TEST(WorkQueue, NoDebtKeepsAClientOutForEver) {
+  engine::HostTime charged;
+  charged.Charge("debtor", absl::Seconds(100));
+  charged.Settle(std::nullopt);
+  WorkQueue queue(charged, 2);
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 1; i <= 2; ++i) {
+    std::promise<void> ran;
+    queue.Begin("debtor", [&ran] { ran.set_value(); });
+    ran.get_future().wait();
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, i * WorkQueue::kLongestHold)
+        << "each call waits anew";
+  }
+  EXPECT_EQ(charged.stats().calls_held, 2);
+}
+
+// A client's calls that begin are behind its calls that go on.
+TEST(WorkQueue, WhatHasBegunComesFirst) {
+  std::vector<std::string> done;
+  {
+    std::promise<void> running, go;
+    WorkQueue queue(host_time, 1);
+    queue.Run("first", [&running, gate = go.get_future().share()] {
+      running.set_value();
+      gate.wait();
+    });
+    running.get_future().wait();
+    for (const char* name : {"b1", "b2"}) {
+      queue.Begin("a", [&done, name] { done.push_back(name); });
+    }
+    queue.Run("a", [&done] { done.push_back("r"); });
+    go.set_value();
+  }
+  EXPECT_THAT(done, ElementsAre("r", "b1", "b2"));
+}
+
+TEST(WorkQueue, WhatWaitsForADebtRunsAtTheEnd) {
+  engine::HostTime charged;
+  charged.Charge("debtor", absl::Milliseconds(100));
+  charged.Settle(std::nullopt);
+  bool ran = false;
+  {
+    WorkQueue queue(charged, 2);
+    queue.Begin("debtor", [&ran] { ran = true; });
+  }
+  EXPECT_TRUE(ran);
+}
+
+TEST(Strand, WhatRunsOnTheCallersThreadIsCharged) {
+  engine::HostTime charged;
+  WorkQueue queue(charged, 1);
+  Strand strand(queue, "before");
+  strand.SetClient("caller");
+  strand.Dispatch([] { Use(absl::Milliseconds(2)); });
+  charged.Settle(std::nullopt);
+  ASSERT_EQ(charged.debts().size(), 1u);
+  EXPECT_EQ(charged.debts().front().client, "caller");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ovq::engine {
@@ -278,6 +279,145 @@ TEST(PlanBatch, FormsAloneEndAnIterationInTime) {
 TEST(PlanBatch, AnswersWithFormsHaveTheTargetOfTheirTime) {
   EXPECT_NEAR(Learned(5, {}).Target(20, 0.1), kTargetIterations * 0.125, 0.01);
   EXPECT_NEAR(Learned(5, absl::Milliseconds(50)).Target(20, 0.1), 0.125, 0.004);
+}
+
+// --- what the host's work costs ---
+
+// Tokens of the second candidate's client in some iterations, while debts last.
+double TokensInDebt(std::vector<BatchCandidate> candidates, std::vector<HostDebt>& debts,
+                    int n_iterations) {
+  const BatchCostModel costs = Learned(0);  // a token a millisecond
+  double tokens = 0;
+  for (int i = 0; i < n_iterations; ++i) {
+    for (const PlanItem& item :
+         PlanBatch(candidates, 512, i, &costs, nullptr, 1, std::span(debts))) {
+      if (candidates[static_cast<size_t>(item.candidate)].client == candidates[1].client) {
+        tokens += item.n_tokens;
+      }
+    }
+    for (HostDebt& debt : debts) debt.seconds -= std::exchange(debt.paid, 0);
+  }
+  return tokens;
+}
+
+TEST(PlanBatch, ASlowHostSideMakesItsClientWait) {
+  const std::vector<BatchCandidate> candidates = {Decoding(0, "victim"), Decoding(1, "slow"),
+                                                  Decoding(2, "slow")};
+  std::vector<HostDebt> none, debts = {{.client = "slow", .seconds = 0.010}};
+  EXPECT_NEAR(TokensInDebt(candidates, none, 20), 20, 1);
+  EXPECT_NEAR(TokensInDebt(candidates, debts, 20), 10, 1.5) << "ten tokens pay for 10 ms";
+  EXPECT_NEAR(debts[0].seconds, 0, 1e-6);
+}
+
+TEST(PlanBatch, ADebtThatNeverEndsLeavesAPartOfTheTokens) {
+  const std::vector<BatchCandidate> candidates = {Decoding(0, "victim"), Decoding(1, "slow")};
+  double tokens = 0;
+  for (int i = 0; i < 40; ++i) {
+    std::vector<HostDebt> debts = {{.client = "slow", .seconds = 1e6}};
+    const BatchCostModel costs = Learned(0);
+    for (const PlanItem& item : PlanBatch(candidates, 512, i, &costs, nullptr, 1, debts)) {
+      if (item.candidate == 1) tokens += item.n_tokens;
+    }
+  }
+  EXPECT_NEAR(tokens, 40 * (1 - kMostForDebt), 2);
+}
+
+// Clients of every kind among many debts, which are sorted by client.
+TEST(PlanBatch, EachOfManyClientsPaysItsOwnDebt) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; ++i) names.push_back("client" + std::to_string(1000 + i));
+  std::vector<BatchCandidate> candidates;
+  std::vector<HostDebt> debts;
+  for (int i = 0; i < 100; ++i) {
+    if (i % 2 == 0)
+      candidates.push_back(Decoding(99 - i, names[static_cast<size_t>(99 - i)].c_str()));
+    if (i % 4 < 2) debts.push_back({.client = names[static_cast<size_t>(i)], .seconds = 0.001 * i});
+  }
+  const BatchCostModel costs = Learned(0);
+  PlanBatch(candidates, 512, 0, &costs, nullptr, 1, debts);
+  for (const HostDebt& debt : debts) {
+    if (debt.seconds == 0) continue;
+    EXPECT_GT(debt.paid, 0) << debt.client;
+    EXPECT_LE(debt.paid, debt.seconds + 1e-9) << debt.client;
+  }
+}
+
+TEST(PlanBatch, ClientsAlikeAreServedAsWithoutDebts) {
+  const std::vector<BatchCandidate> candidates = {Decoding(0, "a"), Decoding(1, "b")};
+  std::vector<HostDebt> debts = {{.client = "a", .seconds = 0.1}, {.client = "b", .seconds = 0.1}};
+  EXPECT_EQ(TokensInDebt(candidates, debts, 10), 10);
+  EXPECT_NEAR(debts[0].seconds, 0, 1e-9);
+}
+
+TEST(PlanBatch, WhoIsAloneIsServedAtOnce) {
+  const std::vector<BatchCandidate> candidates = {Decoding(0, "a"), Decoding(1, "a")};
+  std::vector<HostDebt> debts = {{.client = "a", .seconds = 0.5}};
+  EXPECT_EQ(TokensInDebt(candidates, debts, 10), 20);
+  EXPECT_NEAR(debts[0].seconds, 0, 1e-9);
+}
+
+TEST(PlanBatch, WhoWantsNoTokensPaysByItsPartOfTheTime) {
+  const std::vector<BatchCandidate> candidates = {Decoding(0, "victim"), Decoding(1, "victim")};
+  std::vector<HostDebt> debts = {{.client = "parses", .seconds = 0.1}};
+  EXPECT_EQ(TokensInDebt(candidates, debts, 10), 20) << "others have all of the iterations";
+  EXPECT_NEAR(debts[0].seconds, 0.1 - 10 * 0.002 / 2, 0.002);
+}
+
+TEST(PlanBatch, AnswersToOnePromptAreOneClientInDebt) {
+  for (const int n : {2, 64}) {
+    std::vector<BatchCandidate> candidates = {Decoding(0, "victim")};
+    for (int i = 0; i < n; ++i) candidates.push_back(Decoding(1, "many"));
+    std::vector<HostDebt> debts = {{.client = "many", .seconds = 0.010}};
+    EXPECT_NEAR(TokensInDebt(candidates, debts, 20), 10, 1.5) << n;
+  }
+}
+
+// --- kinds of rows ---
+
+// A machine takes 5 ms for an iteration, 1 more for an answer's row, and `prompt` for a prompt's.
+TEST(BatchCostModel, LearnsWhatAKindOfRowCosts) {
+  for (const double prompt : {0.5, 1.0, 2.0}) {
+    BatchCostModel costs;
+    for (int i = 0; i < 1000; ++i) {
+      for (const double n : {1, 2, 4, 8, 16, 32, 64}) {
+        costs.Observe({n, 0, 0, 0}, 0, absl::Milliseconds(5 + n));
+        costs.Observe({0, n, 0, 0}, 0, absl::Milliseconds(5 + n * prompt));
+      }
+    }
+    EXPECT_NEAR(costs.row_costs()[static_cast<size_t>(RowKind::kPrompt)], prompt, 0.1 * prompt);
+  }
+}
+
+TEST(BatchCostModel, RowsOfOneKindAloneDoNotChangeWhatTheyCostForEver) {
+  BatchCostModel costs;
+  const auto prompt = [&costs] { return costs.row_costs()[static_cast<size_t>(RowKind::kPrompt)]; };
+  costs.SetRowCost(RowKind::kPrompt, 0.5);
+  for (int i = 0; i < 100'000; ++i) {  // a machine that is slower and slower, then faster
+    costs.Observe({0, 64, 0, 0}, 0, absl::Milliseconds(1) * std::pow(1.01, i % 1000));
+  }
+  EXPECT_GE(prompt(), 0.5 / 4);
+  EXPECT_LE(prompt(), 0.5 * 4);
+}
+
+TEST(BatchCostModel, WhatIsMeasuredCountsFromTheFirstPlanOn) {
+  BatchCostModel costs({}, absl::ZeroDuration(), {1, 1, 0, 0});
+  costs.Observe(1, absl::Milliseconds(1));
+  costs.Observe(64, absl::Milliseconds(64));
+  costs.SetRowCost(RowKind::kPrompt, 4);
+  std::vector<BatchCandidate> candidates = {Decoding(0, "victim"), Prefilling(1000, 1, "reader")};
+  const auto read = [&] {
+    candidates[1].token_cost = costs.Cost({0, 1, 0, 0});
+    double tokens = 0;
+    for (int round = 0; round < 100; ++round) {
+      for (const PlanItem& item : PlanBatch(candidates, 512, round, &costs)) {
+        if (item.candidate == 1) tokens += item.n_tokens;
+      }
+    }
+    return tokens;
+  };
+  const double dear = read();
+  costs.SetRowCost(RowKind::kPrompt, 1);
+  EXPECT_NEAR(read() / dear, 4, 0.8);
 }
 
 // --- prompts beside answers ---

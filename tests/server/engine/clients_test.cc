@@ -127,7 +127,9 @@ TEST(Clients, LogProbabilitiesAreWorkToo) {
   constexpr int kTop = 256, kSteps = 400;
   EngineOptions options;
   options.max_batch_tokens = 8;
-  TestEngine engine(options, {.weight_bytes = kTop * kLogprobCostBytes});
+  options.row_costs[static_cast<size_t>(RowKind::kLogprob)] = 1.0 / kTop;
+  options.clock.steady = [] { return SteadyTime(std::chrono::hours(1)); };  // nothing is learned
+  TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
   engine.model().gate().CloseAt(1);
   std::vector<std::shared_ptr<TokenStream>> streams;
   for (const int top : {0, kTop}) {
@@ -147,6 +149,60 @@ TEST(Clients, LogProbabilitiesAreWorkToo) {
   }
   engine.model().gate().Open();
   EXPECT_NEAR(tokens[0] / tokens[1], 2, 0.2) << tokens[0] << " " << tokens[1];
+}
+
+// The time that the host's threads take for a client is given to others by the engine.
+TEST(Clients, WhoKeepsTheHostBusyWaitsForTheEngine) {
+  constexpr int kSteps = 300;
+  EngineOptions options;
+  options.max_batch_tokens = 8;
+  TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
+  engine.model().gate().CloseAt(1);
+  std::vector<std::shared_ptr<TokenStream>> streams;
+  for (const char* client : {"quick", "slow"}) {
+    GenerateRequest request = Of(client, kForEver);
+    request.n = 16;
+    streams.push_back(engine.Start(request, 1 << 20));
+  }
+  engine.model().gate().AwaitEntered(1);
+  HostTime& host_time = *engine->options().host_time;
+  host_time.Settle(absl::ZeroDuration());  // the engine runs
+  host_time.Charge("slow", absl::Seconds(10));
+  host_time.Settle(std::nullopt);
+  EXPECT_FALSE(host_time.MayBegin("slow"));
+  engine.model().gate().CloseAt(kSteps);
+  engine.model().gate().AwaitEntered(kSteps);
+  std::vector<double> tokens;
+  for (const std::shared_ptr<TokenStream>& stream : streams) {
+    double& n = tokens.emplace_back(0);
+    while (const std::optional<StreamEvent> event = stream->TryPop()) n += event->chunk.has_value();
+    stream->Cancel();
+  }
+  engine.model().gate().Open();
+  EXPECT_GT(tokens[0], 2 * tokens[1]);
+  for (const std::shared_ptr<TokenStream>& stream : streams) ReadAll(*stream, 16);
+  engine.AwaitBoundary();
+  EXPECT_TRUE(host_time.MayBegin("slow")) << "nobody waits any more";
+}
+
+TEST(Clients, RowsAreMeasuredBeforeTheFirstCall) {
+  EngineOptions options;
+  options.calibration = absl::Seconds(1);
+  TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
+  EXPECT_GT(engine.model().gate().steps(), 10);
+  const EngineStats stats = engine.SettledStats();
+  for (size_t i = 0; i < kRowKinds.size(); ++i) EXPECT_GT(stats.row_seconds[i], 0) << kRowKinds[i];
+  EXPECT_EQ(stats.state_bytes_reserved, 0u) << "the states are given back";
+  EXPECT_EQ(engine.Run(Of("first", 5)).of.front().tokens,
+            TestEngine().Run(Of("first", 5)).of.front().tokens);
+}
+
+TEST(Clients, RowsAreNotMeasuredWithoutMemory) {
+  EngineOptions options;
+  options.calibration = absl::Seconds(1);
+  options.state_memory_bytes = 1;
+  TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
+  EXPECT_EQ(engine.model().gate().steps(), 0);
 }
 
 // Time stands still, so batches reuse the previous choice of sequences (BatchPlanner::Standing).

@@ -33,7 +33,8 @@ class StateCopiesTest : public testing::Test {
   SteadyTime now_{std::chrono::hours(1)};
   int n_copies_ = 0;
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
-  StateCopies copies_{kBytes, inbox_, {.steady = [this] { return now_; }}};
+  const std::shared_ptr<HostTime> host_time_ = std::make_shared<HostTime>();
+  StateCopies copies_{kBytes, inbox_, {.steady = [this] { return now_; }}, host_time_};
 };
 
 TEST_F(StateCopiesTest, BatchesHaveAsMuchTimeAsCopies) {
@@ -62,6 +63,18 @@ TEST_F(StateCopiesTest, WhereNoBatchRunsCopiesDoNotWait) {
   EXPECT_EQ(n_copies_, 6) << "the batch has its part";
   inbox_->RunAll();
   EXPECT_EQ(n_copies_, 7) << "and nobody else wants one";
+}
+
+TEST_F(StateCopiesTest, ClientsOweTheTimeOfTheirCopies) {
+  const int result = copies_.CopyFor("a", [this] {
+    now_ += milliseconds(12);
+    return 5;
+  });
+  EXPECT_EQ(result, 5);
+  const std::vector<HostDebt> debts = host_time_->debts();
+  ASSERT_EQ(debts.size(), 1u);
+  EXPECT_EQ(debts[0].client, "a");
+  EXPECT_NEAR(debts[0].seconds, 0.012, 1e-6);
 }
 
 }  // namespace
