@@ -4,6 +4,7 @@ import os
 import time
 
 ROOT = "/sys/fs/cgroup"
+WEIGHT = 100  # times that of a group by default, so that other work on the machine takes little of the quota
 PERIOD = 10_000  # microseconds; short, so that a process at its quota stands still for less than that
 
 
@@ -30,9 +31,11 @@ class CpuQuota:
         try:
             if self._version_2:
                 self._write(self._folder, "cpu.max", f"{quota} {PERIOD}")
+                self._write(self._folder, "cpu.weight", 100 * WEIGHT)
             else:
                 self._write(self._folder, "cpu.cfs_period_us", PERIOD)
                 self._write(self._folder, "cpu.cfs_quota_us", quota)
+                self._write(self._folder, "cpu.shares", 1024 * WEIGHT)
             self._write(self._folder, "cgroup.procs", pid)
         except OSError as error:
             self.remove()

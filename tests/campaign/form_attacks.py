@@ -1,5 +1,6 @@
 """Attacks by the forms of answers (docs/constraints.md) over HTTP, for hostile.py; see http_attacks.py."""
 
+import functools
 import itertools
 import json
 import threading
@@ -41,10 +42,10 @@ def short(**fields):
 
 def with_schema(make):
     """Requests for answers of make()'s schema, each with another description."""
-    body = make()
+    body = functools.cache(make)  # made by the process that attacks, not by every one that knows the names
 
     def made(i):
-        schema = {**body, "description": str(i)}
+        schema = {**body(), "description": str(i)}
         return short(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
     return made
 
@@ -54,8 +55,8 @@ def with_regex(make):
 
 
 def with_grammar(make):
-    text = make()
-    return lambda i: short(structured_outputs={"grammar": text + f"\nunused{i} ::= \"x\"\n"})
+    text = functools.cache(make)
+    return lambda i: short(structured_outputs={"grammar": text() + f"\nunused{i} ::= \"x\"\n"})
 
 
 def with_choices(i):

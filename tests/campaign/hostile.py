@@ -11,12 +11,15 @@ server's memory. Prints a row for each attack, and ends with 1 if a requirement 
     process lives, and SIGTERM ends it with 0.
 
 --brief, which ctest runs: four short attacks, with requirements so weak that a busy machine meets them, but
-not a server where one caller can stop another.
+not a server where one caller can stop another. An attack that misses them is repeated once, with a new look at
+the victim alone: other work on the machine may have begun in between.
 
 --slow SHARE runs the server as a slow machine would: with AVX2 alone (OVQ_MAX_ISA), and with SHARE of each
-processor's time, by a control group; ends with 3 where none can be made.
+processor's time, by a control group; ends with 3 where none can be made. --isa ISA caps the instruction set
+alone. With one of them --brief has three other attacks of each kind: over gRPC, over HTTP, by forms.
 
-usage: hostile.py [--attack NAME ...] [--brief] [--slow SHARE] [--list] [--seconds S] [--build FOLDER] [--model FOLDER]
+usage: hostile.py [--attack NAME ...] [--brief] [--slow SHARE] [--isa ISA] [--list] [--seconds S] [--build FOLDER]
+                  [--model FOLDER]
 """
 
 import argparse
@@ -62,6 +65,10 @@ class Bars:
 # of the speed and had newcomers wait for over 10 s.
 BRIEF = Bars(share=0.05, more_seconds=5.0, health_seconds=5.0)
 BRIEF_ATTACKS = ("8 calls of n=64", "8 wide scores", "16 times 1M tokens", "sessions of 1M tokens, given up")
+CAPPED_ATTACKS = (
+    "Chat parts of 1 MiB for ever", "queue of long prompts", "64 sessions with a stream each",
+    "HTTP: 500 slow readers", "HTTP: long texts to tokens", "HTTP: whole answers without end",
+    "HTTP: schemas, 4,000 properties", "HTTP: regexes of exponential automata", "HTTP: n=64, masks of much work")
 LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 FOR_EVER = 10**9
 MESSAGE = 15 << 20  # below --max-message-bytes
@@ -178,14 +185,16 @@ def cancelled_sessions(address, count):
     repeat(address, count, calls, 2)
 
 
-def chat_parts(address, count):
-    def calls(caller):
-        def parts():
-            yield pb.ChatRequest(open=pb.ChatOpen())
-            while True:
-                yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text="x" * 4000), more=True))
-        drain(caller.inference.Chat(parts()))
-    repeat(address, count, calls, 4)
+def chat_parts(n_bytes):
+    def attack(address, count):
+        def calls(caller):
+            def parts():
+                yield pb.ChatRequest(open=pb.ChatOpen())
+                while True:
+                    yield pb.ChatRequest(turn=pb.ChatTurn(prompt=pb.Prompt(text="x" * n_bytes), more=True))
+            drain(caller.inference.Chat(parts()))
+        repeat(address, count, calls, 4)
+    return attack
 
 
 def raw(method, body, threads=4):
@@ -213,9 +222,11 @@ def detokenize(address, count):
     repeat(address, count, lambda caller: caller.inference.Detokenize(request), 4)
 
 
-def positions(address, count):
-    request = pb.GetModelInfoRequest(positions=[1] * 5_000_000)
-    repeat(address, count, lambda caller: caller.inference.GetModelInfo(request), 2)
+def positions(threads):
+    def attack(address, count):
+        request = pb.GetModelInfoRequest(positions=[1] * 5_000_000)
+        repeat(address, count, lambda caller: caller.inference.GetModelInfo(request), threads)
+    return attack
 
 
 def lists(address, count):
@@ -237,6 +248,28 @@ def idle_sessions(address, count):
         request.ttl.seconds = 86400
         caller.sessions.CreateSession(request)
     repeat(address, count, calls, 16)
+
+
+def short_sessions(address, count):
+    def calls(caller):
+        made = caller.sessions.CreateSession(pb.CreateSessionRequest()).session_id
+        caller.sessions.DeleteSession(pb.DeleteSessionRequest(session_id=made))
+    repeat(address, count, calls, 500)
+
+
+def session_streams(one_for_all):
+    """64 streams, each on a session of its own or all on one."""
+    def attack(address, count):
+        def create(caller):
+            return caller.sessions.CreateSession(pb.CreateSessionRequest()).session_id
+        shared = create(Caller(address)) if one_for_all else None
+
+        def calls(caller):
+            request, start = caller.generate()
+            request.session_id = shared or create(caller)
+            drain(start())
+        repeat(address, count, calls, 64)
+    return attack
 
 
 def open_chats(address, count):
@@ -262,11 +295,13 @@ def forks(address, count):
         pb.ForkSessionRequest(session_id=made, count=64)), 4)
 
 
-def slow_readers(address, count):
-    caller = Caller(address)
-    held = [caller.generate()[1]() for _ in range(1000)]
-    count(f"{len(held)} streams")
-    time.sleep(3600)
+def slow_readers(n_streams):
+    def attack(address, count):
+        caller = Caller(address)
+        held = [caller.generate()[1]() for _ in range(n_streams)]
+        count(f"{len(held)} streams")
+        time.sleep(3600)
+    return attack
 
 
 ATTACKS = {
@@ -284,7 +319,8 @@ ATTACKS = {
     "16 times 1M tokens": long_prompts(16),
     "queue of long prompts": long_prompts(500, 20_000),
     "sessions of 1M tokens, given up": cancelled_sessions,
-    "Chat parts for ever": chat_parts,
+    "Chat parts for ever": chat_parts(4000),
+    "Chat parts of 1 MiB for ever": chat_parts(1 << 20),
     "unknown fields": raw("InferenceService/Tokenize", lambda: b"".join([field(15, b"")]) * (MESSAGE // 2)),
     "unknown groups": raw("InferenceService/Tokenize", lambda: bytes([15 << 3 | 3, 15 << 3 | 4]) * (MESSAGE // 2)),
     "empty messages": raw("InferenceService/ApplyTemplate",
@@ -292,13 +328,18 @@ ATTACKS = {
     "empty stop strings": raw("InferenceService/Generate", lambda: field(4, field(2, b"") * (MESSAGE // 2))),
     "long texts to tokens": tokenize,
     "long tokens to text": detokenize,
-    "5M positions": positions,
+    "5M positions": positions(2),
+    "500 loops of 5M positions": positions(500),
+    "500 loops of short sessions": short_sessions,
+    "64 sessions with a stream each": session_streams(one_for_all=False),
+    "64 streams on one session": session_streams(one_for_all=True),
     "64 lists": lists,
     "deadlines of 1 ms": short_deadlines,
     "sessions for a day": idle_sessions,
     "2,000 chats": open_chats,
     "forks by 64": forks,
-    "1,000 slow readers": slow_readers,
+    "64 slow readers": slow_readers(64),
+    "1,000 slow readers": slow_readers(1000),
     **HTTP_ATTACKS,
 }
 
@@ -306,8 +347,8 @@ ATTACKS = {
 # --- victim, newcomers and health checks ---
 
 def attack_process(name, address, folder, results):
-    os.nice(19)  # the server is measured, and thousands of client threads share its machine
     load(folder)
+    os.nice(19)  # the server is measured, and thousands of client threads share its machine
     counts, lock = collections.Counter(), threading.Lock()
 
     def count(what):
@@ -411,8 +452,9 @@ class Bench:
         self.bars = BRIEF if args.brief else Bars()
         binary = os.path.join(args.build, "bin", "ovq-server")
         self.server = ServerProcess(binary, with_template(args.model, folder), "--log-requests", "none", "--http-listen",
-                                    "127.0.0.1:0", env={"OVQ_MAX_ISA": "avx2"} if args.slow else None)
+                                    "127.0.0.1:0", env={"OVQ_MAX_ISA": args.isa} if args.isa else None)
         self.http = f"127.0.0.1:{http_port(self.server)}"
+        self.manager = multiprocessing.Manager()
         self.tokens = multiprocessing.Value("q", 0)
         self.victim = multiprocessing.Process(target=victim_process, daemon=True,
                                               args=(self.server.address, folder, self.tokens))
@@ -441,19 +483,19 @@ class Bench:
         over_http = name in HTTP_ATTACKS
         address = self.http if over_http else self.server.address
         alone, came_alone, _, before = self.watch(self.args.seconds / 2, over_http)
-        results = multiprocessing.Manager().dict(calls="", began=False)
+        results = self.manager.dict(calls="", began=False)
         attacker = multiprocessing.Process(target=attack_process, daemon=True,
                                            args=(name, address, self.folder, results))
         attacker.start()
         while not results["began"]:  # spawned as a new program, with stubs of its own
             time.sleep(0.05)
-        time.sleep(1)
+        time.sleep(0.5 if self.args.brief else 1)
         speed, came, checks, resident = self.watch(self.args.seconds, over_http)
         calls = results["calls"]
         attacker.kill()
         attacker.join()
         time.sleep(0.5 if self.args.brief else 2)
-        _, came_after, checks_after, _ = self.watch(1, over_http)
+        _, came_after, checks_after, _ = self.watch(0.5 if self.args.brief else 1, over_http)
         lives = self.server.process.poll() is None
         most = self.bars.slower * statistics.median(came_alone) + self.bars.more_seconds
         share = speed / alone
@@ -466,6 +508,7 @@ class Bench:
 
     def end(self):
         self.victim.kill()
+        self.manager.shutdown()
         self.server.terminate()
         begin = time.monotonic()
         status = self.server.wait(60)
@@ -477,7 +520,7 @@ def report(bench, names):
     """Runs the attacks and ends the server; the exit status."""
     print("| attack | victim's share | newcomer during | after | health | memory | calls | |\n"
           "|---|---:|---:|---:|---:|---:|---|---|", flush=True)
-    missed = [name for name in names if not bench.run(name)]
+    missed = [name for name in names if not (bench.run(name) or (bench.args.brief and bench.run(name)))]
     ended = bench.end()
     print(f"{len(missed)} missed: {', '.join(missed)}" if missed else "all bars are met")
     return 0 if ended and not missed else 1
@@ -495,13 +538,16 @@ def main():
     parser.add_argument("--attack", action="append", choices=list(ATTACKS), metavar="NAME")
     parser.add_argument("--list", action="store_true", help="names of the attacks")
     parser.add_argument("--brief", action="store_true", help="what ctest runs")
-    parser.add_argument("--seconds", type=float, help="of each attack (4, with --brief 1.5)")
+    parser.add_argument("--seconds", type=float, help="of each attack (4, with --brief 1 or 1.5)")
     parser.add_argument("--build", default=os.path.join(ROOT, "build", "cpu"))
     parser.add_argument("--model", default=os.path.join(ROOT, "models", "python-bytes"))
     parser.add_argument("--slow", type=share_of_time, metavar="SHARE", help="the server has AVX2 and SHARE of each processor")
+    parser.add_argument("--isa", help="of the server at most, as OVQ_MAX_ISA names it; with --slow avx2")
     args = parser.parse_args()
-    args.seconds = args.seconds or (1.5 if args.brief else 4)
-    names = args.attack or (BRIEF_ATTACKS if args.brief else ATTACKS)
+    if args.slow:
+        args.isa = args.isa or "avx2"
+    args.seconds = args.seconds or (4 if not args.brief else 1 if args.isa else 1.5)
+    names = args.attack or (ATTACKS if not args.brief else CAPPED_ATTACKS if args.isa else BRIEF_ATTACKS)
     if args.list:
         print("\n".join(ATTACKS))
         return 0

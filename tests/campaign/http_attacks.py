@@ -127,8 +127,10 @@ def said(role="user", content="hello", **fields):
 
 
 def chat(messages, tools=(), **fields):
-    return lambda: request("/v1/chat/completions", {"messages": messages(), "tools": list(tools), "max_tokens": 1,
-                                                    **fields})
+    def made():
+        listed = list(tools() if callable(tools) else tools)
+        return request("/v1/chat/completions", {"messages": messages(), "tools": listed, "max_tokens": 1, **fields})
+    return made
 
 
 def called(arguments="{}", result="done"):
@@ -196,9 +198,9 @@ ATTACKS = {
     "HTTP: stored responses of 1 MB": again(lambda: request(
         "/v1/responses", {"input": [said(content="x" * 2500)] * 400, "max_output_tokens": 1}), 8, read_all=True),
     "HTTP: chains of responses": response_chains,
-    "HTTP: 1 MiB of tools": again(chat(lambda: [said()], [tool(i) for i in range(5500)]), 8, read_all=True),
-    "HTTP: 15 MB of tools": again(chat(lambda: [said()], [tool(i) for i in range(80_000)]), 4, read_all=True),
-    "HTTP: wide and deep schemas": again(chat(lambda: [said()], [
+    "HTTP: 1 MiB of tools": again(chat(lambda: [said()], lambda: map(tool, range(5500))), 8, read_all=True),
+    "HTTP: 15 MB of tools": again(chat(lambda: [said()], lambda: map(tool, range(80_000))), 4, read_all=True),
+    "HTTP: wide and deep schemas": again(chat(lambda: [said()], lambda: [
         tool(0, schema(20, 5000)), *(tool(i, schema(22, 10)) for i in range(1, 200))]), 8, read_all=True),
     "HTTP: 4,096 messages": again(chat(many_messages(4095), [tool(0)]), 8, read_all=True),
     "HTTP: 150,000 messages": again(chat(many_messages(150_001)), 4, read_all=True),

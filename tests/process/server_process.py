@@ -17,14 +17,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 def load_stubs(folder):
     """Returns (messages, services) of ovq.v1's inference.proto; generates the stubs of all protos
-    into the folder, from which they can be imported."""
+    into the folder, where they are not there yet, from which they can be imported."""
     proto = os.path.join(ROOT, "proto")
     plugin = shutil.which("grpc_python_plugin")
     # Uses the system's protoc: the one inside Debian 12's grpc_tools does not know proto3
     # `optional`.
-    subprocess.run(["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
-                    f"--plugin=protoc-gen-grpc={plugin}", "ovq/v1/inference.proto",
-                    "ovq/v1/admin.proto"], check=True)
+    if not os.path.exists(os.path.join(folder, "ovq")):
+        subprocess.run(["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
+                        f"--plugin=protoc-gen-grpc={plugin}", "ovq/v1/inference.proto",
+                        "ovq/v1/admin.proto"], check=True)
     sys.path.insert(0, folder)
     return (importlib.import_module("ovq.v1.inference_pb2"),
             importlib.import_module("ovq.v1.inference_pb2_grpc"))
