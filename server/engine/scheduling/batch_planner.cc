@@ -232,9 +232,9 @@ class Planner {
     for (size_t i = 0; i < clients_.size(); ++i) {
       if (of[i] != nullptr) {
         const double forgiven = least * clients_[i].weight;
-        const double taken = std::min(parts[i] * kMostForDebt, (of[i]->seconds - forgiven) * speed);
-        parts[i] -= taken;
-        of[i]->paid = forgiven + taken / speed;
+        const double due = std::min(parts[i] * kMostForDebt, (of[i]->seconds - forgiven) * speed);
+        of[i]->paid = forgiven + due / speed;
+        if (clients_[i].all.tokens > 1) parts[i] -= due;
       }
       left += parts[i];
     }

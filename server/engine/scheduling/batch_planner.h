@@ -111,7 +111,9 @@ class BatchCostModel {
 // What clients owe for the host's work is taken from their parts, of each kMostForDebt at most:
 // only what each owes beyond the one of the candidates' clients that owes least, so clients alike
 // are served as if there were no debts. Clients that want no tokens pay by the time that would be
-// theirs. Sets HostDebt::paid. debts: sorted by client.
+// theirs. Those that want one token, as a single answer does, get it, and what they would have paid
+// is forgiven: most of what an answer owes is for writing its tokens, of which a stream beside a
+// client with long prompts has more than that one. Sets HostDebt::paid. debts: sorted by client.
 //
 // Parts of less than a token are rounded to whole ones in some rounds: `round` is the number of the
 // choice. costs: null for a batch without a bound in time. layout: the variant that the batch is

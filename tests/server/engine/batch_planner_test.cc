@@ -285,10 +285,10 @@ TEST(PlanBatch, AnswersWithFormsHaveTheTargetOfTheirTime) {
 
 // Tokens of the second candidate's client in some iterations, while debts last.
 double TokensInDebt(std::vector<BatchCandidate> candidates, std::vector<HostDebt>& debts,
-                    int n_iterations) {
+                    int n_iterations, int first = 0) {
   const BatchCostModel costs = Learned(0);  // a token a millisecond
   double tokens = 0;
-  for (int i = 0; i < n_iterations; ++i) {
+  for (int i = first; i < first + n_iterations; ++i) {
     for (const PlanItem& item :
          PlanBatch(candidates, 512, i, &costs, nullptr, 1, std::span(debts))) {
       if (candidates[static_cast<size_t>(item.candidate)].client == candidates[1].client) {
@@ -310,16 +310,22 @@ TEST(PlanBatch, ASlowHostSideMakesItsClientWait) {
 }
 
 TEST(PlanBatch, ADebtThatNeverEndsLeavesAPartOfTheTokens) {
-  const std::vector<BatchCandidate> candidates = {Decoding(0, "victim"), Decoding(1, "slow")};
+  const std::vector<BatchCandidate> candidates = {Decoding(0, "victim"), Decoding(1, "slow"),
+                                                  Decoding(2, "slow")};
   double tokens = 0;
   for (int i = 0; i < 40; ++i) {
     std::vector<HostDebt> debts = {{.client = "slow", .seconds = 1e6}};
-    const BatchCostModel costs = Learned(0);
-    for (const PlanItem& item : PlanBatch(candidates, 512, i, &costs, nullptr, 1, debts)) {
-      if (item.candidate == 1) tokens += item.n_tokens;
-    }
+    tokens += TokensInDebt(candidates, debts, 1, i);
   }
   EXPECT_NEAR(tokens, 40 * (1 - kMostForDebt), 2);
+}
+
+TEST(PlanBatch, ASingleAnswerIsNotSlowedByItsDebt) {
+  const std::vector<BatchCandidate> candidates = {Prefilling(4000, 0, "reads"),
+                                                  Decoding(1, "answer")};
+  std::vector<HostDebt> debts = {{.client = "answer", .seconds = 0.010}};
+  EXPECT_EQ(TokensInDebt(candidates, debts, 20), 20);
+  EXPECT_NEAR(debts[0].seconds, 0, 1e-6) << "is forgiven as fast as others pay";
 }
 
 // Clients of every kind among many debts, which are sorted by client.
