@@ -37,8 +37,8 @@ size_t EndOfGuard(size_t bytes) { return RoundUp(bytes, kAlignment) + kGuardByte
 }  // namespace
 
 MemoryRegistry::MemoryRegistry() {
-  // What a test frees, the next one gets: otherwise the system makes the pages of every context's
-  // tens of megabytes again, which took a third of the tests' time.
+  // The memory that a test frees is the next one's: otherwise the system makes the pages of every
+  // context's tens of megabytes again, which took two thirds of the tests' time.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   const char* bytes = std::getenv("OVQ_SIMT_DEVICE_BYTES");
