@@ -108,7 +108,7 @@ class BatchCostModel {
 // 1 / kPrefillShare all the same, so that long answers do not keep new ones out. Prompts are
 // prefilled in rounds of kPromptRound tokens, oldest first.
 //
-// What clients owe for the host's work is taken from their parts, of each kMostForDebt at most:
+// Debts for the host's work are taken from the clients' parts, kMostForDebt of each at most:
 // only what each owes beyond the one of the candidates' clients that owes least, so clients alike
 // are served as if there were no debts. Clients that want no tokens pay by the time that would be
 // theirs. Those that want one token, as a single answer does, get it, and what they would have paid
