@@ -70,11 +70,10 @@ void ReadShares(MetricFamilies& all, const engine::EngineStats& stats) {
   SetTo(all.OneCounter("ovq_host_seconds_total",
                        "Processor time of the threads that parse, tokenize and write for calls."),
         absl::ToDoubleSeconds(stats.host.used));
-  SetTo(
-      all.OneCounter("ovq_host_charged_seconds_total",
-                     "Taken from clients' parts: what the engine's threads waited for a processor "
-                     "meanwhile, and copies of states."),
-      absl::ToDoubleSeconds(stats.host.owed));
+  SetTo(all.OneCounter("ovq_host_charged_seconds_total",
+                       "What clients came to owe: what the engine's threads waited for a processor "
+                       "meanwhile, and copies of states."),
+        absl::ToDoubleSeconds(stats.host.owed));
   SetTo(all.OneCounter(
             "ovq_calls_held_total",
             "Times that a client's next call waited because it had used more than its part."),
