@@ -36,13 +36,19 @@ class Durable : public testing::Test {
     std::filesystem::remove_all(path_);
   }
   ~Durable() override {
-    engine_.reset();
+    Stop();
     std::filesystem::remove_all(path_);
   }
 
+  // Ends the server and its writes.
+  void Stop() {
+    if (engine_ == nullptr) return;
+    engine_.reset();
+    for (const std::string& id : gone_) EXPECT_EQ(SessionFile(id, ""), "");
+  }
   // Starts a server on the folder as it was left.
   void Start(EngineOptions options = {}, const FakeModelOptions& model = {}) {
-    engine_.reset();
+    Stop();
     const auto count = [this](const store::StoreReport& report) {
       if (report.kind == std::string_view("snapshot")) ++snapshots_;
     };
@@ -84,7 +90,7 @@ class Durable : public testing::Test {
       before = files();
       std::filesystem::copy(path_, copy, std::filesystem::copy_options::recursive, error);
     } while (error || files() != before);
-    engine_.reset();
+    Stop();
     std::filesystem::remove_all(path_);
     std::filesystem::rename(copy, path_);
     Start();
@@ -97,12 +103,16 @@ class Durable : public testing::Test {
     }
     return "";
   }
-  // Waits: a snapshot that was being written when its session was deleted goes a little later.
+  // Waits until the session has no files. A snapshot that begins to be written just before its
+  // session is deleted appears once more and goes again, so Stop() looks for the files as well.
   void ExpectNoFiles(const std::string& id) {
-    for (int i = 0; i < 10'000 && !SessionFile(id, "").empty(); ++i) {
-      absl::SleepFor(absl::Milliseconds(1));
+    bool gone = false;
+    for (int i = 0; i < 10'000 && !gone; ++i) {
+      gone = SessionFile(id, "").empty();
+      if (!gone) absl::SleepFor(absl::Milliseconds(1));
     }
-    EXPECT_EQ(SessionFile(id, ""), "");
+    EXPECT_TRUE(gone) << SessionFile(id, "");
+    gone_.push_back(id);
   }
   SessionInfo Info(const std::string& id) {
     const absl::StatusOr<SessionInfo> info = engine()->sessions().Get(id, "");
@@ -124,6 +134,7 @@ class Durable : public testing::Test {
 
   const std::string path_;
   std::vector<std::string> damaged_, left_, told_;
+  std::vector<std::string> gone_;  // ids of sessions without files
   int64_t replayed_ = 0;
   std::atomic<int> snapshots_ = 0;  // finished by the disk
   std::unique_ptr<TestEngine> engine_;
@@ -270,7 +281,7 @@ TEST_F(Durable, ADamagedFileHurtsItsSessionAlone) {
   Start();
   const std::string bad_journal = Open(10), bad_state = Open(1000), good = Open(1000),
                     short_state = Open(1000);
-  engine_.reset();
+  Stop();
   const auto flip = [](const std::string& path, int64_t at) {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(at);
@@ -302,7 +313,7 @@ TEST_F(Durable, AMaliciousStateIsQuarantined) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::memcpy(image.state.data() + engine().model().layout().layer(1).fixed_offset, &nan,
               sizeof nan);
-  engine_.reset();
+  Stop();
   const std::string snapshot = SessionFile(id, ".session");
   const EncodedSession file = EncodeSession(std::move(image));
   std::ofstream(snapshot, std::ios::binary) << file.head << file.state << file.tail;
@@ -325,7 +336,7 @@ TEST_F(Durable, ATornTurnIsOneThatNobodyWasToldOf) {
   const std::string journal = SessionFile(id, ".journal");
   const auto whole = std::filesystem::file_size(journal);
   engine().Run(Turn(id, {1, 2}, 3));
-  engine_.reset();
+  Stop();
   const auto end = std::filesystem::file_size(journal);
   std::mt19937 random(1);
   for (int i = 0; i < 8; ++i) {
@@ -335,7 +346,7 @@ TEST_F(Durable, ATornTurnIsOneThatNobodyWasToldOf) {
     EXPECT_EQ(Info(id).position, 15);
     EXPECT_EQ(std::filesystem::file_size(journal), whole);
     EXPECT_TRUE(engine().Run(Turn(id, {1, 2}, 3)).status.ok());
-    engine_.reset();
+    Stop();
     EXPECT_EQ(std::filesystem::file_size(journal), end);
   }
 }
@@ -402,7 +413,7 @@ TEST_F(DurableLarge, GoesOnWhereItWas) {
 TEST_F(DurableLarge, DamageGivesItsPlaceBack) {
   StartLarge();
   const std::string id = OpenLarge();
-  engine_.reset();
+  Stop();
   std::fstream file(SessionFile(id, ".session"), std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(1'500'000);
   file.write("damage", 6);
@@ -499,7 +510,7 @@ TEST_F(Durable, ATextGoesWhenItsSessionExpires) {
   ExpectNoFiles(here);
   const std::string later = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(later, "", "text").ok());
-  engine_.reset();
+  Stop();
   absl::SleepFor(absl::Milliseconds(300));  // while no server runs
   Start();
   ExpectNoFiles(later);
@@ -528,7 +539,7 @@ TEST_F(Durable, TextsOfTheOldestGoBeyondTheBudget) {
   EXPECT_TRUE(engine()->sessions().PutText(ids[4], "", std::string(4000, 'x')).ok());
   EXPECT_EQ(Text(ids[4]), "none");
   EXPECT_NE(Text(ids[5]), "none");
-  engine_.reset();
+  Stop();
   EXPECT_EQ(SessionFile(ids[4], ".text"), "");
 }
 
@@ -538,7 +549,7 @@ TEST_F(Durable, ADamagedTextHurtsNoSession) {
   for (const std::string& id : {flipped, cut}) {
     EXPECT_TRUE(engine()->sessions().PutText(id, "", "some text").ok());
   }
-  engine_.reset();
+  Stop();
   std::fstream file(SessionFile(flipped, ".text"), std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(26);
   file.put('x');
