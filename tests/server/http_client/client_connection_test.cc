@@ -102,7 +102,7 @@ TEST(ClientConnection, SurplusBytesAreNoAnswer) {
 }
 
 TEST(ClientConnection, SaysWhetherABodyHadASize) {
-  ScriptedServer server({"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsize",
+  ScriptedServer server({"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nsize",
                          "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nto the end",
                          "HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\nbroken off",
                          "HTTP/1.1 204 No Content\r\n\r\n"},
