@@ -139,6 +139,13 @@ absl::StatusOr<std::optional<std::string>> RedisLease::AwaitRequest(SteadyTime& 
   return replies[1]->items[1].text;
 }
 
+absl::Status RedisLease::AnswerRequest(const std::string& id) {
+  const std::string epoch = sessions_.Epoch(id);
+  ASSIGN_OR_RETURN(const Reply request, client_.Run({"GET", AskedKey(id)}));
+  if (request.text == "1" && sessions_.Epoch(id) == epoch) asked_(id);
+  return absl::OkStatus();
+}
+
 void RedisLease::Loop() {
   NameThisThread("lease");
   const auto pause = absl::ToChronoNanoseconds(std::min(options_.lease / 10, absl::Seconds(1)));
@@ -150,10 +157,10 @@ void RedisLease::Loop() {
     lock.unlock();
     absl::Status status = Keep(next, !confirmations.empty());
     for (const store::SessionStore::Done& done : confirmations) done(status);
+    // After that: a request may have waited for a server that slept, and that does not own the
+    // session any more.
+    if (status.ok() && asked) status = AnswerRequest(*asked);
     if (status.ok()) {
-      // After that: a request may have waited for a server that slept, and that does not own the
-      // session any more.
-      if (asked) asked_(*asked);
       absl::StatusOr<std::optional<std::string>> request = AwaitRequest(next);
       status = request.status();
       asked = request.ok() ? *std::move(request) : std::nullopt;

@@ -57,6 +57,9 @@ class RedisLease {
   absl::Status Keep(SteadyTime& next, bool confirming);
   // Waits for requests of other servers, some tenths of a second. Returns a session's id, if any.
   absl::StatusOr<std::optional<std::string>> AwaitRequest(SteadyTime& next);
+  // Tells of a request. One from before this server acquired the session has ended with that; who
+  // still waits for the session asks again.
+  absl::Status AnswerRequest(const std::string& id);
   absl::Status Renew(SteadyTime until = {});
   void BeginVerify();
   // Finds sessions that were lost while there was no lease.

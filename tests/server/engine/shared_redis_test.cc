@@ -70,7 +70,7 @@ TEST_F(SharedRedis, ATurnOfALostSessionCountsNowhere) {
   const auto same = [&](TestEngine& engine, uint32_t seed) {
     const Answers there = engine.Run(Turn(id, SomeTokens(30, seed), 20, seed));
     const Answers here = calm.Run(Turn(twin, SomeTokens(30, seed), 20, seed));
-    ASSERT_TRUE(there.status.ok()) << there.status;
+    ASSERT_TRUE(there.status.ok()) << "turn " << seed << ": " << there.status;
     EXPECT_EQ(there.of[0].tokens, here.of[0].tokens);
   };
   same(*first->engine, 1);

@@ -108,6 +108,7 @@ TEST_F(RedisOwnershipTest, ARequestForASessionThatIsGivenUpIsNotAnswered) {
   push.insert(push.end(), 500, kSession);
   const absl::Time end = absl::Now() + absl::Seconds(3);
   while (absl::Now() < end) {
+    redis_->Run({"SET", absl::StrCat("ovq:asked:", kSession), "1"});
     for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
       push[1] = absl::StrCat("ovq:asks:", lease.text.substr(std::string("ovq:lease:").size()));
       redis_->Run(push);
@@ -115,6 +116,31 @@ TEST_F(RedisOwnershipTest, ARequestForASessionThatIsGivenUpIsNotAnswered) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_EQ(asked, 0);
+}
+
+// Requests of an earlier time, when the server owned the session, are still in its list when it
+// acquires the session again.
+TEST_F(RedisOwnershipTest, RequestsFromBeforeAnAcquisitionAreNotAnswered) {
+  const auto first = Open(Options());
+  const std::string lease = redis_->Run({"KEYS", "ovq:lease:*"}).items[0].text;
+  const auto second = Open(Options());
+  std::atomic<int> asked = 0;
+  first->SetListener({.asked = [&](const std::string&) { ++asked; }});
+  ASSERT_TRUE(Create(*second).ok());
+  second->Release(kSession);
+  std::vector<std::string> push = {
+      "RPUSH", absl::StrCat("ovq:asks:", lease.substr(std::string("ovq:lease:").size()))};
+  push.insert(push.end(), 20'000, kSession);  // takes longer to read than to acquire the session
+  redis_->Run({"SET", absl::StrCat("ovq:asked:", kSession), "1"});
+  redis_->Run(push);
+  const absl::StatusOr<store::FoundSession> found = Acquire(*first);
+  ASSERT_TRUE(found.ok()) << found.status();
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_EQ(asked, 0);
+  redis_->Run({"SET", absl::StrCat("ovq:asked:", kSession), "1"});
+  for (int i = 0; i < 1000 && asked == 0; ++i) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_GT(asked, 0);
+  first->SetListener({});
 }
 
 // The answer that makes a server the owner comes when another one has the session again.
