@@ -1,15 +1,16 @@
 """Scores a model on its task through a server, by length and dictionary size, as CSV.
 
 The sequences come from the task in the model folder's task.json (export.py writes it) and a seed
-that training never uses; a byte model is scored on held-out documents. Every model gets the same
-sequences. The server computes all predictions; --backend reference computes the same rows with the
-PyTorch reference.
+that training never uses; a byte model is scored on held-out documents, a model with a byte-level
+tokenizer.json on --text. Every model gets the same sequences. The server computes all predictions;
+--backend reference computes the same rows with the PyTorch reference.
 
 The CSV has one row for each length and max_centroids with the accuracy or the bits per byte; `seen`
 and `position` are empty. For KVM, whose table grows by the model's own law, it has one row for each
 length, with its law's N as `centroids`, if it has one. Further rows give the accuracy of in-context
 learning by the number of examples of the same function `seen` before, and bits per byte by
-`position`: positions after half of it (the first: from the start) up to it. `length` and `centroids`
+`position`, of a token: positions after half of it (the first: from the start) up to it. `scored` are
+tokens, of texts their bytes. `length` and `centroids`
 are the requested values, `tokens` and `max_centroids` the resulting ones. `error` is the standard
 error over sequences, because tokens of one sequence are right or wrong together. `agreement`, with
 --check-reference, is the share of the `checked` scored tokens that the reference predicts alike,
@@ -31,12 +32,14 @@ import sys
 import tempfile
 import time
 
+import numpy as np
+
 from data import DEFAULT_ROOT, DataError
 from ovq.config import ConfigError, load_config, read_json_object
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
-from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, compare, make_plan,
-                     mixer_of, score_job)
+from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, TextExam, compare,
+                     make_plan, mixer_of, score_job)
 from tasks import TaskError, json_fields, read_fields
 
 LENGTHS = "512,1024,2048,4096,8192,16384,32768,65536"
@@ -103,6 +106,9 @@ def parse_args(arguments):
     add("--each", metavar="FILE", help="a CSV of every single sequence, too: scored tokens and the sum of "
         "their right ones or bits; paired.py compares two of them")
     add("--seed", type=int, default=0, help="of the sequences")
+    add("--text", nargs="+", default=[], metavar="FILE", help="in place of a task: the beginnings of "
+        "these texts, one for each sequence, in the tokens of --model's tokenizer.json, which "
+        "--server tells, with --backend reference, too")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte models)")
     add("--timeout", type=float, default=3600, help="seconds of one call")
     add("--check-reference", type=int, default=0, metavar="K", help="sequences of each row that "
@@ -114,6 +120,8 @@ def parse_args(arguments):
     args = parser.parse_args(arguments)
     if args.backend == "server" and not (args.address or args.server):
         raise ValueError("one of --address and --server is needed")
+    if args.text and not (args.server and args.model):
+        raise ValueError("--text: with --server and --model")
     if args.backend == "server" and args.ablation != "none":
         raise ValueError("--ablation: no server has ablations; it needs --backend reference")
     if args.check_server_args is not None and (args.check_reference or not args.server):
@@ -155,9 +163,38 @@ def with_config(folder, changes):
     return parent, copy, " ".join(said)
 
 
+def token_bytes(folder):
+    """Returns the number of bytes that each token of a byte-level tokenizer.json stands for, 0 for
+    special ones, int64 [vocab_size]."""
+    tokenizer = read_json_object(os.path.join(folder, "tokenizer.json"))
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    vocab = tokenizer["model"]["vocab"]
+    lengths = np.zeros(max([*vocab.values(), *special]) + 1, np.int64)
+    for piece, token in vocab.items():  # a byte is a character here
+        lengths[token] = 0 if token in special else len(piece)
+    return lengths
+
+
+def text_exam(args):
+    """Returns the TextExam of --text."""
+    lengths, texts = token_bytes(args.model), []
+    with started_server(args.server, args.model) as address, connected(address, args.timeout) as server:
+        for path in args.text:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            tokens = np.array(server.tokenize(text, add_bos=None), np.int64)
+            if lengths[tokens].sum() != len(text.encode()):
+                raise ValueError(f"{args.model}: tokenizer.json is not byte-level, or changes {path}")
+            texts.append(tokens)
+    return TextExam(texts, lengths)
+
+
 def make_exam(args):
-    """Returns (exam, label) of the model's task with --task's changes; the label names the changes.
-    """
+    """Returns (exam, label) of the model's task with --task's changes, or of --text; the label names
+    the changes."""
+    if args.text:
+        args.sequences = args.sequences or len(args.text)
+        return text_exam(args), "text"
     changes, fields = args.task, read_fields(args.model) if args.model else {}
     if "name" not in {**fields, **changes}:
         raise ValueError(f"{args.model}: no task.json: export.py writes it, or pass --task "

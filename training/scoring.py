@@ -98,6 +98,10 @@ class TaskExam:
         stream = np.random.SeedSequence(self._seed, spawn_key=(length,))
         return self._task.sequences(length, count, np.random.default_rng(stream))
 
+    def weights(self, made):
+        """Returns what each token counts for, [n_sequences, n_tokens]: a number of `scored`."""
+        return made.scored
+
     def values(self, made, predictions):
         """Returns whether each token but the first is the most probable, [n_sequences, n_tokens -
         1]."""
@@ -124,12 +128,44 @@ class DocumentExam:
         inputs, targets = spread_contexts(self._streams, length - 1, count)
         tokens = np.concatenate((inputs, targets[:, -1:]), axis=1)
         scored = tokens < BOS  # document marks are no bytes
-        ends = 1 << np.ceil(np.log2(np.maximum(np.arange(length), _FIRST_POSITIONS))).astype(int)
-        return Sequences(tokens, scored, ends * scored)
+        return Sequences(tokens, scored, _position_groups(length) * scored)
+
+    def weights(self, made):
+        """Returns the bytes of each token, [n_sequences, n_tokens]."""
+        return made.scored
 
     def values(self, made, predictions):
         """Returns the bits of each token but the first, [n_sequences, n_tokens - 1]."""
         return -np.stack([one.logprobs for one in predictions]).astype(np.float64) / math.log(2)
+
+
+class TextExam(DocumentExam):
+    """The beginnings of texts, by a model with a tokenizer of its own: bits per byte, also by
+    position in tokens.
+
+    texts: [int64 [n_tokens]], each with the model's first token, if it has one, and the whole text.
+    token_bytes int64 [vocab_size]: the bytes that a token stands for; 0: a special token."""
+
+    def __init__(self, texts, token_bytes):
+        self._texts, self._token_bytes = texts, token_bytes
+
+    def sequences(self, length, count):
+        """Returns the first `length` tokens of the first `count` texts."""
+        if count > len(self._texts):
+            raise ValueError(f"--text: {len(self._texts)} texts for {count} sequences")
+        for text in self._texts[:count]:
+            if len(text) < length:
+                raise ValueError(f"--text: a text has {len(text)} tokens, and {length} are to be scored")
+        tokens = np.stack([text[:length] for text in self._texts[:count]])
+        scored = self._token_bytes[tokens] > 0
+        return Sequences(tokens, scored, _position_groups(length) * scored)
+
+    def weights(self, made):
+        return self._token_bytes[made.tokens]
+
+
+def _position_groups(length):
+    return 1 << np.ceil(np.log2(np.maximum(np.arange(length), _FIRST_POSITIONS))).astype(int)
 
 
 def make_plan(exam, lengths, specs, n_sequences, law=RowLaw()):
@@ -168,22 +204,22 @@ def mean_text(values, digits, unit=""):
     return f"{mean:.{digits}f}{'' if error is None else f' +- {error:.{digits}f}'}{unit}"
 
 
-def grouped_sums(values, scored, groups):
-    """Returns [(group or None, counts, sums)] from values, scored, groups [n_sequences, n]; both
-    [n_sequences].
+def grouped_sums(values, weights, groups):
+    """Returns [(group or None, counts, sums)] from values, weights, groups [n_sequences, n]; both
+    [n_sequences]: of the weights, and of the values of tokens with one.
 
-    The first entry is for all scored tokens; one for each group follows, if any is not 0."""
-    parts = [(None, scored)]
+    The first entry is for all of these tokens; one for each group follows, if any is not 0."""
+    parts = [(None, weights)]
     if groups.any():
-        parts += [(int(group), scored & (groups == group)) for group in np.unique(groups[scored])]
-    return [(group, marks.sum(axis=1), np.where(marks, values, 0).sum(axis=1))
+        parts += [(int(group), weights * (groups == group)) for group in np.unique(groups[weights > 0])]
+    return [(group, marks.sum(axis=1), np.where(marks > 0, values, 0).sum(axis=1))
             for group, marks in parts]
 
 
-def grouped_means(values, scored, groups):
-    """Returns [(group or None, scored tokens, mean, error)], in the order of grouped_sums."""
+def grouped_means(values, weights, groups):
+    """Returns [(group or None, count, mean, error)], in the order of grouped_sums."""
     return [(group, int(counts.sum()), *mean_and_error(sums[counts > 0], counts[counts > 0]))
-            for group, counts, sums in grouped_sums(values, scored, groups)]
+            for group, counts, sums in grouped_sums(values, weights, groups)]
 
 
 def score_job(exam, job, made, predictions, seconds):
@@ -192,7 +228,7 @@ def score_job(exam, job, made, predictions, seconds):
            "max_centroids": job.max_centroids, "sequences": job.n_sequences}
     if job.max_centroids:
         row["live_centroids"] = job.law.live(job.n_tokens, job.max_centroids)
-    scored = exam.values(made, predictions), made.scored[:, 1:], made.seen[:, 1:]
+    scored = exam.values(made, predictions), exam.weights(made)[:, 1:], made.seen[:, 1:]
     rows = [{**row, exam.group: group, "scored": count, exam.metric: f"{mean:.6f}",
              "error": None if error is None else f"{error:.6f}"}
             for group, count, mean, error in grouped_means(*scored)]

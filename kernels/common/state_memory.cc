@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "base/huge_pages.h"
 #include "kernels/common/device_cuda.h"
@@ -22,31 +24,104 @@ StateMemory::StateMemory(DeviceContext& context)
 
 StateMemory::~StateMemory() {
   if (kWithCuda && pages_ != nullptr) cuda::CloseStatePages(pages_);
+  (void)DropKept();
 }
 
 std::byte* StateMemory::Reserve(size_t bytes) {
   if (kWithCuda && pages_ != nullptr) return cuda::ReserveRange(*pages_, bytes);
-  void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const auto kept = std::ranges::find_if(
+      kept_.rbegin(), kept_.rend(), [&](std::byte* base) { return ranges_[base].bytes == bytes; });
+  if (kept != kept_.rend()) {
+    std::byte* const base = *kept;
+    kept_.erase(std::next(kept).base());
+    kept_bytes_ -= ranges_[base].committed();
+    return base;
+  }
+  const auto map = [&] {
+    return mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  };
+  void* range = map();
+  if (range == MAP_FAILED && DropKept()) range = map();
   if (range == MAP_FAILED) return nullptr;
   // Huge pages only back 2 MiB that are committed in full: they never reach into uncommitted
   // memory.
   PreferHugePages(range, bytes);
-  return static_cast<std::byte*>(range);
+  auto* const base = static_cast<std::byte*>(range);
+  ranges_[base] = {.bytes = bytes, .pieces = {}};
+  return base;
 }
 
 bool StateMemory::Commit(std::byte* base, size_t offset, size_t bytes) {
   Check(offset % page_bytes_ == 0 && bytes % page_bytes_ == 0, "state memory comes in pages");
   if (bytes == 0) return true;
   if (kWithCuda && pages_ != nullptr) return cuda::CommitPages(*pages_, base, offset, bytes);
-  return mprotect(base + offset, bytes, PROT_READ | PROT_WRITE) == 0;
+  return CommitOnHost(ranges_.at(base), base, offset, offset + bytes);
+}
+
+bool StateMemory::CommitOnHost(HostRange& range, std::byte* base, size_t offset, size_t end) {
+  const auto begun = std::ranges::find_if(range.pieces, [&](const auto& piece) {
+    return piece.first <= offset && offset <= piece.second;
+  });
+  const bool found = begun != range.pieces.end();
+  if (found && end <= begun->second) return true;  // it was kept
+  const auto commit = [&] {
+    return mprotect(base + offset, end - offset, PROT_READ | PROT_WRITE) == 0;
+  };
+  if (!commit() && !(DropKept() && commit())) return false;
+  if (found) {
+    begun->second = end;
+  } else {
+    range.pieces.emplace_back(offset, end);
+  }
+  return true;
 }
 
 void StateMemory::Release(std::byte* base, size_t bytes) {
   if (kWithCuda && pages_ != nullptr) return cuda::ReleaseRange(*pages_, base, bytes);
+  const auto range = ranges_.find(base);
+  Check(range != ranges_.end() && range->second.bytes == bytes,
+        "a state's range is released whole");
+  if (!Keep(range)) Unmap(range);
+}
+
+size_t StateMemory::HostRange::committed() const {
+  size_t total = 0;
+  for (const auto& [begin, end] : pieces) total += end - begin;
+  return total;
+}
+
+bool StateMemory::Keep(HostRanges::iterator range) {
+  const size_t committed = range->second.committed();
+  if (committed > kSmallBytes) return false;
+  while (kept_bytes_ + committed > kKeptBytes) DropOldest();
+  for (const auto& [begin, end] : range->second.pieces) {
+    std::memset(range->first + begin, 0, end - begin);
+  }
+  kept_.push_back(range->first);
+  kept_bytes_ += committed;
+  return true;
+}
+
+void StateMemory::Unmap(HostRanges::iterator range) {
+  const auto [base, bytes] = std::pair(range->first, range->second.bytes);
+  ranges_.erase(range);
   if (munmap(base, bytes) == 0) return;
   // Without mappings left to split one, the pages are freed and only the addresses are lost.
   Check(errno == ENOMEM && madvise(base, bytes, MADV_DONTNEED) == 0,
         "a state's address range is mapped");
+}
+
+void StateMemory::DropOldest() {
+  const auto range = ranges_.find(kept_.front());
+  kept_.erase(kept_.begin());
+  kept_bytes_ -= range->second.committed();
+  Unmap(range);
+}
+
+bool StateMemory::DropKept() {
+  if (kept_.empty()) return false;
+  while (!kept_.empty()) DropOldest();
+  return true;
 }
 
 void StateMemory::Copy(std::byte* to, const std::byte* from, size_t bytes) {

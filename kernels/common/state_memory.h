@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "kernels/common/device.h"
 
@@ -46,8 +49,12 @@ class StateMemory {
   [[nodiscard]] bool Commit(std::byte* base, size_t offset, size_t bytes);
   // Releases a whole range of `bytes` with its pages. On CUDA the pages are zeroed beside later
   // work and kept for the next Commit, so a steady load creates no physical memory and nobody
-  // waits.
+  // waits. On the host a small range is zeroed and kept for the next Reserve of its size, the
+  // newest kKeptBytes of them: first touches of pages would take longer than a short call's tokens.
   void Release(std::byte* base, size_t bytes);
+
+  static constexpr size_t kSmallBytes = size_t{2} << 20;  // committed; zeroed in some 0.1 ms
+  static constexpr size_t kKeptBytes = size_t{16} << 20;
 
   void Copy(std::byte* to, const std::byte* from, size_t bytes);  // between committed memory
   // Pack copies the extents of a session end to end into `packed`, which is device memory too;
@@ -63,9 +70,27 @@ class StateMemory {
   }
 
  private:
+  // A range of the host. pieces: offsets and ends of what is committed, in the order of the first
+  // commits; some may overlap.
+  struct HostRange {
+    size_t bytes;
+    std::vector<std::pair<size_t, size_t>> pieces;
+    size_t committed() const;
+  };
+  using HostRanges = std::map<std::byte*, HostRange>;
+
+  bool CommitOnHost(HostRange& range, std::byte* base, size_t offset, size_t end);
+  bool Keep(HostRanges::iterator range);
+  void Unmap(HostRanges::iterator range);
+  void DropOldest();
+  bool DropKept();  // false if nothing was kept
+
   DeviceContext& context_;
   const size_t page_bytes_;
-  StatePages* pages_ = nullptr;  // kCuda only
+  StatePages* pages_ = nullptr;   // kCuda only
+  HostRanges ranges_;             // of the host, those that are kept, too
+  std::vector<std::byte*> kept_;  // the last one first to be reserved
+  size_t kept_bytes_ = 0;
 };
 
 }  // namespace ovq::kernels

@@ -4,8 +4,10 @@ import argparse
 import contextlib
 import csv
 import io
+import json
 import math
 import os
+import re
 import tempfile
 import threading
 import types
@@ -171,6 +173,24 @@ class ExamTest(unittest.TestCase):
             self.assertIn(name, text)
             self.assertNotIn(name, files)
 
+    def test_texts_count_by_their_bytes(self):
+        lengths = np.array([0, 2, 1, 3])
+        texts = [np.array([0, 1, 2, 3, 1]), np.array([0, 3, 3, 2])]
+        exam = scoring.TextExam(texts, lengths)
+        made = exam.sequences(4, 2)
+        np.testing.assert_array_equal(made.tokens, [[0, 1, 2, 3], [0, 3, 3, 2]])
+        np.testing.assert_array_equal(exam.weights(made), [[0, 2, 1, 3], [0, 3, 3, 1]])
+        job = scoring.Job(4, 4, 2, None, None)
+        bits = [types.SimpleNamespace(logprobs=-math.log(2) * np.array(row)) for row in ([4, 1, 1], [1, 2, 6])]
+        rows, each = scoring.score_job(exam, job, made, bits, 1)
+        self.assertEqual([(row["position"], row["scored"], row["bits_per_byte"]) for row in rows],
+                         [(None, 13, f"{15 / 13:.6f}"), (128, 13, f"{15 / 13:.6f}")])
+        self.assertEqual([(row["sequence"], row["scored"], row["sum"]) for row in each if row["position"] is None],
+                         [(0, 6, "6.000000"), (1, 7, "9.000000")])
+        for length, count, message in ((4, 3, "2 texts for 3 sequences"), (5, 2, "a text has 4 tokens, and 5 ")):
+            with self.assertRaisesRegex(ValueError, message):
+                exam.sequences(length, count)
+
     def test_bits_of_a_prediction(self):
         with tempfile.TemporaryDirectory() as root:
             support.write_corpus(root)
@@ -198,14 +218,14 @@ class ScoreTest(unittest.TestCase):
         torch.save({**saved, "task": task} if task else saved, checkpoint)
         export(checkpoint, self.model, "float32", overwrite=True)
 
-    def score(self, *arguments, client=None):
+    def score(self, *arguments, client=None, source=("--address", "fake:1")):
         """Returns (exit status, rows of the CSV, printed text)."""
         @contextlib.contextmanager
         def connected(_, timeout):
             yield ServedPredictor(client, FakeError, timeout)
 
         output = io.StringIO()
-        source = ("--address", "fake:1") if client else ("--backend", "reference")
+        source = source if client else ("--backend", "reference")
         with mock.patch.object(score, "connected", connected), \
                 contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             status = score.main(["--model", self.model, "--out", self.csv, *source, *arguments])
@@ -298,6 +318,37 @@ class ScoreTest(unittest.TestCase):
         for row in rows:
             self.assertEqual((row["task"], row["accuracy"]), ("python_files", ""))
             self.assertAlmostEqual(float(row["bits_per_byte"]), 0.5, places=5)
+
+    def test_models_with_a_tokenizer_are_scored_on_texts(self):
+        self.write_model(task=None)
+        tokenizer = {"added_tokens": [{"id": 0}],
+                     "model": {"vocab": {"<s>": 0, "ab": 1, "a": 2, "b": 3, "\u00c3": 4, "\u00a4": 5}}}
+        with open(os.path.join(self.model, "tokenizer.json"), "w", encoding="utf-8") as file:
+            json.dump(tokenizer, file)
+        paths = [os.path.join(self.folder, name) for name in ("one.txt", "two.txt")]
+        for path, text in zip(paths, ("abaabb\u00e4" * 4, "bab" * 20)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        pieces = {"ab": [1], "a": [2], "b": [3], "\u00e4": [4, 5]}
+        client = FakeClient()
+        client.tokenize = lambda text, add_bos: [0] + [
+            token for piece in re.findall("ab|.", text) for token in pieces[piece]]
+        with mock.patch.object(score, "started_server", lambda *_: contextlib.nullcontext("fake:1")):
+            arguments = ("--lengths", "21", "--centroids", "16", "--server", "fake")
+            _, (whole, part), _ = self.score("--text", *paths, *arguments, client=client, source=())
+            self.assertEqual([whole[name] for name in ("task", "sequences", "scored", "position")],
+                             ["text", "2", "57", ""])
+            # 20 tokens of half a bit in each; 27 and 30 bytes
+            self.assertAlmostEqual(float(whole["bits_per_byte"]), 20 / 57, places=5)
+            self.assertEqual((part["position"], part["scored"]), ("128", "57"))
+            with self.assertRaisesRegex(ValueError, "2 texts for 3 sequences"):
+                self.score("--text", *paths, "--sequences", "3", *arguments, client=client, source=())
+            tokenizer["model"]["vocab"]["ab"] = 6
+            tokenizer["model"]["vocab"]["\u0120ab"] = 1
+            with open(os.path.join(self.model, "tokenizer.json"), "w", encoding="utf-8") as file:
+                json.dump(tokenizer, file)
+            with self.assertRaisesRegex(ValueError, "tokenizer.json is not byte-level, or changes .*one.txt"):
+                self.score("--text", *paths, *arguments, client=client, source=())
 
     def test_single_sequences_add_up_to_the_rows_and_are_compared(self):
         self.write_model(task=None)
@@ -401,6 +452,7 @@ class ScoreTest(unittest.TestCase):
                                 (("--memory", "window"), "--memory: with a server paper or closest"),
                                 (("--memory", "closest-pair"), "--memory: .* with --server"),
                                 (("--check-server-args", ""), "--check-server-args: with --server"),
+                                (("--text", "a.txt"), "--text: with --server and --model"),
                                 (("--model", ""), "--model")):
             with self.assertRaisesRegex(ValueError, name):
                 self.score(*arguments, client=FakeClient())
