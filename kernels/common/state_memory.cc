@@ -12,6 +12,17 @@
 
 namespace ovq::kernels {
 
+namespace {
+
+// Whether some page of committed memory is resident.
+bool IsTouched(std::byte* begin, size_t bytes) {
+  std::vector<unsigned char> pages(bytes / kHostPageBytes);
+  return mincore(begin, bytes, pages.data()) != 0 ||
+         std::ranges::any_of(pages, [](unsigned char page) { return (page & 1) != 0; });
+}
+
+}  // namespace
+
 size_t StatePageBytes(DeviceContext& context) {
   if (kWithCuda && context.device() == Device::kCuda) return cuda::StatePageBytes(context.cuda());
   return kHostPageBytes;
@@ -37,6 +48,8 @@ std::byte* StateMemory::Reserve(size_t bytes) {
     kept_bytes_ -= ranges_[base].committed();
     return base;
   }
+  // Those of a size that nobody asks for any more make room.
+  if (kept_bytes_ + kSmallBytes > kKeptBytes) DropOldest();
   const auto map = [&] {
     return mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   };
@@ -92,8 +105,12 @@ size_t StateMemory::HostRange::committed() const {
 
 bool StateMemory::Keep(HostRanges::iterator range) {
   const size_t committed = range->second.committed();
-  if (committed > kSmallBytes) return false;
-  while (kept_bytes_ + committed > kKeptBytes) DropOldest();
+  if (committed > kSmallBytes || kept_bytes_ + committed > kKeptBytes) return false;
+  // Of a session without tokens no page was touched yet, and zeroing would be the first touch.
+  const bool touched = std::ranges::any_of(range->second.pieces, [&](const auto& piece) {
+    return IsTouched(range->first + piece.first, piece.second - piece.first);
+  });
+  if (!touched) return false;
   for (const auto& [begin, end] : range->second.pieces) {
     std::memset(range->first + begin, 0, end - begin);
   }

@@ -49,8 +49,9 @@ class StateMemory {
   [[nodiscard]] bool Commit(std::byte* base, size_t offset, size_t bytes);
   // Releases a whole range of `bytes` with its pages. On CUDA the pages are zeroed beside later
   // work and kept for the next Commit, so a steady load creates no physical memory and nobody
-  // waits. On the host a small range is zeroed and kept for the next Reserve of its size, the
-  // newest kKeptBytes of them: first touches of pages would take longer than a short call's tokens.
+  // waits. On the host a small range that was written to is zeroed and kept for the next Reserve of
+  // its size, where kKeptBytes have room: first touches of pages would take longer than a short
+  // call's tokens.
   void Release(std::byte* base, size_t bytes);
 
   static constexpr size_t kSmallBytes = size_t{2} << 20;  // committed; zeroed in some 0.1 ms

@@ -73,7 +73,14 @@ TEST_F(StateMemoryTest, ALargeRangeGoesBackToTheSystem) {
   EXPECT_FALSE(IsMapped(base));
 }
 
-TEST_F(StateMemoryTest, OnlyTheNewestAreKept) {
+TEST_F(StateMemoryTest, ARangeThatNobodyTouchedGoesBackToTheSystem) {
+  std::byte* const base = memory_.Reserve(kRange);
+  ASSERT_TRUE(memory_.Commit(base, 0, kMiB));
+  memory_.Release(base, kRange);
+  EXPECT_FALSE(IsMapped(base));
+}
+
+TEST_F(StateMemoryTest, AsManyAreKeptAsHaveRoom) {
   std::vector<std::byte*> ranges;
   constexpr size_t kEach = kMiB, kFit = StateMemory::kKeptBytes / kEach;
   for (size_t i = 0; i < 2 * kFit; ++i) {
@@ -81,10 +88,17 @@ TEST_F(StateMemoryTest, OnlyTheNewestAreKept) {
     Write(ranges.back(), kMiB, kEach);
   }
   for (std::byte* const base : ranges) memory_.Release(base, kRange);
-  for (size_t i = 0; i < ranges.size(); ++i) EXPECT_EQ(IsMapped(ranges[i]), i >= kFit) << i;
+  for (size_t i = 0; i < ranges.size(); ++i) EXPECT_EQ(IsMapped(ranges[i]), i < kFit) << i;
   // The last one first: the caches may still have it.
-  EXPECT_EQ(memory_.Reserve(kRange), ranges.back());
-  memory_.Release(ranges.back(), kRange);
+  EXPECT_EQ(memory_.Reserve(kRange), ranges[kFit - 1]);
+  memory_.Release(ranges[kFit - 1], kRange);
+  // Those of another size give way to what is asked for now.
+  std::byte* const other = memory_.Reserve(kRange / 2);
+  EXPECT_FALSE(IsMapped(ranges[0]));
+  Write(other, 0, kEach);
+  memory_.Release(other, kRange / 2);
+  EXPECT_EQ(memory_.Reserve(kRange / 2), other);
+  memory_.Release(other, kRange / 2);
 }
 
 }  // namespace
