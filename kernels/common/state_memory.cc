@@ -48,7 +48,7 @@ std::byte* StateMemory::Reserve(size_t bytes) {
     kept_bytes_ -= ranges_[base].committed();
     return base;
   }
-  // Those of a size that nobody asks for any more make room.
+  // Ranges of a size that nobody asks for any more make room.
   if (kept_bytes_ + kSmallBytes > kKeptBytes) DropOldest();
   const auto map = [&] {
     return mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -106,7 +106,7 @@ size_t StateMemory::HostRange::committed() const {
 bool StateMemory::Keep(HostRanges::iterator range) {
   const size_t committed = range->second.committed();
   if (committed > kSmallBytes || kept_bytes_ + committed > kKeptBytes) return false;
-  // Of a session without tokens no page was touched yet, and zeroing would be the first touch.
+  // A session without tokens has touched no page yet, and zeroing would be the first touch.
   const bool touched = std::ranges::any_of(range->second.pieces, [&](const auto& piece) {
     return IsTouched(range->first + piece.first, piece.second - piece.first);
   });
