@@ -176,7 +176,7 @@ def token_bytes(folder):
 
 
 def text_exam(args):
-    """Returns the TextExam of --text."""
+    """Returns (exam, label) of --text."""
     lengths, texts = token_bytes(args.model), []
     with started_server(args.server, args.model) as address, connected(address, args.timeout) as server:
         for path in args.text:
@@ -186,15 +186,13 @@ def text_exam(args):
             if lengths[tokens].sum() != len(text.encode()):
                 raise ValueError(f"{args.model}: tokenizer.json is not byte-level, or changes {path}")
             texts.append(tokens)
-    return TextExam(texts, lengths)
+    args.sequences = args.sequences or len(texts)
+    return TextExam(texts, lengths), "text"
 
 
 def make_exam(args):
-    """Returns (exam, label) of the model's task with --task's changes, or of --text; the label names
-    the changes."""
-    if args.text:
-        args.sequences = args.sequences or len(args.text)
-        return text_exam(args), "text"
+    """Returns (exam, label) of the model's task with --task's changes; the label names the changes.
+    """
     changes, fields = args.task, read_fields(args.model) if args.model else {}
     if "name" not in {**fields, **changes}:
         raise ValueError(f"{args.model}: no task.json: export.py writes it, or pass --task "
@@ -299,7 +297,7 @@ def run(args, stack):
         parent, args.model, changed = with_config(args.model, args.config)
         stack.enter_context(parent)
         ablation = changed if ablation == "none" else f"{ablation} {changed}"
-    exam, label = make_exam(args)
+    exam, label = text_exam(args) if args.text else make_exam(args)
     # enters first, so that it ends last: ending the server ends the calls for which the pool waits
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))
     if args.address:
