@@ -3,6 +3,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -11,6 +12,7 @@
 #include <boost/asio/strand.hpp>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -119,17 +121,29 @@ class Server final : public HttpServer, private ConnectionHost {
   }
 
  private:
+  using Connections = std::list<Connection*>;
+  // The lists that an open connection is in.
+  struct Places {
+    Connections::iterator idle;     // end(): in none
+    std::string host;               // address of the peer; empty: it gives way
+    Connections::iterator of_host;  // in of_host_[host]
+  };
+
   void SetIdle(Connection* connection, bool idle) override {
     std::lock_guard lock(mutex_);
     const auto found = connections_.find(connection);
     if (found == connections_.end()) return;
-    if (found->second != idle_.end()) idle_.erase(found->second);
-    found->second = idle ? idle_.insert(idle_.end(), connection) : idle_.end();
+    Connections::iterator& place = found->second.idle;
+    if (place != idle_.end()) idle_.erase(place);
+    place = idle ? idle_.insert(idle_.end(), connection) : idle_.end();
   }
   void OnConnectionClosed(Connection* connection) override {
     SetIdle(connection, false);
     std::lock_guard lock(mutex_);
-    if (connections_.erase(connection) == 0) return;
+    const auto found = connections_.find(connection);
+    if (found == connections_.end()) return;
+    LeaveHost(found->second);
+    connections_.erase(found);
     events.connections(static_cast<int>(connections_.size()));
     if (connections_.empty()) none_.notify_all();
   }
@@ -172,7 +186,8 @@ class Server final : public HttpServer, private ConnectionHost {
           std::pair(TCP_KEEPCNT, kKeepaliveCount)}) {
       setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
     }
-    if (!EvictIdleConnection()) return events.refused("max_connections");
+    const std::string host = peer.address().to_string(error);
+    if (!MakeRoom(host)) return events.refused("max_connections");
     std::shared_ptr<asio::ssl::context> tls;
     if (options.tls != nullptr) {
       tls = TlsContext();
@@ -182,26 +197,54 @@ class Server final : public HttpServer, private ConnectionHost {
         MakeConnection(*this, PeerName(peer), std::move(socket), std::move(tls));
     {
       std::lock_guard lock(mutex_);
-      connections_.emplace(connection.get(), idle_.end());
+      Connections& of_host = of_host_[host];
+      connections_.emplace(connection.get(),
+                           Places{.idle = idle_.end(),
+                                  .host = host,
+                                  .of_host = of_host.insert(of_host.end(), connection.get())});
       events.connections(static_cast<int>(connections_.size()));
     }
     connection->Start();
   }
 
-  // Makes room for one more connection if needed, by closing the one idle for longest. False: none.
-  bool EvictIdleConnection() {
+  // Makes room for one more connection of a host if needed: closes the one idle for longest, or if
+  // none is, the newest of the host that has most, if it has more than this one would. False: none.
+  bool MakeRoom(const std::string& host) {
     std::shared_ptr<Connection>
-        oldest;  // released without the lock, which OnConnectionClosed takes
+        closed;  // released without the lock, which OnConnectionClosed takes
     std::lock_guard lock(mutex_);
     if (connections_.size() < static_cast<size_t>(options.max_connections)) return true;
-    if (idle_.empty()) return false;
-    connections_.at(idle_.front()) = idle_.end();
-    oldest = idle_.front()->weak_from_this().lock();
-    idle_.pop_front();
-    if (oldest != nullptr) oldest->Close(/*if_idle=*/true);
-    events.refused("idle");
-    // The evicted connection closes in a moment; until then there may be up to twice as many.
+    const bool idle = !idle_.empty();
+    Connection* const one = idle ? idle_.front() : NewestOfTheLargest(host);
+    if (one == nullptr) return false;
+    Places& places = connections_.at(one);
+    if (idle) {
+      places.idle = idle_.end();
+      idle_.pop_front();
+    } else {
+      LeaveHost(places);  // so that the next newcomer closes another
+    }
+    closed = one->weak_from_this().lock();
+    if (closed != nullptr) closed->Close(/*if_idle=*/idle);
+    events.refused(idle ? "idle" : "gave_way");
+    // The connection closes in a moment; until then there may be up to twice as many.
     return connections_.size() < 2 * static_cast<size_t>(options.max_connections);
+  }
+  // Null if no host has more connections than this one would have. With mutex_ held.
+  Connection* NewestOfTheLargest(const std::string& host) {
+    const auto largest = std::ranges::max_element(
+        of_host_, {}, [](const auto& entry) { return entry.second.size(); });
+    const auto own = of_host_.find(host);
+    const size_t others = own == of_host_.end() ? 0 : own->second.size();
+    if (largest == of_host_.end() || largest->second.size() <= others + 1) return nullptr;
+    return largest->second.back();
+  }
+  void LeaveHost(Places& places) {  // with mutex_ held
+    const auto of_host = of_host_.find(places.host);
+    if (of_host == of_host_.end() || places.host.empty()) return;
+    of_host->second.erase(places.of_host);
+    if (of_host->second.empty()) of_host_.erase(of_host);
+    places.host.clear();
   }
   void CloseAll(bool if_idle) {
     std::vector<std::shared_ptr<Connection>> all;  // released without the lock
@@ -233,11 +276,12 @@ class Server final : public HttpServer, private ConnectionHost {
   std::shared_ptr<const TlsMaterial> material_;
   std::shared_ptr<asio::ssl::context> context_;
 
-  std::mutex mutex_;     // guards the four members below
+  std::mutex mutex_;     // guards the five members below
   bool closed_ = false;  // no connection is added any more
   std::condition_variable none_;
-  std::list<Connection*> idle_;  // longest idle first
-  std::unordered_map<Connection*, std::list<Connection*>::iterator> connections_;
+  Connections idle_;                            // longest idle first
+  std::map<std::string, Connections> of_host_;  // oldest first; without those that give way
+  std::unordered_map<Connection*, Places> connections_;
   std::vector<std::thread> threads_;
 };
 

@@ -62,7 +62,8 @@ struct CallLabels {
 };
 
 // Why the HTTP front closed a connection that did nothing wrong.
-inline constexpr std::array<const char*, 3> kHttpRefusals = {"max_connections", "idle", "tls"};
+inline constexpr std::array<const char*, 4> kHttpRefusals = {"max_connections", "idle", "gave_way",
+                                                             "tls"};
 
 // The reason why a call was not admitted.
 enum class AuthFailure : uint8_t { kMissing, kMalformed, kUnknown, kForbidden };

@@ -195,6 +195,35 @@ class Limits(unittest.TestCase):
             self.assertRegex(server.metrics(),
                              r'ovq_http_connections_refused_total\{[^}]*reason="idle"\} [1-9]')
 
+    def test_a_crowd_s_connections_give_way(self):
+        def stream(source="127.0.0.1"):
+            peer = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=(source, 0))
+            self.addCleanup(peer.close)
+            peer.request("POST", "/v1/completions", json.dumps({
+                "prompt": "x", "max_tokens": 4000000000, "stream": True, "ignore_eos": True}),
+                {"Content-Type": "application/json"})
+            answer = peer.getresponse()
+            self.assertEqual(answer.status, 200)
+            self.assertTrue(answer.readline().startswith(b"data: {"))
+            return answer
+
+        with serve("--http-max-connections", "4") as server:
+            port = http_port(server)
+            crowd = [stream() for _ in range(4)]
+            guests = [stream("127.0.0.2"), stream("127.0.0.2")]
+            for ended in crowd[2:]:  # the newest
+                with self.assertRaises((http.client.IncompleteRead, ConnectionResetError)):
+                    ended.read()
+            # Two of each: nobody has more than a third one would make.
+            for source in ("127.0.0.1", "127.0.0.2"):
+                with self.assertRaises((http.client.RemoteDisconnected, ConnectionResetError)):
+                    stream(source)
+            for going_on in (*crowd[:2], *guests):
+                self.assertTrue(going_on.readline())
+            for reason, count in (("gave_way", 2), ("max_connections", 2)):
+                self.assertRegex(server.metrics(),
+                                 rf'ovq_http_connections_refused_total\{{[^}}]*reason="{reason}"\}} {count}\n')
+
     def test_tenants(self):
         path = path_of("tenants.json")
         write_tenants(path, {"alice": ALICE, "bob": BOB})
