@@ -92,7 +92,7 @@ TEST_F(StateMemoryTest, AsManyAreKeptAsHaveRoom) {
   // The last one first: the caches may still have it.
   EXPECT_EQ(memory_.Reserve(kRange), ranges[kFit - 1]);
   memory_.Release(ranges[kFit - 1], kRange);
-  // Ranges of another size give way to what is asked for now.
+  // Ranges of another size give way to the size that is asked for.
   std::byte* const other = memory_.Reserve(kRange / 2);
   EXPECT_FALSE(IsMapped(ranges[0]));
   Write(other, 0, kEach);
