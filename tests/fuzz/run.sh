@@ -58,11 +58,15 @@ for name in "${names[@]}"; do
   program=build/fuzz/bin/fuzz_$name seeds=tests/fuzz/corpus/$name
   work=build/fuzz/corpus/$name findings=build/fuzz/findings/$run/$name log=build/fuzz/$name.log
   mkdir -p "$work" "$findings"
-  # The bookkeeping of entropic choices takes longer than most inputs.
-  LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -max_total_time=$((minutes * 60)) -timeout="$timeout" -rss_limit_mb=3000 \
-    -print_final_stats=1 -max_len=8192 -artifact_prefix="$findings/" "$work" "$seeds" >"$log" 2>&1 || failed=1
-  if "$merge"; then LLVM_PROFILE_FILE=/dev/null "$program" -entropic=0 -merge=1 -use_counters=0 -max_len=8192 "$seeds" "$work" >>"$log" 2>&1; fi
-  LLVM_PROFILE_FILE=build/fuzz/$name.profraw "$program" -entropic=0 -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
+  # The bookkeeping of entropic choices takes longer than most inputs. Without the prefix, findings are
+  # written into the current folder.
+  fuzz=("$program" -entropic=0 -artifact_prefix="$findings/")
+  LLVM_PROFILE_FILE=/dev/null "${fuzz[@]}" -max_total_time=$((minutes * 60)) -timeout="$timeout" \
+    -rss_limit_mb=3000 -print_final_stats=1 -max_len=8192 "$work" "$seeds" >"$log" 2>&1 || failed=1
+  if "$merge"; then
+    LLVM_PROFILE_FILE=/dev/null "${fuzz[@]}" -merge=1 -use_counters=0 -max_len=8192 "$seeds" "$work" >>"$log" 2>&1
+  fi
+  LLVM_PROFILE_FILE=build/fuzz/$name.profraw "${fuzz[@]}" -runs=0 "$work" "$seeds" >>"$log" 2>&1 || failed=1
   llvm-profdata-14 merge -sparse "build/fuzz/$name.profraw" -o "build/fuzz/$name.profdata"
   # By hand, because its own filter knows files only as the compiler was told of them.
   lines=$(llvm-cov-14 export -summary-only "$program" -instr-profile="build/fuzz/$name.profdata" |
