@@ -40,6 +40,8 @@ struct Extent {
   int64_t unknown = 0;  // bytes of unknown fields, at any depth
   int64_t parts = 0;    // messages and texts, itself included
   size_t parsed = 0;    // bytes of memory, roughly, with tokens and copies
+
+  bool TooLarge() const { return unknown > kMaxUnknownBytes || parts > kMaxParts; }
 };
 // Bytes of an object in an array or a map, and of a copy of it.
 constexpr size_t kMessageBytes = 128;
@@ -48,12 +50,23 @@ constexpr size_t kNumberBytes = 16;  // with its token id
 // A character and its copy, and a token for each byte.
 constexpr size_t kBytesPerChar = 2 + sizeof(int32_t);
 
-// Walks over the fields of a message of this type without storing them. False if the bytes are not
-// such a message.
+// Skips an unknown field whose tag began at `begin`; of a group, only as much as makes the message
+// too large. False if the bytes are not a field.
+bool SkipUnknown(CodedInputStream& in, uint32_t tag, int begin, Extent& extent) {
+  const CodedInputStream::Limit outer =
+      in.PushLimit(static_cast<int>(kMaxUnknownBytes - extent.unknown) + 1);
+  const bool skipped = WireFormatLite::SkipField(&in, tag);
+  in.PopLimit(outer);
+  extent.unknown += in.CurrentPosition() - begin;
+  return skipped || extent.TooLarge();
+}
+
+// Walks over the fields of a message of this type without storing them, until it is too large.
+// False if the bytes are not such a message.
 bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent) {
   extent.parsed += kMessageBytes;
   ++extent.parts;
-  for (;;) {
+  while (!extent.TooLarge()) {
     const int begin = in.CurrentPosition();
     const uint32_t tag = in.ReadTag();
     if (tag == 0) return in.ConsumedEntireMessage();
@@ -64,24 +77,27 @@ bool Measure(CodedInputStream& in, const Descriptor& descriptor, Extent& extent)
       int length = 0;
       if (!in.ReadVarintSizeAsInt(&length)) return false;
       const CodedInputStream::Limit outer = in.PushLimit(length);
-      if (!Measure(in, *field->message_type(), extent) || in.BytesUntilLimit() != 0) {
-        return false;
-      }
+      if (!Measure(in, *field->message_type(), extent)) return false;
+      if (extent.TooLarge()) return true;
+      if (in.BytesUntilLimit() != 0) return false;
       in.PopLimit(outer);
+      continue;
+    }
+    if (!known) {
+      if (!SkipUnknown(in, tag, begin, extent)) return false;
       continue;
     }
     if (!WireFormatLite::SkipField(&in, tag)) return false;
     const int length = in.CurrentPosition() - begin;
-    if (!known) {
-      extent.unknown += length;
-    } else if (field->type() == FieldDescriptor::TYPE_STRING ||
-               field->type() == FieldDescriptor::TYPE_BYTES) {
+    if (field->type() == FieldDescriptor::TYPE_STRING ||
+        field->type() == FieldDescriptor::TYPE_BYTES) {
       extent.parsed += kTextBytes + kBytesPerChar * static_cast<size_t>(length);
       ++extent.parts;
     } else {
       extent.parsed += kNumberBytes * static_cast<size_t>(length);  // packed: at least a byte each
     }
   }
+  return true;
 }
 
 // The full name of a field with text that is not UTF-8, at which the parser stopped; "" for none.
@@ -127,11 +143,11 @@ absl::StatusOr<Extent> MeasureMessage(grpc::ByteBuffer& bytes, const Message& me
     return engine::BadField(name,
                             absl::StrCat("at most ", kMaxUnknownBytes,
                                          " bytes of fields that this server does not know"),
-                            extent.unknown);
+                            "more");
   }
   if (extent.parts > kMaxParts) {
     return engine::BadField(name, absl::StrCat("at most ", kMaxParts, " messages and texts"),
-                            extent.parts);
+                            "more");
   }
   return extent;
 }

@@ -185,7 +185,7 @@ TEST(Generate, TooManyPartsAreRefused) {
   for (int i = 0; i < 70'000; ++i) request.mutable_stop()->add_stop_strings("");
   EXPECT_THAT(Generate(server.inference(), request).status,
               Fails(grpc::StatusCode::INVALID_ARGUMENT,
-                    "ovq.v1.GenerateRequest: expected at most 65536 messages and texts, got 700"));
+                    "ovq.v1.GenerateRequest: expected at most 65536 messages and texts, got more"));
   v1::GenerateRequest talk = TextRequest("", 4);
   for (int i = 0; i < 70'000; ++i) talk.mutable_prompt()->mutable_conversation()->add_messages();
   EXPECT_THAT(Generate(server.inference(), talk).status,
@@ -203,7 +203,13 @@ TEST(Generate, TooManyUnknownFieldsAreRefused) {
   EXPECT_THAT(Generate(server.inference(), request).status,
               Fails(grpc::StatusCode::INVALID_ARGUMENT,
                     "ovq.v1.GenerateRequest: expected at most 65536 bytes of fields that this "
-                    "server does not know, got 80000"));
+                    "server does not know, got more"));
+  // One group of many fields, which is not walked to its end.
+  v1::GenerateRequest grouped = TextRequest("abc", 4);
+  google::protobuf::UnknownFieldSet& group = *Unknown(grouped).AddGroup(15);
+  for (int i = 0; i < 40'000; ++i) group.AddVarint(1, 1);
+  EXPECT_THAT(Generate(server.inference(), grouped).status,
+              Fails(grpc::StatusCode::INVALID_ARGUMENT, "does not know, got more"));
   // A known field with another wire type counts as unknown, too.
   v1::GenerateRequest mistyped = TextRequest("abc", 4);
   Unknown(mistyped).AddLengthDelimited(6, std::string(70'000, 'x'));  // max_centroids
