@@ -91,7 +91,7 @@ void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) 
 
 CallRecord::CallRecord(ServiceContext& services, const char* method, const CallContext& context,
                        std::unique_ptr<ByteHold> memory)
-    : services_(services),
+    : open_(services),
       method_(method),
       context_(context),
       request_id_(ParseRequestId(context)),
@@ -100,17 +100,16 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
                                 : std::make_unique<ByteHold>(
                                       services.engine.options().request_memory, context.client())) {
   caller_.client = context.client();
-  services_.Count(1);
-  Log& log = services_.log.log;
-  if (!log.enabled(LogLevel::kDebug) || services_.log.requests != LogRequests::kAll) return;
+  Log& log = services.log.log;
+  if (!log.enabled(LogLevel::kDebug) || services.log.requests != LogRequests::kAll) return;
   LogFields fields = {{"method", method_}};
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
   log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
 }
 
 absl::Status CallRecord::Admit(Access access) {
-  ASSIGN_OR_RETURN(caller_, services_.auth.Authenticate(context_, access));
-  RETURN_IF_ERROR(services_.engine.ChargeRequest(caller_.tenant));
+  ASSIGN_OR_RETURN(caller_, services().auth.Authenticate(context_, access));
+  RETURN_IF_ERROR(services().engine.ChargeRequest(caller_.tenant));
   summary_.tenant = caller_.tenant;
   return absl::OkStatus();
 }
@@ -143,10 +142,10 @@ absl::Status CallRecord::Seen(const absl::Status& status) const {
 
 void CallRecord::LogEnd(const CallSummary& summary, std::optional<int64_t> turn,
                         const absl::Status& status, SteadyTime start) const {
-  const LogRequests wanted = services_.log.requests;
+  const LogRequests wanted = services().log.requests;
   if (wanted == LogRequests::kNone || (wanted == LogRequests::kErrors && status.ok())) return;
-  const LogLevel level = CallLogLevel(status.code(), services_.draining());
-  if (!services_.log.log.enabled(level)) return;
+  const LogLevel level = CallLogLevel(status.code(), services().draining());
+  if (!services().log.log.enabled(level)) return;
   LogFields fields = {{"method", method_}, {"code", absl::StatusCodeToString(status.code())}};
   if (!status.ok()) fields.emplace_back("error", engine::LogText(status));
   if (const auto reason = engine::GetErrorFacts(status).reason) {
@@ -157,13 +156,13 @@ void CallRecord::LogEnd(const CallSummary& summary, std::optional<int64_t> turn,
   const absl::Duration duration = absl::FromChrono(std::chrono::steady_clock::now() - start);
   fields.emplace_back("duration_ms", Milliseconds(duration));
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
-  services_.log.log.Write(level, turn ? LogKind::kTurn : LogKind::kCall,
-                          turn ? "turn ended" : "call ended", fields);
+  services().log.log.Write(level, turn ? LogKind::kTurn : LogKind::kCall,
+                           turn ? "turn ended" : "call ended", fields);
 }
 
 void CallRecord::TraceEnd(const CallSummary& summary, std::optional<int64_t> turn,
                           const absl::Status& status, SteadyTime start) const {
-  if (services_.log.traces == nullptr) return;
+  if (services().log.traces == nullptr) return;
   const absl::Time end = absl::Now();
   TraceCall({.method = method_,
              .http = context_.kind() == std::string_view("header"),
@@ -174,7 +173,7 @@ void CallRecord::TraceEnd(const CallSummary& summary, std::optional<int64_t> tur
              .status = status,
              .start = end - absl::FromChrono(std::chrono::steady_clock::now() - start),
              .end = end},
-            *services_.log.traces);
+            *services().log.traces);
 }
 
 void CallRecord::EndTurn(const TurnRecord& turn, const absl::Status& status) {

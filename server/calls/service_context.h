@@ -37,12 +37,14 @@ struct CallLog {
   TraceExporter* traces = nullptr;
 };
 
-// Any thread. Outlives every call.
+// Any thread. Outlives every call: the destructor waits for open ones, because a thread of the
+// engine may still hold a call whose client has the whole answer.
 class ServiceContext {
  public:
   // tenants: null if no tokens are asked for.
   ServiceContext(engine::Engine& engine, ModelDescription description, Metrics& metrics,
                  CallLog log, const TenantRegistry* tenants = nullptr);
+  ~ServiceContext() { AwaitCalls(absl::InfiniteFuture()); }
 
   engine::Engine& engine;
   const ModelDescription description;
@@ -102,7 +104,6 @@ class CallRecord {
   // it.
   CallRecord(ServiceContext& services, const char* method, const CallContext& context,
              std::unique_ptr<ByteHold> memory = nullptr);
-  ~CallRecord() { services_.Count(-1); }
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
@@ -118,7 +119,7 @@ class CallRecord {
   // Set when the client cancels.
   const std::shared_ptr<engine::CancelSignal>& cancel() const { return cancel_; }
 
-  ServiceContext& services() const { return services_; }
+  ServiceContext& services() const { return open_.services; }
   const CallContext& context() const { return context_; }
   const char* method() const { return method_; }
   SteadyTime arrival() const { return start_; }
@@ -144,7 +145,15 @@ class CallRecord {
   void TraceEnd(const CallSummary& summary, std::optional<int64_t> turn, const absl::Status& status,
                 SteadyTime start) const;
 
-  ServiceContext& services_;
+  struct OpenCall {
+    explicit OpenCall(ServiceContext& services) : services(services) { services.Count(1); }
+    ~OpenCall() { services.Count(-1); }
+    OpenCall(const OpenCall&) = delete;
+
+    ServiceContext& services;
+  };
+
+  const OpenCall open_;  // destroyed last: the context may be gone then
   const char* const method_;
   const CallContext& context_;
   const SteadyTime start_ = std::chrono::steady_clock::now();
