@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -123,6 +124,13 @@ TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {
   EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
 }
 
+// A clock by which whatever happens takes the same short time, however busy the machine is.
+std::function<SteadyTime()> TickingClock() {
+  return [looks = std::make_shared<std::atomic<int64_t>>(0)] {
+    return SteadyTime(std::chrono::hours(1) + std::chrono::microseconds(20) * ++*looks);
+  };
+}
+
 // Batches of fewer tokens than both clients want are cut into parts of equal cost. The second
 // client's tokens cost twice as much, as their log-probabilities cost as much as a token.
 TEST(Clients, LogProbabilitiesAreWorkToo) {
@@ -158,10 +166,7 @@ TEST(Clients, WhoKeepsTheHostBusyWaitsForTheEngine) {
   constexpr int kSteps = 150;
   EngineOptions options;
   options.max_batch_tokens = 8;
-  // Iterations take the same short time on any machine; long ones would pay the debt.
-  options.clock.steady = [looks = std::make_shared<std::atomic<int64_t>>(0)] {
-    return SteadyTime(std::chrono::hours(1) + std::chrono::microseconds(20) * ++*looks);
-  };
+  options.clock.steady = TickingClock();  // long iterations would pay the debt
   TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
   engine.model().gate().CloseAt(1);
   std::vector<std::shared_ptr<TokenStream>> streams;
@@ -193,6 +198,7 @@ TEST(Clients, WhoKeepsTheHostBusyWaitsForTheEngine) {
 
 TEST(Clients, RowsAreMeasuredBeforeTheFirstCall) {
   EngineOptions options;
+  options.clock.steady = TickingClock();  // long iterations would leave no time for others
   options.calibration = absl::Seconds(1);
   TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
   EXPECT_GT(engine.model().gate().steps(), 10);
