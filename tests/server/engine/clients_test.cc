@@ -3,9 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +12,7 @@
 #include "server/engine/common/error_facts.h"
 #include "server/engine/scheduling/batch_planner.h"
 #include "tests/server/engine/fake_model.h"
+#include "tests/server/engine/stepping_clock.h"
 
 namespace ovq::engine::test {
 namespace {
@@ -124,13 +122,6 @@ TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {
   EXPECT_EQ(engine.SettledStats().requests_waiting, 0);
 }
 
-// A clock by which whatever happens takes the same short time, however busy the machine is.
-std::function<SteadyTime()> TickingClock() {
-  return [looks = std::make_shared<std::atomic<int64_t>>(0)] {
-    return SteadyTime(std::chrono::hours(1) + std::chrono::microseconds(20) * ++*looks);
-  };
-}
-
 // Batches of fewer tokens than both clients want are cut into parts of equal cost. The second
 // client's tokens cost twice as much, as their log-probabilities cost as much as a token.
 TEST(Clients, LogProbabilitiesAreWorkToo) {
@@ -166,7 +157,7 @@ TEST(Clients, WhoKeepsTheHostBusyWaitsForTheEngine) {
   constexpr int kSteps = 150;
   EngineOptions options;
   options.max_batch_tokens = 8;
-  options.clock.steady = TickingClock();  // long iterations would pay the debt
+  options.clock = SteppingClock(20);  // long iterations would pay the debt
   TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
   engine.model().gate().CloseAt(1);
   std::vector<std::shared_ptr<TokenStream>> streams;
@@ -198,7 +189,7 @@ TEST(Clients, WhoKeepsTheHostBusyWaitsForTheEngine) {
 
 TEST(Clients, RowsAreMeasuredBeforeTheFirstCall) {
   EngineOptions options;
-  options.clock.steady = TickingClock();  // long iterations would leave no time for others
+  options.clock = SteppingClock(20);  // long iterations would leave no time for others
   options.calibration = absl::Seconds(1);
   TestEngine engine(options, {.weight_bytes = size_t{1} << 40});
   EXPECT_GT(engine.model().gate().steps(), 10);

@@ -13,6 +13,7 @@
 #include "server/engine/common/form_progress.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/engine/forms.h"
+#include "tests/server/engine/stepping_clock.h"
 
 namespace ovq::engine::test {
 namespace {
@@ -121,14 +122,8 @@ TEST(Constrained, AGrammarThatIsTooAmbiguousEndsTheAnswer) {
   EXPECT_EQ(engine.Run(Constrained(Compiled(AnswerForm::Literal("abc")), 30)).of[0].text, "abc");
 }
 
-// A clock that goes on by `step` whenever somebody looks at it.
-Clock SteppingClock(std::shared_ptr<std::atomic<int64_t>> step_ms) {
-  const auto now = std::make_shared<std::atomic<int64_t>>(1'000'000);
-  return {.steady = [=] { return SteadyTime(std::chrono::milliseconds(*now += *step_ms)); }};
-}
-
 TEST(Constrained, AFormKnowsHowLongATokenTakes) {
-  const auto step = std::make_shared<std::atomic<int64_t>>(1);
+  const auto step = std::make_shared<std::atomic<int64_t>>(1000);
   FakeModel model;
   MatcherCache matchers(model.Make().vocabulary, size_t{1} << 20, SteppingClock(step));
   FormProgress form(Compiled(AnswerForm::Literal("abcdef")), matchers, /*has_end=*/false);
@@ -151,7 +146,7 @@ TEST(Constrained, AnswersWhoseFormTakesLongBeginOneAfterAnother) {
   request.n = 5;
   const Answers expected = TestEngine().Run(request);
   EngineOptions options;
-  options.clock = SteppingClock(std::make_shared<std::atomic<int64_t>>(3));
+  options.clock = SteppingClock(3000);
   for (const bool beside_another : {false, true}) {
     SCOPED_TRACE(beside_another);
     TestEngine engine(options);
