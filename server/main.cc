@@ -142,6 +142,12 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartAdmin(const Options& options, L
   return admin;
 }
 
+// The line of the log and of stdout that says where the HTTP front is.
+std::string HttpLine(const Options& options, const ListenOptions& listen, HttpApi& api) {
+  return absl::StrCat("http on ", listen.tls == nullptr ? "http://" : "https://",
+                      WithPort(options.http.address, api.server().port()));
+}
+
 // Starts the HTTP front with the limits of gRPC's connections; null without --http-listen.
 absl::StatusOr<std::unique_ptr<HttpApi>> StartHttp(const Options& options,
                                                    const ListenOptions& listen,
@@ -161,8 +167,7 @@ absl::StatusOr<std::unique_ptr<HttpApi>> StartHttp(const Options& options,
   }
   auto api = std::make_unique<HttpApi>(services, std::move(rules));
   RETURN_IF_ERROR(api->Listen(http));
-  services.log.log.Info(absl::StrCat("http on ", http.tls == nullptr ? "http://" : "https://",
-                                     WithPort(http.address, api->server().port())));
+  services.log.log.Info(HttpLine(options, listen, *api));
   return api;
 }
 
@@ -199,10 +204,13 @@ absl::Status ServeCalls(const Options& options, const Security& security, engine
              readiness.SetHanging(false);
              log.Info("the step that took too long has ended");
            }});
-  // Flushes the log first, so that a reader of the line below finds the addresses in it.
+  // Flushes the log first, so that a reader of the lines below finds the other addresses in it.
   log.Flush(kLogFlushTimeout);
   notifier.Ready();
-  std::printf("listening on %s\n", WithPort(listen.address, server->port()).c_str());
+  // One write, as a reader may close the pipe after the first line.
+  std::string ready = absl::StrCat("listening on ", WithPort(listen.address, server->port()), "\n");
+  if (http != nullptr) absl::StrAppend(&ready, HttpLine(options, listen, *http), "\n");
+  std::fputs(ready.c_str(), stdout);
   std::fflush(stdout);
   shutdown.WaitForFirst();
   notifier.Stopping();

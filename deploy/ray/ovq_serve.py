@@ -7,7 +7,6 @@ docs/operations.md, "As a container of KServe or Ray Serve", says what was tried
 
 import asyncio
 import signal
-import socket
 import subprocess
 
 DRAIN_SECONDS = 30
@@ -19,16 +18,14 @@ class Server:
     """Runs one ovq-server on a free port of this machine; ready once it is made."""
 
     def __init__(self, program, model, *options):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         self._process = subprocess.Popen(
-            [program, f"--model={model}", f"--http-listen=127.0.0.1:{self.port}", "--listen=127.0.0.1:0",
+            [program, f"--model={model}", "--http-listen=127.0.0.1:0", "--listen=127.0.0.1:0",
              f"--drain-timeout={DRAIN_SECONDS}s", *options], stdout=subprocess.PIPE)
         with self._process.stdout as output:
-            ready = output.readline()  # the address, once it listens
-        if not ready:
+            addresses = output.readline() + output.readline()  # of gRPC and of HTTP, once it listens
+        if not addresses:
             raise RuntimeError(f"{program} ended with {self._process.wait()}; its log says why")
+        self.port = int(addresses.rsplit(b":", 1)[1])
 
     def alive(self):
         return self._process.poll() is None

@@ -71,6 +71,7 @@ absl::Status RedisConnection::Connect() {
   if (!opened.ok()) return Broken(opened.status());
   stream_ = *std::move(opened);
   reader_.reset(redisReaderCreate());
+  if (reader_ == nullptr) return Broken(absl::ResourceExhaustedError("no memory for a reader"));
   buffer_.resize(kReadBytes);
   std::vector<Command> hello;
   if (!address_.password.empty()) {
