@@ -35,7 +35,7 @@ import time
 import numpy as np
 
 from data import DEFAULT_ROOT, DataError
-from ovq.config import ConfigError, load_config, read_json_object
+from ovq.config import ConfigError, load_config, read_json_object, with_changes
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
 from scoring import (COLUMNS, EACH_COLUMNS, LEAST_SEQUENCES, DocumentExam, RowLaw, TaskExam, TextExam, compare,
@@ -143,14 +143,12 @@ def parse_args(arguments):
 def with_config(folder, changes):
     """Returns (a temporary folder, the model in it with changed fields of config.json, the
     changes)."""
-    config = read_json_object(os.path.join(folder, "config.json"))
+    config = with_changes(read_json_object(os.path.join(folder, "config.json")), changes)
     said = []
     for name, value in changes.items():
         if isinstance(value, dict):
-            config[name] = {**config.get(name, {}), **value}
             said += [f"{name}.{field}={json.dumps(x)}" for field, x in value.items()]
         else:
-            config[name] = value
             said.append(f"{name}={json.dumps(value)}")
     parent = tempfile.TemporaryDirectory()
     copy = os.path.join(parent.name, os.path.basename(os.path.abspath(folder)))

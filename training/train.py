@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from chat.bpe import load_tokenizer
 from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
 from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, config_from_dict, config_to_dict,
-                        read_json_object)
+                        read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, OvqModel, load_model
 from ovq_torch.causal_lm import Decoder, check_layers
@@ -65,6 +65,8 @@ def make_parser():
     add("--run", required=True, help="folder for checkpoints, curve and log")
     add("--mixer", choices=MIXER_NAMES.values(), help="instead of the recipe's ovq_attention layers; all else "
         "stays, so that models can be compared")
+    add("--config", type=json_fields, default={}, metavar="JSON", help="fields in place of those of the recipe's "
+        "config, those of a section one by one, before --mixer: {\"ovq\": {\"max_centroids\": 512}}")
     add("--ablation", choices=ABLATIONS, default="none",
         help="a dictionary rule of OVQ replaced, as in section 4.4 of the paper")
     add("--token-shift", action="store_true", help="attention layers learn by how much q, k and v, channel by "
@@ -156,8 +158,15 @@ def fast_dtype(device):
     return "bfloat16"
 
 
-def make_config(recipe, mixer, token_shift=False):
-    raw = dict(recipe["config"])
+def reference_blas():
+    """Returns the path of the plain BLAS if that is the one that PyTorch has loaded, else None."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        paths = {line.split()[-1] for line in file}
+    return next((path for path in sorted(paths) if "/blas/libblas.so" in path), None)
+
+
+def make_config(recipe, mixer, token_shift=False, changes=None):
+    raw = with_changes(recipe["config"], changes or {})
     if token_shift:
         raw["token_shift"] = True
     update = {kind: name for name, kind in MIXER_NAMES.items()}.get(mixer)
@@ -290,7 +299,7 @@ class Trainer:
         self.args, self.phases, self.task = args, parse_phases(args.phases), recipe.get("task")
         torch.manual_seed(args.seed)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.config = make_config(recipe, args.mixer, args.token_shift)
+        self.config = make_config(recipe, args.mixer, args.token_shift, args.config)
         self.model = make_model(self.config, args).to(args.device)
         self.source = make_source(recipe, args, self.config)
         for phase in self.phases:  # checked now and not when the phase begins
@@ -484,6 +493,10 @@ def main():
     n_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     print(f"{n_parameters} parameters, {trainer.source.fingerprint}, "
           f"{torch.get_num_threads()} threads", flush=True)
+    blas = reference_blas() if args.device == "cpu" else None
+    if blas:
+        print(f"products in float32 use {blas}, which is some twenty times slower than OpenBLAS: "
+              "apt-get install libopenblas0-pthread", flush=True)
     if not plots.available():
         print(f"{plots.MISSING}: there will be a curve.csv, but no curve.png", flush=True)
     trainer.run()

@@ -7,6 +7,7 @@ compares results with those operations, and gradients, in float64, with finite d
 
 import ctypes
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 from torch.autograd import Function
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_SOURCES = ("fused.cc", "solve.cc", "pairs.cc")
+_SOURCES = ("fused.cc", "solve.cc", "slots.cc", "pairs.cc")
 # Fast arithmetic applies to compiling only: linked with it, every thread would flush denormals.
 _COMPILE = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fPIC", "-c")
 
@@ -194,6 +195,38 @@ class Softmax(Function):
         _call("softmax_backward", y.dtype, grad, y, *Softmax._sizes(y, ctx.ranges), *ctx.ranges,
               scores_grad)
         return scores_grad, None, None
+
+
+SLOT_SEGMENT = 32  # slots.cc's kSegment
+SLOT_OBJECTIVES = ("dec", "enc", "sim")
+
+
+class Slots(Function):
+    """lattice.py's memory of slots of unit length, in slots.cc: its results [..., n_tokens, dim].
+
+    q, k [..., n_tokens, n_slots], v [..., n_tokens, dim], rate, keep [..., n_tokens], slots [...,
+    n_slots, dim], all of one type."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, rate, keep, slots, objective, orthogonal):
+        inputs = [x.contiguous() for x in (q, k, v, rate, keep, slots)]
+        *heads, n_slots, dim = slots.shape
+        n_tokens = q.shape[-2]
+        rule = (math.prod(heads), n_tokens, n_slots, dim, SLOT_OBJECTIVES.index(objective), int(orthogonal))
+        y = v.new_empty(v.shape)
+        kept = v.new_empty(*heads, -(-n_tokens // SLOT_SEGMENT), n_slots, dim)
+        _call("slots_forward", y.dtype, *inputs, *rule, y, kept)
+        ctx.save_for_backward(*inputs[:5], kept)
+        ctx.rule = rule
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        *inputs, kept = ctx.saved_tensors
+        grads = [torch.empty_like(x) for x in inputs]
+        first = kept.new_empty(*kept.shape[:-3], *kept.shape[-2:])
+        _call("slots_backward", grad.dtype, *inputs, kept, grad.contiguous(), *ctx.rule, *grads, first)
+        return (*grads, first, None, None)
 
 
 # Lanes of the widest vector in solve.cc; its sizes must be multiples of this.

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from ovq import fused
 from ovq.layers import (Projection, ShortConvolution, Weight, decay_parameters, rms_norm, softplus,
                         split_heads, split_product, unit)
 
@@ -17,20 +18,22 @@ def unit_slots(slots):
     return slots / slots.norm(dim=-1, keepdim=True)
 
 
-def slot_step(slots, k, v, objective, normalized):
+def slot_step(slots, k, v, objective, normalized, orthogonal=True):
     """Returns the update of every slot at rate 1: minus the loss's gradient, without its factor 2.
 
     slots [..., num_slots, value_head_dim], k [..., num_slots], v [..., value_head_dim]. objective:
     "dec" |phi(S) k - v|^2 (eq. 6), "enc" |phi(S)^T v - k|^2 (eq. 9) or "sim" -<phi(S)^T v, k> (eq.
-    11); phi normalizes slots to length 1. normalized: they have length 1 already."""
+    11); phi normalizes slots to length 1. normalized: they have length 1 already. Without `orthogonal` phi counts
+    as a constant factor in the gradient, so that what is along a slot is written, too."""
     length = 1 if normalized else slots.norm(dim=-1, keepdim=True)
     phi, k, target = slots / length, k.unsqueeze(-1), v.unsqueeze(-2)
     if objective == "dec":
         target = target - (k * phi).sum(-2, keepdim=True)
     if objective == "enc":
         k = k - (phi * target).sum(-1, keepdim=True)
-    orthogonal = target - phi * (phi * target).sum(-1, keepdim=True)
-    return k / length * orthogonal
+    if orthogonal:
+        target = target - phi * (phi * target).sum(-1, keepdim=True)
+    return k / length * target
 
 
 def _shrunk(slots, threshold):
@@ -38,14 +41,18 @@ def _shrunk(slots, threshold):
     return slots.sign() * (slots.abs() - threshold).clamp_min(0)
 
 
-def lattice_memory(q, k, v, rate, forget, slots, section):
+def lattice_memory(q, k, v, rate, forget, slots, section, orthogonal=True, compiled=False):
     """Returns the queries' results after every token's update, [batch, n_heads, n_tokens,
     value_head_dim].
 
     q, k [batch, n_heads, n_tokens, num_slots], v [..., value_head_dim], rate [batch, n_heads,
     n_tokens]; forget likewise, the rate of forgetting, or None; slots [n_heads, num_slots,
-    value_head_dim], the initial ones."""
+    value_head_dim], the initial ones. orthogonal: see slot_step. compiled: use slots.cc, as far as it has the
+    section's rules."""
     slots = unit_slots(slots).expand(len(q), *slots.shape)
+    if compiled and section.normalized_projection and (forget is None or section.regularization == "l2"):
+        keep = torch.ones_like(rate) if forget is None else (-forget).exp()
+        return fused.Slots.apply(q, k, v, rate, keep, slots, section.objective, orthogonal)
     rate = rate[..., None, None]
     decay = threshold = None
     if forget is not None and section.regularization == "l2":
@@ -55,7 +62,7 @@ def lattice_memory(q, k, v, rate, forget, slots, section):
     outs = []
     for t in range(q.shape[2]):
         step = slot_step(slots, k[:, :, t], v[:, :, t], section.objective,
-                         section.normalized_projection)
+                         section.normalized_projection, orthogonal)
         written = (slots if decay is None else decay[:, :, t] * slots) + rate[:, :, t] * step
         if threshold is not None:
             written = _shrunk(written, threshold[:, :, t])
@@ -76,8 +83,11 @@ def _first_slots(section):
 
 
 class Lattice(nn.Module):
-    def __init__(self, config, section):
+    """ablation: "whole_update" writes more than what is orthogonal to a slot (slot_step); others are not Lattice's."""
+
+    def __init__(self, config, section, ablation="none"):
         super().__init__()
+        self.orthogonal = ablation != "whole_update"
         d_model, std, self.section, self.eps = (config.hidden_size, config.hidden_size ** -0.5,
                                                 section, config.rms_norm_eps)
         n_heads = section.num_heads
@@ -108,7 +118,7 @@ class Lattice(nn.Module):
         if section.use_forget_gate:
             forget = (self.A_log.exp() * softplus(a[0] + self.dt_bias)).transpose(1, 2)
         y = lattice_memory(q, k, split_heads(v, section.num_heads), b.sigmoid().transpose(1, 2),
-                           forget, self.initial_state, section)
+                           forget, self.initial_state, section, self.orthogonal, fused.usable(x, x.dtype))
         y = (rms_norm(y, self.eps) * self.o_norm.weight).transpose(1, 2).flatten(2)
         return self.o_proj((y * gelu_tanh(gate)).to(x.dtype))
 

@@ -191,7 +191,8 @@ class Layer(nn.Module):
     def make_mixer(config, i, *training_options):
         kind = config.layer_types[i]
         if kind in MIXERS:
-            return MIXERS[kind](config, config.sections[kind])
+            ablation = training_options[:1] if kind == "lattice" else ()
+            return MIXERS[kind](config, config.sections[kind], *ablation)
         return Attention(config, kind, config.shares_of(i), *training_options)
 
     def forward(self, x, rope, max_centroids, compute_dtype):

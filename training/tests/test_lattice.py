@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import support  # noqa: F401, the import path
+from ovq import fused
 from ovq.lattice import gelu_tanh, lattice_memory, slot_step
 from ovq.sections import LatticeSection
 
@@ -83,6 +84,36 @@ class LatticeTest(unittest.TestCase):
                 with self.subTest(objective=objective, normalized=normalized, gate=gate):
                     torch.testing.assert_close(ours[b, h], naive_memory(*one, section), atol=1e-11,
                                                rtol=1e-11)
+
+    def test_the_whole_update_writes_what_is_along_a_slot_too(self):
+        slots = F.normalize(torch.randn(5, 7).double(), dim=-1)
+        k, v = torch.randn(5).double(), torch.randn(7).double()
+        for objective in OBJECTIVES:
+            target = v - k @ slots if objective == "dec" else v
+            weights = k - slots @ v if objective == "enc" else k
+            step = slot_step(slots, k, v, objective, True, orthogonal=False)
+            with self.subTest(objective=objective):
+                torch.testing.assert_close(step, weights.outer(target))
+                along = (step * slots).sum(-1, keepdim=True) * slots
+                torch.testing.assert_close(step - along, slot_step(slots, k, v, objective, True))
+
+    @unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
+    def test_the_compiled_loop_equals_the_plain_one_and_so_do_gradients(self):
+        for objective, orthogonal, gate, n_tokens in itertools.product(
+                OBJECTIVES, (True, False), (True, False), (1, 2 * fused.SLOT_SEGMENT, 70)):
+            section = LatticeSection(num_heads=2, num_slots=5, value_head_dim=7, objective=objective,
+                                     use_forget_gate=gate)
+            inputs, _ = self.memory(section, n_tokens)
+            inputs = [x if x is None else x.requires_grad_() for x in inputs]
+            needed = [x for x in inputs if x is not None]
+            plain, ours = (lattice_memory(*inputs, section, orthogonal, compiled) for compiled in (False, True))
+            direction = torch.randn_like(plain)
+            with self.subTest(objective=objective, orthogonal=orthogonal, gate=gate, n_tokens=n_tokens):
+                self.assertIsInstance(ours.grad_fn, fused.Slots._backward_cls)
+                torch.testing.assert_close(ours, plain)
+                for one, other in zip(torch.autograd.grad(ours, needed, direction),
+                                      torch.autograd.grad(plain, needed, direction)):
+                    torch.testing.assert_close(one, other)
 
     def test_a_slot_that_would_vanish_stays(self):
         section = LatticeSection(num_heads=1, num_slots=2, value_head_dim=3, regularization="l1")

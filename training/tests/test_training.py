@@ -224,6 +224,13 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(dtypes, ["float32", "bfloat16"])
         self.assertEqual(train.fast_dtype("cuda"), "bfloat16")
 
+    def test_the_reference_blas_is_named(self):
+        folder = "/usr/lib/x86_64-linux-gnu"
+        for loaded, named in ((f"{folder}/blas/libblas.so.3.11.0", True), (f"{folder}/openblas-pthread/libblas.so.3", False)):
+            maps = f"7f00-7f01 r-xp 00000000 fe:01 77   {loaded}\n7f02-7f03 rw-p 00000000 00:00 0\n"
+            with mock.patch.object(train, "open", mock.mock_open(read_data=maps), create=True):
+                self.assertEqual(train.reference_blas(), loaded if named else None)
+
     def test_training_with_chunks_side_by_side_is_the_same(self):
         config = support.tiny_config(layer_types=["ovq_attention", "gated_delta_net"],
                                      gdn={"num_heads": 1, "head_dim": 8, "value_head_dim": 8, "conv_size": 4})
@@ -271,6 +278,14 @@ class TrainingTest(unittest.TestCase):
         args = self.saved("run")["args"]
         self.assertEqual((args["lr"], args["seed"], args["phases"], args["recompute_chunks"]),
                          (0.5, 8, "16:0.5,20-32:0.5", True))
+
+    def test_config_replaces_fields_of_the_recipe(self):
+        self.train("changed", "--config", '{"intermediate_size": 32, "ovq": {"max_centroids": 12}}')
+        self.train("plain")
+        changed, plain = (self.saved(run)["config"] for run in ("changed", "plain"))
+        self.assertEqual(changed, {**plain, "intermediate_size": 32, "ovq": {**plain["ovq"], "max_centroids": 12}})
+        with self.assertRaisesRegex(ConfigError, "intermediate"):
+            self.train("wrong", "--config", '{"intermediate_sise": 32}')
 
     def test_mixer_replaces_the_ovq_layers_only(self):
         config = support.tiny_config(vq={"codebook_size": 4})
