@@ -11,7 +11,8 @@ Columns that are aligned to the left are labels; an empty label repeats the one 
 title, joined by ` | `, without thousands separators. Each line whose regular expression matches the whole place adds words to those of the
 first: a CSV of docs/results; `FIELD=TEXT`, which its row has, or `FIELD=TEXT*`, which its field begins with (`seen` and `position` are empty
 unless said); or a column, whose text the cell then is. Other cells are the accuracy in %, with its error, and, if they say it, the state's
-bytes in MB; or the bits per byte. A cell without a row in a CSV is a fault. Two files of `score.py --each` (`-each.csv`) and a length make a
+bytes in MB; or the bits per byte. With the word `seeds` a cell is the median of all rows and their range, `81.2 (79.0 to 83.3)`. A cell without a
+row in a CSV is a fault. Two files of `score.py --each` (`-each.csv`) and a length make a
 cell the difference of their accuracies, the first less the second in points, with the standard error over sequences.
 
 The text of a section that is traced names the rows of its figures likewise:
@@ -30,6 +31,7 @@ import functools
 import os
 import re
 import shlex
+import statistics
 
 import paired
 from scoring import COLUMNS
@@ -90,27 +92,44 @@ def _cell_words(rules, place):
     return words
 
 
-def _row(words, place):
-    """Returns (the one row that words tell of a place, its CSV, the column that they name or "")."""
+def _rows_told(words, place):
+    """Returns (the rows that words tell of a place, what they have, their CSV, the column that they name or "")."""
     fields = {"seen": "", "position": "", **dict(word.split("=", 1) for word in words if "=" in word)}
     files = [word for word in words if word.endswith(".csv")]
     if not files:
         raise CellError(f"no line of the comment names a CSV for '{place}'")
-    shown = [word for word in words if "=" not in word and word not in files]
+    shown = [word for word in words if "=" not in word and word not in files and word != "seeds"]
     unknown = {*fields, *shown} - {*COLUMNS}
     if unknown:
         raise CellError(f"'{min(unknown)}', which is told of '{place}', is no column of a CSV")
     name = files[-1]
     found = [row for row in _rows(name) if all(_has(row, *one) for one in fields.items())]
+    return found, fields, name, shown[-1] if shown else ""
+
+
+def _row(words, place):
+    """Returns (the one row that words tell of a place, its CSV, the column that they name or "")."""
+    found, fields, name, shown = _rows_told(words, place)
     if len(found) != 1:
         raise CellError(f"{place}: {len(found)} rows of {name} have {fields}")
-    return found[0], name, shown[-1] if shown else ""
+    return found[0], name, shown
 
 
 def _figure(row):
     if not row["accuracy"]:
         return f"{float(row['bits_per_byte']):.3f}"
     return " ± ".join(f"{100 * float(row[name]):.1f}" for name in ("accuracy", "error"))
+
+
+def _seeds(words, place):
+    """Returns (the cell of rows that differ in their model: their median and range, their CSV)."""
+    found, fields, name, _ = _rows_told(words, place)
+    if len({row["model"] for row in found}) != len(found) or len(found) < 2:
+        raise CellError(f"{place}: {len(found)} rows of {name} have {fields}, but seeds are several models with a row each")
+    scale, column, digits = (100, "accuracy", 1) if found[0]["accuracy"] else (1, "bits_per_byte", 3)
+    values = [scale * float(row[column]) for row in found]
+    median, least, most = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({least} to {most})", name
 
 
 def _difference(files, length):
@@ -132,6 +151,11 @@ def check(rules, place, cell):
         expected = _difference(each, dict(word.split("=", 1) for word in words if "=" in word).get("length"))
         if cell != expected:
             raise CellError(f"{place}: '{cell}', but {' less '.join(each)} is {expected}")
+        return
+    if "seeds" in words:
+        expected, name = _seeds(words, place)
+        if cell != expected:
+            raise CellError(f"{place}: '{cell}', but {name} has {expected}")
         return
     row, name, shown = _row(words, place)
     parts = _CELL.match(cell)

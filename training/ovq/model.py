@@ -95,6 +95,11 @@ class Attention(nn.Module):
         keys = self.k_proj(x)
         return shift_tokens(keys, self.k_shift) if self.config.token_shift else keys
 
+    def keys_to_code(self, x):
+        """Returns all keys [n_kv_heads, n_keys, head_dim] as a codebook replaces them."""
+        every = self.keys(x).flatten(0, 1).unflatten(-1, (-1, self.config.head_dim))
+        return mixers.unit_norm(every.float()).transpose(0, 1)
+
     def _mix_kvm(self, q, k, v, x, max_rows):
         settings, gates = self.config.kvm, None
         if settings.has_gates:
@@ -191,7 +196,7 @@ class Layer(nn.Module):
     def make_mixer(config, i, *training_options):
         kind = config.layer_types[i]
         if kind in MIXERS:
-            ablation = training_options[:1] if kind == "lattice" else ()
+            ablation = training_options[:1] if kind in ("lattice", "transformer_vq") else ()
             return MIXERS[kind](config, config.sections[kind], *ablation)
         return Attention(config, kind, config.shares_of(i), *training_options)
 
@@ -308,32 +313,30 @@ class OvqModel(nn.Module):
         for attention in readers:
             attention.memory = memory
 
-    def _codebook_layers(self):
-        return [layer for layer, kind in zip(self.model.layers, self.config.layer_types)
-                if kind == "vq_attention"]
+    def _codebook_layers(self, *kinds):
+        return [layer for layer, kind in zip(self.model.layers, self.config.layer_types) if kind in kinds]
 
     @torch.no_grad()
     def normalize_codebooks(self):
-        """Normalizes codes to unit norm, which keys have (section 8.1)."""
-        for layer in self._codebook_layers():
+        """Normalizes codes of vq_attention to unit norm, which keys have (section 8.1)."""
+        for layer in self._codebook_layers("vq_attention"):
             layer.self_attn.codebook.copy_(mixers.unit_norm(layer.self_attn.codebook))
 
     @torch.no_grad()
     def sample_codebooks(self, tokens):
         """Initializes codes with random keys of tokens [batch, n_tokens], layer after layer."""
-        for layer in self._codebook_layers():
+        for layer in self._codebook_layers("vq_attention", "transformer_vq"):
             keys = []
             hook = layer.self_attn.register_forward_pre_hook(
-                lambda module, inputs, keys=keys: keys.append(module.keys(inputs[0])))
+                lambda module, inputs, keys=keys: keys.append(module.keys_to_code(inputs[0])))
             self(tokens)
             hook.remove()
             codebook = layer.self_attn.codebook
-            n_codes, head_dim = codebook.shape[1:]
-            every = mixers.unit_norm(keys[0].flatten(0, 1).unflatten(-1, (-1, head_dim)).float())
-            if len(every) < n_codes:
-                raise ValueError(f"vq.codebook_size: {n_codes} codes, but a batch has only "
-                                 f"{len(every)} keys to start them from")
-            codebook.copy_(every[torch.randperm(len(every))[:n_codes]].transpose(0, 1))
+            n_codes, n_keys = codebook.shape[1], keys[0].shape[1]
+            if n_keys < n_codes:
+                raise ValueError(f"codebook_size: {n_codes} codes, but a batch has only "
+                                 f"{n_keys} keys to start them from")
+            codebook.copy_(keys[0][:, torch.randperm(n_keys)[:n_codes]])
 
 
 def load_model(folder, compute_dtype=torch.float32, ablation="none", rule=None):

@@ -36,7 +36,9 @@ def attend_quantized(q, codes, v, biases, window_len, reads_far):
 
 
 class TransformerVq(nn.Module):
-    def __init__(self, config, section):
+    """ablation: "exact_keys" has no codebook and reads keys as they are; others are not Transformer-VQ's."""
+
+    def __init__(self, config, section, ablation="none"):
         super().__init__()
         d_model, std, self.section = config.hidden_size, config.hidden_size ** -0.5, section
         n_heads, head_dim = section.num_heads, section.head_dim
@@ -46,8 +48,9 @@ class TransformerVq(nn.Module):
         self.r_proj = Projection(d_model, key_dim, std)
         self.xl_u, self.xl_v = (nn.Parameter(torch.zeros(n_heads, head_dim)) for _ in range(2))
         self.scale = head_dim ** -0.25
-        self.codebook = nn.Parameter(self._normed(
-            torch.randn(n_heads, section.codebook_size, head_dim)))
+        if ablation != "exact_keys":
+            self.codebook = nn.Parameter(self._normed(
+                torch.randn(n_heads, section.codebook_size, head_dim)))
         self.o_proj = Projection(value_dim, d_model,
                                  (value_dim * 2 * config.num_hidden_layers) ** -0.5)
 
@@ -58,6 +61,10 @@ class TransformerVq(nn.Module):
         """Returns keys [batch, n_heads, n_tokens, head_dim] before quantization, from k_proj's
         product."""
         return self._normed(split_heads(wide(projected), self.section.num_heads))
+
+    def keys_to_code(self, x):
+        """Returns all keys [n_heads, n_keys, head_dim] as the codebook replaces them."""
+        return self.keys(self.k_proj(x)).transpose(0, 1).flatten(1, 2)
 
     def _distance_keys(self, dtype):
         """Returns R [n_heads, mem_len + 1, head_dim]."""
@@ -71,7 +78,9 @@ class TransformerVq(nn.Module):
         section = self.section
         q, k, v, gate = split_product(x, self.q_proj, self.k_proj, self.v_proj, self.g_proj)
         q = self._normed(split_heads(q, section.num_heads))
-        codes = quantize(self.keys(k), self.codebook)
+        codes = self.keys(k)
+        if hasattr(self, "codebook"):
+            codes = quantize(codes, self.codebook)
         by_content = q + self.scale * self.xl_u[:, None]
         by_distance = q + self.scale * self.xl_v[:, None]
         biases = torch.matmul(by_distance, self._distance_keys(q.dtype).transpose(-1, -2))

@@ -98,6 +98,21 @@ class CellsTest(unittest.TestCase):
         self.assertEqual(self.faults(("<!-- csv: one.csv", "<!-- cvs: one.csv")), ["ovq N=512 | 1024: the table has no comment that names its CSV"])
         self.assertEqual(self.faults(("<!-- csv: one.csv", "<!-- cvs: one.csv"), whole=False), [])
 
+    def test_the_median_of_seeds(self):
+        with open(os.path.join(cells.RESULTS, "seeds.csv"), "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            for seed, accuracy, bits in ((0, 0.5, 2.5), (1, 0.25, 2.25), (2, 0.3, 2.3)):
+                writer.writerow({"model": f"ovq-{seed}", "length": 64, "accuracy": accuracy})
+                writer.writerow({"model": f"ovq-{seed}", "length": 128, "bits_per_byte": bits})
+        rules = "seeds.csv seeds model=ovq-*\n.*64: length=64\n.*bits: length=128\n.*one: length=64 model=ovq-0\n"
+        cells.check(rules, "ovq | 64", "30.0 (25.0 to 50.0)")
+        cells.check(rules, "ovq | bits", "2.300 (2.250 to 2.500)")
+        with self.assertRaisesRegex(cells.CellError, r"^ovq \| 64: '25\.0 \(25\.0 to 50\.0\)', but seeds\.csv has 30\.0 \(25\.0 to 50\.0\)$"):
+            cells.check(rules, "ovq | 64", "25.0 (25.0 to 50.0)")
+        for place in ("ovq | one", "ovq | both"):  # one row, and two rows of each model
+            with self.assertRaisesRegex(cells.CellError, "but seeds are several models with a row each"):
+                cells.check(rules, place, "30.0 (25.0 to 50.0)")
 
     def test_a_paired_difference(self):
         for name, sums in (("first", (6, 8)), ("second", (5, 5))):

@@ -385,6 +385,26 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual(len(set(distances.argmin(-1).tolist())), 4)
         torch.testing.assert_close(weights[name].norm(dim=-1), torch.ones(2, 4))
 
+    def test_transformer_vqs_codes_start_as_keys_of_weights_without_codes(self):
+        config = support.tiny_config(transformer_vq={"num_heads": 1, "head_dim": 8, "value_head_dim": 8,
+                                                     "codebook_size": 4, "mem_len": 4})
+        arguments = "--mixer", "transformer_vq", "--lr"
+        self.train("exact", *arguments, "0.01", "--ablation", "exact_keys", config=config)
+        self.train("codes", *arguments, "0", "--init", self.checkpoint("exact"), config=config)
+        exact, coded = (self.saved(run)["model"] for run in ("exact", "codes"))
+        name = "model.layers.1.self_attn.codebook"
+        self.assertEqual(set(coded) - set(exact), {name})
+        model = train.OvqModel(train.config_from_dict(self.saved("exact")["config"]), ablation="exact_keys")
+        model.load_state_dict(exact)
+        keys = []
+        model.model.layers[1].self_attn.register_forward_pre_hook(
+            lambda module, inputs: keys.append(module.keys(module.k_proj(inputs[0]))))
+        source = train.CorpusSource(train.CORPORA["python_files"](self.root), 32, 0)
+        model(torch.from_numpy(source.next(16, 4, 0)[0]))
+        distances = (coded[name][0, :, None] - keys[0].flatten(0, 2)).abs().amax(-1)
+        self.assertLess(distances.amin(-1).max(), 1e-5)
+        self.assertEqual(len(set(distances.argmin(-1).tolist())), 4)
+
     def test_a_run_that_ends_early_is_the_beginning_of_the_whole(self):
         self.train("whole")
         self.train("early", "--last-step", "4")
