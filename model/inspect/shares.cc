@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "kernels/common/state_memory.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
+#include "kernels/mixers/key_diff/key_diff.h"
 #include "model/gguf/gguf_file.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
@@ -212,18 +213,26 @@ ModelConfig WithShares(ModelConfig config, std::span<const Unit> units,
   return config;
 }
 
-// The config whose closest pairs leave the newest half of the slots untouched; unset if it has
-// none.
+// Sets a layer's recent_tokens to half of its slots; false if it has them already or another
+// config.
+template <class Config>
+bool LeaveRecentHalf(LayerSpec& layer) {
+  using Fields = kernels::LayerConfig<Config>;
+  const auto* const slots = dynamic_cast<const Fields*>(layer.mixer.get());
+  if (slots == nullptr || slots->fields.rule.recent_tokens == kernels::kMaxSlotCap) return false;
+  auto changed = std::make_shared<Fields>(*slots);
+  changed->fields.rule.recent_tokens = kernels::kMaxSlotCap;
+  layer.mixer = std::move(changed);
+  return true;
+}
+
+// The config whose closest pairs or KeyDiff leave the newest half of the slots untouched; unset if
+// it has neither.
 std::optional<ModelConfig> WithRecentHalf(ModelConfig config) {
-  using PairConfig = kernels::LayerConfig<kernels::ClosestPairConfig>;
   bool found = false;
   for (LayerSpec& layer : config.layers) {
-    const auto* const pairs = dynamic_cast<const PairConfig*>(layer.mixer.get());
-    if (pairs == nullptr || pairs->fields.rule.recent_tokens == kernels::kMaxSlotCap) continue;
-    auto changed = std::make_shared<PairConfig>(*pairs);
-    changed->fields.rule.recent_tokens = kernels::kMaxSlotCap;
-    layer.mixer = std::move(changed);
-    found = true;
+    found |= LeaveRecentHalf<kernels::ClosestPairConfig>(layer) ||
+             LeaveRecentHalf<kernels::KeyDiffConfig>(layer);
   }
   if (!found) return std::nullopt;
   return config;
@@ -361,7 +370,7 @@ class ShareMeasurement {
     return Bits(WithShares(config_, units_, wide / static_cast<double>(options_.slots)), exams);
   }
 
-  // Closest pairs leave the newest half alone where that loses less with equal shares.
+  // Closest pairs and KeyDiff leave the newest half alone where that loses less with equal shares.
   absl::StatusOr<bool> TryRecentHalf() {
     ASSIGN_OR_RETURN(const double exact, Exact(measured_));
     ASSIGN_OR_RETURN(const double equal, Bits(config_, measured_));

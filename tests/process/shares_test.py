@@ -20,7 +20,8 @@ BIN = None
 
 
 def run(*command):
-    """Returns (curves {layer: {slots: bits lost}}, shares, (exact, before, after) of other sequences)."""
+    """Returns (curves {layer: {slots: bits lost}}, shares, whether the newest half is untouched or None where that was
+    not tried, (exact, before, after) of other sequences)."""
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if result.returncode != 0:
         raise AssertionError(result.stderr)
@@ -28,9 +29,10 @@ def run(*command):
     curves = {int(layer): {int(slots): float(bits)
                            for slots, bits in re.findall(r"(\d+) slots: (-?[\d.]+)", curve)}
               for layer, curve in re.findall(r"^layer (\d+): (.*)$", text, re.MULTILINE)}
-    found = re.search(r"^shares (\[.*\])(?:, the newest half untouched)?$", text, re.MULTILINE)
+    found = re.search(r"^shares (\[.*\])(, the newest half untouched)?$", text, re.MULTILINE)
+    untouched = bool(found[2]) if "with the newest half untouched" in text else None
     last = re.search(r"^\d+ other sequences: (.*)$", text, re.MULTILINE)[1]
-    return curves, json.loads(found[1]), tuple(map(float, re.findall(r"\d+\.\d+", last)))
+    return curves, json.loads(found[1]), untouched, tuple(map(float, re.findall(r"\d+\.\d+", last)))
 
 
 class Shares(unittest.TestCase):
@@ -40,12 +42,13 @@ class Shares(unittest.TestCase):
         except ImportError:
             self.skipTest("install python3-numpy")
         folder = os.path.join(ROOT, "models", "basic-icr-small-full")
-        for memory in ("paper", "closest-pair"):
-            curves, found, (_, _, after) = run(
+        for memory in ("paper", "closest-pair", "keydiff"):
+            curves, found, untouched, (_, _, after) = run(
                 sys.executable, os.path.join(ROOT, "training", "shares.py"), "--model", folder,
                 "--inspect", os.path.join(BIN, "ovq-inspect"), "--memory", memory, "--length", "1024",
                 "--slots", "64", "--sequences", "4")
             self.assertEqual(found, [1.9375, 0.0625], memory)
+            self.assertEqual(untouched is None, memory == "paper")
             self.assertEqual(list(curves), [1, 3])
             self.assertGreater(curves[1][64], 3)
             self.assertLess(max(curves[3].values()), 0.05)
@@ -54,6 +57,7 @@ class Shares(unittest.TestCase):
     def test_any_folder_and_any_text(self):
         for name, memory, layers in (("granitemoehybrid-dense", "closest-pair", [2, 4]),
                                      ("qwen3_5-text", "closest-pair-all", [1, 4]),
+                                     ("qwen3_5-text", "keydiff-all", [1, 4]),
                                      ("cohere2-sw", "paper", [3, 7])):
             with self.subTest(name), tempfile.TemporaryDirectory() as parent:
                 folder, text = os.path.join(parent, "model"), os.path.join(parent, "text")
@@ -66,7 +70,7 @@ class Shares(unittest.TestCase):
                     file.write("".join(random.Random(0).choices(string.ascii_letters, k=500)))
                 with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
                     expected = json.load(file)
-                curves, found, (_, before, after) = run(
+                curves, found, untouched, (_, before, after) = run(
                     os.path.join(BIN, "ovq-inspect"), folder, "--shares", text, "--memory", memory,
                     "--tokens", "120", "--slots", "64", "--sequences", "2", "--write")
                 self.assertEqual(list(curves), layers)
@@ -78,9 +82,10 @@ class Shares(unittest.TestCase):
                 self.assertEqual(sum(found), 2)
                 if after < before:
                     expected.setdefault("ovq", {})["shares"] = {memory: found}
+                    if untouched:
+                        expected["ovq"]["recent_tokens"] = 1 << 24
                 with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
                     read = json.load(file)
-                read.get("ovq", {}).pop("recent_tokens", None)
                 self.assertEqual(read, expected)
 
     def test_wrong_use_says_what_was_expected(self):

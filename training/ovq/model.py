@@ -134,7 +134,7 @@ class Attention(nn.Module):
         if self.memory in MEMORIES:
             max_rows = n_centroids_at(k.shape[2], max_centroids)
             return bounded_attention(q, k, v, self.config.chunk_size, max_rows, self.memory,
-                                     variance_scale)
+                                     variance_scale, self.config.pair_rule)
         if self.layer_type == "sliding_attention":
             return mixers.sliding_attention(q, k, v, self.config.sliding_window)
         if self.layer_type == "full_attention" and self.memory is None:
@@ -146,7 +146,8 @@ class Attention(nn.Module):
                                           rule=self.config.pair_rule,
                                           variance_scale=variance_scale)
         if self.config.update == "keydiff" and self.memory is None:
-            return bounded_attention(q, k, v, self.config.chunk_size, max_centroids, "keydiff")
+            return bounded_attention(q, k, v, self.config.chunk_size, max_centroids, "keydiff",
+                                     rule=self.config.pair_rule)
         return ovq_attention(q, k, v, self.config.chunk_size, max_centroids, self.ablation,
                              self.recompute_chunks, self.config.ovq_rules, beta, variance_scale)
 

@@ -6,13 +6,14 @@ import unittest
 import torch
 
 import support
-from ovq.config import config_from_dict
+from ovq.config import PairRule, config_from_dict
 from ovq.memories import MEMORIES, bounded_attention
 from ovq.mixers import full_attention
 from ovq.model import OvqModel
 from test_mixers import random_qkv
 
 CHUNK, MAX_ROWS = 5, 8
+RULE = PairRule(pinned_tokens=100, recent_tokens=100)  # of 8 rows a quarter and a half
 
 
 def naive_window(rows, queries):
@@ -28,6 +29,15 @@ def naive_keydiff(rows, queries):
     by_likeness = sorted(range(len(rows)), key=lambda i: float(
         torch.cosine_similarity(rows[i][0], mean, dim=0)))
     return [rows[i] for i in sorted(by_likeness[:MAX_ROWS])]
+
+
+def naive_spared_keydiff(rows, queries):
+    """RULE spares the first two and the newest four rows."""
+    spared = (*range(2), *range(len(rows) - 4, len(rows)))
+    mean = sum(key for key, _, _ in rows) / len(rows)
+    others = sorted(set(range(len(rows))) - set(spared), key=lambda i: float(
+        torch.cosine_similarity(rows[i][0], mean, dim=0)))
+    return rows if len(rows) <= MAX_ROWS else [rows[i] for i in sorted((*spared, *others[:MAX_ROWS - 6]))]
 
 
 def naive_received(rows, queries):
@@ -70,6 +80,14 @@ class MemoriesTest(unittest.TestCase):
                 expected = naive_attention(q[b, head, g], q[b, head], k[b, head], v[b, head], NAIVE[memory])
                 with self.subTest(memory=memory):
                     torch.testing.assert_close(out[b, head, g], expected)
+
+    def test_keydiff_spares_the_first_and_the_newest(self):
+        q, k, v = random_qkv(37)
+        out = bounded_attention(q, k, v, CHUNK, MAX_ROWS, "keydiff", rule=RULE)
+        self.assertFalse(torch.equal(out, bounded_attention(q, k, v, CHUNK, MAX_ROWS, "keydiff")))
+        for b, head, g in torch.cartesian_prod(*[torch.arange(2)] * 3).tolist():
+            torch.testing.assert_close(out[b, head, g], naive_attention(
+                q[b, head, g], q[b, head], k[b, head], v[b, head], naive_spared_keydiff))
 
     def test_up_to_their_size_they_are_full_attention(self):
         q, k, v = random_qkv(17)

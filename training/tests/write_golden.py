@@ -34,6 +34,7 @@ RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_
          "ovq-shares": {"shares": [1.5, 0.5]}, "ovq-head-shares": {"shares": [1.5, [0.25, 0.75]]},
          "closest-pair-shares": {"shares": [[0.5, 1], 1.25], "update": "closest-pair"},
          "keydiff-shares": {"shares": [[0.5, 1], 1.25], "update": "keydiff"},
+         "keydiff-spared": {"shares": [1.25, [0.5, 1]], "update": "keydiff", "pinned_tokens": 3, "recent_tokens": 9},
          "ovq-variance": {"variance": 1.5, "delta_rule": True},
          "closest-pair-variance": {"variance": 1, "shares": [[0.5, 1], 1.25], "update": "closest-pair"}}
 # Fields of a model besides its rule.
@@ -139,10 +140,12 @@ def smallest_margin(run):
             margins.append(distances[1] - distances[0])
         merge_closest(candidates)
 
-    def watched_drop(keys, values, counts, max_rows):
-        likeness = (keys @ keys.mean(2)[..., None])[..., 0].sort(-1).values
-        margins.append((likeness[..., max_rows] - likeness[..., max_rows - 1]).min().item())
-        return drop(keys, values, counts, max_rows)
+    def watched_drop(rows, max_rows, q, rule):
+        keys, pinned, recent = rows[0], rule.pinned(max_rows), rule.recent(max_rows)
+        likeness = (keys @ keys.mean(2)[..., None])[..., pinned:keys.shape[2] - recent, 0].sort(-1).values
+        n_chosen = max_rows - pinned - recent
+        margins.append((likeness[..., n_chosen] - likeness[..., n_chosen - 1]).min().item())
+        return drop(rows, max_rows, q, rule)
 
     with mock.patch.object(dictionary, "assign_chunk", watched), \
             mock.patch.dict(memories._SHRINK, keydiff=watched_drop), \

@@ -27,7 +27,7 @@ KeyDiffAttention::KeyDiffAttention(const StateSpec& spec, const KeyDiffConfig& c
 }
 
 void KeyDiffAttention::Attend(const LayerArgs& layer_args, const AttentionArgs& args) const {
-  Dispatch<KeyDiffCpu, KeyDiffCuda>(layer_args.context, args);
+  Dispatch<KeyDiffCpu, KeyDiffCuda>(layer_args.context, KeyDiffArgs{args, config.rule});
 }
 
 }  // namespace ovq::kernels

@@ -1,6 +1,7 @@
 // KeyDiff attention: softmax over a dictionary of slots and the tokens of the unfinished chunk. A
 // slot is one token. Over the session's slot cap the tokens are evicted whose keys are most like
-// the mean key. KeyDiff, Park et al. 2025, arXiv 2504.15364; the full rule is in README.md.
+// the mean key, but for the first and the newest ones that PairRule spares. KeyDiff, Park et al.
+// 2025, arXiv 2504.15364; the full rule is in README.md.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +15,24 @@ struct KeyDiffConfig : DictionaryConfig {};
 // OVQ's variants are refused.
 void ReadConfig(const FieldReaders& from, KeyDiffConfig& config);
 
+struct KeyDiffArgs : AttentionArgs {
+  PairRule rule;
+};
+
 // The rows that a chunk's end chooses among: a head's n_old slots, then the chunk's tokens. This is
 // the order of their tokens.
 struct KeyDiffRows {
   const AttentionBlocks& blocks;
   const FullChunk& chunk;
+  const PairRule& rule;
 
   constexpr int32_t size() const { return chunk.n_old + blocks.wave_span; }
   constexpr bool IsSlot(int32_t row) const { return row < chunk.n_old; }
+  // Whether a row is never evicted. Rows are evicted at the cap only, where n_next is the cap.
+  constexpr bool IsSpared(int32_t row) const {
+    return row < rule.EffectivePinnedTokens(chunk.n_next) ||
+           row >= size() - rule.EffectiveRecentTokens(chunk.n_next);
+  }
   // The place of a row among the slots, or among the chunk's tokens.
   constexpr int32_t Index(int32_t row) const { return IsSlot(row) ? row : row - chunk.n_old; }
   // The number of rows from this one on that lie next to one another in its block.
@@ -65,7 +76,7 @@ class KeyDiffAttention final : public DictionaryAttention {
   void Attend(const LayerArgs& layer_args, const AttentionArgs& args) const override;
 };
 
-void KeyDiffCpu(DeviceContext& context, const AttentionArgs& args);
-void KeyDiffCuda(DeviceContext& context, const AttentionArgs& args);
+void KeyDiffCpu(DeviceContext& context, const KeyDiffArgs& args);
+void KeyDiffCuda(DeviceContext& context, const KeyDiffArgs& args);
 
 }  // namespace ovq::kernels

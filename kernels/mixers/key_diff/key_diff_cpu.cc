@@ -1,8 +1,9 @@
 // KeyDiff on the CPU. A head's chunk attends as in OVQ. At its end, over the n keys k_i of the
 // slots and of the chunk's tokens:
 //   a = sum_i k_i / |k_i|,  s_i = k_i . a / |k_i|
-// The n_next tokens of the lowest s_i, of equal ones the older, become the slots 0 .. n_next - 1 in
-// their order. No scale of int8 changes a cosine, so elements stand for keys.
+// The spared tokens and those of the lowest s_i, of equal ones the older, n_next together, become
+// the slots 0 .. n_next - 1 in their order. No scale of int8 changes a cosine, so elements stand
+// for keys.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -94,6 +95,7 @@ void EndChunk(const KeyDiffRows& rows, const EvictionBuffers& buffers) {
     VisitSlots(rows.blocks.dtype, [&]<class T>(Slots<T>) { Score<T>(rows, buffers); });
     // NaN, which only broken weights cause, is evicted first.
     const auto rank = [&](int32_t row) {
+      if (rows.IsSpared(row)) return -HUGE_VALF;
       return std::isnan(buffers.score[row]) ? HUGE_VALF : buffers.score[row];
     };
     std::nth_element(
@@ -119,7 +121,7 @@ void EndChunk(const KeyDiffRows& rows, const EvictionBuffers& buffers) {
 
 }  // namespace
 
-void KeyDiffCpu(DeviceContext& context, const AttentionArgs& args) {
+void KeyDiffCpu(DeviceContext& context, const KeyDiffArgs& args) {
   ScratchScope scope(context);
   const auto n = static_cast<size_t>(args.blocks.live.bound + args.blocks.wave_span),
              d = static_cast<size_t>(args.blocks.shape.head_dim);
@@ -129,7 +131,7 @@ void KeyDiffCpu(DeviceContext& context, const AttentionArgs& args) {
                        scope.Allocate<int32_t>(n), scope.Allocate<float>(d * kBlockSlots)});
   }
   AttendTilesCpu(context, args, {}, [&](const FullChunk& chunk, int thread) {
-    EndChunk({args.blocks, chunk}, buffers[static_cast<size_t>(thread)]);
+    EndChunk({args.blocks, chunk, args.rule}, buffers[static_cast<size_t>(thread)]);
   });
 }
 

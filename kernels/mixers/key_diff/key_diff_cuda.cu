@@ -20,11 +20,12 @@ constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 struct EvictionArgs {
   AttentionBlocks blocks;
+  PairRule rule;
   DeviceWave wave;
   int32_t n_seqs;
   int32_t most_rows;  // rows of a thread block's part of the arrays below
   float* inverse_norm;
-  uint32_t* rank;  // orders rows as their scores do
+  uint32_t* rank;  // orders rows as their scores do; 0: a spared one
   int32_t* kept;   // row that becomes each slot
 };
 
@@ -90,7 +91,7 @@ struct Eviction {
         const float sum = sums[c];
         product += sum * ToFloat(key[c * kBlockSlots]);
       }
-      rank[row] = OrderedBits(product * inverse_norm[row]);
+      rank[row] = rows.IsSpared(row) ? 0 : OrderedBits(product * inverse_norm[row]);
     }
     __syncthreads();
   }
@@ -205,8 +206,12 @@ __global__ void __launch_bounds__(kThreads) Evict(const __grid_constant__ Evicti
     FullChunk chunk;
     if (!FindFullChunk(args.blocks, args.wave, i / heads, i % heads, chunk)) continue;
     const auto d = static_cast<uint32_t>(args.blocks.shape.head_dim);
-    Eviction<T>{{args.blocks, chunk}, args.inverse_norm + part, args.rank + part,
-                args.kept + part,     DynamicShared<float>(0),  DynamicShared<int32_t>(4 * d)}
+    Eviction<T>{{args.blocks, chunk, args.rule},
+                args.inverse_norm + part,
+                args.rank + part,
+                args.kept + part,
+                DynamicShared<float>(0),
+                DynamicShared<int32_t>(4 * d)}
         .EndChunk();
     __syncthreads();
   }
@@ -215,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) Evict(const __grid_constant__ Evicti
 }  // namespace
 }  // namespace cuda
 
-void KeyDiffCuda(DeviceContext& context, const AttentionArgs& args) {
+void KeyDiffCuda(DeviceContext& context, const KeyDiffArgs& args) {
   ScratchScope scope(context);
   const AttentionBlocks& blocks = args.blocks;
   const int n_seqs = args.seqs.n_seqs(),
@@ -224,6 +229,7 @@ void KeyDiffCuda(DeviceContext& context, const AttentionArgs& args) {
   const size_t n = static_cast<size_t>(grid) * static_cast<size_t>(most_rows),
                shared = (static_cast<size_t>(blocks.shape.head_dim) + cuda::kWarps) * 4;
   cuda::EvictionArgs eviction = {.blocks = blocks,
+                                 .rule = args.rule,
                                  .wave = {},
                                  .n_seqs = n_seqs,
                                  .most_rows = most_rows,

@@ -14,6 +14,10 @@ const MixerCases kKeyDiff(
       c.section = {{"chunk_size", s.chunk_len}};
       c.slot_cap = slots;
       if (s.n_heads == 4) c.slot_shares = {1.625, 0.375};
+      if (s.chunk_len % 3 == 0) {
+        c.section["pinned_tokens"] = int64_t{7};
+        c.section["recent_tokens"] = int64_t{40};
+      }
       if (s.value_head_dim <= s.head_dim) return;
       // Keys of unequal norms; not where a case sets another norm later.
       c.model["qk_norm"] = "none";

@@ -2,9 +2,11 @@
 // as long as there are too many, in plain loops and double precision. It shares the state's layout
 // with the other devices, but no code that decides or computes.
 //   o = softmax([beta q Dk^T, beta q K^T]) [Dv; V]
-//   evicted: argmax cos(k_i, sum_j k_j / |k_j|), of equal ones the newest
+//   evicted: argmax cos(k_i, sum_j k_j / |k_j|), of equal ones the newest; never one of the first
+//   min(pinned_tokens, cap / 4) tokens or of the newest min(recent_tokens, cap / 2)
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/mixers/common/block_attention.h"
@@ -46,7 +48,7 @@ void SetLikeness(std::vector<RowRef>& rows) {
   }
 }
 
-void EndChunk(const AttentionArgs& args, const TokenRef& token, int64_t n_slots, int64_t n_next) {
+void EndChunk(const KeyDiffArgs& args, const TokenRef& token, int64_t n_slots, int64_t n_next) {
   const AttentionShape& shape = args.blocks.shape;
   std::vector<RowRef> rows;
   for (int64_t j = 0; j < n_slots; ++j) {
@@ -56,6 +58,15 @@ void EndChunk(const AttentionArgs& args, const TokenRef& token, int64_t n_slots,
     rows.push_back(LoadRow(args, RecentSlotRef(args, token, i)));
   }
   SetLikeness(rows);
+  if (std::ssize(rows) > n_next) {  // so n_next is the cap
+    const int64_t pinned = std::min<int64_t>(args.rule.pinned_tokens, n_next / 4),
+                  recent = std::min<int64_t>(args.rule.recent_tokens, n_next / 2);
+    for (int64_t i = 0; i < std::ssize(rows); ++i) {
+      if (i < pinned || i >= std::ssize(rows) - recent) {
+        rows[i].likeness = -std::numeric_limits<double>::infinity();
+      }
+    }
+  }
   while (std::ssize(rows) > n_next) {
     const auto last_largest =
         std::max_element(rows.rbegin(), rows.rend(),
@@ -77,7 +88,7 @@ void EndChunk(const AttentionArgs& args, const TokenRef& token, int64_t n_slots,
 
 }  // namespace
 
-void KeyDiffRef(DeviceContext&, const AttentionArgs& args) {
+void KeyDiffRef(DeviceContext&, const KeyDiffArgs& args) {
   ForEachTokenRef(args, [&](const TokenRef& token) {
     const int64_t length = args.blocks.wave_span, begin = token.position / length * length,
                   cap = args.blocks.live.HeadSlotCap(token.sequence, token.kv_head),
