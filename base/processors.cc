@@ -1,6 +1,7 @@
 #include "base/processors.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -73,9 +74,15 @@ int UsableProcessors(const std::string& root) {
   return processors;
 }
 
-absl::Duration ThreadTime() {
+clockid_t ThreadClock() {
+  clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
+  pthread_getcpuclockid(pthread_self(), &clock);
+  return clock;
+}
+
+absl::Duration ThreadTime(clockid_t clock) {
   timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  clock_gettime(clock, &time);
   return absl::DurationFromTimespec(time);
 }
 

@@ -1,6 +1,7 @@
 // The number of processors this process may keep busy, and what its threads have of them.
 #pragma once
 
+#include <ctime>
 #include <optional>
 #include <string>
 
@@ -13,8 +14,10 @@ namespace ovq {
 // of the process's own group and of all above it. root: replaces "/" in tests.
 int UsableProcessors(const std::string& root = "/");
 
-// The processor time that the calling thread has used since it began.
-absl::Duration ThreadTime();
+// The clock of the calling thread's processor time, which other threads may read while it lives.
+clockid_t ThreadClock();
+// The processor time that a thread has used since it began.
+absl::Duration ThreadTime(clockid_t clock = CLOCK_THREAD_CPUTIME_ID);
 
 // The time for which a thread of this process could have run but had no processor: others had it,
 // or the process had used up its quota.

@@ -23,20 +23,35 @@ WorkQueue::~WorkQueue() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkQueue::Run(const std::string& client, std::function<void()> work) {
-  absl::MutexLock lock(&mutex_);
-  Client& mine = clients_[client];
-  Change(mine, [&] { mine.work.push_back(std::move(work)); });
+bool WorkQueue::Client::idle() const {
+  return n_running() == 0 && std::ranges::all_of(queued, &std::deque<Queued>::empty);
 }
 
-void WorkQueue::Begin(const std::string& client, std::function<void()> work) {
+WorkQueue::Kind WorkQueue::Client::Next() const {
+  if (!queued[kWork].empty()) return kWork;
+  if (held) return kKinds;
+  const std::deque<Queued>&small = queued[kBegin], &large = queued[kLargeBegin];
+  if (large.empty() || running[kLargeBegin] > 0) return small.empty() ? kKinds : kBegin;
+  return !small.empty() && small.front().number < large.front().number ? kBegin : kLargeBegin;
+}
+
+void WorkQueue::Run(const std::string& client, std::function<void()> work) {
+  Add(client, kWork, std::move(work));
+}
+
+void WorkQueue::Begin(const std::string& client, size_t message_bytes, std::function<void()> work) {
+  Add(client, message_bytes > kLargeMessage ? kLargeBegin : kBegin, std::move(work));
+}
+
+void WorkQueue::Add(const std::string& client, Kind kind, std::function<void()> function) {
   absl::MutexLock lock(&mutex_);
   Client& mine = clients_[client];
-  Change(mine, [&] { mine.begins.push_back(std::move(work)); });
+  Change(mine, [&] { mine.queued[kind].push_back({std::move(function), n_queued_}); });
+  ++n_queued_;
 }
 
 bool WorkQueue::MayRun(const std::string& name, Client& client) {
-  if (!client.work.empty() || client.may_begin || host_time_.MayBegin(name)) return true;
+  if (client.Next() == kWork || client.may_begin || host_time_.MayBegin(name)) return true;
   host_time_.CountHeld();
   ++held_;
   Change(client, [&client] {
@@ -52,7 +67,8 @@ void WorkQueue::LookAtDebts() {
   look_again_ = now + kLookAtDebts;
   for (auto& [name, client] : clients_) {
     if (!client.held) continue;
-    if (!ending_ && now < client.held_until && !host_time_.MayBegin(name)) continue;
+    const bool waits = now < client.held_until || client.begins();
+    if (!ending_ && waits && !host_time_.MayBegin(name)) continue;
     --held_;
     Change(client, [&each = client] {
       each.held = false;
@@ -70,7 +86,7 @@ WorkQueue::Clients::iterator WorkQueue::Next() {
   return clients_.end();
 }
 
-bool WorkQueue::Await(Clients::iterator& client, std::function<void()>& work) {
+bool WorkQueue::Await(NextFunction& next) {
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return ready_ > 0 || (ending_ && clients_.empty());
   };
@@ -86,16 +102,16 @@ bool WorkQueue::Await(Clients::iterator& client, std::function<void()>& work) {
     } else if (ready_ == 0) {
       return false;
     }
-    client = Next();
-  } while (client == clients_.end());
-  Client& mine = client->second;
-  last_ = client->first;
+    next.client = Next();
+  } while (next.client == clients_.end());
+  Client& mine = next.client->second;
+  last_ = next.client->first;
   Change(mine, [&] {
-    if (mine.work.empty()) mine.may_begin = false;
-    std::deque<std::function<void()>>& from = mine.work.empty() ? mine.begins : mine.work;
-    work = std::move(from.front());
-    from.pop_front();
-    ++mine.running;
+    next.kind = mine.Next();
+    if (next.kind != kWork) mine.may_begin = false;
+    next.function = std::move(mine.queued[next.kind].front().function);
+    mine.queued[next.kind].pop_front();
+    ++mine.running[next.kind];
   });
   return true;
 }
@@ -104,18 +120,17 @@ void WorkQueue::Loop(int nice) {
   NameThisThread("calls");
   // For this thread only. Raising the niceness is always allowed.
   if (nice > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), nice);
-  Clients::iterator client;
-  std::function<void()> work;
-  while (Await(client, work)) {
+  NextFunction next;
+  while (Await(next)) {
     {
-      const engine::HostMeter meter(host_time_, client->first);
-      work();
-      work = nullptr;
+      const engine::HostMeter meter(host_time_, next.client->first);
+      next.function();
+      next.function = nullptr;
     }
     absl::MutexLock lock(&mutex_);
-    Client& mine = client->second;
-    Change(mine, [&mine] { --mine.running; });
-    if (mine.work.empty() && mine.begins.empty() && mine.running == 0) clients_.erase(client);
+    Client& mine = next.client->second;
+    Change(mine, [&] { --mine.running[next.kind]; });
+    if (mine.idle()) clients_.erase(next.client);
   }
 }
 

@@ -1,7 +1,10 @@
 // Worker threads, for work that threads of gRPC and of the engine must not do, and strands on them.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -23,8 +26,9 @@ namespace ovq::server {
 // others waiting. What functions take is charged to their client. Any thread.
 class WorkQueue {
  public:
-  // However much its client owes, a function that begins a call waits for no longer than this
-  // behind the one before it, so that no debt and no clock keeps a client out.
+  // However much its client owes, a function that begins a call waits for no longer than this or
+  // until the one before it has ended, so that no debt and no clock keeps a client out, and one in
+  // debt has one thread.
   static constexpr auto kLongestHold = std::chrono::seconds(1);
 
   // nice: niceness of its threads; higher ones yield to others. host_time outlives the queue.
@@ -33,29 +37,44 @@ class WorkQueue {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
+  // A larger message may take seconds to parse, which is known only when it has been: a client has
+  // one such function on the threads at a time.
+  static constexpr size_t kLargeMessage = size_t{1} << 20;
+
   void Run(const std::string& client, std::function<void()> work);
-  // Runs what begins a call: behind its client's other work, and not while the client owes time
-  // (HostTime::MayBegin).
-  void Begin(const std::string& client, std::function<void()> work);
+  // Runs what begins a call with a message of so many bytes: behind its client's other work, and
+  // not while the client owes time (HostTime::MayBegin).
+  void Begin(const std::string& client, size_t message_bytes, std::function<void()> work);
 
   engine::HostTime& host_time() const { return host_time_; }
 
  private:
   static constexpr auto kLookAtDebts = std::chrono::milliseconds(5);
+  enum Kind { kWork, kBegin, kLargeBegin, kKinds };
+  struct Queued {
+    std::function<void()> function;
+    int64_t number;  // in the order they came
+  };
   struct Client {
-    std::deque<std::function<void()>> work, begins;
-    int running = 0;
-    bool held = false;       // `begins` waits for the debt to be paid
+    std::array<std::deque<Queued>, kKinds> queued;
+    std::array<int, kKinds> running = {};
+    bool held = false;       // what begins waits for the debt to be paid
     SteadyTime held_until;   // at most
-    bool may_begin = false;  // the first of `begins` has waited
+    bool may_begin = false;  // the next that begins has waited
+
+    bool begins() const { return running[kBegin] + running[kLargeBegin] > 0; }
+    int n_running() const { return running[kWork] + running[kBegin] + running[kLargeBegin]; }
+    bool idle() const;
+    // The kind of its next function; kKinds if none may run.
+    Kind Next() const;
   };
   using Clients = std::map<std::string, Client>;
 
   void Loop(int nice);
   bool Ready(const Client& client) const {
-    return client.running < most_running_ &&
-           (!client.work.empty() || (!client.begins.empty() && !client.held));
+    return client.n_running() < most_running_ && client.Next() != kKinds;
   }
+  void Add(const std::string& client, Kind kind, std::function<void()> function);
   // Changes a client by change().
   template <class Function>
   void Change(Client& client, Function change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -69,8 +88,13 @@ class WorkQueue {
   bool MayRun(const std::string& name, Client& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets clients go whose debt is paid or that have waited for long enough. Now and then.
   void LookAtDebts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  struct NextFunction {
+    Clients::iterator client;
+    std::function<void()> function;
+    Kind kind = kWork;
+  };
   // Waits for the next function and takes it out of the queue. False: the queue ends.
-  bool Await(Clients::iterator& client, std::function<void()>& work) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Await(NextFunction& next) ABSL_LOCKS_EXCLUDED(mutex_);
 
   engine::HostTime& host_time_;
   const int most_running_;  // functions of one client at a time
@@ -78,6 +102,7 @@ class WorkQueue {
   Clients clients_ ABSL_GUARDED_BY(mutex_);  // with functions that wait or run
   int ready_ ABSL_GUARDED_BY(mutex_) = 0;    // number of clients that are ready
   int held_ ABSL_GUARDED_BY(mutex_) = 0;     // number of clients that are held
+  int64_t n_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   SteadyTime look_again_ ABSL_GUARDED_BY(mutex_);
   std::string last_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

@@ -216,10 +216,11 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     *whole.mutable_prompt() = turn.prompt();
     if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
     pump_ = std::make_unique<TokenPump>(*this, turn_->work);
-    BeginOnBlockingThread([this, turn = std::move(whole), stream = pump_->stream(),
-                           charged = std::exchange(opening_charged_, false)] {
-      OnStrand([this, status = SubmitTurn(turn, stream, charged)] { TurnSubmitted(status); });
-    });
+    BeginOnBlockingThread(
+        turn.ByteSizeLong(), [this, turn = std::move(whole), stream = pump_->stream(),
+                              charged = std::exchange(opening_charged_, false)] {
+          OnStrand([this, status = SubmitTurn(turn, stream, charged)] { TurnSubmitted(status); });
+        });
     Read();
   }
 

@@ -22,7 +22,8 @@ class GenerateCall final : public StreamCall<WriteReactor, v1::GenerateResponse>
       return EndCall(status);
     }
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
-    BeginOnBlockingThread([this, request] { pump_.Submitted(Submit(*request), weak_from_this()); });
+    BeginOnBlockingThread(request->Length(),
+                          [this, request] { pump_.Submitted(Submit(*request), weak_from_this()); });
   }
 
   void OnCancel() override { pump_.Cancel(); }

@@ -39,8 +39,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       return End(status);
     }
     if (absl::Status status = call_.record().Admit(access); !status.ok()) return End(status);
-    const auto begin = access == Access::kAdmin ? &WorkQueue::Run : &WorkQueue::Begin;
-    (queue_->*begin)(call_.record().client(), [this, request, lane, handler = std::move(handler)] {
+    auto work = [this, request, lane, handler = std::move(handler)] {
       CallRecord& record = call_.record();
       if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
         return End(engine::BadField(Request::descriptor()->full_name(),
@@ -52,7 +51,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
         return End(status);
       handler(record, message,
               [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
-    });
+    };
+    const std::string& client = call_.record().client();
+    if (access == Access::kAdmin) return queue_->Run(client, std::move(work));
+    queue_->Begin(client, request->Length(), std::move(work));
   }
 
   void OnCancel() override { call_.record().cancel()->Cancel(); }

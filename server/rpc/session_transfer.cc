@@ -27,7 +27,7 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
-    BeginOnBlockingThread([this, request] {
+    BeginOnBlockingThread(request->Length(), [this, request] {
       if (absl::Status status = Read(*request); !status.ok()) return EndCall(status);
       OnStrand([this] { Pump(); });
     });
@@ -140,7 +140,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
  private:
   template <class Function>
   void Work(Function work) {
-    services_.blocking.Begin(call_.record().client(),
+    // A part is copied more than parsed, so that none is large.
+    services_.blocking.Begin(call_.record().client(), /*message_bytes=*/0,
                              [self = shared_from_this(), work = std::move(work)] { work(); });
   }
   void End(const absl::Status& status) { Finish(call_.End(status)); }

@@ -72,10 +72,10 @@ class StreamCall : public Reactor,
     services_.blocking.Run(record_.client(),
                            [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
-  // For what a client's message begins.
+  // For what a client's message of so many bytes begins.
   template <class Work>
-  void BeginOnBlockingThread(Work work) {
-    services_.blocking.Begin(record_.client(),
+  void BeginOnBlockingThread(size_t message_bytes, Work work) {
+    services_.blocking.Begin(record_.client(), message_bytes,
                              [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
 

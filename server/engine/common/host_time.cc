@@ -13,8 +13,18 @@ thread_local HostMeter* innermost_meter = nullptr;
 
 void HostTime::Charge(const std::string& client, absl::Duration used) {
   std::lock_guard lock(mutex_);
+  AddUsed(client, used);
+}
+
+void HostTime::AddUsed(const std::string& client, absl::Duration used) {
   stats_.used += used;
   if (engine_runs_) used_[client] += used;
+}
+
+void HostTime::ChargeRunning(HostMeter& meter) {
+  const absl::Duration now = ThreadTime(meter.clock_);
+  AddUsed(meter.client_, now - meter.since_);
+  meter.since_ = now;
 }
 
 bool HostTime::MayBegin(const std::string& client) const {
@@ -35,6 +45,7 @@ HostStats HostTime::stats() const {
 
 void HostTime::Settle(std::optional<absl::Duration> waited) {
   std::lock_guard lock(mutex_);
+  for (HostMeter* const meter : running_) ChargeRunning(*meter);
   engine_runs_ = true;
   absl::Duration all;
   for (const auto& [client, used] : used_) all += used;
@@ -91,16 +102,30 @@ HostMeter::HostMeter(HostTime& time, std::string client)
       client_(std::move(client)),
       outer_(innermost_meter),
       measures_(outer_ == nullptr || &outer_->time_ != &time_ || outer_->client_ != client_),
-      begin_(measures_ ? ThreadTime() : absl::ZeroDuration()) {
-  if (measures_) innermost_meter = this;
+      clock_(ThreadClock()) {
+  if (!measures_) return;
+  if (outer_ != nullptr) outer_->Stop();
+  Start();
+  innermost_meter = this;
 }
 
 HostMeter::~HostMeter() {
   if (!measures_) return;
+  Stop();
   innermost_meter = outer_;
-  const absl::Duration used = ThreadTime() - begin_;
-  if (outer_ != nullptr) outer_->inner_ += used;
-  time_.Charge(client_, used - inner_);
+  if (outer_ != nullptr) outer_->Start();
+}
+
+void HostMeter::Start() {
+  since_ = ThreadTime(clock_);
+  std::lock_guard lock(time_.mutex_);
+  time_.running_.push_back(this);
+}
+
+void HostMeter::Stop() {
+  std::lock_guard lock(time_.mutex_);
+  time_.ChargeRunning(*this);
+  std::erase(time_.running_, this);
 }
 
 }  // namespace ovq::engine

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -27,6 +28,8 @@ struct HostStats {
   int64_t calls_held = 0;  // times that a client's next call waited for its debt to be paid
 };
 
+class HostMeter;
+
 // Threads other than the engine's charge the processor time that they use to the client for whose
 // calls they use it. Work on processors that are idle costs nobody anything: clients owe only what
 // the engine's own threads waited for a processor meanwhile, each in proportion to what it used,
@@ -47,8 +50,9 @@ class HostTime {
 
   // --- the engine's thread ---
 
-  // Makes what was charged since the last call into debts. waited: what the engine's threads waited
-  // for a processor meanwhile; unset: unknown, so that all of it is owed.
+  // Makes what was charged since the last call into debts, with what meters that still run have
+  // measured by now: a call of seconds is in debt in its first ones. waited: what the engine's
+  // threads waited for a processor meanwhile; unset: unknown, so that all of it is owed.
   void Settle(std::optional<absl::Duration> waited);
   // For work of the engine's thread between iterations.
   void Owe(const std::string& client, absl::Duration time);
@@ -60,17 +64,23 @@ class HostTime {
   void Forgive();
 
  private:
-  void AddDebt(const std::string& client, absl::Duration time);  // with mutex_ held
+  friend class HostMeter;
+  // All with mutex_ held.
+  void AddDebt(const std::string& client, absl::Duration time);
+  void AddUsed(const std::string& client, absl::Duration used);
+  void ChargeRunning(HostMeter& meter);
 
   mutable std::mutex mutex_;                    // guards the members below
+  std::vector<HostMeter*> running_;             // those that measure now
   std::map<std::string, absl::Duration> used_;  // since the last Settle
   std::map<std::string, absl::Duration> owed_;
   HostStats stats_;
   bool engine_runs_ = true;
 };
 
-// Charges the processor time that its thread uses while it lives, but for that of meters within it.
-// One within another of its client measures nothing: a look at the thread's clock is a system call.
+// Charges the processor time that its thread uses while it lives, but for that of meters within it:
+// at its end, and what is known by then whenever the debts are settled. One within another of its
+// client measures nothing: a look at the thread's clock is a system call.
 class HostMeter {
  public:
   HostMeter(HostTime& time, std::string client);
@@ -79,12 +89,16 @@ class HostMeter {
   HostMeter& operator=(const HostMeter&) = delete;
 
  private:
+  friend class HostTime;
+  void Start();
+  void Stop();
+
   HostTime& time_;
   const std::string client_;
   HostMeter* const outer_;  // of this thread
   const bool measures_;
-  const absl::Duration begin_;
-  absl::Duration inner_;
+  const clockid_t clock_;  // its thread's
+  absl::Duration since_;   // what its thread has used after that is not charged yet
 };
 
 }  // namespace ovq::engine

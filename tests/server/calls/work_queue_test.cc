@@ -104,10 +104,10 @@ TEST(WorkQueue, CallsOfAClientInDebtWaitUntilItIsPaid) {
   WorkQueue queue(charged, 2);
   std::promise<void> ran;
   std::future<void> waits = ran.get_future();
-  queue.Begin("debtor", [&ran] { ran.set_value(); });
+  queue.Begin("debtor", 0, [&ran] { ran.set_value(); });
   for (int i = 0; i < 20; ++i) {
     std::promise<void> other, begun;
-    queue.Begin("other", [&other] { other.set_value(); });
+    queue.Begin("other", 0, [&other] { other.set_value(); });
     other.get_future().wait();
     queue.Run("debtor", [&begun] { begun.set_value(); });
     begun.get_future().wait();  // what has begun goes on
@@ -128,12 +128,54 @@ TEST(WorkQueue, NoDebtKeepsAClientOutForEver) {
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 1; i <= 2; ++i) {
     std::promise<void> ran;
-    queue.Begin("debtor", [&ran] { ran.set_value(); });
+    queue.Begin("debtor", 0, [&ran] { ran.set_value(); });
     ran.get_future().wait();
     EXPECT_GE(std::chrono::steady_clock::now() - begin, i * WorkQueue::kLongestHold)
         << "each call waits anew";
   }
   EXPECT_EQ(charged.stats().calls_held, 2);
+}
+
+// The next call of a client in debt waits for the end of the one before, however long that takes.
+TEST(WorkQueue, AClientInDebtHasOneThread) {
+  engine::HostTime charged;
+  charged.Charge("debtor", absl::Seconds(100));
+  charged.Settle(std::nullopt);
+  WorkQueue queue(charged, 4);
+  std::promise<void> running, go, ran;
+  queue.Begin("debtor", 0, [&running, gate = go.get_future().share()] {
+    running.set_value();
+    gate.wait();
+  });
+  running.get_future().wait();
+  queue.Begin("debtor", 0, [&ran] { ran.set_value(); });
+  std::future<void> next = ran.get_future();
+  EXPECT_EQ(next.wait_for(WorkQueue::kLongestHold + std::chrono::milliseconds(300)),
+            std::future_status::timeout);
+  go.set_value();
+  EXPECT_EQ(next.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+}
+
+// Of a client's large messages one is parsed at a time; its small ones and other clients go on.
+TEST(WorkQueue, AClientHasOneLargeMessageAtATime) {
+  constexpr size_t kLarge = WorkQueue::kLargeMessage + 1;
+  engine::HostTime charged;
+  WorkQueue queue(charged, 4);
+  std::promise<void> running, go, second, small, other;
+  queue.Begin("a", kLarge, [&running, gate = go.get_future().share()] {
+    running.set_value();
+    gate.wait();
+  });
+  running.get_future().wait();
+  queue.Begin("a", kLarge, [&second] { second.set_value(); });
+  queue.Begin("a", WorkQueue::kLargeMessage, [&small] { small.set_value(); });
+  queue.Begin("b", kLarge, [&other] { other.set_value(); });
+  small.get_future().wait();
+  other.get_future().wait();
+  std::future<void> next = second.get_future();
+  EXPECT_EQ(next.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  go.set_value();
+  EXPECT_EQ(next.wait_for(std::chrono::seconds(30)), std::future_status::ready);
 }
 
 // A client's calls that begin are behind its calls that go on.
@@ -148,7 +190,7 @@ TEST(WorkQueue, WhatHasBegunComesFirst) {
     });
     running.get_future().wait();
     for (const char* name : {"b1", "b2"}) {
-      queue.Begin("a", [&done, name] { done.push_back(name); });
+      queue.Begin("a", 0, [&done, name] { done.push_back(name); });
     }
     queue.Run("a", [&done] { done.push_back("r"); });
     go.set_value();
@@ -163,7 +205,7 @@ TEST(WorkQueue, WhatWaitsForADebtRunsAtTheEnd) {
   bool ran = false;
   {
     WorkQueue queue(charged, 2);
-    queue.Begin("debtor", [&ran] { ran = true; });
+    queue.Begin("debtor", 0, [&ran] { ran = true; });
   }
   EXPECT_TRUE(ran);
 }

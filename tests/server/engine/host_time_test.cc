@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <thread>
 
 #include "base/processors.h"
@@ -113,6 +114,28 @@ TEST(HostMeter, MetersOfOneClientWithinEachOtherChargeOnce) {
   time.Settle(std::nullopt);
   EXPECT_GE(SecondsOwed(time, "a"), 0.005);
   EXPECT_GE(SecondsOwed(time, "b"), 0.005);
+}
+
+// A call of seconds owes what the engine waits for it while it runs, not at its end alone.
+TEST(HostMeter, WhatIsMeasuredSoFarIsOwedBeforeItsEnd) {
+  HostTime time;
+  std::promise<void> used, seen;
+  std::thread call([&] {
+    const HostMeter meter(time, "long");
+    UseThread(absl::Milliseconds(20));
+    used.set_value();
+    seen.get_future().wait();
+    UseThread(absl::Milliseconds(10));
+  });
+  used.get_future().wait();
+  time.Settle(absl::Milliseconds(15));
+  EXPECT_NEAR(SecondsOwed(time, "long"), 0.015, 1e-6);
+  EXPECT_FALSE(time.MayBegin("long"));
+  seen.set_value();
+  call.join();
+  time.Settle(std::nullopt);
+  EXPECT_GE(SecondsOwed(time, "long"), 0.025) << "the rest, once";
+  EXPECT_LT(SecondsOwed(time, "long"), 0.04);
 }
 
 TEST(HostMeter, WaitingIsNotCharged) {
