@@ -156,7 +156,7 @@ TEST(WorkQueue, AClientInDebtHasOneThread) {
   EXPECT_EQ(next.wait_for(std::chrono::seconds(30)), std::future_status::ready);
 }
 
-// Of a client's large messages one is parsed at a time; its small ones and other clients go on.
+// A client's large messages are parsed one at a time; its small ones and other clients go on.
 TEST(WorkQueue, AClientHasOneLargeMessageAtATime) {
   constexpr size_t kLarge = WorkQueue::kLargeMessage + 1;
   engine::HostTime charged;
