@@ -1,4 +1,4 @@
-"""Runs the commands of docs/results.md and docs/results-log.md in their order, which makes all tables and figures anew.
+"""Runs the commands of docs/results.md, docs/results-log.md and docs/results-minutes.md in their order, which makes all tables and figures anew.
 
 A block of commands that stands behind `<!-- reproduce: SCALE, MINUTES min -->` is a part of its page; `~` before
 the minutes says that they are reckoned from tokens and speed, as the commands were not run in one piece.
@@ -15,7 +15,7 @@ import time
 
 SCALES = ("small", "headline")
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-PAGES = tuple(os.path.join(os.path.dirname(_FOLDER), "docs", name) for name in ("results.md", "results-log.md"))
+PAGES = tuple(os.path.join(os.path.dirname(_FOLDER), "docs", name) for name in ("results.md", "results-log.md", "results-minutes.md"))
 _MARK = re.compile(r"<!-- reproduce: (.*) -->")
 _MARK_FORM = re.compile(r"(\w+), (~?)(\d+) min$")
 

@@ -5,7 +5,7 @@ folder; and MIXER.csv, its scores. scores.png and scores.md show all scores. The
 starts from the trained full. Existing results are kept: an interrupted run continues, a finished one
 is not repeated. Remove a CSV to score again.
 
-With --all instead of a recipe: every table and figure of docs/results.md and its log, by the commands that stand
+With --all instead of a recipe: every table and figure of docs/results.md, its log and docs/results-minutes.md, by the commands that stand
 there, part after part; what came to its end before is not repeated. --list says what there is and how
 long it takes.
 """

@@ -95,7 +95,10 @@ class Lattice(nn.Module):
         self.qk_proj = Projection(d_model, key_dim, std)
         self.q_conv1d, self.k_conv1d = (
             ShortConvolution(key_dim, section.conv_size, section.conv_bias) for _ in range(2))
-        self.v_proj = Projection(d_model, value_dim, std)
+        # The curvature of eq. 9 is |v|^2: with rates up to 1 slots swing, and gradients explode, unless |v| starts at
+        # about 1. That of eq. 6 is |k|^2 = 1; eq. 11 is linear.
+        v_std = std * section.value_head_dim ** -0.5 if section.objective == "enc" else std
+        self.v_proj = Projection(d_model, value_dim, v_std)
         self.g_proj = Projection(d_model, value_dim, std)
         self.b_proj = Projection(d_model, n_heads, std)
         if section.use_forget_gate:

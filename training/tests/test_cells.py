@@ -176,13 +176,13 @@ class PagesTest(unittest.TestCase):
                 self.assertEqual(list(cells.figure_faults(text, title)), [], name)
 
     def test_the_pages(self):
-        """All tables of the page of results; of the others those that name a CSV."""
+        """All tables of the pages of results and of minutes; of the others those that name a CSV."""
         cells._rows.cache_clear()
-        results, log = page.PAGES
+        results, log, minutes = page.PAGES
         readme = os.path.join(os.path.dirname(os.path.dirname(results)), "README.md")
-        for path in (results, log, readme):
+        for path in (results, log, minutes, readme):
             with open(path, encoding="utf-8") as file:
-                self.assertEqual(list(cells.faults(file.read(), whole=path == results)), [], path)
+                self.assertEqual(list(cells.faults(file.read(), whole=path in (results, minutes))), [], path)
 
 
 if __name__ == "__main__":
