@@ -68,7 +68,8 @@ def make_parser():
     add("--config", type=json_fields, default={}, metavar="JSON", help="fields in place of those of the recipe's "
         "config, those of a section one by one, before --mixer: {\"ovq\": {\"max_centroids\": 512}}")
     add("--ablation", choices=ABLATIONS, default="none",
-        help="a dictionary rule of OVQ replaced, as in section 4.4 of the paper")
+        help="a dictionary rule of OVQ replaced, as in section 4.4 of the paper; whole_update: Lattice without its "
+        "orthogonal update; exact_keys: Transformer-VQ without a codebook")
     add("--token-shift", action="store_true", help="attention layers learn by how much q, k and v, channel by "
         "channel, are those of the token before: the config's token_shift")
     add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte corpus)")

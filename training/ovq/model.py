@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ovq import fused, kvm, mixers
 from ovq.closest_pair import closest_pair_attention
-from ovq.config import (DICTIONARY_LAYER_TYPES, check_max_centroids, config_to_dict, load_config,
+from ovq.config import (ConfigError, DICTIONARY_LAYER_TYPES, check_max_centroids, config_to_dict, load_config,
                         read_json_object, share_of)
 from ovq.dictionary import n_centroids_at, ovq_attention
 from ovq.gated_delta_net import GatedDeltaNet
@@ -261,6 +261,9 @@ class OvqModel(nn.Module):
     def __init__(self, config, compute_dtype=torch.float32, ablation="none",
                  recompute_chunks=False):
         super().__init__()
+        ablated = {"whole_update": "lattice", "exact_keys": "transformer_vq"}.get(ablation)
+        if ablated and ablated not in config.layer_types:
+            raise ConfigError(f"ablation {ablation}: expected a {ablated} layer, got {', '.join(config.layer_types)}")
         self.config, self.compute_dtype = config, compute_dtype
         self.model = Backbone(config, self.layer_class, ablation, recompute_chunks)
         self.lm_head = Head(config)

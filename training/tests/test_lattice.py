@@ -7,9 +7,11 @@ import unittest
 import torch
 import torch.nn.functional as F
 
-import support  # noqa: F401, the import path
+import support
 from ovq import fused
+from ovq.config import ConfigError, config_from_dict
 from ovq.lattice import gelu_tanh, lattice_memory, slot_step
+from ovq.model import OvqModel
 from ovq.sections import LatticeSection
 
 OBJECTIVES = ("dec", "enc", "sim")
@@ -96,6 +98,11 @@ class LatticeTest(unittest.TestCase):
                 torch.testing.assert_close(step, weights.outer(target))
                 along = (step * slots).sum(-1, keepdim=True) * slots
                 torch.testing.assert_close(step - along, slot_step(slots, k, v, objective, True))
+
+    def test_an_ablation_of_a_layer_that_is_not_there(self):
+        for ablation, layer in (("whole_update", "lattice"), ("exact_keys", "transformer_vq")):
+            with self.assertRaisesRegex(ConfigError, f"ablation {ablation}: expected a {layer} layer, got sliding"):
+                OvqModel(config_from_dict(support.tiny_config()), ablation=ablation)
 
     @unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
     def test_the_compiled_loop_equals_the_plain_one_and_so_do_gradients(self):
