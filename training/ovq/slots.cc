@@ -120,22 +120,24 @@ void Retreat(const Rule& rule, const Token<A>& token, const A* slots, const A* n
   }
 }
 
-// Arrays of n_heads heads of all sequences: q, k [n_heads, n_tokens, n_slots], v [n_heads, n_tokens,
-// dim], rate, keep [n_heads, n_tokens].
+// Arrays of n_heads heads of all sequences: q, k [n_heads, n_tokens, n_slots], v [n_heads,
+// n_tokens, dim], rate, keep [n_heads, n_tokens].
 template <class A>
 struct Inputs {
   const A *q, *k, *v, *rate, *keep;
   int64_t n_tokens;
 
   Token<A> At(const Rule& rule, int64_t row) const {
-    return {q + row * rule.n_slots, k + row * rule.n_slots, v + row * rule.dim, rate[row], keep[row]};
+    return {q + row * rule.n_slots, k + row * rule.n_slots, v + row * rule.dim, rate[row],
+            keep[row]};
   }
 };
 
-// first [n_heads, n_slots, dim], the initial slots; y like v; kept [n_heads, segments, n_slots, dim],
-// the slots before every kSegment tokens.
+// first [n_heads, n_slots, dim], the initial slots; y like v; kept [n_heads, segments, n_slots,
+// dim], the slots before every kSegment tokens.
 template <class A>
-void Forward(const Rule& rule, const Inputs<A>& in, int64_t n_heads, const A* first, A* y, A* kept) {
+void Forward(const Rule& rule, const Inputs<A>& in, int64_t n_heads, const A* first, A* y,
+             A* kept) {
   const int64_t size = rule.n_slots * rule.dim;
   std::vector<A> slots(size), next(size);
   Update<A> update(rule);
@@ -148,7 +150,8 @@ void Forward(const Rule& rule, const Inputs<A>& in, int64_t n_heads, const A* fi
       Advance(rule, token, slots.data(), update, next.data());
       A* out = y + row * rule.dim;
       std::fill(out, out + rule.dim, A(0));
-      for (int64_t i = 0; i < rule.n_slots; ++i) Add(token.q[i], &next[i * rule.dim], rule.dim, out);
+      for (int64_t i = 0; i < rule.n_slots; ++i)
+        Add(token.q[i], &next[i * rule.dim], rule.dim, out);
       slots.swap(next);
     }
   }
@@ -170,13 +173,14 @@ void Backward(const Rule& rule, const Inputs<A>& in, int64_t n_heads, const A* k
       const A* before = kept + (h * segments + s) * size;
       std::copy(before, before + size, slots.begin());
       for (int64_t t = 0; t < n; ++t)
-        Advance(rule, in.At(rule, first_row + t), &slots[t * size], updates[t], &slots[(t + 1) * size]);
+        Advance(rule, in.At(rule, first_row + t), &slots[t * size], updates[t],
+                &slots[(t + 1) * size]);
       for (int64_t t = n - 1; t >= 0; --t) {
         const int64_t row = first_row + t, at = row * rule.n_slots;
         Retreat(rule, in.At(rule, row), &slots[t * size], &slots[(t + 1) * size], updates[t],
                 y_gradient + row * rule.dim, gradient,
-                {gradients[0] + at, gradients[1] + at, gradients[2] + row * rule.dim, gradients[3] + row,
-                 gradients[4] + row});
+                {gradients[0] + at, gradients[1] + at, gradients[2] + row * rule.dim,
+                 gradients[3] + row, gradients[4] + row});
       }
     }
   }
@@ -184,21 +188,22 @@ void Backward(const Rule& rule, const Inputs<A>& in, int64_t n_heads, const A* k
 
 }  // namespace
 
-#define OVQ_SLOTS(A, suffix)                                                                         \
-  void slots_forward_##suffix(const A* q, const A* k, const A* v, const A* rate, const A* keep,      \
-                              const A* first, int64_t n_heads, int64_t n_tokens, int64_t n_slots,    \
-                              int64_t dim, int64_t objective, int64_t orthogonal, A* y, A* kept) {   \
-    Forward<A>({n_slots, dim, Objective(objective), orthogonal != 0}, {q, k, v, rate, keep, n_tokens}, \
-               n_heads, first, y, kept);                                                             \
-  }                                                                                                  \
-  void slots_backward_##suffix(const A* q, const A* k, const A* v, const A* rate, const A* keep,     \
-                               const A* kept, const A* y_gradient, int64_t n_heads, int64_t n_tokens, \
-                               int64_t n_slots, int64_t dim, int64_t objective, int64_t orthogonal,  \
-                               A* q_gradient, A* k_gradient, A* v_gradient, A* rate_gradient,        \
-                               A* keep_gradient, A* first_gradient) {                                \
-    A* const gradients[] = {q_gradient, k_gradient, v_gradient, rate_gradient, keep_gradient};       \
-    Backward<A>({n_slots, dim, Objective(objective), orthogonal != 0}, {q, k, v, rate, keep, n_tokens}, \
-                n_heads, kept, y_gradient, gradients, first_gradient);                               \
+#define OVQ_SLOTS(A, suffix)                                                                       \
+  void slots_forward_##suffix(const A* q, const A* k, const A* v, const A* rate, const A* keep,    \
+                              const A* first, int64_t n_heads, int64_t n_tokens, int64_t n_slots,  \
+                              int64_t dim, int64_t objective, int64_t orthogonal, A* y, A* kept) { \
+    Forward<A>({n_slots, dim, Objective(objective), orthogonal != 0},                              \
+               {q, k, v, rate, keep, n_tokens}, n_heads, first, y, kept);                          \
+  }                                                                                                \
+  void slots_backward_##suffix(const A* q, const A* k, const A* v, const A* rate, const A* keep,   \
+                               const A* kept, const A* y_gradient, int64_t n_heads,                \
+                               int64_t n_tokens, int64_t n_slots, int64_t dim, int64_t objective,  \
+                               int64_t orthogonal, A* q_gradient, A* k_gradient, A* v_gradient,    \
+                               A* rate_gradient, A* keep_gradient, A* first_gradient) {            \
+    A* const gradients[] = {q_gradient, k_gradient, v_gradient, rate_gradient, keep_gradient};     \
+    Backward<A>({n_slots, dim, Objective(objective), orthogonal != 0},                             \
+                {q, k, v, rate, keep, n_tokens}, n_heads, kept, y_gradient, gradients,             \
+                first_gradient);                                                                   \
   }
 
 extern "C" {
