@@ -17,7 +17,7 @@ struct PairRule {
   float value_weight = 0.5f;  // w
   // K: |key|^2 after the norm, without its weights. 0: keys have no norm and K is measured.
   float key_size = 1;
-  // The first tokens never merge; the newest ones do not merge yet.
+  // The first tokens never merge, and KeyDiff never evicts them; the newest ones not yet.
   int32_t pinned_tokens = 0, recent_tokens = 0;
 
   constexpr bool measures_keys() const { return key_size == 0; }

@@ -23,7 +23,8 @@ struct DictionaryConfig : AttentionConfig {
   bool delta_rule = false;
   // Factor of the variance of a slot's keys in its score (slot_variance.h).
   float variance = 0;
-  // The rule of closest pairs; key_size is no field, as it follows from the norm of keys.
+  // The rule of closest pairs, of which KeyDiff has pinned_tokens and recent_tokens; key_size is no
+  // field, as it follows from the norm of keys.
   PairRule rule = {};
 };
 

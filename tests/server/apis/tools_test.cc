@@ -1,5 +1,5 @@
 // Calls to tools and reasoning in the answers of the HTTP API, on a model that writes what a test
-// tells it.
+// tells it. The three APIs are in one file because they share the model, its answer and the tools.
 #include <vector>
 
 #include "absl/strings/match.h"
